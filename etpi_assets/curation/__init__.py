@@ -1,0 +1,1 @@
+"""Curation: from scored rollouts to merged, weighted training sequences."""

@@ -1,0 +1,1 @@
+"""Evaluation: probes before rollouts are spent, held-out rollouts, metrics with intervals."""

@@ -1,0 +1,141 @@
+"""The asset graph as data: what each asset is keyed by, reads, holds and is made by.
+
+Belongs here: the one declaration that Dagster's assets, the planner, the skip rule and the partition mappings are all
+derived from. Does not belong here: Dagster, or any computing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Set = Literal["suite", "rollout_set", "experiment", "all"]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One asset.
+
+    Attributes:
+        name: the asset's name.
+        set: what its partitions are; "all" for an unpartitioned asset, whose only key is "all".
+        group: the column it stands in, left to right in the web page.
+        tables: the lake tables a version of it holds (names of `etpi_resources.schemas.TABLES`).
+        upstream: assets whose data versions are part of its input key, in order. The spec assets are upstream in
+            Dagster alone: what counts of a spec is the sections named here.
+        sections: top-level keys of its own spec that its result depends on ("*" is all of it).
+        code: modules or SQL files (dotted names, or paths under sql/) whose source is its code version.
+        lock: the OS lock it holds while it computes, where the machine fits only one at a time.
+        summary: one or two sentences for the web page.
+    """
+
+    name: str
+    set: Set
+    group: str
+    tables: tuple[str, ...]
+    summary: str
+    upstream: tuple[str, ...] = ()
+    sections: tuple[str, ...] = ()
+    code: tuple[str, ...] = ()
+    lock: str | None = None
+    kinds: tuple[str, ...] = ("parquet",)
+
+
+_NODES = (
+    Node("suite_spec", "suite", "specs", ("specs",), "A suite's resolved spec.", sections=("*",), kinds=("toml",)),
+    Node("rollout_set_spec", "rollout_set", "specs", ("specs",), "A rollout set's resolved spec.", sections=("*",), kinds=("toml",)),
+    Node("experiment_spec", "experiment", "specs", ("specs",), "An experiment's resolved spec.", sections=("*",), kinds=("toml",)),
+    Node(
+        "tasks", "suite", "sources", ("tasks", "quarantined"),
+        "The suite's tasks, each proven by its reference solution (passes three times) and the null solution (fails).",
+        sections=("family", "seed", "params"),
+        code=("etpi_assets.tasks",),
+    ),
+    Node(
+        "base_checkpoint", "experiment", "sources", ("checkpoints",),
+        "The model training starts from: a pinned hub revision, a local path with its hash, or the tiny model built here.",
+        sections=("base",), code=("etpi_assets.training.base",), lock="accelerator", kinds=("safetensors",),
+    ),
+    Node(
+        "raw_rollouts", "rollout_set", "rollouts", ("rollouts", "agents", "turns", "messages", "quarantined"),
+        "Rollouts exactly as captured: every prompt and output as token ids, every message, what could not be read.",
+        upstream=("tasks",), sections=("kind", "suite", "split", "tasks", "k", "seed", "sandbox", "engine", "agent", "format", "path", "options"),
+        code=("etpi_assets.rollouts",), lock="sandboxes",
+    ),
+    Node(
+        "scored_rollouts", "rollout_set", "rollouts", ("scores", "agent_scores"),
+        "The verifier's reward and the three behaviours of every rollout, exit status kept apart from behaviour.",
+        upstream=("raw_rollouts", "tasks"), sections=("scoring",), code=("etpi_assets.scoring",),
+    ),
+    Node(
+        "selected_trajectories", "experiment", "curation", ("selected", "dropped"),
+        "Rejection sampling: which rollouts train the student, which do not, and why.",
+        upstream=("scored_rollouts", "raw_rollouts"), sections=("rollout_sets", "select"), code=("etpi_assets.curation.select",),
+    ),
+    Node(
+        "tito_pairs", "experiment", "curation", ("pairs", "dropped"),
+        "Token-in/token-out pairs, one an assistant turn: steering spliced out, think stripped, ids otherwise untouched.",
+        upstream=("selected_trajectories", "raw_rollouts"), sections=("pairs", "base"),
+        code=("etpi_assets.curation.pairs", "etpi_assets.curation.retokenise", "etpi_assets.curation.strip_think", "etpi_assets.curation.steering", "etpi_resources.chat_format"),
+    ),
+    Node(
+        "upweighted_dataset", "experiment", "curation", ("dataset_rows", "sequences", "dropped"),
+        "Weighted rows, split by repository, merged into the sequences the trainer reads.",
+        upstream=("tito_pairs", "selected_trajectories", "scored_rollouts", "tasks"), sections=("dataset", "gates"),
+        code=("etpi_assets.curation.upweight", "etpi_assets.curation.merge"),
+    ),
+    Node(
+        "sft_checkpoint", "experiment", "training", ("checkpoints", "training_log"),
+        "Supervised fine-tuning through TRL, in a worker process of its own; adapter and merged checkpoint a seed.",
+        upstream=("base_checkpoint", "upweighted_dataset"), sections=("train", "seeds", "requires"),
+        code=("etpi_assets.training.sft", "etpi_resources.trainers"), lock="accelerator", kinds=("trl", "safetensors"),
+    ),
+    Node(
+        "rl_checkpoint", "experiment", "training", ("checkpoints", "training_log", "rollouts", "turns"),
+        "Group-relative policy optimisation from the fine-tuned checkpoint; its rollouts are recorded too.",
+        upstream=("sft_checkpoint", "tasks"), sections=("rl", "seeds", "requires"), code=("etpi_assets.training.grpo",), lock="accelerator",
+        kinds=("trl", "safetensors"),
+    ),
+    Node(
+        "serving_probe", "experiment", "serving", ("probes",),
+        "Proof that what is served is what was trained: it differs from base, reads the prompt it was trained on, and parses.",
+        upstream=("base_checkpoint", "sft_checkpoint", "rl_checkpoint", "upweighted_dataset", "tito_pairs", "tasks"), sections=("serving", "probe"),
+        code=("etpi_assets.evaluation.probes",), lock="accelerator",
+    ),
+    Node(
+        "eval_rollouts", "experiment", "evaluation", ("rollouts", "agents", "turns", "messages"),
+        "Held-out rollouts of the base, the fine-tuned and the reinforced checkpoints.",
+        upstream=("serving_probe", "base_checkpoint", "sft_checkpoint", "rl_checkpoint", "tasks"), sections=("evaluate", "serving"),
+        code=("etpi_assets.rollouts", "etpi_assets.evaluation.rollouts"), lock="accelerator",
+    ),
+    Node(
+        "eval_metrics", "experiment", "evaluation", ("metrics", "scores", "agent_scores"),
+        "Held-out metrics with n and 95 % intervals clustered by pair, the teacher's beside them.",
+        upstream=("eval_rollouts", "scored_rollouts", "tasks"), sections=("metrics",),
+        code=("etpi_assets.evaluation.metrics", "etpi_assets.scoring"),
+    ),
+    Node(
+        "experiment_report", "experiment", "reports", ("reports",),
+        "One self-contained HTML page and its markdown.",
+        upstream=("eval_metrics", "eval_rollouts", "sft_checkpoint", "serving_probe", "upweighted_dataset", "tito_pairs", "selected_trajectories"),
+        sections=("title", "notes"), code=("etpi_assets.reports.html",), kinds=("html", "markdown"),
+    ),
+    Node(
+        "model_card", "experiment", "reports", ("reports",),
+        "A model card in the manner of the hub.",
+        upstream=("eval_metrics", "sft_checkpoint", "upweighted_dataset", "base_checkpoint"), sections=("title", "notes", "card", "train", "base"),
+        code=("etpi_assets.reports.model_card",), kinds=("markdown",),
+    ),
+    Node(
+        "leaderboard", "all", "reports", ("leaderboard",), "All experiments side by side.",
+        upstream=("eval_metrics",), code=("etpi_assets.reports.leaderboard",),
+    ),
+    Node(
+        "teacher_ceiling", "all", "reports", ("teacher_ceiling",), "What the teacher could do beside what the student does.",
+        upstream=("eval_metrics", "scored_rollouts", "selected_trajectories"), code=("etpi_assets.reports.leaderboard",),
+    ),
+    Node("catalog", "all", "reports", (), "The DuckDB file: every current table as a view.", upstream=(), kinds=("duckdb",)),
+)
+
+GRAPH: dict[str, Node] = {node.name: node for node in _NODES}
+"""Every asset by name, in topological order."""

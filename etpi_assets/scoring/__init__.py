@@ -1,0 +1,1 @@
+"""Scoring: rewards and behaviours, read from recorded rollouts."""

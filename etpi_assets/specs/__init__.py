@@ -1,0 +1,1 @@
+"""Specs: the three nouns, read from TOML files."""

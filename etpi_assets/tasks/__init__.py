@@ -1,0 +1,1 @@
+"""Suites: one module a family, each making tasks and judging what agents leave."""

@@ -1,0 +1,1 @@
+"""Training recipes; the workers that run them are in `etpi_resources.trainers`."""

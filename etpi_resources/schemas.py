@@ -1,0 +1,379 @@
+"""Every table of the lake, its columns, types and meaning, in one registry.
+
+Belongs here: what a stored table looks like. The lake writes only what fits, the catalog makes typed empty views from
+it, and the Dagster assets take their column descriptions from it. Does not belong here: how rows come to be.
+
+Ids: `rollout_id` is a content hash; `agent_id` names an agent within a rollout ("agent1"); `turn` counts an agent's
+assistant turns from 0. Token ids are int32. Times are UTC. JSON columns hold a JSON object or array as text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+IDS = pa.list_(pa.int32())
+FLOATS = pa.list_(pa.float32())
+TIME = pa.timestamp("us", tz="UTC")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A stored table: its name, one line on what a row is, and its columns as (name, type, meaning)."""
+
+    name: str
+    row: str
+    columns: tuple[tuple[str, pa.DataType, str], ...]
+
+    @property
+    def schema(self) -> pa.Schema:
+        return pa.schema([pa.field(n, t, metadata={"description": d}) for n, t, d in self.columns])
+
+
+def _table(name: str, row: str, *columns: tuple[str, pa.DataType, str]) -> Table:
+    return Table(name, row, columns)
+
+
+s, i32, i64, f64, b = pa.string(), pa.int32(), pa.int64(), pa.float64(), pa.bool_()
+
+_ROLLOUT_KEY = (
+    ("rollout_id", s, "content hash of what was rolled out"),
+    ("agent_id", s, "the agent within the rollout"),
+)
+
+TABLES: dict[str, Table] = {
+    t.name: t
+    for t in (
+        _table(
+            "specs",
+            "one resolved spec",
+            ("kind", s, "suite, rollout_set or experiment"),
+            ("name", s, "the spec file's stem, which is the partition key"),
+            ("title", s, "one line for people"),
+            ("spec", s, "the resolved spec as JSON"),
+            ("sha256", s, "hash of the resolved JSON"),
+        ),
+        _table(
+            "tasks",
+            "one task of a suite",
+            ("task_id", s, "unique in the suite"),
+            ("suite", s, "the suite"),
+            ("repo", s, "the repository the task is of; splits are by repository"),
+            ("split", s, "train or heldout"),
+            ("instruction", s, "what the task asks, as a person reads it (all roles)"),
+            ("payload", s, "JSON: whatever the family's runner and verifier need"),
+            ("content_hash", s, "sha256 of the payload and instruction"),
+        ),
+        _table(
+            "quarantined",
+            "one input that was not taken, and why",
+            ("asset", s, "the asset that refused it"),
+            ("source", s, "file, folder or id of the input"),
+            ("row", i64, "row or line within the source, where it has any"),
+            ("reason", s, "a short stable code: empty, errored, unknown_form, truncated_json, ..."),
+            ("detail", s, "what was found, and the remedy"),
+        ),
+        _table(
+            "rollouts",
+            "one rollout: all agents on one task, once",
+            ("rollout_id", s, "content hash of task, sample and spec (live) or of the source (imported)"),
+            ("origin", s, "set (a rollout set), eval or rl"),
+            ("rollout_set", s, "the rollout set, for origin = set"),
+            ("experiment", s, "the experiment, for origin = eval or rl"),
+            ("checkpoint_role", s, "base, sft or rl for origin = eval or rl"),
+            ("checkpoint_id", s, "the checkpoint that acted, for origin = eval or rl"),
+            ("seed", i32, "the training seed of the checkpoint (eval) or of the sampler (set)"),
+            ("sample_seed", i32, "the seed of the sampler"),
+            ("decoding", s, "greedy, t1, ... ; null where unknown"),
+            ("suite", s, "the task's suite"),
+            ("task_id", s, "the task"),
+            ("task_hash", s, "the task's content hash"),
+            ("repo", s, "the task's repository"),
+            ("sample", i32, "0..K-1 among the rollouts of this task"),
+            ("engine", s, "scripted, transformers, vllm, openai or imported"),
+            ("teacher", s, "the name of the model or policy that acted"),
+            ("sampler", s, "JSON: temperature, top_p, max_tokens, seed"),
+            ("exit_status", s, "the worst of the agents' exits"),
+            ("agents", i32, "how many agents took part"),
+            ("outcome", s, "JSON: what the verifier said (imported: the source's own verdict), null where none"),
+            ("final_files", s, "JSON: agent_id -> unified diff of what it left"),
+            ("source", s, "imported: path of the run, relative to the rollout set's path"),
+            ("started_at", TIME, "start"),
+            ("wall_seconds", f64, "wall time"),
+            ("error", s, "the infrastructure error, where there was one"),
+        ),
+        _table(
+            "agents",
+            "one agent of one rollout",
+            *_ROLLOUT_KEY,
+            ("feature_id", s, "the part of the task that was this agent's"),
+            ("role", s, "proposer, responder or solo"),
+            ("exit_status", s, "Submitted, LimitsExceeded, ContextWindowExceeded, FormatError, Error, ..."),
+            ("turns", i32, "assistant turns"),
+            ("output_tokens", i64, "assistant output tokens as captured"),
+            ("patch", s, "unified diff of the agent's work, null where unknown"),
+        ),
+        _table(
+            "turns",
+            "one assistant turn, with the token ids it read and wrote",
+            *_ROLLOUT_KEY,
+            ("turn", i32, "0-based, within the agent"),
+            ("prefix_turn", i32, "the earlier turn whose prompt + output this prompt extends; null: the prompt is whole"),
+            ("suffix_ids", IDS, "prompt ids beyond the prefix (the whole prompt where prefix_turn is null)"),
+            ("output_ids", IDS, "ids the engine generated, end-of-turn id included where generated"),
+            ("logprobs", FLOATS, "log-probability of each output id, where known"),
+            ("capture", s, "native, retokenised or none"),
+            ("drift_at", i32, "first position where the prompt departs from the last turn's prompt + output"),
+            ("drift", s, "JSON: ids and text on both sides of the departure"),
+            ("prompt_tokens", i32, "length of the prompt"),
+            ("output_tokens", i32, "length of the output"),
+            ("finish_reason", s, "stop, length or error"),
+            ("content", s, "the turn's text"),
+            ("reasoning", s, "the reasoning the engine kept apart from the text"),
+            ("think_tokens", i32, "ids inside the think block"),
+            ("actions", s, "JSON list: {kind: bash | send_message, command, to, message, form, pure}"),
+            ("parse_error", s, "why no action could be read; null where one was"),
+            ("observation", s, "what came back"),
+            ("exit_code", i32, "the last command's exit code"),
+            ("inbox", s, "JSON list of messages shown in this turn's observation: {from, message}"),
+            ("at", TIME, "when"),
+        ),
+        _table(
+            "messages",
+            "one chat message as captured",
+            *_ROLLOUT_KEY,
+            ("index", i32, "0-based position in the agent's conversation"),
+            ("turn", i32, "the assistant turn it belongs to or answers; null before the first"),
+            ("role", s, "system, user, assistant or tool"),
+            ("content", s, "text"),
+            ("reasoning", s, "reasoning kept apart"),
+            ("tool_calls", s, "JSON list, as captured"),
+            ("kind", s, "prompt, action, observation, inbox or other"),
+            ("at", TIME, "when"),
+        ),
+        _table(
+            "scores",
+            "one scored rollout",
+            ("rollout_id", s, "the rollout"),
+            ("task_id", s, "the task"),
+            ("repo", s, "the repository"),
+            ("reward", f64, "the verifier's reward; null where there is no verdict"),
+            ("verdict", s, "passed, failed_tests, merge_conflict, no_patch, infrastructure, unknown"),
+            ("plan_first", b, "DESIGN section 5"),
+            ("plan_first_reason", s, "why not"),
+            ("plan_content", b, "DESIGN section 5"),
+            ("plan_content_reason", s, "why not"),
+            ("follow_through", f64, "share of its agents that followed through (union)"),
+            ("output_tokens", i64, "assistant output tokens of all agents, before stripping"),
+            ("turns", i32, "assistant turns of all agents"),
+            ("exit_status", s, "as in rollouts"),
+            ("infrastructure_error", b, "excluded from rates and counted"),
+        ),
+        _table(
+            "agent_scores",
+            "one scored agent",
+            *_ROLLOUT_KEY,
+            ("plan_first", b, "this agent's part of plan_first"),
+            ("plan_content", b, "this agent's part of plan_content"),
+            ("follow_through", b, "touched an entity of the pair's union after its plan"),
+            ("follow_own", b, "touched an entity of its own plan"),
+            ("follow_edited", b, "edited an entity of the union"),
+            ("follow_by_turn_5", b, "touched one of the union by turn 5"),
+            ("reason", s, "why it did not follow through"),
+            ("plan_entities", s, "JSON list: entities its first message named"),
+            ("parse_rate", f64, "share of turns with a readable action"),
+            ("turns", i32, "assistant turns"),
+            ("output_tokens", i64, "assistant output tokens"),
+            ("think_tokens", i64, "ids inside think blocks"),
+            ("exit_status", s, "as in agents"),
+        ),
+        _table(
+            "selected",
+            "one rollout taken into an experiment",
+            ("rollout_id", s, "the rollout"),
+            ("rollout_set", s, "where it came from"),
+            ("task_id", s, "the task"),
+            ("repo", s, "the repository"),
+            ("teacher", s, "who acted"),
+            ("sample", i32, "which of the K"),
+            ("reward", f64, "its reward"),
+            ("output_tokens", i64, "what shortest-correct compared"),
+            ("turns", i32, "the tie-breaker"),
+            ("rule", s, "the rule that took it"),
+        ),
+        _table(
+            "dropped",
+            "one rollout or turn left out of an experiment, and why",
+            ("stage", s, "selection, pairs or dataset"),
+            ("rollout_id", s, "the rollout"),
+            ("agent_id", s, "the agent, where one turn was dropped"),
+            ("turn", i32, "the turn, where one turn was dropped"),
+            ("reason", s, "a short stable code"),
+            ("detail", s, "the figures behind it"),
+        ),
+        _table(
+            "pairs",
+            "one assistant turn as the student sees it; the view tito_pairs adds the full input_ids",
+            ("pair_id", s, "<rollout_id>/<agent_id>/<turn>"),
+            *_ROLLOUT_KEY,
+            ("turn", i32, "the turn"),
+            ("prefix_turn", i32, "the earlier pair of this agent whose input + output this input extends; null: whole"),
+            ("suffix_ids", IDS, "input ids beyond the prefix"),
+            ("output_ids", IDS, "the ids to learn"),
+            ("input_tokens", i32, "length of the full input"),
+            ("capture", s, "native or retokenised"),
+            ("prompt_edit", s, "none, spliced (steering taken out) or stripped (history's think taken out), + joined"),
+            ("think_removed", i32, "ids cut from the output by strip-think"),
+            ("format_tokens", i32, "ids of the output that belong to the tool-call form"),
+            ("metadata", s, "JSON: task_id, repo, teacher, source, original output length, tail form, ..."),
+        ),
+        _table(
+            "dataset_rows",
+            "one training row: a pair with its weight and split",
+            ("dataset_row_id", s, "content hash of the row"),
+            ("pair_id", s, "the pair"),
+            *_ROLLOUT_KEY,
+            ("turn", i32, "the turn"),
+            ("task_id", s, "the task"),
+            ("repo", s, "the repository"),
+            ("teacher", s, "who acted"),
+            ("split", s, "train or val"),
+            ("weight", f64, "loss weight of each output token"),
+            ("copies", i32, "how often the row is repeated (the duplicating form); 1 in the weighted form"),
+            ("output_tokens", i32, "tokens learnt from"),
+            ("sequence_id", s, "the merged sequence that carries it"),
+            ("span_start", i32, "first output position within the sequence"),
+            ("span_end", i32, "one past the last"),
+        ),
+        _table(
+            "sequences",
+            "one merged training sequence",
+            ("sequence_id", s, "content hash"),
+            ("split", s, "train or val"),
+            *_ROLLOUT_KEY,
+            ("input_ids", IDS, "the tokens"),
+            ("span_starts", IDS, "first position of each learnt span"),
+            ("span_ends", IDS, "one past the last position of each"),
+            ("span_weights", FLOATS, "weight of each span (copies x weight)"),
+            ("rows", i32, "dataset rows merged into it"),
+        ),
+        _table(
+            "checkpoints",
+            "one checkpoint, intermediate steps included",
+            ("checkpoint_id", s, "content hash of its files"),
+            ("experiment", s, "the experiment"),
+            ("role", s, "base, sft or rl"),
+            ("seed", i32, "training seed; null for base"),
+            ("step", i32, "optimiser step; the last one is final"),
+            ("final", b, "whether evaluation uses it"),
+            ("method", s, "base, lora or full"),
+            ("path", s, "folder, relative to the lake's root, or a hub id with revision"),
+            ("adapter_path", s, "the adapter's folder, where there is one"),
+            ("adapter_hash", s, "content hash of the adapter"),
+            ("parent_id", s, "the checkpoint it was trained from"),
+            ("dataset_version", s, "data version of upweighted_dataset"),
+            ("label_tokens", i64, "label tokens the trainer counted in one epoch"),
+            ("train_loss", f64, "last training loss"),
+            ("val_loss", f64, "last validation loss"),
+            ("wall_seconds", f64, "training wall time"),
+            ("hyperparameters", s, "JSON"),
+        ),
+        _table(
+            "training_log",
+            "one logged step",
+            ("experiment", s, "the experiment"),
+            ("role", s, "sft or rl"),
+            ("seed", i32, "training seed"),
+            ("step", i32, "optimiser step"),
+            ("epoch", f64, "epochs done, in weighted rows"),
+            ("loss", f64, "training loss"),
+            ("val_loss", f64, "validation loss, where measured"),
+            ("learning_rate", f64, "rate at this step"),
+            ("tokens", i64, "tokens seen so far"),
+            ("seconds", f64, "since the start"),
+        ),
+        _table(
+            "probes",
+            "one probe of a served checkpoint",
+            ("checkpoint_id", s, "the checkpoint"),
+            ("role", s, "base, sft or rl"),
+            ("seed", i32, "training seed"),
+            ("probe", s, "served_name, differs_from_base, prompt_parity, first_turn, ..."),
+            ("prompt_set", s, "train or heldout"),
+            ("n", i32, "prompts"),
+            ("value", f64, "share that passed"),
+            ("passed", b, "the verdict"),
+            ("detail", s, "JSON"),
+        ),
+        _table(
+            "metrics",
+            "one measured rate or mean",
+            ("experiment", s, "the experiment"),
+            ("checkpoint_role", s, "base, sft, rl or teacher"),
+            ("seed", i32, "training seed; null where pooled or not applicable"),
+            ("decoding", s, "greedy, t1, ..."),
+            ("metric", s, "plan_first, plan_content, follow_through, solved, parse_rate, ..."),
+            ("value", f64, "the estimate"),
+            ("n", i32, "units it is over"),
+            ("unit", s, "pair, agent or turn"),
+            ("ci_low", f64, "lower end of the 95 % interval"),
+            ("ci_high", f64, "upper end"),
+            ("interval", s, "wilson or cluster_bootstrap"),
+            ("excluded", i32, "infrastructure errors left out"),
+        ),
+        _table(
+            "reports",
+            "one written report",
+            ("experiment", s, "the experiment"),
+            ("kind", s, "html, markdown or model_card"),
+            ("path", s, "file, relative to the lake's root"),
+            ("sha256", s, "hash of the file"),
+            ("bytes", i64, "size"),
+        ),
+        _table(
+            "leaderboard",
+            "one experiment's headline",
+            ("experiment", s, "the experiment"),
+            ("title", s, "its title"),
+            ("checkpoint_role", s, "base, sft, rl or teacher"),
+            ("decoding", s, "greedy, t1, ..."),
+            ("metric", s, "the metric"),
+            ("value", f64, "estimate, pooled over seeds"),
+            ("n", i32, "units"),
+            ("ci_low", f64, "95 % interval"),
+            ("ci_high", f64, "95 % interval"),
+            ("seeds", i32, "training seeds behind it"),
+        ),
+        _table(
+            "teacher_ceiling",
+            "one experiment's teacher beside its student",
+            ("experiment", s, "the experiment"),
+            ("teacher", s, "the teacher"),
+            ("filtered", b, "whether selection filtered on the metric or on the reward"),
+            ("decoding", s, "greedy, t1, ..."),
+            ("metric", s, "the metric"),
+            ("teacher_value", f64, "as rolled out"),
+            ("selected_value", f64, "among the rollouts trained on"),
+            ("student_value", f64, "held out"),
+            ("student_ci_low", f64, "95 % interval"),
+            ("student_ci_high", f64, "95 % interval"),
+            ("n", i32, "held-out units"),
+        ),
+    )
+}
+
+
+def empty(name: str) -> pa.Table:
+    """The named table with no rows."""
+    return TABLES[name].schema.empty_table()
+
+
+def from_rows(name: str, rows: list[dict]) -> pa.Table:
+    """Rows as the named table; a missing key is null, an unknown one a KeyError that names it."""
+    schema = TABLES[name].schema
+    known = set(schema.names)
+    for row in rows:
+        if unknown := set(row) - known:
+            raise KeyError(f"table {name}: unknown column(s) {sorted(unknown)}; it has {schema.names}")
+    return pa.Table.from_pylist(rows, schema=schema)

@@ -1,0 +1,1 @@
+"""Trainers: starting a worker in its own interpreter, and the workers."""
