@@ -319,7 +319,7 @@ TABLES: dict[str, Table] = {
             ("unit", s, "pair, agent or turn"),
             ("ci_low", f64, "lower end of the 95 % interval"),
             ("ci_high", f64, "upper end"),
-            ("interval", s, "wilson or cluster_bootstrap"),
+            ("interval", s, "wilson, wilson_clustered or mean_clustered"),
             ("excluded", i32, "infrastructure errors left out"),
         ),
         _table(

@@ -229,7 +229,6 @@ class MetricsSection(Section):
     thresholds: dict[str, float] = Field(
         default_factory=lambda: {"plan_first": 0.70, "plan_content": 0.70, "follow_through": 0.60}
     )
-    bootstrap: int = Field(2000, description="resamples of the cluster bootstrap")
     scoring: ScoringSection = ScoringSection()
 
 

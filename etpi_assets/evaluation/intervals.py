@@ -1,0 +1,101 @@
+"""Rates and means with 95 % intervals that know about pairs.
+
+Belongs here: the statistics beside every figure etpi reports. Does not belong here: which figures there are.
+
+Two agents of one pair, or two samples of one task, are not two independent observations. A rate over such units gets a
+Wilson score interval at its effective sample size n / deff, with the design effect estimated from the between-cluster
+variance (Kish 1965, section 5.4; Wilson 1927). Where every unit agrees the variance says nothing about the design
+effect, so the number of clusters is taken as the effective size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+Z = 1.959963984540054
+"""The two-sided 95 % normal quantile."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure: its value, the units it is over, its clusters, its 95 % interval, and how the interval was made."""
+
+    value: float
+    n: int
+    clusters: int
+    ci_low: float
+    ci_high: float
+    interval: str
+
+
+def wilson(successes: float, n: float) -> tuple[float, float]:
+    """The Wilson score interval of a rate; n > 0, may be fractional (an effective size)."""
+    p = successes / n
+    centre = (p + Z * Z / (2 * n)) / (1 + Z * Z / n)
+    half = Z / (1 + Z * Z / n) * math.sqrt(p * (1 - p) / n + Z * Z / (4 * n * n))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def rate(hits: Sequence[float], clusters: Sequence[str], sizes: Sequence[float] | None = None) -> Estimate | None:
+    """A rate over units grouped in clusters; None where there are no units.
+
+    Args:
+        hits: successes of each unit (0 or 1, or a count where `sizes` is given), shape (units,).
+        clusters: each unit's cluster, shape (units,).
+        sizes: trials of each unit, shape (units,); 1 each where left out.
+    """
+    x = np.asarray(hits, dtype=np.float64)
+    m = np.ones_like(x) if sizes is None else np.asarray(sizes, dtype=np.float64)
+    n = float(m.sum())
+    if n == 0:
+        return None
+    p = float(x.sum()) / n
+    residual, count = _by_cluster(x - p * m, clusters)
+    if count == len(x) and sizes is None:
+        return Estimate(p, int(n), count, *wilson(p * n, n), "wilson")
+    effective = float(min(n, count))
+    if 0 < p < 1 and count > 1:
+        variance = float((residual**2).sum()) / n**2 * count / (count - 1)
+        effective = n if variance == 0 else min(n, p * (1 - p) / variance)
+    return Estimate(p, int(n), count, *wilson(p * effective, effective), "wilson_clustered")
+
+
+def mean(totals: Sequence[float], clusters: Sequence[str], sizes: Sequence[float]) -> Estimate | None:
+    """A ratio mean Σ totals / Σ sizes with a cluster-robust normal interval; None where there is nothing to divide by.
+
+    Args:
+        totals, sizes: sum and count of each unit, shape (units,).
+        clusters: each unit's cluster, shape (units,).
+    """
+    x, m = np.asarray(totals, dtype=np.float64), np.asarray(sizes, dtype=np.float64)
+    n = float(m.sum())
+    if n == 0:
+        return None
+    value = float(x.sum()) / n
+    residual, count = _by_cluster(x - value * m, clusters)
+    half = math.inf if count < 2 else Z * math.sqrt(float((residual**2).sum()) / n**2 * count / (count - 1))
+    return Estimate(value, int(n), count, value - half, value + half, "mean_clustered")
+
+
+def decide(estimate: Estimate, threshold: float) -> tuple[bool | None, str]:
+    """Whether a rate clears a threshold: True or False where the interval lies on one side of it, None where n is too
+    small to say, and the sentence that says so."""
+    figure = (
+        f"{estimate.value:.3f} [{estimate.ci_low:.3f}, {estimate.ci_high:.3f}], n = {estimate.n} "
+        f"in {estimate.clusters} clusters, threshold {threshold:.2f}"
+    )
+    if estimate.ci_low >= threshold:
+        return True, f"clears: {figure}"
+    if estimate.ci_high < threshold:
+        return False, f"below: {figure}"
+    side = "above" if estimate.value >= threshold else "below"
+    return None, f"cannot be decided at this n ({side} as an estimate): {figure}"
+
+
+def _by_cluster(values: np.ndarray, clusters: Sequence[str]) -> tuple[np.ndarray, int]:
+    names, index = np.unique(np.asarray(clusters), return_inverse=True)
+    return np.bincount(index, weights=values, minlength=len(names)), len(names)

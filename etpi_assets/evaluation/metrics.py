@@ -1,0 +1,145 @@
+"""From scored rollouts to metrics, the teacher's beside the student's.
+
+Belongs here: which figures are reported, over which units, and their thresholds. Does not belong here: how a behaviour
+is read (`etpi_assets.scoring`) or how an interval is made (`intervals`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from etpi_assets.evaluation.intervals import Estimate, decide, mean, rate
+from etpi_resources.checks import CheckOutcome
+from etpi_resources.schemas import from_rows
+
+PAIR_RATES = ("plan_first", "plan_content")
+AGENT_RATES = ("follow_through", "follow_own", "follow_edited", "follow_by_turn_5")
+TURN_MEANS = {"think_tokens_per_turn": "think_tokens", "output_tokens_per_turn": "output_tokens"}
+
+
+def measure(
+    rollouts: pa.Table,
+    scores: pa.Table,
+    agent_scores: pa.Table,
+    *,
+    experiment: str,
+    teacher: bool = False,
+    conditions: Mapping[str, str] | None = None,
+) -> pa.Table:
+    """Metrics of every (checkpoint role, decoding), a row for each seed and one pooled over seeds (seed null).
+
+    Infrastructure errors are left out and counted in `excluded`; crashed agents stay in.
+
+    Args:
+        rollouts, scores, agent_scores: tables of those names, of one experiment's evaluation or of its rollout sets.
+        experiment: the experiment the rows are filed under.
+        teacher: file every rollout under the role "teacher", whoever acted.
+        conditions: rollout_id -> a word appended to the decoding ("greedy" -> "greedy+steering").
+    Returns:
+        a `metrics` table.
+    """
+    facts = {row["rollout_id"]: row for row in rollouts.to_pylist()}
+    agents: dict[str, list[dict[str, Any]]] = {}
+    for row in agent_scores.to_pylist():
+        agents.setdefault(row["rollout_id"], []).append(row)
+    groups: dict[tuple[str, int | None, str], list[dict[str, Any]]] = {}
+    for score in scores.to_pylist():
+        fact = facts[score["rollout_id"]]
+        role = "teacher" if teacher else fact["checkpoint_role"]
+        decoding = fact["decoding"] or "as_recorded"
+        if conditions and score["rollout_id"] in conditions:
+            decoding = f"{decoding}+{conditions[score['rollout_id']]}"
+        unit = {**score, "cluster": fact["task_id"], "agents": agents.get(score["rollout_id"], [])}
+        seed = None if teacher else fact["seed"]
+        for key in {(role, seed, decoding), (role, None, decoding)}:
+            groups.setdefault(key, []).append(unit)
+    rows = []
+    for (role, seed, decoding), units in sorted(groups.items(), key=lambda item: (item[0][0], item[0][2], str(item[0][1]))):
+        counted = [unit for unit in units if not unit["infrastructure_error"]]
+        for metric, unit_name, estimate in _estimates(counted):
+            rows.append(
+                {
+                    "experiment": experiment,
+                    "checkpoint_role": role,
+                    "seed": seed,
+                    "decoding": decoding,
+                    "metric": metric,
+                    "value": estimate.value,
+                    "n": estimate.n,
+                    "unit": unit_name,
+                    "ci_low": estimate.ci_low,
+                    "ci_high": estimate.ci_high,
+                    "interval": estimate.interval,
+                    "excluded": len(units) - len(counted),
+                }
+            )
+    return from_rows("metrics", rows)
+
+
+def _estimates(units: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, Estimate]]:
+    clusters = [unit["cluster"] for unit in units]
+    for name in PAIR_RATES:
+        if estimate := rate([bool(unit[name]) for unit in units], clusters):
+            yield name, "pair", estimate
+    judged = [unit for unit in units if unit["reward"] is not None]
+    if estimate := rate([unit["reward"] == 1.0 for unit in judged], [unit["cluster"] for unit in judged]):
+        yield "solved", "pair", estimate
+    agents = [(agent, unit["cluster"]) for unit in units for agent in unit["agents"]]
+    of = [cluster for _, cluster in agents]
+    for name in AGENT_RATES:
+        if estimate := rate([bool(agent[name]) for agent, _ in agents], of):
+            yield name, "agent", estimate
+    if estimate := rate([agent["exit_status"] == "Submitted" for agent, _ in agents], of):
+        yield "submitted", "agent", estimate
+    turns = [agent["turns"] or 0 for agent, _ in agents]
+    readable = [(agent["parse_rate"] or 0.0) * n for (agent, _), n in zip(agents, turns, strict=True)]
+    if estimate := rate(readable, of, turns):
+        yield "parse_rate", "turn", estimate
+    for name, column in TURN_MEANS.items():
+        if estimate := mean([agent[column] or 0 for agent, _ in agents], of, turns):
+            yield name, "turn", estimate
+    if estimate := mean(turns, of, [1] * len(turns)):
+        yield "turns_per_agent", "agent", estimate
+
+
+def threshold_checks(metrics: pa.Table, thresholds: Mapping[str, float], roles: Sequence[str]) -> list[CheckOutcome]:
+    """One advisory outcome a threshold: the trained roles' pooled rates against it, in words where n cannot decide."""
+    outcomes = []
+    rows = [r for r in metrics.to_pylist() if r["seed"] is None and r["checkpoint_role"] in roles]
+    for metric, threshold in sorted(thresholds.items()):
+        sentences, passed, figures = [], True, {}
+        for row in rows:
+            if row["metric"] != metric:
+                continue
+            estimate = Estimate(row["value"], row["n"], row["n"], row["ci_low"], row["ci_high"], row["interval"])
+            verdict, sentence = decide(estimate, threshold)
+            passed = passed and verdict is not False
+            label = f"{row['checkpoint_role']} {row['decoding']}"
+            sentences.append(f"{label}: {sentence}")
+            figures[label] = row["value"]
+        outcomes.append(
+            CheckOutcome(
+                name=f"{metric}_threshold",
+                passed=passed,
+                message="; ".join(sentences) or "no trained checkpoint was evaluated",
+                blocking=False,
+                figures=figures,
+            )
+        )
+    return outcomes
+
+
+def counts_reconcile(rollouts: pa.Table, scores: pa.Table) -> CheckOutcome:
+    """Every evaluation rollout is scored, once."""
+    expected, found = set(rollouts["rollout_id"].to_pylist()), scores["rollout_id"].to_pylist()
+    passed = len(found) == len(expected) and set(found) == expected
+    return CheckOutcome(
+        name="every_rollout_scored",
+        passed=passed,
+        message=f"{len(expected)} rollouts, {len(found)} scores"
+        + ("" if passed else "; materialize eval_metrics again after eval_rollouts; if it stays, report the rollout ids"),
+        figures={"rollouts": len(expected), "scores": len(found)},
+    )

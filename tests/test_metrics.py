@@ -1,0 +1,132 @@
+"""Intervals and metrics: what is counted, over which units, and what cannot be decided."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etpi_assets.evaluation.intervals import decide, mean, rate, wilson
+from etpi_assets.evaluation.metrics import counts_reconcile, measure, threshold_checks
+from etpi_resources.schemas import from_rows
+
+
+def test_wilson_matches_published_values():
+    # Newcombe 1998, table I, method 3: 81/263 and 0/20.
+    assert wilson(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+    assert wilson(0, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), min_size=1, max_size=60))
+def test_a_rate_lies_in_its_interval_and_clusters_only_widen_it(units):
+    hits, clusters = [h for h, _ in units], [str(c) for _, c in units]
+    clustered, alone = rate(hits, clusters), rate(hits, [str(i) for i in range(len(units))])
+    assert clustered and alone
+    assert 0 <= clustered.ci_low <= clustered.value <= clustered.ci_high <= 1
+    assert clustered.ci_high - clustered.ci_low >= alone.ci_high - alone.ci_low - 1e-12
+
+
+def test_clustered_interval_covers_where_the_naive_one_does_not():
+    rng = np.random.default_rng(0)
+    covered = naive = 0
+    for _ in range(400):
+        pair_rate = rng.beta(1, 1, size=24)
+        hits = (rng.random((24, 4)) < pair_rate[:, None]).ravel()
+        clusters = np.repeat(np.arange(24), 4).astype(str)
+        clustered, alone = rate(hits, clusters), rate(hits, np.arange(96).astype(str))
+        assert clustered and alone
+        covered += clustered.ci_low <= 0.5 <= clustered.ci_high
+        naive += alone.ci_low <= 0.5 <= alone.ci_high
+    assert covered / 400 > 0.92 > naive / 400
+
+
+def test_two_agreeing_agents_of_one_pair_count_as_one_pair():
+    both = rate([1, 1], ["p", "p"])
+    assert both and both.n == 2 and both.clusters == 1
+    assert (both.ci_low, both.ci_high) == wilson(1, 1)
+
+
+def test_nothing_measured_is_no_figure_and_one_cluster_has_no_finite_mean_interval():
+    assert rate([], []) is None
+    one = mean([3.0], ["p"], [2])
+    assert one and one.value == 1.5 and math.isinf(one.ci_high)
+
+
+def test_two_pairs_cannot_decide_a_threshold():
+    two, forty = rate([1, 1], ["a", "b"]), rate([1] * 40, [str(i) for i in range(40)])
+    assert two and forty
+    assert decide(two, 0.7)[0] is None and "cannot be decided" in decide(two, 0.7)[1]
+    assert decide(forty, 0.7)[0] is True
+    assert decide(forty, 0.99)[0] is None
+
+
+def _tables(n: int = 4):
+    rollouts, scores, agents = [], [], []
+    for i in range(n):
+        rollout = f"r{i}"
+        rollouts.append(
+            {"rollout_id": rollout, "origin": "eval", "checkpoint_role": "sft", "seed": i % 2, "decoding": "greedy", "task_id": f"t{i // 2}"}
+        )
+        broken = i == n - 1
+        scores.append(
+            {
+                "rollout_id": rollout,
+                "plan_first": i != 0,
+                "plan_content": True,
+                "reward": float(i % 2),
+                "infrastructure_error": broken,
+            }
+        )
+        for agent in ("agent1", "agent2"):
+            agents.append(
+                {
+                    "rollout_id": rollout,
+                    "agent_id": agent,
+                    "follow_through": agent == "agent1",
+                    "exit_status": "Submitted",
+                    "parse_rate": 0.75,
+                    "turns": 4,
+                    "think_tokens": 8,
+                    "output_tokens": 40,
+                }
+            )
+    return from_rows("rollouts", rollouts), from_rows("scores", scores), from_rows("agent_scores", agents)
+
+
+def _value(metrics, metric, seed):
+    (row,) = [r for r in metrics.to_pylist() if r["metric"] == metric and r["seed"] == seed]
+    return row
+
+
+def test_metrics_exclude_infrastructure_errors_and_pool_over_seeds_by_task():
+    metrics = measure(*_tables(), experiment="x")
+    pooled = _value(metrics, "plan_first", None)
+    assert (pooled["n"], pooled["excluded"]) == (3, 1)
+    assert pooled["value"] == pytest.approx(2 / 3)
+    assert pooled["interval"] == "wilson_clustered"
+    assert _value(metrics, "plan_first", 0)["interval"] == "wilson"
+    assert _value(metrics, "parse_rate", None)["value"] == pytest.approx(0.75)
+    assert _value(metrics, "parse_rate", None)["n"] == 24
+    assert _value(metrics, "think_tokens_per_turn", None)["value"] == pytest.approx(2.0)
+    assert _value(metrics, "follow_through", None)["value"] == pytest.approx(0.5)
+
+
+def test_conditions_keep_the_steered_base_apart():
+    metrics = measure(*_tables(), experiment="x", conditions={"r0": "steering"})
+    assert {r["decoding"] for r in metrics.to_pylist()} == {"greedy", "greedy+steering"}
+
+
+def test_threshold_check_names_the_figures():
+    metrics = measure(*_tables(40), experiment="x")
+    (check,) = threshold_checks(metrics, {"follow_through": 0.9}, ["sft"])
+    assert not check.passed and not check.blocking
+    assert "below" in check.message and "threshold 0.90" in check.message
+
+
+def test_an_unscored_rollout_blocks():
+    rollouts, scores, _ = _tables()
+    assert counts_reconcile(rollouts, scores).passed
+    assert not counts_reconcile(rollouts, scores.slice(1)).passed
