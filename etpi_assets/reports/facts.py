@@ -1,0 +1,173 @@
+"""What an experiment's report says, gathered from its tables into plain values.
+
+Belongs here: choosing and ordering the figures that the HTML page, its markdown and the model card share. Does not
+belong here: layout.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+HEADLINE = ("plan_first", "plan_content", "follow_through", "solved", "parse_rate", "submitted")
+DETAIL = ("follow_own", "follow_edited", "follow_by_turn_5", "think_tokens_per_turn", "output_tokens_per_turn", "turns_per_agent")
+ROLE_ORDER = ("teacher", "base", "sft", "rl")
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The tables a report reads, each as named in `etpi_resources.schemas`; empty tables where a stage does not apply."""
+
+    metrics: pa.Table
+    eval_rollouts: pa.Table
+    eval_agents: pa.Table
+    eval_scores: pa.Table
+    eval_agent_scores: pa.Table
+    selected: pa.Table
+    dropped: pa.Table
+    pairs: pa.Table
+    dataset_rows: pa.Table
+    sequences: pa.Table
+    checkpoints: pa.Table
+    training_log: pa.Table
+    probes: pa.Table
+
+
+def metric_rows(metrics: pa.Table, names: Sequence[str], seed: int | None = None) -> list[dict[str, Any]]:
+    """One entry a (metric, role, decoding), in reading order, of the pooled rows (`seed` None) or of one seed."""
+    order = {name: i for i, name in enumerate(names)}
+    rows = [r for r in metrics.to_pylist() if r["metric"] in order and r["seed"] == seed]
+    return sorted(rows, key=lambda r: (order[r["metric"]], ROLE_ORDER.index(r["checkpoint_role"]), r["decoding"]))
+
+
+def funnel(sources: Sources) -> list[tuple[str, int]]:
+    """Rollouts to sequences, as (what, how many)."""
+    selection_drops = sum(1 for stage in sources.dropped["stage"].to_pylist() if stage == "selection")
+    return [
+        ("rollouts considered", sources.selected.num_rows + selection_drops),
+        ("rollouts selected", sources.selected.num_rows),
+        ("token-in/token-out pairs", sources.pairs.num_rows),
+        ("weighted rows", sources.dataset_rows.num_rows),
+        ("merged sequences", sources.sequences.num_rows),
+    ]
+
+
+def drops(sources: Sources) -> list[tuple[str, str, int]]:
+    """(stage, reason, count), most first within a stage."""
+    counts = Counter((row["stage"], row["reason"]) for row in sources.dropped.to_pylist())
+    return [(stage, reason, n) for (stage, reason), n in sorted(counts.items(), key=lambda i: (i[0][0], -i[1], i[0][1]))]
+
+
+def loss_share(rows: pa.Table) -> list[tuple[int, float]]:
+    """(turn, its share of the weighted label tokens of the training split)."""
+    share: dict[int, float] = defaultdict(float)
+    for row in rows.select(["turn", "weight", "copies", "output_tokens", "split"]).to_pylist():
+        if row["split"] == "train":
+            share[row["turn"]] += row["weight"] * row["copies"] * row["output_tokens"]
+    total = sum(share.values()) or 1.0
+    return [(turn, value / total) for turn, value in sorted(share.items())]
+
+
+def tokens_saved(sources: Sources) -> tuple[int, int]:
+    """(tokens an epoch of per-turn rows would process, tokens of the merged sequences), training and validation."""
+    per_turn = sum(
+        i + o
+        for i, o in zip(
+            sources.pairs["input_tokens"].to_pylist(), (len(x) for x in sources.pairs["output_ids"].to_pylist()), strict=True
+        )
+    )
+    return per_turn, sum(len(x) for x in sources.sequences["input_ids"].to_pylist())
+
+
+def pair_details(sources: Sources, limit: int = 48) -> list[dict[str, Any]]:
+    """One entry an evaluated pair of the last trained role (first seed, first decoding), failures first."""
+    rollouts = sources.eval_rollouts.to_pylist()
+    trained = [r for r in rollouts if r["checkpoint_role"] != "base"]
+    if not trained:
+        return []
+    role = max({r["checkpoint_role"] for r in trained}, key=ROLE_ORDER.index)
+    of_role = [r for r in trained if r["checkpoint_role"] == role]
+    key = min((r["seed"], r["decoding"], r["sample_seed"]) for r in of_role)
+    chosen = {r["rollout_id"]: r for r in of_role if (r["seed"], r["decoding"], r["sample_seed"]) == key}
+    agents: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in sources.eval_agent_scores.to_pylist():
+        if row["rollout_id"] in chosen:
+            agents[row["rollout_id"]].append({**row, "entities": json.loads(row["plan_entities"] or "[]")})
+    details = [
+        {**score, "rollout": chosen[score["rollout_id"]], "agents": agents[score["rollout_id"]]}
+        for score in sources.eval_scores.to_pylist()
+        if score["rollout_id"] in chosen
+    ]
+    details.sort(key=lambda d: (bool(d["plan_first"]) + bool(d["plan_content"]) + (d["follow_through"] or 0) + (d["reward"] or 0), d["task_id"]))
+    return details[:limit]
+
+
+def coloured_tokens(sequences: pa.Table, decode: Callable[[Sequence[int]], str], count: int = 2, most: int = 1200) -> list[dict[str, Any]]:
+    """The first training sequences token by token: [{"rollout_id", "agent_id", "tokens": [(text, weight)], "cut"}].
+
+    Neighbouring tokens of one weight stay separate, so that the page shows where tokens begin and end. A weight of 0.0
+    means the token is read, not learnt.
+    """
+    shown = []
+    train = [row for row in sequences.slice(0, 50).to_pylist() if row["split"] == "train"]
+    for row in train[:count]:
+        weights = [0.0] * len(row["input_ids"])
+        for start, end, weight in zip(row["span_starts"], row["span_ends"], row["span_weights"], strict=True):
+            weights[start:end] = [weight] * (end - start)
+        pieces = [(decode([i]), w) for i, w in zip(row["input_ids"][:most], weights, strict=False)]
+        shown.append(
+            {
+                "rollout_id": row["rollout_id"],
+                "agent_id": row["agent_id"],
+                "tokens": pieces,
+                "cut": max(0, len(row["input_ids"]) - most),
+            }
+        )
+    return shown
+
+
+def curves(log: pa.Table) -> list[tuple[str, list[tuple[float, float]]]]:
+    """Training and validation loss of the first seed against the step, for the last trained role."""
+    rows = log.to_pylist()
+    if not rows:
+        return []
+    role = max({r["role"] for r in rows}, key=ROLE_ORDER.index)
+    seed = min(r["seed"] for r in rows if r["role"] == role)
+    mine = sorted((r for r in rows if r["role"] == role and r["seed"] == seed), key=lambda r: r["step"])
+    return [
+        ("train", [(r["step"], r["loss"]) for r in mine if r["loss"] is not None]),
+        ("val", [(r["step"], r["val_loss"]) for r in mine if r["val_loss"] is not None]),
+    ]
+
+
+def cost(sources: Sources) -> list[tuple[str, str]]:
+    """Wall time and tokens by stage, as (what, figure)."""
+    rows = sources.checkpoints.to_pylist()
+    trained = [r for r in rows if r["role"] != "base" and r["final"]]
+    figures = [("training wall time", _seconds(sum(r["wall_seconds"] or 0 for r in trained)))]
+    if tokens := sum(r["label_tokens"] or 0 for r in trained):
+        figures.append(("label tokens an epoch, all seeds", f"{tokens:,}"))
+    seconds = sum(s or 0 for s in sources.eval_rollouts["wall_seconds"].to_pylist())
+    output = sum(t or 0 for t in sources.eval_agents["output_tokens"].to_pylist())
+    figures += [
+        ("evaluation rollouts", f"{sources.eval_rollouts.num_rows:,}"),
+        ("evaluation rollout time, summed over concurrent rollouts", _seconds(seconds)),
+        ("evaluation output tokens", f"{output:,}"),
+    ]
+    return figures
+
+
+def percent(row: Mapping[str, Any]) -> str:
+    """A metric as people read it: a rate in per cent with its interval and n, a mean as a plain figure."""
+    if row["interval"].startswith("mean"):
+        return f"{row['value']:.1f} [{row['ci_low']:.1f}, {row['ci_high']:.1f}], n = {row['n']}"
+    return f"{row['value']:.1%} [{row['ci_low']:.1%}, {row['ci_high']:.1%}], n = {row['n']}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.0f} s" if value < 180 else f"{value / 60:.1f} min"

@@ -1,0 +1,88 @@
+"""The model card, in the manner of the hub.
+
+Belongs here: what a stranger needs before loading the checkpoint. Does not belong here: the experiment's full account,
+which is the report's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pyarrow as pa
+
+from etpi_assets.reports import facts
+from etpi_assets.reports.html import TEMPLATES
+from etpi_assets.specs.models import ExperimentSpec
+
+
+def render(
+    name: str,
+    spec: ExperimentSpec,
+    *,
+    metrics: pa.Table,
+    checkpoints: pa.Table,
+    dataset_rows: pa.Table,
+    base: pa.Table,
+) -> str:
+    """The card as markdown, from tables of those names (`base` is base_checkpoint's `checkpoints`)."""
+    train_rows = [row for row in dataset_rows.to_pylist() if row["split"] == "train"]
+    repos = Counter(row["repo"] for row in train_rows)
+    finals = [c for c in checkpoints.to_pylist() if c["final"] and c["role"] != "base"]
+    return TEMPLATES.get_template("model_card.md.jinja").render(
+        name=name,
+        title=spec.title,
+        notes=spec.notes,
+        card=spec.card,
+        base=spec.base,
+        base_name=_base_name(spec, base),
+        train=spec.train,
+        seeds=spec.seeds,
+        rollout_sets=spec.rollout_sets,
+        rollouts=len({row["rollout_id"] for row in train_rows}),
+        rows=len(train_rows),
+        tokens=sum(row["output_tokens"] for row in train_rows),
+        teachers=sorted({row["teacher"] or "unknown" for row in train_rows}),
+        selection=_selection(spec),
+        method=_method(spec),
+        upweight_turns=spec.dataset.upweight_turns,
+        upweight_factor=f"{spec.dataset.upweight_factor:g}",
+        finals=finals,
+        metrics=facts.metric_rows(metrics, facts.HEADLINE),
+        repos=sorted(repos.items()),
+        limitations=spec.card.limitations or _limitations(spec, metrics),
+    )
+
+
+def _base_name(spec: ExperimentSpec, base: pa.Table) -> str:
+    if spec.base.kind == "hub":
+        return f"{spec.base.repo} at {spec.base.revision}"
+    rows = base.to_pylist()
+    return f"{spec.base.kind} `{rows[0]['checkpoint_id'][:16]}`" if rows else spec.base.kind
+
+
+def _method(spec: ExperimentSpec) -> str:
+    train = spec.train
+    if train.method == "lora":
+        return f"LoRA rank {train.lora_rank}, α {train.lora_alpha}, dropout {train.lora_dropout:g}, {train.target_modules}; merged"
+    return "full fine-tuning" if train.method == "full" else "no training"
+
+
+def _selection(spec: ExperimentSpec) -> str:
+    rules = []
+    if spec.select.min_reward is not None:
+        rules.append(f"reward ≥ {spec.select.min_reward:g}")
+    rules += [name.replace("_", " ") for name in spec.select.require]
+    if spec.select.shortest_correct:
+        rules.append("shortest correct per task")
+    return ", ".join(rules) or "every rollout"
+
+
+def _limitations(spec: ExperimentSpec, metrics: pa.Table) -> list[str]:
+    lines = [f"Trained on rollouts of {', '.join(spec.rollout_sets)} alone; other task types are untested."]
+    sizes = {(row["unit"], row["n"]) for row in metrics.to_pylist() if row["seed"] is None and row["unit"] == "pair"}
+    if sizes:
+        lines.append(f"Evaluated on {min(n for _, n in sizes)} held-out pairs at the fewest; read the intervals.")
+    if spec.serving.template_kwargs:
+        lines.append(f"Serve with the template arguments {json.dumps(spec.serving.template_kwargs)}, as trained.")
+    return lines

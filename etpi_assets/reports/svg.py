@@ -1,0 +1,155 @@
+"""Small charts as inline SVG: they print, scale to a phone and need no script.
+
+Belongs here: drawing. Does not belong here: which figures are drawn. Colours come from the page's CSS variables with
+fallbacks, so that a chart also stands alone in the web page's markdown.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Sequence
+from html import escape
+
+COLOURS = {
+    "base": "#7a8594",
+    "sft": "#0b6e4f",
+    "rl": "#8338ec",
+    "teacher": "#c8553d",
+    "train": "#0b6e4f",
+    "val": "#c8553d",
+}
+INK, FAINT = "#2a2f36", "#d9dde3"
+
+
+def as_image(svg: str, alt: str) -> str:
+    """An SVG as a markdown image with a data URI, for pages that strip inline SVG."""
+    return f"![{alt}](data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()})"
+
+
+def _frame(width: int, height: int, title: str, body: Sequence[str]) -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
+        f'font-family="system-ui, sans-serif" font-size="12" fill="{INK}" style="width:100%;max-width:{width}px;height:auto">'
+        f"<title>{escape(title)}</title>{''.join(body)}</svg>"
+    )
+
+
+def _text(x: float, y: float, words: str, anchor: str = "start", size: int = 12, colour: str = INK) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{colour}">{escape(words)}</text>'
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, colour: str = FAINT, width: float = 1, dash: str = "") -> str:
+    style = f' stroke-dasharray="{dash}"' if dash else ""
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" stroke-width="{width}"{style}/>'
+
+
+def _legend(names: Sequence[str], x: float, y: float) -> list[str]:
+    parts = []
+    for name in names:
+        parts.append(f'<circle cx="{x:.1f}" cy="{y - 4:.1f}" r="4" fill="{COLOURS.get(name, INK)}"/>')
+        parts.append(_text(x + 9, y, name))
+        x += 22 + 7 * len(name)
+    return parts
+
+
+def interval_plot(
+    title: str,
+    rows: Sequence[tuple[str, Sequence[tuple[str, float, float, float]]]],
+    thresholds: dict[str, float] | None = None,
+) -> str:
+    """Rates with their intervals on a 0-1 axis.
+
+    Args:
+        title: read out by screen readers.
+        rows: (label, [(series, value, low, high), ...]) from top to bottom.
+        thresholds: label -> a bound drawn as a dashed mark.
+    """
+    left, right, width, top = 150, 20, 640, 30
+    scale = width - left - right
+    series = list(dict.fromkeys(name for _, marks in rows for name, *_ in marks))
+    body, y = _legend(series, left, 16), float(top)
+    start = y
+    for label, marks in rows:
+        height = max(1, len(marks)) * 14 + 10
+        body.append(_text(left - 10, y + height / 2 + 4, label, "end"))
+        if thresholds and label in thresholds:
+            x = left + thresholds[label] * scale
+            body.append(_line(x, y + 2, x, y + height - 2, INK, 1, "3 2"))
+        for i, (name, value, low, high) in enumerate(marks):
+            row, colour = y + 12 + i * 14, COLOURS.get(name, INK)
+            body.append(_line(left + low * scale, row, left + high * scale, row, colour, 2))
+            body.append(f'<circle cx="{left + value * scale:.1f}" cy="{row:.1f}" r="4" fill="{colour}"/>')
+        y += height
+    axis = [_line(left + t * scale, start, left + t * scale, y) for t in (0, 0.25, 0.5, 0.75, 1)]
+    ticks = [_text(left + t * scale, y + 16, f"{t:g}", "middle", 11) for t in (0, 0.25, 0.5, 0.75, 1)]
+    return _frame(width, int(y + 24), title, axis + body + ticks)
+
+
+def line_chart(title: str, series: Sequence[tuple[str, Sequence[tuple[float, float]]]], x_label: str, log_y: bool = False) -> str:
+    """Curves over a shared axis; series are (name, [(x, y), ...]); with `log_y` a y that is not positive is left out."""
+    left, right, top, width, height = 52, 16, 28, 640, 260
+    transform = math.log10 if log_y else float
+    kept = [(n, [(x, transform(y)) for x, y in pts if not log_y or y > 0]) for n, pts in series]
+    xs, ys = [x for _, pts in kept for x, _ in pts], [y for _, pts in kept for _, y in pts]
+    if not xs:
+        return _frame(width, 40, title, [_text(left, 24, "nothing recorded")])
+    x0, x1, y0, y1 = min(xs), max(xs), min(ys), max(ys)
+    x1, y1 = (x1 if x1 > x0 else x0 + 1), (y1 if y1 > y0 else y0 + 1)
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return (
+            left + (x - x0) / (x1 - x0) * (width - left - right),
+            height - 34 - (y - y0) / (y1 - y0) * (height - 34 - top),
+        )
+
+    body = _legend([n for n, _ in kept], left, 16)
+    for i in range(5):
+        y = y0 + (y1 - y0) * i / 4
+        _, py = place(x0, y)
+        body += [_line(left, py, width - right, py), _text(left - 6, py + 4, f"{10**y if log_y else y:.3g}", "end", 11)]
+        x = x0 + (x1 - x0) * i / 4
+        px, _ = place(x, y0)
+        body.append(_text(px, height - 18, f"{x:.4g}", "middle", 11))
+    body.append(_text((left + width) / 2, height - 4, x_label, "middle", 11))
+    for name, points in kept:
+        path = " ".join(f"{px:.1f},{py:.1f}" for px, py in (place(x, y) for x, y in points))
+        body.append(f'<polyline points="{path}" fill="none" stroke="{COLOURS.get(name, INK)}" stroke-width="1.8"/>')
+    return _frame(width, height, title, body)
+
+
+def bars(title: str, rows: Sequence[tuple[str, float]], unit: str = "") -> str:
+    """Horizontal bars, (label, value) from top to bottom, each with its figure."""
+    left, width, step = 170, 640, 22
+    most = max((value for _, value in rows), default=0) or 1
+    body = []
+    for i, (label, value) in enumerate(rows):
+        y = 6 + i * step
+        length = value / most * (width - left - 90)
+        body.append(_text(left - 8, y + 13, label, "end"))
+        body.append(f'<rect x="{left}" y="{y}" width="{length:.1f}" height="15" rx="2" fill="{COLOURS["sft"]}"/>')
+        body.append(_text(left + length + 6, y + 13, f"{value:,.3g}{unit}"))
+    return _frame(width, 12 + step * max(1, len(rows)), title, body)
+
+
+def teacher_plot(title: str, points: Sequence[tuple[str, float, float, float, float]]) -> str:
+    """Teacher's rate across, student's up, with the diagonal: (label, teacher, student, low, high)."""
+    size, left, bottom = 420, 48, 40
+    scale = size - left - bottom
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return left + x * scale, 12 + (1 - y) * scale
+
+    (x0, y0), (x1, y1) = place(0, 0), place(1, 1)
+    body = [_line(x0, y0, x1, y1, FAINT, 1.5, "4 3"), _line(x0, y0, x1, y0, INK), _line(x0, y0, x0, y1, INK)]
+    for tick in (0, 0.5, 1):
+        px, py = place(tick, tick)
+        body += [_text(px, y0 + 16, f"{tick:g}", "middle", 11), _text(x0 - 6, py + 4, f"{tick:g}", "end", 11)]
+    body += [_text((x0 + x1) / 2, y0 + 32, "teacher", "middle"), _text(x0 + 6, 10, "student")]
+    for label, teacher, student, low, high in points:
+        x, y = place(teacher, student)
+        body.append(_line(x, place(0, low)[1], x, place(0, high)[1], COLOURS["sft"], 2))
+        body.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{COLOURS["sft"]}"/>')
+        left_side = teacher > 0.6
+        body.append(_text(x + (-9 if left_side else 9), y - 7, label, "end" if left_side else "start", 11))
+    return _frame(size, size, title, body)

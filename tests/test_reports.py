@@ -1,0 +1,192 @@
+"""Reports: what stands on the page follows from the tables, and nothing in them can break out of it."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from etpi_assets.evaluation.metrics import measure
+from etpi_assets.reports import facts, html, leaderboard, model_card, svg
+from etpi_assets.specs.models import ExperimentSpec
+from etpi_resources.schemas import from_rows
+
+SPEC = ExperimentSpec(title="Plan <first> & go", rollout_sets=("strong",))
+
+
+def _rollout(i: int, role: str, seed: int | None) -> dict:
+    return {
+        "rollout_id": f"{role}{seed}{i}",
+        "origin": "eval",
+        "checkpoint_role": role,
+        "seed": seed,
+        "sample_seed": 0,
+        "decoding": "greedy",
+        "task_id": f"task{i}",
+        "repo": "harbor",
+        "wall_seconds": 2.0,
+        "exit_status": "Submitted",
+    }
+
+
+@pytest.fixture(scope="module")
+def sources() -> facts.Sources:
+    rollouts = [_rollout(i, *who) for i in range(12) for who in (("base", None), ("sft", 0))]
+    scores = [
+        {
+            "rollout_id": r["rollout_id"],
+            "task_id": r["task_id"],
+            "repo": r["repo"],
+            "reward": float(r["checkpoint_role"] == "sft" and r["task_id"] != "task3"),
+            "verdict": "passed",
+            "plan_first": r["checkpoint_role"] == "sft",
+            "plan_first_reason": None if r["checkpoint_role"] == "sft" else "first action not send_message",
+            "plan_content": True,
+            "follow_through": 1.0,
+            "exit_status": "Submitted",
+            "infrastructure_error": False,
+        }
+        for r in rollouts
+    ]
+    agents = [
+        {
+            "rollout_id": r["rollout_id"],
+            "agent_id": agent,
+            "follow_through": True,
+            "plan_entities": '["src/<b>.py"]',
+            "parse_rate": 1.0,
+            "turns": 5,
+            "output_tokens": 100,
+            "think_tokens": 0,
+            "exit_status": "Submitted",
+        }
+        for r in rollouts
+        for agent in ("agent1", "agent2")
+    ]
+    tables = from_rows("rollouts", rollouts), from_rows("scores", scores), from_rows("agent_scores", agents)
+    return facts.Sources(
+        metrics=measure(*tables, experiment="demo"),
+        eval_rollouts=tables[0],
+        eval_agents=from_rows("agents", [{"rollout_id": a["rollout_id"], "output_tokens": 100} for a in agents]),
+        eval_scores=tables[1],
+        eval_agent_scores=tables[2],
+        selected=from_rows("selected", [{"rollout_id": "a"}]),
+        dropped=from_rows("dropped", [{"stage": "selection", "rollout_id": "b", "reason": "reward_below"}]),
+        pairs=from_rows("pairs", [{"pair_id": str(t), "input_tokens": 10 * t, "output_ids": [1, 2]} for t in range(3)]),
+        dataset_rows=from_rows(
+            "dataset_rows",
+            [
+                {"turn": t, "weight": 12.0 if t == 0 else 1.0, "copies": 1, "output_tokens": 4, "split": "train", "repo": "harbor", "teacher": "strong", "rollout_id": "a"}
+                for t in range(4)
+            ],
+        ),
+        sequences=from_rows(
+            "sequences",
+            [
+                {
+                    "sequence_id": "s",
+                    "split": "train",
+                    "rollout_id": "a",
+                    "agent_id": "agent1",
+                    "input_ids": list(range(6)),
+                    "span_starts": [2],
+                    "span_ends": [4],
+                    "span_weights": [12.0],
+                }
+            ],
+        ),
+        checkpoints=from_rows(
+            "checkpoints",
+            [{"checkpoint_id": "c" * 64, "role": "sft", "seed": 0, "step": 10, "final": True, "method": "full", "path": "data/checkpoints/c", "train_loss": 0.1, "wall_seconds": 9.0}],
+        ),
+        training_log=from_rows("training_log", [{"role": "sft", "seed": 0, "step": s, "loss": 1.0 / (s + 1), "val_loss": None} for s in range(5)]),
+        probes=from_rows("probes", []),
+    )
+
+
+def _subject() -> html.Subject:
+    checks = [{"asset": "tito_pairs", "name": "no_think", "passed": False, "blocking": True, "message": "1 row <script>"}]
+    return html.Subject("demo", SPEC.title, "", SPEC.model_dump(mode="json"), SPEC.metrics.thresholds, {"tasks/coop": "v1"}, checks, (0,))
+
+
+class _Wellformed(HTMLParser):
+    VOID = {"meta", "br", "link"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open.pop() == tag, tag
+
+
+def test_the_page_is_whole_self_contained_and_escaped(sources):
+    page, _ = html.render(_subject(), sources, lambda ids: f"<tok{ids[0]}>")
+    parser = _Wellformed()
+    parser.feed(page)
+    assert parser.open == []
+    assert "script" not in parser.tags and "link" not in parser.tags
+    assert not re.search(r'(?:src|href)="https?:', page)
+    assert "Plan &lt;first&gt; &amp; go" in page and "src/&lt;b&gt;.py" in page
+    assert page.count('title="weight 12.0"') == 2
+
+
+def test_page_and_markdown_show_the_same_figures(sources):
+    page, markdown = html.render(_subject(), sources, str)
+    assert "100.0 %" in page and "sft (greedy)" in markdown
+    assert "| plan_first |" in markdown
+    assert "first action not send_message" not in page, "the base's pairs are not the trained role's"
+    assert "reward_below" in page and "reward_below" in markdown
+
+
+def test_weakest_pairs_stand_first(sources):
+    assert facts.pair_details(sources)[0]["task_id"] == "task3"
+
+
+def test_loss_share_follows_the_weights(sources):
+    assert facts.loss_share(sources.dataset_rows)[0] == (0, pytest.approx(12 / 15))
+    assert facts.tokens_saved(sources) == (36, 6)
+
+
+def test_card_names_base_data_and_intervals(sources):
+    base = from_rows("checkpoints", [{"checkpoint_id": "b" * 64, "role": "base"}])
+    card = model_card.render(
+        "demo", SPEC, metrics=sources.metrics, checkpoints=sources.checkpoints, dataset_rows=sources.dataset_rows, base=base
+    )
+    assert card.startswith("---\nlicense: apache-2.0")
+    assert "tiny `bbbbbbbbbbbbbbbb`" in card and "strong" in card and "| plan_first | sft | greedy | 100.0% [" in card
+
+
+def test_leaderboard_and_ceiling_keep_filtered_apart(sources):
+    entry = leaderboard.Entry("demo", "Demo", sources.metrics)
+    board = leaderboard.leaderboard([entry]).to_pylist()
+    (row,) = [r for r in board if r["metric"] == "solved" and r["checkpoint_role"] == "sft"]
+    assert row["value"] == pytest.approx(11 / 12) and row["seeds"] == 1
+    teacher_scores = from_rows(
+        "scores",
+        [
+            {"rollout_id": str(i), "plan_first": True, "plan_content": True, "follow_through": float(i == 0), "reward": 0.0, "infrastructure_error": False}
+            for i in range(4)
+        ],
+    )
+    lesson = leaderboard.Lesson(teacher_scores, frozenset({"0"}), ("strong",), frozenset({"follow_through"}))
+    ceiling = {r["metric"]: r for r in leaderboard.teacher_ceiling([entry], {"demo": lesson}).to_pylist()}
+    assert ceiling["follow_through"]["teacher_value"] == pytest.approx(0.25)
+    assert ceiling["follow_through"]["selected_value"] == pytest.approx(1.0)
+    assert ceiling["follow_through"]["filtered"] and not ceiling["plan_first"]["filtered"]
+
+
+def test_charts_survive_nothing_and_one_point():
+    assert "nothing recorded" in svg.line_chart("Loss", [], "step")
+    assert "polyline" in svg.line_chart("Loss", [("train", [(1, 0.5)])], "step", log_y=True)
+    assert svg.as_image(svg.bars("b", []), "b").startswith("![b](data:image/svg+xml;base64,")
