@@ -1,0 +1,148 @@
+"""Probes of a served checkpoint, before any rollout is spent on it.
+
+Belongs here: the questions that prove that what is served is what was trained, and that it acts on prompts it has not
+seen. Does not belong here: whole rollouts, or metrics with thresholds.
+
+Each probe answers for one checkpoint over one set of first-turn prompts; `verdicts` turns the answers into checks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from etpi_assets.rollouts.actions import read_actions
+from etpi_resources.checks import CheckOutcome
+from etpi_resources.engines import Completion, Engine, Request, Sampler
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A first-turn prompt: where it is from, its ids as trained on (or as served, for held-out tasks), its messages."""
+
+    source: str
+    ids: Sequence[int]
+    messages: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One probe's result for one checkpoint over one prompt set: the share that passed and what to show."""
+
+    probe: str
+    prompt_set: str
+    n: int
+    value: float
+    passed: bool
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+    def row(self, checkpoint_id: str, role: str, seed: int | None) -> dict[str, Any]:
+        """The answer as a row of the `probes` table."""
+        return {
+            "checkpoint_id": checkpoint_id,
+            "role": role,
+            "seed": seed,
+            "probe": self.probe,
+            "prompt_set": self.prompt_set,
+            "n": self.n,
+            "value": self.value,
+            "passed": self.passed,
+            "detail": json.dumps(self.detail, sort_keys=True),
+        }
+
+
+def first_turns(engine: Engine, prompts: Sequence[Prompt], max_tokens: int) -> list[Completion]:
+    """The engine's greedy first turn for each prompt."""
+    sampler = Sampler(temperature=0.0, max_tokens=max_tokens)
+    return engine.complete(
+        [
+            Request(f"probe/{p.source}/0", f"probe/{p.source}", p.ids, p.messages, sampler)
+            for p in prompts
+        ]
+    )
+
+
+def served_name(engine: Engine, checkpoint_id: str) -> Answer:
+    """The name the engine serves under embeds the checkpoint's hash, so that a reload cannot pass for another."""
+    passed = checkpoint_id[:12] in engine.name
+    return Answer("served_name", "none", 1, float(passed), passed, {"served": engine.name, "expected": checkpoint_id[:12]})
+
+
+def ids_returned(prompt_set: str, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> Answer:
+    """Every call returns token ids, and the prompt ids it reports are those it was sent."""
+    wrong = [
+        p.source
+        for p, c in zip(prompts, completions, strict=True)
+        if not c.output_ids or c.prompt_ids is None or list(c.prompt_ids) != list(p.ids)
+    ]
+    return _share("ids_returned", prompt_set, len(prompts), wrong, 1.0)
+
+
+def prompt_parity(rendered: Mapping[str, Sequence[int]], trained: Mapping[str, Sequence[int]]) -> Answer:
+    """The ids serving makes of a training task's messages are the ids the training data holds, position by position."""
+    wrong = {source: _departure(rendered[source], ids) for source, ids in trained.items() if list(rendered[source]) != list(ids)}
+    first = next(iter(wrong.items()), None)
+    answer = _share("prompt_parity", "train", len(trained), list(wrong), 1.0)
+    return Answer(**{**answer.__dict__, "detail": {**answer.detail, "first_departure": first}})
+
+
+def differs_from_base(mine: Sequence[Completion], base: Sequence[Completion], floor: float) -> Answer:
+    """Greedy output differs from the base's on training prompts: an adapter that never loaded does not."""
+    same = [str(i) for i, (a, b) in enumerate(zip(mine, base, strict=True)) if a.output_ids == b.output_ids]
+    return _share("differs_from_base", "train", len(mine), same, floor)
+
+
+def parses(prompt_set: str, prompts: Sequence[Prompt], completions: Sequence[Completion], floor: float) -> Answer:
+    """The first turn holds a readable action and text the reader sees (no output swallowed by a reasoning field)."""
+    unread = [p.source for p, c in zip(prompts, completions, strict=True) if read_actions(c.text)[1] is not None or not c.text.strip()]
+    sample = next((c.text for p, c in zip(prompts, completions, strict=True) if p.source in unread), None)
+    answer = _share("first_turn_parses", prompt_set, len(prompts), unread, floor)
+    return Answer(**{**answer.__dict__, "detail": {**answer.detail, "first_unread": sample}})
+
+
+def messages_first(prompt_set: str, completions: Sequence[Completion]) -> Answer:
+    """Share of first turns that are a pure message: the behaviour itself, recorded for both prompt sets, never gated."""
+    hits = 0
+    for completion in completions:
+        actions, _ = read_actions(completion.text)
+        hits += bool(actions) and all(a.kind == "send_message" and a.pure for a in actions)
+    return Answer("first_turn_message", prompt_set, len(completions), hits / max(1, len(completions)), True)
+
+
+def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[CheckOutcome]:
+    """One blocking check a probe, over every trained checkpoint's rows of the `probes` table."""
+    remedies = {
+        "served_name": "serve the checkpoint under a name that embeds its hash, and unload the old one",
+        "ids_returned": "ask the server for token ids; a capture of none is a failure, not an empty set",
+        "prompt_parity": "give serving and training the same messages, tools, template and template arguments",
+        "differs_from_base": "the trained weights were not served, or training moved nothing: look at sft_checkpoint's checks",
+        "first_turn_parses": "compare a failing turn with a training row token by token; look at format_exposure",
+    }
+    outcomes = []
+    for probe, remedy in remedies.items():
+        mine = [r for r in rows if r["probe"] == probe and r["role"] != "base"]
+        failed = [r for r in mine if not r["passed"]]
+        words = "; ".join(
+            f"{r['role']} seed {r['seed']} on {r['prompt_set']} prompts: {r['value']:.2f} of {r['n']}, {r['detail']}" for r in failed
+        )
+        outcomes.append(
+            CheckOutcome(
+                name=probe,
+                passed=not failed,
+                message=f"{words}. Remedy: {remedy}" if failed else f"{len(mine)} probes passed",
+                figures={f"{r['role']}/{r['seed']}/{r['prompt_set']}": r["value"] for r in mine},
+            )
+        )
+    return outcomes
+
+
+def _share(probe: str, prompt_set: str, n: int, failed: Sequence[str], floor: float) -> Answer:
+    value = 1 - len(failed) / n if n else 0.0
+    return Answer(probe, prompt_set, n, value, n > 0 and value >= floor, {"floor": floor, "failed": list(failed)[:5]})
+
+
+def _departure(left: Sequence[int], right: Sequence[int]) -> dict[str, Any]:
+    at = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+    return {"at": at, "served": list(left[at : at + 8]), "trained": list(right[at : at + 8])}

@@ -1,0 +1,124 @@
+"""The reports stage as assets: experiment_report, model_card, leaderboard, teacher_ceiling."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pyarrow as pa
+
+from etpi_assets.materialize import AssetRun, Produced, etpi_asset
+from etpi_assets.reports import facts, html, leaderboard, model_card, svg
+from etpi_resources.chat_format import load_chat_format
+from etpi_resources.lake import Ref
+from etpi_resources.schemas import empty, from_rows
+
+
+@etpi_asset("experiment_report")
+def experiment_report(run: AssetRun) -> Produced:
+    spec, key = run.spec, run.key
+    upstream = [ref for asset in run.node.upstream for ref in run.refs(asset)]
+    manifests = {ref: run.lake.require(ref) for ref in upstream}
+    subject = html.Subject(
+        name=key,
+        title=spec.title,
+        notes=spec.notes,
+        spec=spec.model_dump(mode="json"),
+        thresholds=spec.metrics.thresholds,
+        inputs={str(ref): manifest.version for ref, manifest in manifests.items()},
+        checks=[{**check, "asset": ref.asset} for ref, manifest in manifests.items() for check in manifest.checks],
+        seeds=spec.seeds,
+    )
+    sources = facts.Sources(
+        metrics=run.read("eval_metrics", "metrics"),
+        eval_rollouts=run.read("eval_rollouts", "rollouts"),
+        eval_agents=run.read("eval_rollouts", "agents"),
+        eval_scores=run.read("eval_metrics", "scores"),
+        eval_agent_scores=run.read("eval_metrics", "agent_scores"),
+        selected=run.read("selected_trajectories", "selected"),
+        dropped=run.read("selected_trajectories", "dropped"),
+        pairs=run.read("tito_pairs", "pairs"),
+        dataset_rows=run.read("upweighted_dataset", "dataset_rows"),
+        sequences=run.read("upweighted_dataset", "sequences"),
+        checkpoints=run.read("sft_checkpoint", "checkpoints"),
+        training_log=run.read("sft_checkpoint", "training_log"),
+        probes=run.read("serving_probe", "probes"),
+    )
+    chat = load_chat_format(spec.base.chat_template)
+    page, markdown = html.render(subject, sources, chat.decode)
+    rows = [_write(run, "report.html", "html", page), _write(run, "report.md", "markdown", markdown)]
+    return Produced(
+        tables={"reports": from_rows("reports", rows)},
+        metadata={"report": str(run.lake.root / rows[0]["path"]), "summary": markdown.split("## Checks")[0]},
+    )
+
+
+@etpi_asset("model_card")
+def model_card_asset(run: AssetRun) -> Produced:
+    card = model_card.render(
+        run.key,
+        run.spec,
+        metrics=run.read("eval_metrics", "metrics"),
+        checkpoints=run.read("sft_checkpoint", "checkpoints"),
+        dataset_rows=run.read("upweighted_dataset", "dataset_rows"),
+        base=run.read("base_checkpoint", "checkpoints"),
+    )
+    return Produced(tables={"reports": from_rows("reports", [_write(run, "README.md", "model_card", card)])}, metadata={"card": card})
+
+
+@etpi_asset("leaderboard")
+def leaderboard_asset(run: AssetRun) -> Produced:
+    return Produced(tables={"leaderboard": leaderboard.leaderboard(_entries(run))})
+
+
+@etpi_asset("teacher_ceiling")
+def teacher_ceiling(run: AssetRun) -> Produced:
+    entries = _entries(run)
+    table = leaderboard.teacher_ceiling(entries, {entry.experiment: _lesson(run, entry.experiment) for entry in entries})
+    points = [
+        (r["experiment"], r["teacher_value"], r["student_value"], r["student_ci_low"], r["student_ci_high"])
+        for r in table.to_pylist()
+        if r["metric"] == "follow_through" and r["decoding"] != "greedy" and r["teacher_value"] is not None
+    ]
+    plot = svg.as_image(svg.teacher_plot("Follow-through", points), "follow-through: teacher against student")
+    return Produced(tables={"teacher_ceiling": table}, metadata={"plot": plot})
+
+
+def _entries(run: AssetRun) -> list[leaderboard.Entry]:
+    return [
+        leaderboard.Entry(key, run.specs.experiments[key].title, run.lake.read(Ref("eval_metrics", "experiment", key), "metrics"))
+        for key in run.lake.keys("eval_metrics", "experiment")
+        if key in run.specs.experiments
+    ]
+
+
+def _lesson(run: AssetRun, experiment: str) -> leaderboard.Lesson:
+    spec = run.specs.experiments[experiment]
+    selected = run.lake.read(Ref("selected_trajectories", "experiment", experiment), "selected")
+    filtered = set(spec.select.require)
+    if spec.select.min_reward is not None:
+        # A rollout cannot be solved without touching the files it is about.
+        filtered |= {"solved", "follow_through"}
+    scores = [run.lake.read(Ref("scored_rollouts", "rollout_set", name), "scores") for name in spec.rollout_sets]
+    return leaderboard.Lesson(
+        scores=pa.concat_tables([empty("scores"), *scores]),
+        selected=frozenset(selected["rollout_id"].to_pylist()),
+        teachers=sorted({teacher or "unknown" for teacher in selected["teacher"].to_pylist()}),
+        filtered_on=frozenset(filtered),
+    )
+
+
+def _write(run: AssetRun, name: str, kind: str, text: str) -> dict:
+    """Write a report to its stable place, whole or not at all."""
+    folder = run.lake.root / "reports" / run.key
+    folder.mkdir(parents=True, exist_ok=True)
+    data = text.encode()
+    staging = folder / f".{name}.{os.getpid()}"
+    staging.write_bytes(data)
+    os.replace(staging, folder / name)
+    path = Path("reports") / run.key / name
+    return {"experiment": run.key, "kind": kind, "path": str(path), "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+
+
+ASSETS = [experiment_report, model_card_asset, leaderboard_asset, teacher_ceiling]
