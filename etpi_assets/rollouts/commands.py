@@ -1,0 +1,269 @@
+"""Which parts of a bash command send messages, read without running it.
+
+Belongs here: enough of bash's word rules (quotes, heredocs, separators, redirections) to tell a message command from the
+commands around it, and its inverse. Does not belong here: how a turn carries a command (`actions`), or delivery
+(`mailbox`). One pass over the text whatever it holds; nothing here raises.
+
+A message's text is literal: the harness delivers it itself, so nothing in it is expanded or run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Literal
+
+Quoting = Literal["heredoc", "double", "single"]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One message command: the recipient (None: everybody), the text, whether the sender waits for an answer."""
+
+    to: str | None
+    message: str
+    wait: bool
+
+
+@dataclass(frozen=True)
+class Split:
+    """A command's messages, and what is left of it for the shell with `:` in each message's place ("" where nothing is
+    left, which is what makes the messages pure). `leads`: the first simple command is a message."""
+
+    sent: tuple[Sent, ...]
+    rest: str
+    leads: bool
+
+
+@dataclass
+class _Simple:
+    """One simple command: its span, its words with whether each was quoted, and what redirections gave it."""
+
+    start: int
+    end: int = 0
+    words: list[tuple[str, bool]] = field(default_factory=list)
+    text: str | None = None
+    redirected: bool = False
+    bodies: list[tuple[int, int]] = field(default_factory=list)
+
+
+def split_command(command: str, names: Collection[str] = ("send_message",)) -> Split:
+    """Split a bash command into the messages that its top-level simple commands send and the rest.
+
+    A simple command is a message where its first word is one of `names`: `NAME TO <<'EOF'`, `NAME TO "text"`,
+    `NAME TO 'text'`, `NAME "text"` (to everybody), with `--wait` anywhere among the words. Inside a substitution, a
+    group or a conditional it is left to the shell, for whether it would run cannot be read off.
+    """
+    if not any(name in command for name in names):
+        return Split((), command, False)
+    lexer = _Lexer(command)
+    simples = lexer.run()
+    sent: list[Sent] = []
+    cuts: list[tuple[int, int, str]] = []
+    pure, leads = not lexer.joined, False
+    for index, simple in enumerate(simples):
+        message = _message(simple, names)
+        if message is None:
+            pure = False
+            continue
+        leads = leads or index == 0
+        pure = pure and not simple.redirected
+        sent.append(message)
+        cuts.append((simple.start, simple.end, ":"))
+        cuts.extend((start, end, "") for start, end in simple.bodies)
+    if not sent:
+        return Split((), command, False)
+    rest, position = [], 0
+    for start, end, put in sorted(cuts):
+        rest.append(command[position:start] + put)
+        position = max(position, end)
+    left = "".join(rest) + command[position:]
+    return Split(tuple(sent), "" if pure else left, leads)
+
+
+def format_message(
+    to: str,
+    message: str,
+    quoting: Quoting = "heredoc",
+    *,
+    wait: Literal["before", "after"] | None = None,
+    name: str = "send_message",
+) -> str:
+    """The command that sends `message` to `to`; `split_command` reads it back unchanged."""
+    head = f"{name} --wait {to}" if wait == "before" else f"{name} {to}"
+    tail = " --wait" if wait == "after" else ""
+    if quoting == "heredoc":
+        lines = {line.rstrip() for line in message.split("\n")}
+        mark, number = "MSG", 0
+        while mark in lines:
+            number += 1
+            mark = f"MSG{number}"
+        return f"{head} <<'{mark}'{tail}\n{message}\n{mark}"
+    if quoting == "single":
+        return f"{head} '{message.replace(chr(39), _QUOTE_IN_SINGLE)}'{tail}"
+    escaped = "".join("\\" + c if c in '\\"$`' else c for c in message)
+    return f'{head} "{escaped}"{tail}'
+
+
+_QUOTE_IN_SINGLE = "'\\''"
+
+
+def _message(simple: _Simple, names: Collection[str]) -> Sent | None:
+    if not simple.words or simple.words[0][0] not in names:
+        return None
+    operands = [(word, quoted) for word, quoted in simple.words[1:] if quoted or word != "--wait"]
+    wait = len(operands) < len(simple.words) - 1
+    if simple.text is not None:
+        return Sent(operands[0][0] if operands else None, simple.text, wait)
+    if len(operands) == 1 and operands[0][1]:
+        return Sent(None, operands[0][0], wait)
+    if len(operands) < 2:
+        return None
+    return Sent(operands[0][0], " ".join(word for word, _ in operands[1:]), wait)
+
+
+class _Lexer:
+    """One pass over a command; `i` only grows. `joined`: it holds a pipe or a `&`, which no pure message has."""
+
+    def __init__(self, text: str) -> None:
+        self.s, self.n, self.i = text, len(text), 0
+        self.depth, self.ticked = 0, False
+        self.out: list[_Simple] = []
+        self.simple: _Simple | None = None
+        self.pending: list[tuple[str, bool, _Simple]] = []
+        self.last = 0
+        self.joined = False
+
+    def run(self) -> list[_Simple]:
+        while self.i < self.n:
+            c = self.s[self.i]
+            if c == "\n":
+                self.i += 1
+                if self._top():
+                    self._close()
+                self._bodies()
+            elif c in " \t\r":
+                self.i += 1
+            elif c == "\\" and self.s.startswith("\\\n", self.i):
+                self.i += 2
+            elif c == "#":
+                end = self.s.find("\n", self.i)
+                self.i = self.n if end < 0 else end
+            elif c in "<>" or (c == "&" and self.s.startswith("&>", self.i)):
+                self._redirect()
+            elif c in ";&|" and self._top():
+                self._close()
+                doubled = self.s[self.i : self.i + 2] in ("&&", "||")
+                self.joined = self.joined or (c != ";" and not doubled)
+                self.i += 2 if doubled else 1
+            elif c in ";&|":
+                self.i += 1
+            else:
+                simple = self._open()
+                word, quoted = self._word()
+                if not (word.isdigit() and not quoted and self.i < self.n and self.s[self.i] in "<>"):
+                    simple.words.append((word, quoted))
+                self.last = self.i
+        self._close()
+        return self.out
+
+    def _top(self) -> bool:
+        return self.depth == 0 and not self.ticked
+
+    def _open(self) -> _Simple:
+        if self.simple is None:
+            self.simple = _Simple(self.i)
+            self.last = self.i
+        return self.simple
+
+    def _close(self) -> None:
+        if self.simple is not None:
+            self.simple.end = self.last
+            self.out.append(self.simple)
+            self.simple = None
+
+    def _word(self) -> tuple[str, bool]:
+        """The word at `i`, quotes taken off, and whether any of it was quoted; always moves on."""
+        parts: list[str] = []
+        quoted = False
+        while self.i < self.n:
+            c = self.s[self.i]
+            if c == "'":
+                end = self.s.find("'", self.i + 1)
+                end = self.n if end < 0 else end
+                parts.append(self.s[self.i + 1 : end])
+                self.i, quoted = end + 1, True
+            elif c == '"':
+                parts.append(self._double())
+                quoted = True
+            elif c == "\\":
+                if self.s[self.i + 1 : self.i + 2] != "\n":
+                    parts.append(self.s[self.i + 1 : self.i + 2])
+                self.i += 2
+            elif c in " \t\r\n<>;&|":
+                break
+            else:
+                if c == "(":
+                    self.depth += 1
+                elif c == ")":
+                    self.depth = max(0, self.depth - 1)
+                elif c == "`":
+                    self.ticked = not self.ticked
+                parts.append(c)
+                self.i += 1
+        self.i = min(self.i, self.n)
+        return "".join(parts), quoted
+
+    def _double(self) -> str:
+        parts: list[str] = []
+        self.i += 1
+        while self.i < self.n:
+            c = self.s[self.i]
+            if c == '"':
+                self.i += 1
+                break
+            if c == "\\" and self.s[self.i + 1 : self.i + 2] in ("\\", '"', "$", "`", "\n"):
+                parts.append(self.s[self.i + 1].replace("\n", ""))
+                self.i += 2
+            else:
+                parts.append(c)
+                self.i += 1
+        return "".join(parts)
+
+    def _blank(self) -> None:
+        while self.i < self.n and self.s[self.i] in " \t":
+            self.i += 1
+
+    def _redirect(self) -> None:
+        simple = self._open()
+        start = self.i
+        while self.i < self.n and self.s[self.i] in "<>&|-":
+            self.i += 1
+        operator = self.s[start : self.i]
+        self._blank()
+        word, _ = self._word()
+        self.last = self.i
+        if operator in ("<<", "<<-"):
+            self.pending.append((word, operator == "<<-", simple))
+        elif operator == "<<<":
+            simple.text = word
+        else:
+            simple.redirected = True
+
+    def _bodies(self) -> None:
+        """Read the heredocs announced on the line that has just ended; one left open runs to the end."""
+        for mark, tabs, simple in self.pending:
+            start = self.i
+            lines: list[str] = []
+            while self.i < self.n:
+                end = self.s.find("\n", self.i)
+                end = self.n if end < 0 else end
+                line = self.s[self.i : end]
+                self.i = min(end + 1, self.n)
+                line = line.lstrip("\t") if tabs else line
+                if line.rstrip() == mark:
+                    break
+                lines.append(line)
+            simple.text = "\n".join(lines)
+            simple.bodies.append((start, self.i))
+        self.pending.clear()

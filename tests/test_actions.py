@@ -1,0 +1,198 @@
+"""Reading what a turn does: every form, messages inside commands, and text that nobody meant."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etpi_assets.rollouts.actions import (
+    BAD_JSON,
+    EMPTY,
+    NO_ACTION,
+    UNCLOSED_CALL,
+    UNCLOSED_THINK,
+    format_action,
+    read_actions,
+)
+from etpi_assets.rollouts.commands import format_message, split_command
+
+FORMS = ("tool_calls", "xml", "hermes", "fenced", "bracket")
+
+
+def read(form: str, command: str):
+    written = format_action(command, form)  # type: ignore[arg-type]
+    return read_actions("", written) if isinstance(written, list) else read_actions(f"I will look.\n\n{written}\n")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "command", ["ls", "cat > a.py <<'EOF'\ndef f():\n    return \"x\"\n\nEOF\npython a.py", "echo 'é ≥'"]
+)
+def test_every_form_round_trips(form, command):
+    actions, error = read(form, command)
+    assert error is None
+    assert [(a.kind, a.command, a.form) for a in actions] == [("bash", command, form)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("quoting", ["heredoc", "double", "single"])
+@pytest.mark.parametrize("wait", [None, "before", "after"])
+def test_messages_are_read_in_every_form(form, quoting, wait):
+    text = 'Plan: I\'ll do `src/a.py`, you "b.py" for $5'
+    actions, error = read(form, format_message("agent2", text, quoting, wait=wait))
+    assert error is None
+    (action,) = actions
+    assert (action.kind, action.to, action.message, action.pure, action.wait) == (
+        "send_message",
+        "agent2",
+        text,
+        True,
+        wait is not None,
+    )
+
+
+@given(
+    st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0")),
+    st.sampled_from(["heredoc", "double", "single"]),
+)
+def test_a_message_survives_its_quoting(text, quoting):
+    split = split_command(format_message("agent2", text, quoting))
+    assert [(s.to, s.message) for s in split.sent] == [("agent2", text)]
+    assert split.rest == ""
+
+
+def test_purity_and_what_is_left_for_the_shell():
+    def parts(command):
+        actions, _ = read_actions(format_action(command))  # type: ignore[arg-type]
+        return [(a.kind, a.message if a.kind == "send_message" else a.command, a.pure) for a in actions]
+
+    assert parts("ls && send_message agent2 'hi'") == [("bash", "ls && :", True), ("send_message", "hi", False)]
+    assert parts("send_message agent2 'hi'; ls") == [("send_message", "hi", False), ("bash", ":; ls", True)]
+    assert parts("send_message a 'one'\nsend_message b <<'M'\ntwo\nM\n") == [
+        ("send_message", "one", True),
+        ("send_message", "two", True),
+    ]
+    assert parts("# say hello | wave\nsend_message a hello there") == [("send_message", "hello there", True)]
+    assert parts("send_message a 'x' | tee log")[0] == ("send_message", "x", False)
+    assert parts("send_message a 'x' > log")[0] == ("send_message", "x", False)
+    assert parts("send_message agent2 <<'M' && cat a.py\nplan\nM\nls") == [
+        ("send_message", "plan", False),
+        ("bash", ": && cat a.py\nls", True),
+    ]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "cat > notes <<'EOF'\nsend_message agent2 'hi'\nEOF",
+        "echo \"send_message agent2 'hi'\"",
+        "echo send_message agent2 'hi'",
+        "if true; then send_message agent2 'hi'; fi",
+        "echo $(ls; send_message agent2 'hi')",
+        "grep -rn send_message .",
+        "send_message agent2",
+        "send_message",
+    ],
+)
+def test_what_only_mentions_a_message_is_bash(command):
+    actions, _ = read_actions(format_action(command))  # type: ignore[arg-type]
+    assert [(a.kind, a.command) for a in actions] == [("bash", command)]
+
+
+def test_other_harnesses_commands_and_tools():
+    names = ("send_message", "coop-send", "coop-broadcast")
+    content = '[tool_use Bash] {"command": "coop-broadcast \\"agent1: taking core.py\\""}'
+    (action,), _ = read_actions(content, message_commands=names)
+    assert (action.kind, action.to, action.message, action.form) == (
+        "send_message",
+        None,
+        "agent1: taking core.py",
+        "bracket",
+    )
+    (action,), _ = read_actions('[tool_use Edit] {"file_path": "src/a.py", "old_string": "x"}')
+    assert action.kind == "bash" and "src/a.py" in action.command
+    call = {"name": "send_message", "input": {"to": "agent2", "message": "hi"}}
+    (action,), _ = read_actions("", [call])
+    assert (action.kind, action.to, action.message) == ("send_message", "agent2", "hi")
+    (action,), _ = read_actions("", [{"function": {"name": "bash", "arguments": {"command": "ls"}}}])
+    assert action.command == "ls"
+    (action,), _ = read_actions("```mswea_bash_command\nls -la\n```")
+    assert action.command == "ls -la"
+
+
+def test_several_calls_are_one_list_in_order():
+    content = format_action("ls") + "\n" + format_action("pwd")  # type: ignore[operator]
+    actions, _ = read_actions(content)
+    assert [a.command for a in actions] == ["ls", "pwd"]
+
+
+def test_the_think_block_is_not_read():
+    call = format_action("ls")
+    assert [a.command for a in read_actions(f"<think>```bash\nrm x\n```</think>\n{call}")[0]] == ["ls"]
+    assert read_actions("<think>maybe\n```bash\nrm x\n```\n") == ([], UNCLOSED_THINK)
+    assert [a.command for a in read_actions(f"reasoning, no opening</think>{call}")[0]] == ["ls"]
+    # A close after the first call does not delimit: the call stands.
+    assert [a.command for a in read_actions(f"<think>{call}</think>")[0]] == ["ls"]
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        ("", NO_ACTION),
+        ("I would run ls.", NO_ACTION),
+        ('[Makes bash tool call with {"command": "ls -la"} as arguments]', NO_ACTION),
+        ("<tool_call>\n<function=bash>\n<parameter=command>\nls", UNCLOSED_CALL),
+        ("<tool_call>", UNCLOSED_CALL),
+        ("<tool_call>ls</tool_call>", NO_ACTION),
+        ('<tool_call>{"name": "bash", "arguments": {"command": </tool_call>', BAD_JSON),
+        ("<tool_call>\n<function=bash>\n<parameter=command>\n\n</parameter>\n</function>\n</tool_call>", EMPTY),
+        ("```bash\nls", UNCLOSED_CALL),
+        ("```python\nprint(1)\n```", NO_ACTION),
+    ],
+)
+def test_why_there_is_no_action(content, error):
+    assert read_actions(content) == ([], error)
+
+
+PIECES = [
+    "<tool_call>", "</tool_call>", "<function=bash>", "</function>", "<parameter=command>", "</parameter>", "```bash\n", "\n```\n",
+    "[tool_use Bash] ", '{"command": "', '"}', "{", "[", "<think>", "</think>", "send_message ", "agent2 ", "--wait", "<<'M'", "<<", "\nM\n",
+    "'", '"', "\\", "$(", "`", "(", ")", "&&", "|", "&", ";", "\n", "#", "<", ">", "ls", " ", "\0", "é",
+]  # fmt: skip
+
+
+@given(
+    st.lists(st.sampled_from(PIECES) | st.text(max_size=3)).map("".join),
+    st.sampled_from([None, [{}], [None], [{"function": {"name": "bash"}}]]),
+)
+def test_nothing_raises_and_an_empty_list_has_a_reason(text, tool_calls):
+    for content in (text, f"<tool_call><function=bash><parameter=command>{text}</parameter>"):
+        actions, error = read_actions(content, tool_calls)
+        assert bool(actions) == (error is None)
+    for arguments in (text, json.dumps({"command": text})):
+        read_actions("", [{"function": {"name": "bash", "arguments": arguments}}])
+    split_command("send_message " + text)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    PIECES
+    + [
+        '<tool_call>{"a":',
+        '[tool_use Bash] {"a',
+        "<tool_call><function=bash><parameter=command>",
+        "send_message a <<M\n",
+        "a <<",
+        "$('",
+    ],
+)
+def test_time_is_linear_in_hostile_text(piece):
+    text = piece * (150_000 // len(piece))
+    started = time.perf_counter()
+    read_actions(text)
+    split_command("send_message " + text)
+    assert time.perf_counter() - started < 2
