@@ -1,8 +1,8 @@
 """What an assistant turn does, read from whatever form its harness writes.
 
-Belongs here: the forms a command travels in (structured tool calls, `<tool_call>` with XML or JSON inside, `[tool_use …]`
-and fenced blocks), reading them and writing them. Does not belong here: what a bash command sends (`commands`), or
-running anything.
+Belongs here: the forms a command travels in (structured tool calls, `<tool_call>` with XML or JSON inside,
+`[tool_use …]` and fenced blocks), reading and writing them. Does not belong here: what a bash command sends
+(`commands`), or running anything.
 
 One form is read a turn, the first of those above that occurs. A call that ends unread is an error only where no other
 call of the turn could be read. Nothing here raises, and the time is linear in the text, whatever a model writes.
@@ -41,13 +41,13 @@ def read_actions(
 
     Args:
         content: the turn's text; a think block before the first call is not read.
-        tool_calls: structured calls ({"function": {"name", "arguments"}} or {"name", "arguments" | "input"}, arguments as
-            a mapping or as JSON text), read instead of the text where there are any.
+        tool_calls: structured calls ({"function": {"name", "arguments"}} or {"name", "arguments" | "input"}, arguments
+            as a mapping or as JSON text), read instead of the text where there are any.
         message_commands: shell commands and tools that send messages.
 
-    A bash command that sends messages becomes one action a message, and one bash action for the rest where there is any:
-    its `command` has `:` in each message's place, so that message text never counts as bash. The messages are pure where
-    nothing is left. A call of another tool becomes a bash action that reads `NAME {arguments}`.
+    A bash command that sends messages becomes one action a message, and one bash action for the rest where there is
+    any: its `command` has `:` in each message's place, so that message text never counts as bash. The messages are pure
+    where nothing is left. A call of another tool becomes a bash action that reads `NAME {arguments}`.
     """
     form, calls = _calls(content, tool_calls)
     actions: list[Action] = []
@@ -167,7 +167,7 @@ def _tagged(text: str) -> Iterator[tuple[Form, _Call]]:
 
 
 def _xml(text: str, start: int, end: int) -> _Call:
-    """`<function=NAME><parameter=P>value</parameter>…` in text[start:end]; one newline on each side of a value is form."""
+    """`<function=NAME><parameter=P>value</parameter>…` in text[start:end]; one newline each side of a value is form."""
     name_end = text.find(">", start, end)
     if not text.startswith("<function=", start) or name_end < 0:
         return NO_ACTION if end < len(text) else UNCLOSED_CALL

@@ -1,7 +1,7 @@
 """Which parts of a bash command send messages, read without running it.
 
-Belongs here: enough of bash's word rules (quotes, heredocs, separators, redirections) to tell a message command from the
-commands around it, and its inverse. Does not belong here: how a turn carries a command (`actions`), or delivery
+Belongs here: enough of bash's word rules (quotes, heredocs, separators, redirections) to tell a message command from
+the commands around it, and its inverse. Does not belong here: how a turn carries a command (`actions`), or delivery
 (`mailbox`). One pass over the text whatever it holds; nothing here raises.
 
 A message's text is literal: the harness delivers it itself, so nothing in it is expanded or run.

@@ -1,0 +1,222 @@
+"""Rollout records as Arrow tables and back, without loss.
+
+Belongs here: the encoding of prompts as (earlier turn, added ids), drift, and the row forms of `rollouts`, `agents`,
+`turns` and `messages`. Does not belong here: making rollouts, or the checks of the result (`checks`).
+
+A prompt that extends an earlier turn's prompt + output exactly, id for id, is stored as that turn's number and the ids
+it adds; any other prompt is stored whole. So a session of n turns costs its length once instead of n times.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from etpi_assets.rollouts.records import Action, AgentRecord, Message, RolloutRecord, Turn
+from etpi_resources.schemas import from_rows
+
+Key = tuple[str, str, int]
+Decode = Callable[[Sequence[int]], str]
+
+TABLES = ("rollouts", "agents", "turns", "messages")
+
+_EXITS = ("Submitted", "LimitsExceeded", "ContextWindowExceeded", "FormatError")
+"""From best to worst; an exit that stands nowhere here is worse than these, and Error is the worst."""
+
+_DRIFT_IDS = 16
+"""How many ids are kept on each side of a departure: enough to see what was re-rendered."""
+
+
+def to_tables(records: Iterable[RolloutRecord], decode: Decode | None = None) -> dict[str, pa.Table]:
+    """The four tables of the records, rows in the order of records, agents and turns.
+
+    `decode` (ids -> text) puts the text beside the ids where a prompt departs from the turn before it.
+    """
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
+    for record in records:
+        rows["rollouts"].append(_rollout_row(record))
+        for agent in record.agents:
+            key = {"rollout_id": record.rollout_id, "agent_id": agent.agent_id}
+            rows["agents"].append(key | _agent_row(agent))
+            rows["turns"].extend(key | row for row in _turn_rows(record.rollout_id, agent, decode))
+            rows["messages"].extend(key | _message_row(i, message) for i, message in enumerate(agent.messages))
+    return {name: from_rows(name, rows[name]) for name in TABLES}
+
+
+def from_tables(tables: Mapping[str, pa.Table]) -> list[RolloutRecord]:
+    """The records the tables were made of, in the order of `rollouts`."""
+    prompts = prompts_of(tables["turns"])
+    turns: dict[tuple[str, str], list[Turn]] = defaultdict(list)
+    for row in tables["turns"].to_pylist():
+        turns[row["rollout_id"], row["agent_id"]].append(_turn(row, prompts))
+    messages: dict[tuple[str, str], list[Message]] = defaultdict(list)
+    for row in tables["messages"].to_pylist():
+        messages[row["rollout_id"], row["agent_id"]].append(_message(row))
+    agents: dict[str, list[AgentRecord]] = defaultdict(list)
+    for row in tables["agents"].to_pylist():
+        key = row["rollout_id"], row["agent_id"]
+        kept = {name: row[name] for name in ("agent_id", "feature_id", "role", "exit_status", "patch")}
+        agents[row["rollout_id"]].append(AgentRecord(**kept, turns=turns[key], messages=messages[key]))
+    records = []
+    for row in tables["rollouts"].to_pylist():
+        kept = {f.name: row[f.name] for f in fields(RolloutRecord) if f.name != "agents"}
+        kept |= {name: _loads(row[name]) for name in ("sampler", "outcome")}
+        records.append(RolloutRecord(**kept, agents=agents[row["rollout_id"]]))
+    return records
+
+
+def prompts_of(turns: pa.Table) -> dict[Key, list[int]]:
+    """(rollout_id, agent_id, turn) -> the turn's whole prompt as captured; turns without ids are left out."""
+    return {key: prompt.tolist() for key, prompt in iter_prompts(turns)}
+
+
+def iter_prompts(turns: pa.Table) -> Iterator[tuple[Key, np.ndarray]]:
+    """`prompts_of` one turn at a time, as int32 arrays, in the order of the table; holds one agent's turns in memory.
+
+    The table has an agent's turns side by side and in order, as `to_tables` writes them and parquet keeps them.
+    """
+    columns = ["rollout_id", "agent_id", "turn", "prefix_turn", "suffix_ids", "output_ids"]
+    agent: tuple[str, str] | None = None
+    whole: dict[int, np.ndarray] = {}
+    for batch in turns.select(columns).to_batches():
+        rollout_ids, agent_ids, numbers, prefixes, suffixes, outputs = (batch.column(i) for i in range(len(columns)))
+        for i in range(batch.num_rows):
+            key: Key = (rollout_ids[i].as_py(), agent_ids[i].as_py(), numbers[i].as_py())
+            if key[:2] != agent:
+                agent, whole = key[:2], {}
+            prompt = _ids(suffixes[i])
+            if prompt is None:
+                continue
+            prefix = prefixes[i].as_py()
+            if prefix is not None:
+                if prefix not in whole:
+                    raise ValueError(f"turn {key} extends turn {prefix}, which does not stand before it in the table")
+                prompt = np.concatenate([whole[prefix], prompt])
+            output = _ids(outputs[i])
+            if output is not None:
+                whole[key[2]] = np.concatenate([prompt, output])
+            yield key, prompt
+
+
+def worst_exit(statuses: Iterable[str]) -> str:
+    """The worst of the agents' exits; "Error" where there is none."""
+
+    def rank(status: str) -> tuple[int, str]:
+        if status in _EXITS:
+            return _EXITS.index(status), status
+        return (len(_EXITS) + (status == "Error"), status)
+
+    return max(statuses, key=rank, default="Error")
+
+
+def _ids(value: Any) -> np.ndarray | None:
+    return value.values.to_numpy() if value.is_valid else None
+
+
+def _array(ids: Sequence[int]) -> np.ndarray:
+    return np.asarray(ids, dtype=np.int32)
+
+
+def _dumps(value: Any) -> str | None:
+    return None if value is None else json.dumps(value, ensure_ascii=False, sort_keys=True)
+
+
+def _loads(text: str | None) -> Any:
+    return None if text is None else json.loads(text)
+
+
+def _rollout_row(record: RolloutRecord) -> dict[str, Any]:
+    row = {f.name: getattr(record, f.name) for f in fields(record) if f.name != "agents"}
+    patches = {agent.agent_id: agent.patch for agent in record.agents if agent.patch is not None}
+    return row | {
+        "sampler": _dumps(record.sampler),
+        "outcome": _dumps(record.outcome),
+        "exit_status": worst_exit(agent.exit_status for agent in record.agents),
+        "agents": len(record.agents),
+        "final_files": _dumps(patches),
+    }
+
+
+def _agent_row(agent: AgentRecord) -> dict[str, Any]:
+    lengths = [len(turn.output_ids) for turn in agent.turns if turn.output_ids is not None]
+    return {
+        "feature_id": agent.feature_id,
+        "role": agent.role,
+        "exit_status": agent.exit_status,
+        "turns": len(agent.turns),
+        "output_tokens": sum(lengths) if lengths or not agent.turns else None,
+        "patch": agent.patch,
+    }
+
+
+def _turn_rows(rollout_id: str, agent: AgentRecord, decode: Decode | None) -> Iterator[dict[str, Any]]:
+    whole: dict[int, np.ndarray] = {}
+    last: int | None = None
+    for turn in agent.turns:
+        if last is not None and turn.turn <= last:
+            raise ValueError(
+                f"rollout {rollout_id} {agent.agent_id}: turn {turn.turn} follows turn {last}; number them upwards"
+            )
+        row = {f.name: getattr(turn, f.name) for f in fields(turn) if f.name not in ("prompt_ids", "actions", "inbox")}
+        row["actions"] = _dumps([asdict(action) for action in turn.actions])
+        row["inbox"] = _dumps(turn.inbox)
+        row["output_tokens"] = None if turn.output_ids is None else len(turn.output_ids)
+        if turn.prompt_ids is not None:
+            prompt = _array(turn.prompt_ids)
+            prefix = _prefix_turn(prompt, whole)
+            row["prompt_tokens"] = len(prompt)
+            row["prefix_turn"] = prefix
+            row["suffix_ids"] = prompt if prefix is None else prompt[len(whole[prefix]) :]
+            if last in whole and prefix != last:
+                row["drift_at"], row["drift"] = _drift(whole[last], prompt, decode)
+            if turn.output_ids is not None:
+                whole[turn.turn] = np.concatenate([prompt, _array(turn.output_ids)])
+        last = turn.turn
+        yield row
+
+
+def _prefix_turn(prompt: np.ndarray, whole: dict[int, np.ndarray]) -> int | None:
+    """The latest earlier turn whose prompt + output the prompt begins with."""
+    for turn in reversed(whole):
+        ids = whole[turn]
+        if 0 < len(ids) <= len(prompt) and ids[-1] == prompt[len(ids) - 1] and np.array_equal(ids, prompt[: len(ids)]):
+            return turn
+    return None
+
+
+def _drift(expected: np.ndarray, found: np.ndarray, decode: Decode | None) -> tuple[int, str | None]:
+    shared = min(len(expected), len(found))
+    differ = np.flatnonzero(expected[:shared] != found[:shared])
+    at = int(differ[0]) if len(differ) else shared
+    sides: dict[str, Any] = {}
+    for side, ids in (("expected", expected), ("found", found)):
+        sides[f"{side}_ids"] = ids[at : at + _DRIFT_IDS].tolist()
+        if decode is not None:
+            sides[f"{side}_text"] = decode(sides[f"{side}_ids"])
+    return at, _dumps(sides)
+
+
+def _turn(row: Mapping[str, Any], prompts: Mapping[Key, list[int]]) -> Turn:
+    kept = {f.name: row[f.name] for f in fields(Turn) if f.name not in ("prompt_ids", "actions", "inbox")}
+    return Turn(
+        **kept,
+        prompt_ids=prompts.get((row["rollout_id"], row["agent_id"], row["turn"])),
+        actions=[Action(**action) for action in _loads(row["actions"]) or []],
+        inbox=_loads(row["inbox"]) or [],
+    )
+
+
+def _message_row(index: int, message: Message) -> dict[str, Any]:
+    row = {f.name: getattr(message, f.name) for f in fields(message)}
+    return row | {"index": index, "tool_calls": _dumps(message.tool_calls)}
+
+
+def _message(row: Mapping[str, Any]) -> Message:
+    kept = {f.name: row[f.name] for f in fields(Message)}
+    return Message(**kept | {"tool_calls": _loads(row["tool_calls"])})
