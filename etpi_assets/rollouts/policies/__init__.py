@@ -1,1 +1,1 @@
-"""Scripted policies: what an agent without a model writes, one module a suite family or purpose."""
+"""Scripted policies: teachers without a model. One module a suite family, each a function from a request to a text."""

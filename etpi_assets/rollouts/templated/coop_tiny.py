@@ -1,0 +1,84 @@
+"""Conversations of scripted agents on freshly named tasks of the embedded world, as many as one likes.
+
+Belongs here: driving the agent loop without tokens, in emulated workspaces. Does not belong here: another loop, or
+another form of prompts and observations: what is yielded is what a live rollout would record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from etpi_assets.rollouts.agent import Identity, run_rollout
+from etpi_assets.rollouts.policies.coop_tiny import CoopTinyPolicy, Skill
+from etpi_assets.rollouts.templated.emulated import EmulatedSandboxes
+from etpi_assets.specs.models import AgentSection
+from etpi_assets.tasks.coop_tiny import CoopTiny
+from etpi_assets.tasks.coop_tiny.generate import draw_tasks
+from etpi_assets.tasks.family import Task, Verdict
+from etpi_resources.engines import Completion, Request
+from etpi_resources.sandboxes import SandboxFactory
+
+if TYPE_CHECKING:
+    from etpi_resources.chat_format import ChatFormat
+
+SUITE = "coop_tiny_base"
+"""Names and tasks are drawn under this name: train tasks share no seed with a suite's and no identifier with held-out."""
+
+
+def transcripts(
+    seed: int, n: int, skill: Skill | Mapping[str, float], agent: AgentSection, split: str = "train"
+) -> Iterator[list[dict[str, str]]]:
+    """`n` conversations of one agent each ([system, user, assistant, user, ...], the last message an observation), both
+    agents of a rollout one after the other, deterministic in the arguments.
+
+    Raises RuntimeError where a rollout broke, naming its task and the error.
+    """
+    skill = skill if isinstance(skill, Skill) else Skill.of(skill)
+    engine, family, chat = _Words(CoopTinyPolicy(skill, seed)), _Unjudged(), cast("ChatFormat", _NoTokens())
+    identity = Identity(spec_key=f"templated/{seed}", origin="set", engine="scripted", teacher="templated")
+    left = n
+    for task in draw_tasks(SUITE, seed, split):
+        record = run_rollout(task, family, engine, EmulatedSandboxes(), agent, chat, identity=identity)
+        if record.error:
+            raise RuntimeError(f"templated rollout of {task.task_id} broke: {record.error}")
+        for one in record.agents[:left]:
+            yield [{"role": message.role, "content": message.content} for message in one.messages]
+        left -= len(record.agents)
+        if left <= 0:
+            return
+
+
+class _Words:
+    """A policy as an engine that takes and gives text."""
+
+    name = "templated"
+
+    def __init__(self, policy: CoopTinyPolicy) -> None:
+        self._policy = policy
+
+    def complete(self, requests: Sequence[Request]) -> list[Completion]:
+        return [Completion(None, None, None, self._policy(request), "stop", self.name) for request in requests]
+
+    def fingerprint(self) -> Mapping[str, Any]:
+        return {"kind": "templated"}
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class _NoTokens:
+    """What the loop asks of a chat format where nothing is tokenised: lengths are not limited."""
+
+    def prompt_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        return []
+
+    def tail_form(self, prompt_ids: Sequence[int]) -> str:
+        return "none"
+
+
+class _Unjudged(CoopTiny):
+    """The family without its verdicts: conversations are wanted, not rewards."""
+
+    def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
+        return Verdict(0.0, "unknown", {})

@@ -1,0 +1,62 @@
+"""The embedded world: two agents, one small Python repository each pair, two features.
+
+Belongs here: the family as the rest of etpi knows it. Its parts are `names`, `features`, `repositories`, `texts`,
+`generate` (tasks), `merge`, `judge` (verdicts) and `hidden_tests` (what runs in the sandbox).
+
+It is a model of the method: what is measured on it says something about the pipeline, nothing about language models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from etpi_assets.tasks.coop_tiny import judge as verdicts
+from etpi_assets.tasks.coop_tiny.generate import draw_tasks, entities
+from etpi_assets.tasks.coop_tiny.texts import REGISTERS
+from etpi_assets.tasks.family import Refusal, Role, Task, Verdict
+from etpi_resources.sandboxes import SandboxFactory
+
+PARAMS: Mapping[str, Any] = {"train": 1000, "heldout": 100, "registers": tuple(REGISTERS)}
+"""A suite's params and their defaults: tasks of each split, and the registers the texts are written in."""
+
+
+class CoopTiny:
+    """The family `coop_tiny`."""
+
+    runnable = True
+
+    def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | Refusal]:
+        if unknown := sorted(set(params) - set(PARAMS)):
+            raise ValueError(f"suite {suite}: unknown params {unknown}; coop_tiny has {sorted(PARAMS)}")
+        chosen = {**PARAMS, **params}
+        registers = tuple(chosen["registers"])
+        if unknown := sorted(set(registers) - set(REGISTERS)):
+            raise ValueError(f"suite {suite}: unknown params.registers {unknown}; there are {sorted(REGISTERS)}")
+        for split in ("train", "heldout"):
+            yield from islice(draw_tasks(suite, seed, split, registers), int(chosen[split]))
+
+    def roles(self, task: Task) -> Sequence[Role]:
+        return [
+            Role(role["agent_id"], role["feature_id"], role["instruction"], role["partner"])
+            for role in task.payload["roles"]
+        ]
+
+    def workspace(self, task: Task, role: Role) -> dict[str, str]:
+        return dict(task.payload["files"])
+
+    def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
+        return verdicts.judge(task, final, sandboxes)
+
+    def reference(self, task: Task, role: Role) -> dict[str, str]:
+        return verdicts.solution(task, role.feature_id)
+
+    def entities(self, task: Task) -> Sequence[str]:
+        return entities(task.payload)
+
+    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[Refusal | Task]:
+        return verdicts.validate(tasks, sandboxes)
+
+
+FAMILY = CoopTiny()

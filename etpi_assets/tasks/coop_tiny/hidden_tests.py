@@ -1,0 +1,72 @@
+"""Runs inside a sandbox: calls functions of frozen trees and reports what they return. It knows no expected value.
+
+Belongs here: one child process a job, its time limit, its report. Does not belong here: judging; the caller compares.
+Usage: `python3 hidden_tests.py NONCE SECONDS`, with plan.json beside it: [{job, tree, calls: {feature: [path, function,
+arguments]}}]. Prints `NONCE JOB {feature: values or null}` a job; a job whose child dies or hangs prints no values.
+"""
+
+import json
+import os
+import runpy
+import select
+import signal
+import sys
+import time
+
+
+def child(job, output):
+    """In the forked child: stdin, stdout and stderr lead nowhere, the report goes to `output`."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    os.chdir(job["tree"])
+    sys.path.insert(0, os.getcwd())
+    report = {}
+    for feature, (path, function, arguments) in job["calls"].items():
+        try:
+            call = runpy.run_path(path)[function]
+            values = [call(argument) for argument in arguments]
+            report[feature] = values if all(type(value) is int for value in values) else None
+        except Exception:
+            report[feature] = None
+    os.write(output, json.dumps(report).encode())
+
+
+def collect(job, seconds):
+    """Fork the job's child and return what it reported, empty where it did not within `seconds`."""
+    readable, writable = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(readable)
+        try:
+            os.setsid()
+            child(job, writable)
+        finally:
+            os._exit(0)
+    os.close(writable)
+    report, deadline = b"", time.monotonic() + seconds
+    while len(report) < 1 << 16:
+        ready, _, _ = select.select([readable], [], [], max(0.0, deadline - time.monotonic()))
+        chunk = os.read(readable, 1 << 16) if ready else b""
+        if not chunk:
+            break
+        report += chunk
+    os.close(readable)
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    os.waitpid(pid, 0)
+    return report
+
+
+def main(nonce, seconds):
+    with open("plan.json", encoding="utf-8") as file:
+        plan = json.load(file)
+    for job in plan:
+        report = collect(job, seconds).decode(errors="replace").replace("\n", " ")
+        print(nonce, job["job"], report, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], float(sys.argv[2]))
