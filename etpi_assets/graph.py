@@ -26,6 +26,7 @@ class Node:
         sections: top-level keys of its own spec that its result depends on ("*" is all of it).
         code: modules or SQL files (dotted names, or paths under sql/) whose source is its code version.
         lock: the OS lock it holds while it computes, where the machine fits only one at a time.
+        reads_path: whether it reads the files that its spec's `path` names; they are part of its input key.
         summary: one or two sentences for the web page.
     """
 
@@ -38,6 +39,7 @@ class Node:
     sections: tuple[str, ...] = ()
     code: tuple[str, ...] = ()
     lock: str | None = None
+    reads_path: bool = False
     kinds: tuple[str, ...] = ("parquet",)
 
 
@@ -48,8 +50,7 @@ _NODES = (
     Node(
         "tasks", "suite", "sources", ("tasks", "quarantined"),
         "The suite's tasks, each proven by its reference solution (passes three times) and the null solution (fails).",
-        sections=("family", "seed", "params"),
-        code=("etpi_assets.tasks",),
+        sections=("family", "seed", "params"), code=("etpi_assets.tasks",), reads_path=True,
     ),
     Node(
         "base_checkpoint", "experiment", "sources", ("checkpoints",),
@@ -60,7 +61,7 @@ _NODES = (
         "raw_rollouts", "rollout_set", "rollouts", ("rollouts", "agents", "turns", "messages", "quarantined"),
         "Rollouts exactly as captured: every prompt and output as token ids, every message, what could not be read.",
         upstream=("tasks",), sections=("kind", "suite", "split", "tasks", "k", "seed", "sandbox", "engine", "agent", "format", "path", "options"),
-        code=("etpi_assets.rollouts",), lock="sandboxes",
+        code=("etpi_assets.rollouts",), lock="sandboxes", reads_path=True,
     ),
     Node(
         "scored_rollouts", "rollout_set", "rollouts", ("scores", "agent_scores"),
@@ -128,14 +129,33 @@ _NODES = (
     ),
     Node(
         "leaderboard", "all", "reports", ("leaderboard",), "All experiments side by side.",
-        upstream=("eval_metrics",), code=("etpi_assets.reports.leaderboard",),
+        upstream=("eval_metrics",), code=("etpi_assets.reports.leaderboard",), lock="reports",
     ),
     Node(
         "teacher_ceiling", "all", "reports", ("teacher_ceiling",), "What the teacher could do beside what the student does.",
-        upstream=("eval_metrics", "scored_rollouts", "selected_trajectories"), code=("etpi_assets.reports.leaderboard",),
+        upstream=("eval_metrics", "scored_rollouts", "selected_trajectories"), code=("etpi_assets.reports.leaderboard",), lock="reports",
     ),
-    Node("catalog", "all", "reports", (), "The DuckDB file: every current table as a view.", upstream=(), kinds=("duckdb",)),
+    Node(
+        "catalog", "all", "reports", (), "The DuckDB file: every current table as a view. Made anew each time, from all there is.",
+        lock="reports", kinds=("duckdb",),
+    ),
 )
 
 GRAPH: dict[str, Node] = {node.name: node for node in _NODES}
 """Every asset by name, in topological order."""
+
+_DATASET = ("selected_trajectories", "tito_pairs", "upweighted_dataset")
+_TRAINING = ("base_checkpoint", "sft_checkpoint", "rl_checkpoint")
+_EVALUATION = ("serving_probe", "eval_rollouts", "eval_metrics", "experiment_report", "model_card")
+_ACROSS = ("leaderboard", "teacher_ceiling", "catalog")
+
+JOBS: dict[str, tuple[Set, tuple[str, ...]]] = {
+    "prepare_suite": ("suite", ("suite_spec", "tasks", "catalog")),
+    "collect_rollouts": ("rollout_set", ("rollout_set_spec", "raw_rollouts", "scored_rollouts", "catalog")),
+    "build_dataset": ("experiment", ("experiment_spec", *_DATASET, "catalog")),
+    "train": ("experiment", ("experiment_spec", *_TRAINING, "catalog")),
+    "evaluate": ("experiment", ("experiment_spec", *_EVALUATION, *_ACROSS)),
+    "run_experiment": ("experiment", ("experiment_spec", *_DATASET, *_TRAINING, *_EVALUATION, *_ACROSS)),
+    "publish_catalog": ("all", _ACROSS),
+}
+"""Every job: the set it is keyed by, and its assets."""

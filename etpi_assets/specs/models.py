@@ -6,13 +6,24 @@ on a knob. Unknown keys are errors. Everything scientific is here; run configura
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Section(BaseModel):
+    """A table of a spec. TOML has no null: the word "none" stands for it wherever a value may be absent, as in
+    `evaluate = "none"`, `select.min_reward = "none"` or `tasks = "none"`."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _none_is_null(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        optional = {name for name, field in cls.model_fields.items() if type(None) in get_args(field.annotation)}
+        return {key: None if value == "none" and key in optional else value for key, value in values.items()}
 
 
 # --- suite ---------------------------------------------------------------------------------------------------------
@@ -44,15 +55,15 @@ class EngineSection(Section):
 class AgentSection(Section):
     """The agent loop: prompt, tokenizer, budgets, sampling."""
 
-    prompt: str = Field("coop", description="a folder of prompt templates under etpi_assets/rollouts/prompts")
+    prompt: str = Field(default="coop", description="a folder of prompt templates under etpi_assets/rollouts/prompts")
     tokenizer: str = "tiny"
-    steering: bool = Field(False, description="whether the plan-first protocol stands in the system prompt")
-    history_think: Literal["keep", "strip"] = Field("keep", description="token-in/token-out keeps the ids; strip forks")
-    max_steps: int = Field(12, ge=1)
-    max_model_len: int = Field(2048, ge=64)
-    max_tokens: int = Field(256, ge=8)
-    temperature: float = Field(1.0, ge=0)
-    top_p: float = Field(1.0, gt=0, le=1)
+    steering: bool = Field(default=False, description="whether the plan-first protocol stands in the system prompt")
+    history_think: Literal["keep", "strip"] = Field(default="keep", description="token-in/token-out keeps the ids; strip forks")
+    max_steps: int = Field(default=12, ge=1)
+    max_model_len: int = Field(default=2048, ge=64)
+    max_tokens: int = Field(default=256, ge=8)
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
 
 
 class ScoringSection(Section):
@@ -61,7 +72,7 @@ class ScoringSection(Section):
     path_pattern: str = r"(?<![\w/.-])(?:[\w.-]+/)*[\w-]+\.(?:py|go|ts|tsx|js|jsx|rs|c|h|cpp|md|toml|cfg|yaml|yml|json|txt)\b"
     function_pattern: str = r"\b[A-Za-z_]\w*_\w+(?=\(|`|\b)"
     keywords: tuple[str, ...] = ("plan", "split", "you", "I'll", "first", "step")
-    window: int | None = Field(None, description="bash turns after the plan that count for follow_through; null: all")
+    window: int | None = Field(default=None, description='bash turns after the plan that count for follow_through; "none": all')
     message_commands: tuple[str, ...] = ("send_message",)
 
 
@@ -72,14 +83,14 @@ class RolloutSetSpec(Section):
     kind: Literal["live", "imported", "templated"]
     suite: str | None = None
     split: Literal["train", "heldout", "all"] = "train"
-    tasks: int | None = Field(None, ge=1, description="the first N tasks of the split; null: all")
-    k: int = Field(1, ge=1, description="rollouts a task")
+    tasks: int | None = Field(default=None, ge=1, description='the first N tasks of the split; "none": all')
+    k: int = Field(default=1, ge=1, description="rollouts a task")
     seed: int = 0
     sandbox: Literal["bubblewrap", "docker"] = "bubblewrap"
     engine: EngineSection | None = None
     agent: AgentSection = AgentSection()
-    format: str = Field("auto", description="imported: cooperbench, mini_swe_agent, swe_agent or auto")
-    path: str | None = Field(None, description="imported: folder; ${VARIABLE} is taken from the environment")
+    format: str = Field(default="auto", description="imported: cooperbench, mini_swe_agent, swe_agent or auto")
+    path: str | None = Field(default=None, description="imported: folder; ${VARIABLE} is taken from the environment")
     options: dict[str, Any] = Field(default_factory=dict, description="the importer's or generator's own knobs")
     scoring: ScoringSection = ScoringSection()
     notes: str = ""
@@ -104,8 +115,8 @@ class BaseSection(Section):
     revision: str | None = None
     path: str | None = None
     sha256: str | None = None
-    tokenizer: str = Field("tiny", description="tiny, qwen3, or a local folder")
-    chat_template: str = Field("tiny", description="tiny, qwen3, ... (a template of TRL), or a local file")
+    tokenizer: str = Field(default="tiny", description="tiny, qwen3, or a local folder")
+    chat_template: str = Field(default="tiny", description="tiny, qwen3, ... (a template of TRL), or a local file")
     tiny: dict[str, Any] = Field(default_factory=dict, description="size and curriculum of the tiny base")
 
     @model_validator(mode="after")
@@ -120,10 +131,10 @@ class BaseSection(Section):
 class SelectSection(Section):
     """Rejection sampling."""
 
-    min_reward: float | None = Field(1.0, description="drop below it; null: the reward does not filter")
+    min_reward: float | None = Field(default=1.0, description='drop below it; "none": the reward does not filter')
     require: tuple[Literal["plan_first", "plan_content", "follow_through"], ...] = ("plan_first", "plan_content")
-    shortest_correct: bool = Field(True, description="one rollout a task: the fewest output tokens among reward == 1")
-    max_rollouts: int | None = Field(None, description="equalise sizes: the first N after the rule, in task order")
+    shortest_correct: bool = Field(default=True, description="one rollout a task: the fewest output tokens among reward == 1")
+    max_rollouts: int | None = Field(default=None, description="equalise sizes: the first N after the rule, in task order")
     exclude_repos: tuple[str, ...] = ()
 
 
@@ -141,23 +152,23 @@ class DatasetSection(Section):
     """Weights, split, lengths."""
 
     upweight_turns: tuple[int, ...] = (0, 1, 2)
-    upweight_factor: float = Field(1.0, gt=0)
+    upweight_factor: float = Field(default=1.0, gt=0)
     upweight_form: Literal["weight", "duplicate"] = "weight"
-    val_fraction: float = Field(0.1, ge=0, lt=1, description="share of training repositories kept for validation")
-    heldout_repos: tuple[str, ...] = Field((), description="besides the suite's held-out split")
-    max_length: int = Field(2048, ge=64)
+    val_fraction: float = Field(default=0.1, ge=0, lt=1, description="share of training repositories kept for validation")
+    heldout_repos: tuple[str, ...] = Field(default=(), description="besides the suite's held-out split")
+    max_length: int = Field(default=2048, ge=64)
 
 
 class GatesSection(Section):
     """Floors and bounds of the blocking checks before training. A gate is switched off by name, with the reason."""
 
     teacher: dict[str, float] = Field(default_factory=lambda: {"plan_first": 0.7, "plan_content": 0.7})
-    first_turn_loss_share: float = Field(0.02, description="floor of turn 0's share of the weighted loss")
-    format_exposure: int = Field(200, description="floor of learnt tool-call openings")
-    role_balance: float = Field(0.25, description="floor of the rarer role's share of rows")
-    plan_paths_in_task: float = Field(0.8, description="floor of plans whose paths occur in their task")
-    prompt_length_ratio: float = Field(4.0, description="bound of median evaluation over median training prompt length")
-    skip_rate: float = Field(0.2, description="bound of tasks or rollouts lost before training for reasons other than selection")
+    first_turn_loss_share: float = Field(default=0.02, description="floor of turn 0's share of the weighted loss")
+    format_exposure: int = Field(default=200, description="floor of learnt tool-call openings")
+    role_balance: float = Field(default=0.25, description="floor of the rarer role's share of rows")
+    plan_paths_in_task: float = Field(default=0.8, description="floor of plans whose paths occur in their task")
+    prompt_length_ratio: float = Field(default=4.0, description="bound of median evaluation over median training prompt length")
+    skip_rate: float = Field(default=0.2, description="bound of tasks or rollouts lost before training for reasons other than selection")
     override: dict[str, str] = Field(default_factory=dict, description="check name -> why its failure is accepted")
 
 
@@ -165,14 +176,14 @@ class TrainSection(Section):
     """Supervised fine-tuning."""
 
     method: Literal["lora", "full", "none"] = "full"
-    epochs: float = Field(2.0, gt=0, description="in weighted rows")
+    epochs: float = Field(default=2.0, gt=0, description="in weighted rows")
     max_steps: int | None = None
     learning_rate: float = 1e-3
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     warmup_ratio: float = 0.03
     weight_decay: float = 0.0
-    batch_tokens: int = Field(8192, description="tokens of one optimiser step, padding included")
-    save_steps: int | None = Field(None, description="an addressable checkpoint every so many steps")
+    batch_tokens: int = Field(default=8192, description="tokens of one optimiser step, padding included")
+    save_steps: int | None = Field(default=None, description="an addressable checkpoint every so many steps")
     lora_rank: int = 32
     lora_alpha: int = 16
     lora_dropout: float = 0.0
@@ -219,7 +230,7 @@ class EvaluateSection(Section):
     roles: tuple[Literal["base", "sft", "rl"], ...] = ("base", "sft")
     decodings: tuple[Decoding, ...] = (Decoding(name="greedy"), Decoding(name="t1", temperature=1.0))
     sample_seeds: tuple[int, ...] = (0,)
-    steering_probe: bool = Field(False, description="also roll the base out with the steering prompt")
+    steering_probe: bool = Field(default=False, description="also roll the base out with the steering prompt")
     agent: AgentSection = AgentSection()
 
 

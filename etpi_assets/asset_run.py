@@ -1,0 +1,211 @@
+"""One materialization of one asset partition, without Dagster: inputs, the skip rule, locks, publishing.
+
+Belongs here: everything an asset has in common besides how Dagster sees it (`materialize`). Does not belong here: what
+any asset computes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Self
+
+import pyarrow as pa
+
+from etpi_assets.graph import GRAPH, Node
+from etpi_assets.resources import Resources, require_hardware
+from etpi_assets.specs.load import AnySpec, Specs
+from etpi_assets.specs.planner import expected_key, inputs_of, remedy, upstream_refs
+from etpi_resources.checks import CheckOutcome
+from etpi_resources.lake import Lake, LakeError, Manifest, MissingInput, Ref
+from etpi_resources.progress import Progress
+from etpi_resources.schemas import empty
+
+Log = Callable[[str], None]
+
+
+@dataclass
+class Produced:
+    """What an asset function returns.
+
+    Attributes:
+        tables: every table of its node, by name; a table or a stream of record batches.
+        checks: the outcome of every check the asset declares.
+        metadata: shown on the asset's page: plain values, or Dagster's own MetadataValue.
+        notes: kept in the manifest (JSON).
+        seeds: the seeds behind the result, kept in the manifest.
+    """
+
+    tables: Mapping[str, pa.Table | Iterable[pa.RecordBatch]]
+    checks: Sequence[CheckOutcome] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    seeds: Sequence[int] = ()
+
+    @classmethod
+    def not_applicable(cls, node_name: str, reason: str) -> Self:
+        """An empty version that says why there is nothing; its checks pass for want of data."""
+        tables = {name: empty(name) for name in GRAPH[node_name].tables}
+        return cls(tables=tables, metadata={"not_applicable": reason}, notes={"not_applicable": reason})
+
+
+class AssetRun:
+    """What an asset function is handed.
+
+    Attributes:
+        node: its node of the graph.
+        key: its partition ("all" where it has none).
+        specs: every spec, as of the start of the run.
+        resources: lake, sandboxes, engines.
+        log: writes one line to the run's log.
+    """
+
+    def __init__(self, node: Node, key: str, resources: Resources, log: Log = print) -> None:
+        self.node, self.key, self.resources, self.log = node, key, resources, log
+        self.specs: Specs = resources.specs
+        self.lake: Lake = resources.lake
+
+    @cached_property
+    def spec(self) -> Any:
+        """The SuiteSpec, RolloutSetSpec or ExperimentSpec of the key; None for an asset without partitions."""
+        return self._spec()
+
+    def _spec(self) -> AnySpec | None:
+        return None if self.node.set == "all" else self.specs.get(self.node.set, self.key)
+
+    def refs(self, asset: str) -> list[Ref]:
+        """The partitions of an upstream asset that this one reads, in spec order.
+
+        Raises:
+            LakeError: the graph does not name the asset as upstream, so its version would not be in the input key.
+        """
+        if asset not in self.node.upstream:
+            raise LakeError(f"{self.node.name} reads {asset!r}, which etpi_assets/graph.py does not name upstream of it")
+        return upstream_refs(self.node, self.key, self.specs, self.lake, asset)
+
+    def read(self, asset: str, table: str, key: str | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+        """A table of an upstream asset, of one of its partitions or of all that this one reads, one after the other.
+
+        Raises as `Lake.read` and `refs` do; a key that this partition does not read is a LakeError.
+        """
+        refs = self.refs(asset)
+        if key is not None:
+            if key not in [ref.key for ref in refs]:
+                raise LakeError(f"{self.node.name} of {self.key!r} does not read {asset} of {key!r}, only {[r.key for r in refs]}")
+            refs = [ref for ref in refs if ref.key == key]
+        tables = [self.lake.read(ref, table, columns) for ref in refs]
+        nothing = empty(table).select(list(columns)) if columns else empty(table)
+        return pa.concat_tables(tables) if tables else nothing
+
+    def progress(self, stage: str, total: int) -> Progress:
+        """A counter that prints stage, done/total, rate and time left; use it as a context manager."""
+        return Progress(f"{self.node.name} of {self.key}" if self.key != "all" else self.node.name, stage, total)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A materialization: the version in force (or blocked), whether it stood already, what to show, wall seconds."""
+
+    manifest: Manifest
+    skipped: bool
+    metadata: Mapping[str, Any]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An asset before Dagster: its node, the function that computes it, the names of its checks."""
+
+    node: Node
+    function: Callable[[AssetRun], Produced]
+    checks: tuple[str, ...] = ()
+
+    def execute(self, key: str, resources: Resources, log: Log = print) -> Outcome:
+        """Bring the partition up to date.
+
+        Where the version in force has the same input key, nothing is computed. A version whose blocking check failed
+        is published as evidence and returned; the caller looks at `manifest.blocked`.
+
+        Raises:
+            SpecError: the spec is unknown or invalid.
+            LakeError: an input is missing (with the commands that make it), blocked, or moved meanwhile; or the
+                function returned other tables or checks than declared.
+            HardwareMissing: the experiment wants hardware that is not here.
+        """
+        start = time.monotonic()
+        run = AssetRun(self.node, key, resources, log)
+        if self.node.lock == "accelerator":
+            require_hardware(run.spec, key)
+        require_inputs(self.node, key, resources)
+        inputs = inputs_of(self.node, key, run.specs, run.lake, run.lake.current)
+        wanted = expected_key(self.node, key, run.specs, inputs)
+        ref = Ref(self.node.name, self.node.set, key)
+        if manifest := self._unchanged(run.lake, ref, wanted):
+            return Outcome(manifest, True, {}, time.monotonic() - start)
+        with self._lock(run):
+            # Another process may have made it while this one waited.
+            if manifest := self._unchanged(run.lake, ref, wanted):
+                return Outcome(manifest, True, {}, time.monotonic() - start)
+            produced = self.function(run)
+            self._verify(run, produced, inputs)
+            manifest = run.lake.publish(
+                ref,
+                produced.tables,
+                input_key=wanted,
+                inputs=inputs,
+                spec_hash=run.specs.section_hash(self.node.set, key, self.node.sections),
+                seeds=produced.seeds,
+                checks=produced.checks,
+                notes=produced.notes,
+            )
+        return Outcome(manifest, False, produced.metadata, time.monotonic() - start)
+
+    def _unchanged(self, lake: Lake, ref: Ref, wanted: str) -> Manifest | None:
+        """The version in force, if it is what would be made. The catalog is made anew each time: somebody may have
+        removed the file, and it is cheap."""
+        if not self.node.tables:
+            return None
+        current = lake.current(ref)
+        if current is None or current.input_key != wanted or lake.blocked(ref) is not None:
+            return None
+        for table in current.tables:
+            lake.files_of(current, table)
+        return current
+
+    def _lock(self, run: AssetRun) -> AbstractContextManager[None]:
+        return run.lake.lock(self.node.lock, log=run.log) if self.node.lock else nullcontext()
+
+    def _verify(self, run: AssetRun, produced: Produced, inputs: Mapping[str, str]) -> None:
+        if set(produced.tables) != set(self.node.tables):
+            raise LakeError(f"{self.node.name} made tables {sorted(produced.tables)}, its node says {sorted(self.node.tables)}")
+        reported = [check.name for check in produced.checks]
+        expected = [] if "not_applicable" in produced.notes else self.checks
+        if sorted(reported) != sorted(expected) and not (set(reported) <= set(self.checks) and not expected):
+            raise LakeError(f"{self.node.name} reported checks {sorted(reported)}, it declares {sorted(self.checks)}")
+        now = inputs_of(self.node, run.key, run.specs, run.lake, run.lake.current)
+        if self.node.tables and now != inputs:
+            changed = sorted(name for name in {**now, **inputs} if now.get(name) != inputs.get(name))
+            raise LakeError(f"{self.node.name} of {run.key}: {', '.join(changed)} changed while it was computed; run it again")
+
+
+def require_inputs(node: Node, key: str, resources: Resources, but: Collection[str] = ()) -> None:
+    """Raise where an input of the partition is missing or blocked, save of the assets named by `but`.
+
+    Raises:
+        MissingInput: with the commands that make the whole chain.
+        BlockedInput: with the message of the check that failed.
+    """
+    if node.set == "all":
+        return  # it reads whatever there is
+    lake, specs = resources.lake, resources.specs
+    for ref in upstream_refs(node, key, specs, lake):
+        if ref.asset in but:
+            continue
+        try:
+            lake.require(ref)
+        except MissingInput as error:
+            how = remedy(ref, specs, lake, experiment=key if node.set == "experiment" else None)
+            raise MissingInput(f"{node.name} of {key} needs {ref}, which has no data. {how}") from error

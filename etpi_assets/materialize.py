@@ -1,0 +1,243 @@
+"""From a node of the graph and a plain function to a Dagster asset.
+
+Belongs here: how an asset looks in Dagster, once for all: partitions, dependencies, versions, checks, metadata, failures.
+Does not belong here: what any asset computes, or the skip rule and publishing (`asset_run`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import dagster as dg
+import pyarrow.parquet as pq
+
+from etpi_assets.asset_run import AssetRun, Outcome, Produced, Recipe, require_inputs
+from etpi_assets.graph import GRAPH, JOBS, Node
+from etpi_assets.partitions import PARTITION_TAG, mapping, partition_sets
+from etpi_assets.resources import HardwareMissing, Resources, require_hardware
+from etpi_assets.specs.load import SpecError, Specs
+from etpi_assets.specs.paths import PathError
+from etpi_assets.versions import code_version
+from etpi_resources.lake import Lake, LakeError
+from etpi_resources.sandboxes import SandboxUnavailable
+from etpi_resources.schemas import TABLES
+
+__all__ = ["AssetRun", "Produced", "build_asset", "etpi_asset"]
+
+OWNER = "team:etpi"
+RESOURCE = "etpi"
+PREVIEW_ROWS, PREVIEW_CHARACTERS = 5, 60
+EXPECTED_FAILURES = (LakeError, SpecError, PathError, HardwareMissing, SandboxUnavailable)
+"""Errors that say all a person needs; their traceback would only hide it."""
+
+
+def etpi_asset(name: str, checks: tuple[str, ...] = ()) -> Callable[[Callable[[AssetRun], Produced]], Recipe]:
+    """Declare the function that computes the asset `name` of `graph.GRAPH`, and the names of the checks it reports.
+
+    Everything else (partitions, inputs, sections, code, lock, description) comes from the node.
+    """
+
+    def declare(function: Callable[[AssetRun], Produced]) -> Recipe:
+        return Recipe(GRAPH[name], function, checks)
+
+    return declare
+
+
+def build_asset(recipe: Recipe, specs: Specs) -> dg.AssetsDefinition:
+    """The Dagster asset of a recipe, its partitions and mappings taken from the specs."""
+    node = recipe.node
+
+    @dg.asset(
+        name=node.name,
+        group_name=node.group,
+        description=_description(node),
+        owners=[OWNER],
+        kinds=set(node.kinds),
+        tags={"etpi/set": node.set},
+        code_version=code_version(node),
+        partitions_def=partition_sets(specs).get(node.set),
+        deps=_deps(node, specs),
+        metadata=_columns(node),
+        check_specs=[
+            dg.AssetCheckSpec(check, asset=node.name, blocking=True, partitions_def=partition_sets(specs).get(node.set))
+            for check in recipe.checks
+        ],
+        required_resource_keys={RESOURCE},
+    )
+    def materialize(context):
+        resources = getattr(context.resources, RESOURCE)
+        try:
+            key = _key(context, node, resources.specs)
+            if node.group == "specs":
+                _refuse_early(recipe.node, key, _chosen(context), resources)
+            outcome = recipe.execute(key, resources, context.log.info)
+        except EXPECTED_FAILURES as error:
+            raise dg.Failure(description=f"{node.name}: {error}", allow_retries=False) from error
+        _say(context, node, key, outcome)
+        yield dg.MaterializeResult(
+            data_version=dg.DataVersion(outcome.manifest.version),
+            metadata={**_carried_over(context, node, outcome), **_metadata(node, outcome, resources.lake)},
+            check_results=_check_results(recipe, outcome),
+        )
+        if outcome.manifest.blocked:
+            # Dagster would fail the step too, but with the check's name alone.
+            raise dg.Failure(description=_failed(node, key, outcome), allow_retries=False)
+
+    return materialize
+
+
+# --- the partition ---------------------------------------------------------------------------------------------------
+
+
+def _key(context: dg.AssetExecutionContext, node: Node, specs: Specs) -> str:
+    """The partition's name. A run may have been submitted without one, or with any: `dagster job launch` checks nothing."""
+    if node.set == "all":
+        return "all"
+    key = context.run.tags.get(PARTITION_TAG)
+    if key is None:
+        names = ", ".join(specs.keys(node.set))
+        raise SpecError(
+            f"this run names no {node.set.replace('_', ' ')}: start it with --partition NAME (dg launch) or "
+            f"--tags '{{\"{PARTITION_TAG}\": \"NAME\"}}' (dagster job launch). Valid names: {names}"
+        )
+    specs.get(node.set, key)
+    return key
+
+
+def _chosen(context: dg.AssetExecutionContext) -> set[str]:
+    """The assets of this run."""
+    chosen = context.run.asset_selection
+    return {key.path[-1] for key in chosen} if chosen else set(JOBS[context.run.job_name][1])
+
+
+def _refuse_early(node: Node, key: str, chosen: set[str], resources: Resources) -> None:
+    """A spec is the first step of its jobs: what a later step will lack is said here, not after hours of others."""
+    mine = [GRAPH[name] for name in GRAPH if name in chosen and GRAPH[name].set == node.set]
+    if any(other.lock == "accelerator" for other in mine):
+        require_hardware(resources.specs.get(node.set, key), key)
+    for other in mine:
+        require_inputs(other, key, resources, but=chosen)
+
+
+def _deps(node: Node, specs: Specs) -> list[dg.AssetDep]:
+    """The node's upstream assets, and its spec. The catalog holds everything, so it comes after everything."""
+    names = list(node.upstream) if node.tables else [name for name in GRAPH if name != node.name]
+    if node.set != "all" and node.group != "specs":
+        names.append(f"{node.set}_spec")
+    return [dg.AssetDep(name, partition_mapping=mapping(node, GRAPH[name], specs)) for name in names]
+
+
+# --- what the web page shows -----------------------------------------------------------------------------------------
+
+
+def _description(node: Node) -> str:
+    tables = "".join(f"\n- `{name}`: {TABLES[name].row}" for name in node.tables)
+    return f"{node.summary}\n\nTables:{tables}" if tables else node.summary
+
+
+def _columns(node: Node) -> dict[str, Any]:
+    """Column schemas: the first table's where Dagster looks for it, the others' under their names."""
+
+    def schema(name: str) -> dg.TableSchema:
+        columns = [dg.TableColumn(n, str(t), description=d) for n, t, d in TABLES[name].columns]
+        return dg.TableSchema(columns)
+
+    first, *rest = node.tables or (None,)
+    named = {f"columns/{name}": schema(name) for name in rest if name}
+    return {"dagster/column_schema": schema(first), **named} if first else {}
+
+
+def _metadata(node: Node, outcome: Outcome, lake: Lake) -> dict[str, Any]:
+    manifest = outcome.manifest
+    shown: dict[str, Any] = {
+        **outcome.metadata,
+        "skipped": outcome.skipped,
+        "seconds": round(outcome.seconds, 3),
+        "inputs": dict(manifest.inputs),
+        "code": code_version(node),
+    }
+    for index, name in enumerate(node.tables):
+        shown["dagster/row_count" if index == 0 else f"rows/{name}"] = manifest.rows[name]
+        shown[f"preview/{name}"] = dg.MetadataValue.md(_preview(lake, outcome, name))
+    return shown
+
+
+def _carried_over(context: dg.AssetExecutionContext, node: Node, outcome: Outcome) -> Mapping[str, Any]:
+    """Plots and figures of the last event of the same version: a skipped run must not empty the asset's page."""
+    if not outcome.skipped:
+        return {}
+    found = context.instance.fetch_materializations(
+        dg.AssetRecordsFilter(
+            asset_key=dg.AssetKey(node.name),
+            asset_partitions=None if node.set == "all" else [outcome.manifest.ref.key],
+        ),
+        limit=1,
+    )
+    for record in found.records:
+        event = record.asset_materialization
+        if event and (event.tags or {}).get("dagster/data_version") == outcome.manifest.version:
+            return event.metadata
+    return {}
+
+
+def _preview(lake: Lake, outcome: Outcome, table: str) -> str:
+    """The first rows as a markdown table; long values and lists are cut, so that it stays far below 50 KB."""
+    files = lake.files_of(outcome.manifest, table)
+    rows: list[dict[str, Any]] = []
+    for path in files:
+        with pq.ParquetFile(path) as file:
+            batches = file.iter_batches(batch_size=PREVIEW_ROWS)
+            rows += next((batch.to_pylist() for batch in batches), [])
+    if not rows:
+        return "(no rows)"
+    names = list(rows[0])
+    lines = ["| " + " | ".join(names) + " |", "|" + " --- |" * len(names)]
+    lines += ["| " + " | ".join(_cell(row[name]) for name in names) + " |" for row in rows[:PREVIEW_ROWS]]
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        head = ", ".join(str(v) for v in value[:8])
+        text = f"[{head}, … {len(value)} in all]" if len(value) > 8 else f"[{head}]"
+    else:
+        text = "" if value is None else str(value)
+    text = text if len(text) <= PREVIEW_CHARACTERS else text[: PREVIEW_CHARACTERS - 1] + "…"
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", "⏎").replace("<", "&lt;")
+
+
+def _check_results(recipe: Recipe, outcome: Outcome) -> list[dg.AssetCheckResult]:
+    """Every declared check; one that did not apply passes and says so."""
+    found = {check["name"]: check for check in outcome.manifest.checks}
+    results = []
+    for name in recipe.checks:
+        check = found.get(name)
+        results.append(
+            dg.AssetCheckResult(
+                check_name=name,
+                passed=check is None or check["passed"],
+                severity=dg.AssetCheckSeverity.ERROR if check and check["blocking"] else dg.AssetCheckSeverity.WARN,
+                description=check["message"] if check else "does not apply here",
+                metadata={k: _plain(v) for k, v in (check["figures"] if check else {}).items()},
+            )
+        )
+    return results
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, (str, int, float, bool, dict, list)) else json.dumps(value)
+
+
+def _say(context: dg.AssetExecutionContext, node: Node, key: str, outcome: Outcome) -> None:
+    of = "" if key == "all" else f" of {key}"
+    rows = ", ".join(f"{n} {t}" for t, n in outcome.manifest.rows.items())
+    state = "unchanged" if outcome.skipped else f"made in {outcome.seconds:.1f} s"
+    context.log.info(f"{node.name}{of} {state}: version {outcome.manifest.version}; {rows or 'no tables'}")
+
+
+def _failed(node: Node, key: str, outcome: Outcome) -> str:
+    lines = [f"  {check['name']}: {check['message']}" for check in outcome.manifest.failures]
+    of = "" if key == "all" else f" of {key}"
+    return f"{node.name}{of}: blocked by failed checks; nothing downstream will read it.\n" + "\n".join(lines)

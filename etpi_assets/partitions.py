@@ -1,0 +1,47 @@
+"""Partitions: the names of suites, rollout sets and experiments, and which of one rests on which of another.
+
+Belongs here: turning specs into Dagster's partition sets and mappings. Does not belong here: reading specs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import dagster as dg
+
+from etpi_assets.graph import Node
+from etpi_assets.specs.load import Specs, unknown_name
+
+PARTITION_TAG = "dagster/partition"
+
+
+class SpecPartitions(dg.StaticPartitionsDefinition):
+    """One partition a spec file. An unknown name is refused with the valid ones, the nearest first."""
+
+    def __init__(self, set_name: str, partition_keys: Sequence[str]) -> None:
+        super().__init__(list(partition_keys))
+        self.set_name = set_name
+
+    def validate_partition_key(self, partition_key: str, *args: Any, **kwargs: Any) -> None:
+        if partition_key not in (valid := self.get_partition_keys()):
+            raise dg.DagsterUnknownPartitionError(unknown_name(self.set_name, partition_key, valid))
+
+
+def partition_sets(specs: Specs) -> Mapping[str, SpecPartitions]:
+    """The three partition sets, by name."""
+    return {name: SpecPartitions(name, specs.keys(name)) for name in ("suite", "rollout_set", "experiment")}
+
+
+def mapping(node: Node, upstream: Node, specs: Specs) -> dg.PartitionMapping | None:
+    """Which upstream partitions a partition of `node` reads; None where Dagster's default is right (the same set, or an
+    asset without partitions, which reads all). A spec that is invalid maps to nothing."""
+    if "all" in (node.set, upstream.set) or node.set == upstream.set:
+        return None
+    known = specs.keys(upstream.set)
+    readers: dict[str, list[str]] = {}
+    for key in specs.keys(node.set):
+        for name in specs.upstream_keys(node.set, key, upstream.set):
+            if name in known:
+                readers.setdefault(name, []).append(key)
+    return dg.StaticPartitionMapping(readers)

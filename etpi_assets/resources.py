@@ -1,0 +1,62 @@
+"""What a run has at hand: the lake, the specs, sandboxes and engines.
+
+Belongs here: choosing an implementation by what a spec says. Does not belong here: the implementations
+(`etpi_resources`), or Dagster.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from etpi_assets.specs.load import AnySpec, Specs, load_specs
+from etpi_assets.specs.models import ExperimentSpec
+from etpi_resources.lake import Lake
+from etpi_resources.sandboxes import SandboxFactory, SandboxUnavailable
+
+
+class HardwareMissing(RuntimeError):
+    """An experiment wants hardware that this machine does not have; the message says which."""
+
+
+@dataclass
+class Resources:
+    """Everything an asset may use besides its inputs. One is made a run, so that a run sees one reading of the specs.
+
+    Attributes:
+        lake: where tables are.
+        concurrency: rollouts under way at once; operational, so it never changes a result.
+    """
+
+    lake: Lake = field(default_factory=Lake.open)
+    concurrency: int = 4
+    specs_folder: Path | None = None
+
+    @cached_property
+    def specs(self) -> Specs:
+        return load_specs(self.specs_folder)
+
+    def sandboxes(self, kind: str) -> SandboxFactory:
+        """The factory of a kind.
+
+        Raises:
+            SandboxUnavailable: the kind is not built in, or cannot work here; the message says what to install.
+        """
+        if kind == "bubblewrap":
+            from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
+
+            return BubblewrapFactory()
+        raise SandboxUnavailable(f"sandbox = {kind!r} has no implementation in this version; use sandbox = \"bubblewrap\"")
+
+
+def require_hardware(spec: AnySpec | None, experiment: str) -> None:
+    """Raise HardwareMissing where the experiment's `requires` is not met. Looks at device files: no torch, no driver call."""
+    if not isinstance(spec, ExperimentSpec) or spec.requires == "cpu":
+        return
+    if not (list(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()):
+        raise HardwareMissing(
+            f"experiment {experiment!r} says requires = \"gpu\", and this machine has none (/dev/nvidia*, /dev/kfd). "
+            "Run it where there is one; its dataset can be built here: "
+            f"dg launch --job build_dataset --partition {experiment}"
+        )

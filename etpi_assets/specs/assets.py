@@ -1,0 +1,42 @@
+"""The specs stage as assets: suite_spec, rollout_set_spec, experiment_spec."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from etpi_assets.materialize import AssetRun, Produced, etpi_asset
+from etpi_resources.schemas import from_rows
+
+
+@etpi_asset("suite_spec")
+def suite_spec(run: AssetRun) -> Produced:
+    return _spec(run)
+
+
+@etpi_asset("rollout_set_spec")
+def rollout_set_spec(run: AssetRun) -> Produced:
+    return _spec(run)
+
+
+@etpi_asset("experiment_spec")
+def experiment_spec(run: AssetRun) -> Produced:
+    return _spec(run)
+
+
+def _spec(run: AssetRun) -> Produced:
+    text = json.dumps(run.spec.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
+    row = {
+        "kind": run.node.set,
+        "name": run.key,
+        "title": run.spec.title,
+        "spec": text,
+        "sha256": hashlib.sha256(text.encode()).hexdigest(),
+    }
+    return Produced(
+        tables={"specs": from_rows("specs", [row])},
+        metadata={"spec": run.spec.model_dump(mode="json"), "file": str(run.specs.entry(run.node.set, run.key).file)},
+    )
+
+
+ASSETS = [suite_spec, rollout_set_spec, experiment_spec]

@@ -1,0 +1,60 @@
+"""Files that a spec names outside the lake: where they are, and what stands there.
+
+Belongs here: resolving `${VARIABLE}` and noticing that the files changed. Does not belong here: reading the files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from pathlib import Path
+
+from etpi_assets.specs.models import RolloutSetSpec, SuiteSpec
+
+
+class PathError(ValueError):
+    """A spec's path cannot be resolved; the message says what to set."""
+
+
+def expand(path: str) -> Path:
+    """A spec's path with `${VARIABLE}` taken from the environment and `~` from the user; relative to the working folder.
+
+    Raises:
+        PathError: a variable is not set.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        if (found := os.environ.get(match[1])) is None:
+            raise PathError(f"the path {path!r} needs the environment variable {match[1]}; export {match[1]}=<folder> and run again")
+        return found
+
+    return Path(re.sub(r"\$\{(\w+)\}", value, path)).expanduser()
+
+
+def external_path(spec: object) -> str | None:
+    """The path a suite (`params.path`) or an imported rollout set (`path`) reads from, as written; None where none."""
+    if isinstance(spec, SuiteSpec):
+        path = spec.params.get("path")
+        return path if isinstance(path, str) else None
+    return spec.path if isinstance(spec, RolloutSetSpec) else None
+
+
+def fingerprint(path: str) -> str:
+    """16 hex digits that change when a file below the path is added, removed, resized or written; "absent" without one.
+
+    Contents are not read: an input of many gigabytes must not slow down `make status`. A touched file costs one more
+    import, whose result has the same data version.
+    """
+    try:
+        root = expand(path)
+    except PathError:
+        return "absent"
+    files = sorted(p for p in root.rglob("*") if p.is_file()) if root.is_dir() else [root] if root.is_file() else []
+    if not files:
+        return "absent"
+    digest = hashlib.sha256()
+    for file in files:
+        stat = file.stat()
+        digest.update(f"{file.relative_to(root).as_posix()}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:16]
