@@ -1,0 +1,80 @@
+"""mini-swe-agent trajectories: the bare list of messages, and `{info, messages, trajectory_format}` (1.0, 1.1).
+
+Belongs here: these files, and telling them from the others in a run's folder. Does not belong here: how messages become
+turns (`conversation`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from etpi_assets.rollouts.importers.conversation import Options, build_agent, chat_entries
+from etpi_assets.rollouts.importers.source import Unreadable, as_list, content_hash, read_json, text_field
+from etpi_assets.rollouts.records import Action, RolloutRecord
+
+_SUBMITS = re.compile(r"\becho\s+['\"]?(?:COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT|MINI_SWE_AGENT_FINAL_OUTPUT)")
+_INSTANCE = re.compile(r"(?P<owner>.+?)__(?P<name>.+)-\d+")
+
+
+def claims(root: Path) -> bool:
+    return any(file.name.removesuffix(".gz").endswith(".traj.json") for file in units(root))
+
+
+def units(root: Path) -> list[Path]:
+    """Every JSON file, compressed or not."""
+    files = root.rglob("*") if root.is_dir() else [root]
+    return sorted(file for file in files if file.is_file() and file.name.removesuffix(".gz").endswith(".json"))
+
+
+def read(unit: Path, root: Path, options: Options) -> RolloutRecord:
+    """Raises Unreadable: `not_a_rollout`, `empty`, `unknown_form`, or as the file says."""
+    data = read_json(unit)
+    if isinstance(data, Mapping) and "messages" not in data:
+        if data and all(isinstance(value, Mapping) and "model_patch" in value for value in data.values()):
+            raise Unreadable(
+                "not_a_rollout", f"{unit.name} holds the final patches of {len(data)} instance(s), no messages"
+            )
+        raise Unreadable(
+            "unknown_form", f"{unit.name} is an object with {', '.join(map(str, list(data)[:8])) or 'no keys'}"
+        )
+    messages = as_list(data.get("messages") if isinstance(data, Mapping) else data, unit.name)
+    if messages and not any(isinstance(message, Mapping) and "role" in message for message in messages):
+        raise Unreadable("unknown_form", f"{unit.name} is an array of something other than chat messages")
+    entries = chat_entries(messages, unit.name)
+    if not any(entry.role == "assistant" for entry in entries):
+        raise Unreadable("empty", f"{unit.name}: {len(messages)} message(s), none by the assistant")
+    agent = build_agent(
+        entries,
+        agent_id="agent1",
+        feature_id="",
+        role="solo",
+        exit_status="unknown",
+        options=options,
+        patch=text_field(data, "info", "submission"),
+    )
+    agent.exit_status = text_field(data, "info", "exit_status") or _exit(agent.turns[-1].actions if agent.turns else [])
+    source = unit.relative_to(root).as_posix() if unit != root else unit.name
+    task_id = text_field(data, "instance_id") or unit.name.partition(".")[0]
+    return RolloutRecord(
+        rollout_id=content_hash(source, [unit]),
+        origin="set",
+        suite=None,
+        task_id=task_id,
+        repo=options.repo or repo_of(task_id),
+        agents=[agent],
+        teacher=options.teacher or text_field(data, "info", "config", "model", "model_name"),
+        started_at=next((turn.at for turn in agent.turns if turn.at), None),
+    )
+
+
+def repo_of(instance_id: str) -> str | None:
+    """ "owner/name" of a SWE-bench instance id ("owner__name-123"); None for other ids."""
+    match = _INSTANCE.fullmatch(instance_id)
+    return f"{match['owner']}/{match['name']}" if match else None
+
+
+def _exit(last_actions: Sequence[Action]) -> str:
+    """How a run that does not say so ended: by its last command."""
+    return "Submitted" if any(_SUBMITS.search(action.command) for action in last_actions) else "unknown"

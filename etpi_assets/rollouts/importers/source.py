@@ -1,0 +1,201 @@
+"""Reading what other programs wrote: files, times and message fields, or the reason why not.
+
+Belongs here: everything every importer has to survive (compression, cut files, odd encodings, null-padded structs,
+times of mixed type). Does not belong here: any format.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
+_MILLISECONDS_FROM = 1e11
+"""Epoch figures from here on are milliseconds: as seconds they would lie after the year 5138."""
+
+
+class Unreadable(Exception):
+    """An input that cannot be imported. `reason` is a short stable code, `detail` what was found and the remedy."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+def read_json(path: Path) -> Any:
+    """The JSON value of a file, gzip or not.
+
+    Raises:
+        Unreadable: `unreadable` (the file system), `empty`, `bad_gzip`, `unsupported_compression`, `not_utf8`,
+            `truncated_json`, `bad_json` or `lone_surrogate`.
+    """
+    text = _text(path)
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        cut = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
+        where = f"{path.name}, line {error.lineno} column {error.colno}: {error.msg}"
+        if cut:
+            raise Unreadable("truncated_json", f"{where}; the file ends early, fetch it again") from error
+        raise Unreadable("bad_json", where) from error
+    except RecursionError as error:
+        raise Unreadable("bad_json", f"{path.name}: nested too deep to be a trajectory") from error
+    except ValueError as error:  # an integer of more digits than Python reads
+        raise Unreadable("bad_json", f"{path.name}: {error}") from error
+    if _SURROGATE_ESCAPE.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError as error:
+            around = ascii(error.object[max(0, error.start - 30) : error.end])
+            raise Unreadable(
+                "lone_surrogate",
+                f"{path.name}: half a surrogate pair after {around}: the text was cut inside a character",
+            ) from error
+    return value
+
+
+def _text(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise Unreadable("unreadable", f"{path.name}: {error.strerror or error}") from error
+    if data.startswith(b"\x1f\x8b"):
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, zlib.error) as error:
+            raise Unreadable("bad_gzip", f"{path.name}: {error}; the file is cut or damaged") from error
+    elif data.startswith(b"\x28\xb5\x2f\xfd"):
+        raise Unreadable("unsupported_compression", f"{path.name} is zstd; decompress it or use gzip")
+    if not data.strip():
+        raise Unreadable("empty", f"{path.name} has no content")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise Unreadable("not_utf8", f"{path.name}: byte {error.start} is not UTF-8") from error
+
+
+def content_hash(source: str, paths: Sequence[Path]) -> str:
+    """The id of an imported rollout: 32 hex digits over where it stands and the bytes of its files."""
+    digest = hashlib.sha256(source.encode("utf-8", "surrogateescape"))
+    for path in paths:
+        digest.update(b"\0" + path.name.encode("utf-8", "surrogateescape") + b"\0")
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:32]
+
+
+def to_utc(value: Any) -> datetime | None:
+    """A time of any type that trajectories hold, in UTC: epoch seconds or milliseconds as a number or as digits, ISO
+    8601 with or without an offset (without: taken as UTC). None for None, "" and what is no time."""
+    if isinstance(value, bool) or value is None:
+        return None
+    if isinstance(value, str):
+        text = value.strip()
+        try:
+            value = float(text)
+        except ValueError:
+            try:
+                moment = datetime.fromisoformat(text)
+                return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
+            except (ValueError, OverflowError):
+                return None
+    if not isinstance(value, int | float):
+        return None
+    try:
+        return datetime.fromtimestamp(value / 1000 if abs(value) >= _MILLISECONDS_FROM else value, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def as_mapping(value: Any, what: str) -> Mapping[str, Any]:
+    """`value` if it is an object. Raises Unreadable (`unknown_form`)."""
+    if isinstance(value, Mapping):
+        return value
+    raise Unreadable("unknown_form", f"{what} is {_kind(value)}, expected an object")
+
+
+def as_list(value: Any, what: str) -> list[Any]:
+    """`value` if it is an array. Raises Unreadable (`unknown_form`)."""
+    if isinstance(value, list):
+        return value
+    raise Unreadable("unknown_form", f"{what} is {_kind(value)}, expected an array")
+
+
+def field(value: Any, *keys: str) -> Any:
+    """value[k0][k1]…, None as soon as one is missing or is not an object."""
+    for key in keys:
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(key)
+    return value
+
+
+def text_field(value: Any, *keys: str) -> str | None:
+    """`field` where it is a non-empty string or an integer; None otherwise."""
+    found = field(value, *keys)
+    if isinstance(found, int) and not isinstance(found, bool):
+        return str(found)
+    return found if isinstance(found, str) and found else None
+
+
+def number_field(value: Any, *keys: str) -> float | None:
+    """`field` where it is a finite number; None otherwise."""
+    found = field(value, *keys)
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        return None
+    return float(found) if abs(found) < 1e18 else None
+
+
+def content_text(content: Any, what: str) -> str:
+    """A message's content as text: a string, nothing, or text parts (missing keys may be padded with nulls).
+
+    Raises:
+        Unreadable: `non_text_content` for an image or the like, `unknown_form` for anything else.
+    """
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    parts = []
+    for part in as_list(content, f"{what}.content"):
+        if isinstance(part, str):
+            parts.append(part)
+            continue
+        given = {key: value for key, value in as_mapping(part, f"{what}.content[]").items() if value is not None}
+        if not isinstance(given.get("text"), str):
+            kind = given.get("type", "/".join(sorted(map(str, given))) or "nothing")
+            raise Unreadable("non_text_content", f"{what} holds a part of type {kind}; only text can be imported")
+        parts.append(given["text"])
+    return "\n".join(parts)
+
+
+def tool_calls(value: Any, what: str) -> list[dict[str, Any]] | None:
+    """A message's structured calls without null padding, as a list or as JSON text; None where there are none."""
+    if isinstance(value, str) and value.strip():
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise Unreadable("unknown_form", f"{what}.tool_calls is text that is not JSON") from error
+    if value is None or value == "":
+        return None
+    calls = [dict(as_mapping(_unpadded(call), f"{what}.tool_calls[]")) for call in as_list(value, f"{what}.tool_calls")]
+    return calls or None
+
+
+def _unpadded(value: Any) -> Any:
+    """Without the null keys that columnar storage adds to structs. A null argument of a call means an absent one."""
+    if not isinstance(value, Mapping):
+        return value
+    return {key: _unpadded(inner) for key, inner in value.items() if inner is not None}
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "missing"}
+    return names.get(type(value), "a number")

@@ -1,0 +1,217 @@
+"""CooperBench task folders: `<repo>/task<id>/feature<n>/{feature.md, feature.patch, tests.patch}`.
+
+Belongs here: making a task of each pair of features. Does not belong here: runs of them (`rollouts.importers`).
+
+A task is (repository, task, pair of features), named as CooperBench names the folder of its run:
+`<repo>/<id>/f<a>_f<b>` with a < b. The folders come without environments, so the tasks can be looked up and measured
+against, not run.
+"""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import json
+import keyword
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any, NoReturn
+
+from etpi_assets.specs.paths import expand
+from etpi_assets.tasks.family import Refusal, Role, Task, Verdict
+from etpi_resources.sandboxes import SandboxFactory
+
+PARAMS: Mapping[str, Any] = {"path": None, "subset": None, "pairs": (), "repos": (), "heldout_repos": ()}
+"""A suite's params and their defaults.
+
+path: the folder of repositories. subset: a file below it that lists the pairs asked for
+({"tasks": [{"repo", "task_id", "pairs"}]}). pairs: those asked for, by task id. Neither: every combination. repos: only
+these. heldout_repos: their tasks are of the split heldout, all others of train.
+"""
+
+_TASK = re.compile(r"task(\d+)")
+_FEATURE = re.compile(r"feature(\d+)")
+_PAIR = re.compile(r"(?P<repo>[^/]+)/(?P<task>\d+)/f(?P<a>\d+)_f(?P<b>\d+)")
+_QUOTED = re.compile(r"`([^`\n]{3,120})`")
+_PATH = re.compile(r"(?:[\w.-]+/)*[\w-]+\.[A-Za-z]{1,5}")
+_CHANGED = re.compile(r"^(?:\+\+\+ b|--- a)/(\S+)\s*$", re.MULTILINE)
+_DEFINED = re.compile(
+    r"^(?:\+|@@.*@@)\s*(?:async\s+|pub\s+|export\s+)*(?:def|fn|func(?:\s+\([^)]*\))?|function|class)\s+([A-Za-z_]\w{2,})",
+    re.MULTILINE,
+)
+_LANGUAGE = frozenset({*dir(builtins), *keyword.kwlist, "self", "null", "undefined", "func", "string", "number"})
+
+_Place = tuple[str, str]
+"""(repository, task id): one folder of features."""
+
+
+class CooperBench:
+    """The family `cooperbench`."""
+
+    runnable = False
+
+    def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | Refusal]:
+        """In the order of repository, task and features. `seed` draws nothing here.
+
+        A feature whose files cannot be read is refused once, and says how many pairs go with it; a pair asked for that
+        is not there is refused by name.
+
+        Raises:
+            ValueError: unknown params, or no path. FileNotFoundError: nothing at the path, or no such subset.
+        """
+        if unknown := sorted(set(params) - set(PARAMS)):
+            raise ValueError(f"suite {suite}: unknown params {unknown}; cooperbench has {sorted(PARAMS)}")
+        chosen = {**PARAMS, **params}
+        if not chosen["path"]:
+            raise ValueError(f"suite {suite}: params.path has to name the folder of CooperBench's repositories")
+        root = expand(str(chosen["path"]))
+        if not root.is_dir():
+            raise FileNotFoundError(f"suite {suite}: params.path: {root} is no folder")
+        wanted = _wanted(root, chosen)
+        only = set(chosen["repos"])
+        for place in sorted(set(_places(root)) | set(wanted or ()), key=lambda p: (p[0], p[1].zfill(12))):
+            if only and place[0] not in only:
+                continue
+            split = "heldout" if place[0] in chosen["heldout_repos"] else "train"
+            yield from _tasks_of(root, suite, place, split, None if wanted is None else wanted.get(place, []))
+
+    def roles(self, task: Task) -> Sequence[Role]:
+        first, second = task.payload["features"]
+        return [
+            Role("agent1", first, task.payload["texts"][first], "agent2"),
+            Role("agent2", second, task.payload["texts"][second], "agent1"),
+        ]
+
+    def workspace(self, task: Task, role: Role) -> dict[str, str]:
+        _refuse(task)
+
+    def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
+        _refuse(task)
+
+    def reference(self, task: Task, role: Role) -> dict[str, str]:
+        _refuse(task)
+
+    def entities(self, task: Task) -> Sequence[str]:
+        return task.payload["entities"]
+
+    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[Refusal | Task]:
+        """The tasks as they are: without environments neither the reference nor the null solution can be run."""
+        yield from tasks
+
+
+FAMILY = CooperBench()
+
+
+def _refuse(task: Task) -> NoReturn:
+    raise RuntimeError(
+        f"{task.task_id}: CooperBench's task folders hold no environment, so its tasks cannot be run or judged here; "
+        "import its runs as a rollout set instead"
+    )
+
+
+def _places(root: Path) -> Iterator[_Place]:
+    for folder in root.glob("*/task*"):
+        if folder.is_dir() and (match := _TASK.fullmatch(folder.name)):
+            yield folder.parent.name, match[1]
+
+
+def _wanted(root: Path, chosen: Mapping[str, Any]) -> dict[_Place, list[tuple[int, int]]] | None:
+    """The pairs asked for, by place; None where all are."""
+    names = list(chosen["pairs"])
+    if chosen["subset"]:
+        file = root / chosen["subset"]
+        if not file.is_file():
+            known = ", ".join(sorted(p.relative_to(root).as_posix() for p in root.glob("subsets/*.json")))
+            raise FileNotFoundError(f"params.subset: {file} does not exist; there are: {known or 'none'}")
+        for entry in json.loads(file.read_text(encoding="utf-8"))["tasks"]:
+            names += [f"{entry['repo']}/{entry['task_id']}/f{a}_f{b}" for a, b in entry["pairs"]]
+    if not names and not chosen["subset"]:
+        return None
+    wanted: dict[_Place, list[tuple[int, int]]] = {}
+    for name in names:
+        if (match := _PAIR.fullmatch(name)) is None:
+            raise ValueError(f"params.pairs: {name!r} is no pair; write it as <repo>/<task>/f<a>_f<b>")
+        a, b = sorted((int(match["a"]), int(match["b"])))
+        wanted.setdefault((match["repo"], match["task"]), []).append((a, b))
+    return wanted
+
+
+def _tasks_of(
+    root: Path, suite: str, place: _Place, split: str, wanted: Sequence[tuple[int, int]] | None
+) -> Iterator[Task | Refusal]:
+    repo, number = place
+    folder = root / repo / f"task{number}"
+    numbers = sorted(
+        int(match[1]) for p in folder.glob("feature*") if p.is_dir() and (match := _FEATURE.fullmatch(p.name))
+    )
+    asked = list(combinations(numbers, 2)) if wanted is None else sorted(set(wanted))
+    features: dict[int, dict[str, Any]] = {}
+    for feature in numbers:
+        try:
+            features[feature] = _feature(root, folder / f"feature{feature}")
+        except (OSError, UnicodeDecodeError, ValueError) as error:
+            lost = sum(feature in pair for pair in asked)
+            source = f"{repo}/task{number}/feature{feature}"
+            yield Refusal(source, "unreadable_feature", f"{error}; {lost} pair(s) go with it")
+    if wanted is None and len(numbers) < 2:
+        yield Refusal(f"{repo}/task{number}", "too_few_features", f"{len(numbers)} feature(s); a pair needs two")
+    for a, b in asked:
+        task_id = f"{repo}/{number}/f{a}_f{b}"
+        if absent := [str(n) for n in (a, b) if n not in numbers]:
+            yield Refusal(
+                task_id,
+                "missing_feature",
+                f"asked for, but there is no feature {' and '.join(absent)} in {folder.name}",
+            )
+        elif a in features and b in features:
+            yield _task(suite, task_id, repo, split, {str(n): features[n] for n in (a, b)})
+
+
+def _feature(root: Path, folder: Path) -> dict[str, Any]:
+    """What a feature's files hold. Raises OSError, UnicodeDecodeError, or ValueError where one is empty."""
+    read = {}
+    for name in ("feature.md", "feature.patch", "tests.patch"):
+        data = (folder / name).read_bytes()
+        if not data.strip():
+            raise ValueError(f"{name} is empty")
+        # Patches may touch files in any encoding; the text of a task is UTF-8.
+        read[name] = data, data.decode("utf-8", "strict" if name == "feature.md" else "replace")
+    relative = folder.relative_to(root).as_posix()
+    return {
+        "text": read["feature.md"][1],
+        "files": {
+            name: {"path": f"{relative}/{name}", "sha256": hashlib.sha256(data).hexdigest()}
+            for name, (data, _) in read.items()
+        },
+        "entities": _entities(read["feature.md"][1], read["feature.patch"][1]),
+    }
+
+
+def _task(suite: str, task_id: str, repo: str, split: str, features: Mapping[str, Mapping[str, Any]]) -> Task:
+    payload = {
+        "features": list(features),
+        "texts": {number: feature["text"] for number, feature in features.items()},
+        "files": {number: feature["files"] for number, feature in features.items()},
+        "entities": sorted({entity for feature in features.values() for entity in feature["entities"]}),
+    }
+    instruction = "\n\n".join(
+        f"# Feature {number}\n\n{feature['text'].strip()}" for number, feature in features.items()
+    )
+    digest = hashlib.sha256(json.dumps([payload, instruction], sort_keys=True).encode()).hexdigest()
+    return Task(task_id, suite, repo, split, instruction, payload, digest)
+
+
+def _entities(text: str, patch: str) -> set[str]:
+    """File paths and function names: those the text quotes, and those the reference patch adds or stands within. Words
+    of the language itself are none: a plan that says `None` names nothing."""
+    found = set(_CHANGED.findall(patch)) | set(_DEFINED.findall(patch))
+    for quoted in _QUOTED.findall(text):
+        if _PATH.fullmatch(quoted):
+            found.add(quoted)
+        elif re.fullmatch(r"[\w.]+(?:\(.*\))?", quoted):
+            name = quoted.partition("(")[0].rpartition(".")[2]
+            if len(name) > 2 and not name.isdigit():
+                found.add(name)
+    return {entity for entity in found if entity not in _LANGUAGE}
