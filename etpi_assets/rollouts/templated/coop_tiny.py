@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from etpi_resources.chat_format import ChatFormat
 
 SUITE = "coop_tiny_base"
-"""Names and tasks are drawn under this name: train tasks share no seed with a suite's and no identifier with held-out."""
+"""Tasks are drawn under this name, so that they are others than those of a suite of the same seed."""
 
 
 def transcripts(

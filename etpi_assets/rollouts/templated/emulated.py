@@ -89,5 +89,5 @@ class EmulatedSandboxes:
 
     name = "emulated"
 
-    def create(self, files: Mapping[str, str], limits: Limits = Limits()) -> EmulatedSandbox:
+    def create(self, files: Mapping[str, str], limits: Limits = Limits()) -> EmulatedSandbox:  # noqa: B008
         return EmulatedSandbox(files)

@@ -85,8 +85,10 @@ def solution(task: Task, feature_id: str) -> dict[str, str]:
 
 
 def validate(tasks: Sequence[Task], sandboxes: SandboxFactory, workers: int = 2) -> Iterator[Refusal | Task]:
-    """Each task, in order, if its merged reference passes REFERENCE_RUNS times and each feature fails without any work;
-    else the refusal: `no_reference`, `reference_conflict`, `reference_fails` or `null_passes`. Many tasks share a sandbox."""
+    """Each task, in order, if its merged reference passes REFERENCE_RUNS times and each feature fails without work.
+
+    Else the refusal: `no_reference`, `reference_conflict`, `reference_fails` or `null_passes`. Tasks share sandboxes.
+    """
     batches = [tasks[at : at + BATCH] for at in range(0, len(tasks), BATCH)]
     with ThreadPoolExecutor(workers) as pool:
         for outcomes in pool.map(lambda batch: _validate_batch(batch, sandboxes), batches):

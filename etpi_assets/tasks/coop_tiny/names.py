@@ -1,6 +1,7 @@
 """Names built of syllables, so that every task has its own and a small vocabulary still spells them all.
 
-Belongs here: drawing identifiers, and keeping held-out ones apart. Does not belong here: where they stand in a repository.
+Belongs here: drawing identifiers, and keeping held-out ones apart. Does not belong here: where in a repository they
+stand.
 
 Every possible identifier belongs to one of two pools by a hash of its spelling. Held-out tasks draw from one pool,
 everything that a model may be trained on from the other, so no identifier can be in both, whatever the seeds are.

@@ -24,7 +24,7 @@ from etpi_assets.tasks.coop_tiny.names import Names
 
 @dataclass(frozen=True)
 class Layout:
-    """`modules` are paths with `{p}`-like fields: p, q, r are folders, a, b, c, d modules. `check` is run by python3."""
+    """Paths of `modules` have fields: `{p}`, `{q}`, `{r}` are folders, `{a}` to `{c}` modules. python3 runs `check`."""
 
     name: str
     modules: tuple[str, ...]

@@ -71,7 +71,8 @@ _SUMMARY = (
 )
 _EXAMPLE = "## Example\n\n```python\n>>> $fn($value)\n$result\n```"
 _SCOPE = (
-    "## Scope\n\nOnly $fn in $path is yours. $partner changes $pfn in $ppath in a copy of its own and both patches are merged.",
+    "## Scope\n\nOnly $fn in $path is yours. $partner changes $pfn in $ppath in a copy of its own. "
+    "Both patches are merged in the end.",
     "## Partner\n\n$partner works on $pfn in $ppath at the same time. Both patches are merged in the end.",
 )
 _CHECKS = ("## Check\n\nRun $check $fn before you finish.", "## How to check\n\nThe command is $check $fn")

@@ -1,0 +1,47 @@
+"""Tasks as rows, and back.
+
+Belongs here: the lossless form of tasks in the `tasks` table. Does not belong here: making or checking them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from etpi_assets.tasks.family import Refusal, Task
+from etpi_resources.schemas import from_rows
+
+
+def task_table(tasks: Sequence[Task]) -> pa.Table:
+    """The `tasks` table, in the order given."""
+    return from_rows(
+        "tasks",
+        [
+            {
+                "task_id": task.task_id,
+                "suite": task.suite,
+                "repo": task.repo,
+                "split": task.split,
+                "instruction": task.instruction,
+                "payload": json.dumps(task.payload, sort_keys=True, ensure_ascii=False),
+                "content_hash": task.content_hash,
+            }
+            for task in tasks
+        ],
+    )
+
+
+def refusal_table(refusals: Sequence[Refusal]) -> pa.Table:
+    """The `quarantined` table of what became no task."""
+    return from_rows(
+        "quarantined",
+        [{"asset": "tasks", "source": r.source, "reason": r.reason, "detail": r.detail} for r in refusals],
+    )
+
+
+def read_tasks(table: pa.Table, split: str = "all", limit: int | None = None) -> list[Task]:
+    """The tasks of a `tasks` table in its order: of one split ("all": of every), the first `limit` of them."""
+    rows = [row for row in table.to_pylist() if split in ("all", row["split"])][:limit]
+    return [Task(**{**row, "payload": json.loads(row["payload"])}) for row in rows]
