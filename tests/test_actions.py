@@ -159,10 +159,11 @@ def test_why_there_is_no_action(content, error):
 
 
 PIECES = [
-    "<tool_call>", "</tool_call>", "<function=bash>", "</function>", "<parameter=command>", "</parameter>", "```bash\n", "\n```\n",
-    "[tool_use Bash] ", '{"command": "', '"}', "{", "[", "<think>", "</think>", "send_message ", "agent2 ", "--wait", "<<'M'", "<<", "\nM\n",
-    "'", '"', "\\", "$(", "`", "(", ")", "&&", "|", "&", ";", "\n", "#", "<", ">", "ls", " ", "\0", "é",
-]  # fmt: skip
+    *("<tool_call>", "</tool_call>", "<function=bash>", "</function>", "<parameter=command>", "</parameter>"),
+    *("```bash\n", "\n```\n", "[tool_use Bash] ", '{"command": "', '"}', "{", "[", "<think>", "</think>"),
+    *("send_message ", "agent2 ", "--wait", "<<'M'", "<<", "\nM\n", "'", '"', "\\", "$(", "`", "(", ")"),
+    *("&&", "|", "&", ";", "\n", "#", "<", ">", "ls", " ", "\0", "é"),
+]
 
 
 @given(

@@ -8,7 +8,7 @@ in a round stands at the head of the receiver's observation of that same round. 
 so it is deterministic wherever its engine is.
 
 The prompt of turn k+1 is prompt k + output k + observation ids, never a re-rendering. With `history_think = "strip"`
-the outputs lose their think block before they become history, so such a prompt departs from the last turn and is a fork.
+the outputs lose their think block before they become history, so such a prompt departs from the last turn: a fork.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class _Loop:
             if asked:
                 completions = self.engine.complete([self._request(seat) for seat in asked])
                 if len(completions) != len(asked):
-                    raise RuntimeError(f"{self.engine.name} gave {len(completions)} completions for {len(asked)} requests")
+                    raise RuntimeError(f"{self.engine.name}: {len(completions)} completions for {len(asked)} requests")
                 for seat, completion in zip(asked, completions, strict=True):
                     self._take(seat, completion)
                 for seat in asked:

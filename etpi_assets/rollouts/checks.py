@@ -37,8 +37,8 @@ def prompts_reconstruct(records: Iterable[RolloutRecord], tables: Mapping[str, p
         not bad,
         f"{total} prompts read back as captured."
         if not bad
-        else f"{len(bad)} of {total} prompts do not read back as captured, first {bad[:_SHOWN]}: the prefix encoding is "
-        "broken; do not use this version.",
+        else f"{len(bad)} of {total} prompts do not read back as captured, first {bad[:_SHOWN]}: the prefix encoding "
+        "is broken; do not use this version.",
         figures={"prompts": total, "broken": len(bad), "stored_prompt_ids": stored},
     )
 
@@ -60,8 +60,8 @@ def native_ids_present(tables: Mapping[str, pa.Table], *, live: bool) -> CheckOu
     message = (
         f"{captures['native']} native turns, all with ids."
         if not without
-        else f"{len(without)} turns have no token ids, first {without[:_SHOWN]}: the engine did not return them; use one "
-        "that captures natively, or import the rollouts and re-tokenise."
+        else f"{len(without)} turns have no token ids, first {without[:_SHOWN]}: the engine did not return them; use "
+        "one that captures natively, or import the rollouts and re-tokenise."
     )
     return CheckOutcome("native_ids_present", not without, message, figures=figures)
 

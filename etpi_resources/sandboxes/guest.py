@@ -1,0 +1,297 @@
+"""The program that runs commands inside a sandbox, as its process 1.
+
+Belongs here: what must happen beside the commands themselves: limits, output, the clock, the end of whatever they
+leave running, and moving files. Does not belong here: isolation, which stands before this starts. The guest is in the
+cage with the commands, under the same limits; one that a command subverts can only lie about its own workspace, and
+the host believes its answers no further than that.
+
+Started as process 1 of the cage with the pipes to the host as its stdin and stdout and `LIMIT=N` as arguments; never
+imported by the host. It imports only what is cheap to load: its start is on every rollout's bill.
+
+A frame is four bytes of length, most significant first, and a body. The first byte of a request says what it is:
+    R timeout newline command         run it; answer: exit code, flags, seconds, output bytes left out, newline, output
+    W (length path length data)...    write files; answer: empty, or what went wrong
+    F                                 read all files; answer: (length path length data)...
+Flags: t the time was up, m the memory, n the number of files; - none of them.
+The guest says an empty frame when it is ready, and ends when its stdin does.
+"""
+
+# The signal module builds enums, which costs more than all the rest here together.
+import _signal  # pyright: ignore[reportMissingImports]
+import ctypes
+import os
+import resource
+import select
+import sys
+import time
+
+WATCH = 0.05
+"""Seconds between looks at what all processes together use."""
+
+MOST_FILES = 50_000
+"""Files, folders and links in the writable places: each holds kernel memory that no limit counts."""
+
+WRITABLE = (b"/workspace", b"/tmp", b"/dev/shm")
+PR_SET_DUMPABLE = 4
+
+LIMITS = {key: int(value) for key, value in (pair.split("=") for pair in sys.argv[1:])}
+LONGEST_ARGUMENT = 100_000
+"""Bytes; the kernel takes at most 128 KiB in one argument, so a longer command goes through a file."""
+
+
+def main():
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # process 1 gets only the signals it handles: none
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # nor do commands get at its memory and its pipes in /proc
+    for kind, limit in (
+        (resource.RLIMIT_AS, LIMITS["memory"]),
+        (resource.RLIMIT_NPROC, LIMITS["processes"]),
+        (resource.RLIMIT_FSIZE, LIMITS["file"]),
+        (resource.RLIMIT_NOFILE, LIMITS["open_files"]),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(kind, (limit, limit))
+    send(b"")
+    while True:
+        body = receive()
+        kind, rest = body[:1], body[1:]
+        if kind == b"R":
+            timeout, _, command = rest.partition(b"\n")
+            send(run(command, float(timeout)))
+        elif kind == b"W":
+            send(write(rest))
+        elif kind == b"F":
+            send(read())
+
+
+def receive():
+    length = int.from_bytes(exactly(4), "big")
+    return exactly(length)
+
+
+def exactly(count):
+    parts = []
+    while count:
+        part = os.read(0, min(count, 1 << 20))
+        if not part:
+            os._exit(0)  # the host is gone, and with process 1 everything here is
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+def send(body):
+    view = memoryview(len(body).to_bytes(4, "big") + body)
+    while view:
+        view = view[os.write(1, view) :]
+
+
+def run(command, timeout):
+    started = time.monotonic()
+    argument = [b"-c", command]
+    if len(command) > LONGEST_ARGUMENT:
+        put(b"/tmp/.command", command)
+        argument = [b"/tmp/.command"]
+    out, into = os.pipe()
+    try:
+        pid = os.posix_spawn(
+            b"/bin/bash",
+            [b"bash", *argument],
+            os.environb,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, b"/dev/null", os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, into, 1),
+                (os.POSIX_SPAWN_DUP2, into, 2),
+            ],
+            setsid=True,
+            setsigdef=[_signal.SIGPIPE, _signal.SIGXFSZ, _signal.SIGINT],
+        )
+    except (OSError, ValueError) as error:
+        os.close(out)
+        return answer(126, "", started, 0, str(error).encode())
+    finally:
+        os.close(into)
+    cpu = int(timeout) + 1
+    resource.prlimit(pid, resource.RLIMIT_CPU, (cpu, cpu))
+    keep = Output(out)
+    flag = watch(pid, keep, started + timeout)
+    status = end_all(pid)
+    keep.drain()
+    os.close(out)
+    code = os.waitstatus_to_exitcode(status)
+    return answer(124 if flag == "t" else code if code >= 0 else 128 - code, flag, started, keep.left_out, keep.kept)
+
+
+def answer(code, flag, started, left_out, output):
+    return b"%d %s %.6f %d\n" % (code, (flag or "-").encode(), time.monotonic() - started, left_out) + output
+
+
+class Output:
+    """A command's output: the first bytes are kept, the rest is read and counted so that its writer goes on."""
+
+    def __init__(self, fd):
+        self.fd, self.kept, self.left_out = fd, b"", 0
+
+    def read(self):
+        data = os.read(self.fd, 1 << 16)
+        room = LIMITS["output"] - len(self.kept)
+        self.kept += data[:room]
+        self.left_out += max(0, len(data) - room)
+        return bool(data)
+
+    def drain(self):
+        while self.read():
+            pass
+
+
+def watch(pid, keep, deadline):
+    """Read output until the command's shell ends; the flag of what was up before that, or ""."""
+    poll = select.poll()
+    exit_fd = os.pidfd_open(pid)
+    poll.register(exit_fd, select.POLLIN)
+    poll.register(keep.fd, select.POLLIN)
+    poll.register(0, 0)
+    look = time.monotonic() + WATCH
+    try:
+        while True:
+            now = time.monotonic()
+            if now >= deadline:
+                return "t"
+            if now >= look:
+                if memory_used() > LIMITS["memory"]:
+                    return "m"
+                if files_used() > MOST_FILES:
+                    return "n"
+                look = now + WATCH
+            ready = dict(poll.poll(max(1, 1000 * (min(look, deadline) - now))))
+            if 0 in ready:
+                os._exit(0)
+            if keep.fd in ready and not keep.read():
+                poll.unregister(keep.fd)  # its outputs are closed; it may still run
+            if exit_fd in ready:
+                return ""
+    finally:
+        os.close(exit_fd)
+
+
+def memory_used():
+    """Bytes that all other processes hold for themselves or share among themselves, pages of files not counted."""
+    total = 0
+    for name in os.listdir(b"/proc"):
+        if not name.isdigit() or name == b"1":
+            continue
+        try:
+            fd = os.open(b"/proc/%s/status" % name, os.O_RDONLY)
+        except OSError:
+            continue
+        try:
+            text = os.read(fd, 4096)
+        except OSError:
+            continue
+        finally:
+            os.close(fd)
+        for field in (b"RssAnon:", b"RssShmem:"):
+            _, found, rest = text.partition(field)
+            if found:
+                total += int(rest.split(None, 1)[0]) * 1024
+    return total
+
+
+def files_used():
+    used = 0
+    for place in WRITABLE:
+        state = os.statvfs(place)
+        used += state.f_files - state.f_ffree
+    return used
+
+
+def end_all(pid):
+    """End everything but this process and return the status of `pid`. A process that a command left behind is a child
+    of process 1 by the time its parent is gone, so that no children left means nothing left."""
+    try:  # noqa: SIM105 - contextlib is one more import
+        os.kill(-1, _signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    status = 0
+    while True:
+        try:
+            ended, code = os.waitpid(-1, 0)
+        except ChildProcessError:
+            return status
+        if ended == pid:
+            status = code
+
+
+def entries(body):
+    at = 0
+    while at < len(body):
+        pair = []
+        for _ in range(2):
+            length = int.from_bytes(body[at : at + 4], "big")
+            pair.append(body[at + 4 : at + 4 + length])
+            at += 4 + length
+        yield pair
+
+
+def write(body):
+    for path, data in entries(body):
+        try:
+            folder = os.path.dirname(path)
+            if folder:
+                os.makedirs(folder, exist_ok=True)
+            put(path, data)
+        except OSError as error:
+            return path + b": " + (error.strerror or "error").encode()
+    return b""
+
+
+def put(path, data):
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+    finally:
+        os.close(fd)
+
+
+def read():
+    """Regular files by name order, links not followed, until the next would pass the limit of one file in all: a few
+    sparse files can claim more than any disk."""
+    parts, room, folders = [], LIMITS["file"], [b""]
+    while folders:
+        folder = folders.pop()
+        try:
+            with os.scandir(folder or b".") as scan:
+                found = sorted((entry.name, entry) for entry in scan)
+        except OSError:
+            continue
+        for name, entry in found:
+            path = folder + b"/" + name if folder else name
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(path)
+            elif entry.is_file(follow_symlinks=False):
+                data = get(path, room)
+                if data is not None:
+                    room -= len(path) + len(data)
+                    parts += [len(path).to_bytes(4, "big"), path, len(data).to_bytes(4, "big"), data]
+    return b"".join(parts)
+
+
+def get(path, room):
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        size = os.fstat(fd).st_size
+        data = []
+        while size <= room and (part := os.read(fd, 1 << 20)):
+            data.append(part)
+        return b"".join(data) if size <= room else None
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+main()
