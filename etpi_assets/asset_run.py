@@ -83,7 +83,9 @@ class AssetRun:
             LakeError: the graph does not name the asset as upstream, so its version would not be in the input key.
         """
         if asset not in self.node.upstream:
-            raise LakeError(f"{self.node.name} reads {asset!r}, which etpi_assets/graph.py does not name upstream of it")
+            raise LakeError(
+                f"{self.node.name} reads {asset!r}, which etpi_assets/graph.py does not name upstream of it"
+            )
         return upstream_refs(self.node, self.key, self.specs, self.lake, asset)
 
     def read(self, asset: str, table: str, key: str | None = None, columns: Sequence[str] | None = None) -> pa.Table:
@@ -94,7 +96,9 @@ class AssetRun:
         refs = self.refs(asset)
         if key is not None:
             if key not in [ref.key for ref in refs]:
-                raise LakeError(f"{self.node.name} of {self.key!r} does not read {asset} of {key!r}, only {[r.key for r in refs]}")
+                raise LakeError(
+                    f"{self.node.name} of {self.key!r} does not read {asset} of {key!r}, only {[r.key for r in refs]}"
+                )
             refs = [ref for ref in refs if ref.key == key]
         tables = [self.lake.read(ref, table, columns) for ref in refs]
         nothing = empty(table).select(list(columns)) if columns else empty(table)
@@ -164,23 +168,26 @@ class Recipe:
         return Outcome(manifest, False, produced.metadata, time.monotonic() - start)
 
     def _unchanged(self, lake: Lake, ref: Ref, wanted: str) -> Manifest | None:
-        """The version in force, if it is what would be made. The catalog is made anew each time: somebody may have
-        removed the file, and it is cheap."""
+        """The version in force, if it is what would be made; else an earlier one that is, put in force again (a knob
+        was turned and turned back). The catalog is made anew each time: somebody may have removed the file."""
         if not self.node.tables:
             return None
         current = lake.current(ref)
-        if current is None or current.input_key != wanted or lake.blocked(ref) is not None:
-            return None
-        for table in current.tables:
-            lake.files_of(current, table)
-        return current
+        if current is not None and current.input_key == wanted and lake.blocked(ref) is None:
+            for table in current.tables:
+                lake.files_of(current, table)
+            return current
+        earlier = [m for m in lake.history(ref) if m.input_key == wanted and not m.blocked]
+        return lake.reinstate(earlier[-1]) if earlier else None
 
     def _lock(self, run: AssetRun) -> AbstractContextManager[None]:
         return run.lake.lock(self.node.lock, log=run.log) if self.node.lock else nullcontext()
 
     def _verify(self, run: AssetRun, produced: Produced, inputs: Mapping[str, str]) -> None:
         if set(produced.tables) != set(self.node.tables):
-            raise LakeError(f"{self.node.name} made tables {sorted(produced.tables)}, its node says {sorted(self.node.tables)}")
+            raise LakeError(
+                f"{self.node.name} made tables {sorted(produced.tables)}, its node says {sorted(self.node.tables)}"
+            )
         reported = [check.name for check in produced.checks]
         expected = [] if "not_applicable" in produced.notes else self.checks
         if sorted(reported) != sorted(expected) and not (set(reported) <= set(self.checks) and not expected):
@@ -188,7 +195,9 @@ class Recipe:
         now = inputs_of(self.node, run.key, run.specs, run.lake, run.lake.current)
         if self.node.tables and now != inputs:
             changed = sorted(name for name in {**now, **inputs} if now.get(name) != inputs.get(name))
-            raise LakeError(f"{self.node.name} of {run.key}: {', '.join(changed)} changed while it was computed; run it again")
+            raise LakeError(
+                f"{self.node.name} of {run.key}: {', '.join(changed)} changed while it was computed; run it again"
+            )
 
 
 def require_inputs(node: Node, key: str, resources: Resources, but: Collection[str] = ()) -> None:

@@ -34,7 +34,12 @@ def build_jobs(specs: Specs) -> list[dg.JobDefinition | dg.UnresolvedAssetJobDef
     """Every job, its partitions taken from the specs."""
     sets = partition_sets(specs)
     jobs: list[dg.JobDefinition | dg.UnresolvedAssetJobDefinition] = [
-        dg.define_asset_job(name, dg.AssetSelection.assets(*assets), partitions_def=sets.get(set_name), description=_DESCRIPTIONS[name])
+        dg.define_asset_job(
+            name,
+            dg.AssetSelection.assets(*assets),
+            partitions_def=sets.get(set_name),
+            description=_DESCRIPTIONS[name],
+        )
         for name, (set_name, assets) in JOBS.items()
     ]
     return [*jobs, _bring_experiment(sets["experiment"])]
@@ -49,13 +54,16 @@ def _bring_experiment(experiments: SpecPartitions) -> dg.JobDefinition:
         try:
             steps = plan(name, resources.specs, resources.lake)
         except SpecError as error:
-            raise dg.Failure(description=str(error), allow_retries=False) from error
+            raise dg.Failure(description=str(error), allow_retries=False) from None
         if invalid := [step for step in steps if step.state == "invalid"]:
             raise dg.Failure(description="\n".join(step.reason for step in invalid), allow_retries=False)
+        if not open_steps(steps):
+            context.log.info(f"{name}: nothing is missing or stale")
+            return
         backfill = chain_backfill(name, steps, context.repository_def.asset_graph, context.instance)
         context.instance.add_backfill(backfill)
         context.log.info(
-            f"submitted as backfill {backfill.backfill_id} (Runs > Backfills); it needs the daemon that `make ui` runs: "
+            f"submitted as backfill {backfill.backfill_id}; it needs the daemon that `make ui` runs: "
             + ", ".join(f"{step.asset} of {step.key} ({step.state})" for step in open_steps(steps))
         )
 
@@ -70,7 +78,9 @@ def _bring_experiment(experiments: SpecPartitions) -> dg.JobDefinition:
     return bring_experiment
 
 
-def chain_backfill(experiment: str, steps: Sequence[Step], asset_graph: AssetGraph, instance: dg.DagsterInstance) -> PartitionBackfill:
+def chain_backfill(
+    experiment: str, steps: Sequence[Step], asset_graph: AssetGraph, instance: dg.DagsterInstance
+) -> PartitionBackfill:
     """One backfill over exactly the partitions that are not ok, and after them the tables across experiments.
 
     Dagster has no public way to say this outside GraphQL's `partitionsByAssets`, which this is the inside of; the web

@@ -1,12 +1,13 @@
 """From a node of the graph and a plain function to a Dagster asset.
 
-Belongs here: how an asset looks in Dagster, once for all: partitions, dependencies, versions, checks, metadata, failures.
+Belongs here: how an asset looks in Dagster, once for all: partitions, dependencies, versions, checks, metadata.
 Does not belong here: what any asset computes, or the skip rule and publishing (`asset_run`).
 """
 
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,6 +32,10 @@ RESOURCE = "etpi"
 PREVIEW_ROWS, PREVIEW_CHARACTERS = 5, 60
 EXPECTED_FAILURES = (LakeError, SpecError, PathError, HardwareMissing, SandboxUnavailable)
 """Errors that say all a person needs; their traceback would only hide it."""
+
+
+# A check's partitions are what makes it stand beside the partition it judged; Dagster calls them a preview.
+warnings.filterwarnings("ignore", message="Specifying a partitions_def on an AssetCheckSpec")
 
 
 def etpi_asset(name: str, checks: tuple[str, ...] = ()) -> Callable[[Callable[[AssetRun], Produced]], Recipe]:
@@ -74,7 +79,7 @@ def build_asset(recipe: Recipe, specs: Specs) -> dg.AssetsDefinition:
                 _refuse_early(recipe.node, key, _chosen(context), resources)
             outcome = recipe.execute(key, resources, context.log.info)
         except EXPECTED_FAILURES as error:
-            raise dg.Failure(description=f"{node.name}: {error}", allow_retries=False) from error
+            raise dg.Failure(description=f"{node.name}: {error}", allow_retries=False) from None
         _say(context, node, key, outcome)
         yield dg.MaterializeResult(
             data_version=dg.DataVersion(outcome.manifest.version),
@@ -92,7 +97,7 @@ def build_asset(recipe: Recipe, specs: Specs) -> dg.AssetsDefinition:
 
 
 def _key(context: dg.AssetExecutionContext, node: Node, specs: Specs) -> str:
-    """The partition's name. A run may have been submitted without one, or with any: `dagster job launch` checks nothing."""
+    """The partition's name. `dagster job launch` checks nothing: a run may have been submitted without one, or any."""
     if node.set == "all":
         return "all"
     key = context.run.tags.get(PARTITION_TAG)
@@ -100,7 +105,7 @@ def _key(context: dg.AssetExecutionContext, node: Node, specs: Specs) -> str:
         names = ", ".join(specs.keys(node.set))
         raise SpecError(
             f"this run names no {node.set.replace('_', ' ')}: start it with --partition NAME (dg launch) or "
-            f"--tags '{{\"{PARTITION_TAG}\": \"NAME\"}}' (dagster job launch). Valid names: {names}"
+            f'--tags \'{{"{PARTITION_TAG}": "NAME"}}\' (dagster job launch). Valid names: {names}'
         )
     specs.get(node.set, key)
     return key

@@ -47,16 +47,18 @@ class Resources:
             from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 
             return BubblewrapFactory()
-        raise SandboxUnavailable(f"sandbox = {kind!r} has no implementation in this version; use sandbox = \"bubblewrap\"")
+        raise SandboxUnavailable(
+            f'sandbox = {kind!r} has no implementation in this version; use sandbox = "bubblewrap"'
+        )
 
 
 def require_hardware(spec: AnySpec | None, experiment: str) -> None:
-    """Raise HardwareMissing where the experiment's `requires` is not met. Looks at device files: no torch, no driver call."""
+    """Raise HardwareMissing where the experiment's `requires` is not met. Looks at device files alone: no torch."""
     if not isinstance(spec, ExperimentSpec) or spec.requires == "cpu":
         return
     if not (list(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()):
         raise HardwareMissing(
-            f"experiment {experiment!r} says requires = \"gpu\", and this machine has none (/dev/nvidia*, /dev/kfd). "
+            f'experiment {experiment!r} says requires = "gpu", and this machine has none (/dev/nvidia*, /dev/kfd). '
             "Run it where there is one; its dataset can be built here: "
             f"dg launch --job build_dataset --partition {experiment}"
         )

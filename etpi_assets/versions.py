@@ -1,6 +1,6 @@
 """What an asset's result depends on, as hashes: its code and its input key.
 
-Belongs here: the two hashes that the skip rule and the planner compare. Does not belong here: reading the lake or specs.
+Belongs here: the two hashes that the skip rule and the planner compare. Does not belong here: reading lake or specs.
 """
 
 from __future__ import annotations

@@ -99,6 +99,18 @@ class Lake:
                 self._install(staging / name, self.root / described[name]["files"][0]["path"])
         return self._point(Manifest.from_json(json.loads(text)))
 
+    def reinstate(self, manifest: Manifest) -> Manifest:
+        """Put an earlier good publication in force again, because what it was made from has come back.
+
+        Raises:
+            LakeError: it was blocked, or its files are gone.
+        """
+        if manifest.blocked:
+            raise LakeError(f"{manifest.ref}: version {manifest.version} failed a blocking check and cannot be put in force")
+        for name in manifest.tables:
+            self.files_of(manifest, name)
+        return self._point(manifest)
+
     def _install(self, staged: Path, target_file: Path) -> None:
         """Move a staged table folder into place; where the version is there already, mend only what is damaged."""
         target = target_file.parent

@@ -54,6 +54,29 @@ class Specs:
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._entries = {(entry.set, entry.name): entry for entry in entries}
 
+    @property
+    def suites(self) -> dict[str, SuiteSpec]:
+        """The valid suites by name, sorted."""
+        return {k: spec for k in self.keys("suite") if isinstance(spec := self._entries["suite", k].spec, SuiteSpec)}
+
+    @property
+    def rollout_sets(self) -> dict[str, RolloutSetSpec]:
+        """The valid rollout sets by name, sorted."""
+        return {
+            k: spec
+            for k in self.keys("rollout_set")
+            if isinstance(spec := self._entries["rollout_set", k].spec, RolloutSetSpec)
+        }
+
+    @property
+    def experiments(self) -> dict[str, ExperimentSpec]:
+        """The valid experiments by name, sorted."""
+        return {
+            k: spec
+            for k in self.keys("experiment")
+            if isinstance(spec := self._entries["experiment", k].spec, ExperimentSpec)
+        }
+
     def keys(self, set: str) -> list[str]:
         """The names of a set, invalid ones included, sorted."""
         return sorted(name for kind, name in self._entries if kind == set)
@@ -128,7 +151,9 @@ def _read_set(set_name: str, folders: Sequence[Path]) -> Iterator[Entry]:
         candidates = [files[name] for files in found if name in files]
         try:
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
-                raise SpecError(f"{candidates[0]}: a spec's name has letters, digits, '_', '-' and '.' only; rename the file")
+                raise SpecError(
+                    f"{candidates[0]}: a spec's name has letters, digits, '_', '-' and '.' only; rename the file"
+                )
             document = _resolve(name, 0, found, ())
             yield Entry(set_name, name, candidates[0], _validate(set_name, document, candidates[0]))
         except SpecError as error:
@@ -172,7 +197,9 @@ def _validate(set_name: str, document: Mapping[str, Any], file: Path) -> AnySpec
     try:
         return typing.cast(AnySpec, MODELS[set_name].model_validate(document))
     except ValidationError as error:
-        lines = [_problem(MODELS[set_name], problem["loc"], problem["type"], problem["msg"]) for problem in error.errors()]
+        lines = [
+            _problem(MODELS[set_name], problem["loc"], problem["type"], problem["msg"]) for problem in error.errors()
+        ]
         raise SpecError(f"{file}: " + f"\n{file}: ".join(lines)) from error
 
 

@@ -58,7 +58,9 @@ class AgentSection(Section):
     prompt: str = Field(default="coop", description="a folder of prompt templates under etpi_assets/rollouts/prompts")
     tokenizer: str = "tiny"
     steering: bool = Field(default=False, description="whether the plan-first protocol stands in the system prompt")
-    history_think: Literal["keep", "strip"] = Field(default="keep", description="token-in/token-out keeps the ids; strip forks")
+    history_think: Literal["keep", "strip"] = Field(
+        default="keep", description="token-in/token-out keeps the ids; strip forks"
+    )
     max_steps: int = Field(default=12, ge=1)
     max_model_len: int = Field(default=2048, ge=64)
     max_tokens: int = Field(default=256, ge=8)
@@ -69,10 +71,14 @@ class AgentSection(Section):
 class ScoringSection(Section):
     """How behaviours are read (DESIGN section 5). Patterns are regular expressions."""
 
-    path_pattern: str = r"(?<![\w/.-])(?:[\w.-]+/)*[\w-]+\.(?:py|go|ts|tsx|js|jsx|rs|c|h|cpp|md|toml|cfg|yaml|yml|json|txt)\b"
+    path_pattern: str = (
+        r"(?<![\w/.-])/?(?:[\w.-]+/)*[\w.-]*[\w-]\.(?:py|go|ts|tsx|js|jsx|rs|c|h|cpp|md|toml|cfg|yaml|yml|json|txt)\b"
+    )
     function_pattern: str = r"\b[A-Za-z_]\w*_\w+(?=\(|`|\b)"
     keywords: tuple[str, ...] = ("plan", "split", "you", "I'll", "first", "step")
-    window: int | None = Field(default=None, description='bash turns after the plan that count for follow_through; "none": all')
+    window: int | None = Field(
+        default=None, description='bash turns after the plan that count for follow_through; "none": all'
+    )
     message_commands: tuple[str, ...] = ("send_message",)
 
 
@@ -133,8 +139,12 @@ class SelectSection(Section):
 
     min_reward: float | None = Field(default=1.0, description='drop below it; "none": the reward does not filter')
     require: tuple[Literal["plan_first", "plan_content", "follow_through"], ...] = ("plan_first", "plan_content")
-    shortest_correct: bool = Field(default=True, description="one rollout a task: the fewest output tokens among reward == 1")
-    max_rollouts: int | None = Field(default=None, description="equalise sizes: the first N after the rule, in task order")
+    shortest_correct: bool = Field(
+        default=True, description="one rollout a task: the fewest output tokens among reward == 1"
+    )
+    max_rollouts: int | None = Field(
+        default=None, description="equalise sizes: the first N after the rule, in task order"
+    )
     exclude_repos: tuple[str, ...] = ()
 
 
@@ -154,7 +164,9 @@ class DatasetSection(Section):
     upweight_turns: tuple[int, ...] = (0, 1, 2)
     upweight_factor: float = Field(default=1.0, gt=0)
     upweight_form: Literal["weight", "duplicate"] = "weight"
-    val_fraction: float = Field(default=0.1, ge=0, lt=1, description="share of training repositories kept for validation")
+    val_fraction: float = Field(
+        default=0.1, ge=0, lt=1, description="share of training repositories kept for validation"
+    )
     heldout_repos: tuple[str, ...] = Field(default=(), description="besides the suite's held-out split")
     max_length: int = Field(default=2048, ge=64)
 
@@ -167,8 +179,12 @@ class GatesSection(Section):
     format_exposure: int = Field(default=200, description="floor of learnt tool-call openings")
     role_balance: float = Field(default=0.25, description="floor of the rarer role's share of rows")
     plan_paths_in_task: float = Field(default=0.8, description="floor of plans whose paths occur in their task")
-    prompt_length_ratio: float = Field(default=4.0, description="bound of median evaluation over median training prompt length")
-    skip_rate: float = Field(default=0.2, description="bound of tasks or rollouts lost before training for reasons other than selection")
+    prompt_length_ratio: float = Field(
+        default=4.0, description="bound of median evaluation over median training prompt length"
+    )
+    skip_rate: float = Field(
+        default=0.2, description="bound of tasks or rollouts lost before training for reasons other than selection"
+    )
     override: dict[str, str] = Field(default_factory=dict, description="check name -> why its failure is accepted")
 
 
@@ -271,5 +287,7 @@ class ExperimentSpec(Section):
     evaluate: EvaluateSection | None = EvaluateSection()
     metrics: MetricsSection = MetricsSection()
     card: CardSection = CardSection()
-    published: dict[str, Any] = Field(default_factory=dict, description="figures published elsewhere, shown beside ours")
+    published: dict[str, Any] = Field(
+        default_factory=dict, description="figures published elsewhere, shown beside ours"
+    )
     notes: str = ""

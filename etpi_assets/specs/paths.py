@@ -18,7 +18,7 @@ class PathError(ValueError):
 
 
 def expand(path: str) -> Path:
-    """A spec's path with `${VARIABLE}` taken from the environment and `~` from the user; relative to the working folder.
+    """A spec's path with `${VARIABLE}` taken from the environment and `~` from the user; else relative to where we are.
 
     Raises:
         PathError: a variable is not set.
@@ -26,7 +26,9 @@ def expand(path: str) -> Path:
 
     def value(match: re.Match[str]) -> str:
         if (found := os.environ.get(match[1])) is None:
-            raise PathError(f"the path {path!r} needs the environment variable {match[1]}; export {match[1]}=<folder> and run again")
+            raise PathError(
+                f"the path {path!r} needs the environment variable {match[1]}; export {match[1]}=<folder> and run again"
+            )
         return found
 
     return Path(re.sub(r"\$\{(\w+)\}", value, path)).expanduser()

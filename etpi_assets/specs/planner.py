@@ -1,7 +1,7 @@
 """What stands between an experiment and its results: the one function that knows what is missing, stale or blocked.
 
-Belongs here: comparing what the lake holds with what the specs, the code and the inputs ask for, through the whole chain,
-and saying it in commands. Does not belong here: running anything, Dagster.
+Belongs here: comparing what the lake holds with what the specs, the code and the inputs ask for, through the whole
+chain, and saying it in commands. Does not belong here: running anything, Dagster.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def upstream_refs(node: Node, key: str, specs: Specs, lake: Lake, asset: str | N
     return refs
 
 
-def inputs_of(node: Node, key: str, specs: Specs, lake: Lake, current: Callable[[Ref], Manifest | None]) -> dict[str, str]:
+def inputs_of(
+    node: Node, key: str, specs: Specs, lake: Lake, current: Callable[[Ref], Manifest | None]
+) -> dict[str, str]:
     """The data versions a partition would read, as {"asset/key": version}, in order; the files that its spec names
     outside the lake stand last, as {"path/<as written>": fingerprint}. What is missing is left out."""
     inputs = {}

@@ -1,0 +1,167 @@
+"""The commands behind `make run`, `make status`, `make demo`, `make demo-all` and `make results`.
+
+Belongs here: reading arguments, running jobs one after the other in this process, and saying how it went. Does not
+belong here: what a job does, or which are needed (`specs.planner`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import dagster as dg
+
+from etpi_assets.console_table import ending, metrics_table, states_table
+from etpi_assets.definitions import build_defs
+from etpi_assets.resources import Resources
+from etpi_assets.specs.load import SpecError, Specs, load_specs
+from etpi_assets.specs.planner import Step, open_steps, plan
+from etpi_resources.lake import Lake, LakeError
+
+DEMO = ("plan_first_tiny", "plan_first_tiny_weak")
+RESULT_SEEDS = (0, 1, 2)
+_QUIET = {"loggers": {"console": {"config": {}}}}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; 0 where everything asked for succeeded."""
+    parser = argparse.ArgumentParser(prog="python -m etpi_assets.cli", description="etpi's commands")
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="bring experiments up to date, with all they rest on")
+    run.add_argument("experiments", nargs="+", metavar="EXPERIMENT")
+    status = commands.add_parser("status", help="what is missing, stale or blocked, through the whole chain")
+    status.add_argument("experiments", nargs="*", metavar="EXPERIMENT")
+    commands.add_parser("demo", help=f"run {' and '.join(DEMO)} and compare them")
+    commands.add_parser("demo-all", help="run every experiment on the embedded world")
+    commands.add_parser("results", help=f"the same over seeds {RESULT_SEEDS}, into docs/results.md")
+    given = parser.parse_args(arguments)
+    try:
+        if given.command == "run":
+            return run_experiments(given.experiments)
+        if given.command == "status":
+            return show_status(given.experiments)
+        if given.command == "demo":
+            return demo(DEMO)
+        specs = load_specs()
+        return demo(tiny(specs)) if given.command == "demo-all" else results(specs)
+    except (SpecError, LakeError) as error:
+        print(f"etpi: {error}", file=sys.stderr)
+        return 1
+
+
+def run_experiments(names: Sequence[str], specs_folder: Path | None = None) -> int:
+    """Bring experiments up to date, one after the other; 1 where any of them failed.
+
+    Only jobs with something to do are started for what they rest on; `run_experiment` always is, and skips what stands.
+    """
+    specs = load_specs(specs_folder)
+    plans = {name: plan(name, specs, Lake.open()) for name in names}
+    if invalid := [step.reason for steps in plans.values() for step in steps if step.state == "invalid"]:
+        raise SpecError("\n".join(dict.fromkeys(invalid)))
+    runner = Runner(specs, specs_folder)
+    failed = []
+    for name in names:
+        steps = plan(name, specs, Lake.open())  # an earlier experiment may have made some of it
+        print(_opening(name, steps), file=sys.stderr)
+        if not all(runner.run(job, key) for job, key in _jobs(name, steps)):
+            failed.append(name)
+    if failed:
+        runner.run("publish_catalog", None)  # what did succeed can be queried
+        print(f"etpi: failed: {', '.join(failed)}. See `make status EXPERIMENT={failed[0]}`.", file=sys.stderr)
+    return 1 if failed else 0
+
+
+class Runner:
+    """Runs jobs in this process against the persistent Dagster instance, so that the web page shows them."""
+
+    def __init__(self, specs: Specs, specs_folder: Path | None = None) -> None:
+        resources = Resources(lake=Lake.open(), specs_folder=specs_folder)
+        self._defs = build_defs(specs, {"etpi": resources})
+        self._instance = dg.DagsterInstance.get()
+
+    def run(self, job: str, key: str | None) -> bool:
+        """Whether the run succeeded; the console logger has said why where not."""
+        start = time.monotonic()
+        of = f" of {key}" if key else ""
+        print(f"-- {job}{of}", file=sys.stderr)
+        result = self._defs.resolve_job_def(job).execute_in_process(
+            instance=self._instance, partition_key=key, run_config=_QUIET, raise_on_error=False
+        )
+        print(
+            f"-- {job}{of}: {'done' if result.success else 'FAILED'} in {time.monotonic() - start:.1f} s",
+            file=sys.stderr,
+        )
+        return result.success
+
+
+def show_status(names: Sequence[str]) -> int:
+    """Print the state of experiments (all, where none is named); always 0."""
+    specs, lake = load_specs(), Lake.open()
+    for name in names or specs.keys("experiment"):
+        print(states_table(name, plan(name, specs, lake), everything=bool(names)))
+    return 0
+
+
+def demo(names: Sequence[str]) -> int:
+    """Run experiments and end with the table that compares them."""
+    code = run_experiments(names)
+    lake = Lake.open()
+    print(metrics_table(lake, names))
+    print(ending(lake, names))
+    return code
+
+
+def tiny(specs: Specs) -> list[str]:
+    """The experiments that need nothing but this machine: those on the embedded base."""
+    return [name for name, spec in specs.experiments.items() if spec.base.kind == "tiny" and spec.requires == "cpu"]
+
+
+def results(specs: Specs) -> int:
+    """Repeat every tiny experiment over RESULT_SEEDS, under names of their own, and write docs/results.md."""
+    from etpi_assets.reports.results import render
+
+    names = tiny(specs)
+    folder = Lake.open().scratch("results_specs")
+    (folder / "experiments").mkdir(exist_ok=True)
+    repeated = {name: f"{name}_seeds" for name in names}
+    for name, copy in repeated.items():
+        (folder / "experiments" / f"{copy}.toml").write_text(f'extends = "{name}"\nseeds = {list(RESULT_SEEDS)}\n')
+    code = run_experiments(list(repeated.values()), folder)
+    target = Path("docs/results.md")
+    target.write_text(render(Lake.open(), load_specs(folder), repeated))
+    print(f"wrote {target}")
+    return code
+
+
+def _jobs(name: str, steps: Sequence[Step]) -> list[tuple[str, str]]:
+    todo = {(step.set, step.key): None for step in open_steps(steps) if step.set != "experiment"}
+    jobs = {"suite": "prepare_suite", "rollout_set": "collect_rollouts"}
+    return [*((jobs[set_name], key) for set_name, key in todo), ("run_experiment", name)]
+
+
+def _opening(name: str, steps: Sequence[Step]) -> str:
+    todo = open_steps(steps)
+    what = ", ".join(f"{step.asset} of {step.key} ({step.state})" for step in todo[:6])
+    more = f" and {len(todo) - 6} more" if len(todo) > 6 else ""
+    return f"== {name}: {what}{more}" if todo else f"== {name}: nothing is missing or stale"
+
+
+def _dagster_home(environment: Mapping[str, str]) -> None:
+    """Give Dagster a persistent home in the working folder, where none is named."""
+    home = Path(environment.get("DAGSTER_HOME") or ".dagster_home").resolve()
+    home.mkdir(parents=True, exist_ok=True)
+    if not (home / "dagster.yaml").exists():
+        with suppress(FileNotFoundError):
+            shutil.copy("dagster.yaml", home / "dagster.yaml")
+    os.environ["DAGSTER_HOME"] = str(home)
+
+
+if __name__ == "__main__":
+    _dagster_home(os.environ)
+    sys.exit(main())
