@@ -1,0 +1,204 @@
+"""Files and functions in texts and commands: which are named, which spellings mean one file, which are edited.
+
+Belongs here: reading entities out of text by the spec's patterns, and the rules for what touches and what edits one.
+Does not belong here: what they say about an agent's behaviour (`behaviours`).
+
+An edit is recognised in: `sed -i` and `perl -i`, redirections (a heredoc into a file among them), `tee`, the target of
+`cp` and `mv`, `patch`, `git apply` and `apply_patch` with the patch in a heredoc, Python code (a heredoc or `-c`) that
+writes and names the file, and the writing commands of editor tools (`str_replace_editor`, `Edit`, `Write`, ...). An
+editor without a file on its command line (SWE-agent's windowed `edit`) is not: what it writes to cannot be read off.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+import shlex
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from etpi_assets.specs.models import ScoringSection
+
+_CD = re.compile(r"(?:^|[;&|\n(])\s*cd\s+([\"']?)([\w./-]+)\1")
+_HEREDOC = re.compile(r"(?<!<)<<-?\s*([\"']?)(\w+)\1([^\n]*)\n(.*?)(?:^\s*\2[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
+_MAY_EDIT = re.compile(
+    r">|\bsed\b|\bperl\b|\btee\b|\bcp\b|\bmv\b|patch|apply|python|write|Write|Edit|edit|str_replace|create"
+)
+_PYTHON_WRITES = re.compile(
+    r"open\([^)]*[\"'][rb]?[wax+][b+]{0,2}[\"']|\.write_text\(|\.write_bytes\(|\.writelines?\(|fileinput"
+)
+_PATCHED = re.compile(r"^(?:\+\+\+ (?:b/)?|\*\*\* (?:Update|Add) File: )(\S+)", re.MULTILINE)
+_EDITORS = frozenset(
+    {"str_replace_editor", "str_replace_based_edit_tool", "Edit", "MultiEdit", "Write", "NotebookEdit", "edit",
+     "edit_file", "write_file", "create_file", "create", "insert", "str_replace"}
+)  # fmt: skip
+_EDITOR_VERBS = frozenset({"create", "str_replace", "insert", "append", "write"})
+_EDITOR_PATHS = ("path", "file_path", "filename", "file", "notebook_path", "target_file")
+_SEPARATORS = frozenset(";&|()\n")
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """The spec's patterns, compiled. `ignored`: words of the message commands, which are no functions of any task."""
+
+    path: re.Pattern[str]
+    function: re.Pattern[str]
+    ignored: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, scoring: ScoringSection) -> Patterns:
+        """Raises re.error, naming the pattern, where one is no regular expression."""
+        return cls(
+            re.compile(scoring.path_pattern), re.compile(scoring.function_pattern), frozenset(scoring.message_commands)
+        )
+
+    def paths(self, text: str) -> list[str]:
+        """The paths a text names, normalised, each once, in order."""
+        return list(dict.fromkeys(normalise(match) for match in self.path.findall(text)))
+
+    def functions(self, text: str) -> list[str]:
+        """The functions a text names, each once, in order; parts of paths and the message commands are none."""
+        found = dict.fromkeys(self.function.findall(self.path.sub(" ", text)))
+        return [name for name in found if name not in self.ignored]
+
+
+def normalise(path: str) -> str:
+    """`./a//b/../c.py` as `a/c.py`; an absolute path stays absolute."""
+    return posixpath.normpath(re.sub("/+", "/", path))
+
+
+class Files:
+    """Spellings of the files that are known: relative, absolute, with a prefix such as `./`, `a/` or the checkout's
+    folder, or shortened from the left where that is unambiguous."""
+
+    def __init__(self, known: Iterable[str]) -> None:
+        self._known = {path: tuple(path.strip("/").split("/")) for path in map(normalise, known)}
+        self._by_name: defaultdict[str, list[str]] = defaultdict(list)
+        for path, parts in self._known.items():
+            self._by_name[parts[-1]].append(path)
+
+    def __contains__(self, path: str) -> bool:
+        return self.same(path) in self._known
+
+    def same(self, path: str) -> str:
+        """The known spelling of a path, or the path normalised where it is none of the known.
+
+        A longer spelling is a known path behind some folders; a known bare file name takes only absolute ones, so that
+        `docs/setup.py` is not `setup.py`. A shorter spelling counts where one known path alone ends in it.
+        """
+        path = normalise(path)
+        if path in self._known:
+            return path
+        parts = tuple(path.strip("/").split("/"))
+        same_name = self._by_name.get(parts[-1], ())
+        longer = [
+            known
+            for known in same_name
+            if _ends_in(parts, self._known[known]) and (len(self._known[known]) > 1 or path.startswith("/"))
+        ]
+        if longer:
+            return max(longer, key=lambda known: len(self._known[known]))
+        shorter = [known for known in same_name if _ends_in(self._known[known], parts)]
+        return shorter[0] if len(shorter) == 1 else path
+
+
+def _ends_in(parts: tuple[str, ...], end: tuple[str, ...]) -> bool:
+    return len(end) <= len(parts) and parts[len(parts) - len(end) :] == end
+
+
+def touched(command: str, patterns: Patterns, files: Files) -> set[str]:
+    """Files (by their known spelling) and functions that a bash command names; a path after `cd DIR` is in DIR."""
+    folders = [(match.end(), match[2]) for match in _CD.finditer(command)] if "cd " in command else []
+    named = set()
+    for match in patterns.path.finditer(command):
+        folder = next((name for end, name in reversed(folders) if end <= match.start()), "")
+        named.add(files.same(posixpath.join(folder, match[0])))
+    named.update(patterns.functions(command))
+    return named
+
+
+def edited(command: str, patterns: Patterns, files: Files) -> set[str]:
+    """Files that a bash command writes to, by the rules above; and, where it writes to any, the functions it names. A
+    file in /tmp is nobody's work."""
+    if not _MAY_EDIT.search(command):
+        return set()
+    found = {files.same(path) for path in _written(command, patterns.path) if not path.startswith("/tmp/")}
+    return found.union(patterns.functions(command)) if found else found
+
+
+def _written(command: str, pattern: re.Pattern[str]) -> Iterator[str]:
+    tool = _editor_call(command)
+    if tool is not None:
+        yield from tool
+        return
+    bodies = [match[4] for match in _HEREDOC.finditer(command)]
+    shell = _HEREDOC.sub(lambda match: f"{match[3]}\n", command)
+    folder = ""
+    for words, targets in _simple_commands(shell):
+        paths = [word for word in words[1:] if pattern.fullmatch(word)]
+        name = posixpath.basename(words[0]) if words else ""
+        if name == "cd" and len(words) > 1:
+            folder = posixpath.join(folder, words[1])
+        found = [target for target in targets if pattern.fullmatch(target)]
+        in_place = name in ("sed", "perl") and any(re.match(r"-[a-zA-Z]*i|--in-place", word) for word in words[1:])
+        edits = name == "create" or (name in _EDITORS and len(words) > 1 and words[1] in _EDITOR_VERBS)
+        if in_place or edits or name == "tee":
+            found += paths
+        elif name in ("cp", "mv"):
+            found += paths[-1:] if words[-1:] == paths[-1:] else []
+        elif name in ("patch", "apply_patch") or (name == "git" and "apply" in words[1:]):
+            found += paths if name == "patch" else []
+            found += [path for body in bodies for path in _PATCHED.findall(body)]
+        elif name.startswith("python"):
+            code = "\n".join([*bodies, *(b for a, b in zip(words, words[1:], strict=False) if a == "-c")])
+            if _PYTHON_WRITES.search(code):
+                found += pattern.findall(code)
+        yield from (posixpath.join(folder, path) for path in found)
+
+
+def _editor_call(command: str) -> list[str] | None:
+    """The file that a call of an editor tool (`NAME {json}`) writes to; None where the command is no such call."""
+    name, _, arguments = command.partition(" ")
+    if name not in _EDITORS or not arguments.lstrip().startswith("{"):
+        return None
+    try:
+        values = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return []
+    verb = values.get("command")
+    if verb is not None and verb not in _EDITOR_VERBS:
+        return []
+    return [values[key] for key in _EDITOR_PATHS if isinstance(values.get(key), str)]
+
+
+def _simple_commands(shell: str) -> Iterator[tuple[list[str], list[str]]]:
+    """The simple commands of a shell text as (words, files that redirections write to). Words are unquoted; where a
+    quote does not close, all is split at blanks."""
+    lexer = shlex.shlex(shell, posix=True, punctuation_chars=";&|()<>\n")
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
+    words: list[str] = []
+    targets: list[str] = []
+    redirect = False
+    for token in _tokens(lexer, shell):
+        if redirect:
+            targets.append(token)
+            redirect = False
+        elif token and not token.strip("<>&|") and ("<" in token or ">" in token):
+            redirect = ">" in token
+        elif token and _SEPARATORS.issuperset(token):
+            if words or targets:
+                yield words, targets
+            words, targets = [], []
+        elif words or not re.match(r"\w+=", token):
+            words.append(token)
+    if words or targets:
+        yield words, targets
+
+
+def _tokens(lexer: shlex.shlex, shell: str) -> Collection[str]:
+    try:
+        return list(lexer)
+    except ValueError:  # a quote is not closed
+        return re.findall(r"[;&|()\n]+|[<>]+|[^\s;&|()<>]+", shell)

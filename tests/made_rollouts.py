@@ -1,0 +1,103 @@
+"""Rollouts written by hand, for tests of what is read off them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from etpi_assets.rollouts.actions import format_action, read_actions
+from etpi_assets.rollouts.commands import format_message
+from etpi_assets.rollouts.records import AgentRecord, Message, RolloutRecord, Turn
+from etpi_resources.schemas import from_rows
+
+INSTRUCTION = "`fold_lantern` in `src/harbor/tides.py` should return 7. Partner: `moor_skiff` in src/harbor/quay.py."
+PLAN = "Plan: I'll take fold_lantern in src/harbor/tides.py first, you take src/harbor/quay.py."
+REPLY = "OK, you take src/harbor/tides.py first. I'll do moor_skiff in src/harbor/quay.py."
+
+
+def say(message: str, to: str = "agent2", quoting: Any = "heredoc") -> str:
+    return format_action(format_message(to, message, quoting))  # pyright: ignore[reportReturnType]
+
+
+def run(command: str) -> str:
+    return format_action(command)  # pyright: ignore[reportReturnType]
+
+
+def agent(
+    agent_id: str,
+    steps: Sequence[str | tuple[str, Mapping[str, str] | None]],
+    *,
+    role: str = "proposer",
+    exit_status: str = "Submitted",
+    message_commands: Sequence[str] = ("send_message",),
+) -> AgentRecord:
+    """An agent from its turns' texts; a turn may be (text, {sender: message}) with the mail its observation shows."""
+    record = AgentRecord(agent_id, f"f{agent_id[-1]}", role, exit_status)
+    for number, step in enumerate(steps):
+        text, mail = step if isinstance(step, tuple) else (step, None)
+        actions, error = read_actions(text, message_commands=message_commands)
+        inbox = [{"from": sender, "message": message} for sender, message in (mail or {}).items()]
+        record.turns.append(
+            Turn(
+                number,
+                text,
+                actions=actions,
+                parse_error=error,
+                inbox=inbox,
+                output_ids=[1] * 10,
+                prompt_ids=[1],
+                capture="native",
+            )
+        )
+    return record
+
+
+def rollout(
+    *agents: AgentRecord,
+    rollout_id: str = "r1",
+    task_id: str | None = "t1",
+    outcome: Mapping[str, Any] | None = None,
+    **columns: Any,
+) -> RolloutRecord:
+    outcome = {"reward": 1.0, "verdict": "passed"} if outcome is None else dict(outcome)
+    given = {"origin": "set", "suite": "s", "repo": "harbor", **columns}
+    return RolloutRecord(rollout_id=rollout_id, task_id=task_id, agents=list(agents), outcome=outcome, **given)
+
+
+def planning_pair(rollout_id: str = "r1", **columns: Any) -> RolloutRecord:
+    """Both plan, then do their part."""
+    return rollout(
+        agent(
+            "agent1",
+            [(say(PLAN), {"agent2": REPLY}), run("cat src/harbor/tides.py"), run("sed -i s/1/7/ src/harbor/tides.py")],
+        ),
+        agent(
+            "agent2",
+            [
+                (say(REPLY, "agent1"), {"agent1": PLAN}),
+                run("cat src/harbor/quay.py"),
+                run("sed -i s/1/7/ src/harbor/quay.py"),
+            ],
+            role="responder",
+        ),
+        rollout_id=rollout_id,
+        **columns,
+    )
+
+
+def prompt(text: str) -> Message:
+    return Message("user", text, kind="prompt")
+
+
+def tasks(*rows: Mapping[str, Any]) -> pa.Table:
+    default = {
+        "task_id": "t1",
+        "suite": "s",
+        "repo": "harbor",
+        "split": "train",
+        "instruction": INSTRUCTION,
+        "payload": "{}",
+    }
+    return from_rows("tasks", [{**default, **row} for row in (rows or ({},))])
