@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etpi_assets.evaluation.intervals import decide, mean, rate, wilson
 from etpi_assets.evaluation.metrics import counts_reconcile, measure, threshold_checks
+from etpi_assets.scoring.intervals import decide, mean, rate, wilson
 from etpi_resources.schemas import from_rows
 
 

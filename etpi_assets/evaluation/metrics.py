@@ -1,7 +1,7 @@
 """From scored rollouts to metrics, the teacher's beside the student's.
 
 Belongs here: which figures are reported, over which units, and their thresholds. Does not belong here: how a behaviour
-is read (`etpi_assets.scoring`) or how an interval is made (`intervals`).
+is read (`etpi_assets.scoring`) or how an interval is made (`scoring.intervals`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from etpi_assets.evaluation.intervals import Estimate, decide, mean, rate
+from etpi_assets.scoring.intervals import Estimate, decide, mean, rate
 from etpi_resources.checks import CheckOutcome
 from etpi_resources.schemas import from_rows
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from etpi_assets.evaluation.intervals import rate
 from etpi_assets.reports.facts import DETAIL, HEADLINE
+from etpi_assets.scoring.intervals import rate
 from etpi_resources.schemas import from_rows
 
 CEILING_METRICS = ("plan_first", "plan_content", "follow_through", "solved")
