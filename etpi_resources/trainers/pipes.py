@@ -1,0 +1,140 @@
+"""Starting a worker in an interpreter of its own, and bringing back what it says, what came out, or why it failed.
+
+Belongs here: the caller's side of a worker: its folder, environment, supervisor, log and errors. Under Dagster the
+worker speaks through Dagster Pipes; without it (tests, benchmarks) everything else is the same. Does not belong here:
+what a worker does (`workers`), or what to ask of it (the recipes of a stage).
+
+A worker's folder holds `config.json` (written here), `worker.log`, `result.json` (left by the worker when it succeeded)
+and whatever else it makes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from etpi_resources.supervise import supervised
+from etpi_resources.trainers.workers.reporting import CONFIG_FILE, RESULT_FILE
+
+PYTHON_VARIABLE = "ETPI_TRAINER_PYTHON"
+LAST_LINES = 20
+ROOT = Path(__file__).resolve().parents[2]
+
+ENVIRONMENT: Mapping[str, str] = {
+    # Idle threads sleep instead of spinning: other processes want the cores.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    # glibc hands large freed tensors back to the kernel and faults them in again at the next step; keeping them made
+    # eager attention over 8 x 896 tokens three times as fast.
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+"""What every worker's environment holds unless the caller's says otherwise."""
+
+
+class WorkerFailed(RuntimeError):
+    """A worker ended without a result; the message holds its last lines and where its whole log is."""
+
+
+def trainer_python() -> str:
+    """The interpreter workers run in: $ETPI_TRAINER_PYTHON, or this one."""
+    return os.environ.get(PYTHON_VARIABLE) or sys.executable
+
+
+def run_worker(
+    module: str,
+    config: Mapping[str, Any],
+    folder: Path,
+    *,
+    context: Any = None,
+    echo: Callable[[str], None] | None = print,
+    grace: float = 10.0,
+) -> dict[str, Any]:
+    """Run `python -m module folder` to its end and return what it left in `result.json`.
+
+    The worker is supervised: however this process ends, nothing of the worker stays.
+
+    Args:
+        module: dotted name of a worker module.
+        config: what it is asked to do (JSON).
+        folder: where it works; made where missing, its earlier result removed.
+        context: Dagster's execution context; the worker's lines then reach the run's log through Pipes.
+        echo: gets every line the worker prints; None keeps them in `worker.log` alone.
+        grace: seconds the worker has to end after this process was interrupted.
+
+    Raises:
+        WorkerFailed: it ended with an error, was killed, or left no result.
+        FileNotFoundError: the interpreter does not exist.
+    """
+    python = trainer_python()
+    if not Path(python).exists():
+        raise FileNotFoundError(f"{PYTHON_VARIABLE} names {python}, which does not exist")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / RESULT_FILE).unlink(missing_ok=True)
+    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=1, sort_keys=True))
+    environment = {**ENVIRONMENT, **os.environ}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    with ExitStack() as stack:
+        if context is not None:
+            environment.update(stack.enter_context(_pipes_session(context)))
+        log = stack.enter_context((folder / "worker.log").open("w"))
+        process = subprocess.Popen(
+            supervised([python, "-m", module, str(folder)], grace=grace),
+            env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, errors="replace",
+        )  # fmt: skip
+        last: deque[str] = deque(maxlen=LAST_LINES)
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                log.write(line)
+                log.flush()
+                last.append(line.rstrip("\n"))
+                if echo is not None:
+                    echo(last[-1])
+            status = process.wait()
+        finally:
+            # An interrupt lands in the loop above; the supervisor has gone only when its whole tree has.
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+    result = folder / RESULT_FILE
+    if status != 0 or not result.exists():
+        raise WorkerFailed(_failure(module, status, last, folder / "worker.log"))
+    return json.loads(result.read_text())
+
+
+@contextmanager
+def _pipes_session(context: Any) -> Iterator[Mapping[str, str]]:
+    """Open a Pipes session over temporary files; the variables that let the worker join it."""
+    import dagster as dg
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.PreviewWarning)
+        reader = dg.PipesTempFileMessageReader()
+        with dg.open_pipes_session(context, dg.PipesTempFileContextInjector(), reader) as session:
+            yield session.get_bootstrap_env_vars()
+
+
+def _failure(module: str, status: int, last: deque[str], log: Path) -> str:
+    name = module.rpartition(".")[2]
+    if status == 0:
+        how = "ended without a result"
+    elif status > 128:
+        how = f"was ended by signal {status - 128}"
+        if status == 128 + 9:
+            how += " (SIGKILL: the machine may have run out of memory; lower train.batch_tokens)"
+    else:
+        how = f"failed with status {status}"
+    said = "\n".join(f"  {line}" for line in last) or "  (nothing)"
+    return f"{name} {how}. Its last lines, of {log}:\n{said}"

@@ -1,0 +1,91 @@
+"""A worker's side of the launcher: what it was asked for, how far it is, what came out.
+
+Belongs here: the files and lines that a worker and `trainers.pipes` agree on. Does not belong here: training. Imports
+the standard library and, where the caller is Dagster, `dagster_pipes`; never `dagster`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+CONFIG_FILE = "config.json"
+RESULT_FILE = "result.json"
+PIPES_VARIABLE = "DAGSTER_PIPES_CONTEXT"
+
+
+class Worker:
+    """The running worker: its configuration, its folder, its voice."""
+
+    def __init__(self, folder: Path, pipes: Any = None) -> None:
+        self.folder = folder
+        self.config: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_text())
+        self._pipes = pipes
+
+    def say(self, line: str) -> None:
+        """One line to stdout and, under Dagster, to the run's log."""
+        print(line, flush=True)
+        if self._pipes is not None:
+            self._pipes.log.info(line)
+
+    def stage(self, name: str, total: int, *, every: float = 5.0) -> Stage:
+        """A counter that says name, done/total, rate and time left at most every `every` seconds, and at the end."""
+        return Stage(self, name, total, every)
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Leave the result (JSON) for the caller. Written last and whole: where it stands, the worker succeeded.
+
+        Raises:
+            ValueError: a figure is not finite; JSON has no word for it.
+        """
+        text = json.dumps(result, allow_nan=False)
+        beside = self.folder / f".{RESULT_FILE}"
+        beside.write_text(text)
+        beside.replace(self.folder / RESULT_FILE)
+
+
+class Stage:
+    """Counts towards a total and says so now and then."""
+
+    def __init__(self, worker: Worker, name: str, total: int, every: float) -> None:
+        self.worker, self.name, self.total, self.every = worker, name, total, every
+        self.done = 0
+        self.note = ""
+        self._start = self._said = time.monotonic()
+
+    def advance(self, n: int = 1, note: str = "") -> None:
+        """Count `n` more as done; `note` (the loss, say) stands at the end of the line."""
+        self.done += n
+        self.note = note or self.note
+        now = time.monotonic()
+        if now - self._said >= self.every or self.done >= self.total > self.done - n:
+            self._said = now
+            self.worker.say(self.line())
+
+    def line(self) -> str:
+        seconds = time.monotonic() - self._start
+        rate = self.done / seconds if seconds > 0 else 0.0
+        left = f", {(self.total - self.done) / rate:.0f} s left" if rate and self.done < self.total else ""
+        note = f" ({self.note})" if self.note else ""
+        return f"{self.name}: {self.done}/{self.total}, {rate:.2f}/s, {seconds:.0f} s so far{left}{note}"
+
+
+@contextmanager
+def open_worker() -> Iterator[Worker]:
+    """The worker of this process, whose folder is the program's one argument."""
+    if len(sys.argv) != 2:
+        sys.exit(f"usage: python -m WORKER FOLDER, where FOLDER holds {CONFIG_FILE}")
+    folder = Path(sys.argv[1])
+    if PIPES_VARIABLE not in os.environ:
+        yield Worker(folder)
+        return
+    from dagster_pipes import open_dagster_pipes
+
+    with open_dagster_pipes() as pipes:
+        yield Worker(folder, pipes)
