@@ -1,6 +1,7 @@
 """What a suite family provides.
 
-Belongs here: the values a family yields and the Protocol the rest of etpi knows it by. Does not belong here: any family.
+Belongs here: the values a family yields and the Protocol the rest of etpi knows it by. Does not belong here: any
+family.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ class _Agent:
         """An edit with a mistake people make: another number, another operation, the partner's function, or no address,
         so that every function of the module changes."""
         fn, path, wanted = self.words["fn"], self.words["path"], self.wanted
-        kind = self.rng.choice(("number", "number", "operation", "partner", "everywhere"))
+        kind = self.rng.choices(("number", "operation", "partner", "everywhere"), weights=(4, 2, 1, 1))[0]
         if kind == "partner":
             return _edit(self.words["pfn"], wanted.code, self.words["ppath"])
         if kind == "everywhere":

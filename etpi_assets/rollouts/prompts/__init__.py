@@ -1,8 +1,8 @@
 """The first messages of a conversation, from templates that are data.
 
-Belongs here: one folder of templates a prompt (`AgentSection.prompt`): `system.md`, `user.md` and `steering.md`, with
-`$agent_id`, `$partner` and `$instruction` as their variables. Does not belong here: task texts, which the suite family
-writes, and observations.
+Belongs here: one folder of templates a prompt (`AgentSection.prompt`): `system.md`, `user.md` and `steering.md`. Their
+variables are `$agent_id` and `$partner`, and in `user.md` `$instruction` and `$repo` too. Does not belong here: task
+texts, which the suite family writes, and observations.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def _template(prompt: str, part: str) -> Template:
     return Template(path.read_text(encoding="utf-8").removesuffix("\n"))
 
 
-def _variables(role: Role) -> dict[str, str]:
-    return {"agent_id": role.agent_id, "partner": role.partner or "nobody", "instruction": role.instruction}
+def _seat(role: Role) -> dict[str, str]:
+    return {"agent_id": role.agent_id, "partner": role.partner or "nobody"}
 
 
 def render_prompts(agent: AgentSection, task: Task, role: Role) -> list[dict[str, str]]:
@@ -38,16 +38,21 @@ def render_prompts(agent: AgentSection, task: Task, role: Role) -> list[dict[str
     the messages are the ones a student reads. Raises FileNotFoundError for an unknown `agent.prompt`, KeyError for a
     template that uses an unknown variable.
     """
-    variables = _variables(role)
+    variables = _seat(role)
     system = _template(agent.prompt, "system").substitute(variables)
     if agent.steering:
         system += steering_text(agent.prompt, role)
     return [
         {"role": "system", "content": system},
-        {"role": "user", "content": _template(agent.prompt, "user").substitute(variables)},
+        {
+            "role": "user",
+            "content": _template(agent.prompt, "user").substitute(
+                variables, instruction=role.instruction, repo=task.repo
+            ),
+        },
     ]
 
 
 def steering_text(prompt: str, role: Role) -> str:
     """What `agent.steering` adds to the end of the system message of `prompt`, the separating blank line included."""
-    return STEERING_SEPARATOR + _template(prompt, "steering").substitute(_variables(role))
+    return STEERING_SEPARATOR + _template(prompt, "steering").substitute(_seat(role))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from etpi_assets.rollouts.agent import Identity, run_rollout
 from etpi_assets.rollouts.policies.coop_tiny import CoopTinyPolicy, Skill
-from etpi_assets.rollouts.templated.emulated import EmulatedSandboxes
+from etpi_assets.rollouts.templated.emulated import EmulatedFactory
 from etpi_assets.specs.models import AgentSection
 from etpi_assets.tasks.coop_tiny import CoopTiny
 from etpi_assets.tasks.coop_tiny.generate import draw_tasks
@@ -39,7 +39,7 @@ def transcripts(
     identity = Identity(spec_key=f"templated/{seed}", origin="set", engine="scripted", teacher="templated")
     left = n
     for task in draw_tasks(SUITE, seed, split):
-        record = run_rollout(task, family, engine, EmulatedSandboxes(), agent, chat, identity=identity)
+        record = run_rollout(task, family, engine, EmulatedFactory(), agent, chat, identity=identity)
         if record.error:
             raise RuntimeError(f"templated rollout of {task.task_id} broke: {record.error}")
         for one in record.agents[:left]:

@@ -84,7 +84,7 @@ class EmulatedSandbox:
         return ("ok\n", 0) if got == want else (f"wrong: {function}({value}) is {got}, not {want}\n", 1)
 
 
-class EmulatedSandboxes:
+class EmulatedFactory:
     """Makes emulated workspaces, for scripted policies alone."""
 
     name = "emulated"

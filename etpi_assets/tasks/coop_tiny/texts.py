@@ -54,12 +54,11 @@ _CONVERSATION = (
 
 _BACKGROUND = (
     "People who use this package asked for the change some time ago.",
-    "The old behaviour was fine for the first release, but it is not what we want any more.",
+    "The old result was fine for the first release but not any more.",
     "There is no need to keep the old result, nobody depends on it.",
     "The signature stays the same, so no caller has to change.",
-    "Please keep the change small and do not touch the other functions.",
-    "A second change is made at the same time, see the scope below.",
-    "The tests of the release look at many values, the check here only at one.",
+    "Please keep the change small and leave the other functions alone.",
+    "The release is tested with many values, the check here with one.",
     "We talked about a new name for the function and decided against it.",
 )
 
@@ -71,15 +70,14 @@ _SUMMARY = (
 )
 _EXAMPLE = "## Example\n\n```python\n>>> $fn($value)\n$result\n```"
 _SCOPE = (
-    "## Scope\n\nOnly $fn in $path is yours. $partner changes $pfn in $ppath in a copy of its own. "
-    "Both patches are merged in the end.",
-    "## Partner\n\n$partner works on $pfn in $ppath at the same time. Both patches are merged in the end.",
+    "## Scope\n\nOnly $fn is yours. $partner changes $pfn in $ppath and both patches are merged.",
+    "## Partner\n\n$partner works on $pfn in $ppath at the same time.",
 )
 _CHECKS = ("## Check\n\nRun $check $fn before you finish.", "## How to check\n\nThe command is $check $fn")
 
 
 def _pull_request(rng: random.Random) -> str:
-    background = "## Background\n\n" + " ".join(rng.sample(_BACKGROUND, k=rng.randint(2, 4)))
+    background = "## Background\n\n" + " ".join(rng.sample(_BACKGROUND, k=rng.randint(1, 3)))
     middle = [_EXAMPLE, background, rng.choice(_SCOPE)]
     rng.shuffle(middle)
     return "\n\n".join((rng.choice(_TITLE), rng.choice(_SUMMARY), *middle, "## Files\n\n$listing", rng.choice(_CHECKS)))
