@@ -15,6 +15,9 @@ from etpi_assets.specs.models import ExperimentSpec
 from etpi_resources.lake import Lake
 from etpi_resources.sandboxes import SandboxFactory, SandboxUnavailable
 
+ACCELERATORS = ("nvidia[0-9]*", "kfd")
+"""Device files that say that there is one."""
+
 
 class HardwareMissing(RuntimeError):
     """An experiment wants hardware that this machine does not have; the message says which."""
@@ -56,7 +59,7 @@ def require_hardware(spec: AnySpec | None, experiment: str) -> None:
     """Raise HardwareMissing where the experiment's `requires` is not met. Looks at device files alone: no torch."""
     if not isinstance(spec, ExperimentSpec) or spec.requires == "cpu":
         return
-    if not (list(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()):
+    if not any(found for pattern in ACCELERATORS for found in Path("/dev").glob(pattern)):
         raise HardwareMissing(
             f'experiment {experiment!r} says requires = "gpu", and this machine has none (/dev/nvidia*, /dev/kfd). '
             "Run it where there is one; its dataset can be built here: "

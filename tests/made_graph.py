@@ -1,0 +1,127 @@
+"""A small world for tests of the glue: specs in a folder, and recipes whose results follow from what they read.
+
+Every table of a made version has one row, whose first text column is a digest of the sections and the input rows: equal
+inputs give equal versions, as real transforms do, and nothing takes time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import dagster as dg
+import pyarrow as pa
+
+from etpi_assets.asset_run import AssetRun, Produced, Recipe
+from etpi_assets.graph import GRAPH
+from etpi_assets.jobs import build_jobs
+from etpi_assets.materialize import build_asset, etpi_asset
+from etpi_assets.resources import Resources
+from etpi_assets.specs import assets as specs_assets
+from etpi_resources.checks import CheckOutcome
+from etpi_resources.lake import Lake
+from etpi_resources.schemas import TABLES, empty, from_rows
+
+SUITE = 'title = "s"\nfamily = "coop_tiny"\n'
+ROLLOUT_SET = 'title = "r"\nkind = "live"\nsuite = "small"\nengine = {kind = "scripted", teacher = "t"}\n'
+EXPERIMENT = 'title = "e"\nrollout_sets = ["few"]\nevaluate = {suite = "small"}\n'
+
+
+def write_spec(folder: Path, kind: str, name: str, text: str) -> Path:
+    """Write `<folder>/<kind>/<name>.toml`."""
+    path = folder / kind / f"{name}.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def small_world(folder: Path) -> Path:
+    """One suite, one rollout set, two experiments on it."""
+    write_spec(folder, "suites", "small", SUITE)
+    write_spec(folder, "rollout_sets", "few", ROLLOUT_SET)
+    write_spec(folder, "experiments", "first", EXPERIMENT)
+    write_spec(folder, "experiments", "second", EXPERIMENT)
+    return folder
+
+
+class World:
+    """A lake, a folder of specs, and a recipe for every asset.
+
+    Attributes:
+        made: (asset, key) of everything computed, in order.
+        failing: assets whose check "sound" fails.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.specs_folder = small_world(folder / "specs")
+        self.lake = Lake(folder / "data")
+        self.made: list[tuple[str, str]] = []
+        self.failing: set[str] = set()
+        own = {recipe.node.name: recipe for recipe in specs_assets.ASSETS}
+        self.recipes: dict[str, Recipe] = {name: own.get(name) or self._recipe(name) for name in GRAPH}
+
+    def resources(self) -> Resources:
+        """As a new run would have them: the specs are read anew."""
+        return Resources(lake=self.lake, specs_folder=self.specs_folder)
+
+    def definitions(self) -> dg.Definitions:
+        specs = self.resources().specs
+        return dg.Definitions(
+            assets=[build_asset(recipe, specs) for recipe in self.recipes.values()],
+            jobs=build_jobs(specs),
+            resources={"etpi": self.resources()},
+            executor=dg.in_process_executor,
+        )
+
+    def make(self, name: str, key: str):
+        """Materialize one partition without Dagster."""
+        return self.recipes[name].execute(key, self.resources(), log=lambda line: None)
+
+    def make_all(self, experiment: str = "first") -> list[tuple[str, str]]:
+        """Materialize everything an experiment rests on and it; what was computed."""
+        before = len(self.made)
+        keys = {"suite": "small", "rollout_set": "few", "experiment": experiment, "all": "all"}
+        for name, node in GRAPH.items():
+            self.make(name, keys[node.set])
+        return [pair for pair in self.made[before:] if not pair[0].endswith("_spec")]
+
+    def _recipe(self, name: str) -> Recipe:
+        @etpi_asset(name, checks=("sound",))
+        def function(run: AssetRun) -> Produced:
+            self.made.append((name, run.key))
+            return Produced(
+                tables={t: _one_row(t, _digest(run, name)) for t in run.node.tables},
+                checks=[CheckOutcome("sound", name not in self.failing, "row 3 is unsound; mend it", True, {"row": 3})],
+                metadata={"plot": "a plot"},
+            )
+
+        return function
+
+
+def _digest(run: AssetRun, name: str) -> str:
+    spec = run.spec.model_dump(mode="json") if run.spec else {}
+    sections = {section: spec[section] for section in run.node.sections}
+    read = [
+        run.read(asset, table).to_pylist() for asset in run.node.upstream for table in GRAPH[asset].tables
+    ]
+    return hashlib.sha256(json.dumps([name, sections, read], default=str).encode()).hexdigest()[:12]
+
+
+def _one_row(table: str, digest: str) -> pa.Table:
+    column = next((n for n, t, _ in TABLES[table].columns if t == pa.string()), None)
+    return from_rows(table, [{column: digest}]) if column else empty(table)
+
+
+def failures(result: dg.ExecuteInProcessResult) -> list[str]:
+    """What the failed steps said."""
+    said: Iterable[str | None] = (
+        event.step_failure_data.user_failure_data.description
+        for event in result.all_events
+        if event.is_step_failure and event.step_failure_data.user_failure_data
+    )
+    return [text for text in said if text]
+
+
+Run = Callable[..., dg.ExecuteInProcessResult]

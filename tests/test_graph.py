@@ -1,0 +1,106 @@
+"""The graph: names, sets and edges as the design has them, and that Dagster's view of it is the same."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import dagster as dg
+
+from etpi_assets.graph import GRAPH, JOBS
+from etpi_assets.specs.load import load_specs
+from etpi_assets.versions import code_version
+from etpi_resources.schemas import TABLES
+
+SNAPSHOT = Path(__file__).parent / "graph_snapshot.json"
+SETS = {"suite", "rollout_set", "experiment"}
+
+
+def _definitions() -> dg.Definitions:
+    from etpi_assets.definitions import build_defs
+
+    return build_defs(load_specs())
+
+
+def test_graph_is_well_formed():
+    seen: set[str] = set()
+    for node in GRAPH.values():
+        assert set(node.upstream) <= seen, f"{node.name} stands before what it reads"
+        assert set(node.tables) <= set(TABLES)
+        assert len(node.kinds) <= 3
+        assert code_version(node), node.name
+        seen.add(node.name)
+
+
+def test_no_edge_leads_from_an_experiment_back():
+    rank = {"suite": 0, "rollout_set": 1, "experiment": 2, "all": 3}
+    for node in GRAPH.values():
+        assert all(rank[GRAPH[name].set] <= rank[node.set] for name in node.upstream), node.name
+
+
+def test_jobs_span_one_set_and_end_with_the_catalog():
+    for name, (set_name, assets) in JOBS.items():
+        assert {GRAPH[a].set for a in assets} <= {set_name, "all"}, name
+        assert assets[-1] == "catalog"
+    covered = {a for _, assets in JOBS.values() for a in assets}
+    assert covered == set(GRAPH)
+    assert set(JOBS["run_experiment"][1]) >= {n for n, node in GRAPH.items() if node.set == "experiment"}
+
+
+def test_dagster_has_the_graph_of_the_snapshot():
+    """A change of the graph is seen in review: delete tests/graph_snapshot.json and run this to write it anew."""
+    graph = _definitions().resolve_asset_graph()
+    found = {}
+    for key in sorted(graph.get_all_asset_keys()):
+        node = graph.get(key)
+        partitions = getattr(node.partitions_def, "set_name", None)
+        found[key.to_user_string()] = {
+            "group": node.group_name,
+            "partitions": partitions,
+            "upstream": sorted(parent.to_user_string() for parent in node.parent_keys),
+            "checks": sorted(check.name for check in node.check_keys),
+        }
+    if not SNAPSHOT.exists():
+        SNAPSHOT.write_text(json.dumps(found, indent=1) + "\n")
+    assert found == json.loads(SNAPSHOT.read_text())
+
+
+def test_every_asset_page_says_what_it_is():
+    graph = _definitions().resolve_asset_graph()
+    for name, node in GRAPH.items():
+        asset = graph.get(dg.AssetKey(name))
+        assert node.summary in (asset.description or "")
+        assert asset.owners and asset.kinds and asset.code_version
+        assert (asset.partitions_def is None) == (node.set == "all")
+        if node.tables:
+            schema = asset.metadata["dagster/column_schema"].schema
+            assert [c.name for c in schema.columns] == [c[0] for c in TABLES[node.tables[0]].columns]
+            assert all(column.description for column in schema.columns)
+
+
+def test_partition_mappings_follow_the_specs():
+    specs = load_specs()
+    graph = _definitions().resolve_asset_graph()
+    for experiment, spec in specs.experiments.items():
+        context = dg.AssetKey("selected_trajectories"), dg.AssetKey("scored_rollouts")
+        mapping = graph.get_partition_mapping(*context)
+        child, parent = (graph.get(key).partitions_def for key in context)
+        result = mapping.get_upstream_mapped_partitions_result_for_partitions(
+            child.empty_subset().with_partition_keys([experiment]), child, parent
+        )
+        assert set(result.partitions_subset.get_partition_keys()) == set(spec.rollout_sets)
+
+
+def test_import_is_fast_and_brings_no_torch():
+    """Measured in a process of its own; the bound is on processor time, as other tests share the machine."""
+    code = (
+        "import sys, time; import etpi_assets.definitions; "
+        "heavy = [m for m in ('torch', 'transformers', 'trl', 'datasets', 'selenium') if m in sys.modules]; "
+        "print(time.process_time(), heavy)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    seconds, heavy = done.stdout.strip().split(" ", 1)
+    assert heavy == "[]"
+    assert float(seconds) < 3.0

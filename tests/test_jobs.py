@@ -1,0 +1,176 @@
+"""Jobs in Dagster: what a run records, refuses and says. What they compute is other tests' business."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from made_graph import EXPERIMENT, failures, write_spec
+
+from etpi_assets import cli, resources
+from etpi_assets.graph import GRAPH, JOBS
+from etpi_assets.specs.load import load_specs
+from etpi_resources.lake import Ref
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def instance():
+    with dg.DagsterInstance.ephemeral() as made:
+        yield made
+
+
+def _run(world, instance, job, key=None, **more):
+    return (
+        world.definitions()
+        .resolve_job_def(job)
+        .execute_in_process(instance=instance, partition_key=key, raise_on_error=False, **more)
+    )
+
+
+def _prepared(world, instance):
+    assert _run(world, instance, "prepare_suite", "small").success
+    assert _run(world, instance, "collect_rollouts", "few").success
+
+
+def _materialized(result):
+    events = [e for e in result.all_events if e.event_type_value == "ASSET_MATERIALIZATION"]
+    return {e.asset_key.to_user_string(): e.materialization for e in events if e.asset_key}
+
+
+def test_run_experiment_makes_everything_and_a_rerun_nothing(world, instance):
+    _prepared(world, instance)
+    first = _run(world, instance, "run_experiment", "first")
+    assert first.success
+    events = _materialized(first)
+    assert set(events) == set(JOBS["run_experiment"][1])
+    assert events["tito_pairs"].partition == "first" and events["leaderboard"].partition is None
+
+    made = len(world.made)
+    again = _materialized(_run(world, instance, "run_experiment", "first"))
+    assert [name for name, _ in world.made[made:]] == ["catalog"]
+    for name, event in again.items():
+        assert event.tags["dagster/data_version"] == events[name].tags["dagster/data_version"], name
+        assert event.metadata["skipped"].value is (name != "catalog")
+    current = world.lake.current(Ref("tito_pairs", "experiment", "first"))
+    assert again["tito_pairs"].tags["dagster/data_version"] == current.version
+
+
+def test_an_assets_page_shows_rows_preview_inputs_and_keeps_its_plot_when_skipped(world, instance):
+    _prepared(world, instance)
+    for _ in range(3):
+        event = _materialized(_run(world, instance, "build_dataset", "first"))["tito_pairs"]
+        assert event.metadata["plot"].value == "a plot"
+    assert event.metadata["dagster/row_count"].value == 1
+    assert event.metadata["preview/pairs"].value.startswith("| pair_id |")
+    assert "selected_trajectories/first" in event.metadata["inputs"].value
+    assert sum(len(str(value.value)) for value in event.metadata.values()) < 50_000
+
+
+def test_missing_upstream_fails_at_the_first_step_with_the_commands(world, instance):
+    result = _run(world, instance, "run_experiment", "first")
+    assert not result.success
+    (said,) = failures(result)
+    assert "dg launch --job prepare_suite --partition small" in said
+    assert "make run EXPERIMENT=first" in said
+    assert world.made == [], "not even the base was built"
+
+
+def test_missing_and_invalid_names_fail_at_once(world, instance):
+    result = _run(world, instance, "run_experiment")
+    assert "this run names no experiment" in failures(result)[0]
+    assert failures(result)[0].endswith("Valid names: " + ", ".join(world.resources().specs.keys("experiment")))
+    write_spec(world.specs_folder, "experiments", "broken", "sead = 1")
+    assert "broken.toml: sead: unknown key" in failures(_run(world, instance, "run_experiment", "broken"))[0]
+    with pytest.raises(Exception, match=r"no experiment 'frist'. Did you mean 'first'"):
+        _run(world, instance, "run_experiment", "frist")
+    result = _run(world, instance, "run_experiment", tags={"dagster/partition": "frist"})
+    assert "Did you mean 'first'" in failures(result)[0]
+    assert world.made == []
+
+
+def test_failed_check_fails_the_run_and_binds_a_later_one(world, instance):
+    _prepared(world, instance)
+    world.failing.add("upweighted_dataset")
+    result = _run(world, instance, "build_dataset", "first")
+    assert not result.success
+    assert "sound: row 3 is unsound; mend it" in failures(result)[0]
+    (evaluation,) = [e for e in result.get_asset_check_evaluations() if not e.passed]
+    assert (evaluation.asset_key.to_user_string(), evaluation.partition) == ("upweighted_dataset", "first")
+    assert evaluation.metadata["row"].value == 3
+
+    later = _run(world, instance, "train", "first")
+    assert not later.success
+    assert "row 3 is unsound; mend it" in failures(later)[0]
+    assert ("sft_checkpoint", "first") not in world.made
+
+
+def test_an_experiment_that_wants_a_gpu_fails_before_its_first_step(world, instance, monkeypatch):
+    _prepared(world, instance)
+    write_spec(world.specs_folder, "experiments", "first", 'requires = "gpu"\n' + EXPERIMENT)
+    monkeypatch.setattr(resources, "ACCELERATORS", ())
+    result = _run(world, instance, "run_experiment", "first")
+    assert "requires = \"gpu\"" in failures(result)[0]
+    assert [n for n, _ in world.made if GRAPH[n].set == "experiment"] == []
+    assert _run(world, instance, "build_dataset", "first").success, "its dataset needs none"
+
+
+def test_bring_experiment_submits_exactly_what_is_not_there(world, instance):
+    _run(world, instance, "prepare_suite", "small")
+    definitions = world.definitions()
+    job = definitions.resolve_job_def("bring_experiment")
+    # The op reads the asset graph of its repository, which execute_in_process does not know.
+    from etpi_assets.jobs import chain_backfill
+    from etpi_assets.specs.planner import plan
+
+    assert job.partitions_def is not None
+    resources = world.resources()
+    steps = plan("first", resources.specs, resources.lake)
+    backfill = chain_backfill("first", steps, definitions.resolve_asset_graph(), instance)
+    instance.add_backfill(backfill)
+    (found,) = instance.get_backfills()
+    target = found.asset_backfill_data.target_subset
+    partitions = {
+        key.to_user_string(): set(subset.get_partition_keys())
+        for key, subset in target.partitions_subsets_by_asset_key.items()
+    }
+    assert "tasks" not in partitions
+    assert partitions["raw_rollouts"] == {"few"} and partitions["tito_pairs"] == {"first"}
+    assert {k.to_user_string() for k in target.non_partitioned_asset_keys} == {"leaderboard", "teacher_ceiling", "catalog"}
+
+
+def _command(*words, folder):
+    environment = {**os.environ, "DAGSTER_HOME": str(folder), "PYTHONWARNINGS": "ignore"}
+    (folder / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
+    program = str(Path(sys.executable).parent / words[0])
+    return subprocess.run([program, *words[1:]], cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+def test_dg_launch_of_an_unknown_name_exits_with_1_and_lists_the_valid_ones(tmp_path):
+    done = _command("dg", "launch", "--job", "run_experiment", "--partition", "plan_frist", folder=tmp_path)
+    assert done.returncode == 1
+    assert "Valid names: " + ", ".join(load_specs().keys("experiment")) in done.stderr
+    done = _command("dg", "launch", "--job", "run_experiment", folder=tmp_path)
+    assert done.returncode == 1
+    assert "this run names no experiment" in done.stderr + done.stdout
+
+
+def test_make_run_exits_with_1_where_a_step_fails(world, instance, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "build_defs", lambda specs, overrides: world.definitions())
+    monkeypatch.setattr(cli.dg.DagsterInstance, "get", staticmethod(lambda: instance))
+    monkeypatch.setattr(cli.Lake, "open", classmethod(lambda cls: world.lake))
+    assert cli.run_experiments(["first"], world.specs_folder) == 0
+    assert "-- collect_rollouts of few: done" in capsys.readouterr().err
+    assert cli.run_experiments(["first"], world.specs_folder) == 0
+    said = capsys.readouterr().err
+    assert "nothing is missing or stale" in said and "collect_rollouts" not in said
+    world.failing.add("tito_pairs")
+    assert cli.run_experiments(["second"], world.specs_folder) == 1
+    assert "failed: second" in capsys.readouterr().err
+    with pytest.raises(Exception, match="Did you mean 'second'"):
+        cli.run_experiments(["secnod"], world.specs_folder)

@@ -1,0 +1,209 @@
+"""The planner and the skip rule: what is missing, stale or blocked, and what a change makes anew."""
+
+from __future__ import annotations
+
+import pytest
+from made_graph import EXPERIMENT, ROLLOUT_SET, write_spec
+
+from etpi_assets.asset_run import AssetRun
+from etpi_assets.graph import GRAPH
+from etpi_assets.specs import planner
+from etpi_assets.specs.load import SpecError
+from etpi_resources.lake import BlockedInput, LakeError, MissingInput, Ref
+
+CHAIN = [name for name, node in GRAPH.items() if node.set != "all"]
+
+
+def _states(world, experiment="first"):
+    resources = world.resources()
+    return {step.asset: step for step in planner.plan(experiment, resources.specs, resources.lake)}
+
+
+def _not_ok(world, experiment="first"):
+    return {name: step.state for name, step in _states(world, experiment).items() if step.state != "ok"}
+
+
+def test_nothing_made_is_all_missing_in_order(world):
+    steps = list(_states(world).values())
+    assert [s.asset for s in steps] == sorted(CHAIN, key=lambda n: (planner.SETS.index(GRAPH[n].set), CHAIN.index(n)))
+    assert {s.state for s in steps} == {"missing"}
+    assert planner.commands(steps)[:2] == [
+        "dg launch --job prepare_suite --partition small",
+        "dg launch --job collect_rollouts --partition few",
+    ]
+
+
+def test_made_is_ok_and_a_second_pass_computes_nothing(world):
+    assert len(world.make_all()) > 0
+    assert _not_ok(world) == {}
+    assert world.make_all() == [("catalog", "all")]
+
+
+def test_evaluation_budget_stales_evaluation_and_retrains_nothing(world):
+    world.make_all()
+    write_spec(world.specs_folder, "experiments", "first", EXPERIMENT.replace('"small"}', '"small", tasks = 5}'))
+    stale = _states(world)
+    assert stale["eval_rollouts"].reason == "its spec changed (evaluate, serving)"
+    assert {n for n, s in stale.items() if s.state == "stale"} == {
+        "experiment_spec", "eval_rollouts", "eval_metrics", "experiment_report", "model_card",
+    }  # fmt: skip
+    made = {name for name, _ in world.make_all()}
+    assert not made & {"upweighted_dataset", "sft_checkpoint", "base_checkpoint", "serving_probe"}
+    assert {"eval_rollouts", "eval_metrics"} <= made
+
+
+def test_title_stales_reports_alone(world):
+    world.make_all()
+    write_spec(world.specs_folder, "experiments", "first", EXPERIMENT.replace('"e"', '"better"'))
+    assert set(_not_ok(world)) == {"experiment_spec", "experiment_report", "model_card"}
+
+
+def test_one_experiments_change_touches_only_it(world):
+    world.make_all("first")
+    world.make_all("second")
+    write_spec(world.specs_folder, "experiments", "first", EXPERIMENT + "[train]\nepochs = 5\n")
+    assert "sft_checkpoint" in _not_ok(world, "first")
+    assert _not_ok(world, "second") == {}
+
+
+def test_staleness_goes_through_the_whole_chain(world):
+    world.make_all()
+    write_spec(world.specs_folder, "rollout_sets", "few", ROLLOUT_SET + "k = 3\n")
+    states = _states(world)
+    assert states["raw_rollouts"].reason.startswith("its spec changed")
+    assert states["tasks"].state == states["base_checkpoint"].state == "ok"
+    assert states["eval_metrics"].state == states["model_card"].state == "stale"
+    assert "raw_rollouts of few is stale" in states["tito_pairs"].reason
+
+
+def test_an_unchanged_result_upstream_stops_the_wave(world):
+    world.make_all()
+    write_spec(world.specs_folder, "suites", "small", 'title = "s"\nfamily = "coop_tiny"\nnotes = "n"\n')
+    assert set(_not_ok(world)) == {"suite_spec"}, "nobody reads a note"
+
+
+def test_code_change_is_named(world, code):
+    world.make_all()
+    code["tito_pairs"] = "2"
+    states = _states(world)
+    assert states["tito_pairs"].reason == "its code changed"
+    assert states["upweighted_dataset"].state == "stale"
+    assert states["selected_trajectories"].state == "ok"
+    assert [name for name, _ in world.make_all()] == ["tito_pairs", "catalog"], "same pairs, so nothing after them"
+
+
+def test_a_knob_turned_back_brings_the_earlier_version_back(world):
+    world.make_all()
+    before = world.lake.current(Ref("sft_checkpoint", "experiment", "first")).version
+    write_spec(world.specs_folder, "experiments", "first", EXPERIMENT + "[train]\nepochs = 5\n")
+    world.make_all()
+    assert world.lake.current(Ref("sft_checkpoint", "experiment", "first")).version != before
+    write_spec(world.specs_folder, "experiments", "first", EXPERIMENT)
+    assert [n for n, _ in world.make_all() if GRAPH[n].set == "experiment"] == []
+    assert world.lake.current(Ref("sft_checkpoint", "experiment", "first")).version == before
+    assert _not_ok(world) == {}
+
+
+def test_blocked_binds_until_a_good_version(world):
+    world.failing.add("upweighted_dataset")
+    for name in CHAIN[: CHAIN.index("upweighted_dataset") + 1]:
+        world.make(name, {"suite": "small", "rollout_set": "few", "experiment": "first"}[GRAPH[name].set])
+    step = _states(world)["upweighted_dataset"]
+    assert (step.state, step.reason) == ("blocked", "sound: row 3 is unsound; mend it")
+    with pytest.raises(BlockedInput, match="row 3 is unsound; mend it"):
+        world.make("sft_checkpoint", "first")
+    assert ("sft_checkpoint", "first") not in world.made
+    world.failing.clear()
+    world.make("upweighted_dataset", "first")
+    world.make("sft_checkpoint", "first")
+
+
+def test_a_good_version_does_not_stand_in_for_a_newer_blocked_one(world):
+    world.make_all()
+    write_spec(world.specs_folder, "experiments", "first", EXPERIMENT + "[dataset]\nupweight_factor = 3\n")
+    world.failing.add("upweighted_dataset")
+    world.make("upweighted_dataset", "first")
+    with pytest.raises(BlockedInput):
+        world.make("sft_checkpoint", "first")
+    write_spec(world.specs_folder, "experiments", "first", EXPERIMENT)
+    assert world.make("upweighted_dataset", "first").skipped, "the earlier version is what this spec asks for"
+    assert world.make("sft_checkpoint", "first").skipped
+
+
+def test_missing_input_says_the_commands(world):
+    with pytest.raises(MissingInput) as error:
+        world.make("selected_trajectories", "first")
+    text = str(error.value)
+    assert "dg launch --job prepare_suite --partition small\n" in text
+    assert "dg launch --job collect_rollouts --partition few\n" in text
+    assert "make run EXPERIMENT=first" in text
+    with pytest.raises(MissingInput) as error:
+        world.make("raw_rollouts", "few")
+    assert "prepare_suite --partition small" in str(error.value) and "make run" not in str(error.value)
+
+
+def test_invalid_and_unknown_specs(world):
+    write_spec(world.specs_folder, "experiments", "broken", "sead = 1")
+    assert {s.state for s in _states(world, "broken").values()} == {"invalid"}
+    with pytest.raises(SpecError, match="Valid names: .*first"):
+        _states(world, "furst")
+    with pytest.raises(SpecError, match="sead: unknown key"):
+        world.make("experiment_spec", "broken")
+    write_spec(world.specs_folder, "rollout_sets", "few", "kid = 1")
+    steps = _states(world)
+    assert steps["raw_rollouts"].state == "invalid" and "few.toml: kid" in steps["raw_rollouts"].reason
+
+
+def test_reading_what_the_graph_does_not_name_is_refused(world):
+    world.make_all()
+    run = AssetRun(GRAPH["tito_pairs"], "first", world.resources())
+    with pytest.raises(LakeError, match=r"reads 'tasks', which etpi_assets/graph.py does not name"):
+        run.read("tasks", "tasks")
+    with pytest.raises(LakeError, match="does not read raw_rollouts of 'other'"):
+        run.read("raw_rollouts", "turns", key="other")
+    assert run.read("raw_rollouts", "turns", columns=["rollout_id"]).column_names == ["rollout_id"]
+
+
+def test_files_a_spec_points_at_are_inputs(world, tmp_path):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "a.json").write_text("{}")
+    write_spec(world.specs_folder, "rollout_sets", "few", f'title = "i"\nkind = "imported"\npath = "{logs}"\n')
+    world.make("raw_rollouts", "few")
+    assert world.make("raw_rollouts", "few").skipped
+    (logs / "b.json").write_text("{}")
+    assert _states(world)["raw_rollouts"].reason == f"changed since: path/{logs}"
+    assert not world.make("raw_rollouts", "few").skipped
+
+
+def test_an_input_that_moves_meanwhile_is_noticed(world):
+    world.make_all()
+    recipe = world.recipes["tito_pairs"]
+
+    def meddling(run):
+        write_spec(world.specs_folder, "rollout_sets", "few", ROLLOUT_SET + "k = 9\n")
+        world.make("raw_rollouts", "few")
+        return recipe.function(run)
+
+    write_spec(world.specs_folder, "experiments", "first", EXPERIMENT + "[pairs]\nstrip_think = false\n")
+    world.recipes["tito_pairs"] = type(recipe)(recipe.node, meddling, recipe.checks)
+    with pytest.raises(LakeError, match="raw_rollouts/few changed while it was computed"):
+        world.make("tito_pairs", "first")
+
+
+def test_tables_and_checks_must_be_those_declared(world):
+    world.make_all()
+    recipe = world.recipes["tito_pairs"]
+    (world.specs_folder / "experiments" / "first.toml").write_text(EXPERIMENT + "[pairs]\nstrip_think = false\n")
+
+    def without_a_table(run):
+        produced = recipe.function(run)
+        return type(produced)({"pairs": produced.tables["pairs"]}, produced.checks)
+
+    def without_a_check(run):
+        return type(produced := recipe.function(run))(produced.tables)
+
+    for function, words in ((without_a_table, "made tables"), (without_a_check, "reported checks")):
+        world.recipes["tito_pairs"] = type(recipe)(recipe.node, function, recipe.checks)
+        with pytest.raises(LakeError, match=words):
+            world.make("tito_pairs", "first")
