@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from etpi_resources.sandboxes import Limits, Sandbox, SandboxFactory, SandboxUnavailable
-from etpi_resources.sandboxes.bubblewrap import BubblewrapSandboxes
+from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 
-FACTORY = BubblewrapSandboxes()
+FACTORY = BubblewrapFactory()
 LIMITS = Limits(
     command_seconds=10, memory_bytes=256 * 1024**2, processes=48, file_bytes=16 * 1024**2, output_bytes=16 * 1024
 )
@@ -88,7 +88,7 @@ def test_long_commands_and_impossible_ones(own):
 
 def test_without_bubblewrap_it_says_what_to_do(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(SandboxUnavailable, match="apt-get install bubblewrap"), BubblewrapSandboxes().create({}):
+    with pytest.raises(SandboxUnavailable, match="apt-get install bubblewrap"), BubblewrapFactory().create({}):
         pass
 
 
@@ -100,14 +100,14 @@ def test_a_cage_that_does_not_start_says_why(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr("shutil.which", lambda name: str(fake) if name == "bwrap" else f"/usr/bin/{name}")
     with pytest.raises(SandboxUnavailable, match="(?s)No permissions.*max_user_namespaces|Permission denied"):
-        BubblewrapSandboxes().create({}).__enter__()
+        BubblewrapFactory().create({}).__enter__()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_it_works_without_root():
     program = (
-        "from etpi_resources.sandboxes.bubblewrap import BubblewrapSandboxes\n"
-        "with BubblewrapSandboxes().create({'a': 'x'}) as s: print(s.run('cat a').output, s.read_files())"
+        "from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory\n"
+        "with BubblewrapFactory().create({'a': 'x'}) as s: print(s.run('cat a').output, s.read_files())"
     )
     root = str(Path(__file__).parents[1])
     command = ["setpriv", "--reuid=64200", "--regid=64200", "--clear-groups", "--", "/usr/bin/python3", "-c", program]
@@ -374,8 +374,8 @@ def test_nothing_stays_when_the_host_process_ends(how, tmp_path):
     mark = f"31{os.getpid()}.{time.time_ns() % 10**6}"
     program = f"""
 import os, signal
-from etpi_resources.sandboxes.bubblewrap import BubblewrapSandboxes
-sandbox = BubblewrapSandboxes().create({{}})
+from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
+sandbox = BubblewrapFactory().create({{}})
 sandbox.__enter__()
 print("ready", flush=True)
 sandbox.run("(setsid sleep {mark} &) ; sleep {mark}", timeout=60)

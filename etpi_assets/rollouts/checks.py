@@ -7,40 +7,42 @@ what is made from rollouts.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from itertools import groupby
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etpi_assets.rollouts.records import RolloutRecord
-from etpi_assets.rollouts.tables import iter_prompts
+from etpi_assets.rollouts.tables import iter_prompts, prompts_digest
 from etpi_resources.checks import CheckOutcome
 
 _SHOWN = 3
 
 
-def prompts_reconstruct(records: Iterable[RolloutRecord], tables: Mapping[str, pa.Table]) -> CheckOutcome:
-    """Every prompt read back from `turns` equals the prompt as captured, id for id."""
-    captured = {
-        (record.rollout_id, agent.agent_id, turn.turn): turn.prompt_ids
-        for record in records
-        for agent in record.agents
-        for turn in agent.turns
-        if turn.prompt_ids is not None
-    }
-    total = len(captured)
-    bad = [str(key) for key, prompt in iter_prompts(tables["turns"]) if captured.pop(key, None) != prompt.tolist()]
-    bad += [str(key) for key in captured]
+def prompts_reconstruct(digests: Mapping[str, str], tables: Mapping[str, pa.Table]) -> CheckOutcome:
+    """Every prompt read back from `turns` equals the prompt as captured, id for id.
+
+    `digests`: rollout_id -> `tables.captured_digest` of the record, for every rollout.
+    """
+    total, bad = 0, []
+    seen: set[str] = set()
+    for rollout_id, prompts in groupby(iter_prompts(tables["turns"]), key=lambda item: item[0][0]):
+        turns = [(agent_id, turn, ids) for (_, agent_id, turn), ids in prompts]
+        total += len(turns)
+        seen.add(rollout_id)
+        if digests.get(rollout_id) != prompts_digest(turns):
+            bad.append(rollout_id)
+    bad += [rollout_id for rollout_id in digests.keys() - seen if digests[rollout_id] != prompts_digest([])]
     stored = pc.sum(pc.list_value_length(tables["turns"]["suffix_ids"])).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
-    return CheckOutcome(
-        "prompts_reconstruct",
-        not bad,
-        f"{total} prompts read back as captured."
-        if not bad
-        else f"{len(bad)} of {total} prompts do not read back as captured, first {bad[:_SHOWN]}: the prefix encoding "
-        "is broken; do not use this version.",
-        figures={"prompts": total, "broken": len(bad), "stored_prompt_ids": stored},
-    )
+    whole = pc.sum(tables["turns"]["prompt_tokens"]).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
+    message = f"{total} prompts read back as captured; {stored} ids are stored for {whole}."
+    if bad:
+        message = (
+            f"Prompts of {len(bad)} rollouts do not read back as captured, first {sorted(bad)[:_SHOWN]}: the prefix "
+            "encoding is broken; do not use this version."
+        )
+    figures = {"prompts": total, "broken_rollouts": len(bad), "stored_ids": stored, "prompt_ids": whole}
+    return CheckOutcome("prompts_reconstruct", not bad, message, figures=figures)
 
 
 def native_ids_present(tables: Mapping[str, pa.Table], *, live: bool) -> CheckOutcome:

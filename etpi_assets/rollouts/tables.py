@@ -9,6 +9,7 @@ it adds; any other prompt is stored whole. So a session of n turns costs its len
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +25,11 @@ from etpi_resources.schemas import from_rows
 Key = tuple[str, str, int]
 Decode = Callable[[Sequence[int]], str]
 
+Rows = dict[str, list[dict[str, Any]]]
+
 TABLES = ("rollouts", "agents", "turns", "messages")
+_CHUNK_TURNS = 4096
+_AGENT_FIELDS = ("agent_id", "feature_id", "role", "exit_status", "patch")
 
 _EXITS = ("Submitted", "LimitsExceeded", "ContextWindowExceeded", "FormatError")
 """From best to worst; an exit that stands nowhere here is worse than these, and Error is the worst."""
@@ -36,39 +41,65 @@ _DRIFT_IDS = 16
 def to_tables(records: Iterable[RolloutRecord], decode: Decode | None = None) -> dict[str, pa.Table]:
     """The four tables of the records, rows in the order of records, agents and turns.
 
-    `decode` (ids -> text) puts the text beside the ids where a prompt departs from the turn before it.
+    `decode` (ids -> text) puts the text beside the ids where a prompt departs from the turn before it. Records are
+    taken one by one and few are held at a time.
     """
-    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
+    chunks: dict[str, list[pa.Table]] = {name: [from_rows(name, [])] for name in TABLES}
+    rows: Rows = {name: [] for name in TABLES}
+
+    def flush() -> None:
+        for name in TABLES:
+            chunks[name].append(from_rows(name, rows[name]))
+            rows[name].clear()
+
     for record in records:
-        rows["rollouts"].append(_rollout_row(record))
-        for agent in record.agents:
-            key = {"rollout_id": record.rollout_id, "agent_id": agent.agent_id}
-            rows["agents"].append(key | _agent_row(agent))
-            rows["turns"].extend(key | row for row in _turn_rows(record.rollout_id, agent, decode))
-            rows["messages"].extend(key | _message_row(i, message) for i, message in enumerate(agent.messages))
-    return {name: from_rows(name, rows[name]) for name in TABLES}
+        for name, added in to_rows(record, decode).items():
+            rows[name].extend(added)
+        if len(rows["turns"]) > _CHUNK_TURNS:
+            flush()
+    flush()
+    return {name: pa.concat_tables(chunks[name]) for name in TABLES}
 
 
 def from_tables(tables: Mapping[str, pa.Table]) -> list[RolloutRecord]:
     """The records the tables were made of, in the order of `rollouts`."""
-    prompts = prompts_of(tables["turns"])
-    turns: dict[tuple[str, str], list[Turn]] = defaultdict(list)
-    for row in tables["turns"].to_pylist():
-        turns[row["rollout_id"], row["agent_id"]].append(_turn(row, prompts))
-    messages: dict[tuple[str, str], list[Message]] = defaultdict(list)
-    for row in tables["messages"].to_pylist():
-        messages[row["rollout_id"], row["agent_id"]].append(_message(row))
-    agents: dict[str, list[AgentRecord]] = defaultdict(list)
-    for row in tables["agents"].to_pylist():
-        key = row["rollout_id"], row["agent_id"]
-        kept = {name: row[name] for name in ("agent_id", "feature_id", "role", "exit_status", "patch")}
-        agents[row["rollout_id"]].append(AgentRecord(**kept, turns=turns[key], messages=messages[key]))
-    records = []
-    for row in tables["rollouts"].to_pylist():
-        kept = {f.name: row[f.name] for f in fields(RolloutRecord) if f.name != "agents"}
-        kept |= {name: _loads(row[name]) for name in ("sampler", "outcome")}
-        records.append(RolloutRecord(**kept, agents=agents[row["rollout_id"]]))
-    return records
+    rows: dict[str, Rows] = defaultdict(lambda: {name: [] for name in TABLES})
+    for name in TABLES:
+        for row in tables[name].to_pylist():
+            rows[row["rollout_id"]][name].append(row)
+    return [to_record(rows[rollout_id]) for rollout_id in tables["rollouts"]["rollout_id"].to_pylist()]
+
+
+def to_rows(record: RolloutRecord, decode: Decode | None = None) -> Rows:
+    """One record as rows of the four tables, ids as int32 arrays."""
+    rows: Rows = {"rollouts": [_rollout_row(record)], "agents": [], "turns": [], "messages": []}
+    for agent in record.agents:
+        key = {"rollout_id": record.rollout_id, "agent_id": agent.agent_id}
+        rows["agents"].append(key | _agent_row(agent))
+        rows["turns"].extend(key | row for row in _turn_rows(record.rollout_id, agent, decode))
+        rows["messages"].extend(key | _message_row(i, message) for i, message in enumerate(agent.messages))
+    return rows
+
+
+def to_record(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> RolloutRecord:
+    """The record that `to_rows` made rows of; ids may have become lists."""
+    (row,) = rows["rollouts"]
+    agents = {
+        agent["agent_id"]: AgentRecord(**{name: agent[name] for name in _AGENT_FIELDS}) for agent in rows["agents"]
+    }
+    whole: dict[tuple[str, int], list[int]] = {}
+    for turn in rows["turns"]:
+        prompt = None if turn["suffix_ids"] is None else list(turn["suffix_ids"])
+        if prompt is not None and turn["prefix_turn"] is not None:
+            prompt = whole[turn["agent_id"], turn["prefix_turn"]] + prompt
+        if prompt is not None and turn["output_ids"] is not None:
+            whole[turn["agent_id"], turn["turn"]] = prompt + list(turn["output_ids"])
+        agents[turn["agent_id"]].turns.append(_turn(turn, prompt))
+    for message in rows["messages"]:
+        agents[message["agent_id"]].messages.append(_message(message))
+    kept = {f.name: row[f.name] for f in fields(RolloutRecord) if f.name != "agents"}
+    kept |= {name: _loads(row[name]) for name in ("sampler", "outcome")}
+    return RolloutRecord(**kept, agents=list(agents.values()))
 
 
 def prompts_of(turns: pa.Table) -> dict[Key, list[int]]:
@@ -104,6 +135,26 @@ def iter_prompts(turns: pa.Table) -> Iterator[tuple[Key, np.ndarray]]:
             yield key, prompt
 
 
+def prompts_digest(turns: Iterable[tuple[str, int, Sequence[int] | np.ndarray]]) -> str:
+    """What one rollout's prompts are known by: sha256 over (agent_id, turn, ids) of every turn that has ids, in order.
+    Taken from the record as captured and again from the table, it proves the encoding."""
+    digest = hashlib.sha256()
+    for agent_id, turn, ids in turns:
+        array = _array(ids)
+        digest.update(f"{agent_id}/{turn}/{len(array)}:".encode() + array.astype("<i4").tobytes())
+    return digest.hexdigest()
+
+
+def captured_digest(record: RolloutRecord) -> str:
+    """`prompts_digest` of a record."""
+    return prompts_digest(
+        (agent.agent_id, turn.turn, turn.prompt_ids)
+        for agent in record.agents
+        for turn in agent.turns
+        if turn.prompt_ids is not None
+    )
+
+
 def worst_exit(statuses: Iterable[str]) -> str:
     """The worst of the agents' exits; "Error" where there is none."""
 
@@ -119,7 +170,7 @@ def _ids(value: Any) -> np.ndarray | None:
     return value.values.to_numpy() if value.is_valid else None
 
 
-def _array(ids: Sequence[int]) -> np.ndarray:
+def _array(ids: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.asarray(ids, dtype=np.int32)
 
 
@@ -167,6 +218,7 @@ def _turn_rows(rollout_id: str, agent: AgentRecord, decode: Decode | None) -> It
         row["actions"] = _dumps([asdict(action) for action in turn.actions])
         row["inbox"] = _dumps(turn.inbox)
         row["output_tokens"] = None if turn.output_ids is None else len(turn.output_ids)
+        row |= dict.fromkeys(("suffix_ids", "prefix_turn", "prompt_tokens", "drift_at", "drift"))
         if turn.prompt_ids is not None:
             prompt = _array(turn.prompt_ids)
             prefix = _prefix_turn(prompt, whole)
@@ -202,11 +254,12 @@ def _drift(expected: np.ndarray, found: np.ndarray, decode: Decode | None) -> tu
     return at, _dumps(sides)
 
 
-def _turn(row: Mapping[str, Any], prompts: Mapping[Key, list[int]]) -> Turn:
-    kept = {f.name: row[f.name] for f in fields(Turn) if f.name not in ("prompt_ids", "actions", "inbox")}
+def _turn(row: Mapping[str, Any], prompt: list[int] | None) -> Turn:
+    kept = {f.name: row[f.name] for f in fields(Turn) if f.name not in ("prompt_ids", "output_ids", "actions", "inbox")}
     return Turn(
         **kept,
-        prompt_ids=prompts.get((row["rollout_id"], row["agent_id"], row["turn"])),
+        prompt_ids=prompt,
+        output_ids=None if row["output_ids"] is None else list(row["output_ids"]),
         actions=[Action(**action) for action in _loads(row["actions"]) or []],
         inbox=_loads(row["inbox"]) or [],
     )

@@ -69,7 +69,7 @@ class ScriptedEngine:
         text = self._policy(request)
         draw = random.Random(f"{request.sampler.seed}/{request.request_id}")
         ids: list[int] = []
-        for token in self._chat.encode(text, allow_special=True):
+        for token in self._chat.encode(text):
             splits = self._splits_of(token)
             if splits and draw.random() < self.noncanonical:
                 ids.extend(splits[draw.randrange(len(splits))])

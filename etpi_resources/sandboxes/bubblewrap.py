@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Self
 
@@ -40,8 +40,13 @@ _START_SECONDS = 20.0
 _GRACE_SECONDS = 10.0
 """How long past a command's own time limit the guest has to answer before the sandbox is given up."""
 
-_BOOT = "exec(open(0, 'rb', closefd=False).read({}))"
-"""The guest's source comes first on its stdin: neither its file nor its text is then to be seen from inside."""
+_BOOT = "import marshal; exec(marshal.load(open(0, 'rb', closefd=False)))"
+_COMPILE = (
+    "import marshal, sys; "
+    "marshal.dump(compile(sys.stdin.buffer.read(), 'guest', 'exec', optimize=2), sys.stdout.buffer)"
+)
+"""The guest comes first on its own stdin, so that it is not to be seen from inside, and compiled once for all sandboxes
+by the interpreter that will run it."""
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 _TOOLS = "/run/tools"
@@ -53,7 +58,7 @@ _NAMESPACES = (
 )
 
 
-class BubblewrapSandboxes:
+class BubblewrapFactory:
     """Makes bubblewrap sandboxes. Cheap to make and share between threads; nothing is looked up before the first
     sandbox starts."""
 
@@ -72,8 +77,8 @@ class BubblewrapSandboxes:
 class _Command:
     """The command line that starts a cage, as far as it is the same for all."""
 
-    def __init__(self, head: list[str], binds: list[str], python: str, seccomp: bytes) -> None:
-        self.head, self.binds, self.python, self.seccomp = head, binds, python, seccomp
+    def __init__(self, head: list[str], binds: list[str], python: str, seccomp: bytes, guest: bytes) -> None:
+        self.head, self.binds, self.python, self.seccomp, self.guest = head, binds, python, seccomp, guest
 
     @classmethod
     def here(cls) -> _Command:
@@ -100,13 +105,18 @@ class _Command:
                 binds += ["--ro-bind", path, path]
         for path in ("/etc/ld.so.cache", "/etc/alternatives"):
             binds += ["--ro-bind-try", path, path]
-        if prefix is None or not prefix.startswith("/usr/local"):
-            binds += ["--tmpfs", "/usr/local", "--remount-ro", "/usr/local"]
+        # What people have added to their machine is not part of the sandbox's, and slows its interpreter down.
+        hidden = ["/usr/local"] if prefix != "/usr/local" else []
+        for path in [*hidden, *map(str, Path("/usr/lib").glob("python3*/dist-packages"))]:
+            binds += ["--tmpfs", path, "--remount-ro", path]
         if prefix is not None and not prefix.startswith("/usr/"):
             binds += ["--ro-bind", prefix, prefix]
         for name in ("python", "python3"):
             binds += ["--symlink", python, f"{_TOOLS}/{name}"]
-        return cls(head, binds, python, seccomp)
+        compiled = subprocess.run(
+            [python, "-I", "-S", "-c", _COMPILE], input=_GUEST.read_bytes(), capture_output=True, check=True, env={}
+        )
+        return cls(head, binds, python, seccomp, compiled.stdout)
 
     def line(self, limits: Limits, seccomp_fd: int) -> list[str]:
         disk = str(limits.file_bytes)
@@ -137,7 +147,7 @@ class _Command:
             "--dev", "/dev", "--size", disk, "--tmpfs", "/dev/shm", "--remount-ro", "/dev",
             "--size", disk, "--tmpfs", "/tmp", "--size", disk, "--tmpfs", "/workspace", "--remount-ro", "/",
             "--chdir", "/workspace",
-            self.python, "-I", "-S", "-c", _BOOT.format(len(_guest_source())),
+            self.python, "-I", "-S", "-c", _BOOT,
             *(f"{key}={value}" for key, value in settings.items()),
         ]
         # fmt: on
@@ -172,7 +182,7 @@ class BubblewrapSandbox:
         finally:
             os.close(read_end)
         try:
-            self._put(_guest_source(), time.monotonic() + _START_SECONDS)
+            self._put(self._command.guest, time.monotonic() + _START_SECONDS)
             self._receive(time.monotonic() + _START_SECONDS)
         except _Ended:
             reason = self._last_words()
@@ -188,11 +198,15 @@ class BubblewrapSandbox:
         assert process.stdin and process.stdout and process.stderr
         with contextlib.suppress(OSError):
             process.stdin.close()  # the guest ends when its stdin does, and everything inside with it
-        try:
-            process.wait(0 if self._ended else _GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
+        deadline = time.monotonic() + (0 if self._ended else _GRACE_SECONDS)
+        try:  # its end closes its stdout, which is heard of at once; Popen.wait with a timeout sleeps in steps
+            while True:
+                self._wait(process.stdout.fileno(), select.POLLIN, deadline)
+                if not os.read(process.stdout.fileno(), 1 << 16):
+                    break
+        except _Ended:
             process.kill()
-            process.wait()
+        process.wait()
         process.stdout.close()
         process.stderr.close()
 
@@ -303,11 +317,6 @@ class BubblewrapSandbox:
 
 class _Ended(Exception):
     """The guest does not answer any more."""
-
-
-@cache
-def _guest_source() -> bytes:
-    return _GUEST.read_bytes()
 
 
 def _interpreter() -> tuple[str, str | None]:

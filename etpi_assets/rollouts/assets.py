@@ -1,0 +1,154 @@
+"""The rollouts stage as an asset."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from etpi_assets.materialize import AssetRun, Produced, etpi_asset
+from etpi_assets.rollouts.agent import Identity, run_rollout
+from etpi_assets.rollouts.checks import counts_reconcile, native_ids_present, prompts_reconstruct
+from etpi_assets.rollouts.collect import MODEL_CONCURRENCY, collect
+from etpi_assets.rollouts.importers import import_runs
+from etpi_assets.rollouts.journal import Journal
+from etpi_assets.rollouts.records import RolloutRecord
+from etpi_assets.rollouts.tables import captured_digest, to_tables
+from etpi_assets.rollouts.teachers import SCRIPTED_KINDS, make_engine
+from etpi_assets.specs.models import RolloutSetSpec
+from etpi_assets.specs.paths import expand
+from etpi_assets.tasks.families import load_family
+from etpi_assets.tasks.family import Refusal, Task
+from etpi_assets.tasks.table import read_tasks
+from etpi_assets.versions import code_version
+from etpi_resources.chat_format import load_chat_format
+from etpi_resources.schemas import empty, from_rows
+
+CHECKS = ("prompts_reconstruct", "native_ids_present", "counts_reconcile")
+
+
+@etpi_asset("raw_rollouts", checks=CHECKS)
+def raw_rollouts(run: AssetRun) -> Produced:
+    return _imported(run) if run.spec.kind == "imported" else _live(run)
+
+
+def _live(run: AssetRun) -> Produced:
+    spec: RolloutSetSpec = run.spec
+    assert spec.suite and spec.engine  # what a live set has to have, as its model says
+    suite = run.specs.suites[spec.suite]
+    family, chat = load_family(suite.family), load_chat_format(spec.agent.tokenizer)
+    tasks = read_tasks(run.read("tasks", "tasks"), spec.split, spec.tasks)
+    sandboxes = run.resources.sandboxes(spec.sandbox)
+    engine = make_engine(spec.engine, suite.family, family, chat, spec.seed)
+    scripted = spec.engine.kind in SCRIPTED_KINDS
+    # What a rollout is: not how many there are, so that more tasks or samples leave the others as they are.
+    depends = {
+        "rollout_set": run.key,
+        "agent": spec.agent.model_dump(mode="json"),
+        "engine": engine.fingerprint(),
+        "seed": spec.seed,
+        "sandbox": spec.sandbox,
+    }
+    spec_key = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()
+    identity = Identity(
+        spec_key=spec_key,
+        origin="set",
+        engine=spec.engine.kind,
+        teacher=spec.engine.teacher,
+        rollout_set=run.key,
+        seed=spec.seed,
+        decoding=None if scripted else decoding_name(spec.agent.temperature),
+    )
+
+    def roll_out(task: Task, sample: int) -> RolloutRecord:
+        return run_rollout(
+            task, family, engine, sandboxes, spec.agent, chat, identity=identity, sample=sample, sample_seed=spec.seed
+        )
+
+    # A rollout that other code made is not this set's: code counts in where the journal is, not in what ids are.
+    folder = run.lake.scratch(f"rollouts/{run.key}/{code_version(run.node)}")
+    try:
+        with (
+            Journal(folder, spec_key) as journal,
+            run.progress("rolled out", len(tasks) * spec.k) as progress,
+        ):
+            records = collect(
+                tasks,
+                spec.k,
+                roll_out,
+                journal,
+                concurrency=run.resources.concurrency if scripted else MODEL_CONCURRENCY,
+                advance=progress.advance,
+            )
+            digests: dict[str, str] = {}
+            tables = to_tables(_watched(records, digests, run.key), chat.decode)
+    finally:
+        engine.close()
+    tables["quarantined"] = empty("quarantined")
+    return _produced(tables, digests, found=len(tasks) * spec.k, live=True, seed=spec.seed)
+
+
+def _imported(run: AssetRun) -> Produced:
+    spec: RolloutSetSpec = run.spec
+    assert spec.path
+    refusals: list[Refusal] = []
+    found = 0
+
+    def records() -> Iterator[RolloutRecord]:
+        nonlocal found
+        for item in import_runs(spec.format, expand(spec.path or ""), spec.options):
+            found += 1
+            if isinstance(item, Refusal):
+                refusals.append(item)
+            else:
+                yield item
+
+    digests: dict[str, str] = {}
+    tables = to_tables(_watched(records(), digests, run.key))
+    tables["quarantined"] = from_rows(
+        "quarantined",
+        [{"asset": "raw_rollouts", "source": r.source, "reason": r.reason, "detail": r.detail} for r in refusals],
+    )
+    return _produced(tables, digests, found=found, live=False, seed=spec.seed)
+
+
+def decoding_name(temperature: float) -> str:
+    """ "greedy" at temperature 0, else "t" and the temperature: t1, t0.7."""
+    return "greedy" if temperature == 0 else f"t{temperature:g}"
+
+
+def _watched(records: Iterator[RolloutRecord], digests: dict[str, str], rollout_set: str) -> Iterator[RolloutRecord]:
+    """The records on their way into the tables, each under its set's name and its prompts' digest taken."""
+    for record in records:
+        record.rollout_set = rollout_set
+        digests[record.rollout_id] = captured_digest(record)
+        yield record
+
+
+def _produced(tables: dict[str, pa.Table], digests: dict[str, str], *, found: int, live: bool, seed: int) -> Produced:
+    rollouts, turns = tables["rollouts"], tables["turns"]
+    quarantined = tables["quarantined"]["reason"].to_pylist()
+    errors = [error for error in rollouts["error"].to_pylist() if error is not None]
+    return Produced(
+        tables=tables,
+        checks=(
+            prompts_reconstruct(digests, tables),
+            native_ids_present(tables, live=live),
+            counts_reconcile(tables, found=found, quarantined=len(quarantined)),
+        ),
+        metadata={
+            "exits": dict(Counter(rollouts["exit_status"].to_pylist())),
+            "captures": dict(Counter(turns["capture"].to_pylist())),
+            "turns_with_drift": turns.num_rows - turns["drift_at"].null_count,
+            "quarantined": dict(Counter(quarantined)),
+            "infrastructure_errors": len(errors),
+            "first_error": errors[0] if errors else "",
+        },
+        seeds=(seed,),
+    )
+
+
+ASSETS = [raw_rollouts]

@@ -1,0 +1,191 @@
+"""Finished rollouts on disk before they are a table: one line each, there to stay once written.
+
+Belongs here: appending, reading back, and what a kill leaves behind. Does not belong here: what is run, or when.
+
+A line is a JSON object: `key` (the rollout id), `spec_key`, `prompts` (the digest of its prompts as captured) and
+`rows` (the rollout as rows of the four tables, prompts in their prefix form). It is synced to disk before its rollout
+counts as finished. A kill can tear the last line only; it is cut off on opening, and its rollout runs again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from etpi_assets.rollouts.agent import rollout_id
+from etpi_assets.rollouts.records import RolloutRecord
+from etpi_assets.rollouts.tables import captured_digest, to_record, to_rows
+from etpi_assets.tasks.family import Task
+
+_TIMES = {"rollouts": "started_at", "turns": "at", "messages": "at"}
+
+
+class JournalError(RuntimeError):
+    """The journal cannot be used; the message says which file and line, and what to do."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """Where a line is, and what it is of."""
+
+    offset: int
+    length: int
+    what: tuple[str | None, str | None, str | None, int]
+    digest: str
+
+
+class Journal:
+    """The journal of one spec key in a folder. Use as a context manager; one process at a time, threads may share it.
+    Rollouts stay on disk: memory holds where they are.
+
+    Attributes:
+        path: `<folder>/journal-<spec key>.jsonl`.
+    """
+
+    def __init__(self, folder: Path, spec_key: str) -> None:
+        self.spec_key = spec_key
+        self.path = folder / f"journal-{spec_key[:16]}.jsonl"
+        self._entries: dict[str, _Entry] = {}
+        self._end = 0
+        self._lock = threading.Lock()
+        self._fd: int | None = None
+
+    def __enter__(self) -> Self:
+        """Read what is there and cut off a torn end. Raises JournalError where another process has it open, or a line
+        is not what its key says."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._close()
+            raise JournalError(f"{self.path} is open in another process; wait for it to end, or stop it") from None
+        try:
+            self._read()
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def holds(self, task: Task, sample: int) -> bool:
+        """Whether the rollout of this very task content and sample is finished. Raises JournalError where the line
+        under its key is another task's."""
+        key = rollout_id(task, sample, self.spec_key)
+        entry = self._entries.get(key)
+        if entry is not None and entry.what != (task.suite, task.task_id, task.content_hash, sample):
+            raise JournalError(f"{self.path}: {key} holds {entry.what}, asked for {task.task_id}; remove the file")
+        return entry is not None
+
+    def get(self, task: Task, sample: int) -> RolloutRecord:
+        """That rollout. Raises KeyError where it is not finished, JournalError as `holds` does."""
+        if not self.holds(task, sample):
+            raise KeyError(f"{self.path} has no finished rollout of {task.task_id} sample {sample}")
+        entry = self._entries[rollout_id(task, sample, self.spec_key)]
+        assert self._fd is not None
+        return from_line(os.pread(self._fd, entry.length, entry.offset), self.spec_key)
+
+    def digests(self) -> dict[str, str]:
+        """rollout_id -> digest of its prompts as captured."""
+        return {key: entry.digest for key, entry in self._entries.items()}
+
+    def append(self, record: RolloutRecord) -> None:
+        """Write a finished rollout down; it is on disk when this returns. A second one of the same key is refused."""
+        line = to_line(record, self.spec_key)
+        with self._lock:
+            if self._fd is None:
+                raise JournalError(f"{self.path} is not open")
+            if record.rollout_id in self._entries:
+                raise JournalError(f"{self.path}: {record.rollout_id} is there already")
+            view, at = memoryview(line), self._end
+            while view:
+                written = os.pwrite(self._fd, view, at)
+                view, at = view[written:], at + written
+            os.fdatasync(self._fd)
+            self._note(record, len(line))
+
+    def _read(self) -> None:
+        assert self._fd is not None
+        with open(self._fd, "rb", closefd=False) as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    record = from_line(line, self.spec_key)
+                except (ValueError, KeyError, TypeError) as error:
+                    raise JournalError(
+                        f"{self.path} line {number}: {error}; remove the file, and its rollouts will run again"
+                    ) from None
+                if record.rollout_id in self._entries:
+                    raise JournalError(f"{self.path} line {number}: {record.rollout_id} occurs twice; remove the file")
+                self._note(record, len(line))
+        os.ftruncate(self._fd, self._end)
+
+    def _note(self, record: RolloutRecord, length: int) -> None:
+        digest = captured_digest(record)
+        self._entries[record.rollout_id] = _Entry(self._end, length, _what(record), digest)
+        self._end += length
+
+    def _close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def to_line(record: RolloutRecord, spec_key: str) -> bytes:
+    """The record as a line."""
+    line = {
+        "key": record.rollout_id,
+        "spec_key": spec_key,
+        "prompts": captured_digest(record),
+        "rows": to_rows(record),
+    }
+    return json.dumps(line, ensure_ascii=False, separators=(",", ":"), default=_plain).encode() + b"\n"
+
+
+def from_line(line: bytes, spec_key: str) -> RolloutRecord:
+    """The record of a line. Raises ValueError where its key or digest is not that of what it holds."""
+    value = json.loads(line)
+    rows: Mapping[str, list[dict[str, Any]]] = value["rows"]
+    for table, column in _TIMES.items():
+        for row in rows[table]:
+            row[column] = row[column] and datetime.fromisoformat(row[column])
+    record = to_record(rows)
+    if value["spec_key"] != spec_key or value["key"] != record.rollout_id:
+        raise ValueError(f"the line is of {value['key']} under spec {value['spec_key']}, not {spec_key}")
+    if captured_digest(record) != value["prompts"]:
+        raise ValueError(f"the prompts of {record.rollout_id} are not those that were captured")
+    suite, task_id, task_hash, sample = _what(record)
+    task = Task(task_id or "", suite or "", "", "", "", {}, task_hash or "")
+    if rollout_id(task, sample, spec_key) != record.rollout_id:
+        raise ValueError(f"key {record.rollout_id} is not that of task {task_id} sample {sample}")
+    return record
+
+
+def _what(record: RolloutRecord) -> tuple[str | None, str | None, str | None, int]:
+    return record.suite, record.task_id, record.task_hash, record.sample
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, datetime):
+        return value.isoformat()
+    raise TypeError(f"{type(value).__name__} in a rollout record; it has no JSON form")
