@@ -1,0 +1,10 @@
+-- Trained checkpoints that no training row stands behind: their data version is unknown or was pruned.
+SELECT
+    c.experiment,
+    c.role,
+    c.seed,
+    c.checkpoint_id,
+    c.dataset_version
+FROM checkpoints AS c
+ANTI JOIN lineage AS l ON c.checkpoint_id = l.checkpoint_id
+WHERE c.role IN ('sft', 'rl');

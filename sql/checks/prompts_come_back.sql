@@ -1,0 +1,12 @@
+-- Turns whose prompt does not come back at the length it was captured with.
+SELECT
+    origin,
+    rollout_set,
+    experiment,
+    rollout_id,
+    agent_id,
+    turn,
+    prompt_tokens,
+    len(prompt_ids) AS rebuilt_tokens
+FROM full_turns
+WHERE capture != 'none' AND len(prompt_ids) IS DISTINCT FROM prompt_tokens;

@@ -1,0 +1,14 @@
+-- Turns of rollouts that are not in the lake.
+SELECT
+    t.origin,
+    t.rollout_set,
+    t.experiment,
+    t.rollout_id,
+    t.agent_id,
+    t.turn
+FROM turns AS t
+ANTI JOIN rollouts AS r
+    ON
+        t.rollout_id = r.rollout_id
+        AND t.origin = r.origin
+        AND coalesce(t.rollout_set, t.experiment) = coalesce(r.rollout_set, r.experiment);

@@ -1,0 +1,15 @@
+-- Which checks fail now, what do they say, and which of them stop everything downstream?
+SELECT
+    asset,
+    set,
+    key,
+    state,
+    check_name,
+    blocking,
+    message,
+    figures,
+    version,
+    created_at
+FROM checks
+WHERE NOT passed AND state IN ('current', 'blocked')
+ORDER BY blocking DESC, created_at DESC, asset ASC, key ASC, check_name ASC;

@@ -1,0 +1,25 @@
+-- How much does each model think, turn by turn, and how much does it write besides?
+-- SET VARIABLE rollout_set = 'name' for one rollout set; SET VARIABLE experiment = 'name' for one evaluation.
+SELECT
+    r.origin,
+    coalesce(r.rollout_set, r.experiment) AS made_for,
+    coalesce(r.checkpoint_role, r.teacher) AS model,
+    r.decoding,
+    t.turn,
+    count(*) AS n,
+    count(t.think_tokens) AS n_known,
+    avg(t.think_tokens) AS think_mean,
+    median(t.think_tokens) AS think_median,
+    avg(t.output_tokens - t.think_tokens) AS other_mean,
+    avg((t.think_tokens > 0)::INTEGER) AS share_thinking
+FROM turns AS t
+INNER JOIN rollouts AS r
+    ON
+        t.rollout_id = r.rollout_id
+        AND t.origin = r.origin
+        AND coalesce(t.rollout_set, t.experiment) = coalesce(r.rollout_set, r.experiment)
+WHERE
+    (getvariable('rollout_set') IS NULL OR r.rollout_set = getvariable('rollout_set'))
+    AND (getvariable('experiment') IS NULL OR r.experiment = getvariable('experiment'))
+GROUP BY ALL
+ORDER BY r.origin DESC, made_for ASC, model ASC, r.decoding ASC, t.turn ASC;

@@ -1,0 +1,67 @@
+-- What exactly did the model read and write in this turn, token by token?
+-- SET VARIABLE rollout = 'rollout_id'; SET VARIABLE agent = 'agent1'; SET VARIABLE turn = 0;
+-- SET VARIABLE tokenizer = 'tiny' where the specs do not say which it was. By default the first captured turn 0.
+WITH chosen AS (
+    SELECT
+        f.rollout_id,
+        f.agent_id,
+        f.turn,
+        f.prompt_ids,
+        f.output_ids,
+        f.logprobs,
+        coalesce(getvariable('tokenizer'), s.tokenizer, e.spec ->> '$.evaluate.agent.tokenizer') AS tokenizer
+    FROM full_turns AS f
+    LEFT JOIN rollout_sets AS s ON f.rollout_set = s.rollout_set
+    LEFT JOIN experiments AS e ON f.experiment = e.experiment
+    WHERE
+        f.turn = coalesce(getvariable('turn'), 0)
+        AND f.rollout_id = coalesce(
+            getvariable('rollout'),
+            (
+                SELECT t.rollout_id FROM turns AS t
+                WHERE t.capture != 'none'
+                ORDER BY t.origin DESC, t.rollout_id ASC
+                LIMIT 1
+            )
+        )
+        AND (getvariable('agent') IS NULL OR f.agent_id = getvariable('agent'))
+    ORDER BY f.agent_id
+    LIMIT 1
+),
+
+tokens AS (
+    SELECT
+        rollout_id,
+        agent_id,
+        turn,
+        tokenizer,
+        'prompt' AS side,
+        unnest(prompt_ids) AS token_id,
+        NULL::FLOAT AS logprob,
+        generate_subscripts(prompt_ids, 1) AS place
+    FROM chosen
+    UNION ALL BY NAME
+    SELECT
+        rollout_id,
+        agent_id,
+        turn,
+        tokenizer,
+        'output' AS side,
+        unnest(output_ids) AS token_id,
+        unnest(logprobs) AS logprob,
+        generate_subscripts(output_ids, 1) AS place
+    FROM chosen
+)
+
+SELECT
+    t.rollout_id,
+    t.agent_id,
+    t.turn,
+    t.side,
+    t.place - 1 AS place,
+    t.token_id,
+    v.text,
+    t.logprob
+FROM tokens AS t
+LEFT JOIN vocabulary AS v ON t.tokenizer = v.tokenizer AND t.token_id = v.id
+ORDER BY t.side DESC, t.place ASC;

@@ -1,0 +1,39 @@
+-- Which turns trained this checkpoint?
+-- SET VARIABLE checkpoint = 'checkpoint_id'; the first final fine-tuned checkpoint by default.
+WITH origins AS (
+    SELECT
+        rollout_id,
+        any_value(suite) AS suite
+    FROM rollouts
+    WHERE origin = 'set'
+    GROUP BY rollout_id
+)
+
+SELECT
+    l.checkpoint_id,
+    l.experiment,
+    l.via_checkpoint_id,
+    l.dataset_row_id,
+    l.rollout_id,
+    l.agent_id,
+    l.turn,
+    l.task_id,
+    l.repo,
+    l.teacher,
+    l.weight * l.copies AS total_weight,
+    l.output_tokens,
+    t.instruction
+FROM lineage AS l
+LEFT JOIN origins AS o ON l.rollout_id = o.rollout_id
+LEFT JOIN tasks AS t ON l.task_id = t.task_id AND o.suite = t.suite
+WHERE
+    l.checkpoint_id = coalesce(
+        getvariable('checkpoint'),
+        (
+            SELECT c.checkpoint_id FROM checkpoints AS c
+            WHERE c.role = 'sft' AND c.final
+            ORDER BY c.experiment, c.seed
+            LIMIT 1
+        )
+    )
+ORDER BY l.experiment, l.via_checkpoint_id, l.rollout_id, l.agent_id, l.turn;

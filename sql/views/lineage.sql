@@ -1,0 +1,57 @@
+-- One row a training row behind a checkpoint, from checkpoint to task. via_checkpoint_id is the checkpoint whose own
+-- training read it: the checkpoint itself, or one that it was trained from. The rows are those of the data version that
+-- the trainer read, also where the data set was rebuilt since.
+CREATE OR REPLACE VIEW lineage AS
+WITH RECURSIVE parents AS (
+    SELECT DISTINCT
+        checkpoint_id,
+        parent_id
+    FROM checkpoints
+    WHERE parent_id IS NOT NULL AND parent_id != checkpoint_id
+),
+
+ancestry AS (
+    SELECT DISTINCT
+        checkpoint_id,
+        checkpoint_id AS via_checkpoint_id
+    FROM checkpoints
+    UNION -- not ALL: a cycle of pins ends here
+    SELECT
+        a.checkpoint_id,
+        p.parent_id
+    FROM ancestry AS a
+    INNER JOIN parents AS p ON a.via_checkpoint_id = p.checkpoint_id
+),
+
+trained AS (
+    SELECT DISTINCT
+        checkpoint_id,
+        dataset_version
+    FROM checkpoints
+    WHERE dataset_version IS NOT NULL
+)
+
+SELECT
+    c.checkpoint_id,
+    c.experiment,
+    c.role,
+    c.seed,
+    c.step,
+    c.final,
+    a.via_checkpoint_id,
+    t.dataset_version,
+    d.dataset_row_id,
+    d.rollout_id,
+    d.agent_id,
+    d.turn,
+    d.task_id,
+    d.repo,
+    d.teacher,
+    d.weight,
+    d.copies,
+    d.output_tokens
+FROM checkpoints AS c
+INNER JOIN ancestry AS a ON c.checkpoint_id = a.checkpoint_id
+INNER JOIN trained AS t ON a.via_checkpoint_id = t.checkpoint_id
+INNER JOIN upweighted_dataset.dataset_rows_history AS d ON t.dataset_version = d.version
+WHERE c.role IN ('sft', 'rl') AND d.split = 'train';

@@ -1,0 +1,11 @@
+-- One row a chat message as captured; origin, rollout_set and experiment as in rollouts.
+CREATE OR REPLACE VIEW messages AS
+SELECT
+    *,
+    'set' AS origin
+FROM raw_rollouts.messages
+UNION ALL BY NAME
+SELECT
+    *,
+    'eval' AS origin
+FROM eval_rollouts.messages;

@@ -1,0 +1,70 @@
+-- One row an agent: what full_turns and tito_pairs rebuild prompts from. pieces[i] is what turn numbers[i] adds: prompt
+-- and output. paths[i] are the positions of the pieces that it begins with, first to last: none ([]) for a whole
+-- prompt, and NULL, never a guess, where a turn claims to extend one that is not there or has no ids.
+CREATE OR REPLACE VIEW prompt_chains AS
+WITH stored AS (
+    SELECT
+        'turns' AS source,
+        origin,
+        coalesce(rollout_set, experiment) AS part,
+        rollout_id,
+        agent_id,
+        turn,
+        prefix_turn,
+        suffix_ids,
+        output_ids
+    FROM turns
+    UNION ALL BY NAME
+    SELECT
+        'pairs' AS source,
+        'set' AS origin,
+        experiment AS part,
+        rollout_id,
+        agent_id,
+        turn,
+        prefix_turn,
+        suffix_ids,
+        output_ids
+    FROM tito_pairs.pairs
+),
+
+agents_of AS (
+    SELECT
+        source,
+        origin,
+        part,
+        rollout_id,
+        agent_id,
+        list(turn ORDER BY turn) AS numbers,
+        list(CASE WHEN suffix_ids IS NOT NULL AND output_ids IS NOT NULL THEN turn END ORDER BY turn) AS extendable,
+        list(prefix_turn ORDER BY turn) AS prefix_turns,
+        list(list_concat(suffix_ids, output_ids) ORDER BY turn) AS pieces
+    FROM stored
+    GROUP BY source, origin, part, rollout_id, agent_id
+)
+
+SELECT
+    source,
+    origin,
+    part,
+    rollout_id,
+    agent_id,
+    numbers,
+    pieces,
+    -- A fold over the turns in order: the path of a turn is that of the turn it extends, and that turn. 0 stands for
+    -- "whole". The elements are lists of lists because a fold's elements have the type of its result. (The linter's
+    -- grammar knows LAMBDA with one parameter only.)
+    list_reduce( -- noqa: PRS
+        list_transform(
+            prefix_turns, LAMBDA p : [[CASE WHEN p IS NULL THEN 0 ELSE list_position(extendable, p) END]]
+        ),
+        LAMBDA paths, x : list_append(
+            paths,
+            CASE
+                WHEN x[1][1] = 0 THEN []
+                WHEN paths[x[1][1]] IS NOT NULL THEN list_append(paths[x[1][1]], x[1][1])
+            END
+        ),
+        []::INTEGER[][]
+    ) AS paths
+FROM agents_of;

@@ -1,0 +1,3 @@
+-- One row a merged training sequence.
+CREATE OR REPLACE VIEW sequences AS
+SELECT * FROM upweighted_dataset.sequences;

@@ -1,0 +1,16 @@
+-- One row an assistant turn as stored, its prompt as what it adds to an earlier turn; full_turns has whole prompts.
+CREATE OR REPLACE VIEW turns AS
+SELECT
+    *,
+    'set' AS origin
+FROM raw_rollouts.turns
+UNION ALL BY NAME
+SELECT
+    *,
+    'eval' AS origin
+FROM eval_rollouts.turns
+UNION ALL BY NAME
+SELECT
+    *,
+    'rl' AS origin
+FROM rl_checkpoint.turns;

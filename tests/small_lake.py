@@ -1,0 +1,321 @@
+"""A small lake with every asset in it, made by hand: what the catalog and the report queries are tested on.
+
+One task of two agents, rolled out twice by a strong teacher and once by a weak one; experiment `strong` trains on the
+first rollout and is evaluated, experiment `follow_up` starts from its checkpoint, experiment `blocked` is stopped by a
+check. `random_turns` makes turn tables with forks, and the prompts they stand for.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from etpi_assets.graph import GRAPH
+from etpi_resources.checks import CheckOutcome
+from etpi_resources.lake import Lake, Manifest, Ref
+from etpi_resources.schemas import empty, from_rows
+
+AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+Prompts = dict[tuple[str, str, int], list[int] | None]
+
+
+def random_turns(
+    rng: random.Random, rollouts: int, turns: int, fork: float, ids: int = 4, captured: float = 1.0
+) -> tuple[list[dict[str, Any]], Prompts]:
+    """Rows of `turns` (keys, prefix_turn, suffix_ids, output_ids) and the whole prompts they stand for, by the plain
+    definition: a prompt is that of the turn it extends, its output, and the suffix. With probability `fork` a turn
+    extends any earlier turn or none, otherwise the last."""
+    rows, prompts = [], {}
+    for number in range(rollouts):
+        for agent in ("agent1", "agent2")[: 1 + number % 2]:
+            whole: dict[int, list[int]] = {}
+            for turn in range(turns):
+                key = {"rollout_id": f"r{number}", "agent_id": agent, "turn": turn}
+                if rng.random() > captured:
+                    rows.append(key | {"prefix_turn": None, "suffix_ids": None, "output_ids": None})
+                    prompts[f"r{number}", agent, turn] = None
+                    continue
+                prefix = max(whole, default=None)
+                if rng.random() < fork:
+                    prefix = rng.choice([None, *whole])
+                suffix = [rng.randrange(1000) for _ in range(rng.randrange(ids + 1))]
+                output = [rng.randrange(1000) for _ in range(rng.randrange(1, ids + 1))]
+                prompt = [*(whole[prefix] if prefix is not None else []), *suffix]
+                whole[turn] = prompt + output
+                prompts[f"r{number}", agent, turn] = prompt
+                rows.append(
+                    key
+                    | {"prefix_turn": prefix, "suffix_ids": suffix, "output_ids": output, "prompt_tokens": len(prompt)}
+                )
+    return rows, prompts
+
+
+def put(
+    lake: Lake,
+    asset: str,
+    key: str,
+    tables: dict[str, list[dict[str, Any]]],
+    checks: tuple[CheckOutcome, ...] = (),
+    inputs: dict[str, str] | None = None,
+) -> Manifest:
+    """Publish rows as an asset's version; its other tables are empty."""
+    node = GRAPH[asset]
+    filled: dict[str, pa.Table] = {name: empty(name) for name in node.tables}
+    filled |= {name: from_rows(name, rows) for name, rows in tables.items()}
+    ref = Ref(asset, node.set, key)
+    return lake.publish(ref, filled, input_key=f"{asset}:{key}", inputs=inputs or {}, spec_hash="s", checks=checks)
+
+
+def spec(noun: str, name: str, title: str, **content: Any) -> dict[str, list[dict[str, Any]]]:
+    return {"specs": [{"kind": noun, "name": name, "title": title, "spec": json.dumps(content), "sha256": name}]}
+
+
+def rollout(rollout_id: str, teacher: str, **more: Any) -> dict[str, Any]:
+    row = {
+        "rollout_id": rollout_id, "origin": "set", "suite": "coop", "task_id": "t1", "task_hash": "h", "repo": "harbor",
+        "sample": 0, "engine": "scripted", "teacher": teacher, "exit_status": "Submitted", "agents": 2,
+        "outcome": json.dumps({"reward": 1.0, "verdict": "passed"}), "started_at": AT, "wall_seconds": 2.5,
+    }  # fmt: skip
+    return row | more
+
+
+def conversation(rollout_id: str, think: int = 2) -> dict[str, list[dict[str, Any]]]:
+    """Two agents of three turns; each prompt extends the last by two ids."""
+    turns, agents, messages = [], [], []
+    for number, agent in enumerate(("agent1", "agent2")):
+        agents.append(
+            {
+                "rollout_id": rollout_id, "agent_id": agent, "feature_id": f"f{number}", "role": "proposer",
+                "exit_status": "Submitted", "turns": 3, "output_tokens": 9,
+            }
+        )  # fmt: skip
+        for turn in range(3):
+            action = {"kind": "bash", "command": f"cat file{turn}", "form": "xml"}
+            if turn == 0:
+                action = {"kind": "send_message", "command": "send_message partner", "to": "agent2", "message": "plan"}
+            turns.append(
+                {
+                    "rollout_id": rollout_id, "agent_id": agent, "turn": turn,
+                    "prefix_turn": turn - 1 if turn else None, "suffix_ids": [1, 2] if turn else [10, 11, 12],
+                    "output_ids": [20 + turn, 30, 40], "logprobs": [-0.1, -0.2, -0.3], "capture": "native",
+                    "prompt_tokens": 3 + 5 * turn, "output_tokens": 3, "finish_reason": "stop",
+                    "content": f"turn {turn}", "think_tokens": think - turn, "actions": json.dumps([action]),
+                    "observation": "ok", "exit_code": 0, "inbox": "[]", "at": AT,
+                }
+            )  # fmt: skip
+            messages.append(
+                {"rollout_id": rollout_id, "agent_id": agent, "index": turn, "turn": turn, "role": "assistant",
+                 "content": f"turn {turn}", "kind": "action", "at": AT}
+            )  # fmt: skip
+    return {"agents": agents, "turns": turns, "messages": messages}
+
+
+def merged(*parts: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    return {name: [row for part in parts for row in part.get(name, [])] for name in parts[0]}
+
+
+def score(rollout_id: str, reward: float, plan: bool) -> dict[str, Any]:
+    return {
+        "rollout_id": rollout_id, "task_id": "t1", "repo": "harbor", "reward": reward,
+        "verdict": "passed" if reward == 1 else "failed_tests", "plan_first": plan,
+        "plan_first_reason": None if plan else "ls before the first message", "plan_content": plan,
+        "follow_through": 1.0 if plan else 0.0, "output_tokens": 18, "turns": 6, "exit_status": "Submitted",
+        "infrastructure_error": False,
+    }  # fmt: skip
+
+
+def agent_scores(rollout_id: str, follows: bool) -> list[dict[str, Any]]:
+    return [
+        {"rollout_id": rollout_id, "agent_id": agent, "plan_first": follows, "follow_through": follows, "turns": 3,
+         "output_tokens": 9, "think_tokens": 6, "parse_rate": 1.0, "exit_status": "Submitted"}
+        for agent in ("agent1", "agent2")
+    ]  # fmt: skip
+
+
+def checkpoint(checkpoint_id: str, experiment: str, role: str, **more: Any) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "checkpoint_id": checkpoint_id,
+        "experiment": experiment,
+        "role": role,
+        "step": 0,
+        "final": True,
+        "method": role,
+    }
+    return row | {"path": f"checkpoints/{checkpoint_id}", "wall_seconds": 12.0, "hyperparameters": "{}", **more}
+
+
+def dataset(rollout_id: str) -> dict[str, list[dict[str, Any]]]:
+    rows = []
+    for agent in ("agent1", "agent2"):
+        for turn in range(3):
+            rows.append(
+                {
+                    "dataset_row_id": f"d-{rollout_id}-{agent}-{turn}", "pair_id": f"{rollout_id}/{agent}/{turn}",
+                    "rollout_id": rollout_id, "agent_id": agent, "turn": turn, "task_id": "t1", "repo": "harbor",
+                    "teacher": "strong", "split": "val" if agent == "agent2" and turn == 2 else "train",
+                    "weight": 12.0 if turn == 0 else 1.0, "copies": 1, "output_tokens": 3,
+                    "sequence_id": f"s-{agent}", "span_start": 3 + 5 * turn, "span_end": 6 + 5 * turn,
+                }
+            )  # fmt: skip
+    sequence = {"sequence_id": "s-agent1", "split": "train", "rollout_id": rollout_id, "agent_id": "agent1", "rows": 3}
+    return {"dataset_rows": rows, "sequences": [sequence | {"input_ids": [10, 11, 12, 20, 30, 40]}]}
+
+
+def metric(experiment: str, role: str, name: str, value: float) -> dict[str, Any]:
+    return {
+        "experiment": experiment, "checkpoint_role": role, "seed": None if role == "teacher" else 0,
+        "decoding": "t1", "metric": name, "value": value, "n": 24, "unit": "pair", "ci_low": value - 0.1,
+        "ci_high": value + 0.05, "interval": "wilson", "excluded": 0,
+    }  # fmt: skip
+
+
+def make(root: Path) -> Lake:
+    lake = Lake(root)
+    put(lake, "suite_spec", "coop", spec("suite", "coop", "Two agents", family="coop_tiny"))
+    task = {"task_id": "t1", "suite": "coop", "repo": "harbor", "split": "train", "instruction": "fold the lantern"}
+    refused = {"asset": "tasks", "source": "t2", "reason": "reference_fails", "detail": "mend the task"}
+    put(lake, "tasks", "coop", {"tasks": [task], "quarantined": [refused]})
+    for name, teacher in (("strong_set", "strong"), ("weak_set", "weak")):
+        content = {
+            "kind": "live",
+            "suite": "coop",
+            "k": 2,
+            "engine": {"teacher": teacher},
+            "agent": {"tokenizer": "tiny"},
+        }
+        put(lake, "rollout_set_spec", name, spec("rollout_set", name, name, **content))
+    strong = [
+        rollout("r1", "strong", rollout_set="strong_set"),
+        rollout("r2", "strong", rollout_set="strong_set", sample=1),
+    ]
+    raw = merged(conversation("r1"), conversation("r2", think=3))
+    put(lake, "raw_rollouts", "strong_set", {"rollouts": strong, **raw})
+    scores = [score("r1", 1.0, True), score("r2", 0.0, False)]
+    behaviours = agent_scores("r1", True) + agent_scores("r2", False)
+    put(lake, "scored_rollouts", "strong_set", {"scores": scores, "agent_scores": behaviours})
+    weak = rollout("r3", "weak", rollout_set="weak_set", exit_status="LimitsExceeded")
+    put(lake, "raw_rollouts", "weak_set", {"rollouts": [weak], **conversation("r3")})
+    put(
+        lake,
+        "scored_rollouts",
+        "weak_set",
+        {"scores": [score("r3", 1.0, False)], "agent_scores": agent_scores("r3", False)},
+    )
+    _strong(lake)
+    _follow_up(lake)
+    _blocked(lake)
+    board = {"experiment": "strong", "title": "Strong teacher", "checkpoint_role": "sft", "decoding": "t1"}
+    figures = {"metric": "plan_first", "value": 0.9, "n": 24, "ci_low": 0.7, "ci_high": 1.0, "seeds": 1}
+    put(lake, "leaderboard", "all", {"leaderboard": [board | figures]})
+    ceiling = {"experiment": "strong", "teacher": "strong", "filtered": True, "decoding": "t1", "metric": "plan_first"}
+    ceiling |= {"teacher_value": 0.957, "selected_value": 1.0, "student_value": 0.9, "n": 24}
+    put(lake, "teacher_ceiling", "all", {"teacher_ceiling": [ceiling]})
+    return lake
+
+
+def _curated(lake: Lake, experiment: str, rollout_id: str) -> Manifest:
+    """Selection, pairs and data set of one rollout."""
+    taken = {
+        "rollout_id": rollout_id,
+        "rollout_set": "strong_set",
+        "task_id": "t1",
+        "repo": "harbor",
+        "teacher": "strong",
+    }
+    left = {"stage": "selection", "rollout_id": "r2", "reason": "reward_below_minimum", "detail": "0.0 < 1.0"}
+    put(
+        lake,
+        "selected_trajectories",
+        experiment,
+        {"selected": [taken | {"rule": "shortest_correct"}], "dropped": [left]},
+    )
+    kept = ("rollout_id", "agent_id", "turn", "prefix_turn", "suffix_ids", "output_ids", "capture")
+    pairs = [
+        {
+            "pair_id": f"{rollout_id}/{t['agent_id']}/{t['turn']}", "metadata": json.dumps({"task_id": "t1"}),
+            "input_tokens": t["prompt_tokens"], "prompt_edit": "none", "think_removed": 0, "format_tokens": 2,
+            **{name: t[name] for name in kept},
+        }
+        for t in conversation(rollout_id)["turns"]
+    ]  # fmt: skip
+    gone = {"stage": "pairs", "rollout_id": rollout_id, "agent_id": "agent2", "turn": 3, "reason": "unparseable"}
+    put(lake, "tito_pairs", experiment, {"pairs": pairs, "dropped": [gone]})
+    return put(lake, "upweighted_dataset", experiment, dataset(rollout_id))
+
+
+def _strong(lake: Lake) -> None:
+    content = {"rollout_sets": ["strong_set"], "seeds": [0], "base": {"kind": "tiny"}, "train": {"method": "full"}}
+    put(lake, "experiment_spec", "strong", spec("experiment", "strong", "Strong teacher", **content))
+    version = _curated(lake, "strong", "r1").version
+    put(lake, "base_checkpoint", "strong", {"checkpoints": [checkpoint("base0", "strong", "base")]})
+    sft = {"parent_id": "base0", "dataset_version": version, "seed": 0, "label_tokens": 15, "train_loss": 0.1}
+    rows = [
+        checkpoint("sft1-100", "strong", "sft", **sft | {"step": 100, "final": False}),
+        checkpoint("sft1", "strong", "sft", **sft | {"step": 200}),
+    ]
+    log = [
+        {"experiment": "strong", "role": "sft", "seed": 0, "step": step, "loss": 1 / (step + 1)} for step in range(3)
+    ]
+    put(lake, "sft_checkpoint", "strong", {"checkpoints": rows, "training_log": log})
+    put(lake, "rl_checkpoint", "strong", {})
+    probe = {
+        "checkpoint_id": "sft1",
+        "role": "sft",
+        "seed": 0,
+        "probe": "first_turn",
+        "n": 20,
+        "value": 1.0,
+        "passed": True,
+    }
+    put(lake, "serving_probe", "strong", {"probes": [probe]})
+    evaluated = [
+        rollout(f"e-{role}", role, origin="eval", experiment="strong", checkpoint_role=role, seed=0, decoding="t1")
+        for role in ("base", "sft")
+    ]
+    put(
+        lake,
+        "eval_rollouts",
+        "strong",
+        {"rollouts": evaluated, **merged(conversation("e-base"), conversation("e-sft"))},
+    )
+    metrics = [
+        metric("strong", role, name, value)
+        for name in ("plan_first", "follow_through", "solved")
+        for role, value in (("base", 0.1), ("sft", 0.9), ("teacher", 0.95))
+    ]
+    scores = [score("e-base", 0.0, False), score("e-sft", 1.0, True)]
+    put(
+        lake,
+        "eval_metrics",
+        "strong",
+        {"metrics": metrics, "scores": scores, "agent_scores": agent_scores("e-sft", True)},
+    )
+    report = {"experiment": "strong", "kind": "html", "path": "reports/strong/report.html", "bytes": 10}
+    put(lake, "experiment_report", "strong", {"reports": [report]})
+    put(lake, "model_card", "strong", {"reports": [report | {"kind": "model_card"}]})
+
+
+def _follow_up(lake: Lake) -> None:
+    """Starts from the checkpoint of `strong`, on a rollout of its own; its data set was rebuilt since it trained."""
+    content = {"rollout_sets": ["strong_set"], "seeds": [0], "base": {"kind": "path"}, "train": {"method": "lora"}}
+    put(lake, "experiment_spec", "follow_up", spec("experiment", "follow_up", "From the strong student", **content))
+    version = _curated(lake, "follow_up", "r3").version
+    put(lake, "base_checkpoint", "follow_up", {"checkpoints": [checkpoint("sft1", "follow_up", "base")]})
+    sft = {"parent_id": "sft1", "dataset_version": version, "seed": 0, "step": 50}
+    put(lake, "sft_checkpoint", "follow_up", {"checkpoints": [checkpoint("sft2", "follow_up", "sft", **sft)]})
+    _curated(lake, "follow_up", "r2")
+
+
+def _blocked(lake: Lake) -> None:
+    content = {"rollout_sets": ["weak_set"], "seeds": [0], "base": {"kind": "tiny"}, "train": {"method": "full"}}
+    put(lake, "experiment_spec", "blocked", spec("experiment", "blocked", "Weak teacher", **content))
+    gate = CheckOutcome(
+        "teacher_gate", False, "plan_first of the teacher is 0.13, below 0.7; choose another", figures={"n": 24}
+    )
+    note = CheckOutcome("role_balance", True, "0.5 of rows are proposers'", blocking=False)
+    put(lake, "upweighted_dataset", "blocked", dataset("r3"), checks=(gate, note))

@@ -1,0 +1,119 @@
+"""Every question of sql/reports has an answer on a lake with data and on one without."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import small_lake
+
+from etpi_assets.graph import GRAPH
+from etpi_resources import catalog
+from etpi_resources.lake import Lake
+
+REPORTS = {file.stem: file for file in sorted((catalog.sql_folder() / "reports").glob("*.sql"))}
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    lake = small_lake.make(tmp_path_factory.mktemp("full") / "data")
+    return catalog.build(lake, GRAPH.values(), vocabularies={"tiny": [f"<{number}>" for number in range(50)]})
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return catalog.build(Lake(tmp_path_factory.mktemp("bare") / "data"), GRAPH.values())
+
+
+def ask(path: Path, report: str, **variables: object) -> list[dict]:
+    """Run a report as `.read` does: the file as it is, after SET VARIABLE."""
+    with catalog.connect(path) as db:
+        for name, value in variables.items():
+            db.execute(f"SET VARIABLE {name} = $value", {"value": value})
+        return db.execute(REPORTS[report].read_text()).to_arrow_table().to_pylist()
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_a_report_names_its_question_and_runs_by_hand(report: str, full: Path, bare: Path) -> None:
+    text = REPORTS[report].read_text()
+    assert text.startswith("-- ") and "?" in text.splitlines()[0]
+    assert ask(full, report), "the small lake has an answer to every question"
+    assert ask(bare, report) == []
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_a_report_stands_on_the_views_alone(report: str) -> None:
+    """So that its query is one a user could have written."""
+    sources = re.findall(r"\b(?:FROM|JOIN)\s+(\w+(?:\.\w+)?)", REPORTS[report].read_text())
+    assert sources and not [source for source in sources if "." in source]
+
+
+def test_turns_behind_a_checkpoint(full: Path) -> None:
+    found = ask(full, "turns_behind_a_checkpoint", checkpoint="sft1")
+    assert len(found) == 5 and {row["rollout_id"] for row in found} == {"r1"}
+    assert {row["instruction"] for row in found} == {"fold the lantern"}
+    assert {row["turn"]: row["total_weight"] for row in found} == {0: 12.0, 1: 1.0, 2: 1.0}
+
+
+def test_why_was_a_rollout_dropped(full: Path) -> None:
+    found = ask(full, "why_was_a_rollout_dropped", rollout="r2")
+    fates = {(row["experiment"], row["fate"], row["stage"], row["reason"]) for row in found}
+    assert ("strong", "dropped", "selection", "reward_below_minimum") in fates
+    assert ("follow_up", "taken", "selection", "shortest_correct") in fates
+    assert {row["plan_first_reason"] for row in found} == {"ls before the first message"}
+    assert {row["turn"] for row in ask(full, "why_was_a_rollout_dropped", rollout="r1")} == {None, 3}
+
+
+def test_think_tokens_by_turn(full: Path) -> None:
+    found = ask(full, "think_tokens_by_turn", rollout_set="strong_set")
+    assert [(row["turn"], row["n"], row["think_mean"]) for row in found] == [(0, 4, 2.5), (1, 4, 1.5), (2, 4, 0.5)]
+    assert {row["made_for"] for row in ask(full, "think_tokens_by_turn", experiment="strong")} == {"strong"}
+
+
+def test_teacher_against_student(full: Path) -> None:
+    (row,) = ask(full, "teacher_against_student", experiment="strong", metric="plan_first")
+    assert row["teacher"] == "0.950 [0.850, 1.000] n=24" and row["sft"] == "0.900 [0.800, 0.950] n=24"
+    assert row["student_minus_teacher"] == pytest.approx(-0.05)
+
+
+def test_what_a_rollout_taints(full: Path) -> None:
+    found = ask(full, "what_a_rollout_taints", rollout="r1")
+    assert {(row["experiment"], row["checkpoint_id"]) for row in found} == {
+        ("strong", "sft1"),
+        ("strong", "sft1-100"),
+        ("follow_up", "sft2"),
+    }
+    assert ask(full, "what_a_rollout_taints", rollout="r2") == []
+
+
+def test_exits_by_rollout_set(full: Path) -> None:
+    exits = {
+        (row["made_for"], row["model"]): (row["exit_status"], row["share"]) for row in ask(full, "exits_by_rollout_set")
+    }
+    assert exits["weak_set", "weak"] == ("LimitsExceeded", 1.0) and exits["strong", "sft"] == ("Submitted", 1.0)
+
+
+def test_loss_share_by_turn(full: Path) -> None:
+    shares = {row["turn"]: row["share_of_loss"] for row in ask(full, "loss_share_by_turn", experiment="strong")}
+    assert shares == pytest.approx({0: 24 / 27, 1: 2 / 27, 2: 1 / 27})
+
+
+def test_failed_checks(full: Path) -> None:
+    (row,) = ask(full, "failed_checks")
+    assert (row["key"], row["state"], row["check_name"]) == ("blocked", "blocked", "teacher_gate")
+
+
+def test_cost_by_experiment(full: Path) -> None:
+    costs = {row["experiment"]: row for row in ask(full, "cost_by_experiment")}
+    strong = costs["strong"]
+    assert (strong["rollouts"], strong["rollout_seconds"], strong["rollout_output_tokens"]) == (2, 5.0, 36)
+    assert (strong["training_rows"], strong["label_tokens"], strong["training_seconds"]) == (5, 15, 12.0)
+    assert (strong["eval_rollouts"], costs["follow_up"]["eval_rollouts"]) == (2, None)
+
+
+def test_tokens_of_a_turn(full: Path) -> None:
+    found = ask(full, "tokens_of_a_turn", rollout="r1", agent="agent2", turn=1)
+    assert "".join(row["text"] for row in found) == "<10><11><12><20><30><40><1><2><21><30><40>"
+    assert [row["side"] for row in found].count("output") == 3
+    assert [row["logprob"] for row in found][-3:] == pytest.approx([-0.1, -0.2, -0.3])
