@@ -1,0 +1,100 @@
+"""Steering is spliced out at message boundaries, other ids untouched, and what is left of it is found."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etpi_assets.curation.steering import Traces, segments, splice
+from etpi_assets.rollouts.prompts import render_prompts, steering_text
+from etpi_assets.specs.models import AgentSection
+from etpi_assets.tasks.coop_tiny import FAMILY
+from etpi_assets.tasks.coop_tiny.generate import draw_tasks
+from etpi_resources.chat_format import load_chat_format
+
+CHAT = load_chat_format("tiny")
+TASK = next(islice(draw_tasks("steer", 0, "train"), 1))
+ROLE = FAMILY.roles(TASK)[0]
+STEERED = render_prompts(AgentSection(steering=True), TASK, ROLE)
+DEFAULT = render_prompts(AgentSection(steering=False), TASK, ROLE)
+TEXT = steering_text("coop", ROLE)
+TRACES = Traces.of([TEXT], [m["content"] for m in DEFAULT], CHAT)
+
+
+def array(ids):
+    return np.asarray(ids, dtype=np.int32)
+
+
+STEERED_IDS, DEFAULT_IDS = array(CHAT.prompt_ids(STEERED)), array(CHAT.prompt_ids(DEFAULT))
+
+
+def noncanonical(ids, seed=0):
+    """The same text in other ids: every word token spelled by its bytes."""
+    rng = np.random.default_rng(seed)
+    spelled = []
+    for token in ids.tolist():
+        if token in CHAT.special_ids or rng.random() < 0.5:
+            spelled.append(token)
+        else:
+            spelled += [i for c in CHAT.decode([token]) for i in CHAT.encode(c)]
+    return array(spelled)
+
+
+def test_the_spliced_prompt_is_the_one_a_student_reads():
+    found, spliced = splice(STEERED_IDS, STEERED, DEFAULT, CHAT)
+    assert spliced and found.tolist() == DEFAULT_IDS.tolist()
+    same, spliced = splice(DEFAULT_IDS, DEFAULT, DEFAULT, CHAT)
+    assert not spliced and same is DEFAULT_IDS
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6), st.lists(st.integers(0, CHAT.vocab_size - 1), max_size=30))
+def test_all_other_ids_stay_as_captured(seed, later):
+    head, system, *rest = segments(STEERED_IDS, CHAT)
+    rest = [noncanonical(piece, seed) for piece in rest]
+    captured = np.concatenate([head, system, *rest, array(later)])
+    found, spliced = splice(captured, STEERED, DEFAULT, CHAT)
+    assert spliced
+    assert np.array_equal(found[-len(np.concatenate([*rest, array(later)])) :], np.concatenate([*rest, array(later)]))
+    assert np.array_equal(segments(found, CHAT)[1], segments(DEFAULT_IDS, CHAT)[1])
+
+
+def test_a_prompt_that_does_not_hold_the_message_is_refused():
+    with pytest.raises(ValueError, match="base.tokenizer"):
+        splice(DEFAULT_IDS, STEERED, DEFAULT, CHAT)
+    with pytest.raises(ValueError, match="message by message"):
+        splice(STEERED_IDS, STEERED, DEFAULT[1:], CHAT)
+    with pytest.raises(ValueError, match="chat_template"):
+        splice(array(CHAT.prompt_ids(STEERED[:1])), STEERED, DEFAULT, CHAT)
+
+
+def test_steering_is_found_in_ids_and_in_words():
+    assert TRACES.find(STEERED_IDS) is not None
+    assert TRACES.find(DEFAULT_IDS) is None
+    respelled = noncanonical(STEERED_IDS)
+    assert not any(run in TRACES.ids for run in ids_only(respelled)), "the premise: no canonical run is left"
+    assert "plan" in (TRACES.find(respelled) or "")
+
+
+def ids_only(ids):
+    return [window.tobytes() for window in np.lib.stride_tricks.sliding_window_view(ids, 8)]
+
+
+def test_a_part_of_the_steering_is_found_and_short_echoes_are_not():
+    words = TEXT.split()
+    for start in (0, 8, len(words) - 7):
+        assert TRACES.find(array(CHAT.encode("so: " + " ".join(words[start : start + 7])))) is not None
+    assert TRACES.find(array(CHAT.encode("Plan: I'll take a.py, then do your part."))) is None
+
+
+def test_what_the_default_prompt_says_too_is_no_trace():
+    assert Traces.of([TEXT], [TEXT], CHAT).find(STEERED_IDS) is None
+
+
+def test_a_steering_text_too_short_to_find_is_refused():
+    with pytest.raises(ValueError, match="Plan first"):
+        Traces.of(["Plan first!"], [], CHAT)

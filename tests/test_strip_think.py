@@ -1,0 +1,172 @@
+"""Strip-think on ids: the whole table, what it must leave alone, and what it must drop."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etpi_assets.curation.strip_think import (
+    AFTER_CALL,
+    EMPTY,
+    SECOND,
+    UNCLOSED,
+    close_tail,
+    has_think,
+    strip_history,
+    strip_output,
+)
+from etpi_assets.rollouts import think
+from etpi_resources.chat_format import ChatFormat, load_chat_format
+
+CHAT = load_chat_format("tiny")
+QWEN = load_chat_format("qwen3")
+CALL = "<tool_call>\n<function=bash>\n<parameter=command>\nls\n</parameter>\n</function>\n</tool_call>"
+USER = {"role": "user", "content": "x"}
+
+
+def ids(text, chat=CHAT):
+    return np.asarray(chat.encode(text, allow_special=True), dtype=np.int32)
+
+
+def text(found, chat=CHAT):
+    return chat.decode(np.asarray(found).tolist())
+
+
+@pytest.mark.parametrize("chat", [CHAT, QWEN], ids=["tiny", "qwen3"])
+@pytest.mark.parametrize(
+    ("tail", "output", "left"),
+    [
+        ("none", f"{CALL}<|im_end|>", f"{CALL}<|im_end|>"),
+        ("none", f"<think>\nhm\n</think>\n\n{CALL}<|im_end|>", f"{CALL}<|im_end|>"),
+        ("none", f"hm\n</think>\n\n{CALL}<|im_end|>", f"{CALL}<|im_end|>"),
+        ("none", "<think>\nhm", UNCLOSED),
+        ("open", f"{CALL}<|im_end|>", UNCLOSED),
+        ("open", f"hm\n</think>\n\n{CALL}<|im_end|>", f"{CALL}<|im_end|>"),
+        ("open", f"<think>\nhm\n</think>\n\n{CALL}<|im_end|>", f"{CALL}<|im_end|>"),
+        ("open", "<think>\nhm", UNCLOSED),
+        ("closed", f"{CALL}<|im_end|>", f"{CALL}<|im_end|>"),
+        ("closed", f"hm\n</think>\n\n{CALL}<|im_end|>", f"{CALL}<|im_end|>"),
+        ("closed", f"<think>hm</think>{CALL}<|im_end|>", f"{CALL}<|im_end|>"),
+        ("closed", "<think>\nhm", UNCLOSED),
+        # A close behind the first call delimits nothing, whatever the tail.
+        ("none", f"{CALL}</think><|im_end|>", AFTER_CALL),
+        ("open", f"{CALL}</think>ok<|im_end|>", UNCLOSED),
+        ("none", f"<think>{CALL}</think>ok<|im_end|>", UNCLOSED),
+        ("none", f"<think>a</think>{CALL}<think>b</think><|im_end|>", AFTER_CALL),
+        # A second block.
+        ("none", f"<think>a</think><think>b</think>{CALL}<|im_end|>", SECOND),
+        ("open", f"a</think>b</think>{CALL}<|im_end|>", SECOND),
+        # Nothing is left to learn.
+        ("none", "<think>\nhm\n</think>\n\n<|im_end|>", EMPTY),
+        # Text before the block goes with it; blanks after the newlines stay.
+        ("none", f"Well. <think>a</think>\n\n  {CALL}<|im_end|>", f"  {CALL}<|im_end|>"),
+    ],
+)
+def test_the_table(chat, tail, output, left):
+    found = strip_output(ids(output, chat), tail, chat)
+    if found.reason is not None:
+        assert found.reason == left
+        assert text(found.ids, chat) == output, "a dropped row is left as it was"
+    else:
+        assert text(found.ids, chat) == left and not has_think(found.ids, chat)
+        assert found.removed == len(ids(output, chat)) - len(found.ids)
+
+
+def test_an_id_that_joins_a_newline_with_text_stays_whole():
+    joined = QWEN.encode("\n\n}")
+    assert len(joined) > 1, "the premise: newlines are ids of their own here"
+    by_hand = np.asarray([QWEN.think_close_id, *QWEN.encode("\n"), *QWEN.encode("\n\n"), *QWEN.encode(" \n"), 9707])
+    assert text(strip_output(by_hand, "open", QWEN).ids, QWEN) == " \nHello"
+
+
+def test_a_vocabulary_without_think_ids_has_nothing_to_strip():
+    class Plain(ChatFormat):
+        def __init__(self):
+            super().__init__("plain", CHAT.tokenizer, CHAT.template)
+            self.think_open_id = self.think_close_id = None
+
+    output = ids(f"<think>a</think>{CALL}<|im_end|>")
+    found = strip_output(output, "open", Plain())
+    assert found.reason is None and np.array_equal(found.ids, output)
+
+
+token = st.one_of(
+    st.sampled_from([CHAT.think_open_id, CHAT.think_close_id, CHAT.tool_open_id, CHAT.end_id, *CHAT.encode("\n\n\n")]),
+    st.integers(0, CHAT.vocab_size - 1),
+)
+outputs = st.lists(token, max_size=40).map(lambda found: np.asarray(found, dtype=np.int32))
+tails = st.sampled_from(["none", "open", "closed"])
+
+
+@given(outputs, tails)
+def test_what_is_kept_is_a_suffix_untouched_and_free_of_think_ids(output, tail):
+    found = strip_output(output, tail, CHAT)
+    assert np.array_equal(found.ids, output[found.removed :])
+    if found.reason is None:
+        assert not has_think(found.ids, CHAT)
+        cut = output[: found.removed]
+        assert not found.removed or CHAT.think_close_id in cut
+        assert CHAT.tool_open_id not in cut, "no call is ever cut"
+        assert text(output) == text(cut) + text(found.ids) or "�" in text(output)
+
+
+@given(outputs, tails)
+def test_stripping_twice_is_stripping_once(output, tail):
+    once = strip_output(output, tail, CHAT)
+    if once.reason is None:
+        again = strip_output(once.ids, "closed", CHAT)
+        assert again.removed == 0 and again.reason is None and np.array_equal(again.ids, once.ids)
+
+
+@given(outputs, tails)
+def test_the_agent_loop_takes_the_same_block_out_of_its_history(output, tail):
+    found = strip_output(output, tail, CHAT)
+    if found.reason is None:
+        assert think.strip_think(output.tolist(), CHAT, tail) == found.ids.tolist()
+
+
+# --- tails and history -------------------------------------------------------------------------------------------
+
+
+def test_an_open_tail_becomes_what_the_template_writes():
+    plain = np.asarray(QWEN.prompt_ids([USER]), dtype=np.int32)
+    opened = np.concatenate([plain, ids("<think>\n", QWEN)])
+    closed = QWEN.prompt_ids([USER], enable_thinking=False)
+    assert close_tail(opened, QWEN).tolist() == closed
+    assert close_tail(plain, QWEN) is plain
+    assert close_tail(np.asarray(closed), QWEN).tolist() == closed
+
+
+def test_a_template_that_cannot_close_an_open_tail_says_so():
+    opened = np.concatenate([np.asarray(CHAT.prompt_ids([USER]), dtype=np.int32), ids("<think>\n")])
+    with pytest.raises(ValueError, match=r"tiny.*pairs\.strip_think = false"):
+        close_tail(opened, CHAT)
+
+
+def conversation(*turns):
+    messages = [USER]
+    for output in turns:
+        messages += [{"role": "assistant", "content": output}, {"role": "user", "content": "<think>not mine</think>"}]
+    return np.asarray(CHAT.prompt_ids(messages), dtype=np.int32)
+
+
+def test_history_loses_its_think_blocks_and_nothing_else():
+    thinking = conversation(f"<think>\nhm\n</think>\n\n{CALL}", f"<think>ha</think>{CALL}", CALL)
+    found, removed = strip_history(thinking, CHAT)
+    assert text(found) == text(conversation(CALL, CALL, CALL)), "other roles keep their words"
+    assert removed == len(thinking) - len(found) > 0
+    assert strip_history(found, CHAT)[1] == 0
+
+
+def test_history_keeps_what_nothing_delimits_and_the_templates_empty_block():
+    for output in (f"<think>{CALL}", "<think>hm", f"<think>\n\n</think>\n\n{CALL}", f"{CALL}</think>"):
+        prompt = conversation(output, CALL)
+        found, removed = strip_history(prompt, CHAT)
+        assert removed == 0 and np.array_equal(found, prompt)
+
+
+def test_the_generation_prompt_is_not_history():
+    prompt = np.concatenate([conversation(CALL), ids("<think>\nhm\n</think>\n\n")])
+    assert strip_history(prompt, CHAT)[1] == 0
