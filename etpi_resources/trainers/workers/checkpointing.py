@@ -1,0 +1,120 @@
+"""What a trained model leaves behind, and proof that it is what was trained.
+
+Belongs here: saving weights (safetensors), adapters and tokenizer so that the same training gives the same bytes, and
+the comparisons with the base and with what is read back. Does not belong here: judging the comparisons (the recipe
+does).
+
+A checkpoint folder is a Hugging Face model (config, weights, tokenizer, chat template); a LoRA checkpoint is the merged
+model, with the adapter in `adapter/`. No time, path or name of a machine enters a file: its content hash is its
+identity.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt", "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+
+
+def load_model(folder: str | Path, dtype: torch.dtype, *, attention: str = "sdpa") -> PreTrainedModel:
+    """A causal language model from a folder of safetensors, in `dtype`, on the CPU."""
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation=attention, use_safetensors=True, local_files_only=True
+    )
+
+
+def stored_dtype(folder: str | Path) -> torch.dtype:
+    """The dtype a model's folder says its weights have; what is trained from it is saved in the same."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    dtype = config.get_text_config().dtype
+    return dtype if isinstance(dtype, torch.dtype) else torch.float32
+
+
+def save_model(
+    model: PreTrainedModel, folder: Path, dtype: torch.dtype, tokenizer: Path, chat_template: str | None
+) -> None:
+    """Save weights in `dtype` and the config, and the tokenizer's files as they stand in the folder `tokenizer`.
+
+    Args:
+        chat_template: the template the dataset was rendered with, where it is not the tokenizer's own.
+    """
+    weights = {name: tensor.detach().to("cpu", dtype) for name, tensor in model.state_dict().items()}
+    model.save_pretrained(folder, state_dict=weights, safe_serialization=True)
+    config = json.loads((folder / "config.json").read_text())
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    for name in TOKENIZER_FILES:
+        if (tokenizer / name).exists():
+            shutil.copyfile(tokenizer / name, folder / name)
+    if chat_template is not None:
+        (folder / "chat_template.jinja").write_text(chat_template)
+
+
+def save_adapter(model: Any, folder: Path, base_name: str) -> None:
+    """Save a PEFT model's adapter, naming its base as `base_name` instead of a path of this machine."""
+    model.save_pretrained(folder, safe_serialization=True)
+    (folder / "README.md").unlink(missing_ok=True)
+    path = folder / "adapter_config.json"
+    config = json.loads(path.read_text()) | {"base_model_name_or_path": base_name}
+    if isinstance(config["target_modules"], list):
+        # Kept as a set, so written in another order by every process.
+        config["target_modules"].sort()
+    path.write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
+
+
+def attach_adapter(base: str | Path, adapter: Path) -> Any:
+    """A PEFT model in float32: the base with an adapter read from disk; `merge_and_unload` of it folds the adapter
+    in."""
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(load_model(base, torch.float32), adapter).eval()
+
+
+def zero_adapters(folder: Path) -> tuple[list[str], int]:
+    """Names of the adapter's B matrices that are all zero (the adapter then adds nothing there), and how many B there
+    are."""
+    tensors = load_file(folder / "adapter_model.safetensors")
+    up = [name for name in tensors if "lora_B" in name or "lora_embedding_B" in name]
+    return [name for name in up if not tensors[name].any()], len(up)
+
+
+def unchanged(model: PreTrainedModel, base: str | Path) -> tuple[list[str], int]:
+    """Names of the trained tensors that equal the base's, and how many were trained. Compared in float32."""
+    before = load_model(base, torch.float32).state_dict()
+    trained = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
+    same = [name for name, tensor in trained.items() if torch.equal(tensor.detach().float().cpu(), before[name])]
+    return same, len(trained)
+
+
+@torch.no_grad()
+def logits_of(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    """Logits (B, L, vocabulary) in float32 on the CPU, for ids (B, L), without dropout or autocast."""
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    with torch.autocast(device.type, enabled=False):
+        logits = model(input_ids=ids.to(device), use_cache=False).logits.float().cpu()
+    model.train(was_training)
+    return logits
+
+
+def largest_difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    """max |a - b| over max |b|."""
+    return float((a - b).abs().max() / b.abs().max().clamp(min=1e-12))
+
+
+def same_weights(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> list[str]:
+    """Names of the tensors of a saved folder that differ from the model's, both in `dtype`."""
+    saved = load_model(folder, dtype).state_dict()
+    own = model.state_dict()
+    return [name for name in own if name not in saved or not torch.equal(own[name].cpu().to(dtype), saved[name])]

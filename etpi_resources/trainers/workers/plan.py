@@ -1,0 +1,166 @@
+"""Which sequences a training run sees, when, in which shape, and at which learning rate. Numbers alone, no torch.
+
+Belongs here: batches and schedule. Does not belong here: tokens, models, or the loss.
+
+Rows, weights and steps. A sequence carries one or more dataset rows; its weighted rows are the sum of their weights.
+One epoch is every sequence once, so E epochs are E times the data's weighted rows, and a fractional epoch ends at the
+first optimiser step that reaches it. The learning rate follows the share of weighted rows consumed, not the number of
+steps: a step that carries more weight moves further along the schedule. A step's loss is divided by the constant
+`step_weight`, the expected sum of token weights of one step; dividing by each batch's own sum would make the weight of
+a row depend on its neighbours, and no longer be that of a row that stands there several times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+Schedule = Literal["cosine", "linear", "constant"]
+
+LENGTH_MULTIPLE = 64
+MOST_LENGTHS = 8
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one forward pass sees: positions of sequences in the dataset, and the length they are padded to."""
+
+    sequences: tuple[int, ...]
+    length: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the forward pass, padding included."""
+        return len(self.sequences) * self.length
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole run.
+
+    Attributes:
+        batches: every micro-batch in order.
+        accumulate: micro-batches of one optimiser step; the last step may have fewer.
+        pass_batches: micro-batches of one pass over the data.
+        step_weight: expected sum of token weights of one optimiser step, the constant the loss is divided by.
+        consumed: after each optimiser step, the epochs done, in weighted rows; shape (steps,).
+        rates: learning rate multiplier of each optimiser step, in (0, 1]; shape (steps,).
+    """
+
+    batches: tuple[MicroBatch, ...]
+    accumulate: int
+    pass_batches: int
+    step_weight: float
+    consumed: np.ndarray
+    rates: np.ndarray
+
+    @property
+    def steps(self) -> int:
+        return len(self.rates)
+
+    @property
+    def padded_tokens(self) -> int:
+        return sum(batch.tokens for batch in self.batches)
+
+
+def padded_lengths(lengths: Sequence[int], multiple: int = LENGTH_MULTIPLE, most: int = MOST_LENGTHS) -> list[int]:
+    """At most `most` lengths, multiples of `multiple`, such that padding each sequence up to the next of them costs the
+    fewest tokens (exact, by dynamic programming over the distinct rounded lengths)."""
+    rounded, counts = np.unique(-(-np.asarray(lengths) // multiple) * multiple, return_counts=True)
+    below = np.concatenate([[0], np.cumsum(counts)])
+    n = len(rounded)
+    best = np.full((most + 1, n + 1), np.inf)
+    best[:, 0] = 0
+    start = np.zeros((most + 1, n + 1), dtype=int)
+    for k in range(1, most + 1):
+        for end in range(1, n + 1):
+            # The last group holds the rounded lengths from `i` to `end`, all padded to the longest of them.
+            costs = best[k - 1, :end] + rounded[end - 1] * (below[end] - below[:end])
+            start[k, end] = int(np.argmin(costs))
+            best[k, end] = costs[start[k, end]]
+    chosen, end, k = [], n, most
+    while end:
+        chosen.append(int(rounded[end - 1]))
+        end, k = int(start[k, end]), k - 1
+    return sorted(chosen)
+
+
+def one_pass(
+    lengths: Sequence[int], buckets: Sequence[int], micro_tokens: int, rng: np.random.Generator
+) -> list[MicroBatch]:
+    """Every sequence once, in random micro-batches of one padded length each, in random order.
+
+    A micro-batch holds as many sequences as fit `micro_tokens`, at least one; what is left over of a length is a
+    smaller one. So there are at most two shapes a length, the same in every pass.
+    """
+    filling: dict[int, list[int]] = {length: [] for length in buckets}
+    for index in rng.permutation(len(lengths)):
+        filling[next(b for b in buckets if lengths[index] <= b)].append(int(index))
+    batches = []
+    for length, members in filling.items():
+        rows = max(1, micro_tokens // length)
+        batches += [MicroBatch(tuple(members[i : i + rows]), length) for i in range(0, len(members), rows)]
+    return [batches[i] for i in rng.permutation(len(batches))]
+
+
+def learning_rates(position: np.ndarray, schedule: Schedule, warmup: float) -> np.ndarray:
+    """Multipliers at positions in [0, 1] of the run: linear warm-up over the first share `warmup`, then the schedule
+    from 1 towards 0 (cosine: (1 + cos(pi x)) / 2; linear: 1 - x; constant: 1)."""
+    rise = np.minimum(1.0, position / warmup) if warmup > 0 else np.ones_like(position)
+    x = np.clip((position - warmup) / max(1.0 - warmup, 1e-12), 0.0, 1.0)
+    fall = {"cosine": 0.5 * (1 + np.cos(np.pi * x)), "linear": 1 - x, "constant": np.ones_like(x)}[schedule]
+    return rise * fall
+
+
+def make_plan(
+    lengths: Sequence[int],
+    weighted_rows: Sequence[float],
+    token_weights: Sequence[float],
+    *,
+    epochs: float,
+    max_steps: int | None,
+    batch_tokens: int,
+    micro_tokens: int,
+    schedule: Schedule,
+    warmup: float,
+    seed: int,
+) -> Plan:
+    """The plan of a run over sequences given by length (tokens), weighted rows, and sum of token weights.
+
+    Args:
+        batch_tokens: tokens of one optimiser step, padding included; a longer sequence is a step of its own.
+        micro_tokens: tokens of one forward pass, at most `batch_tokens`.
+        epochs, max_steps: the run ends at whichever comes first.
+
+    Raises:
+        ValueError: no sequences, or none of any weight.
+    """
+    if not len(lengths) or sum(token_weights) <= 0:
+        raise ValueError("there is nothing to learn: no training sequence carries weight")
+    rng = np.random.default_rng(seed)
+    buckets = padded_lengths(lengths)
+    passes = [one_pass(lengths, buckets, micro_tokens, rng) for _ in range(math.ceil(epochs))]
+    pass_batches = len(passes[0])
+    # A step is never more than one pass, so data smaller than `batch_tokens` makes one step an epoch.
+    accumulate = min(max(1, batch_tokens // micro_tokens), pass_batches)
+    batches = [batch for one in passes for batch in one]
+    steps = [batches[i : i + accumulate] for i in range(0, len(batches), accumulate)]
+    rows = np.array([sum(weighted_rows[s] for b in step for s in b.sequences) for step in steps])
+    consumed = np.cumsum(rows) / sum(weighted_rows)
+    # The tolerance keeps a rounding error of the sum from adding a step to whole epochs.
+    last = int(np.searchsorted(consumed, epochs * (1 - 1e-9))) + 1
+    last = min(last, len(steps), max_steps or len(steps))
+    consumed, rows = consumed[:last], rows[:last]
+    middle = consumed - rows / sum(weighted_rows) / 2
+    return Plan(
+        batches=tuple(batch for step in steps[:last] for batch in step),
+        accumulate=accumulate,
+        pass_batches=pass_batches,
+        step_weight=float(sum(token_weights)) * accumulate / pass_batches,
+        consumed=consumed,
+        rates=learning_rates(middle / consumed[-1], schedule, warmup),
+    )

@@ -1,0 +1,278 @@
+"""Supervised fine-tuning of one model on merged, weighted sequences with TRL, full or LoRA.
+
+Belongs here: one training run, from configuration to saved checkpoints and the figures its checks need. Does not belong
+here: what to train on what (the recipe), the loss (`weighted_trainer`), files (`checkpointing`).
+
+Configuration (`config.json`): `label` (what the lines are headed), `base` (folder), `base_name` (how adapters name it),
+`files` (parquet files of sequences), `seed`, `chat_template` (text or null), `device` ("auto" or "cuda"),
+`micro_tokens` (tokens of one forward pass), `train` (the spec's train section). Result: see `run`.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from etpi_resources.trainers.workers.reporting import Worker, open_worker
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from etpi_resources.trainers.workers.weighted_trainer import Log, WeightedSFTTrainer
+
+MODULE = "etpi_resources.trainers.workers.sft_worker"
+GRADIENT_NORM = 1.0
+CHECK_TOKENS = 128
+LOG_LINES = 100
+
+
+def run(worker: Worker) -> dict[str, Any]:
+    """Train, save, read back.
+
+    Returns:
+        `checkpoints`: [{step, final, folder, adapter (folder or null), train_loss, val_loss}], folders relative to the
+        worker's. `log`: the lines of metrics.jsonl. `counted`: what entered the loss in the first pass (or in all there
+        was): {complete, labels, labels_planned, tokens, tokens_planned}. `saved`, of the last checkpoint: {dtype,
+        differing (tensors that read back otherwise), reload_difference (of logits, relative)}, and for full fine-tuning
+        {unchanged (names), trained (count)}, for LoRA {zero_adapters (names), adapters (count), merge_difference}.
+        `plan`: {steps, sequences, epochs, weighted_rows, padding, shapes, step_weight, accumulate}. `seconds`: {start,
+        train, save}. `device`.
+
+    Raises:
+        RuntimeError: a GPU is asked for and this interpreter's torch sees none.
+        BadSequences, ValueError: the sequences cannot be trained on; the message says why.
+    """
+    began = time.monotonic()
+    config, train = worker.config, worker.config["train"]
+    import torch
+    from transformers import AutoConfig, PrinterCallback
+    from transformers.utils import logging as transformers_logging
+
+    from etpi_resources.trainers.workers.checkpointing import load_model, stored_dtype
+    from etpi_resources.trainers.workers.collate import read_sequences
+    from etpi_resources.trainers.workers.plan import make_plan
+    from etpi_resources.trainers.workers.weighted_trainer import Log
+
+    transformers_logging.disable_progress_bar()
+    gpu = torch.cuda.is_available()
+    if config["device"] == "cuda" and not gpu:
+        raise RuntimeError(
+            "a CUDA GPU is asked for, and the torch of this interpreter sees none "
+            f"(torch {torch.__version__}); name one whose torch does in ETPI_TRAINER_PYTHON"
+        )
+    text = AutoConfig.from_pretrained(config["base"], local_files_only=True).get_text_config()
+    limits = {"vocabulary": text.vocab_size, "longest": text.max_position_embeddings}
+    sequences = read_sequences(config["files"], "train", **limits)
+    validation = read_sequences(config["files"], "val", **limits)
+    micro_tokens = min(config["micro_tokens"], train["batch_tokens"])
+    plan = make_plan(
+        sequences.lengths().tolist(),
+        sequences.rows.tolist(),
+        sequences.totals(sequences.weights).tolist(),
+        epochs=train["epochs"],
+        max_steps=train["max_steps"],
+        batch_tokens=train["batch_tokens"],
+        micro_tokens=micro_tokens,
+        schedule=train["schedule"],
+        warmup=train["warmup_ratio"],
+        seed=config["seed"],
+    )
+    lora = train["method"] == "lora"
+    # Weights that are trained are kept in float32; a frozen base may stay as small as it is stored.
+    model = load_model(config["base"], stored_dtype(config["base"]) if lora and gpu else torch.float32)
+    trainer = build_trainer(worker, model, plan, sequences, gpu)
+    device = torch.cuda.get_device_name() if gpu else f"cpu, {torch.get_num_threads()} threads"
+    worker.say(
+        f"{config['label']}: {len(sequences)} sequences, {plan.steps} steps of up to {train['batch_tokens']} tokens, "
+        f"{train['method']} fine-tuning in {train['dtype']} on {device}"
+    )
+    stage = worker.stage(config["label"], plan.steps)
+    saved_steps: list[int] = []
+
+    def on_step(step: int, note: str) -> None:
+        stage.advance(note=note)
+        if step == plan.steps or (train["save_steps"] and step % train["save_steps"] == 0):
+            _save_step(worker, trainer, step)
+            saved_steps.append(step)
+
+    every = max(1, plan.steps // LOG_LINES)
+    log = Log(
+        worker.folder / "metrics.jsonl", trainer, validation if len(validation) else None, micro_tokens, every, on_step
+    )
+    trainer.add_callback(log)
+    trainer.remove_callback(PrinterCallback)
+    started = time.monotonic()
+    trainer.train()
+    trained = time.monotonic()
+    saved = _finish(worker, trainer, saved_steps, sequences)
+    ended = time.monotonic()
+    padded = plan.padded_tokens
+    return {
+        "checkpoints": [_entry(step, step == plan.steps, log, lora) for step in saved_steps],
+        "log": log.lines,
+        "counted": _counted(trainer, sequences),
+        "saved": saved,
+        "plan": {
+            "steps": plan.steps,
+            "sequences": len(sequences),
+            "epochs": float(plan.consumed[-1]),
+            "weighted_rows": float(sequences.rows.sum()),
+            "padding": 1 - log.tokens / padded,
+            "shapes": sorted({(len(b.sequences), b.length) for b in plan.batches}),
+            "step_weight": plan.step_weight,
+            "accumulate": plan.accumulate,
+        },
+        "seconds": {"start": started - began, "train": trained - started, "save": ended - trained},
+        "device": device,
+    }
+
+
+def build_trainer(worker: Worker, model: PreTrainedModel, plan: Any, sequences: Any, gpu: bool) -> WeightedSFTTrainer:
+    import datasets
+    from transformers import AutoTokenizer
+    from trl.trainer.sft_config import SFTConfig
+
+    from etpi_resources.trainers.workers.weighted_trainer import WeightedSFTTrainer
+
+    config, train = worker.config, worker.config["train"]
+    tokenizer = AutoTokenizer.from_pretrained(config["base"], local_files_only=True)
+    pad_id = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
+    adapter = None
+    if train["method"] == "lora":
+        from peft import LoraConfig
+
+        adapter = LoraConfig(
+            task_type="CAUSAL_LM",
+            r=train["lora_rank"],
+            lora_alpha=train["lora_alpha"],
+            lora_dropout=train["lora_dropout"],
+            target_modules=train["target_modules"],
+        )
+    arguments = SFTConfig(
+        output_dir=str(worker.folder / "trl"),
+        max_steps=plan.steps,
+        gradient_accumulation_steps=plan.accumulate,
+        learning_rate=train["learning_rate"],
+        weight_decay=train["weight_decay"],
+        max_grad_norm=GRADIENT_NORM,
+        optim=train["optimizer"],
+        bf16=train["dtype"] == "bf16",
+        use_cpu=not gpu,
+        gradient_checkpointing=train["gradient_checkpointing"],
+        seed=config["seed"],
+        # The sequences are tokens with labels already: nothing is prepared, cut or packed by the trainer.
+        dataset_kwargs={"skip_prepare_dataset": True},
+        max_length=None,
+        packing=False,
+        completion_only_loss=False,
+        remove_unused_columns=False,
+        # Saving, logging and evaluation are ours (see Log); the trainer's own would stall each step.
+        save_strategy="no",
+        logging_strategy="no",
+        eval_strategy="no",
+        logging_nan_inf_filter=False,
+        report_to="none",
+        disable_tqdm=True,
+    )
+    return WeightedSFTTrainer(
+        plan=plan,
+        sequences=sequences,
+        pad_id=pad_id,
+        model=model,
+        args=arguments,
+        train_dataset=datasets.Dataset(sequences.table()),
+        data_collator=lambda batch: batch,
+        processing_class=tokenizer,
+        peft_config=adapter,
+    )
+
+
+def _folder(worker: Worker, step: int) -> Path:
+    return worker.folder / f"step-{step}"
+
+
+def _save_step(worker: Worker, trainer: WeightedSFTTrainer, step: int) -> None:
+    """Save what training has reached. An adapter is saved alone; `_finish` merges it with a base that is read afresh,
+    because merging in place and back would change the weights that are still being trained."""
+    from etpi_resources.trainers.workers import checkpointing as cp
+
+    config, folder = worker.config, _folder(worker, step)
+    model = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
+    if config["train"]["method"] == "lora":
+        cp.save_adapter(model, folder / "adapter", config["base_name"])
+    else:
+        dtype = cp.stored_dtype(config["base"])
+        cp.save_model(model, folder, dtype, Path(config["base"]), config["chat_template"])
+
+
+def _finish(worker: Worker, trainer: WeightedSFTTrainer, steps: list[int], sequences: Any) -> dict[str, Any]:
+    """Merge adapters and compare what was trained with the base and with what is read back from disk."""
+    import torch
+
+    from etpi_resources.trainers.workers import checkpointing as cp
+
+    config, last = worker.config, _folder(worker, steps[-1])
+    dtype = cp.stored_dtype(config["base"])
+    model = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
+    ids = torch.from_numpy(sequences.ids[: min(CHECK_TOKENS, sequences.offsets[1])].astype("int64"))[None]
+    trained = cp.logits_of(model, ids)
+    found: dict[str, Any] = {"dtype": str(dtype).removeprefix("torch.")}
+    if config["train"]["method"] != "lora":
+        found["unchanged"], found["trained"] = cp.unchanged(model, config["base"])
+        found["differing"] = cp.same_weights(model, last, dtype)
+        found["reload_difference"] = cp.largest_difference(cp.logits_of(cp.load_model(last, dtype), ids), trained)
+        return found
+    found["zero_adapters"], found["adapters"] = cp.zero_adapters(last / "adapter")
+    for step in steps:
+        folder = _folder(worker, step)
+        attached = cp.attach_adapter(config["base"], folder / "adapter")
+        reloaded = cp.logits_of(attached, ids)
+        merged = attached.merge_and_unload()
+        cp.save_model(merged, folder, dtype, Path(config["base"]), config["chat_template"])
+        if step == steps[-1]:
+            found["reload_difference"] = cp.largest_difference(reloaded, trained)
+            found["merge_difference"] = cp.largest_difference(cp.logits_of(merged, ids), reloaded)
+            found["differing"] = cp.same_weights(merged, folder, dtype)
+    return found
+
+
+def _entry(step: int, final: bool, log: Log, lora: bool) -> dict[str, Any]:
+    """A checkpoint's row: its losses are the last measured at or before its step."""
+    lines = [line for line in log.lines if line["step"] <= step]
+    last = {
+        key: next((line[key] for line in reversed(lines) if line[key] is not None), None)
+        for key in ("loss", "val_loss")
+    }
+    return {
+        "step": step,
+        "final": final,
+        "folder": f"step-{step}",
+        "adapter": f"step-{step}/adapter" if lora else None,
+        "train_loss": last["loss"],
+        "val_loss": last["val_loss"],
+    }
+
+
+def _counted(trainer: WeightedSFTTrainer, sequences: Any) -> dict[str, Any]:
+    """What entered the loss in the first pass beside what the plan meant to feed it."""
+    import numpy as np
+
+    plan, tally = trainer.plan, trainer.first_pass
+    fed = [s for batch in plan.batches[: plan.pass_batches] for s in batch.sequences]
+    return {
+        "complete": len(fed) == len(sequences),
+        "labels": int(tally.labels),
+        "labels_planned": int(sequences.totals(sequences.labels >= 0)[fed].sum()),
+        "tokens": int(tally.tokens),
+        "tokens_planned": int(np.sum(sequences.lengths()[fed])),
+    }
+
+
+def main() -> None:
+    with open_worker() as worker:
+        worker.finish(run(worker))
+
+
+if __name__ == "__main__":
+    main()

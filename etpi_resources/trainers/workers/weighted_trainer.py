@@ -1,0 +1,176 @@
+"""TRL's SFTTrainer with weighted labels: the loss, the batches of a plan, the schedule, and what it counts while it
+trains.
+
+Belongs here: what differs from TRL. Does not belong here: reading data (`collate`), planning (`plan`), saving
+(`checkpointing`).
+
+The loss of a micro-batch is sum(w * nll) / step_weight, natural logarithm, with step_weight constant over the run (see
+`plan`): micro-batches add up to the step's loss, and steps to the full-dataset function sum(w * nll) / sum(w).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+from transformers import TrainerCallback
+from trl.trainer.sft_trainer import SFTTrainer
+
+from etpi_resources.trainers.workers.collate import IGNORED, Sequences, collate
+from etpi_resources.trainers.workers.plan import MicroBatch, Plan, one_pass, padded_lengths
+
+
+def nll_at_labels(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Negative log-likelihood of each label, (B, P) float32, 0 where the label is -100. `inputs` as `collate` makes
+    them."""
+    logits = model(
+        input_ids=inputs["input_ids"], logits_to_keep=inputs["positions"], use_cache=False
+    ).logits  # (B, P, vocabulary)
+    labels = inputs["labels"]
+    nll = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="none"
+    )
+    return nll.view_as(labels)
+
+
+class Batches(Dataset):
+    """Micro-batches as tensors, in order."""
+
+    def __init__(self, batches: tuple[MicroBatch, ...], sequences: Sequences, pad_id: int) -> None:
+        self.batches, self.sequences, self.pad_id = batches, sequences, pad_id
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return collate(self.batches[index], self.sequences, self.pad_id)
+
+
+@dataclass
+class Tally:
+    """What entered the loss since it was last emptied, kept on the device so that counting does not stall it."""
+
+    nll: torch.Tensor | float = 0.0
+    weight: torch.Tensor | float = 0.0
+    labels: torch.Tensor | int = 0
+    tokens: torch.Tensor | int = 0
+
+    def add(self, nll: torch.Tensor, inputs: dict[str, torch.Tensor]) -> None:
+        self.nll = self.nll + nll.detach()
+        self.weight = self.weight + inputs["weights"].sum(dtype=torch.float64)
+        self.labels = self.labels + (inputs["labels"] != IGNORED).sum()
+        self.tokens = self.tokens + inputs["tokens"]
+
+    def loss(self) -> float:
+        """sum(w * nll) / sum(w)."""
+        return float(self.nll) / float(self.weight)
+
+
+class WeightedSFTTrainer(SFTTrainer):
+    """SFTTrainer over a plan of weighted, pre-tokenised sequences."""
+
+    # The loss is divided by the weight of a whole optimiser step, so accumulation must not divide it again.
+    loss_is_scaled_for_ga = True
+
+    def __init__(self, *, plan: Plan, sequences: Sequences, pad_id: int, **arguments: Any) -> None:
+        self.plan, self.sequences, self.pad_id = plan, sequences, pad_id
+        self.window = Tally()
+        self.first_pass = Tally()
+        self.micro_batches = 0
+        super().__init__(**arguments)
+
+    def get_train_dataloader(self) -> DataLoader:
+        # batch_size None: the plan's micro-batches are the batches. Collating one costs about a millisecond, less than
+        # a worker process would.
+        return DataLoader(Batches(self.plan.batches, self.sequences, self.pad_id), batch_size=None)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        # The scheduler is stepped once more after the last step.
+        rates = [*self.plan.rates.tolist(), self.plan.rates[-1].item()]
+        chosen: Any = optimizer or self.optimizer
+        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(chosen, lambda step: rates[step])
+        self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    def compute_loss(
+        self, model: torch.nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        """sum(w * nll) / step_weight of one micro-batch."""
+        weighted = (nll_at_labels(model, inputs) * inputs["weights"]).sum()
+        self.window.add(weighted, inputs)
+        if self.micro_batches < self.plan.pass_batches:
+            self.first_pass.add(weighted, inputs)
+        self.micro_batches += 1
+        return weighted / self.plan.step_weight
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        return 0
+
+    def validation_loss(self, sequences: Sequences, micro_tokens: int) -> float:
+        """sum(w * nll) / sum(w) over all of `sequences`, without dropout or gradients."""
+        lengths = sequences.lengths().tolist()
+        batches = one_pass(lengths, padded_lengths(lengths), micro_tokens, np.random.default_rng(0))
+        tally = Tally()
+        model: Any = self.model_wrapped
+        model.eval()
+        with torch.no_grad():
+            for batch in batches:
+                inputs = self._prepare_inputs(collate(batch, sequences, self.pad_id))
+                tally.add((nll_at_labels(model, inputs) * inputs["weights"]).sum(), inputs)
+        model.train()
+        return tally.loss()
+
+
+class Log(TrainerCallback):
+    """Writes `metrics.jsonl`: step, epoch, loss, val_loss, lr, tokens, seconds; and calls back at each step.
+
+    The loss of a line is that of the steps since the line before; `tokens` are those fed so far, padding left out.
+    Validation is measured before the first step, at the end of each epoch and at the end.
+    """
+
+    def __init__(self, path: Path, trainer: WeightedSFTTrainer, validation: Sequences | None, micro_tokens: int,
+                 every: int, on_step: Callable[[int, str], None]) -> None:  # fmt: skip
+        self.path, self.trainer, self.validation, self.micro_tokens = path, trainer, validation, micro_tokens
+        self.every, self.on_step = every, on_step
+        self.lines: list[dict[str, Any]] = []
+        self.tokens = 0
+        self.start = time.monotonic()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.start = time.monotonic()
+        self._write(0, 0.0, None, None, self._validate())
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        plan, step = self.trainer.plan, state.global_step
+        epoch = float(plan.consumed[step - 1])
+        before = float(plan.consumed[step - 2]) if step > 1 else 0.0
+        last = step == plan.steps
+        ends_epoch = last or int(epoch + 1e-9) > int(before + 1e-9)
+        if last or ends_epoch or step == 1 or step % self.every == 0:
+            window, self.trainer.window = self.trainer.window, Tally()
+            self.tokens += int(window.tokens)
+            rate = args.learning_rate * float(plan.rates[step - 1])
+            loss = window.loss() if float(window.weight) else None
+            self._write(step, epoch, loss, rate, self._validate() if ends_epoch else None)
+        self.on_step(step, f"loss {self.lines[-1]['loss']:.3f}" if self.lines[-1]["loss"] is not None else "")
+
+    def _validate(self) -> float | None:
+        if self.validation is None:
+            return None
+        return self.trainer.validation_loss(self.validation, self.micro_tokens)
+
+    def _write(self, step: int, epoch: float, loss: float | None, rate: float | None, val_loss: float | None) -> None:
+        line = {
+            "step": step, "epoch": epoch, "loss": loss, "val_loss": val_loss, "learning_rate": rate,
+            "tokens": self.tokens, "seconds": time.monotonic() - self.start,
+        }  # fmt: skip
+        self.lines.append(line)
+        with self.path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
