@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etpi_assets.evaluation.metrics import counts_reconcile, measure, threshold_checks
+from etpi_assets.evaluation.metrics import counts_reconcile, measure, teacher_of, threshold_checks
 from etpi_assets.scoring.intervals import decide, mean, rate, wilson
 from etpi_resources.schemas import from_rows
 
@@ -68,12 +68,20 @@ def _tables(n: int = 4):
     for i in range(n):
         rollout = f"r{i}"
         rollouts.append(
-            {"rollout_id": rollout, "origin": "eval", "checkpoint_role": "sft", "seed": i % 2, "decoding": "greedy", "task_id": f"t{i // 2}"}
+            {
+                "rollout_id": rollout,
+                "origin": "eval",
+                "checkpoint_role": "sft",
+                "seed": i % 2,
+                "decoding": "greedy",
+                "task_id": f"t{i // 2}",
+            }
         )
         broken = i == n - 1
         scores.append(
             {
                 "rollout_id": rollout,
+                "task_id": f"t{i // 2}",
                 "plan_first": i != 0,
                 "plan_content": True,
                 "reward": float(i % 2),
@@ -114,11 +122,6 @@ def test_metrics_exclude_infrastructure_errors_and_pool_over_seeds_by_task():
     assert _value(metrics, "follow_through", None)["value"] == pytest.approx(0.5)
 
 
-def test_conditions_keep_the_steered_base_apart():
-    metrics = measure(*_tables(), experiment="x", conditions={"r0": "steering"})
-    assert {r["decoding"] for r in metrics.to_pylist()} == {"greedy", "greedy+steering"}
-
-
 def test_threshold_check_names_the_figures():
     metrics = measure(*_tables(40), experiment="x")
     (check,) = threshold_checks(metrics, {"follow_through": 0.9}, ["sft"])
@@ -130,3 +133,11 @@ def test_an_unscored_rollout_blocks():
     rollouts, scores, _ = _tables()
     assert counts_reconcile(rollouts, scores).passed
     assert not counts_reconcile(rollouts, scores.slice(1)).passed
+
+
+def test_the_teacher_is_measured_over_what_could_be_selected():
+    _, scores, agents = _tables()
+    rows = teacher_of(scores, agents, "x").to_pylist()
+    assert {(r["checkpoint_role"], r["seed"], r["decoding"]) for r in rows} == {("teacher", None, "as_rolled_out")}
+    (follow,) = [r for r in rows if r["metric"] == "follow_through"]
+    assert follow["n"] == 6 and follow["excluded"] == 1

@@ -77,7 +77,16 @@ def sources() -> facts.Sources:
         dataset_rows=from_rows(
             "dataset_rows",
             [
-                {"turn": t, "weight": 12.0 if t == 0 else 1.0, "copies": 1, "output_tokens": 4, "split": "train", "repo": "harbor", "teacher": "strong", "rollout_id": "a"}
+                {
+                    "turn": t,
+                    "weight": 12.0 if t == 0 else 1.0,
+                    "copies": 1,
+                    "output_tokens": 4,
+                    "split": "train",
+                    "repo": "harbor",
+                    "teacher": "strong",
+                    "rollout_id": "a",
+                }
                 for t in range(4)
             ],
         ),
@@ -98,16 +107,42 @@ def sources() -> facts.Sources:
         ),
         checkpoints=from_rows(
             "checkpoints",
-            [{"checkpoint_id": "c" * 64, "role": "sft", "seed": 0, "step": 10, "final": True, "method": "full", "path": "data/checkpoints/c", "train_loss": 0.1, "wall_seconds": 9.0}],
+            [
+                {
+                    "checkpoint_id": "c" * 64,
+                    "role": "sft",
+                    "seed": 0,
+                    "step": 10,
+                    "final": True,
+                    "method": "full",
+                    "path": "data/checkpoints/c",
+                    "train_loss": 0.1,
+                    "wall_seconds": 9.0,
+                }
+            ],
         ),
-        training_log=from_rows("training_log", [{"role": "sft", "seed": 0, "step": s, "loss": 1.0 / (s + 1), "val_loss": None} for s in range(5)]),
+        training_log=from_rows(
+            "training_log",
+            [{"role": "sft", "seed": 0, "step": s, "loss": 1.0 / (s + 1), "val_loss": None} for s in range(5)],
+        ),
         probes=from_rows("probes", []),
     )
 
 
 def _subject() -> html.Subject:
-    checks = [{"asset": "tito_pairs", "name": "no_think", "passed": False, "blocking": True, "message": "1 row <script>"}]
-    return html.Subject("demo", SPEC.title, "", SPEC.model_dump(mode="json"), SPEC.metrics.thresholds, {"tasks/coop": "v1"}, checks, (0,))
+    checks = [
+        {"asset": "tito_pairs", "name": "no_think", "passed": False, "blocking": True, "message": "1 row <script>"}
+    ]
+    return html.Subject(
+        "demo",
+        SPEC.title,
+        "",
+        SPEC.model_dump(mode="json"),
+        SPEC.metrics.thresholds,
+        {"tasks/coop": "v1"},
+        checks,
+        (0,),
+    )
 
 
 class _Wellformed(HTMLParser):
@@ -161,7 +196,12 @@ def test_loss_share_follows_the_weights(sources):
 def test_card_names_base_data_and_intervals(sources):
     base = from_rows("checkpoints", [{"checkpoint_id": "b" * 64, "role": "base"}])
     card = model_card.render(
-        "demo", SPEC, metrics=sources.metrics, checkpoints=sources.checkpoints, dataset_rows=sources.dataset_rows, base=base
+        "demo",
+        SPEC,
+        metrics=sources.metrics,
+        checkpoints=sources.checkpoints,
+        dataset_rows=sources.dataset_rows,
+        base=base,
     )
     assert card.startswith("---\nlicense: apache-2.0")
     assert "tiny `bbbbbbbbbbbbbbbb`" in card and "strong" in card and "| plan_first | sft | greedy | 100.0% [" in card
@@ -175,7 +215,14 @@ def test_leaderboard_and_ceiling_keep_filtered_apart(sources):
     teacher_scores = from_rows(
         "scores",
         [
-            {"rollout_id": str(i), "plan_first": True, "plan_content": True, "follow_through": float(i == 0), "reward": 0.0, "infrastructure_error": False}
+            {
+                "rollout_id": str(i),
+                "plan_first": True,
+                "plan_content": True,
+                "follow_through": float(i == 0),
+                "reward": 0.0,
+                "infrastructure_error": False,
+            }
             for i in range(4)
         ],
     )

@@ -27,7 +27,6 @@ def measure(
     *,
     experiment: str,
     teacher: bool = False,
-    conditions: Mapping[str, str] | None = None,
 ) -> pa.Table:
     """Metrics of every (checkpoint role, decoding), a row for each seed and one pooled over seeds (seed null).
 
@@ -37,7 +36,6 @@ def measure(
         rollouts, scores, agent_scores: tables of those names, of one experiment's evaluation or of its rollout sets.
         experiment: the experiment the rows are filed under.
         teacher: file every rollout under the role "teacher", whoever acted.
-        conditions: rollout_id -> a word appended to the decoding ("greedy" -> "greedy+steering").
     Returns:
         a `metrics` table.
     """
@@ -49,15 +47,15 @@ def measure(
     for score in scores.to_pylist():
         fact = facts[score["rollout_id"]]
         role = "teacher" if teacher else fact["checkpoint_role"]
-        decoding = fact["decoding"] or "as_recorded"
-        if conditions and score["rollout_id"] in conditions:
-            decoding = f"{decoding}+{conditions[score['rollout_id']]}"
-        unit = {**score, "cluster": fact["task_id"], "agents": agents.get(score["rollout_id"], [])}
+        decoding = fact["decoding"] or "as_rolled_out"
+        unit = {**score, "cluster": score["task_id"], "agents": agents.get(score["rollout_id"], [])}
         seed = None if teacher else fact["seed"]
         for key in {(role, seed, decoding), (role, None, decoding)}:
             groups.setdefault(key, []).append(unit)
     rows = []
-    for (role, seed, decoding), units in sorted(groups.items(), key=lambda item: (item[0][0], item[0][2], str(item[0][1]))):
+    for (role, seed, decoding), units in sorted(
+        groups.items(), key=lambda item: (item[0][0], item[0][2], str(item[0][1]))
+    ):
         counted = [unit for unit in units if not unit["infrastructure_error"]]
         for metric, unit_name, estimate in _estimates(counted):
             rows.append(
@@ -77,6 +75,12 @@ def measure(
                 }
             )
     return from_rows("metrics", rows)
+
+
+def teacher_of(scores: pa.Table, agent_scores: pa.Table, experiment: str) -> pa.Table:
+    """Metrics of the rollouts that the experiment could select from, under the role "teacher"."""
+    rollouts = from_rows("rollouts", [{"rollout_id": id} for id in scores["rollout_id"].to_pylist()])
+    return measure(rollouts, scores, agent_scores, experiment=experiment, teacher=True)
 
 
 def _estimates(units: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, Estimate]]:
@@ -140,6 +144,10 @@ def counts_reconcile(rollouts: pa.Table, scores: pa.Table) -> CheckOutcome:
         name="every_rollout_scored",
         passed=passed,
         message=f"{len(expected)} rollouts, {len(found)} scores"
-        + ("" if passed else "; materialize eval_metrics again after eval_rollouts; if it stays, report the rollout ids"),
+        + (
+            ""
+            if passed
+            else "; materialize eval_metrics again after eval_rollouts; if it stays, report the rollout ids"
+        ),
         figures={"rollouts": len(expected), "scores": len(found)},
     )

@@ -57,17 +57,16 @@ def first_turns(engine: Engine, prompts: Sequence[Prompt], max_tokens: int) -> l
     """The engine's greedy first turn for each prompt."""
     sampler = Sampler(temperature=0.0, max_tokens=max_tokens)
     return engine.complete(
-        [
-            Request(f"probe/{p.source}/0", f"probe/{p.source}", p.ids, p.messages, sampler)
-            for p in prompts
-        ]
+        [Request(f"probe/{p.source}/0", f"probe/{p.source}", p.ids, p.messages, sampler) for p in prompts]
     )
 
 
 def served_name(engine: Engine, checkpoint_id: str) -> Answer:
     """The name the engine serves under embeds the checkpoint's hash, so that a reload cannot pass for another."""
     passed = checkpoint_id[:12] in engine.name
-    return Answer("served_name", "none", 1, float(passed), passed, {"served": engine.name, "expected": checkpoint_id[:12]})
+    return Answer(
+        "served_name", "none", 1, float(passed), passed, {"served": engine.name, "expected": checkpoint_id[:12]}
+    )
 
 
 def ids_returned(prompt_set: str, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> Answer:
@@ -82,7 +81,11 @@ def ids_returned(prompt_set: str, prompts: Sequence[Prompt], completions: Sequen
 
 def prompt_parity(rendered: Mapping[str, Sequence[int]], trained: Mapping[str, Sequence[int]]) -> Answer:
     """The ids serving makes of a training task's messages are the ids the training data holds, position by position."""
-    wrong = {source: _departure(rendered[source], ids) for source, ids in trained.items() if list(rendered[source]) != list(ids)}
+    wrong = {
+        source: _departure(rendered[source], ids)
+        for source, ids in trained.items()
+        if list(rendered[source]) != list(ids)
+    }
     first = next(iter(wrong.items()), None)
     answer = _share("prompt_parity", "train", len(trained), list(wrong), 1.0)
     return Answer(**{**answer.__dict__, "detail": {**answer.detail, "first_departure": first}})
@@ -96,7 +99,11 @@ def differs_from_base(mine: Sequence[Completion], base: Sequence[Completion], fl
 
 def parses(prompt_set: str, prompts: Sequence[Prompt], completions: Sequence[Completion], floor: float) -> Answer:
     """The first turn holds a readable action and text the reader sees (no output swallowed by a reasoning field)."""
-    unread = [p.source for p, c in zip(prompts, completions, strict=True) if read_actions(c.text)[1] is not None or not c.text.strip()]
+    unread = [
+        p.source
+        for p, c in zip(prompts, completions, strict=True)
+        if read_actions(c.text)[1] is not None or not c.text.strip()
+    ]
     sample = next((c.text for p, c in zip(prompts, completions, strict=True) if p.source in unread), None)
     answer = _share("first_turn_parses", prompt_set, len(prompts), unread, floor)
     return Answer(**{**answer.__dict__, "detail": {**answer.detail, "first_unread": sample}})
@@ -125,7 +132,8 @@ def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[CheckOutcome]:
         mine = [r for r in rows if r["probe"] == probe and r["role"] != "base"]
         failed = [r for r in mine if not r["passed"]]
         words = "; ".join(
-            f"{r['role']} seed {r['seed']} on {r['prompt_set']} prompts: {r['value']:.2f} of {r['n']}, {r['detail']}" for r in failed
+            f"{r['role']} seed {r['seed']} on {r['prompt_set']} prompts: {r['value']:.2f} of {r['n']}, {r['detail']}"
+            for r in failed
         )
         outcomes.append(
             CheckOutcome(

@@ -64,7 +64,10 @@ def model_card_asset(run: AssetRun) -> Produced:
         dataset_rows=run.read("upweighted_dataset", "dataset_rows"),
         base=run.read("base_checkpoint", "checkpoints"),
     )
-    return Produced(tables={"reports": from_rows("reports", [_write(run, "README.md", "model_card", card)])}, metadata={"card": card})
+    return Produced(
+        tables={"reports": from_rows("reports", [_write(run, "README.md", "model_card", card)])},
+        metadata={"card": card},
+    )
 
 
 @etpi_asset("leaderboard")
@@ -75,7 +78,9 @@ def leaderboard_asset(run: AssetRun) -> Produced:
 @etpi_asset("teacher_ceiling")
 def teacher_ceiling(run: AssetRun) -> Produced:
     entries = _entries(run)
-    table = leaderboard.teacher_ceiling(entries, {entry.experiment: _lesson(run, entry.experiment) for entry in entries})
+    table = leaderboard.teacher_ceiling(
+        entries, {entry.experiment: _lesson(run, entry.experiment) for entry in entries}
+    )
     points = [
         (r["experiment"], r["teacher_value"], r["student_value"], r["student_ci_low"], r["student_ci_high"])
         for r in table.to_pylist()
@@ -87,7 +92,9 @@ def teacher_ceiling(run: AssetRun) -> Produced:
 
 def _entries(run: AssetRun) -> list[leaderboard.Entry]:
     return [
-        leaderboard.Entry(key, run.specs.experiments[key].title, run.lake.read(Ref("eval_metrics", "experiment", key), "metrics"))
+        leaderboard.Entry(
+            key, run.specs.experiments[key].title, run.lake.read(Ref("eval_metrics", "experiment", key), "metrics")
+        )
         for key in run.lake.keys("eval_metrics", "experiment")
         if key in run.specs.experiments
     ]
@@ -118,7 +125,13 @@ def _write(run: AssetRun, name: str, kind: str, text: str) -> dict:
     staging.write_bytes(data)
     os.replace(staging, folder / name)
     path = Path("reports") / run.key / name
-    return {"experiment": run.key, "kind": kind, "path": str(path), "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+    return {
+        "experiment": run.key,
+        "kind": kind,
+        "path": str(path),
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "bytes": len(data),
+    }
 
 
 ASSETS = [experiment_report, model_card_asset, leaderboard_asset, teacher_ceiling]

@@ -15,7 +15,14 @@ from typing import Any
 import pyarrow as pa
 
 HEADLINE = ("plan_first", "plan_content", "follow_through", "solved", "parse_rate", "submitted")
-DETAIL = ("follow_own", "follow_edited", "follow_by_turn_5", "think_tokens_per_turn", "output_tokens_per_turn", "turns_per_agent")
+DETAIL = (
+    "follow_own",
+    "follow_edited",
+    "follow_by_turn_5",
+    "think_tokens_per_turn",
+    "output_tokens_per_turn",
+    "turns_per_agent",
+)
 ROLE_ORDER = ("teacher", "base", "sft", "rl")
 
 
@@ -60,7 +67,9 @@ def funnel(sources: Sources) -> list[tuple[str, int]]:
 def drops(sources: Sources) -> list[tuple[str, str, int]]:
     """(stage, reason, count), most first within a stage."""
     counts = Counter((row["stage"], row["reason"]) for row in sources.dropped.to_pylist())
-    return [(stage, reason, n) for (stage, reason), n in sorted(counts.items(), key=lambda i: (i[0][0], -i[1], i[0][1]))]
+    return [
+        (stage, reason, n) for (stage, reason), n in sorted(counts.items(), key=lambda i: (i[0][0], -i[1], i[0][1]))
+    ]
 
 
 def loss_share(rows: pa.Table) -> list[tuple[int, float]]:
@@ -78,7 +87,9 @@ def tokens_saved(sources: Sources) -> tuple[int, int]:
     per_turn = sum(
         i + o
         for i, o in zip(
-            sources.pairs["input_tokens"].to_pylist(), (len(x) for x in sources.pairs["output_ids"].to_pylist()), strict=True
+            sources.pairs["input_tokens"].to_pylist(),
+            (len(x) for x in sources.pairs["output_ids"].to_pylist()),
+            strict=True,
         )
     )
     return per_turn, sum(len(x) for x in sources.sequences["input_ids"].to_pylist())
@@ -103,11 +114,18 @@ def pair_details(sources: Sources, limit: int = 48) -> list[dict[str, Any]]:
         for score in sources.eval_scores.to_pylist()
         if score["rollout_id"] in chosen
     ]
-    details.sort(key=lambda d: (bool(d["plan_first"]) + bool(d["plan_content"]) + (d["follow_through"] or 0) + (d["reward"] or 0), d["task_id"]))
+    details.sort(
+        key=lambda d: (
+            bool(d["plan_first"]) + bool(d["plan_content"]) + (d["follow_through"] or 0) + (d["reward"] or 0),
+            d["task_id"],
+        )
+    )
     return details[:limit]
 
 
-def coloured_tokens(sequences: pa.Table, decode: Callable[[Sequence[int]], str], count: int = 2, most: int = 1200) -> list[dict[str, Any]]:
+def coloured_tokens(
+    sequences: pa.Table, decode: Callable[[Sequence[int]], str], count: int = 2, most: int = 1200
+) -> list[dict[str, Any]]:
     """The first training sequences token by token: [{"rollout_id", "agent_id", "tokens": [(text, weight)], "cut"}].
 
     Neighbouring tokens of one weight stay separate, so that the page shows where tokens begin and end. A weight of 0.0

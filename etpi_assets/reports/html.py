@@ -69,7 +69,9 @@ def render(subject: Subject, sources: Sources, decode: Callable[[Sequence[int]],
         "metrics_plot": _metrics_plot(headline, subject.thresholds),
         "loss_plot": svg.line_chart("Loss", facts.curves(sources.training_log), "optimiser step", log_y=True),
         "share_plot": svg.bars(
-            "Share of the loss by turn", [(f"turn {t}", 100 * s) for t, s in facts.loss_share(sources.dataset_rows)[:16]], " %"
+            "Share of the loss by turn",
+            [(f"turn {t}", 100 * s) for t, s in facts.loss_share(sources.dataset_rows)[:16]],
+            " %",
         ),
     }
     return (
@@ -106,5 +108,7 @@ def _verdicts(rows: Sequence[Mapping[str, Any]], thresholds: Mapping[str, float]
 def _metrics_plot(rows: Sequence[Mapping[str, Any]], thresholds: Mapping[str, float]) -> str:
     grouped: dict[str, list[tuple[str, float, float, float]]] = {}
     for row in rows:
-        grouped.setdefault(row["metric"], []).append((row["checkpoint_role"], row["value"], row["ci_low"], row["ci_high"]))
+        grouped.setdefault(row["metric"], []).append(
+            (row["checkpoint_role"], row["value"], row["ci_low"], row["ci_high"])
+        )
     return svg.interval_plot("Held-out rates with 95 % intervals", list(grouped.items()), dict(thresholds))

@@ -67,7 +67,11 @@ def teacher_ceiling(entries: Iterable[Entry], lessons: Mapping[str, Lesson]) -> 
         scores = [r for r in lesson.scores.to_pylist() if not r["infrastructure_error"]]
         chosen = [r for r in scores if r["rollout_id"] in lesson.selected]
         for row in entry.metrics.to_pylist():
-            if row["seed"] is not None or row["checkpoint_role"] not in ("sft", "rl") or row["metric"] not in CEILING_METRICS:
+            if (
+                row["seed"] is not None
+                or row["checkpoint_role"] not in ("sft", "rl")
+                or row["metric"] not in CEILING_METRICS
+            ):
                 continue
             rows.append(
                 {

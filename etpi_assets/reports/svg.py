@@ -86,7 +86,9 @@ def interval_plot(
     return _frame(width, int(y + 24), title, axis + body + ticks)
 
 
-def line_chart(title: str, series: Sequence[tuple[str, Sequence[tuple[float, float]]]], x_label: str, log_y: bool = False) -> str:
+def line_chart(
+    title: str, series: Sequence[tuple[str, Sequence[tuple[float, float]]]], x_label: str, log_y: bool = False
+) -> str:
     """Curves over a shared axis; series are (name, [(x, y), ...]); with `log_y` a y that is not positive is left out."""
     left, right, top, width, height = 52, 16, 28, 640, 260
     transform = math.log10 if log_y else float

@@ -1,0 +1,177 @@
+"""The evaluation stage as assets: serving_probe, eval_rollouts, eval_metrics."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import pyarrow as pa
+
+from etpi_assets.evaluation import metrics, probes
+from etpi_assets.evaluation.rollouts import (
+    Candidate,
+    Ground,
+    candidates,
+    conditions,
+    every_condition_ran,
+    infrastructure_held,
+    roll_out,
+)
+from etpi_assets.materialize import AssetRun, Produced, etpi_asset
+from etpi_assets.rollouts.prompts import render_prompts
+from etpi_assets.rollouts.tables import to_tables
+from etpi_assets.scoring.behaviours import score
+from etpi_assets.specs.models import ExperimentSpec
+from etpi_assets.tasks.families import load_family
+from etpi_assets.tasks.table import read_tasks
+from etpi_assets.versions import code_version
+from etpi_resources.chat_format import load_chat_format
+from etpi_resources.engines import Engine
+from etpi_resources.schemas import from_rows
+
+PROBES = ("served_name", "ids_returned", "prompt_parity", "differs_from_base", "first_turn_parses")
+THRESHOLDS = ("plan_first_threshold", "plan_content_threshold", "follow_through_threshold")
+T = TypeVar("T")
+NOTHING = "the experiment trains or evaluates nothing"
+
+
+@etpi_asset("serving_probe", checks=PROBES)
+def serving_probe(run: AssetRun) -> Produced:
+    spec: ExperimentSpec = run.spec
+    served = _candidates(run, spec)
+    if spec.evaluate is None or not any(c.role != "base" for c in served):
+        return Produced.not_applicable(run.node.name, NOTHING)
+    chat, agent = load_chat_format(spec.base.chat_template), spec.evaluate.agent
+    tasks = {task.task_id: task for task in read_tasks(run.read("tasks", "tasks"))}
+    family = load_family(run.specs.suites[spec.evaluate.suite].family)
+
+    def render(task_id: str, agent_id: str) -> probes.Prompt:
+        (role,) = [r for r in family.roles(tasks[task_id]) if r.agent_id == agent_id]
+        messages = render_prompts(agent, tasks[task_id], role)
+        return probes.Prompt(f"{task_id}/{agent_id}", chat.prompt_ids(messages), messages)
+
+    rows = run.read(
+        "upweighted_dataset", "dataset_rows", columns=["pair_id", "task_id", "agent_id", "turn"]
+    ).to_pylist()
+    first = [r for r in rows if r["turn"] == 0 and r["task_id"] in tasks]
+    shown = _sample(first, spec.probe.prompts)
+    inputs = _first_inputs(run.read("tito_pairs", "pairs", columns=["pair_id", "turn", "suffix_ids"]))
+    train = [render(r["task_id"], r["agent_id"]) for r in shown]
+    trained = {prompt.source: inputs[row["pair_id"]] for prompt, row in zip(train, shown, strict=True)}
+    heldout = [
+        render(task.task_id, family.roles(task)[i % 2].agent_id)
+        for i, task in enumerate(_sample([t for t in tasks.values() if t.split == "heldout"], spec.probe.prompts))
+    ]
+    parity = probes.prompt_parity({p.source: p.ids for p in train}, trained)
+    answers, base_turns = [], None
+    for candidate in served:
+        with _serving(run, spec, candidate) as engine:
+            turns = probes.first_turns(engine, train, agent.max_tokens)
+            unseen = probes.first_turns(engine, heldout, agent.max_tokens)
+        found = [
+            probes.served_name(engine, candidate.checkpoint_id),
+            probes.ids_returned("train", train, turns),
+            probes.ids_returned("heldout", heldout, unseen),
+            probes.parses("train", train, turns, spec.probe.min_parse),
+            probes.parses("heldout", heldout, unseen, spec.probe.min_parse),
+            probes.messages_first("train", turns),
+            probes.messages_first("heldout", unseen),
+        ]
+        if candidate.role == "base":
+            base_turns = turns
+        else:
+            found.append(parity)
+            if base_turns is not None:
+                found.append(probes.differs_from_base(turns, base_turns, spec.probe.min_differs))
+        answers += [answer.row(candidate.checkpoint_id, candidate.role, candidate.seed) for answer in found]
+    table = from_rows("probes", answers)
+    return Produced(tables={"probes": table}, checks=probes.verdicts(table.to_pylist()), seeds=spec.seeds)
+
+
+@etpi_asset("eval_rollouts", checks=("every_condition_ran", "infrastructure_held"))
+def eval_rollouts(run: AssetRun) -> Produced:
+    spec: ExperimentSpec = run.spec
+    served = [] if spec.evaluate is None else [c for c in _candidates(run, spec) if c.role in spec.evaluate.roles]
+    if spec.evaluate is None or not served:
+        return Produced.not_applicable(run.node.name, NOTHING)
+    section = spec.evaluate
+    ground = Ground(
+        tasks=read_tasks(run.read("tasks", "tasks", key=section.suite), section.split, section.tasks),
+        family=load_family(run.specs.suites[section.suite].family),
+        sandboxes=run.resources.sandboxes(spec.serving.sandbox),
+        chat=load_chat_format(spec.base.chat_template),
+    )
+    plan = [(candidate, condition) for candidate in served for condition in conditions(section, candidate.role)]
+    journals = run.lake.scratch(f"evaluations/{code_version(run.node)}")
+    records = []
+    with run.progress("held-out rollouts", len(plan) * len(ground.tasks)) as progress:
+        for candidate in served:
+            with _serving(run, spec, candidate) as engine:
+                for condition in conditions(section, candidate.role):
+                    records += roll_out(
+                        candidate, condition, engine, ground, journals, experiment=run.key, advance=progress.advance
+                    )
+    tables = to_tables(records, ground.chat.decode)
+    expected = {(c.role, c.seed, x.decoding, x.sample_seed): len(ground.tasks) for c, x in plan}
+    return Produced(
+        tables=tables,
+        checks=(every_condition_ran(tables["rollouts"], expected), infrastructure_held(tables["rollouts"])),
+        metadata={"exits": dict(Counter(tables["agents"]["exit_status"].to_pylist()))},
+        seeds=section.sample_seeds,
+    )
+
+
+@etpi_asset("eval_metrics", checks=("every_rollout_scored", *THRESHOLDS))
+def eval_metrics(run: AssetRun) -> Produced:
+    spec: ExperimentSpec = run.spec
+    tasks = run.read("tasks", "tasks")
+    rollouts = run.read("eval_rollouts", "rollouts")
+    scored = score(
+        rollouts, run.read("eval_rollouts", "agents"), run.read("eval_rollouts", "turns"), tasks, spec.metrics.scoring
+    )
+    teacher = metrics.teacher_of(
+        run.read("scored_rollouts", "scores"), run.read("scored_rollouts", "agent_scores"), run.key
+    )
+    table = pa.concat_tables(
+        [metrics.measure(rollouts, scored["scores"], scored["agent_scores"], experiment=run.key), teacher]
+    )
+    return Produced(
+        tables={"metrics": table, **scored},
+        checks=(
+            metrics.counts_reconcile(rollouts, scored["scores"]),
+            *metrics.threshold_checks(table, spec.metrics.thresholds, ("sft", "rl")),
+        ),
+        metadata={"rollouts": rollouts.num_rows},
+    )
+
+
+def _candidates(run: AssetRun, spec: ExperimentSpec) -> list[Candidate]:
+    """The base and every final checkpoint, whatever roles are evaluated: the probe compares with the base."""
+    tables = [run.read(asset, "checkpoints") for asset in ("base_checkpoint", "sft_checkpoint", "rl_checkpoint")]
+    return candidates(pa.concat_tables(tables), ("base", "sft", "rl"))
+
+
+@contextmanager
+def _serving(run: AssetRun, spec: ExperimentSpec, candidate: Candidate) -> Iterator[Engine]:
+    """The engine that serves a candidate, closed on leaving."""
+    chat = load_chat_format(spec.base.chat_template)
+    engine = run.resources.serve(spec.serving.engine, run.lake.root / candidate.path, candidate.served_name, chat)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def _sample(rows: Sequence[T], n: int) -> list[T]:
+    """n of the rows, the same ones every time."""
+    return random.Random(0).sample(list(rows), min(n, len(rows)))
+
+
+def _first_inputs(pairs: pa.Table) -> dict[str, list[int]]:
+    return {row["pair_id"]: row["suffix_ids"] for row in pairs.to_pylist() if row["turn"] == 0}
+
+
+ASSETS = [serving_probe, eval_rollouts, eval_metrics]

@@ -1,0 +1,184 @@
+"""Held-out rollouts of every checkpoint of an experiment, each combination evaluated once wherever it is shared.
+
+Belongs here: which (checkpoint, decoding, seed) there are, and what identifies an evaluation. Does not belong here: the
+loop (`etpi_assets.rollouts.agent`), or what the figures mean (`metrics`).
+
+An evaluation is identified by what its outcome depends on: checkpoint content, tasks, agent, decoding and seed. Its
+journal stands under that identity in a folder that experiments share, so two experiments on one base roll it out once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from etpi_assets.rollouts.agent import Identity, run_rollout
+from etpi_assets.rollouts.collect import MODEL_CONCURRENCY, collect
+from etpi_assets.rollouts.journal import Journal
+from etpi_assets.rollouts.records import RolloutRecord
+from etpi_assets.specs.models import AgentSection, Decoding, EvaluateSection
+from etpi_assets.tasks.family import Family, Task
+from etpi_resources.chat_format import ChatFormat
+from etpi_resources.checks import CheckOutcome
+from etpi_resources.engines import Engine
+from etpi_resources.sandboxes import SandboxFactory
+
+STEERED = "+steering"
+"""Ends the name of a decoding whose prompts carried the steering section."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A checkpoint to evaluate: its content hash, role (base, sft, rl), training seed (None for base), its folder."""
+
+    checkpoint_id: str
+    role: str
+    seed: int | None
+    path: str
+
+    @property
+    def served_name(self) -> str:
+        """The name it is served under: it embeds the hash, so that nothing else can pass for it."""
+        return f"{self.role}-{self.checkpoint_id[:12]}"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One way of rolling out: the agent with its sampling, the seed of the sampler, and the name of the decoding."""
+
+    agent: AgentSection
+    sample_seed: int
+    decoding: str
+
+
+@dataclass(frozen=True)
+class Ground:
+    """Where candidates are rolled out: the tasks, what judges them, the sandboxes and the chat format."""
+
+    tasks: Sequence[Task]
+    family: Family
+    sandboxes: SandboxFactory
+    chat: ChatFormat
+
+
+def candidates(checkpoints: pa.Table, roles: Sequence[str]) -> list[Candidate]:
+    """The final checkpoints of the asked roles, base first, then by seed. `checkpoints` is a table of that name."""
+    found = [
+        Candidate(row["checkpoint_id"], row["role"], row["seed"], row["path"])
+        for row in checkpoints.to_pylist()
+        if row["role"] in roles and (row["final"] or row["role"] == "base")
+    ]
+    return sorted(found, key=lambda c: (("base", "sft", "rl").index(c.role), c.seed if c.seed is not None else -1))
+
+
+def conditions(section: EvaluateSection, role: str) -> list[Condition]:
+    """Every decoding with every sampler seed (a greedy decoding has one); the base with the steering prompt as well,
+    where that is asked."""
+    steered = (False, True) if role == "base" and section.steering_probe else (False,)
+    return [
+        Condition(_agent(section.agent, decoding, steering), seed, decoding.name + (STEERED if steering else ""))
+        for steering in steered
+        for decoding in section.decodings
+        for seed in (section.sample_seeds if decoding.temperature > 0 else section.sample_seeds[:1])
+    ]
+
+
+def roll_out(
+    candidate: Candidate,
+    condition: Condition,
+    engine: Engine,
+    ground: Ground,
+    journals: Path,
+    *,
+    experiment: str,
+    advance: Callable[[int], None] = lambda n: None,
+) -> Iterator[RolloutRecord]:
+    """One rollout a task, of the journal where it holds them, each relabelled for this experiment."""
+    key = _key(candidate, condition, engine)
+    identity = Identity(
+        spec_key=key,
+        origin="eval",
+        engine="model",
+        teacher=candidate.served_name,
+        checkpoint_role=candidate.role,
+        checkpoint_id=candidate.checkpoint_id,
+        seed=candidate.seed,
+        decoding=condition.decoding,
+    )
+
+    def run(task: Task, sample: int) -> RolloutRecord:
+        return run_rollout(
+            task,
+            ground.family,
+            engine,
+            ground.sandboxes,
+            condition.agent,
+            ground.chat,
+            identity=identity,
+            sample=sample,
+            sample_seed=condition.sample_seed,
+        )
+
+    with Journal(journals, key) as journal:
+        for record in collect(ground.tasks, 1, run, journal, concurrency=MODEL_CONCURRENCY, advance=advance):
+            yield _relabelled(record, candidate, experiment)
+
+
+def every_condition_ran(rollouts: pa.Table, expected: Mapping[tuple[str, int | None, str, int], int]) -> CheckOutcome:
+    """Each (role, seed, decoding, sampler seed) has as many rollouts as there are tasks."""
+    found: dict[tuple[Any, ...], int] = {}
+    for row in rollouts.select(["checkpoint_role", "seed", "decoding", "sample_seed"]).to_pylist():
+        key = (row["checkpoint_role"], row["seed"], row["decoding"], row["sample_seed"])
+        found[key] = found.get(key, 0) + 1
+    wrong = {key: (found.get(key, 0), n) for key, n in expected.items() if found.get(key, 0) != n}
+    passed = not wrong and len(found) == len(expected)
+    return CheckOutcome(
+        name="every_condition_ran",
+        passed=passed,
+        message=f"{rollouts.num_rows} rollouts over {len(expected)} conditions"
+        if passed
+        else f"(role, seed, decoding, sampler seed) -> (found, expected): {wrong}; materialize eval_rollouts again",
+        figures={"rollouts": rollouts.num_rows, "conditions": len(expected)},
+    )
+
+
+def infrastructure_held(rollouts: pa.Table, bound: float = 0.05) -> CheckOutcome:
+    """Infrastructure errors are rare enough not to bias what is left."""
+    errors = [e for e in rollouts["error"].to_pylist() if e is not None]
+    share = len(errors) / max(1, rollouts.num_rows)
+    return CheckOutcome(
+        name="infrastructure_held",
+        passed=share <= bound,
+        message=f"{len(errors)} of {rollouts.num_rows} rollouts ended in an infrastructure error (bound {bound:.0%})"
+        + (f"; the first: {errors[0]}" if errors else ""),
+        figures={"errors": len(errors), "share": share},
+    )
+
+
+def _agent(agent: AgentSection, decoding: Decoding, steering: bool) -> AgentSection:
+    return agent.model_copy(
+        update={"temperature": decoding.temperature, "top_p": decoding.top_p, "steering": steering or agent.steering}
+    )
+
+
+def _key(candidate: Candidate, condition: Condition, engine: Engine) -> str:
+    identity = {
+        "checkpoint": candidate.checkpoint_id,
+        "agent": condition.agent.model_dump(mode="json"),
+        "sample_seed": condition.sample_seed,
+        "engine": dict(engine.fingerprint()),
+    }
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+
+def _relabelled(record: RolloutRecord, candidate: Candidate, experiment: str) -> RolloutRecord:
+    """The shared rollout as this experiment's: an id of its own, since another experiment holds the same one."""
+    record.rollout_id = hashlib.sha256(f"{experiment}/{candidate.role}/{record.rollout_id}".encode()).hexdigest()[:32]
+    record.experiment, record.checkpoint_role, record.seed = experiment, candidate.role, candidate.seed
+    return record
