@@ -6,7 +6,7 @@ import json
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etpi_assets.rollouts.actions import (
@@ -55,6 +55,7 @@ def test_messages_are_read_in_every_form(form, quoting, wait):
     )
 
 
+@settings(deadline=None)
 @given(
     st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0")),
     st.sampled_from(["heredoc", "double", "single"]),
@@ -166,6 +167,7 @@ PIECES = [
 ]
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.sampled_from(PIECES) | st.text(max_size=3)).map("".join),
     st.sampled_from([None, [{}], [None], [{"function": {"name": "bash"}}]]),

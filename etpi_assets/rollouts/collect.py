@@ -6,6 +6,7 @@ Belongs here: which (task, sample) still runs, on how many threads, and retries.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
@@ -40,11 +41,19 @@ def collect(
     missing = [(task, sample) for task, sample in wanted if not journal.holds(task, sample)]
     advance(len(wanted) - len(missing))
 
+    stop = threading.Event()
+
     def one(task: Task, sample: int) -> None:
-        record = run(task, sample)
-        if record.error is not None:
+        if stop.is_set():
+            return
+        try:
             record = run(task, sample)
-        journal.append(record)
+            if record.error is not None:
+                record = run(task, sample)
+            journal.append(record)
+        except BaseException:
+            stop.set()
+            raise
         advance(1)
 
     with ThreadPoolExecutor(max(1, concurrency), thread_name_prefix="rollout") as pool:
@@ -52,9 +61,7 @@ def collect(
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
         finally:
-            for future in futures:
-                future.cancel()
+            stop.set()
     for future in futures:
-        if not future.cancelled():
-            future.result()
+        future.result()
     return (journal.get(task, sample) for task, sample in wanted)

@@ -1,0 +1,204 @@
+"""Records as tables and back: lossless, prompts stored once, departures recorded, and checks that notice."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etpi_assets.rollouts.agent import rollout_id
+from etpi_assets.rollouts.checks import counts_reconcile, native_ids_present, prompts_reconstruct
+from etpi_assets.rollouts.journal import from_line, to_line
+from etpi_assets.rollouts.records import Action, AgentRecord, Message, RolloutRecord, Turn
+from etpi_assets.rollouts.tables import captured_digest, from_tables, prompts_of, to_tables, worst_exit
+from etpi_assets.tasks.family import Task
+from etpi_resources.schemas import TABLES
+
+IDS = st.lists(st.integers(0, 9), max_size=6)
+TEXT = st.text(st.characters(blacklist_categories=("Cs",)), max_size=8)
+TIMES = st.none() | st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1)).map(lambda t: t.replace(tzinfo=UTC))
+
+
+@st.composite
+def turns(draw):
+    """Turns whose prompts extend the last one, an earlier one, or nothing, with or without ids."""
+    made: list[Turn] = []
+    for number in range(draw(st.integers(0, 5))):
+        earlier = [t for t in made if t.prompt_ids is not None and t.output_ids is not None]
+        how = draw(st.sampled_from(["extend", "extend", "fork", "new", "none"]))
+        prompt: list[int] | None = draw(IDS)
+        if how in ("extend", "fork") and earlier:
+            base = earlier[-1] if how == "extend" else draw(st.sampled_from(earlier))
+            prompt = base.prompt_ids + base.output_ids + prompt
+        output = draw(IDS)
+        if how == "none":
+            prompt = output = None
+        made.append(
+            Turn(
+                turn=number,
+                content=draw(TEXT),
+                prompt_ids=prompt,
+                output_ids=output,
+                logprobs=None if output is None or draw(st.booleans()) else [-0.5] * len(output),
+                capture="none" if output is None else "native",
+                finish_reason=draw(st.sampled_from(["stop", "length", None])),
+                reasoning=draw(st.none() | TEXT),
+                think_tokens=draw(st.none() | st.integers(0, 5)),
+                actions=draw(st.lists(st.builds(Action, st.just("bash"), TEXT, form=st.just("xml")), max_size=2)),
+                parse_error=draw(st.none() | TEXT),
+                observation=draw(st.none() | TEXT),
+                exit_code=draw(st.none() | st.integers(0, 255)),
+                inbox=draw(st.lists(st.fixed_dictionaries({"from": TEXT, "message": TEXT}), max_size=2)),
+                at=draw(TIMES),
+            )
+        )
+    return made
+
+
+MESSAGES = st.lists(
+    st.builds(Message, st.sampled_from(["user", "assistant"]), TEXT, turn=st.none() | st.integers(0, 9), at=TIMES),
+    max_size=3,
+)
+
+
+@st.composite
+def records(draw, number: int = 0):
+    agents = [
+        AgentRecord(
+            f"agent{i}", f"f{i}", "solo", draw(st.sampled_from(["Submitted", "Error"])), draw(turns()), draw(MESSAGES)
+        )
+        for i in range(draw(st.integers(0, 2)))
+    ]
+    return RolloutRecord(
+        f"r{number}",
+        "set",
+        "suite",
+        "task",
+        "repo",
+        agents,
+        outcome={"reward": 1.0, "verdict": "passed"},
+        started_at=draw(TIMES),
+    )
+
+
+@settings(deadline=None)
+@given(records(0), records(1))
+def test_tables_give_the_records_back(one, two):
+    tables = to_tables([one, two])
+    assert from_tables(tables) == [one, two]
+    for name, table in tables.items():
+        assert table.schema.equals(TABLES[name].schema)
+    prompts = prompts_of(tables["turns"])
+    captured = {
+        (r.rollout_id, a.agent_id, t.turn): t.prompt_ids
+        for r in (one, two)
+        for a in r.agents
+        for t in a.turns
+        if t.prompt_ids is not None
+    }
+    assert prompts == captured
+    digests = {r.rollout_id: captured_digest(r) for r in (one, two)}
+    assert prompts_reconstruct(digests, tables).passed
+    assert counts_reconcile(tables, found=2, quarantined=0).passed
+
+
+@settings(deadline=None)
+@given(records())
+def test_lines_give_the_record_back(record):
+    record.rollout_id = rollout_id(Task("task", "suite", "", "", "", {}, ""), 0, "spec")  # else from_line refuses it
+    record.task_hash = ""
+    assert from_line(to_line(record, "spec"), "spec") == record
+
+
+def rollout(*prompts: tuple[list[int], list[int]]) -> RolloutRecord:
+    made = [Turn(i, "x", prompt, output, capture="native") for i, (prompt, output) in enumerate(prompts)]
+    return RolloutRecord("r", "set", "s", "t", "repo", [AgentRecord("agent1", "f1", "solo", "Submitted", made)])
+
+
+def test_a_prompt_is_stored_as_what_it_adds():
+    record = rollout(([1, 2, 3], [4, 5]), ([1, 2, 3, 4, 5, 6], [7]), ([1, 2, 3, 4, 5, 6, 7, 8, 9], [10]))
+    rows = to_tables([record])["turns"].to_pylist()
+    assert [row["prefix_turn"] for row in rows] == [None, 0, 1]
+    assert [row["suffix_ids"] for row in rows] == [[1, 2, 3], [6], [8, 9]]
+    assert [row["prompt_tokens"] for row in rows] == [3, 6, 9]
+    assert all(row["drift_at"] is None for row in rows)
+
+
+def test_a_departure_is_recorded_with_both_sides():
+    record = rollout(([1, 2], [3, 4]), ([1, 2, 3, 5, 6], [7]), ([1, 2, 3, 4, 8], [9]))
+    rows = to_tables([record], decode=lambda ids: "".join(map(str, ids)))["turns"].to_pylist()
+    assert [row["prefix_turn"] for row in rows] == [None, None, 0]
+    assert [row["drift_at"] for row in rows] == [None, 3, 3]
+    assert rows[1]["drift"] == '{"expected_ids": [4], "expected_text": "4", "found_ids": [5, 6], "found_text": "56"}'
+
+
+def test_a_prompt_that_ends_early_departs_at_its_end():
+    rows = to_tables([rollout(([1, 2], [3]), ([1, 2], [4]))])["turns"].to_pylist()
+    assert rows[1]["drift_at"] == 2 and rows[1]["prefix_turn"] is None
+
+
+def test_turns_are_numbered_upwards():
+    record = rollout(([1], [2]), ([1, 2, 3], [4]))
+    record.agents[0].turns[1].turn = 0
+    with pytest.raises(ValueError, match="turn 0 follows turn 0"):
+        to_tables([record])
+
+
+def test_a_broken_prefix_is_noticed():
+    record = rollout(([1, 2, 3], [4, 5]), ([1, 2, 3, 4, 5, 6], [7]))
+    tables = to_tables([record])
+    suffixes = tables["turns"]["suffix_ids"].to_pylist()
+    suffixes[1] = [99]
+    index = tables["turns"].schema.get_field_index("suffix_ids")
+    broken = tables["turns"].set_column(
+        index, tables["turns"].schema.field(index), pa.array(suffixes, pa.list_(pa.int32()))
+    )
+    outcome = prompts_reconstruct({"r": captured_digest(record)}, {**tables, "turns": broken})
+    assert not outcome.passed and "'r'" in outcome.message
+    assert not prompts_reconstruct({"r": captured_digest(record)}, {**tables, "turns": broken.slice(0, 1)}).passed
+
+
+def test_a_prefix_that_is_not_there_is_an_error():
+    turns_table = to_tables([rollout(([1], [2]), ([1, 2, 3], [4]))])["turns"]
+    with pytest.raises(ValueError, match="extends turn 0, which does not stand before it"):
+        prompts_of(turns_table.slice(1))
+
+
+def test_turns_without_ids_are_noticed():
+    tables = to_tables([rollout(([1], [2]), ([1, 2, 3], [4]))])
+    assert native_ids_present(tables, live=True).passed
+    record = rollout(([1], [2]))
+    record.agents[0].turns.append(Turn(1, "lost"))
+    outcome = native_ids_present(to_tables([record]), live=True)
+    assert not outcome.passed and "r/agent1/1" in outcome.message
+    assert native_ids_present(to_tables([record]), live=False).passed
+    record.agents[0].turns[1].capture = "native"
+    assert not native_ids_present(to_tables([record]), live=False).passed
+    record.agents[0].turns.clear()
+    assert not native_ids_present(to_tables([record]), live=True).passed
+
+
+def test_lost_and_doubled_rows_are_noticed():
+    record = rollout(([1], [2]))
+    record.agents[0].messages = [Message("user", "x")]
+    tables = to_tables([record])
+    assert counts_reconcile(tables, found=3, quarantined=2).passed
+    assert not counts_reconcile(tables, found=2, quarantined=0).passed
+    assert not counts_reconcile(to_tables([record, record]), found=2, quarantined=0).passed
+    for name in ("agents", "turns"):
+        assert not counts_reconcile({**tables, name: tables[name].slice(1)}, found=1, quarantined=0).passed, name
+    strange = tables["messages"].set_column(
+        0, "rollout_id", pc.binary_join_element_wise(tables["messages"]["rollout_id"], "x", "")
+    )
+    assert not counts_reconcile({**tables, "messages": strange}, found=1, quarantined=0).passed
+
+
+def test_the_worst_exit():
+    assert worst_exit(["Submitted", "LimitsExceeded"]) == "LimitsExceeded"
+    assert worst_exit(["FormatError", "exit_cost", "Submitted"]) == "exit_cost"
+    assert worst_exit(["Error", "exit_cost"]) == "Error"
+    assert worst_exit([]) == "Error"
