@@ -177,16 +177,14 @@ def test_small_tables_outlive_the_lake(tmp_path: Path) -> None:
             rows(db, "SELECT count(*) FROM turns")
 
 
-def test_old_files_and_odd_names(tmp_path: Path) -> None:
+def test_odd_names(tmp_path: Path) -> None:
     """Keys that look like numbers stay text, quotes in paths do no harm, a path that reads as a column is refused."""
     lake = Lake(tmp_path / "it's" / "data")
-    for key in ("007", "2026-01-01"):
-        small_lake.put(lake, "selected_trajectories", key, {"selected": [{"rollout_id": key}]})
+    small_lake.put(lake, "selected_trajectories", "007", {"selected": [{"rollout_id": "r"}]})
+    small_lake.put(lake, "upweighted_dataset", "1e3", {"sequences": [{"sequence_id": "s"}]})
     with catalog.connect(build(lake)) as db:
-        assert rows(db, "SELECT experiment, rollout_id FROM selected ORDER BY ALL") == [
-            ("007", "007"),
-            ("2026-01-01", "2026-01-01"),
-        ]
+        assert rows(db, "SELECT experiment, rollout_id FROM selected") == [("007", "r")]
+        assert rows(db, "SELECT experiment FROM sequences") == [("1e3",)]
     with pytest.raises(LakeError, match="'seed=1'.* read as a column"):
         build(Lake(tmp_path / "seed=1" / "data"))
 
@@ -234,6 +232,7 @@ def test_prompts_come_back_whatever_forks(
     # The same rollouts in two places must not run into each other.
     small_lake.put(lake, "raw_rollouts", "one", {"turns": stored})
     small_lake.put(lake, "eval_rollouts", "two", {"turns": stored})
+    small_lake.put(lake, "eval_rollouts", "three", {"turns": stored})
     pairs = [
         {name: row[name] for name in row if name != "prompt_tokens"} | {"pair_id": str(number)}
         for number, row in enumerate(stored)
@@ -241,8 +240,8 @@ def test_prompts_come_back_whatever_forks(
     ]
     small_lake.put(lake, "tito_pairs", "e", {"pairs": pairs})
     with catalog.connect(build(lake)) as db:
-        for origin in ("set", "eval"):
-            asked = f"SELECT rollout_id, agent_id, turn, prompt_ids AS ids FROM full_turns WHERE origin = '{origin}'"
+        for part in ("rollout_set = 'one'", "experiment = 'two'", "experiment = 'three'"):
+            asked = f"SELECT rollout_id, agent_id, turn, prompt_ids AS ids FROM full_turns WHERE {part}"
             assert prompts_by(db, asked) == prompts
         asked = "SELECT rollout_id, agent_id, turn, input_ids AS ids FROM tito_pairs"
         assert prompts_by(db, asked) == {key: ids for key, ids in prompts.items() if ids is not None}
