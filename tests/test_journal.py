@@ -35,7 +35,8 @@ def made(task: Task, sample: int, spec_key: str = "spec", error: str | None = No
     turn = Turn(0, f"{task.task_id}/{sample}", [1, 2, sample], [3], capture="native")
     return RolloutRecord(
         rollout_id(task, sample, spec_key), "set", task.suite, task.task_id, task.repo,
-        [AgentRecord("agent1", "f1", "solo", "Submitted", [turn])], task_hash=task.content_hash, sample=sample, error=error,
+        [AgentRecord("agent1", "f1", "solo", "Submitted", [turn])],
+        task_hash=task.content_hash, sample=sample, error=error,
     )  # fmt: skip
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,12 +27,12 @@ def turns(draw):
     """Turns whose prompts extend the last one, an earlier one, or nothing, with or without ids."""
     made: list[Turn] = []
     for number in range(draw(st.integers(0, 5))):
-        earlier = [t for t in made if t.prompt_ids is not None and t.output_ids is not None]
+        earlier = [t.prompt_ids + t.output_ids for t in made if t.prompt_ids is not None and t.output_ids is not None]
         how = draw(st.sampled_from(["extend", "extend", "fork", "new", "none"]))
         prompt: list[int] | None = draw(IDS)
         if how in ("extend", "fork") and earlier:
             base = earlier[-1] if how == "extend" else draw(st.sampled_from(earlier))
-            prompt = base.prompt_ids + base.output_ids + prompt
+            prompt = [*base, *(prompt or [])]
         output = draw(IDS)
         if how == "none":
             prompt = output = None
@@ -114,6 +113,11 @@ def test_lines_give_the_record_back(record):
     assert from_line(to_line(record, "spec"), "spec") == record
 
 
+def replaced(table: pa.Table, column: str, values: list) -> pa.Table:
+    index = table.schema.get_field_index(column)
+    return table.set_column(index, table.schema.field(index), pa.array(values, table.schema.field(index).type))
+
+
 def rollout(*prompts: tuple[list[int], list[int]]) -> RolloutRecord:
     made = [Turn(i, "x", prompt, output, capture="native") for i, (prompt, output) in enumerate(prompts)]
     return RolloutRecord("r", "set", "s", "t", "repo", [AgentRecord("agent1", "f1", "solo", "Submitted", made)])
@@ -153,10 +157,7 @@ def test_a_broken_prefix_is_noticed():
     tables = to_tables([record])
     suffixes = tables["turns"]["suffix_ids"].to_pylist()
     suffixes[1] = [99]
-    index = tables["turns"].schema.get_field_index("suffix_ids")
-    broken = tables["turns"].set_column(
-        index, tables["turns"].schema.field(index), pa.array(suffixes, pa.list_(pa.int32()))
-    )
+    broken = replaced(tables["turns"], "suffix_ids", suffixes)
     outcome = prompts_reconstruct({"r": captured_digest(record)}, {**tables, "turns": broken})
     assert not outcome.passed and "'r'" in outcome.message
     assert not prompts_reconstruct({"r": captured_digest(record)}, {**tables, "turns": broken.slice(0, 1)}).passed
@@ -191,9 +192,7 @@ def test_lost_and_doubled_rows_are_noticed():
     assert not counts_reconcile(to_tables([record, record]), found=2, quarantined=0).passed
     for name in ("agents", "turns"):
         assert not counts_reconcile({**tables, name: tables[name].slice(1)}, found=1, quarantined=0).passed, name
-    strange = tables["messages"].set_column(
-        0, "rollout_id", pc.binary_join_element_wise(tables["messages"]["rollout_id"], "x", "")
-    )
+    strange = replaced(tables["messages"], "rollout_id", ["other"])
     assert not counts_reconcile({**tables, "messages": strange}, found=1, quarantined=0).passed
 
 
