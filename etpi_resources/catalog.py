@@ -100,6 +100,11 @@ def connect(path: Path | None = None, read_only: bool = True) -> duckdb.DuckDBPy
     return connection
 
 
+def check_names() -> tuple[str, ...]:
+    """The checks that `verify` reports, by file name."""
+    return tuple(_texts("checks"))
+
+
 def verify(path: Path | None = None) -> list[CheckOutcome]:
     """The outcome of each query of `sql/checks` on the catalog: it passes where it finds no row.
 

@@ -1,4 +1,4 @@
-"""The reports stage as assets: experiment_report, model_card, leaderboard, teacher_ceiling."""
+"""The reports stage as assets: experiment_report, model_card, leaderboard, teacher_ceiling, catalog."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from etpi_assets.graph import GRAPH
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
 from etpi_assets.reports import facts, html, leaderboard, model_card, svg
+from etpi_resources import catalog
 from etpi_resources.chat_format import load_chat_format
 from etpi_resources.lake import Ref
 from etpi_resources.schemas import empty, from_rows
@@ -90,6 +92,26 @@ def teacher_ceiling(run: AssetRun) -> Produced:
     return Produced(tables={"teacher_ceiling": table}, metadata={"plot": plot})
 
 
+@etpi_asset("catalog", checks=catalog.check_names())
+def catalog_asset(run: AssetRun) -> Produced:
+    path = catalog.build(run.lake, GRAPH.values(), vocabularies=_vocabularies(run))
+    return Produced(
+        tables={},
+        checks=catalog.verify(path),
+        metadata={"file": str(path), "ask": f"duckdb -readonly {path} < sql/reports/failed_checks.sql"},
+    )
+
+
+def _vocabularies(run: AssetRun) -> dict[str, list[str]]:
+    """The text of every token id, for the tokenizers whose ids were captured."""
+    sets = [run.specs.rollout_sets.get(key) for key in run.lake.keys("raw_rollouts", "rollout_set")]
+    evaluated = [run.specs.experiments.get(key) for key in run.lake.keys("eval_rollouts", "experiment")]
+    names = {spec.agent.tokenizer for spec in sets if spec and spec.kind != "imported"}
+    names |= {spec.base.chat_template for spec in evaluated if spec}
+    chats = [load_chat_format(name) for name in sorted(names)]
+    return {chat.name: [chat.decode([number]) for number in range(chat.vocab_size)] for chat in chats}
+
+
 def _entries(run: AssetRun) -> list[leaderboard.Entry]:
     return [
         leaderboard.Entry(
@@ -134,4 +156,4 @@ def _write(run: AssetRun, name: str, kind: str, text: str) -> dict:
     }
 
 
-ASSETS = [experiment_report, model_card_asset, leaderboard_asset, teacher_ceiling]
+ASSETS = [experiment_report, model_card_asset, leaderboard_asset, teacher_ceiling, catalog_asset]
