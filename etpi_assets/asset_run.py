@@ -61,10 +61,11 @@ class AssetRun:
         specs: every spec, as of the start of the run.
         resources: lake, sandboxes, engines.
         log: writes one line to the run's log.
+        context: Dagster's execution context, for trainers that speak through Pipes; None without Dagster.
     """
 
-    def __init__(self, node: Node, key: str, resources: Resources, log: Log = print) -> None:
-        self.node, self.key, self.resources, self.log = node, key, resources, log
+    def __init__(self, node: Node, key: str, resources: Resources, log: Log = print, context: Any = None) -> None:
+        self.node, self.key, self.resources, self.log, self.context = node, key, resources, log, context
         self.specs: Specs = resources.specs
         self.lake: Lake = resources.lake
 
@@ -127,7 +128,7 @@ class Recipe:
     function: Callable[[AssetRun], Produced]
     checks: tuple[str, ...] = ()
 
-    def execute(self, key: str, resources: Resources, log: Log = print) -> Outcome:
+    def execute(self, key: str, resources: Resources, log: Log = print, context: Any = None) -> Outcome:
         """Bring the partition up to date.
 
         Where the version in force has the same input key, nothing is computed. A version whose blocking check failed
@@ -140,7 +141,7 @@ class Recipe:
             HardwareMissing: the experiment wants hardware that is not here.
         """
         start = time.monotonic()
-        run = AssetRun(self.node, key, resources, log)
+        run = AssetRun(self.node, key, resources, log, context)
         if self.node.lock == "accelerator":
             require_hardware(run.spec, key)
         require_inputs(self.node, key, resources)

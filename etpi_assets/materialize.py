@@ -24,13 +24,14 @@ from etpi_assets.versions import code_version
 from etpi_resources.lake import Lake, LakeError
 from etpi_resources.sandboxes import SandboxUnavailable
 from etpi_resources.schemas import TABLES
+from etpi_resources.trainers.pipes import WorkerFailed
 
 __all__ = ["AssetRun", "Produced", "build_asset", "etpi_asset"]
 
 OWNER = "team:etpi"
 RESOURCE = "etpi"
 PREVIEW_ROWS, PREVIEW_CHARACTERS = 5, 60
-EXPECTED_FAILURES = (LakeError, SpecError, PathError, HardwareMissing, SandboxUnavailable)
+EXPECTED_FAILURES = (LakeError, SpecError, PathError, HardwareMissing, SandboxUnavailable, WorkerFailed)
 """Errors that say all a person needs; their traceback would only hide it."""
 
 
@@ -77,7 +78,7 @@ def build_asset(recipe: Recipe, specs: Specs) -> dg.AssetsDefinition:
             key = _key(context, node, resources.specs)
             if node.group == "specs":
                 _refuse_early(recipe.node, key, _chosen(context), resources)
-            outcome = recipe.execute(key, resources, context.log.info)
+            outcome = recipe.execute(key, resources, context.log.info, context)
         except EXPECTED_FAILURES as error:
             raise dg.Failure(description=f"{node.name}: {error}", allow_retries=False) from None
         _say(context, node, key, outcome)

@@ -303,7 +303,7 @@ class Lake:
                 )
         if not files:
             raise LakeError(f"{staging} holds no files; nothing was saved there")
-        content_hash = _hash({path.relative_to(staging).as_posix(): sha256_of(path) for path in files})[:16]
+        content_hash = folder_hash(staging)
         target = self.checkpoint_dir(content_hash)
         target.parent.mkdir(parents=True, exist_ok=True)
         if not target.exists():
@@ -324,6 +324,12 @@ class Lake:
         folder = self.root / "scratch" / name
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+
+def folder_hash(folder: Path) -> str:
+    """A checkpoint's identity: 16 hex digits of a sha256 over the relative paths and bytes of every file."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return _hash({path.relative_to(folder).as_posix(): sha256_of(path) for path in files})[:16]
 
 
 def sha256_of(path: Path) -> str:

@@ -69,7 +69,8 @@ def read_sequences(files: Sequence[str | Path], split: str, *, vocabulary: int, 
     """One split of the stored sequences as token columns, in stored order.
 
     Raises:
-        BadSequences: a span is empty, overlaps another, starts at position 0 (nothing predicts it), ends beyond the
+        BadSequences: a sequence has no span; a span is empty, overlaps another, starts at position 0 (nothing predicts
+        it), ends beyond the
             sequence or has a weight that is not finite and positive; a token is not in the model's vocabulary; a
             sequence is longer than the model's positions. Nothing is cut.
     """
@@ -94,6 +95,8 @@ def read_sequences(files: Sequence[str | Path], split: str, *, vocabulary: int, 
                 f"sequence {name} holds token {own.max()}, the model's vocabulary has {vocabulary}; the dataset was "
                 "made with another tokenizer (base.tokenizer) than the base model's"
             )
+        if not starts:
+            raise BadSequences(f"sequence {name} has no span: nothing of it can be learnt; rebuild upweighted_dataset")
         end_before = 1
         for start, end, weight in zip(starts, ends, span_weights, strict=True):
             if not end_before <= start < end <= length or not 0 < weight < np.inf:

@@ -34,10 +34,10 @@ def run(worker: Worker) -> dict[str, Any]:
         `checkpoints`: [{step, final, folder, adapter (folder or null), train_loss, val_loss}], folders relative to the
         worker's. `log`: the lines of metrics.jsonl. `counted`: what entered the loss in the first pass (or in all there
         was): {complete, labels, labels_planned, tokens, tokens_planned}. `saved`, of the last checkpoint: {dtype,
-        differing (tensors that read back otherwise), reload_difference (of logits, relative)}, and for full fine-tuning
-        {unchanged (names), trained (count)}, for LoRA {zero_adapters (names), adapters (count), merge_difference}.
-        `plan`: {steps, sequences, epochs, weighted_rows, padding, shapes, step_weight, accumulate}. `seconds`: {start,
-        train, save}. `device`.
+        base_difference (of logits, relative), differing (tensors that read back otherwise), reload_difference (of
+        logits, relative)}, and for full fine-tuning {unchanged (names), trained (count)}, for LoRA {zero_adapters
+        (names), adapters (count), merge_difference}. `plan`: {steps, sequences, epochs, weighted_rows, padding, shapes,
+        step_weight, accumulate}. `seconds`: {start, train, save}. `device`.
 
     Raises:
         RuntimeError: a GPU is asked for and this interpreter's torch sees none.
@@ -217,7 +217,9 @@ def _finish(worker: Worker, trainer: WeightedSFTTrainer, steps: list[int], seque
     model = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
     ids = torch.from_numpy(sequences.ids[: min(CHECK_TOKENS, sequences.offsets[1])].astype("int64"))[None]
     trained = cp.logits_of(model, ids)
+    before = cp.logits_of(cp.load_model(config["base"], torch.float32), ids)
     found: dict[str, Any] = {"dtype": str(dtype).removeprefix("torch.")}
+    found["base_difference"] = cp.largest_difference(trained, before)
     if config["train"]["method"] != "lora":
         found["unchanged"], found["trained"] = cp.unchanged(model, config["base"])
         found["differing"] = cp.same_weights(model, last, dtype)

@@ -11,6 +11,7 @@ The loss of a micro-batch is sum(w * nll) / step_weight, natural logarithm, with
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -157,9 +158,14 @@ class Log(TrainerCallback):
             window, self.trainer.window = self.trainer.window, Tally()
             self.tokens += int(window.tokens)
             rate = args.learning_rate * float(plan.rates[step - 1])
-            loss = window.loss() if float(window.weight) else None
+            loss = window.loss()
+            if not math.isfinite(loss):
+                raise FloatingPointError(
+                    f"the loss is {loss} at step {step} of {plan.steps}; lower train.learning_rate, lengthen "
+                    "train.warmup_ratio, or train in fp32"
+                )
             self._write(step, epoch, loss, rate, self._validate() if ends_epoch else None)
-        self.on_step(step, f"loss {self.lines[-1]['loss']:.3f}" if self.lines[-1]["loss"] is not None else "")
+        self.on_step(step, f"loss {self.lines[-1]['loss']:.3f}")
 
     def _validate(self) -> float | None:
         if self.validation is None:
