@@ -103,9 +103,7 @@ class World:
 def _digest(run: AssetRun, name: str) -> str:
     spec = run.spec.model_dump(mode="json") if run.spec else {}
     sections = {section: spec[section] for section in run.node.sections}
-    read = [
-        run.read(asset, table).to_pylist() for asset in run.node.upstream for table in GRAPH[asset].tables
-    ]
+    read = [run.read(asset, table).to_pylist() for asset in run.node.upstream for table in GRAPH[asset].tables]
     return hashlib.sha256(json.dumps([name, sections, read], default=str).encode()).hexdigest()[:12]
 
 

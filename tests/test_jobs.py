@@ -13,7 +13,9 @@ from made_graph import EXPERIMENT, failures, write_spec
 
 from etpi_assets import cli, resources
 from etpi_assets.graph import GRAPH, JOBS
+from etpi_assets.jobs import chain_backfill
 from etpi_assets.specs.load import load_specs
+from etpi_assets.specs.planner import plan
 from etpi_resources.lake import Ref
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -63,9 +65,10 @@ def test_run_experiment_makes_everything_and_a_rerun_nothing(world, instance):
 
 def test_an_assets_page_shows_rows_preview_inputs_and_keeps_its_plot_when_skipped(world, instance):
     _prepared(world, instance)
-    for _ in range(3):
-        event = _materialized(_run(world, instance, "build_dataset", "first"))["tito_pairs"]
-        assert event.metadata["plot"].value == "a plot"
+    events = [_materialized(_run(world, instance, "build_dataset", "first"))["tito_pairs"] for _ in range(3)]
+    assert [event.metadata["skipped"].value for event in events] == [False, True, True]
+    assert [event.metadata["plot"].value for event in events] == ["a plot"] * 3
+    event = events[-1]
     assert event.metadata["dagster/row_count"].value == 1
     assert event.metadata["preview/pairs"].value.startswith("| pair_id |")
     assert "selected_trajectories/first" in event.metadata["inputs"].value
@@ -115,24 +118,17 @@ def test_an_experiment_that_wants_a_gpu_fails_before_its_first_step(world, insta
     write_spec(world.specs_folder, "experiments", "first", 'requires = "gpu"\n' + EXPERIMENT)
     monkeypatch.setattr(resources, "ACCELERATORS", ())
     result = _run(world, instance, "run_experiment", "first")
-    assert "requires = \"gpu\"" in failures(result)[0]
+    assert 'requires = "gpu"' in failures(result)[0]
     assert [n for n, _ in world.made if GRAPH[n].set == "experiment"] == []
     assert _run(world, instance, "build_dataset", "first").success, "its dataset needs none"
 
 
 def test_bring_experiment_submits_exactly_what_is_not_there(world, instance):
     _run(world, instance, "prepare_suite", "small")
-    definitions = world.definitions()
-    job = definitions.resolve_job_def("bring_experiment")
-    # The op reads the asset graph of its repository, which execute_in_process does not know.
-    from etpi_assets.jobs import chain_backfill
-    from etpi_assets.specs.planner import plan
-
-    assert job.partitions_def is not None
-    resources = world.resources()
-    steps = plan("first", resources.specs, resources.lake)
-    backfill = chain_backfill("first", steps, definitions.resolve_asset_graph(), instance)
-    instance.add_backfill(backfill)
+    # The job's op asks its repository for the asset graph, which a job run in a test has not; test_ui runs the job.
+    specs, lake = world.resources().specs, world.lake
+    graph = world.definitions().resolve_asset_graph()
+    instance.add_backfill(chain_backfill("first", plan("first", specs, lake), graph, instance))
     (found,) = instance.get_backfills()
     target = found.asset_backfill_data.target_subset
     partitions = {
@@ -141,7 +137,8 @@ def test_bring_experiment_submits_exactly_what_is_not_there(world, instance):
     }
     assert "tasks" not in partitions
     assert partitions["raw_rollouts"] == {"few"} and partitions["tito_pairs"] == {"first"}
-    assert {k.to_user_string() for k in target.non_partitioned_asset_keys} == {"leaderboard", "teacher_ceiling", "catalog"}
+    across = {k.to_user_string() for k in target.non_partitioned_asset_keys}
+    assert across == set(JOBS["publish_catalog"][1])
 
 
 def _command(*words, folder):

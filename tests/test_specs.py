@@ -100,7 +100,9 @@ def test_user_folder_adds_and_overrides(tmp_path, monkeypatch):
 
 
 def test_none_stands_for_nothing_only_where_it_may(folder):
-    spec = _experiment(folder, 'title = "e"\nrollout_sets = ["few"]\nevaluate = "none"\n[select]\nmin_reward = "none"\n').spec
+    spec = _experiment(
+        folder, 'title = "e"\nrollout_sets = ["few"]\nevaluate = "none"\n[select]\nmin_reward = "none"\n'
+    ).spec
     assert spec.evaluate is None and spec.select.min_reward is None
     assert _experiment(folder, EXPERIMENT + '[train]\nmethod = "none"\n').spec.train.method == "none"
     assert "epochs" in str(_experiment(folder, EXPERIMENT + '[train]\nepochs = "none"\n').error)
