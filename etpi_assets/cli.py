@@ -19,6 +19,7 @@ import dagster as dg
 
 from etpi_assets.console_table import ending, metrics_table, states_table
 from etpi_assets.definitions import build_defs
+from etpi_assets.reports.results import render
 from etpi_assets.resources import Resources
 from etpi_assets.specs.load import SpecError, Specs, load_specs
 from etpi_assets.specs.planner import Step, open_steps, plan
@@ -124,8 +125,8 @@ def tiny(specs: Specs) -> list[str]:
 
 def results(specs: Specs) -> int:
     """Repeat every tiny experiment over RESULT_SEEDS, under names of their own, and write docs/results.md."""
-    from etpi_assets.reports.results import render
-
+    if os.environ.get("ETPI_SPECS"):
+        raise SpecError("`make results` repeats the shipped experiments; unset ETPI_SPECS for it")
     names = tiny(specs)
     folder = Lake.open().scratch("results_specs")
     (folder / "experiments").mkdir(exist_ok=True)

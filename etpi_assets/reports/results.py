@@ -1,0 +1,92 @@
+"""docs/results.md: what every experiment on the embedded world gave, over several seeds.
+
+Belongs here: laying out measured figures as one markdown page. Does not belong here: measuring, or a judgement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from etpi_assets.specs.load import Specs
+from etpi_resources.lake import Lake, Manifest, Ref
+
+METRICS = ("plan_first", "plan_content", "follow_through", "solved", "parse_rate")
+_HEAD = """# Results on the embedded world
+
+Written by `make results` from the lake; do not edit. A model of the method: these figures are about the pipeline, never
+about language models. Rates are pooled over the training seeds, on held-out repositories, with n and a 95 % interval
+clustered by pair; "by seed" lists each seed's own value. The teacher's rates are over its recorded rollouts.
+"""
+
+
+def render(lake: Lake, specs: Specs, experiments: Mapping[str, str]) -> str:
+    """The page, for experiments as {shown name: name in the lake}. One that failed stands there as such."""
+    parts = [_HEAD]
+    for shown, name in experiments.items():
+        spec = specs.experiments[name]
+        manifest = _good(lake, "eval_metrics", name)
+        parts.append(f"## {shown}\n\n{spec.title}. Rollout sets: {', '.join(spec.rollout_sets)}.\n")
+        parts.append(_metrics(lake, manifest) if manifest else "No metrics: see `make status`.\n")
+    parts.append(_ceiling(lake, {name: shown for shown, name in experiments.items()}))
+    return "\n".join(parts)
+
+
+def _good(lake: Lake, asset: str, key: str) -> Manifest | None:
+    ref = Ref(asset, "experiment", key)
+    return None if lake.blocked(ref) else lake.current(ref)
+
+
+def _metrics(lake: Lake, manifest: Manifest) -> str:
+    rows = [row for row in lake.read(manifest.ref, "metrics").to_pylist() if row["metric"] in METRICS]
+    pooled = {(r["checkpoint_role"], r["decoding"], r["metric"]): r for r in rows if r["seed"] is None}
+    by_seed: dict[tuple[str, str, str], list[tuple[int, float]]] = {}
+    for row in rows:
+        if row["seed"] is not None and row["value"] is not None:
+            key = (row["checkpoint_role"], row["decoding"], row["metric"])
+            by_seed.setdefault(key, []).append((row["seed"], row["value"]))
+    conditions = list(dict.fromkeys((role, decoding) for role, decoding, _ in pooled))
+    lines = [
+        [f"{role}, {decoding}" if decoding else role]
+        + [_figure(pooled.get((role, decoding, m)), by_seed.get((role, decoding, m), [])) for m in METRICS]
+        for role, decoding in conditions
+    ]
+    return _table(["", *METRICS], lines)
+
+
+def _figure(row: Mapping[str, Any] | None, seeds: Sequence[tuple[int, float]]) -> str:
+    if row is None or row["value"] is None:
+        return "–"
+    interval = f" [{row['ci_low']:.2f}, {row['ci_high']:.2f}]" if row["ci_low"] is not None else ""
+    spread = f"; by seed {', '.join(f'{value:.2f}' for _, value in sorted(seeds))}" if len(seeds) > 1 else ""
+    return f"{row['value']:.2f}{interval}, n {row['n']}{spread}"
+
+
+def _ceiling(lake: Lake, names: Mapping[str, str]) -> str:
+    ref = Ref("teacher_ceiling", "all", "all")
+    if lake.current(ref) is None:
+        return ""
+    rows = [
+        [
+            names[row["experiment"]],
+            row["metric"],
+            row["decoding"] or "",
+            "yes" if row["filtered"] else "no",
+            *(f"{row[c]:.2f}" if row[c] is not None else "–" for c in ("teacher_value", "selected_value")),
+            f"{row['student_value']:.2f} [{row['student_ci_low']:.2f}, {row['student_ci_high']:.2f}], n {row['n']}"
+            if row["student_value"] is not None and row["student_ci_low"] is not None
+            else "–",
+        ]
+        for row in lake.read(ref, "teacher_ceiling").to_pylist()
+        if row["experiment"] in names
+    ]
+    head = ["experiment", "metric", "decoding", "filtered", "teacher", "trained on", "student"]
+    return (
+        "## Teacher and student\n\nA student is bounded by its teacher only in what selection did not filter.\n\n"
+        + _table(head, rows)
+    )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
