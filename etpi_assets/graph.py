@@ -23,7 +23,7 @@ class Node:
         tables: the lake tables a version of it holds (names of `etpi_resources.schemas.TABLES`).
         upstream: assets whose data versions are part of its input key, in order. The spec assets are upstream in
             Dagster alone: what counts of a spec is the sections named here.
-        sections: top-level keys of its own spec that its result depends on ("*" is all of it).
+        sections: keys of its own spec that its result depends on, dotted below the top level ("*" is all of it).
         code: modules or SQL files (dotted names, or paths under sql/) whose source is its code version.
         lock: the OS lock it holds while it computes, where the machine fits only one at a time.
         reads_path: whether it reads the files that its spec's `path` names; they are part of its input key.
@@ -105,7 +105,14 @@ _NODES = (
             "path",
             "options",
         ),
-        code=("etpi_assets.rollouts",),
+        code=(
+            "etpi_assets.rollouts",
+            "etpi_assets.tasks",
+            "etpi_resources.chat_format",
+            "etpi_resources.tokenizers",
+            "etpi_resources.engines.scripted",
+            "etpi_resources.sandboxes",
+        ),
         lock="sandboxes",
         reads_path=True,
     ),
@@ -126,8 +133,8 @@ _NODES = (
         ("selected", "dropped"),
         "Rejection sampling: which rollouts train the student, which do not, and why.",
         upstream=("scored_rollouts", "raw_rollouts"),
-        sections=("rollout_sets", "select"),
-        code=("etpi_assets.curation.select",),
+        sections=("rollout_sets", "select", "base", "gates.override"),
+        code=("etpi_assets.curation.assets", "etpi_assets.curation.select", "etpi_assets.curation.student_form"),
     ),
     Node(
         "tito_pairs",
@@ -135,10 +142,13 @@ _NODES = (
         "curation",
         ("pairs", "dropped"),
         "Token-in/token-out pairs, one an assistant turn: steering spliced out, think stripped, other ids untouched.",
-        upstream=("selected_trajectories", "raw_rollouts"),
-        sections=("pairs", "base"),
+        upstream=("selected_trajectories", "raw_rollouts", "tasks"),
+        sections=("pairs", "base", "gates.override"),
         code=(
+            "etpi_assets.curation.assets",
             "etpi_assets.curation.pairs",
+            "etpi_assets.curation.integrity",
+            "etpi_assets.curation.student_form",
             "etpi_assets.curation.retokenise",
             "etpi_assets.curation.strip_think",
             "etpi_assets.curation.steering",
@@ -151,9 +161,15 @@ _NODES = (
         "curation",
         ("dataset_rows", "sequences", "dropped"),
         "Weighted rows, split by repository, merged into the sequences the trainer reads.",
-        upstream=("tito_pairs", "selected_trajectories", "scored_rollouts", "tasks"),
-        sections=("dataset", "gates"),
-        code=("etpi_assets.curation.upweight", "etpi_assets.curation.merge"),
+        upstream=("tito_pairs", "selected_trajectories", "scored_rollouts", "raw_rollouts", "tasks"),
+        sections=("dataset", "gates", "base", "evaluate.suite", "evaluate.split", "evaluate.agent.prompt"),
+        code=(
+            "etpi_assets.curation.assets",
+            "etpi_assets.curation.upweight",
+            "etpi_assets.curation.merge",
+            "etpi_assets.curation.gates",
+            "etpi_assets.curation.integrity",
+        ),
     ),
     Node(
         "sft_checkpoint",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 
@@ -18,13 +19,17 @@ from etpi_assets.rollouts.journal import Journal
 from etpi_assets.rollouts.records import RolloutRecord
 from etpi_assets.rollouts.tables import captured_digest, to_tables
 from etpi_assets.rollouts.teachers import SCRIPTED_KINDS, make_engine
+from etpi_assets.rollouts.templated.coop_tiny import Unjudged
+from etpi_assets.rollouts.templated.emulated import EmulatedFactory
+from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.models import RolloutSetSpec
 from etpi_assets.specs.paths import expand
 from etpi_assets.tasks.families import load_family
-from etpi_assets.tasks.family import Refusal, Task
+from etpi_assets.tasks.family import Family, Refusal, Task
 from etpi_assets.tasks.table import read_tasks
 from etpi_assets.versions import code_version
 from etpi_resources.chat_format import load_chat_format
+from etpi_resources.sandboxes import SandboxFactory
 from etpi_resources.schemas import empty, from_rows
 
 CHECKS = ("prompts_reconstruct", "native_ids_present", "counts_reconcile")
@@ -32,21 +37,25 @@ CHECKS = ("prompts_reconstruct", "native_ids_present", "counts_reconcile")
 
 @etpi_asset("raw_rollouts", checks=CHECKS)
 def raw_rollouts(run: AssetRun) -> Produced:
-    return _imported(run) if run.spec.kind == "imported" else _live(run)
+    return _imported(run) if run.spec.kind == "imported" else _rolled_out(run)
 
 
-def _live(run: AssetRun) -> Produced:
+def _rolled_out(run: AssetRun) -> Produced:
     spec: RolloutSetSpec = run.spec
-    assert spec.suite and spec.engine  # what a live set has to have, as its model says
+    assert spec.suite and spec.engine  # as the spec's model has made sure
     suite = run.specs.suites[spec.suite]
-    family, chat = load_family(suite.family), load_chat_format(spec.agent.tokenizer)
+    chat = load_chat_format(spec.agent.tokenizer)
     tasks = read_tasks(run.read("tasks", "tasks"), spec.split, spec.tasks)
-    sandboxes = run.resources.sandboxes(spec.sandbox)
+    if spec.kind == "templated":
+        family, sandboxes = _emulation(suite.family)
+    else:
+        family, sandboxes = load_family(suite.family), run.resources.sandboxes(spec.sandbox)
     engine = make_engine(spec.engine, suite.family, family, chat, spec.seed)
     scripted = spec.engine.kind in SCRIPTED_KINDS
     # What a rollout is: not how many there are, so that more tasks or samples leave the others as they are.
     depends = {
         "rollout_set": run.key,
+        "kind": spec.kind,
         "agent": spec.agent.model_dump(mode="json"),
         "engine": engine.fingerprint(),
         "seed": spec.seed,
@@ -64,15 +73,18 @@ def _live(run: AssetRun) -> Produced:
     )
 
     def roll_out(task: Task, sample: int) -> RolloutRecord:
-        return run_rollout(
+        record = run_rollout(
             task, family, engine, sandboxes, spec.agent, chat, identity=identity, sample=sample, sample_seed=spec.seed
         )
+        if spec.kind == "templated":
+            record.outcome = None  # nobody judged it
+        return record
 
     # A rollout that other code made is not this set's: code counts in where the journal is, not in what ids are.
-    folder = run.lake.scratch(f"rollouts/{run.key}/{code_version(run.node)}")
+    journals, code = run.lake.scratch(f"rollouts/{run.key}"), code_version(run.node)
     try:
         with (
-            Journal(folder, spec_key) as journal,
+            Journal(journals / code, spec_key) as journal,
             run.progress("rolled out", len(tasks) * spec.k) as progress,
         ):
             records = collect(
@@ -87,8 +99,18 @@ def _live(run: AssetRun) -> Produced:
             tables = to_tables(_watched(records, digests, run.key), chat.decode)
     finally:
         engine.close()
+    for other in journals.iterdir():
+        if other.name != code:
+            shutil.rmtree(other)
     tables["quarantined"] = empty("quarantined")
     return _produced(tables, digests, found=len(tasks) * spec.k, live=True, seed=spec.seed)
+
+
+def _emulation(family: str) -> tuple[Family, SandboxFactory]:
+    """The family without its verdicts and workspaces without processes: scripted conversations in bulk."""
+    if family != "coop_tiny":
+        raise SpecError(f'kind = "templated": the family {family!r} has no emulated workspaces, only coop_tiny has')
+    return Unjudged(), EmulatedFactory()
 
 
 def _imported(run: AssetRun) -> Produced:

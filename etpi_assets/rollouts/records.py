@@ -84,8 +84,8 @@ class AgentRecord:
 
 @dataclass
 class RolloutRecord:
-    """One rollout: columns of the `rollouts` table, and its agents. `outcome` is the verifier's or the source's verdict:
-    {"reward": float | None, "verdict": str, ...}."""
+    """One rollout: columns of the `rollouts` table, and its agents. `outcome` is the verifier's or the source's
+    verdict: {"reward": float | None, "verdict": str, ...}."""
 
     rollout_id: str
     origin: Literal["set", "eval", "rl"]

@@ -83,7 +83,8 @@ class ScoringSection(Section):
 
 
 class RolloutSetSpec(Section):
-    """Rollouts of one kind: live (suite + engine + agent + K), imported (format + path) or templated (generator)."""
+    """Rollouts of one kind: live (suite + engine + agent + K), imported (format + path), or templated (as live with a
+    scripted engine, in emulated workspaces and without verdicts)."""
 
     title: str
     kind: Literal["live", "imported", "templated"]
@@ -103,8 +104,10 @@ class RolloutSetSpec(Section):
 
     @model_validator(mode="after")
     def _kind_has_what_it_needs(self) -> RolloutSetSpec:
-        if self.kind == "live" and (self.suite is None or self.engine is None):
-            raise ValueError("a live rollout set needs `suite` and an [engine] section")
+        if self.kind != "imported" and (self.suite is None or self.engine is None):
+            raise ValueError(f"a {self.kind} rollout set needs `suite` and an [engine] section")
+        if self.kind == "templated" and self.engine and self.engine.kind != "scripted":
+            raise ValueError('a templated rollout set is written by a script: engine.kind = "scripted"')
         if self.kind == "imported" and self.path is None:
             raise ValueError("an imported rollout set needs `path`")
         return self
@@ -181,6 +184,9 @@ class GatesSection(Section):
     plan_paths_in_task: float = Field(default=0.8, description="floor of plans whose paths occur in their task")
     prompt_length_ratio: float = Field(
         default=4.0, description="bound of median evaluation over median training prompt length"
+    )
+    template_distance: float = Field(
+        default=0.5, description="bound of what evaluation prompts share and training prompts lack"
     )
     skip_rate: float = Field(
         default=0.2, description="bound of tasks or rollouts lost before training for reasons other than selection"

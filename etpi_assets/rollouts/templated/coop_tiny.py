@@ -35,7 +35,7 @@ def transcripts(
     Raises RuntimeError where a rollout broke, naming its task and the error.
     """
     skill = skill if isinstance(skill, Skill) else Skill.of(skill)
-    engine, family, chat = _Words(CoopTinyPolicy(skill, seed)), _Unjudged(), cast("ChatFormat", _NoTokens())
+    engine, family, chat = _Words(CoopTinyPolicy(skill, seed)), Unjudged(), cast("ChatFormat", _NoTokens())
     identity = Identity(spec_key=f"templated/{seed}", origin="set", engine="scripted", teacher="templated")
     left = n
     for task in draw_tasks(SUITE, seed, split):
@@ -77,7 +77,7 @@ class _NoTokens:
         return "none"
 
 
-class _Unjudged(CoopTiny):
+class Unjudged(CoopTiny):
     """The family without its verdicts: conversations are wanted, not rewards."""
 
     def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
