@@ -67,7 +67,7 @@ class Options:
         message_commands: shell commands and tools with which agents write to one another.
         receive_commands: shell commands that print the messages that came in, as a JSON list of {"from", "content"}.
         teacher: who acted, where the source does not say.
-        repo: the repository, where the source does not say.
+        repo: the repository, where the source does not say (CooperBench's folders do).
     """
 
     message_commands: tuple[str, ...] = ("send_message",)

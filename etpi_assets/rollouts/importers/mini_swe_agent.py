@@ -69,10 +69,11 @@ def read(unit: Path, root: Path, options: Options) -> RolloutRecord:
     )
 
 
-def repo_of(instance_id: str) -> str | None:
-    """ "owner/name" of a SWE-bench instance id ("owner__name-123"); None for other ids."""
+def repo_of(instance_id: str) -> str:
+    """The repository of a SWE-bench instance id: "owner/name" of "owner__name-123". "unknown" for other ids, so that
+    what is split by repository keeps all of those on one side."""
     match = _INSTANCE.fullmatch(instance_id)
-    return f"{match['owner']}/{match['name']}" if match else None
+    return f"{match['owner']}/{match['name']}" if match else "unknown"
 
 
 def _exit(last_actions: Sequence[Action]) -> str:

@@ -1,0 +1,85 @@
+"""Captured text as token ids: for every assistant turn, what the student would have read and what it is to write.
+
+Belongs here: the conversation as the student's chat format sees it, and the ids of its turns. Does not belong here: the
+form of a turn's text (`student_form`), rendering (`chat_format`), or what becomes of the pairs.
+
+A prompt is the conversation before the turn, rendered whole with the generation prompt. An output is the turn's text
+and the end-of-turn id: no think block that a template would put before it, no newline after it (that belongs to what
+follows), and no end-of-turn id where the turn was cut.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from etpi_assets.curation.student_form import observation_text, turn_text
+from etpi_resources.chat_format import ChatFormat
+
+
+@dataclass(frozen=True)
+class Retokenised:
+    """One turn's whole prompt and its output, as ids of the student's vocabulary (int32 range)."""
+
+    turn: int
+    prompt_ids: list[int]
+    output_ids: list[int]
+
+
+def retokenise(
+    messages: Iterable[Mapping[str, Any]],
+    chat: ChatFormat,
+    *,
+    truncated: Collection[int] = (),
+    tools: Sequence[Any] | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> list[Retokenised]:
+    """The turns of one agent, in order.
+
+    Args:
+        messages: the agent's rows of the `messages` table by index (`role`, `content`, `turn`, `kind`, `tool_calls`).
+        truncated: turns that were cut before their end (finish_reason "length").
+        tools, template_kwargs: what the student's template gets besides the messages, as in serving.
+
+    Raises:
+        ValueError: a turn stands before any message, so it has no prompt; or a message's role is not known.
+    """
+    chat_messages, turns = conversation(messages)
+    if turns and turns[0][1] == 0:
+        raise ValueError("the conversation begins with the assistant: the prompt of its first turn is missing")
+    positions = [position for _, position in turns]
+    prompts = chat.prefix_prompt_ids(chat_messages, positions, tools=tools, **(template_kwargs or {}))
+    outputs = chat.encode_all([chat_messages[position]["content"] for position in positions])
+    return [
+        Retokenised(turn, prompt, output + [chat.end_id] * (turn not in truncated))
+        for (turn, _), prompt, output in zip(turns, prompts, outputs, strict=True)
+    ]
+
+
+def conversation(messages: Iterable[Mapping[str, Any]]) -> tuple[list[dict[str, str]], list[tuple[int, int]]]:
+    """The messages as the student reads and writes them, and (turn, position) of those it is to write.
+
+    Assistant messages of one turn become one, in the student's form. Assistant messages that are no turn (a
+    demonstration, a summary) are read like any other.
+    """
+    told: list[dict[str, str]] = []
+    turns: list[tuple[int, int]] = []
+    for message in messages:
+        role, content = message["role"], message["content"] or ""
+        if role == "assistant":
+            calls = message.get("tool_calls")
+            text = turn_text(content, json.loads(calls) if isinstance(calls, str) else calls)
+            turn = message["turn"] if message["kind"] == "action" else None
+            if turn is not None and turns and turns[-1] == (turn, len(told) - 1):
+                told[-1]["content"] = "\n".join(filter(None, (told[-1]["content"], text)))
+                continue
+            if turn is not None:
+                turns.append((turn, len(told)))
+            told.append({"role": role, "content": text})
+        elif role in ("system", "user", "tool"):
+            told.append({"role": role, "content": observation_text(content)})
+        else:
+            raise ValueError(f"a message has role {role!r}; templates know system, user, assistant and tool")
+    return told, turns
