@@ -1,0 +1,49 @@
+"""Make `etpi_resources/tokenizers/tiny/tokenizer.json` again: `python bench/tiny_tokenizer.py [out]`.
+
+The vocabulary is shipped, not built by a run: ids in the lake mean something only under it. Learn it anew when the
+world's wording has changed so much that texts have become long, and expect every tiny dataset and checkpoint to be
+stale after it. Without `out` the shipped file is only compared.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from etpi_assets.rollouts.policies.coop_tiny import BASE_HABITS, Skill
+from etpi_assets.rollouts.templated.coop_tiny import transcripts
+from etpi_assets.specs.models import AgentSection
+from etpi_assets.tasks.coop_tiny.names import SYLLABLES
+from etpi_resources.tokenizers import tiny_bpe
+
+SHIPPED = Path(tiny_bpe.__file__).parent / "tiny" / "tokenizer.json"
+SIZE = 1024
+AGENTS = 3000
+SEED = 20_000
+
+
+def texts() -> Iterator[str]:
+    """What both kinds of agents read and write on training tasks, with the steering prompt and without."""
+    planner, dawdler = Skill(), Skill(follow_through=0.3, malformed=0.1)
+    kinds = ((BASE_HABITS, False), (planner, True), (dawdler, False))
+    for number, (skill, steering) in enumerate(kinds):
+        agent = AgentSection(steering=steering)
+        for messages in itertools.islice(transcripts(SEED + number, AGENTS // 3, skill, agent), AGENTS // 3):
+            yield "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages)
+
+
+def main() -> int:
+    made = tiny_bpe.train(texts(), SIZE, SYLLABLES)
+    if len(sys.argv) > 1:
+        made.save(sys.argv[1])
+        return 0
+    same = made.to_str(pretty=True) == SHIPPED.read_text(encoding="utf-8")
+    verdict = "the same" if same else "another: write it with an argument"
+    print(f"{made.get_vocab_size()} ids; the shipped file is {verdict}")
+    return not same
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,276 @@
+"""Conversations as token ids: one tokenizer and one chat template, used together everywhere.
+
+Belongs here: rendering a conversation to prompt ids, the ids an observation adds, and which ids carry structure. Does
+not belong here: a vocabulary (`tokenizers`), reading actions, or cutting think blocks out of outputs.
+
+Text cannot smuggle structure. The control tokens of a template (`<|im_start|>`, `<|im_end|>`, `<|endoftext|>`, ...)
+come from the template alone: the same characters inside a message are encoded as plain text. The inline tokens
+(`<think>`, `<tool_call>`, ...) are words of the vocabulary that models write, and map to their ids wherever they stand.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+Tail = Literal["none", "open", "closed"]
+
+_HOME = Path(__file__).parent / "tokenizers"
+_TURN, _END, _PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
+# Stand-ins of control tokens inside messages while a template is rendered: private-use code points, of which the first
+# that no message uses is taken.
+_STAND_INS = range(0xE000, 0xF8FF)
+
+
+class ChatFormat:
+    """One tokenizer with one ChatML-style template; immutable, safe to share between threads.
+
+    Attributes:
+        name: what lineage and fingerprints call it.
+        tokenizer: the `transformers` fast tokenizer. Encode through this class, not through it: its own calls parse
+            control tokens out of text and keep state.
+        template: the Jinja source.
+        end_id: ends an assistant turn (`<|im_end|>`). pad_id: `<|endoftext|>`.
+        think_open_id, think_close_id, tool_open_id, tool_close_id: inline ids, None where the vocabulary has none.
+        control_ids: ids that only the template writes. special_ids: those and the inline ones.
+    """
+
+    def __init__(self, name: str, tokenizer: PreTrainedTokenizerFast, template: str) -> None:
+        from tokenizers import Tokenizer
+
+        self.name = name
+        self.tokenizer = copy.copy(tokenizer)
+        self.tokenizer.chat_template = template
+        self.template = template
+        # A copy of its own, for the flag below is state that every call of the transformers class flips.
+        self._core = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        self._core.encode_special_tokens = True
+        added = self._core.get_added_tokens_decoder()
+        self._control = {token.content: number for number, token in added.items() if token.special}
+        self.control_ids = frozenset(self._control.values())
+        self.special_ids = frozenset(added)
+        missing = [token for token in (_TURN, _END, _PAD) if token not in self._control]
+        if missing:
+            raise ValueError(
+                f"chat format {name!r}: the tokenizer has no control token {', '.join(missing)}; ChatML needs it"
+            )
+        self.turn_id, self.end_id, self.pad_id = (self._control[token] for token in (_TURN, _END, _PAD))
+        inline = {token.content: number for number, token in added.items() if not token.special}
+        self.think_open_id, self.think_close_id = inline.get("<think>"), inline.get("</think>")
+        self.tool_open_id, self.tool_close_id = inline.get("<tool_call>"), inline.get("</tool_call>")
+        by_length = sorted(self._control, key=len, reverse=True)
+        self._split = re.compile("(" + "|".join(map(re.escape, by_length)) + ")")
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        return max(self._core.get_vocab(with_added_tokens=True).values()) + 1
+
+    def prompt_ids(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None = None, **template_kwargs: Any
+    ) -> list[int]:
+        """The ids of a conversation with the generation prompt after it; `messages` are {"role", "content", ...}."""
+        text, stand_ins = self._render(messages, tools, template_kwargs)
+        return self._structured(text, stand_ins)
+
+    def prefix_prompt_ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        ends: Sequence[int],
+        *,
+        tools: Sequence[Any] | None = None,
+        **template_kwargs: Any,
+    ) -> list[list[int]]:
+        """`prompt_ids(messages[:end])` for each of `ends`, id for id, at little more than the cost of the longest.
+
+        What a prompt shares with the one before it, up to its generation prompt, is encoded once. Every prompt is
+        rendered as text and compared, so a template that writes earlier messages anew as the conversation grows costs
+        time, never a wrong id.
+        """
+        given, stand_ins = self._masked(messages, tools)
+        before, cuts = "", [0]
+        added: list[str] = []
+        plan: list[tuple[int, str]] = []  # how many cuts of the prompt before hold, and the generation prompt
+        for end in ends:
+            text = self._apply(given[0][:end], given[1], template_kwargs)
+            # Cut where a control token starts: on both sides of it the text is encoded by itself.
+            header = max(text.rfind(_TURN), 0)
+            keep = len(cuts)
+            while cuts[keep - 1] > header or not text.startswith(before[: cuts[keep - 1]]):
+                keep -= 1
+            added.append(text[cuts[keep - 1] : header])
+            cuts[keep:] = [header]
+            plan.append((keep, text[header:]))
+            before = text
+        tails = list(dict.fromkeys(tail for _, tail in plan))
+        encoded = self._structured_all([*added, *tails], stand_ins)
+        tail_ids = dict(zip(tails, encoded[len(added) :], strict=True))
+        ids: list[int] = []
+        lengths = [0]
+        prompts = []
+        for (keep, tail), new in zip(plan, encoded, strict=False):
+            del ids[lengths[keep - 1] :]
+            ids.extend(new)
+            lengths[keep:] = [len(ids)]
+            prompts.append(ids + tail_ids[tail])
+        return prompts
+
+    def observation_ids(self, content: str, role: str = "user", **template_kwargs: Any) -> list[int]:
+        """What follows an output that ends in `end_id`: the newline after it, the message and the generation prompt.
+
+        Raises:
+            ValueError: the template writes no `<|im_end|>` after an assistant message.
+        """
+        # The template is asked, so that it holds for any: whatever it writes after an earlier assistant message.
+        anchor = "anchor of the observation"
+        messages = [
+            {"role": "user", "content": ""},
+            {"role": "assistant", "content": anchor},
+            {"role": role, "content": content},
+        ]
+        text, stand_ins = self._render(messages, None, template_kwargs)
+        _, found, after = text.partition(anchor + _END)
+        if not found:
+            raise ValueError(f"chat format {self.name!r}: its template does not end an assistant message with {_END}")
+        return self._structured(after, stand_ins)
+
+    def encode(self, text: str, allow_special: bool = False) -> list[int]:
+        """Canonical ids. Control tokens are plain characters unless `allow_special`; inline ones are single ids."""
+        if allow_special:
+            return self._structured(text, {})
+        return self._core.encode(text, add_special_tokens=False).ids
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` of each text, on all cores."""
+        return [encoding.ids for encoding in self._core.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
+        """Text; bytes that are no UTF-8 become U+FFFD. `skip_special` leaves control tokens out, inline ones stay."""
+        return self._core.decode(list(ids), skip_special_tokens=skip_special)
+
+    def tail_form(self, prompt_ids: Sequence[int]) -> Tail:
+        """Whether the generation prompt opens a think block, opens and closes it, or does neither."""
+        last_turn = max((i for i, token in enumerate(prompt_ids) if token == self.turn_id), default=0)
+        tail = prompt_ids[last_turn:]
+        if self.think_open_id is None or self.think_open_id not in tail:
+            return "none"
+        return "closed" if self.think_close_id in tail else "open"
+
+    def save(self, folder: Path) -> None:
+        """Write tokenizer and template as a Hugging Face folder has them."""
+        self.tokenizer.save_pretrained(folder)
+
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, kwargs: Mapping[str, Any]
+    ) -> tuple[str, dict[str, str]]:
+        """The conversation as text in which control tokens are the template's own, and the stand-ins of all others."""
+        given, stand_ins = self._masked(messages, tools)
+        return self._apply(given[0], given[1], kwargs), stand_ins
+
+    def _masked(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None
+    ) -> tuple[list[Any], dict[str, str]]:
+        """[messages, tools] with stand-ins for the control tokens in their texts, and the stand-ins."""
+        given: list[Any] = [list(map(dict, messages)), None if tools is None else list(tools)]
+        stand_ins: dict[str, str] = {}
+        texts = list(_texts(given))
+        if any(self._split.search(text) for text in texts):
+            used = set().union(*texts)
+            free = (chr(point) for point in _STAND_INS if chr(point) not in used)
+            stand_ins = {next(free): control for control in self._control}
+            forward = {control: stand_in for stand_in, control in stand_ins.items()}
+            given = _mapped(given, lambda text: self._split.sub(lambda match: forward[match[0]], text))
+        return given, stand_ins
+
+    def _apply(self, messages: list[Any], tools: list[Any] | None, kwargs: Mapping[str, Any]) -> str:
+        text = self.tokenizer.apply_chat_template(
+            messages, tools=tools, chat_template=self.template, tokenize=False, add_generation_prompt=True, **kwargs
+        )
+        return str(text)
+
+    def _structured(self, text: str, stand_ins: Mapping[str, str]) -> list[int]:
+        """Ids of a text whose control tokens are structure, stand-ins put back as characters between them."""
+        return self._structured_all([text], stand_ins)[0]
+
+    def _structured_all(self, texts: Sequence[str], stand_ins: Mapping[str, str]) -> list[list[int]]:
+        """`_structured` of each text; a piece that occurs more than once is encoded once."""
+        split = [[piece for piece in self._split.split(text) if piece] for text in texts]
+        pieces = list(dict.fromkeys(piece for text in split for piece in text if piece not in self._control))
+        plain = pieces
+        for stand_in, control in stand_ins.items():
+            plain = [piece.replace(stand_in, control) for piece in plain]
+        ids = {control: [number] for control, number in self._control.items()}
+        ids |= dict(zip(pieces, self.encode_all(plain), strict=True))
+        return [[number for piece in text for number in ids[piece]] for text in split]
+
+
+@lru_cache
+def load_chat_format(name: str, template: str | None = None) -> ChatFormat:
+    """The chat format of that name: "tiny", "qwen3", or a folder with tokenizer.json.
+
+    Args:
+        template: "tiny", the stem of a template that TRL ships, or a Jinja file; None: the name's own.
+
+    Raises:
+        FileNotFoundError: neither a known name nor a folder with tokenizer.json; or no such template.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    if name == "qwen3":
+        from etpi_resources.tokenizers import qwen3
+
+        return ChatFormat(name, qwen3.load_tokenizer(), _template(template or "qwen3"))
+    folder = _HOME / "tiny" if name == "tiny" else Path(name)
+    if not (folder / "tokenizer.json").is_file():
+        raise FileNotFoundError(f"chat format {name!r}: neither tiny, qwen3, nor a folder with tokenizer.json")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"),
+        eos_token=_END,
+        pad_token=_PAD,
+        clean_up_tokenization_spaces=False,
+    )
+    own = next(iter(sorted(folder.glob("*.jinja"))), None)
+    if template is None and own is None:
+        raise FileNotFoundError(f"{folder}: no *.jinja beside tokenizer.json; name a chat template")
+    return ChatFormat(name, tokenizer, _template(template) if template else own.read_text(encoding="utf-8"))  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def _template(name: str) -> str:
+    if name == "tiny":
+        return (_HOME / "tiny" / "tiny.jinja").read_text(encoding="utf-8")
+    if Path(name).is_file():
+        return Path(name).read_text(encoding="utf-8")
+    from etpi_resources.tokenizers import qwen3
+
+    return qwen3.chat_template(name)
+
+
+def _texts(value: Any) -> Iterable[str]:
+    """Every text within nested dicts and lists."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _texts(key)
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
+
+
+def _mapped(value: Any, change: Any) -> Any:
+    """The same nesting with every text changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {_mapped(key, change): _mapped(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mapped(item, change) for item in value]
+    return value
