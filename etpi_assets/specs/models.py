@@ -199,13 +199,13 @@ class TrainSection(Section):
 
     method: Literal["lora", "full", "none"] = "full"
     epochs: float = Field(default=2.0, gt=0, description="in weighted rows")
-    max_steps: int | None = None
-    learning_rate: float = 1e-3
+    max_steps: int | None = Field(default=None, ge=1)
+    learning_rate: float = Field(default=1e-3, ge=0)
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    warmup_ratio: float = 0.03
+    warmup_ratio: float = Field(default=0.03, ge=0, lt=1, description="share of the weighted rows; linear")
     weight_decay: float = 0.0
-    batch_tokens: int = Field(default=8192, description="tokens of one optimiser step, padding included")
-    save_steps: int | None = Field(default=None, description="an addressable checkpoint every so many steps")
+    batch_tokens: int = Field(default=8192, ge=64, description="tokens of one optimiser step, padding included")
+    save_steps: int | None = Field(default=None, ge=1, description="an addressable checkpoint every so many steps")
     lora_rank: int = 32
     lora_alpha: int = 16
     lora_dropout: float = 0.0
@@ -216,9 +216,9 @@ class TrainSection(Section):
 
 
 class RLSection(Section):
-    """Group-relative policy optimisation; none unless `method` says so."""
+    """Reinforcement learning after fine-tuning. A method is named here when its recipe exists."""
 
-    method: Literal["none", "grpo"] = "none"
+    method: Literal["none"] = "none"
 
 
 class ServingSection(Section):
