@@ -5,7 +5,7 @@ Belongs here: from a base, a dataset and a train section to checkpoints in the l
 not belong here: the training itself (`etpi_resources.trainers.workers`), Dagster, or the base (`base`).
 
 The same base, sequences, train section, seed, template and trainer code give the same checkpoints, whichever experiment
-asks: they are found again under `checkpoints/trained/` in the lake and not trained twice.
+asks: they are found again (`kept`) and not trained twice.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from etpi_assets.specs.models import TrainSection
+from etpi_assets.training import kept
 from etpi_resources.checks import CheckOutcome
 from etpi_resources.lake import Lake, LakeError, folder_hash
 from etpi_resources.trainers.pipes import run_worker
@@ -61,6 +62,11 @@ class Request:
     chat_template: str
     gpu: bool
     code: str
+
+    @property
+    def label(self) -> str:
+        """What the trainer's lines are headed."""
+        return f"sft of {self.experiment}, seed {self.seed}"
 
     @property
     def key(self) -> str:
@@ -121,21 +127,15 @@ def train_once(
     Raises:
         WorkerFailed: the trainer failed; the message holds its last lines.
     """
-    record = lake.root / "checkpoints" / "trained" / f"{request.key}.json"
-    if record.exists():
-        report = json.loads(record.read_text())
-        if all(lake.checkpoint_dir(c["checkpoint_id"]).is_dir() for c in report["checkpoints"]):
-            echo(f"sft of {request.experiment}, seed {request.seed}: trained before, taken from {record.name}")
-            return report | {"reused": True}
+    if report := kept.find(lake, request.key):
+        echo(f"{request.label}: trained before, nothing to do")
+        return report | {"reused": True}
     staging = lake.scratch(f"train/{request.key}")
     shutil.rmtree(staging)
     report = run_worker(WORKER, worker_config(request), staging, context=context, echo=echo)
     report["checkpoints"] = [_adopt(lake, staging, checkpoint) for checkpoint in report["checkpoints"]]
     if all(check.passed for check in checks({request.seed: report}, expected)):
-        record.parent.mkdir(parents=True, exist_ok=True)
-        beside = record.with_suffix(".new")
-        beside.write_text(json.dumps(report))
-        beside.replace(record)
+        kept.keep(lake, request.key, report)
     shutil.rmtree(staging)
     return report | {"reused": False}
 
@@ -143,7 +143,7 @@ def train_once(
 def worker_config(request: Request) -> dict[str, Any]:
     """The trainer's configuration (see `sft_worker`)."""
     return {
-        "label": f"sft of {request.experiment}, seed {request.seed}",
+        "label": request.label,
         "base": str(request.base_folder),
         "base_name": request.base_id,
         "files": [str(path) for path in request.files],
@@ -158,8 +158,8 @@ def worker_config(request: Request) -> dict[str, Any]:
 def _adopt(lake: Lake, staging: Path, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     adapter = folder_hash(staging / checkpoint["adapter"]) if checkpoint["adapter"] else None
     checkpoint_id, _ = lake.adopt_checkpoint(staging / checkpoint["folder"])
-    kept = {key: checkpoint[key] for key in ("step", "final", "train_loss", "val_loss")}
-    return kept | {"checkpoint_id": checkpoint_id, "adapter_hash": adapter}
+    row = {key: checkpoint[key] for key in ("step", "final", "train_loss", "val_loss")}
+    return row | {"checkpoint_id": checkpoint_id, "adapter_hash": adapter}
 
 
 # --- rows ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,87 @@
+"""The training stage as assets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dagster as dg
+
+from etpi_assets.materialize import AssetRun, Produced, etpi_asset
+from etpi_assets.specs.models import ExperimentSpec
+from etpi_assets.training import pointers, sft
+from etpi_assets.training.plots import loss_plot
+from etpi_assets.versions import code_version
+from etpi_resources.lake import LakeError
+from etpi_resources.schemas import from_rows
+
+
+@etpi_asset("sft_checkpoint", checks=sft.CHECKS)
+def sft_checkpoint(run: AssetRun) -> Produced:
+    spec: ExperimentSpec = run.spec
+    if spec.train.method == "none":
+        return Produced.not_applicable(run.node.name, 'nothing is fine-tuned: train.method = "none"')
+    bases = run.read("base_checkpoint", "checkpoints").to_pylist()
+    if not bases:
+        raise LakeError(
+            f'{run.key} has no base to train from: base.kind = "none". Name one, or set train.method = "none" for an '
+            "experiment that ends with its dataset"
+        )
+    dataset = run.lake.require(run.refs("upweighted_dataset")[0])
+    files = run.lake.files_of(dataset, "sequences")
+    hashes = [entry["sha256"] for entry in dataset.tables["sequences"]["files"]]
+    from etpi_resources.chat_format import load_chat_format
+
+    requests = {
+        seed: sft.Request(
+            experiment=run.key,
+            base_id=bases[0]["checkpoint_id"],
+            base_folder=pointers.checkpoint_folder(run.lake.root, bases[0]["path"]),
+            files=dict(zip(files, hashes, strict=True)),
+            train=spec.train,
+            seed=seed,
+            chat_template=load_chat_format(spec.base.tokenizer, spec.base.chat_template).template,
+            gpu=spec.requires == "gpu",
+            code=code_version(run.node),
+        )
+        for seed in spec.seeds
+    }
+    expected = sft.expected_of(run.lake, files)
+    reports = {
+        seed: sft.train_once(run.lake, request, expected=expected, context=run.context)
+        for seed, request in requests.items()
+    }
+    rows = [row for seed, r in requests.items() for row in sft.checkpoint_rows(r, reports[seed], dataset.version)]
+    log = [row for seed, r in requests.items() for row in sft.log_rows(r, reports[seed])]
+    return Produced(
+        tables={"checkpoints": from_rows("checkpoints", rows), "training_log": from_rows("training_log", log)},
+        checks=sft.checks(reports, expected),
+        metadata={"loss": dg.MetadataValue.md(loss_plot(log)), **_figures(reports)},
+        notes={"keys": {str(seed): request.key for seed, request in requests.items()}},
+        seeds=spec.seeds,
+    )
+
+
+def _figures(reports: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """What the page shows of the runs, one entry a seed."""
+    return {
+        f"seed {seed}": {
+            "steps": report["plan"]["steps"],
+            "epochs": round(report["plan"]["epochs"], 3),
+            "loss": report["checkpoints"][-1]["train_loss"],
+            "validation loss": report["checkpoints"][-1]["val_loss"],
+            "tokens a second": round(report["log"][-1]["tokens"] / max(report["seconds"]["train"], 1e-9)),
+            "padding": round(report["plan"]["padding"], 3),
+            "seconds": {name: round(value, 1) for name, value in report["seconds"].items()},
+            "device": report["device"],
+            "trained before": report["reused"],
+        }
+        for seed, report in reports.items()
+    }
+
+
+@etpi_asset("rl_checkpoint")
+def rl_checkpoint(run: AssetRun) -> Produced:
+    return Produced.not_applicable(run.node.name, f'nothing is reinforced: rl.method = "{run.spec.rl.method}"')
+
+
+ASSETS = [sft_checkpoint, rl_checkpoint]
