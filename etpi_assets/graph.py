@@ -80,7 +80,11 @@ _NODES = (
         ("checkpoints",),
         "What training starts from: a pinned hub revision, a local path with its hash, or the tiny model built here.",
         sections=("base",),
-        code=("etpi_assets.training.base", "etpi_assets.training.pointers", "etpi_resources.trainers.workers.base_worker"),
+        code=(
+            "etpi_assets.training.base",
+            "etpi_assets.training.pointers",
+            "etpi_resources.trainers.workers.base_worker",
+        ),
         lock="accelerator",
         kinds=("safetensors",),
     ),
@@ -143,7 +147,7 @@ _NODES = (
         ("pairs", "dropped"),
         "Token-in/token-out pairs, one an assistant turn: steering spliced out, think stripped, other ids untouched.",
         upstream=("selected_trajectories", "raw_rollouts", "tasks"),
-        sections=("pairs", "base", "gates.override"),
+        sections=("pairs", "base", "serving.template_kwargs", "gates.override"),
         code=(
             "etpi_assets.curation.assets",
             "etpi_assets.curation.pairs",
