@@ -8,12 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_runs import pair_run, verdict
 
+from etpi_assets.resources import Resources
+from etpi_assets.rollouts.assets import raw_rollouts
 from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.models import ExperimentSpec, RolloutSetSpec, SuiteSpec
+from etpi_assets.tasks.assets import tasks as tasks_asset
 from etpi_assets.tasks.cooperbench import FAMILY
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Refusal, Task
+from etpi_resources.lake import Lake, Ref
+
+RUNS, TASKS = Ref("raw_rollouts", "rollout_set", "cooperbench_logs"), Ref("tasks", "suite", "cooperbench")
 
 PATCH = """diff --git a/src/moor.py b/src/moor.py
 index 1..2 100644
@@ -177,3 +184,25 @@ def test_the_real_folder() -> None:
     loaded = [item for item in found if isinstance(item, Task)]
     assert len(loaded) > 400 and len({t.task_id for t in loaded}) == len(loaded)
     assert all(FAMILY.entities(task) for task in loaded)
+
+
+def test_tasks_and_recorded_runs_meet_in_the_lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shipped specs, from folders to tables: a run knows its task where the suite's folder holds it."""
+    make(tmp_path / "bench")
+    logs = tmp_path / "runs/cooperbench-logs"
+    pair_run(logs, verdict=verdict(merge="conflicts", passed=(False, False)))
+    pair_run(logs, where="run_a/coop/other_task/7/f1_f3", messages=[[], []], statuses=("Error", "Error"))
+    pair_run(logs, where="run_b/coop/absent_task/7/f1_f3")
+    monkeypatch.setenv("ETPI_COOPERBENCH", str(tmp_path / "bench"))
+    monkeypatch.setenv("ETPI_TRAJECTORIES", str(tmp_path / "runs"))
+    resources = Resources(lake=Lake(tmp_path / "lake"))
+    suite = tasks_asset.execute("cooperbench", resources).manifest
+    assert suite.rows == {"tasks": 3, "quarantined": 0} and not suite.blocked
+    runs = raw_rollouts.execute("cooperbench_logs", resources).manifest
+    assert not runs.blocked and (runs.rows["rollouts"], runs.rows["quarantined"]) == (2, 1)
+    by_repo = {r["repo"]: r for r in resources.lake.read(RUNS, "rollouts").to_pylist()}
+    hashes = {t["task_id"]: t["content_hash"] for t in resources.lake.read(TASKS, "tasks").to_pylist()}
+    assert by_repo["harbor_task"]["task_hash"] == hashes["harbor_task/7/f1_f3"]
+    assert by_repo["absent_task"]["task_hash"] is None
+    assert {row["suite"] for row in by_repo.values()} == {"cooperbench"}
+    assert json.loads(by_repo["harbor_task"]["outcome"])["verdict"] == "merge_conflict"

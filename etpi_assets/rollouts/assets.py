@@ -14,7 +14,7 @@ from etpi_assets.materialize import AssetRun, Produced, etpi_asset
 from etpi_assets.rollouts.agent import Identity, run_rollout
 from etpi_assets.rollouts.checks import counts_reconcile, native_ids_present, prompts_reconstruct
 from etpi_assets.rollouts.collect import MODEL_CONCURRENCY, collect
-from etpi_assets.rollouts.importers import import_runs
+from etpi_assets.rollouts.importers import find_units, import_runs
 from etpi_assets.rollouts.journal import Journal
 from etpi_assets.rollouts.records import RolloutRecord
 from etpi_assets.rollouts.tables import captured_digest, to_tables
@@ -116,16 +116,20 @@ def _emulation(family: str) -> tuple[Family, SandboxFactory]:
 def _imported(run: AssetRun) -> Produced:
     spec: RolloutSetSpec = run.spec
     assert spec.path
+    path = expand(spec.path)
     refusals: list[Refusal] = []
-    found = 0
+    hashes: dict[str, str] = {}
+    if spec.suite:
+        known = run.read("tasks", "tasks", columns=["task_id", "content_hash"])
+        hashes = dict(zip(known["task_id"].to_pylist(), known["content_hash"].to_pylist(), strict=True))
 
     def records() -> Iterator[RolloutRecord]:
-        nonlocal found
-        for item in import_runs(spec.format, expand(spec.path or ""), spec.options):
-            found += 1
+        for item in import_runs(spec.format, path, spec.options):
             if isinstance(item, Refusal):
                 refusals.append(item)
             else:
+                # A run may be of a task that the suite's folder does not hold; it then has no hash.
+                item.suite, item.task_hash = spec.suite, hashes.get(item.task_id or "")
                 yield item
 
     digests: dict[str, str] = {}
@@ -134,6 +138,7 @@ def _imported(run: AssetRun) -> Produced:
         "quarantined",
         [{"asset": "raw_rollouts", "source": r.source, "reason": r.reason, "detail": r.detail} for r in refusals],
     )
+    found = len(find_units(spec.format, path))
     return _produced(tables, digests, found=found, live=False, seed=spec.seed)
 
 
