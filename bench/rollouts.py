@@ -1,0 +1,85 @@
+"""How long a sandbox, a command and a pair's rollout take here.
+
+Run: `python bench/rollouts.py [TASKS]`. CPU time is what counts where several rollouts share the cores: it is given for
+this process and for everything that ran in sandboxes.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from etpi_assets.rollouts.agent import Identity, run_rollout
+from etpi_assets.rollouts.collect import collect
+from etpi_assets.rollouts.journal import Journal
+from etpi_assets.rollouts.policies.coop_tiny import CoopTinyPolicy, Skill
+from etpi_assets.specs.models import AgentSection
+from etpi_assets.tasks.coop_tiny import CoopTiny
+from etpi_assets.tasks.family import Task
+from etpi_resources.chat_format import load_chat_format
+from etpi_resources.engines.scripted import ScriptedEngine
+from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
+
+COMMANDS = ("true", "cat a.py", "sed -i s/1/2/ a.py", "python3 a.py")
+REPEATS = 50
+BOXES = BubblewrapFactory()
+
+
+def cpu() -> tuple[float, float]:
+    """CPU seconds of this process and of its ended children."""
+    both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return both[0].ru_utime + both[0].ru_stime, both[1].ru_utime + both[1].ru_stime
+
+
+def measure(what: str, work: Callable[[], object], units: int) -> None:
+    """Print wall and CPU milliseconds a unit."""
+    before, started = cpu(), time.perf_counter()
+    work()
+    wall, after = time.perf_counter() - started, cpu()
+    own, inside = (1000 * (b - a) / units for a, b in zip(before, after, strict=True))
+    print(f"{what:28} {1000 * wall / units:8.2f} ms wall {own:8.2f} ms CPU here {inside:8.2f} ms CPU in sandboxes")
+
+
+def starts() -> None:
+    for _ in range(REPEATS):
+        with BOXES.create({"a.py": "print(1)\n"}):
+            pass
+
+
+def runs(command: str) -> None:
+    with BOXES.create({"a.py": "print(1)\n"}) as box:
+        for _ in range(REPEATS):
+            box.run(command)
+
+
+def pairs(count: int, folder: Path) -> None:
+    family, chat = CoopTiny(), load_chat_format("tiny")
+    tasks = [t for t in family.load("bench", 0, {"train": count, "heldout": 0}) if isinstance(t, Task)]
+    engine, agent = ScriptedEngine(CoopTinyPolicy(Skill()), chat, "bench"), AgentSection(steering=True)
+    identity = Identity(spec_key="bench", origin="set", engine="scripted")
+
+    def run(task: Task, sample: int):
+        return run_rollout(task, family, engine, BOXES, agent, chat, identity=identity, sample=sample)
+
+    with Journal(folder, "bench") as journal:
+        collect(tasks, 1, run, journal, concurrency=2 * (os.cpu_count() or 1))
+
+
+def main() -> None:
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+    measure("sandbox, start and end", starts, REPEATS)
+    for command in COMMANDS:
+        measure(command, lambda command=command: runs(command), REPEATS)
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.perf_counter()
+        measure("pair rollout with verdict", lambda: pairs(count, Path(folder)), count)
+        print(f"{count / (time.perf_counter() - started):.1f} pair rollouts a second")
+
+
+if __name__ == "__main__":
+    main()
