@@ -15,6 +15,16 @@ from etpi_resources.lake import LakeError
 from etpi_resources.schemas import from_rows
 
 
+@etpi_asset("base_checkpoint", checks=(pointers.PINNED,))
+def base_checkpoint(run: AssetRun) -> Produced:
+    base = run.spec.base
+    if base.kind == "none":
+        return Produced.not_applicable(run.node.name, 'this experiment has no model: base.kind = "none"')
+    found, pinned = pointers.hub_pointer(base) if base.kind == "hub" else pointers.path_pointer(base)
+    row = {"experiment": run.key, "role": "base", "step": 0, "final": True, "method": "base", **found}
+    return Produced(tables={"checkpoints": from_rows("checkpoints", [row])}, checks=(pinned,))
+
+
 @etpi_asset("sft_checkpoint", checks=sft.CHECKS)
 def sft_checkpoint(run: AssetRun) -> Produced:
     spec: ExperimentSpec = run.spec
@@ -84,4 +94,4 @@ def rl_checkpoint(run: AssetRun) -> Produced:
     return Produced.not_applicable(run.node.name, f'nothing is reinforced: rl.method = "{run.spec.rl.method}"')
 
 
-ASSETS = [sft_checkpoint, rl_checkpoint]
+ASSETS = [base_checkpoint, sft_checkpoint, rl_checkpoint]
