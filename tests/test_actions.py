@@ -195,7 +195,7 @@ def test_nothing_raises_and_an_empty_list_has_a_reason(text, tool_calls):
 )
 def test_time_is_linear_in_hostile_text(piece):
     text = piece * (150_000 // len(piece))
-    started = time.perf_counter()
+    started = time.process_time()
     read_actions(text)
     split_command("send_message " + text)
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2

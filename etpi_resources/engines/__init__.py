@@ -41,7 +41,8 @@ class Request:
         prompt_ids: the whole prompt, generation prompt included.
         messages: the same conversation as chat messages ({"role", "content"}), for engines that take text.
         sampler: how to draw.
-        privileged: what only scripted policies may see (the task's payload and the agent's role); model engines ignore it.
+        privileged: what only scripted policies may see: "task" and "role" as the suite family has them, and "payload",
+            the task's. Model engines ignore it.
     """
 
     request_id: str
