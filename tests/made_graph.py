@@ -20,6 +20,7 @@ from etpi_assets.jobs import build_jobs
 from etpi_assets.materialize import build_asset, etpi_asset
 from etpi_assets.resources import Resources
 from etpi_assets.specs import assets as specs_assets
+from etpi_assets.specs.load import part
 from etpi_resources.checks import CheckOutcome
 from etpi_resources.lake import Lake
 from etpi_resources.schemas import TABLES, empty, from_rows
@@ -102,7 +103,7 @@ class World:
 
 def _digest(run: AssetRun, name: str) -> str:
     spec = run.spec.model_dump(mode="json") if run.spec else {}
-    sections = {section: spec[section] for section in run.node.sections}
+    sections = {section: part(spec, section) for section in run.node.sections}
     read = [run.read(asset, table).to_pylist() for asset in run.node.upstream for table in GRAPH[asset].tables]
     return hashlib.sha256(json.dumps([name, sections, read], default=str).encode()).hexdigest()[:12]
 

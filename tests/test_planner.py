@@ -157,8 +157,8 @@ def test_invalid_and_unknown_specs(world):
 def test_reading_what_the_graph_does_not_name_is_refused(world):
     world.make_all()
     run = AssetRun(GRAPH["tito_pairs"], "first", world.resources())
-    with pytest.raises(LakeError, match=r"reads 'tasks', which etpi_assets/graph.py does not name"):
-        run.read("tasks", "tasks")
+    with pytest.raises(LakeError, match=r"reads 'base_checkpoint', which etpi_assets/graph.py does not name"):
+        run.read("base_checkpoint", "checkpoints")
     with pytest.raises(LakeError, match="does not read raw_rollouts of 'other'"):
         run.read("raw_rollouts", "turns", key="other")
     assert run.read("raw_rollouts", "turns", columns=["rollout_id"]).column_names == ["rollout_id"]

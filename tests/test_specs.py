@@ -112,7 +112,7 @@ def test_sections_of_the_graph_exist_in_the_models():
     for node in GRAPH.values():
         if node.set != "all":
             known = set(MODELS[node.set].model_fields) | {"*"}
-            assert set(node.sections) <= known, node.name
+            assert {section.partition(".")[0] for section in node.sections} <= known, node.name
 
 
 def test_a_knob_touches_only_the_assets_whose_section_it_is_in(folder):
@@ -132,6 +132,8 @@ def test_a_knob_touches_only_the_assets_whose_section_it_is_in(folder):
         return {name for name in after if after[name] != before[name]}
 
     assert changed(EXPERIMENT.replace('{suite = "small"}', '{suite = "small", tasks = 7}')) == {"eval_rollouts"}
+    elsewhere = EXPERIMENT.replace('{suite = "small"}', '{suite = "small", split = "train"}')
+    assert changed(elsewhere) == {"eval_rollouts", "upweighted_dataset"}, "a gate compares its prompts with training's"
     assert changed(EXPERIMENT.replace('title = "e"', 'title = "other"')) == {"experiment_report", "model_card"}
     assert changed(EXPERIMENT + 'notes = "n"') == {"experiment_report", "model_card"}
     assert changed(EXPERIMENT + "[dataset]\nupweight_factor = 3\n") == {"upweighted_dataset"}

@@ -76,6 +76,14 @@ def close_tail(prompt: np.ndarray, chat: ChatFormat) -> np.ndarray:
     return np.concatenate([prompt[:opened], np.asarray(_closed_tail(chat), dtype=prompt.dtype)])
 
 
+def without_tail(prompt: np.ndarray, chat: ChatFormat) -> np.ndarray:
+    """The prompt up to the think block, open or closed, that its generation prompt ends in."""
+    last = _last_turn(prompt, chat)
+    if chat.tail_form(last.tolist()) == "none":
+        return prompt
+    return prompt[: len(prompt) - len(last) + _first(last, chat.think_open_id, len(last))]
+
+
 @lru_cache
 def _closed_tail(chat: ChatFormat) -> tuple[int, ...]:
     prompt = chat.prompt_ids([{"role": "user", "content": "x"}], enable_thinking=False)

@@ -41,6 +41,7 @@ def score(
     tasks: pa.Table,
     scoring: ScoringSection,
     messages: pa.Table | None = None,
+    entities: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, pa.Table]:
     """Score every rollout.
 
@@ -49,6 +50,7 @@ def score(
         tasks: the suite's tasks; of these the instruction is read.
         messages: the conversation. Messages before the first turn are read: mail (kind "inbox"), and the prompt as the
             task's text where the task is not among `tasks`.
+        entities: task id -> files and functions of the task besides those its instruction names (`Family.entities`).
 
     Returns:
         {"scores", "agent_scores"}: a row a rollout and a row an agent, in the order of `rollouts` and `agents`.
@@ -63,6 +65,7 @@ def score(
     columns = ["rollout_id", "task_id", "repo", "exit_status", "outcome", "error"]
     for row in rollouts.select(columns).to_pylist():
         text = instructions.get(row["task_id"]) or prompts.get(row["rollout_id"]) or ""
+        text = "\n".join([text, *(entities or {}).get(row["task_id"], ())]).strip()
         if text not in scenes:
             scenes[text] = Scene.of(text or None, patterns)
         reward = read_reward(row["outcome"], row["error"], row["rollout_id"])

@@ -95,9 +95,10 @@ class Specs:
         return entry.spec
 
     def section_hash(self, set: str, key: str, sections: Sequence[str]) -> str:
-        """sha256 (hex) over the named top-level keys of the resolved spec, all of it for "*"; of nothing for "all"."""
+        """sha256 (hex) over the named keys of the resolved spec ("train", "evaluate.suite"), all of it for "*"; of nothing
+        for "all". A key below a section that is null is null."""
         spec = self.get(set, key).model_dump(mode="json") if set != "all" and sections else {}
-        return _sha256(spec if tuple(sections) == ("*",) else {name: spec[name] for name in sections})
+        return _sha256(spec if tuple(sections) == ("*",) else {name: part(spec, name) for name in sections})
 
     def upstream_keys(self, set: str, key: str, upstream: str) -> list[str]:
         """The keys of another set that a spec draws on, in the order it names them; empty for an invalid spec."""
@@ -112,6 +113,14 @@ class Specs:
             suites = [s for name in spec.rollout_sets for s in self.upstream_keys("rollout_set", name, "suite")]
             return list(dict.fromkeys(suites + ([spec.evaluate.suite] if spec.evaluate else [])))
         return []
+
+
+def part(spec: Mapping[str, Any], name: str) -> Any:
+    """The value of a dotted key of a resolved spec; None below a section that is None."""
+    value: Any = spec
+    for key in name.split("."):
+        value = None if value is None else value[key]
+    return value
 
 
 def load_specs(user_folder: Path | None = None) -> Specs:

@@ -1,0 +1,104 @@
+"""The selected rollouts of one set as the agents that `pairs` takes: whole ids, and the prompt a student reads.
+
+Belongs here: joining the tables of a rollout set, by capture. Does not belong here: editing ids.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn
+from etpi_assets.curation.retokenise import retokenise
+from etpi_assets.curation.steering import Messages
+from etpi_assets.rollouts.tables import iter_prompts
+from etpi_assets.specs.models import PairsSection
+from etpi_resources.chat_format import ChatFormat
+
+AgentKey = tuple[str, str]
+Default = Callable[[str | None, str], Messages | None]
+"""(task id, agent id) -> the first messages a student reads there; None where nobody knows them."""
+
+
+def captured_agents(
+    tables: Mapping[str, pa.Table],
+    rollout_ids: Sequence[str],
+    section: PairsSection,
+    chat: ChatFormat,
+    default: Default,
+    template_kwargs: Mapping[str, Any],
+) -> Iterator[CapturedAgent]:
+    """The agents of the named rollouts, in the order of `agents`.
+
+    Args:
+        tables: `rollouts`, `agents`, `turns` and `messages` of one rollout set.
+        template_kwargs: what serving gives the chat template besides the messages.
+    """
+    tables = {name: _of(table, rollout_ids) for name, table in tables.items()}
+    rollouts = {row["rollout_id"]: row for row in tables["rollouts"].to_pylist()}
+    prompts = dict(iter_prompts(tables["turns"])) if section.capture == "native" else {}
+    turns: defaultdict[AgentKey, list[dict[str, Any]]] = defaultdict(list)
+    columns = ["rollout_id", "agent_id", "turn", "capture", "finish_reason", "parse_error"]
+    for row, output in zip(tables["turns"].select(columns).to_pylist(), tables["turns"]["output_ids"], strict=True):
+        turns[_key(row)].append({**row, "output": output.values.to_numpy() if output.is_valid else None})
+    messages: defaultdict[AgentKey, list[dict[str, Any]]] = defaultdict(list)
+    for row in tables["messages"].to_pylist():
+        messages[_key(row)].append(row)
+    for agent in tables["agents"].select(["rollout_id", "agent_id", "role"]).to_pylist():
+        key = _key(agent)
+        rollout = rollouts[key[0]]
+        told = sorted(messages[key], key=lambda row: row["index"])
+        wanted = default(rollout["task_id"], agent["agent_id"])
+        facts = {name: rollout[name] for name in ("task_id", "repo", "teacher", "suite", "rollout_set", "sample")}
+        facts["role"] = agent["role"]
+        if section.capture == "native":
+            found = [_turn(row, prompts.get((*key, row["turn"])), row["output"], row["capture"]) for row in turns[key]]
+            before = [{"role": m["role"], "content": m["content"]} for m in told if m["kind"] == "prompt"]
+            yield CapturedAgent(*key, found, before if wanted else None, wanted, facts)
+        else:
+            yield CapturedAgent(*key, _retokenised(turns[key], told, wanted, chat, template_kwargs), facts=facts)
+
+
+def _retokenised(
+    turns: Sequence[Mapping[str, Any]],
+    messages: Sequence[Mapping[str, Any]],
+    default: Messages | None,
+    chat: ChatFormat,
+    template_kwargs: Mapping[str, Any],
+) -> list[CapturedTurn]:
+    """The turns as text in the student's ids; steering goes with the messages that hold it, before anything is ids."""
+    if default is not None:
+        told = [m for m in messages if m["kind"] != "prompt"]
+        messages = [{**m, "kind": "prompt", "turn": None, "tool_calls": None} for m in default] + told
+    truncated = {row["turn"] for row in turns if row["finish_reason"] == "length"}
+    made = {
+        pair.turn: pair
+        for pair in retokenise(messages, chat, truncated=truncated, template_kwargs=dict(template_kwargs))
+    }
+    found = []
+    for row in turns:
+        pair = made.get(row["turn"])
+        prompt, output = (None, None) if pair is None else (_ids(pair.prompt_ids), _ids(pair.output_ids))
+        found.append(_turn(row, prompt, output, "none" if pair is None else "retokenised"))
+    return found
+
+
+def _turn(row: Mapping[str, Any], prompt: np.ndarray | None, output: np.ndarray | None, capture: str) -> CapturedTurn:
+    return CapturedTurn(row["turn"], prompt, output, capture, row["finish_reason"] == "length", row["parse_error"])
+
+
+def _of(table: pa.Table, rollout_ids: Sequence[str]) -> pa.Table:
+    return table.filter(pc.field("rollout_id").isin(rollout_ids))
+
+
+def _key(row: Mapping[str, Any]) -> AgentKey:
+    return row["rollout_id"], row["agent_id"]
+
+
+def _ids(ids: Sequence[int]) -> np.ndarray:
+    return np.asarray(ids, dtype=np.int32)
