@@ -1,0 +1,163 @@
+"""The in-process engine: the same tokens as `transformers` itself, whatever else is in the batch."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etpi_resources.chat_format import load_chat_format
+from etpi_resources.engines import Engine, Request, Sampler
+from etpi_resources.engines.slots import Slots
+from etpi_resources.engines.transformers import TransformersEngine
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(load_chat_format("tiny").tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        initializer_range=0.3,
+    )
+    path = tmp_path_factory.mktemp("model")
+    Qwen3ForCausalLM(config).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path):
+    engine = TransformersEngine(folder, "sft-0123456789ab", load_chat_format("tiny"))
+    yield engine
+    engine.close()
+
+
+def _request(name: str, ids: list[int], **sampler) -> Request:
+    return Request(f"{name}/0", name, ids, [], Sampler(**{"max_tokens": 24, **sampler}))
+
+
+def _ids(seed: int, n: int) -> list[int]:
+    return torch.randint(10, 800, (n,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def test_greedy_equals_transformers_own_generate(engine: TransformersEngine, folder: Path):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    prompts = [_ids(i, 5 + 17 * i) for i in range(8)]
+    found = engine.complete([_request(f"g{i}", p) for i, p in enumerate(prompts)])
+    chat = load_chat_format("tiny")
+    for prompt, completion in zip(prompts, found, strict=True):
+        whole = model.generate(
+            torch.tensor([prompt]), max_new_tokens=24, do_sample=False, eos_token_id=chat.end_id, pad_token_id=chat.pad_id
+        )
+        assert completion.output_ids == whole[0, len(prompt) :].tolist()
+        assert completion.prompt_ids == prompt
+
+
+def test_logprobs_are_those_of_the_model_at_temperature_one(engine: TransformersEngine, folder: Path):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    prompt = _ids(3, 30)
+    (completion,) = engine.complete([_request("logprobs", prompt, temperature=0.7, seed=5)])
+    output = list(completion.output_ids or [])
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
+    expected = torch.log_softmax(logits, -1).gather(1, torch.tensor(output)[:, None])[:, 0]
+    assert torch.allclose(torch.tensor(completion.logprobs), expected, atol=1e-4)
+
+
+def test_a_draw_does_not_depend_on_company(engine: TransformersEngine):
+    alone = engine.complete([_request("solo", _ids(1, 40), temperature=1.0, seed=3)])[0].output_ids
+    company = [_request(f"c{i}", _ids(i + 5, 20 + 9 * i), temperature=1.0, seed=3) for i in range(20)]
+    together = engine.complete([*company, _request("solo", _ids(1, 40), temperature=1.0, seed=3)])[-1].output_ids
+    other_seed = engine.complete([_request("solo", _ids(1, 40), temperature=1.0, seed=4)])[0].output_ids
+    assert alone == together
+    assert alone != other_seed
+
+
+def test_a_conversation_that_grows_equals_one_read_afresh(engine: TransformersEngine):
+    prompt = _ids(9, 25)
+    for turn in range(4):
+        (grown,) = engine.complete([Request(f"talk/{turn}", "talk", prompt, [], Sampler(max_tokens=10))])
+        (fresh,) = engine.complete([Request(f"talk/{turn}", f"fresh{turn}", prompt, [], Sampler(max_tokens=10))])
+        assert grown.output_ids == fresh.output_ids
+        prompt = prompt + list(grown.output_ids or []) + _ids(turn, 7)
+    # A conversation that departs from what is remembered is read again from where it departs.
+    prompt = prompt[:30] + _ids(77, 20)
+    (changed,) = engine.complete([Request("talk/x", "talk", prompt, [], Sampler(max_tokens=10))])
+    (fresh,) = engine.complete([Request("talk/x", "other", prompt, [], Sampler(max_tokens=10))])
+    assert changed.output_ids == fresh.output_ids
+
+
+def test_many_threads_and_more_conversations_than_slots(engine: TransformersEngine):
+    expected = [c.output_ids for c in engine.complete([_request(f"t{i}", _ids(i, 10 + i)) for i in range(90)])]
+    found: list = [None] * 90
+
+    def ask(i: int) -> None:
+        found[i] = engine.complete([_request(f"t{i}", _ids(i, 10 + i))])[0].output_ids
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(90)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == expected
+
+
+def test_finish_reasons_and_limits(engine: TransformersEngine):
+    (cut,) = engine.complete([_request("cut", _ids(2, 30), max_tokens=3)])
+    assert cut.finish_reason == "length" and len(cut.output_ids or []) == 3
+    with pytest.raises(ValueError, match=r"empty/0.*0 ids"):
+        engine.complete([_request("empty", [])])
+    with pytest.raises(ValueError, match="max_model_len"):
+        engine.complete([_request("long", _ids(0, 512))])
+    (edge,) = engine.complete([_request("edge", _ids(0, 508), max_tokens=50)])
+    assert len(edge.output_ids or []) <= 4
+
+
+def test_it_is_an_engine_that_says_what_it_serves_and_refuses_after_close(folder: Path):
+    engine = TransformersEngine(folder, "sft-0123456789ab", load_chat_format("tiny"))
+    assert isinstance(engine, Engine)
+    assert engine.fingerprint() == {"engine": "transformers", "model": "sft-0123456789ab", "dtype": "float32"}
+    engine.close()
+    engine.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        engine.complete([_request("late", [1, 2])])
+
+
+def test_a_nucleus_of_one_token_is_greedy(engine: TransformersEngine):
+    greedy, narrow = engine.complete(
+        [_request("n1", _ids(4, 20)), _request("n2", _ids(4, 20), temperature=1.0, top_p=1e-6)]
+    )
+    assert greedy.output_ids == narrow.output_ids
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(1, 12), st.integers(0, 3)), min_size=1, max_size=30))
+def test_slots_never_claim_more_than_they_hold(talks):
+    slots = Slots(3, 1, 1, 4, torch.float32, torch.device("cpu"))
+    for session, length, variant in talks:
+        slot = slots.take(session)
+        with pytest.raises(KeyError):
+            slots.take(session)
+        prompt = [variant] * (length // 2) + list(range(length - length // 2))
+        before = list(slots.held[slot])
+        same = slots.reuse(slot, prompt)
+        assert same < len(prompt) and before[:same] == prompt[:same]
+        slots.held[slot].extend(prompt[same:])
+        slots.give(slot)
