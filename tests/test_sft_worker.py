@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny_training import TEMPLATE, VOCABULARY, learnable, make_base, naive_sums, sequence, write
 
 from etpi_assets.specs.models import TrainSection
@@ -206,6 +207,21 @@ def test_lora_leaves_adapter_and_merged_model_that_agree_and_the_same_seed_the_s
     assert again["log"][-1]["loss"] == result["log"][-1]["loss"]
     in_process(tmp_path / "three", config | {"seed": 1})
     assert digest(tmp_path / "one" / "step-5") != digest(tmp_path / "three" / "step-5")
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_base_stored_in_16_bits_is_trained_in_32_and_saved_in_16(tmp_path, method):
+    base = make_base(tmp_path / "base", dtype="bfloat16")
+    files = [write(learnable(20), tmp_path / "sequences.parquet")]
+    result = in_process(tmp_path / "run", config_of(base, files, method=method, dtype="bf16", learning_rate=1e-3))
+    folder = tmp_path / "run" / result["checkpoints"][-1]["folder"]
+    stored, of_base = (load_file(f / "model.safetensors") for f in (folder, base))
+    assert set(stored) == set(of_base), "tied weights must be stored once"
+    assert {t.dtype for t in stored.values()} == {torch.bfloat16}
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
+    saved = result["saved"]
+    assert saved["dtype"] == "bfloat16" and saved["differing"] == [] and saved["reload_difference"] < 0.05
+    assert not saved.get("unchanged") and not saved.get("zero_adapters")
 
 
 def test_a_learning_rate_of_zero_shows_as_adapters_of_zero_and_weights_unchanged(tmp_path, base):

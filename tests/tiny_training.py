@@ -13,8 +13,8 @@ VOCABULARY = 64
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 
 
-def make_base(folder: Path, seed: int = 0, positions: int = 512) -> Path:
-    """A random Qwen3 model of two layers with a tokenizer beside it."""
+def make_base(folder: Path, seed: int = 0, dtype: str = "float32") -> Path:
+    """A random Qwen3 model of two layers and 512 positions, stored in `dtype`, with a tokenizer beside it."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -22,9 +22,9 @@ def make_base(folder: Path, seed: int = 0, positions: int = 512) -> Path:
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
-        head_dim=16, intermediate_size=64, max_position_embeddings=positions, tie_word_embeddings=True,
+        head_dim=16, intermediate_size=64, max_position_embeddings=512, tie_word_embeddings=True,
     )  # fmt: skip
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    Qwen3ForCausalLM(config).to(getattr(torch, dtype)).save_pretrained(folder)
     words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w1", eos_token="w2", chat_template=TEMPLATE)

@@ -48,7 +48,13 @@ def save_model(
     Args:
         chat_template: the template the dataset was rendered with, where it is not the tokenizer's own.
     """
-    weights = {name: tensor.detach().to("cpu", dtype) for name, tensor in model.state_dict().items()}
+    converted: dict[int, torch.Tensor] = {}
+    weights = {}
+    for name, tensor in model.state_dict().items():
+        # Tied weights must stay one tensor, or they would be stored twice.
+        if tensor.data_ptr() not in converted:
+            converted[tensor.data_ptr()] = tensor.detach().to("cpu", dtype)
+        weights[name] = converted[tensor.data_ptr()]
     model.save_pretrained(folder, state_dict=weights, safe_serialization=True)
     config = json.loads((folder / "config.json").read_text())
     config["dtype"] = str(dtype).removeprefix("torch.")

@@ -1,0 +1,118 @@
+"""How much of training is the trainer: tokens a second of the fine-tuning worker's trainer beside a bare loop.
+
+Both run the same plan of batches over the same random model of the embedded world's size (hidden 128, 3 layers, vocabulary
+1024, sequences of 600 to 900 tokens, bf16 over float32 weights); runs alternate and the fastest of each counts, in wall
+time and in CPU time, which a busy machine leaves alone.
+
+    python -m bench.trainer_overhead [--steps 10] [--rounds 4]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast, PrinterCallback, Qwen3Config, Qwen3ForCausalLM
+
+from etpi_assets.specs.models import TrainSection
+from etpi_resources import schemas
+from etpi_resources.trainers.workers.checkpointing import load_model
+from etpi_resources.trainers.workers.collate import Sequences, collate, read_sequences
+from etpi_resources.trainers.workers.plan import Plan, make_plan
+from etpi_resources.trainers.workers.reporting import CONFIG_FILE, Worker
+from etpi_resources.trainers.workers.sft_worker import GRADIENT_NORM, build_trainer
+from etpi_resources.trainers.workers.weighted_trainer import nll_at_labels
+
+VOCABULARY = 1024
+
+
+def make_model(folder: Path) -> None:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY, hidden_size=128, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=4,
+        head_dim=32, intermediate_size=384, max_position_embeddings=2048, tie_word_embeddings=True,
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w1", eos_token="w2").save_pretrained(folder)
+
+
+def make_sequences(file: Path, n: int = 400) -> Sequences:
+    """Random tokens, a third of them learnt, in spans of 40."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for i in range(n):
+        length = int(rng.integers(600, 900))
+        starts = list(range(length // 3, length - 60, 80))
+        rows.append(
+            {
+                "sequence_id": str(i), "split": "train", "input_ids": rng.integers(3, VOCABULARY, length).tolist(),
+                "span_starts": starts, "span_ends": [s + 40 for s in starts], "span_weights": [1.0] * len(starts),
+            }
+        )  # fmt: skip
+    pq.write_table(schemas.from_rows("sequences", rows), file)
+    return read_sequences([file], "train", vocabulary=VOCABULARY, longest=2048)
+
+
+def bare_loop(base: Path, plan: Plan, sequences: Sequences) -> tuple[float, float]:
+    """(wall, CPU) seconds of the plan by hand."""
+    model = load_model(base, torch.float32).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    wall, cpu = time.perf_counter(), time.process_time()
+    for batch in plan.batches:
+        inputs = collate(batch, sequences, 0)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            nll = nll_at_labels(model, inputs)
+        ((nll * inputs["weights"]).sum() / plan.step_weight).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), GRADIENT_NORM)
+        optimizer.step()
+        optimizer.zero_grad()
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def trainer_loop(base: Path, folder: Path, plan: Plan, sequences: Sequences) -> tuple[float, float]:
+    """(wall, CPU) seconds of the plan by the worker's trainer."""
+    config = {"base": str(base), "seed": 0, "train": TrainSection().model_dump()}
+    (folder / CONFIG_FILE).write_text(json.dumps(config))
+    trainer = build_trainer(Worker(folder), load_model(base, torch.float32), plan, sequences, gpu=False)
+    trainer.remove_callback(PrinterCallback)
+    wall, cpu = time.perf_counter(), time.process_time()
+    trainer.train()
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Tokens a second of the trainer beside a bare loop.")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--batch-tokens", type=int, default=8192)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_model(folder / "base")
+        sequences = make_sequences(folder / "sequences.parquet")
+        plan = make_plan(
+            sequences.lengths().tolist(), sequences.rows.tolist(), sequences.totals(sequences.weights).tolist(),
+            epochs=1.0, max_steps=options.steps, batch_tokens=options.batch_tokens, micro_tokens=options.batch_tokens,
+            schedule="cosine", warmup=0.03, seed=0,
+        )  # fmt: skip
+        bare_loop(folder / "base", plan, sequences)
+        bare, trainer = [], []
+        for _ in range(options.rounds):
+            bare.append(bare_loop(folder / "base", plan, sequences))
+            trainer.append(trainer_loop(folder / "base", folder, plan, sequences))
+    for i, kind in enumerate(("wall", "CPU")):
+        a, b = min(run[i] for run in bare), min(run[i] for run in trainer)
+        tokens = plan.padded_tokens
+        print(f"{kind}: bare {tokens / a:.0f} tokens/s, trainer {tokens / b:.0f} tokens/s, {b / a:.3f} times the time")
+
+
+if __name__ == "__main__":
+    main()
