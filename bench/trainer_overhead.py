@@ -1,8 +1,8 @@
 """How much of training is the trainer: tokens a second of the fine-tuning worker's trainer beside a bare loop.
 
-Both run the same plan of batches over the same random model of the embedded world's size (hidden 128, 3 layers, vocabulary
-1024, sequences of 600 to 900 tokens, bf16 over float32 weights); runs alternate and the fastest of each counts, in wall
-time and in CPU time, which a busy machine leaves alone.
+Both run the same plan of batches over the same random model of the embedded world's size (hidden 128, 3 layers,
+vocabulary 1024, sequences of 600 to 900 tokens, bf16 over float32 weights); runs alternate and the fastest of each
+counts, in wall time and in CPU time, which a busy machine leaves alone.
 
     python -m bench.trainer_overhead [--steps 10] [--rounds 4]
 """

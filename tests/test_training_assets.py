@@ -6,11 +6,13 @@ import json
 import math
 from pathlib import Path
 
+import dagster as dg
 import pytest
 from made_graph import ROLLOUT_SET, SUITE, write_spec
 from tiny_training import learnable, make_base
 
 from etpi_assets.asset_run import Outcome
+from etpi_assets.materialize import RESOURCE, build_asset
 from etpi_assets.resources import Resources
 from etpi_assets.specs.models import BaseSection, TrainSection
 from etpi_assets.training import assets, pointers, sft
@@ -117,6 +119,22 @@ def test_a_checkpoint_a_seed_with_its_intermediate_steps_log_and_checks(training
     training.experiment("second", seeds="[1]", save_steps="4", learning_rate="2e-2")
     with pytest.raises(AssertionError, match="trained again"):
         training.make("sft_checkpoint", "second")
+
+
+@pytest.mark.slow
+def test_under_dagster_the_trainer_s_progress_reaches_the_run_s_log(training):
+    training.experiment(max_steps="4")
+    training.dataset(learnable(20, validation=4))
+    training.make("base_checkpoint")
+    resources = Resources(lake=training.lake, specs_folder=training.folder / "specs")
+    asset = build_asset(RECIPES["sft_checkpoint"], resources.specs)
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = dg.materialize([asset], partition_key="first", resources={RESOURCE: resources}, instance=instance)
+        said = [entry.user_message for entry in instance.all_logs(result.run_id)]
+    assert result.success
+    assert [line for line in said if line.startswith("sft of first, seed 0: 4/4, ") and "(loss " in line], said
+    [made] = result.asset_materializations_for_node("sft_checkpoint")
+    assert {"loss", "seed 0"} <= set(made.metadata)
 
 
 @pytest.mark.slow
