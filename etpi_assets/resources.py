@@ -9,14 +9,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from etpi_assets.specs.load import AnySpec, Specs, load_specs
 from etpi_assets.specs.models import ExperimentSpec
+from etpi_resources.engines import Engine
 from etpi_resources.lake import Lake
 from etpi_resources.sandboxes import SandboxFactory, SandboxUnavailable
 
+if TYPE_CHECKING:
+    from etpi_resources.chat_format import ChatFormat
+
 ACCELERATORS = ("nvidia[0-9]*", "kfd")
 """Device files that say that there is one."""
+
+
+class EngineUnavailable(RuntimeError):
+    """No engine of the kind that a spec names can be started; the message says which can."""
 
 
 class HardwareMissing(RuntimeError):
@@ -52,6 +61,20 @@ class Resources:
             return BubblewrapFactory()
         raise SandboxUnavailable(
             f'sandbox = {kind!r} has no implementation in this version; use sandbox = "bubblewrap"'
+        )
+
+    def serve(self, kind: str, folder: Path, name: str, chat: ChatFormat) -> Engine:
+        """An engine of a kind that serves the checkpoint in `folder` under `name`; the caller closes it.
+
+        Raises:
+            EngineUnavailable: the kind is not built in.
+        """
+        if kind == "transformers":
+            from etpi_resources.engines.transformers import TransformersEngine
+
+            return TransformersEngine(folder, name, chat)
+        raise EngineUnavailable(
+            f'serving.engine = {kind!r} has no implementation in this version; use serving.engine = "transformers"'
         )
 
 

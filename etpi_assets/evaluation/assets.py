@@ -44,7 +44,7 @@ def serving_probe(run: AssetRun) -> Produced:
     served = _candidates(run, spec)
     if spec.evaluate is None or not any(c.role != "base" for c in served):
         return Produced.not_applicable(run.node.name, NOTHING)
-    chat, agent = load_chat_format(spec.base.chat_template), spec.evaluate.agent
+    chat, agent = load_chat_format(spec.base.tokenizer, spec.base.chat_template), spec.evaluate.agent
     tasks = {task.task_id: task for task in read_tasks(run.read("tasks", "tasks"))}
     family = load_family(run.specs.suites[spec.evaluate.suite].family)
 
@@ -102,7 +102,7 @@ def eval_rollouts(run: AssetRun) -> Produced:
         tasks=read_tasks(run.read("tasks", "tasks", key=section.suite), section.split, section.tasks),
         family=load_family(run.specs.suites[section.suite].family),
         sandboxes=run.resources.sandboxes(spec.serving.sandbox),
-        chat=load_chat_format(spec.base.chat_template),
+        chat=load_chat_format(spec.base.tokenizer, spec.base.chat_template),
     )
     plan = [(candidate, condition) for candidate in served for condition in conditions(section, candidate.role)]
     journals = run.lake.scratch(f"evaluations/{code_version(run.node)}")
@@ -157,7 +157,7 @@ def _candidates(run: AssetRun, spec: ExperimentSpec) -> list[Candidate]:
 @contextmanager
 def _serving(run: AssetRun, spec: ExperimentSpec, candidate: Candidate) -> Iterator[Engine]:
     """The engine that serves a candidate, closed on leaving."""
-    chat = load_chat_format(spec.base.chat_template)
+    chat = load_chat_format(spec.base.tokenizer, spec.base.chat_template)
     engine = run.resources.serve(spec.serving.engine, run.lake.root / candidate.path, candidate.served_name, chat)
     try:
         yield engine

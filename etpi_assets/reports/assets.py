@@ -47,7 +47,7 @@ def experiment_report(run: AssetRun) -> Produced:
         training_log=run.read("sft_checkpoint", "training_log"),
         probes=run.read("serving_probe", "probes"),
     )
-    chat = load_chat_format(spec.base.chat_template)
+    chat = load_chat_format(spec.base.tokenizer, spec.base.chat_template)
     page, markdown = html.render(subject, sources, chat.decode)
     rows = [_write(run, "report.html", "html", page), _write(run, "report.md", "markdown", markdown)]
     return Produced(

@@ -116,6 +116,24 @@ class RolloutSetSpec(Section):
 # --- experiment ----------------------------------------------------------------------------------------------------
 
 
+class TinySection(Section):
+    """The embedded base model: its size, its corpus, its pretraining. A Qwen3-architecture model from scratch."""
+
+    hidden: int = 128
+    intermediate: int = 384
+    layers: int = 3
+    heads: int = 3
+    head_dim: int = 64
+    positions: int = 4096
+    conversations: int = Field(default=2600, ge=1, description="of the templated corpus, each of its own task")
+    epochs: float = Field(default=1.0, gt=0)
+    batch_tokens: int = Field(default=8192, description="tokens of one step, padding included")
+    matrix_rate: float = Field(default=0.01, description="Muon's, for the matrices")
+    rate: float = Field(default=2e-3, description="AdamW's, for everything else")
+    reading_weight: float = Field(default=0.1, gt=0, le=1, description="loss weight of what others wrote")
+    seed: int = 0
+
+
 class BaseSection(Section):
     """What training starts from."""
 
@@ -126,7 +144,7 @@ class BaseSection(Section):
     sha256: str | None = None
     tokenizer: str = Field(default="tiny", description="tiny, qwen3, or a local folder")
     chat_template: str = Field(default="tiny", description="tiny, qwen3, ... (a template of TRL), or a local file")
-    tiny: dict[str, Any] = Field(default_factory=dict, description="size and curriculum of the tiny base")
+    tiny: TinySection = TinySection()
 
     @model_validator(mode="after")
     def _pinned(self) -> BaseSection:

@@ -8,21 +8,48 @@ import dagster as dg
 
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
 from etpi_assets.specs.models import ExperimentSpec
-from etpi_assets.training import pointers, sft
+from etpi_assets.training import base, pointers, sft
 from etpi_assets.training.plots import loss_plot
 from etpi_assets.versions import code_version
+from etpi_resources.checks import CheckOutcome
 from etpi_resources.lake import LakeError
 from etpi_resources.schemas import from_rows
 
 
-@etpi_asset("base_checkpoint", checks=(pointers.PINNED,))
+@etpi_asset("base_checkpoint", checks=(pointers.PINNED, base.LEARNT))
 def base_checkpoint(run: AssetRun) -> Produced:
-    base = run.spec.base
-    if base.kind == "none":
+    section = run.spec.base
+    if section.kind == "none":
         return Produced.not_applicable(run.node.name, 'this experiment has no model: base.kind = "none"')
-    found, pinned = pointers.hub_pointer(base) if base.kind == "hub" else pointers.path_pointer(base)
-    row = {"experiment": run.key, "role": "base", "step": 0, "final": True, "method": "base", **found}
-    return Produced(tables={"checkpoints": from_rows("checkpoints", [row])}, checks=(pinned,))
+    row = {"experiment": run.key, "role": "base", "step": 0, "final": True, "method": "base"}
+    if section.kind == "tiny":
+        return _tiny_base(run, row)
+    found, pinned = pointers.hub_pointer(section) if section.kind == "hub" else pointers.path_pointer(section)
+    elsewhere = CheckOutcome(base.LEARNT, passed=True, message="trained elsewhere")
+    return Produced(tables={"checkpoints": from_rows("checkpoints", [row | found])}, checks=(pinned, elsewhere))
+
+
+def _tiny_base(run: AssetRun, row: dict[str, Any]) -> Produced:
+    from etpi_resources.chat_format import load_chat_format
+
+    section = run.spec.base
+    chat = load_chat_format(section.tokenizer, section.chat_template)
+    report = base.build(run.lake, section.tiny, chat, code_version(run.node), context=run.context)
+    folder = run.lake.checkpoint_dir(report["checkpoint_id"])
+    row |= {
+        "checkpoint_id": report["checkpoint_id"],
+        "path": str(folder.relative_to(run.lake.root)),
+        "train_loss": report["log"][-1]["loss"],
+        "wall_seconds": report["seconds"],
+        "hyperparameters": section.tiny.model_dump_json(),
+    }
+    pinned = CheckOutcome(pointers.PINNED, passed=True, message="built here, named by its content")
+    curve = [{"role": "base", "seed": section.tiny.seed, "val_loss": None, **line} for line in report["log"]]
+    return Produced(
+        tables={"checkpoints": from_rows("checkpoints", [row])},
+        checks=(pinned, base.learnt(report)),
+        metadata={"loss": dg.MetadataValue.md(loss_plot(curve)), "parameters": report["parameters"]},
+    )
 
 
 @etpi_asset("sft_checkpoint", checks=sft.CHECKS)

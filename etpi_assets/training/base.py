@@ -1,0 +1,125 @@
+"""The recipe of the tiny base: a corpus of templated conversations, and a model pretrained on it, once by content.
+
+Belongs here: from a spec's `base.tiny` to a checkpoint in the lake. Does not belong here: the training loop (a worker),
+the world the conversations are of, or bases that come from elsewhere (`pointers`).
+
+The base is a competent agent that starts with bash: it reads, edits, checks and submits, thinks aloud most of the time,
+writes a fenced block now and then, and hardly ever plans first. That is what fine-tuning has to change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from etpi_assets.rollouts.policies.coop_tiny import BASE_HABITS
+from etpi_assets.rollouts.templated.coop_tiny import transcripts
+from etpi_assets.specs.models import AgentSection, TinySection
+from etpi_assets.training import kept
+from etpi_resources.chat_format import ChatFormat
+from etpi_resources.checks import CheckOutcome
+from etpi_resources.lake import Lake
+from etpi_resources.schemas import TABLES
+from etpi_resources.trainers.pipes import run_worker
+
+WORKER = "etpi_resources.trainers.workers.base_worker"
+LEARNT = "base_learnt"
+LOSS_BOUND = 0.6
+"""Nats a token, the mean over the last tenth of the run, over which the base is no competent agent: its habits are drawn
+at random, which costs about 0.2; a model that cannot copy names stays above 1."""
+
+
+def build(
+    lake: Lake,
+    section: TinySection,
+    chat: ChatFormat,
+    code: str,
+    *,
+    context: Any = None,
+    echo: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Pretrain the base, or find the one that the same section, vocabulary and code gave before.
+
+    Args:
+        code: version of the code that makes corpus and model.
+        context, echo: as for `run_worker`.
+    Returns:
+        The worker's report (see `base_worker.run`) with `checkpoint_id` and `reused`.
+    Raises:
+        WorkerFailed: the trainer failed; the message holds its last lines.
+    """
+    key = _key(section, chat, code)
+    if report := kept.find(lake, key):
+        echo("tiny base: built before, nothing to do")
+        return report | {"reused": True}
+    staging = lake.scratch(f"base/{key}")
+    shutil.rmtree(staging)
+    report = run_worker(WORKER, prepare(section, chat, staging), staging, context=context, echo=echo)
+    checkpoint, _ = lake.adopt_checkpoint(staging / report["folder"])
+    report |= {"checkpoint_id": checkpoint, "checkpoints": [{"checkpoint_id": checkpoint}]}
+    if learnt(report).passed:
+        kept.keep(lake, key, report)
+    shutil.rmtree(staging)
+    return report | {"reused": False}
+
+
+def prepare(section: TinySection, chat: ChatFormat, folder: Path) -> dict[str, Any]:
+    """Write corpus and tokenizer under `folder`; the worker's configuration."""
+    folder.mkdir(parents=True, exist_ok=True)
+    corpus = folder / "corpus.parquet"
+    schema = TABLES["sequences"].schema
+    pq.write_table(pa.Table.from_pylist(list(corpus_rows(section, chat)), schema=schema), corpus)
+    chat.save(folder / "tokenizer")
+    size = section.model_dump(exclude={"conversations", "reading_weight"})
+    return {"files": [str(corpus)], "tokenizer": str(folder / "tokenizer"), "vocabulary": chat.vocab_size, **size}
+
+
+def corpus_rows(section: TinySection, chat: ChatFormat) -> Iterator[dict[str, Any]]:
+    """The corpus as rows of the table `sequences`: a conversation each, the model's own turns at weight 1 and what it
+    reads at `reading_weight`."""
+    agent = AgentSection(tokenizer=chat.name)
+    for number, messages in enumerate(transcripts(section.seed, section.conversations, BASE_HABITS, agent)):
+        ids = chat.prompt_ids(messages[:2])
+        starts, ends, weights = [1], [len(ids)], [section.reading_weight]
+        for message in messages[2:]:
+            own = message["role"] == "assistant"
+            new = [*chat.encode(message["content"]), chat.end_id] if own else chat.observation_ids(message["content"])
+            starts.append(len(ids))
+            ids += new
+            ends.append(len(ids))
+            weights.append(1.0 if own else section.reading_weight)
+        yield {
+            "sequence_id": f"{number:08d}",
+            "split": "train",
+            "input_ids": ids,
+            "span_starts": starts,
+            "span_ends": ends,
+            "span_weights": weights,
+            "rows": len(starts),
+        }
+
+
+def learnt(report: Mapping[str, Any]) -> CheckOutcome:
+    """The base's loss fell as far as copying names takes it."""
+    tail = [line["loss"] for line in report["log"][-max(1, len(report["log"]) // 10) :]]
+    loss = sum(tail) / len(tail)
+    return CheckOutcome(
+        name=LEARNT,
+        passed=loss <= LOSS_BOUND,
+        message=f"loss {loss:.3f} at the end, bound {LOSS_BOUND}"
+        + ("" if loss <= LOSS_BOUND else "; raise base.tiny.conversations, or look at the rates"),
+        figures={"loss": loss, "parameters": report["parameters"], "seconds": report["seconds"]},
+    )
+
+
+def _key(section: TinySection, chat: ChatFormat, code: str) -> str:
+    vocabulary = hashlib.sha256(chat.tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
+    depends = {"section": section.model_dump(mode="json"), "vocabulary": vocabulary, "template": chat.template, "code": code}
+    return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()
