@@ -304,7 +304,7 @@ def test_infrastructure_errors_are_marked_and_crashed_agents_stay_in():
 def test_one_agent_alone_has_no_pair_behaviour():
     found, rows = one(agent("solo", [run("ls")]))
     assert found["plan_first"] is None and found["plan_first_reason"] == "one agent alone"
-    assert rows[0]["plan_first"] is None
+    assert rows[0]["plan_first"] is None and rows[0]["follow_through"] is None and found["follow_through"] is None
 
 
 def test_message_commands_of_the_scoring_section_are_read_where_the_capture_did_not_know_them():

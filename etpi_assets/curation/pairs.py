@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -218,7 +219,7 @@ def format_tokens(output: np.ndarray, chat: ChatFormat) -> int:
         return 0
     count = 0
     starts = np.flatnonzero(output == chat.tool_open_id).tolist()
-    for start, bound in zip(starts, [*starts[1:], len(output)], strict=True):
+    for start, bound in pairwise([*starts, len(output)]):
         closes = np.flatnonzero(output[start:bound] == chat.tool_close_id)
         call = output[start : start + int(closes[0]) + 1 if len(closes) else bound].tolist()
         text = chat.decode(call)

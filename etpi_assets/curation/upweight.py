@@ -67,12 +67,10 @@ def weigh(pairs: pa.Table, section: DatasetSection, heldout_tasks: Collection[st
 
 
 def validation_repos(repos: Iterable[str | None], fraction: float) -> set[str | None]:
-    """The repositories kept for validation: round(fraction * n) of them, in an order that depends on their names alone;
-    at least one where the fraction is not 0, never all."""
+    """The repositories kept for validation: round(fraction * n) of them, never all, in an order that depends on their
+    names alone."""
     names = sorted(set(repos), key=lambda repo: hashlib.sha256(str(repo).encode()).digest())
-    if fraction == 0 or len(names) < 2:
-        return set()
-    return set(names[: min(len(names) - 1, max(1, round(fraction * len(names))))])
+    return set(names[: min(len(names) - 1, round(fraction * len(names)))]) if names else set()
 
 
 def _fails(

@@ -10,7 +10,7 @@ Readings where the definition leaves room:
 - A responder's acknowledgement names both paths where it names at least two (one, where the task names only one), and
   two, or all there are, of those in the messages that came before.
 - "By turn 5" is turn <= 5, counted from 0. An agent that sends no message has no plan to follow through.
-- plan_first and plan_content are null where a single agent acts, and all three where infrastructure failed.
+- All three are null where a single agent acts, and where infrastructure failed.
 """
 
 from __future__ import annotations
@@ -131,29 +131,18 @@ class _Judge:
         return Judged(pair | {"follow_through": None}, [self._agent(a, None, None, {}, reason) for a in self.agents])
 
     def verdicts(self) -> Judged:
+        if len(self.agents) < 2:
+            return self.nothing("one agent alone" if self.agents else "missing agents")
         first = {agent.agent_id: self.plan_first(agent) for agent in self.agents}
         content = {agent.agent_id: self.plan_content(agent) for agent in self.agents}
         followed = [self.follow_through(agent) for agent in self.agents]
-        pair = len(self.agents) > 1
         rows = [
-            self._agent(
-                agent,
-                first[agent.agent_id] is None if pair else None,
-                content[agent.agent_id] is None if pair else None,
-                follow,
-                reason,
-            )
+            self._agent(agent, first[agent.agent_id] is None, content[agent.agent_id] is None, follow, reason)
             for agent, (follow, reason) in zip(self.agents, followed, strict=True)
         ]
-        shares = [follow["follow_through"] for follow, _ in followed]
-        return Judged(
-            {
-                **_pair("plan_first", first, pair),
-                **_pair("plan_content", content, pair),
-                "follow_through": sum(shares) / len(shares) if shares else None,
-            },
-            rows,
-        )
+        share = sum(follow["follow_through"] for follow, _ in followed) / len(followed)
+        pair = {**_pair("plan_first", first), **_pair("plan_content", content), "follow_through": share}
+        return Judged(pair, rows)
 
     def plan_first(self, agent: Agent) -> str | None:
         """Why the agent did not plan first; None where it did."""
@@ -240,9 +229,7 @@ class _Judge:
         }
 
 
-def _pair(name: str, reasons: Mapping[str, str | None], pair: bool) -> dict[str, Any]:
-    if not pair:
-        return {name: None, f"{name}_reason": "one agent alone" if reasons else "missing agents"}
+def _pair(name: str, reasons: Mapping[str, str | None]) -> dict[str, Any]:
     failed = [f"{agent_id}: {reason}" for agent_id, reason in reasons.items() if reason]
     return {name: not failed, f"{name}_reason": "; ".join(failed) or None}
 

@@ -1,0 +1,100 @@
+"""A small dataset out of rollouts of the embedded world, for tests of what stands between rollouts and training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+
+from etpi_assets.curation import merge, select, upweight
+from etpi_assets.curation.assets import student_prompt
+from etpi_assets.curation.captured import captured_agents
+from etpi_assets.curation.pairs import CapturedAgent, make_pairs
+from etpi_assets.rollouts.agent import Identity, run_rollout
+from etpi_assets.rollouts.policies.coop_tiny import CoopTinyPolicy, Skill
+from etpi_assets.rollouts.tables import to_tables
+from etpi_assets.rollouts.templated.coop_tiny import Unjudged
+from etpi_assets.rollouts.templated.emulated import EmulatedFactory
+from etpi_assets.scoring.behaviours import score
+from etpi_assets.specs.models import AgentSection, DatasetSection, PairsSection, ScoringSection, SelectSection
+from etpi_assets.tasks.coop_tiny import FAMILY
+from etpi_assets.tasks.coop_tiny.generate import draw_tasks
+from etpi_assets.tasks.table import task_table
+from etpi_resources.chat_format import load_chat_format
+from etpi_resources.engines.scripted import ScriptedEngine
+
+CHAT = load_chat_format("tiny")
+TASKS = list(islice(draw_tasks("made", 0, "train"), 6))
+HELDOUT = list(islice(draw_tasks("made", 0, "heldout"), 4))
+
+
+@cache
+def rollouts(steering: bool = True, history_think: Any = "keep") -> Mapping[str, pa.Table]:
+    """Six rollouts of a teacher that thinks aloud and is at times unreadable, all judged to have passed."""
+    agent = AgentSection(steering=steering, history_think=history_think, max_steps=16)
+    skill = Skill(verbose_think=0.6, malformed=0.05, markdown=0.05, ack=0.3)
+    engine = ScriptedEngine(CoopTinyPolicy(skill, 0), CHAT, "made")
+    identity = Identity(spec_key="made", origin="set", engine="scripted", teacher="made", rollout_set="made")
+    records = []
+    for task in TASKS:
+        record = run_rollout(task, Unjudged(), engine, EmulatedFactory(), agent, CHAT, identity=identity)
+        assert record.error is None, record.error
+        record.outcome = {"reward": 1.0, "verdict": "passed"}
+        records.append(record)
+    return to_tables(records)
+
+
+def default(task_id: str | None, agent_id: str) -> list[dict[str, str]]:
+    task = next(task for task in TASKS if task.task_id == task_id)
+    role = next(role for role in FAMILY.roles(task) if role.agent_id == agent_id)
+    return student_prompt(AgentSection(steering=True), task, role)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """What the curation stage makes of the rollouts."""
+
+    tables: Mapping[str, pa.Table]
+    scores: pa.Table
+    agent_scores: pa.Table
+    selected: pa.Table
+    agents: list[CapturedAgent]
+    pairs: pa.Table
+    pairs_dropped: pa.Table
+    rows: pa.Table
+    sequences: pa.Table
+    dropped: pa.Table
+    tasks: pa.Table
+
+
+def dataset(
+    pairs: Mapping[str, Any] | None = None,
+    weights: Mapping[str, Any] | None = None,
+    *,
+    steering: bool = True,
+    history_think: str = "keep",
+) -> Dataset:
+    """The dataset under the sections `pairs` and `dataset`, each given by the keys that are not its defaults."""
+    return _dataset(json.dumps(pairs or {}), json.dumps(weights or {}), steering, history_think)
+
+
+@cache
+def _dataset(pairs: str, weights: str, steering: bool, history_think: str) -> Dataset:
+    section, dataset_section = PairsSection(**json.loads(pairs)), DatasetSection(**json.loads(weights))
+    tables, tasks = rollouts(steering, history_think), task_table([*TASKS, *HELDOUT])
+    scored = score(tables["rollouts"], tables["agents"], tables["turns"], tasks, ScoringSection())
+    chosen = select.select(tables["rollouts"], scored["scores"], SelectSection(require=()))
+    names = chosen["selected"]["rollout_id"].to_pylist()
+    agents = list(captured_agents(tables, names, section, CHAT, default, {}))
+    made = make_pairs(agents, section, CHAT)
+    weighed = upweight.weigh(made["pairs"], dataset_section)
+    merged = merge.merge(weighed["dataset_rows"], made["pairs"])
+    return Dataset(
+        tables, scored["scores"], scored["agent_scores"], chosen["selected"], agents, made["pairs"], made["dropped"],
+        merged["dataset_rows"], merged["sequences"], weighed["dropped"], tasks,
+    )  # fmt: skip
