@@ -1,0 +1,93 @@
+"""The tiny base: copying heads from the first step, a corpus in the loop's own form, one build by content."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+from etpi_assets.specs.models import TinySection
+from etpi_assets.training import base
+from etpi_resources.chat_format import load_chat_format
+from etpi_resources.lake import Lake
+from etpi_resources.trainers.pipes import run_worker
+from etpi_resources.trainers.workers.induction import put_copying_heads
+
+SMALL = TinySection(conversations=24, batch_tokens=4096, layers=2, heads=2)
+
+
+def _model(**size) -> Qwen3ForCausalLM:
+    torch.manual_seed(0)
+    size = {"num_attention_heads": 3, "num_key_value_heads": 3, "num_hidden_layers": 3, **size}
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=851,
+            hidden_size=128,
+            intermediate_size=384,
+            head_dim=64,
+            tie_word_embeddings=True,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+            **size,
+        )
+    )
+
+
+@torch.no_grad()
+def _copied(model: Qwen3ForCausalLM, length: int) -> float:
+    """Share of tokens told right in the second pass over a random sequence."""
+    once = torch.randint(0, 851, (8, length), generator=torch.Generator().manual_seed(1))
+    twice = torch.cat([once, once], 1)
+    told = model(input_ids=twice).logits.argmax(-1)
+    return (told[:, length:-1] == twice[:, length + 1 :]).float().mean().item()
+
+
+def test_heads_copy_before_any_training():
+    model = _model()
+    assert _copied(model, 30) < 0.05
+    put_copying_heads(model, seed=0)
+    assert _copied(model, 30) > 0.75
+    assert _copied(model, 200) > 0.5
+
+
+@pytest.mark.parametrize("size", [{"num_hidden_layers": 1}, {"num_key_value_heads": 1}])
+def test_a_model_without_room_for_them_is_refused(size):
+    with pytest.raises(ValueError, match="two layers and two heads"):
+        put_copying_heads(_model(**size), seed=0)
+
+
+def test_the_corpus_has_the_form_of_the_loop():
+    chat = load_chat_format("tiny")
+    rows = list(base.corpus_rows(SMALL, chat))
+    assert len(rows) == SMALL.conversations
+    for row in rows:
+        spans = list(zip(row["span_starts"], row["span_ends"], row["span_weights"], strict=True))
+        assert spans[0][0] == 1 and spans[-1][1] == len(row["input_ids"])
+        assert all(a[1] == b[0] for a, b in zip(spans, spans[1:], strict=False))
+        own = [row["input_ids"][start:end] for start, end, weight in spans if weight == 1.0]
+        assert own and all(ids[-1] == chat.end_id and chat.turn_id not in ids for ids in own)
+    assert rows == list(base.corpus_rows(SMALL, chat))
+
+
+def test_it_is_built_once_and_found_by_content(tmp_path: Path):
+    chat, lake, said = load_chat_format("tiny"), Lake(tmp_path / "data"), []
+    first = base.build(lake, SMALL, chat, "code", echo=said.append)
+    folder = lake.checkpoint_dir(first["checkpoint_id"])
+    assert {p.name for p in folder.iterdir()} >= {"model.safetensors", "config.json", "tokenizer.json"}
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.convert_tokens_to_ids("<|im_end|>") == chat.end_id
+    assert first["log"][-1]["loss"] < first["log"][0]["loss"]
+    # So few steps give no competent base, and what failed its check is not kept to be found again.
+    assert not base.learnt(first).passed and "base.tiny.conversations" in base.learnt(first).message
+    again = run_worker(base.WORKER, base.prepare(SMALL, chat, tmp_path / "again"), tmp_path / "again", echo=None)
+    assert lake.adopt_checkpoint(tmp_path / "again" / again["folder"])[0] == first["checkpoint_id"]
+
+
+def test_a_good_base_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(base, "LOSS_BOUND", 100.0)
+    chat, lake = load_chat_format("tiny"), Lake(tmp_path / "data")
+    first = base.build(lake, SMALL, chat, "code", echo=lambda line: None)
+    assert base.build(lake, SMALL, chat, "code", echo=lambda line: None)["reused"]
+    other = base.build(lake, SMALL.model_copy(update={"seed": 1}), chat, "code", echo=lambda line: None)
+    assert not other["reused"] and other["checkpoint_id"] != first["checkpoint_id"]
