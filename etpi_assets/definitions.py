@@ -12,11 +12,21 @@ from typing import Any
 import dagster as dg
 
 from etpi_assets.console import console_logger
+from etpi_assets.curation import assets as curation
+from etpi_assets.evaluation import assets as evaluation
 from etpi_assets.jobs import build_jobs
 from etpi_assets.materialize import RESOURCE, build_asset
+from etpi_assets.reports import assets as reports
 from etpi_assets.resources import Resources
+from etpi_assets.rollouts import assets as rollouts
+from etpi_assets.scoring import assets as scoring
+from etpi_assets.specs import assets as specs_stage
 from etpi_assets.specs.load import Specs, load_specs
+from etpi_assets.tasks import assets as tasks
+from etpi_assets.training import assets as training
 from etpi_resources.lake import Lake
+
+STAGES = (specs_stage, tasks, rollouts, scoring, curation, training, evaluation, reports)
 
 
 class EtpiResource(dg.ConfigurableResource):
@@ -28,23 +38,11 @@ class EtpiResource(dg.ConfigurableResource):
         return Resources(lake=Lake.open(), concurrency=self.concurrency)
 
 
-def _recipes():
-    import importlib
-
-    found = []
-    for stage in ("specs", "tasks", "rollouts", "scoring", "curation", "training", "evaluation", "reports"):
-        try:
-            found += importlib.import_module(f"etpi_assets.{stage}.assets").ASSETS
-        except ImportError as error:
-            print("not yet:", stage, error)
-    return found
-
-
 def build_defs(specs: Specs | None = None, resource_overrides: Mapping[str, Any] | None = None) -> dg.Definitions:
     """The definitions for a reading of the specs (default: the shipped ones and the user's)."""
     specs = specs or load_specs()
     return dg.Definitions(
-        assets=[build_asset(recipe, specs) for recipe in _recipes()],
+        assets=[build_asset(recipe, specs) for stage in STAGES for recipe in stage.ASSETS],
         jobs=build_jobs(specs),
         resources={RESOURCE: EtpiResource(), **(resource_overrides or {})},
         executor=dg.in_process_executor,

@@ -75,7 +75,7 @@ def test_every_asset_page_says_what_it_is():
         assert asset.owners and asset.kinds and asset.code_version
         assert (asset.partitions_def is None) == (node.set == "all")
         if node.tables:
-            schema = asset.metadata["dagster/column_schema"].schema
+            schema = asset.metadata["dagster/column_schema"]
             assert [c.name for c in schema.columns] == [c[0] for c in TABLES[node.tables[0]].columns]
             assert all(column.description for column in schema.columns)
 
