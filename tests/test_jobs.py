@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import dagster as dg
@@ -141,20 +143,40 @@ def test_bring_experiment_submits_exactly_what_is_not_there(world, instance):
     assert across == set(JOBS["publish_catalog"][1])
 
 
-def _command(*words, folder):
-    environment = {**os.environ, "DAGSTER_HOME": str(folder), "PYTHONWARNINGS": "ignore"}
-    (folder / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
+def _command(*words, home, cwd):
+    shutil.copy(ROOT / "dagster.yaml", home)
+    environment = {**os.environ, "DAGSTER_HOME": str(home), "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
     program = str(Path(sys.executable).parent / words[0])
-    return subprocess.run([program, *words[1:]], cwd=ROOT, env=environment, capture_output=True, text=True)
+    return subprocess.run([program, *words[1:]], cwd=cwd, env=environment, capture_output=True, text=True)
 
 
 def test_dg_launch_of_an_unknown_name_exits_with_1_and_lists_the_valid_ones(tmp_path):
-    done = _command("dg", "launch", "--job", "run_experiment", "--partition", "plan_frist", folder=tmp_path)
+    words = ("dg", "launch", "--job", "run_experiment", "--partition", "plan_frist")
+    done = _command(*words, home=tmp_path, cwd=ROOT)
     assert done.returncode == 1
     assert "Valid names: " + ", ".join(load_specs().keys("experiment")) in done.stderr
-    done = _command("dg", "launch", "--job", "run_experiment", folder=tmp_path)
+
+
+def test_dg_launch_without_a_name_exits_with_1(tmp_path):
+    # Not in the checkout, whose .env would name the user's own home.
+    words = ("dg", "launch", "-m", "etpi_assets.definitions", "--job", "run_experiment")
+    done = _command(*words, home=tmp_path, cwd=tmp_path)
     assert done.returncode == 1
     assert "this run names no experiment" in done.stderr + done.stdout
+
+
+def test_dagster_job_launch_needs_no_daemon_and_says_what_is_missing(tmp_path):
+    tags = '{"dagster/partition": "plan_first_tiny"}'
+    words = ("dagster", "job", "launch", "-m", "etpi_assets.definitions", "-j", "run_experiment", "--tags", tags)
+    assert _command(*words, home=tmp_path, cwd=tmp_path).returncode == 0, "it only submits"
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        end = time.monotonic() + 90
+        while not (run := instance.get_runs()[0]).is_finished and time.monotonic() < end:
+            time.sleep(0.5)
+        assert run.status == dg.DagsterRunStatus.FAILURE
+        failures = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
+        said = failures[0].get_dagster_event().step_failure_data.user_failure_data.description
+    assert "dg launch --job collect_rollouts --partition coop_tiny_strong" in said
 
 
 def test_make_run_exits_with_1_where_a_step_fails(world, instance, monkeypatch, capsys):
