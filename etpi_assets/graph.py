@@ -195,6 +195,7 @@ _NODES = (
         sections=("train", "seeds", "requires", "base"),
         code=(
             "etpi_assets.training.sft",
+            "etpi_assets.training.sft_checks",
             "etpi_resources.trainers.workers.sft_worker",
             "etpi_resources.trainers.workers.weighted_trainer",
             "etpi_resources.trainers.workers.plan",

@@ -14,6 +14,7 @@ also fire when merely the thread that started the child ends.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -78,10 +79,8 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _signal(pid: int, number: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass
 
 
 def _take_lock(path: str) -> None:

@@ -15,7 +15,7 @@ from etpi_assets.asset_run import Outcome
 from etpi_assets.materialize import RESOURCE, build_asset
 from etpi_assets.resources import Resources
 from etpi_assets.specs.models import BaseSection, TrainSection
-from etpi_assets.training import assets, pointers, sft
+from etpi_assets.training import assets, pointers, sft, sft_checks
 from etpi_assets.training.plots import loss_plot
 from etpi_resources.lake import BlockedInput, Lake, LakeError, Ref, folder_hash
 from etpi_resources.schemas import empty, from_rows
@@ -79,7 +79,7 @@ def test_a_checkpoint_a_seed_with_its_intermediate_steps_log_and_checks(training
     assert not training.failures(training.make("base_checkpoint"))
     outcome = training.make("sft_checkpoint")
     assert not outcome.manifest.blocked, training.failures(outcome)
-    assert [check["name"] for check in outcome.manifest.checks] == list(sft.CHECKS)
+    assert [check["name"] for check in outcome.manifest.checks] == list(sft_checks.CHECKS)
     assert outcome.manifest.seeds == [0, 1]
 
     checkpoints = training.rows("sft_checkpoint", "checkpoints")
@@ -285,11 +285,11 @@ FAULTS = {
     "logits differ": ("reload_equals_saved", {"saved": {"reload_difference": 0.01}}, "0.01"),
     "merged wrongly": ("reload_equals_saved", {"saved": {"merge_difference": 0.01}}, "0.01"),
 }  # fmt: skip
-EXPECTED = sft.Expected(sequences=4, labels=50, tokens=90)
+EXPECTED = sft_checks.Expected(sequences=4, labels=50, tokens=90)
 
 
 def test_a_good_report_passes_every_check():
-    assert all(check.passed and check.blocking for check in sft.checks({0: report(), 1: report()}, EXPECTED))
+    assert all(check.passed and check.blocking for check in sft_checks.checks({0: report(), 1: report()}, EXPECTED))
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -297,7 +297,7 @@ def test_each_fault_fails_its_check_and_says_which_seed(fault):
     import re
 
     name, changes, words = FAULTS[fault]
-    outcomes = {check.name: check for check in sft.checks({0: report(), 7: report(**changes)}, EXPECTED)}
+    outcomes = {check.name: check for check in sft_checks.checks({0: report(), 7: report(**changes)}, EXPECTED)}
     assert not outcomes[name].passed
     assert re.search(words, outcomes[name].message) and "seed 7" in outcomes[name].message
     assert "seed 0" not in outcomes[name].message

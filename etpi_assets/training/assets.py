@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import dagster as dg
 
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
 from etpi_assets.specs.models import ExperimentSpec
-from etpi_assets.training import base, pointers, sft
+from etpi_assets.training import base, pointers, sft, sft_checks
 from etpi_assets.training.plots import loss_plot
 from etpi_assets.versions import code_version
 from etpi_resources.checks import CheckOutcome
@@ -52,7 +53,7 @@ def _tiny_base(run: AssetRun, row: dict[str, Any]) -> Produced:
     )
 
 
-@etpi_asset("sft_checkpoint", checks=sft.CHECKS)
+@etpi_asset("sft_checkpoint", checks=sft_checks.CHECKS)
 def sft_checkpoint(run: AssetRun) -> Produced:
     spec: ExperimentSpec = run.spec
     if spec.train.method == "none":
@@ -68,6 +69,8 @@ def sft_checkpoint(run: AssetRun) -> Produced:
     hashes = [entry["sha256"] for entry in dataset.tables["sequences"]["files"]]
     from etpi_resources.chat_format import load_chat_format
 
+    # A check worded otherwise makes the asset anew, and finds what the same trainer made before.
+    trainer = code_version(replace(run.node, code=tuple(n for n in run.node.code if n.startswith("etpi_resources"))))
     requests = {
         seed: sft.Request(
             experiment=run.key,
@@ -78,11 +81,11 @@ def sft_checkpoint(run: AssetRun) -> Produced:
             seed=seed,
             chat_template=load_chat_format(spec.base.tokenizer, spec.base.chat_template).template,
             gpu=spec.requires == "gpu",
-            code=code_version(run.node),
+            code=trainer,
         )
         for seed in spec.seeds
     }
-    expected = sft.expected_of(run.lake, files)
+    expected = sft_checks.expected_of(run.lake, files)
     reports = {
         seed: sft.train_once(run.lake, request, expected=expected, context=run.context)
         for seed, request in requests.items()
@@ -91,7 +94,7 @@ def sft_checkpoint(run: AssetRun) -> Produced:
     log = [row for seed, r in requests.items() for row in sft.log_rows(r, reports[seed])]
     return Produced(
         tables={"checkpoints": from_rows("checkpoints", rows), "training_log": from_rows("training_log", log)},
-        checks=sft.checks(reports, expected),
+        checks=sft_checks.checks(reports, expected),
         metadata={"loss": dg.MetadataValue.md(loss_plot(log)), **_figures(reports)},
         notes={"keys": {str(seed): request.key for seed, request in requests.items()}},
         seeds=spec.seeds,
