@@ -33,6 +33,7 @@ def test_shipped_specs_are_valid():
         ("sead = [1]", "sead", "'seeds'"),
         ("[train]\nlearning_rat = 1", "train.learning_rat", "'train.learning_rate'"),
         ("learning_rate = 1", "learning_rate", "'train.learning_rate'"),
+        ("[train]\nmin_reward = 1", "train.min_reward", "'select.min_reward'"),
         ("[[evaluate.decodings]]\nname = 'x'\ntemprature = 1", "evaluate.decodings.0.temprature", "temperature'"),
     ],
 )
