@@ -73,7 +73,7 @@ def test_staleness_goes_through_the_whole_chain(world):
     assert states["raw_rollouts"].reason.startswith("its spec changed")
     assert states["tasks"].state == states["base_checkpoint"].state == "ok"
     assert states["eval_metrics"].state == states["model_card"].state == "stale"
-    assert "raw_rollouts of few is stale" in states["tito_pairs"].reason
+    assert states["tito_pairs"].reason == "selected_trajectories, raw_rollouts of few are stale"
 
 
 def test_an_unchanged_result_upstream_stops_the_wave(world):

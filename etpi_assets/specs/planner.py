@@ -148,12 +148,17 @@ def _step(
     if blocked and blocked.input_key == wanted and not waits:
         return step("blocked", "; ".join(f"{check['name']}: {check['message']}" for check in blocked.failures))
     if have is None:
-        return step("missing", "after " + ", ".join(f"{s.asset} of {s.key}" for s in waits) if waits else "never made")
+        return step("missing", f"after {_named(waits, key)}" if waits else "never made")
     if waits:
-        return step("stale", ", ".join(f"{s.asset} of {s.key} is {s.state}" for s in waits))
+        states = " or ".join(dict.fromkeys(s.state for s in waits))
+        return step("stale", f"{_named(waits, key)} {'is' if len(waits) == 1 else 'are'} {states}")
     if have.input_key != wanted or blocked:
         return step("stale", _what_changed(node, key, specs, inputs, have))
     return step("ok")
+
+
+def _named(steps: Sequence[Step], key: str) -> str:
+    return ", ".join(s.asset if s.key == key else f"{s.asset} of {s.key}" for s in steps)
 
 
 def _what_changed(node: Node, key: str, specs: Specs, inputs: Mapping[str, str], have: Manifest) -> str:
