@@ -95,8 +95,8 @@ class Specs:
         return entry.spec
 
     def section_hash(self, set: str, key: str, sections: Sequence[str]) -> str:
-        """sha256 (hex) over the named keys of the resolved spec ("train", "evaluate.suite"), all of it for "*"; of nothing
-        for "all". A key below a section that is null is null."""
+        """sha256 (hex) over the named keys of the resolved spec ("train", "evaluate.suite"), all of it for "*"; of
+        nothing for "all". A key below a section that is null is null."""
         spec = self.get(set, key).model_dump(mode="json") if set != "all" and sections else {}
         return _sha256(spec if tuple(sections) == ("*",) else {name: part(spec, name) for name in sections})
 
