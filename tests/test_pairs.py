@@ -96,6 +96,10 @@ def test_a_teacher_whose_history_was_stripped_while_it_ran_gives_the_same_pairs(
     for key in shared:
         if key[2] == 0:
             assert all(np.array_equal(a, b) for a, b in zip(live[key], kept[key], strict=True))
+    captured = dict(iter_prompts(rollouts(history_think="strip")["turns"]))
+    for key, (prompt, _) in live.items():
+        later = len(prompt) - len(live[*key[:2], 0][0]) if (*key[:2], 0) in live else 0
+        assert later == 0 or np.array_equal(prompt[-later:], captured[key][-later:]), "as captured after the splice"
     prefixes = dataset(history_think="strip").pairs["prefix_turn"]
     assert len(prefixes) - prefixes.null_count == len(prefixes) - 12, "captured as forks, chained once stripped"
 
@@ -168,6 +172,19 @@ def test_a_turn_that_cannot_be_stripped_stays_whole_in_history():
     _, pairs = dropped(turns(f"<think>one{END}", f"<think>x</think>two{END}", f"three{END}"))
     prompt = CHAT.decode(whole(pairs)["r", "a", 2][0])
     assert "<think>one" in prompt and "<think>x" not in prompt and "two" in prompt
+
+
+def test_a_prompt_that_was_rendered_anew_is_edited_for_itself():
+    start = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    more = "\n<|im_start|>user\nok<|im_end|>\n<|im_start|>assistant\n"
+    rendered = [start, f"{start}<think>x</think>one{END}{more}", f"{start}<think>y</think>ONE{END}{more}two{END}{more}"]
+    outputs = [f"<think>x</think>one{END}", f"two{END}", f"three{END}"]
+    made = [CapturedTurn(n, ids(p), ids(o), "native") for n, (p, o) in enumerate(zip(rendered, outputs, strict=True))]
+    for first in (0, 1):
+        _, pairs = dropped([CapturedAgent("r", "a", made[first:])])
+        read = {key[2]: CHAT.decode(prompt) for key, (prompt, _) in whole(pairs).items()}
+        assert read[1] == f"{start}one{END}{more}" and read[2] == f"{start}ONE{END}{more}two{END}{more}"
+        assert pairs["prefix_turn"].to_pylist() == [None, 0, None][first:] if first == 0 else [None, None]
 
 
 def test_metadata_say_where_a_pair_is_from():

@@ -91,6 +91,13 @@ def test_a_part_of_the_steering_is_found_and_short_echoes_are_not():
     assert TRACES.find(array(CHAT.encode("Plan: I'll take a.py, then do your part."))) is None
 
 
+def test_a_run_of_ids_is_found_where_there_are_too_few_words():
+    traces = Traces.of(["Steps: (1) -> [2]; {3} => <4>, !5! ~6~"], [], CHAT)
+    few = array(CHAT.encode("[2]; {3} => <4>"))
+    assert len(few) >= 8 and traces.find(few) is not None
+    assert traces.find(array(CHAT.encode("[2]; {4} => <3>"))) is None
+
+
 def test_what_the_default_prompt_says_too_is_no_trace():
     assert Traces.of([TEXT], [TEXT], CHAT).find(STEERED_IDS) is None
 

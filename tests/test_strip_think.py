@@ -168,5 +168,5 @@ def test_history_keeps_what_nothing_delimits_and_the_templates_empty_block():
 
 
 def test_the_generation_prompt_is_not_history():
-    prompt = np.concatenate([conversation(CALL), ids("<think>\nhm\n</think>\n\n")])
+    prompt = np.concatenate([conversation(CALL), ids("<think>\nhm\n</think>\n\nSo: ")])
     assert strip_history(prompt, CHAT)[1] == 0

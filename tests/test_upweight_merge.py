@@ -139,6 +139,8 @@ def test_samples_of_one_prompt_and_agents_with_one_prompt_do_not_share_a_sequenc
     _, sequences, _ = built(pairs_of([([1, 2], [3]), ([1, 2], [4])], [([1, 2], [3])]))
     assert [s["input_ids"] for s in sequences.to_pylist()] == [[1, 2, 3], [1, 2, 4], [1, 2, 3]]
     assert len(set(sequences["sequence_id"].to_pylist())) == 3
+    _, sequences, _ = built(pairs_of([([1, 2], [3])], [([1, 2, 3, 4], [5])]))
+    assert sequences["rows"].to_pylist() == [1, 1], "a sequence is one agent's, so of one side of the split"
 
 
 def test_the_trainer_reads_the_same_labels(tmp_path):
@@ -232,9 +234,6 @@ def test_merged_sequences_have_the_gradient_of_the_rows(form, history):
     merged = gradient([expand(sequence) for sequence in sequences.to_pylist()])
     apart = gradient(list(one_by_one(rows, few)))
     assert (merged - apart).norm() / apart.norm() <= 1e-5
-    print(
-        f"{form} {history}: relative difference {(merged - apart).norm() / apart.norm():.1e}, {saving(rows, few, sequences)}"
-    )
 
 
 def test_a_wrong_span_would_be_seen():
