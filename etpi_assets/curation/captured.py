@@ -58,8 +58,7 @@ def captured_agents(
         facts["role"] = agent["role"]
         if section.capture == "native":
             found = [_turn(row, prompts.get((*key, row["turn"])), row["output"], row["capture"]) for row in turns[key]]
-            before = [{"role": m["role"], "content": m["content"]} for m in told if m["kind"] == "prompt"]
-            yield CapturedAgent(*key, found, before if wanted else None, wanted, facts)
+            yield CapturedAgent(*key, found, _before(told) if wanted else None, wanted, facts)
         else:
             yield CapturedAgent(*key, _retokenised(turns[key], told, wanted, chat, template_kwargs), facts=facts)
 
@@ -86,6 +85,11 @@ def _retokenised(
         prompt, output = (None, None) if pair is None else (_ids(pair.prompt_ids), _ids(pair.output_ids))
         found.append(_turn(row, prompt, output, "none" if pair is None else "retokenised"))
     return found
+
+
+def _before(messages: Sequence[Mapping[str, Any]]) -> Messages:
+    """The first messages as the teacher read them."""
+    return [{"role": m["role"], "content": m["content"]} for m in messages if m["kind"] == "prompt"]
 
 
 def _turn(row: Mapping[str, Any], prompt: np.ndarray | None, output: np.ndarray | None, capture: str) -> CapturedTurn:
