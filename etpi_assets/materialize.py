@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from etpi_assets.asset_run import AssetRun, Outcome, Produced, Recipe, require_inputs
 from etpi_assets.graph import GRAPH, JOBS, Node
 from etpi_assets.partitions import PARTITION_TAG, mapping, partition_sets
-from etpi_assets.resources import HardwareMissing, Resources, require_hardware
+from etpi_assets.resources import EngineUnavailable, HardwareMissing, Resources, require_hardware
 from etpi_assets.specs.load import SpecError, Specs
 from etpi_assets.specs.paths import PathError
 from etpi_assets.versions import code_version
@@ -31,7 +31,15 @@ __all__ = ["AssetRun", "Produced", "build_asset", "etpi_asset"]
 OWNER = "team:etpi"
 RESOURCE = "etpi"
 PREVIEW_ROWS, PREVIEW_CHARACTERS = 5, 60
-EXPECTED_FAILURES = (LakeError, SpecError, PathError, HardwareMissing, SandboxUnavailable, WorkerFailed)
+EXPECTED_FAILURES = (
+    LakeError,
+    SpecError,
+    PathError,
+    HardwareMissing,
+    EngineUnavailable,
+    SandboxUnavailable,
+    WorkerFailed,
+)
 """Errors that say all a person needs; their traceback would only hide it."""
 
 
