@@ -69,7 +69,8 @@ def run_worker(
         config: what it is asked to do (JSON).
         folder: where it works; made where missing, its earlier result removed.
         context: Dagster's execution context; the worker's lines then reach the run's log through Pipes.
-        echo: gets every line the worker prints; None keeps them in `worker.log` alone.
+        echo: gets every line the worker prints where there is no Dagster to say its progress already; None keeps them
+            in `worker.log` alone.
         grace: seconds the worker has to end after this process was interrupted.
 
     Raises:
@@ -100,7 +101,7 @@ def run_worker(
                 log.write(line)
                 log.flush()
                 last.append(line.rstrip("\n"))
-                if echo is not None:
+                if echo is not None and context is None:
                     echo(last[-1])
             status = process.wait()
         finally:
