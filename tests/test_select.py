@@ -86,12 +86,14 @@ def test_the_reward_does_not_filter_where_it_is_switched_off():
     assert found == ["c"] and reasons["a"][0] == "not_correct", "shortest-correct is among the correct"
 
 
-def test_sizes_are_equalised_in_task_order():
+def test_sizes_are_equalised_over_as_many_tasks_as_there_are():
     rows = [{"id": f"r{t}{s}", "task_id": f"t{t}", "sample": s} for s in (1, 0) for t in (2, 10, 1)]
     section = SelectSection(min_reward=None, require=(), shortest_correct=False, max_rollouts=3)
     found, reasons = chosen(section, *rows)
-    assert found == ["r20", "r21", "r100"], "tasks as first met, samples in order"
+    assert found == ["r20", "r100", "r10"], "tasks as first met, one of each"
     assert {reason for reason, _ in reasons.values()} == {"over_max_rollouts"}
+    section = section.model_copy(update={"max_rollouts": 4})
+    assert chosen(section, *rows)[0] == ["r20", "r21", "r100", "r10"], "a second only after all firsts"
 
 
 def test_only_rollouts_of_a_set_are_read():

@@ -4,13 +4,13 @@ Belongs here: the rules of `SelectSection`, applied in one order, and the accoun
 Does not belong here: scoring, or what becomes of a selected rollout's turns.
 
 The order: rollouts of evaluation and reinforcement are never read; infrastructure errors; excluded repositories; the
-reward; the required behaviours; shortest-correct; the first N tasks. A rollout is dropped by the first rule it fails.
+reward; the required behaviours; shortest-correct; the first N. A rollout is dropped by the first rule it fails.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,15 +78,29 @@ def select(
                 drop(candidate, "not_the_shortest", f"{_figures(candidate)}; {_figures(best)} was taken")
         kept = list(shortest.values())
     kept.sort(key=lambda c: (c.order, c.rollout["rollout_set"] or "", c.rollout["sample"]))
-    for candidate in kept[section.max_rollouts :] if section.max_rollouts is not None else ():
-        drop(candidate, "over_max_rollouts", f"select.max_rollouts = {section.max_rollouts}")
-    kept = kept[: section.max_rollouts]
+    if section.max_rollouts is not None:
+        taken = _spread(kept, section.max_rollouts)
+        for candidate in kept:
+            if candidate.rollout["rollout_id"] not in taken:
+                drop(candidate, "over_max_rollouts", f"select.max_rollouts = {section.max_rollouts}")
+        kept = [candidate for candidate in kept if candidate.rollout["rollout_id"] in taken]
     rows = [_row(candidate, section) for candidate in kept]
     if len(rows) + len(dropped) != len(candidates):
         raise AssertionError(f"{len(rows)} selected + {len(dropped)} dropped is not the {len(candidates)} offered")
     order = {candidate.rollout["rollout_id"]: i for i, candidate in enumerate(candidates)}
     dropped.sort(key=lambda row: order[row["rollout_id"]])
     return {"selected": from_rows("selected", rows), "dropped": from_rows("dropped", dropped)}
+
+
+def _spread(kept: Sequence[Candidate], limit: int) -> set[str]:
+    """The ids of the first `limit`, every task's first rollout before any task's second: what is learnt from so many
+    rows hangs on how many tasks they are of."""
+    seen: Counter[int] = Counter()
+    ranked = []
+    for candidate in kept:
+        ranked.append((seen[candidate.order], candidate.order, candidate.rollout["rollout_id"]))
+        seen[candidate.order] += 1
+    return {name for _, _, name in sorted(ranked)[:limit]}
 
 
 def _candidates(

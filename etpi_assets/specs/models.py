@@ -164,7 +164,8 @@ class SelectSection(Section):
         default=True, description="one rollout a task: the fewest output tokens among reward == 1"
     )
     max_rollouts: int | None = Field(
-        default=None, description="equalise sizes: the first N after the rule, in task order"
+        default=None,
+        description="equalise sizes: the first N that the rules left, a task's second only after all firsts",
     )
     exclude_repos: tuple[str, ...] = ()
 
