@@ -106,7 +106,7 @@ class Lake:
             LakeError: it was blocked, or its files are gone.
         """
         if manifest.blocked:
-            raise LakeError(f"{manifest.ref}: version {manifest.version} failed a blocking check and cannot be put in force")
+            raise LakeError(f"{manifest.ref}: {manifest.version} failed a blocking check: it stays out of force")
         for name in manifest.tables:
             self.files_of(manifest, name)
         return self._point(manifest)

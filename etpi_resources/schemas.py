@@ -119,7 +119,7 @@ TABLES: dict[str, Table] = {
             "one assistant turn, with the token ids it read and wrote",
             *_ROLLOUT_KEY,
             ("turn", i32, "0-based, within the agent"),
-            ("prefix_turn", i32, "the earlier turn whose prompt + output this prompt extends; null: the prompt is whole"),
+            ("prefix_turn", i32, "the earlier turn whose prompt + output this prompt extends; null: it is whole"),
             ("suffix_ids", IDS, "prompt ids beyond the prefix (the whole prompt where prefix_turn is null)"),
             ("output_ids", IDS, "ids the engine generated, end-of-turn id included where generated"),
             ("logprobs", FLOATS, "log-probability of each output id, where known"),

@@ -15,7 +15,7 @@ from etpi_resources.lake import Lake
 from etpi_resources.trainers.pipes import run_worker
 from etpi_resources.trainers.workers.induction import put_copying_heads
 
-SMALL = TinySection(conversations=24, batch_tokens=4096, layers=2, heads=2)
+SMALL = TinySection(conversations=16, exercises=8, batch_tokens=4096, layers=2, heads=2)
 
 
 def _model(**size) -> Qwen3ForCausalLM:
@@ -60,7 +60,7 @@ def test_a_model_without_room_for_them_is_refused(size):
 def test_the_corpus_has_the_form_of_the_loop():
     chat = load_chat_format("tiny")
     rows = list(base.corpus_rows(SMALL, chat))
-    assert len(rows) == SMALL.conversations
+    assert len(rows) == SMALL.conversations + SMALL.exercises
     for row in rows:
         spans = list(zip(row["span_starts"], row["span_ends"], row["span_weights"], strict=True))
         assert spans[0][0] == 1 and spans[-1][1] == len(row["input_ids"])

@@ -62,7 +62,11 @@ def test_greedy_equals_transformers_own_generate(engine: TransformersEngine, fol
     chat = load_chat_format("tiny")
     for prompt, completion in zip(prompts, found, strict=True):
         whole = model.generate(
-            torch.tensor([prompt]), max_new_tokens=24, do_sample=False, eos_token_id=chat.end_id, pad_token_id=chat.pad_id
+            torch.tensor([prompt]),
+            max_new_tokens=24,
+            do_sample=False,
+            eos_token_id=chat.end_id,
+            pad_token_id=chat.pad_id,
         )
         assert completion.output_ids == whole[0, len(prompt) :].tolist()
         assert completion.prompt_ids == prompt

@@ -27,6 +27,7 @@ from etpi_assets.scoring.behaviours import score
 from etpi_assets.specs.models import ExperimentSpec
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.table import read_tasks
+from etpi_assets.training.pointers import checkpoint_folder
 from etpi_assets.versions import code_version
 from etpi_resources.chat_format import load_chat_format
 from etpi_resources.engines import Engine
@@ -158,7 +159,9 @@ def _candidates(run: AssetRun, spec: ExperimentSpec) -> list[Candidate]:
 def _serving(run: AssetRun, spec: ExperimentSpec, candidate: Candidate) -> Iterator[Engine]:
     """The engine that serves a candidate, closed on leaving."""
     chat = load_chat_format(spec.base.tokenizer, spec.base.chat_template)
-    engine = run.resources.serve(spec.serving.engine, run.lake.root / candidate.path, candidate.served_name, chat)
+    engine = run.resources.serve(
+        spec.serving.engine, checkpoint_folder(run.lake.root, candidate.path), candidate.served_name, chat
+    )
     try:
         yield engine
     finally:

@@ -110,7 +110,7 @@ def parses(prompt_set: str, prompts: Sequence[Prompt], completions: Sequence[Com
 
 
 def messages_first(prompt_set: str, completions: Sequence[Completion]) -> Answer:
-    """Share of first turns that are a pure message: the behaviour itself, recorded for both prompt sets, never gated."""
+    """Share of first turns that are a pure message: the behaviour itself, recorded for both sets, never gated."""
     hits = 0
     for completion in completions:
         actions, _ = read_actions(completion.text)
@@ -124,7 +124,7 @@ def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[CheckOutcome]:
         "served_name": "serve the checkpoint under a name that embeds its hash, and unload the old one",
         "ids_returned": "ask the server for token ids; a capture of none is a failure, not an empty set",
         "prompt_parity": "give serving and training the same messages, tools, template and template arguments",
-        "differs_from_base": "the trained weights were not served, or training moved nothing: look at sft_checkpoint's checks",
+        "differs_from_base": "other weights were served, or training moved nothing: look at sft_checkpoint's checks",
         "first_turn_parses": "compare a failing turn with a training row token by token; look at format_exposure",
     }
     outcomes = []

@@ -28,7 +28,7 @@ ROLE_ORDER = ("teacher", "base", "sft", "rl")
 
 @dataclass(frozen=True)
 class Sources:
-    """The tables a report reads, each as named in `etpi_resources.schemas`; empty tables where a stage does not apply."""
+    """The tables a report reads, by their names in `etpi_resources.schemas`; empty where a stage does not apply."""
 
     metrics: pa.Table
     eval_rollouts: pa.Table

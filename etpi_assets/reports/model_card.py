@@ -64,7 +64,8 @@ def _base_name(spec: ExperimentSpec, base: pa.Table) -> str:
 def _method(spec: ExperimentSpec) -> str:
     train = spec.train
     if train.method == "lora":
-        return f"LoRA rank {train.lora_rank}, α {train.lora_alpha}, dropout {train.lora_dropout:g}, {train.target_modules}; merged"
+        knobs = f"rank {train.lora_rank}, α {train.lora_alpha}, dropout {train.lora_dropout:g}"
+        return f"LoRA {knobs}, {train.target_modules}; merged"
     return "full fine-tuning" if train.method == "full" else "no training"
 
 

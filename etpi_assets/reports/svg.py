@@ -30,18 +30,21 @@ def as_image(svg: str, alt: str) -> str:
 def _frame(width: int, height: int, title: str, body: Sequence[str]) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
-        f'font-family="system-ui, sans-serif" font-size="12" fill="{INK}" style="width:100%;max-width:{width}px;height:auto">'
+        f'font-family="system-ui, sans-serif" font-size="12" fill="{INK}" '
+        f'style="width:100%;max-width:{width}px;height:auto">'
         f"<title>{escape(title)}</title>{''.join(body)}</svg>"
     )
 
 
 def _text(x: float, y: float, words: str, anchor: str = "start", size: int = 12, colour: str = INK) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{colour}">{escape(words)}</text>'
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f'<text {place} font-size="{size}" fill="{colour}">{escape(words)}</text>'
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, colour: str = FAINT, width: float = 1, dash: str = "") -> str:
     style = f' stroke-dasharray="{dash}"' if dash else ""
-    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" stroke-width="{width}"{style}/>'
+    ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
+    return f'<line {ends} stroke="{colour}" stroke-width="{width}"{style}/>'
 
 
 def _legend(names: Sequence[str], x: float, y: float) -> list[str]:
@@ -89,7 +92,7 @@ def interval_plot(
 def line_chart(
     title: str, series: Sequence[tuple[str, Sequence[tuple[float, float]]]], x_label: str, log_y: bool = False
 ) -> str:
-    """Curves over a shared axis; series are (name, [(x, y), ...]); with `log_y` a y that is not positive is left out."""
+    """Curves over a shared axis; series are (name, [(x, y), ...]); with `log_y` only positive y are drawn."""
     left, right, top, width, height = 52, 16, 28, 640, 260
     transform = math.log10 if log_y else float
     kept = [(n, [(x, transform(y)) for x, y in pts if not log_y or y > 0]) for n, pts in series]

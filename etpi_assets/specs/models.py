@@ -125,10 +125,13 @@ class TinySection(Section):
     heads: int = 3
     head_dim: int = 64
     positions: int = 4096
-    conversations: int = Field(default=2600, ge=1, description="of the templated corpus, each of its own task")
+    conversations: int = Field(default=1500, ge=1, description="of the templated corpus, two a task")
+    exercises: int = Field(
+        default=3000, ge=0, description="tasks with the right edit alone: what each wording asks for"
+    )
     epochs: float = Field(default=1.0, gt=0)
     batch_tokens: int = Field(default=8192, description="tokens of one step, padding included")
-    matrix_rate: float = Field(default=0.01, description="Muon's, for the matrices")
+    matrix_rate: float = Field(default=0.015, description="Muon's, for the matrices")
     rate: float = Field(default=2e-3, description="AdamW's, for everything else")
     reading_weight: float = Field(default=0.1, gt=0, le=1, description="loss weight of what others wrote")
     seed: int = 0

@@ -13,13 +13,14 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from etpi_assets.rollouts.policies.coop_tiny import BASE_HABITS
+from etpi_assets.rollouts.policies.coop_tiny import BASE_HABITS, Skill
 from etpi_assets.rollouts.templated.coop_tiny import transcripts
 from etpi_assets.specs.models import AgentSection, TinySection
 from etpi_assets.training import kept
@@ -31,9 +32,11 @@ from etpi_resources.trainers.pipes import run_worker
 
 WORKER = "etpi_resources.trainers.workers.base_worker"
 LEARNT = "base_learnt"
+EDIT = "sed -i"
+DILIGENT = Skill(plan_first=0.0, follow_through=1.0, verbose_think=0.0, wrong_edit=0.0)
 LOSS_BOUND = 0.6
-"""Nats a token, the mean over the last tenth of the run, over which the base is no competent agent: its habits are drawn
-at random, which costs about 0.2; a model that cannot copy names stays above 1."""
+"""Nats a token, the mean over the last tenth of the run, over which the base is no competent agent: its habits are
+drawn at random, which costs about 0.2; a model that cannot copy names stays above 1."""
 
 
 def build(
@@ -77,15 +80,14 @@ def prepare(section: TinySection, chat: ChatFormat, folder: Path) -> dict[str, A
     schema = TABLES["sequences"].schema
     pq.write_table(pa.Table.from_pylist(list(corpus_rows(section, chat)), schema=schema), corpus)
     chat.save(folder / "tokenizer")
-    size = section.model_dump(exclude={"conversations", "reading_weight"})
+    size = section.model_dump(exclude={"conversations", "exercises", "reading_weight"})
     return {"files": [str(corpus)], "tokenizer": str(folder / "tokenizer"), "vocabulary": chat.vocab_size, **size}
 
 
 def corpus_rows(section: TinySection, chat: ChatFormat) -> Iterator[dict[str, Any]]:
-    """The corpus as rows of the table `sequences`: a conversation each, the model's own turns at weight 1 and what it
-    reads at `reading_weight`."""
-    agent = AgentSection(tokenizer=chat.name)
-    for number, messages in enumerate(transcripts(section.seed, section.conversations, BASE_HABITS, agent)):
+    """The corpus as rows of the table `sequences`: a conversation or exercise each, its own turns at weight 1
+    and what it reads at `reading_weight`."""
+    for number, messages in enumerate(chain(_conversations(section, chat), _exercises(section, chat))):
         ids = chat.prompt_ids(messages[:2])
         starts, ends, weights = [1], [len(ids)], [section.reading_weight]
         for message in messages[2:]:
@@ -106,6 +108,20 @@ def corpus_rows(section: TinySection, chat: ChatFormat) -> Iterator[dict[str, An
         }
 
 
+def _conversations(section: TinySection, chat: ChatFormat) -> Iterator[list[dict[str, str]]]:
+    return transcripts(section.seed, section.conversations, BASE_HABITS, AgentSection(tokenizer=chat.name))
+
+
+def _exercises(section: TinySection, chat: ChatFormat) -> Iterator[list[dict[str, str]]]:
+    """A task and its right edit, nothing between: a conversation holds one edit in seven hundred tokens, too few to
+    learn what each wording asks for."""
+    # Another seed: tasks that no conversation has.
+    seed = section.seed + 1
+    for messages in transcripts(seed, section.exercises, DILIGENT, AgentSection(tokenizer=chat.name)):
+        edit = next(m for m in messages if m["role"] == "assistant" and EDIT in m["content"])
+        yield [*messages[:2], edit]
+
+
 def learnt(report: Mapping[str, Any]) -> CheckOutcome:
     """The base's loss fell as far as copying names takes it."""
     tail = [line["loss"] for line in report["log"][-max(1, len(report["log"]) // 10) :]]
@@ -121,5 +137,10 @@ def learnt(report: Mapping[str, Any]) -> CheckOutcome:
 
 def _key(section: TinySection, chat: ChatFormat, code: str) -> str:
     vocabulary = hashlib.sha256(chat.tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
-    depends = {"section": section.model_dump(mode="json"), "vocabulary": vocabulary, "template": chat.template, "code": code}
+    depends = {
+        "section": section.model_dump(mode="json"),
+        "vocabulary": vocabulary,
+        "template": chat.template,
+        "code": code,
+    }
     return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()

@@ -19,7 +19,9 @@ _GROWTH = 256
 class Slots:
     """`count` slots of keys and values, shape (count, heads, length, head dim) a layer, grown in length as needed."""
 
-    def __init__(self, count: int, layers: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, count: int, layers: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self._shape = (count, heads, head_dim)
         self._options = {"dtype": dtype, "device": device}
         self.length = 0

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any, cast
 
 import torch
 from transformers import AutoModelForCausalLM, Cache
+from transformers.utils import logging as transformers_logging
 
 from etpi_resources.chat_format import ChatFormat
 from etpi_resources.engines import Completion, FinishReason, Request
@@ -64,8 +64,12 @@ class TransformersEngine:
     def __init__(self, folder: Path, name: str, chat: ChatFormat, dtype: torch.dtype = torch.float32) -> None:
         self.name, self._chat, self._dtype = name, chat, dtype
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True, attn_implementation="sdpa")
-        self._model = model.to(self._device).eval()
+        transformers_logging.disable_progress_bar()
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, use_safetensors=True, attn_implementation="sdpa"
+        )
+        self._model: Any = model.eval()
+        self._model.to(self._device)
         config = self._model.config
         heads = config.num_key_value_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -150,7 +154,9 @@ class TransformersEngine:
 
     def _prefill_batches(self, rows: Sequence[_Row]) -> list[list[_Row]]:
         """Rows of like numbers of new ids together, at most PREFILL_TOKENS a batch."""
-        new = {id(row): len(row.request.prompt_ids) - self._slots.reuse(row.slot, row.request.prompt_ids) for row in rows}
+        new = {
+            id(row): len(row.request.prompt_ids) - self._slots.reuse(row.slot, row.request.prompt_ids) for row in rows
+        }
         batches: list[list[_Row]] = []
         for row in sorted(rows, key=lambda r: new[id(r)]):
             if batches and new[id(row)] * (len(batches[-1]) + 1) <= PREFILL_TOKENS:
@@ -162,7 +168,10 @@ class TransformersEngine:
     def _step(self, rows: list[_Row]) -> None:
         """Read what each row's slot lacks, and draw its next token."""
         held = [self._slots.held[row.slot] for row in rows]
-        pending = [[*row.request.prompt_ids, *row.output][len(h) :] if not row.output else row.output[-1:] for row, h in zip(rows, held, strict=True)]
+        pending = [
+            row.output[-1:] if row.output else list(row.request.prompt_ids[len(h) :])
+            for row, h in zip(rows, held, strict=True)
+        ]
         width, upto = max(map(len, pending)), max(len(h) + len(p) for h, p in zip(held, pending, strict=True))
         self._slots.reserve(max(len(h) for h in held) + width)
         ids = torch.tensor([p + [self._chat.pad_id] * (width - len(p)) for p in pending], device=self._device)
@@ -220,7 +229,7 @@ class TransformersEngine:
 
 
 def _sample(rows: Sequence[_Row], logits: torch.Tensor) -> torch.Tensor:
-    """A draw a row by the inverse of its cumulative distribution, after temperature and nucleus; shape (rows,), int64."""
+    """A draw a row, by inverting its cumulative distribution after temperature and nucleus; (rows,), int64."""
     temperature = torch.tensor([row.request.sampler.temperature for row in rows], device=logits.device)
     top_p = torch.tensor([row.request.sampler.top_p for row in rows], device=logits.device)
     probabilities, order = torch.softmax(logits / temperature[:, None], -1).sort(-1, descending=True)

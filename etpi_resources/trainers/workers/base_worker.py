@@ -6,9 +6,9 @@ recipe), where copying heads come from (`induction`), fine-tuning (`sft_worker`)
 Matrices are trained by Muon (Jordan et al. 2024), everything else by AdamW; the rate is held, then falls linearly to a
 twentieth over the second half.
 
-Configuration (`config.json`): `files` (parquet files of sequences), `tokenizer` (folder), `vocabulary`, `seed`, `epochs`,
-`batch_tokens`, `hidden`, `intermediate`, `layers`, `heads`, `head_dim`, `positions`, `matrix_rate`, `rate`. Result: see
-`run`.
+Configuration (`config.json`): `files` (parquet files of sequences), `tokenizer` (folder), `vocabulary`, `seed`,
+`epochs`, `batch_tokens`, `hidden`, `intermediate`, `layers`, `heads`, `head_dim`, `positions`, `matrix_rate`, `rate`.
+Result: see `run`.
 """
 
 from __future__ import annotations
@@ -61,13 +61,10 @@ def run(worker: Worker) -> dict[str, Any]:
             max_position_embeddings=config["positions"],
             tie_word_embeddings=True,
             rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-            attn_implementation="sdpa",
         )
     )
     put_copying_heads(model, config["seed"])
-    sequences = read_sequences(
-        config["files"], "train", vocabulary=config["vocabulary"], longest=config["positions"]
-    )
+    sequences = read_sequences(config["files"], "train", vocabulary=config["vocabulary"], longest=config["positions"])
     plan = make_plan(
         sequences.lengths().tolist(),
         sequences.rows.tolist(),

@@ -15,9 +15,10 @@ frequencies alone, which hardly turn over a context. The constant comes from one
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
 EMBEDDING = 0.1
 """Standard deviation of the token embeddings."""
@@ -46,9 +47,13 @@ def put_copying_heads(model: Qwen3ForCausalLM, seed: int) -> None:
         ValueError: the model has no room for them: it needs two layers, two heads of their own keys, and a head
             dimension with low frequencies.
     """
-    config: Qwen3Config = model.config
+    config: Any = model.config
     hidden, head = config.hidden_size, config.head_dim
-    if config.num_hidden_layers < 2 or config.num_attention_heads != config.num_key_value_heads or config.num_attention_heads < 2:
+    if (
+        config.num_hidden_layers < 2
+        or config.num_attention_heads != config.num_key_value_heads
+        or config.num_attention_heads < 2
+    ):
         raise ValueError("copying heads need two layers and two heads, each with keys of its own")
     generator = torch.Generator().manual_seed(seed)
     half = head // 2
@@ -56,11 +61,14 @@ def put_copying_heads(model: Qwen3ForCausalLM, seed: int) -> None:
     still = [i for i in range(half) if frequencies[i] < LOW_FREQUENCY]
     kept = still + [i + half for i in still]
     if len(PREVIOUS) * len(kept) > hidden - 1 or not kept:
-        raise ValueError(f"head_dim = {head} at hidden = {hidden} leaves {len(kept)} still dimensions; none or too many")
-    embedding = model.model.embed_tokens.weight
+        raise ValueError(
+            f"head_dim = {head} at hidden = {hidden} leaves {len(kept)} still dimensions; none or too many"
+        )
+    embedding: Any = model.model.embed_tokens.weight
     embedding.copy_(torch.randn(embedding.shape, generator=generator) * EMBEDDING)
     embedding[:, 0] = EMBEDDING * math.sqrt(hidden)
-    first, second = model.model.layers[0].self_attn, model.model.layers[1].self_attn
+    layers: Any = model.model.layers
+    first, second = layers[0].self_attn, layers[1].self_attn
     for norm in (first.q_norm, first.k_norm, second.q_norm, second.k_norm):
         norm.weight.fill_(GAIN)
     rooms = _orthogonal(hidden - 1, generator)
