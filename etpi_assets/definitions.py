@@ -17,7 +17,7 @@ from etpi_assets.evaluation import assets as evaluation
 from etpi_assets.jobs import build_jobs
 from etpi_assets.materialize import RESOURCE, build_asset
 from etpi_assets.reports import assets as reports
-from etpi_assets.resources import Resources
+from etpi_assets.resources import CONCURRENCY, Resources
 from etpi_assets.rollouts import assets as rollouts
 from etpi_assets.scoring import assets as scoring
 from etpi_assets.specs import assets as specs_stage
@@ -32,7 +32,7 @@ STAGES = (specs_stage, tasks, rollouts, scoring, curation, training, evaluation,
 class EtpiResource(dg.ConfigurableResource):
     """What a run has at hand. Its settings are operational: none changes a result."""
 
-    concurrency: int = 4
+    concurrency: int = CONCURRENCY
 
     def create_resource(self, context: dg.InitResourceContext) -> Resources:
         return Resources(lake=Lake.open(), concurrency=self.concurrency)

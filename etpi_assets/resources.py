@@ -6,6 +6,7 @@ Belongs here: choosing an implementation by what a spec says. Does not belong he
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,9 @@ from etpi_resources.sandboxes import SandboxFactory, SandboxUnavailable
 
 if TYPE_CHECKING:
     from etpi_resources.chat_format import ChatFormat
+
+CONCURRENCY = 2 * (os.cpu_count() or 1)
+"""Rollouts wait for sandboxes half of their time, so two a core keep the machine busy."""
 
 ACCELERATORS = ("nvidia[0-9]*", "kfd")
 """Device files that say that there is one."""
@@ -42,7 +46,7 @@ class Resources:
     """
 
     lake: Lake = field(default_factory=Lake.open)
-    concurrency: int = 4
+    concurrency: int = CONCURRENCY
     specs_folder: Path | None = None
 
     @cached_property
