@@ -84,10 +84,8 @@ def mean(totals: Sequence[float], clusters: Sequence[str], sizes: Sequence[float
 def decide(estimate: Estimate, threshold: float) -> tuple[bool | None, str]:
     """Whether a rate clears a threshold: True or False where the interval lies on one side of it, None where n is too
     small to say, and the sentence that says so."""
-    figure = (
-        f"{estimate.value:.3f} [{estimate.ci_low:.3f}, {estimate.ci_high:.3f}], n = {estimate.n} "
-        f"in {estimate.clusters} clusters, threshold {threshold:.2f}"
-    )
+    size = f"n = {estimate.n}" + (f" in {estimate.clusters} clusters" if estimate.clusters != estimate.n else "")
+    figure = f"{estimate.value:.3f} [{estimate.ci_low:.3f}, {estimate.ci_high:.3f}], {size}, threshold {threshold:.2f}"
     if estimate.ci_low >= threshold:
         return True, f"clears: {figure}"
     if estimate.ci_high < threshold:
