@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etpi_assets.evaluation.metrics import counts_reconcile, measure, teacher_of, threshold_checks
+from etpi_assets.evaluation.metrics import measure, teacher_of, threshold_checks
 from etpi_assets.scoring.intervals import decide, mean, rate, wilson
 from etpi_resources.schemas import from_rows
 
@@ -94,6 +94,7 @@ def _tables(n: int = 4):
                     "rollout_id": rollout,
                     "agent_id": agent,
                     "follow_through": agent == "agent1",
+                    "follow_own": None,
                     "exit_status": "Submitted",
                     "parse_rate": 0.75,
                     "turns": 4,
@@ -129,15 +130,13 @@ def test_threshold_check_names_the_figures():
     assert "below" in check.message and "threshold 0.90" in check.message
 
 
-def test_an_unscored_rollout_blocks():
-    rollouts, scores, _ = _tables()
-    assert counts_reconcile(rollouts, scores).passed
-    assert not counts_reconcile(rollouts, scores.slice(1)).passed
-
-
 def test_the_teacher_is_measured_over_what_could_be_selected():
     _, scores, agents = _tables()
     rows = teacher_of(scores, agents, "x").to_pylist()
     assert {(r["checkpoint_role"], r["seed"], r["decoding"]) for r in rows} == {("teacher", None, "as_rolled_out")}
     (follow,) = [r for r in rows if r["metric"] == "follow_through"]
     assert follow["n"] == 6 and follow["excluded"] == 1
+
+
+def test_a_behaviour_that_does_not_apply_is_no_figure():
+    assert not [r for r in measure(*_tables(), experiment="x").to_pylist() if r["metric"] == "follow_own"]

@@ -24,6 +24,7 @@ from etpi_assets.materialize import AssetRun, Produced, etpi_asset
 from etpi_assets.rollouts.prompts import render_prompts
 from etpi_assets.rollouts.tables import to_tables
 from etpi_assets.scoring.behaviours import score
+from etpi_assets.scoring.checks import every_rollout_scored
 from etpi_assets.specs.models import ExperimentSpec
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.table import read_tasks
@@ -130,8 +131,15 @@ def eval_metrics(run: AssetRun) -> Produced:
     spec: ExperimentSpec = run.spec
     tasks = run.read("tasks", "tasks")
     rollouts = run.read("eval_rollouts", "rollouts")
+    agents = run.read("eval_rollouts", "agents")
     scored = score(
-        rollouts, run.read("eval_rollouts", "agents"), run.read("eval_rollouts", "turns"), tasks, spec.metrics.scoring
+        rollouts,
+        agents,
+        run.read("eval_rollouts", "turns"),
+        tasks,
+        spec.metrics.scoring,
+        run.read("eval_rollouts", "messages"),
+        _entities(run, tasks),
     )
     teacher = metrics.teacher_of(
         run.read("scored_rollouts", "scores"), run.read("scored_rollouts", "agent_scores"), run.key
@@ -142,11 +150,17 @@ def eval_metrics(run: AssetRun) -> Produced:
     return Produced(
         tables={"metrics": table, **scored},
         checks=(
-            metrics.counts_reconcile(rollouts, scored["scores"]),
+            every_rollout_scored(rollouts, agents, scored["scores"], scored["agent_scores"]),
             *metrics.threshold_checks(table, spec.metrics.thresholds, ("sft", "rl")),
         ),
         metadata={"rollouts": rollouts.num_rows},
     )
+
+
+def _entities(run: AssetRun, tasks: pa.Table) -> dict[str, Sequence[str]]:
+    """What each task names, as its family reads it."""
+    families = {ref.key: load_family(run.specs.suites[ref.key].family) for ref in run.refs("tasks")}
+    return {task.task_id: families[task.suite].entities(task) for task in read_tasks(tasks)}
 
 
 def _candidates(run: AssetRun, spec: ExperimentSpec) -> list[Candidate]:

@@ -84,9 +84,10 @@ def teacher_of(scores: pa.Table, agent_scores: pa.Table, experiment: str) -> pa.
 
 
 def _estimates(units: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, Estimate]]:
-    clusters = [unit["cluster"] for unit in units]
     for name in PAIR_RATES:
-        if estimate := rate([bool(unit[name]) for unit in units], clusters):
+        # A behaviour of pairs is null for an agent that has no partner.
+        seen = [unit for unit in units if unit[name] is not None]
+        if estimate := rate([unit[name] for unit in seen], [unit["cluster"] for unit in seen]):
             yield name, "pair", estimate
     judged = [unit for unit in units if unit["reward"] is not None]
     if estimate := rate([unit["reward"] == 1.0 for unit in judged], [unit["cluster"] for unit in judged]):
@@ -94,7 +95,8 @@ def _estimates(units: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, E
     agents = [(agent, unit["cluster"]) for unit in units for agent in unit["agents"]]
     of = [cluster for _, cluster in agents]
     for name in AGENT_RATES:
-        if estimate := rate([bool(agent[name]) for agent, _ in agents], of):
+        known = [(agent[name], cluster) for agent, cluster in agents if agent[name] is not None]
+        if estimate := rate([hit for hit, _ in known], [cluster for _, cluster in known]):
             yield name, "agent", estimate
     if estimate := rate([agent["exit_status"] == "Submitted" for agent, _ in agents], of):
         yield "submitted", "agent", estimate
@@ -134,20 +136,3 @@ def threshold_checks(metrics: pa.Table, thresholds: Mapping[str, float], roles: 
             )
         )
     return outcomes
-
-
-def counts_reconcile(rollouts: pa.Table, scores: pa.Table) -> CheckOutcome:
-    """Every evaluation rollout is scored, once."""
-    expected, found = set(rollouts["rollout_id"].to_pylist()), scores["rollout_id"].to_pylist()
-    passed = len(found) == len(expected) and set(found) == expected
-    return CheckOutcome(
-        name="every_rollout_scored",
-        passed=passed,
-        message=f"{len(expected)} rollouts, {len(found)} scores"
-        + (
-            ""
-            if passed
-            else "; materialize eval_metrics again after eval_rollouts; if it stays, report the rollout ids"
-        ),
-        figures={"rollouts": len(expected), "scores": len(found)},
-    )
