@@ -108,6 +108,25 @@ def test_a_conversation_that_grows_equals_one_read_afresh(engine: TransformersEn
     assert changed.output_ids == fresh.output_ids
 
 
+def test_an_idle_conversation_between_busy_ones_keeps_what_it_holds(folder: Path):
+    engine = TransformersEngine(folder, "fresh", load_chat_format("tiny"))
+    prompts = {name: _ids(seed, 20 + 5 * seed) for seed, name in enumerate("abc")}
+
+    def turn(number: int, names: str) -> dict[str, list[int]]:
+        asked = [Request(f"{n}/{number}", n, prompts[n], [], Sampler(max_tokens=12)) for n in names]
+        return {n: list(c.output_ids or []) for n, c in zip(names, engine.complete(asked), strict=True)}
+
+    said = turn(0, "abc")
+    prompts = {name: [*prompts[name], *said[name], *_ids(40, 3)] for name in "abc"}
+    held = {slot: list(ids) for slot, ids in enumerate(engine._slots.held[:3])}
+    turn(1, "ac")  # runs over b's slot as well
+    assert engine._slots.held[1] == held[1]
+    kept = turn(2, "b")["b"]
+    (afresh,) = engine.complete([Request("b/2", "another", prompts["b"], [], Sampler(max_tokens=12))])
+    engine.close()
+    assert kept == afresh.output_ids
+
+
 def test_many_threads_and_more_conversations_than_slots(engine: TransformersEngine):
     expected = [c.output_ids for c in engine.complete([_request(f"t{i}", _ids(i, 10 + i)) for i in range(90)])]
     found: list = [None] * 90

@@ -92,13 +92,17 @@ class SlotView:
     """What `transformers` sees as the past of one forward pass.
 
     Args:
-        rows: the slot of each row, shape (batch,), int64.
+        rows: the slot of each row. Neighbouring slots in ascending order are read in place; any others are copied
+            together first, which costs several times the attention itself.
         positions: where each new token goes, shape (batch, new tokens), int64.
         upto: positions read, the new ones included.
     """
 
-    def __init__(self, slots: Slots, rows: torch.Tensor, positions: torch.Tensor, upto: int) -> None:
-        self._slots, self._rows, self._positions, self._upto = slots, rows, positions, upto
+    def __init__(self, slots: Slots, rows: Sequence[int], positions: torch.Tensor, upto: int) -> None:
+        self._slots, self._positions, self._upto = slots, positions, upto
+        self._rows = torch.tensor(rows, device=positions.device)
+        neighbours = list(rows) == list(range(rows[0], rows[0] + len(rows)))
+        self._read = slice(rows[0], rows[0] + len(rows)) if neighbours else self._rows
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Store new keys and values, shape (batch, heads, new tokens, head dim); return all that the rows hold."""
@@ -106,5 +110,4 @@ class SlotView:
         stores = self._slots.keys[layer], self._slots.values[layer]
         for store, new in zip(stores, (keys, values), strict=True):
             store[where] = new.transpose(1, 2)
-        whole, upto = stores, self._upto
-        return whole[0][self._rows, :, :upto], whole[1][self._rows, :, :upto]
+        return stores[0][self._read, :, : self._upto], stores[1][self._read, :, : self._upto]

@@ -172,26 +172,36 @@ class TransformersEngine:
             row.output[-1:] if row.output else list(row.request.prompt_ids[len(h) :])
             for row, h in zip(rows, held, strict=True)
         ]
-        width, upto = max(map(len, pending)), max(len(h) + len(p) for h, p in zip(held, pending, strict=True))
-        self._slots.reserve(max(len(h) for h in held) + width)
-        ids = torch.tensor([p + [self._chat.pad_id] * (width - len(p)) for p in pending], device=self._device)
-        starts = torch.tensor([len(h) for h in held], device=self._device)
+        width = max(map(len, pending))
+        lanes = self._lanes(rows, width)
+        starts = torch.tensor([len(self._slots.held[lane]) for lane in lanes], device=self._device)
         positions = starts[:, None] + torch.arange(width, device=self._device)
-        upto = max(upto, int(positions.max()) + 1)
-        mask = torch.arange(upto, device=self._device) <= positions[:, None, :, None]
-        view = SlotView(self._slots, torch.tensor([row.slot for row in rows], device=self._device), positions, upto)
+        upto = int(positions.max()) + 1
+        self._slots.reserve(upto)
+        own = torch.tensor([lanes.index(row.slot) for row in rows], device=self._device)
+        ids = torch.full((len(lanes), width), self._chat.pad_id, device=self._device)
+        ids[own] = torch.tensor([p + [self._chat.pad_id] * (width - len(p)) for p in pending], device=self._device)
+        view = SlotView(self._slots, lanes, positions, upto)
         hidden = self._model.model(
             input_ids=ids,
-            attention_mask=mask,
+            attention_mask=torch.arange(upto, device=self._device) <= positions[:, None, :, None],
             position_ids=positions,
             past_key_values=cast(Cache, view),
             use_cache=False,
         ).last_hidden_state
         last = torch.tensor([len(p) - 1 for p in pending], device=self._device)
-        logits = self._model.lm_head(hidden[torch.arange(len(rows), device=self._device), last]).float()
+        logits = self._model.lm_head(hidden[own, last]).float()
         for h, p in zip(held, pending, strict=True):
             h.extend(p)
         self._draw(rows, logits)
+
+    def _lanes(self, rows: Sequence[_Row], width: int) -> list[int]:
+        """The slots a forward pass runs over. A step of one token each takes idle slots between its rows along where
+        they are few, for neighbours need no copying; an idle slot's token goes to the place after what it holds, which
+        is written again before anything reads it."""
+        slots = [row.slot for row in rows]
+        whole = list(range(min(slots), max(slots) + 1))
+        return whole if width == 1 and len(whole) <= 2 * len(slots) else slots
 
     def _draw(self, rows: list[_Row], logits: torch.Tensor) -> None:
         logprobs = torch.log_softmax(logits, -1)
