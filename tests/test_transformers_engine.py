@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -56,7 +57,7 @@ def _ids(seed: int, n: int) -> list[int]:
 def test_greedy_equals_transformers_own_generate(engine: TransformersEngine, folder: Path):
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     prompts = [_ids(i, 5 + 17 * i) for i in range(8)]
     found = engine.complete([_request(f"g{i}", p) for i, p in enumerate(prompts)])
     chat = load_chat_format("tiny")
