@@ -72,7 +72,9 @@ def put_copying_heads(model: Qwen3ForCausalLM, seed: int) -> None:
     for norm in (first.q_norm, first.k_norm, second.q_norm, second.k_norm):
         norm.weight.fill_(GAIN)
     rooms = _orthogonal(hidden - 1, generator)
-    read = []
+    what = torch.zeros(len(kept), hidden)
+    what[:, 1:] = _orthogonal(hidden - 1, generator)[: len(kept)]
+    before = []
     for number, distance in enumerate(PREVIOUS):
         rows = slice(number * head, (number + 1) * head)
         turn = distance * frequencies[:SHARP_FREQUENCIES]
@@ -83,24 +85,25 @@ def put_copying_heads(model: Qwen3ForCausalLM, seed: int) -> None:
         for weight, constant in ((first.q_proj.weight, query), (first.k_proj.weight, key)):
             weight[rows] *= 0.1
             weight[rows, 0] = constant
-        what = torch.zeros(len(kept), hidden)
-        what[:, 1:] = _orthogonal(hidden - 1, generator)[: len(kept)]
         where = torch.zeros(hidden, len(kept))
         where[1:] = rooms[number * len(kept) : (number + 1) * len(kept)].T
         first.v_proj.weight[rows] = 0.0
         first.v_proj.weight[rows][: len(kept)] = what
         first.o_proj.weight[:, rows] = 0.0
         first.o_proj.weight[:, rows][:, : len(kept)] = 2 * EMBEDDING * where
-        read.append((what, where.T))
+        before.append(where.T)
     copied = torch.zeros(2 * head, hidden)
     copied[: hidden - 1, 1:] = _orthogonal(hidden - 1, generator)[: 2 * head]
-    what, before = read[0]
+    # One token alone is ambiguous in names that repeat a syllable, so a head matches the last two: the current token
+    # against the previous one, and, mixed apart, the previous against the one before it.
+    mix = _orthogonal(len(kept), generator)
+    query, key = what + mix @ before[0], before[0] + mix @ before[1]
     for number in range(2):
         rows = slice(number * head, (number + 1) * head)
         second.q_proj.weight[rows] = 0.0
         second.k_proj.weight[rows] = 0.0
-        second.q_proj.weight[rows][kept] = what
-        second.k_proj.weight[rows][kept] = before
+        second.q_proj.weight[rows][kept] = query
+        second.k_proj.weight[rows][kept] = key
         second.v_proj.weight[rows] = copied[rows]
         second.o_proj.weight[:, rows] = COPY * EMBEDDING * copied[rows].T
 
