@@ -165,10 +165,14 @@ def test_the_caller_s_thread_may_end_without_ending_the_child(tag):
     thread = threading.Thread(target=lambda: started.append(subprocess.Popen(supervised(["sleep", tag]))))
     thread.start()
     thread.join()
+    end = time.monotonic() + 30
+    while not running(tag) and time.monotonic() < end:
+        time.sleep(0.05)
+    # Longer than the supervisor takes to look after its caller.
     time.sleep(0.6)
     assert started[0].poll() is None
     started[0].terminate()
-    started[0].wait(timeout=10)
+    started[0].wait(timeout=30)
     assert not running(tag)
 
 

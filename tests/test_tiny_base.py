@@ -35,20 +35,22 @@ def _model(**size) -> Qwen3ForCausalLM:
 
 
 @torch.no_grad()
-def _copied(model: Qwen3ForCausalLM, length: int) -> float:
+def _copied(model: Qwen3ForCausalLM, length: int, distinct: int = 851) -> float:
     """Share of tokens told right in the second pass over a random sequence."""
-    once = torch.randint(0, 851, (8, length), generator=torch.Generator().manual_seed(1))
+    once = torch.randint(0, distinct, (8, length), generator=torch.Generator().manual_seed(1))
     twice = torch.cat([once, once], 1)
     told = model(input_ids=twice).logits.argmax(-1)
-    return (told[:, length:-1] == twice[:, length + 1 :]).float().mean().item()
+    return (told[:, length + 1 : -1] == twice[:, length + 2 :]).float().mean().item()
 
 
 def test_heads_copy_before_any_training():
     model = _model()
     assert _copied(model, 30) < 0.05
     put_copying_heads(model, seed=0)
-    assert _copied(model, 30) > 0.75
-    assert _copied(model, 200) > 0.5
+    assert _copied(model, 30) > 0.8
+    assert _copied(model, 200) > 0.7
+    # Where tokens recur, one does not say what comes next, and two do.
+    assert _copied(model, 200, distinct=60) > 0.6
 
 
 @pytest.mark.parametrize("size", [{"num_hidden_layers": 1}, {"num_key_value_heads": 1}])
