@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from etpi_assets.rollouts.actions import read_actions
@@ -88,7 +88,7 @@ def prompt_parity(rendered: Mapping[str, Sequence[int]], trained: Mapping[str, S
     }
     first = next(iter(wrong.items()), None)
     answer = _share("prompt_parity", "train", len(trained), list(wrong), 1.0)
-    return Answer(**{**answer.__dict__, "detail": {**answer.detail, "first_departure": first}})
+    return replace(answer, detail={**answer.detail, "first_departure": first})
 
 
 def differs_from_base(mine: Sequence[Completion], base: Sequence[Completion], floor: float) -> Answer:
@@ -106,7 +106,7 @@ def parses(prompt_set: str, prompts: Sequence[Prompt], completions: Sequence[Com
     ]
     sample = next((c.text for p, c in zip(prompts, completions, strict=True) if p.source in unread), None)
     answer = _share("first_turn_parses", prompt_set, len(prompts), unread, floor)
-    return Answer(**{**answer.__dict__, "detail": {**answer.detail, "first_unread": sample}})
+    return replace(answer, detail={**answer.detail, "first_unread": sample})
 
 
 def messages_first(prompt_set: str, completions: Sequence[Completion]) -> Answer:
