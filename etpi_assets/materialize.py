@@ -21,6 +21,7 @@ from etpi_assets.resources import EngineUnavailable, HardwareMissing, Resources,
 from etpi_assets.specs.load import SpecError, Specs
 from etpi_assets.specs.paths import PathError
 from etpi_assets.versions import code_version
+from etpi_resources.checks import BadData
 from etpi_resources.lake import Lake, LakeError
 from etpi_resources.sandboxes import SandboxUnavailable
 from etpi_resources.schemas import TABLES
@@ -39,6 +40,7 @@ EXPECTED_FAILURES = (
     EngineUnavailable,
     SandboxUnavailable,
     WorkerFailed,
+    BadData,
 )
 """Errors that say all a person needs; their traceback would only hide it."""
 

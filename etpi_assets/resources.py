@@ -7,29 +7,29 @@ Belongs here: choosing an implementation by what a spec says. Does not belong he
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from etpi_assets.specs.load import AnySpec, Specs, load_specs
-from etpi_assets.specs.models import ExperimentSpec
-from etpi_resources.engines import Engine
+from etpi_assets.specs.models import ExperimentSpec, ServingSection
+from etpi_resources.engines import EngineUnavailable
 from etpi_resources.lake import Lake
 from etpi_resources.sandboxes import SandboxFactory, SandboxUnavailable
 
 if TYPE_CHECKING:
     from etpi_resources.chat_format import ChatFormat
+    from etpi_resources.engines.serving import Checkpoint, Serving
+
+__all__ = ["EngineUnavailable", "HardwareMissing", "Resources", "require_hardware"]
 
 CONCURRENCY = 2 * (os.cpu_count() or 1)
 """Rollouts wait for sandboxes half of their time, so two a core keep the machine busy."""
 
 ACCELERATORS = ("nvidia[0-9]*", "kfd")
 """Device files that say that there is one."""
-
-
-class EngineUnavailable(RuntimeError):
-    """No engine of the kind that a spec names can be started; the message says which can."""
 
 
 class HardwareMissing(RuntimeError):
@@ -63,22 +63,25 @@ class Resources:
             from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 
             return BubblewrapFactory()
-        raise SandboxUnavailable(
-            f'sandbox = {kind!r} has no implementation in this version; use sandbox = "bubblewrap"'
-        )
+        if kind == "docker":
+            from etpi_resources.sandboxes.docker import DockerFactory
 
-    def serve(self, kind: str, folder: Path, name: str, chat: ChatFormat) -> Engine:
-        """An engine of a kind that serves the checkpoint in `folder` under `name`; the caller closes it.
+            return DockerFactory()
+        raise SandboxUnavailable(f'sandbox = {kind!r} is no kind of sandbox; use "bubblewrap" or "docker"')
 
-        Raises:
-            EngineUnavailable: the kind is not built in.
-        """
-        if kind == "transformers":
-            from etpi_resources.engines.transformers import TransformersEngine
+    def serving(self, section: ServingSection, chat: ChatFormat, checkpoints: Sequence[Checkpoint]) -> Serving:
+        """What serves the checkpoints of an experiment one after another; the caller closes it."""
+        from etpi_resources.engines import serving
 
-            return TransformersEngine(folder, name, chat)
-        raise EngineUnavailable(
-            f'serving.engine = {kind!r} has no implementation in this version; use serving.engine = "transformers"'
+        if section.engine == "transformers":
+            return serving.TransformersServing(chat)
+        return serving.VllmServing(
+            chat,
+            checkpoints,
+            options=section.options,
+            template_kwargs=section.template_kwargs,
+            logs=self.lake.scratch("servers"),
+            lock=self.lake.root / "locks" / "server.lock",
         )
 
 

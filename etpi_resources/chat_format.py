@@ -11,11 +11,15 @@ come from the template alone: the same characters inside a message are encoded a
 from __future__ import annotations
 
 import copy
+import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from etpi_resources.chat_prefixes import ASSISTANT, Shapes, tags
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
 Tail = Literal["none", "open", "closed"]
 
 _HOME = Path(__file__).parent / "tokenizers"
+_HUB = "hub:"
 _TURN, _END, _PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 # Stand-ins of control tokens inside messages while a template is rendered: private-use code points, of which the first
 # that no message uses is taken.
@@ -67,6 +72,7 @@ class ChatFormat:
         self.tool_open_id, self.tool_close_id = inline.get("<tool_call>"), inline.get("</tool_call>")
         by_length = sorted(self._control, key=len, reverse=True)
         self._split = re.compile("(" + "|".join(map(re.escape, by_length)) + ")")
+        self._shapes = Shapes(tags(template))
 
     @property
     def vocab_size(self) -> int:
@@ -90,16 +96,18 @@ class ChatFormat:
     ) -> list[list[int]]:
         """`prompt_ids(messages[:end])` for each of `ends`, id for id, at little more than the cost of the longest.
 
-        What a prompt shares with the one before it, up to its generation prompt, is encoded once. Every prompt is
-        rendered as text and compared, so a template that writes earlier messages anew as the conversation grows costs
-        time, never a wrong id.
+        What a prompt shares with the one before it, up to its generation prompt, is encoded once. Where the template
+        only appends, the conversation is rendered once too; where it writes earlier messages anew as the conversation
+        grows, every prompt is rendered, which costs time, never a wrong id (`renders_once` tells which).
         """
         given, stand_ins = self._masked(messages, tools)
+        texts = self._cut_prompts(given, ends, template_kwargs)
+        if texts is None:
+            texts = (self._apply(given[0][:end], given[1], template_kwargs) for end in ends)
         before, cuts = "", [0]
         added: list[str] = []
         plan: list[tuple[int, str]] = []  # how many cuts of the prompt before hold, and the generation prompt
-        for end in ends:
-            text = self._apply(given[0][:end], given[1], template_kwargs)
+        for text in texts:
             # Cut where a control token starts: on both sides of it the text is encoded by itself.
             header = max(text.rfind(_TURN), 0)
             keep = len(cuts)
@@ -121,6 +129,16 @@ class ChatFormat:
             lengths[keep:] = [len(ids)]
             prompts.append(ids + tail_ids[tail])
         return prompts
+
+    def renders_once(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None = None, **template_kwargs: Any
+    ) -> bool:
+        """Whether one rendering holds the prompts of all assistant messages: the template only appends to it."""
+        if not messages:
+            return True
+        shown = None if not tools else [{"type": "function", "function": {"name": "x", "description": "x"}}]
+        setting = json.dumps([bool(tools), template_kwargs], sort_keys=True, default=str)
+        return self._shapes.appends(messages, lambda small: self._apply(small, shown, template_kwargs), setting)
 
     def observation_ids(self, content: str, role: str = "user", **template_kwargs: Any) -> list[int]:
         """What follows an output that ends in `end_id`: the newline after it, the message and the generation prompt.
@@ -189,6 +207,31 @@ class ChatFormat:
             given = _mapped(given, lambda text: self._split.sub(lambda match: forward[match[0]], text))
         return given, stand_ins
 
+    def _cut_prompts(
+        self, given: Sequence[Any], ends: Sequence[int], kwargs: Mapping[str, Any]
+    ) -> Iterator[str] | None:
+        """The prompts' texts, cut from one rendering of the longest; None where that does not hold them all."""
+        messages, tools = given
+        spoken = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
+        if len(ends) < 2 or list(ends) != sorted(set(ends) & {*spoken, len(messages)}):
+            return None
+        asked = (
+            messages[: ends[-1] + 1] if ends[-1] < len(messages) else [*messages, {"role": "assistant", "content": ""}]
+        )
+        if not self.renders_once(asked, tools=tools, **kwargs):
+            return None
+        whole = self._apply(messages[: ends[-1]], tools, kwargs)
+        heads = [match.start() for match in re.finditer(re.escape(ASSISTANT), whole)]
+        before = [bisect_left(spoken, end) for end in ends]
+        if len(heads) != before[-1] + 1:
+            return None
+        tail = whole[heads[-1] :]
+        # Small conversations told that this one only grows; one prompt of its own is held against it.
+        middle = len(ends) // 2
+        if self._apply(messages[: ends[middle]], tools, kwargs) != whole[: heads[before[middle]]] + tail:
+            return None
+        return (whole[: heads[place]] + tail for place in before)
+
     def _apply(self, messages: list[Any], tools: list[Any] | None, kwargs: Mapping[str, Any]) -> str:
         text = self.tokenizer.apply_chat_template(
             messages, tools=tools, chat_template=self.template, tokenize=False, add_generation_prompt=True, **kwargs
@@ -213,13 +256,15 @@ class ChatFormat:
 
 @lru_cache
 def load_chat_format(name: str, template: str | None = None) -> ChatFormat:
-    """The chat format of that name: "tiny", "qwen3", or a folder with tokenizer.json.
+    """The chat format of that name: "tiny", "qwen3", a folder with tokenizer.json, or `hub:<repo>@<commit>`.
 
     Args:
-        template: "tiny", the stem of a template that TRL ships, or a Jinja file; None: the name's own.
+        template: "tiny", "terminal" (the terminal prompt contract), the stem of a template that TRL ships, or a Jinja
+            file; None: the name's own.
 
     Raises:
         FileNotFoundError: neither a known name nor a folder with tokenizer.json; or no such template.
+        OSError: the hub's file is neither cached nor to be reached.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -227,7 +272,7 @@ def load_chat_format(name: str, template: str | None = None) -> ChatFormat:
         from etpi_resources.tokenizers import qwen3
 
         return ChatFormat(name, qwen3.load_tokenizer(), _template(template or "qwen3"))
-    folder = _HOME / "tiny" if name == "tiny" else Path(name)
+    folder = _HOME / "tiny" if name == "tiny" else _hub_folder(name) if name.startswith(_HUB) else Path(name)
     if not (folder / "tokenizer.json").is_file():
         raise FileNotFoundError(f"chat format {name!r}: neither tiny, qwen3, nor a folder with tokenizer.json")
     tokenizer = PreTrainedTokenizerFast(
@@ -242,9 +287,19 @@ def load_chat_format(name: str, template: str | None = None) -> ChatFormat:
     return ChatFormat(name, tokenizer, _template(template) if template else own.read_text(encoding="utf-8"))  # pyright: ignore[reportOptionalMemberAccess]
 
 
+def _hub_folder(name: str) -> Path:
+    """The folder of a pinned repository's tokenizer, fetched once."""
+    from huggingface_hub import hf_hub_download
+
+    repo, _, commit = name.removeprefix(_HUB).partition("@")
+    return Path(hf_hub_download(repo, "tokenizer.json", revision=commit or None)).parent
+
+
 def _template(name: str) -> str:
     if name == "tiny":
         return (_HOME / "tiny" / "tiny.jinja").read_text(encoding="utf-8")
+    if name == "terminal":
+        return (_HOME / "terminal.jinja").read_text(encoding="utf-8")
     if Path(name).is_file():
         return Path(name).read_text(encoding="utf-8")
     from etpi_resources.tokenizers import qwen3

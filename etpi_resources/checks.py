@@ -11,6 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
+class BadData(RuntimeError):
+    """Data that no result can be made of; the message names the row and the remedy."""
+
+
 @dataclass(frozen=True)
 class CheckOutcome:
     """One check's verdict.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import container_engine
 import pytest
 from made_graph import World
 
@@ -30,3 +31,25 @@ def code(monkeypatch):
 def world(tmp_path, code):
     """A lake, specs and recipes for tests of the glue."""
     return World(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def _engine_process():
+    if reason := container_engine.missing():
+        pytest.skip(reason)
+    engine = container_engine.Engine()
+    try:
+        engine.make_image()
+        engine.start()
+        yield engine
+    finally:
+        engine.close()
+
+
+@pytest.fixture(scope="module")
+def engine(_engine_process):
+    """A real Docker API (podman's), named in the environment as a user would, with an image to run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DOCKER_HOST", _engine_process.address)
+        patch.setenv("ETPI_DOCKER_IMAGE", container_engine.IMAGE)
+        yield _engine_process

@@ -137,6 +137,16 @@ def agent_scores(rollout_id: str, follows: bool) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def turn_scores(rollout_id: str, adhering: int) -> list[dict[str, Any]]:
+    """Both agents' three turns; the first `adhering` of each keep to the structure."""
+    return [
+        {"rollout_id": rollout_id, "agent_id": agent, "turn": turn, "think_tokens": 20 - turn,
+         "post_think_tokens": 30 + turn, "adheres": turn < adhering}
+        for agent in ("agent1", "agent2")
+        for turn in range(3)
+    ]  # fmt: skip
+
+
 def checkpoint(checkpoint_id: str, experiment: str, role: str, **more: Any) -> dict[str, Any]:
     row: dict[str, Any] = {
         "checkpoint_id": checkpoint_id,
@@ -197,7 +207,8 @@ def make(root: Path) -> Lake:
     put(lake, "raw_rollouts", "strong_set", {"rollouts": strong, **raw})
     scores = [score("r1", 1.0, True), score("r2", 0.0, False)]
     behaviours = agent_scores("r1", True) + agent_scores("r2", False)
-    put(lake, "scored_rollouts", "strong_set", {"scores": scores, "agent_scores": behaviours})
+    held = turn_scores("r1", 3) + turn_scores("r2", 1)
+    put(lake, "scored_rollouts", "strong_set", {"scores": scores, "agent_scores": behaviours, "turn_scores": held})
     weak = rollout("r3", "weak", rollout_set="weak_set", exit_status="LimitsExceeded")
     put(lake, "raw_rollouts", "weak_set", {"rollouts": [weak], **conversation("r3")})
     put(
@@ -208,6 +219,7 @@ def make(root: Path) -> Lake:
     )
     _strong(lake)
     _follow_up(lake)
+    _reinforced(lake)
     _blocked(lake)
     board = {"experiment": "strong", "title": "Strong teacher", "checkpoint_role": "sft", "decoding": "t1"}
     figures = {"metric": "plan_first", "value": 0.9, "n": 24, "ci_low": 0.7, "ci_high": 1.0, "seeds": 1}
@@ -263,16 +275,12 @@ def _strong(lake: Lake) -> None:
     ]
     put(lake, "sft_checkpoint", "strong", {"checkpoints": rows, "training_log": log})
     put(lake, "rl_checkpoint", "strong", {})
-    probe = {
-        "checkpoint_id": "sft1",
-        "role": "sft",
-        "seed": 0,
-        "probe": "first_turn",
-        "n": 20,
-        "value": 1.0,
-        "passed": True,
-    }
-    put(lake, "serving_probe", "strong", {"probes": [probe]})
+    probe = {"role": "sft", "seed": 0, "probe": "first_turn_message", "prompt_set": "heldout", "n": 20, "passed": True}
+    probes = [
+        probe | {"checkpoint_id": "sft1-100", "step": 100, "value": 0.5},
+        probe | {"checkpoint_id": "sft1", "value": 1.0},
+    ]
+    put(lake, "serving_probe", "strong", {"probes": probes})
     evaluated = [
         rollout(f"e-{role}", role, origin="eval", experiment="strong", checkpoint_role=role, seed=0, decoding="t1")
         for role in ("base", "sft")
@@ -309,6 +317,20 @@ def _follow_up(lake: Lake) -> None:
     sft = {"parent_id": "sft1", "dataset_version": version, "seed": 0, "step": 50}
     put(lake, "sft_checkpoint", "follow_up", {"checkpoints": [checkpoint("sft2", "follow_up", "sft", **sft)]})
     _curated(lake, "follow_up", "r2")
+
+
+def _reinforced(lake: Lake) -> None:
+    """An evaluation alone: what the reinforced checkpoint parses and solves, the fine-tuned one did not."""
+    evaluated = [
+        rollout(f"f-{role}", role, origin="eval", experiment="reinforced", checkpoint_role=role, seed=0, decoding="t1")
+        for role in ("sft", "rl")
+    ]
+    talk = merged(conversation("f-sft"), conversation("f-rl"))
+    put(lake, "eval_rollouts", "reinforced", {"rollouts": evaluated, **talk})
+    unread = [row | {"parse_rate": 0.5} for row in agent_scores("f-sft", True)]
+    scores = [score("f-sft", 0.0, True), score("f-rl", 1.0, True)]
+    found = {"scores": scores, "agent_scores": unread + agent_scores("f-rl", True)}
+    put(lake, "eval_metrics", "reinforced", found)
 
 
 def _blocked(lake: Lake) -> None:

@@ -9,14 +9,17 @@ import pytest
 
 from etpi_assets.rollouts.actions import format_action
 from etpi_assets.rollouts.agent import SUBMIT, Identity, rollout_id, run_rollout
+from etpi_assets.rollouts.policies.coop_tiny import Skill
 from etpi_assets.rollouts.policies.oracle import null_policy, reference_policy
 from etpi_assets.rollouts.tables import prompts_of, to_tables
-from etpi_assets.specs.models import AgentSection
+from etpi_assets.rollouts.templated.coop_tiny import transcripts
+from etpi_assets.specs.models import AgentSection, GrammarSection
 from etpi_assets.tasks.coop_tiny import CoopTiny
-from etpi_assets.tasks.family import Role, Task, Verdict
+from etpi_assets.tasks.family import Needs, Role, Task, Verdict
 from etpi_resources.chat_format import load_chat_format
 from etpi_resources.engines import Request, Sampler
 from etpi_resources.engines.scripted import ScriptedEngine
+from etpi_resources.grammars import ThinkGrammar
 from etpi_resources.sandboxes import SandboxUnavailable
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 
@@ -30,13 +33,16 @@ SUBMITS = str(format_action(f"echo {SUBMIT}"))
 class Pair:
     """A family of one task: agents share nothing but messages, and whoever leaves `done` in a.txt passes."""
 
-    runnable: bool = True
+    invents_names: bool = True
     agents: tuple[str, ...] = ("agent1", "agent2")
     judged: list[Mapping[str, Mapping[str, str]]] = field(default_factory=list)
 
     def roles(self, task):
         partners = [self.agents[1 - i] if len(self.agents) == 2 else None for i in range(len(self.agents))]
         return [Role(a, f"f{i}", f"do {a}", partners[i]) for i, a in enumerate(self.agents)]
+
+    def needs(self, task):
+        return Needs()
 
     def workspace(self, task, role):
         return {"a.txt": "start\n", "dir/b.txt": "kept\n"}
@@ -98,16 +104,22 @@ def test_outputs_decode_to_the_text_but_are_not_its_tokenisation():
 
 
 def test_at_least_five_percent_of_tokens_are_split():
-    engine = ScriptedEngine(lambda request: bash("sed -i 's/return .*/return x + 7/' src/harbor/tides.py"), CHAT, "t")
+    said = [
+        message["content"]
+        for messages in transcripts(0, 20, Skill(), AgentSection(tokenizer="tiny"))
+        for message in messages
+        if message["role"] == "assistant"
+    ]
+    engine = ScriptedEngine(lambda request: said[int(request.request_id)], CHAT, "t")
     split = total = 0
-    for number in range(50):
-        request = Request(f"r{number}", "s", [1], [], Sampler())
+    for number in range(len(said)):
+        request = Request(str(number), "s", [1], [], Sampler(max_tokens=1000))
         (completion,) = engine.complete([request])
         canonical = len(CHAT.encode(completion.text))
         total += canonical
         split += len(completion.output_ids or []) - 1 - canonical
         assert engine.complete([request])[0].output_ids == completion.output_ids
-    assert 0.05 < split / total < 0.15
+    assert 0.05 < split / total < 0.1
 
 
 def test_messages_of_a_round_are_read_in_that_round():
@@ -209,6 +221,23 @@ def test_stripping_the_think_of_history_forks():
     assert "long thoughts" not in last and bash("ls") in last
     assert kept.agents[0].turns[0].think_tokens == len(CHAT.encode("\nlong thoughts\n"))
     assert kept.agents[0].turns[1].think_tokens == 0
+    # The newlines after the block, the call and the end of the turn.
+    assert kept.agents[0].turns[0].post_think_tokens == len(CHAT.encode("\n\n" + bash("ls"))) + 1
+    assert kept.agents[0].turns[1].post_think_tokens == len(kept.agents[0].turns[1].output_ids or [])
+
+
+def test_requests_carry_the_grammar_from_where_their_prompt_leaves_off():
+    seen: list[ThinkGrammar | None] = []
+
+    def watching(request: Request) -> str:
+        seen.append(request.grammar)
+        return SUBMITS
+
+    roll(watching, grammar=GrammarSection(slots=("PLAN",), max_chars=40))
+    assert seen == [ThinkGrammar.of(("PLAN",), 40)] * 2
+    seen.clear()
+    roll(watching)
+    assert seen == [None, None]
 
 
 def test_what_breaks_is_recorded():
@@ -236,7 +265,7 @@ def test_without_a_sandbox_nothing_is_recorded():
     class Nowhere:
         name = "nowhere"
 
-        def create(self, files, limits=None):
+        def create(self, files, limits=None, environment=None):
             raise SandboxUnavailable("install it")
 
     engine = ScriptedEngine(null_policy, CHAT, "t")

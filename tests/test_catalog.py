@@ -24,10 +24,10 @@ from etpi_resources.lake import Lake, LakeError, Ref
 from etpi_resources.schemas import TABLES
 
 PROMISED = {
-    "tasks", "rollouts", "turns", "messages", "agents", "scores", "agent_scores", "selected", "dropped", "tito_pairs",
-    "full_turns", "dataset_rows", "sequences", "checkpoints", "training_log", "probes", "metrics", "lineage",
-    "experiments", "rollout_sets", "suites", "leaderboard", "teacher_ceiling", "quarantined", "checks", "manifests",
-    "versions", "vocabulary", "specs", "reports",
+    "tasks", "rollouts", "turns", "messages", "agents", "scores", "agent_scores", "turn_scores", "selected", "dropped",
+    "tito_pairs", "full_turns", "dataset_rows", "sequences", "checkpoints", "training_log", "probes", "metrics",
+    "lineage", "experiments", "rollout_sets", "suites", "leaderboard", "teacher_ceiling", "quarantined", "checks",
+    "manifests", "versions", "vocabulary", "specs", "reports",
 }  # fmt: skip
 
 
@@ -76,6 +76,8 @@ def test_rollouts_are_the_union_by_origin(db: duckdb.DuckDBPyConnection) -> None
     assert rows(
         db, "SELECT origin, rollout_set, experiment, checkpoint_role, count(*) FROM rollouts GROUP BY ALL ORDER BY ALL"
     ) == [
+        ("eval", None, "reinforced", "rl", 1),
+        ("eval", None, "reinforced", "sft", 1),
         ("eval", None, "strong", "base", 1),
         ("eval", None, "strong", "sft", 1),
         ("set", "strong_set", None, None, 2),
@@ -83,7 +85,12 @@ def test_rollouts_are_the_union_by_origin(db: duckdb.DuckDBPyConnection) -> None
     ]
     for view in ("turns", "messages", "agents", "scores"):
         origins = rows(db, f"SELECT DISTINCT origin, rollout_set, experiment FROM {view} ORDER BY ALL")
-        assert origins == [("eval", None, "strong"), ("set", "strong_set", None), ("set", "weak_set", None)], view
+        assert origins == [
+            ("eval", None, "reinforced"),
+            ("eval", None, "strong"),
+            ("set", "strong_set", None),
+            ("set", "weak_set", None),
+        ], view
 
 
 def test_keys_come_from_where_a_version_stands(db: duckdb.DuckDBPyConnection) -> None:

@@ -157,9 +157,9 @@ def test_params_are_checked(tmp_path: Path) -> None:
 def test_without_environments_nothing_pretends_to_run(tmp_path: Path) -> None:
     make(tmp_path)
     task = tasks(tmp_path)[0]
-    assert load_family("cooperbench") is FAMILY and not FAMILY.runnable
-    for call in (FAMILY.workspace, FAMILY.reference):
-        with pytest.raises(RuntimeError, match="import its runs"):
+    assert load_family("cooperbench") is FAMILY and FAMILY.sandbox({}) is None
+    for call in (FAMILY.solve, lambda task, role: FAMILY.needs(task)):
+        with pytest.raises(RuntimeError, match="no environment.*import runs"):
             call(task, FAMILY.roles(task)[0])
 
 

@@ -77,7 +77,7 @@ def test_pairs_reconcile():
     turns = [(a.rollout_id, a.agent_id, t.turn) for a in made.agents for t in a.turns]
     passes(
         integrity.pairs_reconcile(turns, made.pairs, made.pairs_dropped),
-        "60 turns = 58 pairs + 2 dropped (unparseable 2)",
+        "69 turns = 64 pairs + 5 dropped (unparseable 5)",
     )
     fails(integrity.pairs_reconcile(turns, without(made.pairs, 5), made.pairs_dropped), "1 are lost or doubled")
     twice = pa.concat_tables([made.pairs, made.pairs.slice(0, 1)])
@@ -93,12 +93,12 @@ def test_a_capture_that_is_not_there_says_what_to_set():
     nothing = make_pairs(agents, SECTION, CHAT)
     turns = [(a.rollout_id, a.agent_id, t.turn) for a in made.agents for t in a.turns]
     outcome = integrity.pairs_reconcile(turns, nothing["pairs"], nothing["dropped"])
-    fails(outcome, "not_captured 60", 'pairs.capture = "retokenised"')
+    fails(outcome, "not_captured 69", 'pairs.capture = "retokenised"')
 
 
 def test_dataset_reconciles():
     made = dataset()
-    passes(integrity.dataset_reconciles(made.pairs, made.rows, made.dropped), "58 pairs = 58 rows + 0 dropped")
+    passes(integrity.dataset_reconciles(made.pairs, made.rows, made.dropped), "64 pairs = 64 rows + 0 dropped")
     fails(integrity.dataset_reconciles(made.pairs, without(made.rows, 1), made.dropped), "1 are lost or doubled")
     short = dataset(weights={"max_length": 64})
     fails(integrity.dataset_reconciles(short.pairs, short.rows, short.dropped), "raise dataset.max_length")
@@ -113,7 +113,7 @@ def test_dataset_reconciles():
 
 def test_capture_not_mixed():
     pairs = dataset().pairs
-    passes(integrity.capture_not_mixed(pairs, SECTION), "58 pairs, all native")
+    passes(integrity.capture_not_mixed(pairs, SECTION), "64 pairs, all native")
     fails(integrity.capture_not_mixed(changed(pairs, 3, capture="retokenised"), SECTION), "an experiment of each")
     fails(integrity.capture_not_mixed(pairs, PairsSection(capture="retokenised")), "asks for retokenised")
 
@@ -121,7 +121,7 @@ def test_capture_not_mixed():
 def test_no_think_in_output():
     pairs = dataset().pairs
     passes(
-        integrity.no_think_in_output(pairs, SECTION, CHAT), "No think id in 58 outputs", "tails of tiny: {'none': 58}"
+        integrity.no_think_in_output(pairs, SECTION, CHAT), "No think id in 64 outputs", "tails of tiny: {'none': 64}"
     )
     ids = pairs["output_ids"].to_pylist()[4]
     for think in (CHAT.think_open_id, CHAT.think_close_id):
@@ -141,7 +141,7 @@ def test_no_think_in_output():
 
 def test_no_steering_leak():
     pairs = dataset().pairs
-    passes(integrity.no_steering_leak(pairs, TRACES), "No run of steering in 58 pairs")
+    passes(integrity.no_steering_leak(pairs, TRACES), "No run of steering in 64 pairs")
     for column in ("suffix_ids", "output_ids"):
         ids = pairs[column].to_pylist()[7]
         for part in (STEERING[0].strip(), " ".join(STEERING[0].split()[-7:])):
@@ -315,7 +315,7 @@ def test_format_exposure():
     louder = dataset(weights={"upweight_factor": 12})
     passes(gates.format_exposure(louder.rows, louder.pairs, GATES))
     plain = every(made.pairs, format_tokens=0)
-    fails(gates.format_exposure(made.rows, plain, GatesSection(format_exposure=1)), "0 of 48", "no <tool_call>")
+    fails(gates.format_exposure(made.rows, plain, GatesSection(format_exposure=1)), "0 of 53", "no <tool_call>")
 
 
 def test_role_balance():

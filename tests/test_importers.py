@@ -372,7 +372,7 @@ SURROGATE = json.dumps([*bare_list(), {"role": "user", "content": "\ud83d"}]).en
         (GOOD.replace(b"colon", b"col\xff"), "not_utf8"),
         (SURROGATE, "lone_surrogate"),
         (gzip.compress(GOOD)[:-20], "bad_gzip"),
-        (b"\x28\xb5\x2f\xfd....", "unsupported_compression"),
+        (b"\x28\xb5\x2f\xfd....", "bad_zstd"),
         (json.dumps([{"role": "narrator", "content": "x"}]).encode(), "unknown_role"),
         (
             json.dumps([{"role": "user", "content": [{"type": "image_url", "image_url": "u"}]}]).encode(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -193,3 +194,20 @@ def test_make_run_exits_with_1_where_a_step_fails(world, instance, monkeypatch, 
     assert "failed: second" in capsys.readouterr().err
     with pytest.raises(Exception, match="Did you mean 'second'"):
         cli.run_experiments(["secnod"], world.specs_folder)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_command_starts_no_further_job(tmp_path, number):
+    words = [sys.executable, "-m", "etpi_assets.cli", "run", "plan_first_tiny"]
+    environment = {**os.environ, "DAGSTER_HOME": str(tmp_path), "ETPI_DATA": str(tmp_path / "data")}
+    with subprocess.Popen(words, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if "suite_spec of coop_tiny made" in line:
+                time.sleep(1)
+                process.send_signal(number)
+        assert process.wait(60) == 130
+    assert [line for line in said if line.startswith("-- ")][-1].startswith("-- prepare_suite of coop_tiny: FAILED")
+    assert "stopped" in said[-1]

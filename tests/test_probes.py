@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from etpi_assets.evaluation import probes
-from etpi_resources.engines import Completion
+from etpi_resources.engines import Completion, Served
+from etpi_resources.lake import folder_hash
+
+HERE = Path(__file__).parent
 
 CALL = "<tool_call>\n<function=bash>\n<parameter=command>\nls\n</parameter>\n</function>\n</tool_call>"
 PROMPTS = [probes.Prompt(f"task{i}/agent1", [1, 2, i], []) for i in range(10)]
@@ -21,9 +26,22 @@ def _verdicts(*answers: probes.Answer) -> dict[str, bool]:
     return {c.name: c.passed for c in probes.verdicts([a.row("c" * 16, "sft", 0) for a in answers])}
 
 
-def test_a_clean_serving_fires_nothing():
+def _chats(**message: object) -> list[Completion]:
+    """Chat turns that generated CALL, and what the server's parsers made of it."""
+    return [replace(turn, message={"role": "assistant", **message}) for turn in _turns()]
+
+
+STRUCTURED = [{"id": "c1", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}]
+
+
+def test_a_clean_serving_fires_nothing(tmp_path):
+    (tmp_path / "adapter.safetensors").write_bytes(b"weights")
     trained = {p.source: list(p.ids) for p in PROMPTS}
+    listing = [Served("sft-0123456789ab", str(tmp_path), "base")]
     answers = (
+        probes.served_root(listing, "sft-0123456789ab", tmp_path, folder_hash(tmp_path)),
+        probes.content_visible("train", PROMPTS, _chats(content="", reasoning="r", tool_calls=STRUCTURED)),
+        probes.calls_round_trip("train", PROMPTS, _chats(content="", tool_calls=STRUCTURED)),
         probes.served_name(SimpleNamespace(name="sft-0123456789ab"), "0123456789abcdef"),  # pyright: ignore
         probes.ids_returned("train", PROMPTS, _turns()),
         probes.prompt_parity({p.source: p.ids for p in PROMPTS}, trained),
@@ -39,6 +57,12 @@ def test_a_clean_serving_fires_nothing():
         ("served_name", probes.served_name(SimpleNamespace(name="plan-first"), "0123456789abcdef")),  # pyright: ignore
         ("ids_returned", probes.ids_returned("train", PROMPTS, _turns(ids=[]))),
         ("prompt_parity", probes.prompt_parity({"a": [1, 5, 3]}, {"a": [1, 2, 3]})),
+        ("served_root", probes.served_root([Served("sft", "/old", "base")], "sft", HERE, None)),
+        ("served_root", probes.served_root([Served("base", str(HERE), None)], "sft", HERE, None)),
+        ("served_root", probes.served_root([Served("sft", str(HERE), None)], "sft", HERE, "0123456789abcdef")),
+        ("content_visible", probes.content_visible("train", PROMPTS, _chats(content="\n", reasoning=CALL))),
+        ("calls_round_trip", probes.calls_round_trip("train", PROMPTS, _chats(content="ls"))),
+        ("calls_round_trip", probes.calls_round_trip("train", PROMPTS, _chats(content=CALL.replace("ls", "rm")))),
         ("differs_from_base", probes.differs_from_base(_turns(), _turns(), 0.5)),
         ("first_turn_parses", probes.parses("train", PROMPTS, _turns(text=""), 0.8)),
         ("first_turn_parses", probes.parses("train", PROMPTS, _turns(text="ls -la"), 0.8)),
@@ -47,6 +71,12 @@ def test_a_clean_serving_fires_nothing():
 def test_a_fault_turns_its_own_probe_red(name: str, answer: probes.Answer):
     found = _verdicts(answer)
     assert [probe for probe, passed in found.items() if not passed] == [name]
+
+
+def test_what_only_a_server_can_get_wrong_is_not_asked_of_another_engine():
+    words = {c.name: c.message for c in probes.verdicts([])}
+    assert all("not applicable" in words[probe] for probe in probes.SERVER_PROBES)
+    assert "not applicable" not in words["ids_returned"]
 
 
 def test_parity_says_where_the_prompt_departs():

@@ -8,8 +8,9 @@ from html.parser import HTMLParser
 import pytest
 
 from etpi_assets.evaluation.metrics import measure
-from etpi_assets.reports import facts, html, leaderboard, model_card, svg
+from etpi_assets.reports import facts, html, leaderboard, model_card
 from etpi_assets.specs.models import ExperimentSpec
+from etpi_resources import charts
 from etpi_resources.schemas import from_rows
 
 SPEC = ExperimentSpec(title="Plan <first> & go", rollout_sets=("strong",))
@@ -234,6 +235,6 @@ def test_leaderboard_and_ceiling_keep_filtered_apart(sources):
 
 
 def test_charts_survive_nothing_and_one_point():
-    assert "nothing recorded" in svg.line_chart("Loss", [], "step")
-    assert "polyline" in svg.line_chart("Loss", [("train", [(1, 0.5)])], "step", log_y=True)
-    assert svg.as_image(svg.bars("b", []), "b").startswith("![b](data:image/svg+xml;base64,")
+    assert "nothing recorded" in charts.line_chart("Loss", [], "step")
+    assert "polyline" in charts.line_chart("Loss", [("train", [(1, 0.5)])], "step", log_y=True)
+    assert charts.as_image(charts.bars("b", []), "b").startswith("![b](data:image/svg+xml;base64,")

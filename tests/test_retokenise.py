@@ -25,7 +25,8 @@ HAS_QWEN = find_spec("dashscope") is not None
 needs_qwen = pytest.mark.skipif(not HAS_QWEN, reason="dashscope, which ships the Qwen3 ranks, is not installed")
 QWEN_TEMPLATES = [
     "qwen3", "qwen3_training", "qwen3_instruct_2507", "qwen3_instruct_2507_training", "qwen2_5", "qwen2_5_training",
-    "qwen3_5_think", "qwen3_5_nothink", "qwen3_6", "qwen3_vl",
+    "qwen3_5_think", "qwen3_5_think_training", "qwen3_5_nothink", "qwen3_5_nothink_training", "qwen3_6",
+    "qwen3_6_training", "qwen3_8", "qwen3_vl",
 ]  # fmt: skip
 FORMATS = [("tiny", None), *((("qwen3", name) for name in QWEN_TEMPLATES) if HAS_QWEN else ())]
 
@@ -77,7 +78,7 @@ TOOLS = [
 
 
 @pytest.mark.parametrize(("name", "template"), FORMATS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(messages=CONVERSATIONS, tools=st.sampled_from([None, TOOLS]), thinking=st.sampled_from([None, True, False]))
 def test_ids_are_those_of_rendering_every_prefix(
     name: str, template: str | None, messages: list[dict[str, Any]], tools: Any, thinking: bool | None
@@ -92,6 +93,64 @@ def test_ids_are_those_of_rendering_every_prefix(
             chat.prefix_prompt_ids(messages, ends, tools=tools, **kwargs)
         return
     assert chat.prefix_prompt_ids(messages, ends, tools=tools, **kwargs) == expected
+
+
+CALLS = [{"type": "function", "function": {"name": "bash", "arguments": {"command": "ls é"}}}]
+# Few kinds of messages in many orders: what a trajectory is, so that one rendering serves wherever it can.
+KINDS = st.lists(
+    st.sampled_from(
+        [
+            {"role": "assistant", "content": "Look."},
+            {"role": "assistant", "content": "<think>\nhm 😀\n</think>\n\nLook."},
+            {"role": "assistant", "content": "", "tool_calls": CALLS},
+            {"role": "assistant", "content": "\nLook. \n"},
+            {"role": "tool", "content": "a.py 你好"},
+            {"role": "user", "content": "and now?"},
+            {"role": "user", "content": "<tool_response>\na.py\n</tool_response>"},
+        ]
+    ),
+    min_size=1,
+    max_size=3,
+    unique_by=json.dumps,
+)  # fmt: skip
+
+
+@needs_qwen
+@pytest.mark.parametrize("template", QWEN_TEMPLATES)
+@settings(max_examples=8, deadline=None)
+@given(data=st.data(), tools=st.sampled_from([None, TOOLS]), thinking=st.booleans())
+def test_one_rendering_holds_every_prompt_or_is_said_not_to(
+    template: str, data: st.DataObject, tools: Any, thinking: bool
+) -> None:
+    chat, kwargs = load_chat_format("qwen3", template), {"enable_thinking": thinking}
+    start = [{"role": "user", "content": "fix it"}, {"role": "assistant", "content": "Look."}]
+    following = data.draw(st.lists(st.sampled_from(data.draw(KINDS)), min_size=2, max_size=12))
+    messages = [*start, *following, {"role": "assistant", "content": "Done."}]
+    ends = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
+    prompts = chat.prefix_prompt_ids(messages, ends, tools=tools, **kwargs)
+    assert prompts == [chat.prompt_ids(messages[:end], tools=tools, **kwargs) for end in ends]
+    # A prompt without its generation prompt: what the next one must begin with, if the template only appends.
+    heads = [prompt[: len(prompt) - 1 - prompt[::-1].index(chat.turn_id)] for prompt in prompts]
+    grows = all(later[: len(head)] == head for head, later in zip(heads, prompts[1:], strict=False))
+    if chat.renders_once(messages, tools=tools, **kwargs):
+        assert grows
+    if not template.endswith("_training") and template in ("qwen3", "qwen3_5_think", "qwen3_5_nothink", "qwen3_6"):
+        return  # these write some conversations anew, and may be taken to where they do not
+    assert grows
+
+
+@needs_qwen
+def test_a_trajectory_of_tool_results_is_rendered_once_by_every_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    turn = [{"role": "assistant", "content": "Look."}, {"role": "tool", "content": "a.py"}]
+    messages = [{"role": "user", "content": "fix it"}, *(turn * 20)]
+    for template in QWEN_TEMPLATES:
+        chat = load_chat_format("qwen3", template)
+        assert chat.renders_once(messages), template
+        rendered: list[int] = []
+        apply = chat._apply
+        monkeypatch.setattr(chat, "_apply", lambda m, *rest, a=apply, r=rendered: r.append(len(m)) or a(m, *rest))
+        chat.prefix_prompt_ids(messages, range(1, 41, 2))
+        assert rendered == [39, 21], "the whole, and one prompt to hold against it"
 
 
 @needs_qwen
@@ -109,6 +168,11 @@ def test_a_template_that_rewrites_history_is_noticed() -> None:
     first, second, third = chat.prefix_prompt_ids(messages, [1, 3, 5])
     assert chat.think_open_id in second and chat.think_open_id not in third
     assert [second, third] == [chat.prompt_ids(messages[:3]), chat.prompt_ids(messages[:5])]
+    assert not chat.renders_once(messages)
+    assert not any(turn.appended for turn in retokenise(rows(messages), chat))
+    assert all(turn.appended for turn in retokenise(rows(messages[:4]), chat))
+    # Its variant for training keeps them.
+    assert load_chat_format("qwen3", "qwen3_training").renders_once(messages)
     assert chat.prefix_prompt_ids(messages, []) == []
 
 

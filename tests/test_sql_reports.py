@@ -71,6 +71,13 @@ def test_think_tokens_by_turn(full: Path) -> None:
     assert {row["made_for"] for row in ask(full, "think_tokens_by_turn", experiment="strong")} == {"strong"}
 
 
+def test_structured_cot(full: Path) -> None:
+    found = ask(full, "structured_cot", rollout_set="strong_set")
+    assert [(row["turn"], row["n"], row["adherence"]) for row in found] == [(0, 4, 1.0), (1, 4, 0.5), (2, 4, 0.5)]
+    assert [(row["think_mean"], row["after_mean"]) for row in found] == [(20.0, 30.0), (19.0, 31.0), (18.0, 32.0)]
+    assert ask(full, "structured_cot", experiment="strong") == []
+
+
 def test_teacher_against_student(full: Path) -> None:
     (row,) = ask(full, "teacher_against_student", experiment="strong", metric="plan_first")
     assert row["teacher"] == "0.950 [0.850, 1.000] n=24" and row["sft"] == "0.900 [0.800, 0.950] n=24"
@@ -112,8 +119,21 @@ def test_cost_by_experiment(full: Path) -> None:
     assert (strong["eval_rollouts"], costs["follow_up"]["eval_rollouts"]) == (2, None)
 
 
+def test_steps_to_learn(full: Path) -> None:
+    (row,) = ask(full, "steps_to_learn")
+    assert (row["experiment"], row["probe"], row["checkpoints"]) == ("strong", "first_turn_message", 2)
+    assert (row["learnt_at_step"], row["value_at_the_end"]) == (200, 1.0)
+
+
 def test_tokens_of_a_turn(full: Path) -> None:
     found = ask(full, "tokens_of_a_turn", rollout="r1", agent="agent2", turn=1)
     assert "".join(row["text"] for row in found) == "<10><11><12><20><30><40><1><2><21><30><40>"
     assert [row["side"] for row in found].count("output") == 3
     assert [row["logprob"] for row in found][-3:] == pytest.approx([-0.1, -0.2, -0.3])
+
+
+def test_changed_by_reinforcement(full: Path) -> None:
+    [row] = ask(full, "changed_by_reinforcement")
+    assert (row["experiment"], row["task_id"], row["instruction"]) == ("reinforced", "t1", "fold the lantern")
+    assert row["newly_parsed"] and row["newly_solved"] and not row["parse_lost"] and not row["newly_lost"]
+    assert ask(full, "changed_by_reinforcement", experiment="strong") == []

@@ -15,7 +15,7 @@ from etpi_resources.lake import Lake
 from etpi_resources.trainers.pipes import run_worker
 from etpi_resources.trainers.workers.induction import put_copying_heads
 
-SMALL = TinySection(conversations=16, exercises=8, batch_tokens=4096, layers=2, heads=2)
+SMALL = TinySection(conversations=16, exercises=8, batch_tokens=4096, layers=2)
 
 
 def _model(**size) -> Qwen3ForCausalLM:
@@ -49,13 +49,14 @@ def test_heads_copy_before_any_training():
     put_copying_heads(model, seed=0)
     assert _copied(model, 30) > 0.8
     assert _copied(model, 200) > 0.7
-    # Where tokens recur, one does not say what comes next, and two do.
-    assert _copied(model, 200, distinct=60) > 0.6
+    # Where tokens recur, one or two do not say what comes next, and three do.
+    assert _copied(model, 200, distinct=60) > 0.75
+    assert _copied(model, 200, distinct=20) > 0.6
 
 
 @pytest.mark.parametrize("size", [{"num_hidden_layers": 1}, {"num_key_value_heads": 1}])
 def test_a_model_without_room_for_them_is_refused(size):
-    with pytest.raises(ValueError, match="two layers and two heads"):
+    with pytest.raises(ValueError, match="two layers and 3 heads"):
         put_copying_heads(_model(**size), seed=0)
 
 

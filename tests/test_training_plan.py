@@ -148,3 +148,12 @@ def test_collating_keeps_every_token_label_and_weight(drawn):
         weights = np.zeros(padded)
         weights[positions + 1] = batch["weights"][row].numpy()
         assert weights[:length] == pytest.approx(arrays[3][own]) and not weights[length:].any()
+
+
+@given(st.lists(st.integers(1, 900), min_size=1, max_size=60), st.integers(1, 7))
+@settings(deadline=None)
+def test_a_batch_of_sequences_is_so_many_whatever_their_lengths(lengths, size):
+    plan = plan_of(lengths, epochs=2, batch_sequences=size)
+    assert all(len(batch.sequences) == 1 for batch in plan.batches)
+    assert plan.accumulate == min(size, len(lengths))
+    assert plan.steps == -(-2 * len(lengths) // plan.accumulate)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from etpi_resources.chat_format import load_chat_format
 from etpi_resources.engines import Engine, Request, Sampler
 from etpi_resources.engines.slots import Slots
 from etpi_resources.engines.transformers import TransformersEngine
+from etpi_resources.grammars import ThinkGrammar
 
 
 @pytest.fixture(scope="module")
@@ -169,6 +173,93 @@ def test_a_nucleus_of_one_token_is_greedy(engine: TransformersEngine):
         [_request("n1", _ids(4, 20)), _request("n2", _ids(4, 20), temperature=1.0, top_p=1e-6)]
     )
     assert greedy.output_ids == narrow.output_ids
+
+
+# --- grammars ---------------------------------------------------------------------------------------------------------
+
+BOUNDED = ThinkGrammar.of(max_chars=12)
+
+
+def _asked(count: int, tail: str, **sampler: Any) -> list[Request]:
+    """Requests at temperature 1 whose prompts end in `tail`, each with the grammar from there."""
+    chat, requests = load_chat_format("tiny"), []
+    for i in range(count):
+        prompt = [*_ids(i, 10 + 3 * i), *chat.prompt_ids([{"role": "user", "content": "go"}]), *chat.encode(tail)]
+        asked = Sampler(**{"temperature": 1.0, "max_tokens": 120, "seed": 5, **sampler})
+        requests.append(Request(f"{tail}{i}/0", f"{tail}{i}", prompt, [], asked, BOUNDED.after(prompt, chat)))
+    return requests
+
+
+@pytest.mark.parametrize("tail", ["", "<think>", "<think>\n"])
+def test_a_random_model_adheres_with_the_grammar_and_not_without(engine: TransformersEngine, tail: str):
+    chat = load_chat_format("tiny")
+    requests = _asked(24, tail)
+    free = [replace(request, grammar=None) for request in requests]
+    for request, bound, unbound in zip(requests, engine.complete(requests), engine.complete(free), strict=True):
+        block = re.compile(request.grammar.pattern() if request.grammar else "")
+        output = list(bound.output_ids or [])
+        assert block.match(bound.text), bound.text
+        # The tags are the vocabulary's own tokens, and the block is over at the first close.
+        close = output.index(chat.think_close_id)
+        assert block.fullmatch(chat.decode(output[: close + 1]))
+        assert output[:close].count(chat.think_open_id) == (tail == "")
+        assert not block.match(unbound.text), "the premise: by itself it writes nothing of the kind"
+    # What follows the block is the model's own: nearly every answer has a token there that no line could hold.
+    after = [list(c.output_ids or []) for c in engine.complete(requests)]
+    assert all(len(ids) > ids.index(chat.think_close_id) + 1 for ids in after)
+    assert any("<" in c.text[c.text.index("</think>") + 8 :] for c in engine.complete(requests))
+
+
+def test_a_grammar_binds_its_own_request_alone(engine: TransformersEngine):
+    (bound,) = _asked(1, "")
+    alone = [
+        engine.complete([r])[0].output_ids for r in (bound, _request("solo", _ids(1, 40), temperature=1.0, seed=3))
+    ]
+    company = [*_asked(12, "<think>\n"), bound, _request("solo", _ids(1, 40), temperature=1.0, seed=3)]
+    assert [c.output_ids for c in engine.complete(company)[-2:]] == alone
+
+
+def test_log_probabilities_are_the_models_with_a_grammar_too(engine: TransformersEngine, folder: Path):
+    """What a trainer compares with: the mask says what may be drawn, not how likely the model holds it."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    (request,) = _asked(1, "")
+    (completion,) = engine.complete([request])
+    output = list(completion.output_ids or [])
+    with torch.no_grad():
+        logits = model(torch.tensor([[*request.prompt_ids, *output]])).logits[0, len(request.prompt_ids) - 1 : -1]
+    expected = torch.log_softmax(logits, -1).gather(1, torch.tensor(output)[:, None])[:, 0]
+    assert torch.allclose(torch.tensor(completion.logprobs), expected, atol=1e-4)
+    assert min(completion.logprobs or []) < -5, "the premise: the grammar forces what the model would not write"
+
+
+def test_a_budget_may_cut_the_block(engine: TransformersEngine):
+    (cut,) = engine.complete(_asked(1, "", max_tokens=5))
+    assert cut.finish_reason == "length" and cut.text.startswith("<think>\nST")
+
+
+@pytest.mark.skipif(find_spec("dashscope") is None, reason="dashscope, which ships the Qwen3 ranks, is not installed")
+def test_the_real_vocabulary_is_masked_too():
+    """Padding ids that a model has beyond its vocabulary, control tokens and tags inside lines are never drawn."""
+    from etpi_resources.engines.masks import GrammarMasks
+
+    chat, draw = load_chat_format("qwen3"), torch.Generator().manual_seed(0)
+    masks = GrammarMasks(chat)
+    state, free, output = masks.start(BOUNDED), masks.start(BOUNDED), []
+    free.free = True
+    while not state.free:
+        logits = torch.randn(3, 151_936, generator=draw)
+        plain = logits.clone()
+        masks.apply([None, state, free], logits)
+        assert torch.equal(logits[[0, 2]], plain[[0, 2]])
+        output.append(int(logits[1].argmax()))
+        assert output[-1] < chat.vocab_size
+        state.consume(output[-1])
+    assert re.fullmatch(BOUNDED.pattern(), chat.decode(output))
+    assert [i for i in output if i in chat.special_ids] == [chat.think_open_id, chat.think_close_id]
+    with pytest.raises(RuntimeError, match="forbids"):
+        masks.start(BOUNDED).consume(chat.end_id)
 
 
 @settings(max_examples=50)

@@ -72,3 +72,21 @@ def naive_sums(model, rows: list[dict]):
                 nll = nll - w * logp[position - 1, row["input_ids"][position]]
                 weight += w
     return nll, weight
+
+
+def make_speaking_base(folder: Path, seed: int = 0) -> Path:
+    """A random Qwen3 model of two layers with the tiny vocabulary: it says nothing of sense, in real ids."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from etpi_resources.chat_format import load_chat_format
+
+    chat = load_chat_format("tiny")
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=chat.vocab_size, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+        head_dim=16, intermediate_size=64, max_position_embeddings=512, tie_word_embeddings=True,
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    chat.save(folder)
+    return folder

@@ -80,6 +80,7 @@ def tito_pairs(run: AssetRun) -> Produced:
         by_set[row["rollout_set"]].append(row["rollout_id"])
     tasks = {task.task_id: task for task in read_tasks(run.read("tasks", "tasks"))}
     made: dict[str, list[pa.Table]] = {"pairs": [], "dropped": []}
+    written_anew = 0
     offered: list[integrity.TurnKey] = []
     expected: dict[tuple[str, str], list[int]] = {}
     steering: set[str] = set()
@@ -93,6 +94,7 @@ def tito_pairs(run: AssetRun) -> Produced:
         default = _default_prompts(run, rollout_set, tasks, steering)
         agents = list(captured_agents(tables, by_set[name], section, chat, default, kwargs))
         for agent in agents:
+            written_anew += not agent.appended
             offered += [(agent.rollout_id, agent.agent_id, turn.turn) for turn in agent.turns]
             wanted = default(agent.facts["task_id"], agent.agent_id)
             if wanted is not None:
@@ -117,6 +119,7 @@ def tito_pairs(run: AssetRun) -> Produced:
             "think_ids_removed": sum(pairs["think_removed"].to_pylist()),
             "output_tokens": sum(len(ids) for ids in pairs["output_ids"]),
             "chained": len(pairs) - pairs["prefix_turn"].null_count,
+            "conversations_the_template_writes_anew": written_anew,
         },
     )
 

@@ -60,7 +60,8 @@ def captured_agents(
             found = [_turn(row, prompts.get((*key, row["turn"])), row["output"], row["capture"]) for row in turns[key]]
             yield CapturedAgent(*key, found, _before(told) if wanted else None, wanted, facts)
         else:
-            yield CapturedAgent(*key, _retokenised(turns[key], told, wanted, chat, template_kwargs), facts=facts)
+            found, appended = _retokenised(turns[key], told, wanted, chat, template_kwargs)
+            yield CapturedAgent(*key, found, facts=facts, appended=appended)
 
 
 def _retokenised(
@@ -69,8 +70,9 @@ def _retokenised(
     default: Messages | None,
     chat: ChatFormat,
     template_kwargs: Mapping[str, Any],
-) -> list[CapturedTurn]:
-    """The turns as text in the student's ids; steering goes with the messages that hold it, before anything is ids."""
+) -> tuple[list[CapturedTurn], bool]:
+    """The turns as text in the student's ids, and whether the template only appends to the conversation; steering goes
+    with the messages that hold it, before anything is ids."""
     if default is not None:
         told = [m for m in messages if m["kind"] != "prompt"]
         messages = [{**m, "kind": "prompt", "turn": None, "tool_calls": None} for m in default] + told
@@ -84,7 +86,7 @@ def _retokenised(
         pair = made.get(row["turn"])
         prompt, output = (None, None) if pair is None else (_ids(pair.prompt_ids), _ids(pair.output_ids))
         found.append(_turn(row, prompt, output, "none" if pair is None else "retokenised"))
-    return found
+    return found, all(pair.appended for pair in made.values())
 
 
 def _before(messages: Sequence[Mapping[str, Any]]) -> Messages:

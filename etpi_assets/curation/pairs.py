@@ -46,6 +46,7 @@ class CapturedAgent:
         captured, default: its first messages as the teacher read them and as a student reads them; None where the
             captured prompt is to stay as it is.
         facts: what every pair's `metadata` holds (task_id, repo, teacher, role, ...).
+        appended: whether one rendering held all prompts; False where the template writes earlier messages anew.
     """
 
     rollout_id: str
@@ -54,6 +55,7 @@ class CapturedAgent:
     captured: Messages | None = None
     default: Messages | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+    appended: bool = True
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,17 @@ from etpi_resources.chat_format import ChatFormat
 
 @dataclass(frozen=True)
 class Retokenised:
-    """One turn's whole prompt and its output, as ids of the student's vocabulary (int32 range)."""
+    """One turn's whole prompt and its output, as ids of the student's vocabulary (int32 range).
+
+    Attributes:
+        appended: whether the template only appends to this conversation, so that one rendering held all its prompts;
+            otherwise each was rendered by itself.
+    """
 
     turn: int
     prompt_ids: list[int]
     output_ids: list[int]
+    appended: bool = True
 
 
 def retokenise(
@@ -50,10 +56,13 @@ def retokenise(
     if turns and turns[0][1] == 0:
         raise ValueError("the conversation begins with the assistant: the prompt of its first turn is missing")
     positions = [position for _, position in turns]
-    prompts = chat.prefix_prompt_ids(chat_messages, positions, tools=tools, **(template_kwargs or {}))
+    kwargs = dict(template_kwargs or {})
+    prompts = chat.prefix_prompt_ids(chat_messages, positions, tools=tools, **kwargs)
+    read = chat_messages[: positions[-1] + 1] if positions else []
+    appended = chat.renders_once(read, tools=tools, **kwargs)
     outputs = chat.encode_all([chat_messages[position]["content"] for position in positions])
     return [
-        Retokenised(turn, prompt, output + [chat.end_id] * (turn not in truncated))
+        Retokenised(turn, prompt, output + [chat.end_id] * (turn not in truncated), appended)
         for (turn, _), prompt, output in zip(turns, prompts, outputs, strict=True)
     ]
 

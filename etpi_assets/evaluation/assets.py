@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from typing import TypeVar
 
 import pyarrow as pa
 
 from etpi_assets.evaluation import metrics, probes
+from etpi_assets.evaluation.examination import Expected, Paper, examine, examine_on_the_way
 from etpi_assets.evaluation.rollouts import (
     Candidate,
     Ground,
@@ -23,18 +24,23 @@ from etpi_assets.evaluation.rollouts import (
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
 from etpi_assets.rollouts.prompts import render_prompts
 from etpi_assets.rollouts.tables import to_tables
+from etpi_assets.rollouts.tools import tool_schemas
 from etpi_assets.scoring.behaviours import score
 from etpi_assets.scoring.checks import every_rollout_scored
+from etpi_assets.scoring.structure import structure_of
 from etpi_assets.specs.models import ExperimentSpec
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.table import read_tasks
-from etpi_assets.training.pointers import checkpoint_folder
 from etpi_assets.versions import code_version
 from etpi_resources.chat_format import load_chat_format
-from etpi_resources.engines import Engine
+from etpi_resources.checkpoints import HUB, checkpoint_folder
+from etpi_resources.engines.serving import Checkpoint, Serving
 from etpi_resources.schemas import from_rows
 
-PROBES = ("served_name", "ids_returned", "prompt_parity", "differs_from_base", "first_turn_parses")
+PROBES = (
+    "served_name", "served_root", "ids_returned", "prompt_parity", "content_visible", "calls_round_trip",
+    "differs_from_base", "first_turn_parses",
+)  # fmt: skip
 THRESHOLDS = ("plan_first_threshold", "plan_content_threshold", "follow_through_threshold")
 T = TypeVar("T")
 NOTHING = "the experiment trains or evaluates nothing"
@@ -43,60 +49,52 @@ NOTHING = "the experiment trains or evaluates nothing"
 @etpi_asset("serving_probe", checks=PROBES)
 def serving_probe(run: AssetRun) -> Produced:
     spec: ExperimentSpec = run.spec
-    served = _candidates(run, spec)
-    if spec.evaluate is None or not any(c.role != "base" for c in served):
+    if spec.evaluate is None or not any(c.role != "base" for c in _candidates(run)):
         return Produced.not_applicable(run.node.name, NOTHING)
     chat, agent = load_chat_format(spec.base.tokenizer, spec.base.chat_template), spec.evaluate.agent
     tasks = {task.task_id: task for task in read_tasks(run.read("tasks", "tasks"))}
     family = load_family(run.specs.suites[spec.evaluate.suite].family)
+    tools, kwargs = tool_schemas(agent.tools), spec.serving.template_kwargs
 
     def render(task_id: str, agent_id: str) -> probes.Prompt:
         (role,) = [r for r in family.roles(tasks[task_id]) if r.agent_id == agent_id]
         messages = render_prompts(agent, tasks[task_id], role)
-        return probes.Prompt(f"{task_id}/{agent_id}", chat.prompt_ids(messages), messages)
+        ids = chat.prompt_ids(messages, tools=tools, **kwargs)
+        return probes.Prompt(f"{task_id}/{agent_id}", ids, messages, tuple(tools or ()))
 
-    rows = run.read(
+    learnt = run.read(
         "upweighted_dataset", "dataset_rows", columns=["pair_id", "task_id", "agent_id", "turn"]
     ).to_pylist()
-    first = [r for r in rows if r["turn"] == 0 and r["task_id"] in tasks]
+    first = [r for r in learnt if r["turn"] == 0 and r["task_id"] in tasks]
     shown = _sample(first, spec.probe.prompts)
     inputs = _first_inputs(run.read("tito_pairs", "pairs", columns=["pair_id", "turn", "suffix_ids"]))
     train = [render(r["task_id"], r["agent_id"]) for r in shown]
     trained = {prompt.source: inputs[row["pair_id"]] for prompt, row in zip(train, shown, strict=True)}
     heldout = [
-        render(task.task_id, family.roles(task)[i % 2].agent_id)
+        render(task.task_id, (seats := family.roles(task))[i % len(seats)].agent_id)
         for i, task in enumerate(_sample([t for t in tasks.values() if t.split == "heldout"], spec.probe.prompts))
     ]
-    parity = probes.prompt_parity({p.source: p.ids for p in train}, trained)
-    answers, base_turns = [], None
-    for candidate in served:
-        with _serving(run, spec, candidate) as engine:
-            turns = probes.first_turns(engine, train, agent.max_tokens)
-            unseen = probes.first_turns(engine, heldout, agent.max_tokens)
-        found = [
-            probes.served_name(engine, candidate.checkpoint_id),
-            probes.ids_returned("train", train, turns),
-            probes.ids_returned("heldout", heldout, unseen),
-            probes.parses("train", train, turns, spec.probe.min_parse),
-            probes.parses("heldout", heldout, unseen, spec.probe.min_parse),
-            probes.messages_first("train", turns),
-            probes.messages_first("heldout", unseen),
-        ]
-        if candidate.role == "base":
-            base_turns = turns
-        else:
-            found.append(parity)
-            if base_turns is not None:
-                found.append(probes.differs_from_base(turns, base_turns, spec.probe.min_differs))
-        answers += [answer.row(candidate.checkpoint_id, candidate.role, candidate.seed) for answer in found]
-    table = from_rows("probes", answers)
+    paper = Paper(train, heldout, trained, agent, spec.probe)
+    rows, base_turns = [], None
+    with _serving(run, spec) as (serving, checkpoints):
+        for candidate, checkpoint in checkpoints.items():
+            with serving.engine(checkpoint) as engine:
+                if candidate.final:
+                    expected, is_base = _expected(serving, candidate, checkpoint), candidate.role == "base"
+                    answers, turns = examine(engine, paper, expected, base_turns, trained=not is_base)
+                    base_turns = turns if is_base else base_turns
+                else:
+                    answers = examine_on_the_way(engine, paper)
+            step = None if candidate.final else candidate.step
+            rows += [answer.row(candidate.checkpoint_id, candidate.role, candidate.seed, step) for answer in answers]
+    table = from_rows("probes", rows)
     return Produced(tables={"probes": table}, checks=probes.verdicts(table.to_pylist()), seeds=spec.seeds)
 
 
 @etpi_asset("eval_rollouts", checks=("every_condition_ran", "infrastructure_held"))
 def eval_rollouts(run: AssetRun) -> Produced:
     spec: ExperimentSpec = run.spec
-    served = [] if spec.evaluate is None else [c for c in _candidates(run, spec) if c.role in spec.evaluate.roles]
+    served = [] if spec.evaluate is None else [c for c in _candidates(run) if c.final and c.role in spec.evaluate.roles]
     if spec.evaluate is None or not served:
         return Produced.not_applicable(run.node.name, NOTHING)
     section = spec.evaluate
@@ -105,13 +103,17 @@ def eval_rollouts(run: AssetRun) -> Produced:
         family=load_family(run.specs.suites[section.suite].family),
         sandboxes=run.resources.sandboxes(spec.serving.sandbox),
         chat=load_chat_format(spec.base.tokenizer, spec.base.chat_template),
+        template_kwargs=spec.serving.template_kwargs,
     )
     plan = [(candidate, condition) for candidate in served for condition in conditions(section, candidate.role)]
     journals = run.lake.scratch(f"evaluations/{code_version(run.node)}")
     records = []
-    with run.progress("held-out rollouts", len(plan) * len(ground.tasks)) as progress:
+    with (
+        run.progress("held-out rollouts", len(plan) * len(ground.tasks)) as progress,
+        _serving(run, spec) as (serving, checkpoints),
+    ):
         for candidate in served:
-            with _serving(run, spec, candidate) as engine:
+            with serving.engine(checkpoints[candidate]) as engine:
                 for condition in conditions(section, candidate.role):
                     records += roll_out(
                         candidate, condition, engine, ground, journals, experiment=run.key, advance=progress.advance
@@ -140,6 +142,7 @@ def eval_metrics(run: AssetRun) -> Produced:
         spec.metrics.scoring,
         run.read("eval_rollouts", "messages"),
         _entities(run, tasks),
+        structure_of(spec.metrics.scoring, spec.evaluate.agent) if spec.evaluate else None,
     )
     teacher = metrics.teacher_of(
         run.read("scored_rollouts", "scores"), run.read("scored_rollouts", "agent_scores"), run.key
@@ -163,23 +166,38 @@ def _entities(run: AssetRun, tasks: pa.Table) -> dict[str, Sequence[str]]:
     return {task.task_id: families[task.suite].entities(task) for task in read_tasks(tasks)}
 
 
-def _candidates(run: AssetRun, spec: ExperimentSpec) -> list[Candidate]:
-    """The base and every final checkpoint, whatever roles are evaluated: the probe compares with the base."""
+def _candidates(run: AssetRun) -> list[Candidate]:
+    """The base and every trained checkpoint, whatever roles are evaluated: the probe compares with the base."""
     tables = [run.read(asset, "checkpoints") for asset in ("base_checkpoint", "sft_checkpoint", "rl_checkpoint")]
-    return candidates(pa.concat_tables(tables), ("base", "sft", "rl"))
+    return candidates(pa.concat_tables(tables))
+
+
+def _expected(serving: Serving, candidate: Candidate, checkpoint: Checkpoint) -> Expected:
+    name, folder = serving.expected(checkpoint)
+    content_hash = candidate.adapter_hash if folder == checkpoint.adapter else candidate.checkpoint_id
+    return Expected(name, folder, content_hash or "", verifiable=not candidate.path.startswith(HUB))
 
 
 @contextmanager
-def _serving(run: AssetRun, spec: ExperimentSpec, candidate: Candidate) -> Iterator[Engine]:
-    """The engine that serves a candidate, closed on leaving."""
+def _serving(run: AssetRun, spec: ExperimentSpec) -> Iterator[tuple[Serving, Mapping[Candidate, Checkpoint]]]:
+    """What serves the experiment's checkpoints, and the files of each; all servers have ended on leaving."""
     chat = load_chat_format(spec.base.tokenizer, spec.base.chat_template)
-    engine = run.resources.serve(
-        spec.serving.engine, checkpoint_folder(run.lake.root, candidate.path), candidate.served_name, chat
-    )
-    try:
-        yield engine
-    finally:
-        engine.close()
+    found = _candidates(run)
+    folders = {c.checkpoint_id: checkpoint_folder(run.lake.root, c.path) for c in found}
+    checkpoints = {
+        candidate: Checkpoint(
+            folder=folders[candidate.checkpoint_id],
+            identity=candidate.checkpoint_id,
+            role=candidate.role,
+            adapter=run.lake.root / candidate.adapter_path if candidate.adapter_path else None,
+            adapter_hash=candidate.adapter_hash,
+            base=folders.get(candidate.parent_id or ""),
+            base_identity=candidate.parent_id,
+        )
+        for candidate in found
+    }
+    with closing(run.resources.serving(spec.serving, chat, list(checkpoints.values()))) as serving:
+        yield serving, checkpoints
 
 
 def _sample(rows: Sequence[T], n: int) -> list[T]:

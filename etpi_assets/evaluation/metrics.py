@@ -18,6 +18,7 @@ from etpi_resources.schemas import from_rows
 PAIR_RATES = ("plan_first", "plan_content")
 AGENT_RATES = ("follow_through", "follow_own", "follow_edited", "follow_by_turn_5")
 TURN_MEANS = {"think_tokens_per_turn": "think_tokens", "output_tokens_per_turn": "output_tokens"}
+"""An agent's totals, as means over its turns."""
 
 
 def measure(
@@ -92,6 +93,11 @@ def _estimates(units: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, E
     judged = [unit for unit in units if unit["reward"] is not None]
     if estimate := rate([unit["reward"] == 1.0 for unit in judged], [unit["cluster"] for unit in judged]):
         yield "solved", "pair", estimate
+    if estimate := rate(
+        [bool(unit["agents"]) and all(agent["parse_rate"] == 1.0 for agent in unit["agents"]) for unit in units],
+        [unit["cluster"] for unit in units],
+    ):
+        yield "parsed", "rollout", estimate
     agents = [(agent, unit["cluster"]) for unit in units for agent in unit["agents"]]
     of = [cluster for _, cluster in agents]
     for name in AGENT_RATES:
@@ -104,9 +110,23 @@ def _estimates(units: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, E
     readable = [(agent["parse_rate"] or 0.0) * n for (agent, _), n in zip(agents, turns, strict=True)]
     if estimate := rate(readable, of, turns):
         yield "parse_rate", "turn", estimate
+    held = [
+        (agent["adherent_turns"], cluster, n)
+        for (agent, cluster), n in zip(agents, turns, strict=True)
+        if agent["adherent_turns"] is not None
+    ]
+    if estimate := rate([hits for hits, _, _ in held], [cluster for _, cluster, _ in held], [n for _, _, n in held]):
+        yield "adherence", "turn", estimate
     for name, column in TURN_MEANS.items():
         if estimate := mean([agent[column] or 0 for agent, _ in agents], of, turns):
             yield name, "turn", estimate
+    after = [
+        (agent["post_think_tokens"], cluster, n)
+        for (agent, cluster), n in zip(agents, turns, strict=True)
+        if agent["post_think_tokens"] is not None
+    ]
+    if estimate := mean([ids for ids, _, _ in after], [cluster for _, cluster, _ in after], [n for _, _, n in after]):
+        yield "post_think_tokens_per_turn", "turn", estimate
     if estimate := mean(turns, of, [1] * len(turns)):
         yield "turns_per_agent", "agent", estimate
 

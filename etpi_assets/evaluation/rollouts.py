@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,23 +29,27 @@ from etpi_resources.checks import CheckOutcome
 from etpi_resources.engines import Engine
 from etpi_resources.sandboxes import SandboxFactory
 
+_COLUMNS = ("checkpoint_id", "role", "seed", "step", "final", "path", "adapter_path", "adapter_hash", "parent_id")
+_ORDER = ("base", "sft", "rl")
 STEERED = "+steering"
 """Ends the name of a decoding whose prompts carried the steering section."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A checkpoint to evaluate: its content hash, role (base, sft, rl), training seed (None for base), its folder."""
+    """A checkpoint to evaluate: its content hash, role (base, sft, rl), training seed (None for base), its folder; the
+    adapter's folder and hash, where it was trained as one, and the checkpoint that the adapter goes onto; the optimiser
+    step it was saved at, and whether that was the last."""
 
     checkpoint_id: str
     role: str
     seed: int | None
     path: str
-
-    @property
-    def served_name(self) -> str:
-        """The name it is served under: it embeds the hash, so that nothing else can pass for it."""
-        return f"{self.role}-{self.checkpoint_id[:12]}"
+    adapter_path: str | None = None
+    adapter_hash: str | None = None
+    parent_id: str | None = None
+    step: int | None = None
+    final: bool = True
 
 
 @dataclass(frozen=True)
@@ -59,22 +63,20 @@ class Condition:
 
 @dataclass(frozen=True)
 class Ground:
-    """Where candidates are rolled out: the tasks, what judges them, the sandboxes and the chat format."""
+    """Where candidates are rolled out: tasks, what judges them, sandboxes, the chat format and its arguments."""
 
     tasks: Sequence[Task]
     family: Family
     sandboxes: SandboxFactory
     chat: ChatFormat
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
-def candidates(checkpoints: pa.Table, roles: Sequence[str]) -> list[Candidate]:
-    """The final checkpoints of the asked roles, base first, then by seed. `checkpoints` is a table of that name."""
-    found = [
-        Candidate(row["checkpoint_id"], row["role"], row["seed"], row["path"])
-        for row in checkpoints.to_pylist()
-        if row["role"] in roles and (row["final"] or row["role"] == "base")
-    ]
-    return sorted(found, key=lambda c: (("base", "sft", "rl").index(c.role), c.seed if c.seed is not None else -1))
+def candidates(checkpoints: pa.Table) -> list[Candidate]:
+    """Every checkpoint of a table of that name: base first, then by role, seed and step."""
+    found = [Candidate(**{name: row[name] for name in _COLUMNS}) for row in checkpoints.to_pylist()]
+    found = [replace(c, final=True) if c.role == "base" else c for c in found]
+    return sorted(found, key=lambda c: (_ORDER.index(c.role), -1 if c.seed is None else c.seed, c.step or 0))
 
 
 def conditions(section: EvaluateSection, role: str) -> list[Condition]:
@@ -100,12 +102,12 @@ def roll_out(
     advance: Callable[[int], None] = lambda n: None,
 ) -> Iterator[RolloutRecord]:
     """One rollout a task, of the journal where it holds them, each relabelled for this experiment."""
-    key = _key(candidate, condition, engine)
+    key = _key(candidate, condition, engine, ground.template_kwargs)
     identity = Identity(
         spec_key=key,
         origin="eval",
         engine="model",
-        teacher=candidate.served_name,
+        teacher=engine.name,
         checkpoint_role=candidate.role,
         checkpoint_id=candidate.checkpoint_id,
         seed=candidate.seed,
@@ -123,6 +125,7 @@ def roll_out(
             identity=identity,
             sample=sample,
             sample_seed=condition.sample_seed,
+            template_kwargs=ground.template_kwargs,
         )
 
     with Journal(journals, key) as journal:
@@ -167,12 +170,13 @@ def _agent(agent: AgentSection, decoding: Decoding, steering: bool) -> AgentSect
     )
 
 
-def _key(candidate: Candidate, condition: Condition, engine: Engine) -> str:
+def _key(candidate: Candidate, condition: Condition, engine: Engine, template_kwargs: Mapping[str, Any]) -> str:
     identity = {
         "checkpoint": candidate.checkpoint_id,
-        "agent": condition.agent.model_dump(mode="json"),
+        "agent": condition.agent.identity(),
         "sample_seed": condition.sample_seed,
         "engine": dict(engine.fingerprint()),
+        "template_kwargs": dict(template_kwargs),
     }
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 

@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from etpi_assets.graph import GRAPH
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
-from etpi_assets.reports import facts, html, leaderboard, model_card, svg
-from etpi_resources import catalog
+from etpi_assets.reports import facts, html, leaderboard, model_card
+from etpi_assets.specs.published import figures
+from etpi_resources import catalog, charts
 from etpi_resources.chat_format import load_chat_format
 from etpi_resources.lake import Ref
 from etpi_resources.schemas import empty, from_rows
@@ -31,6 +32,8 @@ def experiment_report(run: AssetRun) -> Produced:
         inputs={str(ref): manifest.version for ref, manifest in manifests.items()},
         checks=[{**check, "asset": ref.asset} for ref, manifest in manifests.items() for check in manifest.checks],
         seeds=spec.seeds,
+        published=figures(spec.published),
+        published_source=". ".join(str(spec.published[k]) for k in ("source", "date", "note") if k in spec.published),
     )
     sources = facts.Sources(
         metrics=run.read("eval_metrics", "metrics"),
@@ -88,7 +91,7 @@ def teacher_ceiling(run: AssetRun) -> Produced:
         for r in table.to_pylist()
         if r["metric"] == "follow_through" and r["decoding"] != "greedy" and r["teacher_value"] is not None
     ]
-    plot = svg.as_image(svg.teacher_plot("Follow-through", points), "follow-through: teacher against student")
+    plot = charts.as_image(charts.teacher_plot("Follow-through", points), "follow-through: teacher against student")
     return Produced(tables={"teacher_ceiling": table}, metadata={"plot": plot})
 
 

@@ -14,12 +14,16 @@ from typing import Any
 
 import pyarrow as pa
 
-HEADLINE = ("plan_first", "plan_content", "follow_through", "solved", "parse_rate", "submitted")
+from etpi_assets.training.curves import Curve, curves
+
+HEADLINE = ("plan_first", "plan_content", "follow_through", "solved", "parsed", "parse_rate", "submitted")
 DETAIL = (
     "follow_own",
     "follow_edited",
     "follow_by_turn_5",
+    "adherence",
     "think_tokens_per_turn",
+    "post_think_tokens_per_turn",
     "output_tokens_per_turn",
     "turns_per_agent",
 )
@@ -149,18 +153,11 @@ def coloured_tokens(
     return shown
 
 
-def curves(log: pa.Table) -> list[tuple[str, list[tuple[float, float]]]]:
-    """Training and validation loss of the first seed against the step, for the last trained role."""
+def loss_curves(log: pa.Table) -> list[Curve]:
+    """The loss of the last trained role over its steps."""
     rows = log.to_pylist()
-    if not rows:
-        return []
-    role = max({r["role"] for r in rows}, key=ROLE_ORDER.index)
-    seed = min(r["seed"] for r in rows if r["role"] == role)
-    mine = sorted((r for r in rows if r["role"] == role and r["seed"] == seed), key=lambda r: r["step"])
-    return [
-        ("train", [(r["step"], r["loss"]) for r in mine if r["loss"] is not None]),
-        ("val", [(r["step"], r["val_loss"]) for r in mine if r["val_loss"] is not None]),
-    ]
+    last = max({row["role"] for row in rows}, key=ROLE_ORDER.index, default=None)
+    return curves([row for row in rows if row["role"] == last])
 
 
 def cost(sources: Sources) -> list[tuple[str, str]]:

@@ -1,6 +1,7 @@
 """The experiment report: one self-contained HTML page, and the same in markdown.
 
-Belongs here: turning facts into the page. Does not belong here: which figures it shows (`facts`) or drawing (`svg`).
+Belongs here: turning facts into the page. Does not belong here: which figures it shows (`facts`) or drawing
+(`etpi_resources.charts`).
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from typing import Any
 
 import jinja2
 
-from etpi_assets.reports import facts, svg
+from etpi_assets.reports import facts
 from etpi_assets.reports.facts import Sources
+from etpi_assets.scoring.intervals import clears, wilson
+from etpi_assets.specs.published import Published
+from etpi_resources import charts
 
 TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
@@ -23,6 +27,8 @@ TEMPLATES = jinja2.Environment(
     undefined=jinja2.StrictUndefined,
 )
 TEMPLATES.filters["percent"] = facts.percent
+
+_WORDS = {True: "clears", False: "below", None: "undecided at this n"}
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,8 @@ class Subject:
         inputs: "asset/key" -> data version of everything it was made from.
         checks: check outcomes as JSON, each with the "asset" it stands in.
         seeds: training seeds.
+        published: figures that others published of it.
+        published_source: where, when, and what they said of it.
     """
 
     name: str
@@ -46,6 +54,8 @@ class Subject:
     inputs: Mapping[str, str]
     checks: Sequence[Mapping[str, Any]]
     seeds: Sequence[int]
+    published: Sequence[Published] = ()
+    published_source: str = ""
 
 
 def render(subject: Subject, sources: Sources, decode: Callable[[Sequence[int]], str]) -> tuple[str, str]:
@@ -58,6 +68,7 @@ def render(subject: Subject, sources: Sources, decode: Callable[[Sequence[int]],
         "detail": facts.metric_rows(sources.metrics, facts.DETAIL),
         "per_seed": [row for seed in subject.seeds for row in facts.metric_rows(sources.metrics, facts.HEADLINE, seed)],
         "verdicts": _verdicts(headline, subject.thresholds),
+        "published": _published(subject.published, headline),
         "funnel": facts.funnel(sources),
         "drops": facts.drops(sources),
         "tokens": facts.tokens_saved(sources),
@@ -67,8 +78,8 @@ def render(subject: Subject, sources: Sources, decode: Callable[[Sequence[int]],
         "transcripts": facts.coloured_tokens(sources.sequences, decode),
         "cost": facts.cost(sources),
         "metrics_plot": _metrics_plot(headline, subject.thresholds),
-        "loss_plot": svg.line_chart("Loss", facts.curves(sources.training_log), "optimiser step", log_y=True),
-        "share_plot": svg.bars(
+        "loss_plot": charts.line_chart("Loss", facts.loss_curves(sources.training_log), "optimiser step", log_y=True),
+        "share_plot": charts.bars(
             "Share of the loss by turn",
             [(f"turn {t}", 100 * s) for t, s in facts.loss_share(sources.dataset_rows)[:16]],
             " %",
@@ -95,12 +106,22 @@ def _by_metric(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"columns": columns, "rows": [(name, [cells.get((name, *column)) for column in columns]) for name in names]}
 
 
+def _published(stated: Sequence[Published], rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Each published figure, with the interval its counts allow, and the trained student's figures of the metric."""
+    found = []
+    for figure in stated:
+        interval = wilson(figure.hits, figure.n) if figure.hits is not None and figure.n else None
+        ours = [r for r in rows if r["metric"] == figure.metric and r["checkpoint_role"] in ("sft", "rl")]
+        found.append({"figure": figure, "interval": interval, "ours": ours})
+    return found
+
+
 def _verdicts(rows: Sequence[Mapping[str, Any]], thresholds: Mapping[str, float]) -> list[dict[str, Any]]:
     verdicts = []
     for row in rows:
         if row["metric"] in thresholds and row["checkpoint_role"] in ("sft", "rl"):
             bar = thresholds[row["metric"]]
-            word = "clears" if row["ci_low"] >= bar else "below" if row["ci_high"] < bar else "undecided at this n"
+            word = _WORDS[clears(row["ci_low"], row["ci_high"], bar)]
             verdicts.append({**row, "threshold": bar, "word": word})
     return verdicts
 
@@ -111,4 +132,4 @@ def _metrics_plot(rows: Sequence[Mapping[str, Any]], thresholds: Mapping[str, fl
         grouped.setdefault(row["metric"], []).append(
             (row["checkpoint_role"], row["value"], row["ci_low"], row["ci_high"])
         )
-    return svg.interval_plot("Held-out rates with 95 % intervals", list(grouped.items()), dict(thresholds))
+    return charts.interval_plot("Held-out rates with 95 % intervals", list(grouped.items()), dict(thresholds))

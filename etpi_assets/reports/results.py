@@ -14,15 +14,20 @@ from etpi_resources.lake import Lake, Manifest, Ref
 METRICS = ("plan_first", "plan_content", "follow_through", "solved", "parse_rate")
 _HEAD = """# Results on the embedded world
 
-Written by `make results` from the lake; do not edit. A model of the method: these figures are about the pipeline, never
-about language models. Rates are pooled over the training seeds, on held-out repositories, with n and a 95 % interval
-clustered by pair; "by seed" lists each seed's own value. The teacher's rates are over its recorded rollouts.
+Written from the lake by `make results{arguments}`; do not edit. A model of the method: these figures are about the
+pipeline, never about language models. Rates are pooled over the training seeds, on held-out repositories, with n and a
+95 % interval clustered by pair; "by seed" lists each seed's own value. A teacher's rates are over its own rollouts.
 """
 
 
-def render(lake: Lake, specs: Specs, experiments: Mapping[str, str]) -> str:
-    """The page, for experiments as {shown name: name in the lake}. One that failed stands there as such."""
-    parts = [_HEAD]
+def render(lake: Lake, specs: Specs, experiments: Mapping[str, str], *, complete: bool = True) -> str:
+    """The page, for experiments as {shown name: name in the lake}. One that failed stands there as such.
+
+    `complete`: whether these are all tiny experiments; the command that makes the page again names them where not.
+    """
+    seeds = sorted({seed for name in experiments.values() for seed in specs.experiments[name].seeds})
+    chosen = "" if complete else f' EXPERIMENTS="{" ".join(experiments)}"'
+    parts = [_HEAD.replace("{arguments}", f'{chosen} SEEDS="{" ".join(map(str, seeds))}"')]
     for shown, name in experiments.items():
         spec = specs.experiments[name]
         manifest = _good(lake, "eval_metrics", name)

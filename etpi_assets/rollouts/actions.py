@@ -35,7 +35,10 @@ _Call = tuple[str, Mapping[str, Any]] | str
 
 
 def read_actions(
-    content: str, tool_calls: Sequence[Any] | None = None, message_commands: Collection[str] = ("send_message",)
+    content: str,
+    tool_calls: Sequence[Any] | None = None,
+    message_commands: Collection[str] = ("send_message",),
+    bare_calls: bool = False,
 ) -> tuple[list[Action], str | None]:
     """The turn's actions in order, and why there is none (None where there is one).
 
@@ -44,12 +47,13 @@ def read_actions(
         tool_calls: structured calls ({"function": {"name", "arguments"}} or {"name", "arguments" | "input"}, arguments
             as a mapping or as JSON text), read instead of the text where there are any.
         message_commands: shell commands and tools that send messages.
+        bare_calls: whether `<function=NAME>…</function>` is a call where no `<tool_call>` is; some harnesses take it.
 
     A bash command that sends messages becomes one action a message, and one bash action for the rest where there is
     any: its `command` has `:` in each message's place, so that message text never counts as bash. The messages are pure
     where nothing is left. A call of another tool becomes a bash action that reads `NAME {arguments}`.
     """
-    form, calls = _calls(content, tool_calls)
+    form, calls = _calls(content, tool_calls, bare_calls)
     actions: list[Action] = []
     error: str | None = None
     for call in calls:
@@ -89,7 +93,7 @@ def _open_think(content: str) -> bool:
     return content.lstrip().startswith("<think>") and "</think>" not in content
 
 
-def _calls(content: str, tool_calls: Sequence[Any] | None) -> tuple[Form, list[_Call]]:
+def _calls(content: str, tool_calls: Sequence[Any] | None, bare_calls: bool) -> tuple[Form, list[_Call]]:
     if tool_calls:
         return "tool_calls", [_structured(call) for call in tool_calls]
     body = after_think(content)
@@ -98,6 +102,8 @@ def _calls(content: str, tool_calls: Sequence[Any] | None) -> tuple[Form, list[_
         return ("hermes" if any(form == "hermes" for form, _ in found) else "xml"), [call for _, call in found]
     if _open_think(content):
         return "xml", []
+    if bare_calls and "<function=" in body:
+        return "xml", list(_bare(body))
     if calls := list(_bracketed(body)):
         return "bracket", calls
     return "fenced", list(_fenced(body))
@@ -163,6 +169,16 @@ def _tagged(text: str) -> Iterator[tuple[Form, _Call]]:
             continue
         end = text.find(closing, start)
         yield "xml", _xml(text, start, len(text) if end < 0 else end)
+        at = text.find(opening, end) if end >= 0 else -1
+
+
+def _bare(text: str) -> Iterator[_Call]:
+    """`<function=NAME>…</function>` with nothing around it; one that no tag closes is not closed."""
+    opening, closing = "<function=", "</function>"
+    at = text.find(opening)
+    while at >= 0:
+        end = text.find(closing, at)
+        yield UNCLOSED_CALL if end < 0 else _xml(text, at, end)
         at = text.find(opening, end) if end >= 0 else -1
 
 

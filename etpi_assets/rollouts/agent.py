@@ -16,23 +16,31 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from etpi_assets.rollouts.actions import read_actions
+from etpi_assets.rollouts.contract import read_turn
 from etpi_assets.rollouts.mailbox import Mailbox
 from etpi_assets.rollouts.observation import format_observation
 from etpi_assets.rollouts.patches import unified_diff
 from etpi_assets.rollouts.prompts import render_prompts
 from etpi_assets.rollouts.records import AgentRecord, Message, RolloutRecord, Turn
-from etpi_assets.rollouts.think import strip_think, think_tokens
+from etpi_assets.rollouts.think import post_think_tokens, strip_think, think_tokens
+from etpi_assets.rollouts.tools import tool_schemas
 from etpi_assets.specs.models import AgentSection
-from etpi_assets.tasks.family import Family, Role, Task
-from etpi_resources.engines import Completion, Engine, Request, Sampler
-from etpi_resources.sandboxes import CommandResult, Limits, Sandbox, SandboxFactory, SandboxUnavailable
+from etpi_assets.tasks.family import Family, Needs, Role, Task
+from etpi_resources.engines import Completion, Engine, EngineUnavailable, Request, Sampler
+from etpi_resources.sandboxes import (
+    CommandResult,
+    EnvironmentUnavailable,
+    Limits,
+    Sandbox,
+    SandboxFactory,
+    SandboxUnavailable,
+)
 
 if TYPE_CHECKING:
     from etpi_resources.chat_format import ChatFormat
@@ -45,6 +53,10 @@ MIN_OUTPUT = 16
 
 MAX_FORMAT_ERRORS = 3
 """So many turns in a row without a readable action end the agent."""
+
+
+PREPARE_SECONDS = 300.0
+"""How long an environment may take to prepare: a large repository is committed anew."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +99,13 @@ def run_rollout(
     sample_seed: int = 0,
     limits: Limits | None = None,
     message_commands: Collection[str] = ("send_message",),
+    template_kwargs: Mapping[str, Any] | None = None,
 ) -> RolloutRecord:
     """Roll `task` out once and judge what the agents leave.
 
     Every rollout gives a record: what an engine, a sandbox or the judge raises ends the agents still at work with exit
-    "Error" and stands in `error`. Only SandboxUnavailable is raised, for no rollout would fare better.
+    "Error" and stands in `error`. Only SandboxUnavailable and EngineUnavailable are raised, for no rollout would fare
+    better. `template_kwargs` are the chat template's arguments.
     """
     started_at, clock = datetime.now(UTC), time.perf_counter()
     sampler = Sampler(agent.temperature, agent.top_p, agent.max_tokens, sample_seed)
@@ -116,14 +130,16 @@ def run_rollout(
         sampler=asdict(sampler),
         started_at=started_at,
     )
-    loop = _Loop(task, agent, chat, engine, sampler, record, message_commands)
+    loop = _Loop(task, agent, chat, engine, sampler, record, message_commands, template_kwargs or {})
     stage = "start"
     try:
         with ExitStack() as stack:
+            needs = family.needs(task)
             for index, role in enumerate(family.roles(task)):
                 files = family.workspace(task, role)
-                loop.seat(index, role, stack.enter_context(sandboxes.create(files, limits or Limits())))
-                loop.seats[-1].start = files
+                box = stack.enter_context(sandboxes.create(files, limits or needs.limits, needs.environment))
+                loop.seat(index, role, box)
+                loop.seats[-1].start = files if needs.environment is None else _start_files(box, needs)
             stage = "loop"
             loop.run()
             stage = "read files"
@@ -131,7 +147,7 @@ def run_rollout(
         stage = "judge"
         verdict = family.judge(task, final, sandboxes)
         record.outcome = {"reward": verdict.reward, "verdict": verdict.verdict, "details": dict(verdict.details)}
-    except SandboxUnavailable:
+    except (SandboxUnavailable, EngineUnavailable):
         raise
     except Exception as error:  # whatever it is, the rollout is recorded with it rather than lost
         record.error = f"{stage}: {type(error).__name__}: {error}"
@@ -142,6 +158,16 @@ def run_rollout(
     return record
 
 
+def _start_files(box: Sandbox, needs: Needs) -> dict[str, str]:
+    """What an agent finds in the environment that its task brings, once that is prepared. Raises EnvironmentUnavailable
+    where it cannot be."""
+    if needs.prepare is not None:
+        prepared = box.run(needs.prepare, timeout=PREPARE_SECONDS)
+        if prepared.exit_code:
+            raise EnvironmentUnavailable(f"the environment could not be prepared: {prepared.output[-1000:].strip()}")
+    return box.read_files()
+
+
 @dataclass
 class _Seat:
     """One agent at work."""
@@ -149,7 +175,7 @@ class _Seat:
     role: Role
     sandbox: Sandbox
     record: AgentRecord
-    messages: list[dict[str, str]]
+    messages: list[dict[str, Any]]
     history: list[int]
     start: dict[str, str] = field(default_factory=dict)
     exit: str | None = None
@@ -181,6 +207,7 @@ class _Loop:
         sampler: Sampler,
         record: RolloutRecord,
         message_commands: Collection[str],
+        template_kwargs: Mapping[str, Any],
     ) -> None:
         self.task, self.agent, self.chat, self.engine, self.sampler, self.record = (
             task,
@@ -191,6 +218,9 @@ class _Loop:
             record,
         )
         self.message_commands = message_commands
+        self.grammar = agent.grammar.grammar() if agent.grammar else None
+        self.template_kwargs = template_kwargs
+        self.tools = tool_schemas(agent.tools)
         self.seats: list[_Seat] = []
         self.mail = Mailbox(())
 
@@ -200,7 +230,7 @@ class _Loop:
         record = AgentRecord(role.agent_id, role.feature_id, name, "Error")
         record.messages = [Message(m["role"], m["content"], kind="prompt") for m in messages]
         self.record.agents.append(record)
-        self.seats.append(_Seat(role, sandbox, record, messages, self.chat.prompt_ids(messages)))
+        self.seats.append(_Seat(role, sandbox, record, messages, self._render(messages)))
 
     def run(self) -> None:
         self.mail = Mailbox([seat.role.agent_id for seat in self.seats])
@@ -235,6 +265,8 @@ class _Loop:
             prompt_ids=tuple(seat.history),
             messages=tuple(seat.messages),
             sampler=replace(self.sampler, max_tokens=min(self.sampler.max_tokens, room)),
+            grammar=self.grammar.after(seat.history, self.chat) if self.grammar else None,
+            tools=tuple(self.tools or ()),
             privileged={"task": self.task, "role": seat.role, "payload": self.task.payload},
         )
 
@@ -245,7 +277,10 @@ class _Loop:
         prompt = None if completion.prompt_ids is None else list(completion.prompt_ids)
         output = None if completion.output_ids is None else list(completion.output_ids)
         tail = self.chat.tail_form(prompt or seat.history)
-        actions, parse_error = read_actions(completion.text, message_commands=self.message_commands)
+        message = dict(completion.message or {"role": "assistant", "content": completion.text})
+        # Captured ids hold the calls as the model wrote them; without ids the endpoint's structured ones are all.
+        calls = message.get("tool_calls") if output is None else None
+        actions, parse_error = read_turn(completion.text, self.agent, self.message_commands, calls)
         seat.record.turns.append(
             Turn(
                 turn=len(seat.record.turns),
@@ -255,13 +290,15 @@ class _Loop:
                 logprobs=None if completion.logprobs is None else list(completion.logprobs),
                 capture="none" if prompt is None or output is None else "native",
                 finish_reason=completion.finish_reason,
+                reasoning=message.get("reasoning"),
                 think_tokens=None if output is None else think_tokens(output, self.chat, tail),
+                post_think_tokens=None if output is None else post_think_tokens(output, self.chat, tail),
                 actions=actions,
                 parse_error=parse_error,
                 at=datetime.now(UTC),
             )
         )
-        self._say(seat, "assistant", completion.text, "action")
+        self._say(seat, message, "action")
 
     def _act(self, seat: _Seat) -> None:
         """Run the turn's commands in order and send its messages."""
@@ -280,8 +317,10 @@ class _Loop:
                 break
         seat.result = _joined(results)
         seat.format_errors = seat.format_errors + 1 if turn.parse_error else 0
-        if seat.format_errors >= MAX_FORMAT_ERRORS:
+        if seat.format_errors >= min(MAX_FORMAT_ERRORS, self.agent.max_steps):
             seat.exit = "FormatError"
+        elif self.agent.max_steps == 1:  # an agent that is asked once submits with what it does
+            seat.exit, seat.parked = "Submitted", False
 
     def _observe(self, asked: Sequence[_Seat]) -> None:
         """Give every agent that acted, or that waited for what has now come, its observation."""
@@ -297,24 +336,36 @@ class _Loop:
             turn.observation = format_observation(
                 seat.result, turn.inbox, sent_to=seat.sent_to, parse_error=turn.parse_error
             )
-            self._say(seat, "user", turn.observation, "observation")
+            calls = seat.messages[-1].get("tool_calls") or ()
+            role = "tool" if calls or (self.tools and turn.actions) else "user"
+            # A chat endpoint wants an answer to each call; the observation of them all is the last one's.
+            for call in calls[:-1]:
+                seat.messages.append({"role": role, "tool_call_id": call["id"], "content": "See the last result."})
+            of = {"tool_call_id": calls[-1]["id"]} if calls else {}
+            self._say(seat, {"role": role, "content": turn.observation, **of}, "observation")
             if seat.exit is None:
-                self._extend(seat, turn)
+                self._extend(seat, turn, role)
 
-    def _extend(self, seat: _Seat, turn: Turn) -> None:
-        if turn.output_ids is None:  # the engine takes text: there are no ids to extend
-            seat.history = self.chat.prompt_ids(seat.messages)
+    def _extend(self, seat: _Seat, turn: Turn, role: str) -> None:
+        if turn.output_ids is None or turn.prompt_ids is None:  # there are no ids to extend: a guess, for the budget
+            seat.history = self._render(seat.messages)
             return
         output = turn.output_ids
         if self.agent.history_think == "strip":
-            output = strip_think(output, self.chat, self.chat.tail_form(seat.history))
+            output = strip_think(output, self.chat, self.chat.tail_form(turn.prompt_ids))
         # A turn cut at its budget has no end-of-turn id of its own: the next prompt supplies it, as a template would.
         end = [] if output and output[-1] == self.chat.end_id else [self.chat.end_id]
-        seat.history = [*seat.history, *output, *end, *self.chat.observation_ids(turn.observation or "")]
+        added = self.chat.observation_ids(turn.observation or "", role, **self.template_kwargs)
+        seat.history = [*turn.prompt_ids, *output, *end, *added]
 
-    def _say(self, seat: _Seat, role: str, content: str, kind: str) -> None:
-        seat.messages.append({"role": role, "content": content})
-        seat.record.messages.append(Message(role, content, turn=seat.turn.turn, kind=kind, at=datetime.now(UTC)))
+    def _render(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        return self.chat.prompt_ids(messages, tools=self.tools, **self.template_kwargs)
+
+    def _say(self, seat: _Seat, message: dict[str, Any], kind: str) -> None:
+        seat.messages.append(message)
+        told = Message(message["role"], message["content"], turn=seat.turn.turn, kind=kind, at=datetime.now(UTC))
+        told.reasoning, told.tool_calls = message.get("reasoning"), message.get("tool_calls")
+        seat.record.messages.append(told)
 
 
 def _joined(results: Sequence[CommandResult]) -> CommandResult | None:

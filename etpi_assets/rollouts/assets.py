@@ -6,31 +6,44 @@ import hashlib
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 import pyarrow as pa
 
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
 from etpi_assets.rollouts.agent import Identity, run_rollout
-from etpi_assets.rollouts.checks import counts_reconcile, native_ids_present, prompts_reconstruct
+from etpi_assets.rollouts.checks import (
+    captures_outcome,
+    counts_outcome,
+    counts_reconcile,
+    native_ids_present,
+    prompts_outcome,
+    prompts_reconstruct,
+)
 from etpi_assets.rollouts.collect import MODEL_CONCURRENCY, collect
-from etpi_assets.rollouts.importers import find_units, import_runs
+from etpi_assets.rollouts.importers import find_units
+from etpi_assets.rollouts.importers.bulk import Source, import_in_bulk
 from etpi_assets.rollouts.journal import Journal
+from etpi_assets.rollouts.models import accelerated
 from etpi_assets.rollouts.records import RolloutRecord
 from etpi_assets.rollouts.tables import captured_digest, to_tables
 from etpi_assets.rollouts.teachers import SCRIPTED_KINDS, make_engine
 from etpi_assets.rollouts.templated.coop_tiny import Unjudged
 from etpi_assets.rollouts.templated.emulated import EmulatedFactory
+from etpi_assets.rollouts.templated.plan_first import rehearsal
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.models import RolloutSetSpec
 from etpi_assets.specs.paths import expand
 from etpi_assets.tasks.families import load_family
-from etpi_assets.tasks.family import Family, Refusal, Task
+from etpi_assets.tasks.family import Family, Task
 from etpi_assets.tasks.table import read_tasks
 from etpi_assets.versions import code_version
-from etpi_resources.chat_format import load_chat_format
+from etpi_resources.chat_format import ChatFormat, load_chat_format
+from etpi_resources.engines import Engine
 from etpi_resources.sandboxes import SandboxFactory
-from etpi_resources.schemas import empty, from_rows
+from etpi_resources.schemas import empty
 
 CHECKS = ("prompts_reconstruct", "native_ids_present", "counts_reconcile")
 
@@ -46,17 +59,57 @@ def _rolled_out(run: AssetRun) -> Produced:
     suite = run.specs.suites[spec.suite]
     chat = load_chat_format(spec.agent.tokenizer)
     tasks = read_tasks(run.read("tasks", "tasks"), spec.split, spec.tasks)
-    if spec.kind == "templated":
+    if spec.templated:
+        family, sandboxes = load_family(suite.family), rehearsal.Props()
+    elif spec.kind == "templated":
         family, sandboxes = _emulation(suite.family)
     else:
         family, sandboxes = load_family(suite.family), run.resources.sandboxes(spec.sandbox)
-    engine = make_engine(spec.engine, suite.family, family, chat, spec.seed)
+    with _actor(run, spec, family, chat) as engine:
+        tables, digests = _collected(run, spec, engine, tasks, family, sandboxes, chat)
+    tables["quarantined"] = empty("quarantined")
+    # An endpoint that gives no ids is not asked for them, and a template has none: their turns are re-tokenised later.
+    captured = spec.engine.kind != "openai" and not spec.templated
+    produced = _produced(tables, digests, found=len(tasks) * spec.k, live=captured, seed=spec.seed)
+    if spec.templated:
+        lacking = rehearsal.fallbacks(tasks, family, spec)
+        told = f"{len(lacking)} of {len(tasks)} tasks: {', '.join(lacking[:5]) or 'none'}"
+        produced = replace(produced, metadata={**produced.metadata, "fell_back": told}, notes={"fell_back": lacking})
+    return produced
+
+
+@contextmanager
+def _actor(run: AssetRun, spec: RolloutSetSpec, family: Family, chat: ChatFormat) -> Iterator[Engine]:
+    """The set's engine, closed on leaving; what computes on this machine has its accelerator to itself."""
+    assert spec.suite and spec.engine
+    with ExitStack() as stack:
+        if accelerated(spec.engine):
+            stack.enter_context(run.lake.lock("accelerator", log=run.log))
+        if spec.templated:
+            yield rehearsal.engine(spec, family)
+            return
+        engine = make_engine(spec.engine, run.specs.suites[spec.suite].family, family, chat, spec.seed, run.lake)
+        stack.callback(engine.close)
+        yield engine
+
+
+def _collected(
+    run: AssetRun,
+    spec: RolloutSetSpec,
+    engine: Engine,
+    tasks: Sequence[Task],
+    family: Family,
+    sandboxes: SandboxFactory,
+    chat: ChatFormat,
+) -> tuple[dict[str, pa.Table], dict[str, str]]:
+    """(the tables of every rollout, the digest of each one's prompts as captured)."""
+    assert spec.engine
     scripted = spec.engine.kind in SCRIPTED_KINDS
     # What a rollout is: not how many there are, so that more tasks or samples leave the others as they are.
     depends = {
         "rollout_set": run.key,
         "kind": spec.kind,
-        "agent": spec.agent.model_dump(mode="json"),
+        "agent": spec.agent.identity(),
         "engine": engine.fingerprint(),
         "seed": spec.seed,
         "sandbox": spec.sandbox,
@@ -73,6 +126,8 @@ def _rolled_out(run: AssetRun) -> Produced:
     )
 
     def roll_out(task: Task, sample: int) -> RolloutRecord:
+        if spec.templated:
+            return rehearsal.rehearse(task, sample, family, engine, sandboxes, spec, identity)
         record = run_rollout(
             task, family, engine, sandboxes, spec.agent, chat, identity=identity, sample=sample, sample_seed=spec.seed
         )
@@ -82,28 +137,24 @@ def _rolled_out(run: AssetRun) -> Produced:
 
     # A rollout that other code made is not this set's: code counts in where the journal is, not in what ids are.
     journals, code = run.lake.scratch(f"rollouts/{run.key}"), code_version(run.node)
-    try:
-        with (
-            Journal(journals / code, spec_key) as journal,
-            run.progress("rolled out", len(tasks) * spec.k) as progress,
-        ):
-            records = collect(
-                tasks,
-                spec.k,
-                roll_out,
-                journal,
-                concurrency=run.resources.concurrency if scripted else MODEL_CONCURRENCY,
-                advance=progress.advance,
-            )
-            digests: dict[str, str] = {}
-            tables = to_tables(_watched(records, digests, run.key), chat.decode)
-    finally:
-        engine.close()
+    with (
+        Journal(journals / code, spec_key) as journal,
+        run.progress("rolled out", len(tasks) * spec.k) as progress,
+    ):
+        records = collect(
+            tasks,
+            spec.k,
+            roll_out,
+            journal,
+            concurrency=run.resources.concurrency if scripted else MODEL_CONCURRENCY,
+            advance=progress.advance,
+        )
+        digests: dict[str, str] = {}
+        tables = to_tables(_watched(records, digests, run.key), chat.decode)
     for other in journals.iterdir():
         if other.name != code:
             shutil.rmtree(other)
-    tables["quarantined"] = empty("quarantined")
-    return _produced(tables, digests, found=len(tasks) * spec.k, live=True, seed=spec.seed)
+    return tables, digests
 
 
 def _emulation(family: str) -> tuple[Family, SandboxFactory]:
@@ -116,30 +167,33 @@ def _emulation(family: str) -> tuple[Family, SandboxFactory]:
 def _imported(run: AssetRun) -> Produced:
     spec: RolloutSetSpec = run.spec
     assert spec.path
-    path = expand(spec.path)
-    refusals: list[Refusal] = []
     hashes: dict[str, str] = {}
     if spec.suite:
         known = run.read("tasks", "tasks", columns=["task_id", "content_hash"])
         hashes = dict(zip(known["task_id"].to_pylist(), known["content_hash"].to_pylist(), strict=True))
-
-    def records() -> Iterator[RolloutRecord]:
-        for item in import_runs(spec.format, path, spec.options):
-            if isinstance(item, Refusal):
-                refusals.append(item)
-            else:
-                # A run may be of a task that the suite's folder does not hold; it then has no hash.
-                item.suite, item.task_hash = spec.suite, hashes.get(item.task_id or "")
-                yield item
-
-    digests: dict[str, str] = {}
-    tables = to_tables(_watched(records(), digests, run.key))
-    tables["quarantined"] = from_rows(
-        "quarantined",
-        [{"asset": "raw_rollouts", "source": r.source, "reason": r.reason, "detail": r.detail} for r in refusals],
+    path = expand(spec.path)
+    source = Source(spec.format, str(path), spec.options, run.key, spec.suite)
+    with run.progress("read", len(find_units(spec.format, path))) as progress:
+        made = import_in_bulk(source, run.lake.scratch(f"import/{run.key}"), hashes=hashes, advance=progress.advance)
+    figures = made.figures
+    quarantined = sum(figures["reasons"].values())
+    return Produced(
+        tables=made.tables,
+        checks=(
+            prompts_outcome(figures["prompts"]),
+            captures_outcome(figures["capture"], live=False),
+            counts_outcome(figures["counts"], found=made.found, quarantined=quarantined),
+        ),
+        metadata={
+            "exits": figures["exits"],
+            "captures": figures["capture"]["captures"],
+            "turns_with_drift": figures["drifted"],
+            "quarantined": figures["reasons"],
+            "infrastructure_errors": figures["errors"],
+            "first_error": (figures["first_error"] or [""])[0],
+        },
+        seeds=(spec.seed,),
     )
-    found = len(find_units(spec.format, path))
-    return _produced(tables, digests, found=found, live=False, seed=spec.seed)
 
 
 def decoding_name(temperature: float) -> str:

@@ -1,4 +1,4 @@
-"""Which parts of a bash command send messages, read without running it.
+"""Which parts of a bash command send messages, and which programs it runs, read without running it.
 
 Belongs here: enough of bash's word rules (quotes, heredocs, separators, redirections) to tell a message command from
 the commands around it, and its inverse. Does not belong here: how a turn carries a command (`actions`), or delivery
@@ -9,9 +9,14 @@ A message's text is literal: the harness delivers it itself, so nothing in it is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
+
+_PLAIN_WORD = re.compile(r"""[^'"\\ \t\r\n<>;&|()`]+""")
+_PLAIN_QUOTED = re.compile(r'[^"\\]+')
+"""Runs of characters that mean nothing but themselves, taken at once: in a word, and between double quotes."""
 
 Quoting = Literal["heredoc", "double", "single"]
 
@@ -79,6 +84,11 @@ def split_command(command: str, names: Collection[str] = ("send_message",)) -> S
         position = max(position, end)
     left = "".join(rest) + command[position:]
     return Split(tuple(sent), "" if pure else left, leads)
+
+
+def command_words(command: str) -> list[list[str]]:
+    """The words of each top-level simple command, quotes taken off; comments, redirections and heredocs left out."""
+    return [[word for word, _ in simple.words] for simple in _Lexer(command).run() if simple.words]
 
 
 def format_message(
@@ -187,6 +197,11 @@ class _Lexer:
         parts: list[str] = []
         quoted = False
         while self.i < self.n:
+            plain = _PLAIN_WORD.match(self.s, self.i)
+            if plain:
+                parts.append(plain[0])
+                self.i = plain.end()
+                continue
             c = self.s[self.i]
             if c == "'":
                 end = self.s.find("'", self.i + 1)
@@ -218,6 +233,11 @@ class _Lexer:
         parts: list[str] = []
         self.i += 1
         while self.i < self.n:
+            plain = _PLAIN_QUOTED.match(self.s, self.i)
+            if plain:
+                parts.append(plain[0])
+                self.i = plain.end()
+                continue
             c = self.s[self.i]
             if c == '"':
                 self.i += 1

@@ -48,6 +48,7 @@ class Turn:
     finish_reason: str | None = None
     reasoning: str | None = None
     think_tokens: int | None = None
+    post_think_tokens: int | None = None
     actions: list[Action] = field(default_factory=list)
     parse_error: str | None = None
     observation: str | None = None

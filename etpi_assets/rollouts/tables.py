@@ -13,7 +13,8 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,12 @@ Rows = dict[str, list[dict[str, Any]]]
 
 TABLES = ("rollouts", "agents", "turns", "messages")
 _CHUNK_TURNS = 4096
+_TURN_FIELDS = tuple(f.name for f in fields(Turn) if f.name not in ("prompt_ids", "actions", "inbox"))
+_ACTION_FIELDS = tuple(f.name for f in fields(Action))
+_MESSAGE_FIELDS = tuple(f.name for f in fields(Message))
+_turn_values, _action_values, _message_values = (
+    attrgetter(*names) for names in (_TURN_FIELDS, _ACTION_FIELDS, _MESSAGE_FIELDS)
+)
 _AGENT_FIELDS = ("agent_id", "feature_id", "role", "exit_status", "patch")
 
 _EXITS = ("Submitted", "LimitsExceeded", "ContextWindowExceeded", "FormatError")
@@ -76,8 +83,12 @@ def to_rows(record: RolloutRecord, decode: Decode | None = None) -> Rows:
     for agent in record.agents:
         key = {"rollout_id": record.rollout_id, "agent_id": agent.agent_id}
         rows["agents"].append(key | _agent_row(agent))
-        rows["turns"].extend(key | row for row in _turn_rows(record.rollout_id, agent, decode))
-        rows["messages"].extend(key | _message_row(i, message) for i, message in enumerate(agent.messages))
+        added = [*_turn_rows(record.rollout_id, agent, decode)]
+        told = [_message_row(i, message) for i, message in enumerate(agent.messages)]
+        for row in (*added, *told):
+            row.update(key)
+        rows["turns"].extend(added)
+        rows["messages"].extend(told)
     return rows
 
 
@@ -174,8 +185,12 @@ def _array(ids: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.asarray(ids, dtype=np.int32)
 
 
+_encode = json.JSONEncoder(ensure_ascii=False, sort_keys=True).encode
+"""Made once: making an encoder costs as much as encoding an action."""
+
+
 def _dumps(value: Any) -> str | None:
-    return None if value is None else json.dumps(value, ensure_ascii=False, sort_keys=True)
+    return None if value is None else _encode(value)
 
 
 def _loads(text: str | None) -> Any:
@@ -214,9 +229,10 @@ def _turn_rows(rollout_id: str, agent: AgentRecord, decode: Decode | None) -> It
             raise ValueError(
                 f"rollout {rollout_id} {agent.agent_id}: turn {turn.turn} follows turn {last}; number them upwards"
             )
-        row = {f.name: getattr(turn, f.name) for f in fields(turn) if f.name not in ("prompt_ids", "actions", "inbox")}
-        row["actions"] = _dumps([asdict(action) for action in turn.actions])
-        row["inbox"] = _dumps(turn.inbox)
+        row = dict(zip(_TURN_FIELDS, _turn_values(turn), strict=True))
+        actions = [dict(zip(_ACTION_FIELDS, _action_values(action), strict=True)) for action in turn.actions]
+        row["actions"] = _encode(actions)
+        row["inbox"] = _encode(turn.inbox) if turn.inbox else "[]"
         row["output_tokens"] = None if turn.output_ids is None else len(turn.output_ids)
         row |= dict.fromkeys(("suffix_ids", "prefix_turn", "prompt_tokens", "drift_at", "drift"))
         if turn.prompt_ids is not None:
@@ -255,7 +271,7 @@ def _drift(expected: np.ndarray, found: np.ndarray, decode: Decode | None) -> tu
 
 
 def _turn(row: Mapping[str, Any], prompt: list[int] | None) -> Turn:
-    kept = {f.name: row[f.name] for f in fields(Turn) if f.name not in ("prompt_ids", "output_ids", "actions", "inbox")}
+    kept = {name: row[name] for name in _TURN_FIELDS if name != "output_ids"}
     return Turn(
         **kept,
         prompt_ids=prompt,
@@ -266,10 +282,11 @@ def _turn(row: Mapping[str, Any], prompt: list[int] | None) -> Turn:
 
 
 def _message_row(index: int, message: Message) -> dict[str, Any]:
-    row = {f.name: getattr(message, f.name) for f in fields(message)}
-    return row | {"index": index, "tool_calls": _dumps(message.tool_calls)}
+    row = dict(zip(_MESSAGE_FIELDS, _message_values(message), strict=True))
+    row["index"], row["tool_calls"] = index, _dumps(message.tool_calls)
+    return row
 
 
 def _message(row: Mapping[str, Any]) -> Message:
-    kept = {f.name: row[f.name] for f in fields(Message)}
+    kept = {name: row[name] for name in _MESSAGE_FIELDS}
     return Message(**kept | {"tool_calls": _loads(row["tool_calls"])})

@@ -1,7 +1,7 @@
 """Who acts in a rollout set: from an `[engine]` section to an engine.
 
-Belongs here: which kinds there are, and which scripted policy belongs to which suite family. Does not belong here: the
-engines (`etpi_resources.engines`) and policies (`policies`) themselves.
+Belongs here: which kinds there are, and which scripted policy belongs to which suite family. Does not belong here:
+models (`models`), the engines (`etpi_resources.engines`) and policies (`policies`) themselves.
 """
 
 from __future__ import annotations
@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from etpi_assets.rollouts.models import model_engine
 from etpi_assets.rollouts.policies.coop_tiny import CoopTinyPolicy, Skill
 from etpi_assets.rollouts.policies.oracle import null_policy, reference_policy
+from etpi_assets.rollouts.policies.terminal_tiny import TerminalSkill, TerminalTinyPolicy
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.models import EngineSection
 from etpi_assets.tasks.family import Family
 from etpi_resources.engines import Engine
 from etpi_resources.engines.scripted import Policy, ScriptedEngine
+from etpi_resources.lake import Lake
 
 if TYPE_CHECKING:
     from etpi_resources.chat_format import ChatFormat
@@ -24,15 +27,19 @@ SCRIPTED_KINDS = ("scripted", "reference", "null")
 
 POLICIES: Mapping[str, Callable[[Mapping[str, float], int], Policy]] = {
     "coop_tiny": lambda skill, seed: CoopTinyPolicy(Skill.of(skill), seed),
+    "terminal_tiny": lambda skill, seed: TerminalTinyPolicy(TerminalSkill.of(skill), seed),
 }
 """Suite family -> the scripted policy of a skill and a seed."""
 
 
-def make_engine(section: EngineSection, family_name: str, family: Family, chat: ChatFormat, seed: int) -> Engine:
+def make_engine(
+    section: EngineSection, family_name: str, family: Family, chat: ChatFormat, seed: int, lake: Lake
+) -> Engine:
     """The engine of a rollout set whose suite is of that family. Close it after use.
 
     Raises:
-        SpecError: the kind is not available, the family has no scripted policy, or the skill has an unknown key.
+        SpecError: the family has no scripted policy, or the skill has an unknown key.
+        LakeError, PathError, EngineUnavailable: as `models.model_engine`.
     """
     if section.kind == "reference":
         return ScriptedEngine(reference_policy(family), chat, section.teacher, settings={"policy": "reference"})
@@ -49,5 +56,5 @@ def make_engine(section: EngineSection, family_name: str, family: Family, chat: 
         except ValueError as error:
             raise SpecError(str(error)) from None
         settings = {"policy": family_name, "skill": dict(section.skill), "seed": seed}
-        return ScriptedEngine(policy, chat, section.teacher, settings=settings)
-    raise SpecError(f'engine.kind = "{section.kind}" cannot act in a rollout set here; use one of {SCRIPTED_KINDS}')
+        return ScriptedEngine(policy, chat, section.teacher, settings=settings, noncanonical=section.noncanonical)
+    return model_engine(section, chat, lake)

@@ -1,7 +1,7 @@
 """The think block of a turn as the agent loop sees it: on ids, never on text.
 
-Belongs here: counting its ids, and taking it out of history while a rollout runs. Does not belong here: what of it
-becomes training data, which curation decides with reasons.
+Belongs here: counting its ids and those after it, and taking it out of history while a rollout runs. Does not belong
+here: what of it becomes training data, which curation decides with reasons.
 """
 
 from __future__ import annotations
@@ -17,6 +17,14 @@ def think_tokens(output: Sequence[int], chat: ChatFormat, tail: str) -> int:
     """How many ids of `output` stand inside its think block (the tags not counted), given the prompt's tail."""
     opened, closed = _think_span(output, chat, tail)
     return 0 if opened is None else (len(output) if closed is None else closed) - opened
+
+
+def post_think_tokens(output: Sequence[int], chat: ChatFormat, tail: str) -> int:
+    """How many ids of `output` follow its think block: all where there is none, 0 where it is not closed."""
+    opened, closed = _think_span(output, chat, tail)
+    if closed is None:
+        return len(output) if opened is None else 0
+    return len(output) - closed - 1
 
 
 def strip_think(output: Sequence[int], chat: ChatFormat, tail: str) -> list[int]:

@@ -8,10 +8,12 @@ from collections.abc import Iterable
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
 from etpi_assets.scoring.behaviours import score
 from etpi_assets.scoring.checks import every_rollout_scored
+from etpi_assets.scoring.structure import structure_of
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.table import read_tasks
 
-_TURNS = ["rollout_id", "agent_id", "turn", "actions", "inbox", "parse_error", "output_tokens", "think_tokens"]
+_TURNS = ["rollout_id", "agent_id", "turn", "actions", "inbox", "parse_error", "think_tokens", "post_think_tokens"]
+_TEXTS = ["content", "reasoning"]
 _MESSAGES = ["rollout_id", "agent_id", "turn", "content", "kind"]
 
 
@@ -21,14 +23,16 @@ def scored_rollouts(run: AssetRun) -> Produced:
     agents = run.read("raw_rollouts", "agents")
     tasks = run.read("tasks", "tasks")
     family = load_family(run.specs.suites[run.spec.suite].family) if run.spec.suite else None
+    structure = structure_of(run.spec.scoring, run.spec.agent)
     scored = score(
         rollouts,
         agents,
-        run.read("raw_rollouts", "turns", columns=_TURNS),
+        run.read("raw_rollouts", "turns", columns=_TURNS + _TEXTS * (structure is not None)),
         tasks,
         run.spec.scoring,
         run.read("raw_rollouts", "messages", columns=_MESSAGES),
         {task.task_id: family.entities(task) for task in read_tasks(tasks)} if family else None,
+        structure,
     )
     pairs = scored["scores"].to_pylist()
     counted = [row for row in pairs if not row["infrastructure_error"]]
@@ -40,6 +44,7 @@ def scored_rollouts(run: AssetRun) -> Produced:
             "verdicts": dict(Counter(row["verdict"] for row in pairs)),
             "plan_first": _share(row["plan_first"] for row in counted),
             "plan_content": _share(row["plan_content"] for row in counted),
+            "adherence": _share(scored["turn_scores"]["adheres"].to_pylist()),
             "follow_through": _share(row["follow_through"] for row in agents_counted),
             "plan_first_reasons": _reasons(row["plan_first_reason"] for row in counted),
             "plan_content_reasons": _reasons(row["plan_content_reason"] for row in counted),

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,8 +26,10 @@ import pyarrow as pa
 
 from etpi_assets.scoring.cast import Agent, Scene, before_first_turn, read_agents
 from etpi_assets.scoring.entities import Files, Patterns, edited, touched
-from etpi_assets.scoring.rewards import read_reward
+from etpi_assets.scoring.rewards.verdict import read_reward
+from etpi_assets.scoring.structure import score_turns
 from etpi_assets.specs.models import ScoringSection
+from etpi_resources.grammars import ThinkGrammar
 from etpi_resources.schemas import from_rows
 
 EARLY_TURN = 5
@@ -42,6 +45,7 @@ def score(
     scoring: ScoringSection,
     messages: pa.Table | None = None,
     entities: Mapping[str, Sequence[str]] | None = None,
+    structure: ThinkGrammar | None = None,
 ) -> dict[str, pa.Table]:
     """Score every rollout.
 
@@ -51,10 +55,14 @@ def score(
         messages: the conversation. Messages before the first turn are read: mail (kind "inbox"), and the prompt as the
             task's text where the task is not among `tasks`.
         entities: task id -> files and functions of the task besides those its instruction names (`Family.entities`).
+        structure: what think blocks are held against; None: nothing.
 
     Returns:
-        {"scores", "agent_scores"}: a row a rollout and a row an agent, in the order of `rollouts` and `agents`.
+        {"scores", "agent_scores", "turn_scores"}: a row a rollout, a row an agent and, with a structure, a row a turn,
+        in the order of `rollouts`, `agents` and `turns`.
     """
+    by_turn = score_turns(turns, structure)
+    adherent = Counter((r["rollout_id"], r["agent_id"]) for r in by_turn.to_pylist() if r["adheres"])
     patterns = Patterns.of(scoring)
     instructions = dict(zip(tasks["task_id"].to_pylist(), tasks["instruction"].to_pylist(), strict=True))
     prompts, early = before_first_turn(messages)
@@ -97,10 +105,12 @@ def score(
                     "turns": agent.turns,
                     "output_tokens": agent.output_tokens,
                     "think_tokens": agent.think_tokens,
+                    "post_think_tokens": agent.post_think_tokens,
+                    "adherent_turns": None if structure is None else adherent[row["rollout_id"], agent.agent_id],
                     "exit_status": fact["exit_status"],
                 }
             )
-    return {name: from_rows(name, found) for name, found in rows.items()}
+    return {name: from_rows(name, found) for name, found in rows.items()} | {"turn_scores": by_turn}
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,16 @@ AgentKey = tuple[str, str]
 Mail = tuple[int, str, str]
 """The turn whose observation showed it (-1: before the first turn), the sender, the text."""
 
-_TURN_COLUMNS = ["rollout_id", "agent_id", "turn", "actions", "inbox", "parse_error", "output_tokens", "think_tokens"]
+_TURN_COLUMNS = [
+    "rollout_id",
+    "agent_id",
+    "turn",
+    "actions",
+    "inbox",
+    "parse_error",
+    "think_tokens",
+    "post_think_tokens",
+]
 _SENDER = re.compile(r"(?:INBOX|Message|Reply) from (\w+)[^:\n]*: ?")
 
 
@@ -40,6 +49,7 @@ class Agent:
     unread: int = 0
     output_tokens: int | None = None
     think_tokens: int | None = None
+    post_think_tokens: int | None = None
     steps: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)
     inbox: list[Mail] = field(default_factory=list)
 
@@ -109,6 +119,8 @@ def read_agents(
         agent.unread += row["parse_error"] is not None
         if row["think_tokens"] is not None:
             agent.think_tokens = (agent.think_tokens or 0) + row["think_tokens"]
+        if row["post_think_tokens"] is not None:
+            agent.post_think_tokens = (agent.post_think_tokens or 0) + row["post_think_tokens"]
         for action in json.loads(row["actions"] or "[]"):
             agent.steps.extend((row["turn"], found) for found in _reread(action, scoring))
         for message in json.loads(row["inbox"] or "[]"):

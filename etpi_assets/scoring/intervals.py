@@ -81,15 +81,19 @@ def mean(totals: Sequence[float], clusters: Sequence[str], sizes: Sequence[float
     return Estimate(value, int(n), count, value - half, value + half, "mean_clustered")
 
 
+def clears(ci_low: float, ci_high: float, threshold: float) -> bool | None:
+    """Whether an interval lies on or above a threshold; None where it has both sides in it."""
+    return True if ci_low >= threshold else False if ci_high < threshold else None
+
+
 def decide(estimate: Estimate, threshold: float) -> tuple[bool | None, str]:
     """Whether a rate clears a threshold: True or False where the interval lies on one side of it, None where n is too
     small to say, and the sentence that says so."""
     size = f"n = {estimate.n}" + (f" in {estimate.clusters} clusters" if estimate.clusters != estimate.n else "")
     figure = f"{estimate.value:.3f} [{estimate.ci_low:.3f}, {estimate.ci_high:.3f}], {size}, threshold {threshold:.2f}"
-    if estimate.ci_low >= threshold:
-        return True, f"clears: {figure}"
-    if estimate.ci_high < threshold:
-        return False, f"below: {figure}"
+    verdict = clears(estimate.ci_low, estimate.ci_high, threshold)
+    if verdict is not None:
+        return verdict, f"{'clears' if verdict else 'below'}: {figure}"
     side = "above" if estimate.value >= threshold else "below"
     return None, f"cannot be decided at this n ({side} as an estimate): {figure}"
 

@@ -111,7 +111,8 @@ class Specs:
             return list(dict.fromkeys(spec.rollout_sets))
         if isinstance(spec, ExperimentSpec) and upstream == "suite":
             suites = [s for name in spec.rollout_sets for s in self.upstream_keys("rollout_set", name, "suite")]
-            return list(dict.fromkeys(suites + ([spec.evaluate.suite] if spec.evaluate else [])))
+            named = [spec.rl.suite, spec.evaluate.suite if spec.evaluate else None]
+            return list(dict.fromkeys([*suites, *(name for name in named if name)]))
         return []
 
 
@@ -188,7 +189,10 @@ def _resolve(name: str, level: int, found: Sequence[Mapping[str, Path]], seen: t
     if parent not in names:
         hint = f"; the nearest valid name is {nearest(str(parent), names)!r}" if names else ""
         raise SpecError(f"{file}: extends: there is no {parent!r} to extend{hint}")
-    return _merge(_resolve(parent, below, found, (*seen, file)), document)
+    under = _resolve(parent, below, found, (*seen, file))
+    if parent != name:
+        under.pop("published", None)  # figures of one run are not those of its variations
+    return _merge(under, document)
 
 
 def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -260,6 +264,7 @@ def _with_known_references(entry: Entry, entries: Mapping[tuple[str, str], Entry
     if isinstance(spec, ExperimentSpec):
         named = [("rollout_sets", "rollout_set", name) for name in spec.rollout_sets]
         named += [("evaluate.suite", "suite", spec.evaluate.suite)] if spec.evaluate else []
+        named += [("rl.suite", "suite", spec.rl.suite)] if spec.rl.suite else []
     for key, set_name, name in named:
         if (set_name, name) not in entries:
             valid = [n for s, n in entries if s == set_name]

@@ -6,9 +6,19 @@ on a knob. Unknown keys are errors. Everything scientific is here; run configura
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+
+from etpi_resources.grammars import SLOTS, ThinkGrammar
 
 
 class Section(BaseModel):
@@ -42,14 +52,76 @@ class SuiteSpec(Section):
 # --- rollout set ---------------------------------------------------------------------------------------------------
 
 
+_MEANS = {
+    "sha256": ("transformers", "vllm"),
+    "urls": ("vllm", "openai"),
+    "api_key_env": ("vllm", "openai"),
+    "request": ("vllm",),
+    "template_kwargs": ("vllm", "openai"),
+    "options": ("vllm",),
+}
+"""Which kinds of engine a key of `[engine]` is read for; elsewhere it would be ignored in silence."""
+
+
 class EngineSection(Section):
-    """Which model or policy acts. `skill` belongs to scripted policies; `model` to the others."""
+    """Which model or policy acts (docs/engines.md). `skill` belongs to scripted policies; the rest to models."""
 
     kind: Literal["scripted", "reference", "null", "transformers", "vllm", "openai"]
     teacher: str = Field(description="the name it goes by in lineage")
-    model: str | None = None
-    urls: tuple[str, ...] = ()
+    model: str | None = Field(
+        default=None,
+        description="checkpoint:HASH of this lake, hub:REPO@COMMIT, or a folder; with `urls`: the name it is served by",
+    )
+    sha256: str | None = Field(default=None, description="content hash of a folder that `model` names")
+    urls: tuple[str, ...] = Field(default=(), description="vllm: servers that run already; openai: the one base URL")
+    api_key_env: str | None = Field(default=None, description="NAME of the environment variable that holds the key")
+    request: Literal["tokens", "chat"] = Field(
+        default="tokens", description="vllm: ids in and out, or messages behind the server's template, ids captured"
+    )
+    template_kwargs: dict[str, Any] = Field(default_factory=dict, description="chat requests: the template's arguments")
+    options: dict[str, Any] = Field(default_factory=dict, description="vllm started here: options of `vllm serve`")
+    timeout: float = Field(default=600.0, gt=0, description="seconds a request may take")
     skill: dict[str, float] = Field(default_factory=dict)
+    noncanonical: float = Field(
+        default=0.1,
+        ge=0,
+        le=1,
+        description="scripted: share of splittable tokens spelt otherwise than the tokenizer would",
+    )
+
+    @model_validator(mode="after")
+    def _kind_has_what_it_needs(self) -> EngineSection:
+        if self.api_key_env is not None and not re.fullmatch(r"[A-Z][A-Z0-9_]*", self.api_key_env):
+            raise ValueError("api_key_env is the NAME of an environment variable (capitals), never the key itself")
+        if self.kind in ("transformers", "vllm", "openai") and not self.model:
+            raise ValueError(f'engine.kind = "{self.kind}" needs `model`')
+        if self.kind == "openai" and len(self.urls) != 1:
+            raise ValueError('engine.kind = "openai" needs one base URL in `urls`, as https://host/v1')
+        for name, kinds in _MEANS.items():
+            if self.kind not in kinds and getattr(self, name) != type(self).model_fields[name].get_default(
+                call_default_factory=True
+            ):
+                raise ValueError(f'engine.{name} means nothing for engine.kind = "{self.kind}", only for {kinds}')
+        if self.urls and self.options:
+            raise ValueError("`options` are of a server that is started here; one in `urls` runs already")
+        return self
+
+
+class GrammarSection(Section):
+    """A think block of named slots, one line each (`etpi_resources.grammars`)."""
+
+    slots: tuple[str, ...] = SLOTS
+    max_chars: int | dict[str, int] | None = Field(
+        default=None, description='the most characters of a line: of each, or by slot; "none": no bound'
+    )
+
+    @model_validator(mode="after")
+    def _is_one(self) -> GrammarSection:
+        self.grammar()
+        return self
+
+    def grammar(self) -> ThinkGrammar:
+        return ThinkGrammar.of(self.slots, self.max_chars)
 
 
 class AgentSection(Section):
@@ -58,14 +130,29 @@ class AgentSection(Section):
     prompt: str = Field(default="coop", description="a folder of prompt templates under etpi_assets/rollouts/prompts")
     tokenizer: str = "tiny"
     steering: bool = Field(default=False, description="whether the plan-first protocol stands in the system prompt")
+    tools: tuple[Literal["bash", "send_message"], ...] = Field(
+        default=(), description="tools whose schemas the chat template gets (`etpi_assets/rollouts/tools.py`)"
+    )
     history_think: Literal["keep", "strip"] = Field(
         default="keep", description="token-in/token-out keeps the ids; strip forks"
     )
-    max_steps: int = Field(default=12, ge=1)
+    action_format: Literal["any", "thinking_bash"] = Field(
+        default="any", description="what a turn may be written in; thinking_bash: the terminal prompt contract alone"
+    )
+    max_steps: int = Field(default=12, ge=1, description="assistant turns; where there is one only, it submits")
     max_model_len: int = Field(default=2048, ge=64)
     max_tokens: int = Field(default=256, ge=8)
     temperature: float = Field(default=1.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
+    grammar: GrammarSection | None = Field(
+        default=None, description='what a model\'s think block must look like; "none": free'
+    )
+
+    def identity(self) -> dict[str, Any]:
+        """What of this section identifies a rollout. A knob that is off leaves the ids of rollouts, and so what
+        scripted engines draw by them, as they were before it came."""
+        off = {"grammar": (None,), "tools": (None, (), []), "action_format": ("any",)}
+        return {key: value for key, value in self.model_dump(mode="json").items() if value not in off.get(key, ())}
 
 
 class ScoringSection(Section):
@@ -80,11 +167,33 @@ class ScoringSection(Section):
         default=None, description='bash turns after the plan that count for follow_through; "none": all'
     )
     message_commands: tuple[str, ...] = ("send_message",)
+    structure: GrammarSection | None = Field(
+        default=None,
+        description='what think blocks are held against, grammar or not; "none": the agent section\'s grammar, if any',
+    )
+
+
+class TemplatedSection(Section):
+    """Plan-first conversations written out for every task, as text (`rollouts.templated.plan_first`)."""
+
+    paths: Literal["fixed", "task"] = Field(
+        default="task", description="the two files a plan names: of one fixed list, or of the task's own texts"
+    )
+    roles: Literal["both", "proposer"] = Field(default="both", description="whose conversations the set holds")
+    second: Literal["plan", "wait"] = Field(
+        default="plan",
+        description="what the second agent opens with: a plan of its own, or a wait for the first one's, which it then "
+        "acknowledges with both paths",
+    )
+    calls: Literal["inline", "runtime"] = Field(
+        default="runtime", description="a call's tags on one line, or on lines of their own as the prompt shows them"
+    )
 
 
 class RolloutSetSpec(Section):
     """Rollouts of one kind: live (suite + engine + agent + K), imported (format + path), or templated (as live with a
-    scripted engine, in emulated workspaces and without verdicts)."""
+    scripted engine, in emulated workspaces and without verdicts; with a [templated] section, written from a template
+    for tasks of any suite)."""
 
     title: str
     kind: Literal["live", "imported", "templated"]
@@ -96,7 +205,10 @@ class RolloutSetSpec(Section):
     sandbox: Literal["bubblewrap", "docker"] = "bubblewrap"
     engine: EngineSection | None = None
     agent: AgentSection = AgentSection()
-    format: str = Field(default="auto", description="imported: cooperbench, mini_swe_agent, swe_agent or auto")
+    templated: TemplatedSection | None = Field(
+        default=None, description='templated: which template; "none": what the suite\'s scripted policy says'
+    )
+    format: str = Field(default="auto", description="imported: a format of docs/formats.md, or auto")
     path: str | None = Field(default=None, description="imported: folder; ${VARIABLE} is taken from the environment")
     options: dict[str, Any] = Field(default_factory=dict, description="the importer's or generator's own knobs")
     scoring: ScoringSection = ScoringSection()
@@ -108,6 +220,12 @@ class RolloutSetSpec(Section):
             raise ValueError(f"a {self.kind} rollout set needs `suite` and an [engine] section")
         if self.kind == "templated" and self.engine and self.engine.kind != "scripted":
             raise ValueError('a templated rollout set is written by a script: engine.kind = "scripted"')
+        if self.templated and self.kind != "templated":
+            raise ValueError('a [templated] section needs kind = "templated"')
+        if self.templated and self.engine and self.engine.skill:
+            raise ValueError("engine.skill belongs to a scripted policy; a [templated] section has knobs of its own")
+        if self.agent.grammar and (self.engine is None or self.engine.kind not in ("transformers", "vllm")):
+            raise ValueError('agent.grammar binds a model\'s tokens: it needs engine.kind = "transformers" or "vllm"')
         if self.kind == "imported" and self.path is None:
             raise ValueError("an imported rollout set needs `path`")
         return self
@@ -122,12 +240,12 @@ class TinySection(Section):
     hidden: int = 128
     intermediate: int = 384
     layers: int = 3
-    heads: int = 3
+    heads: int = 4
     head_dim: int = 64
     positions: int = 4096
-    conversations: int = Field(default=1500, ge=1, description="of the templated corpus, two a task")
+    conversations: int = Field(default=1400, ge=1, description="of the templated corpus, two a task")
     exercises: int = Field(
-        default=3000, ge=0, description="tasks with the right edit alone: what each wording asks for"
+        default=2800, ge=0, description="tasks with the right edit alone: what each wording asks for"
     )
     epochs: float = Field(default=1.0, gt=0)
     batch_tokens: int = Field(default=8192, description="tokens of one step, padding included")
@@ -145,8 +263,10 @@ class BaseSection(Section):
     revision: str | None = None
     path: str | None = None
     sha256: str | None = None
-    tokenizer: str = Field(default="tiny", description="tiny, qwen3, or a local folder")
-    chat_template: str = Field(default="tiny", description="tiny, qwen3, ... (a template of TRL), or a local file")
+    tokenizer: str = Field(default="tiny", description="tiny, qwen3, a local folder, or hub:<repo>@<commit>")
+    chat_template: str = Field(
+        default="tiny", description="tiny, terminal, qwen3, ... (a template of TRL), or a local file"
+    )
     tiny: TinySection = TinySection()
 
     @model_validator(mode="after")
@@ -222,11 +342,16 @@ class TrainSection(Section):
     method: Literal["lora", "full", "none"] = "full"
     epochs: float = Field(default=2.0, gt=0, description="in weighted rows")
     max_steps: int | None = Field(default=None, ge=1)
-    learning_rate: float = Field(default=1e-3, ge=0)
+    learning_rate: float = Field(default=2e-5, ge=0, description="the tiny model wants a hundred times more")
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     warmup_ratio: float = Field(default=0.03, ge=0, lt=1, description="share of the weighted rows; linear")
     weight_decay: float = 0.0
     batch_tokens: int = Field(default=8192, ge=64, description="tokens of one optimiser step, padding included")
+    batch_sequences: int | None = Field(
+        default=None,
+        ge=1,
+        description='sequences of one optimiser step, one a forward pass, instead of batch_tokens; "none": by tokens',
+    )
     save_steps: int | None = Field(default=None, ge=1, description="an addressable checkpoint every so many steps")
     lora_rank: int = 32
     lora_alpha: int = 16
@@ -236,11 +361,83 @@ class TrainSection(Section):
     gradient_checkpointing: bool = False
     optimizer: str = "adamw_torch"
 
+    @model_serializer(mode="wrap")
+    def _without_what_is_not_asked(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Checkpoints are found again by a hash of this section: a knob that is off leaves it as it was."""
+        return {key: value for key, value in handler(self).items() if value is not None or key != "batch_sequences"}
+
+
+class RewardTerm(Section):
+    """One reward function (`etpi_assets.scoring.rewards.functions`), its weight in the sum, and its own knobs."""
+
+    function: str
+    weight: float = 1.0
+    params: dict[str, Any] = Field(default_factory=dict)
+
 
 class RLSection(Section):
-    """Reinforcement learning after fine-tuning. A method is named here when its recipe exists."""
+    """Reinforcement learning after fine-tuning, or from the base where nothing is fine-tuned (DESIGN section 5).
 
-    method: Literal["none"] = "none"
+    A step learns from `device_batch * accumulate` rollouts, `group_size` of a task. The defaults are TRL's own of
+    version 0.15, the terminal reference's library, where that reference states nothing.
+    """
+
+    method: Literal["none", "grpo"] = "none"
+    tuning: Literal["full", "lora"] = "full"
+    suite: str | None = Field(default=None, description="the tasks rolled out; its split train")
+    tasks: int | None = Field(default=None, ge=1, description='the first N tasks of the split; "none": all')
+    agent: AgentSection = AgentSection(max_steps=1, temperature=0.9)
+    sandbox: Literal["bubblewrap", "docker"] = "bubblewrap"
+    rewards: tuple[RewardTerm, ...] = ()
+    group_size: int = Field(default=4, ge=2)
+    device_batch: int = Field(default=4, ge=1, description="rollouts of one forward and backward pass")
+    accumulate: int = Field(default=2, ge=1, description="passes of one optimiser step")
+    iterations: int = Field(default=1, ge=1, description="optimiser steps that a batch of rollouts is used for")
+    steps: int = Field(default=200, ge=1)
+    learning_rate: float = Field(default=1e-6, ge=0)
+    schedule: Literal["cosine", "linear", "constant", "constant_with_warmup"] = "linear"
+    warmup_steps: int = Field(default=0, ge=0)
+    weight_decay: float = 0.0
+    optimizer: str = "adamw_torch"
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    loss: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = Field(
+        default="grpo", description="grpo: mean of a sequence, then of sequences; dapo: mean over tokens"
+    )
+    beta: float = Field(default=0.04, ge=0, description="weight of the KL term against the start; 0: none")
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
+    clip_high: float = Field(default=0.2, gt=0)
+    advantage_eps: float = Field(default=1e-8, gt=0)
+    advantage_ddof: Literal[0, 1] = 1
+    scale_advantage: bool = Field(default=True, description="divide by the group's standard deviation")
+    mask_truncated: bool = Field(default=False, description="leave rollouts cut at a length out of the loss")
+    max_prompt_tokens: int = Field(default=512, ge=1, description="a longer first prompt stops the run")
+    max_response_tokens: int = Field(default=256, ge=1, description="ids after the first prompt, observations included")
+    save_steps: int | None = Field(default=None, ge=1, description="an addressable checkpoint every so many steps")
+    lora_rank: int = 8
+    lora_alpha: int = 8
+    lora_dropout: float = 0.0
+    target_modules: str = "all-linear"
+    dtype: Literal["fp32", "bf16"] = "bf16"
+    gradient_checkpointing: bool = False
+
+    @model_validator(mode="after")
+    def _can_be_learnt_from(self) -> RLSection:
+        if self.method == "none":
+            return self
+        if not self.suite or not self.rewards:
+            raise ValueError("rl.method needs `suite` and at least one entry of `rewards`")
+        if self.agent.top_p != 1.0 or self.agent.temperature <= 0:
+            raise ValueError(
+                "rl.agent samples with top_p = 1 and a temperature above 0: a truncated distribution is not the one "
+                "whose probabilities the loss computes, and greedy groups have no variance"
+            )
+        if self.agent.grammar:
+            raise ValueError("rl.agent.grammar masks tokens, and the loss computes probabilities without the mask")
+        if self.agent.history_think != "keep":
+            raise ValueError('rl.agent.history_think = "strip" forks the prompt; a rollout must stay one sequence')
+        if (self.device_batch * self.accumulate) % self.group_size:
+            raise ValueError("rl.device_batch * rl.accumulate must be a multiple of rl.group_size: groups stay whole")
+        return self
 
 
 class ServingSection(Section):
@@ -249,6 +446,15 @@ class ServingSection(Section):
     engine: Literal["transformers", "vllm"] = "transformers"
     sandbox: Literal["bubblewrap", "docker"] = "bubblewrap"
     template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="vllm: options of `vllm serve`, its parsers among them"
+    )
+
+    @model_validator(mode="after")
+    def _options_are_read(self) -> ServingSection:
+        if self.options and self.engine != "vllm":
+            raise ValueError('serving.options are of `vllm serve`: they need serving.engine = "vllm"')
+        return self
 
 
 class ProbeSection(Section):

@@ -18,9 +18,10 @@ def tasks(run: AssetRun) -> Produced:
     loaded = [item for item in found if isinstance(item, Task)]
     refusals = [item for item in found if isinstance(item, Refusal)]
     taken: list[Task] = []
-    if family.runnable:
+    kind = family.sandbox(run.spec.params)
+    if kind is not None:
         with run.progress("validated", len(loaded)) as progress:
-            for outcome in family.validate(loaded, run.resources.sandboxes("bubblewrap")):
+            for outcome in family.validate(loaded, run.resources.sandboxes(kind)):
                 if isinstance(outcome, Task):
                     taken.append(outcome)
                 else:
@@ -30,11 +31,11 @@ def tasks(run: AssetRun) -> Produced:
         taken = loaded
     return Produced(
         tables={"tasks": task_table(taken), "quarantined": refusal_table(refusals)},
-        checks=check_tasks(len(found), taken, refusals, family),
+        checks=check_tasks(len(found), taken, refusals, family, runnable=kind is not None),
         metadata={
             "splits": dict(Counter(task.split for task in taken)),
             "repositories": dict(Counter(task.repo for task in taken)),
-            "runnable": family.runnable,
+            "runnable": kind is not None,
         },
         seeds=(run.spec.seed,),
     )

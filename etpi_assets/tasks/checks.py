@@ -20,11 +20,14 @@ MIN_UNSEEN = 0.95
 """The share of held-out paths and names that no training task has."""
 
 
-def check_tasks(found: int, tasks: Sequence[Task], refusals: Sequence[Refusal], family: Family) -> list[CheckOutcome]:
-    """The outcomes of NAMES; `found` is how many tasks and refusals the family yielded."""
+def check_tasks(
+    found: int, tasks: Sequence[Task], refusals: Sequence[Refusal], family: Family, *, runnable: bool
+) -> list[CheckOutcome]:
+    """The outcomes of NAMES; `found` is how many tasks and refusals the family yielded, `runnable` whether they were
+    proven in a sandbox."""
     return [
         _accounted(found, tasks, refusals),
-        _valid(tasks, refusals, family),
+        _valid(tasks, refusals, runnable),
         _split_by_repo(tasks),
         _heldout_names_unseen(tasks, family),
     ]
@@ -42,15 +45,15 @@ def _accounted(found: int, tasks: Sequence[Task], refusals: Sequence[Refusal]) -
     return CheckOutcome("tasks_accounted", passed, message, figures=figures)
 
 
-def _valid(tasks: Sequence[Task], refusals: Sequence[Refusal], family: Family) -> CheckOutcome:
+def _valid(tasks: Sequence[Task], refusals: Sequence[Refusal], runnable: bool) -> CheckOutcome:
     share = len(refusals) / max(1, len(tasks) + len(refusals))
     reasons = dict(Counter(refusal.reason for refusal in refusals))
     message = f"{len(refusals)} of {len(tasks) + len(refusals)} quarantined {reasons or ''}".rstrip() + "."
-    if share > MAX_REFUSED and family.runnable:
+    if share > MAX_REFUSED and runnable:
         message += f" More than {MAX_REFUSED:.0%}: the suite or its sandbox is broken."
         message += f" First: {refusals[0].source}: {refusals[0].detail}"
     figures = {"share": share, "bound": MAX_REFUSED, **reasons}
-    return CheckOutcome("tasks_valid", share <= MAX_REFUSED or not family.runnable, message, figures=figures)
+    return CheckOutcome("tasks_valid", share <= MAX_REFUSED or not runnable, message, figures=figures)
 
 
 def _split_by_repo(tasks: Sequence[Task]) -> CheckOutcome:
@@ -65,7 +68,7 @@ def _split_by_repo(tasks: Sequence[Task]) -> CheckOutcome:
 
 
 def _heldout_names_unseen(tasks: Sequence[Task], family: Family) -> CheckOutcome:
-    """Blocks a suite that is made here; an imported one shares conventional file names, and only warns."""
+    """Blocks a suite whose names are invented; real repositories share conventional ones, and it only warns."""
     names: dict[bool, set[str]] = {True: set(), False: set()}
     for task in tasks:
         names[task.split == "heldout"] |= set(family.entities(task))
@@ -75,4 +78,6 @@ def _heldout_names_unseen(tasks: Sequence[Task], family: Family) -> CheckOutcome
     if share < MIN_UNSEEN:
         message += f" Below {MIN_UNSEEN:.0%} held-out results measure memory. Seen: {sorted(names[True] - unseen)[:5]}"
     figures = {"share": share, "floor": MIN_UNSEEN, "heldout": len(names[True]), "train": len(names[False])}
-    return CheckOutcome("heldout_names_unseen", share >= MIN_UNSEEN, message, blocking=family.runnable, figures=figures)
+    return CheckOutcome(
+        "heldout_names_unseen", share >= MIN_UNSEEN, message, blocking=family.invents_names, figures=figures
+    )

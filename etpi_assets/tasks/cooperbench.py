@@ -1,10 +1,11 @@
 """CooperBench task folders: `<repo>/task<id>/feature<n>/{feature.md, feature.patch, tests.patch}`.
 
-Belongs here: making a task of each pair of features. Does not belong here: runs of them (`rollouts.importers`).
+Belongs here: making a task of each pair of features. Does not belong here: runs of them (`rollouts.importers`), merging
+and testing what agents leave (`cooperbench_verdict`).
 
 A task is (repository, task, pair of features), named as CooperBench names the folder of its run:
-`<repo>/<id>/f<a>_f<b>` with a < b. The folders come without environments, so the tasks can be looked up and measured
-against, not run.
+`<repo>/<id>/f<a>_f<b>` with a < b. Where the suite says in which sandbox, the tasks are run and judged, each from its
+image or a checkout; else they can be looked up and measured against alone.
 """
 
 from __future__ import annotations
@@ -15,20 +16,34 @@ import json
 import keyword
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from etpi_assets.specs.paths import expand
-from etpi_assets.tasks.family import Refusal, Role, Task, Verdict
+from etpi_assets.tasks import cooperbench_verdict, places
+from etpi_assets.tasks.commands import apply_command
+from etpi_assets.tasks.family import Needs, Refusal, Role, Task, Verdict
 from etpi_resources.sandboxes import SandboxFactory
 
-PARAMS: Mapping[str, Any] = {"path": None, "subset": None, "pairs": (), "repos": (), "heldout_repos": ()}
+PARAMS: Mapping[str, Any] = {
+    **places.PARAMS,
+    "path": None,
+    "subset": None,
+    "pairs": (),
+    "pairs_per_task": None,
+    "repos": (),
+    "heldout_repos": (),
+    "images": "akhatua/cooperbench-{repo}:task{task}",
+}
 """A suite's params and their defaults.
 
 path: the folder of repositories. subset: a file below it that lists the pairs asked for
-({"tasks": [{"repo", "task_id", "pairs"}]}). pairs: those asked for, by task id. Neither: every combination. repos: only
-these. heldout_repos: their tasks are of the split heldout, all others of train.
+({"tasks": [{"repo", "task_id", "pairs"}]}). pairs: those asked for, by task id. Neither: every combination, or the
+first `pairs_per_task` of each folder. repos: only these. heldout_repos: their tasks are of the split heldout, all
+others of train. images: the name of a task's image, {repo} without `_task` and with hyphens; or "build": from the
+Dockerfile in the task's folder. The key of a checkout is `<repo>/task<id>`.
 """
 
 _TASK = re.compile(r"task(\d+)")
@@ -50,7 +65,10 @@ _Place = tuple[str, str]
 class CooperBench:
     """The family `cooperbench`."""
 
-    runnable = False
+    invents_names = False
+
+    def sandbox(self, params: Mapping[str, Any]) -> str | None:
+        return {**PARAMS, **params}["sandbox"]
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | Refusal]:
         """In the order of repository, task and features. `seed` draws nothing here.
@@ -75,7 +93,9 @@ class CooperBench:
             if only and place[0] not in only:
                 continue
             split = "heldout" if place[0] in chosen["heldout_repos"] else "train"
-            yield from _tasks_of(root, suite, place, split, None if wanted is None else wanted.get(place, []))
+            asked = None if wanted is None else wanted.get(place, [])
+            for item in _tasks_of(root, suite, place, split, asked, chosen["pairs_per_task"]):
+                yield _live(item, root, place, chosen) if isinstance(item, Task) and chosen["sandbox"] else item
 
     def roles(self, task: Task) -> Sequence[Role]:
         first, second = task.payload["features"]
@@ -84,31 +104,72 @@ class CooperBench:
             Role("agent2", second, task.payload["texts"][second], "agent1"),
         ]
 
+    def needs(self, task: Task) -> Needs:
+        return places.needs(_of_live(task)["place"], places.FORGET_HISTORY)
+
     def workspace(self, task: Task, role: Role) -> dict[str, str]:
-        _refuse(task)
+        return {}
 
     def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
-        _refuse(task)
+        return cooperbench_verdict.judge(_of_live(task), final, sandboxes)
 
-    def reference(self, task: Task, role: Role) -> dict[str, str]:
-        _refuse(task)
+    def solve(self, task: Task, role: Role) -> Sequence[str]:
+        """The patch of all the folder's features where there is one, for two features' own often conflict; else the
+        feature's."""
+        live = _of_live(task)
+        return [apply_command(live["combined"] or live["patches"][role.feature_id])]
 
     def entities(self, task: Task) -> Sequence[str]:
         return task.payload["entities"]
 
     def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[Refusal | Task]:
-        """The tasks as they are: without environments neither the reference nor the null solution can be run."""
-        yield from tasks
+        """Each task whose reference passes three times and whose untouched repository fails; else the refusal."""
+        for task in tasks:
+            refused = cooperbench_verdict.disproof(_of_live(task), sandboxes)
+            yield task if refused is None else Refusal(task.task_id, *refused)
 
 
 FAMILY = CooperBench()
 
 
-def _refuse(task: Task) -> NoReturn:
-    raise RuntimeError(
-        f"{task.task_id}: CooperBench's task folders hold no environment, so its tasks cannot be run or judged here; "
-        "import its runs as a rollout set instead"
+def _of_live(task: Task) -> Mapping[str, Any]:
+    """What running and judging the task takes. RuntimeError where its suite gives it no environment."""
+    if "live" not in task.payload:
+        raise RuntimeError(
+            f"{task.task_id}: its suite gives CooperBench's tasks no environment, so they cannot be run or judged; "
+            'set params.sandbox = "docker" (or "bubblewrap" and params.checkouts), or import runs as a rollout set'
+        )
+    return task.payload["live"]
+
+
+def _live(task: Task, root: Path, place: _Place, chosen: Mapping[str, Any]) -> Task | Refusal:
+    """The task with its patches, tests and environment; its content hash covers what it is, not where that stands."""
+    repo, number = place
+    folder = root / repo / f"task{number}"
+    build = chosen["images"] == "build"
+    image = chosen["images"].format(repo=repo.removesuffix("_task").replace("_", "-"), task=number)
+    try:
+        runner = folder / "runner.sh"
+        combined = folder / "combined.patch"
+        live = {
+            "patches": {
+                n: (folder / f"feature{n}" / "feature.patch").read_text("utf-8") for n in task.payload["features"]
+            },
+            "tests": {n: (folder / f"feature{n}" / "tests.patch").read_text("utf-8") for n in task.payload["features"]},
+            "combined": combined.read_text("utf-8") if combined.is_file() else "",
+            "runner": runner.read_text("utf-8") if runner.is_file() else "",
+        }
+    except (OSError, UnicodeDecodeError) as error:
+        return Refusal(task.task_id, "unreadable_patch", str(error))
+    digest = hashlib.sha256(json.dumps([task.content_hash, live, image], sort_keys=True).encode()).hexdigest()
+    live["place"] = places.place(
+        chosen,
+        key=f"{repo}/task{number}",
+        workdir=cooperbench_verdict.WORKDIR,
+        image=None if build else image,
+        build=folder if build else None,
     )
+    return replace(task, payload={**task.payload, "live": live}, content_hash=digest)
 
 
 def _places(root: Path) -> Iterator[_Place]:
@@ -139,14 +200,14 @@ def _wanted(root: Path, chosen: Mapping[str, Any]) -> dict[_Place, list[tuple[in
 
 
 def _tasks_of(
-    root: Path, suite: str, place: _Place, split: str, wanted: Sequence[tuple[int, int]] | None
+    root: Path, suite: str, place: _Place, split: str, wanted: Sequence[tuple[int, int]] | None, most: int | None
 ) -> Iterator[Task | Refusal]:
     repo, number = place
     folder = root / repo / f"task{number}"
     numbers = sorted(
         int(match[1]) for p in folder.glob("feature*") if p.is_dir() and (match := _FEATURE.fullmatch(p.name))
     )
-    asked = list(combinations(numbers, 2)) if wanted is None else sorted(set(wanted))
+    asked = list(combinations(numbers, 2))[:most] if wanted is None else sorted(set(wanted))
     features: dict[int, dict[str, Any]] = {}
     for feature in numbers:
         try:

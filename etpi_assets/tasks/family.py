@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from etpi_resources.sandboxes import SandboxFactory
+from etpi_resources.sandboxes import Environment, Limits, SandboxFactory
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,16 @@ class Task:
 
 
 @dataclass(frozen=True)
+class Needs:
+    """What an agent's sandbox needs besides its files: an environment, its limits, and a bash command that is run once
+    before the agent begins (it takes away what would give the solution away)."""
+
+    environment: Environment | None = None
+    limits: Limits = Limits()
+    prepare: str | None = None
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What the verifier says: reward in [0, 1], a stable code (passed, failed_tests, merge_conflict, no_patch,
     infrastructure), and details."""
@@ -48,18 +58,24 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Refusal:
-    """An input the family could not make a task of."""
+    """An input that was not taken: where it is (its row, where the source has rows), a stable code, what was found."""
 
     source: str
     reason: str
     detail: str
+    row: int | None = None
 
 
 class Family(Protocol):
     """One suite family, a module-level object `FAMILY` of `etpi_assets.tasks.<family>`."""
 
-    runnable: bool
-    """Whether its tasks can be run and judged here (an imported task set without environments cannot)."""
+    invents_names: bool
+    """Whether it makes up the names in its tasks, so that held-out ones can be unseen in training."""
+
+    def sandbox(self, params: Mapping[str, Any]) -> str | None:
+        """The kind of sandbox that a suite with these params is proven in; None where its tasks come without
+        environments, to be looked up and measured against, not run."""
+        ...
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | Refusal]:
         """The suite's tasks, deterministic in (seed, params); refusals for what could not be read."""
@@ -69,16 +85,20 @@ class Family(Protocol):
         """The agents a task seats, in order."""
         ...
 
+    def needs(self, task: Task) -> Needs:
+        """What the sandboxes of the task's agents need."""
+        ...
+
     def workspace(self, task: Task, role: Role) -> dict[str, str]:
-        """The files an agent starts with, by relative path."""
+        """The files an agent starts with, by relative path, over what its environment has there."""
         ...
 
     def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
         """Judge what each agent left (agent_id -> files): freeze the patches, merge, add hidden tests, run."""
         ...
 
-    def reference(self, task: Task, role: Role) -> dict[str, str]:
-        """The files as the reference solution leaves them for this role."""
+    def solve(self, task: Task, role: Role) -> Sequence[str]:
+        """Bash commands that leave the workspace as the reference solution does for this role, one a turn."""
         ...
 
     def entities(self, task: Task) -> Sequence[str]:

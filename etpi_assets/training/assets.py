@@ -8,9 +8,15 @@ from typing import Any
 import dagster as dg
 
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
+from etpi_assets.rollouts.tables import from_tables
+from etpi_assets.scoring.rewards import rescore
+from etpi_assets.scoring.rewards.functions import check_terms, version_of
 from etpi_assets.specs.models import ExperimentSpec
-from etpi_assets.training import base, pointers, sft, sft_checks
-from etpi_assets.training.plots import loss_plot
+from etpi_assets.tasks.families import load_family
+from etpi_assets.tasks.table import read_tasks
+from etpi_assets.training import base, grpo, grpo_checks, pointers, sft, sft_checks
+from etpi_assets.training.curves import loss_plot, rates_plot
+from etpi_assets.training.rounds import Ground
 from etpi_assets.versions import code_version
 from etpi_resources.checks import CheckOutcome
 from etpi_resources.lake import LakeError
@@ -119,9 +125,87 @@ def _figures(reports: dict[int, dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-@etpi_asset("rl_checkpoint")
+@etpi_asset("rl_checkpoint", checks=grpo_checks.CHECKS)
 def rl_checkpoint(run: AssetRun) -> Produced:
-    return Produced.not_applicable(run.node.name, f'nothing is reinforced: rl.method = "{run.spec.rl.method}"')
+    spec: ExperimentSpec = run.spec
+    if spec.rl.method == "none":
+        return Produced.not_applicable(run.node.name, 'nothing is reinforced: rl.method = "none"')
+    from etpi_resources.chat_format import load_chat_format
+
+    check_terms(spec.rl.rewards)
+    assert spec.rl.suite  # as the spec's model has made sure
+    starts = _starts(run)
+    ground = Ground(
+        tasks=read_tasks(run.read("tasks", "tasks", key=spec.rl.suite), "train", spec.rl.tasks),
+        family=load_family(run.specs.suites[spec.rl.suite].family),
+        sandboxes=run.resources.sandboxes(spec.rl.sandbox),
+        chat=load_chat_format(spec.base.tokenizer, spec.base.chat_template),
+        template_kwargs=spec.serving.template_kwargs,
+    )
+    requests = {
+        seed: grpo.Request(
+            experiment=run.key,
+            base_id=starts[seed]["checkpoint_id"],
+            base_folder=pointers.checkpoint_folder(run.lake.root, starts[seed]["path"]),
+            section=spec.rl,
+            seed=seed,
+            ground=ground,
+            gpu=spec.requires == "gpu",
+            code=code_version(run.node),
+        )
+        for seed in spec.seeds
+    }
+    reports = {seed: grpo.reinforce_once(run.lake, r, context=run.context) for seed, r in requests.items()}
+    log = [row for seed, r in requests.items() for row in grpo.log_rows(r, reports[seed])]
+    tables = {
+        "checkpoints": from_rows(
+            "checkpoints", [c for s, r in requests.items() for c in grpo.checkpoint_rows(r, reports[s])]
+        ),
+        "training_log": from_rows("training_log", log),
+        **grpo.recorded(run.lake, requests, reports),
+    }
+    return Produced(
+        tables=tables,
+        checks=grpo_checks.checks(spec.rl, reports, tables),
+        metadata={
+            "rates": dg.MetadataValue.md(rates_plot(log)),
+            **{f"seed {seed}": grpo.figures(report) for seed, report in reports.items()},
+            "rewards": {term.function: version_of(term.function) for term in spec.rl.rewards},
+        },
+        notes={
+            "keys": {str(seed): request.key for seed, request in requests.items()},
+            "rewards": {term.function: version_of(term.function) for term in spec.rl.rewards},
+        },
+        seeds=spec.seeds,
+    )
 
 
-ASSETS = [base_checkpoint, sft_checkpoint, rl_checkpoint]
+def _starts(run: AssetRun) -> dict[int, dict[str, Any]]:
+    """What each seed starts from: its own fine-tuned checkpoint, or the base where nothing was fine-tuned."""
+    tuned = [row for row in run.read("sft_checkpoint", "checkpoints").to_pylist() if row["final"]]
+    bases = run.read("base_checkpoint", "checkpoints").to_pylist()
+    if not tuned and not bases:
+        raise LakeError(
+            f'{run.key} has nothing to reinforce: base.kind = "none". Name a base, or set rl.method = "none"'
+        )
+    return {seed: next((row for row in tuned if row["seed"] == seed), *bases) for seed in run.spec.seeds}
+
+
+@etpi_asset("rl_rewards", checks=("rewards_as_applied",))
+def rl_rewards(run: AssetRun) -> Produced:
+    spec: ExperimentSpec = run.spec
+    names = ("rollouts", "agents", "turns", "messages")
+    tables = {name: run.read("rl_checkpoint", name) for name in names}
+    if not tables["rollouts"].num_rows:
+        return Produced.not_applicable(run.node.name, "nothing was reinforced")
+    tasks = {task.task_id: task for task in read_tasks(run.read("tasks", "tasks", key=spec.rl.suite))}
+    applied = run.read("rl_checkpoint", "rewards")
+    again = rescore.score_again(from_tables(tables), tasks, run.read("rl_checkpoint", "rl_samples"), spec.rl.rewards)
+    return Produced(
+        tables={"rewards": again},
+        checks=(rescore.as_applied(applied, again),),
+        metadata={"rewards": {term.function: version_of(term.function) for term in spec.rl.rewards}},
+    )
+
+
+ASSETS = [base_checkpoint, sft_checkpoint, rl_checkpoint, rl_rewards]

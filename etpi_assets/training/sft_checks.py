@@ -6,7 +6,7 @@ Belongs here: judging a trainer's report against the dataset's own table. Does n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,13 @@ from typing import Any
 from etpi_resources.checks import CheckOutcome
 from etpi_resources.lake import Lake, LakeError
 
-CHECKS = (
-    "label_tokens_match", "no_sequence_cut", "loss_finite_and_falls", "weights_differ_from_base", "adapter_not_zero",
-    "reload_equals_saved",
-)  # fmt: skip
+PROOFS = ("weights_differ_from_base", "adapter_not_zero", "reload_equals_saved")
+"""What every trainer's report proves of its checkpoint."""
+
+CHECKS = ("label_tokens_match", "no_sequence_cut", "loss_finite_and_falls", *PROOFS)
+
+Verdict = tuple[bool, str, dict[str, Any]]
+"""Whether it holds, in words, and the figures."""
 
 SAME_IN_FLOAT32 = 1e-4
 SAME_IN_HALF = 5e-2
@@ -58,10 +61,19 @@ def checks(reports: Mapping[int, Mapping[str, Any]], expected: Expected) -> list
         "label_tokens_match": lambda r: _counts(r, "labels", expected.labels, expected.sequences),
         "no_sequence_cut": lambda r: _counts(r, "tokens", expected.tokens, expected.sequences),
         "loss_finite_and_falls": _loss,
-        "weights_differ_from_base": _differs,
-        "adapter_not_zero": _adapter,
-        "reload_equals_saved": _reload,
     }
+    return [*_outcomes(found, reports), *proofs(reports)]
+
+
+def proofs(reports: Mapping[int, Mapping[str, Any]]) -> list[CheckOutcome]:
+    """Every check of `PROOFS` over the reports of all seeds, of whatever trainer; blocking."""
+    judges = {"weights_differ_from_base": _differs, "adapter_not_zero": _adapter, "reload_equals_saved": _reload}
+    return _outcomes(judges, reports)
+
+
+def _outcomes(
+    found: Mapping[str, Callable[[Mapping[str, Any]], Verdict]], reports: Mapping[int, Mapping[str, Any]]
+) -> list[CheckOutcome]:
     outcomes = []
     for name, judge in found.items():
         verdicts = {seed: judge(report) for seed, report in reports.items()}
@@ -71,9 +83,6 @@ def checks(reports: Mapping[int, Mapping[str, Any]], expected: Expected) -> list
         figures = {str(seed): figure for seed, (_, _, figure) in verdicts.items()}
         outcomes.append(CheckOutcome(name, not failed, message, figures=figures))
     return outcomes
-
-
-Verdict = tuple[bool, str, dict[str, Any]]
 
 
 def _counts(report: Mapping[str, Any], what: str, in_dataset: int, sequences: int) -> Verdict:

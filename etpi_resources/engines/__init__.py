@@ -10,7 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from etpi_resources.grammars import ThinkGrammar
+
 FinishReason = Literal["stop", "length", "error"]
+
+
+class EngineUnavailable(RuntimeError):
+    """The engine cannot do what is asked, whatever the request: it stops what is under way instead of becoming the
+    outcome of a rollout. The message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,10 @@ class Request:
         prompt_ids: the whole prompt, generation prompt included.
         messages: the same conversation as chat messages ({"role", "content"}), for engines that take text.
         sampler: how to draw.
+        grammar: what the think block of the answer must look like, from where the prompt leaves off; None: nothing. An
+            engine that cannot bind it refuses the request.
+        tools: schemas of the tools the prompt offers (OpenAI's form), for engines that take text; `prompt_ids` hold
+            them already.
         privileged: what only scripted policies may see: "task" and "role" as the suite family has them, and "payload",
             the task's. Model engines ignore it.
     """
@@ -50,6 +61,8 @@ class Request:
     prompt_ids: Sequence[int]
     messages: Sequence[Mapping[str, Any]]
     sampler: Sampler
+    grammar: ThinkGrammar | None = None
+    tools: Sequence[Mapping[str, Any]] = ()
     privileged: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -61,10 +74,13 @@ class Completion:
         prompt_ids: the prompt as the engine saw it (int32 range); equal to the request's in token-in mode. None where
             the engine does not report ids (capture = "none").
         output_ids: the generated ids, the end-of-turn id included where it was generated. None as above.
-        logprobs: natural-log probability of each output id under the sampling distribution at temperature 1, or None.
-        text: the output decoded, special end-of-turn token left out.
+        logprobs: natural-log probability of each output id under the model at temperature 1, before any nucleus or
+            grammar, or None.
+        text: the output decoded, special end-of-turn token left out; where there are no ids, the message's content.
         finish_reason: "stop" (end of turn generated), "length" (cut at max_tokens or the model's length), "error".
         model: the name the engine serves the model under.
+        message: the assistant message as a chat endpoint gave it ({"role", "content", "tool_calls"?, "reasoning"?}),
+            what a parser of the server took out of the text kept apart; None in token-in mode.
     """
 
     prompt_ids: Sequence[int] | None
@@ -73,6 +89,7 @@ class Completion:
     text: str
     finish_reason: FinishReason
     model: str
+    message: Mapping[str, Any] | None = None
 
 
 @runtime_checkable
@@ -92,4 +109,26 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free what the engine holds; calling it twice is harmless."""
+        ...
+
+
+@dataclass(frozen=True)
+class Served:
+    """A line of what a server lists: a name, the folder or hub id behind it, the name of the base under an adapter."""
+
+    name: str
+    root: str | None
+    parent: str | None
+
+
+@runtime_checkable
+class ServerEngine(Engine, Protocol):
+    """An engine behind a server with a template and parsers of its own, which may differ from what was trained."""
+
+    def listing(self) -> list[Served]:
+        """What the server says it serves."""
+        ...
+
+    def chat(self, requests: Sequence[Request]) -> list[Completion]:
+        """As `complete`, by the server's own template and parsers, ids captured."""
         ...

@@ -3,8 +3,8 @@
 Belongs here: turning text that a policy writes into ids the way a model would emit them. Does not belong here: any
 policy, which is a function from a request to text.
 
-A sampling model does not always spell a text in its tokenizer's canonical pieces. So a seeded share of the tokens of
-more than one character is split in two here: the ids decode to the same text but differ from its re-tokenisation, and a
+A sampling model does not always spell a text in its tokenizer's canonical pieces. So a seeded share of the
+longer tokens is split in two here: the ids decode to the same text but differ from its re-tokenisation, and a
 pipeline that re-tokenises where it claims to be native is found out.
 """
 
@@ -19,6 +19,9 @@ from etpi_resources.engines import Completion, FinishReason, Request
 if TYPE_CHECKING:
     from etpi_resources.chat_format import ChatFormat
 
+SHORTEST_SPLIT = 3
+"""Names in the embedded world are spelled in tokens of two letters; split, they leave a student nothing to copy by."""
+
 Policy = Callable[[Request], str]
 """What the policy says in answer to a request; it may read `Request.privileged`. Deterministic in the request."""
 
@@ -27,7 +30,8 @@ class ScriptedEngine:
     """Emits a policy's text as native token ids, the end-of-turn id after it, cut at the request's max_tokens.
 
     Attributes:
-        noncanonical: the share of splittable tokens that are split; special tokens never are.
+        noncanonical: the share of splittable tokens that are split: 5 % of all that the shipped policies say. Special
+            tokens never are, nor tokens of fewer than SHORTEST_SPLIT characters.
 
     Deterministic in (sampler seed, request id), and without state between requests, so threads may share it.
     """
@@ -39,7 +43,7 @@ class ScriptedEngine:
         teacher: str,
         *,
         settings: Mapping[str, Any] | None = None,
-        noncanonical: float = 0.1,
+        noncanonical: float = 0.15,
     ) -> None:
         if not 0 <= noncanonical <= 1:
             raise ValueError(f"noncanonical = {noncanonical}: a share between 0 and 1")
@@ -92,7 +96,9 @@ class ScriptedEngine:
     def _splits_of(self, token: int) -> tuple[tuple[int, int], ...]:
         """Every way to write a token as two others of the vocabulary; none for special tokens."""
         if token not in self._splits:
-            piece = "" if token in self._chat.special_ids else self._tokens[token]
+            piece = self._tokens[token]
+            if token in self._chat.special_ids or len(piece) < SHORTEST_SPLIT:
+                piece = ""
             halves = ((self._pieces.get(piece[:k]), self._pieces.get(piece[k:])) for k in range(1, len(piece)))
             self._splits[token] = tuple((a, b) for a, b in halves if a is not None and b is not None)
         return self._splits[token]

@@ -72,6 +72,10 @@ class Slots:
         self.held[slot] = held[:same]
         return same
 
+    def forget(self) -> None:
+        """Let go of all conversations: the weights that their keys and values came from have changed."""
+        self.held = [[] for _ in self.held]
+
     def reserve(self, length: int) -> None:
         """Make every slot hold at least `length` positions."""
         if length > self.length:

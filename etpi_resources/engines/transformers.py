@@ -1,7 +1,7 @@
 """The in-process engine: a `transformers` checkpoint on a CPU or one GPU.
 
 Belongs here: joining concurrent requests into batches, and drawing tokens. Does not belong here: where keys and values
-lie (`slots`), the agent loop, or training.
+lie (`slots`), what a grammar forbids (`masks`), the agent loop, or training.
 
 One thread runs the model. Requests join the running batch as they arrive and leave it as they finish, so a rollout
 never waits for another's longer turn. A draw depends on the request alone: its generator is seeded by (seed, request
@@ -14,8 +14,9 @@ import hashlib
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from transformers import AutoModelForCausalLM, Cache
@@ -24,6 +25,9 @@ from transformers.utils import logging as transformers_logging
 from etpi_resources.chat_format import ChatFormat
 from etpi_resources.engines import Completion, FinishReason, Request
 from etpi_resources.engines.slots import Slots, SlotView
+
+if TYPE_CHECKING:
+    from etpi_resources.engines.masks import GrammarMasks, GrammarState
 
 SLOTS = 64
 """Conversations kept at once."""
@@ -41,6 +45,7 @@ class _Row:
 
     request: Request
     generator: torch.Generator
+    state: GrammarState | None = None
     slot: int = -1
     output: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -62,15 +67,18 @@ class TransformersEngine:
     """
 
     def __init__(self, folder: Path, name: str, chat: ChatFormat, dtype: torch.dtype = torch.float32) -> None:
-        self.name, self._chat, self._dtype = name, chat, dtype
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         transformers_logging.disable_progress_bar()
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, use_safetensors=True, attn_implementation="sdpa"
-        )
-        self._model: Any = model.eval()
-        self._model.to(self._device)
-        config = self._model.config
+        ).eval()
+        model.to("cuda" if torch.cuda.is_available() else "cpu")  # pyright: ignore[reportArgumentType]
+        self._start(model, name, chat)
+
+    def _start(self, model: Any, name: str, chat: ChatFormat) -> None:
+        """Serve a model from where its weights are."""
+        self.name, self._chat, self._model = name, chat, model
+        self._dtype, self._device = model.dtype, model.device
+        dtype, config = self._dtype, model.config
         heads = config.num_key_value_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self._slots = Slots(SLOTS, config.num_hidden_layers, heads, head_dim, dtype, self._device)
@@ -82,8 +90,9 @@ class TransformersEngine:
         self._thread.start()
 
     def complete(self, requests: Sequence[Request]) -> list[Completion]:
-        """One completion a request, in order. Raises ValueError for a prompt that is empty or leaves no room."""
-        rows = [_Row(request, self._generator(request)) for request in requests]
+        """One completion a request, in order. Raises ValueError for a prompt that is empty or leaves no room, and for a
+        grammar that the vocabulary cannot write."""
+        rows = [_Row(request, self._generator(request), self._state(request)) for request in requests]
         for row in rows:
             if not 0 < len(row.request.prompt_ids) < self._longest:
                 raise ValueError(
@@ -204,7 +213,9 @@ class TransformersEngine:
         return whole if width == 1 and len(whole) <= 2 * len(slots) else slots
 
     def _draw(self, rows: list[_Row], logits: torch.Tensor) -> None:
-        logprobs = torch.log_softmax(logits, -1)
+        logprobs = self._logprobs(rows, logits)
+        if any(row.state for row in rows):
+            self._masks.apply([row.state for row in rows], logits)
         chosen = logits.argmax(-1)
         sampled = [i for i, row in enumerate(rows) if row.request.sampler.temperature > 0]
         if sampled:
@@ -213,6 +224,8 @@ class TransformersEngine:
         for row, token, logprob in zip(rows, chosen.tolist(), picked, strict=True):
             row.output.append(token)
             row.logprobs.append(logprob)
+            if row.state:
+                row.state.consume(token)
             if token == self._chat.end_id:
                 row.finish = "stop"
             elif (
@@ -220,6 +233,10 @@ class TransformersEngine:
                 or len(row.request.prompt_ids) + len(row.output) >= self._longest
             ):
                 row.finish = "length"
+
+    def _logprobs(self, rows: Sequence[_Row], logits: torch.Tensor) -> torch.Tensor:
+        """What is reported of each id, (rows, vocabulary): log-probabilities at temperature 1."""
+        return torch.log_softmax(logits, -1)
 
     def _completion(self, row: _Row) -> Completion:
         spoken = row.output[:-1] if row.finish == "stop" else row.output
@@ -231,6 +248,15 @@ class TransformersEngine:
             finish_reason=row.finish or "error",
             model=self.name,
         )
+
+    @cached_property
+    def _masks(self) -> GrammarMasks:
+        from etpi_resources.engines.masks import GrammarMasks
+
+        return GrammarMasks(self._chat)
+
+    def _state(self, request: Request) -> GrammarState | None:
+        return self._masks.start(request.grammar) if request.grammar else None
 
     @staticmethod
     def _generator(request: Request) -> torch.Generator:

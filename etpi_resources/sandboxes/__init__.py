@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, Self, runtime_checkable
 
 
@@ -15,15 +16,47 @@ class SandboxUnavailable(RuntimeError):
     """No sandbox can be started here; the message says what to install or start."""
 
 
+class EnvironmentUnavailable(RuntimeError):
+    """One task's environment cannot be had (its image, its checkout); other tasks' may. The message says what to do."""
+
+
 @dataclass(frozen=True)
 class Limits:
-    """What a sandbox may use. Seconds, bytes and counts."""
+    """What a sandbox may use. Seconds, bytes and counts.
+
+    file_bytes bounds a file, and what each writable place holds in all. cores is what all commands together may use
+    where a control group can bound it (docker).
+    """
 
     command_seconds: float = 20.0
     memory_bytes: int = 512 * 1024**2
     processes: int = 64
     file_bytes: int = 64 * 1024**2
     output_bytes: int = 16 * 1024
+    cores: float = 2.0
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What a task's commands need beside its own files: an image for docker, or a checkout for bubblewrap.
+
+    Attributes:
+        workdir: the workspace's absolute path inside.
+        image: the name of an image whose `workdir` is what the workspace starts as.
+        build: a folder with a Dockerfile that `image` is built from where it is not there yet; None: it is pulled.
+        checkout: a folder whose tree is copied into the workspace.
+        tools: folders that are shown read-only at their own paths; the `bin` of each comes first on PATH.
+        places: further absolute paths that are writable, empty and of bounded size.
+        unread: names of folders that hold no work of an agent's; `read_files` leaves them out at any depth.
+    """
+
+    workdir: str = "/workspace"
+    image: str | None = None
+    build: Path | None = None
+    checkout: Path | None = None
+    tools: tuple[Path, ...] = ()
+    places: tuple[str, ...] = ()
+    unread: tuple[str, ...] = (".git", ".venv", "node_modules", "__pycache__")
 
 
 @dataclass(frozen=True)
@@ -56,7 +89,8 @@ class Sandbox(Protocol):
         ...
 
     def read_files(self) -> dict[str, str]:
-        """Every regular UTF-8 file of the workspace by relative path, links not followed, within the size limits."""
+        """Every regular UTF-8 file of the workspace by relative path, links not followed, within the size limits; not
+        what `Environment.unread` names."""
         ...
 
 
@@ -65,6 +99,9 @@ class SandboxFactory(Protocol):
 
     name: str
 
-    def create(self, files: Mapping[str, str], limits: Limits = Limits()) -> Sandbox:
-        """A sandbox whose workspace holds `files`; nothing runs until it is entered."""
+    def create(
+        self, files: Mapping[str, str], limits: Limits = Limits(), environment: Environment | None = None
+    ) -> Sandbox:
+        """A sandbox whose workspace holds `files`, over what the environment puts there; nothing runs until it is
+        entered. EnvironmentUnavailable, when entered, where the environment cannot be had in this kind."""
         ...

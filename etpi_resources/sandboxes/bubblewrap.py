@@ -1,7 +1,7 @@
 """The local default sandbox: namespaces through bubblewrap, limits, and a guest that runs the commands.
 
-Belongs here: building the cage, and the host's side of the conversation with the guest. Does not belong here: what
-happens inside (`guest`), and the denied system calls (`seccomp`).
+Belongs here: building the cage, and the pipes to its guest. Does not belong here: what happens inside (`guest`), what
+is asked of it (`conversation`), and the denied system calls (`seccomp`).
 
 What stands between a command and the host: namespaces of its own for users, mounts, processes, network, IPC and host
 name; no capability, no further user namespace; /usr and the loader's cache read-only, and nothing else of the host's
@@ -19,26 +19,25 @@ import contextlib
 import os
 import platform
 import select
+import shlex
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Self
 
-from etpi_resources.sandboxes import CommandResult, Limits, SandboxUnavailable
+from etpi_resources.sandboxes import Environment, EnvironmentUnavailable, Limits, SandboxUnavailable
+from etpi_resources.sandboxes.conversation import GRACE_SECONDS, GUEST, Conversation, Ended, settings
 from etpi_resources.sandboxes.seccomp import filter_program
 
-_GUEST = Path(__file__).with_name("guest.py")
 _USER = 64_117
 """The unprivileged user and group that a sandbox started by root runs as; any id that owns no files will do."""
 
-_OPEN_FILES = 256
-_START_SECONDS = 20.0
-_GRACE_SECONDS = 10.0
-"""How long past a command's own time limit the guest has to answer before the sandbox is given up."""
+_COPY_SECONDS = 120.0
+"""How long a checkout may take to get into the workspace."""
 
 _BOOT = "import marshal; exec(marshal.load(open(0, 'rb', closefd=False)))"
 _COMPILE = (
@@ -50,11 +49,15 @@ by the interpreter that will run it."""
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 _TOOLS = "/run/tools"
+_CHECKOUT = "/run/checkout"
 _INSTALL = "Install bubblewrap (Debian, Ubuntu: apt-get install bubblewrap; Fedora: dnf install bubblewrap)."
 _NAMESPACES = (
     "Unprivileged user namespaces must be allowed: check `sysctl user.max_user_namespaces` (above 0), "
     "`kernel.unprivileged_userns_clone` (1, where it exists) and `kernel.apparmor_restrict_unprivileged_userns` "
     "(0, where it exists); in a container, allow them in its seccomp profile."
+)
+_READABLE = (
+    "Everybody must be able to read it and enter its parents (chmod -R a+rX): commands run as a user of their own."
 )
 
 
@@ -64,10 +67,16 @@ class BubblewrapFactory:
 
     name = "bubblewrap"
 
-    def create(self, files: Mapping[str, str], limits: Limits = Limits()) -> BubblewrapSandbox:  # noqa: B008
-        """A sandbox whose workspace holds `files` (relative path -> text). Raises ValueError for a path that is
-        absolute or climbs; SandboxUnavailable, when entered, where bubblewrap cannot work."""
-        return BubblewrapSandbox(self._command, files, limits)
+    def create(
+        self,
+        files: Mapping[str, str],
+        limits: Limits = Limits(),  # noqa: B008
+        environment: Environment | None = None,
+    ) -> BubblewrapSandbox:
+        """A sandbox whose workspace holds `files` (relative path -> text) over the environment's checkout. Raises
+        ValueError for a path that is absolute or climbs; when entered, SandboxUnavailable where bubblewrap cannot work,
+        and EnvironmentUnavailable where the environment is an image alone or its folders cannot be read."""
+        return BubblewrapSandbox(self._command, files, limits, environment)
 
     @cached_property
     def _command(self) -> _Command:
@@ -114,64 +123,61 @@ class _Command:
         for name in ("python", "python3"):
             binds += ["--symlink", python, f"{_TOOLS}/{name}"]
         compiled = subprocess.run(
-            [python, "-I", "-S", "-c", _COMPILE], input=_GUEST.read_bytes(), capture_output=True, check=True, env={}
+            [python, "-I", "-S", "-c", _COMPILE], input=GUEST.read_bytes(), capture_output=True, check=True, env={}
         )
         return cls(head, binds, python, seccomp, compiled.stdout)
 
-    def line(self, limits: Limits, seccomp_fd: int) -> list[str]:
+    def line(self, limits: Limits, environment: Environment, seccomp_fd: int) -> list[str]:
         disk = str(limits.file_bytes)
-        settings = {
-            "memory": limits.memory_bytes,
-            "processes": limits.processes,
-            "file": limits.file_bytes,
-            "open_files": _OPEN_FILES,
-            "output": limits.output_bytes,
-        }
-        environment = {
-            "PATH": f"{_TOOLS}:/usr/bin:/bin",
+        variables = {
+            "PATH": ":".join([*(f"{folder}/bin" for folder in environment.tools), _TOOLS, "/usr/bin", "/bin"]),
             "HOME": "/tmp",
             "USER": "agent",
             "LANG": "C.UTF-8",
             "TERM": "dumb",
             "PYTHONDONTWRITEBYTECODE": "1",
         }
+        workdir = environment.workdir
+        shown = [word for folder in environment.tools for word in ("--ro-bind", str(folder), str(folder))]
+        if environment.checkout is not None:
+            shown += ["--ro-bind", str(environment.checkout), _CHECKOUT]
+        places = ["/tmp", *environment.places, workdir]
         # fmt: off
         return [
             *self.head,
             "--unshare-all", "--unshare-user", "--disable-userns", "--uid", "1000", "--gid", "1000",
             "--cap-drop", "ALL", "--seccomp", str(seccomp_fd),
             "--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "sandbox",
-            "--clearenv", *(word for key, value in environment.items() for word in ("--setenv", key, value)),
+            "--clearenv", *(word for key, value in variables.items() for word in ("--setenv", key, value)),
             *self.binds,
             "--proc", "/proc",
             "--dev", "/dev", "--size", disk, "--tmpfs", "/dev/shm", "--remount-ro", "/dev",
-            "--size", disk, "--tmpfs", "/tmp", "--size", disk, "--tmpfs", "/workspace", "--remount-ro", "/",
-            "--chdir", "/workspace",
+            *(word for place in places for word in ("--size", disk, "--tmpfs", place)), *shown, "--remount-ro", "/",
+            "--chdir", workdir,
             self.python, "-I", "-S", "-c", _BOOT,
-            *(f"{key}={value}" for key, value in settings.items()),
+            *settings(limits, address=limits.memory_bytes, processes=limits.processes, places=["/dev/shm", *places]),
         ]
         # fmt: on
 
 
-class BubblewrapSandbox:
-    """One cage with one guest. To be entered, used and left in one thread: it dies with the thread that entered it.
+class BubblewrapSandbox(Conversation):
+    """One cage with one guest. To be entered, used and left in one thread: it dies with the thread that entered it."""
 
-    A command that ends the sandbox itself (a subverted or starved guest) gives exit code 137, and so does every
-    command after it; the workspace is empty from then on.
-    """
-
-    def __init__(self, command: _Command, files: Mapping[str, str], limits: Limits) -> None:
-        self._command, self._files, self._limits = command, _packed(files), limits
+    def __init__(
+        self, command: _Command, files: Mapping[str, str], limits: Limits, environment: Environment | None = None
+    ) -> None:
+        super().__init__(files, limits, environment)
+        self._command = command
         self._process: subprocess.Popen[bytes] | None = None
-        self._ended = False
 
     def __enter__(self) -> Self:
+        self._refuse_what_is_not_here()
         read_end, write_end = os.pipe()
         os.write(write_end, self._command.seccomp)  # far below what a pipe holds
         os.close(write_end)
         try:
             self._process = subprocess.Popen(
-                self._command.line(self._limits, read_end),
+                self._command.line(self._limits, self._environment, read_end),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -181,133 +187,68 @@ class BubblewrapSandbox:
             )
         finally:
             os.close(read_end)
+        self._channel = _Pipes(self._process)
         try:
-            self._put(self._command.guest, time.monotonic() + _START_SECONDS)
-            self._receive(time.monotonic() + _START_SECONDS)
-        except _Ended:
+            self._greet(self._command.guest)
+        except Ended:
             reason = self._last_words()
             self.__exit__()
+            if any(str(folder) in reason for folder in self._folders()):
+                raise EnvironmentUnavailable(
+                    f"a folder cannot be shown in the sandbox: {reason}. {_READABLE}"
+                ) from None
             raise SandboxUnavailable(f"bubblewrap could not start a sandbox: {reason}. {_NAMESPACES}") from None
-        self._write(self._files)
+        try:
+            self._fill()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *exc: object) -> None:
         process, self._process = self._process, None
+        self._channel = None
         if process is None:
             return
         assert process.stdin and process.stdout and process.stderr
         with contextlib.suppress(OSError):
             process.stdin.close()  # the guest ends when its stdin does, and everything inside with it
-        deadline = time.monotonic() + (0 if self._ended else _GRACE_SECONDS)
+        deadline = time.monotonic() + (0 if self._ended else GRACE_SECONDS)
         try:  # its end closes its stdout, which is heard of at once; Popen.wait with a timeout sleeps in steps
             while True:
-                self._wait(process.stdout.fileno(), select.POLLIN, deadline)
+                _wait(process.stdout.fileno(), select.POLLIN, deadline)
                 if not os.read(process.stdout.fileno(), 1 << 16):
                     break
-        except _Ended:
+        except Ended:
             process.kill()
         process.wait()
         process.stdout.close()
         process.stderr.close()
 
-    def run(self, command: str, *, timeout: float | None = None) -> CommandResult:
-        """Run one bash command; `timeout` in seconds, the limits' own by default. Output: stdout and stderr as they
-        came, with a note where something was left out or ended."""
-        timeout = self._limits.command_seconds if timeout is None else timeout
-        started = time.monotonic()
-        try:
-            request = b"R%.3f\n" % timeout + command.encode("utf-8", "surrogatepass")
-            reply = self._ask(request, timeout + _GRACE_SECONDS)
-            head, _, output = reply.partition(b"\n")
-            code, flag, seconds, left_out = head.split(b" ")
-            text = output.decode("utf-8", "replace")
-            notes = []
-            if int(left_out):
-                notes.append(f"[{int(left_out)} more bytes left out]")
-            if flag == b"m":
-                notes.append(f"[ended: more than {self._limits.memory_bytes >> 20} MiB of memory]")
-            if flag == b"n":
-                notes.append("[ended: too many files]")
-            if notes and text and not text.endswith("\n"):
-                text += "\n"
-            text += "\n".join(notes)
-            return CommandResult(text, int(code), float(seconds), flag == b"t", bool(int(left_out)))
-        except (_Ended, ValueError):  # an answer that does not parse is not the guest's any more
-            self._ended = True
-            return CommandResult("[the sandbox has ended]", 137, time.monotonic() - started)
+    def _folders(self) -> list[Path]:
+        checkout = self._environment.checkout
+        return [*self._environment.tools, *([] if checkout is None else [checkout])]
 
-    def write_files(self, files: Mapping[str, str]) -> None:
-        """Write text files, by path relative to the workspace; folders are made. Raises ValueError for a path that is
-        absolute or climbs, OSError where the sandbox cannot take a file (or has ended)."""
-        self._write(_packed(files))
+    def _refuse_what_is_not_here(self) -> None:
+        environment = self._environment
+        if environment.image is not None and environment.checkout is None:
+            raise EnvironmentUnavailable(
+                f"the task's environment is the image {environment.image}, which bubblewrap cannot use: "
+                'set sandbox = "docker", or prepare a checkout (docs/sandboxes.md) and name it in params.checkouts'
+            )
+        for folder in self._folders():
+            if not folder.is_dir():
+                raise EnvironmentUnavailable(f"{folder} is no folder; prepare it as docs/sandboxes.md says")
 
-    def read_files(self) -> dict[str, str]:
-        """Every regular UTF-8 file of the workspace by relative path, at most `Limits.file_bytes` in all; links are not
-        followed. Empty where the sandbox has ended."""
-        try:
-            body = self._ask(b"F", _GRACE_SECONDS + 20)
-            files: dict[str, str] = {}
-            for path, data in _unpacked(body):
-                with contextlib.suppress(UnicodeDecodeError):
-                    files[_checked(path.decode())] = data.decode()
-            return dict(sorted(files.items()))
-        except (_Ended, ValueError):
-            self._ended = True
-            return {}
-
-    def _write(self, packed: bytes) -> None:
-        if not packed:
-            return
-        try:
-            problem = self._ask(b"W" + packed, _GRACE_SECONDS + 20)
-        except _Ended:
-            self._ended = True
-            raise OSError("cannot write files: the sandbox has ended") from None
-        if problem:
-            raise OSError(f"cannot write into the sandbox: {problem[:500].decode('utf-8', 'replace')}")
-
-    def _ask(self, request: bytes, seconds: float) -> bytes:
-        deadline = time.monotonic() + seconds
-        if self._ended or self._process is None:
-            raise _Ended
-        self._put(len(request).to_bytes(4, "big") + request, deadline)
-        return self._receive(deadline)
-
-    def _put(self, data: bytes, deadline: float) -> None:
-        assert self._process and self._process.stdin
-        fd, view = self._process.stdin.fileno(), memoryview(data)
-        try:
-            while view:  # a guest that hangs must not hang the host: never more than a ready pipe takes at once
-                self._wait(fd, select.POLLOUT, deadline)
-                view = view[os.write(fd, view[: select.PIPE_BUF]) :]
-        except OSError:
-            raise _Ended from None
-
-    def _receive(self, deadline: float) -> bytes:
-        length = int.from_bytes(self._exactly(4, deadline), "big")
-        most = max(self._limits.file_bytes, self._limits.output_bytes) * 2 + (1 << 20)
-        if length > most:
-            raise _Ended
-        return self._exactly(length, deadline)
-
-    def _exactly(self, count: int, deadline: float) -> bytes:
-        assert self._process and self._process.stdout
-        fd, parts = self._process.stdout.fileno(), []
-        while count:
-            self._wait(fd, select.POLLIN, deadline)
-            part = os.read(fd, min(count, 1 << 20))
-            if not part:
-                raise _Ended
-            parts.append(part)
-            count -= len(part)
-        return b"".join(parts)
-
-    @staticmethod
-    def _wait(fd: int, event: int, deadline: float) -> None:
-        poll = select.poll()
-        poll.register(fd, event)
-        if not poll.poll(max(0.0, 1000 * (deadline - time.monotonic()))):
-            raise _Ended
+    def _fill(self) -> None:
+        if self._environment.checkout is not None:
+            copied = self.run(f"cp -a {_CHECKOUT}/. {shlex.quote(self._environment.workdir)}", timeout=_COPY_SECONDS)
+            if copied.exit_code:
+                raise EnvironmentUnavailable(
+                    f"{self._environment.checkout} does not fit into the workspace: {copied.output[-500:].strip()}. "
+                    f"{_READABLE} The disk limit is {self._limits.file_bytes >> 20} MiB."
+                )
+        self._write(self._files)
 
     def _last_words(self) -> str:
         assert self._process and self._process.stderr
@@ -315,8 +256,39 @@ class BubblewrapSandbox:
         return self._process.stderr.read().decode("utf-8", "replace").strip()[-2000:] or "it said nothing"
 
 
-class _Ended(Exception):
-    """The guest does not answer any more."""
+class _Pipes:
+    """The guest's stdin and stdout."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin and process.stdout
+        self._in, self._out = process.stdin.fileno(), process.stdout.fileno()
+
+    def put(self, data: bytes, deadline: float) -> None:
+        view = memoryview(data)
+        try:
+            while view:  # a guest that hangs must not hang the host: never more than a ready pipe takes at once
+                _wait(self._in, select.POLLOUT, deadline)
+                view = view[os.write(self._in, view[: select.PIPE_BUF]) :]
+        except OSError:
+            raise Ended from None
+
+    def take(self, count: int, deadline: float) -> bytes:
+        parts = []
+        while count:
+            _wait(self._out, select.POLLIN, deadline)
+            part = os.read(self._out, min(count, 1 << 20))
+            if not part:
+                raise Ended
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
+
+
+def _wait(fd: int, event: int, deadline: float) -> None:
+    poll = select.poll()
+    poll.register(fd, event)
+    if not poll.poll(max(0.0, 1000 * (deadline - time.monotonic()))):
+        raise Ended
 
 
 def _interpreter() -> tuple[str, str | None]:
@@ -325,33 +297,3 @@ def _interpreter() -> tuple[str, str | None]:
         if os.access(path, os.X_OK):
             return path, None if path.startswith("/usr/bin") else "/usr/local"
     return os.path.realpath(sys.executable), os.path.realpath(sys.base_prefix)
-
-
-def _checked(path: str) -> str:
-    pure = PurePosixPath(path)
-    if not path or pure.is_absolute() or ".." in pure.parts or "\0" in path:
-        raise ValueError(f"{path!r}: sandbox files are named by a path relative to the workspace, without `..`")
-    return path
-
-
-def _packed(files: Mapping[str, str]) -> bytes:
-    parts: list[bytes] = []
-    for path, text in files.items():
-        for data in (_checked(path).encode(), text.encode()):
-            parts += [len(data).to_bytes(4, "big"), data]
-    return b"".join(parts)
-
-
-def _unpacked(body: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """(path, data) pairs. Raises ValueError for anything else: the guest is not trusted to be well-formed."""
-    at = 0
-    while at < len(body):
-        pair = []
-        for _ in range(2):
-            length = int.from_bytes(body[at : at + 4], "big")
-            data = body[at + 4 : at + 4 + length]
-            if len(data) != length or at + 4 > len(body):
-                raise ValueError("the sandbox's file list is malformed")
-            pair.append(data)
-            at += 4 + length
-        yield pair[0], pair[1]

@@ -5,14 +5,16 @@ leave running, and moving files. Does not belong here: isolation, which stands b
 cage with the commands, under the same limits; one that a command subverts can only lie about its own workspace, and
 the host believes its answers no further than that.
 
-Started as process 1 of the cage with the pipes to the host as its stdin and stdout and `LIMIT=N` as arguments; never
-imported by the host. It imports only what is cheap to load: its start is on every rollout's bill.
+Started as process 1 of the cage with the pipes to the host as its stdin and stdout and `LIMIT=N` as arguments, 0 for a
+limit that the cage sets by other means; never imported by the host. It imports only what is cheap to load: its start is
+on every rollout's bill.
 
 A frame is four bytes of length, most significant first, and a body. The first byte of a request says what it is:
     R timeout newline command         run it; answer: exit code, flags, seconds, output bytes left out, newline, output
     W (length path length data)...    write files; answer: empty, or what went wrong
-    F                                 read all files; answer: (length path length data)...
-Flags: t the time was up, m the memory, n the number of files; - none of them.
+    F (name /)...                     read all files but those in folders so named; answer: (length path length data)...
+    K                                 end the command that runs, with flag d; no answer of its own
+Flags: t the time was up, m the memory, n the number of files, d the disk; - none of them.
 The guest says an empty frame when it is ready, and ends when its stdin does.
 """
 
@@ -31,10 +33,14 @@ WATCH = 0.05
 MOST_FILES = 50_000
 """Files, folders and links in the writable places: each holds kernel memory that no limit counts."""
 
-WRITABLE = (b"/workspace", b"/tmp", b"/dev/shm")
 PR_SET_DUMPABLE = 4
 
-LIMITS = {key: int(value) for key, value in (pair.split("=") for pair in sys.argv[1:])}
+LIMITS = {key: int(value) for key, value in (pair.split("=") for pair in sys.argv[1:] if pair[:1] != "/")}
+WRITABLE = [place.encode() for place in sys.argv[1:] if place[:1] == "/"]
+"""Places of bounded size whose files are counted: arguments that are paths."""
+
+OUT_OF_MEMORY = (b"/sys/fs/cgroup/memory.events", b"/sys/fs/cgroup/memory/memory.oom_control")
+"""Where a control group counts the processes that the kernel ended for it (versions 2 and 1)."""
 LONGEST_ARGUMENT = 100_000
 """Bytes; the kernel takes at most 128 KiB in one argument, so a longer command goes through a file."""
 
@@ -44,13 +50,14 @@ def main():
     prctl = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")  # pyright: ignore[reportArgumentType]
     _ctypes.call_function(prctl, (PR_SET_DUMPABLE, 0, 0, 0, 0))  # commands get at nothing of it in /proc
     for kind, limit in (
-        (resource.RLIMIT_AS, LIMITS["memory"]),
+        (resource.RLIMIT_AS, LIMITS["address"]),
         (resource.RLIMIT_NPROC, LIMITS["processes"]),
         (resource.RLIMIT_FSIZE, LIMITS["file"]),
         (resource.RLIMIT_NOFILE, LIMITS["open_files"]),
         (resource.RLIMIT_CORE, 0),
     ):
-        resource.setrlimit(kind, (limit, limit))
+        if limit or kind == resource.RLIMIT_CORE:
+            resource.setrlimit(kind, (limit, limit))
     send(b"")
     while True:
         body = receive()
@@ -61,7 +68,7 @@ def main():
         elif kind == b"W":
             send(write(rest))
         elif kind == b"F":
-            send(read())
+            send(read(rest.split(b"/")))
 
 
 def receive():
@@ -87,7 +94,7 @@ def send(body):
 
 
 def run(command, timeout):
-    started = time.monotonic()
+    started, ended_before = time.monotonic(), out_of_memory()
     argument = [b"-c", command]
     if len(command) > LONGEST_ARGUMENT:
         put(b"/tmp/.command", command)
@@ -113,12 +120,18 @@ def run(command, timeout):
         os.close(into)
     cpu = int(timeout) + 1
     resource.prlimit(pid, resource.RLIMIT_CPU, (cpu, cpu))
+    try:  # noqa: SIM105 - contextlib is one more import
+        put(b"/proc/%d/oom_score_adj" % pid, b"1000")  # where memory runs out, commands go before this process
+    except OSError:
+        pass  # it has ended
     keep = Output(out)
     flag = watch(pid, keep, started + timeout)
     status = end_all(pid)
     keep.drain()
     os.close(out)
     code = os.waitstatus_to_exitcode(status)
+    if not flag and out_of_memory() > ended_before:
+        flag = "m"
     return answer(124 if flag == "t" else code if code >= 0 else 128 - code, flag, started, keep.left_out, keep.kept)
 
 
@@ -150,7 +163,7 @@ def watch(pid, keep, deadline):
     exit_fd = os.pidfd_open(pid)
     poll.register(exit_fd, select.POLLIN)
     poll.register(keep.fd, select.POLLIN)
-    poll.register(0, 0)
+    poll.register(0, select.POLLIN)
     look = time.monotonic() + WATCH
     most_files = max(MOST_FILES, files_used())  # a command that removes some of too many is let be
     try:
@@ -166,7 +179,8 @@ def watch(pid, keep, deadline):
                 look = now + WATCH
             ready = dict(poll.poll(max(1, 1000 * (min(look, deadline) - now))))
             if 0 in ready:
-                os._exit(0)
+                receive()  # the one request that may come now, or the end of everything
+                return "d"
             if keep.fd in ready and not keep.read():
                 poll.unregister(keep.fd)  # its outputs are closed; it may still run
             if exit_fd in ready:
@@ -196,6 +210,18 @@ def memory_used():
             if found:
                 total += int(rest.split(None, 1)[0]) * 1024
     return total
+
+
+def out_of_memory():
+    for path in OUT_OF_MEMORY:
+        try:
+            fd = os.open(path, os.O_RDONLY)
+        except OSError:
+            continue
+        text = os.read(fd, 4096)
+        os.close(fd)
+        return int((text.partition(b"oom_kill ")[2].split() or [b"0"])[0])
+    return 0
 
 
 def files_used():
@@ -256,7 +282,7 @@ def put(path, data):
         os.close(fd)
 
 
-def read():
+def read(unread):
     """Regular files by name order, links not followed, until the next would pass the limit of one file in all: a few
     sparse files can claim more than any disk."""
     parts, room, folders = [], LIMITS["file"], [b""]
@@ -270,7 +296,8 @@ def read():
         for name, entry in found:
             path = folder + b"/" + name if folder else name
             if entry.is_dir(follow_symlinks=False):
-                folders.append(path)
+                if name not in unread:
+                    folders.append(path)
             elif entry.is_file(follow_symlinks=False):
                 data = get(path, room)
                 if data is not None:

@@ -8,4 +8,9 @@ UNION ALL BY NAME
 SELECT
     *,
     'eval' AS origin
-FROM eval_rollouts.agents;
+FROM eval_rollouts.agents
+UNION ALL BY NAME
+SELECT
+    *,
+    'rl' AS origin
+FROM rl_checkpoint.agents;

@@ -12,14 +12,15 @@ that cannot be told from the text, and such a response counts as two turns.)
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from etpi_assets.rollouts.importers.conversation import Entry, Options, build_agent, chat_entries
+from etpi_assets.rollouts.importers.format import Look, of_runs
 from etpi_assets.rollouts.importers.source import (
     Unreadable,
     as_list,
@@ -33,28 +34,40 @@ from etpi_assets.rollouts.importers.source import (
 )
 from etpi_assets.rollouts.records import AgentRecord, RolloutRecord
 
-_TRAJECTORY = re.compile(r"(?:agent(\d+)|solo)_traj\.json(?:\.gz)?")
+_TRAJECTORY = re.compile(r"(?:agent(\d+)|solo)_traj\.json(?:\.gz|\.zst)?")
 _MARKERS = ("result.json", "eval.json")
+_JSON = (".json", ".json.gz", ".json.zst")
 _HARNESS_ERROR = re.compile(r"API Error: \d{3}\b")
 """What an adapter writes in the assistant's place when the provider refuses it; no model said it."""
 
 
-def claims(root: Path) -> bool:
-    return any(_TRAJECTORY.fullmatch(file.name) for file in _files(root))
+def claims(look: Look) -> bool:
+    return look.root.is_dir() and any(_TRAJECTORY.fullmatch(file.name) for file in look.files)
 
 
 def units(root: Path) -> list[Path]:
     """Run folders, and JSON files that stand outside of one."""
-    folders = {file.parent for file in _files(root) if _TRAJECTORY.fullmatch(file.name) or file.name in _MARKERS}
-    strays = {f for f in _files(root) if f.suffix in (".json", ".gz") and not folders & {f.parent, *f.parents}}
-    return sorted(folders | strays)
+    folders: set[str] = set()
+    others: list[tuple[str, str]] = []
+    for folder, _, names in os.walk(root):
+        if any(name in _MARKERS or _TRAJECTORY.fullmatch(name) for name in names):
+            folders.add(folder)
+        else:
+            others += [(folder, name) for name in names if name.endswith(_JSON)]
+    strays = [os.path.join(folder, name) for folder, name in others if not _within(folder, folders)]
+    return sorted(map(Path, [*folders, *strays]))
 
 
-def _files(root: Path) -> Iterator[Path]:
-    return (file for file in root.rglob("*") if file.is_file()) if root.is_dir() else iter(())
+def _within(folder: str, folders: set[str]) -> bool:
+    while folder not in folders:
+        parent = os.path.dirname(folder)
+        if parent == folder:
+            return False
+        folder = parent
+    return True
 
 
-def read(unit: Path, root: Path, options: Options) -> RolloutRecord:
+def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     """Raises Unreadable: `not_a_rollout`, `missing_trajectory`, `duplicate_agent`, `errored`, `empty`, `compacted`, or
     as the files say."""
     if unit.is_file():
@@ -177,13 +190,14 @@ def _agent(
     agent_id = text_field(data, "agent_id") or path.name.partition("_traj")[0]
     status = text_field(data, "status") or "unknown"
     messages = _messages(data, path)
-    flattened = not any(isinstance(m, Mapping) and ("extra" in m or m.get("tool_calls")) for m in messages)
+    flattened = not any(isinstance(m, dict) and ("extra" in m or m.get("tool_calls")) for m in messages)
     entries = chat_entries(_all_segments(unit, agent_id, messages), f"{path.name}.messages")
     if flattened:
-        entries = [_unflatten(entry) for entry in entries]
+        for entry in entries:
+            _unflatten(entry)
         last = entries[-1] if entries else None
         if status == "Error" and last and last.role == "assistant" and _HARNESS_ERROR.search(last.content):
-            entries[-1] = replace(last, learn=False)
+            last.learn = False
             errors.setdefault(agent_id, last.content)
     position = order.index(agent_id) if agent_id in order else len(order)
     feature, features = text_field(data, "feature_id"), field(data, "features")
@@ -200,14 +214,13 @@ def _agent(
     )
 
 
-def _unflatten(entry: Entry) -> Entry:
-    """The roles and reasoning that flattening to text hid; the content stays as captured."""
+def _unflatten(entry: Entry) -> None:
+    """Put back the roles and reasoning that flattening to text hid; the content stays as captured."""
     if entry.role == "assistant" and entry.content.startswith("[thinking] "):
-        thought, _, rest = entry.content.removeprefix("[thinking] ").partition("\n[tool_use ")
-        return replace(entry, reasoning=thought, content=f"[tool_use {rest}" if rest else "")
-    if entry.role == "user" and entry.content.startswith("[tool_result]"):
-        return replace(entry, role="tool")
-    return entry
+        entry.reasoning, _, rest = entry.content.removeprefix("[thinking] ").partition("\n[tool_use ")
+        entry.content = f"[tool_use {rest}" if rest else ""
+    elif entry.role == "user" and entry.content.startswith("[tool_result]"):
+        entry.role = "tool"
 
 
 def _all_segments(unit: Path, agent_id: str, messages: list[Any]) -> list[Any]:
@@ -287,7 +300,25 @@ def _date_messages(agents: Sequence[AgentRecord], conversation: Sequence[tuple[d
     for agent in agents:
         for turn in agent.turns:
             for action in turn.actions:
+                if action.message is None:
+                    continue
                 match = next((e for e in waiting if e[1] == agent.agent_id and e[2] == action.message), None)
                 if match is not None:
                     waiting.remove(match)
                     turn.at = turn.at or match[0]
+
+
+FORMAT = of_runs(
+    "cooperbench",
+    title="CooperBench run folders of one, two or more agents, with messages as chat APIs have them or flattened to "
+    "text",
+    files="`<run>/<setting>/<repo>/<task>/f<a>_f<b>/` with `agent<n>_traj.json` or `solo_traj.json`, `result.json`, "
+    "`eval.json`, `conversation.json`, `agent<n>.patch`, `<agent>_full_traj.json`",
+    keeps="messages, calls, reasoning, token ids (`extra.token_capture`), the messages between agents with their "
+    "times, patches, the verdict with each feature alone, exit status, errors; every segment of a compacted "
+    "conversation",
+    loses="costs, the raw provider responses, tool definitions, the summariser's own requests, the task list of a team",
+    claims=claims,
+    units=units,
+    record=record,
+)

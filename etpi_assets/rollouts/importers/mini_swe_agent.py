@@ -6,29 +6,29 @@ turns (`conversation`).
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from etpi_assets.rollouts.importers.conversation import Options, build_agent, chat_entries
+from etpi_assets.rollouts.importers.facts import exit_by_action, repo_of
+from etpi_assets.rollouts.importers.format import Look, of_runs
 from etpi_assets.rollouts.importers.source import Unreadable, as_list, content_hash, read_json, text_field
-from etpi_assets.rollouts.records import Action, RolloutRecord
+from etpi_assets.rollouts.records import RolloutRecord
 
-_SUBMITS = re.compile(r"\becho\s+['\"]?(?:COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT|MINI_SWE_AGENT_FINAL_OUTPUT)")
-_INSTANCE = re.compile(r"(?P<owner>.+?)__(?P<name>.+)-\d+")
+_JSON = (".json", ".json.gz", ".json.zst")
 
 
-def claims(root: Path) -> bool:
-    return any(file.name.removesuffix(".gz").endswith(".traj.json") for file in units(root))
+def claims(look: Look) -> bool:
+    return any(".traj.json" in file.name and file.name.endswith(_JSON) for file in look.files)
 
 
 def units(root: Path) -> list[Path]:
     """Every JSON file, compressed or not."""
     files = root.rglob("*") if root.is_dir() else [root]
-    return sorted(file for file in files if file.is_file() and file.name.removesuffix(".gz").endswith(".json"))
+    return sorted(file for file in files if file.name.endswith(_JSON) and file.is_file())
 
 
-def read(unit: Path, root: Path, options: Options) -> RolloutRecord:
+def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     """Raises Unreadable: `not_a_rollout`, `empty`, `unknown_form`, or as the file says."""
     data = read_json(unit)
     if isinstance(data, Mapping) and "messages" not in data:
@@ -54,7 +54,9 @@ def read(unit: Path, root: Path, options: Options) -> RolloutRecord:
         options=options,
         patch=text_field(data, "info", "submission"),
     )
-    agent.exit_status = text_field(data, "info", "exit_status") or _exit(agent.turns[-1].actions if agent.turns else [])
+    agent.exit_status = text_field(data, "info", "exit_status") or exit_by_action(
+        agent.turns[-1].actions if agent.turns else []
+    )
     source = unit.relative_to(root).as_posix() if unit != root else unit.name
     task_id = text_field(data, "instance_id") or unit.name.partition(".")[0]
     return RolloutRecord(
@@ -69,13 +71,14 @@ def read(unit: Path, root: Path, options: Options) -> RolloutRecord:
     )
 
 
-def repo_of(instance_id: str) -> str:
-    """The repository of a SWE-bench instance id: "owner/name" of "owner__name-123". "unknown" for other ids, so that
-    what is split by repository keeps all of those on one side."""
-    match = _INSTANCE.fullmatch(instance_id)
-    return f"{match['owner']}/{match['name']}" if match else "unknown"
-
-
-def _exit(last_actions: Sequence[Action]) -> str:
-    """How a run that does not say so ended: by its last command."""
-    return "Submitted" if any(_SUBMITS.search(action.command) for action in last_actions) else "unknown"
+FORMAT = of_runs(
+    "mini_swe_agent",
+    title="mini-swe-agent trajectories: a bare list of messages, and `{info, messages, trajectory_format}` (1.0, 1.1)",
+    files="`*.traj.json`, also with `.gz` or `.zst`; other JSON files beside them are named among the quarantined",
+    keeps="messages, calls, reasoning, token ids where captured, return codes, times, the submitted patch, exit "
+    "status, the model's name",
+    loses="costs, the configuration, the raw provider responses",
+    claims=claims,
+    units=units,
+    record=record,
+)

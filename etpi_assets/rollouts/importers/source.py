@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import json
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import orjson
 
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _MILLISECONDS_FROM = 1e11
@@ -31,25 +36,48 @@ class Unreadable(Exception):
 
 
 def read_json(path: Path) -> Any:
-    """The JSON value of a file, gzip or not.
+    """The JSON value of a file, compressed with gzip or zstd or not.
 
     Raises:
-        Unreadable: `unreadable` (the file system), `empty`, `bad_gzip`, `unsupported_compression`, `not_utf8`,
-            `truncated_json`, `bad_json` or `lone_surrogate`.
+        Unreadable: `unreadable` (the file system), `empty`, `bad_gzip`, `bad_zstd`, or as `parse_json` does.
     """
-    text = _text(path)
+    with read_errors(path), open_bytes(path) as file:
+        data = file.read()
+    return parse_json(data, path.name)
+
+
+def parse_json(data: bytes, name: str) -> Any:
+    """The JSON value of bytes; `name` stands in the reasons.
+
+    Raises:
+        Unreadable: `empty`, `not_utf8`, `truncated_json`, `bad_json` or `lone_surrogate`.
+    """
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        # What the fast parser refuses (NaN, byte order marks, deep nesting, damage) the slow one takes or explains.
+        return _slow_json(data, name)
+
+
+def _slow_json(data: bytes, name: str) -> Any:
+    if not data.strip():
+        raise Unreadable("empty", f"{name} has no content")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise Unreadable("not_utf8", f"{name}: byte {error.start} is not UTF-8") from error
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
         cut = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
-        where = f"{path.name}, line {error.lineno} column {error.colno}: {error.msg}"
+        where = f"{name}, line {error.lineno} column {error.colno}: {error.msg}"
         if cut:
             raise Unreadable("truncated_json", f"{where}; the file ends early, fetch it again") from error
         raise Unreadable("bad_json", where) from error
     except RecursionError as error:
-        raise Unreadable("bad_json", f"{path.name}: nested too deep to be a trajectory") from error
+        raise Unreadable("bad_json", f"{name}: nested too deep to be a trajectory") from error
     except ValueError as error:  # an integer of more digits than Python reads
-        raise Unreadable("bad_json", f"{path.name}: {error}") from error
+        raise Unreadable("bad_json", f"{name}: {error}") from error
     if _SURROGATE_ESCAPE.search(text):
         try:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
@@ -57,29 +85,40 @@ def read_json(path: Path) -> Any:
             around = ascii(error.object[max(0, error.start - 30) : error.end])
             raise Unreadable(
                 "lone_surrogate",
-                f"{path.name}: half a surrogate pair after {around}: the text was cut inside a character",
+                f"{name}: half a surrogate pair after {around}: the text was cut inside a character",
             ) from error
     return value
 
 
-def _text(path: Path) -> str:
+@contextmanager
+def open_bytes(path: Path) -> Iterator[IO[bytes]]:
+    """The file's bytes as a stream, decompressed where they begin as gzip or zstd does, whatever its name says. Reading
+    raises as the file system and the decompressors do; `read_errors` names those."""
+    with path.open("rb") as file:
+        start = file.peek(4)[:4]
+        if start.startswith(b"\x1f\x8b"):
+            with gzip.GzipFile(fileobj=file) as inner:
+                yield inner  # pyright: ignore[reportReturnType]
+        elif start == b"\x28\xb5\x2f\xfd":
+            import pyarrow as pa
+
+            inner: Any = pa.CompressedInputStream(file, "zstd")
+            yield io.BufferedReader(inner, 1 << 18)
+        else:
+            yield file
+
+
+@contextmanager
+def read_errors(path: Path) -> Iterator[None]:
+    """What the file system and the decompressors raise, as Unreadable: `unreadable`, `bad_gzip` or `bad_zstd`."""
     try:
-        data = path.read_bytes()
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise Unreadable("bad_gzip", f"{path.name}: {error}; the file is cut or damaged") from error
     except OSError as error:
+        if "zstd" in str(error).lower() or "compress" in str(error).lower():
+            raise Unreadable("bad_zstd", f"{path.name}: {error}; the file is cut or damaged") from error
         raise Unreadable("unreadable", f"{path.name}: {error.strerror or error}") from error
-    if data.startswith(b"\x1f\x8b"):
-        try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error) as error:
-            raise Unreadable("bad_gzip", f"{path.name}: {error}; the file is cut or damaged") from error
-    elif data.startswith(b"\x28\xb5\x2f\xfd"):
-        raise Unreadable("unsupported_compression", f"{path.name} is zstd; decompress it or use gzip")
-    if not data.strip():
-        raise Unreadable("empty", f"{path.name} has no content")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise Unreadable("not_utf8", f"{path.name}: byte {error.start} is not UTF-8") from error
 
 
 def content_hash(source: str, paths: Sequence[Path]) -> str:
@@ -91,11 +130,29 @@ def content_hash(source: str, paths: Sequence[Path]) -> str:
     return digest.hexdigest()[:32]
 
 
+def content_hash_of(source: str, parts: Sequence[bytes]) -> str:
+    """The same over bytes at hand: the id of a rollout that stands in rows of a file."""
+    digest = hashlib.sha256(source.encode("utf-8", "surrogateescape"))
+    for part in parts:
+        digest.update(b"\0" + hashlib.sha256(part).digest())
+    return digest.hexdigest()[:32]
+
+
+def bytes_of(value: Any) -> bytes:
+    """A row's value as bytes that are the same for the same value."""
+    try:
+        return orjson.dumps(value, default=repr, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
+    except TypeError:  # integers beyond 64 bits
+        return json.dumps(value, default=repr, sort_keys=True).encode()
+
+
 def to_utc(value: Any) -> datetime | None:
     """A time of any type that trajectories hold, in UTC: epoch seconds or milliseconds as a number or as digits, ISO
     8601 with or without an offset (without: taken as UTC). None for None, "" and what is no time."""
     if isinstance(value, bool) or value is None:
         return None
+    if isinstance(value, datetime):  # parquet has times of its own; without a zone they are taken as UTC
+        return value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
     if isinstance(value, str):
         text = value.strip()
         try:
@@ -116,7 +173,7 @@ def to_utc(value: Any) -> datetime | None:
 
 def as_mapping(value: Any, what: str) -> Mapping[str, Any]:
     """`value` if it is an object. Raises Unreadable (`unknown_form`)."""
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return value
     raise Unreadable("unknown_form", f"{what} is {_kind(value)}, expected an object")
 
@@ -131,7 +188,7 @@ def as_list(value: Any, what: str) -> list[Any]:
 def field(value: Any, *keys: str) -> Any:
     """value[k0][k1]…, None as soon as one is missing or is not an object."""
     for key in keys:
-        if not isinstance(value, Mapping):
+        if not isinstance(value, dict):  # what JSON and Arrow give; asking for any mapping costs as much as the rest
             return None
         value = value.get(key)
     return value
@@ -159,21 +216,48 @@ def content_text(content: Any, what: str) -> str:
     Raises:
         Unreadable: `non_text_content` for an image or the like, `unknown_form` for anything else.
     """
-    if content is None:
-        return ""
+    return content_parts(content, what).text
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a message's content holds: its text, and the calls and thoughts that some APIs put beside it."""
+
+    text: str = ""
+    calls: tuple[dict[str, Any], ...] = ()
+    reasoning: str | None = None
+
+
+def content_parts(content: Any, what: str) -> Parts:
+    """A message's content: a string, nothing, or parts: text, `thinking`, `tool_use` and `tool_result` blocks.
+
+    Raises:
+        Unreadable: `non_text_content` for an image or the like, `unknown_form` for anything else.
+    """
     if isinstance(content, str):
-        return content
-    parts = []
+        return Parts(content)
+    if content is None:
+        return Parts()
+    texts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    thoughts: list[str] = []
     for part in as_list(content, f"{what}.content"):
         if isinstance(part, str):
-            parts.append(part)
+            texts.append(part)
             continue
         given = {key: value for key, value in as_mapping(part, f"{what}.content[]").items() if value is not None}
-        if not isinstance(given.get("text"), str):
-            kind = given.get("type", "/".join(sorted(map(str, given))) or "nothing")
+        kind = given.get("type", "text" if "text" in given else "/".join(sorted(map(str, given))) or "nothing")
+        if isinstance(given.get("text"), str):
+            texts.append(given["text"])
+        elif kind == "tool_use" and isinstance(given.get("name"), str):
+            calls.append({key: given[key] for key in ("id", "name", "input") if key in given})
+        elif kind == "tool_result":
+            texts.append(content_text(given.get("content"), f"{what}.content[]"))
+        elif kind == "thinking" and isinstance(given.get("thinking"), str):
+            thoughts.append(given["thinking"])
+        else:
             raise Unreadable("non_text_content", f"{what} holds a part of type {kind}; only text can be imported")
-        parts.append(given["text"])
-    return "\n".join(parts)
+    return Parts("\n".join(texts), tuple(calls), "\n".join(thoughts) or None)
 
 
 def tool_calls(value: Any, what: str) -> list[dict[str, Any]] | None:
@@ -183,7 +267,7 @@ def tool_calls(value: Any, what: str) -> list[dict[str, Any]] | None:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
             raise Unreadable("unknown_form", f"{what}.tool_calls is text that is not JSON") from error
-    if value is None or value == "":
+    if not value and (value is None or isinstance(value, str | list)):
         return None
     calls = [dict(as_mapping(_unpadded(call), f"{what}.tool_calls[]")) for call in as_list(value, f"{what}.tool_calls")]
     return calls or None
@@ -191,7 +275,7 @@ def tool_calls(value: Any, what: str) -> list[dict[str, Any]] | None:
 
 def _unpadded(value: Any) -> Any:
     """Without the null keys that columnar storage adds to structs. A null argument of a call means an absent one."""
-    if not isinstance(value, Mapping):
+    if not isinstance(value, dict):
         return value
     return {key: _unpadded(inner) for key, inner in value.items() if inner is not None}
 

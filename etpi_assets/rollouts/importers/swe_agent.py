@@ -10,13 +10,13 @@ is the turn's action. Demonstrations in the history are prompt, not turns.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from etpi_assets.rollouts.importers.conversation import ROLES, Entry, Options, build_agent
-from etpi_assets.rollouts.importers.mini_swe_agent import repo_of
+from etpi_assets.rollouts.importers.facts import exit_name, repo_of
+from etpi_assets.rollouts.importers.format import Look, of_runs
 from etpi_assets.rollouts.importers.source import (
     Unreadable,
     as_mapping,
@@ -29,29 +29,20 @@ from etpi_assets.rollouts.importers.source import (
 )
 from etpi_assets.rollouts.records import Action, RolloutRecord
 
-_EXITS = {
-    "submitted": "Submitted",
-    "exit_cost": "LimitsExceeded",
-    "exit_context": "ContextWindowExceeded",
-    "exit_format": "FormatError",
-    "exit_error": "Error",
-    "exit_environment_error": "Error",
-    "exit_api": "Error",
-}
-_SUBMITTED_ON_EXIT = re.compile(r"submitted \((\w+)\)")
+_TRAJ = (".traj", ".traj.gz", ".traj.zst")
 
 
-def claims(root: Path) -> bool:
-    return bool(units(root))
+def claims(look: Look) -> bool:
+    return any(file.name.endswith(_TRAJ) for file in look.files)
 
 
 def units(root: Path) -> list[Path]:
     """Every `.traj` file, compressed or not."""
     files = root.rglob("*") if root.is_dir() else [root]
-    return sorted(file for file in files if file.is_file() and file.name.removesuffix(".gz").endswith(".traj"))
+    return sorted(file for file in files if file.name.endswith(_TRAJ) and file.is_file())
 
 
-def read(unit: Path, root: Path, options: Options) -> RolloutRecord:
+def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     """Raises Unreadable: `no_history`, `empty`, `unknown_role`, `unknown_form`, or as the file says."""
     data = as_mapping(read_json(unit), unit.name)
     if not isinstance(data.get("history"), list):
@@ -71,7 +62,7 @@ def read(unit: Path, root: Path, options: Options) -> RolloutRecord:
         patch=text_field(data, "info", "submission"),
     )
     source = unit.relative_to(root).as_posix() if unit != root else unit.name
-    task_id = unit.name.removesuffix(".gz").removesuffix(".traj")
+    task_id = unit.name.removesuffix(".gz").removesuffix(".zst").removesuffix(".traj")
     return RolloutRecord(
         rollout_id=content_hash(source, [unit]),
         origin="set",
@@ -100,7 +91,7 @@ def _entry(raw: Any, name: str) -> Entry:
         at=to_utc(message.get("timestamp")),
         learn=not demo,
         kind="prompt" if demo else None,
-        action=Action("bash", command.strip(), form=_form(content, calls)) if acts and command else None,
+        actions=[Action("bash", command.strip(), form=_form(content, calls))] if acts and command else None,
     )
 
 
@@ -112,10 +103,9 @@ def _form(content: str, calls: list[dict[str, Any]] | None) -> str:
 
 def _exit(status: str | None, entries: list[Entry]) -> str:
     if status is None:  # no `info`: judged by the last thing the agent did
-        last = next((e.action.command for e in reversed(entries) if e.action is not None), "")
+        last = next((e.actions[-1].command for e in reversed(entries) if e.actions), "")
         return "Submitted" if last.split(maxsplit=1)[:1] == ["submit"] else "unknown"
-    ended = _SUBMITTED_ON_EXIT.fullmatch(status)
-    return _EXITS.get(ended[1] if ended else status, status)
+    return exit_name(status) or "unknown"
 
 
 def _model(config: Any) -> str | None:
@@ -126,3 +116,16 @@ def _model(config: Any) -> str | None:
         except (ValueError, RecursionError):
             return None
     return text_field(config, "agent", "model", "name") if isinstance(config, Mapping) else None
+
+
+FORMAT = of_runs(
+    "swe_agent",
+    title="SWE-agent trajectories in every action format",
+    files="`*.traj`, also with `.gz` or `.zst`",
+    keeps="the history with its calls, what the harness parsed and ran as each turn's action, the submitted patch, "
+    "exit status, the model's name; demonstrations are read, never learnt",
+    loses="`trajectory` (states, execution times), costs, the environment's configuration",
+    claims=claims,
+    units=units,
+    record=record,
+)

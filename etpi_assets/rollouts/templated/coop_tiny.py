@@ -6,17 +6,17 @@ another form of prompts and observations: what is yielded is what a live rollout
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, cast
 
 from etpi_assets.rollouts.agent import Identity, run_rollout
 from etpi_assets.rollouts.policies.coop_tiny import CoopTinyPolicy, Skill
 from etpi_assets.rollouts.templated.emulated import EmulatedFactory
+from etpi_assets.rollouts.templated.words import NoTokens, Words
 from etpi_assets.specs.models import AgentSection
 from etpi_assets.tasks.coop_tiny import CoopTiny
 from etpi_assets.tasks.coop_tiny.generate import draw_tasks
 from etpi_assets.tasks.family import Task, Verdict
-from etpi_resources.engines import Completion, Request
 from etpi_resources.sandboxes import SandboxFactory
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def transcripts(
     Raises RuntimeError where a rollout broke, naming its task and the error.
     """
     skill = skill if isinstance(skill, Skill) else Skill.of(skill)
-    engine, family, chat = _Words(CoopTinyPolicy(skill, seed)), Unjudged(), cast("ChatFormat", _NoTokens())
+    engine, family, chat = Words(CoopTinyPolicy(skill, seed)), Unjudged(), cast("ChatFormat", NoTokens())
     identity = Identity(spec_key=f"templated/{seed}", origin="set", engine="scripted", teacher="templated")
     left = n
     for task in draw_tasks(SUITE, seed, split):
@@ -47,34 +47,6 @@ def transcripts(
         left -= len(record.agents)
         if left <= 0:
             return
-
-
-class _Words:
-    """A policy as an engine that takes and gives text."""
-
-    name = "templated"
-
-    def __init__(self, policy: CoopTinyPolicy) -> None:
-        self._policy = policy
-
-    def complete(self, requests: Sequence[Request]) -> list[Completion]:
-        return [Completion(None, None, None, self._policy(request), "stop", self.name) for request in requests]
-
-    def fingerprint(self) -> Mapping[str, Any]:
-        return {"kind": "templated"}
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
-class _NoTokens:
-    """What the loop asks of a chat format where nothing is tokenised: lengths are not limited."""
-
-    def prompt_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        return []
-
-    def tail_form(self, prompt_ids: Sequence[int]) -> str:
-        return "none"
 
 
 class Unjudged(CoopTiny):

@@ -13,7 +13,7 @@ from typing import Self
 
 from etpi_assets.tasks.coop_tiny import features
 from etpi_assets.tasks.coop_tiny.repositories import read_check
-from etpi_resources.sandboxes import CommandResult, Limits
+from etpi_resources.sandboxes import CommandResult, Environment, Limits
 
 _SED = re.compile(r"sed -i '(?:/def (\w+)/,/return/)?s/return \.\*/(return [\w +*%(),-]+)/' (\S+)")
 _CHECK = re.compile(r"python3 (\S+\.py) (\w+)")
@@ -89,5 +89,10 @@ class EmulatedFactory:
 
     name = "emulated"
 
-    def create(self, files: Mapping[str, str], limits: Limits = Limits()) -> EmulatedSandbox:  # noqa: B008
+    def create(
+        self,
+        files: Mapping[str, str],
+        limits: Limits = Limits(),  # noqa: B008
+        environment: Environment | None = None,
+    ) -> EmulatedSandbox:
         return EmulatedSandbox(files)

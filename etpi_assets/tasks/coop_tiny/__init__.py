@@ -12,20 +12,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from etpi_assets.tasks.commands import write_commands
 from etpi_assets.tasks.coop_tiny import judge as verdicts
 from etpi_assets.tasks.coop_tiny.generate import draw_tasks, entities
 from etpi_assets.tasks.coop_tiny.texts import REGISTERS
-from etpi_assets.tasks.family import Refusal, Role, Task, Verdict
+from etpi_assets.tasks.family import Needs, Refusal, Role, Task, Verdict
 from etpi_resources.sandboxes import SandboxFactory
 
-PARAMS: Mapping[str, Any] = {"train": 1000, "heldout": 100, "registers": tuple(REGISTERS)}
-"""A suite's params and their defaults: tasks of each split, and the registers the texts are written in."""
+PARAMS: Mapping[str, Any] = {"train": 1000, "heldout": 100, "registers": tuple(REGISTERS), "sandbox": "bubblewrap"}
+"""A suite's params and their defaults: tasks of each split, the registers the texts are written in, and the kind of
+sandbox the tasks are proven in."""
 
 
 class CoopTiny:
     """The family `coop_tiny`."""
 
-    runnable = True
+    invents_names = True
+
+    def sandbox(self, params: Mapping[str, Any]) -> str | None:
+        return str({**PARAMS, **params}["sandbox"])
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | Refusal]:
         if unknown := sorted(set(params) - set(PARAMS)):
@@ -43,6 +48,9 @@ class CoopTiny:
             for role in task.payload["roles"]
         ]
 
+    def needs(self, task: Task) -> Needs:
+        return Needs()
+
     def workspace(self, task: Task, role: Role) -> dict[str, str]:
         return dict(task.payload["files"])
 
@@ -50,7 +58,11 @@ class CoopTiny:
         return verdicts.judge(task, final, sandboxes)
 
     def reference(self, task: Task, role: Role) -> dict[str, str]:
+        """The files as the reference solution leaves them."""
         return verdicts.solution(task, role.feature_id)
+
+    def solve(self, task: Task, role: Role) -> Sequence[str]:
+        return write_commands(self.workspace(task, role), self.reference(task, role))
 
     def entities(self, task: Task) -> Sequence[str]:
         return entities(task.payload)

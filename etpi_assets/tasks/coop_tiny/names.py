@@ -9,6 +9,7 @@ everything that a model may be trained on from the other, so no identifier can b
 
 from __future__ import annotations
 
+import itertools
 import random
 from zlib import crc32
 
@@ -23,12 +24,16 @@ def is_heldout(identifier: str) -> bool:
 
 
 class Names:
-    """Draws identifiers of one pool for one task; none is drawn twice, none is the beginning of another."""
+    """Draws identifiers of one pool for one task.
+
+    No syllable stands in two of them, or twice in one: a model this small copies by the last two tokens, and loses its
+    place in a name that repeats one.
+    """
 
     def __init__(self, rng: random.Random, *, heldout: bool) -> None:
         self._rng = rng
         self._heldout = heldout
-        self._drawn: list[str] = []
+        self._left = list(SYLLABLES)
 
     def function(self) -> str:
         """Two words of two syllables."""
@@ -44,9 +49,9 @@ class Names:
 
     def _draw(self, *syllables: int) -> str:
         while True:
-            name = "_".join("".join(self._rng.choices(SYLLABLES, k=count)) for count in syllables)
-            if is_heldout(name) is self._heldout and not any(
-                name.startswith(other) or other.startswith(name) for other in self._drawn
-            ):
-                self._drawn.append(name)
+            drawn = self._rng.sample(self._left, k=sum(syllables))
+            rest = iter(drawn)
+            name = "_".join("".join(itertools.islice(rest, count)) for count in syllables)
+            if is_heldout(name) is self._heldout:
+                self._left = [syllable for syllable in self._left if syllable not in drawn]
                 return name

@@ -4,8 +4,9 @@ Belongs here: layouts, and making the files of one repository from names. Does n
 feature, or what a task says.
 
 A layout keeps its name through all its tasks, because splits are by repository; every module, folder and function name
-in it is drawn for the task. The visible check is a file of the repository: it runs one case of one function and says
-what it got. It never sees the hidden cases.
+in it is drawn for the task. No folder holds two of a task's modules: which of two siblings a path ends in takes more
+context than the embedded model can match. The visible check is a file of the repository: it runs one case of one
+function and says what it got. It never sees the hidden cases.
 """
 
 from __future__ import annotations
@@ -34,21 +35,21 @@ class Layout:
 
 LAYOUTS: tuple[Layout, ...] = (
     Layout("tidepool", ("{a}.py", "{b}.py"), "check.py"),
-    Layout("harborlog", ("src/{p}/{a}.py", "src/{p}/{b}.py"), "check.py"),
-    Layout("lanternfish", ("{p}/{a}.py", "{p}/{b}.py", "{p}/{c}.py"), "tools/check.py"),
-    Layout("millstone", ("lib/{a}.py", "lib/{b}.py"), "run_checks.py"),
-    Layout("orchard", ("app/{p}/{a}.py", "app/{p}/{b}.py", "app/{q}/{c}.py"), "check.py"),
-    Layout("quarry", ("{p}/core/{a}.py", "{p}/util/{b}.py"), "tools/check.py"),
+    Layout("harborlog", ("{p}/src/{a}.py", "{q}/src/{b}.py"), "check.py"),
+    Layout("lanternfish", ("{p}/{a}.py", "{q}/{b}.py", "{c}.py"), "tools/check.py"),
+    Layout("millstone", ("{a}.py", "{p}/lib/{b}.py"), "run_checks.py"),
+    Layout("orchard", ("{p}/app/{a}.py", "{q}/app/{b}.py", "{c}.py"), "check.py"),
+    Layout("quarry", ("{p}/core/{a}.py", "{q}/util/{b}.py"), "tools/check.py"),
     Layout("ferry", ("{p}/{a}.py", "{q}/{b}.py"), "run_checks.py"),
-    Layout("saltworks", ("src/{a}.py", "src/{b}.py", "src/{c}.py"), "tests/check.py"),
-    Layout("beacon", ("lib/{p}/{q}/{a}.py", "lib/{p}/{q}/{b}.py"), "check.py"),
-    Layout("drydock", ("app/core/{a}.py", "app/{b}.py"), "tests/run.py"),
-    Layout("foundry", ("{p}/{a}.py", "{p}/{q}/{b}.py", "{c}.py"), "tools/run.py"),
-    Layout("almanac", ("{p}/{q}/{a}.py", "{p}/{r}/{b}.py"), "tests/check.py"),
-    Layout("granary", ("core/{a}.py", "core/{p}/{b}.py"), "check.py", heldout=True),
-    Layout("kelpbed", ("{p}/lib/{a}.py", "{p}/lib/{b}.py", "{p}/{c}.py"), "tests/run.py", heldout=True),
-    Layout("aviary", ("src/{p}/{q}/{a}.py", "src/{p}/{b}.py"), "run_checks.py", heldout=True),
-    Layout("viaduct", ("app/{a}.py", "{p}/{b}.py", "{p}/{q}/{c}.py"), "tools/run.py", heldout=True),
+    Layout("saltworks", ("{a}.py", "{b}.py", "{p}/core/{c}.py"), "tests/check.py"),
+    Layout("beacon", ("{p}/lib/{a}.py", "{q}/lib/{b}.py"), "check.py"),
+    Layout("drydock", ("{p}/core/{a}.py", "{q}/app/{b}.py"), "tests/run.py"),
+    Layout("foundry", ("{p}/{a}.py", "{q}/util/{b}.py", "{c}.py"), "tools/run.py"),
+    Layout("almanac", ("{p}/{q}/{a}.py", "{r}/{b}.py"), "tests/check.py"),
+    Layout("granary", ("{a}.py", "{p}/core/{b}.py"), "check.py", heldout=True),
+    Layout("kelpbed", ("{p}/lib/{a}.py", "{q}/{b}.py", "{c}.py"), "tests/run.py", heldout=True),
+    Layout("aviary", ("{p}/src/{q}/{a}.py", "{r}/{b}.py"), "run_checks.py", heldout=True),
+    Layout("viaduct", ("{p}/app/{a}.py", "{q}/util/{b}.py", "{c}.py"), "tools/run.py", heldout=True),
 )
 
 # runpy would say it in one line, and cost the interpreter half of its start again.

@@ -23,7 +23,7 @@ from transformers import Qwen3ForCausalLM
 EMBEDDING = 0.1
 """Standard deviation of the token embeddings."""
 
-PREVIOUS = (1, 2)
+PREVIOUS = (1, 2, 3)
 """How far back the heads of the first layer look."""
 
 SHARP_FREQUENCIES = 6
@@ -52,9 +52,9 @@ def put_copying_heads(model: Qwen3ForCausalLM, seed: int) -> None:
     if (
         config.num_hidden_layers < 2
         or config.num_attention_heads != config.num_key_value_heads
-        or config.num_attention_heads < 2
+        or config.num_attention_heads < len(PREVIOUS)
     ):
-        raise ValueError("copying heads need two layers and two heads, each with keys of its own")
+        raise ValueError(f"copying heads need two layers and {len(PREVIOUS)} heads, each with keys of its own")
     generator = torch.Generator().manual_seed(seed)
     half = head // 2
     frequencies = config.rope_parameters["rope_theta"] ** (-torch.arange(0, head, 2) / head)
@@ -94,10 +94,14 @@ def put_copying_heads(model: Qwen3ForCausalLM, seed: int) -> None:
         before.append(where.T)
     copied = torch.zeros(2 * head, hidden)
     copied[: hidden - 1, 1:] = _orthogonal(hidden - 1, generator)[: 2 * head]
-    # One token alone is ambiguous in names that repeat a syllable, so a head matches the last two: the current token
-    # against the previous one, and, mixed apart, the previous against the one before it.
-    mix = _orthogonal(len(kept), generator)
-    query, key = what + mix @ before[0], before[0] + mix @ before[1]
+    # One token alone is ambiguous in a text where words recur, so a head matches the last few: the current token
+    # against the previous one, and, each mixed apart, the previous against the one before it, and so on.
+    mix, apart = _orthogonal(len(kept), generator), torch.eye(len(kept))
+    query, key = torch.zeros_like(what), torch.zeros_like(what)
+    for now, then in zip((what, *before), before, strict=False):
+        query += apart @ now
+        key += apart @ then
+        apart = mix @ apart
     for number in range(2):
         rows = slice(number * head, (number + 1) * head)
         second.q_proj.weight[rows] = 0.0

@@ -128,6 +128,7 @@ def make_plan(
     schedule: Schedule,
     warmup: float,
     seed: int,
+    batch_sequences: int | None = None,
 ) -> Plan:
     """The plan of a run over sequences given by length (tokens), weighted rows, and sum of token weights.
 
@@ -135,6 +136,9 @@ def make_plan(
         batch_tokens: tokens of one optimiser step, padding included; a longer sequence is a step of its own.
         micro_tokens: tokens of one forward pass, at most `batch_tokens`.
         epochs, max_steps: the run ends at whichever comes first.
+        batch_sequences: sequences of one optimiser step, one a forward pass; then neither bound on tokens counts. What
+            is left of a pass fills a step with the next: n sequences in E epochs are ceil(E * n / batch_sequences)
+            steps, where a trainer that leaves it out counts E * floor(n / batch_sequences).
 
     Raises:
         ValueError: no sequences, or none of any weight.
@@ -143,10 +147,10 @@ def make_plan(
         raise ValueError("there is nothing to learn: no training sequence carries weight")
     rng = np.random.default_rng(seed)
     buckets = padded_lengths(lengths)
-    passes = [one_pass(lengths, buckets, micro_tokens, rng) for _ in range(math.ceil(epochs))]
+    passes = [one_pass(lengths, buckets, 0 if batch_sequences else micro_tokens, rng) for _ in range(math.ceil(epochs))]
     pass_batches = len(passes[0])
     # A step is never more than one pass, so data smaller than `batch_tokens` makes one step an epoch.
-    accumulate = min(max(1, batch_tokens // micro_tokens), pass_batches)
+    accumulate = min(batch_sequences or max(1, batch_tokens // micro_tokens), pass_batches)
     batches = [batch for one in passes for batch in one]
     steps = [batches[i : i + accumulate] for i in range(0, len(batches), accumulate)]
     rows = np.array([sum(weighted_rows[s] for b in step for s in b.sequences) for step in steps])

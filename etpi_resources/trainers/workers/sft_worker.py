@@ -49,6 +49,7 @@ def run(worker: Worker) -> dict[str, Any]:
     from transformers import AutoConfig, PrinterCallback
     from transformers.utils import logging as transformers_logging
 
+    from etpi_resources.trainers.workers import proof
     from etpi_resources.trainers.workers.checkpointing import load_model, stored_dtype
     from etpi_resources.trainers.workers.collate import read_sequences
     from etpi_resources.trainers.workers.plan import make_plan
@@ -74,6 +75,7 @@ def run(worker: Worker) -> dict[str, Any]:
         max_steps=train["max_steps"],
         batch_tokens=train["batch_tokens"],
         micro_tokens=micro_tokens,
+        batch_sequences=train.get("batch_sequences"),
         schedule=train["schedule"],
         warmup=train["warmup_ratio"],
         seed=config["seed"],
@@ -93,7 +95,7 @@ def run(worker: Worker) -> dict[str, Any]:
     def on_step(step: int, note: str) -> None:
         stage.advance(note=note)
         if step == plan.steps or (train["save_steps"] and step % train["save_steps"] == 0):
-            _save_step(worker, trainer, step)
+            proof.save_step(config, trainer, lora, _folder(worker, step))
             saved_steps.append(step)
 
     every = max(1, plan.steps // LOG_LINES)
@@ -105,7 +107,8 @@ def run(worker: Worker) -> dict[str, Any]:
     started = time.monotonic()
     trainer.train()
     trained = time.monotonic()
-    saved = _finish(worker, trainer, saved_steps, sequences)
+    ids = torch.from_numpy(sequences.ids[: min(CHECK_TOKENS, sequences.offsets[1])].astype("int64"))[None]
+    saved = proof.finish(config, trainer, lora, {step: _folder(worker, step) for step in saved_steps}, ids)
     ended = time.monotonic()
     padded = plan.padded_tokens
     return {
@@ -190,53 +193,6 @@ def build_trainer(worker: Worker, model: PreTrainedModel, plan: Any, sequences: 
 
 def _folder(worker: Worker, step: int) -> Path:
     return worker.folder / f"step-{step}"
-
-
-def _save_step(worker: Worker, trainer: WeightedSFTTrainer, step: int) -> None:
-    """Save what training has reached. An adapter is saved alone; `_finish` merges it with a base that is read afresh,
-    because merging in place and back would change the weights that are still being trained."""
-    from etpi_resources.trainers.workers import checkpointing as cp
-
-    config, folder = worker.config, _folder(worker, step)
-    model = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
-    if config["train"]["method"] == "lora":
-        cp.save_adapter(model, folder / "adapter", config["base_name"])
-    else:
-        dtype = cp.stored_dtype(config["base"])
-        cp.save_model(model, folder, dtype, Path(config["base"]), config["chat_template"])
-
-
-def _finish(worker: Worker, trainer: WeightedSFTTrainer, steps: list[int], sequences: Any) -> dict[str, Any]:
-    """Merge adapters and compare what was trained with the base and with what is read back from disk."""
-    import torch
-
-    from etpi_resources.trainers.workers import checkpointing as cp
-
-    config, last = worker.config, _folder(worker, steps[-1])
-    dtype = cp.stored_dtype(config["base"])
-    model = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
-    ids = torch.from_numpy(sequences.ids[: min(CHECK_TOKENS, sequences.offsets[1])].astype("int64"))[None]
-    trained = cp.logits_of(model, ids)
-    before = cp.logits_of(cp.load_model(config["base"], torch.float32), ids)
-    found: dict[str, Any] = {"dtype": str(dtype).removeprefix("torch.")}
-    found["base_difference"] = cp.largest_difference(trained, before)
-    if config["train"]["method"] != "lora":
-        found["unchanged"], found["trained"] = cp.unchanged(model, config["base"])
-        found["differing"] = cp.same_weights(model, last, dtype)
-        found["reload_difference"] = cp.largest_difference(cp.logits_of(cp.load_model(last, dtype), ids), trained)
-        return found
-    found["zero_adapters"], found["adapters"] = cp.zero_adapters(last / "adapter")
-    for step in steps:
-        folder = _folder(worker, step)
-        attached = cp.attach_adapter(config["base"], folder / "adapter")
-        reloaded = cp.logits_of(attached, ids)
-        merged = attached.merge_and_unload()
-        cp.save_model(merged, folder, dtype, Path(config["base"]), config["chat_template"])
-        if step == steps[-1]:
-            found["reload_difference"] = cp.largest_difference(reloaded, trained)
-            found["merge_difference"] = cp.largest_difference(cp.logits_of(merged, ids), reloaded)
-            found["differing"] = cp.same_weights(merged, folder, dtype)
-    return found
 
 
 def _entry(step: int, final: bool, log: Log, lora: bool) -> dict[str, Any]:

@@ -18,6 +18,8 @@ COLOURS = {
     "teacher": "#c8553d",
     "train": "#0b6e4f",
     "val": "#c8553d",
+    "parsed": "#0b6e4f",
+    "solved": "#8338ec",
 }
 INK, FAINT = "#2a2f36", "#d9dde3"
 
@@ -108,7 +110,7 @@ def line_chart(
             height - 34 - (y - y0) / (y1 - y0) * (height - 34 - top),
         )
 
-    body = _legend([n for n, _ in kept], left, 16)
+    body = _legend(list(dict.fromkeys(name for name, _ in kept)), left, 16)
     for i in range(5):
         y = y0 + (y1 - y0) * i / 4
         _, py = place(x0, y)

@@ -1,0 +1,164 @@
+"""Steps a second of the agent loop with a policy that takes no time, against mini-swe-agent's.
+
+Run: `python bench/agent_loop.py [ROLLOUTS]`, after `pip install --constraint constraints.txt '.[bench]'`.
+
+Both sides run the same commands in bubblewrap with the same namespaces, no network, no capability and no host files
+but the system's programs; rollouts in turn, both in this process, by one worker and by four threads. A rollout is all
+of it: making the workspace, every step, reading the end off, and leaving nothing. mini-swe-agent starts bubblewrap for
+every command; here it starts once. Its side has no limits on memory, processes, files and system calls, which ours
+has; it renders text where ours keeps token ids. "its defaults" is mini-swe-agent as it comes, which shares the host's
+network and processes with the commands.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+os.environ.setdefault("MSWEA_SILENT_STARTUP", "1")
+
+from etpi_assets.rollouts.actions import format_action
+from etpi_assets.rollouts.agent import SUBMIT, Identity, run_rollout
+from etpi_assets.specs.models import AgentSection
+from etpi_assets.tasks.family import Needs, Role, Task, Verdict
+from etpi_resources.chat_format import load_chat_format
+from etpi_resources.engines import Request
+from etpi_resources.engines.scripted import ScriptedEngine
+from etpi_resources.sandboxes import SandboxFactory
+from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
+
+FILES = {"moor.py": "def rope(n):\n    return n\n" * 20, "notes.md": "moor\n" * 50}
+COMMANDS = [
+    *[
+        "ls -la",
+        "cat moor.py",
+        "grep -n rope moor.py",
+        "sed -n 1,10p notes.md",
+        "sed -i s/rope/knot/ moor.py",
+        "wc -l *",
+    ]
+    * 4,
+    f"echo {SUBMIT}",
+]
+ROUNDS = 5
+ISOLATED = [
+    "--unshare-all",
+    "--unshare-user",
+    "--disable-userns",
+    "--cap-drop",
+    "ALL",
+    "--die-with-parent",
+    "--clearenv",
+]
+"""What our sandbox asks of bubblewrap besides what mini-swe-agent's does by itself."""
+
+
+class Bench:
+    """The family of one task whose work nobody judges."""
+
+    invents_names = False
+
+    def roles(self, task: Task) -> Sequence[Role]:
+        return [Role("agent1", "f", "do it")]
+
+    def needs(self, task: Task) -> Needs:
+        return Needs()
+
+    def workspace(self, task: Task, role: Role) -> dict[str, str]:
+        return dict(FILES)
+
+    def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
+        return Verdict(0.0, "unknown", {})
+
+
+def policy(request: Request) -> str:
+    turn = sum(message["role"] == "assistant" for message in request.messages)
+    return str(format_action(COMMANDS[turn]))
+
+
+def ours() -> Callable[[], int]:
+    chat, family, boxes = load_chat_format("tiny"), Bench(), BubblewrapFactory()
+    engine = ScriptedEngine(policy, chat, "bench")
+    agent = AgentSection(prompt="coop", max_steps=len(COMMANDS), max_model_len=100_000, max_tokens=512)
+    identity = Identity(spec_key="bench", origin="set", engine="scripted")
+    task = Task("t", "bench", "r", "train", "do it", {}, "h")
+
+    def run() -> int:
+        record = run_rollout(task, family, engine, boxes, agent, chat, identity=identity)  # type: ignore[arg-type]
+        assert record.error is None and record.agents[0].exit_status == "Submitted", record.error
+        return len(record.agents[0].turns)
+
+    return run
+
+
+def theirs(isolated: bool) -> Callable[[], int]:
+    from minisweagent.agents.default import DefaultAgent  # pyright: ignore[reportMissingImports]
+    from minisweagent.environments.extra.bubblewrap import (  # pyright: ignore[reportMissingImports]
+        BubblewrapEnvironment,
+        BubblewrapEnvironmentConfig,
+    )
+    from minisweagent.models.test_models import DeterministicModel, make_output  # pyright: ignore[reportMissingImports]
+
+    logging.getLogger("minisweagent").setLevel(logging.ERROR)
+    arguments = BubblewrapEnvironmentConfig().wrapper_args
+    if isolated:
+        arguments = [*ISOLATED, *(word for word in arguments if word not in ("--unshare-user-try",))]
+
+    def run() -> int:
+        environment = BubblewrapEnvironment(wrapper_args=arguments)
+        for name, text in FILES.items():
+            (environment.working_dir / name).write_text(text)
+        outputs = [make_output(str(format_action(command)), [{"command": command}], cost=0.0) for command in COMMANDS]
+        agent: Any = DefaultAgent(
+            DeterministicModel(outputs=outputs, cost_per_call=0.0),
+            environment,
+            system_template="You are alone. One command a turn.",
+            instance_template="do it",
+        )
+        ended = agent.run("do it")
+        assert ended["exit_status"] == "Submitted" and agent.n_calls == len(COMMANDS), ended
+        assert "knot" in (environment.working_dir / "moor.py").read_text()
+        environment.cleanup()
+        return agent.n_calls
+
+    return run
+
+
+def rate(run: Callable[[], int], rollouts: int, workers: int) -> float:
+    """Steps a second over `rollouts` rollouts."""
+    started = time.perf_counter()
+    with ThreadPoolExecutor(workers) as pool:
+        steps = sum(pool.map(lambda _: run(), range(rollouts)))
+    return steps / (time.perf_counter() - started)
+
+
+def main() -> None:
+    rollouts = int(sys.argv[1]) if len(sys.argv) > 1 else 8
+    try:
+        sides = {"etpi": ours(), "mini-swe-agent": theirs(True), "mini-swe-agent, its defaults": theirs(False)}
+    except ModuleNotFoundError as error:
+        print(f"not measured: {error}; pip install --constraint constraints.txt '.[bench]'")
+        return
+    for run in sides.values():
+        run()
+    for workers in (1, 4):
+        rates: dict[str, list[float]] = {name: [] for name in sides}
+        for _ in range(ROUNDS):
+            for name, run in sides.items():
+                rates[name].append(rate(run, rollouts, workers))
+        for name, found in rates.items():
+            ratios = [mine / other for mine, other in zip(rates["etpi"], found, strict=True)]
+            print(
+                f"{workers} worker(s)  {name:30} {statistics.median(found):8.1f} steps/s"
+                f"   etpi is {statistics.median(ratios):5.2f}x (rounds {min(ratios):.2f} to {max(ratios):.2f})"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Examining one served checkpoint: which probes are asked of it, on which prompts.
+
+Belongs here: the order of questions. Does not belong here: a probe itself (`probes`), or serving.
+
+A final checkpoint answers everything. One from the middle of training is asked only how it acts on prompts it has not
+seen: over its steps that is a learning curve, and shows what a comparison at the end no longer does, how soon a
+behaviour was learnt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from etpi_assets.evaluation import probes
+from etpi_assets.evaluation.probes import Answer, Prompt
+from etpi_assets.specs.models import AgentSection, ProbeSection
+from etpi_resources.engines import Completion, Engine, ServerEngine
+
+
+@dataclass(frozen=True)
+class Paper:
+    """What is asked.
+
+    Attributes:
+        train, heldout: first-turn prompts of tasks that were trained on, and of tasks that were not.
+        trained: source of each train prompt -> the ids that the training data hold for it.
+        agent: how answers are read, and their length.
+        section: the floors.
+    """
+
+    train: Sequence[Prompt]
+    heldout: Sequence[Prompt]
+    trained: Mapping[str, Sequence[int]]
+    agent: AgentSection
+    section: ProbeSection
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What serving has to show of a checkpoint: the name it is served under, the folder behind it, the hash of what was
+    trained, and whether that hash is one of files that can be read again."""
+
+    name: str
+    folder: Path
+    content_hash: str
+    verifiable: bool
+
+
+def examine(
+    engine: Engine, paper: Paper, expected: Expected, base: Sequence[Completion] | None, *, trained: bool
+) -> tuple[list[Answer], list[Completion]]:
+    """Every probe that applies.
+
+    Args:
+        base: the base's turns on the train prompts, where it was examined before.
+        trained: whether the checkpoint came out of training, not the base itself.
+    Returns:
+        The answers, and the checkpoint's own greedy turns on the train prompts.
+    """
+    agent, section = paper.agent, paper.section
+    turns = probes.first_turns(engine, paper.train, agent.max_tokens)
+    unseen = probes.first_turns(engine, paper.heldout, agent.max_tokens)
+    rendered = {p.source: p.ids for p in paper.train}
+    found = []
+    if isinstance(engine, ServerEngine):
+        content_hash = expected.content_hash if expected.verifiable else None
+        found.append(probes.served_root(engine.listing(), expected.name, expected.folder, content_hash))
+        for prompt_set, prompts in (("train", paper.train), ("heldout", paper.heldout)):
+            chats = probes.first_chat_turns(engine, prompts, agent.max_tokens)
+            found.append(probes.content_visible(prompt_set, prompts, chats))
+            found.append(probes.calls_round_trip(prompt_set, prompts, chats))
+            rendered |= {p.source: c.prompt_ids or () for p, c in zip(prompts, chats, strict=True)}
+    found += [
+        probes.served_name(engine, expected.content_hash),
+        probes.ids_returned("train", paper.train, turns),
+        probes.ids_returned("heldout", paper.heldout, unseen),
+        probes.parses("train", paper.train, turns, section.min_parse, agent),
+        probes.parses("heldout", paper.heldout, unseen, section.min_parse, agent),
+        probes.messages_first("train", turns, agent),
+        probes.messages_first("heldout", unseen, agent),
+    ]
+    if trained:
+        found.append(probes.prompt_parity(rendered, paper.trained))
+        if base is not None:
+            found.append(probes.differs_from_base(turns, base, section.min_differs))
+    return found, turns
+
+
+def examine_on_the_way(engine: Engine, paper: Paper) -> list[Answer]:
+    """How a checkpoint from the middle of training acts on prompts it has not seen."""
+    unseen = probes.first_turns(engine, paper.heldout, paper.agent.max_tokens)
+    return [
+        probes.parses("heldout", paper.heldout, unseen, paper.section.min_parse, paper.agent),
+        probes.messages_first("heldout", unseen, paper.agent),
+    ]

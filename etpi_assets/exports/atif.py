@@ -1,0 +1,171 @@
+"""Harbor's Agent Trajectory Interchange Format, version 1.7: a document a rollout.
+
+Belongs here: a rollout's turns as steps. Does not belong here: reading such documents (`rollouts.importers.atif`).
+
+A turn is one step, so that the blocks a harness wrote it down in become one message. What the format has no field for
+stands in `extra.etpi`, where the importer finds it. The other agents of a rollout are its subagent trajectories.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from etpi_assets.exports.format import Export, Written
+from etpi_assets.exports.source import ExportSource
+from etpi_assets.rollouts.importers.atif import OURS
+from etpi_assets.rollouts.records import AgentRecord, Message, RolloutRecord, Turn
+
+VERSION = "ATIF-v1.7"
+
+
+def document(record: RolloutRecord) -> dict[str, Any]:
+    """The rollout as a document (JSON)."""
+    first, *others = record.agents
+    whole = _of_agent(record, first)
+    reward = (record.outcome or {}).get("reward")
+    about = {"rollout_id": record.rollout_id, "task_id": record.task_id, "repo": record.repo, "reward": reward}
+    whole["extra"][OURS] |= _given(about)
+    if others:
+        whole["subagent_trajectories"] = [_of_agent(record, agent) for agent in others]
+    return whole
+
+
+def _of_agent(record: RolloutRecord, agent: AgentRecord) -> dict[str, Any]:
+    about = {name: getattr(agent, name) for name in ("agent_id", "feature_id", "role", "exit_status", "patch")}
+    steps = [{"step_id": number + 1, **step} for number, step in enumerate(_steps(agent))]
+    return {
+        "schema_version": VERSION,
+        "session_id": record.rollout_id,
+        "trajectory_id": agent.agent_id,
+        "agent": _given({"name": record.engine, "version": "unknown", "model_name": record.teacher}),
+        "steps": steps,
+        "extra": {OURS: _given(about)},
+    }
+
+
+def _steps(agent: AgentRecord) -> Iterator[dict[str, Any]]:
+    turns = {turn.turn: turn for turn in agent.turns}
+    step: dict[str, Any] | None = None  # the turn's, which its observations belong to
+    told: set[int] = set()
+    answers = Counter(m.turn for m in agent.messages if m.role != "assistant")
+    for message in agent.messages:
+        if message.role == "assistant" and message.kind == "action" and message.turn in turns:
+            if message.turn not in told:
+                if step is not None:
+                    yield step
+                told.add(message.turn)
+                blocks = [m for m in agent.messages if m.turn == message.turn and m.kind == "action"]
+                step = _turn(turns[message.turn], blocks)
+        elif message.role == "assistant":
+            if step is not None:
+                yield step
+                step = None
+            # Nobody's turn: read before it (a demonstration, a summary), or not a model's at all.
+            mark = {"is_copied_context": True} if message.kind == "prompt" else {"llm_call_count": 0}
+            yield _given({"source": "agent", "message": message.content, "timestamp": _time(message.at), **mark})
+        elif step is not None:
+            results = step.setdefault("observation", {"results": []})["results"]
+            results.append(_result(message, step))
+            if message.turn in turns and len(results) == answers[message.turn]:
+                turn = turns[message.turn]
+                for result in results:
+                    result["extra"][OURS]["inbox"] = []
+                results[-1]["extra"][OURS] |= _given({"exit_code": turn.exit_code, "inbox": turn.inbox})
+        else:
+            source = "system" if message.role == "system" else "user"
+            about = {OURS: _given({"kind": message.kind, "role": message.role})}
+            yield _given({"source": source, "message": message.content, "timestamp": _time(message.at), "extra": about})
+    if step is not None:
+        yield step
+
+
+def _turn(turn: Turn, blocks: Sequence[Message]) -> dict[str, Any]:
+    calls = [call for block in blocks for call in block.tool_calls or ()]
+    metrics = {
+        "prompt_token_ids": turn.prompt_ids,
+        "completion_token_ids": turn.output_ids,
+        "logprobs": turn.logprobs,
+        "completion_tokens": None if turn.output_ids is None else len(turn.output_ids),
+        "extra": _given({"finish_reason": turn.finish_reason}) or None,
+    }
+    if turn.capture == "retokenised":
+        metrics["extra"] = {**(metrics["extra"] or {}), OURS: {"capture": "retokenised"}}
+    return _given(
+        {
+            "source": "agent",
+            "message": turn.content,
+            "timestamp": _time(turn.at),
+            "reasoning_content": turn.reasoning,
+            "tool_calls": [_call(call, f"{turn.turn}-{i}") for i, call in enumerate(calls)] or None,
+            "metrics": _given(metrics) or None,
+            "extra": {OURS: {"actions": [asdict(action) for action in turn.actions]}} if turn.actions else None,
+        }
+    )
+
+
+def _call(call: Any, name: str) -> dict[str, Any]:
+    """A call by the format's fields, and as it was captured."""
+    function = call.get("function", call) if isinstance(call, dict) else {}
+    function = function if isinstance(function, dict) else {}
+    arguments = function.get("arguments", function.get("input"))
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments, strict=False)
+        except (ValueError, RecursionError):
+            arguments = {"arguments": arguments}
+    given = call.get("id") if isinstance(call, dict) else None
+    return {
+        "tool_call_id": given if isinstance(given, str) and given else name,
+        "function_name": str(function.get("name") or "unknown"),
+        "arguments": arguments if isinstance(arguments, dict) else {},
+        "extra": {OURS: {"call": call}},
+    }
+
+
+def _result(message: Message, step: dict[str, Any]) -> dict[str, Any]:
+    """What came back; whose call it answers where there are as many calls before it as answers."""
+    calls = step.get("tool_calls") or []
+    answered = [r for r in step["observation"]["results"] if "source_call_id" in r]
+    about = {"role": message.role, "kind": message.kind, "at": _time(message.at)}
+    result: dict[str, Any] = {"content": message.content, "extra": {OURS: _given(about)}}
+    if message.role == "tool" and len(answered) < len(calls):
+        result["source_call_id"] = calls[len(answered)]["tool_call_id"]
+    return result
+
+
+def _time(at: datetime | None) -> str | None:
+    return None if at is None else at.isoformat()
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _write(source: ExportSource, folder: Path) -> Written:
+    rows = {}
+    (folder / "trajectories").mkdir()
+    for record in source.records():
+        name = f"trajectories/{record.rollout_id}.json"
+        (folder / name).write_text(json.dumps(document(record), ensure_ascii=False), encoding="utf-8")
+        rows[name] = 1
+    return Written(rows)
+
+
+EXPORT = Export(
+    "atif",
+    title="Harbor's Agent Trajectory Interchange Format, 1.7",
+    files="`trajectories/<rollout_id>.json`, a document a rollout",
+    keeps="every selected rollout as captured: turns with content, reasoning, calls, observations, ids, "
+    "log-probabilities, times; prompts, steering included; every agent; task, repository, model, reward, patch, exit "
+    "status",
+    loses="the blocks a turn was written down in, the verdict but for its reward",
+    read_by="harbor.models.trajectories.Trajectory, atif.Trajectory",
+    importer="atif",
+    write=_write,
+)

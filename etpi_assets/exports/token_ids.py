@@ -1,0 +1,99 @@
+"""Rows of token ids: TRL's `input_ids` with `labels`, and the pairs `{input_ids, output_ids, metadata}`.
+
+Belongs here: the data set id for id. Does not belong here: text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from etpi_assets.curation.merge import expand
+from etpi_assets.exports.format import Export, Written, write_splits
+from etpi_assets.exports.source import ExportSource
+
+IDS = pa.list_(pa.int32())
+SEQUENCES = pa.schema(
+    [
+        ("input_ids", IDS),
+        ("labels", IDS),
+        ("span_starts", IDS),
+        ("span_ends", IDS),
+        ("span_weights", pa.list_(pa.float32())),
+        *((name, pa.string()) for name in ("sequence_id", "rollout_id", "agent_id", "capture")),
+    ]
+)
+_TEXTS = ("rollout_id", "agent_id", "task_id", "repo", "teacher", "role", "capture", "split", "pair_id")
+_NUMBERS = [("turn", pa.int32()), ("weight", pa.float64()), ("copies", pa.int32()), ("reward", pa.float64())]
+_METADATA = pa.struct([*((name, pa.string()) for name in _TEXTS), *_NUMBERS])
+PAIRS = pa.schema([("input_ids", IDS), ("output_ids", IDS), ("metadata", _METADATA)])
+
+
+def sequence_rows(source: ExportSource, split: str) -> Iterator[dict[str, Any]]:
+    """The merged sequences of a split, -100 where nothing is learnt."""
+    sequences = source.table("upweighted_dataset", "sequences").filter(pc.field("split") == split)
+    for row in sequences.to_pylist():
+        ids, labels, _ = expand(row)
+        kept = {name: row[name] for name in SEQUENCES.names if name in row}
+        yield {**kept, "input_ids": ids.tolist(), "labels": labels.tolist(), "capture": source.spec.pairs.capture}
+
+
+def weights_note(source: ExportSource) -> tuple[str, ...]:
+    """Said where a reader that takes no weights would learn something else."""
+    columns = [source.rows[name].to_pylist() for name in ("weight", "copies")]
+    weights = {weight * copies for weight, copies in zip(*columns, strict=True)}
+    if weights <= {1.0}:
+        return ()
+    told = ", ".join(f"{weight:g}" for weight in sorted(weights))
+    return (f"rows weigh {told}; TRL's own loss takes no weights",)
+
+
+def _trl(source: ExportSource, folder: Path) -> Written:
+    longest = max((len(ids) for ids in source.table("upweighted_dataset", "sequences")["input_ids"]), default=0)
+    cut = f"the longest sequence has {longest} ids; SFTConfig's max_length of 1024 would cut it in silence"
+    rows = write_splits(folder, SEQUENCES, lambda split: sequence_rows(source, split))
+    return Written(rows, notes=(*weights_note(source), *([cut] if longest > 1024 else [])))
+
+
+def _tito(source: ExportSource, folder: Path) -> Written:
+    def rows(split: str) -> Iterator[dict[str, Any]]:
+        for row, prompt, pair in source.pairs():
+            if row["split"] == split:
+                about = {name: row.get(name, pair.get(name)) for name in (*_TEXTS, *dict(_NUMBERS))}
+                about["role"] = _role(pair)
+                about["reward"] = source.rewards.get(row["rollout_id"])
+                yield {"input_ids": prompt.tolist(), "output_ids": list(pair["output_ids"]), "metadata": about}
+
+    return Written(write_splits(folder, PAIRS, rows), notes=weights_note(source))
+
+
+def _role(pair: Mapping[str, Any]) -> str | None:
+    return json.loads(pair["metadata"]).get("role")
+
+
+TRL = Export(
+    "trl",
+    title="TRL's tokenised rows: `input_ids` with `labels`",
+    files="`data/train.parquet`, `data/val.parquet`, a row a merged sequence",
+    keeps="every id and label as training has them, spans with their weights, where each sequence is from, the split",
+    loses="text; the weights are columns that TRL does not read",
+    read_by="trl.SFTTrainer",
+    importer="trl",
+    write=_trl,
+)
+TITO = Export(
+    "tito",
+    title="Token-in/token-out pairs: `{input_ids, output_ids, metadata}`",
+    files="`data/train.parquet`, `data/val.parquet`, a row a turn",
+    keeps="whole input and output ids, turn, agent, role, task, repository, teacher, weight, reward, capture, the "
+    "split",
+    loses="text; turns that the data set dropped",
+    read_by="readers of `{input_ids, output_ids}` parquet",
+    importer="tito",
+    write=_tito,
+)

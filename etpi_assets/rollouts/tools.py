@@ -1,0 +1,28 @@
+"""The tools that a prompt may offer, as chat templates and chat endpoints take them.
+
+Belongs here: their schemas. Does not belong here: reading calls (`actions`), or running them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def _function(name: str, description: str, **parameters: str) -> dict[str, Any]:
+    properties = {key: {"type": "string", "description": text} for key, text in parameters.items()}
+    schema = {"type": "object", "properties": properties, "required": list(parameters)}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+
+
+TOOLS: dict[str, dict[str, Any]] = {
+    "bash": _function("bash", "Run a command in the repository.", command="The command, one line or a script."),
+    "send_message": _function(
+        "send_message", "Send a message to another agent.", to="The agent's name.", message="What to tell it."
+    ),
+}
+
+
+def tool_schemas(names: Sequence[str]) -> list[dict[str, Any]] | None:
+    """The schemas of the named tools; None where none is named, which a template tells from an empty list."""
+    return [TOOLS[name] for name in names] or None

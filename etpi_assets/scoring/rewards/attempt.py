@@ -1,0 +1,69 @@
+"""What a reward function sees of a rollout.
+
+Belongs here: reading a recorded rollout into the few values that rewards are computed from, and the error of an input
+that never arrived. Does not belong here: any reward. A missing input is an error that names the row, never a zero: a
+reward whose input never arrives would otherwise train on noise in silence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from etpi_assets.rollouts.records import RolloutRecord
+from etpi_assets.tasks.family import Task
+from etpi_resources.checks import BadData
+
+
+class BadReward(BadData):
+    """A reward has no value for a row; the message names the row, the function and the remedy."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One rollout of a single agent as rewards see it; None where a value was never recorded.
+
+    Attributes:
+        rollout_id, task_id: the row, for the message of an error.
+        request: what the task asks, as the agent read it.
+        text: the assistant's words: its turns' texts, one after the other.
+        turns: assistant turns. tool_turns: turns whose action ran and was answered.
+        response_tokens: ids after the first prompt, observations included.
+        outcome: the verifier's reward.
+    """
+
+    rollout_id: str
+    task_id: str
+    request: str | None
+    text: str | None
+    turns: int | None = None
+    tool_turns: int | None = None
+    response_tokens: int | None = None
+    outcome: float | None = None
+
+
+def attempt_of(record: RolloutRecord, task: Task) -> Attempt:
+    """The attempt of a single agent's rollout.
+
+    Raises:
+        BadReward: several agents, or none, took part; or the agent has no turn.
+    """
+    row = f"rollout {record.rollout_id} of task {record.task_id}"
+    if len(record.agents) != 1:
+        raise BadReward(f"{row}: {len(record.agents)} agents; reinforcement takes suites that seat one agent")
+    turns = record.agents[0].turns
+    if not turns:
+        raise BadReward(f"{row}: no turn was recorded ({record.error or 'no error is recorded either'})")
+    last = turns[-1]
+    tokens = None
+    if turns[0].prompt_ids is not None and last.prompt_ids is not None and last.output_ids is not None:
+        tokens = len(last.prompt_ids) + len(last.output_ids) - len(turns[0].prompt_ids)
+    return Attempt(
+        rollout_id=record.rollout_id,
+        task_id=task.task_id,
+        request=task.instruction,
+        text="".join(turn.content for turn in turns),
+        turns=len(turns),
+        tool_turns=sum(1 for turn in turns if turn.actions and turn.observation is not None),
+        response_tokens=tokens,
+        outcome=(record.outcome or {}).get("reward"),
+    )

@@ -1,0 +1,47 @@
+"""Rewards of tool-using agents: the outcome, the tool-call reward (TCR), and the penalty of overlong responses.
+
+Belongs here: what DESIGN section 5 defines for GRPO-TCR. Does not belong here: judging an answer, which the family
+does.
+"""
+
+from __future__ import annotations
+
+from etpi_assets.scoring.rewards.attempt import Attempt, BadReward
+
+
+def outcome(attempt: Attempt, *, right: float = 1.0, wrong: float = -1.0) -> float:
+    """`right` where the verifier's reward is 1, else `wrong`."""
+    return right if _solved(attempt) else wrong
+
+
+def tool_call_reward(attempt: Attempt, *, ceiling: float = -0.6, step: float = 0.1) -> float:
+    """1 where solved, else min(ceiling, -1 + (num_turns - 2) / 2 * step): a wrong attempt that called tools loses less.
+
+    num_turns is tool-response turns + assistant turns + 1 for the first prompt. A tool turn counts whatever the call
+    did: a call to no effect earns as much as any, up to the ceiling, so accuracy is reported beside the share of calls.
+    """
+    if _solved(attempt):
+        return 1.0
+    turns = _known(attempt, attempt.tool_turns, "tool turns") + _known(attempt, attempt.turns, "turns") + 1
+    return min(ceiling, -1.0 + (turns - 2) / 2 * step)
+
+
+def overlong(attempt: Attempt, *, limit: int = 10480, buffer: int = 3000, factor: float = 1.0) -> float:
+    """min(-(length - (limit - buffer)) / buffer * factor, 0), unclamped below; the length includes observations."""
+    length = _known(attempt, attempt.response_tokens, "response length")
+    return min(-(length - (limit - buffer)) / buffer * factor, 0.0)
+
+
+def _solved(attempt: Attempt) -> bool:
+    if attempt.outcome is None:
+        raise BadReward(
+            f"rollout {attempt.rollout_id} of task {attempt.task_id}: the verifier's reward never arrived; look at the "
+            "rollout's error, and at the family's judge"
+        )
+    return attempt.outcome == 1.0
+
+
+def _known(attempt: Attempt, value: int | None, name: str) -> int:
+    if value is None:
+        raise BadReward(f"rollout {attempt.rollout_id} of task {attempt.task_id}: its {name} never arrived")
+    return value

@@ -1,0 +1,155 @@
+"""CooperBench's verdict: both agents' changes as branches of one commit, merged by git, both features' tests on that.
+
+Belongs here: merging, running the tests of a feature, proving a task. Does not belong here: reading task folders.
+
+As in CooperBench: test files are taken out of both agents' work; equal work needs no merge; a clean merge is tested
+with each feature's tests; where the merge conflicts, the first agent's work alone is tested with both; no union
+merge. The tests run through the task's runner (`runner.sh <tests> <work>`, patches in /patches), which the task's
+folder has or its image. A feature passes where the runner ends with 0 and at least one test passed.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from etpi_assets.tasks import places
+from etpi_assets.tasks.commands import apply_command
+from etpi_assets.tasks.family import Verdict
+from etpi_assets.tasks.frozen import Changes, counted_changes, put_changes
+from etpi_assets.tasks.reports import counts
+from etpi_resources.sandboxes import CommandResult, EnvironmentUnavailable, Sandbox, SandboxFactory
+
+WORKDIR = "/workspace/repo"
+PATCHES = "/patches"
+REFERENCE_RUNS = 3
+
+_INBOX = ".etpi-in"
+_GIT = "git -c user.name=etpi -c user.email=etpi@localhost -c core.hooksPath=/dev/null"
+
+
+def judge(live: Mapping[str, Any], final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
+    """Verdicts: passed (reward 1), failed_tests, merge_conflict, no_patch (nobody changed a file that counts): 0.
+    `details`: `patched` {agent: paths}, `merge` (clean, identical, conflicts), `strategy`, `features` {id: report}."""
+    limits, environment = places.test_needs(live["place"], (PATCHES,))
+    with sandboxes.create({}, limits, environment) as sandbox:
+        before = sandbox.read_files()
+        work = {agent: counted_changes(before, files) for agent, files in final.items()}
+        patched = {agent: sorted(changes) for agent, changes in work.items()}
+        if not any(work.values()):
+            return Verdict(0.0, "no_patch", {"patched": patched})
+        return _judge(live, list(work.values()), patched, sandbox)
+
+
+def disproof(live: Mapping[str, Any], sandboxes: SandboxFactory) -> tuple[str, str] | None:
+    """Why the task is none, as (reason, detail): no_environment, no_reference, reference_fails or null_passes."""
+    limits, environment = places.test_needs(live["place"], (PATCHES,))
+    try:
+        with sandboxes.create({}, limits, environment) as sandbox:
+            base = _must(sandbox, "git rev-parse HEAD").output.strip()
+            if live["combined"]:
+                _must(sandbox, apply_command(live["combined"]))
+                _commit(sandbox, "reference")
+                _write_patch(sandbox, base, "HEAD", "reference.patch")
+            else:
+                for number, patch in live["patches"].items():
+                    _branch(sandbox, base, f"reference{number}")
+                    _must(sandbox, apply_command(patch))
+                    _commit(sandbox, number)
+                first, second = live["patches"]
+                merged = sandbox.run(f"git checkout -q reference{second} && {_GIT} merge -q --no-edit reference{first}")
+                if merged.exit_code:
+                    return "no_reference", f"the features' own patches conflict: {merged.output[-500:]}"
+                _write_patch(sandbox, base, "HEAD", "reference.patch")
+            for number, tests in live["tests"].items():
+                for run in range(REFERENCE_RUNS):
+                    report = _run_tests(live, sandbox, base, number, tests, "reference.patch")
+                    if not report["passed"]:
+                        detail = f"feature {number}, run {run + 1} of {REFERENCE_RUNS}: {json.dumps(report)[:1500]}"
+                        return "reference_fails", detail
+                if _run_tests(live, sandbox, base, number, tests, None)["passed"]:
+                    return "null_passes", f"the tests of feature {number} pass without any change"
+    except EnvironmentUnavailable as error:
+        return "no_environment", str(error)
+    except OSError as error:
+        return "no_reference", str(error)
+    return None
+
+
+def _judge(live: Mapping[str, Any], work: list[Changes], patched: Mapping[str, list[str]], sandbox: Sandbox) -> Verdict:
+    base = _must(sandbox, "git rev-parse HEAD").output.strip()
+    for number, changes in enumerate(work, 1):
+        _branch(sandbox, base, f"agent{number}")
+        put_changes(sandbox, changes)
+        _commit(sandbox, f"agent{number}")
+        _write_patch(sandbox, base, "HEAD", f"agent{number}.patch")
+    if work[0] == work[-1]:
+        merge, tested = "identical", "agent1.patch"
+    elif sandbox.run(f"git checkout -q agent2 && {_GIT} merge -q --no-edit --no-ff agent1").exit_code == 0:
+        _write_patch(sandbox, base, "HEAD", "merged.patch")
+        merge, tested = "clean", "merged.patch"
+    else:
+        _must(sandbox, "git merge --abort || git reset -q --hard")
+        merge, tested = "conflicts", "agent1.patch"
+    details: dict[str, Any] = {
+        "patched": dict(patched),
+        "merge": merge,
+        "strategy": "naive" if merge == "clean" else merge,
+    }
+    if merge == "conflicts" and not work[0]:
+        return Verdict(0.0, "merge_conflict", details)
+    reports = {
+        number: _run_tests(live, sandbox, base, number, tests, tested) for number, tests in live["tests"].items()
+    }
+    solved = all(report["passed"] for report in reports.values())
+    details["features"] = reports
+    if merge == "conflicts":
+        details["strategy"] = "solo-agent1" if solved else "none"
+        return Verdict(float(solved), "passed" if solved else "merge_conflict", details)
+    return Verdict(float(solved), "passed" if solved else "failed_tests", details)
+
+
+def _run_tests(
+    live: Mapping[str, Any], sandbox: Sandbox, base: str, number: str, tests: str, work: str | None
+) -> dict[str, Any]:
+    """The report of one feature's tests on the base commit with a patch of /patches over it."""
+    _must(
+        sandbox,
+        f"rm -f .git/index.lock; git checkout -q --force {base} && git reset -q --hard {base} && git clean -fdq",
+    )
+    inbox = {f"tests{number}.patch": tests, **({"runner.sh": live["runner"]} if live["runner"] else {})}
+    sandbox.write_files({f"{_INBOX}/{name}": text for name, text in inbox.items()})
+    _must(sandbox, f"mv -f {_INBOX}/* {PATCHES}/ && rmdir {_INBOX}")
+    runner = f"{PATCHES}/runner.sh" if live["runner"] else "/usr/local/bin/runner.sh"
+    words = [runner, f"tests{number}.patch", *([work] if work else [])]
+    done = sandbox.run(f"bash {shlex.join(words)}")
+    passed, failed = counts(done.output)
+    report: dict[str, Any] = {
+        "passed": done.exit_code == 0 and passed > 0,
+        "exit_code": done.exit_code,
+        "tests_passed": passed,
+        "tests_failed": failed,
+    }
+    return report if report["passed"] else {**report, "output": done.output[-2000:]}
+
+
+def _branch(sandbox: Sandbox, base: str, name: str) -> None:
+    _must(sandbox, f"git checkout -q --force {base} && git clean -fdq && git checkout -q -b {name}")
+
+
+def _commit(sandbox: Sandbox, message: str) -> None:
+    _must(sandbox, f"git add -A && {_GIT} commit -q --allow-empty --no-verify -m {shlex.quote(message)}")
+
+
+def _write_patch(sandbox: Sandbox, base: str, head: str, name: str) -> None:
+    _must(sandbox, f"git diff --binary {base} {head} > {PATCHES}/{name}")
+
+
+def _must(sandbox: Sandbox, command: str) -> CommandResult:
+    """Raises OSError with what the command said, where it fails: a rollout's infrastructure error."""
+    done = sandbox.run(command)
+    if done.exit_code:
+        raise OSError(f"in the judge's sandbox, {command[:100]!r} failed: {done.output[-500:]}")
+    return done

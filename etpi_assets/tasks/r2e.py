@@ -1,0 +1,120 @@
+"""R2E-Gym's rows: a repository before a commit, the commit's tests hidden, and the outcome each has after it.
+
+Belongs here: the rows' fields, and the verdict: the parsed test summary equals the expected map exactly, both filled.
+Does not belong here: what all repositories share (`repository`), reading reports (`reports`).
+
+Fields: repo_name, docker_image, commit_hash, problem_statement, expected_output_json (test -> outcome),
+parsed_commit_content (file_diffs with old and new contents: the reference), execution_result_content (test_file_names,
+test_file_codes: the hidden tests).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from etpi_assets.tasks import places
+from etpi_assets.tasks.commands import write_commands
+from etpi_assets.tasks.family import Role, Task
+from etpi_assets.tasks.frozen import RUNNER_FILE, TEST_FILE
+from etpi_assets.tasks.reports import plain, pytest_outcomes, r2e_names
+from etpi_assets.tasks.repository import RepositoryFamily, make_task
+from etpi_resources.sandboxes import Sandbox
+
+WORKDIR = "/testbed"
+TESTS = "r2e_tests"
+_COMMAND = (
+    f"if [ -f run_tests.sh ]; then bash run_tests.sh; "
+    f"elif [ -x .venv/bin/python ]; then .venv/bin/python -W ignore -m pytest -rA {TESTS}; "
+    f"else python3 -W ignore -m pytest -rA {TESTS}; fi"
+)
+"""An image of R2E-Gym brings run_tests.sh; elsewhere the tests are pytest's."""
+
+_NAMED = re.compile(r"`([^`\n]{3,80})`")
+
+
+class R2E(RepositoryFamily):
+    """The family `r2e`."""
+
+    name = "r2e"
+    hides = f"rm -rf {TESTS} run_tests.sh /r2e_tests /root/r2e_tests /root/run_tests.sh 2>/dev/null"
+
+    def read(self, suite: str, row: Mapping[str, Any], chosen: Mapping[str, Any]) -> Task:
+        repo, commit = _text(row, "repo_name"), _text(row, "commit_hash")
+        expected = {_decolour(k): str(v) for k, v in _mapping(row, "expected_output_json").items()}
+        if not expected:
+            raise ValueError("expected_output_json is empty: nothing could be told from its tests")
+        made = _mapping(row, "execution_result_content")
+        tests = dict(zip(made["test_file_names"], made["test_file_codes"], strict=True))
+        if not tests:
+            raise ValueError("execution_result_content names no test file")
+        solution: dict[str, str | None] = {}
+        for diff in _mapping(row, "parsed_commit_content")["file_diffs"]:
+            path = diff["header"]["file"]["path"]
+            if not TEST_FILE.search(path) and not RUNNER_FILE.search(path):
+                solution[path] = None if diff.get("is_deleted") else diff.get("new_file_content")
+        instruction = _issue(_text(row, "problem_statement"))
+        payload = {
+            "commit": commit,
+            "expected": expected,
+            "tests": tests,
+            "solution": solution,
+            "entities": sorted({*solution, *_NAMED.findall(instruction)}),
+        }
+        place = places.place(chosen, key=f"{repo}/{commit}", workdir=WORKDIR, image=_text(row, "docker_image"))
+        return make_task(suite, f"{repo}/{commit[:12]}", repo, instruction, chosen, payload=payload, place=place)
+
+    def put_tests(self, task: Task, sandbox: Sandbox) -> None:
+        sandbox.run(f"rm -rf {TESTS}")
+        sandbox.write_files({f"{TESTS}/{name}": code for name, code in task.payload["tests"].items()})
+
+    def test_command(self, task: Task) -> str:
+        return _COMMAND
+
+    def passes(self, task: Task, output: str) -> tuple[bool, Mapping[str, Any]]:
+        found, wanted = r2e_names(pytest_outcomes(output)), task.payload["expected"]
+        found = {name.split(" - ")[0]: outcome for name, outcome in found.items()}
+        wanted = {name.split(" - ")[0]: outcome for name, outcome in wanted.items()}
+        wrong = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
+        return bool(found) and bool(wanted) and not wrong, {"tests": len(found), "wrong": wrong[:20]}
+
+    def solve(self, task: Task, role: Role) -> Sequence[str]:
+        after = {path: text for path, text in task.payload["solution"].items() if text is not None}
+        return write_commands(dict.fromkeys(task.payload["solution"], "\0"), after)
+
+    def solution(self, task: Task, sandbox: Sandbox) -> None:
+        for command in self.solve(task, self.roles(task)[0]):
+            done = sandbox.run(command)
+            if done.exit_code:
+                raise OSError(f"{command[:80]}: {done.output[-300:]}")
+
+
+FAMILY = R2E()
+
+
+def _issue(statement: str) -> str:
+    """The issue's own text: data sets wrap it in [ISSUE] tags."""
+    match = re.search(r"\[ISSUE\](.*?)\[/ISSUE\]", statement, re.DOTALL)
+    return (match[1] if match else statement).strip()
+
+
+def _decolour(name: str) -> str:
+    return plain(name)
+
+
+def _text(row: Mapping[str, Any], field: str) -> str:
+    value = row[field]
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{field} is empty")
+    return value
+
+
+def _mapping(row: Mapping[str, Any], field: str) -> Mapping[str, Any]:
+    """A field that holds JSON, as text or already read."""
+    value = row[field]
+    value = json.loads(value) if isinstance(value, str) else value
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{field} is no JSON object")
+    return value

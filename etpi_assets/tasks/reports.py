@@ -1,0 +1,75 @@
+"""What test runners print, as a map from test to outcome.
+
+Belongs here: reading reports. Does not belong here: running tests, or what outcome a task wants.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+Outcomes = dict[str, str]
+"""Test -> PASSED, FAILED, ERROR or SKIPPED."""
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\u001b\[[0-9;]*m")
+_PYTEST = re.compile(r"(PASSED|FAILED|ERROR|XFAIL|XPASS)\s+(\S.*)")
+_UNITTEST = re.compile(r"(.+?) \.\.\. (?:.*\s)?(ok|FAIL|ERROR|skipped .*|expected failure)\s*$")
+_UNITTEST_WORDS = {"ok": "PASSED", "FAIL": "FAILED", "ERROR": "ERROR", "expected failure": "PASSED"}
+
+
+def plain(text: str) -> str:
+    """The text without terminal colours."""
+    return _COLOUR.sub("", text)
+
+
+def pytest_outcomes(output: str) -> Outcomes:
+    """The outcomes that `pytest -rA` lists in its last short summary, by node id; none where there is no summary.
+    Parameters stay in the id, the reason after ` - ` does not. A test that failed and errs when it ends is an ERROR."""
+    head, _, summary = plain(output).rpartition("short test summary info")
+    found: Outcomes = {}
+    if not head:
+        return found
+    for line in summary.splitlines():
+        if match := _PYTEST.match(line.strip()):
+            word = {"XFAIL": "PASSED", "XPASS": "FAILED"}.get(match[1], match[1])
+            found[_name(match[2], word)] = word
+    return found
+
+
+def unittest_outcomes(output: str) -> Outcomes:
+    """The outcomes that `unittest` (and Django's runner) lists at verbosity 2, by `test (module.Class)`."""
+    found: Outcomes = {}
+    for line in plain(output).splitlines():
+        if match := _UNITTEST.match(line.strip()):
+            found[match[1]] = _UNITTEST_WORDS.get(match[2], "SKIPPED")
+    return found
+
+
+def r2e_names(outcomes: Mapping[str, str]) -> Outcomes:
+    """Outcomes by the names that R2E-Gym's maps use: class and test joined by dots, without the file."""
+    return {".".join(name.split("::")[1:]) or name: outcome for name, outcome in outcomes.items()}
+
+
+def counts(output: str) -> tuple[int, int]:
+    """(passed, failed) tests as the usual runners of a few languages sum them up: Jest and Vitest, pytest, Go, Cargo. A
+    package that Go could not build fails it all."""
+    text = plain(output)
+    if match := re.search(r"Tests:\s*(?:(\d+)\s*failed,\s*)?(\d+)\s*passed", text):
+        return int(match[2]), int(match[1] or 0)
+    passed, failed, errors = (re.search(rf"(\d+) {word}", text) for word in ("passed", "failed", "error"))
+    if passed or failed or errors:
+        return int(passed[1]) if passed else 0, sum(int(m[1]) for m in (failed, errors) if m)
+    passes, fails = (len(re.findall(rf"--- {word}:", text)) for word in ("PASS", "FAIL"))
+    if passes or fails:
+        return passes, fails
+    passes, fails = (len(re.findall(rf"^{word}\s+\S+", text, re.MULTILINE)) for word in ("ok", "FAIL"))
+    return (0 if fails else passes), fails
+
+
+def _name(text: str, word: str) -> str:
+    """The node id before the reason, which follows ` - ` in failures and errors alone; parameters may hold ` - `."""
+    if word == "PASSED":
+        return text.strip()
+    bracket = text.find("[")
+    at = text.find(" - ", text.find("]", bracket) if 0 <= bracket < text.find(" - ") else 0)
+    return (text if at < 0 else text[:at]).strip()

@@ -1,0 +1,116 @@
+"""SWE-bench's rows: an issue, the tests of its fix hidden, FAIL_TO_PASS and PASS_TO_PASS.
+
+Belongs here: the rows' fields, how each repository runs its tests, and the verdict: all tests of both lists pass. Does
+not belong here: what all repositories share (`repository`), reading reports (`reports`).
+
+Fields: instance_id, repo, base_commit, problem_statement, patch, test_patch, FAIL_TO_PASS, PASS_TO_PASS (JSON lists).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from etpi_assets.tasks import places
+from etpi_assets.tasks.commands import apply_command
+from etpi_assets.tasks.family import Role, Task
+from etpi_assets.tasks.reports import pytest_outcomes, unittest_outcomes
+from etpi_assets.tasks.repository import PARAMS, RepositoryFamily, make_task
+from etpi_resources.sandboxes import Sandbox
+
+WORKDIR = "/testbed"
+DJANGO = "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1"
+TEST_COMMANDS: Mapping[str, str] = {"django/django": DJANGO}
+"""Repository -> the command that runs the test files (or, for Django, the modules) named after it; pytest otherwise."""
+
+NO_READER = frozenset({"sympy/sympy"})
+"""Repositories whose runner writes a report of its own kind, which nothing here reads."""
+
+_ACTIVATE = "[ -f /opt/miniconda3/bin/activate ] && . /opt/miniconda3/bin/activate testbed"
+_PYTHON = "PYTHON=python; command -v python > /dev/null || PYTHON=python3"
+_CHANGED = re.compile(r"^diff --git a/(\S+) b/(\S+)$", re.MULTILINE)
+_NAMED = re.compile(r"`([^`\n]{3,80})`")
+
+
+class SWEBench(RepositoryFamily):
+    """The family `swe_bench`."""
+
+    name = "swe_bench"
+    params: Mapping[str, Any] = {**PARAMS, "images": "swebench/sweb.eval.x86_64.{instance}:latest"}
+    """images: an image's name; {instance} is the instance's id with `__` written `_1776_`, in lower case."""
+    hides = "true"
+
+    def read(self, suite: str, row: Mapping[str, Any], chosen: Mapping[str, Any]) -> Task:
+        instance, repo = str(row["instance_id"]), str(row["repo"])
+        if repo in NO_READER:
+            raise ValueError(f"nothing reads the reports of {repo}'s tests")
+        wanted = {key: _names(row[key]) for key in ("FAIL_TO_PASS", "PASS_TO_PASS")}
+        if not wanted["FAIL_TO_PASS"]:
+            raise ValueError("FAIL_TO_PASS is empty: no solution could be told from none")
+        if not str(row["patch"]).strip() or not str(row["test_patch"]).strip():
+            raise ValueError("patch or test_patch is empty")
+        files = sorted({path for _, path in _CHANGED.findall(row["test_patch"])})
+        payload = {
+            "base_commit": row["base_commit"],
+            "patch": row["patch"],
+            "test_patch": row["test_patch"],
+            "test_files": files,
+            "wanted": wanted,
+            "entities": sorted(
+                {*(p for _, p in _CHANGED.findall(row["patch"])), *_NAMED.findall(row["problem_statement"])}
+            ),
+        }
+        image = chosen["images"].format(instance=instance.replace("__", "_1776_").lower())
+        place = places.place(chosen, key=instance, workdir=WORKDIR, image=image)
+        instruction = str(row["problem_statement"]).strip()
+        return make_task(suite, instance, repo, instruction, chosen, payload=payload, place=place)
+
+    def put_tests(self, task: Task, sandbox: Sandbox) -> None:
+        names = " ".join(map(shlex.quote, task.payload["test_files"]))
+        # As they stand in the commit, whatever else is there; those that the patch adds are not.
+        sandbox.run(f'for file in {names}; do git checkout -q HEAD -- "$file" 2>/dev/null || rm -f -- "$file"; done')
+        _apply(task.payload["test_patch"], sandbox)
+
+    def test_command(self, task: Task) -> str:
+        files = [path for path in task.payload["test_files"] if path.endswith(".py")]
+        command = TEST_COMMANDS.get(task.repo)
+        if command == DJANGO:
+            modules = [p.removeprefix("tests/").removesuffix(".py").replace("/", ".") for p in files]
+            return f"{_ACTIVATE}; {command} {' '.join(map(shlex.quote, modules))}"
+        names = " ".join(map(shlex.quote, files))
+        return f"{_ACTIVATE}; {_PYTHON}; $PYTHON -m pytest -rA -p no:cacheprovider {names}"
+
+    def passes(self, task: Task, output: str) -> tuple[bool, Mapping[str, Any]]:
+        read = unittest_outcomes if TEST_COMMANDS.get(task.repo) == DJANGO else pytest_outcomes
+        found = read(output)
+        missed = {
+            key: [name for name in names if found.get(name) != "PASSED"]
+            for key, names in task.payload["wanted"].items()
+        }
+        shown = {key: names[:20] for key, names in missed.items() if names}
+        return bool(found) and not any(missed.values()), {"tests": len(found), "not_passed": shown}
+
+    def solve(self, task: Task, role: Role) -> Sequence[str]:
+        return [apply_command(task.payload["patch"])]
+
+    def solution(self, task: Task, sandbox: Sandbox) -> None:
+        _apply(task.payload["patch"], sandbox)
+
+
+FAMILY = SWEBench()
+
+
+def _apply(patch: str, sandbox: Sandbox) -> None:
+    done = sandbox.run(apply_command(patch))
+    if done.exit_code:
+        raise OSError(f"the patch does not apply: {done.output[-500:]}")
+
+
+def _names(value: Any) -> list[str]:
+    names = json.loads(value) if isinstance(value, str) else list(value)
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError("a test's name is no text")
+    return names

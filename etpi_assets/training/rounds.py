@@ -1,0 +1,248 @@
+"""The rollouts of reinforcement: run, rewarded, written down, and handed to whoever trains.
+
+Belongs here: one round (all rollouts of a generation) from the rows a trainer names to samples with advantages, and the
+file that keeps it. Does not belong here: the agent loop, rewards and advantages themselves, or the trainer.
+
+A round is one file, written when all of it is there: a header line with what the trainer was told, then a line a
+rollout. A run that is resumed drops the rounds after its checkpoint, because other weights will roll them out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from etpi_assets.rollouts.agent import Identity, run_rollout
+from etpi_assets.rollouts.collect import MODEL_CONCURRENCY
+from etpi_assets.rollouts.journal import from_line, to_line
+from etpi_assets.rollouts.prompts import render_prompts
+from etpi_assets.rollouts.records import RolloutRecord
+from etpi_assets.rollouts.tools import tool_schemas
+from etpi_assets.scoring.advantage import group_advantages
+from etpi_assets.scoring.rewards.attempt import attempt_of
+from etpi_assets.scoring.rewards.functions import Score, score_attempt
+from etpi_assets.specs.models import RLSection
+from etpi_assets.tasks.family import Family, Task
+from etpi_resources.checks import BadData
+from etpi_resources.engines import Engine
+from etpi_resources.sandboxes import SandboxFactory
+from etpi_resources.trainers.policy_link import Sample
+
+if TYPE_CHECKING:
+    from etpi_resources.chat_format import ChatFormat
+
+
+class RolloutsFailed(BadData):
+    """A round cannot be learnt from; the message names the row and the remedy."""
+
+
+@dataclass(frozen=True)
+class Ground:
+    """Where the policy is rolled out: the tasks in the order of the trainer's rows, what judges them, the sandboxes,
+    the chat format and its template's arguments."""
+
+    tasks: Sequence[Task]
+    family: Family
+    sandboxes: SandboxFactory
+    chat: ChatFormat
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a rollout taught: columns of the tables `rl_samples` and `rewards`, besides the rollout's own.
+
+    Attributes:
+        step: optimiser steps done when it was generated. place: its position in the round.
+        reward: the weighted sum of `scores`. prompt_tokens, policy_tokens, read_tokens: ids of the first prompt, of the
+            policy's own, and of what it read after.
+    """
+
+    rollout_id: str
+    step: int
+    place: int
+    reward: float
+    advantage: float
+    parsed: bool
+    solved: bool | None
+    prompt_tokens: int
+    policy_tokens: int
+    read_tokens: int
+    scores: Sequence[Score]
+
+
+class Rounds:
+    """Rolls out rows for a trainer: `rounds(step, rows, engine)`; see `policy_link.RollOut`.
+
+    Args:
+        section: the spec's.
+        identity: whose rollouts they are; its spec_key has all they depend on besides task, sample and weights.
+        seed: of the sampler.
+        folder: where rounds are kept.
+    """
+
+    def __init__(self, section: RLSection, ground: Ground, identity: Identity, seed: int, folder: Path) -> None:
+        self.section, self.ground, self.identity, self.seed, self.folder = section, ground, identity, seed, folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def __call__(self, step: int, rows: Sequence[int], engine: Engine) -> list[Sample]:
+        """Raises RolloutsFailed where a rollout broke or forked, BadReward where a reward has no value."""
+        size = self.section.group_size
+        wanted = [(self.ground.tasks[row], step * size + place % size) for place, row in enumerate(rows)]
+        for at in range(0, len(rows), size):
+            if len(set(rows[at : at + size])) != 1:
+                raise RolloutsFailed(f"the trainer asked for rows {rows[at : at + size]}, which are no group of {size}")
+        with ThreadPoolExecutor(min(len(wanted), MODEL_CONCURRENCY), thread_name_prefix="rollout") as pool:
+            records = list(pool.map(lambda item: self._one(item[0], item[1], engine), wanted))
+        scores = [
+            score_attempt(attempt_of(record, task), self.section.rewards)
+            for record, (task, _) in zip(records, wanted, strict=True)
+        ]
+        rewards = [sum(score.weighted for score in found) for found in scores]
+        advantages = group_advantages(
+            rewards,
+            size,
+            eps=self.section.advantage_eps,
+            ddof=self.section.advantage_ddof,
+            scale=self.section.scale_advantage,
+        )
+        samples, lessons = [], []
+        for place, record in enumerate(records):
+            prompt, completion, mask, logprobs = as_sequence(record)
+            parsed, solved = _parsed(record), _solved(record)
+            samples.append(
+                Sample(prompt, completion, mask, logprobs, rewards[place], advantages[place], parsed, solved or 0.0)
+            )
+            lessons.append(
+                Lesson(
+                    record.rollout_id, step, place, rewards[place], advantages[place], parsed, solved,
+                    len(prompt), sum(mask), len(mask) - sum(mask), scores[place],
+                )
+            )  # fmt: skip
+        self._keep(step, lessons, records)
+        return samples
+
+    def _one(self, task: Task, sample: int, engine: Engine) -> RolloutRecord:
+        prompt = first_prompt(self.section, self.ground, task)
+        agent = self.section.agent.model_copy(
+            update={"max_model_len": len(prompt) + self.section.max_response_tokens, "steering": False}
+        )
+
+        def roll() -> RolloutRecord:
+            return run_rollout(
+                task,
+                self.ground.family,
+                engine,
+                self.ground.sandboxes,
+                agent,
+                self.ground.chat,
+                identity=self.identity,
+                sample=sample,
+                sample_seed=self.seed,
+                template_kwargs=self.ground.template_kwargs,
+            )
+
+        record = roll()
+        if record.error is not None:
+            record = roll()  # what infrastructure broke may hold the second time, as in any collection
+        if record.error is not None:
+            raise RolloutsFailed(f"task {task.task_id} sample {sample} broke twice: {record.error}")
+        return record
+
+    # --- rounds on disk ----------------------------------------------------------------------------------------------
+
+    def _keep(self, step: int, lessons: Sequence[Lesson], records: Sequence[RolloutRecord]) -> None:
+        path = _path(self.folder, step)
+        beside = path.with_suffix(".new")
+        header = json.dumps({"step": step, "lessons": [asdict(lesson) for lesson in lessons]}, allow_nan=False)
+        with beside.open("wb") as file:
+            file.write(header.encode() + b"\n")
+            for record in records:
+                file.write(to_line(record, self.identity.spec_key))
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+
+
+def drop_after(folder: Path, step: int) -> int:
+    """Remove the rounds that a run resumed at `step` will roll out again; how many there were."""
+    late = [path for path in folder.glob("round-*") if path.suffix == ".new" or _step(path) >= step]
+    for path in late:
+        path.unlink()
+    return len(late)
+
+
+def read_rounds(folder: Path, spec_key: str) -> Iterator[tuple[Lesson, RolloutRecord]]:
+    """What was kept, in order of steps and places."""
+    for path in sorted(folder.glob("round-*.jsonl"), key=_step):
+        with path.open("rb") as file:
+            header = json.loads(file.readline())
+            for lesson, line in zip(header["lessons"], file, strict=True):
+                yield _lesson(lesson), from_line(line, spec_key)
+
+
+def first_prompt(section: RLSection, ground: Ground, task: Task) -> list[int]:
+    """The ids a rollout of the task begins with.
+
+    Raises:
+        RolloutsFailed: the task seats several agents, or its prompt is longer than `max_prompt_tokens`.
+    """
+    roles = ground.family.roles(task)
+    if len(roles) != 1:
+        raise RolloutsFailed(f"task {task.task_id} seats {len(roles)} agents; reinforcement takes suites that seat one")
+    messages = render_prompts(section.agent, task, roles[0])
+    prompt = ground.chat.prompt_ids(messages, tools=tool_schemas(section.agent.tools), **ground.template_kwargs)
+    if len(prompt) > section.max_prompt_tokens:
+        raise RolloutsFailed(
+            f"the prompt of task {task.task_id} is {len(prompt)} ids long; raise rl.max_prompt_tokens "
+            f"({section.max_prompt_tokens}), or leave the task out of the suite"
+        )
+    return prompt
+
+
+def as_sequence(record: RolloutRecord) -> tuple[list[int], list[int], list[int], list[float]]:
+    """A single agent's turns as (first prompt, everything after it, 1 where the policy wrote, log-probabilities).
+
+    Raises:
+        RolloutsFailed: a turn has no ids or log-probabilities, or its prompt does not extend the turn before it.
+    """
+    row = f"rollout {record.rollout_id} of task {record.task_id}"
+    turns = record.agents[0].turns
+    prompt = list(turns[0].prompt_ids or ())
+    whole, mask, logprobs = list(prompt), [], []
+    for turn in turns:
+        if turn.prompt_ids is None or turn.output_ids is None or turn.logprobs is None:
+            raise RolloutsFailed(f"{row}, turn {turn.turn}: the engine reported no ids or log-probabilities")
+        if turn.prompt_ids[: len(whole)] != whole:
+            raise RolloutsFailed(f"{row}, turn {turn.turn}: its prompt does not extend the turn before it")
+        read = turn.prompt_ids[len(whole) :]
+        whole += [*read, *turn.output_ids]
+        mask += [0] * len(read) + [1] * len(turn.output_ids)
+        logprobs += [0.0] * len(read) + [*turn.logprobs]
+    return prompt, whole[len(prompt) :], mask, logprobs
+
+
+def _parsed(record: RolloutRecord) -> bool:
+    return all(turn.parse_error is None for agent in record.agents for turn in agent.turns)
+
+
+def _solved(record: RolloutRecord) -> bool | None:
+    reward = (record.outcome or {}).get("reward")
+    return None if reward is None else reward == 1.0
+
+
+def _lesson(row: Mapping[str, Any]) -> Lesson:
+    return Lesson(**{**row, "scores": [Score(**score) for score in row["scores"]]})
+
+
+def _path(folder: Path, step: int) -> Path:
+    return folder / f"round-{step:06d}.jsonl"
+
+
+def _step(path: Path) -> int:
+    return int(path.stem.partition("-")[2])

@@ -1,0 +1,77 @@
+"""Where the files of a checkpoint are, by the words that name it.
+
+Belongs here: finding and verifying a checkpoint's folder. Does not belong here: making checkpoints, or loading them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+from etpi_resources.lake import Lake, LakeError, folder_hash
+
+HUB = "hub:"
+LAKE = "checkpoint:"
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def pinned_folder(lake: Lake, model: str, sha256: str | None) -> tuple[Path, str]:
+    """(folder, identity) of a model that a spec names; the identity changes with the model's files.
+
+    Args:
+        model: "checkpoint:HASH" of this lake, "hub:REPO@COMMIT", or a folder.
+        sha256: `folder_hash` of the folder; the other two are pins by themselves.
+
+    Raises:
+        LakeError: there is no such checkpoint, the commit is none, or the folder's hash is not the spec's.
+    """
+    if model.startswith(LAKE):
+        identity = model.removeprefix(LAKE)
+        folder = lake.checkpoint_dir(identity)
+        if not (folder / "config.json").is_file():
+            raise LakeError(
+                f"{model}: this lake has no such checkpoint. The catalog lists them: select checkpoint_id, experiment, "
+                "role, seed, step from checkpoints"
+            )
+        return folder, identity
+    if model.startswith(HUB):
+        if not COMMIT.fullmatch(model.partition("@")[2]):
+            raise LakeError(f"{model} can move; name it as hub:REPO@COMMIT with the commit's 40 hex digits")
+        return checkpoint_folder(lake.root, model), hashlib.sha256(model.encode()).hexdigest()[:16]
+    folder = Path(model).resolve()
+    if not (folder / "config.json").is_file():
+        raise LakeError(f"{folder} holds no config.json; name a folder with a saved model")
+    if (found := folder_hash(folder)) != sha256:
+        raise LakeError(
+            f"{folder} hashes to {found}, the spec's sha256 is {sha256}; put the right files there, or set it"
+        )
+    return folder, found
+
+
+def checkpoint_folder(root: Path, path: str) -> Path:
+    """Where the files of a checkpoint are, by its `path` in the table `checkpoints`; a hub model is downloaded once.
+
+    Args:
+        root: the lake's root, for relative paths.
+
+    Raises:
+        LakeError: the folder is gone; or the hub cannot be reached and its cache lacks the revision.
+    """
+    if not path.startswith(HUB):
+        if not (folder := root / path).is_dir():
+            raise LakeError(f"the checkpoint {folder} is gone; put it back, or materialize its asset again")
+        return folder
+    from huggingface_hub import snapshot_download
+
+    repo, _, revision = path.removeprefix(HUB).partition("@")
+    try:
+        wanted = ["*.safetensors", "*.json", "*.txt", "*.jinja"]
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=wanted))
+    except Exception as error:
+        # The client raises a dozen unrelated classes for one thing a person can act on.
+        raise LakeError(
+            f"{repo} at {revision} is not in the hub's cache here and cannot be downloaded ({type(error).__name__}: "
+            f"{error}). Run where the hub can be reached, or download it there with `hf download {repo} --revision "
+            f"{revision}` and name the folder as base = {{kind = 'path', path, sha256}}."
+        ) from error

@@ -1,0 +1,56 @@
+"""The in-process engine over the weights of a policy while it is trained.
+
+Belongs here: what generating from live weights adds to `transformers`: forgetting what was computed with older ones,
+and log-probabilities that the trainer's can be compared with. Does not belong here: training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from etpi_resources.chat_format import ChatFormat
+from etpi_resources.engines.transformers import TransformersEngine, _Row
+
+
+class LiveEngine(TransformersEngine):
+    """Generates from a model that somebody else trains; only within `generating`, while no step is taken.
+
+    Unlike its parent it reports the log-probability of each id under the distribution it was drawn from, temperature
+    included: the one a policy-gradient loss computes.
+
+    Args:
+        model: a causal language model of full attention, adapters in place.
+        name: what the policy goes by.
+
+    Raises:
+        ValueError: the model has layers that keep another state than keys and values.
+    """
+
+    def __init__(self, model: Any, name: str, chat: ChatFormat) -> None:
+        kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
+        if other := sorted(kinds - {"full_attention"}):
+            raise ValueError(
+                f"{type(model).__name__} has layers of {', '.join(other)}, whose state the in-process engine does not "
+                "keep; it serves models of full attention"
+            )
+        self._start(model, name, chat)
+
+    @contextmanager
+    def generating(self) -> Iterator[None]:
+        """The model in evaluation mode, nothing of earlier weights remembered; its mode is restored."""
+        training = self._model.training
+        self._model.eval()
+        self._slots.forget()
+        try:
+            yield
+        finally:
+            self._model.train(training)
+
+    def _logprobs(self, rows: Sequence[_Row], logits: torch.Tensor) -> torch.Tensor:
+        # A greedy draw has no distribution of its own.
+        temperature = [row.request.sampler.temperature or 1.0 for row in rows]
+        return torch.log_softmax(logits / torch.tensor(temperature, device=logits.device)[:, None], -1)

@@ -1,0 +1,170 @@
+"""Serving the checkpoints of an experiment, one after another.
+
+Belongs here: which server a checkpoint needs, and its name there. Does not belong here: engines and servers themselves,
+or what is asked of them.
+
+A full checkpoint has a server of its own. An adapter is loaded into a server of its base under a name that embeds the
+adapter's hash, and unloaded after; so base and adapters of an experiment share one server.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from etpi_resources.engines import Engine
+
+if TYPE_CHECKING:
+    from etpi_resources.chat_format import ChatFormat
+    from etpi_resources.engines.vllm_server import VllmServer
+
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM takes as --max-lora-rank."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint to serve.
+
+    Attributes:
+        folder, identity: its files, merged where it was trained as an adapter, and its content hash.
+        role: heads the name it is served under.
+        adapter, adapter_hash: the adapter's files and their hash, where there is one.
+        base: the files that the adapter goes onto, and their content hash.
+    """
+
+    folder: Path
+    identity: str
+    role: str
+    adapter: Path | None = None
+    adapter_hash: str | None = None
+    base: Path | None = None
+    base_identity: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the whole model: it embeds the content hash, so that nothing else can pass for it."""
+        return f"{self.role}-{self.identity[:12]}"
+
+    @property
+    def adapter_name(self) -> str:
+        """The name of the adapter on its base."""
+        return f"{self.role}-{self.adapter_hash}"
+
+
+class Serving(Protocol):
+    """Serves one checkpoint at a time."""
+
+    def engine(self, checkpoint: Checkpoint) -> AbstractContextManager[Engine]:
+        """The engine that serves it, until the context ends. Raises EngineUnavailable where it cannot be served."""
+        ...
+
+    def expected(self, checkpoint: Checkpoint) -> tuple[str, Path]:
+        """The name it is served under, and the folder that the server has it from."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class TransformersServing:
+    """In this process; an adapter is served merged."""
+
+    def __init__(self, chat: ChatFormat) -> None:
+        self._chat = chat
+
+    @contextmanager
+    def engine(self, checkpoint: Checkpoint) -> Iterator[Engine]:
+        from etpi_resources.engines.transformers import TransformersEngine
+
+        engine = TransformersEngine(checkpoint.folder, checkpoint.name, self._chat)
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+    def expected(self, checkpoint: Checkpoint) -> tuple[str, Path]:
+        return checkpoint.name, checkpoint.folder
+
+    def close(self) -> None:
+        """Nothing outlives an engine."""
+
+
+class VllmServing:
+    """A vLLM server of this process at a time, kept while the next checkpoint needs the same one.
+
+    Args:
+        checkpoints: all that will be served; a base's server is started with room for the adapters among them.
+        options: further options of `vllm serve`.
+        logs: folder of the servers' logs. lock: see `VllmServer`.
+    """
+
+    def __init__(
+        self,
+        chat: ChatFormat,
+        checkpoints: Sequence[Checkpoint],
+        *,
+        options: Mapping[str, Any],
+        template_kwargs: Mapping[str, Any],
+        logs: Path,
+        lock: Path,
+    ) -> None:
+        self._chat, self._options, self._template_kwargs = chat, dict(options), dict(template_kwargs)
+        self._logs, self._lock = logs, lock
+        self._ranks: dict[Path, int] = {}
+        for checkpoint in checkpoints:
+            if checkpoint.adapter and checkpoint.base:
+                rank = json.loads((checkpoint.adapter / "adapter_config.json").read_text())["r"]
+                self._ranks[checkpoint.base] = max(self._ranks.get(checkpoint.base, 0), rank)
+        self._server: VllmServer | None = None
+
+    @contextmanager
+    def engine(self, checkpoint: Checkpoint) -> Iterator[Engine]:
+        from etpi_resources.engines.endpoints import Endpoints
+        from etpi_resources.engines.vllm import VllmEngine, loaded_adapter
+
+        with ExitStack() as stack:
+            if checkpoint.adapter and checkpoint.base and checkpoint.base_identity:
+                server = self._serve(checkpoint.base, f"base-{checkpoint.base_identity[:12]}")
+            else:
+                server = self._serve(checkpoint.folder, checkpoint.name)
+            name, folder = self.expected(checkpoint)
+            endpoints = Endpoints([server.url], ended=server.ended)
+            stack.callback(endpoints.close)
+            if folder == checkpoint.adapter:
+                stack.enter_context(loaded_adapter(endpoints, name, folder))
+            engine = VllmEngine(
+                endpoints,
+                name,
+                self._chat,
+                template_kwargs=self._template_kwargs,
+                settings={"options": self._options},
+            )
+            stack.callback(engine.close)
+            yield engine
+
+    def expected(self, checkpoint: Checkpoint) -> tuple[str, Path]:
+        if checkpoint.adapter and checkpoint.base:
+            return checkpoint.adapter_name, checkpoint.adapter
+        return checkpoint.name, checkpoint.folder
+
+    def close(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+
+    def _serve(self, folder: Path, name: str) -> VllmServer:
+        from etpi_resources.engines.vllm_server import VllmServer
+
+        if self._server is not None and (self._server.folder, self._server.name) == (folder, name):
+            return self._server
+        self.close()
+        options = dict(self._options)
+        if rank := self._ranks.get(folder):
+            fitting = next((r for r in LORA_RANKS if r >= rank), rank)
+            options = {"enable-lora": True, "max-lora-rank": fitting, **options}
+        self._server = VllmServer(folder, name, log=self._logs / f"{name}.log", options=options, lock=self._lock)
+        return self._server

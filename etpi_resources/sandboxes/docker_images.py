@@ -1,0 +1,139 @@
+"""Images for containers: found, pulled or built, each once, a few at a time.
+
+Belongs here: getting an environment's image onto the engine. Does not belong here: running it (`docker`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from etpi_resources.sandboxes import Environment, EnvironmentUnavailable, SandboxUnavailable
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+DEFAULT_IMAGE = "docker.io/library/python:3.11-slim-bookworm"
+"""For tasks that bring no image of their own; the environment variable ETPI_DOCKER_IMAGE names another. It needs bash
+and Python 3.9 or newer."""
+
+AT_ONCE = 2
+"""Pulls and builds under way at once: each takes the engine's disk and a core."""
+
+BUILD_SECONDS = 3600
+LABEL = "etpi.image"
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image that is on the engine: its name, `NAME=value` variables, and machine as Docker writes it (amd64)."""
+
+    name: str
+    environment: tuple[str, ...]
+    machine: str
+
+
+class Images:
+    """The images of one engine. Threads share it; what two of them want is got once."""
+
+    def __init__(self, client: APIClient) -> None:
+        self._client = client
+        self._turn = threading.BoundedSemaphore(AT_ONCE)
+        self._wanted: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._found: dict[str, Image] = {}
+
+    def get(self, environment: Environment) -> Image:
+        """The environment's image.
+
+        Raises:
+            EnvironmentUnavailable: it is not there and cannot be pulled or built.
+            SandboxUnavailable: the same of the default image, without which no rollout can start.
+        """
+        if environment.build is not None:
+            name = f"etpi-task:{_fingerprint(environment.build)}"
+        else:
+            name = environment.image or os.environ.get("ETPI_DOCKER_IMAGE") or DEFAULT_IMAGE
+        with self._wanted[name]:
+            if name not in self._found:
+                self._found[name] = self._look(name) or self._fetch(name, environment)
+        return self._found[name]
+
+    def _look(self, name: str) -> Image | None:
+        from docker.errors import ImageNotFound
+
+        try:
+            found = self._client.inspect_image(name)
+        except ImageNotFound:
+            return None
+        return Image(name, tuple((found.get("Config") or {}).get("Env") or ()), found["Architecture"])
+
+    def _fetch(self, name: str, environment: Environment) -> Image:
+        with self._turn:
+            problem = self._build(name, environment.build) if environment.build else self._pull(name)
+        found = None if problem else self._look(name)
+        if found is not None:
+            return found
+        problem = problem or "the engine says it is done, and has no such image"
+        if environment.build:
+            raise EnvironmentUnavailable(f"the image of {environment.build} could not be built: {problem}")
+        remedy = f"Pull it where there is a network (docker pull {name}), or load it (docker load)."
+        if environment.image:
+            raise EnvironmentUnavailable(
+                f"the image {name} is not on this engine and cannot be pulled: {problem}. {remedy}"
+            )
+        raise SandboxUnavailable(
+            f"the default image {name} is not on this engine and cannot be pulled: {problem}. {remedy} "
+            "Or name one that is there: export ETPI_DOCKER_IMAGE=<image with bash and Python>."
+        )
+
+    def _pull(self, name: str) -> str:
+        from docker.errors import APIError
+
+        try:
+            return _problem(self._client.pull(name, stream=True, decode=True))
+        except APIError as error:
+            return str(error.explanation or error)
+
+    def _build(self, name: str, folder: Path) -> str:
+        from docker.errors import APIError
+
+        try:
+            lines = self._client.build(
+                path=str(folder),
+                tag=name,
+                rm=True,
+                forcerm=True,
+                decode=True,
+                labels={LABEL: "1"},
+                timeout=BUILD_SECONDS,
+            )
+            return _problem(lines)
+        except (APIError, TypeError) as error:  # TypeError: no Dockerfile, no folder
+            return str(getattr(error, "explanation", None) or error)
+
+
+def _problem(lines: Any) -> str:
+    """What went wrong in a stream of progress, with what was said before it; "" where nothing did."""
+    said: list[str] = []
+    for line in lines:
+        if error := line.get("error"):
+            return f"{error} (before it: {' '.join(said[-8:]).strip()[-600:]})"
+        if text := line.get("stream"):
+            said.append(text)
+    return ""
+
+
+def _fingerprint(folder: Path) -> str:
+    """16 hex digits of the paths and contents of a build's folder."""
+    if not (folder / "Dockerfile").is_file():
+        raise EnvironmentUnavailable(f"{folder} has no Dockerfile to build the task's image from")
+    digest = hashlib.sha256()
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        digest.update(f"{path.relative_to(folder).as_posix()}\0".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,90 @@
+"""TRL's GRPOTrainer on rollouts that somebody else runs and rewards.
+
+Belongs here: what differs from TRL: where completions, rewards and advantages come from, what is measured of them, and
+that no probability is compared unawares. Does not belong here: the loss and its clipping, which are TRL's; the run
+(`grpo_worker`), rewards or advantages.
+
+TRL's own advantage (float32, an eps of 1e-4 that cannot be set) is replaced by the one that came with each rollout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from etpi_resources.trainers.policy_link import Sample
+
+RollOut = Callable[[int, Sequence[int]], Sequence[Sample]]
+"""(optimiser steps done, rows of tasks) -> a sample a row, in order."""
+
+
+class PolicyTrainer(GRPOTrainer):
+    """GRPOTrainer whose dataset is a column of task rows ("prompt": the row's number as text).
+
+    Attributes:
+        round: the samples of the generation in use, in the order they came.
+        generated_at: optimiser steps done when they were generated.
+        gaps: what a pass measured of rollout against trainer log-probabilities, emptied by whoever logs: (sum of
+            absolute differences, largest, tokens, mean staleness in steps) a pass.
+    """
+
+    def __init__(self, roll_out: RollOut, **arguments: Any) -> None:
+        self._roll_out = roll_out
+        self.round: list[Sample] = []
+        self.generated_at = 0
+        self.gaps: list[tuple[float, float, int, int]] = []
+        self._logps: torch.Tensor | None = None
+        super().__init__(rollout_func=self._rollouts, reward_funcs=[self._rewards], **arguments)
+
+    def _rollouts(self, prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
+        self.generated_at = self.state.global_step
+        self.round = list(self._roll_out(self.generated_at, [int(prompt) for prompt in prompts]))
+        if len(self.round) != len(prompts):
+            raise RuntimeError(f"{len(self.round)} rollouts came back for {len(prompts)} prompts")
+        for sample in self.round:
+            if not len(sample.completion_ids) == len(sample.mask) == len(sample.logprobs) or not any(sample.mask):
+                raise RuntimeError(
+                    f"a rollout of {len(sample.completion_ids)} ids has {len(sample.mask)} mask bits, "
+                    f"{len(sample.logprobs)} log-probabilities and {sum(sample.mask)} ids of the policy's own"
+                )
+        return {
+            "prompt_ids": [list(s.prompt_ids) for s in self.round],
+            "completion_ids": [list(s.completion_ids) for s in self.round],
+            "logprobs": [list(s.logprobs) for s in self.round],
+            "env_mask": [list(s.mask) for s in self.round],
+        }
+
+    def _rewards(self, **columns: Any) -> list[float | None]:
+        return [sample.reward for sample in self.round]
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        output = super()._generate_and_score_completions(inputs)
+        advantages = torch.tensor([sample.advantage for sample in self.round], dtype=torch.float64)
+        if not torch.isfinite(advantages).all():
+            raise RuntimeError("an advantage is not finite; look at the rewards of this step")
+        output["advantages"] = advantages.to(output["advantages"])
+        return output
+
+    def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
+        found = super()._get_per_token_logps_and_entropies(*arguments, **named)
+        if named.get("compute_entropy"):
+            self._logps = found[0].detach()
+        return found
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        assert self._logps is not None  # the loss has just computed them
+        mask = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
+        gap = (self._logps - inputs["sampling_per_token_logps"]).abs()[mask]
+        if gap.numel():
+            staleness = self.state.global_step - self.generated_at
+            self.gaps.append((float(gap.sum()), float(gap.max()), gap.numel(), staleness))
+        return loss
+
+    def create_model_card(self, *arguments: Any, **named: Any) -> None:
+        """Nothing: the model card is an asset of its own."""

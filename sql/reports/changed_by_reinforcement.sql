@@ -1,0 +1,74 @@
+-- Which held-out tasks does reinforcement newly parse or solve, and which are lost, task by task, SFT against RL?
+-- SET VARIABLE experiment = 'name' for one experiment. Parsed: every turn held a readable action.
+WITH read AS (
+    SELECT
+        experiment,
+        rollout_id,
+        bool_and(parse_rate = 1) AS parsed
+    FROM agent_scores
+    WHERE origin = 'eval'
+    GROUP BY experiment, rollout_id
+),
+
+judged AS (
+    SELECT
+        r.experiment,
+        r.decoding,
+        r.seed,
+        r.sample_seed,
+        r.task_id,
+        r.checkpoint_role,
+        a.parsed,
+        coalesce(s.reward = 1, FALSE) AS solved
+    FROM rollouts AS r
+    INNER JOIN read AS a ON r.experiment = a.experiment AND r.rollout_id = a.rollout_id
+    INNER JOIN scores AS s ON r.experiment = s.experiment AND r.rollout_id = s.rollout_id
+    WHERE r.origin = 'eval' AND s.origin = 'eval' AND NOT s.infrastructure_error
+),
+
+paired AS (
+    SELECT
+        before.experiment,
+        before.decoding,
+        before.seed,
+        before.sample_seed,
+        before.task_id,
+        before.parsed AS parsed_before,
+        later.parsed AS parsed_after,
+        before.solved AS solved_before,
+        later.solved AS solved_after
+    FROM judged AS before
+    INNER JOIN judged AS later
+        ON
+            before.experiment = later.experiment
+            AND before.decoding = later.decoding
+            AND before.seed = later.seed
+            AND coalesce(before.sample_seed, 0) = coalesce(later.sample_seed, 0)
+            AND before.task_id = later.task_id
+    WHERE before.checkpoint_role = 'sft' AND later.checkpoint_role = 'rl'
+)
+
+SELECT
+    p.experiment,
+    p.decoding,
+    p.seed,
+    p.sample_seed,
+    p.task_id,
+    p.parsed_after AND NOT p.parsed_before AS newly_parsed,
+    p.parsed_before AND NOT p.parsed_after AS parse_lost,
+    p.solved_after AND NOT p.solved_before AS newly_solved,
+    p.solved_before AND NOT p.solved_after AS newly_lost,
+    t.instruction
+FROM paired AS p
+LEFT JOIN tasks AS t ON p.task_id = t.task_id
+WHERE
+    (p.parsed_before != p.parsed_after OR p.solved_before != p.solved_after)
+    AND (getvariable('experiment') IS NULL OR p.experiment = getvariable('experiment'))
+ORDER BY
+    p.experiment ASC,
+    p.decoding ASC,
+    p.seed ASC,
+    p.sample_seed ASC,
+    newly_solved DESC,
+    newly_parsed DESC,
+    p.task_id ASC;

@@ -1,0 +1,175 @@
+"""A real Docker API for tests: podman's service on a socket of its own, and an image made from this machine's tools.
+
+Everything lies in one folder and ends with the process that made it. Nothing is pulled: the image is a copy of the
+programs, the libraries and the Python that are here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+IMAGE = "localhost/etpi-test:base"
+WITH_REPOSITORY = "localhost/etpi-test:repository"
+
+_PROGRAMS = """
+    awk base64 basename bash cat chmod chown chroot cp cut date dd df diff dirname dmesg du echo env expr false find git
+    grep head id kill ln ls md5sum mkdir mkfifo mknod mount mv nice nohup od patch printf ps pwd readlink realpath rm
+    rmdir sed seq setsid sh sha256sum sleep sort stat su sync tail tar tee test timeout touch tr true truncate umount
+    uname uniq unshare wc xargs yes
+"""
+_LEFT_OUT = (
+    "__pycache__",
+    "config-*",
+    "dist-packages",
+    "ensurepip",
+    "idlelib",
+    "lib2to3",
+    "pydoc_data",
+    "test",
+    "tkinter",
+)
+_SETTINGS = """
+[containers]
+default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]
+http_proxy = false
+"""
+"""podman's own defaults raise limits above what a machine that is a container itself may allow."""
+
+
+def missing() -> str | None:
+    """Why there can be no engine here; None where there can."""
+    if os.geteuid() != 0:
+        return "podman as root serves the Docker API; these tests are not run as root"
+    if absent := [name for name in ("podman", "runc") if shutil.which(name) is None]:
+        return f"no {' and no '.join(absent)} here (apt-get install podman runc)"
+    if not os.access("/usr/bin/python3", os.X_OK):
+        return "no /usr/bin/python3 to make an image of"
+    return None
+
+
+class Engine:
+    """podman's service; `address` is what DOCKER_HOST names."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="etpi-engine-"))
+        self.socket = self.folder / "socket"
+        self.address = f"unix://{self.socket}"
+        settings = self.folder / "containers.conf"
+        settings.write_text(_SETTINGS)
+        self._environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "CONTAINERS_CONF": str(settings), "HOME": "/root"}
+        self._service: subprocess.Popen[bytes] | None = None
+
+    def podman(self, *arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [*self._command(), *arguments], capture_output=True, text=True, env=self._environment, **options
+        )  # type: ignore[call-overload]
+        assert done.returncode == 0, (arguments, done.stderr)
+        return done
+
+    def start(self) -> None:
+        log = (self.folder / "log").open("ab")
+        self._service = subprocess.Popen(
+            [*self._command(), "system", "service", "--time", "0", self.address],
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            preexec_fn=_die_with_parent,
+        )
+        deadline = time.monotonic() + 20
+        while not self.socket.exists():
+            assert self._service.poll() is None and time.monotonic() < deadline, (self.folder / "log").read_text()
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        """End the service alone; containers stay as they are."""
+        if self._service is not None:
+            self._service.kill()
+            self._service.wait()
+            self._service = None
+        self.socket.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        self.stop()
+        self.podman("rm", "--all", "--force", "--time", "0")
+        subprocess.run(["umount", "--recursive", "--lazy", str(self.folder / "root" / "overlay")], capture_output=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def make_image(self, name: str = IMAGE, extra: Path | None = None) -> None:
+        """An image of this machine's programs, with the tree `extra` over it."""
+        tree = self.folder / "tree"
+        if not tree.exists():
+            _make_tree(tree)
+        if extra is not None:
+            shutil.copytree(extra, tree, dirs_exist_ok=True, symlinks=True)
+        packed = subprocess.Popen(["tar", "-C", str(tree), "-c", "."], stdout=subprocess.PIPE)
+        self.podman("import", "--change", "ENV IN_IMAGE=yes", "-", name, stdin=packed.stdout)
+        assert packed.wait() == 0
+
+    def containers(self) -> list[str]:
+        return self.podman("ps", "--all", "--quiet").stdout.split()
+
+    def _command(self) -> list[str]:
+        place = self.folder
+        return [
+            "podman",
+            f"--root={place}/root",
+            f"--runroot={place}/run",
+            f"--tmpdir={place}/tmp",
+            "--runtime=runc",
+            "--cgroup-manager=cgroupfs",
+            "--events-backend=file",
+        ]
+
+
+def _make_tree(root: Path) -> None:
+    for folder in ("bin", "sbin", "lib", "lib64"):
+        (root / "usr" / folder).mkdir(parents=True)
+        (root / folder).symlink_to(f"usr/{folder}")
+    for folder in ("dev", "etc", "home", "proc", "root", "run", "sys", "tmp", "var/tmp"):
+        (root / folder).mkdir(parents=True)
+    (root / "tmp").chmod(0o1777)
+    (root / "etc" / "passwd").write_text("root:x:0:0:root:/root:/bin/bash\n")
+    (root / "etc" / "group").write_text("root:x:0:\n")
+    python = Path("/usr/bin/python3").resolve()
+    library = Path(f"/usr/lib/{python.name}")
+    shutil.copytree(library, root / "usr/lib" / python.name, ignore=shutil.ignore_patterns(*_LEFT_OUT), symlinks=True)
+    if Path("/usr/lib/git-core").is_dir():  # most of its programs are links to git itself
+        shutil.copytree(
+            "/usr/lib/git-core", root / "usr/lib/git-core", ignore=lambda _, names: [n for n in names if n != "git"]
+        )
+    programs = [
+        Path(found) for name in _PROGRAMS.split() if (found := shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin"))
+    ]
+    files = [python, *programs, *(library / "lib-dynload").glob("*.so")]
+    linked = subprocess.run(["ldd", *files], capture_output=True, text=True).stdout.split()
+    for path in [*files, *(Path(word) for word in linked if word.startswith("/") and not word.endswith(":"))]:
+        _copy(path, root)
+    for name in ("python", "python3"):
+        (root / "usr/bin" / name).unlink(missing_ok=True)
+        (root / "usr/bin" / name).symlink_to(python.name)
+
+
+def _copy(path: Path, root: Path) -> None:
+    """The file, and where it is a link, what it leads to as well."""
+    place = path.parent.resolve() / path.name
+    target = root / str(place).lstrip("/")
+    if target.exists() or target.is_symlink():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if place.is_symlink():
+        target.symlink_to(os.readlink(place))
+        _copy(place.parent / os.readlink(place), root)
+    else:
+        shutil.copy2(place, target)
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)

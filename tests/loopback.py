@@ -1,0 +1,145 @@
+"""A small server on the loopback that answers as vLLM and OpenAI endpoints do, with faults on demand."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from etpi_assets.rollouts.actions import format_action
+from etpi_assets.rollouts.agent import SUBMIT
+from etpi_resources.chat_format import ChatFormat, load_chat_format
+
+SUBMITS = str(format_action(f"echo {SUBMIT}"))
+Fault = Callable[["_Handler"], None]
+
+
+class Loopback:
+    """One model under one name. Use as a context manager.
+
+    Attributes:
+        say: the words of a turn, of the request's body.
+        faults: taken from the front, one a generation request; None answers well.
+        always: a fault of every generation request.
+        seen: the generation requests answered or failed, as (path, body).
+        change: rewrites an answer before it is sent.
+    """
+
+    def __init__(self, model: str = "teacher", chat: ChatFormat | None = None, port: int = 0) -> None:
+        self.model, self.chat = model, chat or load_chat_format("tiny")
+        self.say: Callable[[dict[str, Any]], str] = lambda body: SUBMITS
+        self.message: Callable[[dict[str, Any], str], dict[str, Any]] = lambda body, text: {"content": text}
+        self.faults: list[Fault | None] = []
+        self.always: Fault | None = None
+        self.change: Callable[[dict[str, Any]], dict[str, Any]] = lambda answer: answer
+        self.vocabulary: Any = self.chat
+        self.seen: list[tuple[str, dict[str, Any]]] = []
+        self.lock = threading.Lock()
+        self.delay = 0.0
+        self.connections: list[socket.socket] = []
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), _Handler)
+        self._server.daemon_threads = True
+        self._server.owner = self  # pyright: ignore[reportAttributeAccessIssue]
+        self.port = self._server.server_address[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Loopback:
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+        for connection in self.connections:  # a client may have kept some open
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def prompt_of(self, body: dict[str, Any]) -> list[int]:
+        if "prompt" in body:
+            return body["prompt"]
+        return self.chat.prompt_ids(body["messages"], tools=body.get("tools"), **body.get("chat_template_kwargs", {}))
+
+    def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        text = self.say(body)
+        prompt, output = self.prompt_of(body), [*self.chat.encode(text), self.chat.end_id]
+        ids = {"token_ids": output, "finish_reason": "stop"}
+        if path == "/v1/completions":
+            logprobs = {"token_logprobs": [-0.5] * len(output)}
+            return {"choices": [{"text": text, "prompt_token_ids": prompt, "logprobs": logprobs, **ids}]}
+        message = {"role": "assistant", **self.message(body, text)}
+        logprobs = {"content": [{"token": "x", "logprob": -0.5, "bytes": None, "top_logprobs": []}] * len(output)}
+        return {
+            "id": "1", "object": "chat.completion", "created": 1, "model": self.model, "prompt_token_ids": prompt,
+            "choices": [{"index": 0, "message": message, "logprobs": logprobs, **ids}],
+        }  # fmt: skip
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    @property
+    def owner(self) -> Loopback:
+        return self.server.owner  # pyright: ignore[reportAttributeAccessIssue]
+
+    def setup(self) -> None:
+        super().setup()
+        self.owner.connections.append(self.connection)
+
+    def do_GET(self) -> None:
+        card = {"id": self.owner.model, "root": "/models/teacher", "parent": None}
+        self.reply(200, {"data": [card]} if self.path == "/v1/models" else {})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if self.path == "/tokenize":
+            return self.reply(200, {"tokens": self.owner.vocabulary.encode(body["prompt"])})
+        with self.owner.lock:
+            self.owner.seen.append((self.path, body))
+            fault = self.owner.faults.pop(0) if self.owner.faults else self.owner.always
+        if fault is not None:
+            return fault(self)
+        time.sleep(self.owner.delay)
+        self.reply(200, self.owner.change(self.owner.answer(self.path, body)))
+
+    def reply(self, status: int, answer: Any, **headers: str) -> None:
+        data = json.dumps(answer).encode()
+        self.send_response(status)
+        for name, value in {"content-type": "application/json", "content-length": str(len(data)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Tests say enough."""
+
+
+def status(code: int, message: str = "no", **headers: str) -> Fault:
+    """Answer with an error, as OpenAI endpoints word it."""
+    return lambda handler: handler.reply(code, {"error": {"message": message, "type": "e", "code": code}}, **headers)
+
+
+def drop(handler: _Handler) -> None:
+    """Close the connection without an answer."""
+    handler.close_connection = True
+    handler.connection.close()
+
+
+def hang(handler: _Handler) -> None:
+    """Answer too late."""
+    time.sleep(1.5)
+    handler.close_connection = True
+
+
+def echo_key(handler: _Handler) -> None:
+    """Refuse, and repeat the key in the error, as some endpoints do."""
+    status(401, f"Incorrect API key provided: {handler.headers['authorization']}")(handler)

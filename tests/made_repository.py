@@ -1,0 +1,188 @@
+"""A small repository with tests, in the forms that CooperBench, R2E-Gym and SWE-bench keep theirs.
+
+The same repository is made into an image and into a checkout with a prepared interpreter, so that both kinds of sandbox
+run the same tasks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+FILES = {
+    "moor.py": "def rope(n):\n    return n\n\n\n# 1\n# 2\n# 3\n# 4\n# 5\n# 6\n\n\ndef knot(n):\n    return n\n",
+    "tests/test_moor.py": "import moor\n\n\ndef test_there():\n    assert moor.rope and moor.knot\n",
+    "README.md": "moor\n",
+}
+SOLVED = {"1": ("def rope(n):\n    return n\n", "def rope(n):\n    return n * 2\n")}
+SOLVED["2"] = ("def knot(n):\n    return n\n", "def knot(n):\n    return n + 3\n")
+HIDDEN = {
+    "1": "import moor\n\n\ndef test_rope():\n    assert moor.rope(4) == 8\n",
+    "2": "import moor\n\n\nclass TestKnot:\n    def test_knot(self):\n        assert moor.knot(4) == 7\n",
+}
+RUNNER = """#!/bin/bash
+cd /workspace/repo
+[ -z "$2" ] || git apply "/patches/$2" || exit 1
+git apply "/patches/$1" || exit 1
+python3 -m pytest -q -p no:cacheprovider tests
+"""
+ISSUE = "`rope` should double and `knot` should add three."
+GIT = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b"}
+
+
+def solved(*features: str) -> dict[str, str]:
+    """The repository with these features done."""
+    files = dict(FILES)
+    for feature in features:
+        files["moor.py"] = files["moor.py"].replace(*SOLVED[feature])
+    return files
+
+
+class Repository:
+    """A folder that everybody can enter, with the repository, its interpreter and the data sets about it."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.chmod(0o755)
+        self.folder, self.repo, self.tools = folder, folder / "repo", folder / "tools"
+        self._write(self.repo, FILES)
+        self._git("init", "-q")
+        self._git("add", "-A")
+        self._git("commit", "-q", "-m", "base")
+        self.commit = self._git("rev-parse", "HEAD").strip()
+        _make_tools(self.tools)
+
+    def patch(self, before: dict[str, str], after: dict[str, str]) -> str:
+        """The diff between two states, as git writes it."""
+        self._write(self.repo, before)
+        self._git("add", "-A")
+        base = self._git("stash", "create").strip() or "HEAD"
+        self._write(self.repo, after)
+        self._git("add", "-A")
+        text = self._git("diff", "--cached", base)
+        self._git("reset", "-q", "--hard", self.commit)
+        self._git("clean", "-fdq")
+        return text
+
+    def checkouts(self, *keys: str) -> Path:
+        """The folder that `params.checkouts` names; the solution stands in a later commit of each."""
+        root = self.folder / "checkouts"
+        for key in keys:
+            if not (root / key).exists():
+                shutil.copytree(self.repo, root / key / "repo")
+                self._write(root / key / "repo", solved("1", "2"))
+                self._git("checkout", "-q", "-b", "future", at=root / key / "repo")
+                self._git("commit", "-q", "-a", "-m", "solved", at=root / key / "repo")
+                self._git("checkout", "-q", self.commit, at=root / key / "repo")
+        if not (root / "tools").exists():
+            (root / "tools").symlink_to(self.tools)
+        return root
+
+    def context(self, base: str, workdir: str, **more: str) -> Path:
+        """A folder to build an image of the repository from, at `workdir`."""
+        folder = self.folder / f"context{workdir.replace('/', '-')}"
+        if not folder.exists():
+            shutil.copytree(self.repo, folder / "repo")
+            shutil.copytree(self.tools, folder / "tools")
+            for name, text in more.items():
+                (folder / name).write_text(text)
+            lines = [f"FROM {base}", f"COPY repo {workdir}", f"COPY tools {self.tools}"]
+            lines += [f"COPY {name} /usr/local/bin/{name.replace('_', '.')}" for name in more]
+            lines += [f"ENV PATH={self.tools}/bin:/usr/bin:/bin", f"WORKDIR {workdir}", ""]
+            (folder / "Dockerfile").write_text("\n".join(lines))
+        return folder
+
+    def cooperbench(self, *, conflict: bool = False, runner: bool = True) -> Path:
+        """A folder of one CooperBench task, `moor_task/task7` with features 1 and 2."""
+        root = self.folder / ("bench_conflict" if conflict else "bench")
+        task = root / "moor_task" / "task7"
+        for number in ("1", "2"):
+            feature = task / f"feature{number}"
+            feature.mkdir(parents=True)
+            after = solved(number)
+            if conflict and number == "2":
+                after["moor.py"] = after["moor.py"].replace(
+                    "def rope(n):\n    return n\n", "def rope(n):\n    return 2 * n\n"
+                )
+            (feature / "feature.md").write_text(f"Change `moor.py`: {ISSUE}\n")
+            (feature / "feature.patch").write_text(self.patch(FILES, after))
+            hidden = {**FILES, f"tests/test_feature{number}.py": HIDDEN[number]}
+            (feature / "tests.patch").write_text(self.patch(FILES, hidden))
+        if conflict:
+            (task / "combined.patch").write_text(self.patch(FILES, solved("1", "2")))
+        if runner:
+            (task / "runner.sh").write_text(RUNNER)
+        return root
+
+    def r2e_row(self, image: str = "absent/moor:1", **changes: Any) -> dict[str, Any]:
+        """A row of R2E-Gym's schema."""
+        after = solved("1", "2")["moor.py"]
+        changed = {"moor.py": after, "tests/test_moor.py": "raise SystemExit\n"}
+        diffs = [
+            {"header": {"file": {"path": path}}, "old_file_content": "", "new_file_content": text}
+            for path, text in changed.items()
+        ]
+        return {
+            "repo_name": "moor",
+            "docker_image": image,
+            "commit_hash": self.commit,
+            "parsed_commit_content": json.dumps({"file_diffs": diffs}),
+            "execution_result_content": json.dumps(
+                {"test_file_names": ["test_1.py", "test_2.py"], "test_file_codes": [HIDDEN["1"], HIDDEN["2"]]}
+            ),
+            "expected_output_json": json.dumps({"test_rope": "PASSED", "\x1b[1mTestKnot.test_knot\x1b[0m": "PASSED"}),
+            "problem_statement": f"x [ISSUE] {ISSUE} [/ISSUE]",
+            **changes,
+        }
+
+    def swe_row(self, **changes: Any) -> dict[str, Any]:
+        """A row of SWE-bench's schema."""
+        hidden = {
+            **FILES,
+            "tests/test_moor.py": FILES["tests/test_moor.py"] + "\n\ndef test_rope():\n    assert moor.rope(4) == 8\n",
+        }
+        return {
+            "instance_id": "moor__moor-7",
+            "repo": "moor/moor",
+            "base_commit": self.commit,
+            "problem_statement": ISSUE,
+            "patch": self.patch(FILES, solved("1")),
+            "test_patch": self.patch(FILES, hidden),
+            "FAIL_TO_PASS": json.dumps(["tests/test_moor.py::test_rope"]),
+            "PASS_TO_PASS": json.dumps(["tests/test_moor.py::test_there"]),
+            **changes,
+        }
+
+    def _git(self, *arguments: str, at: Path | None = None) -> str:
+        environment = {"PATH": os.environ["PATH"], "HOME": str(self.folder), **GIT}
+        done = subprocess.run(["git", *arguments], cwd=at or self.repo, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, (arguments, done.stderr)
+        return done.stdout
+
+    @staticmethod
+    def _write(root: Path, files: dict[str, str]) -> None:
+        for path, text in files.items():
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_text(text)
+
+
+def _make_tools(tools: Path) -> None:
+    """The system's Python with pytest beside it: what a prepared interpreter is, without the network."""
+    (tools / "bin").mkdir(parents=True)
+    site = Path(importlib.import_module("pytest").__file__ or "").parents[1]
+    for name in ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments"):
+        source = Path(importlib.import_module(name).__file__ or "").parent
+        shutil.copytree(source, tools / "site" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pytest", "pluggy"):  # they ask for their own versions
+        (described,) = site.glob(f"{name}-*.dist-info")
+        shutil.copytree(described, tools / "site" / described.name)
+    shutil.copy(importlib.import_module("py").__file__ or "", tools / "site" / "py.py")
+    compiled = ["-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", str(tools / "site")]
+    subprocess.run(["/usr/bin/python3", *compiled], check=True)
+    for name in ("python", "python3"):
+        (tools / "bin" / name).write_text(f'#!/bin/sh\nPYTHONPATH={tools}/site exec /usr/bin/python3 "$@"\n')
+        (tools / "bin" / name).chmod(0o755)

@@ -1,0 +1,215 @@
+"""Small trajectories in the formats that keep a rollout a row or a document, made for the tests of importers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+
+def called(name: str = "bash", **arguments: Any) -> dict[str, Any]:
+    return {"id": "c1", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+
+
+def chat() -> list[dict[str, Any]]:
+    """Two turns: a call and a closing word."""
+    return [
+        {"role": "system", "content": "You have a shell."},
+        {"role": "user", "content": "Moor the boat."},
+        {"role": "assistant", "content": "I look.", "tool_calls": [called(command="ls")]},
+        {"role": "tool", "content": "moor.py", "tool_call_id": "c1"},
+        {"role": "assistant", "content": "Moored."},
+    ]
+
+
+def messages_row() -> dict[str, Any]:
+    return {"messages": chat(), "instance_id": "pier__moor-12", "model": "helmsman-2", "resolved": True}
+
+
+def sharegpt_row() -> dict[str, Any]:
+    turns = [
+        {"from": "human", "value": "Moor the boat."},
+        {"from": "function_call", "value": json.dumps({"name": "bash", "arguments": {"command": "ls"}})},
+        {"from": "observation", "value": "moor.py"},
+        {"from": "gpt", "value": "Moored."},
+    ]
+    return {"id": "r1", "system": "You have a shell.", "conversations": turns}
+
+
+def r2e_row() -> dict[str, Any]:
+    def step(index: int, thought: str, action: str, seen: str, tokens: int) -> dict[str, Any]:
+        return {
+            "step_idx": index,
+            "thought": thought,
+            "action": action,
+            "observation": seen,
+            "done": False,
+            "info": {"total_time": 0.5},
+            "token_usage_completion": tokens,
+            "llm_exec_time": 0.1,
+        }
+
+    ls = "<function=execute_bash>\n  <parameter=cmd>ls</parameter>\n</function>"
+    return {
+        "trajectory_steps": [
+            step(0, "I look.", ls, "moor.py", 30),
+            step(1, "", "<function=finish>\n</function>", "bye", 0),
+        ],
+        "problem_statement": "Moor the boat.",
+        "docker_image": "namanjain12/harbor_final:0a1b2c",
+        "agent_args": {
+            "system_prompt": "You have a shell.",
+            "instance_prompt": "Fix: {problem_statement}",
+            "llm_name": "helmsman-2",
+        },
+        "ds": {"repo_name": "harbor"},
+        "max_steps": 1,
+        "exit_reason": "max_step_limit",
+        "output_patch": "diff --git a/moor.py b/moor.py\n",
+        "reward": 1.0,
+        "test_output": "1 passed",
+    }
+
+
+def openhands_row() -> dict[str, Any]:
+    """The old events; one response with two calls."""
+    message = {
+        "role": "assistant",
+        "content": "I look.",
+        "tool_calls": [called("execute_bash", command="ls"), called("execute_bash", command="pwd")],
+    }
+    meta = {
+        "tool_call_id": "c1",
+        "function_name": "execute_bash",
+        "model_response": {"id": "m1", "choices": [{"message": message}]},
+    }
+    return {
+        "instance_id": "pier__moor-12",
+        "instruction": "Moor the boat.",
+        "metadata": {"llm_config": {"model": "helmsman-2"}},
+        "test_result": {"git_patch": "diff --git a/moor.py b/moor.py\n"},
+        "report": {"resolved": False},
+        "history": [
+            {"source": "agent", "action": "system", "args": {"content": "You have a shell."}},
+            {
+                "source": "user",
+                "action": "message",
+                "args": {"content": "Moor the boat."},
+                "timestamp": "2026-03-01T09:00:00",
+            },
+            {
+                "source": "environment",
+                "observation": "agent_state_changed",
+                "content": "",
+                "extras": {"agent_state": "running"},
+            },
+            {"source": "agent", "action": "run", "args": {"command": "ls"}, "tool_call_metadata": meta},
+            {"source": "agent", "action": "run", "args": {"command": "pwd"}, "tool_call_metadata": meta},
+            {"source": "agent", "observation": "run", "content": "moor.py", "extras": {"metadata": {"exit_code": 0}}},
+            {"source": "agent", "observation": "run", "content": "/work", "extras": {"metadata": {"exit_code": 0}}},
+            {"source": "agent", "action": "finish", "args": {"outputs": {"word": "done"}, "thought": "Moored."}},
+        ],
+    }
+
+
+def openhands_typed_row() -> dict[str, Any]:
+    """The new events."""
+    call = {"id": "c1", "name": "terminal", "arguments": json.dumps({"command": "ls"}), "origin": "completion"}
+    return {
+        "instance_id": "pier__moor-12",
+        "history": [
+            {
+                "kind": "SystemPromptEvent",
+                "source": "agent",
+                "system_prompt": {"type": "text", "text": "You have a shell."},
+            },
+            {
+                "kind": "MessageEvent",
+                "source": "user",
+                "llm_message": {"role": "user", "content": [{"type": "text", "text": "Moor."}]},
+            },
+            {
+                "kind": "ActionEvent",
+                "source": "agent",
+                "thought": [{"type": "text", "text": "I look."}],
+                "tool_call": call,
+                "llm_response_id": "m1",
+            },
+            {
+                "kind": "ObservationEvent",
+                "observation": {"content": [{"type": "text", "text": "moor.py"}], "exit_code": 0},
+            },
+            {"kind": "AgentErrorEvent", "error": "no such tool"},
+            {"kind": "ConversationStateUpdateEvent", "key": "x"},
+            {
+                "kind": "MessageEvent",
+                "source": "agent",
+                "llm_message": {"role": "assistant", "content": [{"type": "text", "text": "Moored."}]},
+            },
+        ],
+    }
+
+
+def verl_row() -> dict[str, Any]:
+    return {"input": "Moor the boat.", "output": "```bash\nls\n```", "gts": "x", "score": 1.0, "step": 3}
+
+
+def trl_row(ids: list[int], spans: list[tuple[int, int]]) -> dict[str, Any]:
+    labels = [-100] * len(ids)
+    for start, end in spans:
+        labels[start:end] = ids[start:end]
+    return {"input_ids": ids, "labels": labels}
+
+
+def atif_document(**changes: Any) -> dict[str, Any]:
+    """A copied step, a turn with ids and log-probabilities, a step that no model made, a closing turn."""
+    document = {
+        "schema_version": "ATIF-v1.7",
+        "session_id": "s1",
+        "agent": {"name": "terminus", "version": "2", "model_name": "helmsman-2"},
+        "steps": [
+            {"source": "system", "message": "You have a shell."},
+            {"source": "user", "message": "Moor the boat.", "timestamp": "2026-03-01T09:00:00Z"},
+            {"source": "agent", "message": "Earlier.", "is_copied_context": True},
+            {
+                "source": "agent",
+                "message": "I look.",
+                "reasoning_content": "hm",
+                "tool_calls": [{"tool_call_id": "c1", "function_name": "bash", "arguments": {"command": "ls"}}],
+                "observation": {"results": [{"source_call_id": "c1", "content": "moor.py"}]},
+                "metrics": {"prompt_token_ids": [1, 2, 3], "completion_token_ids": [4, 5], "logprobs": [-0.5, -0.25]},
+            },
+            {"source": "agent", "message": "dispatch", "llm_call_count": 0},
+            {"source": "agent", "message": "Moored.", "metrics": {"completion_tokens": 3}},
+        ],
+    }
+    document["steps"] = [{"step_id": i + 1, **step} for i, step in enumerate(document["steps"])]
+    return {**document, **changes}
+
+
+def trial(root: Path, name: str = "moor__abc", **result: Any) -> Path:
+    """A trial folder with a trajectory and a reward."""
+    folder = root / "jobs/2026-03-01" / name
+    (folder / "agent").mkdir(parents=True)
+    (folder / "verifier").mkdir()
+    (folder / "agent/trajectory.json").write_text(json.dumps(atif_document()))
+    (folder / "verifier/reward.txt").write_text("1.0\n")
+    (folder / "config.json").write_text(json.dumps({"task": {"path": "tasks/moor"}, "trial_name": name}))
+    times = {"started_at": "2026-03-01T09:00:00Z", "finished_at": "2026-03-01T09:01:30Z"}
+    (folder / "result.json").write_text(json.dumps({"task_name": "moor", "trial_name": name, **times, **result}))
+    return folder
+
+
+def write_lines(path: Path, rows: list[Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def write_parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path

@@ -1,0 +1,145 @@
+"""A structured think block: one definition, and every form of it accepts the same texts."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+
+import llguidance
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etpi_assets.specs.models import AgentSection, RolloutSetSpec
+from etpi_resources.chat_format import ChatFormat, load_chat_format
+from etpi_resources.grammars import ThinkGrammar
+
+HAS_QWEN = find_spec("dashscope") is not None
+NAMES = ["tiny", *(["qwen3"] if HAS_QWEN else [])]
+GRAMMARS = [
+    ThinkGrammar.of(),
+    ThinkGrammar.of(max_chars=5),
+    ThinkGrammar.of(("PLAN", "next-step"), {"PLAN": 1}),
+    ThinkGrammar(given="<think>\n"),
+    ThinkGrammar(given="<think>"),
+]
+
+# Lines that fit, lines that almost do, and what tries to leave the block.
+LINES = st.one_of(
+    st.text(alphabet="ab: é😀你\u2028", min_size=1, max_size=7),
+    st.sampled_from(
+        ["", " x", "x ", "a < b", "</think>", "<tool_call>", "x\r", "\t", "<|im_end|>", "STATE: x", "12345"]
+    ),
+)
+
+
+@st.composite
+def blocks(draw: st.DrawFn, grammar: ThinkGrammar) -> str:
+    """A text that the grammar takes, or one or two faults away from it."""
+    text = grammar.opening + "".join(f"{name}: {draw(LINES)}\n" for name in grammar.slots) + "</think>"
+    fault = draw(st.integers(0, 5))
+    at = draw(st.integers(0, len(text)))
+    if fault == 0:
+        return text[:at]
+    if fault == 1:
+        return text[:at] + draw(st.sampled_from(["\n", " ", "x", "<", "<think>"])) + text[at:]
+    if fault == 2:
+        return text[:at] + text[at + 1 :]
+    return text
+
+
+def accepts(matcher: llguidance.LLMatcher, ids: list[int]) -> bool:
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+def vocabulary(chat: ChatFormat) -> llguidance.LLTokenizer:
+    return llguidance.LLTokenizer(chat.tokenizer.backend_tokenizer.to_str(), eos_token=chat.end_id, slices=[])
+
+
+class Bytes:
+    """A vocabulary of the 256 bytes and an end: what a form says of text, whatever the pieces."""
+
+    eos_token_id, bos_token_id = 256, None
+    tokens = [bytes([byte]) for byte in range(256)] + [b"<|end|>"]
+    special_token_ids = (256,)
+
+    def __call__(self, text: str) -> list[int]:
+        return list(text.encode())
+
+
+BYTES = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Bytes()))
+
+
+@pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda g: f"{len(g.slots)}-{g.bounds[0]}-{g.given!r}")
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_every_form_takes_the_same_texts(name: str, grammar: ThinkGrammar, data: st.DataObject) -> None:
+    chat = load_chat_format(name)
+    text = data.draw(blocks(grammar))
+    wanted = re.fullmatch(grammar.pattern(), chat.decode(chat.encode(text))) is not None
+    by_ids = llguidance.LLMatcher(VOCABULARY[name], llguidance.LLMatcher.grammar_from_lark(grammar.lark()), log_level=0)
+    assert accepts(by_ids, chat.encode(text)) is wanted
+    # The text form: the block, and anything at all behind it.
+    rest = data.draw(st.sampled_from(["", "\n\n<tool_call>\nls\n</tool_call>", "</think>\n\n\n", "é\r\n<"]))
+    by_text = llguidance.LLMatcher(BYTES, llguidance.grammar_from("grammar", grammar.gbnf()), log_level=0)
+    assert accepts(by_text, list((text + rest).encode())) is (
+        re.fullmatch(grammar.pattern() + r"[\s\S]*", text + rest) is not None
+    )
+
+
+VOCABULARY = {name: vocabulary(load_chat_format(name)) for name in NAMES}
+
+
+def test_the_block_of_the_reference_is_one() -> None:
+    text = "<think>\nSTATE: tests fail in a.py\nACTION: read it, to see why\nEXPECT: a bug\n</think>"
+    assert re.fullmatch(ThinkGrammar.of().pattern(), text)
+    assert not re.fullmatch(ThinkGrammar.of(max_chars=10).pattern(), text)
+    assert not re.fullmatch(ThinkGrammar.of(("STATE", "ACTION")).pattern(), text)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_grammar_begins_where_the_prompt_leaves_off(name: str) -> None:
+    chat, grammar = load_chat_format(name), ThinkGrammar.of()
+    plain = chat.prompt_ids([{"role": "user", "content": "<think>\nnot the tail"}])
+    assert grammar.after(plain, chat).opening == "<think>\n"
+    assert grammar.after([*plain, *chat.encode("<think>\n")], chat).opening == ""
+    assert grammar.after([*plain, *chat.encode("<think>")], chat).opening == "\n"
+    with pytest.raises(ValueError, match="close the think block.*enable_thinking = true"):
+        grammar.after([*plain, *chat.encode("<think>\n\n</think>\n\n")], chat)
+    with pytest.raises(ValueError, match="expected '<think>"):
+        grammar.after([*plain, *chat.encode("<think>\nSo:")], chat)
+
+
+@pytest.mark.parametrize(
+    ("slots", "bound", "words"),
+    [
+        ((), None, "at least one"),
+        (("A", "A"), None, "each once"),
+        (("A b",), None, "slot 'A b'"),
+        (("A",), {"B": 3}, "bounds B, but the slots are A"),
+        (("A",), 0, "1 to 2000"),
+    ],
+)
+def test_what_is_no_grammar_is_refused(slots: tuple[str, ...], bound: int | dict[str, int] | None, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        ThinkGrammar.of(slots, bound)
+
+
+def test_the_agent_section_says_it() -> None:
+    asked = AgentSection.model_validate({"grammar": {"slots": ["PLAN"], "max_chars": 80}})
+    assert asked.grammar and asked.grammar.grammar() == ThinkGrammar.of(("PLAN",), 80)
+    assert AgentSection.model_validate(asked.model_dump(mode="json")) == asked
+    # A knob that is off leaves what identifies a rollout as it was.
+    off = AgentSection.model_validate({"grammar": "none"})
+    assert off == AgentSection() and "grammar" not in off.identity()
+    assert asked.identity()["grammar"] == {"slots": ["PLAN"], "max_chars": 80}
+    with pytest.raises(ValueError, match="bounds STEP"):
+        AgentSection.model_validate({"grammar": {"max_chars": {"STEP": 1}}})
+    scripted = {"title": "x", "kind": "live", "suite": "s", "engine": {"kind": "scripted", "teacher": "t"}}
+    with pytest.raises(ValueError, match="agent.grammar binds a model's tokens"):
+        RolloutSetSpec.model_validate({**scripted, "agent": {"grammar": {}}})
+
+
+def test_vllm_gets_the_text_form() -> None:
+    assert ThinkGrammar.of().structured_outputs() == {"grammar": ThinkGrammar.of().gbnf()}

@@ -1,0 +1,119 @@
+"""The link between a trainer and whoever rolls out: calls cross it whole, and neither side waits for a dead one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from etpi_resources.engines import Completion, Engine, Request, Sampler
+from etpi_resources.trainers.policy_link import LinkBroken, PolicyServer, Sample, connect
+
+
+class Echo:
+    """An engine that answers with the prompt's ids, reversed."""
+
+    name = "echo"
+
+    def __init__(self, fails: bool = False) -> None:
+        self.fails, self.together, self.most = fails, 0, 0
+        self.lock = threading.Lock()
+
+    def complete(self, requests: Sequence[Request]) -> list[Completion]:
+        if self.fails:
+            raise ValueError("no such weights")
+        return [
+            Completion(list(r.prompt_ids), list(r.prompt_ids)[::-1], [-0.5] * len(r.prompt_ids), r.session, "stop", "m")
+            for r in requests
+        ]
+
+    def fingerprint(self):
+        return {}
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def ask(engine: Engine, n: int) -> Completion:
+    sampler = Sampler(temperature=0.9, max_tokens=n, seed=n)
+    [found] = engine.complete([Request(f"r/{n}", f"s{n}", list(range(n)), (), sampler)])
+    return found
+
+
+def sample(ids: Sequence[int]) -> Sample:
+    return Sample([1], list(ids), [1] * len(ids), [-0.5] * len(ids), 1.0, 0.5, 1.0, 0.0)
+
+
+def test_many_rollouts_at_once_get_each_its_own_completion():
+    def roll_out(step: int, rows: Sequence[int], engine: Engine) -> list[Sample]:
+        with ThreadPoolExecutor(16) as pool:
+            found = list(pool.map(lambda row: ask(engine, row), rows))
+        assert [c.text for c in found] == [f"s{row}" for row in rows]
+        return [sample(c.output_ids or ()) for c in found]
+
+    with PolicyServer(roll_out, "policy") as server, connect(str(server.path)) as client:
+        for step in range(3):
+            rows = list(range(1, 40))
+            samples = client.roll_out(step, rows, Echo())
+            assert [list(s.completion_ids) for s in samples] == [list(range(row))[::-1] for row in rows]
+            assert samples[0].logprobs == [-0.5] and samples[0].advantage == 0.5
+
+
+def test_what_rolling_out_raises_stops_the_trainer_with_its_words():
+    def roll_out(step: int, rows: Sequence[int], engine: Engine) -> list[Sample]:
+        raise ValueError("row 7 has no reward")
+
+    with PolicyServer(roll_out, "policy") as server, connect(str(server.path)) as client:
+        with pytest.raises(LinkBroken, match="step 4: ValueError: row 7 has no reward"):
+            client.roll_out(4, [7], Echo())
+        assert isinstance(server.error, ValueError)
+
+
+def test_what_generating_raises_reaches_the_rollout():
+    seen: list[str] = []
+
+    def roll_out(step: int, rows: Sequence[int], engine: Engine) -> list[Sample]:
+        with pytest.raises(RuntimeError, match="no such weights") as caught:
+            ask(engine, 3)
+        seen.append(str(caught.value))
+        return [sample([1])]
+
+    with PolicyServer(roll_out, "policy") as server, connect(str(server.path)) as client:
+        client.roll_out(0, [0], Echo(fails=True))
+    assert seen == ["ValueError: no such weights"]
+
+
+def test_a_trainer_that_dies_ends_the_rollouts_that_wait_for_it():
+    ended = threading.Event()
+
+    def roll_out(step: int, rows: Sequence[int], engine: Engine) -> list[Sample]:
+        try:
+            ask(engine, 1)
+        except LinkBroken:
+            ended.set()
+            raise
+        return [sample([1])]
+
+    class Silent(Echo):
+        def complete(self, requests: Sequence[Request]) -> list[Completion]:
+            dying.set()
+            ended.wait(20)
+            raise RuntimeError("too late")
+
+    dying = threading.Event()
+    with PolicyServer(roll_out, "policy") as server:
+        with connect(str(server.path)) as client:
+            threading.Thread(target=lambda: dying.wait(20) and client.close(), daemon=True).start()
+            with pytest.raises(LinkBroken):
+                client.roll_out(0, [0], Silent())
+        assert ended.wait(20), "the rollout waited for a trainer that is gone"
+    assert server.error is None and not server.path.exists()
+
+
+def test_nobody_who_rolls_out_is_said_at_once():
+    with PolicyServer(lambda step, rows, engine: [], "policy") as server:
+        path = str(server.path)
+    with pytest.raises(OSError), connect(path):
+        pass

@@ -1,0 +1,174 @@
+"""A round of reinforcement: what the trainer is told, what is kept, and what stops the run."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from itertools import islice
+
+import pytest
+
+from etpi_assets.rollouts.agent import Identity
+from etpi_assets.rollouts.records import AgentRecord, RolloutRecord, Turn
+from etpi_assets.scoring.rewards import functions
+from etpi_assets.scoring.rewards.attempt import BadReward
+from etpi_assets.scoring.rewards.rescore import as_applied, score_again
+from etpi_assets.specs.models import AgentSection, RewardTerm, RLSection
+from etpi_assets.tasks.families import load_family
+from etpi_assets.tasks.terminal_tiny.generate import KEYWORDS, draw_tasks
+from etpi_assets.training.rounds import Ground, RolloutsFailed, Rounds, as_sequence, drop_after, read_rounds
+from etpi_resources.chat_format import load_chat_format
+from etpi_resources.engines import Completion, Request
+from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
+from etpi_resources.schemas import from_rows
+
+CHAT = load_chat_format("tiny")
+TASKS = list(islice(draw_tasks("s", 0, "train"), 8))
+TERMS = (
+    RewardTerm(function="format", weight=1.5),
+    RewardTerm(function="relevance", params={"keywords": {verb: list(words) for verb, words in KEYWORDS.items()}}),
+)
+AGENT = AgentSection(prompt="terminal_tiny", action_format="thinking_bash", max_steps=1, max_tokens=80)
+SECTION = RLSection(method="grpo", suite="s", agent=AGENT, rewards=TERMS, max_response_tokens=80)
+
+
+class Mixed:
+    """A policy that answers right, with another verb, or out of form, in turn by sample; two turns where asked."""
+
+    name = "policy"
+
+    def __init__(self, broken: int = 0) -> None:
+        self.broken = broken
+
+    def complete(self, requests: Sequence[Request]) -> list[Completion]:
+        if self.broken > 0:
+            self.broken -= 1
+            raise OSError("the socket is gone")
+        return [self._one(request) for request in requests]
+
+    def _one(self, request: Request) -> Completion:
+        command = request.privileged["payload"]["command"]
+        form = random.Random(request.request_id).randrange(3)
+        right = f"<thinking>a</thinking>\n```bash\n{command}\n```"
+        text = [right, right.replace(command, "ls"), command][form]
+        ids = [*CHAT.encode(text), CHAT.end_id]
+        return Completion(list(request.prompt_ids), ids, [-0.25] * len(ids), text, "stop", self.name)
+
+    def fingerprint(self):
+        return {}
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def rounds(folder, section: RLSection = SECTION) -> Rounds:
+    ground = Ground(TASKS, load_family("terminal_tiny"), BubblewrapFactory(), CHAT)
+    identity = Identity("k" * 16, "rl", "policy", teacher="p", experiment="e", checkpoint_role="rl", seed=0)
+    return Rounds(section, ground, identity, 0, folder)
+
+
+def test_a_round_is_rewarded_recorded_and_read_back(tmp_path):
+    samples = rounds(tmp_path)(3, [2, 2, 2, 2, 5, 5, 5, 5], Mixed())
+    kept = list(read_rounds(tmp_path, "k" * 16))
+    assert [lesson.place for lesson, _ in kept] == list(range(8)) and {lesson.step for lesson, _ in kept} == {3}
+    assert len({record.rollout_id for _, record in kept}) == 8
+    for sample, (lesson, record) in zip(samples, kept, strict=True):
+        [turn] = record.agents[0].turns
+        assert (record.origin, record.experiment, record.sample) == ("rl", "e", 12 + lesson.place % 4)
+        assert list(sample.prompt_ids) == turn.prompt_ids and list(sample.completion_ids) == turn.output_ids
+        assert set(sample.mask) == {1} and set(sample.logprobs) == {-0.25}
+        assert (sample.reward, sample.advantage) == (lesson.reward, lesson.advantage)
+        values = {score.function: score.value for score in lesson.scores}
+        assert lesson.reward == 1.5 * values["format"] + values["relevance"]
+        assert lesson.parsed == (turn.parse_error is None) == bool(values["format"])
+        assert lesson.solved == (record.outcome or {})["reward"] == (values["relevance"] == 1.0)
+    for at in (0, 4):
+        assert sum(sample.advantage for sample in samples[at : at + 4]) == pytest.approx(0.0, abs=1e-9)
+    assert {lesson.reward for lesson, _ in kept} == {0.0, 1.5, 2.5}, "the policy must have answered all three ways"
+
+
+def test_rounds_after_a_checkpoint_are_dropped_and_the_same_step_asks_the_same_draws(tmp_path):
+    one = rounds(tmp_path)
+    for step in range(4):
+        one(step, [step] * 4, Mixed())
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    (tmp_path / "round-000004.new").write_text("torn")
+    assert drop_after(tmp_path, 2) == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["round-000000.jsonl", "round-000001.jsonl"]
+    one(2, [2] * 4, Mixed())
+    again = json.loads((tmp_path / "round-000002.jsonl").read_text().splitlines()[0])
+    first = json.loads(before["round-000002.jsonl"].splitlines()[0])
+    assert again == first
+
+
+def test_a_missing_or_nan_reward_stops_the_run_with_the_row(tmp_path, monkeypatch):
+    def nan(attempt, **params):
+        return float("nan") if attempt.task_id == TASKS[1].task_id else 1.0
+
+    monkeypatch.setitem(functions.FUNCTIONS, "format", nan)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(BadReward, match=f"task {TASKS[1].task_id}: the reward 'format' is nan"):
+        rounds(tmp_path)(0, [0] * 4 + [1] * 4, Mixed())
+    assert not list(tmp_path.iterdir()), "a round that taught nothing must not be kept"
+
+
+def test_what_breaks_once_is_rolled_out_again_and_what_breaks_twice_names_the_task(tmp_path):
+    assert len(rounds(tmp_path)(0, [0] * 4, Mixed(broken=1))) == 4
+    with pytest.raises(RolloutsFailed, match=f"task {TASKS[0].task_id} sample .*the socket is gone"):
+        rounds(tmp_path)(1, [0] * 4, Mixed(broken=99))
+
+
+def test_a_prompt_that_is_too_long_is_named_instead_of_cut(tmp_path):
+    section = SECTION.model_copy(update={"max_prompt_tokens": 20})
+    with pytest.raises(RolloutsFailed, match=f"the prompt of task {TASKS[0].task_id} is .*raise rl.max_prompt_tokens"):
+        rounds(tmp_path, section)(0, [0] * 4, Mixed())
+
+
+def test_several_turns_become_one_sequence_in_which_what_was_read_is_masked():
+    turns = [
+        Turn(0, "a", prompt_ids=[1, 2], output_ids=[3, 4], logprobs=[-1.0, -2.0], capture="native"),
+        Turn(1, "b", prompt_ids=[1, 2, 3, 4, 7, 8, 9], output_ids=[5], logprobs=[-3.0], capture="native"),
+    ]
+    record = RolloutRecord("r", "rl", "s", "t", "repo", [AgentRecord("agent1", "f", "solo", "Submitted", turns)])
+    assert as_sequence(record) == ([1, 2], [3, 4, 7, 8, 9, 5], [1, 1, 0, 0, 0, 1], [-1.0, -2.0, 0.0, 0.0, 0.0, -3.0])
+    turns[1].prompt_ids = [1, 2, 4, 4, 7, 8, 9]
+    with pytest.raises(RolloutsFailed, match="turn 1: its prompt does not extend"):
+        as_sequence(record)
+    turns[1].prompt_ids, turns[1].logprobs = [1, 2, 3, 4], None
+    with pytest.raises(RolloutsFailed, match="reported no ids or log-probabilities"):
+        as_sequence(record)
+
+
+def test_old_rollouts_are_scored_again_by_a_changed_reward_without_running(tmp_path, monkeypatch):
+    rounds(tmp_path)(0, [0] * 4, Mixed())
+    kept = list(read_rounds(tmp_path, "k" * 16))
+    keys = [{"rollout_id": lesson.rollout_id, "seed": 0, "step": lesson.step} for lesson, _ in kept]
+    samples = from_rows("rl_samples", keys)
+    rows = [key | vars(s) for key, (lesson, _) in zip(keys, kept, strict=True) for s in lesson.scores]
+    applied = from_rows("rewards", [row | {"applied": True} for row in rows])
+    tasks = {task.task_id: task for task in TASKS}
+    records = [record for _, record in kept]
+    again = score_again(records, tasks, samples, TERMS)
+    assert as_applied(applied, again).passed
+    assert [r["value"] for r in again.to_pylist()] == [r["value"] for r in applied.to_pylist()]
+
+    monkeypatch.setitem(functions.FUNCTIONS, "format", lambda attempt: 0.5)  # pyright: ignore[reportArgumentType]
+    functions.version_of.cache_clear()
+    changed = score_again(records, tasks, samples, TERMS)
+    outcome = as_applied(applied, changed)
+    functions.version_of.cache_clear()
+    assert not outcome.passed and not outcome.blocking and "format on 4 rollouts" in outcome.message
+    assert {r["value"] for r in changed.to_pylist() if r["function"] == "format"} == {0.5}
+
+
+def test_a_section_that_cannot_be_learnt_from_is_refused():
+    for change, words in (
+        ({"agent": AGENT.model_copy(update={"top_p": 0.9})}, "top_p = 1"),
+        ({"agent": AGENT.model_copy(update={"temperature": 0.0})}, "temperature above 0"),
+        ({"agent": AGENT.model_copy(update={"history_think": "strip"})}, "forks the prompt"),
+        ({"agent": {**AGENT.model_dump(), "grammar": {}}}, "masks tokens"),
+        ({"device_batch": 6, "accumulate": 1}, "groups stay whole"),
+        ({"rewards": ()}, "at least one entry of `rewards`"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            RLSection.model_validate({**SECTION.model_dump(), **change})

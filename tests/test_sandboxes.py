@@ -1,0 +1,445 @@
+"""Both kinds of sandbox: what they do for honest commands, and that hostile ones stay inside and pass."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from etpi_resources.sandboxes import Limits, Sandbox, SandboxFactory
+from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
+from etpi_resources.sandboxes.docker import DockerFactory, DockerSandbox
+
+LIMITS = Limits(
+    command_seconds=10, memory_bytes=256 * 1024**2, processes=48, file_bytes=16 * 1024**2, output_bytes=16 * 1024
+)
+
+
+@pytest.fixture(scope="module", params=["bubblewrap", "docker"])
+def factory(request) -> SandboxFactory:
+    if request.param == "docker":
+        request.getfixturevalue("engine")
+        return DockerFactory()
+    return BubblewrapFactory()
+
+
+@pytest.fixture(scope="module")
+def box(factory):
+    with factory.create({"src/a.py": "print('hello')\n", "notes.txt": "no newline"}, LIMITS) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def own(factory):
+    with factory.create({"a.txt": "a\n"}, LIMITS) as sandbox:
+        yield sandbox
+
+
+def python(sandbox, program, **kwargs):
+    sandbox.write_files({"program.py": textwrap.dedent(program)})
+    return sandbox.run("python program.py", **kwargs)
+
+
+def alive(sandbox):
+    result = sandbox.run("cat a.txt")
+    assert (result.output, result.exit_code) == ("a\n", 0)
+    assert sandbox.read_files()["a.txt"] == "a\n"
+
+
+# --- honest work ---------------------------------------------------------------------------------------------------
+
+
+def test_it_is_the_protocol(factory):
+    assert isinstance(factory.create({}), Sandbox)
+    assert factory.name in ("bubblewrap", "docker")
+
+
+def test_commands_run_in_the_workspace_each_in_a_fresh_shell(box):
+    assert box.run("pwd; cat notes.txt").output == "/workspace\nno newline"
+    box.run("cd src; export X=1")
+    assert box.run("pwd; echo $X; python src/a.py").output == "/workspace\n\nhello\n"
+
+
+def test_output_is_interleaved_and_the_exit_code_kept(box):
+    result = box.run("echo one; echo two >&2; echo three; exit 7")
+    assert (result.output, result.exit_code) == ("one\ntwo\nthree\n", 7)
+    assert not result.timed_out and not result.truncated
+    assert box.run("no_such_command").exit_code == 127
+
+
+def test_files_go_in_and_come_out(own):
+    own.write_files({"deep/er/b.txt": "b ≥ é", "empty": ""})
+    own.run("rm a.txt; printf '\\377\\376' > binary; echo new > c; ln -s c link; mkfifo pipe; mkdir none")
+    assert own.read_files() == {"deep/er/b.txt": "b ≥ é", "empty": "", "c": "new\n"}
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../up", "a/../../up", "", "nul\0"])
+def test_a_path_that_leaves_the_workspace_is_refused(factory, path):
+    with pytest.raises(ValueError, match="relative to the workspace"):
+        factory.create({path: "x"})
+
+
+def test_long_commands_and_impossible_ones(own):
+    assert own.run("true " + "x" * 300_000 + "; echo done").output == "done\n"
+    assert own.run("echo a\0b").exit_code == 126
+    alive(own)
+
+
+# --- the host ------------------------------------------------------------------------------------------------------
+
+
+def test_no_network(box):
+    server = socket.create_server(("127.0.0.1", 0))
+    port = server.getsockname()[1]
+    result = python(
+        box,
+        f"""
+        import socket
+        for address in (("127.0.0.1", {port}), ("1.1.1.1", 53), ("8.8.8.8", 443)):
+            try: print("REACHED", socket.create_connection(address, 1))
+            except OSError as error: print(error)
+        """,
+    )
+    server.close()
+    assert result.exit_code == 0 and "REACHED" not in result.output
+    assert [line.split(":")[0].strip() for line in box.run("tail -n +3 /proc/net/dev").output.splitlines()] == ["lo"]
+
+
+def test_no_host_files(box, tmp_path):
+    secret = tmp_path / f"planted-{os.getpid()}"
+    secret.write_text("planted")
+    for path in (secret, tmp_path, Path.cwd(), __file__, f"/proc/{os.getpid()}", "/dev/sda", "/dev/mem"):
+        assert box.run(f"cat {path} || ls {path}").exit_code != 0, path
+    assert box.run(f"find / -name {secret.name} -not -path '/proc/*' 2>/dev/null").output == ""
+    assert box.run("ls -A /root /home 2>/dev/null | grep -v :").output.split() == []
+
+
+def test_no_host_environment(factory, monkeypatch):
+    monkeypatch.setenv("PLANTED_KEY", "planted-value")
+    with factory.create({}, LIMITS) as sandbox:
+        assert "planted" not in sandbox.run("env; cat /proc/*/environ; cat /proc/*/cmdline").output.lower()
+        names = {line.split("=")[0] for line in sandbox.run("env").output.splitlines()}
+    assert names <= {
+        "IN_IMAGE",
+        "PATH",
+        "HOME",
+        "USER",
+        "LANG",
+        "TERM",
+        "PYTHONDONTWRITEBYTECODE",
+        "PWD",
+        "OLDPWD",
+        "SHLVL",
+        "_",
+    }
+
+
+def test_nothing_outside_the_bounded_places_can_be_written(box):
+    bounded = ("/workspace", "/tmp", "/dev/shm", "/var/tmp", "/dev/mqueue")  # the last two of a few KiB
+    found = box.run("find / -type d -writable -not -path '/proc/*' 2>/dev/null").output.split()
+    assert {"/workspace", "/tmp", "/dev/shm"} <= set(found)
+    tried = "; ".join(f"(echo x > {place}/x) 2>/dev/null && echo WROTE {place}" for place in found)
+    written = {line.split()[1] for line in box.run(tried).output.splitlines()}
+    assert {place for place in written if not place.startswith(bounded)} == set()
+    fill = "head -c 10000000 /dev/zero > /var/tmp/x; du -k /var/tmp | cut -f1; rm /var/tmp/x"
+    assert int(box.run(f"test -d /var/tmp || exec echo 0; ({fill}) 2>/dev/null").output) <= 64
+    files = "/usr/bin/env /etc/ld.so.cache /proc/sys/kernel/hostname"
+    assert "WROTE" not in box.run(f"for f in {files}; do echo x > $f && echo WROTE; done").output
+    box.run("rm -f /tmp/x /dev/shm/x x src/x")
+
+
+def test_links_out_of_the_workspace_are_not_followed(own, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("planted")
+    own.run(f"ln -s {secret} file; ln -s {tmp_path} folder; ln -s / root; ln -s /etc/ld.so.cache cache; ln -s . loop")
+    assert own.read_files() == {"a.txt": "a\n"}
+    own.run(f"rm a.txt; ln -s {secret} a.txt")
+    with pytest.raises(OSError, match="a.txt"):
+        own.write_files({"a.txt": "through the link"})
+    assert secret.read_text() == "planted"
+
+
+def test_no_privileges(box):
+    lines = box.run("cat /proc/self/status").output.splitlines()
+    status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+    assert status["NoNewPrivs"] == "1" and status["Seccomp"] == "2"
+    assert int(status["CapEff"], 16) == int(status["CapPrm"], 16) == int(status["CapBnd"], 16) == 0
+    tries = ("su -c id", "sudo -n id", "mount -t tmpfs none /tmp", "unshare -Ur id", "chroot / id", "umount /proc")
+    for command in tries:
+        result = box.run(f"{command} </dev/null")
+        assert result.exit_code != 0 and "uid=0" not in result.output, command
+    result = box.run("cp /usr/bin/id ./mine; chmod 4755 mine; ./mine -u; chown 0 mine 2>&1")
+    assert int(result.output.splitlines()[0]) >= 1000 and result.exit_code != 0
+
+
+def test_denied_system_calls(box):
+    result = python(
+        box,
+        """
+        import ctypes, errno, os
+        libc = ctypes.CDLL(None, use_errno=True)
+        tries = {
+            "ptrace": lambda: libc.ptrace(16, 1, 0, 0),
+            "memfd": lambda: libc.memfd_create(b"x", 0),
+            "shm": lambda: libc.shmget(0, 4096, 0o1600),
+            "userns": lambda: libc.unshare(0x10000000),
+            "setns": lambda: libc.setns(0, 0),
+            "mount": lambda: libc.mount(b"none", b"/tmp", b"tmpfs", 0, None),
+            "clock": lambda: libc.clock_settime(0, ctypes.byref((ctypes.c_long * 2)(0, 0))),
+        }
+        for name, call in tries.items():
+            ctypes.set_errno(0)
+            print(name, call(), errno.errorcode.get(ctypes.get_errno()))
+        """,
+    )
+    assert [line.split(" ", 1)[1] for line in result.output.splitlines()] == ["-1 EPERM"] * 7
+    before = time.time()
+    assert box.run("date -s 2001-01-01 >/dev/null").exit_code != 0
+    assert abs(float(box.run("date +%s.%N").output) - before) < 60
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "echo b > /proc/sysrq-trigger",
+        "echo '|/bin/x' > /proc/sys/kernel/core_pattern",
+        "cat /proc/1/environ",
+        "echo x > /proc/1/fd/1",
+        "echo x > /proc/1/mem",
+        "ls /proc/1/root/",
+        "head -c 1 /proc/kcore",
+        "cat /proc/1/mem",
+        "dmesg",
+        "echo -17 > /proc/1/oom_score_adj",
+    ],
+)
+def test_proc_tricks(box, command):
+    assert box.run(f"({command})").exit_code != 0
+    assert box.run("echo on").output == "on\n"
+
+
+# --- resources -----------------------------------------------------------------------------------------------------
+
+
+def test_fork_bomb(own):
+    result = own.run("bomb() { bomb | bomb & }; bomb; sleep 30", timeout=1.5)
+    assert result.exit_code != 0
+    assert own.run("ls /proc | grep -c '^[0-9]*$'").output.strip() in ("3", "4", "5")
+    alive(own)
+
+
+def test_memory_bomb_of_one_process(own):
+    result = python(own, "x = b'x' * 10**9")
+    assert result.exit_code != 0 and ("MemoryError" in result.output or "256 MiB of memory" in result.output)
+    alive(own)
+
+
+def test_memory_bomb_of_many_processes(own):
+    program = """
+        import os, time
+        for _ in range(20):
+            if os.fork() == 0:
+                x = bytearray(os.urandom(1)) * (100 * 2**20)
+                time.sleep(60)
+        time.sleep(60)
+        """
+    started = time.monotonic()
+    result = python(own, program)
+    assert "256 MiB of memory" in result.output and result.exit_code == 137
+    assert time.monotonic() - started < 8
+    alive(own)
+
+
+@pytest.mark.parametrize("place", ["/workspace", "/tmp", "/dev/shm"])
+def test_disk_fill(own, place):
+    fill = f"for i in $(seq 100); do head -c 10000000 /dev/zero > {place}/fill$i || break; done"
+    result = own.run(f"{fill}; du -sm {place}")
+    assert "No space left" in result.output
+    assert int(result.output.splitlines()[-1].split()[0]) <= 17
+    own.run(f"rm -f {place}/fill*")
+    alive(own)
+
+
+def test_more_files_than_anyone_needs(own):
+    program = """
+        import os
+        for i in range(10**7):
+            os.close(os.open(f"/tmp/{i}", os.O_CREAT))
+        """
+    result = python(own, program)
+    assert "too many files" in result.output or result.timed_out
+    assert int(own.run("ls -U /tmp | wc -l").output.split()[0]) < 400_000
+
+
+def test_sparse_files_do_not_fill_the_host(own):
+    own.run("for i in $(seq 200); do truncate -s 15M sparse$i; done")
+    files = own.read_files()
+    assert sum(map(len, files.values())) <= LIMITS.file_bytes
+    alive(own)
+
+
+def test_endless_output(own):
+    result = own.run("yes", timeout=1)
+    assert result.timed_out and result.truncated and result.exit_code == 124
+    assert result.output.startswith("y\ny\n") and "more bytes left out" in result.output
+    assert len(result.output) < LIMITS.output_bytes + 100
+    alive(own)
+
+
+def test_output_bounds_are_exact(own):
+    assert not own.run(f"head -c {LIMITS.output_bytes} /dev/zero | tr '\\0' x").truncated
+    result = own.run(f"head -c {LIMITS.output_bytes + 1} /dev/zero | tr '\\0' x")
+    assert result.truncated and result.output.endswith("x\n[1 more bytes left out]")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "sleep 60",
+        "trap '' TERM INT HUP; sleep 60; sleep 60",
+        "kill -STOP $$",
+        "exec >&- 2>&-; sleep 60",
+        "while :; do :; done",
+    ],
+)
+def test_the_clock(own, command):
+    started = time.monotonic()
+    result = own.run(command, timeout=0.7)
+    assert (result.timed_out, result.exit_code) == (True, 124)
+    assert time.monotonic() - started < 3
+    alive(own)
+
+
+def test_stdin_is_empty(own):
+    result = own.run("cat; read x; echo \"got:$x\"; python -c 'input()'")
+    assert "got:" in result.output and "EOFError" in result.output and not result.timed_out
+
+
+# --- processes -----------------------------------------------------------------------------------------------------
+
+
+def test_a_daemonised_child_does_not_outlive_its_command(own):
+    started = time.monotonic()
+    daemon = "(setsid nohup sh -c 'sleep 1; touch survived; sleep 60' >/dev/null 2>&1 &)"
+    result = own.run(f"{daemon}; sleep 60 & echo started")
+    assert result.output == "started\n" and time.monotonic() - started < 2
+    time.sleep(1.2)
+    assert own.run("ls; ps ax -o args | grep '[s]leep'").output == "a.txt\n"
+
+
+@pytest.mark.parametrize("kill", ["-9 1", "-9 -1", "-9 $PPID", "-INT 1", "-9 0", "-STOP 1"])
+def test_the_guest_is_not_killed(own, kill):
+    own.run(f"kill {kill}")
+    alive(own)
+
+
+def test_an_ended_sandbox_says_so(own):
+    end(own)
+    result = own.run("echo x")
+    assert (result.exit_code, result.output) == (137, "[the sandbox has ended]")
+    assert own.read_files() == {}
+    with pytest.raises(OSError, match="ended"):
+        own.write_files({"x": "x"})
+
+
+def test_removing_everything(own):
+    own.run("rm -rf / --no-preserve-root; rm -rf /workspace/* /workspace/.*", timeout=3)
+    assert own.read_files() == {}
+    own.write_files({"a.txt": "a\n"})
+    alive(own)
+
+
+def end(sandbox):
+    """End what holds the sandbox, as nothing inside can."""
+    if isinstance(sandbox, DockerSandbox):
+        sandbox._engine.client.kill(sandbox._id)
+    else:
+        os.kill(sandbox._process.pid, signal.SIGKILL)
+    time.sleep(0.2)
+
+
+@pytest.mark.parametrize("how", ["leave", "kill -9"])
+def test_nothing_stays_when_the_host_process_ends(factory, how, tmp_path):
+    mark = f"31{os.getpid()}.{time.time_ns() % 10**6}"
+    program = f"""
+import os, signal
+from {type(factory).__module__} import {type(factory).__name__} as Factory
+sandbox = Factory().create({{}})
+sandbox.__enter__()
+print("ready", flush=True)
+sandbox.run("(setsid sleep {mark} &) ; sleep {mark}", timeout=60)
+"""
+    host = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert host.stdout and host.stdout.readline() == "ready\n"
+    deadline = time.monotonic() + 10
+    while not processes(mark) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert processes(mark)
+    host.send_signal(signal.SIGKILL if how == "kill -9" else signal.SIGINT)
+    host.wait()
+    host.stdout.close()
+    deadline = time.monotonic() + 20
+    while processes(mark) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert processes(mark) == []
+
+
+def processes(mark):
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if mark.encode() in path.read_bytes() and int(path.parent.name) != os.getpid():
+                found.append(path.parent.name)
+        except OSError:
+            continue
+    return found
+
+
+# --- strange data --------------------------------------------------------------------------------------------------
+
+
+def test_huge_and_strange_names(own):
+    result = python(
+        own,
+        """
+        import os
+        for name in (b"x" * 255, b"new\\nline", b"\\xff\\xfe", b" ", b"-rf", "é".encode()):
+            open(name, "w").write("in")
+        for _ in range(60):
+            os.mkdir("d" * 255); os.chdir("d" * 255)
+        open("deep", "w").write("deep")
+        """,
+    )
+    assert result.exit_code == 0, result.output
+    files = own.read_files()
+    assert {"x" * 255, "new\nline", " ", "-rf", "é"} <= files.keys()
+    alive(own)
+
+
+def test_binary_output_and_no_newline(own):
+    result = own.run("head -c 5000 /dev/urandom; printf '\\0\\1\\033[31m'; printf end")
+    assert result.exit_code == 0 and result.output.endswith("\0\1\x1b[31mend")
+    assert own.run("printf '%s' x").output == "x"
+
+
+def test_sandboxes_in_threads_do_not_meet(factory):
+    results: dict[int, list[str]] = {}
+
+    def work(number: int) -> None:
+        with factory.create({"n": str(number)}, LIMITS) as sandbox:
+            results[number] = [sandbox.run(f"cat n; echo {number} >> log; sort -u log").output for _ in range(5)]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {i: [f"{i}{i}\n"] * 5 for i in range(8)}

@@ -1,0 +1,99 @@
+"""The terminal suite: its tasks are real, its teacher makes the mistakes it says, and one turn is all there is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+
+from etpi_assets.rollouts.agent import Identity, run_rollout
+from etpi_assets.rollouts.contract import read_contract
+from etpi_assets.rollouts.policies.terminal_tiny import TerminalSkill, TerminalTinyPolicy
+from etpi_assets.scoring.rewards.terminal import asked_verbs, run_verbs
+from etpi_assets.specs.load import load_specs
+from etpi_assets.specs.models import AgentSection
+from etpi_assets.tasks.checks import check_tasks
+from etpi_assets.tasks.families import load_family
+from etpi_assets.tasks.family import Refusal, Task
+from etpi_assets.tasks.terminal_tiny import judge
+from etpi_assets.tasks.terminal_tiny.generate import KEYWORDS, KINDS, draw_tasks
+from etpi_resources.chat_format import load_chat_format
+from etpi_resources.engines.scripted import ScriptedEngine
+from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
+
+FAMILY = load_family("terminal_tiny")
+TASKS = list(islice(draw_tasks("s", 0, "train"), 2 * len(KINDS)))
+AGENT = AgentSection(prompt="terminal_tiny", action_format="thinking_bash", max_steps=1)
+
+
+def test_every_kind_is_solved_by_its_command_and_not_by_nothing():
+    found = [task for task in FAMILY.load("s", 0, {"train": 40, "heldout": 24}) if isinstance(task, Task)]
+    outcomes = list(FAMILY.validate(found, BubblewrapFactory()))
+    assert outcomes == found
+    assert {task.payload["verb"] for task in found} == set(KEYWORDS)
+    assert all(check.passed for check in check_tasks(len(found), found, [], FAMILY, runnable=True))
+
+
+def test_a_task_whose_reference_fails_or_that_asks_for_nothing_is_refused():
+    broken = replace(TASKS[0], payload={**TASKS[0].payload, "command": "true"})
+    idle = replace(TASKS[1], payload={**TASKS[1].payload, "left": {}})
+    reasons = [o.reason for o in FAMILY.validate([broken, idle], BubblewrapFactory()) if isinstance(o, Refusal)]
+    assert reasons == ["reference_fails", "reference_fails"]
+
+
+def test_a_command_that_also_harms_has_not_solved_the_task():
+    task = TASKS[2]
+    asked = judge.wanted(task)
+    assert judge.judge(task, asked).verdict == "passed"
+    assert judge.judge(task, {**asked, "more": "x"}).details == {"wrong": ["more"]}
+    gone = {path: text for path, text in asked.items() if path != task.payload["slots"]["source"]}
+    assert judge.judge(task, gone).reward == 0.0
+    assert judge.judge(task, task.payload["files"]).verdict == "no_patch"
+
+
+def test_a_request_asks_for_its_verb_alone_and_its_command_runs_it():
+    for task in TASKS:
+        assert asked_verbs(task.instruction, KEYWORDS) == {task.payload["verb"]}
+        assert run_verbs(task.payload["command"]) == [task.payload["verb"]]
+    [term] = [t for t in load_specs().experiments["terminal_grpo_tiny"].rl.rewards if t.function == "relevance"]
+    assert term.params["keywords"] == {verb: list(words) for verb, words in KEYWORDS.items()}
+
+
+def roll(task: Task, policy):
+    chat = load_chat_format("tiny")
+    identity = Identity("k", "set", "scripted", "t")
+    engine = ScriptedEngine(policy, chat, "t")
+    return run_rollout(task, FAMILY, engine, BubblewrapFactory(), AGENT, chat, identity=identity)
+
+
+def test_one_turn_submits_what_it_does_and_a_turn_out_of_form_does_nothing():
+    right, wrong = TerminalTinyPolicy(TerminalSkill()), TerminalTinyPolicy(TerminalSkill(wrong_verb=1.0))
+    loose = TerminalTinyPolicy(TerminalSkill(unformatted=1.0))
+    for task in TASKS[:3]:
+        record = roll(task, right)
+        assert record.outcome and record.outcome["verdict"] == "passed", record.outcome
+        assert [agent.exit_status for agent in record.agents] == ["Submitted"]
+        assert roll(task, wrong).outcome["reward"] == 0.0  # pyright: ignore[reportOptionalSubscript]
+        record = roll(task, loose)
+        assert record.outcome and record.outcome["verdict"] == "no_patch"
+        [turn] = record.agents[0].turns
+        assert turn.parse_error and not turn.actions and record.agents[0].exit_status == "FormatError"
+
+
+def test_the_teacher_errs_as_often_as_it_says():
+    from etpi_resources.engines import Request, Sampler
+
+    policy = TerminalTinyPolicy(TerminalSkill(unformatted=0.4, wrong_verb=0.25), seed=1)
+    seen: Counter[str] = Counter()
+    for number in range(600):
+        task = TASKS[number % len(TASKS)]
+        text = policy(Request("r", f"s{number}/agent1", (), (), Sampler(), privileged={"payload": task.payload}))
+        read = read_contract(text)
+        seen["unformatted"] += isinstance(read, str)
+        seen["wrong"] += not isinstance(read, str) and run_verbs(read.command) != [task.payload["verb"]]
+    assert seen["unformatted"] / 600 == pytest.approx(0.4, abs=0.07)
+    assert seen["wrong"] / 600 == pytest.approx(0.6 * 0.25, abs=0.05)
+    with pytest.raises(ValueError, match="unknown"):
+        TerminalSkill.of({"unformated": 0.1})
