@@ -16,7 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import dagster as dg
-from dagster._core.events import RunFailureReason
 
 from etpi_assets.console_table import ending, metrics_table, states_table
 from etpi_assets.definitions import build_defs
@@ -25,6 +24,7 @@ from etpi_assets.reports.results import render
 from etpi_assets.resources import Resources
 from etpi_assets.specs.load import SpecError, Specs, load_specs
 from etpi_assets.specs.planner import Step, open_steps, plan
+from etpi_assets.stopping import StopRequests
 from etpi_resources.lake import Lake, LakeError
 
 DEMO = ("plan_first_tiny", "plan_first_tiny_weak")
@@ -106,15 +106,17 @@ class Runner:
         start = time.monotonic()
         of = f" of {key}" if key else ""
         print(f"-- {job}{of}", file=sys.stderr)
-        result = self._defs.resolve_job_def(job).execute_in_process(
-            instance=self._instance, partition_key=key, run_config=_QUIET, raise_on_error=False
-        )
+        with StopRequests() as asked:
+            result = self._defs.resolve_job_def(job).execute_in_process(
+                instance=self._instance, partition_key=key, run_config=_QUIET, raise_on_error=False
+            )
+            stop = asked.any()
         print(
             f"-- {job}{of}: {'done' if result.success else 'FAILED'} in {time.monotonic() - start:.1f} s",
             file=sys.stderr,
         )
-        if any(_is_interruption(event) for event in result.all_events):
-            raise KeyboardInterrupt  # Dagster took it for a failed run; whoever asked to stop wants no further job
+        if stop:
+            raise KeyboardInterrupt  # Dagster took it for a failed run, if at all; no further job is wanted
         return result.success
 
 
@@ -172,12 +174,6 @@ def results(specs: Specs, names: Sequence[str], seeds: Sequence[int]) -> int:
     target.write_text(render(Lake.open(), load_specs(folder), repeated, complete=complete))
     print(f"wrote {target}")
     return code
-
-
-def _is_interruption(event: dg.DagsterEvent) -> bool:
-    if event.event_type_value != dg.DagsterEventType.PIPELINE_FAILURE.value:
-        return False
-    return event.job_failure_data.failure_reason is RunFailureReason.UNEXPECTED_TERMINATION
 
 
 def _jobs(name: str, steps: Sequence[Step]) -> list[tuple[str, str]]:

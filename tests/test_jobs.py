@@ -19,6 +19,7 @@ from etpi_assets.graph import GRAPH, JOBS
 from etpi_assets.jobs import chain_backfill
 from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.planner import plan
+from etpi_assets.stopping import StopRequests
 from etpi_resources.lake import Ref
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -209,5 +210,17 @@ def test_a_stopped_command_starts_no_further_job(tmp_path, number):
                 time.sleep(1)
                 process.send_signal(number)
         assert process.wait(60) == 130
-    assert [line for line in said if line.startswith("-- ")][-1].startswith("-- prepare_suite of coop_tiny: FAILED")
+    assert [line for line in said if line.startswith("-- ")][-1].startswith("-- prepare_suite of coop_tiny: ")
     assert "stopped" in said[-1]
+
+
+def test_a_signal_is_remembered_whatever_handler_stands_for_it():
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        with StopRequests() as asked:
+            assert not asked.any()
+            signal.raise_signal(signal.SIGINT)
+            assert asked.any() and not asked.any()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert signal.set_wakeup_fd(-1) == -1
