@@ -71,9 +71,9 @@ def test_a_checkout_becomes_the_workspace_and_stays_as_it_was(shown):
     (tools / "bin").mkdir(parents=True)
     (tools / "bin" / "check").write_text("#!/bin/sh\necho checked\n")
     (tools / "bin" / "check").chmod(0o755)
-    environment = Environment("/work/repo", checkout=checkout, tools=(tools,), places=("/patches",))
+    environment = Environment("/srv/repo", checkout=checkout, tools=(tools,), places=("/patches",))
     with FACTORY.create({"b.py": "b = 2\n"}, environment=environment) as box:
-        assert box.run("pwd; check; cat .git/HEAD").output == "/work/repo\nchecked\nref: refs/heads/main\n"
+        assert box.run("pwd; check; cat .git/HEAD").output == "/srv/repo\nchecked\nref: refs/heads/main\n"
         assert box.run("echo x > /patches/x; echo a = 3 > a.py; echo y > /run/checkout/y").exit_code == 1
         assert box.run(f"echo z >> {tools}/bin/check").exit_code == 1
         assert box.read_files() == {"a.py": "a = 3\n", "b.py": "b = 2\n"}

@@ -28,7 +28,7 @@ from etpi_assets.specs.models import RLSection
 from etpi_assets.training import kept
 from etpi_assets.training.rounds import Ground, Lesson, Rounds, drop_after, first_prompt, read_rounds
 from etpi_assets.training.sft_checks import proofs
-from etpi_resources.lake import Lake, folder_hash
+from etpi_resources.lake import Lake
 from etpi_resources.schemas import from_rows
 from etpi_resources.trainers.pipes import WorkerFailed, run_worker
 from etpi_resources.trainers.policy_link import PolicyServer
@@ -137,7 +137,7 @@ def reinforce_once(
             if server.error is not None:
                 raise server.error from None
             raise
-    report["checkpoints"] = [_adopt(lake, staging, checkpoint) for checkpoint in report["checkpoints"]]
+    report["checkpoints"] = [kept.adopt(lake, staging, checkpoint) for checkpoint in report["checkpoints"]]
     report["rounds"] = rounds_folder.relative_to(lake.root).as_posix()
     if all(check.passed for check in proofs({request.seed: report})):
         kept.keep(lake, request.key, report)
@@ -160,13 +160,6 @@ def worker_config(request: Request, link: str, resume: int | None) -> dict[str, 
         "resume_every": max(1, request.section.steps // RESUME_CHECKPOINTS),
         "rl": request.section.model_dump(mode="json"),
     }
-
-
-def _adopt(lake: Lake, staging: Path, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    adapter = folder_hash(staging / checkpoint["adapter"]) if checkpoint["adapter"] else None
-    checkpoint_id, _ = lake.adopt_checkpoint(staging / checkpoint["folder"])
-    row = {key: checkpoint[key] for key in ("step", "final", "train_loss", "val_loss")}
-    return row | {"checkpoint_id": checkpoint_id, "adapter_hash": adapter}
 
 
 # --- rows ----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
-"""What was trained before, found again by what it depends on.
+"""What was trained, in the lake's keeping, and found again by what it depends on.
 
-Belongs here: the records under `checkpoints/trained/` of a lake, by which experiments that ask for the same training
-share it. Does not belong here: what a training depends on, or whether its result is good enough to keep.
+Belongs here: moving a worker's checkpoints into the lake, and the records under `checkpoints/trained/` by which
+experiments that ask for the same training share it. Does not belong here: what a training depends on, or whether its
+result is good enough to keep.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from etpi_resources.lake import Lake
+from etpi_resources.lake import Lake, folder_hash
 
 
 def find(lake: Lake, key: str) -> dict[str, Any] | None:
@@ -31,6 +32,14 @@ def keep(lake: Lake, key: str, report: Mapping[str, Any]) -> None:
     beside = path.with_suffix(".new")
     beside.write_text(json.dumps(report))
     beside.replace(path)
+
+
+def adopt(lake: Lake, staging: Path, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """Move a worker's checkpoint into the lake: its entry with `checkpoint_id` and `adapter_hash` for its folders."""
+    adapter = folder_hash(staging / checkpoint["adapter"]) if checkpoint["adapter"] else None
+    checkpoint_id, _ = lake.adopt_checkpoint(staging / checkpoint["folder"])
+    row = {key: checkpoint[key] for key in ("step", "final", "train_loss", "val_loss")}
+    return row | {"checkpoint_id": checkpoint_id, "adapter_hash": adapter}
 
 
 def _path(lake: Lake, key: str) -> Path:

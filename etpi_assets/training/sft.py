@@ -22,7 +22,7 @@ from typing import Any
 from etpi_assets.specs.models import TrainSection
 from etpi_assets.training import kept
 from etpi_assets.training.sft_checks import Expected, checks
-from etpi_resources.lake import Lake, folder_hash
+from etpi_resources.lake import Lake
 from etpi_resources.trainers.pipes import run_worker
 
 WORKER = "etpi_resources.trainers.workers.sft_worker"
@@ -96,7 +96,7 @@ def train_once(
     staging = lake.scratch(f"train/{request.key}")
     shutil.rmtree(staging)
     report = run_worker(WORKER, worker_config(request), staging, context=context, echo=echo)
-    report["checkpoints"] = [_adopt(lake, staging, checkpoint) for checkpoint in report["checkpoints"]]
+    report["checkpoints"] = [kept.adopt(lake, staging, checkpoint) for checkpoint in report["checkpoints"]]
     if all(check.passed for check in checks({request.seed: report}, expected)):
         kept.keep(lake, request.key, report)
     shutil.rmtree(staging)
@@ -116,13 +116,6 @@ def worker_config(request: Request) -> dict[str, Any]:
         "micro_tokens": int(os.environ.get(MICRO_TOKENS_VARIABLE) or MICRO_TOKENS),
         "train": request.train.model_dump(mode="json"),
     }
-
-
-def _adopt(lake: Lake, staging: Path, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    adapter = folder_hash(staging / checkpoint["adapter"]) if checkpoint["adapter"] else None
-    checkpoint_id, _ = lake.adopt_checkpoint(staging / checkpoint["folder"])
-    row = {key: checkpoint[key] for key in ("step", "final", "train_loss", "val_loss")}
-    return row | {"checkpoint_id": checkpoint_id, "adapter_hash": adapter}
 
 
 # --- rows ----------------------------------------------------------------------------------------------------------

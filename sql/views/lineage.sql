@@ -1,7 +1,7 @@
 -- One row a training row behind a checkpoint, from checkpoint to task. via_checkpoint_id is the checkpoint whose own
 -- training read it: the checkpoint itself, or one that it was trained from. The rows are those of the data version that
 -- the trainer read, also where the data set was rebuilt since. origin is set for a row of a data set; rl for a turn
--- that a policy wrote and was reinforced on: its weight is the advantage, and dataset_row_id is null.
+-- that a policy wrote and was reinforced on: its weight is the advantage, its dataset_row_id and dataset_version null.
 CREATE OR REPLACE VIEW lineage AS
 WITH RECURSIVE parents AS (
     SELECT DISTINCT
@@ -32,17 +32,37 @@ trained AS (
     WHERE dataset_version IS NOT NULL
 ),
 
-reinforced AS (
+learnt AS (
     SELECT
-        c.checkpoint_id,
+        t.checkpoint_id AS via_checkpoint_id,
+        t.dataset_version,
+        d.dataset_row_id,
+        d.rollout_id,
+        d.agent_id,
+        d.turn,
+        d.task_id,
+        d.repo,
+        d.teacher,
+        d.weight,
+        d.copies,
+        d.output_tokens,
+        'set' AS origin
+    FROM trained AS t
+    INNER JOIN upweighted_dataset.dataset_rows_history AS d ON t.dataset_version = d.version
+    WHERE d.split = 'train'
+    UNION ALL BY NAME
+    SELECT
+        c.checkpoint_id AS via_checkpoint_id,
         s.rollout_id,
         t.agent_id,
         t.turn,
         s.task_id,
         r.repo,
         r.teacher,
-        s.advantage,
-        t.output_tokens
+        s.advantage AS weight,
+        1 AS copies,
+        t.output_tokens,
+        'rl' AS origin
     FROM rl_checkpoint.checkpoints AS c
     INNER JOIN rl_checkpoint.rl_samples AS s ON c.experiment = s.experiment AND c.seed = s.seed AND c.step > s.step
     INNER JOIN rl_checkpoint.rollouts AS r ON s.experiment = r.experiment AND s.rollout_id = r.rollout_id
@@ -56,46 +76,8 @@ SELECT
     c.seed,
     c.step,
     c.final,
-    a.via_checkpoint_id,
-    t.dataset_version,
-    d.dataset_row_id,
-    d.rollout_id,
-    d.agent_id,
-    d.turn,
-    d.task_id,
-    d.repo,
-    d.teacher,
-    d.weight,
-    d.copies,
-    d.output_tokens,
-    'set' AS origin
+    l.*
 FROM checkpoints AS c
 INNER JOIN ancestry AS a ON c.checkpoint_id = a.checkpoint_id
-INNER JOIN trained AS t ON a.via_checkpoint_id = t.checkpoint_id
-INNER JOIN upweighted_dataset.dataset_rows_history AS d ON t.dataset_version = d.version
-WHERE c.role IN ('sft', 'rl') AND d.split = 'train'
-UNION ALL BY NAME
-SELECT
-    c.checkpoint_id,
-    c.experiment,
-    c.role,
-    c.seed,
-    c.step,
-    c.final,
-    a.via_checkpoint_id,
-    NULL AS dataset_version,
-    NULL AS dataset_row_id,
-    d.rollout_id,
-    d.agent_id,
-    d.turn,
-    d.task_id,
-    d.repo,
-    d.teacher,
-    d.advantage AS weight,
-    1 AS copies,
-    d.output_tokens,
-    'rl' AS origin
-FROM checkpoints AS c
-INNER JOIN ancestry AS a ON c.checkpoint_id = a.checkpoint_id
-INNER JOIN reinforced AS d ON a.via_checkpoint_id = d.checkpoint_id
-WHERE c.role = 'rl';
+INNER JOIN learnt AS l ON a.via_checkpoint_id = l.via_checkpoint_id
+WHERE c.role IN ('sft', 'rl');

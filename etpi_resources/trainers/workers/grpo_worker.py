@@ -64,17 +64,13 @@ def run(worker: Worker) -> dict[str, Any]:
     from etpi_resources.trainers.policy_link import connect
     from etpi_resources.trainers.workers import proof
     from etpi_resources.trainers.workers.checkpointing import load_model, stored_dtype
+    from etpi_resources.trainers.workers.device import device_name, use_gpu
 
     transformers_logging.disable_progress_bar()
-    gpu = torch.cuda.is_available()
-    if config["device"] == "cuda" and not gpu:
-        raise RuntimeError(
-            "a CUDA GPU is asked for, and the torch of this interpreter sees none "
-            f"(torch {torch.__version__}); name one whose torch does in ETPI_TRAINER_PYTHON"
-        )
+    gpu = use_gpu(config["device"])
     lora = rl["tuning"] == "lora"
     model = load_model(config["base"], stored_dtype(config["base"]) if lora and gpu else torch.float32)
-    device = torch.cuda.get_device_name() if gpu else f"cpu, {torch.get_num_threads()} threads"
+    device = device_name(gpu)
     with connect(config["link"]) as link:
         trainer, engine = build_trainer(worker, model, gpu, link)
         stage = worker.stage(config["label"], rl["steps"])

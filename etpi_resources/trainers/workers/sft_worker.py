@@ -52,16 +52,12 @@ def run(worker: Worker) -> dict[str, Any]:
     from etpi_resources.trainers.workers import proof
     from etpi_resources.trainers.workers.checkpointing import load_model, stored_dtype
     from etpi_resources.trainers.workers.collate import read_sequences
+    from etpi_resources.trainers.workers.device import device_name, use_gpu
     from etpi_resources.trainers.workers.plan import make_plan
     from etpi_resources.trainers.workers.weighted_trainer import Log
 
     transformers_logging.disable_progress_bar()
-    gpu = torch.cuda.is_available()
-    if config["device"] == "cuda" and not gpu:
-        raise RuntimeError(
-            "a CUDA GPU is asked for, and the torch of this interpreter sees none "
-            f"(torch {torch.__version__}); name one whose torch does in ETPI_TRAINER_PYTHON"
-        )
+    gpu = use_gpu(config["device"])
     text = AutoConfig.from_pretrained(config["base"], local_files_only=True).get_text_config()
     limits = {"vocabulary": text.vocab_size, "longest": text.max_position_embeddings}
     sequences = read_sequences(config["files"], "train", **limits)
@@ -84,7 +80,7 @@ def run(worker: Worker) -> dict[str, Any]:
     # Weights that are trained are kept in float32; a frozen base may stay as small as it is stored.
     model = load_model(config["base"], stored_dtype(config["base"]) if lora and gpu else torch.float32)
     trainer = build_trainer(worker, model, plan, sequences, gpu)
-    device = torch.cuda.get_device_name() if gpu else f"cpu, {torch.get_num_threads()} threads"
+    device = device_name(gpu)
     worker.say(
         f"{config['label']}: {len(sequences)} sequences, {plan.steps} steps of up to {train['batch_tokens']} tokens, "
         f"{train['method']} fine-tuning in {train['dtype']} on {device}"

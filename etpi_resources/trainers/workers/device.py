@@ -1,0 +1,28 @@
+"""Which device a worker trains on.
+
+Belongs here: finding the GPU that is asked for, and naming what is used. Does not belong here: placing a model.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def use_gpu(wanted: str) -> bool:
+    """Whether to train on a GPU: `wanted` is "cuda" where one is required, "auto" where one is used if it is there.
+
+    Raises:
+        RuntimeError: one is required, and this interpreter's torch sees none.
+    """
+    gpu = torch.cuda.is_available()
+    if wanted == "cuda" and not gpu:
+        raise RuntimeError(
+            "a CUDA GPU is asked for, and the torch of this interpreter sees none "
+            f"(torch {torch.__version__}); name one whose torch does in ETPI_TRAINER_PYTHON"
+        )
+    return gpu
+
+
+def device_name(gpu: bool) -> str:
+    """What stands in reports."""
+    return torch.cuda.get_device_name() if gpu else f"cpu, {torch.get_num_threads()} threads"
