@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from etpi_resources import ledger
 from etpi_resources.checks import CheckOutcome
-from etpi_resources.lake import Lake, LakeError
+from etpi_resources.lake import Lake, LakeError, sync
 from etpi_resources.manifest import Manifest
 from etpi_resources.parquet import storage_schema
 
@@ -159,10 +159,10 @@ def build(
                 connection.execute("SET TimeZone = 'UTC'").begin()
                 _fill(connection, lake, assets, vocabularies or {})
                 connection.commit()
-            _sync(building)
+            sync(building)
             _wait_for_writers(path, wait_seconds)
             building.replace(path)
-            _sync(path.parent)
+            sync(path.parent)
         finally:
             _remove(building)
     return path
@@ -294,11 +294,3 @@ def _written_by(path: Path) -> str | None:
 def _remove(building: Path) -> None:
     building.unlink(missing_ok=True)
     building.with_name(building.name + ".wal").unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -79,7 +79,7 @@ class Lake:
                 part = staging / name / "part-0.parquet"
                 part.parent.mkdir(parents=True)
                 rows = parquet.write(name, tables[name], part)
-                _sync(part)
+                sync(part)
                 described[name] = {"rows": rows, "sha256": sha256_of(part), "bytes": part.stat().st_size}
             # An asset without tables is what it was made of.
             version = _hash(described or dict(inputs))[:16]
@@ -115,14 +115,14 @@ class Lake:
         """Move a staged table folder into place; where the version is there already, mend only what is damaged."""
         target = target_file.parent
         target.parent.mkdir(parents=True, exist_ok=True)
-        _sync(staged)
+        sync(staged)
         try:
             staged.rename(target)
         except OSError:  # the same content is published already
             file = staged / target_file.name
             if not target_file.exists() or target_file.stat().st_size != file.stat().st_size:
                 file.replace(target_file)
-        _sync(target.parent)
+        sync(target.parent)
 
     def _point(self, manifest: Manifest) -> Manifest:
         """Write the manifest and the pointer that names it."""
@@ -308,7 +308,7 @@ class Lake:
         target.parent.mkdir(parents=True, exist_ok=True)
         if not target.exists():
             for path in files:
-                _sync(path)
+                sync(path)
             try:
                 staging.rename(target)
             except OSError as error:
@@ -316,7 +316,7 @@ class Lake:
                     remedy = "save it under Lake.scratch, which is on the lake's filesystem"
                     raise LakeError(f"{staging} cannot be moved to {target}: {error}; {remedy}") from error
         shutil.rmtree(staging, ignore_errors=True)
-        _sync(target.parent)
+        sync(target.parent)
         return content_hash, target
 
     def scratch(self, name: str) -> Path:
@@ -345,7 +345,8 @@ def _load(path: Path) -> Manifest:
     return Manifest.from_json(json.loads(path.read_text()))
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Wait until a file or a folder's entries are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -357,6 +358,6 @@ def _write_atomically(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     beside.write_text(text)
-    _sync(beside)
+    sync(beside)
     beside.replace(path)
-    _sync(path.parent)
+    sync(path.parent)
