@@ -13,6 +13,7 @@ from etpi_assets.training import base
 from etpi_resources.chat_format import load_chat_format
 from etpi_resources.lake import Lake
 from etpi_resources.trainers.pipes import run_worker
+from etpi_resources.trainers.workers.base_worker import Twins
 from etpi_resources.trainers.workers.induction import put_copying_heads
 
 SMALL = TinySection(conversations=16, exercises=8, batch_tokens=4096, layers=2)
@@ -58,6 +59,51 @@ def test_heads_copy_before_any_training():
 def test_a_model_without_room_for_them_is_refused(size):
     with pytest.raises(ValueError, match="two layers and 3 heads"):
         put_copying_heads(_model(**size), seed=0)
+
+
+def _part(seed: int, length: int) -> dict[str, torch.Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return {
+        "input_ids": torch.randint(0, 851, (2, length), generator=draw),
+        "positions": torch.arange(length - 1),
+        "labels": torch.randint(0, 851, (2, length - 1), generator=draw),
+        "weights": torch.rand((2, length - 1), generator=draw),
+    }
+
+
+@torch.no_grad()
+def _step(model: Qwen3ForCausalLM) -> None:
+    for parameter in model.parameters():
+        parameter -= parameter.grad
+        parameter.grad = None
+
+
+def test_parts_of_a_batch_in_threads_train_as_the_whole_would():
+    threads = torch.get_num_threads()
+    model, plain = _model(), _model()
+    try:
+        twins = Twins(model)
+        for seed in (1, 3):  # the second sees the weights after a step
+            parts = [_part(seed, 40), _part(seed + 1, 64)]
+            value = twins.backward(parts)
+            whole = sum(part["weights"].sum() for part in parts)
+            losses = []
+            for part in parts:
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    logits = plain(input_ids=part["input_ids"]).logits[:, :-1]
+                nll = torch.nn.functional.cross_entropy(
+                    logits.flatten(0, 1).float(), part["labels"].flatten(), reduction="none"
+                )
+                losses.append((nll * part["weights"].flatten()).sum() / whole)
+            sum(losses).backward()
+            assert value == pytest.approx(float(sum(losses)), rel=1e-3)
+            for (name, mine), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
+                apart = (mine.grad - theirs.grad).norm() / theirs.grad.norm()
+                assert apart < 0.02, name  # bfloat16 in another order
+            _step(model)
+            _step(plain)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_the_corpus_has_the_form_of_the_loop():

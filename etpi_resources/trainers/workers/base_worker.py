@@ -6,6 +6,9 @@ recipe), where copying heads come from (`induction`), fine-tuning (`sft_worker`)
 Matrices are trained by Muon (Jordan et al. 2024), everything else by AdamW; the rate is held, then falls linearly to a
 twentieth over the second half.
 
+A model this small leaves a second thread of one operation mostly idle, so a step's batch is halved and each half goes
+through the model in a thread of its own.
+
 Configuration (`config.json`): `files` (parquet files of sequences), `tokenizer` (folder), `vocabulary`, `seed`,
 `epochs`, `batch_tokens`, `hidden`, `intermediate`, `layers`, `heads`, `head_dim`, `positions`, `matrix_rate`, `rate`.
 Result: see `run`.
@@ -13,18 +16,27 @@ Result: see `run`.
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from etpi_resources.trainers.workers.reporting import Worker, open_worker
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
 
 GRADIENT_NORM = 1.0
 WARMUP_STEPS = 20
 LAST_RATE = 0.05
 LOG_LINES = 50
+PARTS = 2
+"""Of a step's batch; not the number of cores, on which the result must not depend."""
 
 
 def run(worker: Worker) -> dict[str, Any]:
@@ -72,7 +84,7 @@ def run(worker: Worker) -> dict[str, Any]:
         epochs=config["epochs"],
         max_steps=None,
         batch_tokens=config["batch_tokens"],
-        micro_tokens=config["batch_tokens"],
+        micro_tokens=-(-config["batch_tokens"] // PARTS),
         schedule="constant",
         warmup=0.0,
         seed=config["seed"],
@@ -87,26 +99,19 @@ def run(worker: Worker) -> dict[str, Any]:
     log, tokens = [], 0
     every = max(1, plan.steps // LOG_LINES)
     stage = worker.stage("base: steps", plan.steps)
-    for step, batch in enumerate(plan.batches):
+    twins = Twins(model)
+    for step in range(plan.steps):
         for optimizer, peak in zip(optimizers, peaks, strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = peak * _rate(step, plan.steps)
-        inputs = collate(batch, sequences, pad_id=0)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            hidden = model.model(input_ids=inputs["input_ids"]).last_hidden_state
-            logits = model.lm_head(hidden[:, inputs["positions"]])
-        nll = torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1).float(), inputs["labels"].flatten(), ignore_index=-100, reduction="none"
-        )
-        weights = inputs["weights"].flatten()
-        loss = (nll * weights).sum() / weights.sum()
-        loss.backward()
+        first = step * plan.accumulate
+        inputs = [collate(batch, sequences, pad_id=0) for batch in plan.batches[first : first + plan.accumulate]]
+        value = twins.backward(inputs)
         torch.nn.utils.clip_grad_norm_(model.parameters(), GRADIENT_NORM)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        tokens += int(inputs["tokens"])
-        value = loss.item()
+        tokens += sum(int(part["tokens"]) for part in inputs)
         if not math.isfinite(value):
             raise RuntimeError(f"the loss is {value} at step {step}; lower base.tiny.matrix_rate or base.tiny.rate")
         if step % every == 0 or step == plan.steps - 1:
@@ -120,6 +125,53 @@ def run(worker: Worker) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in model.parameters()),
         "seconds": time.monotonic() - began,
     }
+
+
+class Twins:
+    """A model PARTS times over: one memory of weights, gradients each of its own, a thread each."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        import torch
+
+        self._twins = [model, *(copy.deepcopy(model) for _ in range(PARTS - 1))]
+        for twin in self._twins[1:]:
+            for mine, own in zip(model.parameters(), twin.parameters(), strict=True):
+                own.data = mine.data
+        threads = max(1, torch.get_num_threads() // PARTS)
+        torch.set_num_threads(threads)
+        self._pool = ThreadPoolExecutor(PARTS, initializer=torch.set_num_threads, initargs=(threads,))
+
+    def backward(self, parts: list[dict[str, torch.Tensor]]) -> float:
+        """Add to the model's gradients those of the parts' weighted mean loss (nats a token), and return that loss.
+
+        Args:
+            parts: what `collate` gives; at most PARTS of them (a pass may end on fewer).
+        """
+        whole = float(sum(part["weights"].sum() for part in parts))
+        used = self._twins[: len(parts)]
+        jobs = [self._pool.submit(_backward, *given, whole) for given in zip(used, parts, strict=True)]
+        value = sum(job.result() for job in jobs)
+        for twin in used[1:]:
+            for parameter, own in zip(self._twins[0].parameters(), twin.parameters(), strict=True):
+                assert parameter.grad is not None and own.grad is not None  # every part goes through every weight
+                parameter.grad += own.grad
+                own.grad = None
+        return value
+
+
+def _backward(model: PreTrainedModel, inputs: Mapping[str, torch.Tensor], whole: float) -> float:
+    """This part's share of the loss, after its gradients; `whole` is the weight of all parts."""
+    import torch
+
+    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+        hidden = model.model(input_ids=inputs["input_ids"]).last_hidden_state
+        logits = model.lm_head(hidden[:, inputs["positions"]])
+    nll = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1).float(), inputs["labels"].flatten(), ignore_index=-100, reduction="none"
+    )
+    loss = (nll * inputs["weights"].flatten()).sum() / whole
+    loss.backward()
+    return loss.item()
 
 
 def _rate(step: int, steps: int) -> float:
