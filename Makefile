@@ -82,7 +82,7 @@ ui: setup  ## Dagster's web page on http://localhost:3000 (PORT=…)
 	@$(BIN)/dagster dev --port $(or $(PORT),3000)
 
 test: setup lint  ## lint, types, SQL lint, tests
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: setup  ## ruff, pyright, sqlfluff
 	@$(BIN)/ruff check .
