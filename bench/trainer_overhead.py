@@ -69,7 +69,7 @@ def bare_loop(base: Path, plan: Plan, sequences: Sequences) -> tuple[float, floa
     for batch in plan.batches:
         inputs = collate(batch, sequences, 0)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            nll = nll_at_labels(model, inputs)
+            nll, _ = nll_at_labels(model, inputs)
         ((nll * inputs["weights"]).sum() / plan.step_weight).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), GRADIENT_NORM)
         optimizer.step()

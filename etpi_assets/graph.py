@@ -43,6 +43,27 @@ class Node:
     kinds: tuple[str, ...] = ("parquet",)
 
 
+_TINY_BASE = (
+    "etpi_assets.rollouts.tiny_base",
+    "etpi_assets.rollouts.templated.coop_tiny",
+    "etpi_assets.rollouts.templated.repo_fix_tiny",
+    "etpi_assets.rollouts.templated.emulated",
+    "etpi_assets.rollouts.templated.transcripts",
+    "etpi_assets.rollouts.templated.words",
+    "etpi_assets.rollouts.policies",
+    "etpi_assets.rollouts.prompts",
+    "etpi_assets.rollouts.agent",
+    "etpi_assets.rollouts.observation",
+    "etpi_assets.tasks.coop_tiny",
+    "etpi_assets.tasks.repo_fix_tiny",
+    "etpi_resources.chat_format",
+    "etpi_resources.trainers.workers.base_worker",
+    "etpi_resources.trainers.workers.induction",
+    "etpi_resources.trainers.workers.collate",
+    "etpi_resources.trainers.workers.plan",
+)
+"""What makes a tiny base."""
+
 _NODES = (
     Node("suite_spec", "suite", "specs", ("specs",), "A suite's resolved spec.", sections=("*",), kinds=("toml",)),
     Node(
@@ -81,21 +102,8 @@ _NODES = (
         "What training starts from: a pinned hub revision, a local path with its hash, or the tiny model built here.",
         sections=("base",),
         code=(
-            "etpi_assets.training.base",
             "etpi_assets.training.pointers",
-            "etpi_assets.rollouts.templated.coop_tiny",
-            "etpi_assets.rollouts.templated.emulated",
-            "etpi_assets.rollouts.templated.words",
-            "etpi_assets.rollouts.policies",
-            "etpi_assets.rollouts.prompts",
-            "etpi_assets.rollouts.agent",
-            "etpi_assets.rollouts.observation",
-            "etpi_assets.tasks.coop_tiny",
-            "etpi_resources.chat_format",
-            "etpi_resources.trainers.workers.base_worker",
-            "etpi_resources.trainers.workers.induction",
-            "etpi_resources.trainers.workers.collate",
-            "etpi_resources.trainers.workers.plan",
+            *_TINY_BASE,
         ),
         lock="accelerator",
         kinds=("safetensors",),
@@ -127,6 +135,8 @@ _NODES = (
             "etpi_assets.tasks",
             "etpi_resources.chat_format",
             "etpi_resources.tokenizers",
+            "etpi_resources.trainers.workers.base_worker",
+            "etpi_resources.trainers.workers.induction",
             "etpi_resources.engines.scripted",
             "etpi_resources.sandboxes",
         ),

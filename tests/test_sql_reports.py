@@ -137,3 +137,12 @@ def test_changed_by_reinforcement(full: Path) -> None:
     assert (row["experiment"], row["task_id"], row["instruction"]) == ("reinforced", "t1", "fold the lantern")
     assert row["newly_parsed"] and row["newly_solved"] and not row["parse_lost"] and not row["newly_lost"]
     assert ask(full, "changed_by_reinforcement", experiment="strong") == []
+
+
+def test_pass_at_k(full: Path) -> None:
+    found = {row["made_for"]: row for row in ask(full, "pass_at_k") if row["origin"] == "set"}
+    print(found)
+
+
+def test_solved_paired(full: Path) -> None:
+    print(ask(full, "solved_paired"))

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
+from etpi_assets.rollouts import tiny_base as base
 from etpi_assets.specs.models import TinySection
-from etpi_assets.training import base
 from etpi_resources.chat_format import load_chat_format
 from etpi_resources.lake import Lake
 from etpi_resources.trainers.pipes import run_worker

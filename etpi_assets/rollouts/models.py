@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from etpi_assets.specs.models import EngineSection
+from etpi_assets.graph import GRAPH
+from etpi_assets.rollouts import tiny_base
+from etpi_assets.specs.models import TINY, EngineSection
 from etpi_assets.specs.paths import expand
+from etpi_assets.versions import code_version
 from etpi_resources.checkpoints import HUB, LAKE, pinned_folder
 from etpi_resources.engines import Engine
-from etpi_resources.lake import Lake
+from etpi_resources.lake import Lake, LakeError
 
 if TYPE_CHECKING:
     from etpi_resources.chat_format import ChatFormat
@@ -29,7 +32,7 @@ def model_engine(section: EngineSection, chat: ChatFormat, lake: Lake) -> Engine
     """The engine of a section of a kind in MODEL_KINDS; closing it ends what was started for it.
 
     Raises:
-        LakeError: the model's files are not there, or are others than the spec's.
+        LakeError: the model's files are not there, or are others than the spec's; or the tiny base learnt nothing.
         PathError: the model's path names a variable that is not set.
         EngineUnavailable: no server answers or can be started, or a key is not set.
     """
@@ -46,8 +49,10 @@ def model_engine(section: EngineSection, chat: ChatFormat, lake: Lake) -> Engine
         )
     if section.urls:
         return _remote_vllm(section, chat)
-    model = section.model if section.model.startswith((HUB, LAKE)) else str(expand(section.model))
-    folder, identity = pinned_folder(lake, model, section.sha256)
+    model = _built(section, chat, lake) if section.model == TINY else section.model
+    folder, identity = pinned_folder(
+        lake, model if model.startswith((HUB, LAKE)) else str(expand(model)), section.sha256
+    )
     name = f"{section.teacher}-{identity[:12]}"
     if section.kind == "transformers":
         from etpi_resources.engines.transformers import TransformersEngine
@@ -78,6 +83,15 @@ def model_engine(section: EngineSection, chat: ChatFormat, lake: Lake) -> Engine
     except BaseException:
         server.close()
         raise
+
+
+def _built(section: EngineSection, chat: ChatFormat, lake: Lake) -> str:
+    """The name of the tiny base of the section, built where no experiment has built it yet."""
+    assert section.tiny
+    report = tiny_base.build(lake, section.tiny, chat, code_version(GRAPH["base_checkpoint"]))
+    if not (learnt := tiny_base.learnt(report)).passed:
+        raise LakeError(f"the tiny base that is to roll out has not learnt its world: {learnt.message}")
+    return f"{LAKE}{report['checkpoint_id']}"
 
 
 def _remote_vllm(section: EngineSection, chat: ChatFormat) -> Engine:

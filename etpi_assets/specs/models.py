@@ -52,6 +52,31 @@ class SuiteSpec(Section):
 # --- rollout set ---------------------------------------------------------------------------------------------------
 
 
+class TinySection(Section):
+    """The embedded base model: its size, its corpus, its pretraining. A Qwen3-architecture model from scratch."""
+
+    world: Literal["coop_tiny", "repo_fix_tiny"] = Field(
+        default="coop_tiny", description="whose templated conversations and exercises it grows up on"
+    )
+    hidden: int = 128
+    intermediate: int = 384
+    layers: int = 3
+    heads: int = 4
+    head_dim: int = 64
+    positions: int = 4096
+    conversations: int = Field(default=1400, ge=1, description="of the templated corpus, one an agent")
+    exercises: int = Field(default=2800, ge=0, description="a task and its right edit, nothing between")
+    epochs: float = Field(default=1.0, gt=0)
+    batch_tokens: int = Field(default=8192, description="tokens of one step, padding included")
+    matrix_rate: float = Field(default=0.015, description="Muon's, for the matrices")
+    rate: float = Field(default=2e-3, description="AdamW's, for everything else")
+    reading_weight: float = Field(default=0.1, gt=0, le=1, description="loss weight of what others wrote")
+    seed: int = 0
+
+
+TINY = "tiny"
+"""The engine model that is built here."""
+
 _MEANS = {
     "sha256": ("transformers", "vllm"),
     "urls": ("vllm", "openai"),
@@ -59,6 +84,7 @@ _MEANS = {
     "request": ("vllm",),
     "template_kwargs": ("vllm", "openai"),
     "options": ("vllm",),
+    "tiny": ("transformers",),
 }
 """Which kinds of engine a key of `[engine]` is read for; elsewhere it would be ignored in silence."""
 
@@ -70,8 +96,10 @@ class EngineSection(Section):
     teacher: str = Field(description="the name it goes by in lineage")
     model: str | None = Field(
         default=None,
-        description="checkpoint:HASH of this lake, hub:REPO@COMMIT, or a folder; with `urls`: the name it is served by",
+        description="checkpoint:HASH of this lake, hub:REPO@COMMIT, a folder, or tiny: the base built here from "
+        "[engine.tiny]; with `urls`: the name it is served by",
     )
+    tiny: TinySection | None = Field(default=None, description='transformers with model = "tiny": which base')
     sha256: str | None = Field(default=None, description="content hash of a folder that `model` names")
     urls: tuple[str, ...] = Field(default=(), description="vllm: servers that run already; openai: the one base URL")
     api_key_env: str | None = Field(default=None, description="NAME of the environment variable that holds the key")
@@ -102,6 +130,8 @@ class EngineSection(Section):
                 call_default_factory=True
             ):
                 raise ValueError(f'engine.{name} means nothing for engine.kind = "{self.kind}", only for {kinds}')
+        if (self.tiny is not None) != (self.kind == "transformers" and self.model == TINY):
+            raise ValueError('a base built here takes both engine.model = "tiny" and a section [engine.tiny]')
         if self.urls and self.options:
             raise ValueError("`options` are of a server that is started here; one in `urls` runs already")
         return self
@@ -232,27 +262,6 @@ class RolloutSetSpec(Section):
 
 
 # --- experiment ----------------------------------------------------------------------------------------------------
-
-
-class TinySection(Section):
-    """The embedded base model: its size, its corpus, its pretraining. A Qwen3-architecture model from scratch."""
-
-    hidden: int = 128
-    intermediate: int = 384
-    layers: int = 3
-    heads: int = 4
-    head_dim: int = 64
-    positions: int = 4096
-    conversations: int = Field(default=1400, ge=1, description="of the templated corpus, two a task")
-    exercises: int = Field(
-        default=2800, ge=0, description="tasks with the right edit alone: what each wording asks for"
-    )
-    epochs: float = Field(default=1.0, gt=0)
-    batch_tokens: int = Field(default=8192, description="tokens of one step, padding included")
-    matrix_rate: float = Field(default=0.015, description="Muon's, for the matrices")
-    rate: float = Field(default=2e-3, description="AdamW's, for everything else")
-    reading_weight: float = Field(default=0.1, gt=0, le=1, description="loss weight of what others wrote")
-    seed: int = 0
 
 
 class BaseSection(Section):

@@ -8,13 +8,14 @@ from typing import Any
 import dagster as dg
 
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
+from etpi_assets.rollouts import tiny_base as base
 from etpi_assets.rollouts.tables import from_tables
 from etpi_assets.scoring.rewards import rescore
 from etpi_assets.scoring.rewards.functions import check_terms, version_of
 from etpi_assets.specs.models import ExperimentSpec
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.table import read_tasks
-from etpi_assets.training import base, grpo, grpo_checks, pointers, sft, sft_checks
+from etpi_assets.training import grpo, grpo_checks, pointers, sft, sft_checks
 from etpi_assets.training.curves import loss_plot, rates_plot
 from etpi_assets.training.rounds import Ground
 from etpi_assets.versions import code_version
@@ -114,6 +115,7 @@ def _figures(reports: dict[int, dict[str, Any]]) -> dict[str, Any]:
             "steps": report["plan"]["steps"],
             "epochs": round(report["plan"]["epochs"], 3),
             "loss": report["checkpoints"][-1]["train_loss"],
+            "mean token accuracy": report["checkpoints"][-1]["token_accuracy"],
             "validation loss": report["checkpoints"][-1]["val_loss"],
             "tokens a second": round(report["log"][-1]["tokens"] / max(report["seconds"]["train"], 1e-9)),
             "padding": round(report["plan"]["padding"], 3),

@@ -25,9 +25,9 @@ from etpi_assets.rollouts.agent import Identity
 from etpi_assets.rollouts.records import RolloutRecord
 from etpi_assets.rollouts.tables import to_tables
 from etpi_assets.specs.models import RLSection
-from etpi_assets.training import kept
 from etpi_assets.training.rounds import Ground, Lesson, Rounds, drop_after, first_prompt, read_rounds
 from etpi_assets.training.sft_checks import proofs
+from etpi_resources import kept
 from etpi_resources.lake import Lake
 from etpi_resources.schemas import from_rows
 from etpi_resources.trainers.pipes import WorkerFailed, run_worker

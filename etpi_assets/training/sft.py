@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from etpi_assets.specs.models import TrainSection
-from etpi_assets.training import kept
 from etpi_assets.training.sft_checks import Expected, checks
+from etpi_resources import kept
 from etpi_resources.lake import Lake
 from etpi_resources.trainers.pipes import run_worker
 
@@ -150,6 +150,7 @@ def checkpoint_rows(request: Request, report: Mapping[str, Any], dataset_version
                 "dataset_version": dataset_version,
                 "label_tokens": report["counted"]["labels"],
                 "train_loss": checkpoint["train_loss"],
+                "token_accuracy": checkpoint["token_accuracy"],
                 "val_loss": checkpoint["val_loss"],
                 "wall_seconds": sum(report["seconds"].values()),
                 "hyperparameters": json.dumps(settings, sort_keys=True),

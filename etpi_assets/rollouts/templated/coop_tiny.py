@@ -1,52 +1,48 @@
-"""Conversations of scripted agents on freshly named tasks of the embedded world, as many as one likes.
+"""Conversations of scripted agents of `coop_tiny`, and what its tiny base grows up on.
 
-Belongs here: driving the agent loop without tokens, in emulated workspaces. Does not belong here: another loop, or
-another form of prompts and observations: what is yielded is what a live rollout would record.
+Belongs here: the tasks, habits and exercises of that world. Does not belong here: driving the loop (`transcripts`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, cast
 
-from etpi_assets.rollouts.agent import Identity, run_rollout
-from etpi_assets.rollouts.policies.coop_tiny import CoopTinyPolicy, Skill
+from etpi_assets.rollouts.policies.coop_tiny import BASE_HABITS, CoopTinyPolicy, Skill
 from etpi_assets.rollouts.templated.emulated import EmulatedFactory
-from etpi_assets.rollouts.templated.words import NoTokens, Words
+from etpi_assets.rollouts.templated.transcripts import transcripts as roll_out
 from etpi_assets.specs.models import AgentSection
 from etpi_assets.tasks.coop_tiny import CoopTiny
 from etpi_assets.tasks.coop_tiny.generate import draw_tasks
 from etpi_assets.tasks.family import Task, Verdict
 from etpi_resources.sandboxes import SandboxFactory
 
-if TYPE_CHECKING:
-    from etpi_resources.chat_format import ChatFormat
-
 SUITE = "coop_tiny_base"
 """Tasks are drawn under this name, so that they are others than those of a suite of the same seed."""
+
+EDIT = "sed -i"
+DILIGENT = Skill(plan_first=0.0, follow_through=1.0, verbose_think=0.0, wrong_edit=0.0)
 
 
 def transcripts(
     seed: int, n: int, skill: Skill | Mapping[str, float], agent: AgentSection, split: str = "train"
 ) -> Iterator[list[dict[str, str]]]:
-    """`n` conversations of one agent each ([system, user, assistant, user, ...], the last message an observation), both
-    agents of a rollout one after the other, deterministic in the arguments.
-
-    Raises RuntimeError where a rollout broke, naming its task and the error.
-    """
+    """`n` conversations, deterministic in the arguments; see `templated.transcripts`."""
     skill = skill if isinstance(skill, Skill) else Skill.of(skill)
-    engine, family, chat = Words(CoopTinyPolicy(skill, seed)), Unjudged(), cast("ChatFormat", NoTokens())
-    identity = Identity(spec_key=f"templated/{seed}", origin="set", engine="scripted", teacher="templated")
-    left = n
-    for task in draw_tasks(SUITE, seed, split):
-        record = run_rollout(task, family, engine, EmulatedFactory(), agent, chat, identity=identity)
-        if record.error:
-            raise RuntimeError(f"templated rollout of {task.task_id} broke: {record.error}")
-        for one in record.agents[:left]:
-            yield [{"role": message.role, "content": message.content} for message in one.messages]
-        left -= len(record.agents)
-        if left <= 0:
-            return
+    tasks = draw_tasks(SUITE, seed, split)
+    return roll_out(tasks, n, Unjudged(), CoopTinyPolicy(skill, seed), EmulatedFactory(), agent, seed)
+
+
+def conversations(seed: int, n: int, tokenizer: str) -> Iterator[list[dict[str, str]]]:
+    """Of agents with the base's habits."""
+    return transcripts(seed, n, BASE_HABITS, AgentSection(tokenizer=tokenizer))
+
+
+def exercises(seed: int, n: int, tokenizer: str) -> Iterator[list[dict[str, str]]]:
+    """A task and its right edit, nothing between: a conversation holds one edit in seven hundred tokens, too few to
+    learn what each wording asks for."""
+    for messages in transcripts(seed, n, DILIGENT, AgentSection(tokenizer=tokenizer)):
+        edit = next(m for m in messages if m["role"] == "assistant" and EDIT in m["content"])
+        yield [*messages[:2], edit]
 
 
 class Unjudged(CoopTiny):

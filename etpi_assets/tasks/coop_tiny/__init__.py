@@ -1,7 +1,7 @@
 """The embedded world: two agents, one small Python repository each pair, two features.
 
 Belongs here: the family as the rest of etpi knows it. Its parts are `names`, `features`, `repositories`, `texts`,
-`generate` (tasks), `merge`, `judge` (verdicts) and `hidden_tests` (what runs in the sandbox).
+`generate` (tasks), `merge` and `judge` (verdicts).
 
 It is a model of the method: what is measured on it says something about the pipeline, nothing about language models.
 """

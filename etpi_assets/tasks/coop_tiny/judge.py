@@ -1,26 +1,22 @@
 """The verdict: patches frozen, merged, and both features' hidden tests run on the result in a sandbox.
 
-Belongs here: what of an agent's files counts, running hidden tests, and validating tasks by their reference and null
-solutions. Does not belong here: drawing tasks, or merging texts.
+Belongs here: what of an agent's files counts, and validating tasks by their reference and null solutions. Does not
+belong here: drawing tasks, merging texts, or how hidden tests run (`etpi_assets.tasks.calls`).
 
-Only the arguments of the hidden cases enter the sandbox, after the patches are frozen; what the functions return comes
-back and is compared outside. So nothing that runs inside can forge a pass without computing the values, and an edited
-test, check or start-up file is not even copied. Tested code runs in a child process of its own.
+The hidden cases are run after the patches are frozen, and an edited test, check or start-up file is not even copied.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
+from etpi_assets.tasks.calls import Call, Results, run_calls
 from etpi_assets.tasks.coop_tiny.merge import MergeConflict, merge_trees
 from etpi_assets.tasks.family import Refusal, Task, Verdict
-from etpi_resources.sandboxes import Limits, SandboxFactory
+from etpi_resources.sandboxes import SandboxFactory
 
 REFERENCE_RUNS = 3
 """A reference solution passes so many times, or the task is refused."""
@@ -28,17 +24,9 @@ REFERENCE_RUNS = 3
 BATCH = 128
 """Tasks validated in one sandbox."""
 
-JOB_SECONDS = 5
-"""Processor and wall time of one tested call set."""
-
-_LIMITS = Limits(command_seconds=120.0, output_bytes=4 * 1024**2)
-_RUNNER = Path(__file__).with_name("hidden_tests.py").read_text(encoding="utf-8")
 _TEST_FILE = re.compile(
     r"(^|/)(tests?|checks?|tools)/|(^|/)(test_[^/]*|[^/]*_test|conftest|sitecustomize|usercustomize)\.py$"
 )
-
-Results = dict[str, dict[str, list[Any] | None]]
-"""Job -> feature -> the values its calls returned, None where they did not."""
 
 
 def counted(files: Mapping[str, str], check: str) -> dict[str, str]:
@@ -146,37 +134,13 @@ def _run(
     jobs: Mapping[str, tuple[str, Mapping[str, Task]]],
     sandboxes: SandboxFactory,
 ) -> Results:
-    """Run each job (its tree, and the features to call with the tasks they are of) in one sandbox, in a child each."""
-    nonce = secrets.token_hex(16)
-    plan = [
-        {
-            "job": job,
-            "tree": f"trees/{tree}",
-            "calls": {key: _call(task.payload["features"][key]) for key, task in features.items()},
-        }
+    """Run each job (its tree, and the features to call with the tasks they are of) in one sandbox."""
+    calls = {
+        job: (tree, {key: _call(task.payload["features"][key]) for key, task in features.items()})
         for job, (tree, features) in jobs.items()
-    ]
-    files = {f"trees/{tree}/{path}": text for tree, texts in trees.items() for path, text in texts.items()}
-    files |= {"hidden_tests.py": _RUNNER, "plan.json": json.dumps(plan)}
-    with sandboxes.create(files, _LIMITS) as sandbox:
-        outcome = sandbox.run(f"python3 -I -S -B hidden_tests.py {nonce} {JOB_SECONDS}")
-    results: Results = {}
-    for line in outcome.output.splitlines():
-        if line.startswith(nonce):
-            report = _report(line.removeprefix(nonce))
-            results.setdefault(report[0], report[1])
-    return results
+    }
+    return run_calls(trees, calls, sandboxes)
 
 
-def _call(feature: Mapping[str, Any]) -> list[Any]:
-    return [feature["path"], feature["function"], [argument for argument, _ in feature["hidden"]]]
-
-
-def _report(text: str) -> tuple[str, dict[str, list[Any] | None]]:
-    """A line of the runner: the job, and JSON that tested code may have written, so anything may stand in it."""
-    job, _, values = text.strip().partition(" ")
-    try:
-        report = json.loads(values)
-    except (ValueError, RecursionError):
-        report = None
-    return job, report if isinstance(report, dict) else {}
+def _call(feature: Mapping[str, Any]) -> Call:
+    return feature["path"], feature["function"], [argument for argument, _ in feature["hidden"]]

@@ -11,13 +11,16 @@ Configuration (`config.json`): `label` (what the lines are headed), `base` (fold
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from etpi_resources.trainers.workers.reporting import Worker, open_worker
 
 if TYPE_CHECKING:
+    from peft import LoraConfig
     from transformers import PreTrainedModel
+    from trl.trainer.sft_config import SFTConfig
 
     from etpi_resources.trainers.workers.weighted_trainer import Log, WeightedSFTTrainer
 
@@ -31,13 +34,13 @@ def run(worker: Worker) -> dict[str, Any]:
     """Train, save, read back.
 
     Returns:
-        `checkpoints`: [{step, final, folder, adapter (folder or null), train_loss, val_loss}], folders relative to the
-        worker's. `log`: the lines of metrics.jsonl. `counted`: what entered the loss in the first pass (or in all there
-        was): {complete, labels, labels_planned, tokens, tokens_planned}. `saved`, of the last checkpoint: {dtype,
-        base_difference (of logits, relative), differing (tensors that read back otherwise), reload_difference (of
-        logits, relative)}, and for full fine-tuning {unchanged (names), trained (count)}, for LoRA {zero_adapters
-        (names), adapters (count), merge_difference}. `plan`: {steps, sequences, epochs, weighted_rows, padding, shapes,
-        step_weight, accumulate}. `seconds`: {start, train, save}. `device`.
+        `checkpoints`: [{step, final, folder, adapter (folder or null), train_loss, token_accuracy, val_loss}], folders
+        relative to the worker's. `log`: the lines of metrics.jsonl. `counted`: what entered the loss in the first pass
+        (or in all there was): {complete, labels, labels_planned, tokens, tokens_planned}. `saved`, of the last
+        checkpoint: {dtype, base_difference (of logits, relative), differing (tensors that read back otherwise),
+        reload_difference (of logits, relative)}, and for full fine-tuning {unchanged (names), trained (count)}, for
+        LoRA {zero_adapters (names), adapters (count), merge_difference}. `plan`: {steps, sequences, epochs,
+        weighted_rows, padding, shapes, step_weight, accumulate}. `seconds`: {start, train, save}. `device`.
 
     Raises:
         RuntimeError: a GPU is asked for and this interpreter's torch sees none.
@@ -130,28 +133,48 @@ def run(worker: Worker) -> dict[str, Any]:
 def build_trainer(worker: Worker, model: PreTrainedModel, plan: Any, sequences: Any, gpu: bool) -> WeightedSFTTrainer:
     import datasets
     from transformers import AutoTokenizer
-    from trl.trainer.sft_config import SFTConfig
 
     from etpi_resources.trainers.workers.weighted_trainer import WeightedSFTTrainer
 
     config, train = worker.config, worker.config["train"]
     tokenizer = AutoTokenizer.from_pretrained(config["base"], local_files_only=True)
     pad_id = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
-    adapter = None
-    if train["method"] == "lora":
-        from peft import LoraConfig
+    return WeightedSFTTrainer(
+        plan=plan,
+        sequences=sequences,
+        pad_id=pad_id,
+        model=model,
+        args=sft_arguments(train, worker.folder / "trl", plan.steps, plan.accumulate, config["seed"], gpu),
+        train_dataset=datasets.Dataset(sequences.table()),
+        data_collator=lambda batch: batch,
+        processing_class=tokenizer,
+        peft_config=lora_config(train) if train["method"] == "lora" else None,
+    )
 
-        adapter = LoraConfig(
-            task_type="CAUSAL_LM",
-            r=train["lora_rank"],
-            lora_alpha=train["lora_alpha"],
-            lora_dropout=train["lora_dropout"],
-            target_modules=train["target_modules"],
-        )
-    arguments = SFTConfig(
-        output_dir=str(worker.folder / "trl"),
-        max_steps=plan.steps,
-        gradient_accumulation_steps=plan.accumulate,
+
+def lora_config(train: Mapping[str, Any]) -> LoraConfig:
+    """The adapter that a train section asks for."""
+    from peft import LoraConfig
+
+    return LoraConfig(
+        task_type="CAUSAL_LM",
+        r=train["lora_rank"],
+        lora_alpha=train["lora_alpha"],
+        lora_dropout=train["lora_dropout"],
+        target_modules=train["target_modules"],
+    )
+
+
+def sft_arguments(
+    train: Mapping[str, Any], folder: Path, steps: int, accumulate: int, seed: int, gpu: bool
+) -> SFTConfig:
+    """TRL's arguments for a train section."""
+    from trl.trainer.sft_config import SFTConfig
+
+    return SFTConfig(
+        output_dir=str(folder),
+        max_steps=steps,
+        gradient_accumulation_steps=accumulate,
         learning_rate=train["learning_rate"],
         weight_decay=train["weight_decay"],
         max_grad_norm=GRADIENT_NORM,
@@ -159,7 +182,7 @@ def build_trainer(worker: Worker, model: PreTrainedModel, plan: Any, sequences: 
         bf16=train["dtype"] == "bf16",
         use_cpu=not gpu,
         gradient_checkpointing=train["gradient_checkpointing"],
-        seed=config["seed"],
+        seed=seed,
         # The sequences are tokens with labels already: nothing is prepared, cut or packed by the trainer.
         dataset_kwargs={"skip_prepare_dataset": True},
         max_length=None,
@@ -174,17 +197,6 @@ def build_trainer(worker: Worker, model: PreTrainedModel, plan: Any, sequences: 
         report_to="none",
         disable_tqdm=True,
     )
-    return WeightedSFTTrainer(
-        plan=plan,
-        sequences=sequences,
-        pad_id=pad_id,
-        model=model,
-        args=arguments,
-        train_dataset=datasets.Dataset(sequences.table()),
-        data_collator=lambda batch: batch,
-        processing_class=tokenizer,
-        peft_config=adapter,
-    )
 
 
 def _folder(worker: Worker, step: int) -> Path:
@@ -192,11 +204,11 @@ def _folder(worker: Worker, step: int) -> Path:
 
 
 def _entry(step: int, final: bool, log: Log, lora: bool) -> dict[str, Any]:
-    """A checkpoint's row: its losses are the last measured at or before its step."""
+    """A checkpoint's row: its figures are the last measured at or before its step."""
     lines = [line for line in log.lines if line["step"] <= step]
     last = {
         key: next((line[key] for line in reversed(lines) if line[key] is not None), None)
-        for key in ("loss", "val_loss")
+        for key in ("loss", "token_accuracy", "val_loss")
     }
     return {
         "step": step,
@@ -204,6 +216,7 @@ def _entry(step: int, final: bool, log: Log, lora: bool) -> dict[str, Any]:
         "folder": f"step-{step}",
         "adapter": f"step-{step}/adapter" if lora else None,
         "train_loss": last["loss"],
+        "token_accuracy": last["token_accuracy"],
         "val_loss": last["val_loss"],
     }
 

@@ -28,9 +28,9 @@ from etpi_resources.trainers.workers.collate import IGNORED, Sequences, collate
 from etpi_resources.trainers.workers.plan import MicroBatch, Plan, one_pass, padded_lengths
 
 
-def nll_at_labels(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Negative log-likelihood of each label, (B, P) float32, 0 where the label is -100. `inputs` as `collate` makes
-    them."""
+def nll_at_labels(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(negative log-likelihood of each label, (B, P) float32, 0 where the label is -100; how many labels the model
+    ranks first, a scalar). `inputs` as `collate` makes them. Logits are computed at the labels alone."""
     logits = model(
         input_ids=inputs["input_ids"], logits_to_keep=inputs["positions"], use_cache=False
     ).logits  # (B, P, vocabulary)
@@ -38,7 +38,7 @@ def nll_at_labels(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> to
     nll = torch.nn.functional.cross_entropy(
         logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="none"
     )
-    return nll.view_as(labels)
+    return nll.view_as(labels), (logits.detach().argmax(-1) == labels).sum()
 
 
 class Batches(Dataset):
@@ -61,10 +61,12 @@ class Tally:
     nll: torch.Tensor | float = 0.0
     weight: torch.Tensor | float = 0.0
     labels: torch.Tensor | int = 0
+    hits: torch.Tensor | int = 0
     tokens: torch.Tensor | int = 0
 
-    def add(self, nll: torch.Tensor, inputs: dict[str, torch.Tensor]) -> None:
+    def add(self, nll: torch.Tensor, hits: torch.Tensor, inputs: dict[str, torch.Tensor]) -> None:
         self.nll = self.nll + nll.detach()
+        self.hits = self.hits + hits
         self.weight = self.weight + inputs["weights"].sum(dtype=torch.float64)
         self.labels = self.labels + (inputs["labels"] != IGNORED).sum()
         self.tokens = self.tokens + inputs["tokens"]
@@ -72,6 +74,10 @@ class Tally:
     def loss(self) -> float:
         """sum(w * nll) / sum(w)."""
         return float(self.nll) / float(self.weight)
+
+    def accuracy(self) -> float:
+        """The share of labels that the model ranked first, unweighted: what TRL calls mean_token_accuracy."""
+        return float(self.hits) / float(self.labels)
 
 
 class WeightedSFTTrainer(SFTTrainer):
@@ -104,10 +110,11 @@ class WeightedSFTTrainer(SFTTrainer):
         self, model: torch.nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
         """sum(w * nll) / step_weight of one micro-batch."""
-        weighted = (nll_at_labels(model, inputs) * inputs["weights"]).sum()
-        self.window.add(weighted, inputs)
+        nll, hits = nll_at_labels(model, inputs)
+        weighted = (nll * inputs["weights"]).sum()
+        self.window.add(weighted, hits, inputs)
         if self.micro_batches < self.plan.pass_batches:
-            self.first_pass.add(weighted, inputs)
+            self.first_pass.add(weighted, hits, inputs)
         self.micro_batches += 1
         return weighted / self.plan.step_weight
 
@@ -124,16 +131,18 @@ class WeightedSFTTrainer(SFTTrainer):
         with torch.no_grad():
             for batch in batches:
                 inputs = self._prepare_inputs(collate(batch, sequences, self.pad_id))
-                tally.add((nll_at_labels(model, inputs) * inputs["weights"]).sum(), inputs)
+                nll, hits = nll_at_labels(model, inputs)
+                tally.add((nll * inputs["weights"]).sum(), hits, inputs)
         model.train()
         return tally.loss()
 
 
 class Log(TrainerCallback):
-    """Writes `metrics.jsonl`: step, epoch, loss, val_loss, lr, tokens, seconds; and calls back at each step.
+    """Writes `metrics.jsonl`: step, epoch, loss, token_accuracy, val_loss, lr, tokens, seconds; and calls back at each
+    step.
 
-    The loss of a line is that of the steps since the line before; `tokens` are those fed so far, padding left out.
-    Validation is measured before the first step, at the end of each epoch and at the end.
+    Loss and accuracy of a line are those of the steps since the line before; `tokens` are those fed so far, padding
+    left out. Validation is measured before the first step, at the end of each epoch and at the end.
     """
 
     def __init__(self, path: Path, trainer: WeightedSFTTrainer, validation: Sequences | None, micro_tokens: int,
@@ -146,7 +155,7 @@ class Log(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.start = time.monotonic()
-        self._write(0, 0.0, None, None, self._validate())
+        self._write(0, 0.0, None, None, None, self._validate())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         plan, step = self.trainer.plan, state.global_step
@@ -164,7 +173,7 @@ class Log(TrainerCallback):
                     f"the loss is {loss} at step {step} of {plan.steps}; lower train.learning_rate, lengthen "
                     "train.warmup_ratio, or train in fp32"
                 )
-            self._write(step, epoch, loss, rate, self._validate() if ends_epoch else None)
+            self._write(step, epoch, loss, window.accuracy(), rate, self._validate() if ends_epoch else None)
         self.on_step(step, f"loss {self.lines[-1]['loss']:.3f}")
 
     def _validate(self) -> float | None:
@@ -172,10 +181,11 @@ class Log(TrainerCallback):
             return None
         return self.trainer.validation_loss(self.validation, self.micro_tokens)
 
-    def _write(self, step: int, epoch: float, loss: float | None, rate: float | None, val_loss: float | None) -> None:
+    def _write(self, step: int, epoch: float, loss: float | None, accuracy: float | None, rate: float | None,
+               val_loss: float | None) -> None:  # fmt: skip
         line = {
-            "step": step, "epoch": epoch, "loss": loss, "val_loss": val_loss, "learning_rate": rate,
-            "tokens": self.tokens, "seconds": time.monotonic() - self.start,
+            "step": step, "epoch": epoch, "loss": loss, "token_accuracy": accuracy, "val_loss": val_loss,
+            "learning_rate": rate, "tokens": self.tokens, "seconds": time.monotonic() - self.start,
         }  # fmt: skip
         self.lines.append(line)
         with self.path.open("a") as file:

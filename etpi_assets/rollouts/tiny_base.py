@@ -3,8 +3,9 @@
 Belongs here: from a spec's `base.tiny` to a checkpoint in the lake. Does not belong here: the training loop (a worker),
 the world the conversations are of, or bases that come from elsewhere (`pointers`).
 
-The base is a competent agent that starts with bash: it reads, edits, checks and submits, thinks aloud most of the time,
-writes a fenced block now and then, and hardly ever plans first. That is what fine-tuning has to change.
+It stands with the rollouts, whose loop the corpus is of, because a rollout set may roll out the base itself
+(`engine.model = "tiny"`) before any experiment trains it. The base has the habits that fine-tuning is to change: of
+`coop_tiny` an agent that starts with bash and hardly ever plans first, of `repo_fix_tiny` one that thinks at length.
 """
 
 from __future__ import annotations
@@ -20,10 +21,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from etpi_assets.rollouts.policies.coop_tiny import BASE_HABITS, Skill
-from etpi_assets.rollouts.templated.coop_tiny import transcripts
-from etpi_assets.specs.models import AgentSection, TinySection
-from etpi_assets.training import kept
+from etpi_assets.rollouts.templated import coop_tiny, repo_fix_tiny
+from etpi_assets.specs.models import TinySection
+from etpi_resources import kept
 from etpi_resources.chat_format import ChatFormat
 from etpi_resources.checks import CheckOutcome
 from etpi_resources.lake import Lake
@@ -32,8 +32,9 @@ from etpi_resources.trainers.pipes import run_worker
 
 WORKER = "etpi_resources.trainers.workers.base_worker"
 LEARNT = "base_learnt"
-EDIT = "sed -i"
-DILIGENT = Skill(plan_first=0.0, follow_through=1.0, verbose_think=0.0, wrong_edit=0.0)
+WORLDS = {"coop_tiny": coop_tiny, "repo_fix_tiny": repo_fix_tiny}
+"""What `base.tiny.world` names: modules with `conversations` and `exercises`."""
+
 LOSS_BOUND = 0.6
 """Nats a token, the mean over the last tenth of the run, over which the base is no competent agent: its habits are
 drawn at random, which costs about 0.2; a model that cannot copy names stays above 1."""
@@ -80,14 +81,18 @@ def prepare(section: TinySection, chat: ChatFormat, folder: Path) -> dict[str, A
     schema = TABLES["sequences"].schema
     pq.write_table(pa.Table.from_pylist(list(corpus_rows(section, chat)), schema=schema), corpus)
     chat.save(folder / "tokenizer")
-    size = section.model_dump(exclude={"conversations", "exercises", "reading_weight"})
+    size = section.model_dump(exclude={"world", "conversations", "exercises", "reading_weight"})
     return {"files": [str(corpus)], "tokenizer": str(folder / "tokenizer"), "vocabulary": chat.vocab_size, **size}
 
 
 def corpus_rows(section: TinySection, chat: ChatFormat) -> Iterator[dict[str, Any]]:
     """The corpus as rows of the table `sequences`: a conversation or exercise each, its own turns at weight 1
     and what it reads at `reading_weight`."""
-    for number, messages in enumerate(chain(_conversations(section, chat), _exercises(section, chat))):
+    world = WORLDS[section.world]
+    talks = world.conversations(section.seed, section.conversations, chat.name)
+    # Another seed: tasks that no conversation has.
+    drills = world.exercises(section.seed + 1, section.exercises, chat.name)
+    for number, messages in enumerate(chain(talks, drills)):
         ids = chat.prompt_ids(messages[:2])
         starts, ends, weights = [1], [len(ids)], [section.reading_weight]
         for message in messages[2:]:
@@ -106,20 +111,6 @@ def corpus_rows(section: TinySection, chat: ChatFormat) -> Iterator[dict[str, An
             "span_weights": weights,
             "rows": len(starts),
         }
-
-
-def _conversations(section: TinySection, chat: ChatFormat) -> Iterator[list[dict[str, str]]]:
-    return transcripts(section.seed, section.conversations, BASE_HABITS, AgentSection(tokenizer=chat.name))
-
-
-def _exercises(section: TinySection, chat: ChatFormat) -> Iterator[list[dict[str, str]]]:
-    """A task and its right edit, nothing between: a conversation holds one edit in seven hundred tokens, too few to
-    learn what each wording asks for."""
-    # Another seed: tasks that no conversation has.
-    seed = section.seed + 1
-    for messages in transcripts(seed, section.exercises, DILIGENT, AgentSection(tokenizer=chat.name)):
-        edit = next(m for m in messages if m["role"] == "assistant" and EDIT in m["content"])
-        yield [*messages[:2], edit]
 
 
 def learnt(report: Mapping[str, Any]) -> CheckOutcome:

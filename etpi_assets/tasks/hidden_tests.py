@@ -1,8 +1,8 @@
 """Runs inside a sandbox: calls functions of frozen trees and reports what they return. It knows no expected value.
 
 Belongs here: one child process a job, its time limit, its report. Does not belong here: judging; the caller compares.
-Usage: `python3 hidden_tests.py NONCE SECONDS`, with plan.json beside it: [{job, tree, calls: {feature: [path, function,
-arguments]}}]. Prints `NONCE JOB {feature: values or null}` a job; a job whose child dies or hangs prints no values.
+Usage: `python3 hidden_tests.py NONCE SECONDS`, with plan.json beside it: [{job, tree, calls: {key: [path, function,
+arguments]}}]. Prints `NONCE JOB {key: values or null}` a job; a job whose child dies or hangs prints no values.
 """
 
 import json

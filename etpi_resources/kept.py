@@ -38,7 +38,7 @@ def adopt(lake: Lake, staging: Path, checkpoint: Mapping[str, Any]) -> dict[str,
     """Move a worker's checkpoint into the lake: its entry with `checkpoint_id` and `adapter_hash` for its folders."""
     adapter = folder_hash(staging / checkpoint["adapter"]) if checkpoint["adapter"] else None
     checkpoint_id, _ = lake.adopt_checkpoint(staging / checkpoint["folder"])
-    row = {key: checkpoint[key] for key in ("step", "final", "train_loss", "val_loss")}
+    row = {key: value for key, value in checkpoint.items() if key not in ("folder", "adapter")}
     return row | {"checkpoint_id": checkpoint_id, "adapter_hash": adapter}
 
 

@@ -1,0 +1,81 @@
+"""Conversations of scripted agents of `repo_fix_tiny`, and what its tiny base grows up on.
+
+Belongs here: the tasks, habits, exercises and emulated commands of that world. Does not belong here: driving the loop
+(`transcripts`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from etpi_assets.rollouts.actions import format_action
+from etpi_assets.rollouts.policies.repo_fix_tiny import BASE_HABITS, RepoFixPolicy, RepoFixSkill
+from etpi_assets.rollouts.templated.emulated import EmulatedFactory, EmulatedSandbox
+from etpi_assets.rollouts.templated.transcripts import transcripts as roll_out
+from etpi_assets.specs.models import AgentSection
+from etpi_assets.tasks.family import Task, Verdict
+from etpi_assets.tasks.repo_fix_tiny import RepoFixTiny
+from etpi_assets.tasks.repo_fix_tiny.generate import NOTES, draw_tasks
+from etpi_resources.sandboxes import Environment, Limits, SandboxFactory
+
+SUITE = "repo_fix_tiny_base"
+"""Tasks are drawn under this name, so that they are others than those of a suite of the same seed."""
+
+_SED = re.compile(r"sed -i 's/\+ \.\*/(\+ \d+)/' (\w+\.py)")
+
+
+def transcripts(
+    seed: int, n: int, skill: RepoFixSkill, agent: AgentSection, split: str = "train"
+) -> Iterator[list[dict[str, str]]]:
+    """`n` conversations, deterministic in the arguments; see `templated.transcripts`."""
+    tasks = draw_tasks(SUITE, seed, split)
+    return roll_out(tasks, n, Unjudged(), RepoFixPolicy(skill, seed), RepoFixFactory(), agent, seed)
+
+
+def conversations(seed: int, n: int, tokenizer: str) -> Iterator[list[dict[str, str]]]:
+    """Of agents with the base's habits."""
+    return transcripts(seed, n, BASE_HABITS, AgentSection(prompt="repo_fix_tiny", tokenizer=tokenizer))
+
+
+def exercises(seed: int, n: int, tokenizer: str) -> Iterator[list[dict[str, str]]]:
+    """The notes, a symptom, and both hops as bare rows with the edit they lead to: a conversation holds one look-up in
+    nine hundred tokens, too few to learn it."""
+    tasks = draw_tasks(SUITE, seed, "train")
+    for task, _ in zip(tasks, range(n), strict=False):
+        symptom, module, value = (task.payload[key] for key in ("symptom", "module", "value"))
+        edit = format_action(f"sed -i 's/+ .*/+ {value}/' {module}.py")
+        yield [
+            {"role": "system", "content": task.payload["files"][NOTES].rstrip("\n")},
+            {"role": "user", "content": symptom},
+            {"role": "assistant", "content": f"{symptom} {module}\n{module} {value}\n{edit}"},
+        ]
+
+
+class RepoFixSandbox(EmulatedSandbox):
+    """A workspace that also knows this world's edit."""
+
+    def _answer(self, command: str) -> tuple[str, int]:
+        if (match := _SED.fullmatch(command)) and match[2] in self._files:
+            self._files[match[2]] = re.sub(r"\+ .*", match[1], self._files[match[2]])
+            return "", 0
+        return super()._answer(command)
+
+
+class RepoFixFactory(EmulatedFactory):
+    """Makes such workspaces."""
+
+    def create(
+        self,
+        files: Mapping[str, str],
+        limits: Limits = Limits(),  # noqa: B008
+        environment: Environment | None = None,
+    ) -> RepoFixSandbox:
+        return RepoFixSandbox(files)
+
+
+class Unjudged(RepoFixTiny):
+    """The family without its verdicts: conversations are wanted, not rewards."""
+
+    def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
+        return Verdict(0.0, "unknown", {})

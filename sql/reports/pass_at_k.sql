@@ -1,0 +1,54 @@
+-- How often is one rollout of a task right, and how often is one of K, for every rollout set and evaluation?
+-- SET VARIABLE rollout_set = 'name' or experiment = 'name' for one. K is the fewest rollouts that any task has; of n
+-- rollouts with c right, pass@K is 1 - C(n - c, K) / C(n, K), the unbiased estimate of Chen et al. 2021, a mean over tasks.
+WITH judged AS (
+    SELECT
+        r.origin,
+        coalesce(r.rollout_set, r.experiment) AS made_for,
+        coalesce(r.checkpoint_role, r.teacher) AS model,
+        coalesce(r.decoding, 'as_rolled_out') AS decoding,
+        r.task_id,
+        count(*) AS n,
+        count_if(s.reward = 1) AS c
+    FROM rollouts AS r
+    INNER JOIN scores AS s
+        ON
+            r.rollout_id = s.rollout_id
+            AND r.origin = s.origin
+            AND coalesce(r.rollout_set, r.experiment) = coalesce(s.rollout_set, s.experiment)
+    WHERE
+        s.reward IS NOT NULL
+        AND NOT s.infrastructure_error
+        AND (getvariable('rollout_set') IS NULL OR r.rollout_set = getvariable('rollout_set'))
+        AND (getvariable('experiment') IS NULL OR r.experiment = getvariable('experiment'))
+    GROUP BY ALL
+),
+
+counted AS (
+    SELECT
+        *,
+        min(n) OVER (PARTITION BY origin, made_for, model, decoding) AS k
+    FROM judged
+)
+
+SELECT
+    origin,
+    made_for,
+    model,
+    decoding,
+    k,
+    count(*) AS tasks,
+    sum(n)::BIGINT AS rollouts,
+    avg(c / n) AS pass_at_1,
+    avg(
+        CASE
+            WHEN n - c < k THEN 1
+            ELSE
+                1
+                - (factorial(n - c)::DOUBLE * factorial(n - k)::DOUBLE)
+                / (factorial(n - c - k)::DOUBLE * factorial(n)::DOUBLE)
+        END
+    ) AS pass_at_k
+FROM counted
+GROUP BY ALL
+ORDER BY origin DESC, made_for ASC, model ASC, decoding ASC;

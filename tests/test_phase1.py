@@ -1,0 +1,69 @@
+"""The structured-CoT reference at full size: it says what the card states, resolves, and asks for its hardware."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etpi_assets.asset_run import Recipe
+from etpi_assets.resources import HardwareMissing, Resources, require_hardware
+from etpi_assets.specs.load import load_specs
+from etpi_assets.specs.planner import plan
+from etpi_assets.training import pointers
+from etpi_assets.training.assets import sft_checkpoint
+from etpi_resources.grammars import SLOTS
+from etpi_resources.lake import Lake
+from etpi_resources.trainers.workers.plan import make_plan
+from etpi_resources.trainers.workers.sft_worker import lora_config, sft_arguments
+
+SPECS = load_specs()
+NAME = "etpi_phase1"
+SPEC = SPECS.experiments[NAME]
+
+
+def test_its_rollouts_are_the_base_s_own_under_the_grammar_four_a_task():
+    (name,) = SPEC.rollout_sets
+    found: Any = SPECS.rollout_sets[name]
+    assert found.k == 4 and found.engine.kind == "vllm" and SPECS.suites[found.suite].family == "r2e"
+    assert found.engine.model == f"hub:{SPEC.base.repo}@{SPEC.base.revision}" == found.agent.tokenizer
+    assert found.agent.grammar and found.agent.grammar.slots == SLOTS and not found.agent.tools
+    assert SPEC.select.min_reward == 1.0 and SPEC.select.shortest_correct and not SPEC.select.require
+    assert not SPEC.pairs.strip_think, "the thought is what is learnt"
+    assert SPEC.evaluate and SPEC.evaluate.agent.grammar is None, "the grammar is off where the student is measured"
+
+
+def test_it_resolves_and_its_base_is_pinned(tmp_path: Path):
+    assert {step.state for step in plan(NAME, SPECS, Lake(tmp_path))} == {"missing"}
+    row, pinned = pointers.hub_pointer(SPEC.base)
+    assert pinned.passed and row["path"] == f"hub:Qwen/Qwen3.6-27B@{SPEC.base.revision}"
+
+
+def test_the_trainer_gets_the_card_s_hyper_parameters(tmp_path: Path):
+    rows = SPEC.published["stated"]["trajectories"]
+    train = SPEC.train.model_dump(mode="json")
+    made = make_plan(
+        [6000] * rows, [1.0] * rows, [900.0] * rows, epochs=train["epochs"], max_steps=train["max_steps"],
+        batch_tokens=train["batch_tokens"], micro_tokens=8192, batch_sequences=train["batch_sequences"],
+        schedule=train["schedule"], warmup=train["warmup_ratio"], seed=0,
+    )  # fmt: skip
+    assert made.accumulate == 8 and {len(batch.sequences) for batch in made.batches} == {1}
+    assert made.steps == 80, "ceil(2 * 318 / 8): what is left of an epoch fills a step with the next"
+    assert made.rates.argmax() == pytest.approx(0.03 * made.steps, abs=1.5) and made.rates[-1] < 0.01
+    arguments = sft_arguments(train, tmp_path, made.steps, made.accumulate, 0, gpu=False)
+    assert (arguments.learning_rate, arguments.gradient_accumulation_steps) == (2e-4, 8)
+    assert arguments.optim == "adamw_8bit" and arguments.bf16 and arguments.gradient_checkpointing
+    adapter = lora_config(train)
+    assert (adapter.r, adapter.lora_alpha, adapter.lora_dropout) == (128, 256, 0.05)
+    assert adapter.target_modules == "all-linear"
+    assert SPEC.dataset.max_length == 8192
+
+
+def test_without_a_gpu_it_says_what_it_wants_before_anything_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("etpi_assets.resources.ACCELERATORS", ())
+    with pytest.raises(HardwareMissing, match=f"'{NAME}' says requires = \"gpu\""):
+        require_hardware(SPEC, NAME)
+    assert isinstance(sft_checkpoint, Recipe)
+    with pytest.raises(HardwareMissing):
+        sft_checkpoint.execute(NAME, Resources(lake=Lake(tmp_path)), lambda line: None)

@@ -1,0 +1,125 @@
+"""The world of look-ups: its verdict is R2E-Gym's, its agent is right where both hops are, its slots are short."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from etpi_assets.rollouts.agent import Identity, run_rollout
+from etpi_assets.rollouts.policies.repo_fix_tiny import RepoFixPolicy, RepoFixSkill
+from etpi_assets.rollouts.records import RolloutRecord
+from etpi_assets.rollouts.templated.repo_fix_tiny import RepoFixFactory, conversations, exercises
+from etpi_assets.scoring.structure import adheres
+from etpi_assets.specs.load import load_specs
+from etpi_assets.specs.models import AgentSection, EngineSection, TinySection
+from etpi_assets.tasks.checks import check_tasks
+from etpi_assets.tasks.families import load_family
+from etpi_assets.tasks.family import Refusal, Task
+from etpi_assets.tasks.repo_fix_tiny import judge
+from etpi_assets.tasks.repo_fix_tiny.generate import NOTES, draw_tasks
+from etpi_resources.chat_format import load_chat_format
+from etpi_resources.engines.scripted import ScriptedEngine
+from etpi_resources.grammars import ThinkGrammar
+from etpi_resources.sandboxes import SandboxFactory
+from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
+
+FAMILY = load_family("repo_fix_tiny")
+TASK, *OTHERS = islice(draw_tasks("s", 0, "train"), 4)
+AGENT = AgentSection(prompt="repo_fix_tiny", max_steps=5)
+
+
+def roll(skill: RepoFixSkill, task: Task = TASK, sandboxes: SandboxFactory | None = None) -> RolloutRecord:
+    chat = load_chat_format("tiny")
+    engine = ScriptedEngine(RepoFixPolicy(skill), chat, "t", noncanonical=0.0)
+    identity = Identity("k", "set", "scripted", "t")
+    return run_rollout(task, FAMILY, engine, sandboxes or BubblewrapFactory(), AGENT, chat, identity=identity)
+
+
+def verdict(**changes: str | None) -> Any:
+    files = {**judge.solution(TASK), **{path.replace("__", "/"): text for path, text in changes.items()}}
+    left = {path: text for path, text in files.items() if text is not None}
+    return FAMILY.judge(TASK, {"agent1": left}, BubblewrapFactory())
+
+
+def test_every_task_is_proven_and_shares_no_name_across_the_split():
+    found = [task for task in FAMILY.load("s", 0, {"train": 16, "heldout": 9}) if isinstance(task, Task)]
+    assert list(FAMILY.validate(found, BubblewrapFactory())) == found
+    assert all(check.passed for check in check_tasks(len(found), found, [], FAMILY, runnable=True))
+
+
+def test_a_task_whose_reference_fails_or_that_passes_without_work_is_refused():
+    broken = replace(TASK, payload={**TASK.payload, "value": TASK.payload["value"] + 1})
+    idle = replace(OTHERS[0], payload={**OTHERS[0].payload, "files": judge.solution(OTHERS[0])})
+    reasons = [o.reason for o in FAMILY.validate([broken, idle], BubblewrapFactory()) if isinstance(o, Refusal)]
+    assert reasons == ["reference_fails", "null_passes"]
+
+
+def test_the_summary_must_be_the_expected_one_exactly():
+    assert verdict().reward == 1.0
+    other = next(name for name in TASK.payload["values"] if f"test_{name}_of_text" in TASK.payload["tests"])
+    mended = f"def {other}(x):\n    return int(x) + {TASK.payload['values'][other]}\n"
+    found = verdict(**{f"{other}.py": mended})
+    assert found.verdict == "failed_tests" and found.details["wrong"] == [f"test_{other}_of_text"]
+    assert verdict(**{f"{other}.py": None}).reward == 0.0
+    assert verdict(**{f"{other}.py": "raise SystemExit"}).reward == 0.0
+    assert judge.compare({}, {}) == (False, [])
+
+
+def test_edited_tests_and_start_up_files_are_no_part_of_the_work():
+    untouched = dict(TASK.payload["files"])
+    cheat = f"def {TASK.payload['module']}(x):\n    return x + {TASK.payload['value']}\n"
+    for path in ("tests/test_types.py", "conftest.py", "sitecustomize.py", "test_hidden.py"):
+        left = {**untouched, path: cheat}
+        assert FAMILY.judge(TASK, {"agent1": left}, BubblewrapFactory()).verdict == "no_patch", path
+
+
+@pytest.mark.parametrize("compact", [0.0, 1.0])
+def test_both_hops_solve_it_and_a_wrong_one_does_not(compact: float):
+    record = roll(RepoFixSkill(compact=compact))
+    assert record.outcome and record.outcome["verdict"] == "passed", record.outcome
+    assert [turn.actions[0].command.split()[0] for turn in record.agents[0].turns] == ["cat", "sed", "echo"]
+    wrong = roll(RepoFixSkill(compact=compact, wrong_look_up=1.0))
+    assert wrong.outcome and wrong.outcome["verdict"] == "failed_tests"
+
+
+def test_slots_keep_to_the_grammar_at_a_fifth_of_the_tokens():
+    grammar = ThinkGrammar.of(max_chars=80)
+    short, long = (roll(RepoFixSkill(compact=share)).agents[0].turns for share in (1.0, 0.0))
+    assert all(adheres(turn.content, None, grammar) for turn in short)
+    assert not any(adheres(turn.content, None, grammar) for turn in long)
+    spent = [sum(turn.think_tokens or 0 for turn in turns) for turns in (short, long)]
+    assert spent[1] > 5 * spent[0]
+
+
+def test_the_emulated_workspace_answers_as_the_real_one():
+    for task in OTHERS:
+        emulated, actual = (roll(RepoFixSkill(), task, box) for box in (RepoFixFactory(), BubblewrapFactory()))
+        said = [[message.content for message in record.agents[0].messages] for record in (emulated, actual)]
+        assert said[0] == said[1] and emulated.agents[0].patch == actual.agents[0].patch
+
+
+def test_what_the_base_grows_up_on():
+    talks = list(conversations(0, 40, "tiny"))
+    slots = sum("STATE: " in talk[2]["content"] for talk in talks)
+    assert 0 < slots < 15 and list(conversations(0, 40, "tiny")) == talks
+    for system, user, answer in exercises(1, 5, "tiny"):
+        first, second, *_ = answer["content"].split("\n")
+        assert first.startswith(user["content"]) and {first, second} <= set(system["content"].split("\n"))
+    assert all(NOTES in talk[2]["content"] for talk in talks)
+
+
+def test_the_base_that_rolls_out_is_the_one_that_is_trained():
+    specs = load_specs()
+    engine = specs.rollout_sets["repo_fix_tiny_base"].engine
+    assert engine and engine.tiny == specs.experiments["etpi_phase1_tiny"].base.tiny
+    assert engine.tiny == specs.experiments["etpi_phase1_tiny_no_think"].base.tiny
+
+
+def test_a_tiny_engine_needs_its_section():
+    with pytest.raises(ValueError, match=r"\[engine.tiny\]"):
+        EngineSection(kind="transformers", teacher="t", model="tiny")
+    with pytest.raises(ValueError, match=r"\[engine.tiny\]"):
+        EngineSection(kind="transformers", teacher="t", model="checkpoint:1", tiny=TinySection())
