@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup bubblewrap vllm vllm-cpu demo demo-all results run status export ui test lint bench clean
+.PHONY: help setup bubblewrap vllm vllm-cpu demo demo-all results run status export pypi-bugs ui test lint bench clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 BIN := .venv/bin
@@ -77,6 +77,10 @@ status: setup  ## [EXPERIMENT=name]: what is missing, stale or blocked, through 
 export: setup  ## EXPERIMENT=name FORMAT=format TO=folder: an experiment's data for another program (docs/formats.md)
 	@[ -n "$(EXPERIMENT)" ] && [ -n "$(FORMAT)" ] && [ -n "$(TO)" ] || { echo "usage: make export EXPERIMENT=name FORMAT=format TO=folder"; $(CLI) export --help; exit 1; }
 	@$(CLI) export $(EXPERIMENT) --format $(FORMAT) --to $(TO)
+
+pypi-bugs: setup  ## TO=folder: the suite of bugs in real packages; fetched once through pip, offline afterwards
+	@[ -n "$(TO)" ] || { echo "usage: make pypi-bugs TO=folder"; exit 1; }
+	@$(BIN)/python -m etpi_assets.tasks.pypi_bugs.build $(TO)
 
 ui: setup  ## Dagster's web page on http://localhost:3000 (PORT=…)
 	@$(BIN)/dagster dev --port $(or $(PORT),3000)

@@ -6,13 +6,14 @@ run the same tasks.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
+
+from etpi_assets.tasks.pypi_bugs.packages import make_tools
 
 FILES = {
     "moor.py": "def rope(n):\n    return n\n\n\n# 1\n# 2\n# 3\n# 4\n# 5\n# 6\n\n\ndef knot(n):\n    return n\n",
@@ -54,7 +55,7 @@ class Repository:
         self._git("add", "-A")
         self._git("commit", "-q", "-m", "base")
         self.commit = self._git("rev-parse", "HEAD").strip()
-        _make_tools(self.tools)
+        make_tools(self.tools)
 
     def patch(self, before: dict[str, str], after: dict[str, str]) -> str:
         """The diff between two states, as git writes it."""
@@ -168,21 +169,3 @@ class Repository:
         for path, text in files.items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_text(text)
-
-
-def _make_tools(tools: Path) -> None:
-    """The system's Python with pytest beside it: what a prepared interpreter is, without the network."""
-    (tools / "bin").mkdir(parents=True)
-    site = Path(importlib.import_module("pytest").__file__ or "").parents[1]
-    for name in ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments"):
-        source = Path(importlib.import_module(name).__file__ or "").parent
-        shutil.copytree(source, tools / "site" / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pytest", "pluggy"):  # they ask for their own versions
-        (described,) = site.glob(f"{name}-*.dist-info")
-        shutil.copytree(described, tools / "site" / described.name)
-    shutil.copy(importlib.import_module("py").__file__ or "", tools / "site" / "py.py")
-    compiled = ["-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", str(tools / "site")]
-    subprocess.run(["/usr/bin/python3", *compiled], check=True)
-    for name in ("python", "python3"):
-        (tools / "bin" / name).write_text(f'#!/bin/sh\nPYTHONPATH={tools}/site exec /usr/bin/python3 "$@"\n')
-        (tools / "bin" / name).chmod(0o755)

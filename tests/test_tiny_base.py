@@ -106,9 +106,11 @@ def test_parts_of_a_batch_in_threads_train_as_the_whole_would():
         torch.set_num_threads(threads)
 
 
-def test_the_corpus_has_the_form_of_the_loop():
+@pytest.mark.parametrize("world", base.WORLDS)
+def test_the_corpus_has_the_form_of_the_loop(world: str):
     chat = load_chat_format("tiny")
-    rows = list(base.corpus_rows(SMALL, chat))
+    section = TinySection.model_validate({**SMALL.model_dump(), "world": world})
+    rows = list(base.corpus_rows(section, chat))
     assert len(rows) == SMALL.conversations + SMALL.exercises
     for row in rows:
         spans = list(zip(row["span_starts"], row["span_ends"], row["span_weights"], strict=True))
@@ -116,7 +118,7 @@ def test_the_corpus_has_the_form_of_the_loop():
         assert all(a[1] == b[0] for a, b in zip(spans, spans[1:], strict=False))
         own = [row["input_ids"][start:end] for start, end, weight in spans if weight == 1.0]
         assert own and all(ids[-1] == chat.end_id and chat.turn_id not in ids for ids in own)
-    assert rows == list(base.corpus_rows(SMALL, chat))
+    assert rows == list(base.corpus_rows(section, chat))
 
 
 def test_it_is_built_once_and_found_by_content(tmp_path: Path):

@@ -169,7 +169,7 @@ class RepositoryFamily(ABC):
 
     def _fresh(self, task: Task, sandboxes: SandboxFactory) -> Sandbox:
         limits, environment = places.test_needs(task.payload["place"])
-        return sandboxes.create({}, limits, environment)
+        return sandboxes.create(self.workspace(task, self.roles(task)[0]), limits, environment)
 
 
 def make_task(

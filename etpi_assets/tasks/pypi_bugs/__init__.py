@@ -1,0 +1,113 @@
+"""Bugs in real packages: an agent gets a package with one wrong expression, the package's own tests are hidden.
+
+Belongs here: the family as the rest of etpi knows it, over the rows that `build` wrote. Does not belong here: making
+bugs. The verdict is R2E-Gym's: the outcome of every test equals that of the untouched package.
+
+Fields of a row: repo, version, bug (its place), function, path, fixed (that file's text without the bug), files and
+tests (path -> text), command, expected (test -> outcome), breaks (a test the bug breaks), issue.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from etpi_assets.tasks import places
+from etpi_assets.tasks.commands import write_commands
+from etpi_assets.tasks.family import Refusal, Role, Task
+from etpi_assets.tasks.frozen import put_changes
+from etpi_assets.tasks.reports import pytest_outcomes
+from etpi_assets.tasks.repository import PARAMS, REFERENCE_RUNS, RepositoryFamily, make_task
+from etpi_resources.sandboxes import EnvironmentUnavailable, Sandbox, SandboxFactory
+
+WORKDIR = "/workspace"
+
+
+class PypiBugs(RepositoryFamily):
+    """The family `pypi_bugs`."""
+
+    name = "pypi_bugs"
+    params: Mapping[str, Any] = {**PARAMS, "sandbox": "bubblewrap", "test_seconds": 600, "memory_gib": 1}
+    hides = "true"  # nothing to hide: a workspace is made of the files that an agent may see
+
+    def read(self, suite: str, row: Mapping[str, Any], chosen: Mapping[str, Any]) -> Task:
+        repo, path = str(row["repo"]), str(row["path"])
+        files, tests, expected = (dict(row[key]) for key in ("files", "tests", "expected"))
+        if expected.get(row["breaks"]) != "PASSED" or files[path] == row["fixed"]:
+            raise ValueError("the row's bug breaks no test that passed without it")
+        place = places.place(chosen, key=".", workdir=WORKDIR, image=None)
+        payload = {
+            "bug": row["bug"],
+            "path": path,
+            "fixed": row["fixed"],
+            "files": files,
+            "tests": tests,
+            "command": row["command"],
+            "expected": expected,
+            "entities": sorted({path, str(row["function"])}),
+        }
+        name = hashlib.sha256(str(row["bug"]).encode()).hexdigest()[:8]
+        # The files are the task's own; of the prepared folder only the interpreter is shown.
+        return make_task(
+            suite, f"{repo}/{row['version']}/{name}", repo, str(row["issue"]), chosen, payload=payload,
+            place={**place, "checkout": None},
+        )  # fmt: skip
+
+    def workspace(self, task: Task, role: Role) -> dict[str, str]:
+        return dict(task.payload["files"])
+
+    def put_tests(self, task: Task, sandbox: Sandbox) -> None:
+        sandbox.write_files(task.payload["tests"])
+
+    def test_command(self, task: Task) -> str:
+        return task.payload["command"]
+
+    def passes(self, task: Task, output: str) -> tuple[bool, Mapping[str, Any]]:
+        found, wanted = pytest_outcomes(output), task.payload["expected"]
+        wrong = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
+        return bool(found) and bool(wanted) and not wrong, {"tests": len(found), "wrong": wrong[:20]}
+
+    def solve(self, task: Task, role: Role) -> Sequence[str]:
+        path = task.payload["path"]
+        return write_commands({path: task.payload["files"][path]}, {path: task.payload["fixed"]})
+
+    def solution(self, task: Task, sandbox: Sandbox) -> None:
+        put_changes(sandbox, {task.payload["path"]: task.payload["fixed"]})
+
+    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[Refusal | Task]:
+        """As for any repository. Tasks of one package mend to the same files under the same tests: what these give is
+        run REFERENCE_RUNS times for all of them."""
+        mended: dict[str, Refusal | None] = {}
+        for task in tasks:
+            key = _mended(task)
+            try:
+                if key not in mended:
+                    mended[key] = self._reference_fails(task, sandboxes)
+                refused = mended[key]
+                if refused is None and self._try(task, {}, sandboxes)[0]:
+                    refused = Refusal(task.task_id, "null_passes", "the tests pass without any change")
+            except EnvironmentUnavailable as error:
+                refused = Refusal(task.task_id, "no_environment", str(error))
+            yield Refusal(task.task_id, refused.reason, refused.detail) if refused else task
+
+    def _reference_fails(self, task: Task, sandboxes: SandboxFactory) -> Refusal | None:
+        changes = {task.payload["path"]: task.payload["fixed"]}
+        for run in range(REFERENCE_RUNS):
+            passed, details = self._try(task, changes, sandboxes)
+            if not passed:
+                detail = f"run {run + 1} of {REFERENCE_RUNS}: {json.dumps(details)[:1500]}"
+                return Refusal(task.task_id, "reference_fails", detail)
+        return None
+
+
+def _mended(task: Task) -> str:
+    """A hash of what the reference solution leaves and how it is tested."""
+    payload = task.payload
+    files = {**payload["files"], payload["path"]: payload["fixed"]}
+    parts = [files, payload["tests"], payload["command"], payload["expected"]]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+FAMILY = PypiBugs()

@@ -1,0 +1,154 @@
+"""Real packages: which, fetched once as source distributions, and read as text.
+
+Belongs here: pins, the download through pip, unpacking in memory, the interpreter that runs their tests. Does not
+belong here: bugs (`mutations`, `build`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from etpi_assets.tasks.frozen import RUNNER_FILE
+
+PINS = Path(__file__).with_name("packages.toml")
+PYTHON = "/usr/bin/python3"
+"""The sandbox's interpreter."""
+
+_PYTEST = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments")
+_DESCRIBED = ("pytest", "pluggy")
+"""Packages that ask for their own versions."""
+
+MAX_BYTES = 300_000
+"""A larger file of a distribution is left out."""
+
+
+class CannotBuild(RuntimeError):
+    """The suite cannot be built here; the message says what is missing and what to do."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """One pinned distribution; see `packages.toml`."""
+
+    name: str
+    version: str
+    sha256: str
+    roots: tuple[str, ...]
+    tests: tuple[str, ...]
+    modules: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Sources:
+    """A package's files, path -> text: those an agent is given, and the hidden tests with what stands beside them."""
+
+    code: Mapping[str, str]
+    tests: Mapping[str, str]
+
+
+def pinned(path: Path = PINS) -> list[Package]:
+    """The packages of a file of pins."""
+    rows = tomllib.loads(path.read_text(encoding="utf-8"))["package"]
+    return [Package(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in rows]
+
+
+def fetch(packages: Sequence[Package], folder: Path) -> dict[str, Path]:
+    """Name -> distribution in `folder`; pip downloads what is not there yet, from the index it is set up with, and
+    refuses other content than the pins'.
+
+    Raises:
+        CannotBuild: pip could not fetch one; the message has its last words.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    found = _held(packages, folder)
+    if missing := [package for package in packages if package.name not in found]:
+        wanted = folder / "wanted.txt"
+        wanted.write_text("".join(f"{p.name}=={p.version} --hash=sha256:{p.sha256}\n" for p in missing))
+        flags = ["--quiet", "--no-deps", "--no-binary", ":all:", "--require-hashes"]
+        command = [sys.executable, "-m", "pip", "download", *flags, "-r", str(wanted), "-d", str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        wanted.unlink()
+        found = _held(packages, folder)
+        if lacking := [package.name for package in packages if package.name not in found]:
+            raise CannotBuild(
+                f"pip could not fetch the source distributions of {', '.join(lacking)}: {done.stderr[-800:].strip()}. "
+                f"Run it where a package index can be reached, or put them into {folder} by hand"
+            )
+    return found
+
+
+def read(package: Package, distribution: Path) -> Sources:
+    """The package's text files. Raises CannotBuild where the modules or the tests are not there."""
+    files = dict(_texts(distribution))
+    tests = {path: text for path, text in files.items() if _below(path, package.tests)}
+    code = {path: text for path, text in files.items() if path.endswith(".py") and _below(path, package.modules)}
+    code = {path: text for path, text in code.items() if path not in tests and not RUNNER_FILE.search(path)}
+    if not code or not tests:
+        raise CannotBuild(f"{distribution.name} holds {len(code)} modules and {len(tests)} tests; look at {PINS.name}")
+    return Sources(code, tests)
+
+
+def make_tools(folder: Path) -> Path:
+    """A folder whose `bin/python3` is the sandbox's interpreter with this environment's pytest; made once.
+
+    Raises:
+        CannotBuild: there is no pytest in this environment.
+    """
+    if (folder / "bin" / "python3").exists():
+        return folder
+    if importlib.util.find_spec("pytest") is None:
+        raise CannotBuild("pytest is not installed here: pip install 'etpi[dev]'")
+    beside = folder.with_name(f"{folder.name}.new")
+    shutil.rmtree(beside, ignore_errors=True)
+    (beside / "bin").mkdir(parents=True)
+    site = Path(importlib.import_module("pytest").__file__ or "").parents[1]
+    for name in _PYTEST:
+        shutil.copytree(site / name, beside / "site" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in _DESCRIBED:
+        (described,) = site.glob(f"{name}-*.dist-info")
+        shutil.copytree(described, beside / "site" / described.name)
+    shutil.copy(site / "py.py", beside / "site" / "py.py")
+    compiled = ["-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", str(beside / "site")]
+    subprocess.run([PYTHON, *compiled], check=True)
+    for name in ("python", "python3"):
+        file = beside / "bin" / name
+        file.write_text(f'#!/bin/sh\nPYTHONPATH="{folder}/site:$PYTHONPATH" exec {PYTHON} "$@"\n')
+        file.chmod(0o755)
+    subprocess.run(["chmod", "-R", "a+rX", str(beside)], check=True)
+    beside.rename(folder)
+    return folder
+
+
+def _held(packages: Sequence[Package], folder: Path) -> dict[str, Path]:
+    """Those distributions that are in the folder, by content."""
+    by_hash = {hashlib.sha256(p.read_bytes()).hexdigest(): p for p in sorted(folder.iterdir()) if p.is_file()}
+    return {package.name: by_hash[package.sha256] for package in packages if package.sha256 in by_hash}
+
+
+def _texts(distribution: Path) -> Iterator[tuple[str, str]]:
+    """(path below the distribution's own folder, text) of its UTF-8 files. Nothing is written to disk."""
+    with tarfile.open(distribution) as archive:
+        for member in archive:
+            path = PurePosixPath(member.name)
+            if not member.isfile() or member.size > MAX_BYTES or ".." in path.parts:
+                continue
+            content = archive.extractfile(member)
+            assert content is not None  # as it is a file
+            try:
+                yield str(PurePosixPath(*path.parts[1:])), content.read().decode("utf-8")
+            except UnicodeDecodeError:
+                continue
+
+
+def _below(path: str, places: Sequence[str]) -> bool:
+    return any(path == place or path.startswith(f"{place}/") for place in places)
