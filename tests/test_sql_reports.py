@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import duckdb
 import pytest
 import small_lake
 
@@ -141,8 +142,33 @@ def test_changed_by_reinforcement(full: Path) -> None:
 
 def test_pass_at_k(full: Path) -> None:
     found = {row["made_for"]: row for row in ask(full, "pass_at_k") if row["origin"] == "set"}
-    print(found)
+    strong = found["strong_set"]
+    assert (strong["k"], strong["tasks"], strong["rollouts"]) == (2, 1, 2)
+    assert (strong["pass_at_1"], strong["pass_at_k"]) == pytest.approx((0.5, 1.0))
+    assert {row["made_for"] for row in ask(full, "pass_at_k", experiment="strong")} == {"strong"}
 
 
 def test_solved_paired(full: Path) -> None:
-    print(ask(full, "solved_paired"))
+    [row] = ask(full, "solved_paired")
+    assert (row["experiment"], row["before"], row["after"], row["tasks"]) == ("reinforced", "sft", "rl", 1)
+    assert (row["difference"], row["ci_low"], row["think_ratio"]) == (1.0, None, 1.0), "one task says nothing of others"
+
+
+def test_solved_paired_goes_by_task_and_its_interval_by_the_tasks_differences() -> None:
+    rewards = {("base", "a"): 1, ("base", "b"): 0, ("base", "c"): 1, ("sft", "a"): 1, ("sft", "b"): 1, ("sft", "d"): 0}
+    with duckdb.connect() as db:
+        of = "origin TEXT, experiment TEXT, rollout_id TEXT"
+        db.execute(f"CREATE TABLE rollouts ({of}, checkpoint_role TEXT, decoding TEXT, task_id TEXT)")
+        db.execute(f"CREATE TABLE scores ({of}, reward DOUBLE, infrastructure_error BOOLEAN)")
+        db.execute(f"CREATE TABLE agent_scores ({of}, think_tokens INTEGER, turns INTEGER)")
+        for (role, task), reward in rewards.items():
+            name = role + task
+            db.execute("INSERT INTO rollouts VALUES ('eval', 'e', $1, $2, 'greedy', $3)", [name, role, task])
+            db.execute("INSERT INTO scores VALUES ('eval', 'e', $1, $2, FALSE)", [name, reward])
+            tokens = 600 if role == "base" else 100
+            db.execute("INSERT INTO agent_scores VALUES ('eval', 'e', $1, $2, 3)", [name, tokens])
+        [row] = db.execute(REPORTS["solved_paired"].read_text()).to_arrow_table().to_pylist()
+    assert (row["tasks"], row["solved_before"], row["solved_after"], row["difference"]) == (2, 0.5, 1.0, 0.5)
+    half = 1.96 * 0.5**0.5 / 2**0.5
+    assert (row["ci_low"], row["ci_high"]) == pytest.approx((0.5 - half, 0.5 + half))
+    assert (row["think_before"], row["think_ratio"]) == pytest.approx((200.0, 6.0))

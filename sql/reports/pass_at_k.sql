@@ -9,7 +9,7 @@ WITH judged AS (
         coalesce(r.decoding, 'as_rolled_out') AS decoding,
         r.task_id,
         count(*) AS n,
-        count_if(s.reward = 1) AS c
+        count_if(s.reward = 1)::BIGINT AS c
     FROM rollouts AS r
     INNER JOIN scores AS s
         ON
@@ -44,9 +44,7 @@ SELECT
         CASE
             WHEN n - c < k THEN 1
             ELSE
-                1
-                - (factorial(n - c)::DOUBLE * factorial(n - k)::DOUBLE)
-                / (factorial(n - c - k)::DOUBLE * factorial(n)::DOUBLE)
+                1 - exp(lgamma(n - c + 1) + lgamma(n - k + 1) - lgamma(n - c - k + 1) - lgamma(n + 1))
         END
     ) AS pass_at_k
 FROM counted

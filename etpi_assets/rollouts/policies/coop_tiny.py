@@ -9,13 +9,13 @@ runs it anew through the observations so far, so a text depends on (seed, rollou
 
 from __future__ import annotations
 
-import difflib
 import random
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from etpi_assets.rollouts.actions import format_action
+from etpi_assets.rollouts.policies.skill import Probabilities
 from etpi_assets.tasks.coop_tiny import features
 from etpi_assets.tasks.coop_tiny.features import Behaviour
 from etpi_resources.engines import Request
@@ -24,7 +24,7 @@ SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 
 @dataclass(frozen=True)
-class Skill:
+class Skill(Probabilities):
     """Probabilities.
 
     Attributes:
@@ -52,21 +52,6 @@ class Skill:
     report: float = 0.3
     markdown: float = 0.0
     malformed: float = 0.0
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            if not 0 <= getattr(self, field.name) <= 1:
-                raise ValueError(f"skill.{field.name} = {getattr(self, field.name)}: a probability is between 0 and 1")
-
-    @classmethod
-    def of(cls, values: Mapping[str, float]) -> Skill:
-        """The skill a spec's `engine.skill` table describes; ValueError names an unknown key and the nearest."""
-        known = [field.name for field in fields(cls)]
-        for key in values:
-            if key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                raise ValueError(f"engine.skill.{key}: unknown{f', {near[0]}?' if near else ''}; there are {known}")
-        return cls(**values)
 
 
 BASE_HABITS = Skill(

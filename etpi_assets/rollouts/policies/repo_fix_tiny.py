@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from etpi_assets.rollouts.actions import format_action
 from etpi_assets.rollouts.agent import SUBMIT
+from etpi_assets.rollouts.policies.skill import Probabilities
 from etpi_assets.tasks.repo_fix_tiny.generate import NOTES
 from etpi_resources.engines import Request
 
 
 @dataclass(frozen=True)
-class RepoFixSkill:
+class RepoFixSkill(Probabilities):
     """Probabilities, drawn once a rollout and independently.
 
     Attributes:
@@ -31,19 +32,6 @@ class RepoFixSkill:
 
     compact: float = 0.0
     wrong_look_up: float = 0.0
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            if not 0 <= getattr(self, field.name) <= 1:
-                raise ValueError(f"skill.{field.name} = {getattr(self, field.name)}: a probability is between 0 and 1")
-
-    @classmethod
-    def of(cls, values: Mapping[str, float]) -> RepoFixSkill:
-        """The skill a spec's `engine.skill` table describes; ValueError names an unknown key."""
-        known = [field.name for field in fields(cls)]
-        if unknown := sorted(set(values) - set(known)):
-            raise ValueError(f"engine.skill: unknown {unknown}; there are {known}")
-        return cls(**values)
 
 
 BASE_HABITS = RepoFixSkill(compact=0.15, wrong_look_up=0.1)

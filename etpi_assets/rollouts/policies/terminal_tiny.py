@@ -7,16 +7,16 @@ engine), or the tasks. Its mistakes are what leaves a student room for reinforce
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from etpi_assets.rollouts.contract import format_contract
+from etpi_assets.rollouts.policies.skill import Probabilities
 from etpi_assets.tasks.terminal_tiny.generate import KINDS, command_of
 from etpi_resources.engines import Request
 
 
 @dataclass(frozen=True)
-class TerminalSkill:
+class TerminalSkill(Probabilities):
     """Probabilities, drawn once a rollout and independently.
 
     Attributes:
@@ -26,19 +26,6 @@ class TerminalSkill:
 
     unformatted: float = 0.0
     wrong_verb: float = 0.0
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            if not 0 <= getattr(self, field.name) <= 1:
-                raise ValueError(f"skill.{field.name} = {getattr(self, field.name)}: a probability is between 0 and 1")
-
-    @classmethod
-    def of(cls, values: Mapping[str, float]) -> TerminalSkill:
-        """The skill a spec's `engine.skill` table describes; ValueError names an unknown key."""
-        known = [field.name for field in fields(cls)]
-        if unknown := sorted(set(values) - set(known)):
-            raise ValueError(f"engine.skill: unknown {unknown}; there are {known}")
-        return cls(**values)
 
 
 class TerminalTinyPolicy:
