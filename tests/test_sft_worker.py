@@ -137,7 +137,11 @@ def test_it_learns_and_validation_is_the_weighted_mean_over_the_split(trained, b
     validation = [row for row in rows if row["split"] == "val"]
     log = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert log == result["log"]
-    assert set(log[0]) == {"step", "epoch", "loss", "val_loss", "learning_rate", "tokens", "seconds"}
+    assert set(log[0]) == {
+        "step", "epoch", "loss", "token_accuracy", "val_loss", "learning_rate", "tokens", "seconds"
+    }  # fmt: skip
+    assert 0 <= log[1]["token_accuracy"] < log[-1]["token_accuracy"] <= 1
+    assert result["checkpoints"][-1]["token_accuracy"] == log[-1]["token_accuracy"]
     with torch.no_grad():
         for line, checkpoint in ((log[0], base), (log[-1], folder / result["checkpoints"][-1]["folder"])):
             nll, weight = naive_sums(load_model(checkpoint, torch.float32), validation)

@@ -1,6 +1,7 @@
 -- How often is one rollout of a task right, and how often is one of K, for every rollout set and evaluation?
 -- SET VARIABLE rollout_set = 'name' or experiment = 'name' for one. K is the fewest rollouts that any task has; of n
--- rollouts with c right, pass@K is 1 - C(n - c, K) / C(n, K), the unbiased estimate of Chen et al. 2021, a mean over tasks.
+-- rollouts with c right, pass@K is 1 - C(n - c, K) / C(n, K), the unbiased estimate of Chen et al. 2021, a mean over
+-- tasks.
 WITH judged AS (
     SELECT
         r.origin,

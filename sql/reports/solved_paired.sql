@@ -1,6 +1,7 @@
 -- Task by task, does a later checkpoint solve what an earlier one solved, and what does it think meanwhile?
--- SET VARIABLE experiment = 'name' for one experiment. The difference is a mean over held-out tasks, each a mean over its
--- seeds; its interval is the normal one at 95 % from the tasks' own differences. think_ratio: tokens a turn, before / after.
+-- SET VARIABLE experiment = 'name' for one experiment. The difference is a mean over held-out tasks, each a mean over
+-- its seeds; its interval is the normal one at 95 % from the tasks' own differences. think_ratio: tokens a turn, before
+-- over after.
 WITH thought AS (
     SELECT
         experiment,

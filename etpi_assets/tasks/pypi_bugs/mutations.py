@@ -89,10 +89,10 @@ def _of(node: ast.AST) -> Iterator[tuple[str, ast.expr, str]]:
             yield "arithmetic", node, f"({ast.unparse(changed)})"
         case ast.UnaryOp(op=ast.Not()):
             yield "negation", node, f"({ast.unparse(node.operand)})"
-        case ast.Constant(value=bool()):
-            yield "constant", node, str(not node.value)
-        case ast.Constant(value=int()):
-            yield "constant", node, str(node.value + 1)
+        case ast.Constant(value=bool() as truth):
+            yield "constant", node, str(not truth)
+        case ast.Constant(value=int() as number):
+            yield "constant", node, str(number + 1)
         case ast.If() | ast.IfExp():
             yield "condition", node.test, f"(not ({ast.unparse(node.test)}))"
         case ast.Return(value=ast.expr() as value) if not (isinstance(value, ast.Constant) and value.value is None):

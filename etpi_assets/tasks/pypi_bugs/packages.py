@@ -17,6 +17,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from etpi_assets.tasks.frozen import RUNNER_FILE
 
@@ -58,8 +59,9 @@ class Sources:
 
 def pinned(path: Path = PINS) -> list[Package]:
     """The packages of a file of pins."""
-    rows = tomllib.loads(path.read_text(encoding="utf-8"))["package"]
-    return [Package(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in rows]
+    rows: list[dict[str, Any]] = tomllib.loads(path.read_text(encoding="utf-8"))["package"]
+    lists = ("roots", "tests", "modules")
+    return [Package(**{**row, **{name: tuple(row[name]) for name in lists}}) for row in rows]
 
 
 def fetch(packages: Sequence[Package], folder: Path) -> dict[str, Path]:
