@@ -15,6 +15,7 @@ from etpi_assets.rollouts import assets as rollouts
 from etpi_assets.scoring import assets as scoring
 from etpi_assets.specs.load import SpecError
 from etpi_assets.tasks import assets as tasks
+from etpi_resources.chat_format import load_chat_format
 from etpi_resources.lake import BlockedInput, Lake, Ref
 
 RECIPES = {recipe.node.name: recipe for stage in (tasks, rollouts, scoring, curation) for recipe in stage.ASSETS}
@@ -145,6 +146,22 @@ def test_think_left_in_outputs_blocks(room, monkeypatch):
     assert set(failed) == {"no_think_in_output"} and "outputs hold a think id" in failed["no_think_in_output"]
 
 
+def test_the_published_strip_rule_blocks_where_reasoning_was_not_opened(room, monkeypatch):
+    opened, turn = load_chat_format("tiny").think_open_id, captured._turn
+
+    def unopened(row, prompt, output, capture):
+        return turn(row, prompt, output[1:] if output[0] == opened else output, capture)
+
+    monkeypatch.setattr(captured, "_turn", unopened)
+    room.experiment("as_published", more='[pairs]\nstrip_rule = "opened"\n')
+    failed = room.failures("as_published")
+    assert (
+        set(failed) == {"no_think_in_output"} and "does not know this tokenizer's form" in failed["no_think_in_output"]
+    )
+    room.experiment("delimited", more='[pairs]\nstrip_rule = "delimited"\n')
+    assert room.failures("delimited") == {}
+
+
 def test_evaluated_repositories_stay_out_and_block_where_they_do_not(room, monkeypatch):
     room.rollout_set("everything", split="all")
     room.make_set("everything")
@@ -194,3 +211,17 @@ def test_an_override_that_names_no_check_is_an_error(room):
     room.experiment("misspelt", gates='override.teacher_gat = "x"')
     with pytest.raises(ValueError, match="the nearest is 'teacher_gate'"):
         room.failures("misspelt")
+
+
+def test_a_history_that_nobody_read_blocks_and_may_be_overridden(room):
+    room.write("suites", "sums", 'extends = "running_sum_tiny"\n[params]\ntrain = 10\nheldout = 5\n')
+    room.make("tasks", "sums")
+    room.write("rollout_sets", "sums", 'extends = "running_sum_compacted"\nsuite = "sums"\n')
+    room.make_set("sums")
+    of = 'rollout_sets = ["sums"]\n[evaluate]\nsuite = "sums"\n[gates]\nformat_exposure = 1\n'
+    room.write("experiments", "captured", f'extends = "running_sum_tiny_compacted"\n{of}')
+    room.write("experiments", "excused", f'extends = "running_sum_tiny_reconstructed"\n{of}')
+    room.write("experiments", "put_together", 'extends = "captured"\npairs = {capture = "retokenised"}\n')
+    assert room.failures("captured") == room.failures("excused") == {}
+    failed = room.failures("put_together")
+    assert set(failed) == {"history_as_captured"} and "captured ids alone" in failed["history_as_captured"]

@@ -15,6 +15,7 @@ from test_cooperbench_suite import PATCH
 from test_curation_assets import Room
 
 from etpi_assets.curation import gates
+from etpi_assets.evaluation.probes import prompt_parity
 from etpi_assets.graph import GRAPH
 from etpi_assets.reports import facts, history, html
 from etpi_assets.resources import Resources
@@ -28,6 +29,7 @@ from etpi_assets.specs.models import ScoringSection, TemplatedSection
 from etpi_assets.specs.planner import plan
 from etpi_assets.specs.published import figures
 from etpi_resources import catalog
+from etpi_resources.chat_format import load_chat_format
 from etpi_resources.lake import Lake, Ref
 from etpi_resources.schemas import empty
 from etpi_resources.trainers.workers.plan import make_plan
@@ -100,6 +102,18 @@ def test_the_diagnosis_and_the_third_attempt_retrain_nothing():
     for sections in dataset:
         names = ("plan_first_v1_first_turn", "plan_first_v1_fix2", "plan_first_v1_rerun")
         assert len({SPECS.section_hash("experiment", name, sections) for name in names}) == 1
+
+
+def test_what_serving_alone_gave_the_template_departs_from_training_and_retrains_nothing():
+    chat, messages = load_chat_format("qwen3"), [{"role": "user", "content": "x"}]
+    for name, passes in (("plan_first_v1", False), ("plan_first_v1_rerun", False), ("plan_first_v1_fix2", True)):
+        serving = spec(name).serving
+        served, trained = (chat.prompt_ids(messages, **k) for k in (serving.served_kwargs(), serving.template_kwargs))
+        answer = prompt_parity({"task": served}, {"task": trained})
+        assert answer.passed is passes
+        assert passes or chat.decode(answer.detail["first_departure"][1]["served"]).startswith("<think>")
+    sections = [s for asset in ("tito_pairs", "rl_checkpoint") for s in GRAPH[asset].sections if "serving" in s]
+    assert set(sections) == {"serving.template_kwargs"}
 
 
 @pytest.mark.parametrize(

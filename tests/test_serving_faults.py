@@ -15,6 +15,7 @@ from made_graph import write_spec
 
 from etpi_assets.asset_run import Outcome
 from etpi_assets.definitions import STAGES
+from etpi_assets.evaluation import assets as evaluation
 from etpi_assets.resources import Resources
 from etpi_assets.specs.models import ServingSection
 from etpi_resources.chat_format import ChatFormat, load_chat_format
@@ -50,6 +51,7 @@ suite = "small"
 tasks = 2
 decodings = [{name = "greedy"}]
 """
+TEMPLATE = Path(evaluation.__file__).parents[2] / "etpi_resources" / "tokenizers" / "tiny" / "tiny.jinja"
 MADE = ("base_checkpoint", "selected_trajectories", "tito_pairs", "upweighted_dataset", "sft_checkpoint")
 
 
@@ -204,3 +206,14 @@ def test_a_prompt_that_only_serving_has_blocks(room):
     room.experiment("steered", "agent = {steering = true}\n")
     failed = room.probe("steered")
     assert set(failed) == {"prompt_parity"} and "same messages, tools, template" in failed["prompt_parity"]
+
+
+def test_a_template_argument_that_only_serving_gives_blocks(room, monkeypatch):
+    # The student's template as most have it: a switch that closes an empty think block in the prompt.
+    template = TEMPLATE.read_text() + "{%- if enable_thinking is false %}{{ '<think>\\n\\n</think>\\n' }}{%- endif %}"
+    chat = ChatFormat("tiny", load_chat_format("tiny").tokenizer, template)
+    monkeypatch.setattr(evaluation, "load_chat_format", lambda *names: chat)
+    room.experiment("unthinking", "[serving]\nuntrained_kwargs = {enable_thinking = false}\n")
+    assert "same messages, tools, template" in room.probe("unthinking")["prompt_parity"]
+    room.experiment("thinking", "[probe]\nprompts = 8\n")
+    assert room.probe("thinking") == {}

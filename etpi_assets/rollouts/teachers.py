@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from etpi_assets.rollouts.models import model_engine
 from etpi_assets.rollouts.policies.coop_tiny import CoopTinyPolicy, Skill
 from etpi_assets.rollouts.policies.oracle import null_policy, reference_policy
+from etpi_assets.rollouts.policies.running_sum import RunningSumPolicy
 from etpi_assets.rollouts.policies.terminal_tiny import TerminalSkill, TerminalTinyPolicy
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.models import EngineSection
@@ -27,6 +28,7 @@ SCRIPTED_KINDS = ("scripted", "reference", "null")
 
 POLICIES: Mapping[str, Callable[[Mapping[str, float], int], Policy]] = {
     "coop_tiny": lambda skill, seed: CoopTinyPolicy(Skill.of(skill), seed),
+    "running_sum": lambda skill, seed: RunningSumPolicy(skill),
     "terminal_tiny": lambda skill, seed: TerminalTinyPolicy(TerminalSkill.of(skill), seed),
 }
 """Suite family -> the scripted policy of a skill and a seed."""
