@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from faults_page import stopped
 
 from etpi_assets.asset_run import Outcome
 from etpi_assets.curation import assets as curation
@@ -115,7 +116,10 @@ def test_a_teacher_that_does_not_plan_blocks_and_may_be_overridden_with_a_reason
     room.experiment("weak", "planless", more=more)
     room.write("experiments", "weak", _require_nothing(room, "weak"))
     failed = room.failures("weak")
-    assert "teacher_gate" in failed and "take a stronger one" in failed["teacher_gate"]
+    stopped(
+        "a teacher that does not do what is to be learnt", "upweighted_dataset", failed, "teacher_gate",
+        "A student is bounded by its teacher: take a stronger one",
+    )  # fmt: skip
     manifest = room.lake.blocked(Ref("upweighted_dataset", "experiment", "weak"))
     assert manifest and manifest.blocked
     with pytest.raises(BlockedInput, match="teacher_gate"):
@@ -136,6 +140,7 @@ def test_steering_left_in_the_prompt_blocks(room, monkeypatch):
     room.experiment("steered")
     failed = room.failures("steered")
     assert set(failed) == {"no_steering_leak", "prompt_is_default_render"}
+    stopped("the steering prompt left in training data", "tito_pairs", failed, "no_steering_leak", "hold steering")
     assert "48 of 48 agents' prompts are not the default render" in failed["prompt_is_default_render"]
 
 
@@ -155,9 +160,11 @@ def test_the_published_strip_rule_blocks_where_reasoning_was_not_opened(room, mo
     monkeypatch.setattr(captured, "_turn", unopened)
     room.experiment("as_published", more='[pairs]\nstrip_rule = "opened"\n')
     failed = room.failures("as_published")
-    assert (
-        set(failed) == {"no_think_in_output"} and "does not know this tokenizer's form" in failed["no_think_in_output"]
-    )
+    assert set(failed) == {"no_think_in_output"}
+    stopped(
+        "</think> without <think> slipped through the strip", "tito_pairs", failed, "no_think_in_output",
+        "The strip does not know this tokenizer's form",
+    )  # fmt: skip
     room.experiment("delimited", more='[pairs]\nstrip_rule = "delimited"\n')
     assert room.failures("delimited") == {}
 
@@ -172,7 +179,11 @@ def test_evaluated_repositories_stay_out_and_block_where_they_do_not(room, monke
     monkeypatch.setattr(upweight, "_fails", lambda *facts: None)
     room.experiment("leaked", "everything", more="[dataset]\nmax_length = 2000\n")
     failed = room.failures("leaked")
-    assert set(failed) == {"heldout_split"} and "add them to select.exclude_repos" in failed["heldout_split"]
+    assert set(failed) == {"heldout_split"}
+    stopped(
+        "held-out repositories in the data set", "upweighted_dataset", failed, "heldout_split",
+        "add them to select.exclude_repos or split by repository",
+    )  # fmt: skip
 
 
 def test_short_prompts_against_long_ones_block(room):
@@ -186,7 +197,21 @@ def test_short_prompts_against_long_ones_block(room):
 def test_a_buried_first_turn_blocks(room):
     room.experiment("buried", gates="first_turn_loss_share = 0.9")
     failed = room.failures("buried")
-    assert set(failed) == {"turn_loss_share"} and "raise dataset.upweight_factor" in failed["turn_loss_share"]
+    assert set(failed) == {"turn_loss_share"}
+    stopped(
+        "a row a turn buries the first turn", "upweighted_dataset", failed, "turn_loss_share",
+        "Later turns bury it: raise dataset.upweight_factor",
+    )  # fmt: skip
+
+
+def test_a_teacher_that_writes_fenced_blocks_teaches_no_call(room):
+    room.rollout_set("fenced", "plan_first = 1.0, markdown = 1.0")
+    room.make_set("fenced")
+    room.experiment("fenced", "fenced")
+    stopped(
+        "the call format had too little exposure", "upweighted_dataset", room.failures("fenced"), "format_exposure",
+        "The format would not be learnt",
+    )  # fmt: skip
 
 
 def test_nothing_selected_blocks(room):
@@ -224,4 +249,8 @@ def test_a_history_that_nobody_read_blocks_and_may_be_overridden(room):
     room.write("experiments", "put_together", 'extends = "captured"\npairs = {capture = "retokenised"}\n')
     assert room.failures("captured") == room.failures("excused") == {}
     failed = room.failures("put_together")
-    assert set(failed) == {"history_as_captured"} and "captured ids alone" in failed["history_as_captured"]
+    assert set(failed) == {"history_as_captured"}
+    stopped(
+        "a history that was compacted, put together again from messages", "tito_pairs", failed, "history_as_captured",
+        "are not what the model was given",
+    )  # fmt: skip
