@@ -3,7 +3,6 @@ the way, and the check that finds a history put together again that nobody read.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import accumulate
 
 import pyarrow as pa
@@ -35,7 +34,7 @@ COMPACTED = AGENT.model_copy(update={"compact_after": 3})
 
 
 def roll(task: Task, agent: AgentSection = AGENT):
-    engine = ScriptedEngine(RunningSumPolicy({}), CHAT, "t", noncanonical=0.1)
+    engine = ScriptedEngine(RunningSumPolicy({}), CHAT, "t", noncanonical=0.5)
     identity = Identity(spec_key=str(agent.compact_after), origin="set", engine="scripted")
     return run_rollout(task, FAMILY, engine, BOX, agent, CHAT, identity=identity)
 
@@ -48,9 +47,6 @@ def test_tasks_are_of_every_depth_and_proven():
     assert list(FAMILY.validate(TASKS, BOX)) == TASKS
     assert [len(task.payload["numbers"]) for task in TASKS[:8]] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert all(check.passed for check in check_tasks(len(TASKS), TASKS, [], FAMILY, runnable=True))
-    refused = FAMILY.validate([replace(TASKS[0], payload={"numbers": ["1x"]})], BOX)
-    with pytest.raises(TypeError):  # no number, no reference
-        list(refused)
     with pytest.raises(ValueError, match=r"unknown params \['lenght'\]"):
         list(FAMILY.load("s", 0, {"lenght": 2}))
 
@@ -118,7 +114,7 @@ def test_a_history_put_together_again_is_held_against_the_captured_one(agent):
     assert integrity.history_as_captured(native, native, CHAT).passed
     outcome = integrity.history_as_captured(again, native, CHAT)
     if agent is AGENT:  # other spellings of the same text
-        assert native["suffix_ids"] != again["suffix_ids"]
+        assert native["output_ids"] != again["output_ids"]
         assert outcome.passed and f"{len(again)} of {len(again)} prompts compared" in outcome.message
     else:
         assert not outcome.passed and outcome.blocking
