@@ -311,7 +311,7 @@ _NODES = (
             "selected_trajectories",
         ),
         sections=("title", "notes", "published"),
-        code=("etpi_assets.reports.html",),
+        code=("etpi_assets.reports.html", "etpi_assets.reports.iterations"),
         kinds=("html", "markdown"),
     ),
     Node(

@@ -79,7 +79,7 @@ class Resources:
             chat,
             checkpoints,
             options=section.options,
-            template_kwargs=section.template_kwargs,
+            template_kwargs=section.served_kwargs(),
             logs=self.lake.scratch("servers"),
             lock=self.lake.root / "locks" / "server.lock",
         )

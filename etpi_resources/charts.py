@@ -152,11 +152,14 @@ def teacher_plot(title: str, points: Sequence[tuple[str, float, float, float, fl
     for tick in (0, 0.5, 1):
         px, py = place(tick, tick)
         body += [_text(px, y0 + 16, f"{tick:g}", "middle", 11), _text(x0 - 6, py + 4, f"{tick:g}", "end", 11)]
-    body += [_text((x0 + x1) / 2, y0 + 32, "teacher", "middle"), _text(x0 + 6, 10, "student")]
-    for label, teacher, student, low, high in points:
+    body += [_text((x0 + x1) / 2, y0 + 32, "teacher", "middle"), _text(x0 - 6, 10, "student", "end", 11)]
+    free = {True: 22.0, False: 22.0}  # where the next label of either side may stand, so that none covers another
+    for label, teacher, student, low, high in sorted(points, key=lambda point: -point[2]):
         x, y = place(teacher, student)
         body.append(_line(x, place(0, low)[1], x, place(0, high)[1], COLOURS["sft"], 2))
         body.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{COLOURS["sft"]}"/>')
         left_side = teacher > 0.6
-        body.append(_text(x + (-9 if left_side else 9), y - 7, label, "end" if left_side else "start", 11))
+        beside = max(y + 4, free[left_side])
+        free[left_side] = beside + 13
+        body.append(_text(x + (-9 if left_side else 9), beside, label, "end" if left_side else "start", 11))
     return _frame(size, size, title, body)

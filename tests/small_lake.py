@@ -321,10 +321,14 @@ def _follow_up(lake: Lake) -> None:
 
 def _reinforced(lake: Lake) -> None:
     """An evaluation alone: what the reinforced checkpoint parses and solves, the fine-tuned one did not."""
+    outcome = json.dumps({"reward": 0.0, "verdict": "failed_tests", "details": {"depth": 3, "right": 2}})
     evaluated = [
-        rollout(f"f-{role}", role, origin="eval", experiment="reinforced", checkpoint_role=role, seed=0, decoding="t1")
+        rollout(
+            f"f-{role}", role, origin="eval", experiment="reinforced", checkpoint_role=role, seed=0, decoding="t1",
+            outcome=outcome,
+        )
         for role in ("sft", "rl")
-    ]
+    ]  # fmt: skip
     talk = merged(conversation("f-sft"), conversation("f-rl"))
     put(lake, "eval_rollouts", "reinforced", {"rollouts": evaluated, **talk})
     unread = [row | {"parse_rate": 0.5} for row in agent_scores("f-sft", True)]

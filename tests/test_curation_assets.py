@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from faults_page import stopped
 
 from etpi_assets.asset_run import Outcome
 from etpi_assets.curation import assets as curation
@@ -15,6 +16,7 @@ from etpi_assets.rollouts import assets as rollouts
 from etpi_assets.scoring import assets as scoring
 from etpi_assets.specs.load import SpecError
 from etpi_assets.tasks import assets as tasks
+from etpi_resources.chat_format import load_chat_format
 from etpi_resources.lake import BlockedInput, Lake, Ref
 
 RECIPES = {recipe.node.name: recipe for stage in (tasks, rollouts, scoring, curation) for recipe in stage.ASSETS}
@@ -114,7 +116,10 @@ def test_a_teacher_that_does_not_plan_blocks_and_may_be_overridden_with_a_reason
     room.experiment("weak", "planless", more=more)
     room.write("experiments", "weak", _require_nothing(room, "weak"))
     failed = room.failures("weak")
-    assert "teacher_gate" in failed and "take a stronger one" in failed["teacher_gate"]
+    stopped(
+        "a teacher that does not do what is to be learnt", "upweighted_dataset", failed, "teacher_gate",
+        "A student is bounded by its teacher: take a stronger one",
+    )  # fmt: skip
     manifest = room.lake.blocked(Ref("upweighted_dataset", "experiment", "weak"))
     assert manifest and manifest.blocked
     with pytest.raises(BlockedInput, match="teacher_gate"):
@@ -135,6 +140,7 @@ def test_steering_left_in_the_prompt_blocks(room, monkeypatch):
     room.experiment("steered")
     failed = room.failures("steered")
     assert set(failed) == {"no_steering_leak", "prompt_is_default_render"}
+    stopped("the steering prompt left in training data", "tito_pairs", failed, "no_steering_leak", "hold steering")
     assert "48 of 48 agents' prompts are not the default render" in failed["prompt_is_default_render"]
 
 
@@ -143,6 +149,24 @@ def test_think_left_in_outputs_blocks(room, monkeypatch):
     room.experiment("thinking")
     failed = room.failures("thinking")
     assert set(failed) == {"no_think_in_output"} and "outputs hold a think id" in failed["no_think_in_output"]
+
+
+def test_the_published_strip_rule_blocks_where_reasoning_was_not_opened(room, monkeypatch):
+    opened, turn = load_chat_format("tiny").think_open_id, captured._turn
+
+    def unopened(row, prompt, output, capture):
+        return turn(row, prompt, output[1:] if output[0] == opened else output, capture)
+
+    monkeypatch.setattr(captured, "_turn", unopened)
+    room.experiment("as_published", more='[pairs]\nstrip_rule = "opened"\n')
+    failed = room.failures("as_published")
+    assert set(failed) == {"no_think_in_output"}
+    stopped(
+        "</think> without <think> slipped through the strip", "tito_pairs", failed, "no_think_in_output",
+        "The strip does not know this tokenizer's form",
+    )  # fmt: skip
+    room.experiment("delimited", more='[pairs]\nstrip_rule = "delimited"\n')
+    assert room.failures("delimited") == {}
 
 
 def test_evaluated_repositories_stay_out_and_block_where_they_do_not(room, monkeypatch):
@@ -155,7 +179,11 @@ def test_evaluated_repositories_stay_out_and_block_where_they_do_not(room, monke
     monkeypatch.setattr(upweight, "_fails", lambda *facts: None)
     room.experiment("leaked", "everything", more="[dataset]\nmax_length = 2000\n")
     failed = room.failures("leaked")
-    assert set(failed) == {"heldout_split"} and "add them to select.exclude_repos" in failed["heldout_split"]
+    assert set(failed) == {"heldout_split"}
+    stopped(
+        "held-out repositories in the data set", "upweighted_dataset", failed, "heldout_split",
+        "add them to select.exclude_repos or split by repository",
+    )  # fmt: skip
 
 
 def test_short_prompts_against_long_ones_block(room):
@@ -169,7 +197,21 @@ def test_short_prompts_against_long_ones_block(room):
 def test_a_buried_first_turn_blocks(room):
     room.experiment("buried", gates="first_turn_loss_share = 0.9")
     failed = room.failures("buried")
-    assert set(failed) == {"turn_loss_share"} and "raise dataset.upweight_factor" in failed["turn_loss_share"]
+    assert set(failed) == {"turn_loss_share"}
+    stopped(
+        "a row a turn buries the first turn", "upweighted_dataset", failed, "turn_loss_share",
+        "Later turns bury it: raise dataset.upweight_factor",
+    )  # fmt: skip
+
+
+def test_a_teacher_that_writes_fenced_blocks_teaches_no_call(room):
+    room.rollout_set("fenced", "plan_first = 1.0, markdown = 1.0")
+    room.make_set("fenced")
+    room.experiment("fenced", "fenced")
+    stopped(
+        "the call format had too little exposure", "upweighted_dataset", room.failures("fenced"), "format_exposure",
+        "The format would not be learnt",
+    )  # fmt: skip
 
 
 def test_nothing_selected_blocks(room):
@@ -194,3 +236,21 @@ def test_an_override_that_names_no_check_is_an_error(room):
     room.experiment("misspelt", gates='override.teacher_gat = "x"')
     with pytest.raises(ValueError, match="the nearest is 'teacher_gate'"):
         room.failures("misspelt")
+
+
+def test_a_history_that_nobody_read_blocks_and_may_be_overridden(room):
+    room.write("suites", "sums", 'extends = "running_sum_tiny"\n[params]\ntrain = 10\nheldout = 5\n')
+    room.make("tasks", "sums")
+    room.write("rollout_sets", "sums", 'extends = "running_sum_compacted"\nsuite = "sums"\n')
+    room.make_set("sums")
+    of = 'rollout_sets = ["sums"]\n[evaluate]\nsuite = "sums"\n[gates]\nformat_exposure = 1\n'
+    room.write("experiments", "captured", f'extends = "running_sum_tiny_compacted"\n{of}')
+    room.write("experiments", "excused", f'extends = "running_sum_tiny_reconstructed"\n{of}')
+    room.write("experiments", "put_together", 'extends = "captured"\npairs = {capture = "retokenised"}\n')
+    assert room.failures("captured") == room.failures("excused") == {}
+    failed = room.failures("put_together")
+    assert set(failed) == {"history_as_captured"}
+    stopped(
+        "a history that was compacted, put together again from messages", "tito_pairs", failed, "history_as_captured",
+        "are not what the model was given",
+    )  # fmt: skip

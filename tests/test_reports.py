@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
+import pyarrow as pa
 import pytest
 
 from etpi_assets.evaluation.metrics import measure
 from etpi_assets.reports import facts, html, leaderboard, model_card
+from etpi_assets.reports.iterations import iterations
 from etpi_assets.specs.models import ExperimentSpec
 from etpi_resources import charts
 from etpi_resources.schemas import from_rows
@@ -183,6 +186,38 @@ def test_page_and_markdown_show_the_same_figures(sources):
     assert "| plan_first |" in markdown
     assert "first action not send_message" not in page, "the base's pairs are not the trained role's"
     assert "reward_below" in page and "reward_below" in markdown
+
+
+def _experiment(title: str, suite: str = "coop_tiny", **published) -> ExperimentSpec:
+    return ExperimentSpec.model_validate(
+        {"title": title, "rollout_sets": ["s"], "evaluate": {"suite": suite}, "published": published}
+    )
+
+
+def test_an_experiment_stands_among_those_of_its_suite(sources):
+    specs = {
+        "demo": _experiment("Ours"),
+        "later": _experiment("Published", date="2026-05-13", plan_first={"value": 0.5, "hits": 1, "n": 2}),
+        "earlier": _experiment("Published too", date="2026-05-11", plan_content=0.0),
+        "elsewhere": _experiment("Elsewhere", suite="other", plan_first=1.0),
+        "unfinished": _experiment("Unfinished"),
+    }
+    found = iterations("demo", specs, {"demo": sources.metrics})
+    assert [(i.name, i.here) for i in found] == [("demo", True), ("earlier", False), ("later", False)]
+    assert {i["checkpoint_role"] for i in found[0].ours.values()} == {"sft"}
+    page, markdown = html.render(replace(_subject(), iterations=found), sources, str)
+    assert "published 50 % (1 of 2)" in page and "<b>Ours</b>" in page
+    assert "| **demo** | 100.0% [" in markdown and "published 50 %" in markdown
+    assert iterations("demo", {"demo": specs["demo"]}, {"demo": sources.metrics}) == []
+    assert iterations("unfinished", specs, {}) != []
+
+
+def test_the_student_stands_over_its_teacher(sources):
+    assert "Student and teacher" not in html.render(_subject(), sources, str)[0]
+    scores = from_rows("scores", [{**row, "plan_first": True} for row in sources.eval_scores.to_pylist()])
+    teacher = measure(sources.eval_rollouts, scores, sources.eval_agent_scores, experiment="demo", teacher=True)
+    page, _ = html.render(_subject(), replace(sources, metrics=pa.concat_tables([sources.metrics, teacher])), str)
+    assert "Student and teacher" in page and "plan_first, greedy</text>" in page
 
 
 def test_weakest_pairs_stand_first(sources):

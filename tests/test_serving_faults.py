@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults_page import stopped
 from made_graph import write_spec
 
 from etpi_assets.asset_run import Outcome
 from etpi_assets.definitions import STAGES
+from etpi_assets.evaluation import assets as evaluation
 from etpi_assets.resources import Resources
 from etpi_assets.specs.models import ServingSection
 from etpi_resources.chat_format import ChatFormat, load_chat_format
@@ -50,6 +52,7 @@ suite = "small"
 tasks = 2
 decodings = [{name = "greedy"}]
 """
+TEMPLATE = Path(evaluation.__file__).parents[2] / "etpi_resources" / "tokenizers" / "tiny" / "tiny.jinja"
 MADE = ("base_checkpoint", "selected_trajectories", "tito_pairs", "upweighted_dataset", "sft_checkpoint")
 
 
@@ -191,7 +194,8 @@ def test_a_fault_of_the_server_blocks_at_its_own_check(room, fault, checks, word
     name = f"faulty_{checks[0]}"
     room.experiment(name)
     failed = room.probe(name, fault)
-    assert sorted(failed) == checks and words in failed[checks[0]]
+    assert sorted(failed) == checks
+    stopped(fault, "serving_probe", failed, checks[0], words)
     with pytest.raises(BlockedInput, match=checks[0]):
         room.make("eval_rollouts", name)
     # Mended, it goes on.
@@ -203,4 +207,22 @@ def test_a_prompt_that_only_serving_has_blocks(room):
     # The steering section stands in what is served, and was spliced out of what was trained.
     room.experiment("steered", "agent = {steering = true}\n")
     failed = room.probe("steered")
-    assert set(failed) == {"prompt_parity"} and "same messages, tools, template" in failed["prompt_parity"]
+    assert set(failed) == {"prompt_parity"}
+    stopped(
+        "a system prompt that only serving has", "serving_probe", failed, "prompt_parity",
+        "give serving and training the same messages, tools, template",
+    )  # fmt: skip
+
+
+def test_a_template_argument_that_only_serving_gives_blocks(room, monkeypatch):
+    # The student's template as most have it: a switch that closes an empty think block in the prompt.
+    template = TEMPLATE.read_text() + "{%- if enable_thinking is false %}{{ '<think>\\n\\n</think>\\n' }}{%- endif %}"
+    chat = ChatFormat("tiny", load_chat_format("tiny").tokenizer, template)
+    monkeypatch.setattr(evaluation, "load_chat_format", lambda *names: chat)
+    room.experiment("unthinking", "[serving]\nuntrained_kwargs = {enable_thinking = false}\n")
+    stopped(
+        "an empty think block in the prompt at serving alone", "serving_probe", room.probe("unthinking"),
+        "prompt_parity", "give serving and training the same messages, tools, template",
+    )  # fmt: skip
+    room.experiment("thinking", "[probe]\nprompts = 8\n")
+    assert room.probe("thinking") == {}

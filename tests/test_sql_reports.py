@@ -72,6 +72,11 @@ def test_think_tokens_by_turn(full: Path) -> None:
     assert {row["made_for"] for row in ask(full, "think_tokens_by_turn", experiment="strong")} == {"strong"}
 
 
+def test_solved_by_depth(full: Path) -> None:
+    found = [row for row in ask(full, "solved_by_depth") if row["checkpoint_role"] == "rl"]
+    assert [(row["k"], row["n"], row["right_up_to_k"], row["solved"]) for row in found] == [(3, 1, 0.0, 0.0)]
+
+
 def test_structured_cot(full: Path) -> None:
     found = ask(full, "structured_cot", rollout_set="strong_set")
     assert [(row["turn"], row["n"], row["adherence"]) for row in found] == [(0, 4, 1.0), (1, 4, 0.5), (2, 4, 0.5)]

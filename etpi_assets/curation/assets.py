@@ -27,13 +27,19 @@ from etpi_assets.tasks.family import Family, Role, Task
 from etpi_assets.tasks.table import read_tasks
 from etpi_resources.chat_format import ChatFormat, load_chat_format
 from etpi_resources.checks import CheckOutcome
+from etpi_resources.schemas import empty
 
 SELECTED = ("selection_reconciles",)
-PAIRS = ("pairs_reconcile", "capture_not_mixed", "no_think_in_output", "no_steering_leak", "prompt_is_default_render")
+PAIRS = (
+    "pairs_reconcile", "capture_not_mixed", "history_as_captured", "no_think_in_output", "no_steering_leak",
+    "prompt_is_default_render",
+)  # fmt: skip
 DATASET = (
     "dataset_reconciles", "label_tokens", "heldout_split", "teacher_gate", "turn_loss_share", "format_exposure",
     "role_balance", "plan_paths_in_task", "prompt_length_ratio", "template_distance", "skip_rate",
 )  # fmt: skip
+_COMPARED_ROLLOUTS = 100
+"""Rollouts of a set whose prompts are made a second time, from the captured ids."""
 _COMPARED_PROMPTS = 400
 """First-turn prompts of each side whose lengths and template are compared: medians need no more."""
 
@@ -80,6 +86,7 @@ def tito_pairs(run: AssetRun) -> Produced:
         by_set[row["rollout_set"]].append(row["rollout_id"])
     tasks = {task.task_id: task for task in read_tasks(run.read("tasks", "tasks"))}
     made: dict[str, list[pa.Table]] = {"pairs": [], "dropped": []}
+    read: list[pa.Table] = [empty("pairs")]
     written_anew = 0
     offered: list[integrity.TurnKey] = []
     expected: dict[tuple[str, str], list[int]] = {}
@@ -102,10 +109,15 @@ def tito_pairs(run: AssetRun) -> Produced:
                 systems.update(message["content"] for message in wanted if message["role"] == "system")
         for table, rows in make_pairs(agents, section, chat).items():
             made[table].append(rows)
+        if section.capture == "retokenised" and _same_form(rollout_set, chat):
+            native = section.model_copy(update={"capture": "native"})
+            some = _spread(by_set[name], _COMPARED_ROLLOUTS)
+            read.append(make_pairs(captured_agents(tables, some, native, chat, default, kwargs), native, chat)["pairs"])
     pairs, dropped = pa.concat_tables(made["pairs"]), pa.concat_tables(made["dropped"])
     checks = [
         integrity.pairs_reconcile(offered, pairs, dropped),
         integrity.capture_not_mixed(pairs, section),
+        integrity.history_as_captured(pairs, pa.concat_tables(read), chat),
         integrity.no_think_in_output(pairs, section, chat),
         integrity.no_steering_leak(pairs, Traces.of(sorted(steering), sorted(systems), chat)),
         integrity.prompt_is_default_render(pairs, expected, section, chat),
@@ -132,6 +144,13 @@ def _same_vocabulary(name: str, rollout_set: RolloutSetSpec, spec: ExperimentSpe
             f"rollout set {name!r} was captured in the ids of {captured!r}, the student reads {spec.base.tokenizer!r}: "
             'set pairs.capture = "retokenised", or take a base of that tokenizer'
         )
+
+
+def _same_form(rollout_set: RolloutSetSpec, chat: ChatFormat) -> bool:
+    """Whether the set was captured in the student's own tokenizer and template, so that prompts can be compared."""
+    if rollout_set.kind == "imported" or rollout_set.agent.tokenizer != chat.name:
+        return False
+    return load_chat_format(rollout_set.agent.tokenizer).template == chat.template
 
 
 def _default_prompts(
@@ -224,9 +243,9 @@ def _evaluation_prompts(run: AssetRun, tasks: pa.Table) -> list[Sequence[int]]:
     ]
 
 
-def _spread(items: Sequence[Any]) -> Sequence[Any]:
-    """At most so many of the items as are compared, evenly spread."""
-    return items[:: max(1, len(items) // _COMPARED_PROMPTS)]
+def _spread(items: Sequence[Any], n: int = _COMPARED_PROMPTS) -> Sequence[Any]:
+    """About `n` of the items, evenly spread."""
+    return items[:: max(1, len(items) // n)]
 
 
 def _task_texts(run: AssetRun, tasks: pa.Table) -> pa.Table:

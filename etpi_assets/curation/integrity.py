@@ -7,6 +7,7 @@ that a spec sets (`gates`).
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -22,6 +23,8 @@ from etpi_resources.chat_format import ChatFormat
 from etpi_resources.checks import CheckOutcome
 
 _SHOWN = 3
+_TEXT = 60
+"""Characters shown of a prompt where it departs."""
 
 TurnKey = tuple[str, str, int]
 
@@ -72,6 +75,34 @@ def capture_not_mixed(pairs: pa.Table, section: PairsSection) -> CheckOutcome:
             "dataset teach two spellings. Make an experiment of each, or set pairs.capture."
         )
     return CheckOutcome("capture_not_mixed", passed, message, figures=dict(found))
+
+
+def history_as_captured(pairs: pa.Table, captured: pa.Table, chat: ChatFormat) -> CheckOutcome:
+    """Every prompt put together again from messages reads as the one the model was given, both edited alike.
+
+    Args:
+        captured: the pairs that the captured ids give, of any of the same turns; without rows, nothing is decided.
+    """
+    read = dict(iter_prompts(captured))
+    made = [(key, ids) for key, ids in iter_prompts(pairs) if key in read]
+    figures: dict[str, object] = {"compared": len(made), "pairs": len(pairs)}
+    if not made:
+        message = f"Cannot be decided: for none of {len(pairs)} pairs are there captured ids to compare with."
+        return CheckOutcome("history_as_captured", True, message, figures=figures)
+    texts = [(key, chat.decode(read[key].tolist()), chat.decode(ids.tolist())) for key, ids in made]
+    wrong = [(key, theirs, ours) for key, theirs, ours in texts if theirs != ours]
+    figures["departing"] = len(wrong)
+    message = f"{len(made)} of {len(pairs)} prompts compared with what was captured, all read the same."
+    if wrong:
+        (rollout_id, agent_id, turn), theirs, ours = wrong[0]
+        at = len(os.path.commonprefix([theirs, ours]))
+        message = (
+            f"{len(wrong)} of {len(made)} prompts are not what the model was given, first "
+            f"{rollout_id}/{agent_id}/{turn}: it read {theirs[at : at + _TEXT]!r} where the dataset has "
+            f"{ours[at : at + _TEXT]!r}. A history that was compacted or edited on the way is in the captured ids "
+            'alone: set pairs.capture = "native".'
+        )
+    return CheckOutcome("history_as_captured", not wrong, message, figures=figures)
 
 
 def no_think_in_output(pairs: pa.Table, section: PairsSection, chat: ChatFormat) -> CheckOutcome:

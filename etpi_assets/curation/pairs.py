@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from etpi_assets.curation.steering import Messages, splice
-from etpi_assets.curation.strip_think import Stripped, close_tail, has_think, strip_history, strip_output
+from etpi_assets.curation.strip_think import Stripped, close_tail, has_think, strip_history, strip_opened, strip_output
 from etpi_assets.specs.models import PairsSection
 from etpi_resources.chat_format import ChatFormat
 from etpi_resources.schemas import from_rows
@@ -148,7 +148,8 @@ def _edit(agent: CapturedAgent, section: PairsSection, chat: ChatFormat) -> Iter
             continue
         prompt, edits = _edited_prompt(turn.prompt, past, agent, section, chat)
         tail = chat.tail_form(turn.prompt.tolist())
-        stripped = strip_output(turn.output, tail, chat)
+        opened = section.strip_rule == "opened"
+        stripped = strip_opened(turn.output, chat) if opened else strip_output(turn.output, tail, chat)
         cut = stripped.reason is None
         closes = cut and tail == "open"
         closed = close_tail(prompt, chat) if closes else prompt

@@ -58,6 +58,14 @@ def strip_output(output: np.ndarray, tail: Tail, chat: ChatFormat) -> Stripped:
     return Stripped(rest, removed=cut)
 
 
+def strip_opened(output: np.ndarray, chat: ChatFormat) -> Stripped:
+    """The published rule: only an output whose first id opens a think block is cut. What a prompt opened or closed
+    before it is not looked at, so reasoning that such a prompt lets begin unopened stays, its `</think>` with it."""
+    if chat.think_open_id is None or not len(output) or output[0] != chat.think_open_id:
+        return Stripped(output)
+    return strip_output(output, "none", chat)
+
+
 def has_think(ids: np.ndarray, chat: ChatFormat) -> bool:
     """Whether a think id, opening or closing, is among the ids."""
     return bool(_is_think(ids, chat).any())

@@ -54,7 +54,7 @@ def serving_probe(run: AssetRun) -> Produced:
     chat, agent = load_chat_format(spec.base.tokenizer, spec.base.chat_template), spec.evaluate.agent
     tasks = {task.task_id: task for task in read_tasks(run.read("tasks", "tasks"))}
     family = load_family(run.specs.suites[spec.evaluate.suite].family)
-    tools, kwargs = tool_schemas(agent.tools), spec.serving.template_kwargs
+    tools, kwargs = tool_schemas(agent.tools), spec.serving.served_kwargs()
 
     def render(task_id: str, agent_id: str) -> probes.Prompt:
         (role,) = [r for r in family.roles(tasks[task_id]) if r.agent_id == agent_id]
@@ -103,7 +103,7 @@ def eval_rollouts(run: AssetRun) -> Produced:
         family=load_family(run.specs.suites[section.suite].family),
         sandboxes=run.resources.sandboxes(spec.serving.sandbox),
         chat=load_chat_format(spec.base.tokenizer, spec.base.chat_template),
-        template_kwargs=spec.serving.template_kwargs,
+        template_kwargs=spec.serving.served_kwargs(),
     )
     plan = [(candidate, condition) for candidate in served for condition in conditions(section, candidate.role)]
     journals = run.lake.scratch(f"evaluations/{code_version(run.node)}")

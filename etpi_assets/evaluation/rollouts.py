@@ -22,7 +22,7 @@ from etpi_assets.rollouts.agent import Identity, run_rollout
 from etpi_assets.rollouts.collect import MODEL_CONCURRENCY, collect
 from etpi_assets.rollouts.journal import Journal
 from etpi_assets.rollouts.records import RolloutRecord
-from etpi_assets.specs.models import AgentSection, Decoding, EvaluateSection
+from etpi_assets.specs.models import AgentSection, Budget, Decoding, EvaluateSection
 from etpi_assets.tasks.family import Family, Task
 from etpi_resources.chat_format import ChatFormat
 from etpi_resources.checks import CheckOutcome
@@ -33,6 +33,8 @@ _COLUMNS = ("checkpoint_id", "role", "seed", "step", "final", "path", "adapter_p
 _ORDER = ("base", "sft", "rl")
 STEERED = "+steering"
 """Ends the name of a decoding whose prompts carried the steering section."""
+BUDGET = "@"
+"""Stands between the name of a decoding and that of a budget other than the agent's own."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +82,17 @@ def candidates(checkpoints: pa.Table) -> list[Candidate]:
 
 
 def conditions(section: EvaluateSection, role: str) -> list[Condition]:
-    """Every decoding with every sampler seed (a greedy decoding has one); the base with the steering prompt as well,
-    where that is asked."""
-    steered = (False, True) if role == "base" and section.steering_probe else (False,)
+    """Every decoding with every sampler seed (a greedy decoding has one): under the agent's own budget, where asked the
+    base with the steering prompt as well, and the others under each further budget."""
+    own = section.agent
+    variants = [(own, "")]
+    if role == "base" and section.steering_probe:
+        variants.append((own.model_copy(update={"steering": True}), STEERED))
+    if role != "base":
+        variants += [(_under(own, budget), f"{BUDGET}{budget.name}") for budget in section.budgets]
     return [
-        Condition(_agent(section.agent, decoding, steering), seed, decoding.name + (STEERED if steering else ""))
-        for steering in steered
+        Condition(_decoded(agent, decoding), seed, decoding.name + suffix)
+        for agent, suffix in variants
         for decoding in section.decodings
         for seed in (section.sample_seeds if decoding.temperature > 0 else section.sample_seeds[:1])
     ]
@@ -164,10 +171,13 @@ def infrastructure_held(rollouts: pa.Table, bound: float = 0.05) -> CheckOutcome
     )
 
 
-def _agent(agent: AgentSection, decoding: Decoding, steering: bool) -> AgentSection:
-    return agent.model_copy(
-        update={"temperature": decoding.temperature, "top_p": decoding.top_p, "steering": steering or agent.steering}
-    )
+def _under(agent: AgentSection, budget: Budget) -> AgentSection:
+    bounds = {"max_steps": budget.max_steps, "max_model_len": budget.max_model_len}
+    return agent.model_copy(update={name: bound for name, bound in bounds.items() if bound is not None})
+
+
+def _decoded(agent: AgentSection, decoding: Decoding) -> AgentSection:
+    return agent.model_copy(update={"temperature": decoding.temperature, "top_p": decoding.top_p})
 
 
 def _key(candidate: Candidate, condition: Condition, engine: Engine, template_kwargs: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ import pyarrow as pa
 from etpi_assets.graph import GRAPH
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
 from etpi_assets.reports import facts, html, leaderboard, model_card
+from etpi_assets.reports.iterations import iterations
 from etpi_assets.specs.published import figures
 from etpi_resources import catalog, charts
 from etpi_resources.chat_format import load_chat_format
@@ -34,6 +35,8 @@ def experiment_report(run: AssetRun) -> Produced:
         seeds=spec.seeds,
         published=figures(spec.published),
         published_source=". ".join(str(spec.published[k]) for k in ("source", "date", "note") if k in spec.published),
+        # As they stand now: another experiment's later run does not make this page anew.
+        iterations=iterations(key, run.specs.experiments, {e.experiment: e.metrics for e in _entries(run)}),
     )
     sources = facts.Sources(
         metrics=run.read("eval_metrics", "metrics"),
@@ -89,7 +92,7 @@ def teacher_ceiling(run: AssetRun) -> Produced:
     points = [
         (r["experiment"], r["teacher_value"], r["student_value"], r["student_ci_low"], r["student_ci_high"])
         for r in table.to_pylist()
-        if r["metric"] == "follow_through" and r["decoding"] != "greedy" and r["teacher_value"] is not None
+        if r["metric"] == "follow_through" and "greedy" not in r["decoding"] and r["teacher_value"] is not None
     ]
     plot = charts.as_image(charts.teacher_plot("Follow-through", points), "follow-through: teacher against student")
     return Produced(tables={"teacher_ceiling": table}, metadata={"plot": plot})

@@ -15,6 +15,7 @@ import jinja2
 
 from etpi_assets.reports import facts
 from etpi_assets.reports.facts import Sources
+from etpi_assets.reports.iterations import METRICS, Iteration
 from etpi_assets.scoring.intervals import clears, wilson
 from etpi_assets.specs.published import Published
 from etpi_resources import charts
@@ -44,6 +45,7 @@ class Subject:
         seeds: training seeds.
         published: figures that others published of it.
         published_source: where, when, and what they said of it.
+        iterations: the experiments it stands among, itself included.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Subject:
     seeds: Sequence[int]
     published: Sequence[Published] = ()
     published_source: str = ""
+    iterations: Sequence[Iteration] = ()
 
 
 def render(subject: Subject, sources: Sources, decode: Callable[[Sequence[int]], str]) -> tuple[str, str]:
@@ -78,6 +81,8 @@ def render(subject: Subject, sources: Sources, decode: Callable[[Sequence[int]],
         "transcripts": facts.coloured_tokens(sources.sequences, decode),
         "cost": facts.cost(sources),
         "metrics_plot": _metrics_plot(headline, subject.thresholds),
+        "iteration_metrics": METRICS,
+        "teacher_plot": _teacher_plot(headline),
         "loss_plot": charts.line_chart("Loss", facts.loss_curves(sources.training_log), "optimiser step", log_y=True),
         "share_plot": charts.bars(
             "Share of the loss by turn",
@@ -133,3 +138,15 @@ def _metrics_plot(rows: Sequence[Mapping[str, Any]], thresholds: Mapping[str, fl
             (row["checkpoint_role"], row["value"], row["ci_low"], row["ci_high"])
         )
     return charts.interval_plot("Held-out rates with 95 % intervals", list(grouped.items()), dict(thresholds))
+
+
+def _teacher_plot(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Each rate of the student against its teacher's, as the teacher rolled out; empty where either has none."""
+    teacher = {row["metric"]: row["value"] for row in rows if row["checkpoint_role"] == "teacher"}
+    student = [row for row in rows if row["checkpoint_role"] in ("sft", "rl") and row["metric"] in METRICS]
+    points = [
+        (f"{row['metric']}, {row['decoding']}", teacher[row["metric"]], row["value"], row["ci_low"], row["ci_high"])
+        for row in student
+        if row["metric"] in teacher
+    ]
+    return charts.teacher_plot("Student against teacher", points) if points else ""

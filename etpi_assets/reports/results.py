@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from etpi_assets.reports import findings
+from etpi_assets.reports.findings import Rows, Verdict
+from etpi_assets.scoring.intervals import Estimate
 from etpi_assets.specs.load import Specs
 from etpi_resources.lake import Lake, Manifest, Ref
 
@@ -20,6 +23,17 @@ pipeline, never about language models. Rates are pooled over the training seeds,
 """
 
 
+_FINDINGS = """## Findings
+
+Each compares two conditions that differ in one thing (`etpi_assets/reports/findings.toml`). *There*: the 95 % interval
+of the difference lies on the claimed side of 0, and no training seed has it the other way round. *Not there*: the
+interval holds no difference of the size that matters (0.1 where nothing else is said). Intervals are over tasks, not
+over training seeds: with few seeds a difference between runs can pass for one between methods. A figure `probe:` is the
+share of first turns on held-out prompts, the mean over the checkpoints of training.
+
+"""
+
+
 def render(lake: Lake, specs: Specs, experiments: Mapping[str, str], *, complete: bool = True) -> str:
     """The page, for experiments as {shown name: name in the lake}. One that failed stands there as such.
 
@@ -28,6 +42,7 @@ def render(lake: Lake, specs: Specs, experiments: Mapping[str, str], *, complete
     seeds = sorted({seed for name in experiments.values() for seed in specs.experiments[name].seeds})
     chosen = "" if complete else f' EXPERIMENTS="{" ".join(experiments)}"'
     parts = [_HEAD.replace("{arguments}", f'{chosen} SEEDS="{" ".join(map(str, seeds))}"')]
+    parts.append(_findings(lake, experiments))
     for shown, name in experiments.items():
         spec = specs.experiments[name]
         manifest = _good(lake, "eval_metrics", name)
@@ -35,6 +50,35 @@ def render(lake: Lake, specs: Specs, experiments: Mapping[str, str], *, complete
         parts.append(_metrics(lake, manifest) if manifest else "No metrics: see `make status`.\n")
     parts.append(_ceiling(lake, {name: shown for shown, name in experiments.items()}))
     return "\n".join(parts)
+
+
+def _findings(lake: Lake, experiments: Mapping[str, str]) -> str:
+    """What was claimed, and what was measured of it; findings on experiments that are not asked for are left out."""
+
+    def read(experiment: str, table: str) -> Rows | None:
+        manifest = _good(lake, "eval_metrics" if table == "metrics" else "serving_probe", experiments[experiment])
+        return lake.read(manifest.ref, table).to_pylist() if manifest else None
+
+    asked = [f for f in findings.declared() if {f.more.experiment, f.less.experiment} <= experiments.keys()]
+    rows = [_finding(findings.judge(finding, read)) for finding in asked]
+    return _FINDINGS + _table(["finding", "more", "less", "figure", "difference", "verdict"], rows) if rows else ""
+
+
+def _finding(verdict: Verdict) -> list[str]:
+    finding, between = verdict.finding, verdict.between
+    return [
+        finding.claim,
+        *(f"{side}: {_estimate(e)}" for side, e in ((finding.more, verdict.more), (finding.less, verdict.less))),
+        finding.figure,
+        f"{between.value:+.2f} [{between.ci_low:+.2f}, {between.ci_high:+.2f}]" if between else "–",
+        f"**{verdict.word}**",
+    ]
+
+
+def _estimate(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return "–"
+    return f"{estimate.value:.2f} [{estimate.ci_low:.2f}, {estimate.ci_high:.2f}], n {estimate.n}"
 
 
 def _good(lake: Lake, asset: str, key: str) -> Manifest | None:

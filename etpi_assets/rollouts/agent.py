@@ -8,7 +8,9 @@ in a round stands at the head of the receiver's observation of that same round. 
 so it is deterministic wherever its engine is.
 
 The prompt of turn k+1 is prompt k + output k + observation ids, never a re-rendering. With `history_think = "strip"`
-the outputs lose their think block before they become history, so such a prompt departs from the last turn: a fork.
+the outputs lose their think block before they become history, so such a prompt departs from the last turn: a fork. So
+does one after a compaction (`compact_after`), where a summary stands for the turns so far; the messages of the record
+are still all that was said, so the prompts that were read are in the captured ids alone.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from etpi_assets.rollouts.contract import read_turn
 from etpi_assets.rollouts.mailbox import Mailbox
-from etpi_assets.rollouts.observation import format_observation
+from etpi_assets.rollouts.observation import format_observation, format_summary
 from etpi_assets.rollouts.patches import unified_diff
 from etpi_assets.rollouts.prompts import render_prompts
 from etpi_assets.rollouts.records import AgentRecord, Message, RolloutRecord, Turn
@@ -183,6 +185,7 @@ class _Seat:
     format_errors: int = 0
     result: CommandResult | None = None
     sent_to: list[str] = field(default_factory=list)
+    compacted_at: int = 0
 
     @property
     def turn(self) -> Turn:
@@ -347,6 +350,9 @@ class _Loop:
                 self._extend(seat, turn, role)
 
     def _extend(self, seat: _Seat, turn: Turn, role: str) -> None:
+        if self.agent.compact_after and len(seat.record.turns) - seat.compacted_at >= self.agent.compact_after:
+            self._compact(seat, turn)
+            return
         if turn.output_ids is None or turn.prompt_ids is None:  # there are no ids to extend: a guess, for the budget
             seat.history = self._render(seat.messages)
             return
@@ -357,6 +363,17 @@ class _Loop:
         end = [] if output and output[-1] == self.chat.end_id else [self.chat.end_id]
         added = self.chat.observation_ids(turn.observation or "", role, **self.template_kwargs)
         seat.history = [*turn.prompt_ids, *output, *end, *added]
+
+    def _compact(self, seat: _Seat, turn: Turn) -> None:
+        seat.compacted_at = len(seat.record.turns)
+        prompts = [message for message in seat.record.messages if message.kind == "prompt"]
+        commands = [action.command for past in seat.record.turns for action in past.actions]
+        summary = format_summary(commands, turn.observation or "")
+        seat.messages = [
+            *({"role": message.role, "content": message.content} for message in prompts),
+            {"role": "user", "content": summary},
+        ]
+        seat.history = self._render(seat.messages)
 
     def _render(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         return self.chat.prompt_ids(messages, tools=self.tools, **self.template_kwargs)

@@ -38,3 +38,9 @@ def format_observation(
         if body := result.output.rstrip("\n"):
             lines.append(body)
     return "\n".join(lines)
+
+
+def format_summary(commands: Sequence[str], observation: str) -> str:
+    """What stands for the whole conversation after a compaction: the commands so far, then the last observation."""
+    done = "\n".join(f"$ {command}" for command in commands)
+    return f"Done so far:\n{done}\n{observation}"

@@ -13,6 +13,7 @@ from etpi_assets.rollouts.models import model_engine
 from etpi_assets.rollouts.policies.coop_tiny import CoopTinyPolicy, Skill
 from etpi_assets.rollouts.policies.oracle import null_policy, reference_policy
 from etpi_assets.rollouts.policies.repo_fix_tiny import RepoFixPolicy, RepoFixSkill
+from etpi_assets.rollouts.policies.running_sum import RunningSumPolicy
 from etpi_assets.rollouts.policies.terminal_tiny import TerminalSkill, TerminalTinyPolicy
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.models import EngineSection
@@ -29,6 +30,7 @@ SCRIPTED_KINDS = ("scripted", "reference", "null")
 POLICIES: Mapping[str, Callable[[Mapping[str, float], int], Policy]] = {
     "coop_tiny": lambda skill, seed: CoopTinyPolicy(Skill.of(skill), seed),
     "repo_fix_tiny": lambda skill, seed: RepoFixPolicy(RepoFixSkill.of(skill), seed),
+    "running_sum": lambda skill, seed: RunningSumPolicy(skill),
     "terminal_tiny": lambda skill, seed: TerminalTinyPolicy(TerminalSkill.of(skill), seed),
 }
 """Suite family -> the scripted policy of a skill and a seed."""

@@ -81,6 +81,17 @@ def mean(totals: Sequence[float], clusters: Sequence[str], sizes: Sequence[float
     return Estimate(value, int(n), count, value - half, value + half, "mean_clustered")
 
 
+def difference(first: Estimate, second: Estimate) -> Estimate:
+    """first - second of two figures measured apart, with the interval that theirs give it: the square root of the sum
+    of squares of what either could be off by on that side (Newcombe 1998, method 10; Zou and Donner 2008). Figures over
+    the same tasks hang together, which makes it the wider one."""
+    value = first.value - second.value
+    below = math.hypot(first.value - first.ci_low, second.ci_high - second.value)
+    above = math.hypot(first.ci_high - first.value, second.value - second.ci_low)
+    n, clusters = min(first.n, second.n), min(first.clusters, second.clusters)
+    return Estimate(value, n, clusters, value - below, value + above, "newcombe")
+
+
 def clears(ci_low: float, ci_high: float, threshold: float) -> bool | None:
     """Whether an interval lies on or above a threshold; None where it has both sides in it."""
     return True if ci_low >= threshold else False if ci_high < threshold else None

@@ -166,6 +166,12 @@ class AgentSection(Section):
     history_think: Literal["keep", "strip"] = Field(
         default="keep", description="token-in/token-out keeps the ids; strip forks"
     )
+    compact_after: int | None = Field(
+        default=None,
+        ge=1,
+        description="turns after which a summary of what was done takes the place of the conversation so far, again "
+        'and again; "none": never',
+    )
     action_format: Literal["any", "thinking_bash"] = Field(
         default="any", description="what a turn may be written in; thinking_bash: the terminal prompt contract alone"
     )
@@ -181,7 +187,7 @@ class AgentSection(Section):
     def identity(self) -> dict[str, Any]:
         """What of this section identifies a rollout. A knob that is off leaves the ids of rollouts, and so what
         scripted engines draw by them, as they were before it came."""
-        off = {"grammar": (None,), "tools": (None, (), []), "action_format": ("any",)}
+        off = {"grammar": (None,), "compact_after": (None,), "tools": (None, (), []), "action_format": ("any",)}
         return {key: value for key, value in self.model_dump(mode="json").items() if value not in off.get(key, ())}
 
 
@@ -307,6 +313,11 @@ class PairsSection(Section):
 
     capture: Literal["native", "retokenised"] = "native"
     strip_think: bool = True
+    strip_rule: Literal["delimited", "opened"] = Field(
+        default="delimited",
+        description="what is cut: through the </think> before the first call, whatever opened the block; or, as "
+        "published, only where the output itself opens one",
+    )
     history_think: Literal["strip", "keep"] = "strip"
     drop_unparseable: bool = True
     drop_truncated: bool = True
@@ -444,6 +455,8 @@ class RLSection(Section):
             raise ValueError("rl.agent.grammar masks tokens, and the loss computes probabilities without the mask")
         if self.agent.history_think != "keep":
             raise ValueError('rl.agent.history_think = "strip" forks the prompt; a rollout must stay one sequence')
+        if self.agent.compact_after:
+            raise ValueError("rl.agent.compact_after forks the prompt; a rollout must stay one sequence")
         if (self.device_batch * self.accumulate) % self.group_size:
             raise ValueError("rl.device_batch * rl.accumulate must be a multiple of rl.group_size: groups stay whole")
         return self
@@ -454,7 +467,13 @@ class ServingSection(Section):
 
     engine: Literal["transformers", "vllm"] = "transformers"
     sandbox: Literal["bubblewrap", "docker"] = "bubblewrap"
-    template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="the chat template's arguments, in training as in serving"
+    )
+    untrained_kwargs: dict[str, Any] = Field(
+        default_factory=dict,
+        description="further ones that serving alone gives it; prompt_parity stops those that make a difference",
+    )
     options: dict[str, Any] = Field(
         default_factory=dict, description="vllm: options of `vllm serve`, its parsers among them"
     )
@@ -464,6 +483,10 @@ class ServingSection(Section):
         if self.options and self.engine != "vllm":
             raise ValueError('serving.options are of `vllm serve`: they need serving.engine = "vllm"')
         return self
+
+    def served_kwargs(self) -> dict[str, Any]:
+        """What serving gives the chat template."""
+        return {**self.template_kwargs, **self.untrained_kwargs}
 
 
 class ProbeSection(Section):
@@ -480,6 +503,14 @@ class Decoding(Section):
     top_p: float = 1.0
 
 
+class Budget(Section):
+    """Another budget of evaluation's agent, beside its own; a bound that is left out is the agent's."""
+
+    name: str = Field(pattern=r"^[\w-]+$", description="stands behind the decoding's name: greedy@NAME")
+    max_steps: int | None = Field(default=None, ge=1)
+    max_model_len: int | None = Field(default=None, ge=64)
+
+
 class EvaluateSection(Section):
     """Held-out rollouts. A change here retrains nothing."""
 
@@ -490,7 +521,15 @@ class EvaluateSection(Section):
     decodings: tuple[Decoding, ...] = (Decoding(name="greedy"), Decoding(name="t1", temperature=1.0))
     sample_seeds: tuple[int, ...] = (0,)
     steering_probe: bool = Field(default=False, description="also roll the base out with the steering prompt")
+    budgets: tuple[Budget, ...] = Field(default=(), description="also roll trained checkpoints out under each of these")
     agent: AgentSection = AgentSection()
+
+    @model_validator(mode="after")
+    def _budgets_are_told_apart(self) -> EvaluateSection:
+        names = [budget.name for budget in self.budgets]
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"evaluate.budgets: {repeated} stand there twice; each needs a name of its own")
+        return self
 
 
 class MetricsSection(Section):

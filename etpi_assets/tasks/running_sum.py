@@ -1,0 +1,115 @@
+"""Numbers that come one a turn, to be added up on the way: whether the state of a conversation survives its turns.
+
+Belongs here: the family as the rest of etpi knows it, and how an agent states a sum. Does not belong here: a teacher.
+`sh next` gives the next number, then "end"; after each number the agent writes the sum so far as a new line of `sums`.
+The number before the last stands in no later observation, so the sum can come from the conversation alone. It is a
+model of the method: what is measured on it says something about the pipeline, nothing about language models.
+
+The payload of a task (JSON): `numbers`, in the order they come.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from etpi_assets.tasks.family import Needs, Refusal, Role, Task, Verdict
+from etpi_assets.tasks.together import validate_together
+from etpi_resources.sandboxes import SandboxFactory
+
+PARAMS: Mapping[str, Any] = {"train": 600, "heldout": 160, "depth": 8, "largest": 4, "sandbox": "bubblewrap"}
+"""A suite's params and their defaults: tasks of each split; how many numbers the longest has (depths from 1 on, in
+turn); the largest number; the kind of sandbox its tasks are proven in."""
+
+INSTRUCTION = "Add numbers. sh next"
+END = "end"
+_NEXT = """read at < place
+echo $((at + 1)) > place
+while read number; do
+  [ $at = 0 ] && echo $number && break
+  at=$((at - 1))
+done < queue
+"""
+"""No program but the shell itself: a suite is proven in thousands of these."""
+
+
+def state(total: int) -> str:
+    """The command that states the sum so far and asks for the next number."""
+    return f"echo {total} >> sums; sh next"
+
+
+class RunningSum:
+    """The family `running_sum`."""
+
+    invents_names = False
+
+    def sandbox(self, params: Mapping[str, Any]) -> str | None:
+        return str({**PARAMS, **params}["sandbox"])
+
+    def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | Refusal]:
+        if unknown := sorted(set(params) - set(PARAMS)):
+            raise ValueError(f"suite {suite}: unknown params {unknown}; running_sum has {sorted(PARAMS)}")
+        chosen = {**PARAMS, **params}
+        for split in ("train", "heldout"):
+            for index in range(int(chosen[split])):
+                rng = random.Random(f"{suite}/{seed}/{split}/{index}")
+                depth = index % int(chosen["depth"]) + 1
+                payload = {"numbers": [rng.randint(1, int(chosen["largest"])) for _ in range(depth)]}
+                yield Task(
+                    task_id=f"{suite}-{split}-{index:05d}",
+                    suite=suite,
+                    repo=f"{split}_{index % 5}",
+                    split=split,
+                    instruction=INSTRUCTION,
+                    payload=payload,
+                    content_hash=hashlib.sha256(json.dumps([payload, INSTRUCTION]).encode()).hexdigest(),
+                )
+
+    def roles(self, task: Task) -> Sequence[Role]:
+        return [Role("agent1", "sum", task.instruction)]
+
+    def needs(self, task: Task) -> Needs:
+        return Needs()
+
+    def workspace(self, task: Task, role: Role) -> dict[str, str]:
+        return {"next": _NEXT, "place": "0\n", "queue": _lines([*task.payload["numbers"], END]), "sums": ""}
+
+    def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
+        """Verdicts: passed (reward 1; every sum is right and there are no others), no_patch (none was stated),
+        failed_tests. `details`: `depth`, how many numbers there are, and `right`, after how many of them the sums were
+        still right."""
+        (files,) = final.values()
+        stated, wanted = files.get("sums", "").split(), [str(n) for n in accumulate(task.payload["numbers"])]
+        right = next((i for i, (a, b) in enumerate(zip(stated, wanted, strict=False)) if a != b), None)
+        right = min(len(stated), len(wanted)) if right is None else right
+        details = {"depth": len(wanted), "right": right}
+        if stated == wanted:
+            return Verdict(1.0, "passed", details)
+        return Verdict(0.0, "failed_tests" if stated else "no_patch", details)
+
+    def solve(self, task: Task, role: Role) -> Sequence[str]:
+        return ["sh next", *(state(total) for total in accumulate(task.payload["numbers"]))]
+
+    def entities(self, task: Task) -> Sequence[str]:
+        return ()  # none of its own: every task has the same files
+
+    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[Refusal | Task]:
+        (role,) = self.roles(tasks[0])
+        return validate_together(
+            tasks,
+            lambda task: self.workspace(task, role),
+            lambda task: "\n".join(self.solve(task, role)),
+            lambda task, files: self.judge(task, {role.agent_id: files}, sandboxes),
+            sandboxes,
+        )
+
+
+def _lines(values: Sequence[Any]) -> str:
+    return "".join(f"{value}\n" for value in values)
+
+
+FAMILY = RunningSum()

@@ -1,0 +1,33 @@
+-- From which turn on is state lost? Held-out rollouts of tasks that count their own steps (running_sum): a row a depth k,
+-- the share of those with k steps or more that were right up to the k-th, and the share of k-step tasks that were solved.
+WITH counted AS (
+    SELECT
+        experiment,
+        checkpoint_role,
+        seed,
+        decoding,
+        cast(outcome ->> '$.details.depth' AS INTEGER) AS depth,
+        cast(outcome ->> '$.details.right' AS INTEGER) AS steps_right,
+        cast(outcome ->> '$.reward' AS DOUBLE) AS reward
+    FROM rollouts
+    WHERE origin = 'eval' AND outcome ->> '$.details.depth' IS NOT NULL
+),
+
+depths AS (
+    SELECT DISTINCT depth AS k FROM counted
+)
+
+SELECT
+    counted.experiment,
+    counted.checkpoint_role,
+    counted.seed,
+    counted.decoding,
+    depths.k,
+    count(*) AS n,
+    avg(cast(counted.steps_right >= depths.k AS DOUBLE)) AS right_up_to_k,
+    count(*) FILTER (WHERE counted.depth = depths.k) AS n_of_depth_k,
+    avg(counted.reward) FILTER (WHERE counted.depth = depths.k) AS solved
+FROM counted
+INNER JOIN depths ON counted.depth >= depths.k
+GROUP BY ALL
+ORDER BY counted.experiment, counted.checkpoint_role, counted.seed, counted.decoding, depths.k;

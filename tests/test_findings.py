@@ -1,0 +1,140 @@
+"""Findings: each verdict follows from the figures of two conditions, and the results page shows what was asked for."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import small_lake
+
+from etpi_assets.reports import findings
+from etpi_assets.reports.findings import Finding, judge
+from etpi_assets.reports.results import render
+from etpi_assets.scoring.intervals import Estimate, difference, rate, wilson
+from etpi_assets.specs.load import load_specs
+from etpi_resources.lake import Lake
+
+SPECS = load_specs().experiments
+
+
+def row(experiment: str, hits: int, n: int, seed: int | None = None, **more) -> dict:
+    low, high = wilson(hits, n)
+    figure = {"value": hits / n, "n": n, "ci_low": low, "ci_high": high, "interval": "wilson", "unit": "pair"}
+    of = {"experiment": experiment, "checkpoint_role": "sft", "decoding": "greedy", "metric": "plan_first"}
+    return {**of, **figure, "seed": seed, "excluded": 0, **more}
+
+
+def probe(step: int | None, seed: int, value: float, **more) -> dict:
+    of = {"role": "sft", "probe": "first_turn_message", "prompt_set": "heldout", "checkpoint_id": f"c{step}"}
+    return {**of, "step": step, "seed": seed, "value": value, "n": 20, "passed": True, "detail": "{}", **more}
+
+
+def finding(figure: str = "plan_first", **more) -> Finding:
+    sides = {"more": {"experiment": "a"}, "less": {"experiment": "b"}}
+    return Finding.model_validate({"claim": "a over b", "figure": figure, **sides, **more})
+
+
+def verdict(of: Finding, **tables: list[dict]) -> findings.Verdict:
+    return judge(of, lambda experiment, table: tables.get(experiment))
+
+
+@pytest.mark.parametrize(
+    ("more", "less", "word"),
+    [
+        ((46, 48), (2, 48), "there"),
+        ((24, 48), (22, 48), "undecided at this n"),
+        ((2, 2), (1, 2), "undecided at this n"),
+        ((480, 960), (485, 960), "not there"),
+        ((2, 48), (46, 48), "not there"),
+    ],
+)
+def test_a_verdict_is_read_from_the_interval_of_the_difference(more, less, word):
+    found = verdict(finding(), a=[row("a", *more)], b=[row("b", *less)])
+    assert found.word == word
+    assert found.between and found.between.ci_low <= found.between.value <= found.between.ci_high
+
+
+def test_a_smaller_difference_may_matter():
+    rows = {"a": [row("a", 480, 960)], "b": [row("b", 470, 960)]}
+    assert verdict(finding(), **rows).word == "not there"
+    assert verdict(finding(least=0.03), **rows).word == "undecided at this n"
+
+
+def test_a_seed_that_says_otherwise_leaves_it_undecided():
+    pooled = {"a": [row("a", 70, 96)], "b": [row("b", 40, 96)]}
+    assert verdict(finding(), **pooled).word == "there"
+    seeds = {"a": [row("a", 48, 48, seed=0), row("a", 22, 48, seed=1)], "b": [row("b", 14, 48, 0), row("b", 26, 48, 1)]}
+    assert verdict(finding(), **{k: pooled[k] + seeds[k] for k in pooled}).word == "undecided at this n"
+
+
+def test_other_conditions_are_not_taken_for_the_one_that_is_meant():
+    others = [
+        row("b", 48, 48, decoding="t1"),
+        row("b", 48, 48, checkpoint_role="teacher", decoding="as_rolled_out"),
+        row("b", 48, 48, metric="plan_content"),
+    ]
+    rows = {"a": [row("a", 46, 48)], "b": [*others, row("b", 2, 48)]}
+    assert verdict(finding(), **rows).word == "there"
+    assert verdict(finding(less={"experiment": "b", "role": "teacher"}), **rows).word != "there"
+    assert verdict(finding(less={"experiment": "b", "decoding": "greedy@long"}), **rows).word == "not comparable"
+    assert verdict(finding(), a=rows["a"]).word == "not measured"
+
+
+def test_how_soon_a_behaviour_is_learnt_is_the_mean_over_the_way():
+    soon = [probe(step, seed, value) for seed in (0, 1) for step, value in ((10, 0.9), (20, 1.0), (30, 1.0))]
+    late = [probe(step, seed, value) for seed in (0, 1) for step, value in ((10, 0.0), (20, 0.2), (30, 0.9))]
+    ends = [probe(None, 0, 1.0), probe(10, 0, 1.0, prompt_set="train"), probe(10, 0, 1.0, role="base")]
+    found = verdict(finding("probe:first_turn_message"), a=soon + ends, b=late + ends)
+    assert found.word == "there" and found.more and found.less
+    assert math.isclose(found.more.value, 2.9 / 3) and math.isclose(found.less.value, 1.1 / 3)
+    assert found.more.n == 20, "every checkpoint and seed is asked the same prompts"
+    assert verdict(finding("probe:first_turn_message"), a=ends, b=late).word == "not comparable"
+
+
+def test_the_interval_of_a_difference_is_newcombe_s():
+    # Newcombe 1998, table II: 56/70 against 48/80, method 10: 0.2000 [0.0524, 0.3339].
+    first, second = (rate([1.0] * k + [0.0] * (n - k), [str(i) for i in range(n)]) for k, n in ((56, 70), (48, 80)))
+    assert first and second
+    between = difference(first, second)
+    assert [round(x, 4) for x in (between.value, between.ci_low, between.ci_high)] == [0.2, 0.0524, 0.3339]
+    back = difference(second, first)
+    assert math.isclose(back.ci_low, -between.ci_high) and math.isclose(back.ci_high, -between.ci_low)
+    same = Estimate(0.5, 10, 10, 0.5, 0.5, "wilson")
+    assert difference(same, same) == Estimate(0.0, 10, 10, 0.0, 0.0, "newcombe")
+
+
+def test_what_is_declared_can_be_measured():
+    found = findings.declared()
+    assert len({f.claim + f.figure + str(f.less) for f in found}) == len(found) > 10
+    for one in found:
+        for condition in (one.more, one.less):
+            section = SPECS[condition.experiment].evaluate
+            if condition.role == "teacher":
+                continue
+            assert section and condition.role in section.roles, f"{one.claim}: {condition}"
+            budgets = {f"@{budget.name}" for budget in section.budgets} | {""}
+            assert condition.decoding in {d.name + b for d in section.decodings for b in budgets}
+            if one.figure.startswith(findings.PROBE):
+                assert SPECS[condition.experiment].train.save_steps
+
+
+def test_compared_experiments_differ_in_what_is_compared():
+    for twin in ("short", "one_role", "fixed_paths"):
+        ours, theirs = SPECS["templated_tiny"], SPECS[f"templated_tiny_{twin}"]
+        assert ours.train == theirs.train and ours.evaluate == theirs.evaluate and ours.dataset == theirs.dataset
+        assert theirs.gates.override and not ours.gates.override
+    sets = load_specs().rollout_sets
+    one = sets["templated_tiny_one_role"]
+    assert one.tasks == 2 * (sets["templated_tiny"].tasks or 0), "as many conversations"
+
+
+def test_the_page_shows_the_findings_of_what_was_run(tmp_path):
+    lake, both = Lake(tmp_path), [row("x", 46, 48), row("x", 0, 24, checkpoint_role="base")]
+    specs = load_specs()
+    names = {name: name for name in ("plan_first_tiny", "plan_first_tiny_x1", "plan_first_tiny_x12")}
+    assert render(lake, specs, names, complete=False).count("**not measured**") == 2
+    small_lake.put(lake, "eval_metrics", "plan_first_tiny", {"metrics": both})
+    page = render(lake, specs, {"plan_first_tiny": "plan_first_tiny"}, complete=False)
+    (line,) = [line for line in page.splitlines() if "its base does not" in line]
+    assert "plan_first_tiny, sft, greedy: 0.96 [0.86, 0.99], n 48" in line and line.endswith("| **there** |")
+    assert "bury" not in page
