@@ -55,7 +55,8 @@ def add_label_head(model: PreTrainedModel) -> None:
         tiles = zip(hidden.split(rows, dim=1), labels.split(rows, dim=1), strict=True)
         return torch.cat([_again_in_backward(head, h, tile) for h, tile in tiles], dim=1)
 
-    model.forward = types.MethodType(forward, model)
+    patched: Any = model
+    patched.forward = types.MethodType(forward, model)
 
 
 def _again_in_backward(head: torch.nn.Module, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -42,8 +42,8 @@ class PolicyTrainer(GRPOTrainer):
         self.gaps: list[tuple[float, float, int, int]] = []
         self._logps: torch.Tensor | None = None
         super().__init__(rollout_func=self._rollouts, reward_funcs=[self._rewards], **arguments)
-        models = [m for m in (self.model, self.ref_model) if m is not None]
-        unwrapped = [self.accelerator.unwrap_model(m, keep_fp32_wrapper=False) for m in models]
+        models: list[Any] = [m for m in (self.model, self.ref_model) if m is not None]
+        unwrapped: list[Any] = [self.accelerator.unwrap_model(m, keep_fp32_wrapper=False) for m in models]
         refusals = [refuses_trees(m.get_base_model() if isinstance(m, PeftModel) else m) for m in unwrapped]
         self.no_trees = next((refusal for refusal in refusals if refusal), None)
 
@@ -76,20 +76,17 @@ class PolicyTrainer(GRPOTrainer):
         output["advantages"] = advantages.to(output["advantages"])
         return output
 
-    def _get_per_token_logps_and_entropies(
-        self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, **named: Any
-    ) -> Any:
+    def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
         """As TRL's, of a row in which the samples of a prompt are branches of a tree, where the model takes one."""
         if self.no_trees is None and not named.get("compute_aux_loss"):
-            samples = pack_samples(input_ids, attention_mask, logits_to_keep)
+            model, *batch = arguments
+            samples = pack_samples(*batch[:3])
             with self.accelerator.autocast():
                 row = model(**samples.arguments, fused_lm_head=True)
             entropies = samples.back(row.entropy) if named.get("compute_entropy") else None
             found = samples.back(row.log_probs), entropies, None
         else:
-            found = super()._get_per_token_logps_and_entropies(
-                model, input_ids, attention_mask, logits_to_keep, **named
-            )
+            found = super()._get_per_token_logps_and_entropies(*arguments, **named)
         if named.get("compute_entropy"):
             self._logps = found[0].detach()
         return found

@@ -161,8 +161,8 @@ def _difference(model: PreTrainedModel) -> float:
     columns = ([0, 6, 10], [-1, 0, 0], [0, 6, 6])
     fork = Tree(*(np.array(column, dtype=np.int64) for column in columns), length=13)
     trees = [Tree.chain(5), fork]
-    few = model.config.get_text_config().vocab_size
-    ids = torch.arange(2, 20, device=model.device) * 7919 % few
+    text: Any = model.config.get_text_config()
+    ids = torch.arange(2, 20, device=model.device) * 7919 % text.vocab_size
     positions = torch.from_numpy(np.concatenate([tree.token_positions() for tree in trees])).to(model.device)[None]
     training = model.training
     model.eval()
