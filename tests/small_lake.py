@@ -174,7 +174,7 @@ def dataset(rollout_id: str) -> dict[str, list[dict[str, Any]]]:
                 }
             )  # fmt: skip
     sequence = {"sequence_id": "s-agent1", "split": "train", "rollout_id": rollout_id, "agent_id": "agent1", "rows": 3}
-    return {"dataset_rows": rows, "sequences": [sequence | CHAIN | {"input_ids": [10, 11, 12, 20, 30, 40]}]}
+    return {"dataset_rows": rows, "sequences": [{**sequence, **CHAIN, "input_ids": [10, 11, 12, 20, 30, 40]}]}
 
 
 def metric(experiment: str, role: str, name: str, value: float) -> dict[str, Any]:

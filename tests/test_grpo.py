@@ -203,7 +203,7 @@ class Given:
 def made_samples(n: int = 8) -> list[Sample]:
     """Rollouts of different lengths, three of a prompt, some with ids in the middle that the policy read."""
     draw = torch.Generator().manual_seed(3)
-    samples = []
+    samples, prompt = [], []
     for index in range(n):
         if index % 3 == 0:
             prompt = torch.randint(0, 1000, (5 + index,), generator=draw).tolist()

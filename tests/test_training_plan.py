@@ -128,11 +128,11 @@ def test_collating_keeps_every_token_label_and_weight(drawn):
         flat_labels.extend(labels)
         flat_weights.extend((labels != IGNORED) * 1.5)
         offsets.append(offsets[-1] + length)
-    arrays = tuple(np.asarray(x) for x in (offsets, flat_ids, flat_labels, flat_weights))
+    arrays = [np.asarray(x) for x in (offsets, flat_ids, flat_labels, flat_weights)]
     trees = [Tree.chain(length) for length, _ in drawn]
     none = np.zeros(len(drawn), dtype=int)
     names = [f"s{i}" for i in range(len(drawn))]
-    sequences = Sequences(names, *arrays, np.ones(len(drawn)), trees, none, none)
+    sequences = Sequences(names, arrays[0], arrays[1], arrays[2], arrays[3], np.ones(len(drawn)), trees, none, none)
     padded = -(-max(length for length, _ in drawn) // 64) * 64
     batch = collate(MicroBatch(tuple(range(len(drawn))), padded), sequences, pad_id=0)
     assert batch["input_ids"].shape == (len(drawn), padded)

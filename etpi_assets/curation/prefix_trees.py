@@ -29,9 +29,9 @@ class _Node:
     end: int
     children: list[_Node] = field(default_factory=list)
 
-    def subtree(self) -> list[_Node]:
+    def subtree(self: _Node) -> list[_Node]:
         """Itself and its descendants, each before its children."""
-        found = [self]
+        found: list[_Node] = [self]
         for node in found:
             found.extend(node.children)
         return found

@@ -71,7 +71,7 @@ class Plan:
     def padded_tokens(self) -> int:
         return sum(batch.tokens for batch in self.batches)
 
-    def padding(self, lengths: Sequence[int]) -> float:
+    def padding(self, lengths: Sequence[int] | np.ndarray) -> float:
         """Share of the tokens of all forward passes that are padding."""
         return 1 - sum(lengths[s] for batch in self.batches for s in batch.sequences) / self.padded_tokens
 

@@ -44,8 +44,8 @@ class PolicyTrainer(GRPOTrainer):
         super().__init__(rollout_func=self._rollouts, reward_funcs=[self._rewards], **arguments)
         models: list[Any] = [m for m in (self.model, self.ref_model) if m is not None]
         unwrapped: list[Any] = [self.accelerator.unwrap_model(m, keep_fp32_wrapper=False) for m in models]
-        refusals = [refuses_trees(m.get_base_model() if isinstance(m, PeftModel) else m) for m in unwrapped]
-        self.no_trees = next((refusal for refusal in refusals if refusal), None)
+        bare: list[Any] = [m.get_base_model() if isinstance(m, PeftModel) else m for m in unwrapped]
+        self.no_trees = next((refusal for m in bare if (refusal := refuses_trees(m))), None)
 
     def _rollouts(self, prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
         self.generated_at = self.state.global_step

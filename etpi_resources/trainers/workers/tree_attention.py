@@ -136,7 +136,7 @@ def refuses_trees(model: PreTrainedModel) -> str | None:
     layers = set(getattr(model.config.get_text_config(), "layer_types", None) or ["full_attention"])
     if layers != {"full_attention"}:
         return f"its layers are {', '.join(sorted(layers))}"
-    kept = model.config._attn_implementation
+    kept = model.config._attn_implementation or "sdpa"
     try:
         model.set_attn_implementation(ATTENTION)
         difference = _difference(model)
