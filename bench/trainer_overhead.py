@@ -23,8 +23,10 @@ from transformers import PreTrainedTokenizerFast, PrinterCallback, Qwen3Config, 
 
 from etpi_assets.specs.models import TrainSection
 from etpi_resources import schemas
+from etpi_resources.prefix_tree import CHAIN
 from etpi_resources.trainers.workers.checkpointing import load_model
 from etpi_resources.trainers.workers.collate import Sequences, collate, read_sequences
+from etpi_resources.trainers.workers.label_head import add_label_head
 from etpi_resources.trainers.workers.plan import Plan, make_plan
 from etpi_resources.trainers.workers.reporting import CONFIG_FILE, Worker
 from etpi_resources.trainers.workers.sft_worker import GRADIENT_NORM, build_trainer
@@ -54,7 +56,8 @@ def make_sequences(file: Path, n: int = 400) -> Sequences:
         rows.append(
             {
                 "sequence_id": str(i), "split": "train", "input_ids": rng.integers(3, VOCABULARY, length).tolist(),
-                "span_starts": starts, "span_ends": [s + 40 for s in starts], "span_weights": [1.0] * len(starts),
+                **CHAIN, "span_starts": starts, "span_ends": [s + 40 for s in starts],
+                "span_weights": [1.0] * len(starts),
             }
         )  # fmt: skip
     pq.write_table(schemas.from_rows("sequences", rows), file)
@@ -64,6 +67,7 @@ def make_sequences(file: Path, n: int = 400) -> Sequences:
 def bare_loop(base: Path, plan: Plan, sequences: Sequences) -> tuple[float, float]:
     """(wall, CPU) seconds of the plan by hand."""
     model = load_model(base, torch.float32).train()
+    add_label_head(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     wall, cpu = time.perf_counter(), time.process_time()
     for batch in plan.batches:

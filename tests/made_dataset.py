@@ -93,7 +93,7 @@ def _dataset(pairs: str, weights: str, steering: bool, history_think: str) -> Da
     agents = list(captured_agents(tables, names, section, CHAT, default, {}))
     made = make_pairs(agents, section, CHAT)
     weighed = upweight.weigh(made["pairs"], dataset_section)
-    merged = merge.merge(weighed["dataset_rows"], made["pairs"])
+    merged = merge.merge(weighed["dataset_rows"], made["pairs"], 2048)
     return Dataset(
         tables, scored["scores"], scored["agent_scores"], chosen["selected"], agents, made["pairs"], made["dropped"],
         merged["dataset_rows"], merged["sequences"], weighed["dropped"], tasks,

@@ -18,6 +18,7 @@ import pyarrow as pa
 from etpi_assets.graph import GRAPH
 from etpi_resources.checks import CheckOutcome
 from etpi_resources.lake import Lake, Manifest, Ref
+from etpi_resources.prefix_tree import CHAIN
 from etpi_resources.schemas import empty, from_rows
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -173,7 +174,7 @@ def dataset(rollout_id: str) -> dict[str, list[dict[str, Any]]]:
                 }
             )  # fmt: skip
     sequence = {"sequence_id": "s-agent1", "split": "train", "rollout_id": rollout_id, "agent_id": "agent1", "rows": 3}
-    return {"dataset_rows": rows, "sequences": [sequence | {"input_ids": [10, 11, 12, 20, 30, 40]}]}
+    return {"dataset_rows": rows, "sequences": [{**sequence, **CHAIN, "input_ids": [10, 11, 12, 20, 30, 40]}]}
 
 
 def metric(experiment: str, role: str, name: str, value: float) -> dict[str, Any]:

@@ -201,11 +201,12 @@ class Given:
 
 
 def made_samples(n: int = 8) -> list[Sample]:
-    """Rollouts of different lengths, some with ids in the middle that the policy read."""
+    """Rollouts of different lengths, three of a prompt, some with ids in the middle that the policy read."""
     draw = torch.Generator().manual_seed(3)
-    samples = []
+    samples, prompt = [], []
     for index in range(n):
-        prompt = torch.randint(0, 1000, (5 + index,), generator=draw).tolist()
+        if index % 3 == 0:
+            prompt = torch.randint(0, 1000, (5 + index,), generator=draw).tolist()
         completion = torch.randint(0, 1000, (9 + 3 * index,), generator=draw).tolist()
         mask = [0 if index % 2 and 3 <= at < 7 else 1 for at in range(len(completion))]
         advantage = (-1.0) ** index * (0.5 + 0.2 * index)
@@ -244,6 +245,7 @@ def test_one_step_is_the_policy_gradient_of_the_given_advantages(tmp_path, base,
         trainer.train()
     finally:
         engine.close()
+    assert trainer.no_trees is None, "the update is over trees"
     wanted = naive_gradient(base, samples, 0.7, loss)
     moved = {name: before[name] - p.detach() for name, p in model.named_parameters()}
     flat = [torch.cat([x[name].flatten() for name in wanted]) for x in (moved, wanted)]

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from etpi_resources.prefix_tree import Tree
 from etpi_resources.trainers.workers.collate import IGNORED, Sequences, collate
-from etpi_resources.trainers.workers.plan import MicroBatch, learning_rates, make_plan, one_pass, padded_lengths
+from etpi_resources.trainers.workers.packing import padded_lengths
+from etpi_resources.trainers.workers.plan import MicroBatch, learning_rates, make_plan, one_pass
 
 LENGTHS = st.lists(st.integers(1, 900), min_size=1, max_size=60)
 
@@ -126,10 +128,11 @@ def test_collating_keeps_every_token_label_and_weight(drawn):
         flat_labels.extend(labels)
         flat_weights.extend((labels != IGNORED) * 1.5)
         offsets.append(offsets[-1] + length)
-    arrays = tuple(np.asarray(x) for x in (offsets, flat_ids, flat_labels, flat_weights))
-    sequences = Sequences(
-        [f"s{i}" for i in range(len(drawn))], arrays[0], arrays[1], arrays[2], arrays[3], np.ones(len(drawn))
-    )
+    arrays = [np.asarray(x) for x in (offsets, flat_ids, flat_labels, flat_weights)]
+    trees = [Tree.chain(length) for length, _ in drawn]
+    none = np.zeros(len(drawn), dtype=int)
+    names = [f"s{i}" for i in range(len(drawn))]
+    sequences = Sequences(names, arrays[0], arrays[1], arrays[2], arrays[3], np.ones(len(drawn)), trees, none, none)
     padded = -(-max(length for length, _ in drawn) // 64) * 64
     batch = collate(MicroBatch(tuple(range(len(drawn))), padded), sequences, pad_id=0)
     assert batch["input_ids"].shape == (len(drawn), padded)

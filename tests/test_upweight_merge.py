@@ -14,21 +14,26 @@ from hypothesis import strategies as st
 from made_dataset import dataset
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from etpi_assets.curation.merge import expand, merge, saving
+from etpi_assets.curation.merge import branches, expand, merge, saving
 from etpi_assets.curation.upweight import validation_repos, weigh
 from etpi_assets.rollouts.tables import iter_prompts
 from etpi_assets.specs.models import DatasetSection
+from etpi_resources.prefix_tree import Tree
 from etpi_resources.schemas import from_rows
 from etpi_resources.trainers.workers.collate import read_sequences
 
 IGNORED = -100
 
 
-def pairs_of(*agents: list, repo: str | list[str] = "harbor"):
+def pairs_of(*agents: list, repo: str | list[str] = "harbor", task: str | None = None):
     """Pairs of agents, each a list of (prompt, output) with whole prompts: the `pairs` table without any prefix."""
     rows = []
     for number, turns in enumerate(agents):
-        facts = {"task_id": f"t{number}", "repo": repo if isinstance(repo, str) else repo[number], "teacher": "made"}
+        facts = {
+            "task_id": task or f"t{number}",
+            "repo": repo if isinstance(repo, str) else repo[number],
+            "teacher": "made",
+        }
         for turn, (prompt, output) in enumerate(turns):
             key = {"rollout_id": f"r{number}", "agent_id": "a", "turn": turn}
             rows.append(
@@ -44,7 +49,7 @@ FORK = [([1, 2], [3, 4]), ([1, 2, 9], [5]), ([1, 2, 3, 4, 6], [7]), ([1, 2, 9, 5
 
 def built(pairs, **section):
     weighed = weigh(pairs, DatasetSection(**{"val_fraction": 0.0, **section}))
-    merged = merge(weighed["dataset_rows"], pairs)
+    merged = merge(weighed["dataset_rows"], pairs, section.get("max_length", 2048))
     return merged["dataset_rows"], merged["sequences"], weighed["dropped"]
 
 
@@ -127,20 +132,49 @@ def test_a_chain_is_one_sequence_with_a_span_for_each_output():
     assert weights[labels == IGNORED].sum() == 0 and len(ids) == 10
 
 
-def test_a_fork_begins_a_sequence_with_its_history_unlearnt():
+def test_a_fork_is_a_branch_that_repeats_nothing():
     rows, sequences, _ = built(pairs_of(FORK))
-    assert [s["input_ids"] for s in sequences.to_pylist()] == [[1, 2, 3, 4, 6, 7], [1, 2, 9, 5, 8, 8, 8]]
-    first, fork = rows["sequence_id"].to_pylist()[0], rows["sequence_id"].to_pylist()[1]
-    assert rows["sequence_id"].to_pylist() == [first, fork, first, fork]
-    assert saving(rows, pairs_of(FORK), sequences) == {"row_tokens": 21, "sequence_tokens": 13, "ratio": 21 / 13}
+    (sequence,) = sequences.to_pylist()
+    assert sequence["input_ids"] == [1, 2, 9, 5, 8, 8, 8, 3, 4, 6, 7], "the longer branch first"
+    tree = Tree.stored(sequence)
+    assert (tree.starts.tolist(), tree.parents.tolist(), tree.positions.tolist()) == ([0, 2, 7], [-1, 0, 0], [0, 2, 2])
+    assert tree.token_positions().tolist() == [0, 1, 2, 3, 4, 5, 6, 2, 3, 4, 5]
+    assert tree.sources()[[2, 7]].tolist() == [1, 1], "both branches go on from the token they fork at"
+    assert list(zip(rows["span_start"].to_pylist(), rows["span_end"].to_pylist(), strict=True)) == [
+        (7, 9), (3, 4), (10, 11), (5, 7),
+    ]  # fmt: skip
+    assert saving(rows, pairs_of(FORK), sequences) == {"row_tokens": 21, "sequence_tokens": 11, "ratio": 21 / 11}
+    told = [(b["input_ids"].tolist(), b["span_starts"]) for b in branches(sequence)]
+    assert told == [([1, 2, 9, 5, 8, 8, 8], [3, 5]), ([1, 2, 3, 4, 6, 7], [2, 5])]
 
 
-def test_samples_of_one_prompt_and_agents_with_one_prompt_do_not_share_a_sequence():
-    _, sequences, _ = built(pairs_of([([1, 2], [3]), ([1, 2], [4])], [([1, 2], [3])]))
-    assert [s["input_ids"] for s in sequences.to_pylist()] == [[1, 2, 3], [1, 2, 4], [1, 2, 3]]
-    assert len(set(sequences["sequence_id"].to_pylist())) == 3
-    _, sequences, _ = built(pairs_of([([1, 2], [3])], [([1, 2, 3, 4], [5])]))
-    assert sequences["rows"].to_pylist() == [1, 1], "a sequence is one agent's, so of one side of the split"
+def test_an_output_that_a_later_prompt_departs_from_within_stays_one_span():
+    turns = [([1, 2], [3, 4, 5]), ([1, 2, 3, 9, 9, 9, 9], [6]), ([1, 2, 3, 4, 5, 7], [8])]
+    rows, sequences, _ = built(pairs_of(turns))
+    (sequence,) = sequences.to_pylist()
+    assert sequence["input_ids"] == [1, 2, 3, 4, 5, 7, 8, 9, 9, 9, 9, 6] and sequence["node_starts"] == [0, 3, 7]
+    assert list(zip(rows["span_start"].to_pylist(), rows["span_end"].to_pylist(), strict=True)) == [
+        (2, 5), (11, 12), (6, 7),
+    ]  # fmt: skip
+
+
+def test_samples_of_one_prompt_are_branches_and_each_learns_its_own_output():
+    _, sequences, _ = built(pairs_of([([1, 2], [3]), ([1, 2], [3])]))
+    assert [s["input_ids"] for s in sequences.to_pylist()] == [[1, 2, 3, 3]]
+    rollouts = pairs_of([([1, 2, 3], [4])], [([1, 2, 3], [5])], task="one")
+    rows, sequences, _ = built(rollouts)
+    assert sequences["input_ids"].to_pylist() == [[1, 2, 3, 4, 5]] and len(set(rows["sequence_id"].to_pylist())) == 1
+    _, sequences, _ = built(pairs_of([([1, 2, 3], [4])], [([1, 2, 3], [5])]))
+    assert sequences["rows"].to_pylist() == [1, 1], "of other tasks"
+    _, sequences, _ = built(pairs_of([([1, 2], [4] * 4)], [([1, 2], [5] * 4)], task="one"))
+    assert sequences["rows"].to_pylist() == [1, 1], "what they share is less than half of either"
+
+
+def test_a_tree_is_no_longer_than_a_row_may_be():
+    turns = [([1] * 30, [2] * 30), ([1] * 20 + [3] * 20, [4] * 20), ([1] * 20 + [3] * 20, [5] * 4)]
+    _, sequences, dropped = built(pairs_of(turns), max_length=64)
+    assert [len(ids) for ids in sequences["input_ids"]] == [60, 64] and not len(dropped)
+    assert sequences["rows"].to_pylist() == [1, 2]
 
 
 def test_the_trainer_reads_the_same_labels(tmp_path):
@@ -172,15 +206,40 @@ def test_every_output_stands_once_behind_its_own_input(agents):
     pairs = pairs_of(*agents)
     rows, sequences, _ = built(pairs)
     stored = {s["sequence_id"]: s for s in sequences.to_pylist()}
+    outputs = dict(zip(pairs["pair_id"].to_pylist(), pairs["output_ids"].to_pylist(), strict=True))
     learnt = 0
     for row, (_, prompt) in zip(rows.to_pylist(), iter_prompts(pairs), strict=True):
         sequence = stored[row["sequence_id"]]
-        assert row["span_start"] == len(prompt)
-        output = pairs["output_ids"].to_pylist()[pairs["pair_id"].to_pylist().index(row["pair_id"])]
-        assert sequence["input_ids"][: row["span_end"]] == prompt.tolist() + output
+        output = outputs[row["pair_id"]]
+        branch = Tree.stored(sequence).until(row["span_end"] - 1)
+        assert np.array(sequence["input_ids"])[branch].tolist() == prompt.tolist() + output
+        assert branch[len(prompt) :].tolist() == list(range(row["span_start"], row["span_end"]))
         learnt += row["output_tokens"]
     assert learnt == sum(int((expand(s)[1] != IGNORED).sum()) for s in stored.values())
     assert sum(s["rows"] for s in stored.values()) == len(rows)
+
+
+@settings(deadline=None)
+@given(st.lists(conversations(), min_size=1, max_size=3), st.sampled_from([None, "one"]), st.sampled_from([64, 2048]))
+def test_the_branches_of_the_trees_are_the_rows_and_nothing_else(agents, task, longest):
+    """Round trip: the learnt tokens of every branch with all that stands before them are the per-turn rows."""
+    pairs = pairs_of(*agents, task=task)
+    rows, sequences, _ = built(pairs, max_length=longest)
+    outputs = dict(zip(pairs["pair_id"].to_pylist(), pairs["output_ids"].to_pylist(), strict=True))
+    wanted = [(prompt.tolist(), outputs["/".join(map(str, key))]) for key, prompt in iter_prompts(pairs)]
+    found = []
+    for sequence in sequences.to_pylist():
+        tree = Tree.stored(sequence)
+        assert tree.fault() is None and len(tree.token_positions()) == len(sequence["input_ids"]) <= longest
+        once = np.concatenate([indices[repeated:] for indices, repeated in tree.branches()])
+        assert sorted(once.tolist()) == list(range(tree.length)), "each token is one branch's own"
+        for branch in branches(sequence):
+            told = branch["input_ids"].tolist()
+            found += [(told[:s], told[s:e]) for s, e in zip(branch["span_starts"], branch["span_ends"], strict=True)]
+            assert sum(e - s for s, e in zip(branch["span_starts"], branch["span_ends"], strict=True)) == int(
+                (branch["labels"] != IGNORED).sum()
+            )
+    assert sorted(found) == sorted(wanted) and len(rows) == len(wanted)
 
 
 # --- the objective -------------------------------------------------------------------------------------------------
@@ -195,9 +254,10 @@ def model():
     return Qwen3ForCausalLM(config).float().eval()
 
 
-def gradient(sequences):
+def gradient(sequences, net=None):
     """The full-dataset gradient of sum(w * nll) / sum(w) over (input_ids, labels, weights), as one vector."""
-    net = model()
+    net = net or model()
+    net.zero_grad()
     total = sum(float(weights.sum()) for _, _, weights in sequences)
     for ids_, labels, weights in sequences:
         logits = net(input_ids=torch.from_numpy(ids_)[None]).logits[0, :-1]
@@ -206,6 +266,12 @@ def gradient(sequences):
         )
         (nll * torch.from_numpy(weights[1:])).sum().div(total).backward()
     return torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None]).double()
+
+
+def plain(sequences):
+    """(input_ids, labels, weights) of every branch."""
+    for sequence in sequences.to_pylist():
+        yield from ((b["input_ids"], b["labels"], b["weights"]) for b in branches(sequence))
 
 
 def one_by_one(rows, pairs):
@@ -229,9 +295,8 @@ def test_merged_sequences_have_the_gradient_of_the_rows(form, history):
     made = dataset({"history_think": history}, weights)
     few = made.pairs.slice(0, 20)
     rows, sequences, _ = built(few, **weights)
-    forks = len(sequences) - len(set(zip(few["rollout_id"].to_pylist(), few["agent_id"].to_pylist(), strict=True)))
-    assert (forks > 0) is (history == "keep")
-    merged = gradient([expand(sequence) for sequence in sequences.to_pylist()])
+    assert any(len(nodes) > 1 for nodes in sequences["node_starts"]) is (history == "keep")
+    merged = gradient(list(plain(sequences)))
     apart = gradient(list(one_by_one(rows, few)))
     assert (merged - apart).norm() / apart.norm() <= 1e-5
 
@@ -241,6 +306,7 @@ def test_a_wrong_span_would_be_seen():
     rows, sequences, _ = built(pairs_of(CHAIN))
     (sequence,) = sequences.to_pylist()
     right = gradient(list(one_by_one(rows, pairs_of(CHAIN))))
+    assert (gradient(list(plain(sequences))) - right).norm() / right.norm() <= 1e-5
     shifted = {**sequence, "span_ends": [end - (end == 4) for end in sequence["span_ends"]]}
     assert (gradient([expand(shifted)]) - right).norm() / right.norm() > 1e-2
 

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from etpi_resources import schemas
+from etpi_resources.prefix_tree import CHAIN
 
 VOCABULARY = 64
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
@@ -35,7 +36,7 @@ def make_base(folder: Path, seed: int = 0, dtype: str = "float32") -> Path:
 def sequence(name: str, ids: list[int], spans: list[tuple[int, int, float]], split: str = "train") -> dict:
     starts, ends, weights = zip(*spans, strict=True)
     return {
-        "sequence_id": name, "split": split, "rollout_id": name, "agent_id": "agent1", "input_ids": ids,
+        "sequence_id": name, "split": split, "rollout_id": name, "agent_id": "agent1", "input_ids": ids, **CHAIN,
         "span_starts": list(starts), "span_ends": list(ends), "span_weights": list(weights), "rows": len(spans),
     }  # fmt: skip
 

@@ -181,7 +181,7 @@ def upweighted_dataset(run: AssetRun) -> Produced:
     pairs, tasks = run.read("tito_pairs", "pairs"), run.read("tasks", "tasks")
     heldout = tasks.filter(pc.field("split") == "heldout")
     weighed = upweight.weigh(pairs, spec.dataset, set(heldout["task_id"].to_pylist()))
-    merged = merge.merge(weighed["dataset_rows"], pairs)
+    merged = merge.merge(weighed["dataset_rows"], pairs, spec.dataset.max_length)
     rows, dropped, sequences = merged["dataset_rows"], weighed["dropped"], merged["sequences"]
     selected = run.read("selected_trajectories", "selected")
     agent_scores = run.read("scored_rollouts", "agent_scores")
@@ -212,6 +212,7 @@ def upweighted_dataset(run: AssetRun) -> Produced:
             "rows": dict(Counter(rows["split"].to_pylist())),
             "dropped": dict(Counter(dropped["reason"].to_pylist())),
             "sequences": len(sequences),
+            "forking_sequences": sum(len(nodes) > 1 for nodes in sequences["node_starts"]),
             "tokens_saved_by_merging": f"{saved['ratio']:.2f}x",
             "loss_share_by_turn": {str(turn): round(share, 4) for turn, share in gates.loss_shares(rows).items()},
             "label_tokens": sum(rows["output_tokens"].to_pylist()),

@@ -21,6 +21,7 @@ from etpi_assets.rollouts.tables import iter_prompts
 from etpi_assets.specs.models import PairsSection
 from etpi_resources.chat_format import ChatFormat
 from etpi_resources.checks import CheckOutcome
+from etpi_resources.prefix_tree import Tree
 
 _SHOWN = 3
 _TEXT = 60
@@ -201,7 +202,8 @@ def prompt_is_default_render(
 
 
 def label_tokens(rows: pa.Table, pairs: pa.Table, sequences: pa.Table) -> CheckOutcome:
-    """Labels of the sequences are exactly the outputs of the rows, each behind its own input, and there are some."""
+    """Labels of the sequences are exactly the outputs of the rows, each on a branch behind its own input, and there are
+    some."""
     wanted = sum(rows["output_tokens"].to_pylist())
     stored = {row["sequence_id"]: row for row in sequences.to_pylist()}
     labelled, weighted = 0, 0.0
@@ -231,12 +233,17 @@ def label_tokens(rows: pa.Table, pairs: pa.Table, sequences: pa.Table) -> CheckO
 
 def _in_place(row: Mapping, stored: Mapping[str, Mapping], prompt: np.ndarray, output: np.ndarray) -> bool:
     sequence = stored.get(row["sequence_id"])
-    if sequence is None or (row["span_start"], row["span_end"]) != (len(prompt), len(prompt) + len(output)):
+    if sequence is None or row["span_end"] - row["span_start"] != len(output):
         return False
     if (row["span_start"], row["span_end"]) not in zip(sequence["span_starts"], sequence["span_ends"], strict=True):
         return False
-    ids = np.asarray(sequence["input_ids"][: row["span_end"]], dtype=np.int32)
-    return len(prompt) > 0 and np.array_equal(ids, np.concatenate([prompt, output]))
+    tree = Tree.stored(sequence)
+    if tree.fault() or not 0 < row["span_end"] <= tree.length:
+        return False
+    branch = tree.until(row["span_end"] - 1)
+    ids = np.asarray(sequence["input_ids"], dtype=np.int32)[branch]
+    in_one_piece = np.array_equal(branch[-len(output) :], np.arange(row["span_start"], row["span_end"]))
+    return len(prompt) > 0 and in_one_piece and np.array_equal(ids, np.concatenate([prompt, output]))
 
 
 def heldout_split(rows: pa.Table, heldout_repos: Collection[str], heldout_tasks: Collection[str] = ()) -> CheckOutcome:

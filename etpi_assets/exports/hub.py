@@ -108,7 +108,8 @@ def _counted(files: Mapping[str, int], under: str) -> str:
 EXPORT = Export(
     "hub",
     title="A data set folder for the hub, with its card",
-    files="`README.md`, `messages/*.parquet` (a row an agent), `tokens/*.parquet` (a row a merged sequence)",
+    files="`README.md`, `messages/*.parquet` (a row an agent), `tokens/*.parquet` (a row a branch of a merged "
+    "sequence)",
     keeps="what `trl_messages` and `trl` keep, and which turns are learnt (`weight`), role, exit status, patch; "
     "versions in the card",
     loses="calls apart from text, reasoning kept apart, log-probabilities, the verdict but for its reward",

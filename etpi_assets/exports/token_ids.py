@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etpi_assets.curation.merge import expand
+from etpi_assets.curation.merge import branches
 from etpi_assets.exports.format import Export, Written, write_splits
 from etpi_assets.exports.source import ExportSource
 
@@ -35,12 +35,13 @@ PAIRS = pa.schema([("input_ids", IDS), ("output_ids", IDS), ("metadata", _METADA
 
 
 def sequence_rows(source: ExportSource, split: str) -> Iterator[dict[str, Any]]:
-    """The merged sequences of a split, -100 where nothing is learnt."""
+    """The merged sequences of a split, a row a branch, -100 where nothing is learnt."""
     sequences = source.table("upweighted_dataset", "sequences").filter(pc.field("split") == split)
     for row in sequences.to_pylist():
-        ids, labels, _ = expand(row)
         kept = {name: row[name] for name in SEQUENCES.names if name in row}
-        yield {**kept, "input_ids": ids.tolist(), "labels": labels.tolist(), "capture": source.spec.pairs.capture}
+        for branch in branches(row):
+            ids, labels = branch["input_ids"].tolist(), branch["labels"].tolist()
+            yield {**kept, **branch, "input_ids": ids, "labels": labels, "capture": source.spec.pairs.capture}
 
 
 def weights_note(source: ExportSource) -> tuple[str, ...]:
@@ -79,7 +80,7 @@ def _role(pair: Mapping[str, Any]) -> str | None:
 TRL = Export(
     "trl",
     title="TRL's tokenised rows: `input_ids` with `labels`",
-    files="`data/train.parquet`, `data/val.parquet`, a row a merged sequence",
+    files="`data/train.parquet`, `data/val.parquet`, a row a branch of a merged sequence",
     keeps="every id and label as training has them, spans with their weights, where each sequence is from, the split",
     loses="text; the weights are columns that TRL does not read",
     read_by="trl.SFTTrainer",

@@ -27,6 +27,7 @@ from etpi_resources import kept
 from etpi_resources.chat_format import ChatFormat
 from etpi_resources.checks import CheckOutcome
 from etpi_resources.lake import Lake
+from etpi_resources.prefix_tree import CHAIN
 from etpi_resources.schemas import TABLES
 from etpi_resources.trainers.pipes import run_worker
 
@@ -106,6 +107,7 @@ def corpus_rows(section: TinySection, chat: ChatFormat) -> Iterator[dict[str, An
             "sequence_id": f"{number:08d}",
             "split": "train",
             "input_ids": ids,
+            **CHAIN,
             "span_starts": starts,
             "span_ends": ends,
             "span_weights": weights,

@@ -119,6 +119,7 @@ def _figures(reports: dict[int, dict[str, Any]]) -> dict[str, Any]:
             "validation loss": report["checkpoints"][-1]["val_loss"],
             "tokens a second": round(report["log"][-1]["tokens"] / max(report["seconds"]["train"], 1e-9)),
             "padding": round(report["plan"]["padding"], 3),
+            "layout": f"{report['plan']['layout']}: {report['plan']['layout_because']}",
             "seconds": {name: round(value, 1) for name, value in report["seconds"].items()},
             "device": report["device"],
             "trained before": report["reused"],

@@ -1,10 +1,10 @@
 """From stored sequences to the tensors of a forward pass.
 
-Belongs here: reading sequences with their spans as token columns, refusing what a model cannot take, and padding. Does
-not belong here: which sequences make a batch (`plan`), or the loss.
+Belongs here: reading sequences with their nodes and spans as token columns, refusing what a model cannot take, and
+padding. Does not belong here: which sequences make a batch (`plan`), who sees whom (`tree_attention`), or the loss.
 
 Batches carry no attention mask. Padding stands on the right, where no real token of a causal model can see it, and
-without a mask the fused causal kernels apply.
+without a mask the fused causal kernels apply. A packed row carries the layout of its trees instead.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,11 +20,19 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
+from etpi_resources.prefix_tree import Tree
 from etpi_resources.trainers.workers.plan import MicroBatch
+from etpi_resources.trainers.workers.tree_attention import RowLayout
 
 IGNORED = -100
 POSITION_MULTIPLE = 64
-COLUMNS = ["sequence_id", "split", "input_ids", "span_starts", "span_ends", "span_weights"]
+PACKED_MULTIPLE = 256
+"""Learnt positions of a packed row are filled up to a multiple of this: rows of one length, few shapes."""
+
+COLUMNS = [
+    "sequence_id", "split", "input_ids", "node_starts", "node_parents", "node_positions", "span_starts", "span_ends",
+    "span_weights",
+]  # fmt: skip
 
 
 class BadSequences(ValueError):
@@ -39,6 +48,9 @@ class Sequences:
         offsets: (n + 1,) int64.
         ids: (tokens,) int32. labels: the same inside spans, -100 outside. weights: (tokens,) float32, 0 outside spans.
         rows: (n,) float64, the sum of span weights, which is a sequence's weighted rows.
+        trees: the tree of each; of one node where nothing forks.
+        begins: (spans,) int64, where in the flat arrays each span begins.
+        repeated: (n,) int64, tokens that another sequence has too; only branches of their own (`branches`) have such.
     """
 
     names: list[str]
@@ -47,9 +59,42 @@ class Sequences:
     labels: np.ndarray
     weights: np.ndarray
     rows: np.ndarray
+    trees: list[Tree]
+    begins: np.ndarray
+    repeated: np.ndarray
 
     def __len__(self) -> int:
         return len(self.names)
+
+    @property
+    def fork(self) -> bool:
+        return any(tree.forks for tree in self.trees)
+
+    def branches(self) -> Sequences:
+        """Each branch as a sequence of its own, for models that cannot be trained on trees: what it shares with an
+        earlier one is repeated, not learnt again."""
+        names, pieces, repeated = [], [], []
+        for i, tree in enumerate(self.trees):
+            for indices, shared in tree.branches():
+                names.append(self.names[i])
+                pieces.append(self.offsets[i] + indices)
+                repeated.append(shared)
+        flat = np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)
+        lengths = np.array([len(piece) for piece in pieces], dtype=np.int64)
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        again = np.arange(len(flat)) - np.repeat(offsets[:-1], lengths) < np.repeat(repeated, lengths)
+        weights = np.where(again, 0, self.weights[flat]).astype(np.float32)
+        labels = np.where(again, IGNORED, self.labels[flat]).astype(np.int32)
+        # A span lies whole in one branch's own part.
+        begin = np.zeros(len(self.ids), dtype=bool)
+        begin[self.begins] = True
+        begins = np.flatnonzero(begin[flat] & ~again)
+        ends = np.searchsorted(begins, offsets)
+        rows = np.diff(np.concatenate([[0.0], np.cumsum(weights[begins], dtype=np.float64)])[ends])
+        trees = [Tree.chain(int(n)) for n in lengths]
+        return Sequences(
+            names, offsets, self.ids[flat], labels, weights, rows, trees, begins, np.array(repeated, dtype=np.int64)
+        )
 
     def lengths(self) -> np.ndarray:
         return np.diff(self.offsets)
@@ -69,10 +114,9 @@ def read_sequences(files: Sequence[str | Path], split: str, *, vocabulary: int, 
     """One split of the stored sequences as token columns, in stored order.
 
     Raises:
-        BadSequences: a sequence has no span; a span is empty, overlaps another, starts at position 0 (nothing predicts
-        it), ends beyond the
-            sequence or has a weight that is not finite and positive; a token is not in the model's vocabulary; a
-            sequence is longer than the model's positions. Nothing is cut.
+        BadSequences: a sequence's nodes are no tree; it has no span; a span is empty, overlaps another, starts at index
+            0 (nothing predicts it), ends beyond the sequence or has a weight that is not finite and positive; a token
+            is not in the model's vocabulary; a branch is longer than the model's positions. Nothing is cut.
     """
     table = pa.concat_tables([pq.read_table(file, columns=COLUMNS) for file in files])
     table = table.filter(pc.field("split") == split).combine_chunks()
@@ -81,13 +125,19 @@ def read_sequences(files: Sequence[str | Path], split: str, *, vocabulary: int, 
     labels = np.full(len(ids), IGNORED, dtype=np.int32)
     weights = np.zeros(len(ids), dtype=np.float32)
     rows = np.zeros(len(names))
+    trees, begins = [], []
+    node_lists = zip(*(table[f"node_{name}"].to_pylist() for name in ("starts", "parents", "positions")), strict=True)
     spans = zip(*(table[name].to_pylist() for name in ("span_starts", "span_ends", "span_weights")), strict=True)
-    for i, (name, (starts, ends, span_weights)) in enumerate(zip(names, spans, strict=True)):
+    for i, (name, nodes, (starts, ends, span_weights)) in enumerate(zip(names, node_lists, spans, strict=True)):
         first, length = int(offsets[i]), int(offsets[i + 1] - offsets[i])
         own = ids[first : first + length]
-        if length > longest:
+        tree = Tree(*(np.asarray(column or (), dtype=np.int64) for column in nodes), length=length)
+        if fault := tree.fault():
+            raise BadSequences(f"sequence {name} is no prefix tree: {fault}; rebuild upweighted_dataset")
+        deepest = int((tree.positions + tree.ends - tree.starts).max())
+        if deepest > longest:
             raise BadSequences(
-                f"sequence {name} has {length} tokens, the model takes {longest}; lower dataset.max_length, which "
+                f"sequence {name} has {deepest} tokens, the model takes {longest}; lower dataset.max_length, which "
                 "reports what it leaves out, instead of having it cut here"
             )
         if length and not 0 <= own.min() <= own.max() < vocabulary:
@@ -106,9 +156,12 @@ def read_sequences(files: Sequence[str | Path], split: str, *, vocabulary: int, 
                 )
             labels[first + start : first + end] = own[start:end]
             weights[first + start : first + end] = weight
+            begins.append(first + start)
             end_before = end
         rows[i] = sum(span_weights)
-    return Sequences(names, offsets, ids, labels, weights, rows)
+        trees.append(tree)
+    at, none = np.array(begins, dtype=np.int64), np.zeros(len(names), dtype=np.int64)
+    return Sequences(names, offsets, ids, labels, weights, rows, trees, at, none)
 
 
 def _flat(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
@@ -119,35 +172,70 @@ def _flat(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
     return offsets - offsets[0], lists.flatten().to_numpy(zero_copy_only=False).astype(np.int32)
 
 
-def collate(batch: MicroBatch, sequences: Sequences, pad_id: int) -> dict[str, torch.Tensor]:
-    """The tensors of one micro-batch of B sequences padded to L tokens.
+def collate(batch: MicroBatch, sequences: Sequences, pad_id: int) -> dict[str, Any]:
+    """The tensors of one micro-batch of B rows of L tokens.
 
     Returns:
-        `input_ids` (B, L) int64. `positions` (P,) int64: where a next token is learnt in any of the sequences, filled
-        up to a multiple of 64 with positions where none is, so that shapes repeat; the model computes logits there
-        alone. `labels` (B, P) int64 and `weights` (B, P) float32: the next token at each position and its weight, -100
-        and 0 where it is not learnt. `tokens` () int64: how many of B x L are not padding.
+        `input_ids` (B, L) int64. `positions` (P,) int64: where a next token is learnt in any of the rows, filled up to
+        a multiple with positions where none is, so that shapes repeat; the model computes logits there alone. `labels`
+        (B, P) int64 and `weights` (B, P) float32: the next token at each position and its weight, -100 and 0 where it
+        is not learnt. `tokens` () int64: how many of B x L are not padding; `repeated` () int64: how many of those
+        another sequence has too. Of a packed row (B = 1) also `layout`, its trees, and `position_ids` (1, L) int64;
+        the last token before a fork stands in `positions` once for every branch that begins with a learnt token.
     """
+    repeated = torch.tensor(int(sequences.repeated[list(batch.sequences)].sum()))
+    found = _packed(batch, sequences, pad_id) if batch.packed else _padded(batch, sequences, pad_id)
+    return {name: torch.from_numpy(x) if isinstance(x, np.ndarray) else x for name, x in found.items()} | {
+        "tokens": torch.tensor(sum(sequences.trees[i].length for i in batch.sequences)),
+        "repeated": repeated,
+    }
+
+
+def _packed(batch: MicroBatch, sequences: Sequences, pad_id: int) -> dict[str, Any]:
+    """Trees one after the other in one row."""
+    trees = [sequences.trees[i] for i in batch.sequences]
+    ids = np.full(batch.length, pad_id, dtype=np.int64)
+    places = np.zeros(batch.length, dtype=np.int64)
+    sources, labels, weights, base = [], [], [], 0
+    for index, tree in zip(batch.sequences, trees, strict=True):
+        own, row = slice(sequences.offsets[index], sequences.offsets[index + 1]), slice(base, base + tree.length)
+        ids[row], places[row] = sequences.ids[own], tree.token_positions()
+        learnt = np.flatnonzero(sequences.labels[own] != IGNORED)
+        sources.append(base + tree.sources()[learnt])
+        labels.append(sequences.labels[own][learnt])
+        weights.append(sequences.weights[own][learnt])
+        base += tree.length
+    places[base:] = np.arange(batch.length - base)
+    empty = -sum(map(len, sources)) % PACKED_MULTIPLE
+    return {
+        "input_ids": ids[None],
+        "position_ids": places[None],
+        "layout": RowLayout.of(trees, batch.length),
+        "positions": np.concatenate([*sources, np.zeros(empty, dtype=np.int64)]),
+        "labels": np.concatenate([*labels, np.full(empty, IGNORED)]).astype(np.int64)[None],
+        "weights": np.concatenate([*weights, np.zeros(empty)]).astype(np.float32)[None],
+    }
+
+
+def _padded(batch: MicroBatch, sequences: Sequences, pad_id: int) -> dict[str, Any]:
+    """A row of one branch a sequence."""
     n, length = len(batch.sequences), batch.length
     ids = np.full((n, length), pad_id, dtype=np.int64)
     labels = np.full((n, length), IGNORED, dtype=np.int64)
     weights = np.zeros((n, length), dtype=np.float32)
-    tokens = 0
     for row, index in enumerate(batch.sequences):
         own = slice(sequences.offsets[index], sequences.offsets[index + 1])
         end = own.stop - own.start
         ids[row, :end] = sequences.ids[own]
         labels[row, :end] = sequences.labels[own]
         weights[row, :end] = sequences.weights[own]
-        tokens += end
     learnt = (labels[:, 1:] != IGNORED).any(axis=0)
     wanted = min(-(-int(learnt.sum()) // POSITION_MULTIPLE) * POSITION_MULTIPLE, length - 1)
     fillers = np.flatnonzero(~learnt)[: wanted - int(learnt.sum())]
     positions = np.sort(np.concatenate([np.flatnonzero(learnt), fillers]))
     return {
-        "input_ids": torch.from_numpy(ids),
-        "positions": torch.from_numpy(positions),
-        "labels": torch.from_numpy(labels[:, positions + 1]),
-        "weights": torch.from_numpy(weights[:, positions + 1]),
-        "tokens": torch.tensor(tokens),
+        "input_ids": ids,
+        "positions": positions,
+        "labels": labels[:, positions + 1],
+        "weights": weights[:, positions + 1],
     }

@@ -19,23 +19,24 @@ from typing import Literal
 
 import numpy as np
 
-Schedule = Literal["cosine", "linear", "constant"]
+from etpi_resources.trainers.workers.packing import pack, padded_lengths
 
-LENGTH_MULTIPLE = 64
-MOST_LENGTHS = 8
+Schedule = Literal["cosine", "linear", "constant"]
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one forward pass sees: positions of sequences in the dataset, and the length they are padded to."""
+    """What one forward pass sees: positions of sequences in the dataset, and the length of its rows. A sequence is a
+    row, padded; or, packed, they stand one after the other in a single row."""
 
     sequences: tuple[int, ...]
     length: int
+    packed: bool = False
 
     @property
     def tokens(self) -> int:
         """Tokens of the forward pass, padding included."""
-        return len(self.sequences) * self.length
+        return self.length if self.packed else len(self.sequences) * self.length
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,10 @@ class Plan:
     rates: np.ndarray
 
     @property
+    def packed(self) -> bool:
+        return self.batches[0].packed
+
+    @property
     def steps(self) -> int:
         return len(self.rates)
 
@@ -66,27 +71,18 @@ class Plan:
     def padded_tokens(self) -> int:
         return sum(batch.tokens for batch in self.batches)
 
+    def padding(self, lengths: Sequence[int] | np.ndarray) -> float:
+        """Share of the tokens of all forward passes that are padding."""
+        return 1 - sum(lengths[s] for batch in self.batches for s in batch.sequences) / self.padded_tokens
 
-def padded_lengths(lengths: Sequence[int], multiple: int = LENGTH_MULTIPLE, most: int = MOST_LENGTHS) -> list[int]:
-    """At most `most` lengths, multiples of `multiple`, such that padding each sequence up to the next of them costs the
-    fewest tokens (exact, by dynamic programming over the distinct rounded lengths)."""
-    rounded, counts = np.unique(-(-np.asarray(lengths) // multiple) * multiple, return_counts=True)
-    below = np.concatenate([[0], np.cumsum(counts)])
-    n = len(rounded)
-    best = np.full((most + 1, n + 1), np.inf)
-    best[:, 0] = 0
-    start = np.zeros((most + 1, n + 1), dtype=int)
-    for k in range(1, most + 1):
-        for end in range(1, n + 1):
-            # The last group holds the rounded lengths from `i` to `end`, all padded to the longest of them.
-            costs = best[k - 1, :end] + rounded[end - 1] * (below[end] - below[:end])
-            start[k, end] = int(np.argmin(costs))
-            best[k, end] = costs[start[k, end]]
-    chosen, end, k = [], n, most
-    while end:
-        chosen.append(int(rounded[end - 1]))
-        end, k = int(start[k, end]), k - 1
-    return sorted(chosen)
+
+def make_pass(lengths: Sequence[int], micro_tokens: int, rng: np.random.Generator, *, packed: bool) -> list[MicroBatch]:
+    """Every sequence once, in micro-batches of random order: packed rows of few lengths (see `pack`), as many in every
+    pass; or rows of one sequence each (see `one_pass`)."""
+    if not packed:
+        return one_pass(lengths, padded_lengths(lengths), micro_tokens, rng)
+    rows = [MicroBatch(members, length, packed=True) for members, length in pack(lengths, micro_tokens, rng)]
+    return [rows[i] for i in rng.permutation(len(rows))]
 
 
 def one_pass(
@@ -129,6 +125,7 @@ def make_plan(
     warmup: float,
     seed: int,
     batch_sequences: int | None = None,
+    packed: bool = False,
 ) -> Plan:
     """The plan of a run over sequences given by length (tokens), weighted rows, and sum of token weights.
 
@@ -139,6 +136,7 @@ def make_plan(
         batch_sequences: sequences of one optimiser step, one a forward pass; then neither bound on tokens counts. What
             is left of a pass fills a step with the next: n sequences in E epochs are ceil(E * n / batch_sequences)
             steps, where a trainer that leaves it out counts E * floor(n / batch_sequences).
+        packed: a forward pass is one row of `micro_tokens` tokens that holds several sequences.
 
     Raises:
         ValueError: no sequences, or none of any weight.
@@ -146,8 +144,8 @@ def make_plan(
     if not len(lengths) or sum(token_weights) <= 0:
         raise ValueError("there is nothing to learn: no training sequence carries weight")
     rng = np.random.default_rng(seed)
-    buckets = padded_lengths(lengths)
-    passes = [one_pass(lengths, buckets, 0 if batch_sequences else micro_tokens, rng) for _ in range(math.ceil(epochs))]
+    room = 0 if batch_sequences else micro_tokens
+    passes = [make_pass(lengths, room, rng, packed=packed) for _ in range(math.ceil(epochs))]
     pass_batches = len(passes[0])
     # A step is never more than one pass, so data smaller than `batch_tokens` makes one step an epoch.
     accumulate = min(batch_sequences or max(1, batch_tokens // micro_tokens), pass_batches)

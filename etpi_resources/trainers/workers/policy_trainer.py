@@ -13,9 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from peft import PeftModel
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from etpi_resources.trainers.policy_link import Sample
+from etpi_resources.trainers.workers.sample_trees import pack_samples
+from etpi_resources.trainers.workers.tree_attention import refuses_trees
 
 RollOut = Callable[[int, Sequence[int]], Sequence[Sample]]
 """(optimiser steps done, rows of tasks) -> a sample a row, in order."""
@@ -29,6 +32,7 @@ class PolicyTrainer(GRPOTrainer):
         generated_at: optimiser steps done when they were generated.
         gaps: what a pass measured of rollout against trainer log-probabilities, emptied by whoever logs: (sum of
             absolute differences, largest, tokens, mean staleness in steps) a pass.
+        no_trees: why the samples of a prompt are not packed as a tree (see `sample_trees`); None where they are.
     """
 
     def __init__(self, roll_out: RollOut, **arguments: Any) -> None:
@@ -38,6 +42,10 @@ class PolicyTrainer(GRPOTrainer):
         self.gaps: list[tuple[float, float, int, int]] = []
         self._logps: torch.Tensor | None = None
         super().__init__(rollout_func=self._rollouts, reward_funcs=[self._rewards], **arguments)
+        models: list[Any] = [m for m in (self.model, self.ref_model) if m is not None]
+        unwrapped: list[Any] = [self.accelerator.unwrap_model(m, keep_fp32_wrapper=False) for m in models]
+        bare: list[Any] = [m.get_base_model() if isinstance(m, PeftModel) else m for m in unwrapped]
+        self.no_trees = next((refusal for m in bare if (refusal := refuses_trees(m))), None)
 
     def _rollouts(self, prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
         self.generated_at = self.state.global_step
@@ -69,7 +77,16 @@ class PolicyTrainer(GRPOTrainer):
         return output
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
-        found = super()._get_per_token_logps_and_entropies(*arguments, **named)
+        """As TRL's, of a row in which the samples of a prompt are branches of a tree, where the model takes one."""
+        if self.no_trees is None and not named.get("compute_aux_loss"):
+            model, *batch = arguments
+            samples = pack_samples(*batch[:3])
+            with self.accelerator.autocast():
+                row = model(**samples.arguments, fused_lm_head=True)
+            entropies = samples.back(row.entropy) if named.get("compute_entropy") else None
+            found = samples.back(row.log_probs), entropies, None
+        else:
+            found = super()._get_per_token_logps_and_entropies(*arguments, **named)
         if named.get("compute_entropy"):
             self._logps = found[0].detach()
         return found

@@ -22,12 +22,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from trl.trainer.sft_config import SFTConfig
 
+    from etpi_resources.trainers.workers.collate import Sequences
+    from etpi_resources.trainers.workers.plan import Plan
     from etpi_resources.trainers.workers.weighted_trainer import Log, WeightedSFTTrainer
 
 MODULE = "etpi_resources.trainers.workers.sft_worker"
 GRADIENT_NORM = 1.0
 CHECK_TOKENS = 128
 LOG_LINES = 100
+PADDING_BORNE = 0.05
+"""Share of padding up to which sequences that do not fork stay a row each, in the fused causal kernels."""
 
 
 def run(worker: Worker) -> dict[str, Any]:
@@ -40,7 +44,9 @@ def run(worker: Worker) -> dict[str, Any]:
         checkpoint: {dtype, base_difference (of logits, relative), differing (tensors that read back otherwise),
         reload_difference (of logits, relative)}, and for full fine-tuning {unchanged (names), trained (count)}, for
         LoRA {zero_adapters (names), adapters (count), merge_difference}. `plan`: {steps, sequences, epochs,
-        weighted_rows, padding, shapes, step_weight, accumulate}. `seconds`: {start, train, save}. `device`.
+        weighted_rows, padding, shapes, step_weight, accumulate, layout, branches, layout_because}; the layout is "rows"
+        (a sequence each), "trees" (packed) or "branches" (a row each, where the model cannot be trained on trees).
+        `seconds`: {start, train, save}. `device`.
 
     Raises:
         RuntimeError: a GPU is asked for and this interpreter's torch sees none.
@@ -56,37 +62,25 @@ def run(worker: Worker) -> dict[str, Any]:
     from etpi_resources.trainers.workers.checkpointing import load_model, stored_dtype
     from etpi_resources.trainers.workers.collate import read_sequences
     from etpi_resources.trainers.workers.device import device_name, use_gpu
-    from etpi_resources.trainers.workers.plan import make_plan
     from etpi_resources.trainers.workers.weighted_trainer import Log
 
     transformers_logging.disable_progress_bar()
     gpu = use_gpu(config["device"])
     text = AutoConfig.from_pretrained(config["base"], local_files_only=True).get_text_config()
     limits = {"vocabulary": text.vocab_size, "longest": text.max_position_embeddings}
-    sequences = read_sequences(config["files"], "train", **limits)
+    stored = read_sequences(config["files"], "train", **limits)
     validation = read_sequences(config["files"], "val", **limits)
     micro_tokens = min(config["micro_tokens"], train["batch_tokens"])
-    plan = make_plan(
-        sequences.lengths().tolist(),
-        sequences.rows.tolist(),
-        sequences.totals(sequences.weights).tolist(),
-        epochs=train["epochs"],
-        max_steps=train["max_steps"],
-        batch_tokens=train["batch_tokens"],
-        micro_tokens=micro_tokens,
-        batch_sequences=train.get("batch_sequences"),
-        schedule=train["schedule"],
-        warmup=train["warmup_ratio"],
-        seed=config["seed"],
-    )
     lora = train["method"] == "lora"
     # Weights that are trained are kept in float32; a frozen base may stay as small as it is stored.
     model = load_model(config["base"], stored_dtype(config["base"]) if lora and gpu else torch.float32)
+    sequences, plan, layout, because = lay_out(stored, config, micro_tokens, model)
+    validation = validation.branches() if layout == "branches" else validation
     trainer = build_trainer(worker, model, plan, sequences, gpu)
     device = device_name(gpu)
     worker.say(
-        f"{config['label']}: {len(sequences)} sequences, {plan.steps} steps of up to {train['batch_tokens']} tokens, "
-        f"{train['method']} fine-tuning in {train['dtype']} on {device}"
+        f"{config['label']}: {len(stored)} sequences, {plan.steps} steps of up to {train['batch_tokens']} tokens, "
+        f"{train['method']} fine-tuning in {train['dtype']} on {device}; {because}"
     )
     stage = worker.stage(config["label"], plan.steps)
     saved_steps: list[int] = []
@@ -109,7 +103,6 @@ def run(worker: Worker) -> dict[str, Any]:
     ids = torch.from_numpy(sequences.ids[: min(CHECK_TOKENS, sequences.offsets[1])].astype("int64"))[None]
     saved = proof.finish(config, trainer, lora, {step: _folder(worker, step) for step in saved_steps}, ids)
     ended = time.monotonic()
-    padded = plan.padded_tokens
     return {
         "checkpoints": [_entry(step, step == plan.steps, log, lora) for step in saved_steps],
         "log": log.lines,
@@ -117,11 +110,14 @@ def run(worker: Worker) -> dict[str, Any]:
         "saved": saved,
         "plan": {
             "steps": plan.steps,
-            "sequences": len(sequences),
+            "sequences": len(stored),
             "epochs": float(plan.consumed[-1]),
             "weighted_rows": float(sequences.rows.sum()),
-            "padding": 1 - log.tokens / padded,
-            "shapes": sorted({(len(b.sequences), b.length) for b in plan.batches}),
+            "padding": plan.padding(sequences.lengths()),
+            "shapes": sorted({(1 if b.packed else len(b.sequences), b.length) for b in plan.batches}),
+            "layout": layout,
+            "branches": len(sequences) if layout == "branches" else sum(t.leaves for t in stored.trees),
+            "layout_because": because,
             "step_weight": plan.step_weight,
             "accumulate": plan.accumulate,
         },
@@ -130,12 +126,61 @@ def run(worker: Worker) -> dict[str, Any]:
     }
 
 
+def lay_out(
+    stored: Sequences, config: Mapping[str, Any], micro_tokens: int, model: PreTrainedModel
+) -> tuple[Sequences, Plan, str, str]:
+    """(what is trained on, the plan, the layout's name, why that one).
+
+    Sequences that do not fork are a row each where that pads little. Otherwise they are packed as trees, if the model
+    can be trained on those; if it cannot, each branch is a row.
+    """
+    from etpi_resources.trainers.workers.plan import make_plan
+    from etpi_resources.trainers.workers.tree_attention import refuses_trees
+
+    train = config["train"]
+
+    def plan_of(sequences: Sequences, packed: bool) -> Plan:
+        return make_plan(
+            sequences.lengths().tolist(),
+            sequences.rows.tolist(),
+            sequences.totals(sequences.weights).tolist(),
+            epochs=train["epochs"],
+            max_steps=train["max_steps"],
+            batch_tokens=train["batch_tokens"],
+            micro_tokens=micro_tokens,
+            batch_sequences=train.get("batch_sequences"),
+            schedule=train["schedule"],
+            warmup=train["warmup_ratio"],
+            seed=config["seed"],
+            packed=packed,
+        )
+
+    if not stored.fork:
+        rows = plan_of(stored, False)
+        padding = rows.padding(stored.lengths())
+        if padding <= PADDING_BORNE:
+            return stored, rows, "rows", f"nothing forks and {padding:.1%} of a row each is padding"
+        packed = plan_of(stored, True)
+        gain = f"{padding:.1%} of a row each would be padding, {packed.padding(stored.lengths()):.1%} packed"
+        if packed.padding(stored.lengths()) >= padding:
+            return stored, rows, "rows", f"nothing forks, {gain}"
+        if refusal := refuses_trees(model):
+            return stored, rows, "rows", f"nothing forks, {gain}, but the model takes no packed rows: {refusal}"
+        return stored, packed, "trees", gain
+    if refusal := refuses_trees(model):
+        branches = stored.branches()
+        return branches, plan_of(branches, False), "branches", f"the model cannot be trained on trees: {refusal}"
+    return stored, plan_of(stored, True), "trees", "sequences fork"
+
+
 def build_trainer(worker: Worker, model: PreTrainedModel, plan: Any, sequences: Any, gpu: bool) -> WeightedSFTTrainer:
     import datasets
     from transformers import AutoTokenizer
 
+    from etpi_resources.trainers.workers.label_head import add_label_head
     from etpi_resources.trainers.workers.weighted_trainer import WeightedSFTTrainer
 
+    add_label_head(model)
     config, train = worker.config, worker.config["train"]
     tokenizer = AutoTokenizer.from_pretrained(config["base"], local_files_only=True)
     pad_id = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
@@ -231,8 +276,9 @@ def _counted(trainer: WeightedSFTTrainer, sequences: Any) -> dict[str, Any]:
         "complete": len(fed) == len(sequences),
         "labels": int(tally.labels),
         "labels_planned": int(sequences.totals(sequences.labels >= 0)[fed].sum()),
-        "tokens": int(tally.tokens),
-        "tokens_planned": int(np.sum(sequences.lengths()[fed])),
+        # What several branches share is one token of the dataset.
+        "tokens": int(tally.tokens - tally.repeated),
+        "tokens_planned": int(np.sum((sequences.lengths() - sequences.repeated)[fed])),
     }
 
 

@@ -25,20 +25,18 @@ from transformers import TrainerCallback
 from trl.trainer.sft_trainer import SFTTrainer
 
 from etpi_resources.trainers.workers.collate import IGNORED, Sequences, collate
-from etpi_resources.trainers.workers.plan import MicroBatch, Plan, one_pass, padded_lengths
+from etpi_resources.trainers.workers.plan import MicroBatch, Plan, make_pass
+from etpi_resources.trainers.workers.tree_attention import tree_arguments
 
 
-def nll_at_labels(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+def nll_at_labels(model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """(negative log-likelihood of each label, (B, P) float32, 0 where the label is -100; how many labels the model
-    ranks first, a scalar). `inputs` as `collate` makes them. Logits are computed at the labels alone."""
-    logits = model(
-        input_ids=inputs["input_ids"], logits_to_keep=inputs["positions"], use_cache=False
-    ).logits  # (B, P, vocabulary)
-    labels = inputs["labels"]
-    nll = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="none"
+    ranks first, a scalar). `inputs` as `collate` makes them, of a model with a label head."""
+    trees = tree_arguments(inputs["layout"], inputs["position_ids"]) if "layout" in inputs else {}
+    nll, hits = model(
+        input_ids=inputs["input_ids"], learnt=inputs["positions"], labels=inputs["labels"], use_cache=False, **trees
     )
-    return nll.view_as(labels), (logits.detach().argmax(-1) == labels).sum()
+    return nll, hits.sum()
 
 
 class Batches(Dataset):
@@ -50,7 +48,7 @@ class Batches(Dataset):
     def __len__(self) -> int:
         return len(self.batches)
 
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         return collate(self.batches[index], self.sequences, self.pad_id)
 
 
@@ -63,13 +61,15 @@ class Tally:
     labels: torch.Tensor | int = 0
     hits: torch.Tensor | int = 0
     tokens: torch.Tensor | int = 0
+    repeated: torch.Tensor | int = 0
 
-    def add(self, nll: torch.Tensor, hits: torch.Tensor, inputs: dict[str, torch.Tensor]) -> None:
+    def add(self, nll: torch.Tensor, hits: torch.Tensor, inputs: dict[str, Any]) -> None:
         self.nll = self.nll + nll.detach()
         self.hits = self.hits + hits
         self.weight = self.weight + inputs["weights"].sum(dtype=torch.float64)
         self.labels = self.labels + (inputs["labels"] != IGNORED).sum()
         self.tokens = self.tokens + inputs["tokens"]
+        self.repeated = self.repeated + inputs["repeated"]
 
     def loss(self) -> float:
         """sum(w * nll) / sum(w)."""
@@ -124,7 +124,7 @@ class WeightedSFTTrainer(SFTTrainer):
     def validation_loss(self, sequences: Sequences, micro_tokens: int) -> float:
         """sum(w * nll) / sum(w) over all of `sequences`, without dropout or gradients."""
         lengths = sequences.lengths().tolist()
-        batches = one_pass(lengths, padded_lengths(lengths), micro_tokens, np.random.default_rng(0))
+        batches = make_pass(lengths, micro_tokens, np.random.default_rng(0), packed=self.plan.packed)
         tally = Tally()
         model: Any = self.model_wrapped
         model.eval()

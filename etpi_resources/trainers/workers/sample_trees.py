@@ -1,0 +1,102 @@
+"""Samples of a prompt as a prefix tree in one row: what a policy update reads of the prompt, it reads once.
+
+Belongs here: from a batch of padded samples to a packed row and back. Does not belong here: attention
+(`tree_attention`), or the loss, which is the trainer's.
+
+A branch begins with the prompt's last token, repeated, so that every sample's first token is predicted from a position
+of its own branch: the head that scores a row has one label a position.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from etpi_resources.prefix_tree import Tree
+from etpi_resources.trainers.workers.tree_attention import RowLayout, tree_arguments
+
+IGNORED = -100
+ROW_MULTIPLE = 128
+"""Rows are padded to a multiple of this, so that shapes repeat."""
+
+
+@dataclass(frozen=True)
+class PackedSamples:
+    """A row of L tokens for B samples of at most C tokens.
+
+    Attributes:
+        arguments: what the model is called with: input_ids (1, L), shift_labels (1, L), positions and layout.
+        places: (B, C) int64, where in the row each token of a sample is predicted; 0 after its end.
+        real: (B, C) bool, whether there is such a token.
+    """
+
+    arguments: dict[str, Any]
+    places: torch.Tensor
+    real: torch.Tensor
+
+    def back(self, scores: torch.Tensor) -> torch.Tensor:
+        """Scores of a row's positions (1, L) as those of the samples' tokens (B, C), 0 after their ends."""
+        return torch.where(self.real, scores[0][self.places], scores.new_zeros(()))
+
+
+def pack_samples(input_ids: torch.Tensor, attention_mask: torch.Tensor, sample_tokens: int) -> PackedSamples:
+    """Pack samples that stand side by side: ids and mask (B, P + C), prompts padded on the left, samples of at most C =
+    `sample_tokens` on the right."""
+    rows, mask = input_ids.cpu().numpy(), attention_mask.cpu().numpy().astype(bool)
+    edge = rows.shape[1] - sample_tokens
+    of_prompt: defaultdict[bytes, list[int]] = defaultdict(list)
+    for number in range(len(rows)):
+        of_prompt[rows[number, :edge][mask[number, :edge]].tobytes()].append(number)
+    places = np.zeros((len(rows), sample_tokens), dtype=np.int64)
+    pieces: list[np.ndarray] = []
+    labels: list[np.ndarray] = []
+    trees: list[Tree] = []
+    base = 0
+    for members in of_prompt.values():
+        prompt = rows[members[0], :edge][mask[members[0], :edge]]
+        trunk = prompt[:-1]
+        starts, at = [0] * bool(len(trunk)), len(trunk)
+        pieces.append(trunk)
+        labels.append(np.full(len(trunk), IGNORED))
+        for number in members:
+            sample = rows[number, edge:][mask[number, edge:]]
+            places[number, : len(sample)] = base + at + np.arange(len(sample))
+            pieces += [prompt[-1:], sample]
+            labels += [sample, np.full(1, IGNORED)]
+            starts.append(at)
+            at += 1 + len(sample)
+        if len(trunk):
+            trees.append(_fork(starts, len(trunk), at))
+        else:
+            trees += [Tree.chain(end - start) for start, end in zip(starts, [*starts[1:], at], strict=True)]
+        base += at
+    length = -(-base // ROW_MULTIPLE) * ROW_MULTIPLE
+    positions = np.concatenate([*[tree.token_positions() for tree in trees], np.arange(length - base)])
+    ids, shifted = (_padded(x, length, fill) for x, fill in ((pieces, 0), (labels, IGNORED)))
+    device = input_ids.device
+    layout = RowLayout.of(trees, length)
+    return PackedSamples(
+        {
+            "input_ids": ids.to(device),
+            "shift_labels": shifted.to(device),
+            **tree_arguments(layout, torch.from_numpy(positions)[None].to(device)),
+        },
+        torch.from_numpy(places).to(device),
+        torch.from_numpy(mask[:, edge:]).to(device),
+    )
+
+
+def _fork(starts: list[int], trunk: int, length: int) -> Tree:
+    """A trunk and its branches, all at its end."""
+    parents, positions = np.zeros(len(starts), dtype=np.int64), np.full(len(starts), trunk)
+    parents[0], positions[0] = -1, 0
+    return Tree(np.array(starts, dtype=np.int64), parents, positions, length)
+
+
+def _padded(pieces: list[np.ndarray], length: int, fill: int) -> torch.Tensor:
+    flat = np.concatenate(pieces).astype(np.int64)
+    return torch.from_numpy(np.pad(flat, (0, length - len(flat)), constant_values=fill))[None]

@@ -1,0 +1,178 @@
+"""Attention over rows of prefix trees: a token sees its own branch, and nothing of any other tree.
+
+Belongs here: the kernel, how a model is given it, and whether a model can take it. Does not belong here: the form of a
+tree (`etpi_resources.prefix_tree`) or the tensors of a batch (`collate`).
+
+Instead of masking a row x row matrix, a row is cut into runs: a node with the first children below it, which stand side
+by side and are one branch. A run sees itself causally and, before that, the nodes from its tree's root to its parent:
+tin[key] <= tin[query] < tout[key] and never a later key. So the work is that of the branches' own tokens, memory does
+not grow with the square of a row, and what packs several trees into a row costs attention nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from etpi_resources.prefix_tree import Tree
+
+ATTENTION = "prefix_tree"
+QUERIES = 512
+"""Queries of one kernel call that needs a mask: bounds the mask's rows."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Nodes [first, last) of a row, one continuing the other, and the nodes they continue."""
+
+    first: int
+    last: int
+    context: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """A row of tokens cut into nodes of `sizes` tokens, and its runs in order."""
+
+    sizes: tuple[int, ...]
+    runs: tuple[Run, ...]
+
+    @classmethod
+    def of(cls, trees: Sequence[Tree], length: int) -> RowLayout:
+        """Trees side by side, padded to `length` tokens; the padding is a tree of its own."""
+        padding = length - sum(tree.length for tree in trees)
+        whole = [*trees, Tree.chain(padding)] if padding else trees
+        sizes: list[int] = []
+        runs: list[Run] = []
+        for tree in whole:
+            base = len(sizes)
+            sizes += (tree.ends - tree.starts).tolist()
+            first = 0
+            for node in range(1, len(tree) + 1):
+                if node == len(tree) or tree.parents[node] != node - 1:
+                    context = tuple(base + n for n in tree.path(first)[:-1])
+                    runs.append(Run(base + first, base + node, context))
+                    first = node
+        return cls(tuple(sizes), tuple(runs))
+
+
+def tree_attention(
+    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+    attention_mask: torch.Tensor | None, dropout: float = 0.0, scaling: float | None = None,
+    layout: RowLayout | None = None, **named: Any,
+) -> tuple[torch.Tensor, None]:  # fmt: skip
+    """Attention as transformers asks for it: query (B, heads, L, D), key and value (B, key heads, L, D) to (B, L,
+    heads, D). Without a layout it is transformers' own; with one, `attention_mask` only keeps the model from making a
+    mask of its own."""
+    if layout is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **named)
+    if named.get("sliding_window") is not None:
+        raise ValueError("a layer of it sees a window only")
+    groups = query.shape[1] // key.shape[1]
+    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+    # Split once: the gradient of a split is one concatenation, that of a slice is a row of zeros a slice.
+    queries, keys, values = (x.split(layout.sizes, dim=2) for x in (query, key, value))
+    options: dict[str, Any] = {"dropout_p": dropout, "scale": scaling}
+    pieces = []
+    for run in layout.runs:
+        own = range(run.first, run.last)
+        q = _joined(queries, own)
+        k, v = (_joined(x, (*run.context, *own)) for x in (keys, values))
+        if not run.context:
+            pieces.append(scaled_dot_product_attention(q, k, v, is_causal=True, **options))
+            continue
+        before = k.shape[2] - q.shape[2]
+        for at in range(0, q.shape[2], QUERIES):
+            part = q[:, :, at : at + QUERIES]
+            seen = before + at + part.shape[2]
+            mask = _lower_right(part.shape[2], seen, q.dtype, q.device)
+            pieces.append(scaled_dot_product_attention(part, k[:, :, :seen], v[:, :, :seen], attn_mask=mask, **options))
+    return torch.cat(pieces, dim=2).transpose(1, 2).contiguous(), None
+
+
+def _joined(nodes: Sequence[torch.Tensor], which: Sequence[int]) -> torch.Tensor:
+    chosen = [nodes[n] for n in which]
+    return chosen[0] if len(chosen) == 1 else torch.cat(chosen, dim=2)
+
+
+def _lower_right(queries: int, keys: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The additive causal mask (queries, keys) of queries that stand at the end of the keys: a view of one that is kept
+    for all of a size."""
+    most = -(-keys // 4096) * 4096
+    whole = _corner(QUERIES + most, dtype, device)
+    # Row i of it sees the first `most` + i + 1 columns.
+    return whole[:queries, most + queries - keys : most + queries]
+
+
+@lru_cache(maxsize=2)
+def _corner(columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    hidden = torch.full((QUERIES, columns), float("-inf"), dtype=dtype, device=device)
+    return hidden.triu(columns - QUERIES + 1)
+
+
+AttentionInterface.register(ATTENTION, tree_attention)
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+
+
+def tree_arguments(layout: RowLayout, positions: torch.Tensor) -> dict[str, Any]:
+    """What a model in this attention is called with besides its ids; `positions` (1, L)."""
+    # A mask of four dimensions is taken as it is; without one, models would make a mask of row x row.
+    return {"layout": layout, "position_ids": positions, "attention_mask": positions.new_zeros((1, 1, 1, 1))}
+
+
+def refuses_trees(model: PreTrainedModel) -> str | None:
+    """Why a model cannot be trained on trees, in words; None where it can, and then it has this attention.
+
+    Tried on a row of two trees, one of which forks, against the branches one by one.
+    """
+    layers = set(getattr(model.config.get_text_config(), "layer_types", None) or ["full_attention"])
+    if layers != {"full_attention"}:
+        return f"its layers are {', '.join(sorted(layers))}"
+    kept = model.config._attn_implementation or "sdpa"
+    try:
+        model.set_attn_implementation(ATTENTION)
+        difference = _difference(model)
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = f"it does not take one ({type(error).__name__}: {str(error).splitlines()[0]})"
+    else:
+        if difference < _AGREE:
+            return None
+        reason = f"on a row of trees its logits differ by {difference:.2g} from those of the branches"
+    model.set_attn_implementation(kept)
+    return reason
+
+
+_AGREE = 0.05
+"""Largest relative difference of logits that rounding explains in 16 bits; one token too many moves them by more."""
+
+
+@torch.no_grad()
+def _difference(model: PreTrainedModel) -> float:
+    import numpy as np
+
+    columns = ([0, 6, 10], [-1, 0, 0], [0, 6, 6])
+    fork = Tree(*(np.array(column, dtype=np.int64) for column in columns), length=13)
+    trees = [Tree.chain(5), fork]
+    text: Any = model.config.get_text_config()
+    ids = torch.arange(2, 20, device=model.device) * 7919 % text.vocab_size
+    positions = torch.from_numpy(np.concatenate([tree.token_positions() for tree in trees])).to(model.device)[None]
+    training = model.training
+    model.eval()
+    packed = model(ids[None], use_cache=False, **tree_arguments(RowLayout.of(trees, 18), positions)).logits[0].float()
+    worst, base = 0.0, 0
+    for tree in trees:
+        for branch, _ in tree.branches():
+            where = torch.from_numpy(branch + base).to(model.device)
+            alone = model(ids[where][None], use_cache=False).logits[0].float()
+            worst = max(worst, float((packed[where] - alone).abs().max() / alone.abs().max()))
+        base += tree.length
+    model.train(training)
+    return worst
