@@ -53,10 +53,11 @@ def captured(history: str, messages: list[list[dict[str, Any]]]) -> Iterator[Any
                 history_ids = np.concatenate([history_ids, prompt[before:]])
                 before = len(prompt) + len(output)
                 newline = chat.encode("\n")
+                words = [i for i in output[:-1].tolist() if i not in (chat.tool_open_id, chat.tool_close_id)]
                 thought = [
                     chat.think_open_id,
                     *newline,
-                    *output[:-1],
+                    *words,
                     *newline,
                     chat.think_close_id,
                     *newline,
