@@ -1,5 +1,5 @@
--- From which turn on is state lost? Held-out rollouts of tasks that count their own steps (running_sum): a row a depth k,
--- the share of those with k steps or more that were right up to the k-th, and the share of k-step tasks that were solved.
+-- From which turn on is state lost? Held-out rollouts of tasks that count their own steps (running_sum): a row a depth
+-- k, the share of those with k steps or more that were right up to the k-th, and of k-step tasks that were solved.
 WITH counted AS (
     SELECT
         experiment,
