@@ -6,11 +6,11 @@ WITH counted AS (
         checkpoint_role,
         seed,
         decoding,
-        cast(outcome ->> '$.details.depth' AS INTEGER) AS depth,
-        cast(outcome ->> '$.details.right' AS INTEGER) AS steps_right,
-        cast(outcome ->> '$.reward' AS DOUBLE) AS reward
+        cast(json_extract_string(outcome, '$.details.depth') AS INTEGER) AS depth,
+        cast(json_extract_string(outcome, '$.details.right') AS INTEGER) AS steps_right,
+        cast(json_extract_string(outcome, '$.reward') AS DOUBLE) AS reward
     FROM rollouts
-    WHERE origin = 'eval' AND outcome ->> '$.details.depth' IS NOT NULL
+    WHERE origin = 'eval' AND json_extract_string(outcome, '$.details.depth') IS NOT NULL
 ),
 
 depths AS (
