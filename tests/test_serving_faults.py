@@ -224,5 +224,5 @@ def test_a_template_argument_that_only_serving_gives_blocks(room, monkeypatch):
         "an empty think block in the prompt at serving alone", "serving_probe", room.probe("unthinking"),
         "prompt_parity", "give serving and training the same messages, tools, template",
     )  # fmt: skip
-    room.experiment("thinking", "[probe]\nprompts = 8\n")
+    room.experiment("thinking")
     assert room.probe("thinking") == {}
