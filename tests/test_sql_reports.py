@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -105,6 +106,23 @@ def test_exits_by_rollout_set(full: Path) -> None:
         (row["made_for"], row["model"]): (row["exit_status"], row["share"]) for row in ask(full, "exits_by_rollout_set")
     }
     assert exits["weak_set", "weak"] == ("LimitsExceeded", 1.0) and exits["strong", "sft"] == ("Submitted", 1.0)
+
+
+def test_drift_by_rollout_set(full: Path, tmp_path: Path) -> None:
+    (kept,) = ask(full, "drift_by_rollout_set", rollout_set="strong_set")
+    assert (kept["turns"], kept["later_turns"], kept["extend_the_last"], kept["with_drift"]) == (12, 8, 8, 0)
+    told = small_lake.conversation("r1")
+    for turn in told["turns"][1:3]:  # the server cut a thought, so that these prompts were rendered anew
+        departure = {"drift_at": 2, "drift": json.dumps({"expected_text": "<think>", "found_text": "ls"})}
+        turn |= {"prefix_turn": None, "prompt_tokens": 8, **departure}
+    told["turns"][4] |= {"output_ids": None}
+    lake = Lake(tmp_path / "data")
+    small_lake.put(
+        lake, "raw_rollouts", "chat", {"rollouts": [small_lake.rollout("r1", "t", rollout_set="chat")], **told}
+    )
+    (drifted,) = ask(catalog.build(lake, GRAPH.values()), "drift_by_rollout_set")
+    assert (drifted["without_ids"], drifted["extend_the_last"], drifted["with_drift"]) == (1, 2, 2)
+    assert (drifted["kept_median"], drifted["generated"], drifted["rendered"]) == (0.25, "<think>", "ls")
 
 
 def test_loss_share_by_turn(full: Path) -> None:
