@@ -15,6 +15,7 @@ from etpi_assets.curation import merge, select, upweight
 from etpi_assets.curation.assets import student_prompt
 from etpi_assets.curation.captured import captured_agents
 from etpi_assets.curation.pairs import CapturedAgent, make_pairs
+from etpi_assets.curation.steering import FirstPrompt
 from etpi_assets.rollouts.agent import Identity, run_rollout
 from etpi_assets.rollouts.policies.coop_tiny import CoopTinyPolicy, Skill
 from etpi_assets.rollouts.tables import to_tables
@@ -49,10 +50,11 @@ def rollouts(steering: bool = True, history_think: Any = "keep") -> Mapping[str,
     return to_tables(records)
 
 
-def default(task_id: str | None, agent_id: str) -> list[dict[str, str]]:
+def default(task_id: str | None, agent_id: str) -> FirstPrompt:
     task = next(task for task in TASKS if task.task_id == task_id)
     role = next(role for role in FAMILY.roles(task) if role.agent_id == agent_id)
-    return student_prompt(AgentSection(steering=True), task, role)
+    messages = student_prompt(AgentSection(steering=True), task, role)
+    return FirstPrompt(messages, CHAT.prompt_ids(messages))
 
 
 @dataclass(frozen=True)

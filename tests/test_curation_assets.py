@@ -33,6 +33,7 @@ teacher = "made"
 skill = {SKILL}
 [agent]
 steering = true
+AGENT
 """
 EXPERIMENT = """title = "e"
 rollout_sets = ["SET"]
@@ -57,8 +58,10 @@ class Room:
         path.write_text(text)
 
     def rollout_set(self, name: str, skill: str = "plan_first = 1.0, verbose_think = 0.5", **words: str) -> None:
-        suite, split = words.get("suite", "small"), words.get("split", "train")
-        self.write("rollout_sets", name, SET.replace("SUITE", suite).replace("SPLIT", split).replace("SKILL", skill))
+        text = SET
+        for word, value in {"suite": "small", "split": "train", "agent": "", **words, "skill": skill}.items():
+            text = text.replace(word.upper(), value)
+        self.write("rollout_sets", name, text)
 
     def experiment(self, name: str, of: str = "good", gates: str = "", more: str = "", suite: str = "small") -> None:
         text = EXPERIMENT.replace("SET", of).replace("SUITE", suite).replace("GATES", gates)
@@ -230,6 +233,39 @@ def test_native_ids_of_another_vocabulary_are_refused(room):
         more='[base]\nkind = "none"\ntokenizer = "qwen3"\nchat_template = "qwen3"\n[pairs]\ncapture = "retokenised"\n',
     )
     assert room.failures("again_in_qwen3") == {}
+
+
+TOOLS = 'tools = ["bash", "send_message"]\n'
+
+
+def tooled(room, name, *, captured="", pairs="", served=TOOLS, gates=""):
+    """An experiment in a template that writes tools after the system text, with tools where they are given."""
+    folder = room.folder / "tokenizer"
+    load_chat_format("tiny", "qwen3").save(folder)
+    room.rollout_set(name, agent=f'tokenizer = "{folder}"\n{captured}')
+    room.make_set(name)
+    base = f'[base]\nkind = "none"\ntokenizer = "{folder}"\nchat_template = "qwen3"\n'
+    room.experiment(name, name, gates, f"[pairs]\n{pairs}{base}[evaluate.agent]\n{served}")
+    return room.failures(name)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"captured": TOOLS}, {"captured": TOOLS, "pairs": f'capture = "retokenised"\n{TOOLS}'}],
+    ids=["native", "retokenised"],
+)
+def test_tools_stand_in_a_students_prompts(room, given, request):
+    """Captured ones stay when the steering beside them is spliced out; re-tokenising writes those the spec names."""
+    name = f"tools_{request.node.callspec.id}"
+    assert tooled(room, name, **given) == {}
+    chat, pairs = load_chat_format("tiny", "qwen3"), room.lake.read(Ref("tito_pairs", "experiment", name), "pairs")
+    first = [chat.decode(row["suffix_ids"]) for row in pairs.to_pylist() if row["turn"] == 0]
+    assert len(first) == 48 and all(text.count('"name": "send_message"') == 1 for text in first)
+
+
+def test_tools_in_one_place_alone_are_found(room):
+    failed = tooled(room, "serving_alone", gates="template_distance = 0.2")
+    assert set(failed) == {"template_distance"} and "trained on another template" in failed["template_distance"]
 
 
 def test_an_override_that_names_no_check_is_an_error(room):

@@ -176,7 +176,7 @@ def test_steering_across_the_seam_of_two_turns_is_found():
 
 def expected(made):
     task = dict(zip(made.selected["rollout_id"].to_pylist(), made.selected["task_id"].to_pylist(), strict=True))
-    return {(a.rollout_id, a.agent_id): CHAT.prompt_ids(default(task[a.rollout_id], a.agent_id)) for a in made.agents}
+    return {(a.rollout_id, a.agent_id): default(task[a.rollout_id], a.agent_id).ids for a in made.agents}
 
 
 def test_prompt_is_default_render():

@@ -12,6 +12,7 @@ from made_dataset import CHAT, dataset, default, rollouts
 
 from etpi_assets.curation.captured import captured_agents
 from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn, format_tokens, make_pairs
+from etpi_assets.curation.steering import FirstPrompt
 from etpi_assets.curation.strip_think import has_think
 from etpi_assets.rollouts.actions import format_action, read_actions
 from etpi_assets.rollouts.tables import iter_prompts
@@ -54,7 +55,7 @@ def test_a_pair_reads_what_a_student_reads_and_writes_what_the_teacher_did():
     )
     assert len(made.pairs) > 40
     for (rollout_id, agent_id, turn), (prompt, output) in whole(made.pairs).items():
-        first = CHAT.prompt_ids(default(tasks[rollout_id], agent_id))
+        first = default(tasks[rollout_id], agent_id).ids
         assert prompt[: len(first)].tolist() == first, "the default prompt, id for id"
         assert (len(prompt) == len(first)) is (turn == 0)
         written = texts[rollout_id, agent_id, turn]
@@ -197,9 +198,8 @@ def test_metadata_say_where_a_pair_is_from():
 
 def test_an_error_names_the_rollout():
     (agent,) = turns(f"a{END}")
-    wrong = CapturedAgent(
-        "r7", "a", agent.turns, [{"role": "user", "content": "other"}], [{"role": "user", "content": "x"}]
-    )
+    wanted = FirstPrompt([{"role": "user", "content": "x"}], CHAT.prompt_ids([{"role": "user", "content": "x"}]))
+    wrong = CapturedAgent("r7", "a", agent.turns, [{"role": "user", "content": "other"}], wanted)
     with pytest.raises(ValueError, match=r"rollout r7/a: steering cannot be spliced"):
         make_pairs([wrong], NATIVE, CHAT)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etpi_assets.curation.steering import Traces, segments, splice
+from etpi_assets.curation.steering import FirstPrompt, Traces, segments, splice
 from etpi_assets.rollouts.prompts import render_prompts, steering_text
 from etpi_assets.specs.models import AgentSection
 from etpi_assets.tasks.coop_tiny import FAMILY
@@ -30,6 +30,7 @@ def array(ids):
 
 
 STEERED_IDS, DEFAULT_IDS = array(CHAT.prompt_ids(STEERED)), array(CHAT.prompt_ids(DEFAULT))
+WANTED = FirstPrompt(DEFAULT, DEFAULT_IDS)
 
 
 def noncanonical(ids, seed=0):
@@ -45,9 +46,9 @@ def noncanonical(ids, seed=0):
 
 
 def test_the_spliced_prompt_is_the_one_a_student_reads():
-    found, spliced = splice(STEERED_IDS, STEERED, DEFAULT, CHAT)
+    found, spliced = splice(STEERED_IDS, STEERED, WANTED, CHAT)
     assert spliced and found.tolist() == DEFAULT_IDS.tolist()
-    same, spliced = splice(DEFAULT_IDS, DEFAULT, DEFAULT, CHAT)
+    same, spliced = splice(DEFAULT_IDS, DEFAULT, WANTED, CHAT)
     assert not spliced and same is DEFAULT_IDS
 
 
@@ -57,7 +58,7 @@ def test_all_other_ids_stay_as_captured(seed, later):
     head, system, *rest = segments(STEERED_IDS, CHAT)
     rest = [noncanonical(piece, seed) for piece in rest]
     captured = np.concatenate([head, system, *rest, array(later)])
-    found, spliced = splice(captured, STEERED, DEFAULT, CHAT)
+    found, spliced = splice(captured, STEERED, WANTED, CHAT)
     assert spliced
     assert np.array_equal(found[-len(np.concatenate([*rest, array(later)])) :], np.concatenate([*rest, array(later)]))
     assert np.array_equal(segments(found, CHAT)[1], segments(DEFAULT_IDS, CHAT)[1])
@@ -65,11 +66,11 @@ def test_all_other_ids_stay_as_captured(seed, later):
 
 def test_a_prompt_that_does_not_hold_the_message_is_refused():
     with pytest.raises(ValueError, match="base.tokenizer"):
-        splice(DEFAULT_IDS, STEERED, DEFAULT, CHAT)
+        splice(DEFAULT_IDS, STEERED, WANTED, CHAT)
     with pytest.raises(ValueError, match="message by message"):
-        splice(STEERED_IDS, STEERED, DEFAULT[1:], CHAT)
+        splice(STEERED_IDS, STEERED, FirstPrompt(DEFAULT[1:], DEFAULT_IDS), CHAT)
     with pytest.raises(ValueError, match="chat_template"):
-        splice(array(CHAT.prompt_ids(STEERED[:1])), STEERED, DEFAULT, CHAT)
+        splice(array(CHAT.prompt_ids(STEERED[:1])), STEERED, WANTED, CHAT)
 
 
 def test_steering_is_found_in_ids_and_in_words():

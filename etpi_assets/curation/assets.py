@@ -14,12 +14,13 @@ import pyarrow.compute as pc
 from etpi_assets.curation import gates, integrity, merge, select, upweight
 from etpi_assets.curation.captured import Default, captured_agents
 from etpi_assets.curation.pairs import make_pairs
-from etpi_assets.curation.steering import Messages, Traces
+from etpi_assets.curation.steering import FirstPrompt, Traces
 from etpi_assets.curation.student_form import turn_text
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
 from etpi_assets.rollouts.prompts import FOLDER as PROMPTS
 from etpi_assets.rollouts.prompts import render_prompts, steering_text
 from etpi_assets.rollouts.tables import iter_prompts
+from etpi_assets.rollouts.tools import tool_schemas
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.models import AgentSection, ExperimentSpec, RolloutSetSpec
 from etpi_assets.tasks.families import load_family
@@ -89,7 +90,7 @@ def tito_pairs(run: AssetRun) -> Produced:
     read: list[pa.Table] = [empty("pairs")]
     written_anew = 0
     offered: list[integrity.TurnKey] = []
-    expected: dict[tuple[str, str], list[int]] = {}
+    expected: dict[tuple[str, str], Sequence[int]] = {}
     steering: set[str] = set()
     systems: set[str] = set()
     for name in spec.rollout_sets:
@@ -98,15 +99,16 @@ def tito_pairs(run: AssetRun) -> Produced:
         tables = {
             table: run.read("raw_rollouts", table, key=name) for table in ("rollouts", "agents", "turns", "messages")
         }
-        default = _default_prompts(run, rollout_set, tasks, steering)
-        agents = list(captured_agents(tables, by_set[name], section, chat, default, kwargs))
+        tools = tool_schemas(rollout_set.agent.tools if section.capture == "native" else section.tools)
+        default = _default_prompts(run, rollout_set, tasks, tools, steering)
+        agents = list(captured_agents(tables, by_set[name], section, chat, default, kwargs, tools))
         for agent in agents:
             written_anew += not agent.appended
             offered += [(agent.rollout_id, agent.agent_id, turn.turn) for turn in agent.turns]
             wanted = default(agent.facts["task_id"], agent.agent_id)
             if wanted is not None:
-                expected[agent.rollout_id, agent.agent_id] = chat.prompt_ids(wanted, **kwargs)
-                systems.update(message["content"] for message in wanted if message["role"] == "system")
+                expected[agent.rollout_id, agent.agent_id] = wanted.ids
+                systems.update(message["content"] for message in wanted.messages if message["role"] == "system")
         for table, rows in make_pairs(agents, section, chat).items():
             made[table].append(rows)
         if section.capture == "retokenised" and _same_form(rollout_set, chat):
@@ -154,23 +156,28 @@ def _same_form(rollout_set: RolloutSetSpec, chat: ChatFormat) -> bool:
 
 
 def _default_prompts(
-    run: AssetRun, rollout_set: RolloutSetSpec, tasks: Mapping[str, Task], steering: set[str]
+    run: AssetRun,
+    rollout_set: RolloutSetSpec,
+    tasks: Mapping[str, Task],
+    tools: Sequence[Any] | None,
+    steering: set[str],
 ) -> Default:
     """What a student reads first at a task of the set; the steering it could have had is added to `steering`."""
     if rollout_set.kind == "imported" or rollout_set.suite is None:
         return lambda task_id, agent_id: None
     family = load_family(run.specs.suites[rollout_set.suite].family)
-    agent = rollout_set.agent
+    agent, chat, kwargs = rollout_set.agent, student_format(run.spec), run.spec.serving.template_kwargs
 
     @cache
-    def default(task_id: str | None, agent_id: str) -> Messages | None:
+    def default(task_id: str | None, agent_id: str) -> FirstPrompt | None:
         task = tasks.get(task_id or "")
         if task is None:
             return None
         role = _role(family, task, agent_id)
         if (PROMPTS / agent.prompt / "steering.md").is_file():
             steering.add(steering_text(agent.prompt, role).strip())
-        return student_prompt(agent, task, role)
+        messages = student_prompt(agent, task, role)
+        return FirstPrompt(messages, chat.prompt_ids(messages, tools=tools, **kwargs))
 
     return default
 
@@ -237,11 +244,9 @@ def _evaluation_prompts(run: AssetRun, tasks: pa.Table) -> list[Sequence[int]]:
     suite = tasks.filter(pc.field("suite") == spec.evaluate.suite)
     family = load_family(run.specs.suites[spec.evaluate.suite].family)
     chat, agent = student_format(spec), spec.evaluate.agent
+    tools, kwargs = tool_schemas(agent.tools), spec.serving.template_kwargs
     seats = [(task, role) for task in read_tasks(suite, spec.evaluate.split) for role in family.roles(task)]
-    return [
-        chat.prompt_ids(student_prompt(agent, task, role), **spec.serving.template_kwargs)
-        for task, role in _spread(seats)
-    ]
+    return [chat.prompt_ids(student_prompt(agent, task, role), tools=tools, **kwargs) for task, role in _spread(seats)]
 
 
 def _spread(items: Sequence[Any], n: int = _COMPARED_PROMPTS) -> Sequence[Any]:

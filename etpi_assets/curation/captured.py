@@ -15,14 +15,14 @@ import pyarrow.compute as pc
 
 from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn
 from etpi_assets.curation.retokenise import retokenise
-from etpi_assets.curation.steering import Messages
+from etpi_assets.curation.steering import FirstPrompt, Messages
 from etpi_assets.rollouts.tables import iter_prompts
 from etpi_assets.specs.models import PairsSection
 from etpi_resources.chat_format import ChatFormat
 
 AgentKey = tuple[str, str]
-Default = Callable[[str | None, str], Messages | None]
-"""(task id, agent id) -> the first messages a student reads there; None where nobody knows them."""
+Default = Callable[[str | None, str], FirstPrompt | None]
+"""(task id, agent id) -> what a student reads first there; None where nobody knows it."""
 
 
 def captured_agents(
@@ -32,12 +32,14 @@ def captured_agents(
     chat: ChatFormat,
     default: Default,
     template_kwargs: Mapping[str, Any],
+    tools: Sequence[Any] | None = None,
 ) -> Iterator[CapturedAgent]:
     """The agents of the named rollouts, in the order of `agents`.
 
     Args:
         tables: `rollouts`, `agents`, `turns` and `messages` of one rollout set.
-        template_kwargs: what serving gives the chat template besides the messages.
+        template_kwargs, tools: what a student's chat template gets besides the messages, for turns that are
+            re-tokenised.
     """
     tables = {name: _of(table, rollout_ids) for name, table in tables.items()}
     rollouts = {row["rollout_id"]: row for row in tables["rollouts"].to_pylist()}
@@ -60,27 +62,26 @@ def captured_agents(
             found = [_turn(row, prompts.get((*key, row["turn"])), row["output"], row["capture"]) for row in turns[key]]
             yield CapturedAgent(*key, found, _before(told) if wanted else None, wanted, facts)
         else:
-            found, appended = _retokenised(turns[key], told, wanted, chat, template_kwargs)
+            found, appended = _retokenised(turns[key], told, wanted, chat, template_kwargs, tools)
             yield CapturedAgent(*key, found, facts=facts, appended=appended)
 
 
 def _retokenised(
     turns: Sequence[Mapping[str, Any]],
     messages: Sequence[Mapping[str, Any]],
-    default: Messages | None,
+    default: FirstPrompt | None,
     chat: ChatFormat,
     template_kwargs: Mapping[str, Any],
+    tools: Sequence[Any] | None,
 ) -> tuple[list[CapturedTurn], bool]:
     """The turns as text in the student's ids, and whether the template only appends to the conversation; steering goes
     with the messages that hold it, before anything is ids."""
     if default is not None:
         told = [m for m in messages if m["kind"] != "prompt"]
-        messages = [{**m, "kind": "prompt", "turn": None, "tool_calls": None} for m in default] + told
+        messages = [{**m, "kind": "prompt", "turn": None, "tool_calls": None} for m in default.messages] + told
     truncated = {row["turn"] for row in turns if row["finish_reason"] == "length"}
-    made = {
-        pair.turn: pair
-        for pair in retokenise(messages, chat, truncated=truncated, template_kwargs=dict(template_kwargs))
-    }
+    pairs = retokenise(messages, chat, truncated=truncated, tools=tools, template_kwargs=template_kwargs)
+    made = {pair.turn: pair for pair in pairs}
     found = []
     for row in turns:
         pair = made.get(row["turn"])

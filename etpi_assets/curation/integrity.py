@@ -189,8 +189,8 @@ def prompt_is_default_render(
     if wrong:
         message = (
             f"{len(wrong)} of {compared} agents' prompts are not the default render, first {wrong[:_SHOWN]}: the "
-            "student would be trained on a prompt that serving never gives. Compare agent.prompt, base.tokenizer and "
-            "base.chat_template with what the rollouts were made with."
+            "student would be trained on a prompt that serving never gives. Compare agent.prompt, agent.tools, "
+            "base.tokenizer and base.chat_template with what the rollouts were made with."
         )
         return CheckOutcome("prompt_is_default_render", False, message, figures=figures)
     message = f"{compared} of {len(agents)} agents' prompts compared with the default render, all equal."

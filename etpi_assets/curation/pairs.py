@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from etpi_assets.curation.steering import Messages, splice
+from etpi_assets.curation.steering import FirstPrompt, Messages, splice
 from etpi_assets.curation.strip_think import Stripped, close_tail, has_think, strip_history, strip_opened, strip_output
 from etpi_assets.specs.models import PairsSection
 from etpi_resources.chat_format import ChatFormat
@@ -43,8 +43,8 @@ class CapturedAgent:
     """One agent's turns in order.
 
     Attributes:
-        captured, default: its first messages as the teacher read them and as a student reads them; None where the
-            captured prompt is to stay as it is.
+        captured, default: its first messages as the teacher read them, and the prompt that a student reads; None where
+            the captured prompt is to stay as it is.
         facts: what every pair's `metadata` holds (task_id, repo, teacher, role, ...).
         appended: whether one rendering held all prompts; False where the template writes earlier messages anew.
     """
@@ -53,7 +53,7 @@ class CapturedAgent:
     agent_id: str
     turns: Sequence[CapturedTurn]
     captured: Messages | None = None
-    default: Messages | None = None
+    default: FirstPrompt | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     appended: bool = True
 

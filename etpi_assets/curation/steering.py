@@ -18,6 +18,20 @@ from etpi_resources.chat_format import ChatFormat
 
 Messages = Sequence[Mapping[str, str]]
 
+
+@dataclass(frozen=True)
+class FirstPrompt:
+    """What a student reads before its first turn.
+
+    Attributes:
+        messages: ({"role", "content"}), without steering.
+        ids: their rendering, with the tools and template arguments that a student gets; generation prompt included.
+    """
+
+    messages: Messages
+    ids: Sequence[int]
+
+
 RUN_IDS = 8
 RUN_WORDS = 6
 """A run of so many ids, or words, that only the steering has, is a leak. Shorter runs occur in anybody's prose."""
@@ -28,12 +42,14 @@ def segments(prompt: np.ndarray, chat: ChatFormat) -> list[np.ndarray]:
     return np.split(prompt, np.flatnonzero(prompt == chat.turn_id))
 
 
-def splice(prompt: np.ndarray, captured: Messages, default: Messages, chat: ChatFormat) -> tuple[np.ndarray, bool]:
+def splice(prompt: np.ndarray, captured: Messages, default: FirstPrompt, chat: ChatFormat) -> tuple[np.ndarray, bool]:
     """The prompt with each of its first messages that differs from the default replaced by the default's rendering.
 
     Args:
         prompt: (n,) int32, as captured; later messages may follow the first ones.
-        captured, default: the first messages ({"role", "content"}) as the teacher and as a student reads them.
+        captured: the first messages ({"role", "content"}) as the teacher read them.
+        default: the same messages as a student reads them. Tools stand in one of them, so its ids must offer those that
+            were captured.
 
     Returns:
         the prompt, and whether anything was replaced (otherwise it is the same array).
@@ -41,21 +57,22 @@ def splice(prompt: np.ndarray, captured: Messages, default: Messages, chat: Chat
     Raises:
         ValueError: the messages do not correspond one to one, or the prompt does not hold what is to be replaced.
     """
-    if len(captured) != len(default) or any(a["role"] != b["role"] for a, b in zip(captured, default, strict=True)):
+    wanted = default.messages
+    if [m["role"] for m in captured] != [m["role"] for m in wanted]:
         raise ValueError(
             f"steering cannot be spliced: the captured prompt begins with {[m['role'] for m in captured]}, the default "
-            f"one with {[m['role'] for m in default]}; they must correspond message by message"
+            f"one with {[m['role'] for m in wanted]}; they must correspond message by message"
         )
-    differ = [i for i, (a, b) in enumerate(zip(captured, default, strict=True)) if a["content"] != b["content"]]
+    differ = [i for i, (a, b) in enumerate(zip(captured, wanted, strict=True)) if a["content"] != b["content"]]
     if not differ:
         return prompt, False
     pieces = segments(prompt, chat)
-    rendered = segments(np.asarray(chat.prompt_ids(default), dtype=prompt.dtype), chat)
+    rendered = segments(np.asarray(default.ids, dtype=prompt.dtype), chat)
     # One piece before the first message and one for the generation prompt.
-    if len(rendered) != len(default) + 2 or len(pieces) < len(rendered):
+    if len(rendered) != len(wanted) + 2 or len(pieces) < len(rendered):
         raise ValueError(
             f"steering cannot be spliced: chat format {chat.name!r} writes {len(rendered) - 2} messages for the "
-            f"{len(default)} of the default prompt, and the captured prompt has {len(pieces) - 2}; "
+            f"{len(wanted)} of the default prompt, and the captured prompt has {len(pieces) - 2}; "
             "take a chat_template that writes one message for each"
         )
     for index in differ:

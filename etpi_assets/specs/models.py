@@ -154,13 +154,16 @@ class GrammarSection(Section):
         return ThinkGrammar.of(self.slots, self.max_chars)
 
 
+Tool = Literal["bash", "send_message"]
+
+
 class AgentSection(Section):
     """The agent loop: prompt, tokenizer, budgets, sampling."""
 
     prompt: str = Field(default="coop", description="a folder of prompt templates under etpi_assets/rollouts/prompts")
     tokenizer: str = "tiny"
     steering: bool = Field(default=False, description="whether the plan-first protocol stands in the system prompt")
-    tools: tuple[Literal["bash", "send_message"], ...] = Field(
+    tools: tuple[Tool, ...] = Field(
         default=(), description="tools whose schemas the chat template gets (`etpi_assets/rollouts/tools.py`)"
     )
     history_think: Literal["keep", "strip"] = Field(
@@ -312,6 +315,9 @@ class PairsSection(Section):
     """How turns become token-in/token-out pairs (DESIGN section 5)."""
 
     capture: Literal["native", "retokenised"] = "native"
+    tools: tuple[Tool, ...] = Field(
+        default=(), description="retokenised: tools that the student's prompts offer; native prompts have their set's"
+    )
     strip_think: bool = True
     strip_rule: Literal["delimited", "opened"] = Field(
         default="delimited",
@@ -321,6 +327,14 @@ class PairsSection(Section):
     history_think: Literal["strip", "keep"] = "strip"
     drop_unparseable: bool = True
     drop_truncated: bool = True
+
+    @model_validator(mode="after")
+    def _tools_are_read(self) -> PairsSection:
+        if self.tools and self.capture == "native":
+            raise ValueError(
+                'pairs.tools are for capture = "retokenised"; native prompts offer the rollout set\'s own agent.tools'
+            )
+        return self
 
 
 class DatasetSection(Section):
