@@ -289,8 +289,8 @@ _NODES = (
         ("probes",),
         "Proof that what is served was trained: it differs from base, reads the prompts of its training, and parses.",
         upstream=("base_checkpoint", "sft_checkpoint", "rl_checkpoint", "upweighted_dataset", "tito_pairs", "tasks"),
-        sections=("serving", "probe"),
-        code=("etpi_assets.evaluation.probes", "etpi_assets.evaluation.examination"),
+        sections=("serving", "probe", "evaluate.suite", "evaluate.agent"),
+        code=("etpi_assets.evaluation.probes", "etpi_assets.evaluation.examination", "etpi_assets.rollouts.tools"),
         lock="accelerator",
     ),
     Node(

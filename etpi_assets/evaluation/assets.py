@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from typing import TypeVar
 
 import pyarrow as pa
 
 from etpi_assets.evaluation import metrics, probes
-from etpi_assets.evaluation.examination import Expected, Paper, examine, examine_on_the_way
+from etpi_assets.evaluation.examination import Desk, Expected, Paper, examine, examine_on_the_way
 from etpi_assets.evaluation.rollouts import (
     Candidate,
     Ground,
@@ -22,9 +20,7 @@ from etpi_assets.evaluation.rollouts import (
     roll_out,
 )
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
-from etpi_assets.rollouts.prompts import render_prompts
 from etpi_assets.rollouts.tables import to_tables
-from etpi_assets.rollouts.tools import tool_schemas
 from etpi_assets.scoring.behaviours import score
 from etpi_assets.scoring.checks import every_rollout_scored
 from etpi_assets.scoring.structure import structure_of
@@ -42,7 +38,6 @@ PROBES = (
     "differs_from_base", "first_turn_parses",
 )  # fmt: skip
 THRESHOLDS = ("plan_first_threshold", "plan_content_threshold", "follow_through_threshold")
-T = TypeVar("T")
 NOTHING = "the experiment trains or evaluates nothing"
 
 
@@ -51,30 +46,16 @@ def serving_probe(run: AssetRun) -> Produced:
     spec: ExperimentSpec = run.spec
     if spec.evaluate is None or not any(c.role != "base" for c in _candidates(run)):
         return Produced.not_applicable(run.node.name, NOTHING)
-    chat, agent = load_chat_format(spec.base.tokenizer, spec.base.chat_template), spec.evaluate.agent
-    tasks = {task.task_id: task for task in read_tasks(run.read("tasks", "tasks"))}
-    family = load_family(run.specs.suites[spec.evaluate.suite].family)
-    tools, kwargs = tool_schemas(agent.tools), spec.serving.served_kwargs()
-
-    def render(task_id: str, agent_id: str) -> probes.Prompt:
-        (role,) = [r for r in family.roles(tasks[task_id]) if r.agent_id == agent_id]
-        messages = render_prompts(agent, tasks[task_id], role)
-        ids = chat.prompt_ids(messages, tools=tools, **kwargs)
-        return probes.Prompt(f"{task_id}/{agent_id}", ids, messages, tuple(tools or ()))
-
-    learnt = run.read(
-        "upweighted_dataset", "dataset_rows", columns=["pair_id", "task_id", "agent_id", "turn"]
-    ).to_pylist()
-    first = [r for r in learnt if r["turn"] == 0 and r["task_id"] in tasks]
-    shown = _sample(first, spec.probe.prompts)
+    desk = Desk(
+        family=load_family(run.specs.suites[spec.evaluate.suite].family),
+        chat=load_chat_format(spec.base.tokenizer, spec.base.chat_template),
+        agent=spec.evaluate.agent,
+        template_kwargs=spec.serving.served_kwargs(),
+    )
+    learnt = run.read("upweighted_dataset", "dataset_rows", columns=["pair_id", "task_id", "agent_id", "turn"])
     inputs = _first_inputs(run.read("tito_pairs", "pairs", columns=["pair_id", "turn", "suffix_ids"]))
-    train = [render(r["task_id"], r["agent_id"]) for r in shown]
-    trained = {prompt.source: inputs[row["pair_id"]] for prompt, row in zip(train, shown, strict=True)}
-    heldout = [
-        render(task.task_id, (seats := family.roles(task))[i % len(seats)].agent_id)
-        for i, task in enumerate(_sample([t for t in tasks.values() if t.split == "heldout"], spec.probe.prompts))
-    ]
-    paper = Paper(train, heldout, trained, agent, spec.probe)
+    tasks = read_tasks(run.read("tasks", "tasks"))
+    paper = Paper.write(desk, spec.probe, tasks, learnt.to_pylist(), inputs)
     rows, base_turns = [], None
     with _serving(run, spec) as (serving, checkpoints):
         for candidate, checkpoint in checkpoints.items():
@@ -198,11 +179,6 @@ def _serving(run: AssetRun, spec: ExperimentSpec) -> Iterator[tuple[Serving, Map
     }
     with closing(run.resources.serving(spec.serving, chat, list(checkpoints.values()))) as serving:
         yield serving, checkpoints
-
-
-def _sample(rows: Sequence[T], n: int) -> list[T]:
-    """n of the rows, the same ones every time."""
-    return random.Random(0).sample(list(rows), min(n, len(rows)))
 
 
 def _first_inputs(pairs: pa.Table) -> dict[str, list[int]]:

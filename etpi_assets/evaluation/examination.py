@@ -1,6 +1,7 @@
 """Examining one served checkpoint: which probes are asked of it, on which prompts.
 
-Belongs here: the order of questions. Does not belong here: a probe itself (`probes`), or serving.
+Belongs here: choosing and rendering the prompts, the order of questions. Does not belong here: a probe itself
+(`probes`), or serving.
 
 A final checkpoint answers everything. One from the middle of training is asked only how it acts on prompts it has not
 seen: over its steps that is a learning curve, and shows what a comparison at the end no longer does, how soon a
@@ -9,14 +10,38 @@ behaviour was learnt.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from etpi_assets.evaluation import probes
 from etpi_assets.evaluation.probes import Answer, Prompt
+from etpi_assets.rollouts.prompts import render_prompts
+from etpi_assets.rollouts.tools import tool_schemas
 from etpi_assets.specs.models import AgentSection, ProbeSection
+from etpi_assets.tasks.family import Family, Task
+from etpi_resources.chat_format import ChatFormat
 from etpi_resources.engines import Completion, Engine, ServerEngine
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Desk:
+    """What a first-turn prompt is rendered with, as serving does it."""
+
+    family: Family
+    chat: ChatFormat
+    agent: AgentSection
+    template_kwargs: Mapping[str, Any]
+
+    def prompt(self, task: Task, agent_id: str) -> Prompt:
+        (role,) = [role for role in self.family.roles(task) if role.agent_id == agent_id]
+        messages, tools = render_prompts(self.agent, task, role), tool_schemas(self.agent.tools)
+        ids = self.chat.prompt_ids(messages, tools=tools, **self.template_kwargs)
+        return Prompt(f"{task.task_id}/{agent_id}", ids, messages, tuple(tools or ()))
 
 
 @dataclass(frozen=True)
@@ -35,6 +60,35 @@ class Paper:
     trained: Mapping[str, Sequence[int]]
     agent: AgentSection
     section: ProbeSection
+
+    @classmethod
+    def write(
+        cls,
+        desk: Desk,
+        section: ProbeSection,
+        tasks: Sequence[Task],
+        learnt: Sequence[Mapping[str, Any]],
+        inputs: Mapping[str, Sequence[int]],
+    ) -> Paper:
+        """At most `section.prompts` of each kind, the same ones every time.
+
+        Args:
+            tasks: of the evaluated suite; held-out ones take their agents in turns.
+            learnt: rows of `dataset_rows` (pair_id, task_id, agent_id, turn); first turns of these tasks count.
+            inputs: pair id -> the ids trained on.
+        """
+        by_id = {task.task_id: task for task in tasks}
+        rows = _sample([r for r in learnt if r["turn"] == 0 and r["task_id"] in by_id], section.prompts)
+        train = [desk.prompt(by_id[row["task_id"]], row["agent_id"]) for row in rows]
+        trained = {prompt.source: inputs[row["pair_id"]] for prompt, row in zip(train, rows, strict=True)}
+        unseen = _sample([task for task in tasks if task.split == "heldout"], section.prompts)
+        seats = [(task, desk.family.roles(task)) for task in unseen]
+        heldout = [desk.prompt(task, roles[i % len(roles)].agent_id) for i, (task, roles) in enumerate(seats)]
+        return cls(train, heldout, trained, desk.agent, section)
+
+
+def _sample(rows: Sequence[T], n: int) -> list[T]:
+    return random.Random(0).sample(list(rows), min(n, len(rows)))
 
 
 @dataclass(frozen=True)
