@@ -8,12 +8,17 @@ of it: making the workspace, every step, reading the end off, and leaving nothin
 every command; here it starts once. Its side has no limits on memory, processes, files and system calls, which ours
 has; it renders text where ours keeps token ids. "its defaults" is mini-swe-agent as it comes, which shares the host's
 network and processes with the commands.
+
+A busy machine is shared by all: the sides are measured in short rounds, each round beginning with another one, and a
+ratio is the median of the rounds' own. CPU seconds, of this process and of all it started, are beside it: they say what
+a step costs whatever else runs.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import resource
 import statistics
 import sys
 import time
@@ -46,7 +51,7 @@ COMMANDS = [
     * 4,
     f"echo {SUBMIT}",
 ]
-ROUNDS = 5
+ROUNDS = 9
 ISOLATED = [
     "--unshare-all",
     "--unshare-user",
@@ -130,16 +135,22 @@ def theirs(isolated: bool) -> Callable[[], int]:
     return run
 
 
-def rate(run: Callable[[], int], rollouts: int, workers: int) -> float:
-    """Steps a second over `rollouts` rollouts."""
-    started = time.perf_counter()
+def cost(run: Callable[[], int], rollouts: int, workers: int) -> tuple[float, float]:
+    """(wall, CPU) seconds a step over `rollouts` rollouts, the programs that the steps start included."""
+    started, cpu = time.perf_counter(), cpu_seconds()
     with ThreadPoolExecutor(workers) as pool:
         steps = sum(pool.map(lambda _: run(), range(rollouts)))
-    return steps / (time.perf_counter() - started)
+    return (time.perf_counter() - started) / steps, (cpu_seconds() - cpu) / steps
+
+
+def cpu_seconds() -> float:
+    """Of this process and of those that it started and that ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def main() -> None:
-    rollouts = int(sys.argv[1]) if len(sys.argv) > 1 else 8
+    rollouts = int(sys.argv[1]) if len(sys.argv) > 1 else 4
     try:
         sides = {"etpi": ours(), "mini-swe-agent": theirs(True), "mini-swe-agent, its defaults": theirs(False)}
     except ModuleNotFoundError as error:
@@ -148,15 +159,18 @@ def main() -> None:
     for run in sides.values():
         run()
     for workers in (1, 4):
-        rates: dict[str, list[float]] = {name: [] for name in sides}
-        for _ in range(ROUNDS):
-            for name, run in sides.items():
-                rates[name].append(rate(run, rollouts, workers))
-        for name, found in rates.items():
-            ratios = [mine / other for mine, other in zip(rates["etpi"], found, strict=True)]
+        costs: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
+        names = list(sides)
+        for number in range(ROUNDS):
+            for name in names[number % len(names) :] + names[: number % len(names)]:
+                costs[name].append(cost(sides[name], rollouts, workers))
+        for name, found in costs.items():
+            pairs = list(zip(found, costs["etpi"], strict=True))
+            wall, cpu = ([theirs[i] / mine[i] for theirs, mine in pairs] for i in (0, 1))
             print(
-                f"{workers} worker(s)  {name:30} {statistics.median(found):8.1f} steps/s"
-                f"   etpi is {statistics.median(ratios):5.2f}x (rounds {min(ratios):.2f} to {max(ratios):.2f})"
+                f"{workers} worker(s)  {name:30} {1 / statistics.median(seconds for seconds, _ in found):8.1f} steps/s"
+                f"   etpi is {statistics.median(wall):5.2f}x (rounds {min(wall):.2f} to {max(wall):.2f})"
+                f"   CPU a step {statistics.median(cpu):5.2f}x ours ({min(cpu):.2f} to {max(cpu):.2f})"
             )
 
 

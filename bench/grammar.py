@@ -1,12 +1,13 @@
 """Tokens a second of the in-process engine with a grammar against without: `python bench/grammar.py`.
 
 Random models of the tiny and of the real Qwen3 vocabulary; 32 requests at temperature 1, every token of which the
-grammar binds (long lines), against the same requests free. CPU seconds of this process, the two ways in turns, best of
-three.
+grammar binds (long lines), against the same requests free. CPU seconds of this process, whatever else the machine does;
+the two ways in short rounds, the first of a round in turn, and the median of the rounds' own ratios.
 """
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 import time
 from dataclasses import replace
@@ -19,7 +20,7 @@ from etpi_resources.engines import Request, Sampler
 from etpi_resources.engines.transformers import TransformersEngine
 from etpi_resources.grammars import ThinkGrammar
 
-REQUESTS, TOKENS, ROUNDS = 32, 48, 3
+REQUESTS, TOKENS, ROUNDS = 32, 48, 7
 SIZES = {"tiny": (1024, 128), "qwen3": (151_936, 256)}
 """Vocabulary with the padding ids that a model has, and hidden size."""
 
@@ -58,11 +59,16 @@ def main() -> None:
                     free = [replace(request, grammar=None) for request in bound]
                     for requests in (bound[:1], free[:1]):  # compile the grammar, touch the weights
                         seconds(engine, requests)
-                    rounds = [(seconds(engine, bound), seconds(engine, free)) for _ in range(ROUNDS)]
-                    ours, theirs = (min(times) for times in zip(*rounds, strict=True))
+                    ways, costs = {"bound": bound, "free": free}, {"bound": list[float](), "free": list[float]()}
+                    for number in range(ROUNDS):
+                        for way in sorted(ways, reverse=bool(number % 2)):
+                            costs[way].append(seconds(engine, ways[way]))
+                    ratios = [without / ours for ours, without in zip(costs["bound"], costs["free"], strict=True)]
+                    ours, without = (1 / statistics.median(costs[way]) for way in ways)
                     print(
-                        f"{name}, lines of at most {grammar.bounds[0]} characters: {1 / ours:.0f} tokens a CPU second "
-                        f"with the grammar, {1 / theirs:.0f} without, {theirs / ours:.2f} times",
+                        f"{name}, lines of at most {grammar.bounds[0]} characters: {ours:.0f} tokens a CPU second "
+                        f"with the grammar, {without:.0f} without, {statistics.median(ratios):.2f} times "
+                        f"(rounds {min(ratios):.2f} to {max(ratios):.2f})",
                         flush=True,
                     )
             finally:
