@@ -16,7 +16,9 @@ from etpi_assets.curation.steering import FirstPrompt
 from etpi_assets.curation.strip_think import has_think
 from etpi_assets.rollouts.actions import format_action, read_actions
 from etpi_assets.rollouts.tables import iter_prompts
+from etpi_assets.rollouts.tools import tool_schemas
 from etpi_assets.specs.models import PairsSection
+from etpi_resources.chat_format import load_chat_format
 
 NATIVE = PairsSection()
 KEEP = PairsSection(strip_think=False, history_think="keep", drop_unparseable=False)
@@ -244,3 +246,13 @@ def test_text_without_a_call_has_no_format_and_json_calls_are_all_format():
     call = ids('<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>')
     assert format_tokens(call, CHAT) == len(call)
     assert format_tokens(ids("<tool_call>\n<function=bash>\n<parameter=command>\nls"), CHAT) > 0
+
+
+def test_a_student_that_is_served_tools_reads_them_in_training():
+    tables, chat = rollouts(steering=False), load_chat_format("qwen3")
+    section = PairsSection(capture="retokenised", strip_think=False, history_think="keep", drop_unparseable=False)
+    first = tables["rollouts"]["rollout_id"].to_pylist()[:1]
+    for tools in (None, tool_schemas(["code_interpreter"])):
+        agents = list(captured_agents(tables, first, section, chat, default, {}, tools))
+        prompts = [chat.decode(turn.prompt) for agent in agents for turn in agent.turns if turn.prompt is not None]
+        assert prompts and all(('"name": "code_interpreter"' in text) == (tools is not None) for text in prompts)

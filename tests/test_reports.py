@@ -12,11 +12,12 @@ import pytest
 from etpi_assets.evaluation.metrics import measure
 from etpi_assets.reports import facts, html, leaderboard, model_card
 from etpi_assets.reports.iterations import iterations
-from etpi_assets.specs.models import ExperimentSpec
+from etpi_assets.specs.models import ExperimentSpec, RolloutSetSpec
 from etpi_resources import charts
-from etpi_resources.schemas import from_rows
+from etpi_resources.schemas import empty, from_rows
 
 SPEC = ExperimentSpec(title="Plan <first> & go", rollout_sets=("strong",))
+IMPORTED = {"title": "t", "kind": "imported", "path": "x", "license": "cc-by-4.0"}
 
 
 def _rollout(i: int, role: str, seed: int | None) -> dict:
@@ -129,7 +130,9 @@ def sources() -> facts.Sources:
             "training_log",
             [{"role": "sft", "seed": 0, "step": s, "loss": 1.0 / (s + 1), "val_loss": None} for s in range(5)],
         ),
+        rl_log=empty("training_log"),
         probes=from_rows("probes", []),
+        tasks=empty("tasks"),
     )
 
 
@@ -238,9 +241,51 @@ def test_card_names_base_data_and_intervals(sources):
         checkpoints=sources.checkpoints,
         dataset_rows=sources.dataset_rows,
         base=base,
+        tasks=from_rows(
+            "tasks",
+            [
+                {"split": split, "payload": f'{{"source": "omni", "license": "{licence}"}}'}
+                for split, licence in (("train", "mit"), ("train", "mit"), ("heldout", "mit"))
+            ],
+        ),
+        rollout_sets={name: RolloutSetSpec(**IMPORTED) for name in SPEC.rollout_sets},
     )
+    assert "| omni | mit | 2 tasks |" in card
+    assert f"| {SPEC.rollout_sets[0]} | cc-by-4.0 | imported rollouts |" in card
     assert card.startswith("---\nlicense: apache-2.0")
     assert "tiny `bbbbbbbbbbbbbbbb`" in card and "strong" in card and "| plan_first | sft | greedy | 100.0% [" in card
+
+
+def test_the_page_says_what_reinforcement_changed(sources):
+    after = {
+        "task1": (1.0, 1.0), "task2": (0.0, 1.0), "task3": (1.0, 1.0), "task4": (0.0, 0.5),
+    }  # fmt: skip
+    rollouts = from_rows("rollouts", [_rollout(i, role, 0) for i in range(1, 5) for role in ("sft", "rl")])
+    before = {**dict.fromkeys(after, (1.0, 1.0)), "task3": (0.0, 0.0)}
+    found = [(r["rollout_id"], r["task_id"], r["checkpoint_role"]) for r in rollouts.to_pylist()]
+    outcome = {"sft": before, "rl": after}
+    scores = [
+        {"rollout_id": i, "task_id": t, "reward": outcome[role][t][0], "infrastructure_error": False}
+        for i, t, role in found
+    ]
+    agents = [{"rollout_id": i, "agent_id": "agent1", "parse_rate": outcome[role][t][1]} for i, t, role in found]
+    log = [{"role": "rl", "seed": 0, "step": s, "parsed": 0.1 * s, "solved": 0.0, "called": 0.5} for s in range(4)]
+    changed = replace(
+        sources,
+        eval_rollouts=rollouts,
+        eval_scores=from_rows("scores", scores),
+        eval_agent_scores=from_rows("agent_scores", agents),
+        rl_log=from_rows("training_log", log),
+        tasks=from_rows("tasks", [{"task_id": "task3", "instruction": "Count <them>."}]),
+    )
+    page, markdown = html.render(_subject(), changed, str)
+    assert "newly parsed 1, parse lost 1, newly solved 1, newly lost 2" in markdown
+    assert "| task3 | greedy | 0 | newly parsed, newly solved |" in markdown
+    assert "| task4 | greedy | 0 | no longer parsed, newly lost |" in markdown
+    assert "task1 |" not in markdown.partition("## Reinforcement")[2].partition("## Checks")[0]
+    assert "Count &lt;them&gt;." in page and "called" in page
+    # Where nothing was reinforced there is no such section.
+    assert "Reinforcement" not in html.render(_subject(), sources, str)[1]
 
 
 def test_leaderboard_and_ceiling_keep_filtered_apart(sources):

@@ -49,9 +49,11 @@ def experiment_report(run: AssetRun) -> Produced:
         pairs=run.read("tito_pairs", "pairs"),
         dataset_rows=run.read("upweighted_dataset", "dataset_rows"),
         sequences=run.read("upweighted_dataset", "sequences"),
-        checkpoints=run.read("sft_checkpoint", "checkpoints"),
+        checkpoints=_trained(run),
         training_log=run.read("sft_checkpoint", "training_log"),
+        rl_log=run.read("rl_checkpoint", "training_log"),
         probes=run.read("serving_probe", "probes"),
+        tasks=run.read("tasks", "tasks"),
     )
     chat = load_chat_format(spec.base.tokenizer, spec.base.chat_template)
     page, markdown = html.render(subject, sources, chat.decode)
@@ -68,9 +70,11 @@ def model_card_asset(run: AssetRun) -> Produced:
         run.key,
         run.spec,
         metrics=run.read("eval_metrics", "metrics"),
-        checkpoints=run.read("sft_checkpoint", "checkpoints"),
+        checkpoints=_trained(run),
         dataset_rows=run.read("upweighted_dataset", "dataset_rows"),
         base=run.read("base_checkpoint", "checkpoints"),
+        tasks=run.read("tasks", "tasks"),
+        rollout_sets=run.specs.rollout_sets,
     )
     return Produced(
         tables={"reports": from_rows("reports", [_write(run, "README.md", "model_card", card)])},
@@ -142,6 +146,11 @@ def _lesson(run: AssetRun, experiment: str) -> leaderboard.Lesson:
         teachers=sorted({teacher or "unknown" for teacher in selected["teacher"].to_pylist()}),
         filtered_on=frozenset(filtered),
     )
+
+
+def _trained(run: AssetRun) -> pa.Table:
+    """Fine-tuned checkpoints, then reinforced ones."""
+    return pa.concat_tables([run.read(asset, "checkpoints") for asset in ("sft_checkpoint", "rl_checkpoint")])
 
 
 def _write(run: AssetRun, name: str, kind: str, text: str) -> dict:

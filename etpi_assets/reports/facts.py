@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from etpi_assets.training.curves import Curve, curves
+from etpi_assets.training.curves import Curve, curves, rates
 
 HEADLINE = ("plan_first", "plan_content", "follow_through", "solved", "parsed", "parse_rate", "submitted")
 DETAIL = (
@@ -46,7 +46,9 @@ class Sources:
     sequences: pa.Table
     checkpoints: pa.Table
     training_log: pa.Table
+    rl_log: pa.Table
     probes: pa.Table
+    tasks: pa.Table
 
 
 def metric_rows(metrics: pa.Table, names: Sequence[str], seed: int | None = None) -> list[dict[str, Any]]:
@@ -158,6 +160,11 @@ def loss_curves(log: pa.Table) -> list[Curve]:
     rows = log.to_pylist()
     last = max({row["role"] for row in rows}, key=ROLE_ORDER.index, default=None)
     return curves([row for row in rows if row["role"] == last])
+
+
+def rl_curves(log: pa.Table) -> list[Curve]:
+    """What reinforcement's rollouts parse, solve and call tools in, over its steps."""
+    return rates(log.to_pylist())
 
 
 def cost(sources: Sources) -> list[tuple[str, str]]:

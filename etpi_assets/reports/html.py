@@ -13,7 +13,7 @@ from typing import Any
 
 import jinja2
 
-from etpi_assets.reports import facts
+from etpi_assets.reports import facts, reinforcement
 from etpi_assets.reports.facts import Sources
 from etpi_assets.reports.iterations import METRICS, Iteration
 from etpi_assets.scoring.intervals import clears, wilson
@@ -64,6 +64,9 @@ class Subject:
 def render(subject: Subject, sources: Sources, decode: Callable[[Sequence[int]], str]) -> tuple[str, str]:
     """(html, markdown). The page carries its style and charts and needs no network and no script."""
     headline = facts.metric_rows(sources.metrics, facts.HEADLINE)
+    changed = reinforcement.changed(
+        sources.eval_rollouts, sources.eval_scores, sources.eval_agent_scores, sources.tasks
+    )
     values = {
         "subject": subject,
         "headline": headline,
@@ -84,6 +87,11 @@ def render(subject: Subject, sources: Sources, decode: Callable[[Sequence[int]],
         "iteration_metrics": METRICS,
         "teacher_plot": _teacher_plot(headline),
         "loss_plot": charts.line_chart("Loss", facts.loss_curves(sources.training_log), "optimiser step", log_y=True),
+        "rates_plot": charts.line_chart("Rollouts of reinforcement", facts.rl_curves(sources.rl_log), "optimiser step")
+        if sources.rl_log.num_rows
+        else "",
+        "changed": changed,
+        "changes": reinforcement.counts(changed),
         "share_plot": charts.bars(
             "Share of the loss by turn",
             [(f"turn {t}", 100 * s) for t, s in facts.loss_share(sources.dataset_rows)[:16]],

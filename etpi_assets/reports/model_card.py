@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
 from etpi_assets.reports import facts
 from etpi_assets.reports.html import TEMPLATES
-from etpi_assets.specs.models import ExperimentSpec
+from etpi_assets.specs.models import ExperimentSpec, RolloutSetSpec
 
 
 def render(
@@ -24,8 +25,11 @@ def render(
     checkpoints: pa.Table,
     dataset_rows: pa.Table,
     base: pa.Table,
+    tasks: pa.Table,
+    rollout_sets: Mapping[str, RolloutSetSpec],
 ) -> str:
-    """The card as markdown, from tables of those names (`base` is base_checkpoint's `checkpoints`)."""
+    """The card as markdown, from tables of those names (`base` is base_checkpoint's `checkpoints`, `checkpoints` are of
+    fine-tuning and reinforcement) and the specs of rollout sets."""
     train_rows = [row for row in dataset_rows.to_pylist() if row["split"] == "train"]
     repos = Counter(row["repo"] for row in train_rows)
     finals = [c for c in checkpoints.to_pylist() if c["final"] and c["role"] != "base"]
@@ -50,8 +54,22 @@ def render(
         finals=finals,
         metrics=facts.metric_rows(metrics, facts.HEADLINE),
         repos=sorted(repos.items()),
+        sources=data_sources(tasks, [(name, rollout_sets[name]) for name in spec.rollout_sets if name in rollout_sets]),
+        rl=spec.rl if spec.rl.method != "none" else None,
+        rl_rewards=[f"{t.function} × {t.weight:g}" for t in spec.rl.rewards],
         limitations=spec.card.limitations or _limitations(spec, metrics),
     )
+
+
+def data_sources(tasks: pa.Table, rollout_sets: Sequence[tuple[str, RolloutSetSpec]]) -> list[tuple[str, str, str]]:
+    """(source, licence, how much of it) of imported rollouts and of training tasks, where they state a licence."""
+    stated = [(name, spec.license, "imported rollouts") for name, spec in rollout_sets if spec.license]
+    counted: Counter[tuple[str, str]] = Counter()
+    for row in tasks.to_pylist():
+        payload = json.loads(row["payload"] or "{}")
+        if row["split"] == "train" and payload.get("license"):
+            counted[payload["source"], payload["license"]] += 1
+    return [*stated, *((source, licence, f"{n:,} tasks") for (source, licence), n in sorted(counted.items()))]
 
 
 def _base_name(spec: ExperimentSpec, base: pa.Table) -> str:

@@ -119,10 +119,9 @@ def _actions(
             return EMPTY
         wait = arguments.get("wait") in (True, "true", "True", "1")
         return [Action("send_message", name, to=to, message=message, form=form, pure=True, wait=wait)]
-    if name.lower() in _SHELLS:
-        command = _first(arguments, "command", "cmd", "script")
-    else:
-        command = f"{name} {_dumps(arguments)}"
+    if name.lower() not in _SHELLS:
+        return [Action("bash", f"{name} {_dumps(arguments)}", form=form)]
+    command = _first(arguments, "command", "cmd", "script")
     if command is None or not command.strip():
         return EMPTY
     split = split_command(command, message_commands)

@@ -24,16 +24,18 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
+from etpi_assets.rollouts.actions import after_think
 from etpi_assets.rollouts.contract import read_turn
+from etpi_assets.rollouts.interpreter import cell_command, cell_of
 from etpi_assets.rollouts.mailbox import Mailbox
 from etpi_assets.rollouts.observation import format_observation, format_summary
 from etpi_assets.rollouts.patches import unified_diff
 from etpi_assets.rollouts.prompts import render_prompts
 from etpi_assets.rollouts.records import AgentRecord, Message, RolloutRecord, Turn
 from etpi_assets.rollouts.think import post_think_tokens, strip_think, think_tokens
-from etpi_assets.rollouts.tools import tool_schemas
+from etpi_assets.rollouts.tools import INTERPRETER, tool_schemas
 from etpi_assets.specs.models import AgentSection
-from etpi_assets.tasks.family import Family, Needs, Role, Task
+from etpi_assets.tasks.family import ANSWER, Family, JudgesInPlace, Needs, Role, Task
 from etpi_resources.engines import Completion, Engine, EngineUnavailable, Request, Sampler
 from etpi_resources.sandboxes import (
     CommandResult,
@@ -145,9 +147,11 @@ def run_rollout(
             stage = "loop"
             loop.run()
             stage = "read files"
-            final = {seat.role.agent_id: seat.leave() for seat in loop.seats}
-        stage = "judge"
-        verdict = family.judge(task, final, sandboxes)
+            final = {seat.role.agent_id: loop.left_by(seat) for seat in loop.seats}
+            stage, verdict = "judge", None
+            if isinstance(family, JudgesInPlace):
+                verdict = family.judge_in_place(task, {seat.role.agent_id: seat.sandbox for seat in loop.seats})
+        verdict = verdict or family.judge(task, final, sandboxes)
         record.outcome = {"reward": verdict.reward, "verdict": verdict.verdict, "details": dict(verdict.details)}
     except (SandboxUnavailable, EngineUnavailable):
         raise
@@ -186,6 +190,7 @@ class _Seat:
     result: CommandResult | None = None
     sent_to: list[str] = field(default_factory=list)
     compacted_at: int = 0
+    answer: str | None = None
 
     @property
     def turn(self) -> Turn:
@@ -251,6 +256,16 @@ class _Loop:
                     self._act(seat)
             self._observe(asked)
 
+    def left_by(self, seat: _Seat) -> dict[str, str]:
+        """The files an agent leaves. Where it is to answer in words, ANSWER holds those and nothing that it wrote there
+        itself: an agent that never answers has not answered."""
+        files = seat.leave()
+        if self.agent.action_format == "tool_or_answer":
+            files.pop(ANSWER, None)
+            if seat.answer is not None:
+                files[ANSWER] = seat.answer
+        return files
+
     def _budget(self, seat: _Seat) -> None:
         if seat.exit is not None or seat.parked:
             return
@@ -312,7 +327,8 @@ class _Loop:
                 seat.sent_to += self.mail.send(seat.role.agent_id, action.to, action.message or "")
                 seat.parked = seat.parked or action.wait
                 continue
-            result = seat.sandbox.run(action.command)
+            cell = cell_of(action.command) if INTERPRETER in self.agent.tools else None
+            result = seat.sandbox.run(action.command if cell is None else cell_command(cell))
             results.append(result)
             turn.exit_code = result.exit_code
             if result.exit_code == 0 and result.output.split("\n", 1)[0].strip() == SUBMIT:
@@ -320,7 +336,9 @@ class _Loop:
                 break
         seat.result = _joined(results)
         seat.format_errors = seat.format_errors + 1 if turn.parse_error else 0
-        if seat.format_errors >= min(MAX_FORMAT_ERRORS, self.agent.max_steps):
+        if not turn.actions and turn.parse_error is None:  # an answer
+            seat.answer, seat.exit, seat.parked = after_think(turn.content).strip(), "Submitted", False
+        elif seat.format_errors >= min(MAX_FORMAT_ERRORS, self.agent.max_steps):
             seat.exit = "FormatError"
         elif self.agent.max_steps == 1:  # an agent that is asked once submits with what it does
             seat.exit, seat.parked = "Submitted", False

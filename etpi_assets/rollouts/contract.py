@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from etpi_assets.rollouts.actions import read_actions
+from etpi_assets.rollouts.actions import after_think, read_actions
 from etpi_assets.rollouts.records import Action
 from etpi_assets.specs.models import AgentSection
 
@@ -71,8 +71,10 @@ def read_turn(
     tool_calls: Sequence[Any] | None = None,
 ) -> tuple[list[Action], str | None]:
     """A turn's actions and why there is none, in the form that `agent.action_format` allows; `tool_calls` as for
-    `read_actions`."""
-    if agent.action_format == "any":
+    `read_actions`. Neither is there where a turn without a call is an answer."""
+    if agent.action_format == "tool_or_answer" and not tool_calls and "<tool_call>" not in after_think(text):
+        return [], None
+    if agent.action_format != "thinking_bash":
         return read_actions(text, tool_calls, message_commands=message_commands)
     read = read_contract(text)
     return ([], read) if isinstance(read, str) else ([Action("bash", read.command, form="fenced")], None)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from etpi_assets.rollouts.models import model_engine
+from etpi_assets.rollouts.policies.arithmetic_tiny import ArithmeticSkill, ArithmeticTinyPolicy
 from etpi_assets.rollouts.policies.coop_tiny import CoopTinyPolicy, Skill
 from etpi_assets.rollouts.policies.oracle import null_policy, reference_policy
 from etpi_assets.rollouts.policies.repo_fix_tiny import RepoFixPolicy, RepoFixSkill
@@ -31,6 +32,7 @@ POLICIES: Mapping[str, Callable[[Mapping[str, float], int], Policy]] = {
     "coop_tiny": lambda skill, seed: CoopTinyPolicy(Skill.of(skill), seed),
     "repo_fix_tiny": lambda skill, seed: RepoFixPolicy(RepoFixSkill.of(skill), seed),
     "running_sum": lambda skill, seed: RunningSumPolicy(skill),
+    "arithmetic_tiny": lambda skill, seed: ArithmeticTinyPolicy(ArithmeticSkill.of(skill), seed),
     "terminal_tiny": lambda skill, seed: TerminalTinyPolicy(TerminalSkill.of(skill), seed),
 }
 """Suite family -> the scripted policy of a skill and a seed."""

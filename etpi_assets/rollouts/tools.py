@@ -15,10 +15,17 @@ def _function(name: str, description: str, **parameters: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
 
 
+INTERPRETER = "code_interpreter"
+
 TOOLS: dict[str, dict[str, Any]] = {
     "bash": _function("bash", "Run a command in the repository.", command="The command, one line or a script."),
     "send_message": _function(
         "send_message", "Send a message to another agent.", to="The agent's name.", message="What to tell it."
+    ),
+    INTERPRETER: _function(
+        INTERPRETER,
+        "Run Python code. What a call defines is there in the next; print what you want to see.",
+        code="The code.",
     ),
 }
 

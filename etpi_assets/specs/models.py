@@ -154,7 +154,7 @@ class GrammarSection(Section):
         return ThinkGrammar.of(self.slots, self.max_chars)
 
 
-Tool = Literal["bash", "send_message"]
+Tool = Literal["bash", "send_message", "code_interpreter"]
 
 
 class AgentSection(Section):
@@ -175,8 +175,10 @@ class AgentSection(Section):
         description="turns after which a summary of what was done takes the place of the conversation so far, again "
         'and again; "none": never',
     )
-    action_format: Literal["any", "thinking_bash"] = Field(
-        default="any", description="what a turn may be written in; thinking_bash: the terminal prompt contract alone"
+    action_format: Literal["any", "thinking_bash", "tool_or_answer"] = Field(
+        default="any",
+        description="what a turn may be written in; thinking_bash: the terminal prompt contract alone; tool_or_answer: "
+        "a turn without a <tool_call> is the agent's answer, and its last",
     )
     max_steps: int = Field(default=12, ge=1, description="assistant turns; where there is one only, it submits")
     max_model_len: int = Field(default=2048, ge=64)
@@ -250,6 +252,7 @@ class RolloutSetSpec(Section):
     format: str = Field(default="auto", description="imported: a format of docs/formats.md, or auto")
     path: str | None = Field(default=None, description="imported: folder; ${VARIABLE} is taken from the environment")
     options: dict[str, Any] = Field(default_factory=dict, description="the importer's or generator's own knobs")
+    license: str = Field(default="", description="imported: the data's licence, for the model card")
     scoring: ScoringSection = ScoringSection()
     notes: str = ""
 
@@ -387,6 +390,12 @@ class TrainSection(Section):
         description='sequences of one optimiser step, one a forward pass, instead of batch_tokens; "none": by tokens',
     )
     save_steps: int | None = Field(default=None, ge=1, description="an addressable checkpoint every so many steps")
+    use_epoch: float | None = Field(
+        default=None,
+        gt=0,
+        description="the checkpoint after so many epochs is the one that is served, evaluated and reinforced; "
+        '"none": the last',
+    )
     lora_rank: int = 32
     lora_alpha: int = 16
     lora_dropout: float = 0.0
@@ -398,7 +407,14 @@ class TrainSection(Section):
     @model_serializer(mode="wrap")
     def _without_what_is_not_asked(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Checkpoints are found again by a hash of this section: a knob that is off leaves it as it was."""
-        return {key: value for key, value in handler(self).items() if value is not None or key != "batch_sequences"}
+        off = ("batch_sequences", "use_epoch")
+        return {key: value for key, value in handler(self).items() if value is not None or key not in off}
+
+    @model_validator(mode="after")
+    def _uses_what_it_trains(self) -> TrainSection:
+        if self.use_epoch is not None and self.use_epoch > self.epochs:
+            raise ValueError(f"train.use_epoch = {self.use_epoch:g} is past train.epochs = {self.epochs:g}")
+        return self
 
 
 class RewardTerm(Section):

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
-from etpi_resources.sandboxes import Environment, Limits, SandboxFactory
+from etpi_resources.sandboxes import Environment, Limits, Sandbox, SandboxFactory
+
+ANSWER = "answer.md"
+"""Where a judge finds the last words of an agent whose action format has answers, among the files it leaves."""
 
 
 @dataclass(frozen=True)
@@ -107,4 +110,14 @@ class Family(Protocol):
 
     def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[Refusal | Task]:
         """Each task if its reference passes three times and the null solution fails, else the refusal; in order."""
+        ...
+
+
+@runtime_checkable
+class JudgesInPlace(Protocol):
+    """A family whose verdict is about the machines that agents leave, not about their text files: what is installed,
+    and files of any kind, wherever they lie. Its `judge` is not asked after a rollout."""
+
+    def judge_in_place(self, task: Task, sandboxes: Mapping[str, Sandbox]) -> Verdict:
+        """Judge the sandboxes that the agents (by id) worked in; nothing of theirs runs any more."""
         ...

@@ -51,7 +51,7 @@ def place(params: Mapping[str, Any], *, key: str, workdir: str, image: str | Non
     }
 
 
-def needs(found: Mapping[str, Any], prepare: str, places: tuple[str, ...] = ()) -> Needs:
+def needs(found: Mapping[str, Any], prepare: str | None, places: tuple[str, ...] = ()) -> Needs:
     """What an agent's sandbox needs."""
     return Needs(_environment(found, places), _limits(found, found["command_seconds"]), prepare)
 

@@ -12,7 +12,7 @@ from etpi_resources import charts
 
 Curve = tuple[str, list[tuple[float, float]]]
 _LOSS = (("train", "loss"), ("val", "val_loss"))
-_RATES = (("parsed", "parsed"), ("solved", "solved"))
+_RATES = (("parsed", "parsed"), ("solved", "solved"), ("called", "called"))
 
 
 def curves(log: Sequence[Mapping[str, Any]], series: Sequence[tuple[str, str]] = _LOSS) -> list[Curve]:
@@ -27,13 +27,18 @@ def curves(log: Sequence[Mapping[str, Any]], series: Sequence[tuple[str, str]] =
     ]
 
 
+def rates(log: Sequence[Mapping[str, Any]]) -> list[Curve]:
+    """What reinforcement's rollouts parse, solve and call tools in, as `curves` gives it."""
+    return curves(log, _RATES)
+
+
 def loss_plot(log: Sequence[Mapping[str, Any]]) -> str:
     """The same as a markdown image of a few kilobytes, for an asset's page."""
     return charts.as_image(charts.line_chart("Loss", curves(log), "optimiser step", log_y=True), "loss over steps")
 
 
 def rates_plot(log: Sequence[Mapping[str, Any]]) -> str:
-    """What reinforcement's rollouts parse and solve against the step, as a markdown image."""
+    """What reinforcement's rollouts parse, solve and call tools in, against the step, as a markdown image."""
     return charts.as_image(
-        charts.line_chart("Parsed and solved", curves(log, _RATES), "optimiser step"), "parsed and solved over steps"
+        charts.line_chart("Parsed, solved, called", rates(log), "optimiser step"), "shares of rollouts over steps"
     )

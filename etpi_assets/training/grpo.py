@@ -39,8 +39,8 @@ RESUME_CHECKPOINTS = 10
 """A run of many steps can be resumed from about so many of them."""
 
 LOGGED = (
-    "step", "loss", "learning_rate", "tokens", "seconds", "reward", "reward_std", "parsed", "solved", "constant_groups",
-    "staleness", "logprob_gap", "logprob_gap_max", "entropy", "clip_share", "kl",
+    "step", "loss", "learning_rate", "tokens", "seconds", "reward", "reward_std", "parsed", "solved", "called",
+    "constant_groups", "staleness", "logprob_gap", "logprob_gap_max", "entropy", "clip_share", "kl",
 )  # fmt: skip
 """What of a trainer's line stands in `training_log`."""
 
@@ -212,7 +212,8 @@ def recorded(
     for lesson, record in lessons:
         key = {"rollout_id": record.rollout_id, "task_id": record.task_id, "seed": record.seed, "step": lesson.step}
         figures = (
-            "place", "reward", "advantage", "parsed", "solved", "prompt_tokens", "policy_tokens", "read_tokens",
+            "place", "reward", "advantage", "parsed", "solved", "called", "prompt_tokens", "policy_tokens",
+            "read_tokens",
         )  # fmt: skip
         samples.append(key | {name: getattr(lesson, name) for name in figures})
         rewards += [key | {"applied": True, **vars(score)} for score in lesson.scores]
@@ -235,7 +236,8 @@ def figures(report: Mapping[str, Any]) -> dict[str, Any]:
         return round(sum(line[name] for line in lines) / len(lines), 3)
 
     shown = {
-        name: f"{mean(log[:tenth], name)} -> {mean(log[-tenth:], name)}" for name in ("reward", "parsed", "solved")
+        name: f"{mean(log[:tenth], name)} -> {mean(log[-tenth:], name)}"
+        for name in ("reward", "parsed", "solved", "called")
     }
     return {
         "steps": log[-1]["step"],

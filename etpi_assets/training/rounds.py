@@ -59,8 +59,9 @@ class Lesson:
 
     Attributes:
         step: optimiser steps done when it was generated. place: its position in the round.
-        reward: the weighted sum of `scores`. prompt_tokens, policy_tokens, read_tokens: ids of the first prompt, of the
-            policy's own, and of what it read after.
+        reward: the weighted sum of `scores`. called: whether an action ran and was answered.
+        prompt_tokens, policy_tokens, read_tokens: ids of the first prompt, of the policy's own, and of what it read
+            after.
     """
 
     rollout_id: str
@@ -70,6 +71,7 @@ class Lesson:
     advantage: float
     parsed: bool
     solved: bool | None
+    called: bool
     prompt_tokens: int
     policy_tokens: int
     read_tokens: int
@@ -99,10 +101,8 @@ class Rounds:
                 raise RolloutsFailed(f"the trainer asked for rows {rows[at : at + size]}, which are no group of {size}")
         with ThreadPoolExecutor(min(len(wanted), MODEL_CONCURRENCY), thread_name_prefix="rollout") as pool:
             records = list(pool.map(lambda item: self._one(item[0], item[1], engine), wanted))
-        scores = [
-            score_attempt(attempt_of(record, task), self.section.rewards)
-            for record, (task, _) in zip(records, wanted, strict=True)
-        ]
+        attempts = [attempt_of(record, task) for record, (task, _) in zip(records, wanted, strict=True)]
+        scores = [score_attempt(attempt, self.section.rewards) for attempt in attempts]
         rewards = [sum(score.weighted for score in found) for found in scores]
         advantages = group_advantages(
             rewards,
@@ -114,13 +114,12 @@ class Rounds:
         samples, lessons = [], []
         for place, record in enumerate(records):
             prompt, completion, mask, logprobs = as_sequence(record)
-            parsed, solved = _parsed(record), _solved(record)
-            samples.append(
-                Sample(prompt, completion, mask, logprobs, rewards[place], advantages[place], parsed, solved or 0.0)
-            )
+            parsed, solved, called = _parsed(record), _solved(record), bool(attempts[place].tool_turns)
+            reward, advantage = rewards[place], advantages[place]
+            samples.append(Sample(prompt, completion, mask, logprobs, reward, advantage, parsed, solved or 0.0, called))
             lessons.append(
                 Lesson(
-                    record.rollout_id, step, place, rewards[place], advantages[place], parsed, solved,
+                    record.rollout_id, step, place, reward, advantage, parsed, solved, called,
                     len(prompt), sum(mask), len(mask) - sum(mask), scores[place],
                 )
             )  # fmt: skip

@@ -82,7 +82,7 @@ class Sample:
         mask: 1 where the policy wrote the id, 0 where it read it. logprobs: of each id under the sampling distribution,
             0.0 where it read it. All three (n,).
         reward: the sum of the weighted rewards. advantage: group-relative.
-        parsed, solved: shares to log, 0 or 1.
+        parsed, solved, called: shares to log, 0 or 1 (called: whether a tool was).
     """
 
     prompt_ids: Sequence[int]
@@ -93,6 +93,7 @@ class Sample:
     advantage: float
     parsed: float = 0.0
     solved: float = 0.0
+    called: float = 0.0
 
 
 RollOut = Callable[[int, Sequence[int], Engine], Sequence[Sample]]

@@ -196,8 +196,8 @@ class _Log:
     """A line a step into metrics.jsonl, checkpoints to resume from and to keep.
 
     A line: step (steps done), loss, learning_rate, tokens (of the policy's own, so far), seconds (so far, resumed runs
-    added up), reward, reward_std, parsed, solved, constant_groups (share), staleness (steps since the weights that
-    generated), logprob_gap, logprob_gap_max (nats), and what `_TRL` names.
+    added up), reward, reward_std, parsed, solved, called, constant_groups (share), staleness (steps since the weights
+    that generated), logprob_gap, logprob_gap_max (nats), and what `_TRL` names.
     """
 
     def __init__(self, worker: Worker, trainer: PolicyTrainer, stage: Any) -> None:
@@ -260,6 +260,7 @@ class _Log:
             "reward_std": math.sqrt(sum((r - mean) ** 2 for r in rewards) / len(rewards)),
             "parsed": sum(sample.parsed for sample in samples) / len(samples),
             "solved": sum(sample.solved for sample in samples) / len(samples),
+            "called": sum(sample.called for sample in samples) / len(samples),
             "constant_groups": sum(max(group) == min(group) for group in groups) / len(groups),
             "staleness": sum(stale) / len(stale) if stale else 0.0,
             "logprob_gap": sum(g[0] for g in fresh) / sum(g[2] for g in fresh) if fresh else None,

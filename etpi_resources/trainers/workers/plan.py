@@ -67,6 +67,13 @@ class Plan:
     def steps(self) -> int:
         return len(self.rates)
 
+    def step_after(self, epochs: float) -> int:
+        """The first optimiser step after which so many epochs are done. Raises ValueError where they never are."""
+        reached = np.flatnonzero(self.consumed >= epochs - 1e-9)
+        if not len(reached):
+            raise ValueError(f"train.use_epoch = {epochs:g}, and training ends after {self.consumed[-1]:g} epochs")
+        return int(reached[0]) + 1
+
     @property
     def padded_tokens(self) -> int:
         return sum(batch.tokens for batch in self.batches)

@@ -84,10 +84,11 @@ def run(worker: Worker) -> dict[str, Any]:
     )
     stage = worker.stage(config["label"], plan.steps)
     saved_steps: list[int] = []
+    used = plan.step_after(train["use_epoch"]) if train.get("use_epoch") else plan.steps
 
     def on_step(step: int, note: str) -> None:
         stage.advance(note=note)
-        if step == plan.steps or (train["save_steps"] and step % train["save_steps"] == 0):
+        if step in (used, plan.steps) or (train["save_steps"] and step % train["save_steps"] == 0):
             proof.save_step(config, trainer, lora, _folder(worker, step))
             saved_steps.append(step)
 
@@ -104,7 +105,7 @@ def run(worker: Worker) -> dict[str, Any]:
     saved = proof.finish(config, trainer, lora, {step: _folder(worker, step) for step in saved_steps}, ids)
     ended = time.monotonic()
     return {
-        "checkpoints": [_entry(step, step == plan.steps, log, lora) for step in saved_steps],
+        "checkpoints": [_entry(step, step == used, log, lora) for step in saved_steps],
         "log": log.lines,
         "counted": _counted(trainer, sequences),
         "saved": saved,

@@ -1,0 +1,144 @@
+"""One cell of a Python session inside a sandbox: what earlier cells defined is there, and what this one defines stays.
+
+Belongs here: what runs beside the code of a cell. Does not belong here: starting it (`interpreter`), isolation. Started
+with the session's folder as its argument, whose `cell.py` is the code; never imported by the host, standard library
+alone. No process outlives a command in a sandbox, so a session is kept in a file: imports, functions and classes as
+source that is run again, every other name as the value it had. What cannot be kept is named at the end of the output.
+
+As at a prompt, the value of a last expression is shown.
+"""
+
+import ast
+import io
+import os
+import pickle
+import sys
+import traceback
+import types
+
+FILE = "<cell>"
+
+
+def main(folder):
+    with open(os.path.join(folder, "cell.py"), encoding="utf-8") as file:
+        code = file.read()
+    main_module = types.ModuleType("__main__")
+    # Classes and functions are pickled by their module's name, so the session is that module.
+    sys.modules["__main__"] = main_module
+    names = main_module.__dict__
+    state = os.path.join(folder, "state")
+    kept = {"sources": {}, "values": {}}
+    if os.path.exists(state):
+        with open(state, "rb") as file:
+            kept = pickle.load(file)
+    restore(names, kept)
+    failed = run(code, names)
+    lost = save(state, names, kept["sources"], code)
+    sys.stdout.flush()
+    if lost:
+        print(f"[not kept for the next call: {', '.join(lost)}]")
+    return failed
+
+
+def restore(names, kept):
+    """Definitions first, since values may be of their classes; those that need values once more after them."""
+    waiting = [source for source in kept["sources"].values() if not quietly(source, names)]
+    for name, data in kept["values"].items():
+        try:
+            names[name] = pickle.loads(data)
+        except Exception:
+            continue
+    for source in waiting:
+        quietly(source, names)
+
+
+def quietly(source, names):
+    try:
+        exec(compile(source, FILE, "exec"), names)
+    except Exception:
+        return False
+    return True
+
+
+def run(code, names):
+    """Run a cell's code; whether it failed, which has then been said as Python says it."""
+    try:
+        tree = ast.parse(code, FILE)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, FILE, "exec"), names)
+        if last is not None:
+            value = eval(compile(ast.Expression(last.value), FILE, "eval"), names)
+            if value is not None:
+                print(repr(value))
+    except SystemExit as end:
+        return bool(end.code)
+    except BaseException as error:
+        sys.stdout.flush()
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == FILE]
+        if frames:
+            print("Traceback (most recent call last):")
+            print("".join(f"  line {frame.lineno}, in {frame.name}\n" for frame in frames), end="")
+        print("".join(traceback.format_exception_only(type(error), error)), end="")
+        return True
+    return False
+
+
+def save(state, names, known, code):
+    """Write the session down; the names that could not be kept, sorted."""
+    try:
+        body = ast.parse(code, FILE).body
+    except SyntaxError:
+        body = []
+    sources = dict(known)
+    for node in body:
+        for name in defined(node):
+            if name in names:
+                sources[name] = ast.get_source_segment(code, node) if not decorated(node) else whole(code, node)
+    values, lost = {}, []
+    for name, value in names.items():
+        if name.startswith("__") or isinstance(value, types.ModuleType):
+            continue
+        if name in sources and is_definition(value):
+            continue
+        sources.pop(name, None)
+        try:
+            values[name] = pickle.dumps(value)
+        except Exception:
+            lost.append(name)
+    for name in [name for name in sources if name not in names]:
+        del sources[name]
+    with open(state + ".new", "wb") as file:
+        pickle.dump({"sources": sources, "values": values}, file)
+    os.replace(state + ".new", state)
+    return sorted(lost)
+
+
+def defined(node):
+    """The names that a statement defines as source."""
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return [(alias.asname or alias.name).split(".")[0] for alias in node.names]
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return [node.name]
+    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
+        return [target.id for target in node.targets if isinstance(target, ast.Name)]
+    return []
+
+
+def decorated(node):
+    return bool(getattr(node, "decorator_list", None))
+
+
+def whole(code, node):
+    """A definition's source with its decorators."""
+    lines = code.split("\n")
+    return "\n".join(lines[node.decorator_list[0].lineno - 1 : node.end_lineno])
+
+
+def is_definition(value):
+    return callable(value) or isinstance(value, type)
+
+
+if __name__ == "__main__":
+    sys.stdout = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", errors="replace", line_buffering=True)
+    sys.path.insert(0, "")  # what the session writes into the workspace can be imported
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,90 @@
+r"""Whether a text's last `\boxed{…}` is the answer.
+
+Belongs here: finding the boxed answer and comparing two answers. Does not belong here: programs.
+
+Two answers are equal where they are the same text once the typography is gone, or the same rational number, or lists of
+such of one length, in order. Nothing is simplified: `2\sqrt{2}` and `\sqrt{8}` differ.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from etpi_assets.tasks.family import Verdict
+
+_BOX = re.compile(r"\\boxed\s*\{")
+_GONE = re.compile(
+    r"\\left|\\right|\\[,;:! ]|~|\$|\\mathrm|\\displaystyle|\\%|%|\^\{?\\circ\}?|\\degree|\\text(?:bf)?|\s"
+)
+_FRACTION = re.compile(r"(-?)\\[dt]?frac\{?(-?\d+)\}?\{?(-?\d+)\}?")
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?:\D|$))")
+_LONGEST = 2000
+"""Characters of an answer; a longer one is compared as it stands."""
+
+
+def judge(wanted: str, text: str) -> Verdict:
+    """passed, wrong_answer or no_answer, with what was found."""
+    found = boxed(text)
+    if found is None:
+        return Verdict(0.0, "no_answer", {"found": None})
+    right = equal(found, wanted)
+    return Verdict(float(right), "passed" if right else "wrong_answer", {"found": found[:200]})
+
+
+def as_answer(answer: str) -> str:
+    """A text that gives the answer; `boxed` finds it again."""
+    return answer if boxed(answer) is not None else f"\\boxed{{{answer}}}"
+
+
+def boxed(text: str) -> str | None:
+    """What the last box holds, braces within it balanced; None where there is none, or it is blank or not closed. Many
+    boxes are one answer, the last: guesses before it do not count."""
+    ends = [match.end() for match in _BOX.finditer(text)]
+    if not ends:
+        return None
+    depth = 1
+    for at in range(ends[-1], len(text)):
+        depth += {"{": 1, "}": -1}.get(text[at], 0)
+        if not depth:
+            return text[ends[-1] : at].strip() or None
+    return None
+
+
+def equal(found: str, wanted: str) -> bool:
+    """Whether two answers are the same, as this module says."""
+    inner = boxed(wanted)
+    one, two = _plain(found), _plain(wanted if inner is None else inner)
+    if one == two:
+        return bool(one)
+    first, second = _parts(one), _parts(two)
+    return len(first) == len(second) and all(_same(a, b) for a, b in zip(first, second, strict=True))
+
+
+def _plain(answer: str) -> str:
+    if len(answer) > _LONGEST:
+        return answer
+    text = _THOUSANDS.sub("", _GONE.sub("", answer)).removesuffix(".")
+    text = _FRACTION.sub(r"\1\2/\3", text.replace("\\{", "{").replace("\\}", "}"))
+    # A unit or a word in \text{} leaves its braces; a name before the value (`x = 3`) says nothing more.
+    text = re.sub(r"^[a-zA-Z]=", "", text)
+    return text[1:-1] if re.fullmatch(r"\{[^{}]*\}", text) and "," not in text else text
+
+
+def _parts(text: str) -> list[str]:
+    inner = text[1:-1] if len(text) > 1 and text[0] in "([{" and text[-1] in ")]}" else text
+    return [text[:1], *inner.split(","), text[-1:]] if "," in inner and inner != text else inner.split(",")
+
+
+def _same(one: str, two: str) -> bool:
+    if one == two:
+        return bool(one)
+    numbers = _number(one), _number(two)
+    return None not in numbers and numbers[0] == numbers[1]
+
+
+def _number(text: str) -> Fraction | None:
+    try:
+        return Fraction(text) if len(text) < 100 and "_" not in text and "e" not in text.lower() else None
+    except (ValueError, ZeroDivisionError):
+        return None

@@ -1,0 +1,141 @@
+"""Whether the program of an answer passes its tests.
+
+Belongs here: the kinds of tests that data sets have, and running them. Does not belong here: mathematical answers.
+
+Kinds, by their keys:
+    inputs, outputs               what is typed, and what the program prints (TACO, APPS)
+    fn_name, inputs, outputs      arguments of a function (or of a method of `Solution`), and its value
+    test, entry_point             code that defines `check(candidate)`, and the candidate's expression
+                                  (LeetCodeDataset); `prelude` or `prompt`: code that stands before the program
+
+Printed text and values are compared outside of the sandbox. `check` runs in one process with the program, which could
+therefore lie to it; so could it to any judge of that data set.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from etpi_assets.tasks.family import Verdict
+from etpi_resources.sandboxes import Limits, Sandbox, SandboxFactory
+
+_BLOCK = re.compile(r"```(?:python3?|py)?[ \t]*\n(.*?)\n?```", re.DOTALL)
+EMPTY = "```python\npass\n```"
+"""The answer that does nothing."""
+
+_CALL = """
+import json, sys
+sys.path.insert(0, "")
+import solution
+arguments = json.load(sys.stdin)
+holder = solution.Solution() if hasattr(solution, "Solution") else solution
+value = getattr(holder, {name!r})(*arguments)
+print()
+print({mark!r} + json.dumps(value))
+"""
+_CHECK = """
+import sys
+sys.path.insert(0, "")
+from solution import *
+{test}
+check({entry})
+print()
+print({mark!r})
+"""
+
+
+def read_tests(truth: Mapping[str, Any]) -> dict[str, Any]:
+    """The tests of a row in one form. Raises ValueError where there are none, or of no known kind."""
+    if "test" in truth and "entry_point" in truth:
+        prelude = truth.get("prelude") or truth.get("prompt") or ""
+        return {"test": str(truth["test"]), "entry_point": str(truth["entry_point"]), "prelude": str(prelude)}
+    inputs, outputs = truth.get("inputs"), truth.get("outputs")
+    if not inputs or not outputs or len(inputs) != len(outputs):
+        wanted = "inputs and outputs in pairs, or test and entry_point"
+        raise ValueError(f"tests of a program need {wanted}; there are {sorted(truth)}")
+    name = truth.get("fn_name")
+    if name is not None and not str(name).isidentifier():
+        raise ValueError(f"fn_name = {name!r} is no name")
+    cases = [[_typed(given, name), _typed(wanted, name)] for given, wanted in zip(inputs, outputs, strict=True)]
+    return {"cases": cases, "fn_name": name}
+
+
+def as_answer(program: str) -> str:
+    """A text whose program is this; one that has a block stays as it is."""
+    return program if _BLOCK.search(program) else f"```python\n{program}\n```"
+
+
+def program_of(text: str) -> str | None:
+    """The last fenced block of Python; None where there is none."""
+    found = _BLOCK.findall(text)
+    return found[-1] if found and found[-1].strip() else None
+
+
+def judge(tests: Mapping[str, Any], text: str, limits: Limits, sandboxes: SandboxFactory) -> Verdict:
+    """passed, failed_tests (with the first that failed) or no_answer. The program sees inputs alone."""
+    program = program_of(text)
+    if program is None:
+        return Verdict(0.0, "no_answer", {"tests": 0})
+    source = f"{tests['prelude']}\n{program}" if tests.get("prelude") else program
+    with sandboxes.create({"solution.py": source + "\n"}, limits) as sandbox:
+        problem = _checked(tests, sandbox) if "test" in tests else _compared(tests, sandbox)
+    return Verdict(float(problem is None), "passed" if problem is None else "failed_tests", problem or {})
+
+
+def _compared(tests: Mapping[str, Any], sandbox: Sandbox) -> dict[str, Any] | None:
+    name = tests["fn_name"]
+    for number, (given, wanted) in enumerate(tests["cases"]):
+        mark = secrets.token_hex(8)
+        files = {"input": json.dumps(given) if name else given}
+        if name:
+            files["call.py"] = _CALL.format(name=name, mark=mark)
+        sandbox.write_files(files)
+        done = sandbox.run(f"python3 -B {'-I call.py' if name else 'solution.py'} < input 2>/dev/null")
+        if name:
+            # Some data sets put the value in a list of its own.
+            found = _value(done.output, mark)
+            right = found is not None and found[0] in (wanted, *(wanted if _alone(wanted) else ()))
+        else:
+            right = done.exit_code == 0 and _lines(done.output) == _lines(wanted)
+        if not right:
+            return {"test": number, "exit_code": done.exit_code, "output": done.output[-500:]}
+    return None
+
+
+def _checked(tests: Mapping[str, Any], sandbox: Sandbox) -> dict[str, Any] | None:
+    mark = secrets.token_hex(8)
+    sandbox.write_files({"check.py": _CHECK.format(test=tests["test"], entry=tests["entry_point"], mark=mark)})
+    done = sandbox.run("python3 -B -I check.py 2>&1")
+    if done.output.rstrip().endswith(f"\n{mark}"):
+        return None
+    return {"test": 0, "exit_code": done.exit_code, "output": done.output[-500:]}
+
+
+def _alone(wanted: Any) -> bool:
+    return isinstance(wanted, list) and len(wanted) == 1
+
+
+def _value(output: str, mark: str) -> tuple[Any] | None:
+    """The value behind the mark, in a tuple: a null that was found is no missing value."""
+    for line in reversed(output.splitlines()):
+        if line.startswith(mark):
+            try:
+                return (json.loads(line[len(mark) :]),)
+            except ValueError:
+                return None
+    return None
+
+
+def _lines(text: str) -> Sequence[str]:
+    return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+def _typed(value: Any, name: Any) -> Any:
+    """What is typed or printed as text, lines joined; arguments and values stay JSON."""
+    if name is not None:
+        return value
+    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,130 @@
+"""Rows of questions as tasks, each with its source and licence, and drawing as many of each source.
+
+Belongs here: the fields that data sets of questions use, and sampling. Does not belong here: judging.
+
+Fields, the first that is there: `data_source` or `source`; `prompt` (text, or chat messages), `question` or `problem`;
+`reward_model.ground_truth`, `answer` or `tests`; `license`; `solution` (a program's text), also in `extra_info`. A
+truth that is an object (or its JSON) is tests of a program, see `programs`; anything else is a mathematical answer.
+
+The payload of a task (JSON): kind ("answer" or "program"), answer or tests, reference (an answer's text, or null),
+unproven, source, license, row (where it came from), limits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from etpi_assets.tasks.answers import maths, programs
+from etpi_assets.tasks.family import Refusal, Task
+from etpi_assets.tasks.repository import read_rows
+
+
+def read_questions(suite: str, path: Path, chosen: Mapping[str, Any]) -> Iterator[Task | Refusal]:
+    """A task or a refusal a row, in the rows' order; rows of sources that are not asked for are passed over.
+
+    Raises FileNotFoundError and ValueError as `repository.read_rows`."""
+    seen: dict[str, str] = {}
+    for place, row in read_rows(path):
+        if isinstance(row, str):
+            yield Refusal(place, "unreadable_row", row)
+            continue
+        try:
+            source = str(_first(row, "data_source", "source"))
+            if chosen["sources"] and source not in chosen["sources"]:
+                continue
+            task = _task(suite, source, place, row, chosen)
+        except (KeyError, TypeError, ValueError) as error:
+            yield Refusal(place, "unreadable_row", f"no field {error}" if isinstance(error, KeyError) else str(error))
+            continue
+        if not task.payload["license"]:
+            remedy = f'state it in the row, or in params.licenses."{source}"'
+            yield Refusal(place, "no_licence", f"the licence of {source} is not stated; {remedy}")
+        elif task.task_id in seen:
+            yield Refusal(place, "repeated_task", f"{task.task_id} is at {seen[task.task_id]} already")
+        else:
+            seen[task.task_id] = place
+            yield task
+
+
+def balanced(tasks: Sequence[Task], per_source: int | None, seed: int) -> Iterator[Task]:
+    """`per_source` tasks of each source (all of them where None), drawn and ordered by the seed, sources in turn.
+
+    Raises ValueError where a source has fewer."""
+    by_source: dict[str, list[Task]] = {}
+    for task in tasks:
+        by_source.setdefault(task.repo, []).append(task)
+    drawn = []
+    for source in sorted(by_source):
+        found = by_source[source]
+        if per_source is not None and len(found) < per_source:
+            raise ValueError(
+                f"{len(found)} usable rows of {source}, and params.per_source = {per_source}; lower it, or leave the "
+                "source out of params.sources"
+            )
+        # Apart for each source: rows added to one leave what is drawn of the others as it was.
+        drawn.append(
+            random.Random(f"{seed}/{source}").sample(found, k=len(found) if per_source is None else per_source)
+        )
+    for turn in zip_longest(*drawn):
+        yield from (task for task in turn if task is not None)
+
+
+def _task(suite: str, source: str, place: str, row: Mapping[str, Any], chosen: Mapping[str, Any]) -> Task:
+    question = _question(_first(row, "prompt", "question", "problem"))
+    extra = row.get("extra_info")
+    extra = extra if isinstance(extra, Mapping) else {}
+    truth = _truth(row)
+    payload: dict[str, Any] = {
+        "source": source,
+        "license": str(row.get("license") or chosen["licenses"].get(source) or ""),
+        "row": place,
+        "unproven": bool(chosen["unproven"]),
+        "limits": {key: chosen[key] for key in ("command_seconds", "memory_gib")},
+    }
+    if isinstance(truth, Mapping):
+        solution = row.get("solution") or extra.get("solution")
+        reference = programs.as_answer(str(solution)) if solution else None
+        payload |= {"kind": "program", "tests": programs.read_tests(truth), "reference": reference}
+    else:
+        answer = str(truth).strip()
+        if not answer:
+            raise ValueError("the answer is empty")
+        payload |= {"kind": "answer", "answer": answer, "reference": maths.as_answer(answer)}
+    digest = hashlib.sha256(json.dumps([payload, question], sort_keys=True).encode()).hexdigest()
+    name = hashlib.sha256(question.encode()).hexdigest()[:12]
+    return Task(f"{source}/{name}", suite, source, chosen["split"], question, payload, digest)
+
+
+def _first(row: Mapping[str, Any], *names: str) -> Any:
+    for name in names:
+        if row.get(name) is not None:
+            return row[name]
+    raise KeyError(" or ".join(names))
+
+
+def _question(value: Any) -> str:
+    if isinstance(value, str):
+        text = value
+    else:
+        said: Iterable[Mapping[str, Any]] = value
+        text = next((str(m["content"]) for m in reversed(list(said)) if m["role"] == "user"), "")
+    if not text.strip():
+        raise ValueError("the question is empty")
+    return text.strip()
+
+
+def _truth(row: Mapping[str, Any]) -> Any:
+    model = row.get("reward_model")
+    truth = model["ground_truth"] if isinstance(model, Mapping) else _first(row, "answer", "tests")
+    if isinstance(truth, str) and truth.lstrip().startswith("{"):
+        try:
+            return json.loads(truth)
+        except ValueError:
+            return truth  # a set, as mathematicians write it
+    return truth

@@ -1,0 +1,99 @@
+"""The last digit of a sum: nothing a model of this size can work out, and one line of Python can.
+
+Belongs here: drawing the questions, and judging an answer. Does not belong here: who answers
+(`rollouts.policies.arithmetic_tiny`). A guess is right one time in ten. It is a model of the method: what is measured
+on it says something about the pipeline, nothing about language models.
+
+The payload of a task (JSON): expression, answer, and source and license, as rows of real questions have them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from etpi_assets.tasks.answers import maths
+from etpi_assets.tasks.family import ANSWER, Needs, Refusal, Role, Task, Verdict
+from etpi_resources.sandboxes import SandboxFactory
+
+PARAMS: Mapping[str, Any] = {"train": 600, "heldout": 96, "sandbox": "bubblewrap"}
+"""A suite's params and their defaults: tasks of each split, and the kind of sandbox their tools run in."""
+
+_SOURCES = {"train": "drill", "heldout": "exam"}
+
+
+class ArithmeticTiny:
+    """The family `arithmetic_tiny`."""
+
+    invents_names = False
+
+    def sandbox(self, params: Mapping[str, Any]) -> str | None:
+        return str({**PARAMS, **params}["sandbox"])
+
+    def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | Refusal]:
+        """Tasks of both splits, no expression in both, deterministic in (suite, seed)."""
+        if unknown := sorted(set(params) - set(PARAMS)):
+            raise ValueError(f"suite {suite}: unknown params {unknown}; arithmetic_tiny has {sorted(PARAMS)}")
+        chosen = {**PARAMS, **params}
+        rng = random.Random(f"{suite}/{seed}")
+        seen: set[str] = set()
+        for split, source in _SOURCES.items():
+            for index in range(int(chosen[split])):
+                while (expression := _expression(rng)) in seen:
+                    pass
+                seen.add(expression)
+                yield _task(suite, split, source, index, expression)
+
+    def roles(self, task: Task) -> Sequence[Role]:
+        return [Role("agent1", "question", task.instruction)]
+
+    def needs(self, task: Task) -> Needs:
+        return Needs()
+
+    def workspace(self, task: Task, role: Role) -> dict[str, str]:
+        return {}
+
+    def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
+        (files,) = final.values()
+        return maths.judge(task.payload["answer"], files.get(ANSWER, ""))
+
+    def solve(self, task: Task, role: Role) -> Sequence[str]:
+        """None: an answer is words, not commands."""
+        return []
+
+    def entities(self, task: Task) -> Sequence[str]:
+        return []
+
+    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[Refusal | Task]:
+        """Each task whose answer is what Python makes of its expression in a sandbox; else `reference_fails`."""
+        with sandboxes.create({}) as sandbox:
+            program = "\n".join(f"print({task.payload['expression']})" for task in tasks)
+            sandbox.write_files({"all.py": program})
+            found = sandbox.run("python3 all.py").output.split()
+        for task, digit in zip(tasks, found, strict=True):
+            wanted = task.payload["answer"]
+            right = digit == wanted and maths.judge(wanted, maths.as_answer(digit)).reward == 1.0
+            yield task if right else Refusal(task.task_id, "reference_fails", f"{digit} is found, {wanted} wanted")
+
+
+FAMILY = ArithmeticTiny()
+
+
+def _expression(rng: random.Random) -> str:
+    return f"({rng.randint(12, 99)} * {rng.randint(12, 99)} + {rng.randint(12, 99)}) % 10"
+
+
+def _task(suite: str, split: str, source: str, index: int, expression: str) -> Task:
+    instruction = f"{expression} = ?"
+    first, second, third = (int(word) for word in expression.replace("(", "").replace(")", "").split()[0:5:2])
+    payload = {
+        "expression": expression,
+        "answer": str((first * second + third) % 10),
+        "source": source,
+        "license": "apache-2.0",
+    }
+    digest = hashlib.sha256(json.dumps([payload, instruction], sort_keys=True).encode()).hexdigest()
+    return Task(f"{suite}-{split}-{index:05d}", suite, source, split, instruction, payload, digest)

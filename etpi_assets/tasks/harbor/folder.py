@@ -1,0 +1,150 @@
+"""One task folder as a task: `task.toml`, `instruction.md`, `environment/`, `tests/`, `solution/` if any.
+
+Belongs here: what of a folder counts, and why one is not taken. Does not belong here: running anything (`verifier`).
+
+The payload of a task (JSON):
+    tests, solution: {path below the folder: {data: base64, executable: bool}}
+    environment: variables of the tests, from [verifier] env
+    seconds, solution_seconds: what a run of the tests, and one command of the solution, may take
+    entities: file paths that the instruction names
+    metadata: the table of that name, as written
+    place: see `places.place`
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from etpi_assets.tasks import places
+from etpi_assets.tasks.family import Task
+from etpi_resources.lake import folder_hash
+
+TASK_FILE = "task.toml"
+_INSTRUCTION, _ENVIRONMENT, _TESTS, _SOLUTION = "instruction.md", "environment", "tests", "solution"
+_COMPOSE = ("docker-compose.yaml", "docker-compose.yml")
+_WORKDIR = re.compile(r"^\s*WORKDIR\s+(\S+)", re.MULTILINE | re.IGNORECASE)
+_PATH = re.compile(r"(?<![\w/.-])/?(?:[\w.-]+/)*[\w-]+\.\w{1,5}\b")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)I?B?", re.IGNORECASE)
+_GIB = {"": 1 / (1 << 30), "K": 1 / (1 << 20), "M": 1 / 1024, "G": 1.0, "T": 1024.0}
+
+
+class Unreadable(ValueError):
+    """A folder is no task that can be taken; `reason` is a stable code."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def read_folder(suite: str, name: str, folder: Path, chosen: Mapping[str, Any]) -> Task:
+    """The task of a folder; `chosen` are the suite's params. Raises Unreadable."""
+    config = _config(folder / TASK_FILE)
+    instruction = _text(folder / _INSTRUCTION).strip()
+    if not instruction:
+        raise Unreadable("no_instruction", f"{_INSTRUCTION} is empty")
+    tests, solution = _files(folder / _TESTS), _files(folder / _SOLUTION)
+    if "test.sh" not in tests:
+        raise Unreadable("no_tests", f"there is no {_TESTS}/test.sh, by which a task is graded")
+    verifier, agent, machine = (_table(config, key) for key in ("verifier", "agent", "environment"))
+    payload = {
+        "tests": tests,
+        "solution": solution,
+        "environment": _variables(verifier),
+        "seconds": _seconds(verifier, chosen["test_seconds"]),
+        "solution_seconds": _seconds(agent, chosen["test_seconds"]),
+        "entities": sorted(set(_PATH.findall(instruction))),
+        "metadata": json.loads(json.dumps(_table(config, "metadata"), default=str)),
+    }
+    place, world = _place(name, folder / _ENVIRONMENT, machine, chosen)
+    digest = hashlib.sha256(json.dumps([payload, instruction, world], sort_keys=True).encode()).hexdigest()
+    # A machine of its own is a task's repository: what it names stands in no other's.
+    return Task(name, suite, name, chosen["split"], instruction, {**payload, "place": place}, digest)
+
+
+def _config(file: Path) -> dict[str, Any]:
+    try:
+        config = tomllib.loads(_text(file))
+    except tomllib.TOMLDecodeError as error:
+        raise Unreadable("unreadable_config", f"{file.name}: {error}") from error
+    if config.get("steps"):
+        raise Unreadable("several_steps", "the task has several steps, each with an instruction of its own")
+    return config
+
+
+def _table(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = config.get(key, {})
+    if not isinstance(found, dict):
+        raise Unreadable("unreadable_config", f"[{key}] is no table")
+    return found
+
+
+def _variables(verifier: Mapping[str, Any]) -> dict[str, str]:
+    variables = {str(key): str(value) for key, value in (verifier.get("env") or {}).items()}
+    if wanted := [key for key, value in variables.items() if "${" in value]:
+        raise Unreadable(
+            "host_variables",
+            f"[verifier] env takes {', '.join(wanted)} from the host's environment, which is not shown",
+        )
+    return variables
+
+
+def _seconds(section: Mapping[str, Any], default: float) -> float:
+    return float(section.get("timeout_sec") or default)
+
+
+def _place(name: str, folder: Path, machine: Mapping[str, Any], chosen: Mapping[str, Any]) -> tuple[dict, list[Any]]:
+    """(the place, what of it identifies the task)."""
+    if several := [file for file in _COMPOSE if (folder / file).is_file()]:
+        raise Unreadable("several_containers", f"environment/{several[0]}: a task here has one machine")
+    dockerfile = folder / "Dockerfile"
+    image = machine.get("docker_image")
+    found = _WORKDIR.findall(_text(dockerfile)) if dockerfile.is_file() else []
+    workdir = chosen["workdir"] or (found[-1].strip("'\"") if found else "/app")
+    bounds = {
+        "memory_gib": _gib(machine, "memory") or chosen["memory_gib"],
+        "disk_gib": _gib(machine, "storage") or chosen["disk_gib"],
+    }
+    build = None if image or not dockerfile.is_file() else folder
+    if image is None and build is None and chosen["checkouts"] is None:
+        raise Unreadable("no_environment", "there is neither environment/Dockerfile nor environment.docker_image")
+    place = places.place({**chosen, **bounds}, key=name, workdir=workdir, image=image, build=build)
+    return place, [image, workdir, folder_hash(folder) if folder.is_dir() else None]
+
+
+def _gib(machine: Mapping[str, Any], what: str) -> float | None:
+    """`memory_mb = 2048` or `memory = "2G"` in GiB; None where neither is stated."""
+    if (number := machine.get(f"{what}_mb")) is not None:
+        return float(number) / 1024
+    stated = machine.get(what)
+    if stated is None:
+        return None
+    match = _SIZE.fullmatch(str(stated).strip())
+    if match is None:
+        raise Unreadable("unreadable_config", f'[environment] {what} = {stated!r} is no size such as "2G"')
+    return float(match[1]) * _GIB[match[2].upper()]
+
+
+def _files(folder: Path) -> dict[str, dict[str, Any]]:
+    return {
+        file.relative_to(folder).as_posix(): {
+            "data": base64.b64encode(file.read_bytes()).decode(),
+            "executable": os.access(file, os.X_OK),
+        }
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
+    }
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise Unreadable("unreadable_file", f"{file.name}: {getattr(error, 'strerror', None) or error}") from error

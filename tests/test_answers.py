@@ -1,0 +1,174 @@
+"""Questions with an answer: rows, balanced sampling, verdicts on mathematics and on programs, in the real sandbox."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etpi_assets.tasks.answers import maths, programs
+from etpi_assets.tasks.families import load_family
+from etpi_assets.tasks.family import ANSWER, Refusal, Task
+from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
+
+FAMILY = load_family("answers")
+BOX = BubblewrapFactory()
+DOUBLE = {"inputs": ["2\n", "5\n"], "outputs": ["4\n", "10\n"]}
+CHECK = {
+    "test": "def check(candidate):\n    assert candidate(n=3) == 6\n",
+    "entry_point": "Solution().double",
+    "prompt": "import math\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("so \\boxed{7}.", "7"),
+        ("\\boxed{1} or \\boxed{2} or \\boxed{\\frac{1}{2}}", "\\frac{1}{2}"),
+        ("\\boxed{7", None),
+        ("\\boxed{ }", None),
+        ("7", None),
+        ("\\boxed{3} \\boxed{}", None),
+    ],
+)
+def test_the_last_box_is_the_answer(text, found):
+    assert maths.boxed(text) == found
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        ("0.5", "\\frac{1}{2}"), ("\\dfrac12", "1/2"), ("1,234", "1234"), ("$x = 3$", "3"), ("(1, 2)", "(1,2)"),
+        ("90^\\circ", "90"), ("12.0", "12"), ("-\\frac{3}{4}", "-0.75"), ("\\text{east}", "east"),
+    ],
+)  # fmt: skip
+def test_typography_and_the_form_of_a_number_do_not_count(one, two):
+    assert maths.equal(one, two) and maths.equal(two, one)
+
+
+@pytest.mark.parametrize(
+    ("one", "two"), [("1", "2"), ("(1,2)", "(2,1)"), ("(1,2)", "[1,2]"), ("1,2", "12"), ("", ""), ("1/0", "0")]
+)
+def test_other_answers_are_other(one, two):
+    assert not maths.equal(one, two)
+
+
+@pytest.mark.parametrize(
+    ("tests", "right", "wrong"),
+    [
+        (DOUBLE, "print(int(input()) * 2)", "print(4)"),
+        ({"fn_name": "f", "inputs": [[2], [5]], "outputs": [4, [10]]}, "def f(n):\n    return n * 2", "def f(n): ..."),
+        (CHECK, "class Solution:\n    def double(self, n):\n        return 2 * n", "import sys\nsys.exit(0)"),
+    ],
+)
+def test_a_program_is_judged_by_its_tests(tests, right, wrong):
+    read = programs.read_tests(tests)
+
+    def verdict(text: str) -> tuple[str, float]:
+        found = programs.judge(read, text, FAMILY.needs(one(row())).limits, BOX)
+        return found.verdict, found.reward
+
+    assert verdict(f"First.\n```python\nraise SystemExit\n```\nNow:\n```python\n{right}\n```") == ("passed", 1.0)
+    assert verdict(programs.as_answer(wrong)) == ("failed_tests", 0.0)
+    assert verdict(right) == ("no_answer", 0.0)
+    assert verdict(programs.EMPTY) == ("failed_tests", 0.0)
+
+
+def row(number: int = 0, source: str = "maths", **changes: Any) -> dict[str, Any]:
+    found = {
+        "data_source": source,
+        "prompt": [{"role": "user", "content": f"What is {number} + 1?"}],
+        "reward_model": {"ground_truth": str(number + 1)},
+        "license": "mit",
+        **changes,
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def load(folder: Path, *rows: dict[str, Any], **params: Any) -> list[Task | Refusal]:
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return list(FAMILY.load("suite", 0, {"path": str(folder / "rows.jsonl"), **params}))
+
+
+def one(of: dict[str, Any]) -> Task:
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory() as folder:
+        (task,) = load(Path(folder), of)
+    assert isinstance(task, Task), task
+    return task
+
+
+def test_as_many_of_each_source_are_drawn_by_the_seed_in_turn(tmp_path):
+    rows = [row(n, source) for source, count in (("a", 9), ("b", 30), ("c", 5)) for n in range(count)]
+    found = load(tmp_path, *rows, per_source=4, sources=["a", "b"])
+    drawn = [task for task in found if isinstance(task, Task)]
+    assert len(drawn) == len(found) and [task.repo for task in drawn] == ["a", "b"] * 4
+    assert load(tmp_path, *rows, per_source=4, sources=["a", "b"]) == drawn
+    other = FAMILY.load("suite", 1, {"path": str(tmp_path / "rows.jsonl"), "per_source": 4, "sources": ["a", "b"]})
+    assert {t.task_id for t in other if isinstance(t, Task)} != {t.task_id for t in drawn}
+    # More rows of one source change nothing of the others.
+    grown = load(tmp_path, *rows, *(row(n, "b") for n in range(30, 40)), per_source=4, sources=["a", "b"])
+    of_a = [[t.task_id for t in tasks if isinstance(t, Task) and t.repo == "a"] for tasks in (drawn, grown)]
+    assert of_a[0] == of_a[1]
+    with pytest.raises(ValueError, match="5 usable rows of c, and params.per_source = 6"):
+        load(tmp_path, *rows, per_source=6)
+
+
+def test_every_row_is_a_task_with_source_and_licence_or_a_refusal_with_its_place(tmp_path):
+    rows = [
+        row(0), row(1, license=None), row(2, "known", license=None), row(0), row(3, reward_model=None),
+        row(4, reward_model={"ground_truth": json.dumps(DOUBLE)}, extra_info={"solution": "print(2 * int(input()))"}),
+        row(5, reward_model={"ground_truth": {"inputs": ["1"], "outputs": []}}), row(6, data_source=None),
+    ]  # fmt: skip
+    found = load(tmp_path, *rows, licenses={"known": "apache-2.0"})
+    tasks = [item for item in found if isinstance(item, Task)]
+    assert {(t.payload["source"], t.payload["license"], t.payload["kind"]) for t in tasks} == {
+        ("maths", "mit", "answer"), ("known", "apache-2.0", "answer"), ("maths", "mit", "program"),
+    }  # fmt: skip
+    refused = {item.source: item.reason for item in found if isinstance(item, Refusal)}
+    assert refused == {
+        "rows.jsonl:2": "no_licence", "rows.jsonl:4": "repeated_task", "rows.jsonl:5": "unreadable_row",
+        "rows.jsonl:7": "unreadable_row", "rows.jsonl:8": "unreadable_row",
+    }  # fmt: skip
+    assert len(found) == len(rows)
+
+
+def test_tasks_are_proven_by_their_references(tmp_path):
+    truth = {"ground_truth": json.dumps(DOUBLE)}
+    given = {"inputs": ["1"], "outputs": [""]}
+    rows = [
+        row(0),
+        row(1, reward_model=truth, solution="print(2 * int(input()))"),
+        row(2, reward_model=truth, solution="print(3)"),
+        row(3, reward_model=truth),
+        row(4, reward_model={"ground_truth": given}, solution="pass"),
+    ]
+    loaded = [item for item in load(tmp_path, *rows) if isinstance(item, Task)]
+    wanted = {"What is 2 + 1?": "reference_fails", "What is 3 + 1?": "no_reference", "What is 4 + 1?": "null_passes"}
+    for task, outcome in zip(loaded, FAMILY.validate(loaded, BOX), strict=True):
+        reason = outcome.reason if isinstance(outcome, Refusal) else None
+        assert reason == wanted.get(task.instruction), (task.instruction, outcome)
+    # Where nothing proves a program, the spec may say that it is taken all the same.
+    taken = [item for item in load(tmp_path, rows[3], unproven=True) if isinstance(item, Task)]
+    assert list(FAMILY.validate(taken, BOX)) == taken
+
+
+def test_an_answer_is_the_agent_s_last_words_alone():
+    task = one(row(6))
+    assert FAMILY.judge(task, {"agent1": {ANSWER: "\\boxed{7}"}}, BOX).reward == 1.0
+    assert FAMILY.judge(task, {"agent1": {"other.md": "\\boxed{7}"}}, BOX).verdict == "no_answer"
+
+
+def test_the_embedded_questions_are_proven_and_their_answers_spread():
+    family = load_family("arithmetic_tiny")
+    found = [task for task in family.load("s", 0, {"train": 60, "heldout": 20}) if isinstance(task, Task)]
+    assert list(family.validate(found, BOX)) == found
+    assert len({task.instruction for task in found}) == 80
+    assert max(Counter(task.payload["answer"] for task in found).values()) < 20
+    wrong = Task(**{**vars(found[0]), "payload": {**found[0].payload, "answer": "x"}})
+    assert isinstance(next(iter(family.validate([wrong], BOX))), Refusal)

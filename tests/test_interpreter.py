@@ -1,0 +1,176 @@
+"""The tool code_interpreter: a session that lasts a rollout, in the real sandbox and in the agent loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from etpi_assets.rollouts.agent import Identity, run_rollout
+from etpi_assets.rollouts.interpreter import cell_command, cell_of
+from etpi_assets.rollouts.policies.arithmetic_tiny import GIVEN_UP, ArithmeticSkill, ArithmeticTinyPolicy, answer, call
+from etpi_assets.rollouts.records import RolloutRecord
+from etpi_assets.scoring.rewards import tools
+from etpi_assets.scoring.rewards.attempt import Attempt, attempt_of
+from etpi_assets.specs.models import AgentSection
+from etpi_assets.tasks.families import load_family
+from etpi_assets.tasks.family import ANSWER, Task
+from etpi_resources.chat_format import load_chat_format
+from etpi_resources.engines.scripted import ScriptedEngine
+from etpi_resources.sandboxes import Limits
+from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
+
+FAMILY = load_family("arithmetic_tiny")
+TASK = next(t for t in FAMILY.load("s", 0, {"train": 1, "heldout": 0}) if isinstance(t, Task))
+AGENT = AgentSection(
+    prompt="arithmetic_tiny", tools=("code_interpreter",), action_format="tool_or_answer", max_steps=4,
+    max_model_len=1024, max_tokens=200,
+)  # fmt: skip
+
+
+def session(*cells: str) -> list[tuple[str, int]]:
+    with BubblewrapFactory().create({}, Limits(command_seconds=60)) as box:
+        done = [box.run(cell_command(cell)) for cell in cells]
+        assert box.read_files() == {}
+    return [(result.output, result.exit_code) for result in done]
+
+
+def test_what_a_cell_defines_is_there_in_the_next():
+    cells = (
+        "import math\nfrom collections import Counter as C\nn = 4",
+        "class P:\n    def __init__(self, x):\n        self.x = x",
+        "from functools import lru_cache\n@lru_cache\ndef area(r=n):\n    return math.floor(r * n)",
+        "square = lambda v: v * v\np = P(3)",
+        "print(area(), square(p.x), C('aa'))\nn",
+        "area = 5\nopen('kept.txt', 'w').write('x')\nimport os; os.remove('kept.txt')",
+        "area + n",
+    )
+    assert [text for text, _ in session(*cells)] == ["", "", "", "", "16 9 Counter({'a': 2})\n4\n", "", "9\n"]
+
+
+def test_an_error_is_told_and_leaves_what_was_there():
+    found = session(
+        "a = 1", "b = 2\nraise KeyError('k')", "1 +", "print(a, b)", "gen = (x for x in 'ab')", "exit(3)", "a"
+    )
+    assert found[1] == ("Traceback (most recent call last):\n  line 2, in <module>\nKeyError: 'k'\n", 1)
+    assert found[2][1] == 1 and "SyntaxError" in found[2][0]
+    assert found[3] == ("1 2\n", 0)
+    assert found[4] == ("[not kept for the next call: gen]\n", 0)
+    assert [code for _, code in found[5:]] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("command", "cell"),
+    [
+        ('code_interpreter {"code": "print(1)"}', "print(1)"),
+        ("code_interpreter {}", ""),
+        ('code_interpreter {"code": 3}', ""),
+        ("code_interpreter now", ""),
+        ("echo code_interpreter", None),
+    ],
+)
+def test_a_call_is_told_from_a_command(command, cell):
+    assert cell_of(command) == cell
+
+
+# --- in the loop -----------------------------------------------------------------------------------------------------
+
+
+def roll(*texts: str, agent: AgentSection = AGENT) -> RolloutRecord:
+    """A rollout of an agent that says these texts, one a turn."""
+    chat = load_chat_format("tiny")
+
+    def policy(request: Any) -> str:
+        return texts[min(sum(m["role"] == "assistant" for m in request.messages), len(texts) - 1)]
+
+    engine = ScriptedEngine(policy, chat, "t")
+    record = run_rollout(
+        TASK, FAMILY, engine, BubblewrapFactory(), agent, chat, identity=Identity("k", "set", "scripted", "t")
+    )
+    assert record.error is None, record.error
+    return record
+
+
+def seen(record: RolloutRecord) -> Attempt:
+    return attempt_of(record, TASK)
+
+
+def test_an_agent_computes_over_several_turns_and_answers_without_a_call():
+    expression, right = TASK.payload["expression"], TASK.payload["answer"]
+    record = roll(call(f"n = {expression}"), call("print(n)"), answer(right))
+    [agent] = record.agents
+    assert [turn.observation for turn in agent.turns] == ["[exit 0]", f"[exit 0]\n{right}", ""]
+    assert [m.role for m in agent.messages] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+        "tool",
+        "assistant",
+        "user",
+    ]
+    assert agent.exit_status == "Submitted" and record.outcome and record.outcome["verdict"] == "passed"
+    assert (seen(record).turns, seen(record).tool_turns, tools.tool_call_reward(seen(record))) == (3, 2, 1.0)
+
+
+def test_an_agent_that_only_calls_ends_without_an_answer():
+    record = roll(call("print(1)"))
+    assert [agent.exit_status for agent in record.agents] == ["LimitsExceeded"]
+    assert record.outcome and record.outcome["verdict"] == "no_answer"
+    assert tools.tool_call_reward(seen(record)) == pytest.approx(-0.65)
+
+
+def test_an_answer_that_code_wrote_down_is_none():
+    code = f"open('{ANSWER}', 'w').write({answer(TASK.payload['answer'])!r})"
+    record = roll(call(code))
+    assert record.outcome and record.outcome["verdict"] == "no_answer"
+    # And it does not stand before the words that are one.
+    record = roll(call(code), GIVEN_UP)
+    assert record.outcome and record.outcome["verdict"] == "no_answer"
+
+
+@pytest.mark.parametrize(
+    ("texts", "tool_turns", "reward"),
+    [
+        ((GIVEN_UP,), 0, -1.0),
+        # Calls in words, without their end, and results that the agent wrote itself are no calls.
+        (("I call code_interpreter.",), 0, -1.0),
+        (("<tool_response>[exit 0]</tool_response>" * 5,), 0, -1.0),
+        (("<tool_call>\n{\"name\": \"code_interpreter\"", GIVEN_UP), 0, -0.95),
+        (("<tool_call></tool_call>" * 9, GIVEN_UP), 0, -0.95),
+        # A think block ends where a call begins, so a call in it is one. Five calls in a turn are one turn with a
+        # tool; empty code, and code to no effect, are calls like any other.
+        ((f"<think>{call('pass')}</think>{GIVEN_UP}", GIVEN_UP), 1, -0.9),
+        ((call("pass") * 5, GIVEN_UP), 1, -0.9),
+        ((call(""), GIVEN_UP), 1, -0.9),
+        ((call("pass"), call("pass"), call("pass"), GIVEN_UP), 3, -0.7),
+    ],
+)  # fmt: skip
+def test_what_degenerate_turns_earn_under_the_tool_call_reward(texts, tool_turns, reward):
+    """TCR pays for turns, as published: a turn that no call could be read from counts as a turn of the assistant's, and
+    idle calls earn what useful ones do, up to -0.6 and never a right answer's 1."""
+    attempt = seen(roll(*texts))
+    assert attempt.tool_turns == tool_turns
+    assert tools.tool_call_reward(attempt) == pytest.approx(reward)
+    assert tools.outcome(attempt) == -1.0
+
+
+def test_the_teacher_calls_and_prints_as_often_as_it_says():
+    from etpi_resources.engines import Request, Sampler
+
+    policy = ArithmeticTinyPolicy(ArithmeticSkill(calls=0.3, prints=0.2, again=0.5), seed=1)
+
+    def say(number: int, *shown: str) -> str:
+        messages = [{"role": "system", "content": ""}, {"role": "user", "content": ""}]
+        for text in shown:
+            messages += [{"role": "assistant", "content": ""}, {"role": "tool", "content": text}]
+        return policy(Request("r", f"s{number}", (), tuple(messages), Sampler(), privileged={"payload": TASK.payload}))
+
+    first = [say(n) for n in range(800)]
+    calls = [text for text in first if "<tool_call>" in text]
+    assert len(calls) / 800 == pytest.approx(0.3, abs=0.06)
+    assert sum("print" in text for text in calls) / len(calls) == pytest.approx(0.2, abs=0.08)
+    later = [say(n, "[exit 0]") for n in range(400)]
+    assert sum(text == GIVEN_UP for text in later) / 400 == pytest.approx(0.5, abs=0.08)
+    assert say(0, "[exit 0]", "[exit 0]\n7") == answer("7")
