@@ -321,7 +321,14 @@ def _follow_up(lake: Lake) -> None:
 
 
 def _reinforced(lake: Lake) -> None:
-    """An evaluation alone: what the reinforced checkpoint parses and solves, the fine-tuned one did not."""
+    """Two attempts of a step, and an evaluation: what the reinforced checkpoint parses and solves, the fine-tuned one
+    did not."""
+    samples = [
+        {"rollout_id": f"s-{place}", "task_id": "t1", "seed": 0, "step": 0, "place": place, "parsed": True,
+         "solved": called, "called": called, "reward": float(called), "advantage": 0.7 if called else -0.7}
+        for place, called in enumerate((True, False))
+    ]  # fmt: skip
+    put(lake, "rl_checkpoint", "reinforced", {"rl_samples": samples})
     outcome = json.dumps({"reward": 0.0, "verdict": "failed_tests", "details": {"depth": 3, "right": 2}})
     evaluated = [
         rollout(

@@ -371,6 +371,7 @@ def test_nothing_stays_when_the_host_process_ends(factory, how, tmp_path):
     mark = f"31{os.getpid()}.{time.time_ns() % 10**6}"
     program = f"""
 import os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell starts in the background
 from {type(factory).__module__} import {type(factory).__name__} as Factory
 sandbox = Factory().create({{}})
 sandbox.__enter__()

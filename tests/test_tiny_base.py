@@ -96,7 +96,7 @@ def test_parts_of_a_batch_in_threads_train_as_the_whole_would():
                 )
                 losses.append((nll * part["weights"].flatten()).sum() / whole)
             sum(losses).backward()
-            assert value == pytest.approx(float(sum(losses)), rel=1e-3)
+            assert value == pytest.approx(sum(losses).item(), rel=1e-3)
             for (name, mine), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
                 apart = (mine.grad - theirs.grad).norm() / theirs.grad.norm()
                 assert apart < 0.02, name  # bfloat16 in another order
