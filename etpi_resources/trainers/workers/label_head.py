@@ -9,7 +9,7 @@ float32 would be the largest thing in memory. They are made a tile at a time, an
 
 from __future__ import annotations
 
-import functools
+import inspect
 import types
 from typing import Any
 
@@ -39,7 +39,6 @@ def add_label_head(model: PreTrainedModel) -> None:
     config = model.config.get_text_config()
     plain = all(getattr(config, name, None) in (None, 1.0) for name in _RESCALED)
 
-    @functools.wraps(type(model).forward)
     def forward(
         self: Any, *args: Any, learnt: torch.Tensor | None = None, labels: torch.Tensor | None = None, **named: Any
     ) -> Any:
@@ -57,6 +56,10 @@ def add_label_head(model: PreTrainedModel) -> None:
         nll, hits = zip(*(_again_in_backward(head, h, tile) for h, tile in tiles), strict=True)
         return torch.cat(nll, dim=1), torch.cat(hits, dim=1)
 
+    # Trainers read the signature. Not functools.wraps: accelerate follows `__wrapped__` down to the class's own forward
+    # and puts that back.
+    given: Any = forward
+    given.__signature__ = inspect.signature(type(model).forward)
     patched: Any = model
     patched.forward = types.MethodType(forward, model)
 

@@ -22,7 +22,8 @@ def save_step(config: Mapping[str, Any], trainer: Any, lora: bool, folder: Path)
     Args:
         config: of the worker: `base`, `base_name`, `chat_template`.
     """
-    model = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
+    # Training goes on with what wraps its forward pass (autocast, the label head), which saving does not touch.
+    model = trainer.accelerator.unwrap_model(trainer.model)
     if lora:
         cp.save_adapter(model, folder / "adapter", config["base_name"])
     else:
