@@ -75,9 +75,10 @@ class Tally:
         """sum(w * nll) / sum(w)."""
         return float(self.nll) / float(self.weight)
 
-    def accuracy(self) -> float:
-        """The share of labels that the model ranked first, unweighted: what TRL calls mean_token_accuracy."""
-        return float(self.hits) / float(self.labels)
+    def accuracy(self) -> float | None:
+        """The share of labels that the model ranked first, unweighted: what TRL calls mean_token_accuracy. None where
+        there was no label."""
+        return float(self.hits) / float(self.labels) if float(self.labels) else None
 
 
 class WeightedSFTTrainer(SFTTrainer):
