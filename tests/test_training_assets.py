@@ -124,7 +124,7 @@ def test_a_checkpoint_a_seed_with_its_intermediate_steps_log_and_checks(training
 
 @pytest.mark.slow
 def test_under_dagster_the_trainer_s_progress_reaches_the_run_s_log(training):
-    training.experiment(max_steps="4")
+    training.experiment(max_steps="2")
     training.dataset(learnable(20, validation=4))
     training.make("base_checkpoint")
     resources = Resources(lake=training.lake, specs_folder=training.folder / "specs")
@@ -133,7 +133,7 @@ def test_under_dagster_the_trainer_s_progress_reaches_the_run_s_log(training):
         result = dg.materialize([asset], partition_key="first", resources={RESOURCE: resources}, instance=instance)
         said = [entry.user_message for entry in instance.all_logs(result.run_id)]
     assert result.success
-    assert [line for line in said if line.startswith("sft of first, seed 0: 4/4, ") and "(loss " in line], said
+    assert [line for line in said if line.startswith("sft of first, seed 0: 2/2, ") and "(loss " in line], said
     [made] = result.asset_materializations_for_node("sft_checkpoint")
     assert {"loss", "seed 0"} <= set(made.metadata)
 
