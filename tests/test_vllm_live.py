@@ -135,11 +135,12 @@ def test_an_adapter_is_served_while_it_is_loaded_and_no_name_twice(engine, serve
 def test_sets_of_eight_pairs_are_captured_and_their_drift_is_in_a_table(server, models, tmp_path):
     """The same set with ids as prompts and through the server's template: no turn without ids either way."""
     lake = little_lake(tmp_path)
-    resources = Resources(lake=lake, specs_folder=tmp_path / "specs")
     agent = f'tokenizer = "{models.base}"\nmax_steps = 3\nmax_tokens = 16\nmax_model_len = 4096\n'
     for request in ("tokens", "chat"):
         engine = f'kind = "vllm"\nmodel = "{server.name}"\nurls = ["{server.url}"]\nrequest = "{request}"'
         rollout_set(tmp_path, request, engine, agent)
+    resources = Resources(lake=lake, specs_folder=tmp_path / "specs")
+    for request in ("tokens", "chat"):
         outcome = raw_rollouts.execute(request, resources, log=lambda line: None)
         assert not outcome.manifest.blocked and outcome.manifest.rows["rollouts"] == 8
     with catalog.connect(catalog.build(lake, GRAPH.values())) as db:
