@@ -81,12 +81,14 @@ def test_a_grammar_binds_the_block_wherever_the_prompt_leaves_it(live, tmp_path)
     """Adherence of a random model, measured on its turns: all that were bound, none that were held against it alone."""
     if live.tail == "closed":
         pytest.skip("the prompt closes the block: a grammar is refused (tests/test_grammars.py)")
-    resources = Resources(lake=little_lake(tmp_path), specs_folder=tmp_path / "specs")
+    lake = little_lake(tmp_path)
     engine = f'kind = "vllm"\nmodel = "{live.server.name}"\nurls = ["{live.server.url}"]'
     agent = f'tokenizer = "{live.models.base}"\nmax_steps = 2\nmax_tokens = 80\nmax_model_len = 4096\n'
-    found = {}
     for name, section in (("bound", "agent.grammar"), ("free", "scoring.structure")):
         rollout_set(tmp_path, name, engine, agent, tasks=2, more=SLOTS.replace("SECTION", section))
+    resources = Resources(lake=lake, specs_folder=tmp_path / "specs")
+    found = {}
+    for name in ("bound", "free"):
         for asset in (raw_rollouts, scored_rollouts):
             assert not asset.execute(name, resources, log=lambda line: None).manifest.blocked
         rows = resources.lake.read(Ref("scored_rollouts", "rollout_set", name), "turn_scores").to_pylist()
