@@ -62,10 +62,10 @@ def _wait(what: str, test: Callable[[], Any], seconds: float = 60) -> Any:
         try:
             if found := test():
                 return found
-        except (WebDriverException, urllib.error.URLError, ConnectionError) as error:
+        except (WebDriverException, urllib.error.URLError, ConnectionError, TimeoutError) as error:
             last = error
         time.sleep(0.5)
-    raise AssertionError(f"{what}: not within {seconds} s ({last})")
+    raise TimeoutError(f"{what}: not within {seconds} s ({last})")
 
 
 class Page:
@@ -85,15 +85,19 @@ class Page:
 
         _wait(f"button {text!r}", press)
 
-    def choose(self, text: str) -> None:
-        """An entry of the open list."""
+    def choose(self, text: str, opener: tuple[str, str]) -> None:
+        """An entry of the list that a click on `opener` opens; opened anew where the page was drawn again."""
 
         def press() -> bool:
-            found = [e for e in self.browser.find_elements(By.CSS_SELECTOR, "li") if e.text == text]
-            found[0].find_element(By.CSS_SELECTOR, "*").click() if found else None
-            return bool(found)
+            entries = [e for e in self.browser.find_elements(By.CSS_SELECTOR, "li") if e.text == text]
+            entries[0].find_element(By.CSS_SELECTOR, "*").click() if entries else None
+            return bool(entries)
 
-        _wait(f"entry {text!r}", press)
+        def open_and_press() -> bool:
+            self.browser.find_element(*opener).click()  # a second click may close it, so it is given time
+            return _wait(f"entry {text!r}", press, 10)
+
+        _wait(f"list of {text!r}", open_and_press, 120)
 
     def shows(self, text: str) -> None:
         _wait(f"text {text!r}", lambda: text in self.browser.find_element(By.TAG_NAME, "body").text)
@@ -166,10 +170,7 @@ _EVENTS = """{ assetOrError(assetKey: {path: ["%s"]}) { ... on Asset {
 
 def test_bring_experiment_makes_the_whole_chain(page):
     page.open("/locations/etpi_assets.definitions/jobs/bring_experiment/playground")
-    field = _wait("partition", lambda: page.browser.find_element(By.CSS_SELECTOR, "input[placeholder='Partition']"))
-    field.click()
-    field.send_keys("page")
-    page.choose("page")
+    page.choose("page", (By.CSS_SELECTOR, "input[placeholder='Partition']"))
     page.button("Launch Run")
 
     def finished() -> Any:
@@ -186,9 +187,7 @@ def test_run_experiment_from_its_job_page(page):
     before = {run["runId"] for run in page.query(_RUNS)["runsOrError"]["results"]}
     page.open("/locations/etpi_assets.definitions/jobs/run_experiment")
     page.button("Materialize all")
-    chooser = "//*[contains(text(), 'Select a partition')]"
-    _wait("partitions", lambda: page.browser.find_element(By.XPATH, chooser).click() or True)
-    page.choose("page")
+    page.choose("page", (By.XPATH, "//*[contains(text(), 'Select a partition')]"))
     page.browser.find_element(By.TAG_NAME, "body").send_keys(Keys.ESCAPE)
     page.button("Launch 1 run")
 
