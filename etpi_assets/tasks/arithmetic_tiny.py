@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from etpi_assets.tasks.answers import maths
-from etpi_assets.tasks.family import ANSWER, Needs, Refusal, Role, Task, Verdict
+from etpi_assets.tasks.family import ANSWER, Needs, Refusal, Role, Task, Verdict, with_defaults
 from etpi_resources.sandboxes import SandboxFactory
 
 PARAMS: Mapping[str, Any] = {"train": 600, "heldout": 96, "sandbox": "bubblewrap"}
@@ -35,9 +35,7 @@ class ArithmeticTiny:
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | Refusal]:
         """Tasks of both splits, no expression in both, deterministic in (suite, seed)."""
-        if unknown := sorted(set(params) - set(PARAMS)):
-            raise ValueError(f"suite {suite}: unknown params {unknown}; arithmetic_tiny has {sorted(PARAMS)}")
-        chosen = {**PARAMS, **params}
+        chosen = with_defaults(suite, "arithmetic_tiny", params, PARAMS)
         rng = random.Random(f"{suite}/{seed}")
         seen: set[str] = set()
         for split, source in _SOURCES.items():

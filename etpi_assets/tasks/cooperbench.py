@@ -24,7 +24,7 @@ from typing import Any
 from etpi_assets.specs.paths import expand
 from etpi_assets.tasks import cooperbench_verdict, places
 from etpi_assets.tasks.commands import apply_command
-from etpi_assets.tasks.family import Needs, Refusal, Role, Task, Verdict
+from etpi_assets.tasks.family import Needs, Refusal, Role, Task, Verdict, with_defaults
 from etpi_resources.sandboxes import SandboxFactory
 
 PARAMS: Mapping[str, Any] = {
@@ -79,9 +79,7 @@ class CooperBench:
         Raises:
             ValueError: unknown params, or no path. FileNotFoundError: nothing at the path, or no such subset.
         """
-        if unknown := sorted(set(params) - set(PARAMS)):
-            raise ValueError(f"suite {suite}: unknown params {unknown}; cooperbench has {sorted(PARAMS)}")
-        chosen = {**PARAMS, **params}
+        chosen = with_defaults(suite, "cooperbench", params, PARAMS)
         if not chosen["path"]:
             raise ValueError(f"suite {suite}: params.path has to name the folder of CooperBench's repositories")
         root = expand(str(chosen["path"]))

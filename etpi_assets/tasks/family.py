@@ -69,6 +69,17 @@ class Refusal:
     row: int | None = None
 
 
+def with_defaults(suite: str, family: str, params: Mapping[str, Any], defaults: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A suite's params over its family's defaults.
+
+    Raises:
+        ValueError: a param that the family does not have.
+    """
+    if unknown := sorted(set(params) - set(defaults)):
+        raise ValueError(f"suite {suite}: unknown params {unknown}; {family} has {sorted(defaults)}")
+    return {**defaults, **params}
+
+
 class Family(Protocol):
     """One suite family, a module-level object `FAMILY` of `etpi_assets.tasks.<family>`."""
 

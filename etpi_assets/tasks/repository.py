@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from etpi_assets.specs.paths import expand
 from etpi_assets.tasks import places
-from etpi_assets.tasks.family import Needs, Refusal, Role, Task, Verdict
+from etpi_assets.tasks.family import Needs, Refusal, Role, Task, Verdict, with_defaults
 from etpi_assets.tasks.frozen import Changes, counted_changes, put_changes
 from etpi_resources.sandboxes import EnvironmentUnavailable, Sandbox, SandboxFactory
 
@@ -73,9 +73,7 @@ class RepositoryFamily(ABC):
         Raises:
             ValueError: unknown params, or no path. FileNotFoundError: no rows at the path.
         """
-        if unknown := sorted(set(params) - set(self.params)):
-            raise ValueError(f"suite {suite}: unknown params {unknown}; {self.name} has {sorted(self.params)}")
-        chosen = {**self.params, **params}
+        chosen = with_defaults(suite, self.name, params, self.params)
         if not chosen["path"]:
             raise ValueError(f"suite {suite}: params.path has to name the data set's rows (.jsonl, .json, .parquet)")
         seen: dict[str, str] = {}

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from etpi_assets.tasks.family import Needs, Refusal, Role, Task, Verdict
+from etpi_assets.tasks.family import Needs, Refusal, Role, Task, Verdict, with_defaults
 from etpi_assets.tasks.together import validate_together
 from etpi_resources.sandboxes import SandboxFactory
 
@@ -51,9 +51,7 @@ class RunningSum:
         return str({**PARAMS, **params}["sandbox"])
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | Refusal]:
-        if unknown := sorted(set(params) - set(PARAMS)):
-            raise ValueError(f"suite {suite}: unknown params {unknown}; running_sum has {sorted(PARAMS)}")
-        chosen = {**PARAMS, **params}
+        chosen = with_defaults(suite, "running_sum", params, PARAMS)
         for split in ("train", "heldout"):
             for index in range(int(chosen[split])):
                 rng = random.Random(f"{suite}/{seed}/{split}/{index}")

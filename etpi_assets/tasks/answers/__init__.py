@@ -13,7 +13,7 @@ from typing import Any
 from etpi_assets.specs.paths import expand
 from etpi_assets.tasks.answers import maths, programs
 from etpi_assets.tasks.answers.rows import balanced, read_questions
-from etpi_assets.tasks.family import ANSWER, Needs, Refusal, Role, Task, Verdict
+from etpi_assets.tasks.family import ANSWER, Needs, Refusal, Role, Task, Verdict, with_defaults
 from etpi_resources.sandboxes import Limits, SandboxFactory
 
 PARAMS: Mapping[str, Any] = {
@@ -51,9 +51,7 @@ class Answers:
             ValueError: unknown params, no path, or a source with fewer rows than `per_source`. FileNotFoundError: no
                 rows at the path.
         """
-        if unknown := sorted(set(params) - set(PARAMS)):
-            raise ValueError(f"suite {suite}: unknown params {unknown}; answers has {sorted(PARAMS)}")
-        chosen = {**PARAMS, **params}
+        chosen = with_defaults(suite, "answers", params, PARAMS)
         if not chosen["path"]:
             raise ValueError(f"suite {suite}: params.path has to name the rows (.jsonl, .json, .parquet)")
         found = list(read_questions(suite, expand(str(chosen["path"])), chosen))

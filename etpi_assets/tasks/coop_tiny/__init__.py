@@ -16,7 +16,7 @@ from etpi_assets.tasks.commands import write_commands
 from etpi_assets.tasks.coop_tiny import judge as verdicts
 from etpi_assets.tasks.coop_tiny.generate import draw_tasks, entities
 from etpi_assets.tasks.coop_tiny.texts import REGISTERS
-from etpi_assets.tasks.family import Needs, Refusal, Role, Task, Verdict
+from etpi_assets.tasks.family import Needs, Refusal, Role, Task, Verdict, with_defaults
 from etpi_resources.sandboxes import SandboxFactory
 
 PARAMS: Mapping[str, Any] = {"train": 1000, "heldout": 100, "registers": tuple(REGISTERS), "sandbox": "bubblewrap"}
@@ -33,9 +33,7 @@ class CoopTiny:
         return str({**PARAMS, **params}["sandbox"])
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | Refusal]:
-        if unknown := sorted(set(params) - set(PARAMS)):
-            raise ValueError(f"suite {suite}: unknown params {unknown}; coop_tiny has {sorted(PARAMS)}")
-        chosen = {**PARAMS, **params}
+        chosen = with_defaults(suite, "coop_tiny", params, PARAMS)
         registers = tuple(chosen["registers"])
         if unknown := sorted(set(registers) - set(REGISTERS)):
             raise ValueError(f"suite {suite}: unknown params.registers {unknown}; there are {sorted(REGISTERS)}")

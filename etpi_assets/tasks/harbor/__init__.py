@@ -17,7 +17,7 @@ from typing import Any
 
 from etpi_assets.specs.paths import expand
 from etpi_assets.tasks import places
-from etpi_assets.tasks.family import Needs, Refusal, Role, Task, Verdict
+from etpi_assets.tasks.family import Needs, Refusal, Role, Task, Verdict, with_defaults
 from etpi_assets.tasks.frozen import put_changes
 from etpi_assets.tasks.harbor import verifier
 from etpi_assets.tasks.harbor.folder import TASK_FILE, Unreadable, read_folder
@@ -53,9 +53,7 @@ class Harbor:
         Raises:
             ValueError: unknown params, or no path. FileNotFoundError: no task.toml below the path.
         """
-        if unknown := sorted(set(params) - set(PARAMS)):
-            raise ValueError(f"suite {suite}: unknown params {unknown}; harbor has {sorted(PARAMS)}")
-        chosen = {**PARAMS, **params}
+        chosen = with_defaults(suite, "harbor", params, PARAMS)
         if not chosen["path"]:
             raise ValueError(f"suite {suite}: params.path has to name a folder of task folders")
         root = expand(str(chosen["path"])).resolve()

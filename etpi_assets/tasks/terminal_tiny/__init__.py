@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 from etpi_assets.tasks.commands import write_commands
-from etpi_assets.tasks.family import Needs, Refusal, Role, Task, Verdict
+from etpi_assets.tasks.family import Needs, Refusal, Role, Task, Verdict, with_defaults
 from etpi_assets.tasks.terminal_tiny import judge as verdicts
 from etpi_assets.tasks.terminal_tiny.generate import draw_tasks
 from etpi_resources.sandboxes import SandboxFactory
@@ -29,9 +29,7 @@ class TerminalTiny:
         return str({**PARAMS, **params}["sandbox"])
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | Refusal]:
-        if unknown := sorted(set(params) - set(PARAMS)):
-            raise ValueError(f"suite {suite}: unknown params {unknown}; terminal_tiny has {sorted(PARAMS)}")
-        chosen = {**PARAMS, **params}
+        chosen = with_defaults(suite, "terminal_tiny", params, PARAMS)
         for split in ("train", "heldout"):
             yield from islice(draw_tasks(suite, seed, split), int(chosen[split]))
 
