@@ -20,7 +20,7 @@ import torch
 from etpi_assets.rollouts.tiny_base import prepare
 from etpi_assets.specs.models import TinySection
 from etpi_resources.chat_format import load_chat_format
-from etpi_resources.trainers.workers import base_worker
+from etpi_resources.trainers.workers import base_worker, twins
 from etpi_resources.trainers.workers.reporting import CONFIG_FILE, Worker
 
 CORPUS = TinySection(conversations=400, exercises=400)
@@ -31,7 +31,7 @@ FIRST = 10
 def tokens_a_second(folder: Path, config: str, parts: int, threads: int) -> float:
     folder.mkdir(parents=True)
     (folder / CONFIG_FILE).write_text(config)
-    base_worker.PARTS = parts
+    twins.PARTS = parts
     torch.set_num_threads(threads)
     log = base_worker.run(Worker(folder))["log"]
     counted = [line for line in log if line["step"] >= FIRST]

@@ -193,7 +193,7 @@ def ours(place: Path, room: int) -> Any:
     sequences, plan, layout, because = sft_worker.lay_out(stored, config, room, model)
     print(f"layout {layout}: {because}; {1 - plan.padding(sequences.lengths().tolist()):.3f} real", file=sys.stderr)
     assert plan.steps == 2, "an epoch is one step"
-    trainer = sft_worker.build_trainer(Worker(place / "ours"), model, plan, sequences, gpu=False)
+    trainer = sft_worker.build_trainer(Worker(place / "ours"), model, plan, sequences, gpu=False, at_once=False)
     trainer.pad_id = 0  # the tokenizer's is beyond a folded vocabulary
     return trainer
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import container_engine
 import pytest
+import torch
 from made_graph import World
 
 from etpi_assets import materialize
@@ -31,6 +32,14 @@ def code(monkeypatch):
 def world(tmp_path, code):
     """A lake, specs and recipes for tests of the glue."""
     return World(tmp_path)
+
+
+@pytest.fixture
+def own_threads():
+    """For a test of what gives threads to others: torch has those of before again afterwards."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

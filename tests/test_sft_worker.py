@@ -44,7 +44,7 @@ def in_process(folder: Path, config: dict) -> dict:
     return sft_worker.run(Worker(folder))
 
 
-def one_step_gradient(folder: Path, base: Path, rows: list[dict], monkeypatch, **train):
+def one_step_gradient(folder: Path, base: Path, rows: list[dict], monkeypatch, at_once=False, **train):
     """The gradient of one optimiser step over all rows, as the trainer's own loop applies it (plain SGD of rate 1,
     unclipped: the weights move by minus the gradient), by tensor name, and the plan."""
     monkeypatch.setattr(sft_worker, "GRADIENT_NORM", 1e9)
@@ -65,7 +65,7 @@ def one_step_gradient(folder: Path, base: Path, rows: list[dict], monkeypatch, *
     )  # fmt: skip
     model = load_model(base, torch.float32)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    trainer = sft_worker.build_trainer(Worker(folder), model, plan, sequences, gpu=False)
+    trainer = sft_worker.build_trainer(Worker(folder), model, plan, sequences, gpu=False, at_once=at_once)
     trainer.train()
     return {name: before[name] - p.detach() for name, p in model.named_parameters()}, plan, trainer
 
@@ -76,11 +76,13 @@ def relative(a: dict, b: dict) -> float:
     return float((flat_a - flat_b).norm() / flat_b.norm())
 
 
+@pytest.mark.usefixtures("own_threads")
+@pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_an_accumulated_step_is_the_gradient_of_the_weighted_mean(tmp_path, base, monkeypatch, checkpointing):
+def test_an_accumulated_step_is_the_gradient_of_the_weighted_mean(tmp_path, base, monkeypatch, checkpointing, at_once):
     rows = learnable(9)
     got, plan, trainer = one_step_gradient(
-        tmp_path / "run", base, rows, monkeypatch, gradient_checkpointing=checkpointing
+        tmp_path / "run", base, rows, monkeypatch, at_once, gradient_checkpointing=checkpointing
     )
     assert plan.steps == 1 and len(plan.batches) > 2, "the step must be an accumulated one"
     model = load_model(base, torch.float32)

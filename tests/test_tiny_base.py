@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ from etpi_assets.specs.models import TinySection
 from etpi_resources.chat_format import load_chat_format
 from etpi_resources.lake import Lake
 from etpi_resources.trainers.pipes import run_worker
-from etpi_resources.trainers.workers.base_worker import Twins
+from etpi_resources.trainers.workers.base_worker import _backward
 from etpi_resources.trainers.workers.induction import put_copying_heads
+from etpi_resources.trainers.workers.twins import Twins
 
 SMALL = TinySection(conversations=16, exercises=8, batch_tokens=4096, layers=2)
 
@@ -78,32 +80,29 @@ def _step(model: Qwen3ForCausalLM) -> None:
         parameter.grad = None
 
 
+@pytest.mark.usefixtures("own_threads")
 def test_parts_of_a_batch_in_threads_train_as_the_whole_would():
-    threads = torch.get_num_threads()
     model, plain = _model(), _model()
-    try:
-        twins = Twins(model)
-        for seed in (1, 3):  # the second sees the weights after a step
-            parts = [_part(seed, 40), _part(seed + 1, 64)]
-            value = twins.backward(parts)
-            whole = sum(part["weights"].sum() for part in parts)
-            losses = []
-            for part in parts:
-                with torch.autocast("cpu", dtype=torch.bfloat16):
-                    logits = plain(input_ids=part["input_ids"]).logits[:, :-1]
-                nll = torch.nn.functional.cross_entropy(
-                    logits.flatten(0, 1).float(), part["labels"].flatten(), reduction="none"
-                )
-                losses.append((nll * part["weights"].flatten()).sum() / whole)
-            sum(losses).backward()
-            assert value == pytest.approx(sum(losses).item(), rel=1e-3)
-            for (name, mine), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
-                apart = (mine.grad - theirs.grad).norm() / theirs.grad.norm()
-                assert apart < 0.02, name  # bfloat16 in another order
-            _step(model)
-            _step(plain)
-    finally:
-        torch.set_num_threads(threads)
+    twins = Twins(model)
+    for seed in (1, 3):  # the second sees the weights after a step
+        parts = [_part(seed, 40), _part(seed + 1, 64)]
+        whole = float(sum(part["weights"].sum() for part in parts))
+        value = sum(twins.backward(parts, partial(_backward, whole=whole)))
+        losses = []
+        for part in parts:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                logits = plain(input_ids=part["input_ids"]).logits[:, :-1]
+            nll = torch.nn.functional.cross_entropy(
+                logits.flatten(0, 1).float(), part["labels"].flatten(), reduction="none"
+            )
+            losses.append((nll * part["weights"].flatten()).sum() / whole)
+        sum(losses).backward()
+        assert value == pytest.approx(sum(losses).item(), rel=1e-3)
+        for (name, mine), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
+            apart = (mine.grad - theirs.grad).norm() / theirs.grad.norm()
+            assert apart < 0.02, name  # bfloat16 in another order
+        _step(model)
+        _step(plain)
 
 
 @pytest.mark.parametrize("world", base.WORLDS)

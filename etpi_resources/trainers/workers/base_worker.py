@@ -6,9 +6,6 @@ recipe), where copying heads come from (`induction`), fine-tuning (`sft_worker`)
 Matrices are trained by Muon (Jordan et al. 2024), everything else by AdamW; the rate is held, then falls linearly to a
 twentieth over the second half.
 
-A model this small leaves a second thread of one operation mostly idle, so a step's batch is halved and each half goes
-through the model in a thread of its own.
-
 Configuration (`config.json`): `files` (parquet files of sequences), `tokenizer` (folder), `vocabulary`, `seed`,
 `epochs`, `batch_tokens`, `hidden`, `intermediate`, `layers`, `heads`, `head_dim`, `positions`, `matrix_rate`, `rate`.
 Result: see `run`.
@@ -16,12 +13,11 @@ Result: see `run`.
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +31,6 @@ GRADIENT_NORM = 1.0
 WARMUP_STEPS = 20
 LAST_RATE = 0.05
 LOG_LINES = 50
-PARTS = 2
-"""Of a step's batch; not the number of cores, on which the result must not depend."""
 
 
 def run(worker: Worker) -> dict[str, Any]:
@@ -59,6 +53,7 @@ def run(worker: Worker) -> dict[str, Any]:
     from etpi_resources.trainers.workers.collate import collate, read_sequences
     from etpi_resources.trainers.workers.induction import put_copying_heads
     from etpi_resources.trainers.workers.plan import make_plan
+    from etpi_resources.trainers.workers.twins import PARTS, Twins
 
     torch.manual_seed(config["seed"])
     model = Qwen3ForCausalLM(
@@ -106,7 +101,8 @@ def run(worker: Worker) -> dict[str, Any]:
                 group["lr"] = peak * _rate(step, plan.steps)
         first = step * plan.accumulate
         inputs = [collate(batch, sequences, pad_id=0) for batch in plan.batches[first : first + plan.accumulate]]
-        value = twins.backward(inputs)
+        whole = float(sum(part["weights"].sum() for part in inputs))
+        value = sum(twins.backward(inputs, partial(_backward, whole=whole)))
         torch.nn.utils.clip_grad_norm_(model.parameters(), GRADIENT_NORM)
         for optimizer in optimizers:
             optimizer.step()
@@ -125,38 +121,6 @@ def run(worker: Worker) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in model.parameters()),
         "seconds": time.monotonic() - began,
     }
-
-
-class Twins:
-    """A model PARTS times over: one memory of weights, gradients each of its own, a thread each."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        import torch
-
-        self._twins = [model, *(copy.deepcopy(model) for _ in range(PARTS - 1))]
-        for twin in self._twins[1:]:
-            for mine, own in zip(model.parameters(), twin.parameters(), strict=True):
-                own.data = mine.data
-        threads = max(1, torch.get_num_threads() // PARTS)
-        torch.set_num_threads(threads)
-        self._pool = ThreadPoolExecutor(PARTS, initializer=torch.set_num_threads, initargs=(threads,))
-
-    def backward(self, parts: list[dict[str, torch.Tensor]]) -> float:
-        """Add to the model's gradients those of the parts' weighted mean loss (nats a token), and return that loss.
-
-        Args:
-            parts: what `collate` gives; at most PARTS of them (a pass may end on fewer).
-        """
-        whole = float(sum(part["weights"].sum() for part in parts))
-        used = self._twins[: len(parts)]
-        jobs = [self._pool.submit(_backward, *given, whole) for given in zip(used, parts, strict=True)]
-        value = sum(job.result() for job in jobs)
-        for twin in used[1:]:
-            for parameter, own in zip(self._twins[0].parameters(), twin.parameters(), strict=True):
-                assert parameter.grad is not None and own.grad is not None  # every part goes through every weight
-                parameter.grad += own.grad
-                own.grad = None
-        return value
 
 
 def _backward(model: PreTrainedModel, inputs: Mapping[str, torch.Tensor], whole: float) -> float:

@@ -35,7 +35,7 @@ def add_label_head(model: PreTrainedModel) -> None:
 
     Inside the forward pass, so that what wraps it (autocast, an adapter) wraps this too.
     """
-    original = model.forward
+    original = type(model).forward  # of whichever copy of the model it is called on
     config = model.config.get_text_config()
     plain = all(getattr(config, name, None) in (None, 1.0) for name in _RESCALED)
 
@@ -43,10 +43,10 @@ def add_label_head(model: PreTrainedModel) -> None:
         self: Any, *args: Any, learnt: torch.Tensor | None = None, labels: torch.Tensor | None = None, **named: Any
     ) -> Any:
         if learnt is None:
-            return original(*args, **named) if labels is None else original(*args, labels=labels, **named)
+            return original(self, *args, **named) if labels is None else original(self, *args, labels=labels, **named)
         assert labels is not None, "positions to learn at without labels"
         if not plain:
-            return _told(original(*args, logits_to_keep=learnt, **named).logits, labels)
+            return _told(original(self, *args, logits_to_keep=learnt, **named).logits, labels)
         hidden = self.base_model(*args, **named).last_hidden_state[:, learnt]
         head = self.get_output_embeddings()
         rows = max(1, TILE // (len(labels) * head.weight.shape[0]))

@@ -62,6 +62,7 @@ def run(worker: Worker) -> dict[str, Any]:
     from etpi_resources.trainers.workers.checkpointing import load_model, stored_dtype
     from etpi_resources.trainers.workers.collate import read_sequences
     from etpi_resources.trainers.workers.device import device_name, use_gpu
+    from etpi_resources.trainers.workers.twins import PARTS, draws
     from etpi_resources.trainers.workers.weighted_trainer import Log
 
     transformers_logging.disable_progress_bar()
@@ -70,13 +71,14 @@ def run(worker: Worker) -> dict[str, Any]:
     limits = {"vocabulary": text.vocab_size, "longest": text.max_position_embeddings}
     stored = read_sequences(config["files"], "train", **limits)
     validation = read_sequences(config["files"], "val", **limits)
-    micro_tokens = min(config["micro_tokens"], train["batch_tokens"])
     lora = train["method"] == "lora"
     # Weights that are trained are kept in float32; a frozen base may stay as small as it is stored.
     model = load_model(config["base"], stored_dtype(config["base"]) if lora and gpu else torch.float32)
+    at_once = not gpu and not (lora and train["lora_dropout"]) and not draws(model)
+    micro_tokens = min(config["micro_tokens"], -(-train["batch_tokens"] // (PARTS if at_once else 1)))
     sequences, plan, layout, because = lay_out(stored, config, micro_tokens, model)
     validation = validation.branches() if layout == "branches" else validation
-    trainer = build_trainer(worker, model, plan, sequences, gpu)
+    trainer = build_trainer(worker, model, plan, sequences, gpu=gpu, at_once=at_once)
     device = device_name(gpu)
     worker.say(
         f"{config['label']}: {len(stored)} sequences, {plan.steps} steps of up to {train['batch_tokens']} tokens, "
@@ -174,7 +176,10 @@ def lay_out(
     return stored, plan_of(stored, True), "trees", "sequences fork"
 
 
-def build_trainer(worker: Worker, model: PreTrainedModel, plan: Any, sequences: Any, gpu: bool) -> WeightedSFTTrainer:
+def build_trainer(
+    worker: Worker, model: PreTrainedModel, plan: Plan, sequences: Sequences, *, gpu: bool, at_once: bool
+) -> WeightedSFTTrainer:
+    """The trainer of a plan; `at_once`: the micro-batches of a step run in threads (see `twins`)."""
     import datasets
     from transformers import AutoTokenizer
 
@@ -189,8 +194,11 @@ def build_trainer(worker: Worker, model: PreTrainedModel, plan: Any, sequences: 
         plan=plan,
         sequences=sequences,
         pad_id=pad_id,
+        at_once=at_once,
         model=model,
-        args=sft_arguments(train, worker.folder / "trl", plan.steps, plan.accumulate, config["seed"], gpu),
+        args=sft_arguments(
+            train, worker.folder / "trl", plan.steps, 1 if at_once else plan.accumulate, config["seed"], gpu
+        ),
         train_dataset=datasets.Dataset(sequences.table()),
         data_collator=lambda batch: batch,
         processing_class=tokenizer,

@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 from etpi_resources.trainers.workers.collate import IGNORED, Sequences, collate
 from etpi_resources.trainers.workers.plan import MicroBatch, Plan, make_pass
 from etpi_resources.trainers.workers.tree_attention import tree_arguments
+from etpi_resources.trainers.workers.twins import Twins
 
 
 def nll_at_labels(model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,16 +42,17 @@ def nll_at_labels(model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch
 
 
 class Batches(Dataset):
-    """Micro-batches as tensors, in order."""
+    """Micro-batches as tensors, in order, `at_once` of them an item (the last may have fewer)."""
 
-    def __init__(self, batches: tuple[MicroBatch, ...], sequences: Sequences, pad_id: int) -> None:
-        self.batches, self.sequences, self.pad_id = batches, sequences, pad_id
+    def __init__(self, batches: tuple[MicroBatch, ...], sequences: Sequences, pad_id: int, at_once: int) -> None:
+        self.batches, self.sequences, self.pad_id, self.at_once = batches, sequences, pad_id, at_once
 
     def __len__(self) -> int:
-        return len(self.batches)
+        return math.ceil(len(self.batches) / self.at_once)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return collate(self.batches[index], self.sequences, self.pad_id)
+    def __getitem__(self, index: int) -> list[dict[str, Any]]:
+        first = index * self.at_once
+        return [collate(b, self.sequences, self.pad_id) for b in self.batches[first : first + self.at_once]]
 
 
 @dataclass
@@ -82,22 +85,65 @@ class Tally:
 
 
 class WeightedSFTTrainer(SFTTrainer):
-    """SFTTrainer over a plan of weighted, pre-tokenised sequences."""
+    """SFTTrainer over a plan of weighted, pre-tokenised sequences.
+
+    Args:
+        at_once: all micro-batches of a step are given to one call of `training_step`, which runs them in threads (see
+            `twins`); the arguments' accumulation is then 1.
+    """
 
     # The loss is divided by the weight of a whole optimiser step, so accumulation must not divide it again.
     loss_is_scaled_for_ga = True
 
-    def __init__(self, *, plan: Plan, sequences: Sequences, pad_id: int, **arguments: Any) -> None:
+    def __init__(self, *, plan: Plan, sequences: Sequences, pad_id: int, at_once: bool, **arguments: Any) -> None:
         self.plan, self.sequences, self.pad_id = plan, sequences, pad_id
         self.window = Tally()
         self.first_pass = Tally()
         self.micro_batches = 0
+        self._at_once = at_once
         super().__init__(**arguments)
 
     def get_train_dataloader(self) -> DataLoader:
         # batch_size None: the plan's micro-batches are the batches. Collating one costs about a millisecond, less than
         # a worker process would.
-        return DataLoader(Batches(self.plan.batches, self.sequences, self.pad_id), batch_size=None)
+        at_once = self.plan.accumulate if self._at_once else 1
+        return DataLoader(Batches(self.plan.batches, self.sequences, self.pad_id, at_once), batch_size=None)
+
+    @cached_property
+    def _twins(self) -> Twins:
+        return Twins(self.model_wrapped)  # made at the first step: by then it is what is trained
+
+    def training_step(self, model: torch.nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """The loss of the micro-batches `inputs`, after their gradients."""
+        if not self._at_once:
+            (batch,) = inputs
+            return super().training_step(model, batch, num_items_in_batch)
+        model.train()
+        losses = []
+        for batch, (weighted, hits) in zip(inputs, self._twins.backward(inputs, self._learn), strict=True):
+            losses.append(self._counted(weighted, hits, batch))
+        return torch.stack(losses).sum()
+
+    def _learn(self, model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        nll, hits = nll_at_labels(model, inputs)
+        weighted = (nll * inputs["weights"]).sum()
+        (weighted / self.plan.step_weight).backward()
+        return weighted.detach(), hits
+
+    def compute_loss(
+        self, model: torch.nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        """sum(w * nll) / step_weight of one micro-batch."""
+        nll, hits = nll_at_labels(model, inputs)
+        return self._counted((nll * inputs["weights"]).sum(), hits, inputs)
+
+    def _counted(self, weighted: torch.Tensor, hits: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
+        """The share in the step's loss of one micro-batch, which is entered in the tallies."""
+        self.window.add(weighted, hits, inputs)
+        if self.micro_batches < self.plan.pass_batches:
+            self.first_pass.add(weighted, hits, inputs)
+        self.micro_batches += 1
+        return weighted / self.plan.step_weight
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         # The scheduler is stepped once more after the last step.
@@ -106,18 +152,6 @@ class WeightedSFTTrainer(SFTTrainer):
         self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(chosen, lambda step: rates[step])
         self._created_lr_scheduler = True
         return self.lr_scheduler
-
-    def compute_loss(
-        self, model: torch.nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> torch.Tensor:
-        """sum(w * nll) / step_weight of one micro-batch."""
-        nll, hits = nll_at_labels(model, inputs)
-        weighted = (nll * inputs["weights"]).sum()
-        self.window.add(weighted, hits, inputs)
-        if self.micro_batches < self.plan.pass_batches:
-            self.first_pass.add(weighted, hits, inputs)
-        self.micro_batches += 1
-        return weighted / self.plan.step_weight
 
     def floating_point_ops(self, inputs: Any) -> int:
         return 0
