@@ -30,6 +30,7 @@ import pyarrow as pa
 
 from etpi_resources import parquet
 from etpi_resources.checks import CheckOutcome
+from etpi_resources.hashes import json_hash
 from etpi_resources.locks import LockHeld, file_lock
 from etpi_resources.manifest import NAME, BlockedInput, LakeError, Manifest, MissingInput, Ref
 from etpi_resources.parquet import SchemaMismatch
@@ -82,7 +83,7 @@ class Lake:
                 sync(part)
                 described[name] = {"rows": rows, "sha256": sha256_of(part), "bytes": part.stat().st_size}
             # An asset without tables is what it was made of.
-            version = _hash(described or dict(inputs))[:16]
+            version = json_hash(described or dict(inputs))[:16]
             for name, table in described.items():
                 path = f"{ref.asset}/{name}/{ref.set}={ref.key}/version={version}/part-0.parquet"
                 entry = {"path": path, "sha256": table["sha256"], "bytes": table["bytes"]}
@@ -128,7 +129,7 @@ class Lake:
         """Write the manifest and the pointer that names it."""
         folder = self._folder(manifest.ref)
         # Everything but the time: publishing the same thing again is the same publication.
-        identity = _hash({k: v for k, v in manifest.to_json().items() if k != "created_at"})[:12]
+        identity = json_hash({k: v for k, v in manifest.to_json().items() if k != "created_at"})[:12]
         relative = f"version={manifest.version}/manifest-{identity}.json"
         with self.lock("publish"):
             if (folder / relative).exists():
@@ -329,16 +330,12 @@ class Lake:
 def folder_hash(folder: Path) -> str:
     """A checkpoint's identity: 16 hex digits of a sha256 over the relative paths and bytes of every file."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return _hash({path.relative_to(folder).as_posix(): sha256_of(path) for path in files})[:16]
+    return json_hash({path.relative_to(folder).as_posix(): sha256_of(path) for path in files})[:16]
 
 
 def sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _hash(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
 def _load(path: Path) -> Manifest:

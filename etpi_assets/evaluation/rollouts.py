@@ -10,7 +10,6 @@ journal stands under that identity in a folder that experiments share, so two ex
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from etpi_assets.tasks.family import Family, Task
 from etpi_resources.chat_format import ChatFormat
 from etpi_resources.checks import CheckOutcome
 from etpi_resources.engines import Engine
+from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import SandboxFactory
 
 _COLUMNS = ("checkpoint_id", "role", "seed", "step", "final", "path", "adapter_path", "adapter_hash", "parent_id")
@@ -188,7 +188,7 @@ def _key(candidate: Candidate, condition: Condition, engine: Engine, template_kw
         "engine": dict(engine.fingerprint()),
         "template_kwargs": dict(template_kwargs),
     }
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    return json_hash(identity)
 
 
 def _relabelled(record: RolloutRecord, candidate: Candidate, experiment: str) -> RolloutRecord:

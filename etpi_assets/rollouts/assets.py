@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -42,6 +40,7 @@ from etpi_assets.tasks.table import read_tasks
 from etpi_assets.versions import code_version
 from etpi_resources.chat_format import ChatFormat, load_chat_format
 from etpi_resources.engines import Engine
+from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import SandboxFactory
 from etpi_resources.schemas import empty
 
@@ -114,7 +113,7 @@ def _collected(
         "seed": spec.seed,
         "sandbox": spec.sandbox,
     }
-    spec_key = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()
+    spec_key = json_hash(depends)
     identity = Identity(
         spec_key=spec_key,
         origin="set",

@@ -11,7 +11,6 @@ It stands with the rollouts, whose loop the corpus is of, because a rollout set 
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
@@ -26,6 +25,7 @@ from etpi_assets.specs.models import TinySection
 from etpi_resources import kept
 from etpi_resources.chat_format import ChatFormat
 from etpi_resources.checks import CheckOutcome
+from etpi_resources.hashes import json_hash
 from etpi_resources.lake import Lake
 from etpi_resources.prefix_tree import CHAIN
 from etpi_resources.schemas import TABLES
@@ -136,4 +136,4 @@ def _key(section: TinySection, chat: ChatFormat, code: str) -> str:
         "template": chat.template,
         "code": code,
     }
-    return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()
+    return json_hash(depends)

@@ -11,8 +11,6 @@ the others load and a run of it can say what is wrong.
 from __future__ import annotations
 
 import difflib
-import hashlib
-import json
 import os
 import re
 import tomllib
@@ -25,6 +23,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from etpi_assets.specs.models import ExperimentSpec, RolloutSetSpec, SuiteSpec
+from etpi_resources.hashes import json_hash
 
 SHIPPED = Path(__file__).resolve().parent
 FOLDERS = {"suite": "suites", "rollout_set": "rollout_sets", "experiment": "experiments"}
@@ -98,7 +97,7 @@ class Specs:
         """sha256 (hex) over the named keys of the resolved spec ("train", "evaluate.suite"), all of it for "*"; of
         nothing for "all". A key below a section that is null is null."""
         spec = self.get(set, key).model_dump(mode="json") if set != "all" and sections else {}
-        return _sha256(spec if tuple(sections) == ("*",) else {name: part(spec, name) for name in sections})
+        return json_hash(spec if tuple(sections) == ("*",) else {name: part(spec, name) for name in sections})
 
     def upstream_keys(self, set: str, key: str, upstream: str) -> list[str]:
         """The keys of another set that a spec draws on, in the order it names them; empty for an invalid spec."""
@@ -271,7 +270,3 @@ def _with_known_references(entry: Entry, entries: Mapping[tuple[str, str], Entry
             error = SpecError(f"{entry.file}: {key}: {unknown_name(set_name, name, valid)}")
             return Entry(entry.set, entry.name, entry.file, None, error)
     return entry
-
-
-def _sha256(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()

@@ -9,14 +9,13 @@ The payload of a task (JSON): expression, answer, and source and license, as row
 
 from __future__ import annotations
 
-import hashlib
-import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from etpi_assets.tasks.answers import maths
 from etpi_assets.tasks.family import ANSWER, Needs, Refusal, Role, Task, Verdict, with_defaults
+from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import SandboxFactory
 
 PARAMS: Mapping[str, Any] = {"train": 600, "heldout": 96, "sandbox": "bubblewrap"}
@@ -93,5 +92,5 @@ def _task(suite: str, split: str, source: str, index: int, expression: str) -> T
         "source": source,
         "license": "apache-2.0",
     }
-    digest = hashlib.sha256(json.dumps([payload, instruction], sort_keys=True).encode()).hexdigest()
+    digest = json_hash([payload, instruction])
     return Task(f"{suite}-{split}-{index:05d}", suite, source, split, instruction, payload, digest)

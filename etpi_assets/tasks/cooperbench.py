@@ -25,6 +25,7 @@ from etpi_assets.specs.paths import expand
 from etpi_assets.tasks import cooperbench_verdict, places
 from etpi_assets.tasks.commands import apply_command
 from etpi_assets.tasks.family import Needs, Refusal, Role, Task, Verdict, with_defaults
+from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import SandboxFactory
 
 PARAMS: Mapping[str, Any] = {
@@ -159,7 +160,7 @@ def _live(task: Task, root: Path, place: _Place, chosen: Mapping[str, Any]) -> T
         }
     except (OSError, UnicodeDecodeError) as error:
         return Refusal(task.task_id, "unreadable_patch", str(error))
-    digest = hashlib.sha256(json.dumps([task.content_hash, live, image], sort_keys=True).encode()).hexdigest()
+    digest = json_hash([task.content_hash, live, image])
     live["place"] = places.place(
         chosen,
         key=f"{repo}/task{number}",
@@ -258,7 +259,7 @@ def _task(suite: str, task_id: str, repo: str, split: str, features: Mapping[str
     instruction = "\n\n".join(
         f"# Feature {number}\n\n{feature['text'].strip()}" for number, feature in features.items()
     )
-    digest = hashlib.sha256(json.dumps([payload, instruction], sort_keys=True).encode()).hexdigest()
+    digest = json_hash([payload, instruction])
     return Task(task_id, suite, repo, split, instruction, payload, digest)
 
 

@@ -10,7 +10,6 @@ commits never reach it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from etpi_assets.specs.paths import expand
 from etpi_assets.tasks import places
 from etpi_assets.tasks.family import Needs, Refusal, Role, Task, Verdict, with_defaults
 from etpi_assets.tasks.frozen import Changes, counted_changes, put_changes
+from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import EnvironmentUnavailable, Sandbox, SandboxFactory
 
 PARAMS: Mapping[str, Any] = {
@@ -183,7 +183,7 @@ def make_task(
     """A task whose content hash covers what it is, and not where this machine keeps its checkout."""
     split = "heldout" if repo in chosen["heldout_repos"] else "train"
     identity = {key: place[key] for key in ("image", "workdir")}
-    digest = hashlib.sha256(json.dumps([payload, instruction, identity], sort_keys=True).encode()).hexdigest()
+    digest = json_hash([payload, instruction, identity])
     return Task(task_id, suite, repo, split, instruction, {**payload, "place": dict(place)}, digest)
 
 

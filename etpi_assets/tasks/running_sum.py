@@ -10,8 +10,6 @@ The payload of a task (JSON): `numbers`, in the order they come.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -19,6 +17,7 @@ from typing import Any
 
 from etpi_assets.tasks.family import Needs, Refusal, Role, Task, Verdict, with_defaults
 from etpi_assets.tasks.together import validate_together
+from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import SandboxFactory
 
 PARAMS: Mapping[str, Any] = {"train": 600, "heldout": 160, "depth": 8, "largest": 4, "sandbox": "bubblewrap"}
@@ -64,7 +63,7 @@ class RunningSum:
                     split=split,
                     instruction=INSTRUCTION,
                     payload=payload,
-                    content_hash=hashlib.sha256(json.dumps([payload, INSTRUCTION]).encode()).hexdigest(),
+                    content_hash=json_hash([payload, INSTRUCTION]),
                 )
 
     def roles(self, task: Task) -> Sequence[Role]:

@@ -28,6 +28,7 @@ from etpi_assets.specs.models import RLSection
 from etpi_assets.training.rounds import Ground, Lesson, Rounds, drop_after, first_prompt, read_rounds
 from etpi_assets.training.sft_checks import proofs
 from etpi_resources import kept
+from etpi_resources.hashes import json_hash
 from etpi_resources.lake import Lake
 from etpi_resources.schemas import from_rows
 from etpi_resources.trainers.pipes import WorkerFailed, run_worker
@@ -84,7 +85,7 @@ class Request:
             "template_kwargs": dict(self.ground.template_kwargs),
             "code": self.code,
         }
-        return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:16]
+        return json_hash(depends)[:16]
 
     @property
     def identity(self) -> Identity:

@@ -10,7 +10,6 @@ asks: they are found again (`kept`) and not trained twice.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -22,6 +21,7 @@ from typing import Any
 from etpi_assets.specs.models import TrainSection
 from etpi_assets.training.sft_checks import Expected, checks
 from etpi_resources import kept
+from etpi_resources.hashes import json_hash
 from etpi_resources.lake import Lake
 from etpi_resources.trainers.pipes import run_worker
 
@@ -70,7 +70,7 @@ class Request:
             "chat_template": self.chat_template,
             "code": self.code,
         }
-        return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:16]
+        return json_hash(depends)[:16]
 
 
 def train_once(

@@ -23,6 +23,7 @@ from typing import Any
 from etpi_assets.tasks.answers import maths, programs
 from etpi_assets.tasks.family import Refusal, Task
 from etpi_assets.tasks.repository import read_rows
+from etpi_resources.hashes import json_hash
 
 
 def read_questions(suite: str, path: Path, chosen: Mapping[str, Any]) -> Iterator[Task | Refusal]:
@@ -96,7 +97,7 @@ def _task(suite: str, source: str, place: str, row: Mapping[str, Any], chosen: M
         if not answer:
             raise ValueError("the answer is empty")
         payload |= {"kind": "answer", "answer": answer, "reference": maths.as_answer(answer)}
-    digest = hashlib.sha256(json.dumps([payload, question], sort_keys=True).encode()).hexdigest()
+    digest = json_hash([payload, question])
     name = hashlib.sha256(question.encode()).hexdigest()[:12]
     return Task(f"{source}/{name}", suite, source, chosen["split"], question, payload, digest)
 

@@ -13,8 +13,6 @@ The payload of a task (JSON):
 
 from __future__ import annotations
 
-import hashlib
-import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -32,6 +30,7 @@ from etpi_assets.tasks.coop_tiny.repositories import (
 )
 from etpi_assets.tasks.coop_tiny.texts import REGISTERS, Brief, write_text
 from etpi_assets.tasks.family import Task
+from etpi_resources.hashes import json_hash
 
 AGENTS = ("agent1", "agent2")
 FEATURES = ("f1", "f2")
@@ -61,7 +60,7 @@ def draw_tasks(
             split=split,
             instruction=instruction,
             payload=payload,
-            content_hash=hashlib.sha256(json.dumps([payload, instruction], sort_keys=True).encode()).hexdigest(),
+            content_hash=json_hash([payload, instruction]),
         )
         index += 1
 

@@ -14,7 +14,6 @@ The payload of a task (JSON):
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import os
 import re
@@ -25,6 +24,7 @@ from typing import Any
 
 from etpi_assets.tasks import places
 from etpi_assets.tasks.family import Task
+from etpi_resources.hashes import json_hash
 from etpi_resources.lake import folder_hash
 
 TASK_FILE = "task.toml"
@@ -64,7 +64,7 @@ def read_folder(suite: str, name: str, folder: Path, chosen: Mapping[str, Any]) 
         "metadata": json.loads(json.dumps(_table(config, "metadata"), default=str)),
     }
     place, world = _place(name, folder / _ENVIRONMENT, machine, chosen)
-    digest = hashlib.sha256(json.dumps([payload, instruction, world], sort_keys=True).encode()).hexdigest()
+    digest = json_hash([payload, instruction, world])
     # A machine of its own is a task's repository: what it names stands in no other's.
     return Task(name, suite, name, chosen["split"], instruction, {**payload, "place": place}, digest)
 

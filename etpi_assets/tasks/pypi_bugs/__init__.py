@@ -20,6 +20,7 @@ from etpi_assets.tasks.family import Refusal, Role, Task
 from etpi_assets.tasks.frozen import put_changes
 from etpi_assets.tasks.reports import pytest_outcomes
 from etpi_assets.tasks.repository import PARAMS, REFERENCE_RUNS, RepositoryFamily, make_task
+from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import EnvironmentUnavailable, Sandbox, SandboxFactory
 
 WORKDIR = "/workspace"
@@ -107,7 +108,7 @@ def _mended(task: Task) -> str:
     payload = task.payload
     files = {**payload["files"], payload["path"]: payload["fixed"]}
     parts = [files, payload["tests"], payload["command"], payload["expected"]]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return json_hash(parts)
 
 
 FAMILY = PypiBugs()

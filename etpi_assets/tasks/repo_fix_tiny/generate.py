@@ -13,14 +13,13 @@ The payload of a task (JSON):
 
 from __future__ import annotations
 
-import hashlib
-import json
 import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from etpi_assets.tasks.coop_tiny.names import Names
 from etpi_assets.tasks.family import Task
+from etpi_resources.hashes import json_hash
 
 REPOS: Mapping[str, tuple[str, ...]] = {
     "train": ("anvil", "beacon", "cinder", "dynamo", "ember", "furnace", "girder", "hammer"),
@@ -52,7 +51,7 @@ def draw_tasks(suite: str, seed: int, split: str, first: int = 0) -> Iterator[Ta
             split=split,
             instruction=instruction,
             payload=payload,
-            content_hash=hashlib.sha256(json.dumps([payload, instruction], sort_keys=True).encode()).hexdigest(),
+            content_hash=json_hash([payload, instruction]),
         )
         index += 1
 

@@ -12,8 +12,6 @@ The payload of a task (JSON):
 
 from __future__ import annotations
 
-import hashlib
-import json
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from typing import Any
 
 from etpi_assets.tasks.coop_tiny.names import Names
 from etpi_assets.tasks.family import Task
+from etpi_resources.hashes import json_hash
 
 REPOS: Mapping[str, tuple[str, ...]] = {
     "train": ("alder", "birch", "cedar", "ebony", "hazel", "larch", "maple", "olive"),
@@ -119,7 +118,7 @@ def draw_tasks(suite: str, seed: int, split: str, first: int = 0) -> Iterator[Ta
             split=split,
             instruction=instruction,
             payload=payload,
-            content_hash=hashlib.sha256(json.dumps([payload, instruction], sort_keys=True).encode()).hexdigest(),
+            content_hash=json_hash([payload, instruction]),
         )
         index += 1
 
