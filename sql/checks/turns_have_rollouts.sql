@@ -8,7 +8,4 @@ SELECT
     t.turn
 FROM turns AS t
 ANTI JOIN rollouts AS r
-    ON
-        t.rollout_id = r.rollout_id
-        AND t.origin = r.origin
-        AND coalesce(t.rollout_set, t.experiment) = coalesce(r.rollout_set, r.experiment);
+    ON t.rollout_id = r.rollout_id AND t.origin = r.origin AND t.made_for = r.made_for;

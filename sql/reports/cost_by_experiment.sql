@@ -3,36 +3,33 @@
 WITH per_rollout AS (
     SELECT
         r.origin,
-        coalesce(r.rollout_set, r.experiment) AS part,
+        r.made_for,
         r.rollout_id,
         any_value(r.wall_seconds) AS wall_seconds,
         sum(t.prompt_tokens)::BIGINT AS prompt_tokens,
         sum(t.output_tokens)::BIGINT AS output_tokens
     FROM rollouts AS r
     LEFT JOIN turns AS t
-        ON
-            r.rollout_id = t.rollout_id
-            AND r.origin = t.origin
-            AND coalesce(r.rollout_set, r.experiment) = coalesce(t.rollout_set, t.experiment)
+        ON r.rollout_id = t.rollout_id AND r.origin = t.origin AND r.made_for = t.made_for
     GROUP BY ALL
 ),
 
 per_part AS (
     SELECT
         origin,
-        part,
+        made_for,
         count(*) AS n_rollouts,
         sum(wall_seconds) AS seconds,
         sum(prompt_tokens)::BIGINT AS prompt_tokens,
         sum(output_tokens)::BIGINT AS output_tokens
     FROM per_rollout
-    GROUP BY origin, part
+    GROUP BY origin, made_for
 ),
 
 drawn AS (
     SELECT
         experiment,
-        unnest(rollout_sets) AS part
+        unnest(rollout_sets) AS made_for
     FROM experiments
 ),
 
@@ -44,7 +41,7 @@ collected AS (
         sum(p.prompt_tokens)::BIGINT AS prompt_tokens,
         sum(p.output_tokens)::BIGINT AS output_tokens
     FROM drawn AS d
-    INNER JOIN per_part AS p ON d.part = p.part AND p.origin = 'set'
+    INNER JOIN per_part AS p ON d.made_for = p.made_for AND p.origin = 'set'
     GROUP BY d.experiment
 ),
 
@@ -87,5 +84,5 @@ FROM experiments AS e
 LEFT JOIN collected AS c ON e.experiment = c.experiment
 LEFT JOIN chosen AS d ON e.experiment = d.experiment
 LEFT JOIN trained AS t ON e.experiment = t.experiment
-LEFT JOIN per_part AS v ON e.experiment = v.part AND v.origin = 'eval'
+LEFT JOIN per_part AS v ON e.experiment = v.made_for AND v.origin = 'eval'
 ORDER BY e.experiment;

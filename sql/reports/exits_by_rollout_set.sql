@@ -2,8 +2,8 @@
 WITH counted AS (
     SELECT
         r.origin,
-        coalesce(r.rollout_set, r.experiment) AS made_for,
-        coalesce(r.checkpoint_role, r.teacher) AS model,
+        r.made_for,
+        r.model,
         r.decoding,
         r.exit_status,
         count(*) AS n,
@@ -12,10 +12,7 @@ WITH counted AS (
         count(r.error) AS infrastructure_errors
     FROM rollouts AS r
     LEFT JOIN scores AS s
-        ON
-            r.rollout_id = s.rollout_id
-            AND r.origin = s.origin
-            AND coalesce(r.rollout_set, r.experiment) = coalesce(s.rollout_set, s.experiment)
+        ON r.rollout_id = s.rollout_id AND r.origin = s.origin AND r.made_for = s.made_for
     GROUP BY ALL
 )
 

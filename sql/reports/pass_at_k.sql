@@ -5,18 +5,15 @@
 WITH judged AS (
     SELECT
         r.origin,
-        coalesce(r.rollout_set, r.experiment) AS made_for,
-        coalesce(r.checkpoint_role, r.teacher) AS model,
+        r.made_for,
+        r.model,
         coalesce(r.decoding, 'as_rolled_out') AS decoding,
         r.task_id,
         count(*) AS n,
         count_if(s.reward = 1)::BIGINT AS c
     FROM rollouts AS r
     INNER JOIN scores AS s
-        ON
-            r.rollout_id = s.rollout_id
-            AND r.origin = s.origin
-            AND coalesce(r.rollout_set, r.experiment) = coalesce(s.rollout_set, s.experiment)
+        ON r.rollout_id = s.rollout_id AND r.origin = s.origin AND r.made_for = s.made_for
     WHERE
         s.reward IS NOT NULL
         AND NOT s.infrastructure_error

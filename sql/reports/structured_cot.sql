@@ -2,8 +2,8 @@
 -- SET VARIABLE rollout_set = 'name' for one rollout set; SET VARIABLE experiment = 'name' for one evaluation.
 SELECT
     r.origin,
-    coalesce(r.rollout_set, r.experiment) AS made_for,
-    coalesce(r.checkpoint_role, r.teacher) AS model,
+    r.made_for,
+    r.model,
     r.decoding,
     t.turn,
     count(*) AS n,
@@ -15,12 +15,9 @@ SELECT
     median(t.post_think_tokens) AS after_median
 FROM turn_scores AS t
 INNER JOIN rollouts AS r
-    ON
-        t.rollout_id = r.rollout_id
-        AND t.origin = r.origin
-        AND coalesce(t.rollout_set, t.experiment) = coalesce(r.rollout_set, r.experiment)
+    ON t.rollout_id = r.rollout_id AND t.origin = r.origin AND t.made_for = r.made_for
 WHERE
     (getvariable('rollout_set') IS NULL OR r.rollout_set = getvariable('rollout_set'))
     AND (getvariable('experiment') IS NULL OR r.experiment = getvariable('experiment'))
 GROUP BY ALL
-ORDER BY r.origin DESC, made_for ASC, model ASC, r.decoding ASC, t.turn ASC;
+ORDER BY r.origin DESC, r.made_for ASC, r.model ASC, r.decoding ASC, t.turn ASC;

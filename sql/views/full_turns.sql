@@ -11,7 +11,7 @@ WITH placed AS (
             t.rollout_id = c.rollout_id
             AND t.agent_id = c.agent_id
             AND t.origin = c.origin
-            AND coalesce(t.rollout_set, t.experiment) = c.part
+            AND t.made_for = c.made_for
             AND c.source = 'turns'
 )
 

@@ -6,7 +6,7 @@ WITH stored AS (
     SELECT
         'turns' AS source,
         origin,
-        coalesce(rollout_set, experiment) AS part,
+        made_for,
         rollout_id,
         agent_id,
         turn,
@@ -18,7 +18,7 @@ WITH stored AS (
     SELECT
         'pairs' AS source,
         'set' AS origin,
-        experiment AS part,
+        experiment AS made_for,
         rollout_id,
         agent_id,
         turn,
@@ -32,7 +32,7 @@ agents_of AS (
     SELECT
         source,
         origin,
-        part,
+        made_for,
         rollout_id,
         agent_id,
         list(turn ORDER BY turn) AS numbers,
@@ -40,13 +40,13 @@ agents_of AS (
         list(prefix_turn ORDER BY turn) AS prefix_turns,
         list(list_concat(suffix_ids, output_ids) ORDER BY turn) AS pieces
     FROM stored
-    GROUP BY source, origin, part, rollout_id, agent_id
+    GROUP BY source, origin, made_for, rollout_id, agent_id
 )
 
 SELECT
     source,
     origin,
-    part,
+    made_for,
     rollout_id,
     agent_id,
     numbers,

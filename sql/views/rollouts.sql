@@ -1,7 +1,13 @@
--- One row a rollout, whatever it was made for: origin is set (a rollout set), eval or rl.
+-- One row a rollout: origin is set (a rollout set), eval or rl; made_for the set or experiment; model who spoke.
 CREATE OR REPLACE VIEW rollouts AS
-SELECT * FROM raw_rollouts.rollouts
-UNION ALL BY NAME
-SELECT * FROM eval_rollouts.rollouts
-UNION ALL BY NAME
-SELECT * FROM rl_checkpoint.rollouts;
+SELECT
+    *,
+    coalesce(rollout_set, experiment) AS made_for,
+    coalesce(checkpoint_role, teacher) AS model
+FROM (
+    SELECT * FROM raw_rollouts.rollouts
+    UNION ALL BY NAME
+    SELECT * FROM eval_rollouts.rollouts
+    UNION ALL BY NAME
+    SELECT * FROM rl_checkpoint.rollouts
+) AS made;

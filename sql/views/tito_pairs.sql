@@ -10,7 +10,7 @@ WITH placed AS (
         ON
             t.rollout_id = c.rollout_id
             AND t.agent_id = c.agent_id
-            AND t.experiment = c.part
+            AND t.experiment = c.made_for
             AND c.source = 'pairs'
 )
 

@@ -2,15 +2,20 @@
 CREATE OR REPLACE VIEW turns AS
 SELECT
     *,
-    'set' AS origin
-FROM raw_rollouts.turns
-UNION ALL BY NAME
-SELECT
-    *,
-    'eval' AS origin
-FROM eval_rollouts.turns
-UNION ALL BY NAME
-SELECT
-    *,
-    'rl' AS origin
-FROM rl_checkpoint.turns;
+    coalesce(rollout_set, experiment) AS made_for
+FROM (
+    SELECT
+        *,
+        'set' AS origin
+    FROM raw_rollouts.turns
+    UNION ALL BY NAME
+    SELECT
+        *,
+        'eval' AS origin
+    FROM eval_rollouts.turns
+    UNION ALL BY NAME
+    SELECT
+        *,
+        'rl' AS origin
+    FROM rl_checkpoint.turns
+) AS made;
