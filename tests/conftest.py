@@ -10,6 +10,9 @@ from made_graph import World
 from etpi_assets import materialize
 from etpi_assets.graph import GRAPH
 from etpi_assets.specs import planner
+from etpi_resources.sandboxes import SandboxFactory
+from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
+from etpi_resources.sandboxes.docker import DockerFactory
 
 
 @pytest.fixture(autouse=True)
@@ -62,3 +65,12 @@ def engine(_engine_process):
         patch.setenv("DOCKER_HOST", _engine_process.address)
         patch.setenv("ETPI_DOCKER_IMAGE", container_engine.IMAGE)
         yield _engine_process
+
+
+@pytest.fixture(scope="module", params=["bubblewrap", "docker"])
+def factory(request) -> SandboxFactory:
+    """Each kind of sandbox in turn."""
+    if request.param == "docker":
+        request.getfixturevalue("engine")
+        return DockerFactory()
+    return BubblewrapFactory()

@@ -19,7 +19,6 @@ from etpi_resources.chat_format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes import SandboxFactory
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
-from etpi_resources.sandboxes.docker import DockerFactory
 
 FAMILY = load_family("harbor")
 CONFIG = """
@@ -67,14 +66,6 @@ def make_folder(root: Path, name: str = "lines", **changes: str | None) -> Path:
     if (root / name / "tests/count.sh").exists():
         (root / name / "tests/count.sh").chmod(0o755)
     return root / name
-
-
-@pytest.fixture(scope="module", params=["bubblewrap", "docker"])
-def factory(request) -> SandboxFactory:
-    if request.param == "docker":
-        request.getfixturevalue("engine")
-        return DockerFactory()
-    return BubblewrapFactory()
 
 
 @pytest.fixture

@@ -34,14 +34,6 @@ def repository():
         yield Repository(Path(folder))
 
 
-@pytest.fixture(scope="module", params=["bubblewrap", "docker"])
-def factory(request) -> SandboxFactory:
-    if request.param == "docker":
-        request.getfixturevalue("engine")
-        return DockerFactory()
-    return BubblewrapFactory()
-
-
 @pytest.fixture(scope="module")
 def testbed(request, factory, repository) -> str:
     """The name of an image with the repository at /testbed, where there is an engine."""

@@ -14,21 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from etpi_resources.sandboxes import Limits, Sandbox, SandboxFactory
-from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
-from etpi_resources.sandboxes.docker import DockerFactory, DockerSandbox
+from etpi_resources.sandboxes import Limits, Sandbox
+from etpi_resources.sandboxes.docker import DockerSandbox
 
 LIMITS = Limits(
     command_seconds=10, memory_bytes=256 * 1024**2, processes=48, file_bytes=16 * 1024**2, output_bytes=16 * 1024
 )
-
-
-@pytest.fixture(scope="module", params=["bubblewrap", "docker"])
-def factory(request) -> SandboxFactory:
-    if request.param == "docker":
-        request.getfixturevalue("engine")
-        return DockerFactory()
-    return BubblewrapFactory()
 
 
 @pytest.fixture(scope="module")
