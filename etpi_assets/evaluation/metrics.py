@@ -110,25 +110,22 @@ def _estimates(units: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, E
     readable = [(agent["parse_rate"] or 0.0) * n for (agent, _), n in zip(agents, turns, strict=True)]
     if estimate := rate(readable, of, turns):
         yield "parse_rate", "turn", estimate
-    held = [
-        (agent["adherent_turns"], cluster, n)
-        for (agent, cluster), n in zip(agents, turns, strict=True)
-        if agent["adherent_turns"] is not None
-    ]
-    if estimate := rate([hits for hits, _, _ in held], [cluster for _, cluster, _ in held], [n for _, _, n in held]):
+    if estimate := rate(*_known("adherent_turns", agents)):
         yield "adherence", "turn", estimate
     for name, column in TURN_MEANS.items():
         if estimate := mean([agent[column] or 0 for agent, _ in agents], of, turns):
             yield name, "turn", estimate
-    after = [
-        (agent["post_think_tokens"], cluster, n)
-        for (agent, cluster), n in zip(agents, turns, strict=True)
-        if agent["post_think_tokens"] is not None
-    ]
-    if estimate := mean([ids for ids, _, _ in after], [cluster for _, cluster, _ in after], [n for _, _, n in after]):
+    if estimate := mean(*_known("post_think_tokens", agents)):
         yield "post_think_tokens_per_turn", "turn", estimate
     if estimate := mean(turns, of, [1] * len(turns)):
         yield "turns_per_agent", "agent", estimate
+
+
+def _known(column: str, agents: Sequence[tuple[Mapping[str, Any], str]]) -> tuple[list[float], list[str], list[int]]:
+    """Of the agents whose column is known: its values, their clusters, their turns."""
+    known = [(agent, cluster) for agent, cluster in agents if agent[column] is not None]
+    values = [agent[column] for agent, _ in known]
+    return values, [cluster for _, cluster in known], [agent["turns"] or 0 for agent, _ in known]
 
 
 def threshold_checks(metrics: pa.Table, thresholds: Mapping[str, float], roles: Sequence[str]) -> list[CheckOutcome]:
