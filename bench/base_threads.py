@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from etpi_assets.rollouts.tiny_base import prepare
-from etpi_assets.specs.models import TinySection
+from etpi_assets.specs.rollout_set import TinySection
 from etpi_resources.chat_format import load_chat_format
 from etpi_resources.trainers.workers import base_worker, twins
 from etpi_resources.trainers.workers.reporting import CONFIG_FILE, Worker

@@ -82,7 +82,7 @@ def dataset(history: str, messages: list[list[dict[str, Any]]], most: int) -> tu
     from etpi_assets.curation.merge import merge
     from etpi_assets.curation.pairs import make_pairs
     from etpi_assets.curation.upweight import weigh
-    from etpi_assets.specs.models import DatasetSection, PairsSection
+    from etpi_assets.specs.experiment import DatasetSection, PairsSection
 
     strip = history == "strip-think"
     section = PairsSection(capture="native" if strip else "retokenised", strip_think=strip, history_think="keep")
@@ -174,7 +174,7 @@ def prepare(folder: Path, messages: list[list[dict[str, Any]]], history: str, ro
 def ours(place: Path, room: int) -> Any:
     import torch
 
-    from etpi_assets.specs.models import TrainSection
+    from etpi_assets.specs.training import TrainSection
     from etpi_resources.trainers.workers import sft_worker
     from etpi_resources.trainers.workers.checkpointing import load_model
     from etpi_resources.trainers.workers.collate import read_sequences

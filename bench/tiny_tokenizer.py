@@ -14,7 +14,7 @@ from pathlib import Path
 
 from etpi_assets.rollouts.policies.coop_tiny import BASE_HABITS, Skill
 from etpi_assets.rollouts.templated.coop_tiny import transcripts
-from etpi_assets.specs.models import AgentSection
+from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.coop_tiny.names import SYLLABLES
 from etpi_resources.tokenizers import tiny_bpe
 

@@ -13,8 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from etpi_assets.specs.experiment import ExperimentSpec, ServingSection
 from etpi_assets.specs.load import AnySpec, Specs, load_specs
-from etpi_assets.specs.models import ExperimentSpec, ServingSection
 from etpi_resources.engines import EngineUnavailable
 from etpi_resources.lake import Lake
 from etpi_resources.sandboxes import SandboxFactory, SandboxUnavailable

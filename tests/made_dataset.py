@@ -22,7 +22,8 @@ from etpi_assets.rollouts.tables import to_tables
 from etpi_assets.rollouts.templated.coop_tiny import Unjudged
 from etpi_assets.rollouts.templated.emulated import EmulatedFactory
 from etpi_assets.scoring.behaviours import score
-from etpi_assets.specs.models import AgentSection, DatasetSection, PairsSection, ScoringSection, SelectSection
+from etpi_assets.specs.experiment import DatasetSection, PairsSection, SelectSection
+from etpi_assets.specs.rollout_set import AgentSection, ScoringSection
 from etpi_assets.tasks.coop_tiny import FAMILY
 from etpi_assets.tasks.coop_tiny.generate import draw_tasks
 from etpi_assets.tasks.table import task_table

@@ -17,7 +17,7 @@ from etpi_assets.evaluation.assets import serving_probe
 from etpi_assets.resources import Resources
 from etpi_assets.rollouts.prompts import render_prompts
 from etpi_assets.rollouts.tools import tool_schemas
-from etpi_assets.specs.models import AgentSection
+from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.coop_tiny import CoopTiny
 from etpi_assets.tasks.table import task_table
 from etpi_resources.chat_format import ChatFormat

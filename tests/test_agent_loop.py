@@ -13,7 +13,7 @@ from etpi_assets.rollouts.policies.coop_tiny import Skill
 from etpi_assets.rollouts.policies.oracle import null_policy, reference_policy
 from etpi_assets.rollouts.tables import prompts_of, to_tables
 from etpi_assets.rollouts.templated.coop_tiny import transcripts
-from etpi_assets.specs.models import AgentSection, GrammarSection
+from etpi_assets.specs.rollout_set import AgentSection, GrammarSection
 from etpi_assets.tasks.coop_tiny import CoopTiny
 from etpi_assets.tasks.family import Needs, Role, Task, Verdict
 from etpi_resources.chat_format import load_chat_format

@@ -13,7 +13,7 @@ from etpi_assets.rollouts.tables import to_tables
 from etpi_assets.scoring.behaviours import score
 from etpi_assets.scoring.entities import Files, Patterns, edited, touched
 from etpi_assets.scoring.rewards.verdict import read_reward
-from etpi_assets.specs.models import ScoringSection
+from etpi_assets.specs.rollout_set import ScoringSection
 
 SCORING = ScoringSection()
 

@@ -7,8 +7,8 @@ from made_graph import EXPERIMENT, write_spec
 
 from etpi_assets.evaluation.rollouts import conditions
 from etpi_assets.graph import GRAPH
+from etpi_assets.specs.experiment import EvaluateSection
 from etpi_assets.specs.load import load_specs
-from etpi_assets.specs.models import EvaluateSection
 
 SECTION = EvaluateSection.model_validate(
     {

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from etpi_assets.rollouts.prompts import render_prompts, steering_text
 from etpi_assets.rollouts.templated.coop_tiny import SUITE
 from etpi_assets.specs.load import SpecError
-from etpi_assets.specs.models import AgentSection
+from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.checks import NAMES, check_tasks
 from etpi_assets.tasks.coop_tiny import FAMILY
 from etpi_assets.tasks.coop_tiny.features import OPERATIONS, Behaviour, read_code

@@ -12,8 +12,10 @@ from made_runs import pair_run, verdict
 
 from etpi_assets.resources import Resources
 from etpi_assets.rollouts.assets import raw_rollouts
+from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import load_specs
-from etpi_assets.specs.models import ExperimentSpec, RolloutSetSpec, SuiteSpec
+from etpi_assets.specs.rollout_set import RolloutSetSpec
+from etpi_assets.specs.suite import SuiteSpec
 from etpi_assets.tasks.assets import tasks as tasks_asset
 from etpi_assets.tasks.cooperbench import FAMILY
 from etpi_assets.tasks.families import load_family

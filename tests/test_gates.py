@@ -15,7 +15,8 @@ from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn, make_pairs
 from etpi_assets.curation.steering import Traces
 from etpi_assets.rollouts.prompts import steering_text
 from etpi_assets.scoring.checks import every_rollout_scored
-from etpi_assets.specs.models import AgentSection, GatesSection, PairsSection
+from etpi_assets.specs.experiment import GatesSection, PairsSection
+from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.coop_tiny import FAMILY
 from etpi_resources.checks import CheckOutcome
 from etpi_resources.schemas import TABLES, from_rows

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etpi_assets.specs.models import AgentSection, RolloutSetSpec
+from etpi_assets.specs.rollout_set import AgentSection, RolloutSetSpec
 from etpi_resources.chat_format import ChatFormat, load_chat_format
 from etpi_resources.grammars import ThinkGrammar
 

@@ -18,7 +18,7 @@ from tiny_training import make_speaking_base
 
 from etpi_assets.graph import GRAPH
 from etpi_assets.resources import Resources
-from etpi_assets.specs.models import RLSection
+from etpi_assets.specs.training import RLSection
 from etpi_assets.tasks.table import task_table
 from etpi_assets.tasks.terminal_tiny.generate import draw_tasks
 from etpi_assets.training import assets, grpo_checks

@@ -8,7 +8,7 @@ import pytest
 from etpi_assets.scoring.rewards.attempt import Attempt
 from etpi_assets.scoring.rewards.functions import check_terms, score_attempt
 from etpi_assets.specs.load import SHIPPED, load_specs
-from etpi_assets.specs.models import TrainSection
+from etpi_assets.specs.training import TrainSection
 from etpi_assets.tasks.families import load_family
 from etpi_resources.chat_format import load_chat_format
 from etpi_resources.trainers.workers import grpo_worker

@@ -26,9 +26,9 @@ from etpi_assets.rollouts.templated.plan_first.script import Seat, turns
 from etpi_assets.scoring.intervals import wilson
 from etpi_assets.specs import assets as spec_assets
 from etpi_assets.specs.load import load_specs
-from etpi_assets.specs.models import ScoringSection, TemplatedSection
 from etpi_assets.specs.planner import plan
 from etpi_assets.specs.published import figures
+from etpi_assets.specs.rollout_set import ScoringSection, TemplatedSection
 from etpi_resources import catalog
 from etpi_resources.chat_format import load_chat_format
 from etpi_resources.lake import Lake, Ref

@@ -12,7 +12,7 @@ from etpi_assets.rollouts.policies.arithmetic_tiny import GIVEN_UP, ArithmeticSk
 from etpi_assets.rollouts.records import RolloutRecord
 from etpi_assets.scoring.rewards import tools
 from etpi_assets.scoring.rewards.attempt import Attempt, attempt_of
-from etpi_assets.specs.models import AgentSection
+from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import ANSWER, Task
 from etpi_resources.chat_format import load_chat_format

@@ -20,7 +20,7 @@ from etpi_assets.rollouts.journal import Journal, JournalError, to_line
 from etpi_assets.rollouts.policies.coop_tiny import CoopTinyPolicy, Skill
 from etpi_assets.rollouts.records import AgentRecord, RolloutRecord, Turn
 from etpi_assets.rollouts.tables import to_tables
-from etpi_assets.specs.models import AgentSection
+from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.coop_tiny import CoopTiny
 from etpi_assets.tasks.family import Task
 from etpi_resources.chat_format import load_chat_format

@@ -17,7 +17,7 @@ from etpi_assets.curation.strip_think import has_think
 from etpi_assets.rollouts.actions import format_action, read_actions
 from etpi_assets.rollouts.tables import iter_prompts
 from etpi_assets.rollouts.tools import tool_schemas
-from etpi_assets.specs.models import PairsSection
+from etpi_assets.specs.experiment import PairsSection
 from etpi_resources.chat_format import load_chat_format
 
 NATIVE = PairsSection()

@@ -18,7 +18,7 @@ from etpi_assets.rollouts.policies.coop_tiny import BASE_HABITS, CoopTinyPolicy,
 from etpi_assets.rollouts.records import AgentRecord, RolloutRecord
 from etpi_assets.rollouts.templated.coop_tiny import transcripts
 from etpi_assets.rollouts.templated.emulated import EmulatedFactory, EmulatedSandbox, UnknownCommand
-from etpi_assets.specs.models import AgentSection, ScoringSection
+from etpi_assets.specs.rollout_set import AgentSection, ScoringSection
 from etpi_assets.tasks.coop_tiny import FAMILY, CoopTiny
 from etpi_assets.tasks.coop_tiny.generate import draw_tasks
 from etpi_assets.tasks.family import Task, Verdict

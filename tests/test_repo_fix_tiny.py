@@ -14,7 +14,7 @@ from etpi_assets.rollouts.records import RolloutRecord
 from etpi_assets.rollouts.templated.repo_fix_tiny import RepoFixFactory, conversations, exercises
 from etpi_assets.scoring.structure import adheres
 from etpi_assets.specs.load import load_specs
-from etpi_assets.specs.models import AgentSection, EngineSection, TinySection
+from etpi_assets.specs.rollout_set import AgentSection, EngineSection, TinySection
 from etpi_assets.tasks.checks import check_tasks
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Refusal, Task

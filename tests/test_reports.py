@@ -12,7 +12,8 @@ import pytest
 from etpi_assets.evaluation.metrics import measure
 from etpi_assets.reports import facts, html, leaderboard, model_card
 from etpi_assets.reports.iterations import iterations
-from etpi_assets.specs.models import ExperimentSpec, RolloutSetSpec
+from etpi_assets.specs.experiment import ExperimentSpec
+from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_resources import charts
 from etpi_resources.schemas import empty, from_rows
 

@@ -14,7 +14,7 @@ from etpi_assets.scoring.advantage import constant_share, group_advantages
 from etpi_assets.scoring.rewards import functions, terminal, tools, unhardened
 from etpi_assets.scoring.rewards.attempt import Attempt, BadReward
 from etpi_assets.specs.load import SpecError
-from etpi_assets.specs.models import RewardTerm
+from etpi_assets.specs.training import RewardTerm
 
 REQUEST = "Count the lines of a.txt, then search it and pack it."
 GOOD = format_contract("I count and search.", "wc -l a.txt && grep x a.txt | tar -cf b.tar a.txt")

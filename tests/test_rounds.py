@@ -14,7 +14,8 @@ from etpi_assets.rollouts.records import AgentRecord, RolloutRecord, Turn
 from etpi_assets.scoring.rewards import functions
 from etpi_assets.scoring.rewards.attempt import BadReward
 from etpi_assets.scoring.rewards.rescore import as_applied, score_again
-from etpi_assets.specs.models import AgentSection, RewardTerm, RLSection
+from etpi_assets.specs.rollout_set import AgentSection
+from etpi_assets.specs.training import RewardTerm, RLSection
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.terminal_tiny.generate import KEYWORDS, draw_tasks
 from etpi_assets.training.rounds import Ground, RolloutsFailed, Rounds, as_sequence, drop_after, read_rounds

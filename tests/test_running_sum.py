@@ -15,8 +15,10 @@ from etpi_assets.rollouts import agent as loop
 from etpi_assets.rollouts.agent import Identity, run_rollout
 from etpi_assets.rollouts.policies.running_sum import RunningSumPolicy
 from etpi_assets.rollouts.tables import to_tables
+from etpi_assets.specs.experiment import PairsSection
 from etpi_assets.specs.load import load_specs
-from etpi_assets.specs.models import AgentSection, PairsSection, RLSection
+from etpi_assets.specs.rollout_set import AgentSection
+from etpi_assets.specs.training import RLSection
 from etpi_assets.tasks.checks import check_tasks
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Refusal, Task

@@ -18,7 +18,7 @@ from etpi_assets.asset_run import Outcome
 from etpi_assets.definitions import STAGES
 from etpi_assets.evaluation import assets as evaluation
 from etpi_assets.resources import Resources
-from etpi_assets.specs.models import ServingSection
+from etpi_assets.specs.experiment import ServingSection
 from etpi_resources.chat_format import ChatFormat, load_chat_format
 from etpi_resources.engines import Completion, Engine, Request
 from etpi_resources.engines.serving import Checkpoint, Serving, TransformersServing

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_training import TEMPLATE, VOCABULARY, learnable, make_base, naive_sums, sequence, write
 
-from etpi_assets.specs.models import TrainSection
+from etpi_assets.specs.training import TrainSection
 from etpi_resources.trainers.pipes import WorkerFailed, run_worker
 from etpi_resources.trainers.workers import sft_worker, weighted_trainer
 from etpi_resources.trainers.workers.checkpointing import load_model, logits_of

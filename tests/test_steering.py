@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from etpi_assets.curation.steering import FirstPrompt, Traces, segments, splice
 from etpi_assets.rollouts.prompts import render_prompts, steering_text
-from etpi_assets.specs.models import AgentSection
+from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.coop_tiny import FAMILY
 from etpi_assets.tasks.coop_tiny.generate import draw_tasks
 from etpi_resources.chat_format import load_chat_format

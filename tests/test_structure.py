@@ -13,7 +13,7 @@ from test_grammars import GRAMMARS, VOCABULARY, blocks
 from etpi_assets.evaluation.metrics import measure
 from etpi_assets.scoring.behaviours import score
 from etpi_assets.scoring.structure import adheres, score_turns, structure_of
-from etpi_assets.specs.models import AgentSection, GrammarSection, ScoringSection
+from etpi_assets.specs.rollout_set import AgentSection, GrammarSection, ScoringSection
 from etpi_resources.chat_format import load_chat_format
 from etpi_resources.grammars import ThinkGrammar
 from etpi_resources.schemas import empty, from_rows

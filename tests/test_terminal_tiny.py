@@ -13,7 +13,7 @@ from etpi_assets.rollouts.contract import read_contract
 from etpi_assets.rollouts.policies.terminal_tiny import TerminalSkill, TerminalTinyPolicy
 from etpi_assets.scoring.rewards.terminal import asked_verbs, run_verbs
 from etpi_assets.specs.load import load_specs
-from etpi_assets.specs.models import AgentSection
+from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.checks import check_tasks
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Refusal, Task

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from etpi_assets.rollouts import tiny_base as base
-from etpi_assets.specs.models import TinySection
+from etpi_assets.specs.rollout_set import TinySection
 from etpi_resources.chat_format import load_chat_format
 from etpi_resources.lake import Lake
 from etpi_resources.trainers.pipes import run_worker

@@ -15,7 +15,7 @@ from tiny_training import learnable, make_base
 from etpi_assets.asset_run import Outcome
 from etpi_assets.materialize import RESOURCE, build_asset
 from etpi_assets.resources import Resources
-from etpi_assets.specs.models import BaseSection, TrainSection
+from etpi_assets.specs.training import BaseSection, TrainSection
 from etpi_assets.training import assets, pointers, sft, sft_checks
 from etpi_assets.training.curves import loss_plot
 from etpi_resources.lake import BlockedInput, Lake, LakeError, Ref, folder_hash

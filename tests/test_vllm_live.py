@@ -36,7 +36,7 @@ from etpi_assets.resources import Resources
 from etpi_assets.rollouts.assets import raw_rollouts
 from etpi_assets.rollouts.prompts import render_prompts
 from etpi_assets.rollouts.tools import tool_schemas
-from etpi_assets.specs.models import AgentSection
+from etpi_assets.specs.rollout_set import AgentSection
 from etpi_resources import catalog
 from etpi_resources.chat_format import load_chat_format
 from etpi_resources.engines import EngineUnavailable, Request, Sampler

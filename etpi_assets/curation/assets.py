@@ -21,8 +21,9 @@ from etpi_assets.rollouts.prompts import FOLDER as PROMPTS
 from etpi_assets.rollouts.prompts import render_prompts, steering_text
 from etpi_assets.rollouts.tables import iter_prompts
 from etpi_assets.rollouts.tools import tool_schemas
+from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import SpecError
-from etpi_assets.specs.models import AgentSection, ExperimentSpec, RolloutSetSpec
+from etpi_assets.specs.rollout_set import AgentSection, RolloutSetSpec
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Family, Role, Task
 from etpi_assets.tasks.table import read_tasks

@@ -17,7 +17,7 @@ from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn
 from etpi_assets.curation.retokenise import retokenise
 from etpi_assets.curation.steering import FirstPrompt, Messages
 from etpi_assets.rollouts.tables import iter_prompts
-from etpi_assets.specs.models import PairsSection
+from etpi_assets.specs.experiment import PairsSection
 from etpi_resources.chat_format import ChatFormat
 
 AgentKey = tuple[str, str]

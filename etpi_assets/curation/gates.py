@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from etpi_assets.scoring.intervals import decide, rate
-from etpi_assets.specs.models import GatesSection
+from etpi_assets.specs.experiment import GatesSection
 from etpi_resources.checks import CheckOutcome
 
 _SHOWN = 3

@@ -18,7 +18,7 @@ from etpi_assets.curation.merge import IGNORED, expand
 from etpi_assets.curation.steering import RUN_IDS, Traces
 from etpi_assets.curation.strip_think import close_tail, has_think, without_tail
 from etpi_assets.rollouts.tables import iter_prompts
-from etpi_assets.specs.models import PairsSection
+from etpi_assets.specs.experiment import PairsSection
 from etpi_resources.chat_format import ChatFormat
 from etpi_resources.checks import CheckOutcome
 from etpi_resources.prefix_tree import Tree

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from etpi_assets.curation.steering import FirstPrompt, Messages, splice
 from etpi_assets.curation.strip_think import Stripped, close_tail, has_think, strip_history, strip_opened, strip_output
-from etpi_assets.specs.models import PairsSection
+from etpi_assets.specs.experiment import PairsSection
 from etpi_resources.chat_format import ChatFormat
 from etpi_resources.schemas import from_rows
 

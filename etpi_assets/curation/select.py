@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etpi_assets.specs.models import SelectSection
+from etpi_assets.specs.experiment import SelectSection
 from etpi_resources.checks import CheckOutcome
 from etpi_resources.schemas import from_rows
 

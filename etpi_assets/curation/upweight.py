@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from etpi_assets.rollouts.tables import iter_prompts
-from etpi_assets.specs.models import DatasetSection
+from etpi_assets.specs.experiment import DatasetSection
 from etpi_resources.schemas import from_rows
 
 

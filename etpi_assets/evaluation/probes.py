@@ -16,7 +16,7 @@ from typing import Any
 
 from etpi_assets.rollouts.actions import read_actions
 from etpi_assets.rollouts.contract import read_turn
-from etpi_assets.specs.models import AgentSection
+from etpi_assets.specs.rollout_set import AgentSection
 from etpi_resources.checks import CheckOutcome
 from etpi_resources.engines import Completion, Engine, Request, Sampler, Served, ServerEngine
 from etpi_resources.lake import folder_hash

@@ -21,7 +21,8 @@ from etpi_assets.rollouts.agent import Identity, run_rollout
 from etpi_assets.rollouts.collect import MODEL_CONCURRENCY, collect
 from etpi_assets.rollouts.journal import Journal
 from etpi_assets.rollouts.records import RolloutRecord
-from etpi_assets.specs.models import AgentSection, Budget, Decoding, EvaluateSection
+from etpi_assets.specs.experiment import Budget, Decoding, EvaluateSection
+from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Family, Task
 from etpi_resources.chat_format import ChatFormat
 from etpi_resources.checks import CheckOutcome

@@ -24,7 +24,8 @@ from etpi_assets.resources import Resources
 from etpi_assets.rollouts.prompts import render_prompts
 from etpi_assets.rollouts.records import AgentRecord, RolloutRecord
 from etpi_assets.rollouts.tables import TABLES, from_tables, iter_prompts
-from etpi_assets.specs.models import ExperimentSpec, RolloutSetSpec
+from etpi_assets.specs.experiment import ExperimentSpec
+from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Task
 from etpi_assets.tasks.table import read_tasks

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import Specs, load_specs
-from etpi_assets.specs.models import ExperimentSpec
 from etpi_assets.specs.published import Published, figures
 
 METRICS = ("plan_first", "plan_content", "follow_through")

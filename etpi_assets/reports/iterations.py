@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from etpi_assets.reports.facts import ROLE_ORDER
-from etpi_assets.specs.models import ExperimentSpec
+from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.published import Published, figures
 
 METRICS = ("plan_first", "plan_content", "follow_through", "solved")

@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from etpi_assets.reports import facts
 from etpi_assets.reports.html import TEMPLATES
-from etpi_assets.specs.models import ExperimentSpec, RolloutSetSpec
+from etpi_assets.specs.experiment import ExperimentSpec
+from etpi_assets.specs.rollout_set import RolloutSetSpec
 
 
 def render(

@@ -34,7 +34,7 @@ from etpi_assets.rollouts.prompts import render_prompts
 from etpi_assets.rollouts.records import AgentRecord, Message, RolloutRecord, Turn
 from etpi_assets.rollouts.think import post_think_tokens, strip_think, think_tokens
 from etpi_assets.rollouts.tools import INTERPRETER, tool_schemas
-from etpi_assets.specs.models import AgentSection
+from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import ANSWER, Family, JudgesInPlace, Needs, Role, Task
 from etpi_resources.engines import Completion, Engine, EngineUnavailable, Request, Sampler
 from etpi_resources.sandboxes import (

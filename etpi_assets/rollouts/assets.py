@@ -32,8 +32,8 @@ from etpi_assets.rollouts.templated.coop_tiny import Unjudged
 from etpi_assets.rollouts.templated.emulated import EmulatedFactory
 from etpi_assets.rollouts.templated.plan_first import rehearsal
 from etpi_assets.specs.load import SpecError
-from etpi_assets.specs.models import RolloutSetSpec
 from etpi_assets.specs.paths import expand
+from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Family, Task
 from etpi_assets.tasks.table import read_tasks

@@ -13,7 +13,7 @@ from typing import Any
 
 from etpi_assets.rollouts.actions import after_think, read_actions
 from etpi_assets.rollouts.records import Action
-from etpi_assets.specs.models import AgentSection
+from etpi_assets.specs.rollout_set import AgentSection
 
 OPEN, CLOSE, FENCE = "<thinking>", "</thinking>", "```"
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from etpi_assets.graph import GRAPH
 from etpi_assets.rollouts import tiny_base
-from etpi_assets.specs.models import TINY, EngineSection
 from etpi_assets.specs.paths import expand
+from etpi_assets.specs.rollout_set import TINY, EngineSection
 from etpi_assets.versions import code_version
 from etpi_resources.checkpoints import HUB, LAKE, pinned_folder
 from etpi_resources.engines import Engine

@@ -17,7 +17,7 @@ from etpi_assets.rollouts.policies.repo_fix_tiny import RepoFixPolicy, RepoFixSk
 from etpi_assets.rollouts.policies.running_sum import RunningSumPolicy
 from etpi_assets.rollouts.policies.terminal_tiny import TerminalSkill, TerminalTinyPolicy
 from etpi_assets.specs.load import SpecError
-from etpi_assets.specs.models import EngineSection
+from etpi_assets.specs.rollout_set import EngineSection
 from etpi_assets.tasks.family import Family
 from etpi_resources.engines import Engine
 from etpi_resources.engines.scripted import Policy, ScriptedEngine

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from etpi_assets.rollouts.templated import coop_tiny, repo_fix_tiny
-from etpi_assets.specs.models import TinySection
+from etpi_assets.specs.rollout_set import TinySection
 from etpi_resources import kept
 from etpi_resources.chat_format import ChatFormat
 from etpi_resources.checks import CheckOutcome

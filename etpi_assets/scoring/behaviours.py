@@ -28,7 +28,7 @@ from etpi_assets.scoring.cast import Agent, Scene, before_first_turn, read_agent
 from etpi_assets.scoring.entities import Files, Patterns, edited, touched
 from etpi_assets.scoring.rewards.verdict import read_reward
 from etpi_assets.scoring.structure import score_turns
-from etpi_assets.specs.models import ScoringSection
+from etpi_assets.specs.rollout_set import ScoringSection
 from etpi_resources.grammars import ThinkGrammar
 from etpi_resources.schemas import from_rows
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from etpi_assets.rollouts.commands import split_command
 from etpi_assets.scoring.entities import Files, Patterns
-from etpi_assets.specs.models import ScoringSection
+from etpi_assets.specs.rollout_set import ScoringSection
 
 AgentKey = tuple[str, str]
 Mail = tuple[int, str, str]

@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from etpi_assets.specs.models import ScoringSection
+from etpi_assets.specs.rollout_set import ScoringSection
 
 _CD = re.compile(r"(?:^|[;&|\n(])\s*cd\s+([\"']?)([\w./-]+)\1")
 _HEREDOC = re.compile(r"(?<!<)<<-?\s*([\"']?)(\w+)\1([^\n]*)\n(.*?)(?:^\s*\2[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from etpi_assets.specs.models import AgentSection, ScoringSection
+from etpi_assets.specs.rollout_set import AgentSection, ScoringSection
 from etpi_resources.grammars import OPENING, ThinkGrammar
 from etpi_resources.schemas import from_rows
 

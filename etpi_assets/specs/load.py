@@ -22,7 +22,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from etpi_assets.specs.models import ExperimentSpec, RolloutSetSpec, SuiteSpec
+from etpi_assets.specs.experiment import ExperimentSpec
+from etpi_assets.specs.rollout_set import RolloutSetSpec
+from etpi_assets.specs.suite import SuiteSpec
 from etpi_resources.hashes import json_hash
 
 SHIPPED = Path(__file__).resolve().parent

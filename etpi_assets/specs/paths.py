@@ -10,7 +10,8 @@ import os
 import re
 from pathlib import Path
 
-from etpi_assets.specs.models import RolloutSetSpec, SuiteSpec
+from etpi_assets.specs.rollout_set import RolloutSetSpec
+from etpi_assets.specs.suite import SuiteSpec
 
 
 class PathError(ValueError):

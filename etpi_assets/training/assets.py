@@ -12,7 +12,7 @@ from etpi_assets.rollouts import tiny_base as base
 from etpi_assets.rollouts.tables import from_tables
 from etpi_assets.scoring.rewards import rescore
 from etpi_assets.scoring.rewards.functions import check_terms, version_of
-from etpi_assets.specs.models import ExperimentSpec
+from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.table import read_tasks
 from etpi_assets.training import grpo, grpo_checks, pointers, sft, sft_checks

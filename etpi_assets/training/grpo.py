@@ -24,7 +24,7 @@ import pyarrow as pa
 from etpi_assets.rollouts.agent import Identity
 from etpi_assets.rollouts.records import RolloutRecord
 from etpi_assets.rollouts.tables import to_tables
-from etpi_assets.specs.models import RLSection
+from etpi_assets.specs.training import RLSection
 from etpi_assets.training.rounds import Ground, Lesson, Rounds, drop_after, first_prompt, read_rounds
 from etpi_assets.training.sft_checks import proofs
 from etpi_resources import kept

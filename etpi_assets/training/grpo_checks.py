@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from etpi_assets.scoring.advantage import group_advantages
-from etpi_assets.specs.models import RLSection
+from etpi_assets.specs.training import RLSection
 from etpi_assets.training.sft_checks import PROOFS, proofs
 from etpi_resources.checks import CheckOutcome
 

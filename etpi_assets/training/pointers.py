@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 
-from etpi_assets.specs.models import BaseSection
 from etpi_assets.specs.paths import expand
+from etpi_assets.specs.training import BaseSection
 from etpi_resources.checkpoints import COMMIT, HUB, checkpoint_folder
 from etpi_resources.checks import CheckOutcome
 from etpi_resources.lake import LakeError, folder_hash

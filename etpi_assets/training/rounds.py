@@ -26,7 +26,7 @@ from etpi_assets.rollouts.tools import tool_schemas
 from etpi_assets.scoring.advantage import group_advantages
 from etpi_assets.scoring.rewards.attempt import attempt_of
 from etpi_assets.scoring.rewards.functions import Score, score_attempt
-from etpi_assets.specs.models import RLSection
+from etpi_assets.specs.training import RLSection
 from etpi_assets.tasks.family import Family, Task
 from etpi_resources.checks import BadData
 from etpi_resources.engines import Engine

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.specs.models import TrainSection
+from etpi_assets.specs.training import TrainSection
 from etpi_assets.training.sft_checks import Expected, checks
 from etpi_resources import kept
 from etpi_resources.hashes import json_hash

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from string import Template
 
-from etpi_assets.specs.models import AgentSection
+from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Role, Task
 
 FOLDER = Path(__file__).parent

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from etpi_assets.rollouts.policies.coop_tiny import BASE_HABITS, CoopTinyPolicy, Skill
 from etpi_assets.rollouts.templated.emulated import EmulatedFactory
 from etpi_assets.rollouts.templated.transcripts import transcripts as roll_out
-from etpi_assets.specs.models import AgentSection
+from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.coop_tiny import CoopTiny
 from etpi_assets.tasks.coop_tiny.generate import draw_tasks
 from etpi_assets.tasks.family import Task, Verdict

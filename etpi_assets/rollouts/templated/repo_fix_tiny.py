@@ -13,7 +13,7 @@ from etpi_assets.rollouts.actions import format_action
 from etpi_assets.rollouts.policies.repo_fix_tiny import BASE_HABITS, RepoFixPolicy, RepoFixSkill
 from etpi_assets.rollouts.templated.emulated import EmulatedFactory, EmulatedSandbox
 from etpi_assets.rollouts.templated.transcripts import transcripts as roll_out
-from etpi_assets.specs.models import AgentSection
+from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Task, Verdict
 from etpi_assets.tasks.repo_fix_tiny import RepoFixTiny
 from etpi_assets.tasks.repo_fix_tiny.generate import NOTES, draw_tasks

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from etpi_assets.rollouts.agent import Identity, run_rollout
 from etpi_assets.rollouts.templated.words import NoTokens, Words
-from etpi_assets.specs.models import AgentSection
+from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Family, Task
 from etpi_resources.engines.scripted import Policy
 from etpi_resources.sandboxes import SandboxFactory

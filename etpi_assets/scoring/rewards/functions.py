@@ -19,7 +19,7 @@ from pathlib import Path
 from etpi_assets.scoring.rewards import terminal, tools, unhardened
 from etpi_assets.scoring.rewards.attempt import Attempt, BadReward
 from etpi_assets.specs.load import SpecError
-from etpi_assets.specs.models import RewardTerm
+from etpi_assets.specs.training import RewardTerm
 
 Function = Callable[..., float]
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from etpi_assets.rollouts.records import RolloutRecord
 from etpi_assets.scoring.rewards.attempt import attempt_of
 from etpi_assets.scoring.rewards.functions import score_attempt
-from etpi_assets.specs.models import RewardTerm
+from etpi_assets.specs.training import RewardTerm
 from etpi_assets.tasks.family import Task
 from etpi_resources.checks import CheckOutcome
 from etpi_resources.schemas import from_rows

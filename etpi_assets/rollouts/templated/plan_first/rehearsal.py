@@ -18,7 +18,7 @@ from etpi_assets.rollouts.records import RolloutRecord
 from etpi_assets.rollouts.templated.plan_first.paths import choose, falls_back
 from etpi_assets.rollouts.templated.plan_first.script import Seat, turns
 from etpi_assets.rollouts.templated.words import NoTokens, Words
-from etpi_assets.specs.models import RolloutSetSpec, TemplatedSection
+from etpi_assets.specs.rollout_set import RolloutSetSpec, TemplatedSection
 from etpi_assets.tasks.family import Family, Needs, Role, Task, Verdict
 from etpi_resources.engines import Engine, Request
 from etpi_resources.sandboxes import CommandResult, Environment, Limits, SandboxFactory

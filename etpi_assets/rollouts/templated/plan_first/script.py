@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from etpi_assets.rollouts.actions import format_action, read_actions
 from etpi_assets.rollouts.agent import SUBMIT
-from etpi_assets.specs.models import TemplatedSection
+from etpi_assets.specs.rollout_set import TemplatedSection
 
 WAITING = "echo waiting"
 
