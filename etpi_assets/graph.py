@@ -43,6 +43,14 @@ class Node:
     kinds: tuple[str, ...] = ("parquet",)
 
 
+_BASE_TRAINING = (
+    "etpi_resources.trainers.workers.base_worker",
+    "etpi_resources.trainers.workers.induction",
+    "etpi_resources.trainers.workers.twins",
+    "etpi_resources.trainers.workers.collate",
+    "etpi_resources.trainers.workers.plan",
+    "etpi_resources.trainers.workers.packing",
+)
 _TINY_BASE = (
     "etpi_assets.rollouts.tiny_base",
     "etpi_assets.rollouts.templated.coop_tiny",
@@ -57,10 +65,7 @@ _TINY_BASE = (
     "etpi_assets.tasks.coop_tiny",
     "etpi_assets.tasks.repo_fix_tiny",
     "etpi_resources.chat_format",
-    "etpi_resources.trainers.workers.base_worker",
-    "etpi_resources.trainers.workers.induction",
-    "etpi_resources.trainers.workers.collate",
-    "etpi_resources.trainers.workers.plan",
+    *_BASE_TRAINING,
 )
 """What makes a tiny base."""
 
@@ -135,8 +140,7 @@ _NODES = (
             "etpi_assets.tasks",
             "etpi_resources.chat_format",
             "etpi_resources.tokenizers",
-            "etpi_resources.trainers.workers.base_worker",
-            "etpi_resources.trainers.workers.induction",
+            *_BASE_TRAINING,
             "etpi_resources.engines.scripted",
             "etpi_resources.sandboxes",
         ),
@@ -227,6 +231,7 @@ _NODES = (
             "etpi_resources.trainers.workers.plan",
             "etpi_resources.trainers.workers.collate",
             "etpi_resources.trainers.workers.label_head",
+            "etpi_resources.trainers.workers.twins",
             "etpi_resources.trainers.workers.packing",
             "etpi_resources.trainers.workers.tree_attention",
             "etpi_resources.trainers.workers.checkpointing",
