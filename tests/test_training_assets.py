@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import math
+import os
 from pathlib import Path
 
 import dagster as dg
 import pytest
+from faults_page import stopped
 from made_graph import ROLLOUT_SET, SUITE, write_spec
 from tiny_training import learnable, make_base
 
@@ -163,6 +165,33 @@ def test_training_that_did_nothing_is_published_as_evidence_and_stops_its_consum
     with pytest.raises(BlockedInput, match=which):
         training.lake.require(Ref("sft_checkpoint", "experiment", "first"))
     assert not (training.lake.root / "checkpoints" / "trained").exists(), "a failed training must not be found again"
+
+
+IGNORES_LABELS = """
+from etpi_resources.trainers.workers import collate
+
+whole = collate.collate
+def masked(*arguments):
+    batch = whole(*arguments)
+    batch["labels"][:, ::2] = collate.IGNORED
+    return batch
+collate.collate = masked
+"""
+
+
+@pytest.mark.slow
+def test_a_trainer_that_ignores_labels_is_stopped_whatever_its_loss(training, monkeypatch):
+    (training.folder / "sitecustomize.py").write_text(IGNORES_LABELS)
+    monkeypatch.setenv("PYTHONPATH", str(training.folder), prepend=os.pathsep)
+    training.experiment()
+    training.dataset(learnable(40, validation=4))
+    training.make("base_checkpoint")
+    failed = training.failures(training.make("sft_checkpoint"))
+    assert set(failed) == {"label_tokens_match"}, "its loss falls"
+    stopped(
+        "labels that the trainer ignores, while its loss looks healthy", "sft_checkpoint", failed, "label_tokens_match",
+        "the trainer ignores or cuts what it is given",
+    )  # fmt: skip
 
 
 @pytest.mark.slow
