@@ -272,7 +272,7 @@ def test_a_task_that_its_reference_fails_or_that_nothing_solves_is_refused_with_
     assert outcomes[0] == other and outcomes[-1] == good
     assert [o.reason for o in outcomes[1:-1] if isinstance(o, Refusal)] == list(broken)
     refusals = [o for o in outcomes if isinstance(o, Refusal)]
-    checks = {c.name: c for c in check_tasks(5, [other, good], refusals, FAMILY, runnable=True)}
+    checks = {c.name: c for c in check_tasks(5, [other, good], refusals, FAMILY)}
     assert set(checks) == set(NAMES)
     assert not checks["tasks_valid"].passed and good.task_id in checks["tasks_valid"].message
     assert checks["tasks_accounted"].passed
@@ -280,11 +280,11 @@ def test_a_task_that_its_reference_fails_or_that_nothing_solves_is_refused_with_
 
 def test_checks_of_a_suite_find_repositories_and_names_in_both_splits():
     train, heldout = of_split("train")[:24], of_split("heldout")[:8]
-    assert all(c.passed for c in check_tasks(32, [*train, *heldout], [], FAMILY, runnable=True))
+    assert all(c.passed for c in check_tasks(32, [*train, *heldout], [], FAMILY))
     torn = [*train, *(replace(task, split="heldout") for task in train[:8])]
-    failed = {c.name for c in check_tasks(32, torn, [], FAMILY, runnable=True) if not c.passed}
+    failed = {c.name for c in check_tasks(32, torn, [], FAMILY) if not c.passed}
     assert failed == {"tasks_accounted", "split_by_repo", "heldout_names_unseen"}  # ids repeat too
-    assert not check_tasks(0, [], [], FAMILY, runnable=True)[0].passed
+    assert not check_tasks(0, [], [], FAMILY)[0].passed
 
 
 def edits(task: Task, agent_id: str, **texts: str) -> dict[str, dict[str, str]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from faults_page import stopped
 from hypothesis import given, settings
@@ -374,8 +375,11 @@ def test_the_templates_work_on_the_embedded_suite_too(room):
 def test_a_pool_of_stale_names_is_refused_name_by_name(room):
     text = 'extends = "pool"\n[params]\npairs = ["quay_task/7/f1_f2", "quay/7/f1_f2", "quay_task/8/f1_f2"]\n'
     room.write("suites", "stale", text)
-    assert room.make("tasks", "stale").manifest.rows == {"tasks": 1, "quarantined": 2}
-    rows = room.lake.read(Ref("tasks", "suite", "stale"), "quarantined").to_pylist()
+    manifest = room.make("tasks", "stale").manifest
+    assert manifest.rows == {"tasks": 1, "quarantined": 2}
+    failed = {check["name"]: check["message"] for check in manifest.failures}
+    stopped("a list of tasks whose names are stale", "tasks", failed, "tasks_valid", "its list of names is stale")
+    rows = pq.read_table(room.lake.files_of(manifest, "quarantined")).to_pylist()
     assert {(row["source"], row["reason"]) for row in rows} == {
         ("quay/7/f1_f2", "missing_feature"), ("quay_task/8/f1_f2", "missing_feature")
     }  # fmt: skip

@@ -31,7 +31,7 @@ def tasks(run: AssetRun) -> Produced:
         taken = loaded
     return Produced(
         tables={"tasks": task_table(taken), "quarantined": refusal_table(refusals)},
-        checks=check_tasks(len(found), taken, refusals, family, runnable=kind is not None),
+        checks=check_tasks(len(found), taken, refusals, family),
         metadata={
             "splits": dict(Counter(task.split for task in taken)),
             "repositories": dict(Counter(task.repo for task in taken)),
