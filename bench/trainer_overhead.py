@@ -30,7 +30,6 @@ from etpi_resources.trainers.workers.label_head import add_label_head
 from etpi_resources.trainers.workers.plan import Plan, make_plan
 from etpi_resources.trainers.workers.reporting import CONFIG_FILE, Worker
 from etpi_resources.trainers.workers.sft_worker import GRADIENT_NORM, build_trainer
-from etpi_resources.trainers.workers.twins import PARTS
 from etpi_resources.trainers.workers.weighted_trainer import nll_at_labels
 
 VOCABULARY = 1024
@@ -82,13 +81,11 @@ def bare_loop(base: Path, plan: Plan, sequences: Sequences) -> tuple[float, floa
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
-def trainer_loop(base: Path, folder: Path, plan: Plan, sequences: Sequences, at_once: bool) -> tuple[float, float]:
-    """(wall, CPU) seconds of the plan by the worker's trainer, the micro-batches of a step in threads or not."""
+def trainer_loop(base: Path, folder: Path, plan: Plan, sequences: Sequences) -> tuple[float, float]:
+    """(wall, CPU) seconds of the plan by the worker's trainer."""
     config = {"base": str(base), "seed": 0, "train": TrainSection().model_dump()}
     (folder / CONFIG_FILE).write_text(json.dumps(config))
-    trainer = build_trainer(
-        Worker(folder), load_model(base, torch.float32), plan, sequences, gpu=False, at_once=at_once
-    )
+    trainer = build_trainer(Worker(folder), load_model(base, torch.float32), plan, sequences, gpu=False, at_once=False)
     trainer.remove_callback(PrinterCallback)
     wall, cpu = time.perf_counter(), time.process_time()
     trainer.train()
@@ -105,28 +102,20 @@ def main() -> None:
         folder = Path(name)
         make_model(folder / "base")
         sequences = make_sequences(folder / "sequences.parquet")
-        whole, halves = (
-            make_plan(
-                sequences.lengths().tolist(), sequences.rows.tolist(), sequences.totals(sequences.weights).tolist(),
-                epochs=1.0, max_steps=options.steps, batch_tokens=options.batch_tokens,
-                micro_tokens=options.batch_tokens // parts, schedule="cosine", warmup=0.03, seed=0,
-            )
-            for parts in (1, PARTS)
+        plan = make_plan(
+            sequences.lengths().tolist(), sequences.rows.tolist(), sequences.totals(sequences.weights).tolist(),
+            epochs=1.0, max_steps=options.steps, batch_tokens=options.batch_tokens, micro_tokens=options.batch_tokens,
+            schedule="cosine", warmup=0.03, seed=0,
         )  # fmt: skip
-        bare_loop(folder / "base", whole, sequences)
-        threads = torch.get_num_threads()
-        runs: dict[str, list[tuple[float, float]]] = {"bare": [], "trainer": [], "trainer, in threads": []}
+        bare_loop(folder / "base", plan, sequences)
+        bare, trainer = [], []
         for _ in range(options.rounds):
-            runs["bare"].append(bare_loop(folder / "base", whole, sequences))
-            runs["trainer"].append(trainer_loop(folder / "base", folder, whole, sequences, False))
-            runs["trainer, in threads"].append(trainer_loop(folder / "base", folder, halves, sequences, True))
-            torch.set_num_threads(threads)
+            bare.append(bare_loop(folder / "base", plan, sequences))
+            trainer.append(trainer_loop(folder / "base", folder, plan, sequences))
     for i, kind in enumerate(("wall", "CPU")):
-        bare = min(run[i] for run in runs["bare"]) / whole.padded_tokens
-        for who, seen in runs.items():
-            plan = halves if "threads" in who else whole
-            cost = min(run[i] for run in seen) / plan.padded_tokens
-            print(f"{kind}: {who} {1 / cost:.0f} tokens/s, {cost / bare:.3f} times the time")
+        a, b = min(run[i] for run in bare), min(run[i] for run in trainer)
+        tokens = plan.padded_tokens
+        print(f"{kind}: bare {tokens / a:.0f} tokens/s, trainer {tokens / b:.0f} tokens/s, {b / a:.3f} times the time")
 
 
 if __name__ == "__main__":

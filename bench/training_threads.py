@@ -1,0 +1,74 @@
+"""What half a batch in each of two threads gains in pretraining and in fine-tuning the tiny base, over whole batches
+with two threads an operation.
+
+Each pair trains the same small corpus from the same start; runs alternate, and the median of the tokens a second over
+the steps after the first ten counts, in wall time.
+
+    python -m bench.training_threads [--rounds 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from etpi_assets.rollouts.tiny_base import prepare
+from etpi_assets.specs.rollout_set import TinySection
+from etpi_assets.specs.training import TrainSection
+from etpi_resources.chat_format import load_chat_format
+from etpi_resources.trainers.workers import base_worker, sft_worker, twins
+from etpi_resources.trainers.workers.reporting import CONFIG_FILE, Worker
+
+CORPUS = TinySection(conversations=400, exercises=400)
+TUNING = TrainSection(method="full", epochs=1, batch_tokens=4096, learning_rate=1e-3)
+FIRST = 10
+"""Steps left out: new shapes cost time once."""
+
+
+def tokens_a_second(
+    run: Callable[[Worker], Mapping[str, Any]], folder: Path, config: Mapping[str, Any], parts: int, threads: int
+) -> float:
+    folder.mkdir(parents=True)
+    (folder / CONFIG_FILE).write_text(json.dumps(config))
+    twins.PARTS = parts
+    torch.set_num_threads(threads)
+    log = run(Worker(folder))["log"]
+    counted = [line for line in log if line["step"] >= FIRST]
+    return (counted[-1]["tokens"] - counted[0]["tokens"]) / (counted[-1]["seconds"] - counted[0]["seconds"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=3)
+    rounds = parser.parse_args().rounds
+    threads = max(2, torch.get_num_threads())
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        pretraining = prepare(CORPUS, load_chat_format("tiny"), folder / "corpus")
+        tuning = {
+            "label": "fine-tuning", "base": str(folder / "pretraining-0-1" / "model"), "base_name": "base",
+            "files": pretraining["files"], "seed": 0, "chat_template": None, "device": "auto",
+            "micro_tokens": TUNING.batch_tokens, "train": TUNING.model_dump(),
+        }  # fmt: skip
+        for what, run, config in (
+            ("pretraining", base_worker.run, pretraining),
+            ("fine-tuning", sft_worker.run, tuning),
+        ):
+            rates: dict[int, list[float]] = {1: [], 2: []}
+            for turn in range(rounds):
+                for parts, seen in rates.items():
+                    seen.append(tokens_a_second(run, folder / f"{what}-{turn}-{parts}", config, parts, threads))
+            whole, halves = (statistics.median(seen) for seen in rates.values())
+            print(f"{what}, whole batches, {threads} threads an operation: {whole:.0f} tokens/s")
+            print(f"{what}, half a batch a thread: {halves:.0f} tokens/s, {halves / whole:.2f} times as many")
+
+
+if __name__ == "__main__":
+    main()
