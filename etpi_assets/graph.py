@@ -296,7 +296,7 @@ _NODES = (
         ("probes",),
         "Proof that what is served was trained: it differs from base, reads the prompts of its training, and parses.",
         upstream=("base_checkpoint", "sft_checkpoint", "rl_checkpoint", "upweighted_dataset", "tito_pairs", "tasks"),
-        sections=("serving", "probe", "evaluate.suite", "evaluate.agent"),
+        sections=("serving", "probe", "evaluate.suite", "evaluate.agent", "gates.override"),
         code=("etpi_assets.evaluation.probes", "etpi_assets.evaluation.examination", "etpi_assets.rollouts.tools"),
         lock="accelerator",
     ),

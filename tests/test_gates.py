@@ -393,15 +393,15 @@ GOOD = CheckOutcome("skip_rate", True, "fine")
 
 def test_a_failed_gate_is_overridden_by_name_with_the_reason():
     section = GatesSection(override={"role_balance": "one role is what we study", "skip_rate": "never mind"})
-    bad, good = gates.honour([BAD, GOOD], section, NAMES)
+    bad, good = gates.honour([BAD, GOOD], section)
     assert bad.passed and not bad.blocking
     assert bad.message == "overridden: one role is what we study (only proposers)"
     assert good is GOOD, "what passes needs no excuse"
-    assert gates.honour([BAD], GATES, NAMES) == [BAD]
+    assert gates.honour([BAD], GATES) == [BAD]
 
 
 def test_an_override_must_name_a_check_and_give_a_reason():
     with pytest.raises(ValueError, match="the nearest is 'role_balance'"):
-        gates.honour([BAD], GatesSection(override={"role_balanse": "x"}), NAMES)
+        gates.check_overrides(GatesSection(override={"role_balanse": "x"}), NAMES)
     with pytest.raises(ValueError, match="say why"):
-        gates.honour([BAD], GatesSection(override={"role_balance": " "}), NAMES)
+        gates.check_overrides(GatesSection(override={"role_balance": " "}), NAMES)

@@ -43,10 +43,10 @@ sha256 = "HASH"
 [gates]
 format_exposure = 50
 [train]
-epochs = 4
+epochs = 6
 learning_rate = 5e-3
 batch_tokens = 4096
-save_steps = 40
+save_steps = 60
 [evaluate]
 suite = "small"
 tasks = 2
@@ -164,7 +164,7 @@ def test_a_clean_serving_fires_nothing_and_is_evaluated(room):
     assert room.probe("clean") == {}
     probes = room.lake.read(Ref("serving_probe", "experiment", "clean"), "probes").to_pylist()
     curve = {(r["step"], r["probe"]) for r in probes if r["step"] is not None}
-    assert curve == {(step, probe) for step in (40, 80) for probe in ("first_turn_parses", "first_turn_message")}
+    assert curve == {(step, probe) for step in (60, 120) for probe in ("first_turn_parses", "first_turn_message")}
     rollouts = room.make("eval_rollouts", "clean")
     assert not rollouts.manifest.blocked
     assert not room.make("eval_metrics", "clean").manifest.blocked
@@ -212,6 +212,8 @@ def test_a_prompt_that_only_serving_has_blocks(room):
         "a system prompt that only serving has", "serving_probe", failed, "prompt_parity",
         "give serving and training the same messages, tools, template",
     )  # fmt: skip
+    room.experiment("excused", 'agent = {steering = true}\n[gates.override]\nprompt_parity = "studied"\n')
+    assert room.probe("excused") == {}
 
 
 def test_a_template_argument_that_only_serving_gives_blocks(room, monkeypatch):

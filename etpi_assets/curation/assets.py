@@ -16,6 +16,7 @@ from etpi_assets.curation.captured import Default, captured_agents
 from etpi_assets.curation.pairs import make_pairs
 from etpi_assets.curation.steering import FirstPrompt, Traces
 from etpi_assets.curation.student_form import turn_text
+from etpi_assets.evaluation.probes import PROBES
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
 from etpi_assets.rollouts.prompts import FOLDER as PROMPTS
 from etpi_assets.rollouts.prompts import render_prompts, steering_text
@@ -303,7 +304,8 @@ def student_format(spec: ExperimentSpec) -> ChatFormat:
 
 
 def _honour(spec: ExperimentSpec, outcomes: Sequence[CheckOutcome]) -> list[CheckOutcome]:
-    return gates.honour(outcomes, spec.gates, (*SELECTED, *PAIRS, *DATASET))
+    gates.check_overrides(spec.gates, (*SELECTED, *PAIRS, *DATASET, *PROBES))
+    return gates.honour(outcomes, spec.gates)
 
 
 ASSETS = [selected_trajectories, tito_pairs, upweighted_dataset]

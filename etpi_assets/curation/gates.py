@@ -30,14 +30,14 @@ _RUN = 6
 _COMMON = 0.9
 
 
-def honour(outcomes: Iterable[CheckOutcome], section: GatesSection, names: Collection[str]) -> list[CheckOutcome]:
-    """The outcomes, those that failed and that `gates.override` names passed with the reason in front.
+def check_overrides(section: GatesSection, names: Collection[str]) -> None:
+    """Hold that every override names a check and gives a reason.
 
     Args:
-        names: every check that an experiment has, for the spelling of an override.
+        names: every check that an experiment has.
 
     Raises:
-        ValueError: an override names no check, or gives no reason.
+        ValueError: one does not.
     """
     for name, reason in section.override.items():
         if name not in names:
@@ -47,6 +47,10 @@ def honour(outcomes: Iterable[CheckOutcome], section: GatesSection, names: Colle
             )
         if not reason.strip():
             raise ValueError(f"gates.override.{name}: say why its failure is accepted")
+
+
+def honour(outcomes: Iterable[CheckOutcome], section: GatesSection) -> list[CheckOutcome]:
+    """The outcomes, those that failed and that `gates.override` names passed with the reason in front."""
     return [
         replace(o, passed=True, blocking=False, message=f"overridden: {section.override[o.name]} ({o.message})")
         if not o.passed and o.name in section.override

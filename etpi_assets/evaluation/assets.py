@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 
 import pyarrow as pa
 
+from etpi_assets.curation.gates import honour
 from etpi_assets.evaluation import metrics, probes
 from etpi_assets.evaluation.examination import Desk, Expected, Paper, examine, examine_on_the_way
 from etpi_assets.evaluation.rollouts import (
@@ -33,15 +34,11 @@ from etpi_resources.checkpoints import HUB, checkpoint_folder
 from etpi_resources.engines.serving import Checkpoint, Serving
 from etpi_resources.schemas import from_rows
 
-PROBES = (
-    "served_name", "served_root", "ids_returned", "prompt_parity", "content_visible", "calls_round_trip",
-    "differs_from_base", "first_turn_parses",
-)  # fmt: skip
 THRESHOLDS = ("plan_first_threshold", "plan_content_threshold", "follow_through_threshold")
 NOTHING = "the experiment trains or evaluates nothing"
 
 
-@etpi_asset("serving_probe", checks=PROBES)
+@etpi_asset("serving_probe", checks=probes.PROBES)
 def serving_probe(run: AssetRun) -> Produced:
     spec: ExperimentSpec = run.spec
     if spec.evaluate is None or not any(c.role != "base" for c in _candidates(run)):
@@ -69,7 +66,8 @@ def serving_probe(run: AssetRun) -> Produced:
             step = None if candidate.final else candidate.step
             rows += [answer.row(candidate.checkpoint_id, candidate.role, candidate.seed, step) for answer in answers]
     table = from_rows("probes", rows)
-    return Produced(tables={"probes": table}, checks=probes.verdicts(table.to_pylist()), seeds=spec.seeds)
+    checks = honour(probes.verdicts(table.to_pylist()), spec.gates)
+    return Produced(tables={"probes": table}, checks=checks, seeds=spec.seeds)
 
 
 @etpi_asset("eval_rollouts", checks=("every_condition_ran", "infrastructure_held"))
