@@ -41,18 +41,24 @@ def nll_at_labels(model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch
     return nll, hits.sum()
 
 
-class Batches(Dataset):
-    """Micro-batches as tensors, in order, `at_once` of them an item (the last may have fewer)."""
+def weighted_nll(model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(sum(w * nll), how many labels the model ranks first) of a micro-batch, scalars."""
+    nll, hits = nll_at_labels(model, inputs)
+    return (nll * inputs["weights"]).sum(), hits
 
-    def __init__(self, batches: tuple[MicroBatch, ...], sequences: Sequences, pad_id: int, at_once: int) -> None:
-        self.batches, self.sequences, self.pad_id, self.at_once = batches, sequences, pad_id, at_once
+
+class Batches(Dataset):
+    """Micro-batches as tensors, in order, `each` of them an item (the last may have fewer)."""
+
+    def __init__(self, batches: tuple[MicroBatch, ...], sequences: Sequences, pad_id: int, each: int) -> None:
+        self.batches, self.sequences, self.pad_id, self.each = batches, sequences, pad_id, each
 
     def __len__(self) -> int:
-        return math.ceil(len(self.batches) / self.at_once)
+        return math.ceil(len(self.batches) / self.each)
 
     def __getitem__(self, index: int) -> list[dict[str, Any]]:
-        first = index * self.at_once
-        return [collate(b, self.sequences, self.pad_id) for b in self.batches[first : first + self.at_once]]
+        first = index * self.each
+        return [collate(b, self.sequences, self.pad_id) for b in self.batches[first : first + self.each]]
 
 
 @dataclass
@@ -106,8 +112,8 @@ class WeightedSFTTrainer(SFTTrainer):
     def get_train_dataloader(self) -> DataLoader:
         # batch_size None: the plan's micro-batches are the batches. Collating one costs about a millisecond, less than
         # a worker process would.
-        at_once = self.plan.accumulate if self._at_once else 1
-        return DataLoader(Batches(self.plan.batches, self.sequences, self.pad_id, at_once), batch_size=None)
+        each = self.plan.accumulate if self._at_once else 1
+        return DataLoader(Batches(self.plan.batches, self.sequences, self.pad_id, each), batch_size=None)
 
     @cached_property
     def _twins(self) -> Twins:
@@ -125,8 +131,7 @@ class WeightedSFTTrainer(SFTTrainer):
         return torch.stack(losses).sum()
 
     def _learn(self, model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        nll, hits = nll_at_labels(model, inputs)
-        weighted = (nll * inputs["weights"]).sum()
+        weighted, hits = weighted_nll(model, inputs)
         (weighted / self.plan.step_weight).backward()
         return weighted.detach(), hits
 
@@ -134,8 +139,7 @@ class WeightedSFTTrainer(SFTTrainer):
         self, model: torch.nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
         """sum(w * nll) / step_weight of one micro-batch."""
-        nll, hits = nll_at_labels(model, inputs)
-        return self._counted((nll * inputs["weights"]).sum(), hits, inputs)
+        return self._counted(*weighted_nll(model, inputs), inputs)
 
     def _counted(self, weighted: torch.Tensor, hits: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
         """The share in the step's loss of one micro-batch, which is entered in the tallies."""
@@ -166,8 +170,7 @@ class WeightedSFTTrainer(SFTTrainer):
         with torch.no_grad():
             for batch in batches:
                 inputs = self._prepare_inputs(collate(batch, sequences, self.pad_id))
-                nll, hits = nll_at_labels(model, inputs)
-                tally.add((nll * inputs["weights"]).sum(), hits, inputs)
+                tally.add(*weighted_nll(model, inputs), inputs)
         model.train()
         return tally.loss()
 
