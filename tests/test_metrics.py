@@ -125,9 +125,14 @@ def test_metrics_exclude_infrastructure_errors_and_pool_over_seeds_by_task():
 
 def test_threshold_check_names_the_figures():
     metrics = measure(*_tables(40), experiment="x")
-    (check,) = threshold_checks(metrics, {"follow_through": 0.9}, ["sft"])
+    checks = {check.name: check for check in threshold_checks(metrics, {"follow_through": 0.9}, ["sft"])}
+    check = checks.pop("follow_through_threshold")
     assert not check.passed and not check.blocking
     assert "below" in check.message and "threshold 0.90" in check.message
+    assert {(c.name, c.passed, c.message) for c in checks.values()} == {
+        ("plan_first_threshold", True, "no threshold is set"),
+        ("plan_content_threshold", True, "no threshold is set"),
+    }
 
 
 def test_the_teacher_is_measured_over_what_could_be_selected():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from typing import get_args
 
 import pyarrow as pa
 
@@ -25,7 +26,7 @@ from etpi_assets.rollouts.tables import to_tables
 from etpi_assets.scoring.behaviours import score
 from etpi_assets.scoring.checks import every_rollout_scored
 from etpi_assets.scoring.structure import structure_of
-from etpi_assets.specs.experiment import ExperimentSpec
+from etpi_assets.specs.experiment import ExperimentSpec, Threshold
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.table import read_tasks
 from etpi_assets.versions import code_version
@@ -34,7 +35,7 @@ from etpi_resources.checkpoints import HUB, checkpoint_folder
 from etpi_resources.engines.serving import Checkpoint, Serving
 from etpi_resources.schemas import from_rows
 
-THRESHOLDS = ("plan_first_threshold", "plan_content_threshold", "follow_through_threshold")
+THRESHOLDS = tuple(f"{rate}_threshold" for rate in get_args(Threshold))
 NOTHING = "the experiment trains or evaluates nothing"
 
 

@@ -7,11 +7,12 @@ is read (`etpi_assets.scoring`) or how an interval is made (`scoring.intervals`)
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
 
 from etpi_assets.scoring.intervals import Estimate, decide, mean, rate
+from etpi_assets.specs.experiment import Threshold
 from etpi_resources.checks import CheckOutcome
 from etpi_resources.schemas import from_rows
 
@@ -128,14 +129,19 @@ def _known(column: str, agents: Sequence[tuple[Mapping[str, Any], str]]) -> tupl
     return values, [cluster for _, cluster in known], [agent["turns"] or 0 for agent, _ in known]
 
 
-def threshold_checks(metrics: pa.Table, thresholds: Mapping[str, float], roles: Sequence[str]) -> list[CheckOutcome]:
-    """One advisory outcome a threshold: the trained roles' pooled rates against it, in words where n cannot decide."""
+def threshold_checks(
+    metrics: pa.Table, thresholds: Mapping[Threshold, float], roles: Sequence[str]
+) -> list[CheckOutcome]:
+    """One advisory outcome a rate that may have a threshold: the trained roles' pooled rates against it, in words where
+    n cannot decide, or that none is set."""
     outcomes = []
     rows = [r for r in metrics.to_pylist() if r["seed"] is None and r["checkpoint_role"] in roles]
-    for metric, threshold in sorted(thresholds.items()):
+    for metric in get_args(Threshold):
         sentences, passed, figures = [], True, {}
+        threshold = thresholds.get(metric)
+        nothing = "no threshold is set" if threshold is None else "no trained checkpoint was evaluated"
         for row in rows:
-            if row["metric"] != metric:
+            if threshold is None or row["metric"] != metric:
                 continue
             estimate = Estimate(row["value"], row["n"], row["n"], row["ci_low"], row["ci_high"], row["interval"])
             verdict, sentence = decide(estimate, threshold)
@@ -147,7 +153,7 @@ def threshold_checks(metrics: pa.Table, thresholds: Mapping[str, float], roles: 
             CheckOutcome(
                 name=f"{metric}_threshold",
                 passed=passed,
-                message="; ".join(sentences) or "no trained checkpoint was evaluated",
+                message="; ".join(sentences) or nothing,
                 blocking=False,
                 figures=figures,
             )

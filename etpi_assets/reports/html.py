@@ -17,6 +17,7 @@ from etpi_assets.reports import facts, reinforcement
 from etpi_assets.reports.facts import Sources
 from etpi_assets.reports.iterations import METRICS, Iteration
 from etpi_assets.scoring.intervals import clears, wilson
+from etpi_assets.specs.experiment import Threshold
 from etpi_assets.specs.published import Published
 from etpi_resources import charts
 
@@ -52,7 +53,7 @@ class Subject:
     title: str
     notes: str
     spec: Mapping[str, Any]
-    thresholds: Mapping[str, float]
+    thresholds: Mapping[Threshold, float]
     inputs: Mapping[str, str]
     checks: Sequence[Mapping[str, Any]]
     seeds: Sequence[int]
@@ -129,7 +130,7 @@ def _published(stated: Sequence[Published], rows: Sequence[Mapping[str, Any]]) -
     return found
 
 
-def _verdicts(rows: Sequence[Mapping[str, Any]], thresholds: Mapping[str, float]) -> list[dict[str, Any]]:
+def _verdicts(rows: Sequence[Mapping[str, Any]], thresholds: Mapping[Threshold, float]) -> list[dict[str, Any]]:
     verdicts = []
     for row in rows:
         if row["metric"] in thresholds and row["checkpoint_role"] in ("sft", "rl"):
@@ -139,13 +140,13 @@ def _verdicts(rows: Sequence[Mapping[str, Any]], thresholds: Mapping[str, float]
     return verdicts
 
 
-def _metrics_plot(rows: Sequence[Mapping[str, Any]], thresholds: Mapping[str, float]) -> str:
+def _metrics_plot(rows: Sequence[Mapping[str, Any]], thresholds: Mapping[Threshold, float]) -> str:
     grouped: dict[str, list[tuple[str, float, float, float]]] = {}
     for row in rows:
         grouped.setdefault(row["metric"], []).append(
             (row["checkpoint_role"], row["value"], row["ci_low"], row["ci_high"])
         )
-    return charts.interval_plot("Held-out rates with 95 % intervals", list(grouped.items()), dict(thresholds))
+    return charts.interval_plot("Held-out rates with 95 % intervals", list(grouped.items()), {**thresholds})
 
 
 def _teacher_plot(rows: Sequence[Mapping[str, Any]]) -> str:

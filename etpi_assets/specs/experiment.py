@@ -160,11 +160,16 @@ class EvaluateSection(Section):
         return self
 
 
+Threshold = Literal["plan_first", "plan_content", "follow_through"]
+"""The rates that may have a threshold: each has a check of its own."""
+
+
 class MetricsSection(Section):
     """Thresholds and intervals."""
 
-    thresholds: dict[str, float] = Field(
-        default_factory=lambda: {"plan_first": 0.70, "plan_content": 0.70, "follow_through": 0.60}
+    thresholds: dict[Threshold, float] = Field(
+        default_factory=lambda: {"plan_first": 0.70, "plan_content": 0.70, "follow_through": 0.60},
+        description="what the trained checkpoints are to clear; a rate left out has no threshold",
     )
     scoring: ScoringSection = ScoringSection()
 
