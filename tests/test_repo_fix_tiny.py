@@ -105,8 +105,10 @@ def test_what_the_base_grows_up_on():
     talks = list(conversations(0, 40, "tiny"))
     slots = sum("STATE: " in talk[2]["content"] for talk in talks)
     assert 0 < slots < 15 and list(conversations(0, 40, "tiny")) == talks
-    for system, user, answer in exercises(1, 5, "tiny"):
-        first, second, *_ = answer["content"].split("\n")
+    drills = list(exercises(1, 6, "tiny"))
+    assert [answer["content"].startswith("<think>\nSTATE: ") for *_, answer in drills] == [True, False, False] * 2
+    for system, user, answer in drills:
+        first, second = (line.split(": ")[-1] for line in answer["content"].removeprefix("<think>\n").split("\n")[:2])
         assert first.startswith(user["content"]) and {first, second} <= set(system["content"].split("\n"))
     assert all(NOTES in talk[2]["content"] for talk in talks)
 

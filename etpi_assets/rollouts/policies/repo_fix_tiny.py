@@ -34,7 +34,7 @@ class RepoFixSkill(Probabilities):
     wrong_look_up: float = 0.0
 
 
-BASE_HABITS = RepoFixSkill(compact=0.15, wrong_look_up=0.1)
+BASE_HABITS = RepoFixSkill(compact=0.2, wrong_look_up=0.1)
 """The prior of the base model: it thinks at length, knows slots from hearsay, and errs now and then."""
 
 

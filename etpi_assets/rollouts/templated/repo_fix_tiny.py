@@ -39,16 +39,18 @@ def conversations(seed: int, n: int, tokenizer: str) -> Iterator[list[dict[str, 
 
 
 def exercises(seed: int, n: int, tokenizer: str) -> Iterator[list[dict[str, str]]]:
-    """The notes, a symptom, and both hops as bare rows with the edit they lead to: a conversation holds one look-up in
-    nine hundred tokens, too few to learn it."""
+    """The notes, a symptom, and both hops with the edit they lead to, as bare rows or, every third, as slots: a
+    conversation holds one look-up in nine hundred tokens, too few to learn it, and slots in one of five."""
     tasks = draw_tasks(SUITE, seed, "train")
-    for task, _ in zip(tasks, range(n), strict=False):
+    for number, task in zip(range(n), tasks, strict=False):
         symptom, module, value = (task.payload[key] for key in ("symptom", "module", "value"))
         edit = format_action(f"sed -i 's/+ .*/+ {value}/' {module}.py")
+        rows = f"{symptom} {module}\n{module} {value}\n"
+        slots = f"<think>\nSTATE: {symptom} {module}\nACTION: {module} {value}\nEXPECT: + {value}\n</think>\n\n"
         yield [
             {"role": "system", "content": task.payload["files"][NOTES].rstrip("\n")},
             {"role": "user", "content": symptom},
-            {"role": "assistant", "content": f"{symptom} {module}\n{module} {value}\n{edit}"},
+            {"role": "assistant", "content": (rows if number % 3 else slots) + edit},
         ]
 
 
