@@ -95,7 +95,7 @@ lint: setup  ## ruff, pyright, sqlfluff
 	@$(BIN)/sqlfluff lint sql
 
 bench: setup  ## what the parts cost: figures for docs
-	@for script in bench/*.py; do echo "-- $$script"; $(BIN)/python $$script; done
+	@for script in $$(grep -l __main__ bench/*.py); do echo "-- $$script"; $(BIN)/python $$script; done
 
 clean:  ## remove data, the catalog and Dagster's history
 	@rm -rf data etpi.duckdb etpi.duckdb.wal .dagster_home .env

@@ -1,16 +1,15 @@
-"""Training on merged sequences against the per-turn rows through TRL's SFTTrainer: tokens, time, memory.
+"""An epoch on merged sequences against the per-turn rows through TRL's SFTTrainer: `python bench/merged_training.py`.
 
-Run: `ETPI_TRAJECTORIES=<folder> python bench/merged_training.py [ROW_TOKENS]`. The runs are those of `cooperbench-logs`
-in that folder, in the real Qwen3 vocabulary and templates. First, of every conversation: tokens an epoch processes as
-per-turn rows and as merged sequences, where the history is kept (`qwen3`), where the learnt turns have no think block
-and the history has (made up: a turn thinks what it says, captured natively; every turn forks), and where the template
-writes the history anew (`qwen3_5_think`; every turn forks).
+`ETPI_TRAJECTORIES` names the folder of recorded runs. The data is one whole conversation in the real Qwen3 vocabulary,
+in the histories of `merged_tokens`: of those with at most so many tokens as rows, the one whose saving of tokens is
+nearest to that of all of them. An epoch is one optimiser step over its turns. SFTTrainer sees a row a forward pass, so
+no padding; ours sees as many tokens a pass as the longest row or tree has, which is longer than a row where it forks.
+Each epoch has a process and one thread to itself, they take turns, and the second epoch of each counts, in CPU seconds;
+the losses of both epochs must be equal, so the gradient of the first was.
 
-Then an epoch of training, one optimiser step over the same turns, those of at most MOST tokens up to ROW_TOKENS tokens
-of per-turn rows (default 24,000): a process each, in turns, SFTTrainer with a row a forward pass, so without padding,
-ours with forward passes of as many tokens as the longest row. The losses of both epochs are compared. Models are Qwen3
-of random weights: one with the real vocabulary, where TRL scores every position on a CPU and ours the learnt ones; one
-with ids folded into 4,096, where the layers count.
+Two Qwen3 models of random weights. One has the real vocabulary: its output matrix is most of it, and TRL scores every
+position on a CPU where ours scores the learnt ones. One has ids folded into 4,096, where the layers count; attention,
+of which merging saves less than of the rest, has a larger share of them than of a real model's.
 """
 
 from __future__ import annotations
@@ -18,157 +17,75 @@ from __future__ import annotations
 import json
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-MOST = 6144
+from merged_tokens import Told, dataset, format_of, recorded
+from recorded import LONGEST
+
 ROUNDS = 2
-MODELS: dict[str, dict[str, int]] = {
-    "real vocabulary": {"vocab_size": 151_936, "hidden_size": 64, "num_hidden_layers": 2},
-    "ids folded into 4,096": {"vocab_size": 4096, "hidden_size": 128, "num_hidden_layers": 3},
-}
-HISTORIES = ("kept", "strip-think", "re-rendered")
+SAME = 1e-4
+"""Relative difference of losses that rounding explains in float32."""
+LAYERS = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 2}
+MODELS: dict[str, tuple[int, int]] = {"ids folded into 4,096": (4096, 70_000), "real vocabulary": (151_936, 24_000)}
+"""Vocabulary, and the most tokens of per-turn rows that an epoch has."""
 
 
-def captured(history: str, messages: list[list[dict[str, Any]]]) -> Iterator[Any]:
-    """The conversations as captured agents."""
-    import numpy as np
-
-    from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn
-    from etpi_assets.curation.retokenise import retokenise
-
-    chat = format_of(history)
-    for number, told in enumerate(messages):
-        facts = {"task_id": told[0]["rollout_id"], "repo": "made", "teacher": "recorded"}
-        turns, history_ids = [], np.empty(0, dtype=np.int32)
-        before = 0
-        for turn in retokenise(told, chat):
-            prompt, output = (np.asarray(ids, dtype=np.int32) for ids in (turn.prompt_ids, turn.output_ids))
-            if history == "strip-think":
-                history_ids = np.concatenate([history_ids, prompt[before:]])
-                before = len(prompt) + len(output)
-                newline = chat.encode("\n")
-                words = [i for i in output[:-1].tolist() if i not in (chat.tool_open_id, chat.tool_close_id)]
-                thought = [
-                    chat.think_open_id,
-                    *newline,
-                    *words,
-                    *newline,
-                    chat.think_close_id,
-                    *newline,
-                    *newline,
-                ]
-                said = np.concatenate([np.asarray(thought, dtype=np.int32), output])
-                turns.append(CapturedTurn(turn.turn, history_ids, said, "native"))
-                history_ids = np.concatenate([history_ids, said])
-            else:
-                turns.append(CapturedTurn(turn.turn, prompt, output, "retokenised"))
-        yield CapturedAgent(told[0]["rollout_id"], f"{number}", turns, facts=facts)
-
-
-def format_of(history: str) -> Any:
-    from etpi_resources.chat_format import load_chat_format
-
-    return load_chat_format("qwen3", "qwen3_5_think" if history == "re-rendered" else "qwen3")
-
-
-def dataset(history: str, messages: list[list[dict[str, Any]]], most: int) -> tuple[Any, Any, Any]:
-    """(pairs, dataset rows, sequences)."""
-    from etpi_assets.curation.merge import merge
-    from etpi_assets.curation.pairs import make_pairs
-    from etpi_assets.curation.upweight import weigh
-    from etpi_assets.specs.experiment import DatasetSection, PairsSection
-
-    strip = history == "strip-think"
-    section = PairsSection(capture="native" if strip else "retokenised", strip_think=strip, history_think="keep")
-    pairs = make_pairs(captured(history, messages), section, format_of(history))["pairs"]
-    rows = weigh(pairs, DatasetSection(val_fraction=0.0, max_length=most))["dataset_rows"]
-    merged = merge(rows, pairs, most)
-    return pairs, merged["dataset_rows"], merged["sequences"]
-
-
-def compare_tokens(messages: list[list[dict[str, Any]]]) -> None:
-    import numpy as np
-
+def representative(messages: list[Told], history: str, most: int) -> Told:
+    """Of the conversations with at most `most` tokens as rows, the one whose saving is nearest to that of all."""
     from etpi_assets.curation.merge import saving
-    from etpi_resources.prefix_tree import Tree
-    from etpi_resources.trainers.workers.plan import make_pass
 
-    for history in HISTORIES:
-        began = time.process_time()
-        pairs, rows, sequences = dataset(history, messages, 40_960)
-        saved = saving(rows, pairs, sequences)
-        trees = [Tree.stored(row) for row in sequences.to_pylist()]
-        own = sum(len(indices) for tree in trees for indices, _ in tree.branches())
-        lengths = [tree.length for tree in trees]
-        room = -(-max(lengths) // 64) * 64
-        padded = sum(batch.tokens for batch in make_pass(lengths, room, np.random.default_rng(0), packed=True))
-        print(
-            f"{history}: {len(rows)} turns, {len(trees)} sequences, {sum(tree.forks for tree in trees)} of them fork; "
-            f"{saved['row_tokens']:,} tokens as rows, {own:,} as branches, {saved['sequence_tokens']:,} as trees: "
-            f"{saved['ratio']:.1f}x fewer than rows, {own / saved['sequence_tokens']:.1f}x fewer than branches; packed "
-            f"in rows of {room:,}: {sum(lengths) / padded:.3f} real; {time.process_time() - began:.0f} s of CPU",
-            flush=True,
-        )
+    savings = []
+    for told in messages:
+        pairs, rows, sequences = dataset(history, [told])
+        savings.append(saving(rows, pairs, sequences))
+    whole = sum(s["row_tokens"] for s in savings) / sum(s["sequence_tokens"] for s in savings)
+    fit = [i for i, s in enumerate(savings) if s["row_tokens"] <= most]
+    return messages[min(fit, key=lambda i: abs(savings[i]["ratio"] - whole))]
 
 
-def prepare(folder: Path, messages: list[list[dict[str, Any]]], history: str, row_tokens: int) -> int:
-    """Write models, merged sequences and per-turn rows; how many tokens the longest of either has."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+def save_model(place: Path, history: str, vocabulary: int) -> None:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
+    format_of(history).save(place)
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        **LAYERS, vocab_size=vocabulary, num_key_value_heads=1, head_dim=16, max_position_embeddings=LONGEST,  # pyright: ignore[reportArgumentType]
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).save_pretrained(place)
+
+
+def prepare(place: Path, told: Told, history: str, vocabulary: int) -> tuple[int, str]:
+    """Write the model, merged sequences and per-turn rows; (tokens of the longest, what there is in words)."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     from etpi_assets.rollouts.tables import iter_prompts
 
-    chosen, total = [], 0
-    for told in sorted(messages, key=lambda told: sum(len(m["content"] or "") for m in told)):
-        pairs, rows, sequences = dataset(history, [told], MOST)
-        tokens = sum(pairs["input_tokens"].to_pylist()[: len(rows)])
-        if len(rows) >= 8:
-            chosen.append(told)
-            total += tokens
-        if total >= row_tokens:
-            break
-    pairs, rows, sequences = dataset(history, chosen, MOST)
-    outputs = dict(zip(pairs["pair_id"].to_pylist(), pairs["output_ids"].to_pylist(), strict=True))
-    taken, plain = set(rows["pair_id"].to_pylist()), []
-    for key, prompt in iter_prompts(pairs):
-        name = "/".join(map(str, key))
-        if name in taken:
-            output = outputs[name]
-            plain.append({"input_ids": [*prompt.tolist(), *output], "labels": [-100] * len(prompt) + output})
-    longest = max(max(len(r["input_ids"]) for r in plain), max(len(ids) for ids in sequences["input_ids"]))
-    for name, size in MODELS.items():
-        place = folder / name
-        format_of(history).save(place)
-        torch.manual_seed(0)
-        config = Qwen3Config(
-            **size, intermediate_size=3 * size["hidden_size"], num_attention_heads=4, num_key_value_heads=2,  # pyright: ignore[reportArgumentType]
-            head_dim=size["hidden_size"] // 4, max_position_embeddings=2 * MOST, tie_word_embeddings=True,
-        )  # fmt: skip
-        Qwen3ForCausalLM(config).save_pretrained(place)
-        fold = size["vocab_size"]
-        ids = [[i % fold for i in one] for one in sequences["input_ids"].to_pylist()]
-        at = sequences.schema.get_field_index("input_ids")
-        kind = sequences.schema.field("input_ids")
-        pq.write_table(sequences.set_column(at, kind, pa.array(ids, kind.type)), place / "sequences.parquet")
-        folded = [{k: [i % fold if i >= 0 else i for i in ids] for k, ids in row.items()} for row in plain]
-        pq.write_table(pa.Table.from_pylist(folded), place / "rows.parquet")
-    real = sum(len(ids) for ids in sequences["input_ids"])
-    learnt = sum(rows["output_tokens"].to_pylist())
-    apart = sum(len(row["input_ids"]) for row in plain)
-    print(
-        f"{history}: {len(chosen)} conversations, {len(plain)} turns of at most {MOST:,} tokens; rows have {apart:,} "
-        f"tokens, {len(sequences)} trees {real:,}, {learnt:,} of them learnt",
-        flush=True,
+    pairs, rows, sequences = dataset(history, [told])
+    plain = []
+    for (_, prompt), output in zip(iter_prompts(pairs), pairs["output_ids"].to_pylist(), strict=True):
+        plain.append({"input_ids": [*prompt.tolist(), *output], "labels": [-100] * len(prompt) + output})
+    assert len(rows) == len(plain)
+    save_model(place, history, vocabulary)
+    ids = [[i % vocabulary for i in one] for one in sequences["input_ids"].to_pylist()]
+    at, kind = sequences.schema.get_field_index("input_ids"), sequences.schema.field("input_ids")
+    pq.write_table(sequences.set_column(at, kind, pa.array(ids, kind.type)), place / "sequences.parquet")
+    folded = [{k: [i % vocabulary if i >= 0 else i for i in ids] for k, ids in row.items()} for row in plain]
+    pq.write_table(pa.Table.from_pylist(folded), place / "rows.parquet")
+    apart, real = [len(row["input_ids"]) for row in plain], [len(one) for one in ids]
+    return max(*apart, *real), (
+        f"{sum(apart):,} tokens in {len(apart)} rows of at most {max(apart):,}, {sum(real):,} in {len(real)} trees of "
+        f"at most {max(real):,} ({sum(apart) / sum(real):.1f}x), {sum(rows['output_tokens'].to_pylist()):,} learnt"
     )
-    return -(-longest // 64) * 64
 
 
 def ours(place: Path, room: int) -> Any:
@@ -189,9 +106,8 @@ def ours(place: Path, room: int) -> Any:
     (place / "ours").mkdir(exist_ok=True)
     (place / "ours" / CONFIG_FILE).write_text(json.dumps(config))
     model = load_model(place, torch.float32)
-    stored = read_sequences([place / "sequences.parquet"], "train", vocabulary=1 << 20, longest=2 * MOST)
-    sequences, plan, layout, because = sft_worker.lay_out(stored, config, room, model)
-    print(f"layout {layout}: {because}; {1 - plan.padding(sequences.lengths().tolist()):.3f} real", file=sys.stderr)
+    stored = read_sequences([place / "sequences.parquet"], "train", vocabulary=1 << 20, longest=LONGEST)
+    sequences, plan, _, _ = sft_worker.lay_out(stored, config, room, model)
     assert plan.steps == 2, "an epoch is one step"
     trainer = sft_worker.build_trainer(Worker(place / "ours"), model, plan, sequences, gpu=False, at_once=False)
     trainer.pad_id = 0  # the tokenizer's is beyond a folded vocabulary
@@ -222,79 +138,94 @@ def theirs(place: Path) -> Any:
     )  # fmt: skip
 
 
-def one(who: str, place: Path, room: int) -> None:
-    """Two epochs, a step each, in this process; prints what the second one took, and both losses."""
+def measure(trainer: Any, figure: str = "loss", told: Callable[[], float] | None = None) -> None:
+    """Train two steps in this process; print what the second took, the peak memory, and a figure of both steps that
+    must come out the same however it is computed: what `told` says, or the trainer logs."""
     from transformers import TrainerCallback
 
-    trainer = ours(place, room) if who == "ours" else theirs(place)
     marks: list[tuple[float, float]] = []
-    losses: list[float] = []
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    figures: list[float] = []
 
     class Marks(TrainerCallback):
-        def on_train_begin(self, *args: Any, **named: Any) -> None:
-            marks.append((time.perf_counter(), time.process_time()))
-
         def on_step_end(self, *args: Any, **named: Any) -> None:
             marks.append((time.perf_counter(), time.process_time()))
-            if who == "ours":
-                window = trainer.window
-                losses.append(window.loss())
-                trainer.window = type(window)()
+            if told:
+                figures.append(told())
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **named: Any) -> None:
-            if logs and "loss" in logs:
-                losses.append(float(logs["loss"]))
+            if logs and figure in logs and not told:
+                figures.append(float(logs[figure]))
 
+    before = peak()
     trainer.add_callback(Marks())
     trainer.train()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    (_, _), (wall, cpu), (wall_end, cpu_end) = marks
-    found = {"wall": wall_end - wall, "cpu": cpu_end - cpu, "peak": peak / 1024, "added": (peak - before) / 1024}
-    print(json.dumps({**found, "losses": losses[:2]}))
+    (wall, cpu), (wall_end, cpu_end) = marks
+    found = {"wall": wall_end - wall, "cpu": cpu_end - cpu, "peak": peak(), "added": peak() - before}
+    print(json.dumps({**found, "figures": figures[:2]}))
 
 
-def measured(who: str, place: Path, room: int) -> dict[str, Any]:
+def peak() -> float:
+    """MB resident at most so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def compare(script: str, what: str, place: Path, ways: tuple[str, str], *arguments: str) -> None:
+    """Run a baseline and ours in turns, a process each (`script --one WAY PLACE ...`), and print their ratios.
+
+    Raises:
+        AssertionError: the figures that must be the same are not.
+    """
     from etpi_resources.trainers.pipes import ENVIRONMENT
 
-    command = [sys.executable, __file__, "--one", who, str(place), str(room)]
-    done = subprocess.run(command, env={**ENVIRONMENT, **os.environ}, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    seen: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
+    environment = {**ENVIRONMENT, **os.environ, "OMP_NUM_THREADS": "1"}
+    for _ in range(ROUNDS):
+        for way, runs in seen.items():
+            command = [sys.executable, script, "--one", way, str(place), *arguments]
+            done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+            runs.append(json.loads(done.stdout.splitlines()[-1]))
+    base, mine = (seen[way] for way in ways)
+    for a, b in zip(base, mine, strict=True):
+        same = [abs(x - y) <= SAME * abs(x) for x, y in zip(a["figures"], b["figures"], strict=True)]
+        assert len(same) == 2 and all(same), f"not the same: {a['figures']} and {b['figures']}"
+    ratios = [a["cpu"] / b["cpu"] for a, b in zip(base, mine, strict=True)]
+    cpu, wall, top, added = (
+        [statistics.median(run[key] for run in runs) for runs in (base, mine)]
+        for key in ("cpu", "wall", "peak", "added")
+    )
+    print(
+        f"{what}: {cpu[0]:.1f} s of CPU by {ways[0]}, {cpu[1]:.1f} s by {ways[1]}: {statistics.median(ratios):.1f} "
+        f"times ({min(ratios):.1f} to {max(ratios):.1f}), in wall time {wall[0] / wall[1]:.1f}; figures "
+        f"{base[0]['figures']} and {mine[0]['figures']}; peak memory {top[0]:.0f} and {top[1]:.0f} MB, of it in "
+        f"training {added[0]:.0f} and {added[1]:.0f} MB; load {os.getloadavg()[0]:.0f}",
+        flush=True,
+    )
 
 
-def main() -> int:
+def main() -> None:
     if sys.argv[1:2] == ["--one"]:
-        one(sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]))
-        return 0
-    root = os.environ.get("ETPI_TRAJECTORIES")
-    if not root:
-        print("ETPI_TRAJECTORIES names no folder of recorded runs", file=sys.stderr)
-        return 2
-    from retokenise import conversations
+        way, place, room = sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])
+        if way == "TRL":
+            measure(theirs(place))
+        else:
+            trainer = ours(place, room)
 
-    messages = conversations(Path(root))
-    compare_tokens(messages)
-    for history in ("kept", "strip-think"):
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            room = prepare(folder, messages, history, int(sys.argv[1]) if len(sys.argv) > 1 else 24_000)
-            for model in MODELS:
-                mine, base = [], []
-                for _ in range(ROUNDS):
-                    base.append(measured("trl", folder / model, room))
-                    mine.append(measured("ours", folder / model, room))
-                wall, cpu, peak, added = (
-                    (min(run[k] for run in base), min(run[k] for run in mine)) for k in ("wall", "cpu", "peak", "added")
-                )
-                print(
-                    f"{history}, {model}: an epoch {wall[0]:.1f} s by TRL, {wall[1]:.1f} s merged, "
-                    f"{wall[0] / wall[1]:.1f} times (CPU {cpu[0] / cpu[1]:.1f}); losses {base[0]['losses']} and "
-                    f"{mine[0]['losses']}; peak memory {peak[0]:.0f} and {peak[1]:.0f} MB, of training alone "
-                    f"{added[0]:.0f} and {added[1]:.0f} MB; load {os.getloadavg()[0]:.0f}",
-                    flush=True,
-                )
-    return 0
+            def loss() -> float:
+                window, trainer.window = trainer.window, type(trainer.window)()
+                return window.loss()
+
+            measure(trainer, told=loss)
+        return
+    messages = recorded()
+    for model, (vocabulary, most) in MODELS.items():
+        for history in ("kept", "strip-think"):
+            with tempfile.TemporaryDirectory() as name:
+                told = representative(messages, history, most)
+                longest, words = prepare(Path(name), told, history, vocabulary)
+                print(f"{history}, {model}: {words}", flush=True)
+                room = -(-longest // 64) * 64
+                compare(__file__, f"{history}, {model}", Path(name), ("TRL", "merged"), str(room))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

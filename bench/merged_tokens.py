@@ -1,0 +1,111 @@
+"""Tokens an epoch processes, as per-turn rows and as merged sequences: `python bench/merged_tokens.py`.
+
+`ETPI_TRAJECTORIES` names the folder of recorded runs; of those of `cooperbench-logs`, every conversation, in the real
+Qwen3 vocabulary and templates. Three histories: kept (`qwen3`); strip-think, where the learnt turns have no think block
+and the history has (made up, as the runs hold none: a turn thinks what it says, captured natively; every turn forks);
+re-rendered, where the template writes the history anew (`qwen3_5_think`; every turn forks). Tokens are counted as rows,
+as one row a branch (what merging of plain prefixes gives), and as trees; then packed in rows of several lengths.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from recorded import LONGEST, runs_folder
+from retokenise import conversations
+
+Told = list[dict[str, Any]]
+"""The messages of one agent."""
+
+HISTORIES = ("kept", "strip-think", "re-rendered")
+ROOMS = (16_384, 65_536)
+"""Tokens of a packed row, besides the longest tree's."""
+
+
+def captured(history: str, messages: list[Told]) -> Iterator[Any]:
+    """The conversations as captured agents."""
+    import numpy as np
+
+    from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn
+    from etpi_assets.curation.retokenise import retokenise
+
+    chat = format_of(history)
+    for number, told in enumerate(messages):
+        facts = {"task_id": told[0]["rollout_id"], "repo": "made", "teacher": "recorded"}
+        turns, history_ids = [], np.empty(0, dtype=np.int32)
+        before = 0
+        for turn in retokenise(told, chat):
+            prompt, output = (np.asarray(ids, dtype=np.int32) for ids in (turn.prompt_ids, turn.output_ids))
+            if history == "strip-think":
+                history_ids = np.concatenate([history_ids, prompt[before:]])
+                before = len(prompt) + len(output)
+                newline = chat.encode("\n")
+                words = [i for i in output[:-1].tolist() if i not in (chat.tool_open_id, chat.tool_close_id)]
+                # The block, and the empty line that the template writes after it.
+                thought = [chat.think_open_id, *newline, *words, *newline, chat.think_close_id, *newline, *newline]
+                said = np.concatenate([np.asarray(thought, dtype=np.int32), output])
+                turns.append(CapturedTurn(turn.turn, history_ids, said, "native"))
+                history_ids = np.concatenate([history_ids, said])
+            else:
+                turns.append(CapturedTurn(turn.turn, prompt, output, "retokenised"))
+        yield CapturedAgent(told[0]["rollout_id"], f"{number}", turns, facts=facts)
+
+
+def format_of(history: str) -> Any:
+    from etpi_resources.chat_format import load_chat_format
+
+    return load_chat_format("qwen3", "qwen3_5_think" if history == "re-rendered" else "qwen3")
+
+
+def dataset(history: str, messages: list[Told], longest: int = LONGEST) -> tuple[Any, Any, Any]:
+    """(pairs, dataset rows, sequences) of at most `longest` tokens."""
+    from etpi_assets.curation.merge import merge
+    from etpi_assets.curation.pairs import make_pairs
+    from etpi_assets.curation.upweight import weigh
+    from etpi_assets.specs.experiment import DatasetSection, PairsSection
+
+    strip = history == "strip-think"
+    section = PairsSection(capture="native" if strip else "retokenised", strip_think=strip, history_think="keep")
+    pairs = make_pairs(captured(history, messages), section, format_of(history))["pairs"]
+    rows = weigh(pairs, DatasetSection(val_fraction=0.0, max_length=longest))["dataset_rows"]
+    merged = merge(rows, pairs, longest)
+    return pairs, merged["dataset_rows"], merged["sequences"]
+
+
+def recorded() -> list[Told]:
+    """The conversations of the recorded runs; ends the program where no folder is named."""
+    return conversations(runs_folder().parent)
+
+
+def main() -> None:
+    import numpy as np
+
+    from etpi_assets.curation.merge import saving
+    from etpi_resources.prefix_tree import Tree
+    from etpi_resources.trainers.workers.packing import pack
+
+    messages = recorded()
+    for history in HISTORIES:
+        began = time.process_time()
+        pairs, rows, sequences = dataset(history, messages)
+        saved = saving(rows, pairs, sequences)
+        trees = [Tree.stored(row) for row in sequences.to_pylist()]
+        own = sum(len(indices) for tree in trees for indices, _ in tree.branches())
+        lengths = [tree.length for tree in trees]
+        print(
+            f"{history}: {len(rows)} turns, {len(trees)} sequences, {sum(tree.forks for tree in trees)} of them fork; "
+            f"{saved['row_tokens']:,} tokens as rows, {own:,} as branches, {saved['sequence_tokens']:,} as trees: "
+            f"{saved['ratio']:.1f}x fewer than rows, {own / saved['sequence_tokens']:.1f}x fewer than branches; "
+            f"{time.process_time() - began:.0f} s of CPU",
+            flush=True,
+        )
+        for room in (-(-max(lengths) // 64) * 64, *ROOMS):
+            packed = pack(lengths, room, np.random.default_rng(0))
+            share = sum(lengths) / sum(length for _, length in packed)
+            print(f"  packed in {len(packed)} rows, of {room:,} tokens or a longer tree's: {share:.3f} are real")
+
+
+if __name__ == "__main__":
+    main()

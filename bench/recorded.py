@@ -1,0 +1,113 @@
+"""The recorded runs as other benches take them: with ids, curated, and as many varied copies as asked for.
+
+Belongs here: data. Does not belong here: measuring anything.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from retokenise import MESSAGE_COMMANDS
+
+from etpi_assets.curation.captured import captured_agents
+from etpi_assets.curation.merge import merge
+from etpi_assets.curation.pairs import make_pairs
+from etpi_assets.curation.retokenise import retokenise
+from etpi_assets.curation.select import select
+from etpi_assets.curation.upweight import weigh
+from etpi_assets.rollouts.importers import import_runs
+from etpi_assets.rollouts.records import RolloutRecord
+from etpi_assets.rollouts.tables import to_rows, to_tables
+from etpi_assets.scoring.behaviours import score
+from etpi_assets.specs.experiment import DatasetSection, PairsSection, SelectSection
+from etpi_assets.specs.rollout_set import ScoringSection
+from etpi_resources.chat_format import ChatFormat, load_chat_format
+from etpi_resources.schemas import IDS, empty
+
+SET = "recorded"
+TEMPLATE = ("qwen3", "qwen3")
+LONGEST = 40_960
+"""Positions of Qwen3: no row of the recorded runs is longer, so nothing is left out."""
+CONTROL = 151_643
+"""The first of Qwen3's control ids; those below stand for text."""
+
+Tables = Mapping[str, pa.Table]
+
+
+def runs_folder() -> Path:
+    """The recorded CooperBench runs; ends the program where none are named."""
+    root = os.environ.get("ETPI_TRAJECTORIES")
+    if not root:
+        sys.exit("ETPI_TRAJECTORIES names no folder of recorded runs")
+    return Path(root) / "cooperbench-logs"
+
+
+def captured() -> dict[str, pa.Table]:
+    """`rollouts`, `agents`, `turns` and `messages` of the runs, whose turns have the ids of Qwen3's vocabulary as if a
+    server had given them."""
+    chat = load_chat_format(*TEMPLATE)
+    records = [item for item in import_runs("auto", runs_folder(), MESSAGE_COMMANDS) if isinstance(item, RolloutRecord)]
+    for record in records:
+        record.rollout_set = SET
+        told = to_rows(record)["messages"]
+        for agent in record.agents:
+            made = retokenise([row for row in told if row["agent_id"] == agent.agent_id], chat)
+            ids = {turn.turn: turn for turn in made}
+            for turn in agent.turns:
+                if found := ids.get(turn.turn):
+                    turn.prompt_ids, turn.output_ids, turn.capture = found.prompt_ids, found.output_ids, "native"
+                    turn.post_think_tokens, turn.think_tokens = len(found.output_ids), 0
+    return to_tables(records)
+
+
+def curate(tables: Tables) -> Iterator[tuple[str, dict[str, pa.Table]]]:
+    """What the assets make of a rollout set in which everything is taken, stage by stage: (name, tables)."""
+    chat: ChatFormat = load_chat_format(*TEMPLATE)
+    scoring = ScoringSection(message_commands=tuple(MESSAGE_COMMANDS["message_commands"]))
+    scored = score(tables["rollouts"], tables["agents"], tables["turns"], empty("tasks"), scoring, tables["messages"])
+    yield "score", scored
+    section = SelectSection(min_reward=None, require=(), shortest_correct=False)
+    chosen = select(tables["rollouts"], scored["scores"], section)
+    yield "select", chosen
+    taken = chosen["selected"]["rollout_id"].to_pylist()
+    native = PairsSection(capture="native", drop_unparseable=False)
+    agents = captured_agents(tables, taken, native, chat, lambda task, agent: None, {})
+    pairs = make_pairs(agents, native, chat)
+    yield "pairs", pairs
+    weighed = weigh(pairs["pairs"], DatasetSection(upweight_factor=4, max_length=LONGEST))
+    yield "weights", weighed
+    yield "merged", merge(weighed["dataset_rows"], pairs["pairs"], LONGEST)
+
+
+def varied(
+    table: pa.Table, copies: int, columns: tuple[str, ...] = ("rollout_id", "task_id")
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a table so many times: in every copy the named columns have its number behind them, and the ids of
+    text are moved by as much as no other copy's, so that they repeat what they repeated but nothing of another copy."""
+    for copy in range(copies):
+        made = table
+        for place, field in enumerate(table.schema):
+            column: Any = table.column(place)
+            if field.name in columns:
+                column = pc.binary_join_element_wise(column, f"{copy:06d}", "-")
+            elif field.type == IDS:
+                column = _moved(column, 7919 * copy)
+            else:
+                continue
+            made = made.set_column(place, field, column)
+        yield from made.to_batches()
+
+
+def _moved(column: pa.ChunkedArray, by: int) -> pa.Array:
+    lists: Any = column.combine_chunks()
+    lists = pa.concat_arrays(lists.chunks) if isinstance(lists, pa.ChunkedArray) else lists
+    ids = lists.values.to_numpy()
+    moved = np.where(ids < CONTROL, (ids + by) % CONTROL, ids).astype(np.int32)
+    return pa.ListArray.from_arrays(lists.offsets, pa.array(moved), mask=lists.is_null())

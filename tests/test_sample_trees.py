@@ -1,0 +1,87 @@
+"""A group packed as a tree is its rows: the same log-probabilities, the same gradient."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from trl.trainer.utils import add_fused_lm_head
+
+from etpi_resources.trainers.workers.sample_trees import pack_samples
+from etpi_resources.trainers.workers.tree_attention import refuses_trees
+
+torch.set_num_threads(1)
+VOCABULARY = 32
+Group = list[tuple[list[int], list[int]]]
+"""(prompt, sample) of every row."""
+
+
+@pytest.fixture(scope="module")
+def net() -> Qwen3ForCausalLM:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, tie_word_embeddings=True,
+    )  # fmt: skip
+    made = Qwen3ForCausalLM(config).float().eval()
+    add_fused_lm_head(made, outputs=("log_probs", "entropy"))
+    assert refuses_trees(made) is None
+    return made
+
+
+def drawn(seed: int, prompts: list[int], samples: int) -> Group:
+    """So many samples of unlike length of prompts of these lengths, mixed."""
+    rng = np.random.default_rng(seed)
+    texts = [rng.integers(1, VOCABULARY, n).tolist() for n in prompts]
+    group = [(text, rng.integers(1, VOCABULARY, rng.integers(1, 9)).tolist()) for text in texts for _ in range(samples)]
+    return [group[i] for i in rng.permutation(len(group))]
+
+
+def padded(group: Group) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """As TRL gives them: prompts padded on the left, samples on the right."""
+    left, right = max(len(p) for p, _ in group), max(len(s) for _, s in group)
+    ids, mask = torch.zeros(len(group), left + right, dtype=torch.int64), torch.zeros(len(group), left + right)
+    for row, (prompt, sample) in enumerate(group):
+        own = slice(left - len(prompt), left + len(sample))
+        ids[row, own], mask[row, own] = torch.tensor(prompt + sample), 1
+    return ids, mask.to(torch.int64), right
+
+
+def gradient(net: Qwen3ForCausalLM, loss: torch.Tensor) -> torch.Tensor:
+    net.zero_grad()
+    loss.backward()
+    return torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None]).double()
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        drawn(0, [40], 8),
+        drawn(1, [5, 17, 60], 3),
+        drawn(2, [1], 4),
+        drawn(3, [9, 9, 9, 9], 1),
+        [([3, 4, 5], [6, 7])] * 2 + [([3, 4], [5, 6, 7])],
+    ],
+    ids=["one prompt", "several prompts", "a prompt of one token", "nothing shared", "samples alike"],
+)
+def test_a_packed_group_has_the_gradient_of_its_rows(net: Qwen3ForCausalLM, group: Group) -> None:
+    ids, mask, width = padded(group)
+    packed = pack_samples(ids, mask, width)
+    found = packed.back(net(**packed.arguments, fused_lm_head=True).log_probs)
+    weights = torch.linspace(-1, 1.5, found.numel()).view_as(found)  # an advantage a token: an error of place shows
+    apart = torch.zeros_like(found)
+    for row, (prompt, sample) in enumerate(group):
+        scores = net(input_ids=torch.tensor([prompt + sample]), use_cache=False).logits[0].log_softmax(-1)
+        for at, token in enumerate(sample):
+            apart[row, at] = scores[len(prompt) + at - 1, token]
+    assert torch.allclose(found, apart, atol=1e-5)
+    ours, theirs = gradient(net, (found * weights).sum()), gradient(net, (apart * weights).sum())
+    assert (ours - theirs).norm() / theirs.norm() <= 1e-5
+
+
+def test_a_prompt_stands_once_however_many_samples_it_has() -> None:
+    ids, mask, width = padded(drawn(4, [500, 300], 8))
+    packed = pack_samples(ids, mask, width)
+    real = 500 + 300 + int(packed.real.sum()) + 16  # a branch repeats the prompt's last token
+    assert real - 2 <= packed.arguments["input_ids"].shape[1] < real + 128
