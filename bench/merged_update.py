@@ -63,7 +63,7 @@ def updater(way: str, place: Path) -> Any:
         "max_response_tokens": max(map(len, answers)),
     }  # fmt: skip
     rl = RLSection.model_validate(section).model_dump(mode="json")
-    trainer = PolicyTrainer(
+    trainer: Any = PolicyTrainer(
         lambda step, rows: samples,
         model=load_model(place, torch.float32),
         args=trainer_arguments(rl, place / way, 0, gpu=False),
@@ -74,8 +74,7 @@ def updater(way: str, place: Path) -> Any:
     trainer.pad_token_id = 0  # the tokenizer's is beyond a folded vocabulary
     if way == "TRL":
         trainer.no_trees = "the baseline"
-        model: Any = trainer.model
-        model.set_attn_implementation("sdpa")
+        trainer.model.set_attn_implementation("sdpa")
     return trainer
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from retokenise import MESSAGE_COMMANDS
 
 from etpi_assets.curation.captured import captured_agents
@@ -96,13 +95,18 @@ def varied(
         for place, field in enumerate(table.schema):
             column: Any = table.column(place)
             if field.name in columns:
-                column = pc.binary_join_element_wise(column, f"{copy:06d}", "-")
+                column = renamed(column, f"{copy:06d}")
             elif field.type == IDS:
                 column = _moved(column, 7919 * copy)
             else:
                 continue
             made = made.set_column(place, field, column)
         yield from made.to_batches()
+
+
+def renamed(column: pa.ChunkedArray, word: str) -> pa.Array:
+    """Names with a word behind them; a null stays one."""
+    return pa.array([None if name is None else f"{name}-{word}" for name in column.to_pylist()], pa.string())
 
 
 def _moved(column: pa.ChunkedArray, by: int) -> pa.Array:

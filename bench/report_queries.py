@@ -22,8 +22,7 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
-import pyarrow.compute as pc
-from recorded import SET, captured, curate, runs_folder, varied
+from recorded import SET, captured, curate, renamed, runs_folder, varied
 
 from etpi_assets.curation.select import select
 from etpi_assets.graph import GRAPH
@@ -64,7 +63,7 @@ def by_checkpoint(table: pa.Table, role: str, origin: str = "eval") -> pa.Table:
         if field.name in told:
             table = table.set_column(place, field, pa.array([told[field.name]] * rows, field.type))
         elif field.name == "rollout_id":
-            table = table.set_column(place, field, pc.binary_join_element_wise(table["rollout_id"], role, "-"))
+            table = table.set_column(place, field, renamed(table["rollout_id"], role))
     return table
 
 
