@@ -24,7 +24,7 @@ class Node:
         upstream: assets whose data versions are part of its input key, in order. The spec assets are upstream in
             Dagster alone: what counts of a spec is the sections named here.
         sections: keys of its own spec that its result depends on, dotted below the top level ("*" is all of it).
-        code: modules or SQL files (dotted names, or paths under sql/) whose source is its code version.
+        code: modules (dotted names) or other sources (paths from the root, as sql/…) that are its code version.
         lock: the OS lock it holds while it computes, where the machine fits only one at a time.
         reads_path: whether it reads the files that its spec's `path` names; they are part of its input key.
         summary: one or two sentences for the web page.
@@ -339,7 +339,14 @@ _NODES = (
             "tasks",
         ),
         sections=("title", "notes", "published"),
-        code=("etpi_assets.reports.html", "etpi_assets.reports.iterations", "etpi_assets.reports.reinforcement"),
+        code=(
+            "etpi_assets.reports.html",
+            "etpi_assets.reports.facts",
+            "etpi_assets.reports.iterations",
+            "etpi_assets.reports.reinforcement",
+            "etpi_assets/reports/templates/report.html.jinja",
+            "etpi_assets/reports/templates/report.md.jinja",
+        ),
         kinds=("html", "markdown"),
     ),
     Node(
@@ -350,7 +357,7 @@ _NODES = (
         "A model card in the manner of the hub.",
         upstream=("eval_metrics", "sft_checkpoint", "rl_checkpoint", "upweighted_dataset", "base_checkpoint", "tasks"),
         sections=("title", "notes", "card", "train", "rl", "base"),
-        code=("etpi_assets.reports.model_card",),
+        code=("etpi_assets.reports.model_card", "etpi_assets/reports/templates/model_card.md.jinja"),
         kinds=("markdown",),
     ),
     Node(

@@ -23,7 +23,7 @@ def code_version(node: Node) -> str:
     """The first 16 hex digits of a sha256 over the sources that make the asset.
 
     A package counts with every source file below it (prompt templates and word lists included), a module with its
-    file, a path under sql/ with that file.
+    file, a path (it has a slash) with the file or with every source file below it.
 
     Raises:
         FileNotFoundError: `graph` names code that does not exist.
@@ -47,7 +47,7 @@ def input_key(node: Node, spec_hash: str, inputs: Mapping[str, str], code: str) 
 
 @cache
 def _sources(name: str) -> tuple[Path, ...]:
-    if name.startswith("sql/"):
+    if "/" in name:
         path = ROOT / name
     else:
         spec = importlib.util.find_spec(name)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from etpi_assets.evaluation.metrics import measure
+from etpi_assets.graph import GRAPH
 from etpi_assets.reports import facts, html, leaderboard, model_card
 from etpi_assets.reports.iterations import iterations
 from etpi_assets.specs.experiment import ExperimentSpec
@@ -184,6 +186,13 @@ def test_the_page_is_whole_self_contained_and_escaped(sources):
     assert page.count('title="weight 12.0"') == 2
 
 
+def test_what_stands_between_backticks_is_code_on_the_page_and_escaped_like_the_rest(sources):
+    notes = "Turn `dataset.<factor>` & run `make run`; a lone ` stays."
+    page, markdown = html.render(replace(_subject(), notes=notes, published_source="`x` of a report"), sources, str)
+    assert "Turn <code>dataset.&lt;factor&gt;</code> &amp; run <code>make run</code>; a lone ` stays." in page
+    assert notes in markdown
+
+
 def test_page_and_markdown_show_the_same_figures(sources):
     page, markdown = html.render(_subject(), sources, str)
     assert "100.0 %" in page and "sft (greedy)" in markdown
@@ -319,3 +328,9 @@ def test_charts_survive_nothing_and_one_point():
     assert "nothing recorded" in charts.line_chart("Loss", [], "step")
     assert "polyline" in charts.line_chart("Loss", [("train", [(1, 0.5)])], "step", log_y=True)
     assert charts.as_image(charts.bars("b", []), "b").startswith("![b](data:image/svg+xml;base64,")
+
+
+def test_a_template_counts_in_the_code_of_what_it_lays_out():
+    folder = Path(html.__file__).parent / "templates"
+    counted = {name for node in GRAPH.values() for name in node.code}
+    assert {f"etpi_assets/reports/templates/{path.name}" for path in folder.iterdir()} <= counted

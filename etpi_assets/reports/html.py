@@ -6,12 +6,14 @@ Belongs here: turning facts into the page. Does not belong here: which figures i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup, escape
 
 from etpi_assets.reports import facts, reinforcement
 from etpi_assets.reports.facts import Sources
@@ -29,6 +31,7 @@ TEMPLATES = jinja2.Environment(
     undefined=jinja2.StrictUndefined,
 )
 TEMPLATES.filters["percent"] = facts.percent
+TEMPLATES.filters["code"] = lambda text: Markup(re.sub(r"`([^`\n]+)`", r"<code>\1</code>", str(escape(text))))
 
 _WORDS = {True: "clears", False: "below", None: "undecided at this n"}
 
