@@ -123,6 +123,11 @@ def test_compared_experiments_differ_in_what_is_compared():
         ours, theirs = SPECS["templated_tiny"], SPECS[f"templated_tiny_{twin}"]
         assert ours.train == theirs.train and ours.evaluate == theirs.evaluate and ours.dataset == theirs.dataset
         assert theirs.gates.override and not ours.gates.override
+    short, asked = SPECS["templated_tiny_short"], SPECS["templated_tiny_short_asked_short"]
+    assert short.evaluate and asked.evaluate and asked.evaluate.agent.prompt == "coop_short"
+    assert asked.model_copy(update={"title": short.title, "notes": short.notes, "evaluate": short.evaluate}) == short
+    agent = asked.evaluate.agent.model_copy(update={"prompt": short.evaluate.agent.prompt})
+    assert asked.evaluate.model_copy(update={"agent": agent}) == short.evaluate
     sets = load_specs().rollout_sets
     one = sets["templated_tiny_one_role"]
     assert one.tasks == 2 * (sets["templated_tiny"].tasks or 0), "as many conversations"
@@ -132,9 +137,30 @@ def test_the_page_shows_the_findings_of_what_was_run(tmp_path):
     lake, both = Lake(tmp_path), [row("x", 46, 48), row("x", 0, 24, checkpoint_role="base")]
     specs = load_specs()
     names = {name: name for name in ("plan_first_tiny", "plan_first_tiny_x1", "plan_first_tiny_x12")}
-    assert render(lake, specs, names, complete=False).count("**not measured**") == 2
+    asked = [f for f in findings.declared() if {f.more.experiment, f.less.experiment} <= names.keys()]
+    assert render(lake, specs, names, complete=False).count("**not measured**") == len(asked) > 1
     small_lake.put(lake, "eval_metrics", "plan_first_tiny", {"metrics": both})
     page = render(lake, specs, {"plan_first_tiny": "plan_first_tiny"}, complete=False)
     (line,) = [line for line in page.splitlines() if "its base does not" in line]
     assert "plan_first_tiny, sft, greedy: 0.96 [0.86, 0.99], n 48" in line and line.endswith("| **there** |")
     assert "bury" not in page
+
+
+def test_the_page_shows_how_soon_where_checkpoints_on_the_way_were_probed(tmp_path):
+    lake, name = Lake(tmp_path), "plan_first_tiny_x12"
+    trained, probes = [], []
+    for seed, shares in ((0, (0.5, 0.95, 1.0)), (1, (0.95, 0.5, 0.85))):
+        for step, share in zip((10, 20, 30), shares, strict=True):
+            checkpoint = f"c{seed}-{step}"
+            row = {"checkpoint_id": checkpoint, "experiment": name, "role": "sft", "seed": seed, "step": step}
+            trained.append(row | {"final": step == 30})
+            probes.append(probe(None if step == 30 else step, seed, share, checkpoint_id=checkpoint))
+    for asset, tables in (("sft_checkpoint", {"checkpoints": trained}), ("serving_probe", {"probes": probes})):
+        small_lake.put(lake, asset, name, tables)
+        small_lake.put(
+            lake, asset, "plan_first_tiny", {t: [r for r in rows if r.get("final")] for t, rows in tables.items()}
+        )
+    shown = {"x12": name, "x1": "plan_first_tiny_x1", "plain": "plan_first_tiny"}
+    page = render(lake, load_specs(), shown, complete=False)
+    assert "| x12 | first_turn_message | 20, – | 1.00, 0.85 |" in page
+    assert page.count("| first_turn_message |") == 1, "nothing on the way was probed of the others"

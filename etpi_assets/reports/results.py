@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pyarrow as pa
+
 from etpi_assets.reports import findings
 from etpi_assets.reports.findings import Rows, Verdict
 from etpi_assets.scoring.intervals import Estimate
 from etpi_assets.specs.load import Specs
+from etpi_resources.catalog import sql_folder
 from etpi_resources.lake import Lake, Manifest, Ref
 
 METRICS = ("plan_first", "plan_content", "follow_through", "solved", "parse_rate")
@@ -33,6 +36,14 @@ share of first turns on held-out prompts, the mean over the checkpoints of train
 
 """
 
+_SOON = """## How soon
+
+The first optimiser step from which nine in ten first turns on held-out prompts show it, in every later checkpoint too
+(`sql/reports/steps_to_learn.sql`), for the experiments whose checkpoints on the way were probed; a value a training
+seed, a dash where it ends below.
+
+"""
+
 
 def render(lake: Lake, specs: Specs, experiments: Mapping[str, str], *, complete: bool = True) -> str:
     """The page, for experiments as {shown name: name in the lake}. One that failed stands there as such.
@@ -42,7 +53,7 @@ def render(lake: Lake, specs: Specs, experiments: Mapping[str, str], *, complete
     seeds = sorted({seed for name in experiments.values() for seed in specs.experiments[name].seeds})
     chosen = "" if complete else f' EXPERIMENTS="{" ".join(experiments)}"'
     parts = [_HEAD.replace("{arguments}", f'{chosen} SEEDS="{" ".join(map(str, seeds))}"')]
-    parts.append(_findings(lake, experiments))
+    parts += [_findings(lake, experiments), _how_soon(lake, experiments)]
     for shown, name in experiments.items():
         spec = specs.experiments[name]
         manifest = _good(lake, "eval_metrics", name)
@@ -62,6 +73,28 @@ def _findings(lake: Lake, experiments: Mapping[str, str]) -> str:
     asked = [f for f in findings.declared() if {f.more.experiment, f.less.experiment} <= experiments.keys()]
     rows = [_finding(findings.judge(finding, read)) for finding in asked]
     return _FINDINGS + _table(["finding", "more", "less", "figure", "difference", "verdict"], rows) if rows else ""
+
+
+def _how_soon(lake: Lake, experiments: Mapping[str, str]) -> str:
+    """The step at which each experiment had learnt what its first turns are probed for."""
+    question, rows = (sql_folder() / "reports" / "steps_to_learn.sql").read_text(), []
+    for shown, name in experiments.items():
+        probed, trained = _good(lake, "serving_probe", name), _good(lake, "sft_checkpoint", name)
+        if probed is None or trained is None:
+            continue
+        probes = lake.read(probed.ref, "probes")
+        answers = lake.query(
+            question,
+            probes=probes.append_column("experiment", pa.array([name] * len(probes), pa.string())),
+            checkpoints=lake.read(trained.ref, "checkpoints"),
+        ).to_pylist()
+        curves = [row for row in answers if row["checkpoints"] > 1]
+        for probe in sorted({row["probe"] for row in curves}):
+            seeds = [row for row in curves if row["probe"] == probe]
+            steps = ["–" if row["learnt_at_step"] is None else str(row["learnt_at_step"]) for row in seeds]
+            ends = [f"{row['value_at_the_end']:.2f}" for row in seeds]
+            rows.append([shown, probe, ", ".join(steps), ", ".join(ends)])
+    return _SOON + _table(["experiment", "probe", "step, by seed", "share at the end"], rows) if rows else ""
 
 
 def _finding(verdict: Verdict) -> list[str]:
