@@ -199,6 +199,21 @@ def test_the_teacher_gate_refuses_the_teacher_that_does_not_follow_through(name)
     assert weak == ("teacher_gate" in spec(name).published["answered_by"]) == (teacher["name"] == "Qwen3-8B, prompted")
 
 
+def test_the_page_has_a_row_a_teacher_with_the_report_s_rates():
+    lines = history.page(SPECS).split("## Teachers")[1].split("## Readings")[0].splitlines()
+    rows = {
+        line.split(" | ")[0].removeprefix("| "): line.split(" | ")[1:5]
+        for line in lines
+        if "`tito" in line or "`tea" in line
+    }
+    assert rows == {
+        "Gemini 3 Pro, unprompted": ["2", "50.0%", "0.0%", "50.0%"],
+        "Gemini 3 Pro, prompted": ["23", "100.0%", "100.0%", "82.6%"],
+        "Qwen3-8B, prompted": ["not given", "100.0%", "100.0%", "13.0%"],
+        "Qwen3.5-27B, prompted": ["23", "95.7%", "95.7%", "95.7%"],
+    }
+
+
 def test_figures_of_one_run_are_not_those_of_its_variations(tmp_path):
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments" / "longer.toml").write_text('extends = "tito_native_v4c"\n[train]\nepochs = 3\n')
@@ -291,15 +306,21 @@ def room(tmp_path_factory):
     return room
 
 
-def failures(room, version, more="", suite="pool"):
-    """Make a small set of that version and its data set; the checks that failed, and the raw manifest."""
+def rehearsed(room, version, suite="pool"):
+    """Make and score a small set of that version; its name, the raw manifest, the scores."""
     name = f"{version}_{suite}"
     text = f'extends = "plan_first_templated_{version}"\nsuite = "{suite}"\nk = 2\n[agent]\ntokenizer = "tiny"\n'
     room.write("rollout_sets", name, text)
-    room.write("experiments", name, EXPERIMENT.replace("NAME", name).replace('"pool"', f'"{suite}"') + more)
     raw = room.make("raw_rollouts", name).manifest
     assert not raw.blocked, raw.checks
     assert not room.make("scored_rollouts", name).manifest.blocked
+    return name, raw, room.lake.read(Ref("scored_rollouts", "rollout_set", name), "scores").to_pylist()
+
+
+def failures(room, version, more="", suite="pool"):
+    """Make a small set of that version and its data set; the checks that failed, and the raw manifest."""
+    name, raw, _ = rehearsed(room, version, suite)
+    room.write("experiments", name, EXPERIMENT.replace("NAME", name).replace('"pool"', f'"{suite}"') + more)
     return room.failures(name), raw
 
 
@@ -369,7 +390,18 @@ def test_the_templates_work_on_the_embedded_suite_too(room):
     room.make("tasks", "tiny")
     failed, raw = failures(room, "v5", suite="tiny")
     assert failed == {} and raw.notes["fell_back"] == []
-    assert raw.rows["agents"] == 24
+    plans = {
+        "v1": (24, 1, 0),
+        "v2": (12, 0, 0),
+        "v3": (24, 1, 0),
+        "v4": (24, 1, 0),
+        "v5": (24, 1, 1),
+        "responder": (24, 0, 1),
+    }
+    for version, expected in plans.items():
+        _, raw, scores = rehearsed(room, version, "tiny")
+        (plan_first,), (content,) = ({bool(row[metric]) for row in scores} for metric in ("plan_first", "plan_content"))
+        assert (raw.rows["agents"], plan_first, content) == expected, version
 
 
 def test_a_pool_of_stale_names_is_refused_name_by_name(room):

@@ -32,6 +32,15 @@ This page is made from the specs by `python -m etpi_assets.reports.history docs/
 |---|---|---|---|---|---|---|
 """
 
+_TEACHERS = """
+## Teachers
+
+A student cannot be better than what it is shown, so the report scored each teacher first, as `teacher_gate` does here.
+
+| teacher | rollouts | plan_first | plan_content | follow_through | read as | students |
+|---|---|---|---|---|---|---|
+"""
+
 _NOTES = "\n## Readings\n\nWhat the report leaves open or says in two ways, spec by spec.\n"
 
 
@@ -42,7 +51,24 @@ def page(specs: Specs) -> str:
     rows = "".join(_row(name, chosen[name]) for name in order)
     notes = "".join(f"\n- `{name}`: {' '.join(chosen[name].notes.split())}" for name in order)
     # Tags that a text speaks of are text here.
-    return f"{_HEAD}{rows}{_NOTES}{notes}\n".replace("<", "&lt;")
+    return f"{_HEAD}{rows}{_TEACHERS}{_teachers({name: chosen[name] for name in order})}{_NOTES}{notes}\n".replace(
+        "<", "&lt;"
+    )
+
+
+def _teachers(chosen: Mapping[str, ExperimentSpec]) -> str:
+    """A row a teacher, in the order they were first learnt from."""
+    said: dict[str, dict[str, Any]] = {}
+    students: dict[str, list[str]] = {}
+    for name, spec in chosen.items():
+        if teacher := spec.published.get("teacher"):
+            said.setdefault(teacher["name"], {}).update(teacher)
+            students.setdefault(teacher["name"], []).append(f"`{name}`")
+    return "".join(
+        f"| {name} | {facts.get('rollouts', 'not given')} | {' | '.join(f'{facts[metric]:.1%}' for metric in METRICS)} "
+        f"| {facts.get('reading', '')} | {', '.join(students[name])} |\n"
+        for name, facts in said.items()
+    )
 
 
 def _place(source: str) -> tuple[str, int, str]:
