@@ -336,6 +336,7 @@ _NODES = (
             "upweighted_dataset",
             "tito_pairs",
             "selected_trajectories",
+            "raw_rollouts",
             "tasks",
         ),
         sections=("title", "notes", "published"),

@@ -200,12 +200,9 @@ def test_the_teacher_gate_refuses_the_teacher_that_does_not_follow_through(name)
 
 
 def test_the_page_has_a_row_a_teacher_with_the_report_s_rates():
-    lines = history.page(SPECS).split("## Teachers")[1].split("## Readings")[0].splitlines()
-    rows = {
-        line.split(" | ")[0].removeprefix("| "): line.split(" | ")[1:5]
-        for line in lines
-        if "`tito" in line or "`tea" in line
-    }
+    section = history.page(SPECS).split("## Teachers")[1].split("## Readings")[0]
+    cells = [line.removeprefix("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
+    rows = {name: figures for name, *figures, _, _ in cells[1:]}
     assert rows == {
         "Gemini 3 Pro, unprompted": ["2", "50.0%", "0.0%", "50.0%"],
         "Gemini 3 Pro, prompted": ["23", "100.0%", "100.0%", "82.6%"],

@@ -6,9 +6,11 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from made_models import make_base
 
 from etpi_assets.evaluation.metrics import measure
 from etpi_assets.graph import GRAPH
@@ -17,6 +19,7 @@ from etpi_assets.reports.iterations import iterations
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_resources import charts
+from etpi_resources.chat_format import load_chat_format
 from etpi_resources.schemas import empty, from_rows
 
 SPEC = ExperimentSpec(title="Plan <first> & go", rollout_sets=("strong",))
@@ -75,6 +78,8 @@ def sources() -> facts.Sources:
     tables = from_rows("rollouts", rollouts), from_rows("scores", scores), from_rows("agent_scores", agents)
     return facts.Sources(
         metrics=measure(*tables, experiment="demo"),
+        rollouts=from_rows("rollouts", [{"rollout_id": "a", "wall_seconds": 60.0}] * 4),
+        agents=from_rows("agents", [{"rollout_id": "a", "output_tokens": 250}] * 8),
         eval_rollouts=tables[0],
         eval_agents=from_rows("agents", [{"rollout_id": a["rollout_id"], "output_tokens": 100} for a in agents]),
         eval_scores=tables[1],
@@ -242,15 +247,14 @@ def test_loss_share_follows_the_weights(sources):
     assert facts.tokens_saved(sources) == (36, 6)
 
 
-def test_card_names_base_data_and_intervals(sources):
-    base = from_rows("checkpoints", [{"checkpoint_id": "b" * 64, "role": "base"}])
-    card = model_card.render(
+def _card(sources: facts.Sources, spec: ExperimentSpec = SPEC) -> str:
+    return model_card.render(
         "demo",
-        SPEC,
+        spec,
         metrics=sources.metrics,
         checkpoints=sources.checkpoints,
         dataset_rows=sources.dataset_rows,
-        base=base,
+        base=from_rows("checkpoints", [{"checkpoint_id": "b" * 64, "role": "base"}]),
         tasks=from_rows(
             "tasks",
             [
@@ -260,10 +264,36 @@ def test_card_names_base_data_and_intervals(sources):
         ),
         rollout_sets={name: RolloutSetSpec(**IMPORTED) for name in SPEC.rollout_sets},
     )
+
+
+def test_card_names_base_data_and_intervals(sources):
+    card = _card(sources)
     assert "| omni | mit | 2 tasks |" in card
     assert f"| {SPEC.rollout_sets[0]} | cc-by-4.0 | imported rollouts |" in card
     assert card.startswith("---\nlicense: apache-2.0")
     assert "tiny `bbbbbbbbbbbbbbbb`" in card and "strong" in card and "| plan_first | sft | greedy | 100.0% [" in card
+
+
+def test_card_states_each_stage_and_the_batch_that_training_took(sources):
+    assert "; 8,192 tokens a step |" in _card(sources) and "stage 2" not in _card(sources)
+    rl = {"method": "grpo", "suite": "terminal_tiny", "rewards": [{"function": "format"}]}
+    train = {"batch_sequences": 16, "max_steps": 42}
+    card = _card(sources, ExperimentSpec.model_validate({**SPEC.model_dump(), "rl": rl, "train": train}))
+    assert ", 42 steps at most; 16 sequences a step |" in card
+    assert "└── stage 1, fine-tuning: strong" in card and "└── stage 2, GRPO: terminal_tiny (this model)" in card
+
+
+def test_the_card_s_inference_gives_a_checkpoint_the_prompt_as_it_was_trained(sources, tmp_path):
+    pytest.importorskip("torch")
+    chat = load_chat_format("tiny")
+    trained = {**sources.checkpoints.to_pylist()[0], "path": str(make_base(tmp_path / "base", chat))}
+    code = _card(replace(sources, checkpoints=from_rows("checkpoints", [trained])))
+    code = code.partition("```python\n")[2].partition("```")[0].replace("max_new_tokens=256", "max_new_tokens=4")
+    names: dict[str, Any] = {}
+    exec(compile(code, "card", "exec"), names)
+    prompt = names["inputs"]["input_ids"][0].tolist()
+    assert prompt == list(chat.prompt_ids(names["messages"]))
+    assert 0 < names["output"].shape[1] - len(prompt) <= 4
 
 
 def test_the_page_says_what_reinforcement_changed(sources):
@@ -334,3 +364,40 @@ def test_a_template_counts_in_the_code_of_what_it_lays_out():
     folder = Path(html.__file__).parent / "templates"
     counted = {name for node in GRAPH.values() for name in node.code}
     assert {f"etpi_assets/reports/templates/{path.name}" for path in folder.iterdir()} <= counted
+
+
+def test_a_board_has_a_line_a_condition_and_says_what_it_leaves_out(sources, monkeypatch):
+    entries = [leaderboard.Entry("demo", "Demo", sources.metrics)]
+    table = leaderboard.leaderboard(entries)
+    lines = leaderboard.board(table).splitlines()
+    assert [line.split(" | ")[:3] for line in lines[2:]] == [["| demo", role, "greedy"] for role in ("base", "sft")]
+    assert "| 0.92 [0.65, 0.99], n 12 |" in lines[3] and lines[0].count("|") == lines[3].count("|")
+    monkeypatch.setattr(leaderboard, "PAGE_CHARACTERS", len("\n".join(lines[:3])))
+    assert leaderboard.board(table).endswith("… and 1 more, in the view of this name.")
+    lesson = leaderboard.Lesson(sources.eval_scores, frozenset({"sft00"}), ("a|b",), frozenset({"plan_first"}))
+    found = leaderboard.ceiling_board(leaderboard.teacher_ceiling(entries, {"demo": lesson}))
+    assert "| demo | a\\|b | plan_first | greedy | yes | 0.50 | 1.00 | 1.00 [0.76, 1.00], n 12 |" in found
+
+
+def test_what_is_learnt_stays_on_the_page_after_a_long_prompt(sources):
+    row = sources.sequences.to_pylist()[0]
+    row |= {"input_ids": list(range(5000)), "span_starts": [4000, 4600], "span_ends": [4010, 4610]}
+    row |= {"span_weights": [12.0, 1.0]}
+    (shown,) = facts.coloured_tokens(from_rows("sequences", [row]), lambda ids: f"<{ids[0]}>")
+    tokens = shown["tokens"]
+    assert [text for text, weight in tokens if weight] == [f"<{i}>" for s in (4000, 4600) for i in range(s, s + 10)]
+    assert [text for text, weight in tokens if weight is None] == ["3,800", "390", "190"]
+    assert tokens[99:102] == [("<99>", 0.0), ("3,800", None), ("<3900>", 0.0)] and shown["cut"] == 0
+    (shown,) = facts.coloured_tokens(from_rows("sequences", [row]), str, most=205)
+    assert len(shown["tokens"]) == 205 and sum(w is not None for _, w in shown["tokens"]) + 3800 + shown["cut"] == 5000
+    assert (
+        "3,800 more that are read"
+        in html.render(_subject(), replace(sources, sequences=from_rows("sequences", [row])), str)[0]
+    )
+
+
+def test_cost_counts_the_teachers_rollouts_too(sources):
+    found = dict(facts.cost(sources))
+    assert (found["teachers' rollouts"], found["teachers' output tokens"]) == ("4", "2,000")
+    assert found["teachers' rollout time, summed over concurrent rollouts"] == "4.0 min"
+    assert (found["training wall time"], found["evaluation rollouts"]) == ("9 s", "24")

@@ -6,6 +6,7 @@ import hashlib
 import os
 from pathlib import Path
 
+import dagster as dg
 import pyarrow as pa
 
 from etpi_assets.graph import GRAPH
@@ -40,6 +41,8 @@ def experiment_report(run: AssetRun) -> Produced:
     )
     sources = facts.Sources(
         metrics=run.read("eval_metrics", "metrics"),
+        rollouts=run.read("raw_rollouts", "rollouts", columns=["wall_seconds"]),
+        agents=run.read("raw_rollouts", "agents", columns=["output_tokens"]),
         eval_rollouts=run.read("eval_rollouts", "rollouts"),
         eval_agents=run.read("eval_rollouts", "agents"),
         eval_scores=run.read("eval_metrics", "scores"),
@@ -60,7 +63,7 @@ def experiment_report(run: AssetRun) -> Produced:
     rows = [_write(run, "report.html", "html", page), _write(run, "report.md", "markdown", markdown)]
     return Produced(
         tables={"reports": from_rows("reports", rows)},
-        metadata={"report": str(run.lake.root / rows[0]["path"]), "summary": markdown.split("## Checks")[0]},
+        metadata={"report": str(run.lake.root / rows[0]["path"]), "summary": _laid_out(markdown.split("## Checks")[0])},
     )
 
 
@@ -78,13 +81,14 @@ def model_card_asset(run: AssetRun) -> Produced:
     )
     return Produced(
         tables={"reports": from_rows("reports", [_write(run, "README.md", "model_card", card)])},
-        metadata={"card": card},
+        metadata={"card": _laid_out(card)},
     )
 
 
 @etpi_asset("leaderboard")
 def leaderboard_asset(run: AssetRun) -> Produced:
-    return Produced(tables={"leaderboard": leaderboard.leaderboard(_entries(run))})
+    table = leaderboard.leaderboard(_entries(run))
+    return Produced(tables={"leaderboard": table}, metadata={"board": _laid_out(leaderboard.board(table))})
 
 
 @etpi_asset("teacher_ceiling")
@@ -99,7 +103,10 @@ def teacher_ceiling(run: AssetRun) -> Produced:
         if r["metric"] == "follow_through" and "greedy" not in r["decoding"] and r["teacher_value"] is not None
     ]
     plot = charts.as_image(charts.teacher_plot("Follow-through", points), "follow-through: teacher against student")
-    return Produced(tables={"teacher_ceiling": table}, metadata={"plot": plot})
+    return Produced(
+        tables={"teacher_ceiling": table},
+        metadata={"plot": _laid_out(plot), "board": _laid_out(leaderboard.ceiling_board(table))},
+    )
 
 
 @etpi_asset("catalog", checks=catalog.check_names())
@@ -110,6 +117,11 @@ def catalog_asset(run: AssetRun) -> Produced:
         checks=catalog.verify(path),
         metadata={"file": str(path), "ask": f"duckdb -readonly {path} < sql/reports/failed_checks.sql"},
     )
+
+
+def _laid_out(markdown: str) -> dg.MarkdownMetadataValue:
+    """Markdown as the web page shows it; a plain text would stand there as it is."""
+    return dg.MetadataValue.md(markdown)
 
 
 def _vocabularies(run: AssetRun) -> dict[str, list[str]]:

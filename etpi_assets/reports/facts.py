@@ -10,6 +10,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
@@ -32,9 +33,14 @@ ROLE_ORDER = ("teacher", "base", "sft", "rl")
 
 @dataclass(frozen=True)
 class Sources:
-    """The tables a report reads, by their names in `etpi_resources.schemas`; empty where a stage does not apply."""
+    """The tables a report reads, by their names in `etpi_resources.schemas`; empty where a stage does not apply.
+
+    `rollouts` and `agents` are those that the experiment could select from; `wall_seconds` and `output_tokens` suffice.
+    """
 
     metrics: pa.Table
+    rollouts: pa.Table
+    agents: pa.Table
     eval_rollouts: pa.Table
     eval_agents: pa.Table
     eval_scores: pa.Table
@@ -130,12 +136,13 @@ def pair_details(sources: Sources, limit: int = 48) -> list[dict[str, Any]]:
 
 
 def coloured_tokens(
-    sequences: pa.Table, decode: Callable[[Sequence[int]], str], count: int = 2, most: int = 1200
+    sequences: pa.Table, decode: Callable[[Sequence[int]], str], count: int = 2, most: int = 1200, around: int = 100
 ) -> list[dict[str, Any]]:
     """The first training sequences token by token: [{"rollout_id", "agent_id", "tokens": [(text, weight)], "cut"}].
 
     Neighbouring tokens of one weight stay separate, so that the page shows where tokens begin and end. A weight of 0.0
-    means the token is read, not learnt.
+    means the token is read, not learnt; of a long stretch of those only the `around` first and last are shown, and
+    between them (how many more, None): a prompt of thousands must not push what is learnt off the page.
     """
     shown = []
     train = [row for row in sequences.slice(0, 50).to_pylist() if row["split"] == "train"]
@@ -143,16 +150,21 @@ def coloured_tokens(
         weights = [0.0] * len(row["input_ids"])
         for start, end, weight in zip(row["span_starts"], row["span_ends"], row["span_weights"], strict=True):
             weights[start:end] = [weight] * (end - start)
-        pieces = [(decode([i]), w) for i, w in zip(row["input_ids"][:most], weights, strict=False)]
-        shown.append(
-            {
-                "rollout_id": row["rollout_id"],
-                "agent_id": row["agent_id"],
-                "tokens": pieces,
-                "cut": max(0, len(row["input_ids"]) - most),
-            }
-        )
+        places = _places(weights, around)
+        pieces = [(decode([row["input_ids"][p]]), weights[p]) if p >= 0 else (f"{-p:,}", None) for p in places[:most]]
+        cut = sum(1 if p >= 0 else -p for p in places[most:])
+        shown.append({"rollout_id": row["rollout_id"], "agent_id": row["agent_id"], "tokens": pieces, "cut": cut})
     return shown
+
+
+def _places(weights: Sequence[float], around: int) -> list[int]:
+    """The places of the tokens that are shown, in order; -n where n of a stretch that is only read are left out."""
+    places: list[int] = []
+    for weight, stretch in groupby(range(len(weights)), key=weights.__getitem__):
+        run = list(stretch)
+        left_out = len(run) - 2 * around
+        places += run if weight or left_out <= 0 else [*run[:around], -left_out, *run[-around:]]
+    return places
 
 
 def loss_curves(log: pa.Table) -> list[Curve]:
@@ -171,17 +183,21 @@ def cost(sources: Sources) -> list[tuple[str, str]]:
     """Wall time and tokens by stage, as (what, figure)."""
     rows = sources.checkpoints.to_pylist()
     trained = [r for r in rows if r["role"] != "base" and r["final"]]
-    figures = [("training wall time", _seconds(sum(r["wall_seconds"] or 0 for r in trained)))]
+    figures = _rolled_out("teachers'", sources.rollouts, sources.agents)
+    figures += [("training wall time", _seconds(sum(r["wall_seconds"] or 0 for r in trained)))]
     if tokens := sum(r["label_tokens"] or 0 for r in trained):
         figures.append(("label tokens an epoch, all seeds", f"{tokens:,}"))
-    seconds = sum(s or 0 for s in sources.eval_rollouts["wall_seconds"].to_pylist())
-    output = sum(t or 0 for t in sources.eval_agents["output_tokens"].to_pylist())
-    figures += [
-        ("evaluation rollouts", f"{sources.eval_rollouts.num_rows:,}"),
-        ("evaluation rollout time, summed over concurrent rollouts", _seconds(seconds)),
-        ("evaluation output tokens", f"{output:,}"),
+    return figures + _rolled_out("evaluation", sources.eval_rollouts, sources.eval_agents)
+
+
+def _rolled_out(whose: str, rollouts: pa.Table, agents: pa.Table) -> list[tuple[str, str]]:
+    seconds = sum(s or 0 for s in rollouts["wall_seconds"].to_pylist())
+    output = sum(t or 0 for t in agents["output_tokens"].to_pylist())
+    return [
+        (f"{whose} rollouts", f"{rollouts.num_rows:,}"),
+        (f"{whose} rollout time, summed over concurrent rollouts", _seconds(seconds)),
+        (f"{whose} output tokens", f"{output:,}"),
     ]
-    return figures
 
 
 def percent(row: Mapping[str, Any]) -> str:

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
-from etpi_assets.reports.facts import DETAIL, HEADLINE
+from etpi_assets.reports.facts import DETAIL, HEADLINE, ROLE_ORDER
 from etpi_assets.scoring.intervals import rate
 from etpi_resources.schemas import from_rows
 
 CEILING_METRICS = ("plan_first", "plan_content", "follow_through", "solved")
+PAGE_CHARACTERS = 40_000
+"""Of a board; the web page's store takes 50 KB an entry."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,53 @@ def teacher_ceiling(entries: Iterable[Entry], lessons: Mapping[str, Lesson]) -> 
                 }
             )
     return from_rows("teacher_ceiling", rows)
+
+
+def board(table: pa.Table) -> str:
+    """The leaderboard as people read it: a line an (experiment, role, decoding), a column a headline rate."""
+    found: dict[tuple[str, str, str], dict[str, str]] = {}
+    for row in table.to_pylist():
+        key = row["experiment"], row["checkpoint_role"], row["decoding"] or ""
+        found.setdefault(key, {})[row["metric"]] = _figure(row["value"], row["ci_low"], row["ci_high"], row["n"])
+    order = sorted(found, key=lambda key: (key[0], ROLE_ORDER.index(key[1]), key[2]))
+    lines = [[*key, *(found[key].get(metric, "") for metric in CEILING_METRICS)] for key in order]
+    return _markdown(["experiment", "who", "decoding", *CEILING_METRICS], lines)
+
+
+def ceiling_board(table: pa.Table) -> str:
+    """Each student beside its teacher, a line a metric and decoding."""
+    lines = [
+        [
+            row["experiment"],
+            row["teacher"] or "",
+            row["metric"],
+            row["decoding"] or "",
+            "yes" if row["filtered"] else "no",
+            *("" if row[value] is None else f"{row[value]:.2f}" for value in ("teacher_value", "selected_value")),
+            _figure(row["student_value"], row["student_ci_low"], row["student_ci_high"], row["n"]),
+        ]
+        for row in table.to_pylist()
+    ]
+    return _markdown(
+        ["experiment", "teacher", "metric", "decoding", "filtered", "as rolled out", "trained on", "student"], lines
+    )
+
+
+def _figure(value: float | None, low: float | None, high: float | None, n: int | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.2f}" + (f" [{low:.2f}, {high:.2f}]" if low is not None and high is not None else "") + f", n {n}"
+
+
+def _markdown(head: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
+    """A table, as many of its lines as the page takes; the rest is counted."""
+    text = "| " + " | ".join(head) + " |\n|" + " --- |" * len(head)
+    for number, line in enumerate(lines):
+        more = "\n| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |"
+        if len(text) + len(more) > PAGE_CHARACTERS:
+            return f"{text}\n\n… and {len(lines) - number} more, in the view of this name."
+        text += more
+    return text
 
 
 def _rate(scores: Sequence[Mapping], metric: str) -> float | None:
