@@ -74,7 +74,7 @@ run: setup  ## EXPERIMENT=name: what is missing or stale of it, and all it rests
 status: setup  ## [EXPERIMENT=name]: what is missing, stale or blocked, through the whole chain
 	@$(CLI) status $(EXPERIMENT)
 
-export: setup  ## EXPERIMENT=name FORMAT=format TO=folder: an experiment's data for another program (docs/formats.md)
+export: setup  ## EXPERIMENT=name FORMAT=format TO=folder: an experiment's data or models for another program (docs/formats.md)
 	@[ -n "$(EXPERIMENT)" ] && [ -n "$(FORMAT)" ] && [ -n "$(TO)" ] || { echo "usage: make export EXPERIMENT=name FORMAT=format TO=folder"; $(CLI) export --help; exit 1; }
 	@$(CLI) export $(EXPERIMENT) --format $(FORMAT) --to $(TO)
 

@@ -25,6 +25,7 @@ from etpi_assets.resources import Resources
 from etpi_assets.specs.load import SpecError, Specs, load_specs
 from etpi_assets.specs.planner import Step, open_steps, plan
 from etpi_assets.stopping import StopRequests
+from etpi_resources.gguf_converter import NotConverted
 from etpi_resources.lake import Lake, LakeError
 
 DEMO = ("plan_first_tiny", "plan_first_tiny_weak")
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run.add_argument("experiments", nargs="+", metavar="EXPERIMENT")
     status = commands.add_parser("status", help="what is missing, stale or blocked, through the whole chain")
     status.add_argument("experiments", nargs="*", metavar="EXPERIMENT")
-    out = commands.add_parser("export", help="write an experiment's data in another program's format")
+    out = commands.add_parser("export", help="write an experiment in another program's format")
     out.add_argument("experiment", metavar="EXPERIMENT")
     out.add_argument("--format", required=True, help=", ".join(EXPORTS))
     out.add_argument("--to", required=True, type=Path, metavar="FOLDER", help="a folder that is not there yet")
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.command == "demo-all":
             return demo(tiny(specs))
         return results(specs, given.experiments or tiny(specs), given.seeds)
-    except (SpecError, LakeError) as error:
+    except (SpecError, LakeError, NotConverted) as error:
         print(f"etpi: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

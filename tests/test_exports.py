@@ -19,13 +19,15 @@ from test_import_rows import ROWS
 from etpi_assets.curation.merge import expand
 from etpi_assets.exports import EXPORTS, export
 from etpi_assets.exports.atif import document
-from etpi_assets.exports.source import ExportSource
+from etpi_assets.exports.source import DATASET, ExportSource
 from etpi_assets.resources import Resources
 from etpi_assets.rollouts.importers import IMPORTERS, count_found, import_runs
 from etpi_assets.rollouts.records import RolloutRecord
 from etpi_assets.specs.load import SpecError
 from etpi_resources.chat_format import load_chat_format
 from etpi_resources.lake import BlockedInput, MissingInput, Ref
+
+OF_DATA = [name for name, kind in EXPORTS.items() if kind.assets == DATASET]
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +71,7 @@ def read_back(path: Path, format: str, **options: Any) -> list[RolloutRecord]:
     return records
 
 
-@pytest.mark.parametrize("name", EXPORTS)
+@pytest.mark.parametrize("name", OF_DATA)
 def test_a_manifest_names_the_versions_behind_an_export(exported, room: Room, name: str) -> None:
     folder = exported(name)
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -86,7 +88,7 @@ def test_a_manifest_names_the_versions_behind_an_export(exported, room: Room, na
 
 
 def test_the_same_data_give_the_same_bytes(exported, resources: Resources, tmp_path: Path) -> None:
-    for name in EXPORTS:
+    for name in OF_DATA:
         export("clean", name, tmp_path / name, resources)
         for file in sorted(exported(name).rglob("*")):
             if file.is_file():

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.exports import atif, conversations, hub, swe_bench, token_ids, verl_prompts
+from etpi_assets.exports import atif, conversations, gguf, hub, swe_bench, token_ids, verl_prompts
 from etpi_assets.exports.format import Export
 from etpi_assets.exports.source import ExportSource
 from etpi_assets.resources import Resources
@@ -23,7 +23,7 @@ from etpi_resources.lake import sha256_of
 
 _ALL = (
     token_ids.TRL, conversations.TRL, conversations.VERL, verl_prompts.EXPORT, atif.EXPORT, hub.EXPORT, token_ids.TITO,
-    swe_bench.EXPORT,
+    swe_bench.EXPORT, gguf.EXPORT,
 )  # fmt: skip
 
 EXPORTS: Mapping[str, Export] = {export.name: export for export in _ALL}
@@ -31,7 +31,7 @@ MANIFEST = "manifest.json"
 
 
 def export(experiment: str, format: str, to: Path, resources: Resources) -> dict[str, Any]:
-    """Write an experiment's data in a format; return the manifest, which is written beside it last.
+    """Write an experiment in a format; return the manifest, which is written beside it last.
 
     Nothing stands at `to` where it fails. The same data gives the same bytes.
 
@@ -40,15 +40,16 @@ def export(experiment: str, format: str, to: Path, resources: Resources) -> dict
 
     Raises:
         SpecError: no such experiment or format, or something stands at `to`.
-        LakeError: the data set is not built, or a check of it failed.
+        LakeError: what is exported is not built, or a check of it failed.
+        NotConverted: GGUF cannot be made of the checkpoints.
     """
     if format not in EXPORTS:
         near = difflib.get_close_matches(format, EXPORTS, n=1, cutoff=0.0)[0]
         raise SpecError(f"export format {format!r} is unknown, the nearest is {near!r}; known: {', '.join(EXPORTS)}")
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise SpecError(f"{to} is not empty: an export is a folder of its own; name another, or remove it")
-    source = ExportSource(experiment, resources)
-    source.manifest()
+    source = ExportSource(experiment, resources, EXPORTS[format].assets)
+    versions = source.versions()
     beside = to.with_name(f".{to.name}.{uuid.uuid4().hex[:8]}")
     beside.mkdir(parents=True)
     try:
@@ -61,7 +62,7 @@ def export(experiment: str, format: str, to: Path, resources: Resources) -> dict
             "etpi_export": 1,
             "experiment": experiment,
             "format": format,
-            "versions": source.versions(),
+            "versions": versions,
             "spec_hash": source.manifest().spec_hash,
             "tokenizer": source.spec.base.tokenizer,
             "chat_template": source.spec.base.chat_template,

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from etpi_assets.exports.source import ExportSource
+from etpi_assets.exports.source import DATASET, ExportSource
 
 _BATCH_ROWS = 256
 SPLITS = ("train", "val")
@@ -47,6 +47,7 @@ class Export:
         read_by: whose code reads it.
         importer: the importer that reads it back, None where none does.
         write: writes it into an empty folder.
+        assets: what it holds of an experiment.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Export:
     read_by: str
     importer: str | None
     write: Callable[[ExportSource, Path], Written]
+    assets: tuple[str, ...] = DATASET
 
 
 def write_parquet(path: Path, schema: pa.Schema, rows: Iterable[dict[str, Any]]) -> int:

@@ -1,4 +1,5 @@
-"""What an experiment has to export: its selected trajectories and its data set, with the versions they are of.
+"""What an experiment has to export: its selected trajectories, its data set, its checkpoints, and the versions they
+are of.
 
 Belongs here: reading the lake for exporters. Does not belong here: any format, or writing.
 
@@ -9,7 +10,7 @@ first messages alone, is replaced by the default prompt wherever the suite's fam
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -31,7 +32,8 @@ from etpi_assets.tasks.family import Task
 from etpi_assets.tasks.table import read_tasks
 from etpi_resources.lake import Lake, Manifest, Ref
 
-_DATASET = ("selected_trajectories", "tito_pairs", "upweighted_dataset")
+DATASET = ("selected_trajectories", "tito_pairs", "upweighted_dataset")
+CHECKPOINTS = ("sft_checkpoint", "rl_checkpoint")
 
 
 @dataclass(frozen=True)
@@ -51,22 +53,25 @@ class Conversation:
 class ExportSource:
     """An experiment in the lake.
 
-    Raises, on reading: MissingInput where the data set is not built, BlockedInput where a check of it failed; SpecError
-    where there is no such experiment.
+    Args:
+        assets: what is exported of it, the last of them what came last.
+
+    Raises, on reading: MissingInput where what is exported is not built, BlockedInput where a check of it failed;
+    SpecError where there is no such experiment.
     """
 
-    def __init__(self, experiment: str, resources: Resources) -> None:
-        self.experiment, self.specs = experiment, resources.specs
+    def __init__(self, experiment: str, resources: Resources, assets: Sequence[str] = DATASET) -> None:
+        self.experiment, self.specs, self.assets = experiment, resources.specs, assets
         self.lake: Lake = resources.lake
         spec = self.specs.get("experiment", experiment)
         assert isinstance(spec, ExperimentSpec)
         self.spec = spec
 
     def versions(self) -> dict[str, str]:
-        """Every data version that the export rests on, as {"asset/key": version}: the data set, and all it was made
-        of."""
+        """Every data version that the export rests on, as {"asset/key": version}: what is exported, and all it was
+        made of."""
         found: dict[str, str] = {}
-        todo = [self._ref(asset) for asset in _DATASET]
+        todo = [self._ref(asset) for asset in self.assets]
         while todo:
             ref = todo.pop()
             manifest = self.lake.require(ref)
@@ -80,11 +85,15 @@ class ExportSource:
         return dict(sorted(found.items()))
 
     def manifest(self) -> Manifest:
-        """Of the data set."""
-        return self.lake.require(self._ref("upweighted_dataset"))
+        """Of the data set, or what else is exported."""
+        return self.lake.require(self._ref(self.assets[-1]))
 
     def table(self, asset: str, table: str) -> pa.Table:
         return self.lake.read(self._ref(asset), table)
+
+    def checkpoints(self) -> list[dict[str, Any]]:
+        """Rows of `checkpoints`, what fine-tuning made before what reinforcement made of it."""
+        return [row for asset in CHECKPOINTS for row in self.table(asset, "checkpoints").to_pylist()]
 
     def records(self) -> Iterator[RolloutRecord]:
         """The selected rollouts, in the order of selection's rollout sets."""
