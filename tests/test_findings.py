@@ -13,8 +13,10 @@ from etpi_assets.reports.results import render
 from etpi_assets.scoring.intervals import Estimate, difference, rate, wilson
 from etpi_assets.specs.load import load_specs
 from etpi_resources.lake import Lake
+from etpi_resources.schemas import TABLES
 
 SPECS = load_specs().experiments
+COLUMNS = {column.name for column in TABLES["rl_samples"].schema}
 
 
 def row(experiment: str, hits: int, n: int, seed: int | None = None, **more) -> dict:
@@ -91,6 +93,21 @@ def test_how_soon_a_behaviour_is_learnt_is_the_mean_over_the_way():
     assert verdict(finding("probe:first_turn_message"), a=ends, b=late).word == "not comparable"
 
 
+def test_reinforcement_is_read_at_its_end_by_seed():
+    def attempts(called: float, seed: int) -> list[dict]:
+        """Ten steps of ten tasks; in the last two of them `called` of the attempts call a tool, before that all."""
+        told = [(step, task, step < 8 or task < 10 * called) for step in range(10) for task in range(10)]
+        return [{"step": step, "seed": seed, "task_id": str(task), "called": hit} for step, task, hit in told]
+
+    ends = {"more": {"experiment": "a", "role": "rl"}, "less": {"experiment": "b", "role": "rl"}}
+    found = verdict(finding("rl:called", **ends), a=attempts(0.9, 0) + attempts(1.0, 1), b=attempts(0.1, 0))
+    assert found.word == "there" and found.more and found.less
+    assert (found.more.value, found.more.n, found.less.value) == (0.95, 40, 0.1)
+    turned = verdict(finding("rl:called", **ends), a=attempts(0.1, 0) + attempts(1.0, 1), b=attempts(0.2, 0))
+    assert turned.word == "undecided at this n", "seed 0 has it the other way round"
+    assert verdict(finding("rl:called"), a=attempts(0.9, 0), b=attempts(0.1, 0)).word == "not comparable"
+
+
 def test_the_interval_of_a_difference_is_newcombe_s():
     # Newcombe 1998, table II: 56/70 against 48/80, method 10: 0.2000 [0.0524, 0.3339].
     first, second = (rate([1.0] * k + [0.0] * (n - k), [str(i) for i in range(n)]) for k, n in ((56, 70), (48, 80)))
@@ -116,6 +133,10 @@ def test_what_is_declared_can_be_measured():
             assert condition.decoding in {d.name + b for d in section.decodings for b in budgets}
             if one.figure.startswith(findings.PROBE):
                 assert SPECS[condition.experiment].train.save_steps
+            if one.figure.startswith(findings.REINFORCED):
+                assert condition.role == "rl" and one.figure.removeprefix(findings.REINFORCED) in COLUMNS
+            if one.figure == "adherence":
+                assert SPECS[condition.experiment].metrics.scoring.structure
 
 
 def test_compared_experiments_differ_in_what_is_compared():
@@ -164,3 +185,25 @@ def test_the_page_shows_how_soon_where_checkpoints_on_the_way_were_probed(tmp_pa
     page = render(lake, load_specs(), shown, complete=False)
     assert "| x12 | first_turn_message | 20, – | 1.00, 0.85 |" in page
     assert page.count("| first_turn_message |") == 1, "nothing on the way was probed of the others"
+
+
+def test_the_page_compares_stages_task_by_task(tmp_path):
+    """Solved 6 of 8 before, 7 of 8 after; 200 tokens of thought a turn, then 40."""
+    lake, name = Lake(tmp_path), "etpi_phase1_tiny"
+    rollouts, scores, agents = [], [], []
+    for role, solved, thought in (("base", 6, 400), ("sft", 7, 80)):
+        for task in range(8):
+            key = {"rollout_id": f"{role}{task}", "task_id": f"t{task}"}
+            rollouts.append(small_lake.rollout(key["rollout_id"], role, task_id=key["task_id"], checkpoint_role=role))
+            rollouts[-1] |= {"origin": "eval", "experiment": name, "decoding": "greedy"}
+            scores.append(key | {"reward": float(task < solved), "infrastructure_error": False})
+            agents.append(key | {"agent_id": "agent1", "think_tokens": thought, "turns": 2})
+    adheres = [row(name, 95, 100, metric="adherence"), row(name, 7, 8, metric="solved")]
+    small_lake.put(lake, "eval_rollouts", name, {"rollouts": rollouts})
+    tables = {"metrics": adheres, "scores": scores, "agent_scores": agents}
+    small_lake.put(lake, "eval_metrics", name, tables)
+    page = render(lake, load_specs(), {name: name}, complete=False)
+    (line,) = [line for line in page.splitlines() if "base → sft" in line]
+    assert "| etpi_phase1_tiny, greedy | base → sft | 8 | 0.75 → 0.88 | +0.12 [" in line
+    assert line.endswith("| 200 → 40, ÷ 5.0 |")
+    assert "|  | solved | adherence |" in page, "no columns of what was not measured"

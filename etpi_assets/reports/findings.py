@@ -15,19 +15,21 @@ import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from etpi_assets.scoring.intervals import Estimate, difference, wilson
+from etpi_assets.scoring.intervals import Estimate, difference, rate, wilson
 
 DECLARED = Path(__file__).parent / "findings.toml"
-PROBE = "probe:"
+PROBE, REINFORCED = "probe:", "rl:"
+LATE = 0.2
+"""The share of reinforcement's steps, the last ones, that its figures are of."""
 
 Rows = Sequence[Mapping[str, Any]]
-Read = Callable[[str, Literal["metrics", "probes"]], Rows | None]
+Table = Literal["metrics", "probes", "rl_samples"]
+Read = Callable[[str, Table], Rows | None]
 """(experiment, table) -> the rows of its current version; None where there is none."""
 
 
@@ -74,13 +76,12 @@ def declared(path: Path = DECLARED) -> list[Finding]:
 
 def judge(finding: Finding, read: Read) -> Verdict:
     """The verdict on a finding, from the experiments as they stand."""
-    table = "probes" if finding.figure.startswith(PROBE) else "metrics"
+    table, name, measured = _figure(finding.figure)
     conditions = finding.more, finding.less
     sides = [read(condition.experiment, table) for condition in conditions]
     if any(rows is None for rows in sides):
         return Verdict(finding, "not measured")
-    figure = partial(_on_the_way if table == "probes" else _metric, finding.figure.removeprefix(PROBE))
-    pooled = [figure(condition, rows or ()) for condition, rows in zip(conditions, sides, strict=True)]
+    pooled = [measured(name, condition, rows or ()) for condition, rows in zip(conditions, sides, strict=True)]
     more, less = (by_seed.pop(None, None) for by_seed in pooled)
     if more is None or less is None:
         return Verdict(finding, "not comparable", more, less)
@@ -88,6 +89,15 @@ def judge(finding: Finding, read: Read) -> Verdict:
     shared = pooled[0].keys() & pooled[1].keys()
     contrary = any(pooled[0][seed].value < pooled[1][seed].value for seed in shared)
     return Verdict(finding, _word(between, finding.least, contrary), more, less, between)
+
+
+def _figure(figure: str) -> tuple[Table, str, Callable[[str, Condition, Rows], dict[int | None, Estimate]]]:
+    """The table that a figure is in, its name there, and how it is read."""
+    if figure.startswith(PROBE):
+        return "probes", figure.removeprefix(PROBE), _on_the_way
+    if figure.startswith(REINFORCED):
+        return "rl_samples", figure.removeprefix(REINFORCED), _at_the_end
+    return "metrics", figure, _metric
 
 
 def _word(between: Estimate, least: float, contrary: bool) -> str:
@@ -122,4 +132,19 @@ def _on_the_way(name: str, condition: Condition, rows: Rows) -> dict[int | None,
         n = min(row["n"] for row in mine)
         value = math.fsum(row["value"] for row in mine) / len(mine)
         estimates[seed] = Estimate(value, n, n, *wilson(value * n, n), "wilson_clustered")
+    return estimates
+
+
+def _at_the_end(name: str, condition: Condition, rows: Rows) -> dict[int | None, Estimate]:
+    """The share of attempts of the last steps of reinforcement, by seed and pooled under None; nothing of a condition
+    that was not reinforced."""
+    if not rows or condition.role != "rl":
+        return {}
+    begins = (1 - LATE) * (1 + max(row["step"] for row in rows))
+    late = [row for row in rows if row["step"] >= begins and row[name] is not None]
+    estimates: dict[int | None, Estimate] = {}
+    for seed in (None, *{row["seed"] for row in late}):
+        mine = [row for row in late if seed is None or row["seed"] == seed]
+        if estimate := rate([row[name] for row in mine], [row["task_id"] for row in mine]):
+            estimates[seed] = estimate
     return estimates

@@ -17,7 +17,12 @@ from etpi_assets.specs.load import Specs
 from etpi_resources.catalog import sql_folder
 from etpi_resources.lake import Lake, Manifest, Ref
 
-METRICS = ("plan_first", "plan_content", "follow_through", "solved", "parse_rate")
+METRICS = ("plan_first", "plan_content", "follow_through", "solved", "parse_rate", "adherence")
+"""An experiment's table has those of them that it was measured by."""
+
+_HOLDER = {"metrics": "eval_metrics", "probes": "serving_probe", "rl_samples": "rl_checkpoint"}
+"""Table of a finding -> the asset that holds it."""
+
 _HEAD = """# Results on the embedded world
 
 Written from the lake by `make results{arguments}`; do not edit. A model of the method: these figures are about the
@@ -32,7 +37,15 @@ Each compares two conditions that differ in one thing (`etpi_assets/reports/find
 of the difference lies on the claimed side of 0, and no training seed has it the other way round. *Not there*: the
 interval holds no difference of the size that matters (0.1 where nothing else is said). Intervals are over tasks, not
 over training seeds: with few seeds a difference between runs can pass for one between methods. A figure `probe:` is the
-share of first turns on held-out prompts, the mean over the checkpoints of training.
+share of first turns on held-out prompts, the mean over the checkpoints of training; `rl:` the share of the attempts of
+reinforcement's last fifth of steps.
+
+"""
+
+_PAIRED = """## Task by task
+
+Each held-out task before and after a stage of training, a task's seeds averaged: what is solved, the paired difference
+with its 95 % interval, and the tokens of thought a turn (`sql/reports/solved_paired.sql`).
 
 """
 
@@ -53,7 +66,11 @@ def render(lake: Lake, specs: Specs, experiments: Mapping[str, str], *, complete
     seeds = sorted({seed for name in experiments.values() for seed in specs.experiments[name].seeds})
     chosen = "" if complete else f' EXPERIMENTS="{" ".join(experiments)}"'
     parts = [_HEAD.replace("{arguments}", f'{chosen} SEEDS="{" ".join(map(str, seeds))}"')]
-    parts += [_findings(lake, experiments), _how_soon(lake, experiments)]
+    parts += [
+        _findings(lake, experiments),
+        _how_soon(lake, experiments),
+        _task_by_task(lake, specs, experiments),
+    ]
     for shown, name in experiments.items():
         spec = specs.experiments[name]
         manifest = _good(lake, "eval_metrics", name)
@@ -67,7 +84,7 @@ def _findings(lake: Lake, experiments: Mapping[str, str]) -> str:
     """What was claimed, and what was measured of it; findings on experiments that are not asked for are left out."""
 
     def read(experiment: str, table: str) -> Rows | None:
-        manifest = _good(lake, "eval_metrics" if table == "metrics" else "serving_probe", experiments[experiment])
+        manifest = _good(lake, _HOLDER[table], experiments[experiment])
         return lake.read(manifest.ref, table).to_pylist() if manifest else None
 
     asked = [f for f in findings.declared() if {f.more.experiment, f.less.experiment} <= experiments.keys()]
@@ -95,6 +112,40 @@ def _how_soon(lake: Lake, experiments: Mapping[str, str]) -> str:
             ends = [f"{row['value_at_the_end']:.2f}" for row in seeds]
             rows.append([shown, probe, ", ".join(steps), ", ".join(ends)])
     return _SOON + _table(["experiment", "probe", "step, by seed", "share at the end"], rows) if rows else ""
+
+
+def _task_by_task(lake: Lake, specs: Specs, experiments: Mapping[str, str]) -> str:
+    """What each stage changed, for the experiments that bind the thought or reinforce."""
+    question, rows = (sql_folder() / "reports" / "solved_paired.sql").read_text(), []
+    for shown, name in experiments.items():
+        spec = specs.experiments[name]
+        rolled, judged = _good(lake, "eval_rollouts", name), _good(lake, "eval_metrics", name)
+        if rolled is None or judged is None or not (spec.metrics.scoring.structure or spec.rl.method != "none"):
+            continue
+        tables = {"rollouts": rolled, "scores": judged, "agent_scores": judged}
+        relations = {table: _evaluated(lake.read(held.ref, table), name) for table, held in tables.items()}
+        for row in lake.query(question, **relations).to_pylist():
+            ratio = f"{row['think_ratio']:.1f}" if row["think_ratio"] else "–"
+            rows.append(
+                [
+                    f"{shown}, {row['decoding']}",
+                    f"{row['before']} → {row['after']}",
+                    str(row["tasks"]),
+                    f"{row['solved_before']:.2f} → {row['solved_after']:.2f}",
+                    f"{row['difference']:+.2f} [{row['ci_low']:+.2f}, {row['ci_high']:+.2f}]",
+                    f"{row['think_before']:.0f} → {row['think_after']:.0f}, ÷ {ratio}",
+                ]
+            )
+    head = ["experiment", "stages", "tasks", "solved", "difference", "thought"]
+    return _PAIRED + _table(head, rows) if rows else ""
+
+
+def _evaluated(table: pa.Table, experiment: str) -> pa.Table:
+    """A table of an evaluation with the columns that the catalog's views give it."""
+    for name, value in (("experiment", experiment), ("origin", "eval")):
+        table = table.drop_columns([name]) if name in table.column_names else table
+        table = table.append_column(name, pa.array([value] * len(table), pa.string()))
+    return table
 
 
 def _finding(verdict: Verdict) -> list[str]:
@@ -128,12 +179,13 @@ def _metrics(lake: Lake, manifest: Manifest) -> str:
             key = (row["checkpoint_role"], row["decoding"], row["metric"])
             by_seed.setdefault(key, []).append((row["seed"], row["value"]))
     conditions = list(dict.fromkeys((role, decoding) for role, decoding, _ in pooled))
+    measured = [metric for metric in METRICS if any(metric == m for _, _, m in pooled)]
     lines = [
         [f"{role}, {decoding}" if decoding else role]
-        + [_figure(pooled.get((role, decoding, m)), by_seed.get((role, decoding, m), [])) for m in METRICS]
+        + [_figure(pooled.get((role, decoding, m)), by_seed.get((role, decoding, m), [])) for m in measured]
         for role, decoding in conditions
     ]
-    return _table(["", *METRICS], lines)
+    return _table(["", *measured], lines)
 
 
 def _figure(row: Mapping[str, Any] | None, seeds: Sequence[tuple[int, float]]) -> str:
