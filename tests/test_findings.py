@@ -197,7 +197,7 @@ def test_the_page_compares_stages_task_by_task(tmp_path):
             rollouts.append(small_lake.rollout(key["rollout_id"], role, task_id=key["task_id"], checkpoint_role=role))
             rollouts[-1] |= {"origin": "eval", "experiment": name, "decoding": "greedy"}
             scores.append(key | {"reward": float(task < solved), "infrastructure_error": False})
-            agents.append(key | {"agent_id": "agent1", "think_tokens": thought, "turns": 2})
+            agents.append({"rollout_id": key["rollout_id"], "agent_id": "agent1", "think_tokens": thought, "turns": 2})
     adheres = [row(name, 95, 100, metric="adherence"), row(name, 7, 8, metric="solved")]
     small_lake.put(lake, "eval_rollouts", name, {"rollouts": rollouts})
     tables = {"metrics": adheres, "scores": scores, "agent_scores": agents}

@@ -137,6 +137,15 @@ def test_the_overlong_penalty_is_linear_and_unclamped(tokens, value):
     assert tools.overlong(attempt(response_tokens=tokens)) == pytest.approx(value)
 
 
+def test_no_answer_is_worth_its_own_length_and_what_was_read_counts_too():
+    """Padding a wrong attempt with idle calls lifts the tool-call reward by 0.4 at most; the length takes it back."""
+    idle = attempt(turns=11, tool_turns=10, outcome=0.0, response_tokens=7480 + 1200)
+    assert tools.tool_call_reward(idle) + tools.overlong(idle) == pytest.approx(-1.0)
+    right = attempt(turns=1, tool_turns=0, outcome=1.0, response_tokens=13480)
+    assert tools.tool_call_reward(right) + tools.overlong(right) == pytest.approx(-1.0)
+    assert tools.overlong(attempt(text="", response_tokens=8980)) == -0.5, "ids that only observations wrote are length"
+
+
 # --- the registry ----------------------------------------------------------------------------------------------------
 
 

@@ -6,8 +6,11 @@ import pytest
 from made_graph import EXPERIMENT, ROLLOUT_SET, SUITE, small_world, write_spec
 
 from etpi_assets.graph import GRAPH
+from etpi_assets.resources import HardwareMissing, require_hardware
 from etpi_assets.specs.load import MODELS, SpecError, load_specs
 from etpi_assets.specs.paths import PathError, expand, fingerprint
+from etpi_assets.specs.planner import plan
+from etpi_resources.lake import Lake
 
 
 @pytest.fixture
@@ -25,6 +28,16 @@ def test_shipped_specs_are_valid():
     errors = [str(e) for s in MODELS for k in specs.keys(s) if (e := specs.entry(s, k).error)]
     assert errors == []
     assert {"plan_first_tiny", "plan_first_tiny_weak"} <= set(specs.keys("experiment"))
+
+
+@pytest.mark.parametrize("name", ["etpi_phase1", "terminal_grpo_0_8b", "grpo_tcr_4b"])
+def test_a_reference_at_full_size_resolves_and_says_what_it_wants(name, tmp_path, monkeypatch):
+    specs = load_specs()
+    assert {step.state for step in plan(name, specs, Lake(tmp_path))} == {"missing"}
+    assert "one GPU of" in specs.experiments[name].notes
+    monkeypatch.setattr("etpi_assets.resources.ACCELERATORS", ())
+    with pytest.raises(HardwareMissing, match=name):
+        require_hardware(specs.experiments[name], name)
 
 
 @pytest.mark.parametrize(
