@@ -89,7 +89,7 @@ def convert(folder: Path, to: Path, metadata: Mapping[str, Any]) -> None:
         ran = subprocess.run(
             supervised([*command, "--outtype", _OUTTYPES.get(config.get("dtype"), "auto")]),
             env={**{name: os.environ[name] for name in _PASSED_ON if name in os.environ}, **_ENVIRONMENT},
-            cwd=scratch, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, errors="replace", check=False,
         )  # fmt: skip
     if ran.returncode or not to.is_file():

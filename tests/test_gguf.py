@@ -173,7 +173,9 @@ def test_a_command_names_the_interpreter_too(saved, stand_in, monkeypatch, tmp_p
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert converter() == [str(script)]
-    convert(saved("a", dtype="float16"), tmp_path / "a.gguf", {})
+    saved("a", dtype="float16")
+    monkeypatch.chdir(tmp_path)
+    convert(Path("a"), Path("a.gguf"), {})
     assert json.loads((tmp_path / "a.gguf").read_text())["--outtype"] == "f16"
 
 
