@@ -50,7 +50,7 @@ def exercises(seed: int, n: int, tokenizer: str) -> Iterator[list[dict[str, str]
         yield [
             {"role": "system", "content": task.payload["files"][NOTES].rstrip("\n")},
             {"role": "user", "content": symptom},
-            {"role": "assistant", "content": (rows if number % 3 else slots) + edit},
+            {"role": "assistant", "content": f"{rows if number % 3 else slots}{edit}"},
         ]
 
 
