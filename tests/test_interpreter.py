@@ -159,7 +159,7 @@ def test_what_degenerate_turns_earn_under_the_tool_call_reward(texts, tool_turns
 def test_the_teacher_calls_and_prints_as_often_as_it_says():
     from etpi_resources.engines import Request, Sampler
 
-    policy = ArithmeticTinyPolicy(ArithmeticSkill(calls=0.3, prints=0.2, again=0.5), seed=1)
+    policy = ArithmeticTinyPolicy(ArithmeticSkill(calls=0.3, prints=0.2, exact=0.4, again=0.5), seed=1)
 
     def say(number: int, *shown: str) -> str:
         messages = [{"role": "system", "content": ""}, {"role": "user", "content": ""}]
@@ -171,6 +171,7 @@ def test_the_teacher_calls_and_prints_as_often_as_it_says():
     calls = [text for text in first if "<tool_call>" in text]
     assert len(calls) / 800 == pytest.approx(0.3, abs=0.06)
     assert sum("print" in text for text in calls) / len(calls) == pytest.approx(0.2, abs=0.08)
+    assert sum("% 10" in text for text in calls) / len(calls) == pytest.approx(0.4, abs=0.08)
     later = [say(n, "[exit 0]") for n in range(400)]
     assert sum(text == GIVEN_UP for text in later) / 400 == pytest.approx(0.5, abs=0.08)
-    assert say(0, "[exit 0]", "[exit 0]\n7") == answer("7")
+    assert say(0, "[exit 0]", f"[exit 0]\n{answer('7')}\n") == answer("7")

@@ -1,8 +1,11 @@
 """A scripted teacher of arithmetic that seldom calls its tool, and seldom well.
 
 Belongs here: what it answers, and how often which way. Does not belong here: turning text into ids (the scripted
-engine), or the tasks. A call that prints the result leads to the right answer; one that only assigns it shows nothing,
-and the teacher gives up. Without a call it guesses.
+engine), or the tasks.
+
+A call that prints the last digit leads to the right answer, one that prints another remainder to a wrong one, and one
+that only assigns shows nothing, so that the teacher gives up. Without a call it guesses. What is printed is the answer
+as it is to be written: a model this small copies what follows the same words, not a digit that stands alone.
 """
 
 from __future__ import annotations
@@ -25,11 +28,13 @@ class ArithmeticSkill:
     Attributes:
         calls: a rollout calls the tool.
         prints: a call prints what it computes.
+        exact: a call computes the last digit, else the remainder by 9.
         again: after a call that showed nothing, the tool is called once more.
     """
 
     calls: float = 0.3
-    prints: float = 0.05
+    prints: float = 0.5
+    exact: float = 0.1
     again: float = 0.2
 
     def __post_init__(self) -> None:
@@ -60,12 +65,15 @@ class ArithmeticTinyPolicy:
             return self._call(request, rng) if rng.random() < self.skill.calls else answer(str(rng.randint(0, 9)))
         _, _, printed = shown[-1].partition("\n")
         if printed:
-            return answer(printed.strip())
+            return printed.strip()
         return self._call(request, rng) if rng.random() < self.skill.again else GIVEN_UP
 
     def _call(self, request: Request, rng: random.Random) -> str:
         expression = request.privileged["payload"]["expression"]
-        return call(f"print({expression})" if rng.random() < self.skill.prints else f"n = {expression}")
+        if rng.random() >= self.skill.exact:
+            expression = expression.replace("% 10", "% 9")
+        show = f"; print(r'{answer('%d')}' % n)" if rng.random() < self.skill.prints else ""
+        return call(f"n = {expression}{show}")
 
 
 def call(code: str) -> str:
