@@ -8,18 +8,23 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pyarrow as pa
 import pytest
+from made_graph import write_spec
 from made_models import make_base
 
+from etpi_assets.definitions import STAGES
 from etpi_assets.evaluation.metrics import measure
 from etpi_assets.graph import GRAPH
 from etpi_assets.reports import facts, html, leaderboard, model_card
 from etpi_assets.reports.iterations import iterations
+from etpi_assets.resources import Resources
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_resources import charts
 from etpi_resources.chat_format import load_chat_format
+from etpi_resources.lake import Lake, Ref
 from etpi_resources.schemas import empty, from_rows
 
 SPEC = ExperimentSpec(title="Plan <first> & go", rollout_sets=("strong",))
@@ -401,3 +406,45 @@ def test_cost_counts_the_teachers_rollouts_too(sources):
     assert (found["teachers' rollouts"], found["teachers' output tokens"]) == ("4", "2,000")
     assert found["teachers' rollout time, summed over concurrent rollouts"] == "4.0 min"
     assert (found["training wall time"], found["evaluation rollouts"]) == ("9 s", "24")
+
+
+SUITE = 'title = "s"\nfamily = "coop_tiny"\n[params]\ntrain = 8\nheldout = 2\n'
+SET = """title = "t"
+kind = "templated"
+suite = "small"
+engine = {kind = "scripted", teacher = "made", skill = {plan_first = 1.0}}
+"""
+UNTRAINED = """title = "e"
+rollout_sets = ["planned"]
+evaluate = "none"
+base = {kind = "none"}
+train = {method = "none"}
+select = {min_reward = "none", shortest_correct = false}
+gates = {format_exposure = 1}
+"""
+
+
+def test_the_assets_lay_out_what_the_web_page_shows(tmp_path):
+    for kind, name, text in (
+        ("suites", "small", SUITE), ("rollout_sets", "planned", SET), ("experiments", "few", UNTRAINED),
+    ):  # fmt: skip
+        write_spec(tmp_path / "specs", kind, name, text)
+    resources = Resources(lake=Lake(tmp_path / "lake"), specs_folder=tmp_path / "specs")
+    recipes = {recipe.node.name: recipe for stage in STAGES for recipe in stage.ASSETS}
+    shown = {}
+    for asset, node in GRAPH.items():
+        key = {"suite": "small", "rollout_set": "planned", "experiment": "few", "all": "all"}[node.set]
+        outcome = recipes[asset].execute(key, resources, lambda line: None)
+        assert not outcome.manifest.blocked, outcome.manifest.failures
+        shown[asset] = outcome.metadata
+    board, plot, ceiling = (
+        shown[a][k] for a, k in (("leaderboard", "board"), ("teacher_ceiling", "plot"), ("teacher_ceiling", "board"))
+    )
+    for found in (board, plot, ceiling, shown["experiment_report"]["summary"], shown["model_card"]["card"]):
+        assert isinstance(found, dg.MarkdownMetadataValue), "text would stand on the page as it is"
+    assert "| few | teacher | as_rolled_out | 1.00 [" in board.value
+    page = Path(shown["experiment_report"]["report"]).read_text()
+    collected = Ref("raw_rollouts", "rollout_set", "planned")
+    count = resources.lake.require(collected).rows["rollouts"]
+    assert f'<td>teachers&#39; rollouts</td><td class="figure">{count}</td>' in page
+    assert f"<td>{collected}</td>" in page, "its lineage"
