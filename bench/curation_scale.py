@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from recorded import SET, captured, curate, varied
+from recorded import SET, captured, curate, qwen3, varied
 
 from etpi_resources.lake import Lake, Ref
 
@@ -26,7 +26,8 @@ RAW = Ref("raw_rollouts", "rollout_set", SET)
 
 def one(root: Path) -> None:
     """Every stage over the lake's rollout set, in this process."""
-    lake = Lake(root)
+    lake, chat = Lake(root), qwen3()
+    chat.encode("The vocabulary is read once, whatever the turns.")
     began = time.process_time()
     tables = {name: lake.read(RAW, name) for name in ("rollouts", "agents", "turns", "messages")}
     stages = {}
@@ -38,7 +39,7 @@ def one(root: Path) -> None:
         began = now
 
     mark("read")
-    for name, _ in curate(tables):
+    for name, _ in curate(tables, chat):
         mark(name)
     print(json.dumps({"turns": len(tables["turns"]), "stages": stages}))
 
@@ -48,7 +49,7 @@ def main() -> None:
         one(Path(sys.argv[2]))
         return
     wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
-    tables = captured()
+    tables = captured(qwen3())
     found = []
     for turns in (wanted // 10, wanted):
         copies = max(1, round(turns / len(tables["turns"])))
@@ -69,10 +70,11 @@ def main() -> None:
         )
     total = [sum(seconds for seconds, _ in f["stages"].values()) for f in found]
     top = [max(peak for _, peak in f["stages"].values()) for f in found]
-    slope = (top[1] - top[0]) / (many["turns"] - few["turns"])
+    more = many["turns"] - few["turns"]
+    slope, pace = (top[1] - top[0]) / more, (total[1] - total[0]) / more
     print(
         f"all of it {total[1] / total[0] * few['turns'] / many['turns'] * 10:.1f} times the time for 10 times the "
-        f"turns, {1e6 * total[1] / many['turns'] / 60:.0f} minutes of CPU a million turns; {1000 * slope:.0f} kB "
+        f"turns, {1e6 * pace / 60:.0f} minutes of CPU a million turns; {1000 * slope:.0f} kB "
         f"a turn: 4 GB at {(4096 - top[0]) / slope + few['turns']:,.0f} turns"
     )
 

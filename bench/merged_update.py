@@ -63,15 +63,16 @@ def updater(way: str, place: Path) -> Any:
         "max_response_tokens": max(map(len, answers)),
     }  # fmt: skip
     rl = RLSection.model_validate(section).model_dump(mode="json")
+    tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=True)
+    tokenizer.pad_token_id = 0  # its own is beyond a folded vocabulary
     trainer: Any = PolicyTrainer(
         lambda step, rows: samples,
         model=load_model(place, torch.float32),
         args=trainer_arguments(rl, place / way, 0, gpu=False),
         train_dataset=datasets.Dataset.from_dict({"prompt": ["0"] * GROUP}),
-        processing_class=AutoTokenizer.from_pretrained(place, local_files_only=True),
+        processing_class=tokenizer,
     )
     assert trainer.no_trees is None
-    trainer.pad_token_id = 0  # the tokenizer's is beyond a folded vocabulary
     if way == "TRL":
         trainer.no_trees = "the baseline"
         trainer.model.set_attn_implementation("sdpa")

@@ -31,7 +31,6 @@ from etpi_resources.chat_format import ChatFormat, load_chat_format
 from etpi_resources.schemas import IDS, empty
 
 SET = "recorded"
-TEMPLATE = ("qwen3", "qwen3")
 LONGEST = 40_960
 """Positions of Qwen3: no row of the recorded runs is longer, so nothing is left out."""
 CONTROL = 151_643
@@ -48,10 +47,13 @@ def runs_folder() -> Path:
     return Path(root) / "cooperbench-logs"
 
 
-def captured() -> dict[str, pa.Table]:
-    """`rollouts`, `agents`, `turns` and `messages` of the runs, whose turns have the ids of Qwen3's vocabulary as if a
-    server had given them."""
-    chat = load_chat_format(*TEMPLATE)
+def qwen3() -> ChatFormat:
+    """Qwen3's vocabulary and template."""
+    return load_chat_format("qwen3", "qwen3")
+
+
+def captured(chat: ChatFormat) -> dict[str, pa.Table]:
+    """`rollouts`, `agents`, `turns` and `messages` of the runs, whose turns have ids as if a server had given them."""
     records = [item for item in import_runs("auto", runs_folder(), MESSAGE_COMMANDS) if isinstance(item, RolloutRecord)]
     for record in records:
         record.rollout_set = SET
@@ -66,9 +68,8 @@ def captured() -> dict[str, pa.Table]:
     return to_tables(records)
 
 
-def curate(tables: Tables) -> Iterator[tuple[str, dict[str, pa.Table]]]:
+def curate(tables: Tables, chat: ChatFormat) -> Iterator[tuple[str, dict[str, pa.Table]]]:
     """What the assets make of a rollout set in which everything is taken, stage by stage: (name, tables)."""
-    chat: ChatFormat = load_chat_format(*TEMPLATE)
     scoring = ScoringSection(message_commands=tuple(MESSAGE_COMMANDS["message_commands"]))
     scored = score(tables["rollouts"], tables["agents"], tables["turns"], empty("tasks"), scoring, tables["messages"])
     yield "score", scored

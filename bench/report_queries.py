@@ -22,7 +22,7 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
-from recorded import SET, captured, curate, renamed, runs_folder, varied
+from recorded import SET, captured, curate, qwen3, renamed, runs_folder, varied
 
 from etpi_assets.curation.select import select
 from etpi_assets.graph import GRAPH
@@ -70,7 +70,7 @@ def by_checkpoint(table: pa.Table, role: str, origin: str = "eval") -> pa.Table:
 def make(root: Path, raw: Mapping[str, pa.Table], copies: int) -> Lake:
     """The lake of the study."""
     lake = Lake(root)
-    made = dict(curate(raw))
+    made = dict(curate(raw, qwen3()))
     scored = made["score"] | {
         "turn_scores": from_rows(
             "turn_scores",
@@ -137,7 +137,7 @@ def read_json(runs: Path) -> tuple[float, float]:
 
 def main() -> None:
     turns = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
-    raw = captured()
+    raw = captured(qwen3())
     copies = max(2, round(turns / len(raw["turns"])))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

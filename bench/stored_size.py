@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from recorded import captured, curate
+from recorded import captured, curate, qwen3
 
 from etpi_assets.rollouts.tables import iter_prompts
 from etpi_resources import parquet
@@ -21,7 +21,8 @@ from etpi_resources.schemas import IDS
 
 
 def main() -> None:
-    made = dict(curate(captured()))
+    chat = qwen3()
+    made = dict(curate(captured(chat), chat))
     pairs = made["pairs"]["pairs"]
     prompts = [ids for _, ids in iter_prompts(pairs)]
     outputs, metadata = pairs["output_ids"], pairs["metadata"].to_pylist()

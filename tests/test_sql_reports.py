@@ -115,7 +115,7 @@ def test_drift_by_rollout_set(full: Path, tmp_path: Path) -> None:
     for turn in told["turns"][1:3]:  # the server cut a thought, so that these prompts were rendered anew
         departure = {"drift_at": 2, "drift": json.dumps({"expected_text": "<think>", "found_text": "ls"})}
         turn |= {"prefix_turn": None, "prompt_tokens": 8, **departure}
-    told["turns"][4] |= {"output_ids": None}
+    told["turns"][4] |= {"output_ids": None, "output_tokens": None}
     lake = Lake(tmp_path / "data")
     small_lake.put(
         lake, "raw_rollouts", "chat", {"rollouts": [small_lake.rollout("r1", "t", rollout_set="chat")], **told}

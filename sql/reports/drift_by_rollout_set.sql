@@ -5,14 +5,17 @@ SELECT
     r.engine,
     r.teacher,
     count(*) AS turns,
-    count(*) FILTER (WHERE t.output_ids IS NULL OR t.suffix_ids IS NULL) AS without_ids,
+    -- A length is null where the ids are: the ids themselves would all be read.
+    count(*) FILTER (WHERE t.output_tokens IS NULL OR t.prompt_tokens IS NULL) AS without_ids,
     count(*) FILTER (WHERE t.turn > 0) AS later_turns,
     count(*) FILTER (WHERE t.turn > 0 AND t.prefix_turn = t.turn - 1) AS extend_the_last,
     count(t.drift_at) AS with_drift,
     -- Of the prompt, how much stands before the departure.
     median(t.drift_at / t.prompt_tokens) AS kept_median,
-    arg_min(t.drift ->> 'expected_text', (t.rollout_id, t.agent_id, t.turn)) AS generated,
-    arg_min(t.drift ->> 'found_text', (t.rollout_id, t.agent_id, t.turn)) AS rendered
+    arg_min(t.drift ->> 'expected_text', (t.rollout_id, t.agent_id, t.turn))
+    FILTER (WHERE t.drift_at IS NOT NULL) AS generated,
+    arg_min(t.drift ->> 'found_text', (t.rollout_id, t.agent_id, t.turn))
+    FILTER (WHERE t.drift_at IS NOT NULL) AS rendered
 FROM turns AS t
 INNER JOIN rollouts AS r ON t.rollout_id = r.rollout_id AND t.rollout_set = r.rollout_set
 WHERE
