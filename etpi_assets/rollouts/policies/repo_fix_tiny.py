@@ -67,6 +67,10 @@ def _looked_up(payload: Mapping[str, Any], wrong: bool, rng: random.Random) -> d
     return {"symptom": payload["symptom"], "module": module, "value": value}
 
 
+HOPS = ("STATE: {symptom} {module}", "ACTION: {module} {value}", "EXPECT: + {value}")
+"""The slots of the turn that edits, which hold both hops."""
+
+
 @dataclass(frozen=True)
 class _Step:
     """One turn: what it runs, its slots, and its free thought as sentences, each with the ways to word it."""
@@ -101,7 +105,7 @@ _STEPS = (
     ),
     _Step(
         "sed -i 's/+ .*/+ {value}/' {module}.py",
-        ("STATE: {symptom} {module}", "ACTION: {module} {value}", "EXPECT: + {value}"),
+        HOPS,
         (
             ("Now I have the names and the values, so let me think about what they say.", "Now I have the two tables."),
             (

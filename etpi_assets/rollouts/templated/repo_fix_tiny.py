@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from etpi_assets.rollouts.actions import format_action
-from etpi_assets.rollouts.policies.repo_fix_tiny import BASE_HABITS, RepoFixPolicy, RepoFixSkill
+from etpi_assets.rollouts.policies.repo_fix_tiny import BASE_HABITS, HOPS, RepoFixPolicy, RepoFixSkill
 from etpi_assets.rollouts.templated.emulated import EmulatedFactory, EmulatedSandbox
 from etpi_assets.rollouts.templated.transcripts import transcripts as roll_out
 from etpi_assets.specs.rollout_set import AgentSection
@@ -46,7 +46,8 @@ def exercises(seed: int, n: int, tokenizer: str) -> Iterator[list[dict[str, str]
         symptom, module, value = (task.payload[key] for key in ("symptom", "module", "value"))
         edit = format_action(f"sed -i 's/+ .*/+ {value}/' {module}.py")
         rows = f"{symptom} {module}\n{module} {value}\n"
-        slots = f"<think>\nSTATE: {symptom} {module}\nACTION: {module} {value}\nEXPECT: + {value}\n</think>\n\n"
+        hops = "\n".join(HOPS).format(symptom=symptom, module=module, value=value)
+        slots = f"<think>\n{hops}\n</think>\n\n"
         yield [
             {"role": "system", "content": task.payload["files"][NOTES].rstrip("\n")},
             {"role": "user", "content": symptom},
