@@ -368,7 +368,7 @@ _NODES = (
         ("leaderboard",),
         "All experiments side by side.",
         upstream=("eval_metrics",),
-        code=("etpi_assets.reports.leaderboard",),
+        code=("etpi_assets.reports.leaderboard", "etpi_assets.reports.markdown"),
         lock="reports",
     ),
     Node(
@@ -378,7 +378,7 @@ _NODES = (
         ("teacher_ceiling",),
         "What the teacher could do beside what the student does.",
         upstream=("eval_metrics", "scored_rollouts", "selected_trajectories"),
-        code=("etpi_assets.reports.leaderboard",),
+        code=("etpi_assets.reports.leaderboard", "etpi_assets.reports.markdown"),
         lock="reports",
     ),
     Node(

@@ -378,7 +378,7 @@ def test_a_board_has_a_line_a_condition_and_says_what_it_leaves_out(sources, mon
     assert [line.split(" | ")[:3] for line in lines[2:]] == [["| demo", role, "greedy"] for role in ("base", "sft")]
     assert "| 0.92 [0.65, 0.99], n 12 |" in lines[3] and lines[0].count("|") == lines[3].count("|")
     monkeypatch.setattr(leaderboard, "PAGE_CHARACTERS", len("\n".join(lines[:3])))
-    assert leaderboard.board(table).endswith("… and 1 more, in the view of this name.")
+    assert leaderboard.board(table).endswith("… and 1 more, in the view of this name.\n")
     lesson = leaderboard.Lesson(sources.eval_scores, frozenset({"sft00"}), ("a|b",), frozenset({"plan_first"}))
     found = leaderboard.ceiling_board(leaderboard.teacher_ceiling(entries, {"demo": lesson}))
     assert "| demo | a\\|b | plan_first | greedy | yes | 0.50 | 1.00 | 1.00 [0.76, 1.00], n 12 |" in found

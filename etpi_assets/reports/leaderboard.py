@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 
 from etpi_assets.reports.facts import DETAIL, HEADLINE, ROLE_ORDER
+from etpi_assets.reports.markdown import figure, markdown_table
 from etpi_assets.scoring.intervals import rate
 from etpi_resources.schemas import from_rows
 
@@ -99,10 +99,10 @@ def board(table: pa.Table) -> str:
     found: dict[tuple[str, str, str], dict[str, str]] = {}
     for row in table.to_pylist():
         key = row["experiment"], row["checkpoint_role"], row["decoding"] or ""
-        found.setdefault(key, {})[row["metric"]] = _figure(row["value"], row["ci_low"], row["ci_high"], row["n"])
+        found.setdefault(key, {})[row["metric"]] = figure(row["value"], row["ci_low"], row["ci_high"], row["n"])
     order = sorted(found, key=lambda key: (key[0], ROLE_ORDER.index(key[1]), key[2]))
     lines = [[*key, *(found[key].get(metric, "") for metric in CEILING_METRICS)] for key in order]
-    return _markdown(["experiment", "who", "decoding", *CEILING_METRICS], lines)
+    return markdown_table(["experiment", "who", "decoding", *CEILING_METRICS], lines, PAGE_CHARACTERS)
 
 
 def ceiling_board(table: pa.Table) -> str:
@@ -115,30 +115,12 @@ def ceiling_board(table: pa.Table) -> str:
             row["decoding"] or "",
             "yes" if row["filtered"] else "no",
             *("" if row[value] is None else f"{row[value]:.2f}" for value in ("teacher_value", "selected_value")),
-            _figure(row["student_value"], row["student_ci_low"], row["student_ci_high"], row["n"]),
+            figure(row["student_value"], row["student_ci_low"], row["student_ci_high"], row["n"]),
         ]
         for row in table.to_pylist()
     ]
-    return _markdown(
-        ["experiment", "teacher", "metric", "decoding", "filtered", "as rolled out", "trained on", "student"], lines
-    )
-
-
-def _figure(value: float | None, low: float | None, high: float | None, n: int | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:.2f}" + (f" [{low:.2f}, {high:.2f}]" if low is not None and high is not None else "") + f", n {n}"
-
-
-def _markdown(head: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
-    """A table, as many of its lines as the page takes; the rest is counted."""
-    text = "| " + " | ".join(head) + " |\n|" + " --- |" * len(head)
-    for number, line in enumerate(lines):
-        more = "\n| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |"
-        if len(text) + len(more) > PAGE_CHARACTERS:
-            return f"{text}\n\n… and {len(lines) - number} more, in the view of this name."
-        text += more
-    return text
+    head = ["experiment", "teacher", "metric", "decoding", "filtered", "as rolled out", "trained on", "student"]
+    return markdown_table(head, lines, PAGE_CHARACTERS)
 
 
 def _rate(scores: Sequence[Mapping], metric: str) -> float | None:

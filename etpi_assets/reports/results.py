@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from etpi_assets.reports import findings
 from etpi_assets.reports.findings import Rows, Verdict
+from etpi_assets.reports.markdown import figure, markdown_table
 from etpi_assets.scoring.intervals import Estimate
 from etpi_assets.specs.load import Specs
 from etpi_resources.catalog import sql_folder
@@ -89,7 +90,9 @@ def _findings(lake: Lake, experiments: Mapping[str, str]) -> str:
 
     asked = [f for f in findings.declared() if {f.more.experiment, f.less.experiment} <= experiments.keys()]
     rows = [_finding(findings.judge(finding, read)) for finding in asked]
-    return _FINDINGS + _table(["finding", "more", "less", "figure", "difference", "verdict"], rows) if rows else ""
+    return (
+        _FINDINGS + markdown_table(["finding", "more", "less", "figure", "difference", "verdict"], rows) if rows else ""
+    )
 
 
 def _how_soon(lake: Lake, experiments: Mapping[str, str]) -> str:
@@ -111,7 +114,7 @@ def _how_soon(lake: Lake, experiments: Mapping[str, str]) -> str:
             steps = ["–" if row["learnt_at_step"] is None else str(row["learnt_at_step"]) for row in seeds]
             ends = [f"{row['value_at_the_end']:.2f}" for row in seeds]
             rows.append([shown, probe, ", ".join(steps), ", ".join(ends)])
-    return _SOON + _table(["experiment", "probe", "step, by seed", "share at the end"], rows) if rows else ""
+    return _SOON + markdown_table(["experiment", "probe", "step, by seed", "share at the end"], rows) if rows else ""
 
 
 def _task_by_task(lake: Lake, specs: Specs, experiments: Mapping[str, str]) -> str:
@@ -137,7 +140,7 @@ def _task_by_task(lake: Lake, specs: Specs, experiments: Mapping[str, str]) -> s
                 ]
             )
     head = ["experiment", "stages", "tasks", "solved", "difference", "thought"]
-    return _PAIRED + _table(head, rows) if rows else ""
+    return _PAIRED + markdown_table(head, rows) if rows else ""
 
 
 def _evaluated(table: pa.Table, experiment: str) -> pa.Table:
@@ -162,7 +165,7 @@ def _finding(verdict: Verdict) -> list[str]:
 def _estimate(estimate: Estimate | None) -> str:
     if estimate is None:
         return "–"
-    return f"{estimate.value:.2f} [{estimate.ci_low:.2f}, {estimate.ci_high:.2f}], n {estimate.n}"
+    return figure(estimate.value, estimate.ci_low, estimate.ci_high, estimate.n)
 
 
 def _good(lake: Lake, asset: str, key: str) -> Manifest | None:
@@ -185,15 +188,14 @@ def _metrics(lake: Lake, manifest: Manifest) -> str:
         + [_figure(pooled.get((role, decoding, m)), by_seed.get((role, decoding, m), [])) for m in measured]
         for role, decoding in conditions
     ]
-    return _table(["", *measured], lines)
+    return markdown_table(["", *measured], lines)
 
 
 def _figure(row: Mapping[str, Any] | None, seeds: Sequence[tuple[int, float]]) -> str:
     if row is None or row["value"] is None:
         return "–"
-    interval = f" [{row['ci_low']:.2f}, {row['ci_high']:.2f}]" if row["ci_low"] is not None else ""
     spread = f"; by seed {', '.join(f'{value:.2f}' for _, value in sorted(seeds))}" if len(seeds) > 1 else ""
-    return f"{row['value']:.2f}{interval}, n {row['n']}{spread}"
+    return figure(row["value"], row["ci_low"], row["ci_high"], row["n"]) + spread
 
 
 def _ceiling(lake: Lake, names: Mapping[str, str]) -> str:
@@ -207,9 +209,7 @@ def _ceiling(lake: Lake, names: Mapping[str, str]) -> str:
             row["decoding"] or "",
             "yes" if row["filtered"] else "no",
             *(f"{row[c]:.2f}" if row[c] is not None else "–" for c in ("teacher_value", "selected_value")),
-            f"{row['student_value']:.2f} [{row['student_ci_low']:.2f}, {row['student_ci_high']:.2f}], n {row['n']}"
-            if row["student_value"] is not None and row["student_ci_low"] is not None
-            else "–",
+            figure(row["student_value"], row["student_ci_low"], row["student_ci_high"], row["n"]) or "–",
         ]
         for row in lake.read(ref, "teacher_ceiling").to_pylist()
         if row["experiment"] in names
@@ -217,10 +217,5 @@ def _ceiling(lake: Lake, names: Mapping[str, str]) -> str:
     head = ["experiment", "metric", "decoding", "filtered", "teacher", "trained on", "student"]
     return (
         "## Teacher and student\n\nA student is bounded by its teacher only in what selection did not filter.\n\n"
-        + _table(head, rows)
+        + markdown_table(head, rows)
     )
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
