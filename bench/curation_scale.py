@@ -1,9 +1,9 @@
 """Time and memory of score, select, pairs, weights and merging, by turns: `python bench/curation_scale.py [TURNS]`.
 
 `ETPI_TRAJECTORIES` names the folder of recorded runs. Copies of them, varied, with ids as if captured, are put in a
-lake as a rollout set: a tenth of TURNS (default 10,000), and TURNS. A process each reads the lake and runs the stages
-as the assets do, without their checks: CPU seconds and the peak memory after each, and the time at TURNS over the time
-at a tenth (11 is wanted at most). The memory of a turn between the two says where 4 GB, and where a machine, ends.
+lake as a rollout set: a tenth of TURNS (default 10,000), and TURNS. A process each makes the assets of the stage as a
+run of the graph does, checks and publishing included: CPU seconds and the peak memory after each, and the time at TURNS
+over the time at a tenth (11 is wanted at most). The memory of a turn between the two says where 4 GB ends.
 """
 
 from __future__ import annotations
@@ -17,31 +17,64 @@ import tempfile
 import time
 from pathlib import Path
 
-from recorded import SET, captured, curate, qwen3, varied
+from recorded import LONGEST, SET, captured, qwen3, varied
 
+from etpi_assets.resources import Resources
 from etpi_resources.lake import Lake, Ref
 
-RAW = Ref("raw_rollouts", "rollout_set", SET)
+STUDY = "scale"
+SPECS = {
+    f"rollout_sets/{SET}": f"""
+        title = "Copies of recorded runs"
+        kind = "imported"
+        format = "cooperbench"
+        path = "{os.devnull}"
+        agent.tokenizer = "qwen3"
+        scoring.message_commands = ["coop-send", "coop-broadcast"]
+    """,
+    f"experiments/{STUDY}": f"""
+        extends = "cooperbench_import"
+        rollout_sets = ["{SET}"]
+        pairs.capture = "native"
+        dataset.max_length = {LONGEST}
+        gates.override = {{ heldout_split = "copies of one repository", skip_rate = "runs that the source lost" }}
+    """,
+}
+CURATED = ("selected_trajectories", "tito_pairs", "upweighted_dataset")
 
 
-def one(root: Path) -> None:
-    """Every stage over the lake's rollout set, in this process."""
-    lake, chat = Lake(root), qwen3()
-    chat.encode("The vocabulary is read once, whatever the turns.")
-    began = time.process_time()
-    tables = {name: lake.read(RAW, name) for name in ("rollouts", "agents", "turns", "messages")}
+def one(folder: Path) -> None:
+    """Every asset over the lake's rollout set, in this process."""
+    from etpi_assets.curation.assets import ASSETS as CURATION
+    from etpi_assets.scoring.assets import ASSETS as SCORING
+
+    recipes = {recipe.node.name: recipe for recipe in (*SCORING, *CURATION)}
+    resources = Resources(lake=Lake(folder / "lake"), specs_folder=folder / "specs")
+    qwen3().encode("The vocabulary is read once, whatever the turns.")
     stages = {}
+    for asset, key in (("scored_rollouts", SET), *((name, STUDY) for name in CURATED)):
+        began = time.process_time()
+        outcome = recipes[asset].execute(key, resources, lambda line: None)
+        assert not outcome.manifest.blocked, [c for c in outcome.manifest.checks if not c["passed"]]
+        stages[asset] = (time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    print(json.dumps(stages))
 
-    def mark(name: str) -> None:
-        nonlocal began
-        now = time.process_time()
-        stages[name] = (now - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
-        began = now
 
-    mark("read")
-    for name, _ in curate(tables, chat):
-        mark(name)
-    print(json.dumps({"turns": len(tables["turns"]), "stages": stages}))
+def measured(folder: Path, turns: int) -> tuple[int, dict[str, tuple[float, float]]]:
+    """(turns, asset -> CPU seconds and peak memory in MB) of a lake of about so many turns."""
+    tables = captured(qwen3())
+    copies = max(1, round(turns / len(tables["turns"])))
+    streams = {name: varied(table, copies) for name, table in tables.items()}
+    streams["quarantined"] = iter(())
+    ref = Ref("raw_rollouts", "rollout_set", SET)
+    Lake(folder / "lake").publish(ref, streams, input_key="bench", inputs={}, spec_hash="bench")
+    for name, text in SPECS.items():
+        path = folder / "specs" / f"{name}.toml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    command = [sys.executable, __file__, "--one", str(folder)]
+    done = subprocess.run(command, env=os.environ, stdout=subprocess.PIPE, text=True, check=True)
+    return copies * len(tables["turns"]), json.loads(done.stdout.splitlines()[-1])
 
 
 def main() -> None:
@@ -49,33 +82,25 @@ def main() -> None:
         one(Path(sys.argv[2]))
         return
     wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
-    tables = captured(qwen3())
     found = []
     for turns in (wanted // 10, wanted):
-        copies = max(1, round(turns / len(tables["turns"])))
         with tempfile.TemporaryDirectory() as folder:
-            streams = {name: varied(table, copies) for name, table in tables.items()}
-            streams["quarantined"] = iter(())
-            Lake(Path(folder)).publish(RAW, streams, input_key="bench", inputs={}, spec_hash="bench")
-            command = [sys.executable, __file__, "--one", folder]
-            done = subprocess.run(command, env=os.environ, stdout=subprocess.PIPE, text=True, check=True)
-            found.append(json.loads(done.stdout.splitlines()[-1]))
-    few, many = found
-    print(f"{few['turns']:,} and {many['turns']:,} turns, load {os.getloadavg()[0]:.0f}")
-    for name, (seconds, peak) in many["stages"].items():
-        before, peak_before = few["stages"][name]
+            found.append(measured(Path(folder), turns))
+    (few, before), (many, after) = found
+    print(f"{few:,} and {many:,} turns, load {os.getloadavg()[0]:.0f}")
+    for asset, (seconds, peak) in after.items():
+        least, low = before[asset]
         print(
-            f"{name:8} {before:8.2f} and {seconds:8.2f} s of CPU ({seconds / max(before, 1e-9):5.1f} times), peak "
-            f"{peak_before:6.0f} and {peak:6.0f} MB"
+            f"{asset:22} {least:8.2f} and {seconds:8.2f} s of CPU ({seconds / least:5.1f} times), peak {low:6.0f} and "
+            f"{peak:6.0f} MB"
         )
-    total = [sum(seconds for seconds, _ in f["stages"].values()) for f in found]
-    top = [max(peak for _, peak in f["stages"].values()) for f in found]
-    more = many["turns"] - few["turns"]
-    slope, pace = (top[1] - top[0]) / more, (total[1] - total[0]) / more
+    total = [sum(seconds for seconds, _ in stages.values()) for stages in (before, after)]
+    top = [max(peak for _, peak in stages.values()) for stages in (before, after)]
+    slope, pace = (top[1] - top[0]) / (many - few), (total[1] - total[0]) / (many - few)
     print(
-        f"all of it {total[1] / total[0] * few['turns'] / many['turns'] * 10:.1f} times the time for 10 times the "
-        f"turns, {1e6 * pace / 60:.0f} minutes of CPU a million turns; {1000 * slope:.0f} kB "
-        f"a turn: 4 GB at {(4096 - top[0]) / slope + few['turns']:,.0f} turns"
+        f"all of it {total[1] / total[0] * few / many * 10:.1f} times the time for 10 times the turns, "
+        f"{1e6 * pace / 60:.0f} minutes of CPU a million turns; {1000 * slope:.2f} kB a turn: 4 GB at "
+        f"{(4096 - top[0]) / slope + few:,.0f} turns"
     )
 
 

@@ -61,6 +61,8 @@ def format_of(history: str) -> Any:
 
 def dataset(history: str, messages: list[Told], longest: int = LONGEST) -> tuple[Any, Any, Any]:
     """(pairs, dataset rows, sequences) of at most `longest` tokens."""
+    import pyarrow as pa
+
     from etpi_assets.curation.merge import merge
     from etpi_assets.curation.pairs import make_pairs
     from etpi_assets.curation.upweight import weigh
@@ -70,8 +72,9 @@ def dataset(history: str, messages: list[Told], longest: int = LONGEST) -> tuple
     section = PairsSection(capture="native" if strip else "retokenised", strip_think=strip, history_think="keep")
     pairs = make_pairs(captured(history, messages), section, format_of(history))["pairs"]
     rows = weigh(pairs, DatasetSection(val_fraction=0.0, max_length=longest))["dataset_rows"]
-    merged = merge(rows, pairs, longest)
-    return pairs, merged["dataset_rows"], merged["sequences"]
+    sequences: list[pa.Table] = []
+    rows = merge(rows, pairs, longest, sequences.append)
+    return pairs, rows, pa.concat_tables(sequences)
 
 
 def recorded() -> list[Told]:

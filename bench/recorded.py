@@ -76,14 +76,15 @@ def curate(tables: Tables, chat: ChatFormat) -> Iterator[tuple[str, dict[str, pa
     section = SelectSection(min_reward=None, require=(), shortest_correct=False)
     chosen = select(tables["rollouts"], scored["scores"], section)
     yield "select", chosen
-    taken = chosen["selected"]["rollout_id"].to_pylist()
     native = PairsSection(capture="native", drop_unparseable=False)
-    agents = captured_agents(tables, taken, native, chat, lambda task, agent: None, {})
+    agents = captured_agents(tables, native, chat, lambda task, agent: None, {})
     pairs = make_pairs(agents, native, chat)
     yield "pairs", pairs
     weighed = weigh(pairs["pairs"], DatasetSection(upweight_factor=4, max_length=LONGEST))
     yield "weights", weighed
-    yield "merged", merge(weighed["dataset_rows"], pairs["pairs"], LONGEST)
+    sequences: list[pa.Table] = []
+    rows = merge(weighed["dataset_rows"], pairs["pairs"], LONGEST, sequences.append)
+    yield "merged", {"dataset_rows": rows, "sequences": pa.concat_tables(sequences)}
 
 
 def varied(

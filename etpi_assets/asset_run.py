@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
@@ -19,10 +20,12 @@ from etpi_assets.graph import GRAPH, Node
 from etpi_assets.resources import Resources, require_hardware
 from etpi_assets.specs.load import AnySpec, Specs
 from etpi_assets.specs.planner import expected_key, inputs_of, remedy, upstream_refs
+from etpi_resources import parquet
 from etpi_resources.checks import CheckOutcome
 from etpi_resources.lake import Lake, LakeError, Manifest, MissingInput, Ref
 from etpi_resources.progress import Progress
 from etpi_resources.schemas import empty
+from etpi_resources.stored import Spooled, Stored
 
 Log = Callable[[str], None]
 
@@ -32,14 +35,15 @@ class Produced:
     """What an asset function returns.
 
     Attributes:
-        tables: every table of its node, by name; a table or a stream of record batches.
+        tables: every table of its node, by name: a table, what was spooled (`AssetRun.spool`), or a stream of record
+            batches.
         checks: the outcome of every check the asset declares.
         metadata: shown on the asset's page: plain values, or Dagster's own MetadataValue.
         notes: kept in the manifest (JSON).
         seeds: the seeds behind the result, kept in the manifest.
     """
 
-    tables: Mapping[str, pa.Table | Iterable[pa.RecordBatch]]
+    tables: Mapping[str, pa.Table | Spooled | Iterable[pa.RecordBatch]]
     checks: Sequence[CheckOutcome] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
     notes: Mapping[str, Any] = field(default_factory=dict)
@@ -62,10 +66,12 @@ class AssetRun:
         resources: lake, sandboxes, engines.
         log: writes one line to the run's log.
         context: Dagster's execution context, for trainers that speak through Pipes; None without Dagster.
+        folder: where tables are spooled until they are published; None where nothing is made.
     """
 
     def __init__(self, node: Node, key: str, resources: Resources, log: Log = print, context: Any = None) -> None:
         self.node, self.key, self.resources, self.log, self.context = node, key, resources, log, context
+        self.folder: Path | None = None
         self.specs: Specs = resources.specs
         self.lake: Lake = resources.lake
 
@@ -94,6 +100,10 @@ class AssetRun:
 
         Raises as `Lake.read` and `refs` do; a key that this partition does not read is a LakeError.
         """
+        return parquet.read(table, self.stored(asset, table, key).paths, columns)
+
+    def stored(self, asset: str, table: str, key: str | None = None) -> Stored:
+        """What `read` reads, to be read piece by piece: for tables of a row a turn, which may be longer than memory."""
         refs = self.refs(asset)
         if key is not None:
             if key not in [ref.key for ref in refs]:
@@ -101,9 +111,19 @@ class AssetRun:
                     f"{self.node.name} of {self.key!r} does not read {asset} of {key!r}, only {[r.key for r in refs]}"
                 )
             refs = [ref for ref in refs if ref.key == key]
-        tables = [self.lake.read(ref, table, columns) for ref in refs]
-        nothing = empty(table).select(list(columns)) if columns else empty(table)
-        return pa.concat_tables(tables) if tables else nothing
+        return Stored(table, [path for ref in refs for path in self.lake.files(ref, table)])
+
+    def spool(self, table: str) -> parquet.Writer:
+        """A writer of a table of this asset, piece by piece; use it as a context manager, then `spooled`."""
+        return parquet.Writer(table, self._spooled(table))
+
+    def spooled(self, table: str) -> Spooled:
+        """What was written there: to be read again by checks, and to be published."""
+        return Spooled(table, [self._spooled(table)])
+
+    def _spooled(self, table: str) -> Path:
+        assert self.folder is not None, "only a run that publishes has a place to spool in"
+        return self.folder / f"{table}.parquet"
 
     def progress(self, stage: str, total: int) -> Progress:
         """A counter that prints stage, done/total, rate and time left; use it as a context manager."""
@@ -150,7 +170,7 @@ class Recipe:
         ref = Ref(self.node.name, self.node.set, key)
         if manifest := self._unchanged(run.lake, ref, wanted):
             return Outcome(manifest, True, {}, time.monotonic() - start)
-        with self._lock(run):
+        with self._lock(run), run.lake.staging() as run.folder:
             # Another process may have made it while this one waited.
             if manifest := self._unchanged(run.lake, ref, wanted):
                 return Outcome(manifest, True, {}, time.monotonic() - start)

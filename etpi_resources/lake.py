@@ -34,6 +34,7 @@ from etpi_resources.hashes import json_hash
 from etpi_resources.locks import LockHeld, file_lock
 from etpi_resources.manifest import NAME, BlockedInput, LakeError, Manifest, MissingInput, Ref
 from etpi_resources.parquet import SchemaMismatch
+from etpi_resources.stored import Spooled, Stored
 
 __all__ = ["BlockedInput", "Lake", "LakeError", "LockHeld", "Manifest", "MissingInput", "Ref", "SchemaMismatch"]
 
@@ -56,7 +57,7 @@ class Lake:
     def publish(
         self,
         ref: Ref,
-        tables: Mapping[str, pa.Table | Iterable[pa.RecordBatch]],
+        tables: Mapping[str, pa.Table | Spooled | Iterable[pa.RecordBatch]],
         *,
         input_key: str,
         inputs: Mapping[str, str],
@@ -68,18 +69,19 @@ class Lake:
         """Write a version and put it in force, unless a blocking check failed: then it is kept as evidence, `current`
         stays, and `require` refuses until a good version is published.
 
-        A stream of record batches is written with flat memory. Row order is kept; the version follows from it.
+        A stream of record batches is written with flat memory; what is spooled already is moved. Row order is kept; the
+        version follows from it.
 
         Raises:
             SchemaMismatch: a table does not fit its schema; nothing is published.
             LakeError: checks, notes, inputs or seeds are not JSON.
         """
-        with self._staging() as staging:
+        with self.staging() as staging:
             described: dict[str, Any] = {}
             for name in sorted(tables):
                 part = staging / name / "part-0.parquet"
                 part.parent.mkdir(parents=True)
-                rows = parquet.write(name, tables[name], part)
+                rows = _put(name, tables[name], part)
                 sync(part)
                 described[name] = {"rows": rows, "sha256": sha256_of(part), "bytes": part.stat().st_size}
             # An asset without tables is what it was made of.
@@ -146,8 +148,8 @@ class Lake:
         return manifest
 
     @contextmanager
-    def _staging(self) -> Iterator[Path]:
-        """A folder to write a version in, on the lake's own filesystem. Folders of processes that died are removed."""
+    def staging(self) -> Iterator[Path]:
+        """A folder to write versions in, on the lake's own filesystem. Folders of processes that died are removed."""
         area = self.root / ".staging"
         for left in area.glob("*/"):
             try:
@@ -256,6 +258,10 @@ class Lake:
         """A table of the version in force, in published row order and today's types; raises as `files` does."""
         return parquet.read(table, self.files(ref, table), columns)
 
+    def stored(self, ref: Ref, table: str) -> Stored:
+        """A table of the version in force, to be read piece by piece; raises as `files` does."""
+        return Stored(table, self.files(ref, table))
+
     def query(self, sql: str, **relations: pa.Table | Sequence[Path] | tuple[Ref, str]) -> pa.Table:
         """Run one SELECT in an in-memory DuckDB over named relations: tables, parquet files, or (ref, table).
 
@@ -325,6 +331,15 @@ class Lake:
         folder = self.root / "scratch" / name
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+
+def _put(name: str, data: pa.Table | Spooled | Iterable[pa.RecordBatch], part: Path) -> int:
+    if not isinstance(data, Spooled):
+        return parquet.write(name, data, part)
+    (written,) = data.paths
+    rows = len(data)
+    written.rename(part)
+    return rows
 
 
 def folder_hash(folder: Path) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -88,34 +89,50 @@ def _lossless(found: pa.DataType, wanted: pa.DataType) -> bool:
     return False
 
 
-def write(name: str, data: pa.Table | Iterable[pa.RecordBatch], path: Path) -> int:
-    """Write the named table to `path` and return its rows; memory stays at about one row group for a stream.
+class Writer:
+    """Writes the named table to `path`, piece by piece; memory stays at about one row group. A context manager.
 
     The bytes depend on the rows and their order alone, not on how they were chunked.
+
+    Attributes:
+        rows: how many were added.
     """
-    rows = 0
-    # zstd at a fixed level, dictionaries on, no bloom filters: every option that shapes bytes is stated here.
-    with pq.ParquetWriter(
-        path, storage_schema(name), compression="zstd", compression_level=3, use_dictionary=True, version="2.6",
-        data_page_version="1.0", write_statistics=True, write_batch_size=1024,
-    ) as writer:  # fmt: skip
-        for group in _row_groups(name, data):
-            writer.write_table(group, row_group_size=ROW_GROUP_ROWS)
-            rows += group.num_rows
-    return rows
+
+    def __init__(self, name: str, path: Path) -> None:
+        self.name, self.path, self.rows = name, path, 0
+        self._waiting = storage_schema(name).empty_table()
+        # zstd at a fixed level, dictionaries on, no bloom filters: every option that shapes bytes is stated here.
+        self._file = pq.ParquetWriter(
+            path, storage_schema(name), compression="zstd", compression_level=3, use_dictionary=True, version="2.6",
+            data_page_version="1.0", write_statistics=True, write_batch_size=1024,
+        )  # fmt: skip
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self._waiting.num_rows and kind is None:
+            self._write(self._waiting)
+        self._file.close()
+
+    def add(self, piece: pa.Table) -> None:
+        """Raises SchemaMismatch as `conform` does."""
+        self._waiting = pa.concat_tables([self._waiting, conform(self.name, piece)])
+        self.rows += piece.num_rows
+        while self._waiting.num_rows >= ROW_GROUP_ROWS:
+            self._write(self._waiting.slice(0, ROW_GROUP_ROWS))
+            self._waiting = self._waiting.slice(ROW_GROUP_ROWS)
+
+    def _write(self, group: pa.Table) -> None:
+        self._file.write_table(group.combine_chunks(), row_group_size=ROW_GROUP_ROWS)
 
 
-def _row_groups(name: str, data: pa.Table | Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """The rows in tables of exactly ROW_GROUP_ROWS (the last may be shorter), each in one chunk."""
-    pieces = [data] if isinstance(data, pa.Table) else (_as_table(name, batch) for batch in data)
-    waiting = storage_schema(name).empty_table()
-    for piece in pieces:
-        waiting = pa.concat_tables([waiting, conform(name, piece)])
-        while waiting.num_rows >= ROW_GROUP_ROWS:
-            yield waiting.slice(0, ROW_GROUP_ROWS).combine_chunks()
-            waiting = waiting.slice(ROW_GROUP_ROWS)
-    if waiting.num_rows:
-        yield waiting.combine_chunks()
+def write(name: str, data: pa.Table | Iterable[pa.RecordBatch], path: Path) -> int:
+    """Write the named table as `Writer` does; how many rows it has."""
+    with Writer(name, path) as writer:
+        for piece in [data] if isinstance(data, pa.Table) else (_as_table(name, batch) for batch in data):
+            writer.add(piece)
+    return writer.rows
 
 
 def _as_table(name: str, batch: object) -> pa.Table:
@@ -133,27 +150,48 @@ def read(name: str, paths: Sequence[Path], columns: Sequence[str] | None = None)
         SchemaMismatch: `columns` names what the table does not have, or a file's column no longer fits.
         FileNotFoundError: a file is gone.
     """
+    wanted = schema_of(name, columns)
+    parts = [wanted.empty_table()]
+    for path in paths:
+        file = pq.ParquetFile(path)
+        parts.append(_typed(file.read(columns=_present(file, wanted)), wanted, path))
+    return pa.concat_tables(parts)
+
+
+def stream(name: str, paths: Sequence[Path], columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    """`read`, a row group at a time; a stream of no rows yields nothing."""
+    wanted = schema_of(name, columns)
+    for path in paths:
+        with pq.ParquetFile(path) as file:
+            present = _present(file, wanted)
+            for group in range(file.num_row_groups):
+                yield _typed(file.read_row_group(group, columns=present), wanted, path)
+
+
+def schema_of(name: str, columns: Sequence[str] | None) -> pa.Schema:
+    """The stored schema of those columns, of all by default; raises SchemaMismatch where the table has no such."""
     schema = storage_schema(name)
     names = list(columns) if columns is not None else schema.names
     if unknown := [c for c in names if c not in schema.names]:
         raise SchemaMismatch(f"table {name} has no column {unknown}; it has {schema.names}")
-    wanted = pa.schema([schema.field(c) for c in names])
-    parts = [wanted.empty_table()]
-    for path in paths:
-        file = pq.ParquetFile(path)
-        present = [c for c in names if c in file.schema_arrow.names]
-        table = file.read(columns=present)
-        arrays = []
-        for field in wanted:
-            if field.name not in present:
-                arrays.append(pa.chunked_array([pa.nulls(table.num_rows, field.type)]))
-                continue
-            column = table.column(field.name)
-            if not _lossless(column.type, field.type):
-                raise SchemaMismatch(
-                    f"{path}: column {field.name!r} is {column.type}, the registry says {field.type}; "
-                    "materialize the asset again"
-                )
-            arrays.append(column.cast(field.type))
-        parts.append(pa.Table.from_arrays(arrays, schema=wanted))
-    return pa.concat_tables(parts)
+    return pa.schema([schema.field(c) for c in names])
+
+
+def _present(file: pq.ParquetFile, wanted: pa.Schema) -> list[str]:
+    return [c for c in wanted.names if c in file.schema_arrow.names]
+
+
+def _typed(table: pa.Table, wanted: pa.Schema, path: Path) -> pa.Table:
+    arrays = []
+    for field in wanted:
+        if field.name not in table.column_names:
+            arrays.append(pa.chunked_array([pa.nulls(table.num_rows, field.type)]))
+            continue
+        column = table.column(field.name)
+        if not _lossless(column.type, field.type):
+            raise SchemaMismatch(
+                f"{path}: column {field.name!r} is {column.type}, the registry says {field.type}; "
+                "materialize the asset again"
+            )
+        arrays.append(column.cast(field.type))
+    return pa.Table.from_arrays(arrays, schema=wanted)

@@ -9,6 +9,7 @@ assistant turns from 0. Token ids are int32. Times are UTC. JSON columns hold a 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -439,3 +440,24 @@ def from_rows(name: str, rows: list[dict]) -> pa.Table:
     # Column by column: Arrow's own reading of dicts takes three times as long.
     columns = [pa.array([row.get(field.name) for row in rows], field.type) for field in schema]
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+class TableBuilder:
+    """The named table out of rows that come one by one; few of them are Python objects at a time.
+
+    `keep` is handed the rows as tables of a few thousand, in order: the appending of a list, or a writer's.
+    """
+
+    def __init__(self, name: str, keep: Callable[[pa.Table], object], rows: int = 2048) -> None:
+        self._name, self._keep, self._most = name, keep, rows
+        self._rows: list[dict] = []
+
+    def add(self, row: dict) -> None:
+        self._rows.append(row)
+        if len(self._rows) == self._most:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand over what is left; to be called at the end."""
+        self._keep(from_rows(self._name, self._rows))
+        self._rows = []

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from etpi_assets.curation import merge, select, upweight
 from etpi_assets.curation.assets import student_prompt
@@ -93,11 +94,13 @@ def _dataset(pairs: str, weights: str, steering: bool, history_think: str) -> Da
     scored = score(tables["rollouts"], tables["agents"], tables["turns"], tasks, ScoringSection())
     chosen = select.select(tables["rollouts"], scored["scores"], SelectSection(require=()))
     names = chosen["selected"]["rollout_id"].to_pylist()
-    agents = list(captured_agents(tables, names, section, CHAT, default, {}))
+    taken = {name: table.filter(pc.field("rollout_id").isin(names)) for name, table in tables.items()}
+    agents = list(captured_agents(taken, section, CHAT, default, {}))
     made = make_pairs(agents, section, CHAT)
     weighed = upweight.weigh(made["pairs"], dataset_section)
-    merged = merge.merge(weighed["dataset_rows"], made["pairs"], 2048)
+    sequences: list[pa.Table] = []
+    rows = merge.merge(weighed["dataset_rows"], made["pairs"], 2048, sequences.append)
     return Dataset(
         tables, scored["scores"], scored["agent_scores"], chosen["selected"], agents, made["pairs"], made["dropped"],
-        merged["dataset_rows"], merged["sequences"], weighed["dropped"], tasks,
+        rows, pa.concat_tables(sequences), weighed["dropped"], tasks,
     )  # fmt: skip

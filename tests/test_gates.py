@@ -73,9 +73,14 @@ def test_every_rollout_scored():
     fails(every_rollout_scored(*tables, made.scores, without(made.agent_scores, 3)), "1 rollouts or agents")
 
 
+def offered(made):
+    keys = [(a.rollout_id, a.agent_id, t.turn) for a in made.agents for t in a.turns]
+    return from_rows("turns", [dict(zip(integrity.KEY, key, strict=True)) for key in keys])
+
+
 def test_pairs_reconcile():
     made = dataset()
-    turns = [(a.rollout_id, a.agent_id, t.turn) for a in made.agents for t in a.turns]
+    turns = offered(made)
     passes(
         integrity.pairs_reconcile(turns, made.pairs, made.pairs_dropped),
         "69 turns = 64 pairs + 5 dropped (unparseable 5)",
@@ -92,7 +97,7 @@ def test_a_capture_that_is_not_there_says_what_to_set():
         for a in made.agents
     ]
     nothing = make_pairs(agents, SECTION, CHAT)
-    turns = [(a.rollout_id, a.agent_id, t.turn) for a in made.agents for t in a.turns]
+    turns = offered(made)
     outcome = integrity.pairs_reconcile(turns, nothing["pairs"], nothing["dropped"])
     fails(outcome, "not_captured 69", 'pairs.capture = "retokenised"')
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -36,7 +37,7 @@ def whole(pairs):
 
 def test_with_everything_kept_a_pair_is_the_turn_as_captured():
     tables = rollouts(steering=False)
-    agents = list(captured_agents(tables, tables["rollouts"]["rollout_id"].to_pylist(), KEEP, CHAT, default, {}))
+    agents = list(captured_agents(tables, KEEP, CHAT, default, {}))
     pairs = make_pairs(agents, KEEP, CHAT)["pairs"]
     captured = dict(iter_prompts(tables["turns"]))
     assert len(pairs) == len(captured)
@@ -251,8 +252,9 @@ def test_text_without_a_call_has_no_format_and_json_calls_are_all_format():
 def test_a_student_that_is_served_tools_reads_them_in_training():
     tables, chat = rollouts(steering=False), load_chat_format("qwen3")
     section = PairsSection(capture="retokenised", strip_think=False, history_think="keep", drop_unparseable=False)
-    first = tables["rollouts"]["rollout_id"].to_pylist()[:1]
+    first = pc.field("rollout_id") == tables["rollouts"]["rollout_id"][0]
+    tables = {name: table.filter(first) for name, table in tables.items()}
     for tools in (None, tool_schemas(["code_interpreter"])):
-        agents = list(captured_agents(tables, first, section, chat, default, {}, tools))
+        agents = list(captured_agents(tables, section, chat, default, {}, tools))
         prompts = [chat.decode(turn.prompt) for agent in agents for turn in agent.turns if turn.prompt is not None]
         assert prompts and all(('"name": "code_interpreter"' in text) == (tools is not None) for text in prompts)

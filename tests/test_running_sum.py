@@ -106,11 +106,10 @@ def test_a_summary_that_forgets_the_sum_is_seen_in_the_sums(monkeypatch):
 @pytest.mark.parametrize("agent", [AGENT, COMPACTED], ids=["whole", "compacted"])
 def test_a_history_put_together_again_is_held_against_the_captured_one(agent):
     tables = to_tables([roll(task, agent) for task in TASKS[5:8]])
-    ids = tables["rollouts"]["rollout_id"].to_pylist()
 
     def pairs(capture: str) -> pa.Table:
         section = PairsSection.model_validate({"capture": capture})
-        return make_pairs(captured_agents(tables, ids, section, CHAT, lambda t, a: None, {}), section, CHAT)["pairs"]
+        return make_pairs(captured_agents(tables, section, CHAT, lambda t, a: None, {}), section, CHAT)["pairs"]
 
     native, again = pairs("native"), pairs("retokenised")
     assert integrity.history_as_captured(native, native, CHAT).passed

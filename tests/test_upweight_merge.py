@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from made_dataset import dataset
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from etpi_assets.curation import integrity
 from etpi_assets.curation.merge import branches, expand, merge, saving
 from etpi_assets.curation.upweight import validation_repos, weigh
 from etpi_assets.rollouts.tables import iter_prompts
@@ -25,12 +26,12 @@ from etpi_resources.trainers.workers.collate import read_sequences
 IGNORED = -100
 
 
-def pairs_of(*agents: list, repo: str | list[str] = "harbor", task: str | None = None):
+def pairs_of(*agents: list, repo: str | list[str] = "harbor", task: str | list[str] | None = None):
     """Pairs of agents, each a list of (prompt, output) with whole prompts: the `pairs` table without any prefix."""
     rows = []
     for number, turns in enumerate(agents):
         facts = {
-            "task_id": task or f"t{number}",
+            "task_id": task[number] if isinstance(task, list) else task or f"t{number}",
             "repo": repo if isinstance(repo, str) else repo[number],
             "teacher": "made",
         }
@@ -49,8 +50,9 @@ FORK = [([1, 2], [3, 4]), ([1, 2, 9], [5]), ([1, 2, 3, 4, 6], [7]), ([1, 2, 9, 5
 
 def built(pairs, **section):
     weighed = weigh(pairs, DatasetSection(**{"val_fraction": 0.0, **section}))
-    merged = merge(weighed["dataset_rows"], pairs, section.get("max_length", 2048))
-    return merged["dataset_rows"], merged["sequences"], weighed["dropped"]
+    sequences: list[pa.Table] = []
+    rows = merge(weighed["dataset_rows"], pairs, section.get("max_length", 2048), sequences.append)
+    return rows, pa.concat_tables(sequences), weighed["dropped"]
 
 
 # --- weights, split, length --------------------------------------------------------------------------------------
@@ -168,6 +170,25 @@ def test_samples_of_one_prompt_are_branches_and_each_learns_its_own_output():
     assert sequences["rows"].to_pylist() == [1, 1], "of other tasks"
     _, sequences, _ = built(pairs_of([([1, 2], [4] * 4)], [([1, 2], [5] * 4)], task="one"))
     assert sequences["rows"].to_pylist() == [1, 1], "what they share is less than half of either"
+
+
+def test_trees_wait_for_other_samples_only_so_long(monkeypatch):
+    pairs = pairs_of(*([([1, 2, 3], [number])] for number in range(4, 9)), task=list("ababc"))
+    rows, sequences, _ = built(pairs)
+    assert sequences["rows"].to_pylist() == [2, 2, 1]
+    assert sequences["sequence_id"].to_pylist() == rows["sequence_id"].unique().to_pylist()
+    monkeypatch.setattr("etpi_assets.curation.merge.WAITING_TOKENS", 7)
+    rows, sequences, _ = built(pairs)
+    assert sequences["rows"].to_pylist() == [1] * 5, "two trees of four tokens are more than may wait"
+    assert sequences["sequence_id"].to_pylist() == rows["sequence_id"].to_pylist()
+    assert integrity.label_tokens(rows, pairs, sequences).passed
+
+
+def test_rows_that_are_not_of_the_pairs_are_refused():
+    pairs = pairs_of(CHAIN)
+    rows = weigh(pairs, DatasetSection(val_fraction=0.0))["dataset_rows"]
+    with pytest.raises(ValueError, match="r0/a/2 is not among the pairs"):
+        merge(rows, pairs.slice(0, 2), 2048, lambda table: None)
 
 
 def test_a_tree_is_no_longer_than_a_row_may_be():

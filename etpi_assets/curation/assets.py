@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from etpi_assets.curation import gates, integrity, merge, select, upweight
-from etpi_assets.curation.captured import Default, captured_agents
-from etpi_assets.curation.pairs import make_pairs
+from etpi_assets.curation.captured import COLUMNS, Default, captured_agents
+from etpi_assets.curation.pairs import CapturedAgent, make_pairs
 from etpi_assets.curation.steering import FirstPrompt, Traces
 from etpi_assets.curation.student_form import turn_text
 from etpi_assets.evaluation.probes import PROBES
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
+from etpi_assets.rollouts.blocks import blocks
 from etpi_assets.rollouts.prompts import FOLDER as PROMPTS
 from etpi_assets.rollouts.prompts import render_prompts, steering_text
-from etpi_assets.rollouts.tables import iter_prompts
 from etpi_assets.rollouts.tools import tool_schemas
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import SpecError
@@ -31,6 +33,7 @@ from etpi_assets.tasks.table import read_tasks
 from etpi_resources.chat_format import ChatFormat, load_chat_format
 from etpi_resources.checks import CheckOutcome
 from etpi_resources.schemas import empty
+from etpi_resources.stored import Stored, batches, columns_of, counts, dicts
 
 SELECTED = ("selection_reconciles",)
 PAIRS = (
@@ -50,7 +53,10 @@ _COMPARED_PROMPTS = 400
 @etpi_asset("selected_trajectories", checks=SELECTED)
 def selected_trajectories(run: AssetRun) -> Produced:
     spec: ExperimentSpec = run.spec
-    rollouts, scores = run.read("raw_rollouts", "rollouts"), run.read("scored_rollouts", "scores")
+    rollouts, scores = (
+        run.read("raw_rollouts", "rollouts", columns=select.COLUMNS),
+        run.read("scored_rollouts", "scores"),
+    )
     lacking = scores.filter(pc.field("output_tokens").is_null())["rollout_id"].to_pylist()
     chosen = select.select(rollouts, scores, spec.select, _counted(run, lacking) if lacking else None)
     reasons = Counter(chosen["dropped"]["reason"].to_pylist())
@@ -70,72 +76,100 @@ def selected_trajectories(run: AssetRun) -> Produced:
 def _counted(run: AssetRun, rollout_ids: Sequence[str]) -> dict[str, int]:
     """Output tokens of rollouts without ids: their assistant messages in the student's form and tokenizer."""
     chat = student_format(run.spec)
-    messages = run.read(
-        "raw_rollouts", "messages", columns=["rollout_id", "role", "kind", "content", "tool_calls"]
-    ).filter(pc.field("rollout_id").isin(rollout_ids) & (pc.field("kind") == "action"))
     count = dict.fromkeys(rollout_ids, 0)
-    for row in messages.to_pylist():
-        calls = json.loads(row["tool_calls"]) if row["tool_calls"] else None
-        count[row["rollout_id"]] += len(chat.encode(turn_text(row["content"] or "", calls)))
+    columns = ["rollout_id", "role", "kind", "content", "tool_calls"]
+    for row in dicts(run.stored("raw_rollouts", "messages"), columns):
+        if row["kind"] == "action" and row["rollout_id"] in count:
+            calls = json.loads(row["tool_calls"]) if row["tool_calls"] else None
+            count[row["rollout_id"]] += len(chat.encode(turn_text(row["content"] or "", calls)))
     return count
 
 
 @etpi_asset("tito_pairs", checks=PAIRS)
 def tito_pairs(run: AssetRun) -> Produced:
     spec: ExperimentSpec = run.spec
-    chat, section, kwargs = student_format(spec), spec.pairs, spec.serving.template_kwargs
-    by_set: defaultdict[str, list[str]] = defaultdict(list)
-    for row in run.read("selected_trajectories", "selected", columns=["rollout_id", "rollout_set"]).to_pylist():
-        by_set[row["rollout_set"]].append(row["rollout_id"])
+    chat = student_format(spec)
+    section, kwargs = spec.pairs, spec.serving.template_kwargs
+    native = section.model_copy(update={"capture": "native"})
     tasks = {task.task_id: task for task in read_tasks(run.read("tasks", "tasks"))}
-    made: dict[str, list[pa.Table]] = {"pairs": [], "dropped": []}
+    selected = run.read("selected_trajectories", "selected", columns=["rollout_id", "rollout_set"])
+    dropped: list[pa.Table] = [empty("dropped")]
     read: list[pa.Table] = [empty("pairs")]
-    written_anew = 0
-    offered: list[integrity.TurnKey] = []
-    expected: dict[tuple[str, str], Sequence[int]] = {}
-    steering: set[str] = set()
-    systems: set[str] = set()
-    for name in spec.rollout_sets:
-        rollout_set: RolloutSetSpec = run.specs.get("rollout_set", name)  # pyright: ignore[reportAssignmentType]
-        _same_vocabulary(name, rollout_set, spec)
-        tables = {
-            table: run.read("raw_rollouts", table, key=name) for table in ("rollouts", "agents", "turns", "messages")
-        }
-        tools = tool_schemas(rollout_set.agent.tools if section.capture == "native" else section.tools)
-        default = _default_prompts(run, rollout_set, tasks, tools, steering)
-        agents = list(captured_agents(tables, by_set[name], section, chat, default, kwargs, tools))
+    seen = _Seen()
+    with run.spool("pairs") as spool:
+        for name in spec.rollout_sets:
+            rollout_set: RolloutSetSpec = run.specs.get("rollout_set", name)  # pyright: ignore[reportAssignmentType]
+            _same_vocabulary(name, rollout_set, spec)
+            tools = tool_schemas(rollout_set.agent.tools if section.capture == "native" else section.tools)
+            default = _default_prompts(run, rollout_set, tasks, tools, seen.steering)
+            chosen = selected.filter(pc.field("rollout_set") == name)["rollout_id"].to_pylist()
+            compares = section.capture == "retokenised" and _same_form(rollout_set, chat)
+            some = frozenset(_spread(chosen, _COMPARED_ROLLOUTS) if compares else ())
+            for block in _blocks(run, name, frozenset(chosen)):
+                agents = captured_agents(block, section, chat, default, kwargs, tools)
+                made = make_pairs(seen.noted(agents), section, chat)
+                seen.offered.append(block["turns"].select(integrity.KEY))
+                spool.add(made["pairs"])
+                dropped.append(made["dropped"])
+                agents = captured_agents(_of(block, some), native, chat, default, kwargs)
+                read.append(make_pairs(agents, native, chat)["pairs"])
+    return _pairs_produced(run, seen, pa.concat_tables(dropped), pa.concat_tables(read))
+
+
+@dataclass
+class _Seen:
+    """What pairs are held against, taken from the rollouts on the way."""
+
+    offered: list[pa.Table] = field(default_factory=lambda: [empty("turns").select(integrity.KEY)])
+    expected: dict[tuple[str, str], Sequence[int] | np.ndarray] = field(default_factory=dict)
+    steering: set[str] = field(default_factory=set)
+    systems: set[str] = field(default_factory=set)
+    written_anew: int = 0
+
+    def noted(self, agents: Iterable[CapturedAgent]) -> Iterator[CapturedAgent]:
+        """The agents as they pass."""
         for agent in agents:
-            written_anew += not agent.appended
-            offered += [(agent.rollout_id, agent.agent_id, turn.turn) for turn in agent.turns]
-            wanted = default(agent.facts["task_id"], agent.agent_id)
-            if wanted is not None:
-                expected[agent.rollout_id, agent.agent_id] = wanted.ids
-                systems.update(message["content"] for message in wanted.messages if message["role"] == "system")
-        for table, rows in make_pairs(agents, section, chat).items():
-            made[table].append(rows)
-        if section.capture == "retokenised" and _same_form(rollout_set, chat):
-            native = section.model_copy(update={"capture": "native"})
-            some = _spread(by_set[name], _COMPARED_ROLLOUTS)
-            read.append(make_pairs(captured_agents(tables, some, native, chat, default, kwargs), native, chat)["pairs"])
-    pairs, dropped = pa.concat_tables(made["pairs"]), pa.concat_tables(made["dropped"])
+            self.written_anew += not agent.appended
+            if agent.default is not None:
+                self.expected[agent.rollout_id, agent.agent_id] = agent.default.ids
+                self.systems.update(m["content"] for m in agent.default.messages if m["role"] == "system")
+            yield agent
+
+
+def _blocks(run: AssetRun, rollout_set: str, rollout_ids: frozenset[str]) -> Iterator[dict[str, pa.Table]]:
+    """What pairs are made of, of those rollouts, a few at a time."""
+    tables = {table: run.stored("raw_rollouts", table, key=rollout_set) for table in COLUMNS}
+    return (_of(block, rollout_ids) for block in blocks(tables, COLUMNS))
+
+
+def _of(block: Mapping[str, pa.Table], rollout_ids: frozenset[str]) -> dict[str, pa.Table]:
+    wanted = [name for name in block["rollouts"]["rollout_id"].to_pylist() if name in rollout_ids]
+    named = pc.field("rollout_id").isin(pa.array(wanted, pa.string()))
+    return {name: table.filter(named) for name, table in block.items()}
+
+
+def _pairs_produced(run: AssetRun, seen: _Seen, dropped: pa.Table, read: pa.Table) -> Produced:
+    spec: ExperimentSpec = run.spec
+    chat, section, pairs = student_format(spec), spec.pairs, run.spooled("pairs")
     checks = [
-        integrity.pairs_reconcile(offered, pairs, dropped),
+        integrity.pairs_reconcile(pa.concat_tables(seen.offered), pairs, dropped),
         integrity.capture_not_mixed(pairs, section),
-        integrity.history_as_captured(pairs, pa.concat_tables(read), chat),
+        integrity.history_as_captured(pairs, read, chat),
         integrity.no_think_in_output(pairs, section, chat),
-        integrity.no_steering_leak(pairs, Traces.of(sorted(steering), sorted(systems), chat)),
-        integrity.prompt_is_default_render(pairs, expected, section, chat),
+        integrity.no_steering_leak(pairs, Traces.of(sorted(seen.steering), sorted(seen.systems), chat)),
+        integrity.prompt_is_default_render(pairs, seen.expected, section, chat),
     ]
+    narrow = columns_of(pairs, ["think_removed", "prefix_turn"])
     return Produced(
         tables={"pairs": pairs, "dropped": dropped},
         checks=_honour(spec, checks),
         metadata={
-            "dropped": dict(Counter(dropped["reason"].to_pylist()).most_common()),
-            "prompt_edits": dict(Counter(pairs["prompt_edit"].to_pylist())),
-            "think_ids_removed": sum(pairs["think_removed"].to_pylist()),
-            "output_tokens": sum(len(ids) for ids in pairs["output_ids"]),
-            "chained": len(pairs) - pairs["prefix_turn"].null_count,
-            "conversations_the_template_writes_anew": written_anew,
+            "dropped": dict(counts(dropped, "reason").most_common()),
+            "prompt_edits": dict(counts(pairs, "prompt_edit")),
+            "think_ids_removed": pc.sum(narrow["think_removed"]).as_py() or 0,  # pyright: ignore[reportAttributeAccessIssue]
+            "output_tokens": sum(len(batch.column(0).flatten()) for batch in batches(pairs, ["output_ids"])),
+            "chained": len(narrow) - narrow["prefix_turn"].null_count,
+            "conversations_the_template_writes_anew": seen.written_anew,
         },
     )
 
@@ -179,7 +213,7 @@ def _default_prompts(
         if (PROMPTS / agent.prompt / "steering.md").is_file():
             steering.add(steering_text(agent.prompt, role).strip())
         messages = student_prompt(agent, task, role)
-        return FirstPrompt(messages, chat.prompt_ids(messages, tools=tools, **kwargs))
+        return FirstPrompt(messages, np.asarray(chat.prompt_ids(messages, tools=tools, **kwargs), dtype=np.int32))
 
     return default
 
@@ -187,11 +221,12 @@ def _default_prompts(
 @etpi_asset("upweighted_dataset", checks=DATASET)
 def upweighted_dataset(run: AssetRun) -> Produced:
     spec: ExperimentSpec = run.spec
-    pairs, tasks = run.read("tito_pairs", "pairs"), run.read("tasks", "tasks")
+    pairs, tasks = run.stored("tito_pairs", "pairs"), run.read("tasks", "tasks")
     heldout = tasks.filter(pc.field("split") == "heldout")
     weighed = upweight.weigh(pairs, spec.dataset, set(heldout["task_id"].to_pylist()))
-    merged = merge.merge(weighed["dataset_rows"], pairs, spec.dataset.max_length)
-    rows, dropped, sequences = merged["dataset_rows"], weighed["dropped"], merged["sequences"]
+    with run.spool("sequences") as spool:
+        rows = merge.merge(weighed["dataset_rows"], pairs, spec.dataset.max_length, spool.add)
+    dropped, sequences = weighed["dropped"], run.spooled("sequences")
     selected = run.read("selected_trajectories", "selected")
     agent_scores = run.read("scored_rollouts", "agent_scores")
     rollouts = run.read("raw_rollouts", "rollouts", columns=["rollout_id", "task_id", "source"])
@@ -218,24 +253,30 @@ def upweighted_dataset(run: AssetRun) -> Produced:
         tables={"dataset_rows": rows, "sequences": sequences, "dropped": dropped},
         checks=_honour(spec, checks),
         metadata={
-            "rows": dict(Counter(rows["split"].to_pylist())),
-            "dropped": dict(Counter(dropped["reason"].to_pylist())),
+            "rows": dict(counts(rows, "split")),
+            "dropped": dict(counts(dropped, "reason")),
             "sequences": len(sequences),
-            "forking_sequences": sum(len(nodes) > 1 for nodes in sequences["node_starts"]),
+            "forking_sequences": sum(len(row["node_starts"]) > 1 for row in dicts(sequences, ["node_starts"])),
             "tokens_saved_by_merging": f"{saved['ratio']:.2f}x",
             "loss_share_by_turn": {str(turn): round(share, 4) for turn, share in gates.loss_shares(rows).items()},
-            "label_tokens": sum(rows["output_tokens"].to_pylist()),
+            "label_tokens": pc.sum(rows["output_tokens"]).as_py() or 0,  # pyright: ignore[reportAttributeAccessIssue]
         },
         notes={"merging": saved},
     )
 
 
-def _training_prompts(rows: pa.Table, pairs: pa.Table) -> list[Sequence[int]]:
+def _training_prompts(rows: pa.Table, pairs: Stored) -> list[Sequence[int]]:
     """First-turn inputs of the training rows, evenly spread over them."""
     chosen = rows.filter((pc.field("split") == "train") & (pc.field("turn") == 0))["pair_id"].to_pylist()
     names = set(_spread(chosen))
-    first = pairs.filter((pc.field("turn") == 0) & pc.field("prefix_turn").is_null())
-    return [ids.tolist() for key, ids in iter_prompts(first) if "/".join(map(str, key)) in names]
+    columns = ["pair_id", "turn", "prefix_turn", "suffix_ids"]
+    first = (batch.filter(batch["turn"].to_numpy() == 0) for batch in batches(pairs, columns))
+    return [
+        ids.values.to_numpy().tolist()
+        for batch in first
+        for name, prefix, ids in zip(batch["pair_id"], batch["prefix_turn"], batch["suffix_ids"], strict=True)
+        if name.as_py() in names and not prefix.is_valid
+    ]
 
 
 def _evaluation_prompts(run: AssetRun, tasks: pa.Table) -> list[Sequence[int]]:
@@ -281,8 +322,8 @@ def _lost(
     for row in scores.to_pylist():
         if row["infrastructure_error"]:
             lost[named[row["rollout_id"]]] = f"infrastructure: {row['exit_status']}"
-    heldout = dropped.filter(pc.field("reason").isin(["heldout_repo", "heldout_task"]))["rollout_id"].to_pylist()
-    used = {*rows["rollout_id"].to_pylist(), *heldout}
+    heldout = dropped.filter(pc.field("reason").isin(["heldout_repo", "heldout_task"]))
+    used = {name for table in (rows, heldout) for name in table["rollout_id"].unique().to_pylist()}
     for rollout_id in selected["rollout_id"].to_pylist():
         if rollout_id not in used:
             lost[named[rollout_id]] = "no turn is left"

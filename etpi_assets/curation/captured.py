@@ -1,4 +1,4 @@
-"""The selected rollouts of one set as the agents that `pairs` takes: whole ids, and the prompt a student reads.
+"""Rollouts of one set as the agents that `pairs` takes: whole ids, and the prompt a student reads.
 
 Belongs here: joining the tables of a rollout set, by capture. Does not belong here: editing ids.
 """
@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn
 from etpi_assets.curation.retokenise import retokenise
@@ -24,46 +24,63 @@ AgentKey = tuple[str, str]
 Default = Callable[[str | None, str], FirstPrompt | None]
 """(task id, agent id) -> what a student reads first there; None where nobody knows it."""
 
+_KEY = ("rollout_id", "agent_id")
+_FACTS = ("task_id", "repo", "teacher", "suite", "rollout_set", "sample")
+_TURN = ("turn", "capture", "finish_reason", "parse_error")
+COLUMNS = {
+    "rollouts": ("rollout_id", *_FACTS),
+    "agents": (*_KEY, "role"),
+    "turns": (*_KEY, *_TURN, "prefix_turn", "suffix_ids", "output_ids"),
+    "messages": (*_KEY, "index", "turn", "role", "content", "tool_calls", "kind"),
+}
+"""What is read of each table."""
+
 
 def captured_agents(
     tables: Mapping[str, pa.Table],
-    rollout_ids: Sequence[str],
     section: PairsSection,
     chat: ChatFormat,
     default: Default,
     template_kwargs: Mapping[str, Any],
     tools: Sequence[Any] | None = None,
 ) -> Iterator[CapturedAgent]:
-    """The agents of the named rollouts, in the order of `agents`.
+    """The agents of the rollouts, in the order of `agents`; the whole prompts of one are held at a time.
 
     Args:
-        tables: `rollouts`, `agents`, `turns` and `messages` of one rollout set.
+        tables: `rollouts`, `agents`, `turns` and `messages` of rollouts of one set, in one order; `COLUMNS` of them.
         template_kwargs, tools: what a student's chat template gets besides the messages, for turns that are
             re-tokenised.
     """
-    tables = {name: _of(table, rollout_ids) for name, table in tables.items()}
-    rollouts = {row["rollout_id"]: row for row in tables["rollouts"].to_pylist()}
-    prompts = dict(iter_prompts(tables["turns"])) if section.capture == "native" else {}
+    rollouts = {row["rollout_id"]: row for row in tables["rollouts"].select(COLUMNS["rollouts"]).to_pylist()}
+    native = section.capture == "native"
+    prompts = groupby(iter_prompts(tables["turns"]) if native else (), key=lambda item: item[0][:2])
+    given = next(prompts, None)
     turns: defaultdict[AgentKey, list[dict[str, Any]]] = defaultdict(list)
-    columns = ["rollout_id", "agent_id", "turn", "capture", "finish_reason", "parse_error"]
-    for row, output in zip(tables["turns"].select(columns).to_pylist(), tables["turns"]["output_ids"], strict=True):
+    plain = tables["turns"].select([*_KEY, *_TURN]).to_pylist()
+    for row, output in zip(plain, tables["turns"]["output_ids"], strict=True):
         turns[_key(row)].append({**row, "output": output.values.to_numpy() if output.is_valid else None})
     messages: defaultdict[AgentKey, list[dict[str, Any]]] = defaultdict(list)
-    for row in tables["messages"].to_pylist():
+    for row in tables["messages"].select(COLUMNS["messages"]).to_pylist():
         messages[_key(row)].append(row)
-    for agent in tables["agents"].select(["rollout_id", "agent_id", "role"]).to_pylist():
+    for agent in tables["agents"].select(COLUMNS["agents"]).to_pylist():
         key = _key(agent)
         rollout = rollouts[key[0]]
         told = sorted(messages[key], key=lambda row: row["index"])
         wanted = default(rollout["task_id"], agent["agent_id"])
-        facts = {name: rollout[name] for name in ("task_id", "repo", "teacher", "suite", "rollout_set", "sample")}
+        facts = {name: rollout[name] for name in _FACTS}
         facts["role"] = agent["role"]
-        if section.capture == "native":
-            found = [_turn(row, prompts.get((*key, row["turn"])), row["output"], row["capture"]) for row in turns[key]]
+        if native:
+            whole: dict[int, np.ndarray] = {}
+            if given is not None and given[0] == key:
+                whole = {turn: prompt for (_, _, turn), prompt in given[1]}
+                given = next(prompts, None)
+            found = [_turn(row, whole.get(row["turn"]), row["output"], row["capture"]) for row in turns[key]]
             yield CapturedAgent(*key, found, _before(told) if wanted else None, wanted, facts)
         else:
             found, appended = _retokenised(turns[key], told, wanted, chat, template_kwargs, tools)
-            yield CapturedAgent(*key, found, facts=facts, appended=appended)
+            yield CapturedAgent(*key, found, default=wanted, facts=facts, appended=appended)
+    if given is not None:
+        raise ValueError(f"the turns of {given[0]} do not stand where `agents` has that agent; they are in one order")
 
 
 def _retokenised(
@@ -97,10 +114,6 @@ def _before(messages: Sequence[Mapping[str, Any]]) -> Messages:
 
 def _turn(row: Mapping[str, Any], prompt: np.ndarray | None, output: np.ndarray | None, capture: str) -> CapturedTurn:
     return CapturedTurn(row["turn"], prompt, output, capture, row["finish_reason"] == "length", row["parse_error"])
-
-
-def _of(table: pa.Table, rollout_ids: Sequence[str]) -> pa.Table:
-    return table.filter(pc.field("rollout_id").isin(rollout_ids))
 
 
 def _key(row: Mapping[str, Any]) -> AgentKey:

@@ -18,10 +18,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from etpi_assets.scoring.intervals import decide, rate
 from etpi_assets.specs.experiment import GatesSection
 from etpi_resources.checks import CheckOutcome
+from etpi_resources.stored import Rows, batches, columns_of, counts, dicts
 
 _SHOWN = 3
 _PAIR_RATES = ("plan_first", "plan_content", "solved")
@@ -121,25 +123,25 @@ def turn_loss_share(rows: pa.Table, section: GatesSection) -> CheckOutcome:
 def loss_shares(rows: pa.Table) -> dict[int, float]:
     """Turn -> share of sum(weight x copies x output tokens) over training rows, by turn."""
     weights: Counter[int] = Counter()
-    for row in rows.to_pylist():
+    for row in dicts(rows, ["split", "turn", "weight", "copies", "output_tokens"]):
         if row["split"] == "train":
             weights[row["turn"]] += row["weight"] * row["copies"] * row["output_tokens"]
     total = sum(weights.values())
     return {turn: weight / total for turn, weight in sorted(weights.items())} if total else {}
 
 
-def format_exposure(rows: pa.Table, pairs: pa.Table, section: GatesSection) -> CheckOutcome:
+def format_exposure(rows: pa.Table, pairs: Rows, section: GatesSection) -> CheckOutcome:
     """Tool-call openings learnt in one epoch, each counted with its row's weight and copies, against their floor."""
-    tokens = dict(zip(pairs["pair_id"].to_pylist(), pairs["format_tokens"].to_pylist(), strict=True))
-    training = [row for row in rows.to_pylist() if row["split"] == "train"]
-    openings = [row for row in training if tokens[row["pair_id"]]]
-    exposure = sum(row["weight"] * row["copies"] for row in openings)
+    training = rows.filter(pc.field("split") == "train").select(["pair_id", "weight", "copies"])
+    told = training.join(columns_of(pairs, ["pair_id", "format_tokens"]), "pair_id")
+    openings = told.filter(pc.field("format_tokens") > 0)
+    exposure = sum(row["weight"] * row["copies"] for row in dicts(openings, ["weight", "copies"]))
     floor = section.format_exposure
     figures = {
         "exposure": exposure,
         "rows_with_call": len(openings),
         "rows": len(training),
-        "format_tokens": sum(tokens[row["pair_id"]] for row in training),
+        "format_tokens": pc.sum(told["format_tokens"]).as_py() or 0,  # pyright: ignore[reportAttributeAccessIssue]
     }
     message = (
         f"{len(openings)} of {len(training)} training rows hold a tool call, {exposure:.0f} by weight; floor {floor}."
@@ -153,13 +155,15 @@ def format_exposure(rows: pa.Table, pairs: pa.Table, section: GatesSection) -> C
     return CheckOutcome("format_exposure", exposure >= floor, message, figures=figures)
 
 
-def role_balance(rows: pa.Table, pairs: pa.Table, section: GatesSection) -> CheckOutcome:
+def role_balance(rows: pa.Table, pairs: Rows, section: GatesSection) -> CheckOutcome:
     """The rarer role's share of training rows, where agents work in pairs."""
-    roles = {
-        name: json.loads(facts).get("role")
-        for name, facts in zip(pairs["pair_id"].to_pylist(), pairs["metadata"].to_pylist(), strict=True)
-    }
-    count = Counter(roles[row["pair_id"]] for row in rows.to_pylist() if row["split"] == "train")
+    roles = {"pair_id": pa.string(), "role": pa.string()}
+    parts = [pa.schema(roles).empty_table()]
+    for batch in batches(pairs, ["pair_id", "metadata"]):
+        role = pa.array([json.loads(facts).get("role") for facts in batch["metadata"].to_pylist()], pa.string())
+        parts.append(pa.table([batch["pair_id"], role], list(roles)))
+    training = rows.filter(pc.field("split") == "train").select(["pair_id"])
+    count = counts(training.join(pa.concat_tables(parts), "pair_id"), "role")
     figures = {str(role): n for role, n in count.items()}
     if set(count) <= {"solo"}:
         return CheckOutcome("role_balance", True, "One agent alone: no roles to balance.", figures=figures)

@@ -9,52 +9,54 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from etpi_assets.curation.merge import IGNORED, expand
 from etpi_assets.curation.steering import RUN_IDS, Traces
 from etpi_assets.curation.strip_think import close_tail, has_think, without_tail
-from etpi_assets.rollouts.tables import iter_prompts
+from etpi_assets.rollouts.tables import iter_prompts, iter_turns
 from etpi_assets.specs.experiment import PairsSection
 from etpi_resources.chat_format import ChatFormat
 from etpi_resources.checks import CheckOutcome
 from etpi_resources.prefix_tree import Tree
+from etpi_resources.stored import Rows, batches, columns_of, counts, dicts
 
 _SHOWN = 3
 _TEXT = 60
 """Characters shown of a prompt where it departs."""
 
 TurnKey = tuple[str, str, int]
+KEY = ["rollout_id", "agent_id", "turn"]
 
 
-def pairs_reconcile(turns: Iterable[TurnKey], pairs: pa.Table, dropped: pa.Table) -> CheckOutcome:
-    """Pairs + dropped are the turns of the selected rollouts, each once, and there are pairs."""
-    offered = Counter(turns)
-    told = f"{offered.total()} turns = {len(pairs)} pairs + {len(dropped)} dropped"
-    return _reconcile("pairs_reconcile", offered, _keys(pairs) + _keys(dropped), pairs, dropped, told)
+def pairs_reconcile(turns: pa.Table, pairs: Rows, dropped: pa.Table) -> CheckOutcome:
+    """Pairs + dropped are the turns of the selected rollouts (their `KEY` columns), each once, and there are pairs."""
+    told = f"{len(turns)} turns = {len(pairs)} pairs + {len(dropped)} dropped"
+    return _reconcile("pairs_reconcile", turns, columns_of(pairs, KEY), dropped, len(pairs), told)
 
 
-def dataset_reconciles(pairs: pa.Table, rows: pa.Table, dropped: pa.Table) -> CheckOutcome:
+def dataset_reconciles(pairs: Rows, rows: pa.Table, dropped: pa.Table) -> CheckOutcome:
     """Rows + dropped are the pairs, each once, and there are rows to train on."""
     told = f"{len(pairs)} pairs = {len(rows)} rows + {len(dropped)} dropped"
-    training = rows.filter(pa.compute.equal(rows["split"], "train"))  # pyright: ignore[reportAttributeAccessIssue]
-    return _reconcile("dataset_reconciles", _keys(pairs), _keys(rows) + _keys(dropped), training, dropped, told)
+    training = counts(rows, "split")["train"]
+    return _reconcile("dataset_reconciles", columns_of(pairs, KEY), rows, dropped, training, told)
 
 
 def _reconcile(
-    name: str, offered: Counter[TurnKey], found: Counter[TurnKey], kept: pa.Table, dropped: pa.Table, told: str
+    name: str, offered: pa.Table, kept: pa.Table, dropped: pa.Table, training: int, told: str
 ) -> CheckOutcome:
-    reasons = Counter(dropped["reason"].to_pylist())
+    reasons = counts(dropped, "reason")
     told += f" ({', '.join(f'{reason} {n}' for reason, n in reasons.most_common()) or 'none'})"
-    figures = {"offered": offered.total(), "kept": len(kept), "dropped": len(dropped), "reasons": dict(reasons)}
-    if found != offered:
-        wrong = sorted((found - offered) + (offered - found))
+    figures = {"offered": len(offered), "kept": training, "dropped": len(dropped), "reasons": dict(reasons)}
+    if wrong := _unbalanced(offered, kept, dropped):
         told += f": {len(wrong)} are lost or doubled, first {wrong[:_SHOWN]}; do not use this version"
         return CheckOutcome(name, False, told, figures=figures)
-    if not len(kept):
+    if not training:
         remedy = {
             "not_captured": 'the rollouts have no such ids: set pairs.capture = "retokenised", or collect native ones',
             "over_max_length": "raise dataset.max_length",
@@ -65,9 +67,20 @@ def _reconcile(
     return CheckOutcome(name, True, told, figures=figures)
 
 
-def capture_not_mixed(pairs: pa.Table, section: PairsSection) -> CheckOutcome:
+def _unbalanced(offered: pa.Table, *found: pa.Table) -> list[TurnKey]:
+    """The turns that are not found exactly as often as offered, sorted."""
+    signed = [
+        table.select(KEY).append_column("n", pa.array(np.full(len(table), sign, dtype=np.int64)))
+        for table, sign in ((offered, 1), *((table, -1) for table in found))
+    ]
+    sums = pa.concat_tables(signed).group_by(KEY).aggregate([("n", "sum")])
+    wrong = sums.filter(pc.field("n_sum") != 0)
+    return sorted(zip(*(wrong[column].to_pylist() for column in KEY), strict=True))
+
+
+def capture_not_mixed(pairs: Rows, section: PairsSection) -> CheckOutcome:
     """Every pair is of the capture that the spec asks for."""
-    found = Counter(pairs["capture"].to_pylist())
+    found = counts(pairs, "capture")
     passed = set(found) <= {section.capture}
     message = f"{found[section.capture]} pairs, all {section.capture}."
     if not passed:
@@ -78,49 +91,61 @@ def capture_not_mixed(pairs: pa.Table, section: PairsSection) -> CheckOutcome:
     return CheckOutcome("capture_not_mixed", passed, message, figures=dict(found))
 
 
-def history_as_captured(pairs: pa.Table, captured: pa.Table, chat: ChatFormat) -> CheckOutcome:
+def history_as_captured(pairs: Rows, captured: pa.Table, chat: ChatFormat) -> CheckOutcome:
     """Every prompt put together again from messages reads as the one the model was given, both edited alike.
 
     Args:
         captured: the pairs that the captured ids give, of any of the same turns; without rows, nothing is decided.
     """
     read = dict(iter_prompts(captured))
-    made = [(key, ids) for key, ids in iter_prompts(pairs) if key in read]
-    figures: dict[str, object] = {"compared": len(made), "pairs": len(pairs)}
-    if not made:
+    compared, wrong, first = 0, 0, ""
+    for key, ids in iter_prompts(pairs) if read else ():
+        if key not in read:
+            continue
+        compared += 1
+        theirs, ours = chat.decode(read[key].tolist()), chat.decode(ids.tolist())
+        if theirs == ours:
+            continue
+        wrong += 1
+        if not first:
+            at = len(os.path.commonprefix([theirs, ours]))
+            first = (
+                f"{'/'.join(map(str, key))}: it read {theirs[at : at + _TEXT]!r} where the dataset has "
+                f"{ours[at : at + _TEXT]!r}"
+            )
+    figures: dict[str, object] = {"compared": compared, "pairs": len(pairs)}
+    if not compared:
         message = f"Cannot be decided: for none of {len(pairs)} pairs are there captured ids to compare with."
         return CheckOutcome("history_as_captured", True, message, figures=figures)
-    texts = [(key, chat.decode(read[key].tolist()), chat.decode(ids.tolist())) for key, ids in made]
-    wrong = [(key, theirs, ours) for key, theirs, ours in texts if theirs != ours]
-    figures["departing"] = len(wrong)
-    message = f"{len(made)} of {len(pairs)} prompts compared with what was captured, all read the same."
+    figures["departing"] = wrong
+    message = f"{compared} of {len(pairs)} prompts compared with what was captured, all read the same."
     if wrong:
-        (rollout_id, agent_id, turn), theirs, ours = wrong[0]
-        at = len(os.path.commonprefix([theirs, ours]))
         message = (
-            f"{len(wrong)} of {len(made)} prompts are not what the model was given, first "
-            f"{rollout_id}/{agent_id}/{turn}: it read {theirs[at : at + _TEXT]!r} where the dataset has "
-            f"{ours[at : at + _TEXT]!r}. A history that was compacted or edited on the way is in the captured ids "
-            'alone: set pairs.capture = "native".'
+            f"{wrong} of {compared} prompts are not what the model was given, first {first}. A history that was "
+            'compacted or edited on the way is in the captured ids alone: set pairs.capture = "native".'
         )
     return CheckOutcome("history_as_captured", not wrong, message, figures=figures)
 
 
-def no_think_in_output(pairs: pa.Table, section: PairsSection, chat: ChatFormat) -> CheckOutcome:
+def no_think_in_output(pairs: Rows, section: PairsSection, chat: ChatFormat) -> CheckOutcome:
     """No think id in any output, and no input that leaves a think block open, where think is stripped."""
-    tails = Counter(json.loads(text)["tail"] for text in pairs["metadata"].to_pylist())
+    tails: Counter[str] = Counter()
+    left: list[str] = []
+    opened: list[str] = []
+    for batch in batches(pairs, ["pair_id", "metadata", "suffix_ids", "output_ids"]):
+        for name, facts, suffix, output in zip(*batch.columns, strict=True):
+            tails[json.loads(facts.as_py())["tail"]] += 1
+            if section.strip_think:
+                left += [name.as_py()] if has_think(_array(output), chat) else []
+                opened += [name.as_py()] if chat.tail_form(_array(suffix).tolist()) == "open" else []
     figures: dict[str, object] = {"tokenizer": chat.name, "prompt_tails": dict(tails)}
     if not section.strip_think:
         return CheckOutcome(
             "no_think_in_output", True, "Think blocks are kept (pairs.strip_think = false).", figures=figures
         )
-    names, outputs = pairs["pair_id"].to_pylist(), [_array(ids) for ids in pairs["output_ids"]]
-    left = [name for name, ids in zip(names, outputs, strict=True) if has_think(ids, chat)]
-    tails_left = [chat.tail_form(_array(ids).tolist()) for ids in pairs["suffix_ids"]]
-    opened = [name for name, tail in zip(names, tails_left, strict=True) if tail == "open"]
     figures |= {"outputs_with_think": len(left), "open_prompts": len(opened)}
     if not left and not opened:
-        message = f"No think id in {len(names)} outputs; prompt tails of {chat.name}: {dict(tails)}."
+        message = f"No think id in {len(pairs)} outputs; prompt tails of {chat.name}: {dict(tails)}."
         return CheckOutcome("no_think_in_output", True, message, figures=figures)
     message = (
         f"{len(left)} outputs hold a think id and {len(opened)} inputs end in an open think block, first "
@@ -131,22 +156,25 @@ def no_think_in_output(pairs: pa.Table, section: PairsSection, chat: ChatFormat)
     return CheckOutcome("no_think_in_output", False, message, figures=figures)
 
 
-def no_steering_leak(pairs: pa.Table, traces: Traces) -> CheckOutcome:
+def no_steering_leak(pairs: Rows, traces: Traces) -> CheckOutcome:
     """No run of steering, as ids or as words, in any input or output."""
     found: list[tuple[str, str]] = []
-    before: dict[TurnKey, np.ndarray] = {}
-    columns = ("pair_id", "rollout_id", "agent_id", "turn", "prefix_turn", "suffix_ids", "output_ids")
-    for name, rollout_id, agent_id, turn, prefix, suffix, output in zip(*(pairs[c] for c in columns), strict=True):
-        key = rollout_id.as_py(), agent_id.as_py()
-        # What stands before the suffix was searched with the pair it belongs to; its end is read again for runs that
-        # cross the seam.
-        seam = before.get((*key, prefix.as_py()), np.empty(0, dtype=np.int32))
-        ids = np.concatenate([seam, _array(suffix), _array(output)])
-        run = traces.find(ids)
-        # A leak is one pair's, not also the next one's.
-        before[(*key, turn.as_py())] = ids[-4 * RUN_IDS :] if run is None else ids[:0]
-        if run is not None:
-            found.append((name.as_py(), run))
+    agent: tuple[str, str] | None = None
+    before: dict[int, np.ndarray] = {}
+    columns = ["rollout_id", "agent_id", "turn", "prefix_turn", "suffix_ids", "output_ids", "pair_id"]
+    for batch in batches(pairs, columns):
+        for rollout_id, agent_id, turn, prefix, suffix, output, name in zip(*batch.columns, strict=True):
+            if agent != (key := (rollout_id.as_py(), agent_id.as_py())):
+                agent, before = key, {}
+            # What stands before the suffix was searched with the pair it belongs to; its end is read again for runs
+            # that cross the seam.
+            seam = before.get(prefix.as_py(), np.empty(0, dtype=np.int32))
+            ids = np.concatenate([seam, _array(suffix), _array(output)])
+            run = traces.find(ids)
+            # A leak is one pair's, not also the next one's.
+            before[turn.as_py()] = ids[-4 * RUN_IDS :].copy() if run is None else ids[:0]
+            if run is not None:
+                found.append((name.as_py(), run))
     figures = {"pairs": len(pairs), "leaks": len(found)}
     if not found:
         return CheckOutcome("no_steering_leak", True, f"No run of steering in {len(pairs)} pairs.", figures=figures)
@@ -159,7 +187,7 @@ def no_steering_leak(pairs: pa.Table, traces: Traces) -> CheckOutcome:
 
 
 def prompt_is_default_render(
-    pairs: pa.Table, expected: Mapping[tuple[str, str], Sequence[int]], section: PairsSection, chat: ChatFormat
+    pairs: Rows, expected: Mapping[tuple[str, str], Sequence[int] | np.ndarray], section: PairsSection, chat: ChatFormat
 ) -> CheckOutcome:
     """Every agent's first input is the prompt that serving renders, id for id; where turn 0 was dropped, it begins so.
 
@@ -201,38 +229,91 @@ def prompt_is_default_render(
     return CheckOutcome("prompt_is_default_render", True, message, figures=figures)
 
 
-def label_tokens(rows: pa.Table, pairs: pa.Table, sequences: pa.Table) -> CheckOutcome:
+def label_tokens(rows: pa.Table, pairs: Rows, sequences: Rows) -> CheckOutcome:
     """Labels of the sequences are exactly the outputs of the rows, each on a branch behind its own input, and there are
-    some."""
-    wanted = sum(rows["output_tokens"].to_pylist())
-    stored = {row["sequence_id"]: row for row in sequences.to_pylist()}
-    labelled, weighted = 0, 0.0
-    for sequence in stored.values():
-        _, labels, weights = expand(sequence)
-        labelled += int((labels != IGNORED).sum())
-        weighted += float(weights.sum())
-    expected_weight = sum(row["weight"] * row["copies"] * row["output_tokens"] for row in rows.to_pylist())
-    places = {row["pair_id"]: row for row in rows.to_pylist()}
-    outputs = dict(zip(pairs["pair_id"].to_pylist(), pairs["output_ids"], strict=True))
-    wrong = []
-    for (rollout_id, agent_id, turn), prompt in iter_prompts(pairs):
-        name = f"{rollout_id}/{agent_id}/{turn}"
-        if name in places and not _in_place(places[name], stored, prompt, _array(outputs[name])):
+    some.
+
+    Rows stand in the order of the pairs, sequences in that of their first rows: few sequences are held at a time.
+    """
+    wanted = pc.sum(rows["output_tokens"]).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
+    expected_weight = 0.0
+    shelf = _Shelf(sequences)
+    wrong: list[str] = []
+    places = dicts(rows, ["pair_id", "sequence_id", "span_start", "span_end", "weight", "copies", "output_tokens"])
+    place = next(places, None)
+    for key, prompt, output in iter_turns(pairs):
+        name = "/".join(map(str, key))
+        if place is None or place["pair_id"] != name:
+            continue
+        expected_weight += place["weight"] * place["copies"] * place["output_tokens"]
+        if output is None or not _in_place(place, shelf.take(place["sequence_id"]), prompt, output):
             wrong.append(name)
-    figures = {"label_tokens": labelled, "row_tokens": wanted, "weighted_tokens": weighted, "sequences": len(stored)}
-    passed = not wrong and labelled == wanted > 0 and np.isclose(weighted, expected_weight, rtol=1e-5)
-    message = f"{labelled} label tokens in {len(stored)} sequences, exactly the outputs of {len(rows)} rows."
+        place = next(places, None)
+    if place is not None:
+        wrong += [place["pair_id"], *(row["pair_id"] for row in places)]
+    shelf.read_on()
+    figures = {
+        "label_tokens": shelf.labelled, "row_tokens": wanted, "weighted_tokens": shelf.weighted,
+        "sequences": len(sequences),
+    }  # fmt: skip
+    passed = not wrong and shelf.labelled == wanted > 0 and np.isclose(shelf.weighted, expected_weight, rtol=1e-5)
+    message = f"{shelf.labelled} label tokens in {len(sequences)} sequences, exactly the outputs of {len(rows)} rows."
     if not passed:
         message = (
-            f"{labelled} label tokens (weight {weighted:.0f}) in the sequences, {wanted} (weight "
+            f"{shelf.labelled} label tokens (weight {shelf.weighted:.0f}) in the sequences, {wanted} (weight "
             f"{expected_weight:.0f}) in the rows, {len(wrong)} rows not where they say, first {wrong[:_SHOWN]}: a "
             "healthy loss would hide this. Materialize upweighted_dataset again; if it stays, the merge is broken."
         )
     return CheckOutcome("label_tokens", bool(passed), message, figures=figures)
 
 
-def _in_place(row: Mapping, stored: Mapping[str, Mapping], prompt: np.ndarray, output: np.ndarray) -> bool:
-    sequence = stored.get(row["sequence_id"])
+class _Shelf:
+    """The sequences, read forwards and kept until each of their rows was asked for; what is labelled is counted."""
+
+    def __init__(self, sequences: Rows) -> None:
+        self._coming = _sequences(sequences)
+        self._open: dict[str, dict[str, Any]] = {}
+        self._asked: Counter[str] = Counter()
+        self.labelled, self.weighted = 0, 0.0
+
+    def take(self, name: str | None) -> Mapping[str, Any] | None:
+        """The sequence of a row; None where there is none, or all its rows were asked for already."""
+        while name not in self._open and self._read():
+            pass
+        if name is None or (sequence := self._open.get(name)) is None:
+            return None
+        self._asked[name] += 1
+        if self._asked[name] == sequence["rows"]:
+            del self._open[name], self._asked[name]
+        return sequence
+
+    def read_on(self) -> None:
+        """Count what is left."""
+        while self._read():
+            self._open.clear()
+
+    def _read(self) -> bool:
+        sequence = next(self._coming, None)
+        if sequence is None:
+            return False
+        _, labels, weights = expand(sequence)
+        self.labelled += int((labels != IGNORED).sum())
+        self.weighted += float(weights.sum())
+        self._open[sequence["sequence_id"]] = sequence
+        return True
+
+
+def _sequences(sequences: Rows) -> Iterator[dict[str, Any]]:
+    """Rows of `sequences`, lists as arrays."""
+    lists = ["input_ids", "node_starts", "node_parents", "node_positions", "span_starts", "span_ends", "span_weights"]
+    columns = ["sequence_id", "rows", *lists]
+    for batch in batches(sequences, columns):
+        for name, rows, *arrays in zip(*batch.columns, strict=True):
+            plain = {"sequence_id": name.as_py(), "rows": rows.as_py()}
+            yield plain | dict(zip(lists, (column.values.to_numpy() for column in arrays), strict=True))
+
+
+def _in_place(row: Mapping, sequence: Mapping[str, Any] | None, prompt: np.ndarray, output: np.ndarray) -> bool:
     if sequence is None or row["span_end"] - row["span_start"] != len(output):
         return False
     if (row["span_start"], row["span_end"]) not in zip(sequence["span_starts"], sequence["span_ends"], strict=True):
@@ -253,9 +334,9 @@ def heldout_split(rows: pa.Table, heldout_repos: Collection[str], heldout_tasks:
         heldout_repos, heldout_tasks: what evaluation is done on, and what the spec holds out besides.
     """
     sides: dict[str | None, set[str]] = {}
-    tasks = set(rows["task_id"].to_pylist())
-    for repo, split in zip(rows["repo"].to_pylist(), rows["split"].to_pylist(), strict=True):
-        sides.setdefault(repo, set()).add(split)
+    tasks = set(rows["task_id"].unique().to_pylist())
+    for row in rows.group_by(["repo", "split"]).aggregate([]).to_pylist():
+        sides.setdefault(row["repo"], set()).add(row["split"])
     problems = []
     if leaked := sorted(repo for repo in sides if repo in set(heldout_repos)):
         problems.append(

@@ -13,28 +13,40 @@ sum(w * nll) / sum(w) over output tokens is that of the rows one by one.
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from etpi_assets.curation.prefix_trees import GrowingTree, Row
-from etpi_assets.rollouts.tables import iter_prompts
+from etpi_assets.rollouts.tables import iter_turns
 from etpi_resources.prefix_tree import Tree
-from etpi_resources.schemas import from_rows
+from etpi_resources.schemas import TableBuilder
+from etpi_resources.stored import Rows, batches, columns_of, dicts
 
 IGNORED = -100
 """The label of a token that is not learnt, as PyTorch's cross entropy has it."""
 
+WAITING_TOKENS = 1 << 25
+"""Tokens of trees that wait for other samples of their task. Where there are more, the oldest wait no longer, so that
+memory does not grow with the rows; the samples of a task stand side by side in a rollout set, or nearly."""
+
 Turn = tuple[np.ndarray, np.ndarray, Row]
 """A row's input ids, output ids, and the row."""
+Group = tuple[str, str, str]
+"""Split, task, and agent: whose samples may share a tree."""
+
+_ROW = [
+    "dataset_row_id", "pair_id", "rollout_id", "agent_id", "turn", "task_id", "split", "weight", "copies",
+]  # fmt: skip
 
 
-def merge(rows: pa.Table, pairs: pa.Table, max_tokens: int) -> dict[str, pa.Table]:
-    """{"dataset_rows", "sequences"}: the rows with their sequence and span, and the sequences.
+def merge(rows: pa.Table, pairs: Rows, max_tokens: int, keep: Callable[[pa.Table], object]) -> pa.Table:
+    """The rows with their sequence and span; `keep` is handed `sequences`, some of them at a time.
 
     Args:
         rows: `dataset_rows` as `weigh` makes them; a subset of the pairs, in their order.
@@ -45,45 +57,93 @@ def merge(rows: pa.Table, pairs: pa.Table, max_tokens: int) -> dict[str, pa.Tabl
     A sequence holds rows of one agent, or of the same agent of several rollouts of a task where the prompt they share
     is at least half of what each adds. So it is of one split. Its spans are in order and do not overlap;
     `span_weights` are weight x copies. Sequences stand in the order of their first rows.
+
+    Raises:
+        ValueError: the rows are not a subset of the pairs in their order.
     """
-    trees: list[GrowingTree] = []
-    samples: defaultdict[tuple[str, str | None, str], list[GrowingTree]] = defaultdict(list)
+    names: list[str | None] = [None] * len(rows)
+    places = np.zeros((2, len(rows)), dtype=np.int32)
+    sequences = TableBuilder("sequences", keep, rows=256)
+    for growing in _trees(rows, pairs, max_tokens):
+        ids, tree, spans = growing.lay_out()
+        name = _name(ids, tree, spans)
+        sequences.add(_stored(name, ids, tree, spans))
+        for start, end, row in spans:
+            names[row["at"]] = name
+            places[:, row["at"]] = start, end
+    sequences.flush()
+    columns = {"sequence_id": names, "span_start": places[0], "span_end": places[1]}
+    for column, values in columns.items():
+        index = rows.schema.get_field_index(column)
+        rows = rows.set_column(index, column, pa.array(values, rows.schema.field(index).type))
+    return rows
+
+
+def _trees(rows: pa.Table, pairs: Rows, max_tokens: int) -> Iterator[GrowingTree]:
+    """The full-grown trees, in the order of their first rows."""
+    waiting = _Waiting()
     for turns in _agents(rows, pairs):
         own: list[GrowingTree] = []
         for turn in turns:
             _grow(own, turn, max_tokens)
         facts = turns[0][2]
-        others = samples[facts["split"], facts["task_id"], facts["agent_id"]] if facts["task_id"] is not None else []
-        home = _sample_of(turns[0][0], own, others, max_tokens)
+        # A rollout of an unknown task has no other samples.
+        group = (facts["split"], facts["task_id"] or facts["rollout_id"], facts["agent_id"])
+        home = _sample_of(turns[0][0], own, waiting.of(group), max_tokens)
         if home is None:
-            others += own
-            trees += own
+            waiting.add(group, own)
         else:
+            before = home.size
             for prompt, output, row in turns:
                 home.add(prompt, output, row, home.match(prompt))
-    placed: dict[str, dict[str, Any]] = {}
-    stored = []
-    for growing in trees:
-        ids, tree, spans = growing.lay_out()
-        name = _name(ids, tree, spans)
-        stored.append(_stored(name, ids, tree, spans))
-        for start, end, row in spans:
-            placed[row["pair_id"]] = {**row, "sequence_id": name, "span_start": start, "span_end": end}
-    in_order = [placed[pair_id] for pair_id in rows["pair_id"].to_pylist()]
-    return {"dataset_rows": from_rows("dataset_rows", in_order), "sequences": from_rows("sequences", stored)}
+            waiting.tokens += home.size - before
+        while waiting.tokens > WAITING_TOKENS:
+            yield waiting.oldest()
+    while waiting.tokens:
+        yield waiting.oldest()
 
 
-def _agents(rows: pa.Table, pairs: pa.Table) -> Iterator[list[Turn]]:
-    """The turns of one agent after the other."""
-    wanted = {row["pair_id"]: row for row in rows.to_pylist()}
-    outputs = dict(zip(pairs["pair_id"].to_pylist(), pairs["output_ids"], strict=True))
-    for _, prompts in groupby(iter_prompts(pairs), key=lambda item: item[0][:2]):
+class _Waiting:
+    """Trees that other samples of their task may still join, oldest first, and the tokens in them."""
+
+    def __init__(self) -> None:
+        self._trees: deque[tuple[Group, GrowingTree]] = deque()
+        self._groups: defaultdict[Group, list[GrowingTree]] = defaultdict(list)
+        self.tokens = 0
+
+    def of(self, group: Group) -> Sequence[GrowingTree]:
+        return self._groups.get(group, ())
+
+    def add(self, group: Group, trees: Sequence[GrowingTree]) -> None:
+        self._trees.extend((group, tree) for tree in trees)
+        self._groups[group] += trees
+        self.tokens += sum(tree.size for tree in trees)
+
+    def oldest(self) -> GrowingTree:
+        """The oldest, which waits no longer."""
+        group, tree = self._trees.popleft()
+        self._groups[group].remove(tree)
+        if not self._groups[group]:
+            del self._groups[group]
+        self.tokens -= tree.size
+        return tree
+
+
+def _agents(rows: pa.Table, pairs: Rows) -> Iterator[list[Turn]]:
+    """The turns of one agent after the other; a row has its number as "at"."""
+    wanted = enumerate(dicts(rows, _ROW))
+    at, row = next(wanted, (0, None))
+    for _, turns_of in groupby(iter_turns(pairs), key=lambda item: item[0][:2]):
         turns = []
-        for key, prompt in prompts:
-            if row := wanted.get("/".join(map(str, key))):
-                turns.append((prompt, outputs[row["pair_id"]].values.to_numpy(), row))
+        for key, prompt, output in turns_of:
+            if row is not None and row["pair_id"] == "/".join(map(str, key)):
+                assert output is not None, "every pair has an output"
+                turns.append((prompt, output, {**row, "at": at}))
+                at, row = next(wanted, (0, None))
         if turns:
             yield turns
+    if row is not None:
+        raise ValueError(f"row {row['pair_id']} is not among the pairs where its place would be")
 
 
 def _grow(trees: list[GrowingTree], turn: Turn, max_tokens: int) -> None:
@@ -175,10 +235,10 @@ def branches(sequence: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         }
 
 
-def saving(rows: pa.Table, pairs: pa.Table, sequences: pa.Table) -> dict[str, float]:
+def saving(rows: pa.Table, pairs: Rows, sequences: Rows) -> dict[str, float]:
     """Tokens of the rows one by one, tokens of the sequences, and their ratio: what merging saves."""
-    taken = set(rows["pair_id"].to_pylist())
-    lengths = zip(pairs["pair_id"].to_pylist(), pairs["input_tokens"].to_pylist(), pairs["output_ids"], strict=True)
-    apart = sum(tokens + len(output) for pair_id, tokens, output in lengths if pair_id in taken)
-    merged = sum(len(ids) for ids in sequences["input_ids"])
+    lengths = columns_of(pairs, ["pair_id", "input_tokens"])
+    taken = lengths.filter(pc.is_in(lengths["pair_id"], value_set=rows["pair_id"]))  # pyright: ignore[reportAttributeAccessIssue]
+    apart = sum((pc.sum(column).as_py() or 0) for column in (taken["input_tokens"], rows["output_tokens"]))  # pyright: ignore[reportAttributeAccessIssue]
+    merged = sum(len(batch.column(0).flatten()) for batch in batches(sequences, ["input_ids"]))
     return {"row_tokens": apart, "sequence_tokens": merged, "ratio": apart / merged if merged else 1.0}

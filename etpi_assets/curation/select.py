@@ -21,6 +21,9 @@ from etpi_assets.specs.experiment import SelectSection
 from etpi_resources.checks import CheckOutcome
 from etpi_resources.schemas import from_rows
 
+COLUMNS = ["rollout_id", "origin", "rollout_set", "suite", "task_id", "repo", "teacher", "sample"]
+"""What is read of `rollouts`."""
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -107,11 +110,10 @@ def _candidates(
     rollouts: pa.Table, scores: pa.Table, section: SelectSection, tokens: Mapping[str, int]
 ) -> list[Candidate]:
     scored = {row["rollout_id"]: row for row in scores.to_pylist()}
-    offered = rollouts.filter(pc.field("origin") == "set")
-    columns = ["rollout_id", "rollout_set", "suite", "task_id", "repo", "teacher", "sample"]
+    offered = rollouts.select(COLUMNS).filter(pc.field("origin") == "set")
     order: dict[tuple[Any, Any], int] = {}
     found = []
-    for row in offered.select(columns).to_pylist():
+    for row in offered.to_pylist():
         name = row["rollout_id"]
         if name not in scored:
             raise ValueError(

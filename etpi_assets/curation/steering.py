@@ -29,7 +29,7 @@ class FirstPrompt:
     """
 
     messages: Messages
-    ids: Sequence[int]
+    ids: Sequence[int] | np.ndarray
 
 
 RUN_IDS = 8
@@ -118,6 +118,8 @@ class Traces:
     def find(self, ids: np.ndarray) -> str | None:
         """The first run of steering among the ids, as text; None where there is none. Matched as ids, and as words of
         the decoded text, for steering may be spelled in other ids than the canonical ones."""
+        if not self.ids and not self.words:
+            return None
         for run in _id_runs(ids):
             if run in self.ids:
                 return self.chat.decode(np.frombuffer(run, dtype=np.int32).tolist())

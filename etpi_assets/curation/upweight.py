@@ -15,13 +15,18 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from etpi_assets.rollouts.tables import iter_prompts
+from etpi_assets.rollouts.tables import iter_turns
 from etpi_assets.specs.experiment import DatasetSection
-from etpi_resources.schemas import from_rows
+from etpi_resources.schemas import TableBuilder
+from etpi_resources.stored import Rows, dicts
+
+_KEY = ("rollout_id", "agent_id", "turn")
+_READ = ["pair_id", *_KEY, "metadata"]
 
 
-def weigh(pairs: pa.Table, section: DatasetSection, heldout_tasks: Collection[str] = ()) -> dict[str, pa.Table]:
+def weigh(pairs: Rows, section: DatasetSection, heldout_tasks: Collection[str] = ()) -> dict[str, pa.Table]:
     """{"dataset_rows", "dropped"}: a row a pair that trains or validates, and every other pair with the reason.
 
     Rows stand in the order of `pairs`; their sequence and span are null until `merge` sets them. Pairs of
@@ -35,35 +40,39 @@ def weigh(pairs: pa.Table, section: DatasetSection, heldout_tasks: Collection[st
         raise ValueError(
             f'dataset.upweight_factor = {section.upweight_factor:g} cannot be repeated; use upweight_form = "weight"'
         )
-    rows: list[dict[str, Any]] = []
-    dropped: list[dict[str, Any]] = []
-    prompts = iter_prompts(pairs)
-    for pair, (_, prompt) in zip(pairs.to_pylist(), prompts, strict=True):
-        facts = json.loads(pair["metadata"])
-        key = {name: pair[name] for name in ("rollout_id", "agent_id", "turn")}
-        length = pair["input_tokens"] + len(pair["output_ids"])
-        reason = _fails(facts, length, section, heldout_tasks)
-        if reason:
-            dropped.append({"stage": "dataset", **key, "reason": reason[0], "detail": reason[1]})
+    rows: list[pa.Table] = []
+    dropped: list[pa.Table] = []
+    taken, left = TableBuilder("dataset_rows", rows.append), TableBuilder("dropped", dropped.append)
+    for pair, (_, prompt, output) in zip(dicts(pairs, _READ), iter_turns(pairs), strict=True):
+        assert output is not None, "every pair has an output"
+        facts = json.loads(pair.pop("metadata"))
+        if reason := _fails(facts, len(prompt) + len(output), section, heldout_tasks):
+            key = {name: pair[name] for name in _KEY}
+            left.add({"stage": "dataset", **key, "reason": reason[0], "detail": reason[1]})
             continue
         factor = section.upweight_factor if pair["turn"] in section.upweight_turns else 1.0
         repeated = section.upweight_form == "duplicate"
         weight, copies = (1.0, int(factor)) if repeated else (float(factor), 1)
-        rows.append(
+        taken.add(
             {
-                "dataset_row_id": _row_id(pair, prompt, weight, copies),
-                "pair_id": pair["pair_id"],
-                **key,
+                **pair,
+                "dataset_row_id": _row_id(pair["pair_id"], prompt, output, weight, copies),
                 **{name: facts.get(name) for name in ("task_id", "repo", "teacher")},
                 "weight": weight,
                 "copies": copies,
-                "output_tokens": len(pair["output_ids"]),
+                "output_tokens": len(output),
             }
         )
-    validate = validation_repos((row["repo"] for row in rows), section.val_fraction)
-    for row in rows:
-        row["split"] = "val" if row["repo"] in validate else "train"
-    return {"dataset_rows": from_rows("dataset_rows", rows), "dropped": from_rows("dropped", dropped)}
+    taken.flush()
+    left.flush()
+    return {"dataset_rows": _split(pa.concat_tables(rows), section.val_fraction), "dropped": pa.concat_tables(dropped)}
+
+
+def _split(rows: pa.Table, val_fraction: float) -> pa.Table:
+    """The rows with their split."""
+    validate = validation_repos(rows["repo"].unique().to_pylist(), val_fraction)
+    kept = pc.is_in(rows["repo"], value_set=pa.array(sorted(validate, key=str), pa.string()))  # pyright: ignore[reportAttributeAccessIssue]
+    return rows.set_column(rows.schema.get_field_index("split"), "split", pc.if_else(kept, "val", "train"))  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def validation_repos(repos: Iterable[str | None], fraction: float) -> set[str | None]:
@@ -85,9 +94,9 @@ def _fails(
     return None
 
 
-def _row_id(pair: dict[str, Any], prompt: np.ndarray, weight: float, copies: int) -> str:
+def _row_id(pair_id: str, prompt: np.ndarray, output: np.ndarray, weight: float, copies: int) -> str:
     """32 hex digits over where the row is from, its ids, and how it counts."""
-    digest = hashlib.sha256(json.dumps([pair["pair_id"], len(prompt), weight, copies]).encode())
+    digest = hashlib.sha256(json.dumps([pair_id, len(prompt), weight, copies]).encode())
     digest.update(prompt.astype("<i4").tobytes())
-    digest.update(np.asarray(pair["output_ids"], dtype="<i4").tobytes())
+    digest.update(output.astype("<i4").tobytes())
     return digest.hexdigest()[:32]

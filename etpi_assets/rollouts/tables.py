@@ -22,11 +22,12 @@ import pyarrow as pa
 
 from etpi_assets.rollouts.records import Action, AgentRecord, Message, RolloutRecord, Turn
 from etpi_resources.schemas import from_rows
+from etpi_resources.stored import Rows, batches
 
 Key = tuple[str, str, int]
 Decode = Callable[[Sequence[int]], str]
 
-Rows = dict[str, list[dict[str, Any]]]
+TableRows = dict[str, list[dict[str, Any]]]
 
 TABLES = ("rollouts", "agents", "turns", "messages")
 _CHUNK_TURNS = 4096
@@ -52,7 +53,7 @@ def to_tables(records: Iterable[RolloutRecord], decode: Decode | None = None) ->
     taken one by one and few are held at a time.
     """
     chunks: dict[str, list[pa.Table]] = {name: [from_rows(name, [])] for name in TABLES}
-    rows: Rows = {name: [] for name in TABLES}
+    rows: TableRows = {name: [] for name in TABLES}
 
     def flush() -> None:
         for name in TABLES:
@@ -70,16 +71,16 @@ def to_tables(records: Iterable[RolloutRecord], decode: Decode | None = None) ->
 
 def from_tables(tables: Mapping[str, pa.Table]) -> list[RolloutRecord]:
     """The records the tables were made of, in the order of `rollouts`."""
-    rows: dict[str, Rows] = defaultdict(lambda: {name: [] for name in TABLES})
+    rows: dict[str, TableRows] = defaultdict(lambda: {name: [] for name in TABLES})
     for name in TABLES:
         for row in tables[name].to_pylist():
             rows[row["rollout_id"]][name].append(row)
     return [to_record(rows[rollout_id]) for rollout_id in tables["rollouts"]["rollout_id"].to_pylist()]
 
 
-def to_rows(record: RolloutRecord, decode: Decode | None = None) -> Rows:
+def to_rows(record: RolloutRecord, decode: Decode | None = None) -> TableRows:
     """One record as rows of the four tables, ids as int32 arrays."""
-    rows: Rows = {"rollouts": [_rollout_row(record)], "agents": [], "turns": [], "messages": []}
+    rows: TableRows = {"rollouts": [_rollout_row(record)], "agents": [], "turns": [], "messages": []}
     for agent in record.agents:
         key = {"rollout_id": record.rollout_id, "agent_id": agent.agent_id}
         rows["agents"].append(key | _agent_row(agent))
@@ -113,20 +114,26 @@ def to_record(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> RolloutRecord:
     return RolloutRecord(**kept, agents=list(agents.values()))
 
 
-def prompts_of(turns: pa.Table) -> dict[Key, list[int]]:
+def prompts_of(turns: Rows) -> dict[Key, list[int]]:
     """(rollout_id, agent_id, turn) -> the turn's whole prompt as captured; turns without ids are left out."""
     return {key: prompt.tolist() for key, prompt in iter_prompts(turns)}
 
 
-def iter_prompts(turns: pa.Table) -> Iterator[tuple[Key, np.ndarray]]:
-    """`prompts_of` one turn at a time, as int32 arrays, in the order of the table; holds one agent's turns in memory.
+def iter_prompts(turns: Rows) -> Iterator[tuple[Key, np.ndarray]]:
+    """`prompts_of` one turn at a time, as int32 arrays, in the order of the table."""
+    return ((key, prompt) for key, prompt, _ in iter_turns(turns))
+
+
+def iter_turns(turns: Rows) -> Iterator[tuple[Key, np.ndarray, np.ndarray | None]]:
+    """(key, whole prompt, output) of each turn that has a prompt, in the order of the table, ids as int32 arrays; holds
+    one agent's turns in memory.
 
     The table has an agent's turns side by side and in order, as `to_tables` writes them and parquet keeps them.
     """
     columns = ["rollout_id", "agent_id", "turn", "prefix_turn", "suffix_ids", "output_ids"]
     agent: tuple[str, str] | None = None
     whole: dict[int, np.ndarray] = {}
-    for batch in turns.select(columns).to_batches():
+    for batch in batches(turns, columns):
         rollout_ids, agent_ids, numbers, prefixes, suffixes, outputs = (batch.column(i) for i in range(len(columns)))
         for i in range(batch.num_rows):
             key: Key = (rollout_ids[i].as_py(), agent_ids[i].as_py(), numbers[i].as_py())
@@ -143,7 +150,7 @@ def iter_prompts(turns: pa.Table) -> Iterator[tuple[Key, np.ndarray]]:
             output = _ids(outputs[i])
             if output is not None:
                 whole[key[2]] = np.concatenate([prompt, output])
-            yield key, prompt
+            yield key, prompt, output
 
 
 def prompts_digest(turns: Iterable[tuple[str, int, Sequence[int] | np.ndarray]]) -> str:

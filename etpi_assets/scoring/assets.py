@@ -5,35 +5,47 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
+from etpi_assets.rollouts.blocks import blocks
 from etpi_assets.scoring.behaviours import score
 from etpi_assets.scoring.checks import every_rollout_scored
 from etpi_assets.scoring.structure import structure_of
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.table import read_tasks
+from etpi_resources.schemas import empty
 
-_TURNS = ["rollout_id", "agent_id", "turn", "actions", "inbox", "parse_error", "think_tokens", "post_think_tokens"]
-_TEXTS = ["content", "reasoning"]
-_MESSAGES = ["rollout_id", "agent_id", "turn", "content", "kind"]
+_KEY = ("rollout_id", "agent_id", "turn")
+COLUMNS = {
+    "rollouts": ("rollout_id", "task_id", "repo", "exit_status", "outcome", "error"),
+    "agents": ("rollout_id", "agent_id", "exit_status", "output_tokens"),
+    "turns": (*_KEY, "actions", "inbox", "parse_error", "think_tokens", "post_think_tokens"),
+    "messages": (*_KEY, "content", "kind"),
+}
+"""What is read of each table of a rollout set."""
+TEXTS = ("content", "reasoning")
+"""What is read of turns besides, where they are held against a structure."""
 
 
 @etpi_asset("scored_rollouts", checks=("every_rollout_scored",))
 def scored_rollouts(run: AssetRun) -> Produced:
-    rollouts = run.read("raw_rollouts", "rollouts")
-    agents = run.read("raw_rollouts", "agents")
     tasks = run.read("tasks", "tasks")
     family = load_family(run.specs.suites[run.spec.suite].family) if run.spec.suite else None
+    entities = {task.task_id: family.entities(task) for task in read_tasks(tasks)} if family else None
     structure = structure_of(run.spec.scoring, run.spec.agent)
-    scored = score(
-        rollouts,
-        agents,
-        run.read("raw_rollouts", "turns", columns=_TURNS + _TEXTS * (structure is not None)),
-        tasks,
-        run.spec.scoring,
-        run.read("raw_rollouts", "messages", columns=_MESSAGES),
-        {task.task_id: family.entities(task) for task in read_tasks(tasks)} if family else None,
-        structure,
-    )
+    columns = COLUMNS if structure is None else {**COLUMNS, "turns": (*COLUMNS["turns"], *TEXTS)}
+    parts: dict[str, list[pa.Table]] = {name: [empty(name)] for name in run.node.tables}
+    for block in blocks({name: run.stored("raw_rollouts", name) for name in COLUMNS}, columns):
+        rollouts, agents, turns, messages = (block[name] for name in COLUMNS)
+        known = tasks.filter(pc.is_in(tasks["task_id"], value_set=rollouts["task_id"]))  # pyright: ignore[reportAttributeAccessIssue]
+        made = score(rollouts, agents, turns, known, run.spec.scoring, messages, entities, structure)
+        for name, table in made.items():
+            parts[name].append(table)
+    scored = {name: pa.concat_tables(tables) for name, tables in parts.items()}
+    rollouts = run.read("raw_rollouts", "rollouts", columns=["rollout_id"])
+    agents = run.read("raw_rollouts", "agents", columns=["rollout_id", "agent_id"])
     pairs = scored["scores"].to_pylist()
     counted = [row for row in pairs if not row["infrastructure_error"]]
     agents_counted = [r for r in scored["agent_scores"].to_pylist() if r["follow_through"] is not None]
