@@ -251,6 +251,9 @@ def _say(context: dg.AssetExecutionContext, node: Node, key: str, outcome: Outco
     rows = ", ".join(f"{n} {t}" for t, n in outcome.manifest.rows.items())
     state = "unchanged" if outcome.skipped else f"made in {outcome.seconds:.1f} s"
     context.log.info(f"{node.name}{of} {state}: version {outcome.manifest.version}; {rows or 'no tables'}")
+    for check in outcome.manifest.checks:
+        if not check["passed"] and not check["blocking"]:
+            context.log.warning(f"{node.name}{of}: {check['name']}: {check['message']}")
 
 
 def _failed(node: Node, key: str, outcome: Outcome) -> str:

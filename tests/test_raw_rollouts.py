@@ -41,6 +41,7 @@ def test_live_rollouts_become_tables(resources):
         "prompts_reconstruct": True,
         "native_ids_present": True,
         "counts_reconcile": True,
+        "tasks_as_asked": True,
     }
     ref = Ref("raw_rollouts", "rollout_set", "little")
     tables = {name: resources.lake.read(ref, name) for name in ("rollouts", "agents", "turns", "messages")}
@@ -79,6 +80,17 @@ def test_templated_rollouts_need_no_process(resources, tmp_path):
     assert not raw_rollouts.execute("little", templated).manifest.blocked
     rollouts = resources.lake.read(Ref("raw_rollouts", "rollout_set", "little"), "rollouts").to_pylist()
     assert len(rollouts) == 8 and all(row["outcome"] is None for row in rollouts)
+
+
+def test_fewer_tasks_than_asked_for_are_said_and_block_nothing(resources, tmp_path):
+    specs(
+        tmp_path / "specs", rollout_sets__little=SET.replace("tasks = 4", "tasks = 23") + 'kind = "templated"\nk = 1\n'
+    )
+    tasks.execute("little", resources)
+    manifest = raw_rollouts.execute("little", Resources(resources.lake, specs_folder=tmp_path / "specs")).manifest
+    (check,) = (check for check in manifest.checks if check["name"] == "tasks_as_asked")
+    assert not manifest.blocked and not check["passed"] and not check["blocking"]
+    assert "23 tasks are asked for, the suite has 6 of split 'train'" in check["message"]
 
 
 def test_an_unknown_skill_is_named(resources, tmp_path):

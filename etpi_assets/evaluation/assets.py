@@ -22,6 +22,7 @@ from etpi_assets.evaluation.rollouts import (
     roll_out,
 )
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
+from etpi_assets.rollouts.checks import tasks_as_asked
 from etpi_assets.rollouts.tables import to_tables
 from etpi_assets.scoring.behaviours import score
 from etpi_assets.scoring.checks import every_rollout_scored
@@ -71,7 +72,7 @@ def serving_probe(run: AssetRun) -> Produced:
     return Produced(tables={"probes": table}, checks=checks, seeds=spec.seeds)
 
 
-@etpi_asset("eval_rollouts", checks=("every_condition_ran", "infrastructure_held"))
+@etpi_asset("eval_rollouts", checks=("every_condition_ran", "infrastructure_held", "tasks_as_asked"))
 def eval_rollouts(run: AssetRun) -> Produced:
     spec: ExperimentSpec = run.spec
     served = [] if spec.evaluate is None else [c for c in _candidates(run) if c.final and c.role in spec.evaluate.roles]
@@ -102,7 +103,11 @@ def eval_rollouts(run: AssetRun) -> Produced:
     expected = {(c.role, c.seed, x.decoding, x.sample_seed): len(ground.tasks) for c, x in plan}
     return Produced(
         tables=tables,
-        checks=(every_condition_ran(tables["rollouts"], expected), infrastructure_held(tables["rollouts"])),
+        checks=(
+            every_condition_ran(tables["rollouts"], expected),
+            infrastructure_held(tables["rollouts"]),
+            tasks_as_asked(section.tasks, len(ground.tasks), section.split),
+        ),
         metadata={"exits": dict(Counter(tables["agents"]["exit_status"].to_pylist()))},
         seeds=section.sample_seeds,
     )

@@ -19,6 +19,7 @@ from etpi_assets.rollouts.checks import (
     native_ids_present,
     prompts_outcome,
     prompts_reconstruct,
+    tasks_as_asked,
 )
 from etpi_assets.rollouts.collect import MODEL_CONCURRENCY, collect
 from etpi_assets.rollouts.importers import find_units
@@ -44,7 +45,7 @@ from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import SandboxFactory
 from etpi_resources.schemas import empty
 
-CHECKS = ("prompts_reconstruct", "native_ids_present", "counts_reconcile")
+CHECKS = ("prompts_reconstruct", "native_ids_present", "counts_reconcile", "tasks_as_asked")
 
 
 @etpi_asset("raw_rollouts", checks=CHECKS)
@@ -69,7 +70,7 @@ def _rolled_out(run: AssetRun) -> Produced:
     tables["quarantined"] = empty("quarantined")
     # An endpoint that gives no ids is not asked for them, and a template has none: their turns are re-tokenised later.
     captured = spec.engine.kind != "openai" and not spec.templated
-    produced = _produced(tables, digests, found=len(tasks) * spec.k, live=captured, seed=spec.seed)
+    produced = _produced(tables, digests, len(tasks), spec, live=captured)
     if spec.templated:
         lacking = rehearsal.fallbacks(tasks, family, spec)
         told = f"{len(lacking)} of {len(tasks)} tasks: {', '.join(lacking[:5]) or 'none'}"
@@ -182,6 +183,7 @@ def _imported(run: AssetRun) -> Produced:
             prompts_outcome(figures["prompts"]),
             captures_outcome(figures["capture"], live=False),
             counts_outcome(figures["counts"], found=made.found, quarantined=quarantined),
+            tasks_as_asked(None, made.found, spec.split),
         ),
         metadata={
             "exits": figures["exits"],
@@ -208,7 +210,9 @@ def _watched(records: Iterator[RolloutRecord], digests: dict[str, str], rollout_
         yield record
 
 
-def _produced(tables: dict[str, pa.Table], digests: dict[str, str], *, found: int, live: bool, seed: int) -> Produced:
+def _produced(
+    tables: dict[str, pa.Table], digests: dict[str, str], tasks: int, spec: RolloutSetSpec, *, live: bool
+) -> Produced:
     rollouts, turns = tables["rollouts"], tables["turns"]
     quarantined = tables["quarantined"]["reason"].to_pylist()
     errors = [error for error in rollouts["error"].to_pylist() if error is not None]
@@ -217,7 +221,8 @@ def _produced(tables: dict[str, pa.Table], digests: dict[str, str], *, found: in
         checks=(
             prompts_reconstruct(digests, tables),
             native_ids_present(tables, live=live),
-            counts_reconcile(tables, found=found, quarantined=len(quarantined)),
+            counts_reconcile(tables, found=tasks * spec.k, quarantined=len(quarantined)),
+            tasks_as_asked(spec.tasks, tasks, spec.split),
         ),
         metadata={
             "exits": dict(Counter(rollouts["exit_status"].to_pylist())),
@@ -227,7 +232,7 @@ def _produced(tables: dict[str, pa.Table], digests: dict[str, str], *, found: in
             "infrastructure_errors": len(errors),
             "first_error": errors[0] if errors else "",
         },
-        seeds=(seed,),
+        seeds=(spec.seed,),
     )
 
 

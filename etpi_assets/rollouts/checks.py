@@ -139,6 +139,24 @@ def counts_outcome(figures: Mapping[str, Any], *, found: int, quarantined: int) 
     return CheckOutcome("counts_reconcile", not problems, message, figures=shown)
 
 
+def tasks_as_asked(asked: int | None, had: int, split: str) -> CheckOutcome:
+    """As many tasks as the spec asks for. Fewer are less evidence than was meant; they block nothing.
+
+    Args:
+        asked: how many; None: whatever there are, as for an import.
+        had: how many were taken.
+    """
+    figures = {"asked": asked, "had": had}
+    if asked is None or had >= asked:
+        message = f"No number is asked for; {had} were taken." if asked is None else f"{had} tasks, as asked for."
+        return CheckOutcome("tasks_as_asked", True, message, blocking=False, figures=figures)
+    message = (
+        f"{asked} tasks are asked for, the suite has {had} of split {split!r}: every rate is over fewer than meant. "
+        f"Take them from elsewhere, mend what the suite quarantined, or set tasks = {had}."
+    )
+    return CheckOutcome("tasks_as_asked", False, message, blocking=False, figures=figures)
+
+
 def merged(figures: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """The figures of several parts as those of the whole: numbers are added, lists joined, mappings merged within."""
     whole: dict[str, Any] = {}

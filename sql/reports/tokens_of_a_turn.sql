@@ -1,6 +1,17 @@
 -- What exactly did the model read and write in this turn, token by token?
 -- SET VARIABLE rollout = 'rollout_id'; SET VARIABLE agent = 'agent1'; SET VARIABLE turn = 0;
 -- SET VARIABLE tokenizer = 'tiny' where the specs do not say which it was. By default the first captured turn 0.
+-- A variable is a constant to the views below, so that they read this rollout's ids alone; a subquery would not be.
+SET VARIABLE asked = coalesce(
+    getvariable('rollout'),
+    (
+        SELECT t.rollout_id FROM turns AS t
+        WHERE t.capture != 'none'
+        ORDER BY t.origin DESC, t.rollout_id ASC
+        LIMIT 1
+    )
+);
+
 WITH chosen AS (
     SELECT
         f.rollout_id,
@@ -15,15 +26,7 @@ WITH chosen AS (
     LEFT JOIN experiments AS e ON f.experiment = e.experiment
     WHERE
         f.turn = coalesce(getvariable('turn'), 0)
-        AND f.rollout_id = coalesce(
-            getvariable('rollout'),
-            (
-                SELECT t.rollout_id FROM turns AS t
-                WHERE t.capture != 'none'
-                ORDER BY t.origin DESC, t.rollout_id ASC
-                LIMIT 1
-            )
-        )
+        AND f.rollout_id = getvariable('asked')
         AND (getvariable('agent') IS NULL OR f.agent_id = getvariable('agent'))
     ORDER BY f.agent_id
     LIMIT 1

@@ -1,5 +1,15 @@
 -- Which turns trained this checkpoint?
 -- SET VARIABLE checkpoint = 'checkpoint_id'; the first final fine-tuned checkpoint by default.
+SET VARIABLE asked = coalesce(
+    getvariable('checkpoint'),
+    (
+        SELECT c.checkpoint_id FROM checkpoints AS c
+        WHERE c.role = 'sft' AND c.final
+        ORDER BY c.experiment, c.seed
+        LIMIT 1
+    )
+);
+
 WITH origins AS (
     SELECT
         rollout_id,
@@ -26,14 +36,5 @@ SELECT
 FROM lineage AS l
 LEFT JOIN origins AS o ON l.rollout_id = o.rollout_id
 LEFT JOIN tasks AS t ON l.task_id = t.task_id AND o.suite = t.suite
-WHERE
-    l.checkpoint_id = coalesce(
-        getvariable('checkpoint'),
-        (
-            SELECT c.checkpoint_id FROM checkpoints AS c
-            WHERE c.role = 'sft' AND c.final
-            ORDER BY c.experiment, c.seed
-            LIMIT 1
-        )
-    )
+WHERE l.checkpoint_id = getvariable('asked')
 ORDER BY l.experiment, l.via_checkpoint_id, l.rollout_id, l.agent_id, l.turn;
