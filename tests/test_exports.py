@@ -188,7 +188,7 @@ def test_no_steering_leaves_with_the_conversations(exported, resources: Resource
 
 def test_verl_rows_have_the_columns_its_data_sets_read(exported) -> None:
     """MultiTurnSFTDataset reads `messages`; RLHFDataset reads `prompt`, `data_source`, `reward_model` and
-    `extra_info.index`. The package pins another transformers, so its columns are checked here, not its code."""
+    `extra_info.index`. What they make of them: tests/test_consumers.py."""
     sft = pq.read_table(exported("verl_sft") / "data/train.parquet").to_pylist()
     assert all({m["role"] for m in row["messages"]} <= {"system", "user", "assistant", "tool"} for row in sft)
     assert all(isinstance(m["content"], str) for row in sft for m in row["messages"])
