@@ -1,4 +1,4 @@
-"""Exports read by the packages they are made for, as `make consumers` installs them: verl's data sets, SWE-bench's harness.
+"""Exports read by the packages they are made for: verl's data sets and SWE-bench's harness (`make consumers`).
 
 They run in a process of their own, on their own path: what they bring must not reach etpi's.
 """
