@@ -136,6 +136,7 @@ def sources() -> facts.Sources:
                     "path": "data/checkpoints/c",
                     "train_loss": 0.1,
                     "wall_seconds": 9.0,
+                    "hyperparameters": '{"device": "cpu, 2 threads", "libraries": {"torch": "2.13.0", "trl": "1.0"}}',
                 }
             ],
         ),
@@ -276,6 +277,7 @@ def test_card_names_base_data_and_intervals(sources):
     assert "| omni | mit | 2 tasks |" in card
     assert f"| {SPEC.rollout_sets[0]} | cc-by-4.0 | imported rollouts |" in card
     assert card.startswith("---\nlicense: apache-2.0")
+    assert "| Trained on | cpu, 2 threads; torch 2.13.0, trl 1.0 |" in card
     assert "tiny `bbbbbbbbbbbbbbbb`" in card and "strong" in card and "| plan_first | sft | greedy | 100.0% [" in card
 
 

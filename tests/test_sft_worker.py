@@ -131,6 +131,7 @@ def test_every_label_and_token_of_the_dataset_enters_the_loss(trained):
     assert result["counted"] == {
         "complete": True, "labels": spans, "labels_planned": spans, "tokens": tokens, "tokens_planned": tokens,
     }  # fmt: skip
+    assert result["libraries"]["torch"].startswith("2.") and result["libraries"]["trl"]
     assert result["plan"]["sequences"] == 120 and result["plan"]["epochs"] == pytest.approx(4.0)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 
@@ -57,6 +58,7 @@ def render(
         upweight_turns=spec.dataset.upweight_turns,
         upweight_factor=f"{spec.dataset.upweight_factor:g}",
         finals=finals,
+        trained_on=_trained_on(finals),
         metrics=facts.metric_rows(metrics, facts.HEADLINE),
         repos=sorted(repos.items()),
         sources=data_sources(tasks, [(name, rollout_sets[name]) for name in spec.rollout_sets if name in rollout_sets]),
@@ -90,6 +92,13 @@ def _method(spec: ExperimentSpec) -> str:
         knobs = f"rank {train.lora_rank}, α {train.lora_alpha}, dropout {train.lora_dropout:g}"
         return f"LoRA {knobs}, {train.target_modules}; merged"
     return "full fine-tuning" if train.method == "full" else "no training"
+
+
+def _trained_on(finals: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The devices, and what was trained with on each."""
+    found = [json.loads(row["hyperparameters"]) for row in finals]
+    told = [(f["device"], ", ".join(f"{n} {v}" for n, v in f["libraries"].items())) for f in found if "libraries" in f]
+    return [f"{device}; {packages}" for device, packages in dict.fromkeys(told)]
 
 
 def _selection(spec: ExperimentSpec) -> str:

@@ -168,7 +168,7 @@ def worker_config(request: Request, link: str, resume: int | None) -> dict[str, 
 
 def checkpoint_rows(request: Request, report: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Rows of the table `checkpoints`, in order of steps."""
-    settings = {**request.section.model_dump(mode="json"), "device": report["device"]}
+    settings = {**request.section.model_dump(mode="json"), **{name: report[name] for name in ("device", "libraries")}}
     rows = []
     for checkpoint in report["checkpoints"]:
         path = f"checkpoints/{checkpoint['checkpoint_id']}"

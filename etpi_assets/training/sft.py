@@ -130,6 +130,7 @@ def checkpoint_rows(request: Request, report: Mapping[str, Any], dataset_version
         "sequences": report["plan"]["sequences"],
         "weighted_rows": report["plan"]["weighted_rows"],
         "device": report["device"],
+        "libraries": report["libraries"],
     }
     rows = []
     for checkpoint in report["checkpoints"]:

@@ -1,11 +1,15 @@
-"""Which device a worker trains on.
+"""Which device a worker trains on, and with what.
 
 Belongs here: finding the GPU that is asked for, and naming what is used. Does not belong here: placing a model.
 """
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 import torch
+
+_LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate")
 
 
 def use_gpu(wanted: str) -> bool:
@@ -26,3 +30,8 @@ def use_gpu(wanted: str) -> bool:
 def device_name(gpu: bool) -> str:
     """What stands in reports."""
     return torch.cuda.get_device_name() if gpu else f"cpu, {torch.get_num_threads()} threads"
+
+
+def libraries() -> dict[str, str]:
+    """Package -> version of what this interpreter trains with."""
+    return {name: version(name) for name in _LIBRARIES}

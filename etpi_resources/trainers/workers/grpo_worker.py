@@ -64,7 +64,7 @@ def run(worker: Worker) -> dict[str, Any]:
     from etpi_resources.trainers.policy_link import connect
     from etpi_resources.trainers.workers import proof
     from etpi_resources.trainers.workers.checkpointing import load_model, stored_dtype
-    from etpi_resources.trainers.workers.device import device_name, use_gpu
+    from etpi_resources.trainers.workers.device import device_name, libraries, use_gpu
 
     transformers_logging.disable_progress_bar()
     gpu = use_gpu(config["device"])
@@ -100,6 +100,7 @@ def run(worker: Worker) -> dict[str, Any]:
         "saved": saved,
         "seconds": {"start": started - began, "train": trained - started, "save": time.monotonic() - trained},
         "device": device,
+        "libraries": libraries(),
         "resumed": config["resume"],
     }
 

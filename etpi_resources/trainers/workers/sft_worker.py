@@ -62,7 +62,7 @@ def run(worker: Worker) -> dict[str, Any]:
     from etpi_resources.trainers.workers import proof
     from etpi_resources.trainers.workers.checkpointing import load_model, stored_dtype
     from etpi_resources.trainers.workers.collate import read_sequences
-    from etpi_resources.trainers.workers.device import device_name, use_gpu
+    from etpi_resources.trainers.workers.device import device_name, libraries, use_gpu
     from etpi_resources.trainers.workers.twins import PARTS, draws
     from etpi_resources.trainers.workers.weighted_trainer import Log
 
@@ -127,6 +127,7 @@ def run(worker: Worker) -> dict[str, Any]:
         },
         "seconds": {"start": started - began, "train": trained - started, "save": ended - trained},
         "device": device,
+        "libraries": libraries(),
     }
 
 
