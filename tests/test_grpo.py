@@ -130,6 +130,18 @@ def test_every_rollout_is_recorded_and_leads_from_the_checkpoint_to_its_tasks(tm
     assert not {r["rollout_id"] for r in theirs} & {r["rollout_id"] for r in samples}
 
 
+def test_a_hybrid_policy_is_reinforced_on_what_the_trainer_computes(tmp_path):
+    """Its recurrent layers, read a token at a time while rolling out and a whole row at once in the update, agree."""
+    lake = prepared(tmp_path, make_speaking_base(tmp_path / "base", hybrid=True), steps="2", save_steps="2")
+    outcome = make(tmp_path, lake, "rl_checkpoint")
+    assert not outcome.manifest.blocked, outcome.manifest.failures
+    log = rows(lake, "training_log")
+    assert [line["step"] for line in log] == [1, 2] and len(rows(lake, "rl_samples")) == 16
+    assert all(line["logprob_gap_max"] < 1e-3 and line["entropy"] > 0 for line in log)
+    (final,) = rows(lake, "checkpoints")
+    assert "linear_attention" in (lake.checkpoint_dir(final["checkpoint_id"]) / "config.json").read_text()
+
+
 KILLED = """
 import sys
 from pathlib import Path

@@ -16,30 +16,31 @@ from hypothesis import strategies as st
 
 from etpi_resources.chat_format import load_chat_format
 from etpi_resources.engines import Engine, Request, Sampler
-from etpi_resources.engines.slots import Slots
+from etpi_resources.engines.slots import Slots, layer_kinds
 from etpi_resources.engines.transformers import TransformersEngine
 from etpi_resources.grammars import ThinkGrammar
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+@pytest.fixture(scope="module", params=["full attention", "hybrid"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Qwen3, and a random Qwen3.5, of whose layers all but one keep a recurrent state."""
+    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig, Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(load_chat_format("tiny").tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        initializer_range=0.3,
-    )
+    shape: dict[str, Any] = {
+        "vocab_size": len(load_chat_format("tiny").tokenizer), "hidden_size": 32, "intermediate_size": 64,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512,
+        "tie_word_embeddings": True, "initializer_range": 0.3,
+    }  # fmt: skip
     path = tmp_path_factory.mktemp("model")
-    Qwen3ForCausalLM(config).save_pretrained(path)
+    if request.param == "hybrid":
+        config = Qwen3_5TextConfig(
+            **shape, num_hidden_layers=3, layer_types=["linear_attention", "full_attention", "linear_attention"],
+            linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8,
+        )  # fmt: skip
+        Qwen3_5ForCausalLM(config).save_pretrained(path)
+    else:
+        Qwen3ForCausalLM(Qwen3Config(**shape, num_hidden_layers=2)).save_pretrained(path)
     return path
 
 
@@ -262,10 +263,21 @@ def test_the_real_vocabulary_is_masked_too():
         masks.start(BOUNDED).consume(chat.end_id)
 
 
+def test_a_model_of_other_layers_is_refused_with_what_serves_it():
+    from transformers import Qwen3Config
+
+    config = Qwen3Config(num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"], sliding_window=8)
+    with pytest.raises(ValueError, match='layers of sliding_attention.*engine = "vllm"'):
+        layer_kinds(config)
+
+
 @settings(max_examples=50)
-@given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(1, 12), st.integers(0, 3)), min_size=1, max_size=30))
-def test_slots_never_claim_more_than_they_hold(talks):
-    slots = Slots(3, 1, 1, 4, torch.float32, torch.device("cpu"))
+@given(
+    st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(1, 12), st.integers(0, 3)), min_size=1, max_size=30),
+    st.sampled_from(["full_attention", "linear_attention"]),
+)
+def test_slots_never_claim_more_than_they_hold(talks, kind):
+    slots = Slots(3, [kind], 1, 4, torch.float32, torch.device("cpu"))
     for session, length, variant in talks:
         slot = slots.take(session)
         with pytest.raises(KeyError):
@@ -274,5 +286,6 @@ def test_slots_never_claim_more_than_they_hold(talks):
         before = list(slots.held[slot])
         same = slots.reuse(slot, prompt)
         assert same < len(prompt) and before[:same] == prompt[:same]
+        assert kind == "full_attention" or same in (0, len(before)), "a state cannot be taken back"
         slots.held[slot].extend(prompt[same:])
         slots.give(slot)

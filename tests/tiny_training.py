@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -75,19 +76,28 @@ def naive_sums(model, rows: list[dict]):
     return nll, weight
 
 
-def make_speaking_base(folder: Path, seed: int = 0) -> Path:
-    """A random Qwen3 model of two layers with the tiny vocabulary: it says nothing of sense, in real ids."""
+def make_speaking_base(folder: Path, seed: int = 0, hybrid: bool = False) -> Path:
+    """A random Qwen3 model of two layers with the tiny vocabulary: it says nothing of sense, in real ids. Hybrid: a
+    Qwen3.5, whose first layer keeps a recurrent state."""
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig, Qwen3Config, Qwen3ForCausalLM
 
     from etpi_resources.chat_format import load_chat_format
 
     chat = load_chat_format("tiny")
     torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=chat.vocab_size, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
-        head_dim=16, intermediate_size=64, max_position_embeddings=512, tie_word_embeddings=True,
-    )  # fmt: skip
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    shape: Any = {
+        "vocab_size": chat.vocab_size, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 64, "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
+    }  # fmt: skip
+    if hybrid:
+        linear = {f"linear_{name}": 2 for name in ("num_key_heads", "num_value_heads")}
+        linear |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8}
+        kinds = ["linear_attention", "full_attention"]
+        model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**shape, layer_types=kinds, **linear))
+    else:
+        model = Qwen3ForCausalLM(Qwen3Config(**shape))
+    model.save_pretrained(folder)
     chat.save(folder)
     return folder

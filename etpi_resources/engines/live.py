@@ -23,20 +23,14 @@ class LiveEngine(TransformersEngine):
     included: the one a policy-gradient loss computes.
 
     Args:
-        model: a causal language model of full attention, adapters in place.
+        model: a causal language model, adapters in place.
         name: what the policy goes by.
 
     Raises:
-        ValueError: the model has layers that keep another state than keys and values.
+        ValueError: the model has layers whose memory is not kept (`slots.layer_kinds`).
     """
 
     def __init__(self, model: Any, name: str, chat: ChatFormat) -> None:
-        kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
-        if other := sorted(kinds - {"full_attention"}):
-            raise ValueError(
-                f"{type(model).__name__} has layers of {', '.join(other)}, whose state the in-process engine does not "
-                "keep; it serves models of full attention"
-            )
         self._start(model, name, chat)
 
     @contextmanager

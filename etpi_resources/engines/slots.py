@@ -1,32 +1,66 @@
-"""Key-value memory of many conversations at once, a slot each.
+"""The memory of many conversations at once, a slot each.
 
-Belongs here: where keys and values of a conversation lie, what of them is still good, and the view of them that a
-forward pass reads. Does not belong here: the model, or which tokens are drawn.
+Belongs here: where keys, values and recurrent states of a conversation lie, what of them is still good, and the view of
+them that a forward pass reads. Does not belong here: the model, or which tokens are drawn.
 
-A conversation that grows keeps its slot, so a prompt that extends what the slot holds costs only its new ids.
+A conversation that grows keeps its slot, so a prompt that extends what the slot holds costs only its new ids. Keys and
+values can be taken back to any earlier position; the state of a recurrent layer cannot, so there a prompt that departs
+from what the slot holds is read from its beginning.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 _GROWTH = 256
 
 
+RECURRENT = "linear_attention"
+"""What `transformers` calls a layer that keeps a state instead of keys and values."""
+_KNOWN = frozenset({"full_attention", RECURRENT})
+
+
+def layer_kinds(config: Any) -> list[str]:
+    """The kind of each layer of a text model's configuration.
+
+    Raises:
+        ValueError: a layer is of a kind whose memory is not kept here.
+    """
+    kinds = list(getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)
+    if other := sorted(set(kinds) - _KNOWN):
+        raise ValueError(
+            f"the model has layers of {', '.join(other)}, whose memory the in-process engine does not keep; it serves "
+            f'models of {" and ".join(sorted(_KNOWN))}. Serve others with engine = "vllm"'
+        )
+    return kinds
+
+
 class Slots:
-    """`count` slots of keys and values, shape (count, heads, length, head dim) a layer, grown in length as needed."""
+    """`count` slots of keys and values, shape (count, heads, length, head dim) a layer, grown in length as needed; of a
+    recurrent layer its convolution's last inputs, (count, channels, kernel), and its state, (count, heads, key dim,
+    value dim), as the model first gives them.
+
+    Args:
+        kinds: of each layer, `layer_kinds`.
+    """
 
     def __init__(
-        self, count: int, layers: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+        self, count: int, kinds: Sequence[str], heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self._shape = (count, heads, head_dim)
         self._options = {"dtype": dtype, "device": device}
+        self.recurrent = RECURRENT in kinds
         self.length = 0
-        self.keys: list[torch.Tensor] = [torch.empty(0)] * layers
-        self.values: list[torch.Tensor] = [torch.empty(0)] * layers
+        attended = [layer for layer, kind in enumerate(kinds) if kind != RECURRENT]
+        self.keys: dict[int, torch.Tensor] = {layer: torch.empty(0) for layer in attended}
+        self.values: dict[int, torch.Tensor] = dict(self.keys)
+        self.inputs: dict[int, torch.Tensor] = {}
+        self.states: dict[int, torch.Tensor] = {}
         self.held: list[list[int]] = [[] for _ in range(count)]
         self._owner: OrderedDict[str, int] = OrderedDict()
         self._busy: set[int] = set()
@@ -69,6 +103,11 @@ class Slots:
             if a != b:
                 break
             same += 1
+        if self.recurrent and same < len(held):
+            same = 0
+        if not same:
+            for store in (*self.inputs.values(), *self.states.values()):
+                store[slot] = 0
         self.held[slot] = held[:same]
         return same
 
@@ -84,7 +123,7 @@ class Slots:
     def _grow(self, length: int) -> None:
         count, heads, head_dim = self._shape
         for store in (self.keys, self.values):
-            for layer, old in enumerate(store):
+            for layer, old in store.items():
                 new = torch.zeros(count, heads, length, head_dim, **self._options)
                 if self.length:
                     new[:, :, : self.length] = old
@@ -107,6 +146,7 @@ class SlotView:
         self._rows = torch.tensor(rows, device=positions.device)
         neighbours = list(rows) == list(range(rows[0], rows[0] + len(rows)))
         self._read = slice(rows[0], rows[0] + len(rows)) if neighbours else self._rows
+        self.layers = _Layers(slots, self._rows)
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Store new keys and values, shape (batch, heads, new tokens, head dim); return all that the rows hold."""
@@ -115,3 +155,50 @@ class SlotView:
         for store, new in zip(stores, (keys, values), strict=True):
             store[where] = new.transpose(1, 2)
         return stores[0][self._read, :, : self._upto], stores[1][self._read, :, : self._upto]
+
+    def has_previous_state(self, layer: int, state_idx: int = 0) -> bool:
+        """Whether there is a state to go on from; that of a new conversation is zero, which is as good as none."""
+        return layer in self._slots.states
+
+    def update_conv_state(self, inputs: torch.Tensor, layer: int, conv_kernel_size: int) -> torch.Tensor:
+        """Store the last of the convolution's inputs, shape (batch, channels, new tokens); return those that it reads:
+        what was there and the new ones."""
+        store = self._slots.inputs.get(layer)
+        if store is None:
+            shape = (len(self._slots.held), inputs.shape[1], conv_kernel_size)
+            store = self._slots.inputs[layer] = inputs.new_zeros(shape)
+        whole = torch.cat([store[self._rows], inputs], -1)
+        self.layers[layer].conv_states[0] = whole[..., -conv_kernel_size:]
+        return whole
+
+    def update_recurrent_state(self, states: torch.Tensor, layer: int) -> None:
+        """Store the layer's states after this pass, and the inputs that its convolution reads next: a step of a single
+        token changes those in place."""
+        if layer not in self._slots.states:
+            self._slots.states[layer] = states.new_zeros((len(self._slots.held), *states.shape[1:]))
+        self._slots.states[layer][self._rows] = states
+        self._slots.inputs[layer][self._rows] = self.layers[layer].conv_states[0]
+
+
+class _Layers(dict[int, "_Recurrent"]):
+    """Layer -> its memory of the rows of one forward pass, copied together when it is asked for."""
+
+    def __init__(self, slots: Slots, rows: torch.Tensor) -> None:
+        self._slots, self._rows = slots, rows
+
+    def __missing__(self, layer: int) -> _Recurrent:
+        inputs, states = self._slots.inputs.get(layer), self._slots.states.get(layer)
+        found = _Recurrent(
+            {} if inputs is None else {0: inputs[self._rows]}, {} if states is None else {0: states[self._rows]}
+        )
+        self[layer] = found
+        return found
+
+
+@dataclass
+class _Recurrent:
+    """A recurrent layer as the model looks at it; 0 is its only state."""
+
+    conv_states: dict[int, torch.Tensor]
+    recurrent_states: dict[int, torch.Tensor]
+    record_past: bool = False

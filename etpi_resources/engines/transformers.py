@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 
 from etpi_resources.chat_format import ChatFormat
 from etpi_resources.engines import Completion, FinishReason, Request
-from etpi_resources.engines.slots import Slots, SlotView
+from etpi_resources.engines.slots import RECURRENT, Slots, SlotView, layer_kinds
 
 if TYPE_CHECKING:
     from etpi_resources.engines.masks import GrammarMasks, GrammarState
@@ -64,6 +64,7 @@ class TransformersEngine:
         dtype: of weights and cache; float32, so that greedy output does not hang on rounding.
     Raises:
         OSError: the folder holds no checkpoint that can be loaded.
+        ValueError: it has layers whose memory is not kept here (`slots.layer_kinds`).
     """
 
     def __init__(self, folder: Path, name: str, chat: ChatFormat, dtype: torch.dtype = torch.float32) -> None:
@@ -78,10 +79,11 @@ class TransformersEngine:
         """Serve a model from where its weights are."""
         self.name, self._chat, self._model = name, chat, model
         self._dtype, self._device = model.dtype, model.device
-        dtype, config = self._dtype, model.config
+        dtype, config = self._dtype, model.config.get_text_config()
+        self._kinds = layer_kinds(config)
         heads = config.num_key_value_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self._slots = Slots(SLOTS, config.num_hidden_layers, heads, head_dim, dtype, self._device)
+        self._slots = Slots(SLOTS, self._kinds, heads, head_dim, dtype, self._device)
         self._longest = config.max_position_embeddings
         self._waiting: list[_Row] = []
         self._arrived = threading.Condition()
@@ -162,13 +164,15 @@ class TransformersEngine:
         return True
 
     def _prefill_batches(self, rows: Sequence[_Row]) -> list[list[_Row]]:
-        """Rows of like numbers of new ids together, at most PREFILL_TOKENS a batch."""
+        """Rows of like numbers of new ids together, at most PREFILL_TOKENS a batch; of the same number where a layer's
+        state would take the padding in."""
         new = {
             id(row): len(row.request.prompt_ids) - self._slots.reuse(row.slot, row.request.prompt_ids) for row in rows
         }
         batches: list[list[_Row]] = []
         for row in sorted(rows, key=lambda r: new[id(r)]):
-            if batches and new[id(row)] * (len(batches[-1]) + 1) <= PREFILL_TOKENS:
+            alike = not self._slots.recurrent or (batches and new[id(row)] == new[id(batches[-1][0])])
+            if batches and alike and new[id(row)] * (len(batches[-1]) + 1) <= PREFILL_TOKENS:
                 batches[-1].append(row)
             else:
                 batches.append([row])
@@ -191,9 +195,10 @@ class TransformersEngine:
         ids = torch.full((len(lanes), width), self._chat.pad_id, device=self._device)
         ids[own] = torch.tensor([p + [self._chat.pad_id] * (width - len(p)) for p in pending], device=self._device)
         view = SlotView(self._slots, lanes, positions, upto)
+        seen = torch.arange(upto, device=self._device) <= positions[:, None, :, None]
         hidden = self._model.model(
             input_ids=ids,
-            attention_mask=torch.arange(upto, device=self._device) <= positions[:, None, :, None],
+            attention_mask={kind: None if kind == RECURRENT else seen for kind in self._kinds},
             position_ids=positions,
             past_key_values=cast(Cache, view),
             use_cache=False,
@@ -207,8 +212,10 @@ class TransformersEngine:
     def _lanes(self, rows: Sequence[_Row], width: int) -> list[int]:
         """The slots a forward pass runs over. A step of one token each takes idle slots between its rows along where
         they are few, for neighbours need no copying; an idle slot's token goes to the place after what it holds, which
-        is written again before anything reads it."""
+        is written again before anything reads it. A layer's state has no such place."""
         slots = [row.slot for row in rows]
+        if self._slots.recurrent:
+            return slots
         whole = list(range(min(slots), max(slots) + 1))
         return whole if width == 1 and len(whole) <= 2 * len(slots) else slots
 
