@@ -51,6 +51,20 @@ _BASE_TRAINING = (
     "etpi_resources.trainers.workers.plan",
     "etpi_resources.trainers.workers.packing",
 )
+_AGENT_LOOP = (
+    *(
+        f"etpi_assets.rollouts.{module}"
+        for module in (
+            "actions", "agent", "collect", "commands", "contract", "interpreter", "interpreter_cell", "journal",
+            "mailbox", "observation", "patches", "prompts", "records", "tables", "think", "tools",
+        )
+    ),
+    "etpi_resources.chat_format",
+    "etpi_resources.engines.masks",
+    "etpi_resources.engines.slots",
+    "etpi_resources.engines.transformers",
+)  # fmt: skip
+"""What rolls a checkpoint out."""
 _TINY_BASE = (
     "etpi_assets.rollouts.tiny_base",
     "etpi_assets.rollouts.templated.coop_tiny",
@@ -255,19 +269,8 @@ _NODES = (
             "etpi_assets.training.rounds",
             "etpi_assets.scoring.advantage",
             "etpi_assets.scoring.rewards",
-            "etpi_assets.rollouts.agent",
-            "etpi_assets.rollouts.actions",
-            "etpi_assets.rollouts.commands",
-            "etpi_assets.rollouts.contract",
-            "etpi_assets.rollouts.interpreter",
-            "etpi_assets.rollouts.interpreter_cell",
-            "etpi_assets.rollouts.observation",
-            "etpi_assets.rollouts.prompts",
-            "etpi_assets.rollouts.tools",
-            "etpi_resources.chat_format",
+            *_AGENT_LOOP,
             "etpi_resources.engines.live",
-            "etpi_resources.engines.slots",
-            "etpi_resources.engines.transformers",
             "etpi_resources.trainers.policy_link",
             "etpi_resources.trainers.workers.checkpointing",
             "etpi_resources.trainers.workers.grpo_worker",
@@ -308,7 +311,7 @@ _NODES = (
         "Held-out rollouts of the base, the fine-tuned and the reinforced checkpoints.",
         upstream=("serving_probe", "base_checkpoint", "sft_checkpoint", "rl_checkpoint", "tasks"),
         sections=("evaluate", "serving"),
-        code=("etpi_assets.rollouts", "etpi_assets.evaluation.rollouts"),
+        code=(*_AGENT_LOOP, "etpi_assets.evaluation.rollouts"),
         lock="accelerator",
     ),
     Node(
