@@ -175,7 +175,8 @@ class ChatFormat:
 
     def tail_form(self, prompt_ids: Sequence[int]) -> Tail:
         """Whether the generation prompt opens a think block, opens and closes it, or does neither."""
-        last_turn = max((i for i, token in enumerate(prompt_ids) if token == self.turn_id), default=0)
+        backwards = range(len(prompt_ids) - 1, 0, -1)  # the generation prompt is short, what stands before it is not
+        last_turn = next((at for at in backwards if prompt_ids[at] == self.turn_id), 0)
         tail = prompt_ids[last_turn:]
         if self.think_open_id is None or self.think_open_id not in tail:
             return "none"
