@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from made_rollouts import planning_pair, rollout
-from test_curation_assets import SUITE, Room
+from test_curation_assets import Room
 
 from etpi_assets.exports import EXPORTS, export
 from etpi_assets.resources import Resources
@@ -67,12 +67,7 @@ def read_by(script: str, **asked: object) -> Any:
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The exports of a small experiment, and its tokenizer."""
-    room = Room(tmp_path_factory.mktemp("room"))
-    room.write("suites", "small", SUITE)
-    room.rollout_set("good")
-    room.experiment("clean")
-    room.make("tasks", "small")
-    room.make_set("good")
+    room = Room.with_rollouts(tmp_path_factory.mktemp("room"))
     assert room.failures("clean") == {}
     for name in ("verl_sft", "verl_rl"):
         export("clean", name, room.folder / name, Resources(lake=room.lake, specs_folder=room.folder / "specs"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Self
 
 import pytest
 from faults_page import stopped
@@ -52,6 +53,17 @@ class Room:
     def __init__(self, folder: Path) -> None:
         self.folder, self.lake = folder, Lake(folder / "lake")
 
+    @classmethod
+    def with_rollouts(cls, folder: Path, more: str = "") -> Self:
+        """One in which the set `good` is rolled out and scored, for the experiment `clean` to be made of."""
+        room = cls(folder)
+        room.write("suites", "small", SUITE)
+        room.rollout_set("good")
+        room.experiment("clean", more=more)
+        room.make("tasks", "small")
+        room.make_set("good")
+        return room
+
     def write(self, kind: str, name: str, text: str) -> None:
         path = self.folder / "specs" / kind / f"{name}.toml"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,13 +98,7 @@ class Room:
 
 @pytest.fixture(scope="module")
 def room(tmp_path_factory):
-    room = Room(tmp_path_factory.mktemp("room"))
-    room.write("suites", "small", SUITE)
-    room.rollout_set("good")
-    room.experiment("clean")
-    room.make("tasks", "small")
-    room.make_set("good")
-    return room
+    return Room.with_rollouts(tmp_path_factory.mktemp("room"))
 
 
 def test_the_clean_run_fires_nothing_and_accounts_for_everything(room):

@@ -13,7 +13,7 @@ import pytest
 from made_rollouts import planning_pair, rollout
 from made_rows import atif_document, write_lines
 from made_runs import windowed_history
-from test_curation_assets import SUITE, Room
+from test_curation_assets import Room
 from test_import_rows import ROWS
 
 from etpi_assets.curation.merge import expand
@@ -32,12 +32,7 @@ OF_DATA = [name for name, kind in EXPORTS.items() if kind.assets == DATASET]
 
 @pytest.fixture(scope="module")
 def room(tmp_path_factory: pytest.TempPathFactory) -> Room:
-    room = Room(tmp_path_factory.mktemp("room"))
-    room.write("suites", "small", SUITE)
-    room.rollout_set("good")
-    room.experiment("clean", more="[dataset]\nupweight_factor = 4\n")
-    room.make("tasks", "small")
-    room.make_set("good")
+    room = Room.with_rollouts(tmp_path_factory.mktemp("room"), more="[dataset]\nupweight_factor = 4\n")
     assert room.failures("clean") == {}
     return room
 
