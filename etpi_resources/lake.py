@@ -34,7 +34,7 @@ from etpi_resources.hashes import json_hash
 from etpi_resources.locks import LockHeld, file_lock
 from etpi_resources.manifest import NAME, BlockedInput, LakeError, Manifest, MissingInput, Ref
 from etpi_resources.parquet import SchemaMismatch
-from etpi_resources.stored import Spooled, Stored
+from etpi_resources.stored import Spooled
 
 __all__ = ["BlockedInput", "Lake", "LakeError", "LockHeld", "Manifest", "MissingInput", "Ref", "SchemaMismatch"]
 
@@ -257,10 +257,6 @@ class Lake:
     def read(self, ref: Ref, table: str, columns: Sequence[str] | None = None) -> pa.Table:
         """A table of the version in force, in published row order and today's types; raises as `files` does."""
         return parquet.read(table, self.files(ref, table), columns)
-
-    def stored(self, ref: Ref, table: str) -> Stored:
-        """A table of the version in force, to be read piece by piece; raises as `files` does."""
-        return Stored(table, self.files(ref, table))
 
     def query(self, sql: str, **relations: pa.Table | Sequence[Path] | tuple[Ref, str]) -> pa.Table:
         """Run one SELECT in an in-memory DuckDB over named relations: tables, parquet files, or (ref, table).

@@ -53,10 +53,8 @@ _COMPARED_PROMPTS = 400
 @etpi_asset("selected_trajectories", checks=SELECTED)
 def selected_trajectories(run: AssetRun) -> Produced:
     spec: ExperimentSpec = run.spec
-    rollouts, scores = (
-        run.read("raw_rollouts", "rollouts", columns=select.COLUMNS),
-        run.read("scored_rollouts", "scores"),
-    )
+    rollouts = run.read("raw_rollouts", "rollouts", columns=select.COLUMNS)
+    scores = run.read("scored_rollouts", "scores")
     lacking = scores.filter(pc.field("output_tokens").is_null())["rollout_id"].to_pylist()
     chosen = select.select(rollouts, scores, spec.select, _counted(run, lacking) if lacking else None)
     reasons = Counter(chosen["dropped"]["reason"].to_pylist())
@@ -111,8 +109,9 @@ def tito_pairs(run: AssetRun) -> Produced:
                 seen.offered.append(block["turns"].select(integrity.KEY))
                 spool.add(made["pairs"])
                 dropped.append(made["dropped"])
-                agents = captured_agents(_of(block, some), native, chat, default, kwargs)
-                read.append(make_pairs(agents, native, chat)["pairs"])
+                if some:
+                    agents = captured_agents(_of(block, some), native, chat, default, kwargs)
+                    read.append(make_pairs(agents, native, chat)["pairs"])
     return _pairs_produced(run, seen, pa.concat_tables(dropped), pa.concat_tables(read))
 
 

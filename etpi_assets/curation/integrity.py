@@ -16,15 +16,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etpi_assets.curation.merge import IGNORED, expand
+from etpi_assets.curation.merge import IGNORED, expand, turns_of
 from etpi_assets.curation.steering import RUN_IDS, Traces
 from etpi_assets.curation.strip_think import close_tail, has_think, without_tail
-from etpi_assets.rollouts.tables import iter_prompts, iter_turns
+from etpi_assets.rollouts.tables import iter_prompts
 from etpi_assets.specs.experiment import PairsSection
 from etpi_resources.chat_format import ChatFormat
 from etpi_resources.checks import CheckOutcome
 from etpi_resources.prefix_tree import Tree
-from etpi_resources.stored import Rows, batches, columns_of, counts, dicts
+from etpi_resources.stored import Rows, batches, columns_of, counts
 
 _SHOWN = 3
 _TEXT = 60
@@ -239,18 +239,11 @@ def label_tokens(rows: pa.Table, pairs: Rows, sequences: Rows) -> CheckOutcome:
     expected_weight = 0.0
     shelf = _Shelf(sequences)
     wrong: list[str] = []
-    places = dicts(rows, ["pair_id", "sequence_id", "span_start", "span_end", "weight", "copies", "output_tokens"])
-    place = next(places, None)
-    for key, prompt, output in iter_turns(pairs):
-        name = "/".join(map(str, key))
-        if place is None or place["pair_id"] != name:
-            continue
-        expected_weight += place["weight"] * place["copies"] * place["output_tokens"]
-        if output is None or not _in_place(place, shelf.take(place["sequence_id"]), prompt, output):
-            wrong.append(name)
-        place = next(places, None)
-    if place is not None:
-        wrong += [place["pair_id"], *(row["pair_id"] for row in places)]
+    columns = ["pair_id", "sequence_id", "span_start", "span_end", "weight", "copies", "output_tokens"]
+    for row, prompt, output in turns_of(rows, pairs, columns):
+        expected_weight += row["weight"] * row["copies"] * row["output_tokens"]
+        if prompt is None or output is None or not _in_place(row, shelf.take(row["sequence_id"]), prompt, output):
+            wrong.append(row["pair_id"])
     shelf.read_on()
     figures = {
         "label_tokens": shelf.labelled, "row_tokens": wanted, "weighted_tokens": shelf.weighted,

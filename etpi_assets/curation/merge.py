@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 import numpy as np
@@ -129,21 +129,35 @@ class _Waiting:
         return tree
 
 
+def turns_of(
+    rows: pa.Table, pairs: Rows, columns: Sequence[str]
+) -> Iterator[tuple[dict[str, Any], np.ndarray | None, np.ndarray | None]]:
+    """(row, its input ids, its output ids) of every row of `dataset_rows`, which stand in the order of the pairs. There
+    are no ids from the first row on that is not among the pairs where its place would be.
+
+    Args:
+        columns: what is read of the rows, `pair_id` among them.
+    """
+    coming = dicts(rows, columns)
+    row = next(coming, None)
+    for key, prompt, output in iter_turns(pairs):
+        if row is not None and row["pair_id"] == "/".join(map(str, key)):
+            yield row, prompt, output
+            row = next(coming, None)
+    if row is not None:
+        yield from ((left, None, None) for left in chain([row], coming))
+
+
 def _agents(rows: pa.Table, pairs: Rows) -> Iterator[list[Turn]]:
     """The turns of one agent after the other; a row has its number as "at"."""
-    wanted = enumerate(dicts(rows, _ROW))
-    at, row = next(wanted, (0, None))
-    for _, turns_of in groupby(iter_turns(pairs), key=lambda item: item[0][:2]):
+    found = enumerate(turns_of(rows, pairs, _ROW))
+    for _, of_agent in groupby(found, key=lambda item: (item[1][0]["rollout_id"], item[1][0]["agent_id"])):
         turns = []
-        for key, prompt, output in turns_of:
-            if row is not None and row["pair_id"] == "/".join(map(str, key)):
-                assert output is not None, "every pair has an output"
-                turns.append((prompt, output, {**row, "at": at}))
-                at, row = next(wanted, (0, None))
-        if turns:
-            yield turns
-    if row is not None:
-        raise ValueError(f"row {row['pair_id']} is not among the pairs where its place would be")
+        for at, (row, prompt, output) in of_agent:
+            if prompt is None or output is None:
+                raise ValueError(f"row {row['pair_id']} is not among the pairs where its place would be")
+            turns.append((prompt, output, {**row, "at": at}))
+        yield turns
 
 
 def _grow(trees: list[GrowingTree], turn: Turn, max_tokens: int) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from etpi_assets.rollouts.records import Action, AgentRecord, Message, RolloutRecord, Turn
-from etpi_resources.schemas import from_rows
+from etpi_resources.schemas import TableBuilder
 from etpi_resources.stored import Rows, batches
 
 Key = tuple[str, str, int]
@@ -30,7 +30,6 @@ Decode = Callable[[Sequence[int]], str]
 TableRows = dict[str, list[dict[str, Any]]]
 
 TABLES = ("rollouts", "agents", "turns", "messages")
-_CHUNK_TURNS = 4096
 _TURN_FIELDS = tuple(f.name for f in fields(Turn) if f.name not in ("prompt_ids", "actions", "inbox"))
 _ACTION_FIELDS = tuple(f.name for f in fields(Action))
 _MESSAGE_FIELDS = tuple(f.name for f in fields(Message))
@@ -52,20 +51,14 @@ def to_tables(records: Iterable[RolloutRecord], decode: Decode | None = None) ->
     `decode` (ids -> text) puts the text beside the ids where a prompt departs from the turn before it. Records are
     taken one by one and few are held at a time.
     """
-    chunks: dict[str, list[pa.Table]] = {name: [from_rows(name, [])] for name in TABLES}
-    rows: TableRows = {name: [] for name in TABLES}
-
-    def flush() -> None:
-        for name in TABLES:
-            chunks[name].append(from_rows(name, rows[name]))
-            rows[name].clear()
-
+    chunks: dict[str, list[pa.Table]] = {name: [] for name in TABLES}
+    builders = {name: TableBuilder(name, chunks[name].append) for name in TABLES}
     for record in records:
         for name, added in to_rows(record, decode).items():
-            rows[name].extend(added)
-        if len(rows["turns"]) > _CHUNK_TURNS:
-            flush()
-    flush()
+            for row in added:
+                builders[name].add(row)
+    for builder in builders.values():
+        builder.flush()
     return {name: pa.concat_tables(chunks[name]) for name in TABLES}
 
 

@@ -70,7 +70,7 @@ def run(worker: Worker) -> dict[str, Any]:
     gpu = use_gpu(config["device"])
     lora = rl["tuning"] == "lora"
     model = load_model(config["base"], stored_dtype(config["base"]) if lora and gpu else torch.float32)
-    device = device_name(gpu)
+    device, used_libraries = device_name(gpu), libraries()
     with connect(config["link"]) as link:
         trainer, engine = build_trainer(worker, model, gpu, link)
         stage = worker.stage(config["label"], rl["steps"])
@@ -100,7 +100,7 @@ def run(worker: Worker) -> dict[str, Any]:
         "saved": saved,
         "seconds": {"start": started - began, "train": trained - started, "save": time.monotonic() - trained},
         "device": device,
-        "libraries": libraries(),
+        "libraries": used_libraries,
         "resumed": config["resume"],
     }
 

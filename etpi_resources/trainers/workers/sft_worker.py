@@ -80,7 +80,7 @@ def run(worker: Worker) -> dict[str, Any]:
     sequences, plan, layout, because = lay_out(stored, config, micro_tokens, model)
     validation = validation.branches() if layout == "branches" else validation
     trainer = build_trainer(worker, model, plan, sequences, gpu=gpu, at_once=at_once)
-    device = device_name(gpu)
+    device, used_libraries = device_name(gpu), libraries()
     worker.say(
         f"{config['label']}: {len(stored)} sequences, {plan.steps} steps of up to {train['batch_tokens']} tokens, "
         f"{train['method']} fine-tuning in {train['dtype']} on {device}; {because}"
@@ -127,7 +127,7 @@ def run(worker: Worker) -> dict[str, Any]:
         },
         "seconds": {"start": started - began, "train": trained - started, "save": ended - trained},
         "device": device,
-        "libraries": libraries(),
+        "libraries": used_libraries,
     }
 
 
