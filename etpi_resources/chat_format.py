@@ -32,6 +32,8 @@ _TURN, _END, _PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 # Stand-ins of control tokens inside messages while a template is rendered: private-use code points, of which the first
 # that no message uses is taken.
 _STAND_INS = range(0xE000, 0xF8FF)
+_WORTH_SHARING = 4_000
+"""Characters from which encoding on all cores pays for waking them."""
 
 
 class ChatFormat:
@@ -166,7 +168,9 @@ class ChatFormat:
         return self._core.encode(text, add_special_tokens=False).ids
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """`encode` of each text, on all cores."""
+        """`encode` of each text, on all cores where there is enough to share out."""
+        if sum(map(len, texts)) < _WORTH_SHARING:
+            return [self.encode(text) for text in texts]
         return [encoding.ids for encoding in self._core.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:

@@ -124,6 +124,7 @@ def test_no_host_environment(factory, monkeypatch):
         "HOME",
         "USER",
         "LANG",
+        "LC_CTYPE",
         "TERM",
         "PYTHONDONTWRITEBYTECODE",
         "PWD",

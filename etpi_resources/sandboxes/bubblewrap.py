@@ -133,7 +133,7 @@ class _Command:
             "PATH": ":".join([*(f"{folder}/bin" for folder in environment.tools), _TOOLS, "/usr/bin", "/bin"]),
             "HOME": "/tmp",
             "USER": "agent",
-            "LANG": "C.UTF-8",
+            "LC_CTYPE": "C.UTF-8",  # what LANG would add is C's own, and a dozen files to open in every program
             "TERM": "dumb",
             "PYTHONDONTWRITEBYTECODE": "1",
         }

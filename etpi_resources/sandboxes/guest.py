@@ -39,7 +39,11 @@ LIMITS = {key: int(value) for key, value in (pair.split("=") for pair in sys.arg
 WRITABLE = [place.encode() for place in sys.argv[1:] if place[:1] == "/"]
 """Places of bounded size whose files are counted: arguments that are paths."""
 
-OUT_OF_MEMORY = (b"/sys/fs/cgroup/memory.events", b"/sys/fs/cgroup/memory/memory.oom_control")
+OUT_OF_MEMORY = [
+    path
+    for path in (b"/sys/fs/cgroup/memory.events", b"/sys/fs/cgroup/memory/memory.oom_control")
+    if os.access(path, os.R_OK)
+]
 """Where a control group counts the processes that the kernel ended for it (versions 2 and 1)."""
 LONGEST_ARGUMENT = 100_000
 """Bytes; the kernel takes at most 128 KiB in one argument, so a longer command goes through a file."""
