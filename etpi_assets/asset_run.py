@@ -6,6 +6,7 @@ any asset computes.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,7 +24,7 @@ from etpi_assets.specs.planner import expected_key, inputs_of, remedy, upstream_
 from etpi_resources import parquet
 from etpi_resources.checks import CheckOutcome
 from etpi_resources.lake import Lake, LakeError, Manifest, MissingInput, Ref
-from etpi_resources.progress import Progress
+from etpi_resources.progress import LANE, Progress
 from etpi_resources.schemas import empty
 from etpi_resources.stored import Spooled, Stored
 
@@ -202,7 +203,12 @@ class Recipe:
         return lake.reinstate(earlier[-1]) if earlier else None
 
     def _lock(self, run: AssetRun) -> AbstractContextManager[None]:
-        return run.lake.lock(self.node.lock, log=run.log) if self.node.lock else nullcontext()
+        name = self.node.lock
+        if name is None:
+            return nullcontext()
+        if name == "accelerator" and (lane := os.environ.get(LANE)):
+            name += f"-{lane}"  # there is none, and each lane has its share of the cores
+        return run.lake.lock(name, log=run.log)
 
     def _verify(self, run: AssetRun, produced: Produced, inputs: Mapping[str, str]) -> None:
         if set(produced.tables) != set(self.node.tables):

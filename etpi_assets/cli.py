@@ -10,27 +10,24 @@ import argparse
 import os
 import shutil
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import dagster as dg
-
 from etpi_assets.console_table import ending, metrics_table, states_table
-from etpi_assets.definitions import build_defs
 from etpi_assets.exports import EXPORTS, MANIFEST, export
+from etpi_assets.lanes import side_by_side
+from etpi_assets.reports import findings
 from etpi_assets.reports.results import render
 from etpi_assets.resources import Resources
+from etpi_assets.runner import Runner
 from etpi_assets.specs.load import SpecError, Specs, load_specs
 from etpi_assets.specs.planner import Step, open_steps, plan
-from etpi_assets.stopping import StopRequests
 from etpi_resources.gguf_converter import NotConverted
 from etpi_resources.lake import Lake, LakeError
 
 DEMO = ("plan_first_tiny", "plan_first_tiny_weak")
 RESULT_SEEDS = (0, 1, 2)
-_QUIET = {"loggers": {"console": {"config": {}}}}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands.add_parser("demo", help=f"run {' and '.join(DEMO)} and compare them")
     commands.add_parser("demo-all", help="run every experiment on the embedded world")
     repeat = commands.add_parser("results", help="the same over several training seeds, into docs/results.md")
-    repeat.add_argument("experiments", nargs="*", metavar="EXPERIMENT", help="all tiny ones, where none is named")
+    repeat.add_argument("experiments", nargs="*", metavar="EXPERIMENT", help="by default all that a finding compares")
     repeat.add_argument("--seeds", nargs="+", type=int, default=list(RESULT_SEEDS), metavar="SEED")
     given = parser.parse_args(arguments)
     try:
@@ -63,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         specs = load_specs()
         if given.command == "demo-all":
             return demo(tiny(specs))
-        return results(specs, given.experiments or tiny(specs), given.seeds)
+        return results(specs, given.experiments or findings.experiments(), given.seeds)
     except (SpecError, LakeError, NotConverted) as error:
         print(f"etpi: {error}", file=sys.stderr)
         return 1
@@ -73,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_experiments(names: Sequence[str], specs_folder: Path | None = None) -> int:
-    """Bring experiments up to date, one after the other; 1 where any of them failed.
+    """Bring experiments up to date, several side by side; 1 where any of them failed.
 
     Only jobs with something to do are started for what they rest on; `run_experiment` always is, and skips what stands.
     """
@@ -82,43 +79,22 @@ def run_experiments(names: Sequence[str], specs_folder: Path | None = None) -> i
     if invalid := [step.reason for steps in plans.values() for step in steps if step.state == "invalid"]:
         raise SpecError("\n".join(dict.fromkeys(invalid)))
     runner = Runner(specs, specs_folder)
-    failed = []
+    ready = []
     for name in names:
         steps = plan(name, specs, Lake.open())  # an earlier experiment may have made some of it
         print(_opening(name, steps), file=sys.stderr)
-        if not all(runner.run(job, key) for job, key in _jobs(name, steps)):
-            failed.append(name)
-    if failed:
+        if all(runner.run(job, key) for job, key in _before(steps)):
+            ready.append(name)
+    if len(names) == 1:
+        done = [name for name in ready if runner.run("run_experiment", name)]
+    else:
+        done = side_by_side(ready, specs_folder)
+    if len(names) > 1 or not done:
         runner.run("publish_catalog", None)  # what did succeed can be queried
+    failed = [name for name in names if name not in done]
+    if failed:
         print(f"etpi: failed: {', '.join(failed)}. See `make status EXPERIMENT={failed[0]}`.", file=sys.stderr)
     return 1 if failed else 0
-
-
-class Runner:
-    """Runs jobs in this process against the persistent Dagster instance, so that the web page shows them."""
-
-    def __init__(self, specs: Specs, specs_folder: Path | None = None) -> None:
-        resources = Resources(lake=Lake.open(), specs_folder=specs_folder)
-        self._defs = build_defs(specs, {"etpi": resources})
-        self._instance = dg.DagsterInstance.get()
-
-    def run(self, job: str, key: str | None) -> bool:
-        """Whether the run succeeded; the console logger has said why where not."""
-        start = time.monotonic()
-        of = f" of {key}" if key else ""
-        print(f"-- {job}{of}", file=sys.stderr)
-        with StopRequests() as asked:
-            result = self._defs.resolve_job_def(job).execute_in_process(
-                instance=self._instance, partition_key=key, run_config=_QUIET, raise_on_error=False
-            )
-            stop = asked.any()
-        print(
-            f"-- {job}{of}: {'done' if result.success else 'FAILED'} in {time.monotonic() - start:.1f} s",
-            file=sys.stderr,
-        )
-        if stop:
-            raise KeyboardInterrupt  # Dagster took it for a failed run, if at all; no further job is wanted
-        return result.success
 
 
 def show_status(names: Sequence[str]) -> int:
@@ -171,16 +147,17 @@ def results(specs: Specs, names: Sequence[str], seeds: Sequence[int]) -> int:
         (folder / "experiments" / f"{copy}.toml").write_text(f'extends = "{name}"\nseeds = {list(seeds)}\n')
     code = run_experiments(list(repeated.values()), folder)
     target = Path("docs/results.md")
-    complete = set(tiny(specs)) <= set(names)
+    complete = set(findings.experiments()) <= set(names)
     target.write_text(render(Lake.open(), load_specs(folder), repeated, complete=complete))
     print(f"wrote {target}")
     return code
 
 
-def _jobs(name: str, steps: Sequence[Step]) -> list[tuple[str, str]]:
+def _before(steps: Sequence[Step]) -> list[tuple[str, str]]:
+    """The jobs that make what an experiment rests on, as far as they have something to do."""
     todo = {(step.set, step.key): None for step in open_steps(steps) if step.set != "experiment"}
     jobs = {"suite": "prepare_suite", "rollout_set": "collect_rollouts"}
-    return [*((jobs[set_name], key) for set_name, key in todo), ("run_experiment", name)]
+    return [(jobs[set_name], key) for set_name, key in todo]
 
 
 def _opening(name: str, steps: Sequence[Step]) -> str:

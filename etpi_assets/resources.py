@@ -85,11 +85,16 @@ class Resources:
         )
 
 
+def accelerators() -> bool:
+    """Whether this machine has one. Looks at device files alone: no torch."""
+    return any(found for pattern in ACCELERATORS for found in Path("/dev").glob(pattern))
+
+
 def require_hardware(spec: AnySpec | None, experiment: str) -> None:
-    """Raise HardwareMissing where the experiment's `requires` is not met. Looks at device files alone: no torch."""
+    """Raise HardwareMissing where the experiment's `requires` is not met."""
     if not isinstance(spec, ExperimentSpec) or spec.requires == "cpu":
         return
-    if not any(found for pattern in ACCELERATORS for found in Path("/dev").glob(pattern)):
+    if not accelerators():
         raise HardwareMissing(
             f'experiment {experiment!r} says requires = "gpu", and this machine has none (/dev/nvidia*, /dev/kfd). '
             "Run it where there is one; its dataset can be built here: "

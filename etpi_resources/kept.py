@@ -8,7 +8,8 @@ result is good enough to keep.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,11 @@ def find(lake: Lake, key: str) -> dict[str, Any] | None:
     report = json.loads(path.read_text())
     gone = [c for c in report["checkpoints"] if not lake.checkpoint_dir(c["checkpoint_id"]).is_dir()]
     return None if gone else report
+
+
+def alone(lake: Lake, key: str, log: Callable[[str], None]) -> AbstractContextManager[None]:
+    """Held from the look for a report until it is kept: another process that asks for the same waits for it."""
+    return lake.lock(f"training-{key}", log=log)
 
 
 def keep(lake: Lake, key: str, report: Mapping[str, Any]) -> None:

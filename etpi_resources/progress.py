@@ -5,12 +5,15 @@ Belongs here: how far, how fast, how long still. Does not belong here: deciding 
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 from types import TracebackType
 from typing import Self, TextIO
 
+LANE = "ETPI_LANE"
+"""Environment variable: which this process is of several that share a terminal, where none can rewrite a line."""
 TERMINAL_SECONDS = 0.5
 LOG_SECONDS = 15.0
 
@@ -27,7 +30,7 @@ class Progress:
         self.label, self.stage, self.total = label, stage, total
         self.done = 0
         self._stream = stream or sys.stderr
-        self._in_place = self._stream.isatty()
+        self._in_place = self._stream.isatty() and LANE not in os.environ
         self._interval = TERMINAL_SECONDS if self._in_place else LOG_SECONDS
         self._start = self._shown_at = time.monotonic()
         self._shown = False

@@ -136,7 +136,7 @@ def roll_out(
             template_kwargs=ground.template_kwargs,
         )
 
-    with Journal(journals, key) as journal:
+    with Journal(journals, key, wait=True) as journal:  # another experiment may roll out the same checkpoint
         for record in collect(ground.tasks, 1, run, journal, concurrency=MODEL_CONCURRENCY, advance=advance):
             yield _relabelled(record, candidate, experiment)
 

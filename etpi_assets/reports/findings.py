@@ -74,6 +74,11 @@ def declared(path: Path = DECLARED) -> list[Finding]:
     return [Finding.model_validate(table) for table in tomllib.loads(path.read_text(encoding="utf-8"))["finding"]]
 
 
+def experiments() -> list[str]:
+    """The experiments that the declared findings compare, in their order."""
+    return list(dict.fromkeys(side.experiment for f in declared() for side in (f.more, f.less)))
+
+
 def judge(finding: Finding, read: Read) -> Verdict:
     """The verdict on a finding, from the experiments as they stand."""
     table, name, measured = _figure(finding.figure)

@@ -62,7 +62,7 @@ seed, a dash where it ends below.
 def render(lake: Lake, specs: Specs, experiments: Mapping[str, str], *, complete: bool = True) -> str:
     """The page, for experiments as {shown name: name in the lake}. One that failed stands there as such.
 
-    `complete`: whether these are all tiny experiments; the command that makes the page again names them where not.
+    `complete`: whether these are all that a finding compares; the command that makes the page names them where not.
     """
     seeds = sorted({seed for name in experiments.values() for seed in specs.experiments[name].seeds})
     chosen = "" if complete else f' EXPERIMENTS="{" ".join(experiments)}"'

@@ -46,14 +46,14 @@ class _Entry:
 
 class Journal:
     """The journal of one spec key in a folder. Use as a context manager; one process at a time, threads may share it.
-    Rollouts stay on disk: memory holds where they are.
+    Rollouts stay on disk: memory holds where they are. `wait`: for another process that has it open.
 
     Attributes:
         path: `<folder>/journal-<spec key>.jsonl`.
     """
 
-    def __init__(self, folder: Path, spec_key: str) -> None:
-        self.spec_key = spec_key
+    def __init__(self, folder: Path, spec_key: str, *, wait: bool = False) -> None:
+        self.spec_key, self._wait = spec_key, wait
         self.path = folder / f"journal-{spec_key[:16]}.jsonl"
         self._entries: dict[str, _Entry] = {}
         self._end = 0
@@ -61,12 +61,12 @@ class Journal:
         self._fd: int | None = None
 
     def __enter__(self) -> Self:
-        """Read what is there and cut off a torn end. Raises JournalError where another process has it open, or a line
-        is not what its key says."""
+        """Read what is there and cut off a torn end. Raises JournalError where another process has it open and is not
+        waited for, or a line is not what its key says."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._fd, fcntl.LOCK_EX | (0 if self._wait else fcntl.LOCK_NB))
         except OSError:
             self._close()
             raise JournalError(f"{self.path} is open in another process; wait for it to end, or stop it") from None

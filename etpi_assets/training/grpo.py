@@ -116,34 +116,35 @@ def reinforce_once(
         BadReward, RolloutsFailed: a row cannot be rewarded or learnt from; the message names it.
         WorkerFailed: the trainer failed; the message holds its last lines.
     """
-    if report := kept.find(lake, request.key):
-        echo(f"{request.label}: trained before, nothing to do")
-        return report | {"reused": True}
-    for task in request.ground.tasks:
-        first_prompt(request.section, request.ground, task)
-    staging = lake.scratch(f"reinforce/{request.key}")
-    rounds_folder = lake.root / "checkpoints" / "rounds" / request.key
-    resume = last_whole(staging)
-    if resume is None:
+    with kept.alone(lake, request.key, echo):
+        if report := kept.find(lake, request.key):
+            echo(f"{request.label}: trained before, nothing to do")
+            return report | {"reused": True}
+        for task in request.ground.tasks:
+            first_prompt(request.section, request.ground, task)
+        staging = lake.scratch(f"reinforce/{request.key}")
+        rounds_folder = lake.root / "checkpoints" / "rounds" / request.key
+        resume = last_whole(staging)
+        if resume is None:
+            shutil.rmtree(staging)
+        dropped = drop_after(rounds_folder, resume or 0)
+        if resume is not None:
+            echo(f"{request.label}: going on from step {resume}; {dropped} later rounds will be rolled out again")
+        rounds = Rounds(request.section, request.ground, request.identity, request.seed, rounds_folder)
+        with PolicyServer(rounds, request.identity.teacher or "policy") as server:
+            try:
+                config = worker_config(request, str(server.path), resume)
+                report = run_worker(WORKER, config, staging, context=context, echo=echo)
+            except WorkerFailed:
+                if server.error is not None:
+                    raise server.error from None
+                raise
+        report["checkpoints"] = [kept.adopt(lake, staging, checkpoint) for checkpoint in report["checkpoints"]]
+        report["rounds"] = rounds_folder.relative_to(lake.root).as_posix()
+        if all(check.passed for check in proofs({request.seed: report})):
+            kept.keep(lake, request.key, report)
         shutil.rmtree(staging)
-    dropped = drop_after(rounds_folder, resume or 0)
-    if resume is not None:
-        echo(f"{request.label}: going on from step {resume}; {dropped} later rounds will be rolled out again")
-    rounds = Rounds(request.section, request.ground, request.identity, request.seed, rounds_folder)
-    with PolicyServer(rounds, request.identity.teacher or "policy") as server:
-        try:
-            config = worker_config(request, str(server.path), resume)
-            report = run_worker(WORKER, config, staging, context=context, echo=echo)
-        except WorkerFailed:
-            if server.error is not None:
-                raise server.error from None
-            raise
-    report["checkpoints"] = [kept.adopt(lake, staging, checkpoint) for checkpoint in report["checkpoints"]]
-    report["rounds"] = rounds_folder.relative_to(lake.root).as_posix()
-    if all(check.passed for check in proofs({request.seed: report})):
-        kept.keep(lake, request.key, report)
-    shutil.rmtree(staging)
-    return report | {"reused": False}
+        return report | {"reused": False}
 
 
 def worker_config(request: Request, link: str, resume: int | None) -> dict[str, Any]:

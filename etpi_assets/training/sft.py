@@ -90,17 +90,18 @@ def train_once(
     Raises:
         WorkerFailed: the trainer failed; the message holds its last lines.
     """
-    if report := kept.find(lake, request.key):
-        echo(f"{request.label}: trained before, nothing to do")
-        return report | {"reused": True}
-    staging = lake.scratch(f"train/{request.key}")
-    shutil.rmtree(staging)
-    report = run_worker(WORKER, worker_config(request), staging, context=context, echo=echo)
-    report["checkpoints"] = [kept.adopt(lake, staging, checkpoint) for checkpoint in report["checkpoints"]]
-    if all(check.passed for check in checks({request.seed: report}, expected)):
-        kept.keep(lake, request.key, report)
-    shutil.rmtree(staging)
-    return report | {"reused": False}
+    with kept.alone(lake, request.key, echo):
+        if report := kept.find(lake, request.key):
+            echo(f"{request.label}: trained before, nothing to do")
+            return report | {"reused": True}
+        staging = lake.scratch(f"train/{request.key}")
+        shutil.rmtree(staging)
+        report = run_worker(WORKER, worker_config(request), staging, context=context, echo=echo)
+        report["checkpoints"] = [kept.adopt(lake, staging, checkpoint) for checkpoint in report["checkpoints"]]
+        if all(check.passed for check in checks({request.seed: report}, expected)):
+            kept.keep(lake, request.key, report)
+        shutil.rmtree(staging)
+        return report | {"reused": False}
 
 
 def worker_config(request: Request) -> dict[str, Any]:

@@ -1,0 +1,118 @@
+"""Experiments side by side: each lane a process of its own that runs one experiment after the other.
+
+Belongs here: how many lanes, what a lane is told and answers, and its share of the machine. Does not belong here: what
+an experiment rests on, which must be there before (`cli`), or the tables across experiments, which come after.
+
+A network of the embedded world keeps little more than one core busy, so on a machine without an accelerator two
+experiments at once take little longer than one. A lane is handed names on its stdin, a line each, and answers each on
+its stdout with `done` or `failed`; whatever its jobs print goes to stderr. It runs under the supervisor, so it ends
+with whoever started it, and everything it started with it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from etpi_assets.graph import GRAPH, JOBS
+from etpi_assets.resources import accelerators
+from etpi_assets.runner import Runner
+from etpi_assets.specs.load import load_specs
+from etpi_resources.progress import LANE
+from etpi_resources.supervise import supervised
+
+MOST = 4
+"""Lanes; each holds a base, a batch in training and an interpreter: some 1 GB."""
+
+OWN = tuple(name for name in JOBS["run_experiment"][1] if GRAPH[name].set == "experiment")
+"""What a lane makes of an experiment: the rest is across experiments."""
+
+
+def lanes_here(experiments: int) -> int:
+    """How many lanes for so many experiments: one where an accelerator is shared by all, else one a core."""
+    return 1 if accelerators() else max(1, min(experiments, os.cpu_count() or 1, MOST))
+
+
+def side_by_side(names: Sequence[str], specs_folder: Path | None = None) -> list[str]:
+    """Run experiments, as many at once as there are lanes; those that succeeded, in order.
+
+    Raises:
+        KeyboardInterrupt: this process was asked to stop; the lanes have ended.
+    """
+    lanes = lanes_here(len(names))
+    waiting: SimpleQueue[str] = SimpleQueue()
+    for name in names:
+        waiting.put(name)
+    started: list[subprocess.Popen[str]] = []
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with ThreadPoolExecutor(lanes) as pool:
+        try:
+            started += (_start(number, lanes, specs_folder) for number in range(lanes))
+            done = {name for found in pool.map(lambda lane: _serve(lane, waiting), started) for name in found}
+        except BaseException:
+            for lane in started:
+                lane.terminate()
+            raise
+        finally:  # the pool waits for its threads, and they for their lanes
+            for lane in started:
+                lane.wait()
+            signal.signal(signal.SIGTERM, before)
+    return [name for name in names if name in done]
+
+
+def _start(number: int, lanes: int, specs_folder: Path | None) -> subprocess.Popen[str]:
+    threads = str(max(1, (os.cpu_count() or 1) // lanes))
+    return subprocess.Popen(
+        supervised([sys.executable, "-m", "etpi_assets.lanes", *([str(specs_folder)] if specs_folder else [])]),
+        env={"OMP_NUM_THREADS": threads, **os.environ, LANE: str(number)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _serve(lane: subprocess.Popen[str], waiting: SimpleQueue[str]) -> list[str]:
+    """Hand names to a lane until none waits, then let it end; those that it did. One that dies fails what it had."""
+    assert lane.stdin and lane.stdout
+    done = []
+    with suppress(BrokenPipeError), lane.stdin:
+        for name in _taken(waiting):
+            print(name, file=lane.stdin, flush=True)
+            answer = lane.stdout.readline().strip()
+            if not answer:
+                break
+            if answer == "done":
+                done.append(name)
+    return done
+
+
+def _taken(waiting: SimpleQueue[str]) -> Iterator[str]:
+    with suppress(Empty):
+        while True:
+            yield waiting.get_nowait()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """A lane's own process: `python -m etpi_assets.lanes [SPECS]`."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    folder = Path(arguments[0]) if arguments else None
+    runner = Runner(load_specs(folder), folder)
+    try:
+        for line in sys.stdin:
+            name = line.strip()
+            print("done" if runner.run("run_experiment", name, OWN) else "failed", file=answers, flush=True)
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
