@@ -1,0 +1,137 @@
+"""Experiments side by side: real lanes, each a process that runs real jobs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from made_graph import write_spec
+
+from etpi_assets import lanes, resources
+from etpi_resources.lake import Lake, Ref
+from etpi_resources.supervise import descendants
+
+ROOT = Path(__file__).resolve().parent.parent
+SUITE = 'extends = "coop_tiny"\n[params]\ntrain = 40\nheldout = 20\n'
+ROLLOUT_SET = 'extends = "coop_tiny_strong"\nsuite = "little"\ntasks = 24\nk = 1\n'
+DATA_ALONE = """
+extends = "plan_first_tiny"
+rollout_sets = ["little_strong"]
+evaluate = "none"
+[base]
+kind = "none"
+[train]
+method = "none"
+[gates]
+teacher = {}
+format_exposure = 0
+role_balance = 0.0
+plan_paths_in_task = 0.0
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Where specs, lake and Dagster's home are. What the experiments below rest on is there."""
+    made = tmp_path_factory.mktemp("lanes")
+    write_spec(made / "specs", "suites", "little", SUITE)
+    write_spec(made / "specs", "rollout_sets", "little_strong", ROLLOUT_SET)
+    write_spec(made / "specs", "experiments", "first", DATA_ALONE)
+    with _started(made, "first") as process:
+        assert process.stderr
+        said = process.stderr.read()
+        assert process.wait() == 0, said
+    assert "-- collect_rollouts of little_strong: done" in said
+    return made
+
+
+def _started(folder: Path, *names: str) -> subprocess.Popen[str]:
+    """`make run` of experiments, its words on stderr."""
+    places = {"DAGSTER_HOME": "", "ETPI_DATA": "data", "ETPI_CATALOG": "etpi.duckdb", "ETPI_SPECS": "specs"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "etpi_assets.cli", "run", *names],
+        cwd=ROOT,
+        env={**os.environ, **{name: str(folder / place) for name, place in places.items()}},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _until(lines: Iterable[str], wanted: str) -> None:
+    seen = []
+    for line in lines:
+        seen.append(line)
+        if wanted in line:
+            return
+    raise AssertionError(f"never said {wanted!r}:\n{''.join(seen)}")
+
+
+def test_several_experiments_run_side_by_side_and_one_that_fails_stops_no_other(folder):
+    for name in ("left", "right", "third"):
+        write_spec(folder / "specs", "experiments", name, DATA_ALONE)
+    write_spec(folder / "specs", "experiments", "right", DATA_ALONE.replace("teacher = {}", "teacher.solved = 1.01"))
+    with _started(folder, "left", "right", "third") as process:
+        assert process.stderr
+        said = process.stderr.read()
+        assert process.wait() == 1, said
+    assert "etpi: failed: right. " in said and "-- run_experiment of right: FAILED" in said
+    assert "collect_rollouts" not in said and said.count("-- publish_catalog: done") == 1
+    lake = Lake(folder / "data")
+    for name in ("left", "third"):
+        dataset = lake.current(Ref("upweighted_dataset", "experiment", name))
+        assert dataset and dataset.rows["sequences"] > 0, said
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_a_stopped_command_leaves_no_lane(folder, number, code):
+    names = [f"stopped_{number}_{letter}" for letter in "ab"]
+    for name in names:
+        write_spec(folder / "specs", "experiments", name, DATA_ALONE)
+    with _started(folder, *names) as process:
+        assert process.stderr
+        _until(process.stderr, f"-- run_experiment of {names[0]}")
+        below = descendants(process.pid)
+        assert {_lane_of(pid) for pid in below} >= {"0", "1"}
+        process.send_signal(number)
+        process.stderr.read()
+        assert process.wait(60) == code
+    end = time.monotonic() + 30
+    while left := [pid for pid in below if os.path.exists(f"/proc/{pid}")]:
+        assert time.monotonic() < end, left
+        time.sleep(0.1)
+
+
+def test_a_lane_that_dies_fails_what_it_had_alone(folder):
+    for name in ("one", "two", "three"):
+        write_spec(folder / "specs", "experiments", name, DATA_ALONE)
+    with _started(folder, "one", "two", "three") as process:
+        assert process.stderr
+        _until(process.stderr, "-- run_experiment of one")
+        os.kill(next(pid for pid in descendants(process.pid) if _lane_of(pid) == "0"), signal.SIGKILL)
+        said = process.stderr.read()
+        assert process.wait() == 1
+    failed = [name for name in ("one", "two", "three") if f"etpi: failed: {name}. " in said]
+    assert len(failed) == 1, said
+
+
+def _lane_of(pid: int) -> str | None:
+    """The number of the lane that a process is; None for a supervisor of it."""
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    given = dict(pair.split(b"=", 1) for pair in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if b"=" in pair)
+    return given.get(b"ETPI_LANE", b"").decode() if words[1:3] == [b"-m", b"etpi_assets.lanes"] else None
+
+
+def test_a_shared_accelerator_is_one_lane(monkeypatch):
+    monkeypatch.setattr(resources, "ACCELERATORS", ("null",))
+    assert lanes.lanes_here(8) == 1
+    monkeypatch.setattr(resources, "ACCELERATORS", ())
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert [lanes.lanes_here(n) for n in (1, 2, 8)] == [1, 2, 3]
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert lanes.lanes_here(8) == lanes.MOST
