@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -171,7 +171,7 @@ class Recipe:
         ref = Ref(self.node.name, self.node.set, key)
         if manifest := self._unchanged(run.lake, ref, wanted):
             return Outcome(manifest, True, {}, time.monotonic() - start)
-        with self._lock(run), run.lake.staging() as run.folder:
+        with self._alone(run), run.lake.staging() as run.folder:
             # Another process may have made it while this one waited.
             if manifest := self._unchanged(run.lake, ref, wanted):
                 return Outcome(manifest, True, {}, time.monotonic() - start)
@@ -202,13 +202,15 @@ class Recipe:
         earlier = [m for m in lake.history(ref) if m.input_key == wanted and not m.blocked]
         return lake.reinstate(earlier[-1]) if earlier else None
 
-    def _lock(self, run: AssetRun) -> AbstractContextManager[None]:
-        name = self.node.lock
-        if name is None:
-            return nullcontext()
-        if name == "accelerator" and (lane := os.environ.get(LANE)):
-            name += f"-{lane}"  # there is none, and each lane has its share of the cores
-        return run.lake.lock(name, log=run.log)
+    @contextmanager
+    def _alone(self, run: AssetRun) -> Iterator[None]:
+        """Hold what nobody else may use meanwhile: this partition, and what the node's lock stands for."""
+        with run.lake.lock(f"{self.node.name}-{run.key}", log=run.log), ExitStack() as stack:
+            if name := self.node.lock:
+                lane = os.environ.get(LANE)  # of an accelerator that is not there, each has its share of the cores
+                shared = f"{name}-{lane}" if lane and name == "accelerator" else name
+                stack.enter_context(run.lake.lock(shared, log=run.log))
+            yield
 
     def _verify(self, run: AssetRun, produced: Produced, inputs: Mapping[str, str]) -> None:
         if set(produced.tables) != set(self.node.tables):

@@ -22,7 +22,7 @@ from etpi_assets.reports.results import render
 from etpi_assets.resources import Resources
 from etpi_assets.runner import Runner
 from etpi_assets.specs.load import SpecError, Specs, load_specs
-from etpi_assets.specs.planner import Step, open_steps, plan
+from etpi_assets.specs.planner import plan
 from etpi_resources.gguf_converter import NotConverted
 from etpi_resources.lake import Lake, LakeError
 
@@ -70,26 +70,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_experiments(names: Sequence[str], specs_folder: Path | None = None) -> int:
-    """Bring experiments up to date, several side by side; 1 where any of them failed.
-
-    Only jobs with something to do are started for what they rest on; `run_experiment` always is, and skips what stands.
-    """
+    """Bring experiments up to date with all they rest on, several side by side; 1 where any of them failed."""
     specs = load_specs(specs_folder)
     plans = {name: plan(name, specs, Lake.open()) for name in names}
     if invalid := [step.reason for steps in plans.values() for step in steps if step.state == "invalid"]:
         raise SpecError("\n".join(dict.fromkeys(invalid)))
     runner = Runner(specs, specs_folder)
-    ready = []
-    for name in names:
-        steps = plan(name, specs, Lake.open())  # an earlier experiment may have made some of it
-        print(_opening(name, steps), file=sys.stderr)
-        if all(runner.run(job, key) for job, key in _before(steps)):
-            ready.append(name)
-    if len(names) == 1:
-        done = [name for name in ready if runner.run("run_experiment", name)]
-    else:
-        done = side_by_side(ready, specs_folder)
-    if len(names) > 1 or not done:
+    alone = len(names) == 1
+    done = list(filter(runner.bring, names)) if alone else side_by_side(names, specs_folder)
+    if not (alone and done):
         runner.run("publish_catalog", None)  # what did succeed can be queried
     failed = [name for name in names if name not in done]
     if failed:
@@ -151,20 +140,6 @@ def results(specs: Specs, names: Sequence[str], seeds: Sequence[int]) -> int:
     target.write_text(render(Lake.open(), load_specs(folder), repeated, complete=complete))
     print(f"wrote {target}")
     return code
-
-
-def _before(steps: Sequence[Step]) -> list[tuple[str, str]]:
-    """The jobs that make what an experiment rests on, as far as they have something to do."""
-    todo = {(step.set, step.key): None for step in open_steps(steps) if step.set != "experiment"}
-    jobs = {"suite": "prepare_suite", "rollout_set": "collect_rollouts"}
-    return [(jobs[set_name], key) for set_name, key in todo]
-
-
-def _opening(name: str, steps: Sequence[Step]) -> str:
-    todo = open_steps(steps)
-    what = ", ".join(f"{step.asset} of {step.key} ({step.state})" for step in todo[:6])
-    more = f" and {len(todo) - 6} more" if len(todo) > 6 else ""
-    return f"== {name}: {what}{more}" if todo else f"== {name}: nothing is missing or stale"
 
 
 def _dagster_home(environment: Mapping[str, str]) -> None:

@@ -1,7 +1,7 @@
 """Experiments side by side: each lane a process of its own that runs one experiment after the other.
 
 Belongs here: how many lanes, what a lane is told and answers, and its share of the machine. Does not belong here: what
-an experiment rests on, which must be there before (`cli`), or the tables across experiments, which come after.
+brings an experiment (`runner`), or the tables across experiments, which come after (`cli`).
 
 A network of the embedded world keeps little more than one core busy, so on a machine without an accelerator two
 experiments at once take little longer than one. A lane is handed names on its stdin, a line each, and answers each on
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         for line in sys.stdin:
             name = line.strip()
-            print("done" if runner.run("run_experiment", name, OWN) else "failed", file=answers, flush=True)
+            print("done" if runner.bring(name, OWN) else "failed", file=answers, flush=True)
     except KeyboardInterrupt:
         return 130
     return 0

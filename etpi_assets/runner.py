@@ -1,7 +1,7 @@
 """Dagster jobs run in this process, one after the other.
 
-Belongs here: starting a job by name and saying how it went. Does not belong here: which jobs are needed
-(`specs.planner`), or several processes (`lanes`).
+Belongs here: starting the jobs that bring an experiment up to date, and saying how each went. Does not belong here:
+what is missing or stale (`specs.planner`), or several processes (`lanes`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import dagster as dg
 from etpi_assets.definitions import build_defs
 from etpi_assets.resources import Resources
 from etpi_assets.specs.load import Specs
+from etpi_assets.specs.planner import Step, open_steps, plan
 from etpi_assets.stopping import StopRequests
 from etpi_resources.lake import Lake
 
@@ -26,9 +27,20 @@ class Runner:
     """Runs jobs against the persistent Dagster instance, so that the web page shows them."""
 
     def __init__(self, specs: Specs, specs_folder: Path | None = None) -> None:
-        resources = Resources(lake=Lake.open(), specs_folder=specs_folder)
+        self._specs, self._lake = specs, Lake.open()
+        resources = Resources(lake=self._lake, specs_folder=specs_folder)
         self._defs = build_defs(specs, {"etpi": resources})
         self._instance = dg.DagsterInstance.get()
+
+    def bring(self, name: str, assets: Sequence[str] | None = None) -> bool:
+        """Whether an experiment, or some of its assets, and all it rests on are now up to date.
+
+        Only jobs with something to do are started for what it rests on; `run_experiment` always is, and skips what
+        stands. Raises as `run` does.
+        """
+        steps = plan(name, self._specs, self._lake)
+        print(_opening(name, steps), file=sys.stderr)
+        return all(self.run(job, key) for job, key in _before(steps)) and self.run("run_experiment", name, assets)
 
     def run(self, job: str, key: str | None, assets: Sequence[str] | None = None) -> bool:
         """Whether the run of the job, or of some of its assets, succeeded; the console logger has said why where not.
@@ -55,3 +67,17 @@ class Runner:
         if stop:
             raise KeyboardInterrupt  # Dagster took it for a failed run, if at all; no further job is wanted
         return result.success
+
+
+def _before(steps: Sequence[Step]) -> list[tuple[str, str]]:
+    """The jobs that make what an experiment rests on, as far as they have something to do."""
+    todo = {(step.set, step.key): None for step in open_steps(steps) if step.set != "experiment"}
+    jobs = {"suite": "prepare_suite", "rollout_set": "collect_rollouts"}
+    return [(jobs[set_name], key) for set_name, key in todo]
+
+
+def _opening(name: str, steps: Sequence[Step]) -> str:
+    todo = open_steps(steps)
+    what = ", ".join(f"{step.asset} of {step.key} ({step.state})" for step in todo[:6])
+    more = f" and {len(todo) - 6} more" if len(todo) > 6 else ""
+    return f"== {name}: {what}{more}" if todo else f"== {name}: nothing is missing or stale"

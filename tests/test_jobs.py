@@ -14,7 +14,7 @@ import dagster as dg
 import pytest
 from made_graph import EXPERIMENT, failures, write_spec
 
-from etpi_assets import cli, resources
+from etpi_assets import cli, resources, runner
 from etpi_assets.graph import GRAPH, JOBS
 from etpi_assets.jobs import chain_backfill
 from etpi_assets.specs.load import load_specs
@@ -182,8 +182,8 @@ def test_dagster_job_launch_needs_no_daemon_and_says_what_is_missing(tmp_path):
 
 
 def test_make_run_exits_with_1_where_a_step_fails(world, instance, monkeypatch, capsys):
-    monkeypatch.setattr(cli, "build_defs", lambda specs, overrides: world.definitions())
-    monkeypatch.setattr(cli.dg.DagsterInstance, "get", staticmethod(lambda: instance))
+    monkeypatch.setattr(runner, "build_defs", lambda specs, overrides: world.definitions())
+    monkeypatch.setattr(dg.DagsterInstance, "get", staticmethod(lambda: instance))
     monkeypatch.setattr(cli.Lake, "open", classmethod(lambda cls: world.lake))
     assert cli.run_experiments(["first"], world.specs_folder) == 0
     assert "-- collect_rollouts of few: done" in capsys.readouterr().err
