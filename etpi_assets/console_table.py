@@ -11,13 +11,14 @@ from typing import Any
 from etpi_assets.specs.planner import Step
 from etpi_resources.lake import Lake, Ref
 
-METRICS = ("plan_first", "plan_content", "follow_through", "solved", "parse_rate")
+METRICS = ("plan_first", "plan_content", "follow_through", "solved", "called", "parse_rate")
 _ROLES = ("teacher", "base", "sft", "rl")
 _SIGNS = {"ok": "ok", "missing": "missing", "stale": "STALE", "blocked": "BLOCKED", "invalid": "INVALID"}
 
 
 def metrics_table(lake: Lake, experiments: Sequence[str]) -> str:
     """Experiments x metrics, the teacher beside the student: value, 95 % interval and n, pooled over seeds.
+    A metric that none was measured by has no column.
 
     An experiment without evaluation stands there with the reason.
     """
@@ -35,7 +36,8 @@ def metrics_table(lake: Lake, experiments: Sequence[str]) -> str:
         for role, decoding in sorted(found, key=lambda pair: (_ROLES.index(pair[0]), pair[1])):
             cells = [_figure(found[role, decoding].get(metric)) for metric in METRICS]
             rows.append([name, role, decoding, *cells])
-    return _aligned(rows)
+    shown = [i for i in range(len(head)) if i < 3 or any(row[i] for row in rows[1:])]
+    return _aligned([[row[i] for i in shown] for row in rows])
 
 
 def ending(lake: Lake, experiments: Sequence[str]) -> str:

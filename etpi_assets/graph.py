@@ -168,7 +168,7 @@ _NODES = (
         ("scores", "agent_scores", "turn_scores"),
         "The verifier's reward and the three behaviours of every rollout, exit status kept apart from behaviour.",
         upstream=("raw_rollouts", "tasks"),
-        sections=("scoring", "agent.grammar"),
+        sections=("scoring", "agent.grammar", "agent.tools"),
         code=("etpi_assets.scoring",),
     ),
     Node(
@@ -321,7 +321,7 @@ _NODES = (
         ("metrics", "scores", "agent_scores", "turn_scores"),
         "Held-out metrics with n and 95 % intervals clustered by pair, the teacher's beside them.",
         upstream=("eval_rollouts", "scored_rollouts", "tasks"),
-        sections=("metrics", "evaluate.agent.grammar"),
+        sections=("metrics", "evaluate.agent.grammar", "evaluate.agent.tools"),
         code=("etpi_assets.evaluation.metrics", "etpi_assets.scoring"),
     ),
     Node(

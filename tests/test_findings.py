@@ -135,6 +135,8 @@ def test_what_is_declared_can_be_measured():
                 assert SPECS[condition.experiment].train.save_steps
             if one.figure.startswith(findings.REINFORCED):
                 assert condition.role == "rl" and one.figure.removeprefix(findings.REINFORCED) in COLUMNS
+            if one.figure == "called":
+                assert section.agent.tools
             if one.figure == "adherence":
                 assert SPECS[condition.experiment].metrics.scoring.structure
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
+from made_graph import write_spec
 
+from etpi_assets.resources import Resources
+from etpi_assets.rollouts.assets import raw_rollouts
+from etpi_assets.scoring.assets import scored_rollouts
 from etpi_assets.scoring.rewards.attempt import Attempt
 from etpi_assets.scoring.rewards.functions import check_terms, score_attempt
 from etpi_assets.specs.load import SHIPPED, load_specs
 from etpi_assets.specs.training import TrainSection
+from etpi_assets.tasks.assets import tasks
 from etpi_assets.tasks.families import load_family
 from etpi_resources.chat_format import load_chat_format
+from etpi_resources.lake import Lake, Ref
 from etpi_resources.trainers.workers import grpo_worker
 from etpi_resources.trainers.workers.plan import Plan
 
@@ -82,6 +90,22 @@ def test_the_tiny_pair_differs_in_the_tool_call_reward_alone():
     rl = SPECS.experiments[TINY[0]].rl
     assert (rl.clip_low, rl.clip_high, rl.beta, rl.loss, rl.group_size) == (0.2, 0.28, 0.0, "dapo", 8)
     assert rl.agent.max_steps <= 4 and 30 <= rl.steps <= 60
+
+
+def test_the_teacher_s_calls_are_counted_from_what_was_recorded(tmp_path):
+    write_spec(tmp_path, "suites", "few", 'extends = "arithmetic_tiny"\n[params]\ntrain = 6\nheldout = 0\n')
+    teacher = 'extends = "arithmetic_tiny_teacher"\nsuite = "few"\ntasks = 6\nk = 2\nengine.skill = { calls = 0.5 }\n'
+    write_spec(tmp_path, "rollout_sets", "few", teacher)
+    resources = Resources(lake=Lake(tmp_path / "lake"), specs_folder=tmp_path)
+    for recipe in (tasks, raw_rollouts, scored_rollouts):
+        assert not recipe.execute("few", resources).manifest.blocked
+    turns = resources.lake.read(Ref("raw_rollouts", "rollout_set", "few"), "turns").to_pylist()
+    calls = Counter(t["rollout_id"] for t in turns if t["actions"] != "[]" and t["observation"] is not None)
+    scored = resources.lake.read(Ref("scored_rollouts", "rollout_set", "few"), "agent_scores").to_pylist()
+    assert {row["rollout_id"]: row["tool_turns"] for row in scored} == {
+        r["rollout_id"]: calls[r["rollout_id"]] for r in turns
+    }
+    assert 0 < len(calls) < len(scored) == 12
 
 
 def test_an_early_epoch_s_checkpoint_can_be_the_one_that_is_used():

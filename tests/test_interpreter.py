@@ -10,15 +10,18 @@ from etpi_assets.rollouts.agent import Identity, run_rollout
 from etpi_assets.rollouts.interpreter import cell_command, cell_of
 from etpi_assets.rollouts.policies.arithmetic_tiny import GIVEN_UP, ArithmeticSkill, ArithmeticTinyPolicy, answer, call
 from etpi_assets.rollouts.records import RolloutRecord
+from etpi_assets.rollouts.tables import to_tables
+from etpi_assets.scoring.behaviours import score
 from etpi_assets.scoring.rewards import tools
 from etpi_assets.scoring.rewards.attempt import Attempt, attempt_of
-from etpi_assets.specs.rollout_set import AgentSection
+from etpi_assets.specs.rollout_set import AgentSection, ScoringSection
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import ANSWER, Task
 from etpi_resources.chat_format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes import Limits
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
+from etpi_resources.schemas import empty
 
 FAMILY = load_family("arithmetic_tiny")
 TASK = next(t for t in FAMILY.load("s", 0, {"train": 1, "heldout": 0}) if isinstance(t, Task))
@@ -95,6 +98,13 @@ def seen(record: RolloutRecord) -> Attempt:
     return attempt_of(record, TASK)
 
 
+def counted(record: RolloutRecord, tools: bool) -> int | None:
+    """Turns with a tool as scoring finds them in the rollout's tables."""
+    tables = to_tables([record])
+    scored = score(*(tables[n] for n in ("rollouts", "agents", "turns")), empty("tasks"), ScoringSection(), tools=tools)
+    return scored["agent_scores"]["tool_turns"][0].as_py()
+
+
 def test_an_agent_computes_over_several_turns_and_answers_without_a_call():
     expression, right = TASK.payload["expression"], TASK.payload["answer"]
     record = roll(call(f"n = {expression}"), call("print(n)"), answer(right))
@@ -150,8 +160,10 @@ def test_an_answer_that_code_wrote_down_is_none():
 def test_what_degenerate_turns_earn_under_the_tool_call_reward(texts, tool_turns, reward):
     """TCR pays for turns, as published: a turn that no call could be read from counts as a turn of the assistant's, and
     idle calls earn what useful ones do, up to -0.6 and never a right answer's 1."""
-    attempt = seen(roll(*texts))
-    assert attempt.tool_turns == tool_turns
+    record = roll(*texts)
+    attempt = seen(record)
+    assert attempt.tool_turns == tool_turns == counted(record, tools=True)
+    assert counted(record, tools=False) is None, "no tool was offered, so nothing is said of any"
     assert tools.tool_call_reward(attempt) == pytest.approx(reward)
     assert tools.outcome(attempt) == -1.0
 

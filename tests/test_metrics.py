@@ -63,7 +63,7 @@ def test_two_pairs_cannot_decide_a_threshold():
     assert decide(forty, 0.99)[0] is None
 
 
-def _tables(n: int = 4):
+def _tables(n: int = 4, tools: bool = False):
     rollouts, scores, agents = [], [], []
     for i in range(n):
         rollout = f"r{i}"
@@ -100,6 +100,8 @@ def _tables(n: int = 4):
                     "turns": 4,
                     "think_tokens": 8,
                     "output_tokens": 40,
+                    # Of r0 one agent calls, of r1 none, of r2 both; r3 broke.
+                    "tool_turns": {"r0": int(agent == "agent2"), "r1": 0}.get(rollout, 3) if tools else None,
                 }
             )
     return from_rows("rollouts", rollouts), from_rows("scores", scores), from_rows("agent_scores", agents)
@@ -121,6 +123,18 @@ def test_metrics_exclude_infrastructure_errors_and_pool_over_seeds_by_task():
     assert _value(metrics, "parse_rate", None)["n"] == 24
     assert _value(metrics, "think_tokens_per_turn", None)["value"] == pytest.approx(2.0)
     assert _value(metrics, "follow_through", None)["value"] == pytest.approx(0.5)
+
+
+def test_the_share_of_attempts_that_call_a_tool_is_measured_where_tools_are_offered():
+    metrics = measure(*_tables(tools=True), experiment="x")
+    called = _value(metrics, "called", None)
+    assert (called["value"], called["n"], called["unit"]) == (pytest.approx(2 / 3), 3, "rollout")
+    assert called["interval"] == "wilson_clustered" and called["ci_low"] < 2 / 3 < called["ci_high"]
+    assert [_value(metrics, "called", seed)["value"] for seed in (0, 1)] == [1.0, 0.0] and called["excluded"] == 1
+    assert "called" not in measure(*_tables(), experiment="x")["metric"].to_pylist()
+    _, scores, agents = _tables(tools=True)
+    (taught,) = [r for r in teacher_of(scores, agents, "x").to_pylist() if r["metric"] == "called"]
+    assert (taught["checkpoint_role"], taught["n"]) == ("teacher", 3)
 
 
 def test_threshold_check_names_the_figures():

@@ -379,11 +379,26 @@ def test_a_board_has_a_line_a_condition_and_says_what_it_leaves_out(sources, mon
     lines = leaderboard.board(table).splitlines()
     assert [line.split(" | ")[:3] for line in lines[2:]] == [["| demo", role, "greedy"] for role in ("base", "sft")]
     assert "| 0.92 [0.65, 0.99], n 12 |" in lines[3] and lines[0].count("|") == lines[3].count("|")
+    assert "called" not in lines[0], "nobody was offered a tool"
     monkeypatch.setattr(leaderboard, "PAGE_CHARACTERS", len("\n".join(lines[:3])))
     assert leaderboard.board(table).endswith("… and 1 more, in the view of this name.\n")
     lesson = leaderboard.Lesson(sources.eval_scores, frozenset({"sft00"}), ("a|b",), frozenset({"plan_first"}))
     found = leaderboard.ceiling_board(leaderboard.teacher_ceiling(entries, {"demo": lesson}))
     assert "| demo | a\\|b | plan_first | greedy | yes | 0.50 | 1.00 | 1.00 [0.76, 1.00], n 12 |" in found
+
+
+def test_the_share_that_calls_a_tool_stands_where_it_was_measured():
+    row = {"experiment": "demo", "checkpoint_role": "rl", "decoding": "greedy", "unit": "rollout", "excluded": 0}
+    row |= {"interval": "wilson", "ci_low": 0.4, "ci_high": 0.6, "n": 96}
+    metrics = from_rows(
+        "metrics", [row | {"metric": "solved", "value": 0.5}, row | {"metric": "called", "value": 0.52}]
+    )
+    assert [m["metric"] for m in facts.metric_rows(metrics, facts.HEADLINE)] == ["solved", "called"]
+    head, _, line = leaderboard.board(
+        leaderboard.leaderboard([leaderboard.Entry("demo", "Demo", metrics)])
+    ).splitlines()
+    assert head == "| experiment | who | decoding | solved | called |"
+    assert line.endswith("| 0.50 [0.40, 0.60], n 96 | 0.52 [0.40, 0.60], n 96 |")
 
 
 def test_what_is_learnt_stays_on_the_page_after_a_long_prompt(sources):

@@ -128,6 +128,7 @@ def eval_metrics(run: AssetRun) -> Produced:
         run.read("eval_rollouts", "messages"),
         _entities(run, tasks),
         structure_of(spec.metrics.scoring, spec.evaluate.agent) if spec.evaluate else None,
+        tools=bool(spec.evaluate and spec.evaluate.agent.tools),
     )
     teacher = metrics.teacher_of(
         run.read("scored_rollouts", "scores"), run.read("scored_rollouts", "agent_scores"), run.key

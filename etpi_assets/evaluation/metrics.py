@@ -94,6 +94,12 @@ def _estimates(units: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, E
     judged = [unit for unit in units if unit["reward"] is not None]
     if estimate := rate([unit["reward"] == 1.0 for unit in judged], [unit["cluster"] for unit in judged]):
         yield "solved", "pair", estimate
+    offered = [u for u in units if u["agents"] and all(agent["tool_turns"] is not None for agent in u["agents"])]
+    if estimate := rate(
+        [any(agent["tool_turns"] for agent in unit["agents"]) for unit in offered],
+        [unit["cluster"] for unit in offered],
+    ):
+        yield "called", "rollout", estimate
     if estimate := rate(
         [bool(unit["agents"]) and all(agent["parse_rate"] == 1.0 for agent in unit["agents"]) for unit in units],
         [unit["cluster"] for unit in units],

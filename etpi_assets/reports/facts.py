@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from etpi_assets.training.curves import Curve, curves, rates
 
-HEADLINE = ("plan_first", "plan_content", "follow_through", "solved", "parsed", "parse_rate", "submitted")
+HEADLINE = ("plan_first", "plan_content", "follow_through", "solved", "called", "parsed", "parse_rate", "submitted")
 DETAIL = (
     "follow_own",
     "follow_edited",

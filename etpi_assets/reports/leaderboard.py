@@ -16,6 +16,8 @@ from etpi_assets.scoring.intervals import rate
 from etpi_resources.schemas import from_rows
 
 CEILING_METRICS = ("plan_first", "plan_content", "follow_through", "solved")
+BOARD_METRICS = (*CEILING_METRICS, "called")
+"""The board has a column for those of them that some experiment was measured by."""
 PAGE_CHARACTERS = 40_000
 """Of a board; the web page's store takes 50 KB an entry."""
 
@@ -101,8 +103,9 @@ def board(table: pa.Table) -> str:
         key = row["experiment"], row["checkpoint_role"], row["decoding"] or ""
         found.setdefault(key, {})[row["metric"]] = figure(row["value"], row["ci_low"], row["ci_high"], row["n"])
     order = sorted(found, key=lambda key: (key[0], ROLE_ORDER.index(key[1]), key[2]))
-    lines = [[*key, *(found[key].get(metric, "") for metric in CEILING_METRICS)] for key in order]
-    return markdown_table(["experiment", "who", "decoding", *CEILING_METRICS], lines, PAGE_CHARACTERS)
+    shown = [metric for metric in BOARD_METRICS if any(metric in figures for figures in found.values())]
+    lines = [[*key, *(found[key].get(metric, "") for metric in shown)] for key in order]
+    return markdown_table(["experiment", "who", "decoding", *shown], lines, PAGE_CHARACTERS)
 
 
 def ceiling_board(table: pa.Table) -> str:

@@ -18,7 +18,7 @@ from etpi_assets.specs.load import Specs
 from etpi_resources.catalog import sql_folder
 from etpi_resources.lake import Lake, Manifest, Ref
 
-METRICS = ("plan_first", "plan_content", "follow_through", "solved", "parse_rate", "adherence")
+METRICS = ("plan_first", "plan_content", "follow_through", "solved", "called", "parse_rate", "adherence")
 """An experiment's table has those of them that it was measured by."""
 
 _HOLDER = {"metrics": "eval_metrics", "probes": "serving_probe", "rl_samples": "rl_checkpoint"}

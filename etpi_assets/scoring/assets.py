@@ -27,6 +27,8 @@ COLUMNS = {
 """What is read of each table of a rollout set."""
 TEXTS = ("content", "reasoning")
 """What is read of turns besides, where they are held against a structure."""
+ANSWERS = ("observation",)
+"""What is read of turns besides, where tools were offered."""
 
 
 @etpi_asset("scored_rollouts", checks=("every_rollout_scored",))
@@ -35,12 +37,14 @@ def scored_rollouts(run: AssetRun) -> Produced:
     family = load_family(run.specs.suites[run.spec.suite].family) if run.spec.suite else None
     entities = {task.task_id: family.entities(task) for task in read_tasks(tasks)} if family else None
     structure = structure_of(run.spec.scoring, run.spec.agent)
-    columns = COLUMNS if structure is None else {**COLUMNS, "turns": (*COLUMNS["turns"], *TEXTS)}
+    tools = bool(run.spec.agent.tools)
+    besides = (*(TEXTS if structure else ()), *(ANSWERS if tools else ()))
+    columns = {**COLUMNS, "turns": (*COLUMNS["turns"], *besides)}
     parts: dict[str, list[pa.Table]] = {name: [empty(name)] for name in run.node.tables}
     for block in blocks({name: run.stored("raw_rollouts", name) for name in COLUMNS}, columns):
         rollouts, agents, turns, messages = (block[name] for name in COLUMNS)
         known = tasks.filter(pc.is_in(tasks["task_id"], value_set=rollouts["task_id"]))  # pyright: ignore[reportAttributeAccessIssue]
-        made = score(rollouts, agents, turns, known, run.spec.scoring, messages, entities, structure)
+        made = score(rollouts, agents, turns, known, run.spec.scoring, messages, entities, structure, tools)
         for name, table in made.items():
             parts[name].append(table)
     scored = {name: pa.concat_tables(tables) for name, tables in parts.items()}

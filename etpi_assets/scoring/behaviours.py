@@ -46,6 +46,7 @@ def score(
     messages: pa.Table | None = None,
     entities: Mapping[str, Sequence[str]] | None = None,
     structure: ThinkGrammar | None = None,
+    tools: bool = False,
 ) -> dict[str, pa.Table]:
     """Score every rollout.
 
@@ -56,6 +57,7 @@ def score(
             task's text where the task is not among `tasks`.
         entities: task id -> files and functions of the task besides those its instruction names (`Family.entities`).
         structure: what think blocks are held against; None: nothing.
+        tools: whether the agents were offered tools, so that turns with a call are counted; reads `turns.observation`.
 
     Returns:
         {"scores", "agent_scores", "turn_scores"}: a row a rollout, a row an agent and, with a structure, a row a turn,
@@ -66,7 +68,7 @@ def score(
     patterns = Patterns.of(scoring)
     instructions = dict(zip(tasks["task_id"].to_pylist(), tasks["instruction"].to_pylist(), strict=True))
     prompts, early = before_first_turn(messages)
-    cast = read_agents(agents, turns, early, scoring)
+    cast = read_agents(agents, turns, early, scoring, tools=tools)
     keywords = [_keyword(word) for word in scoring.keywords]
     scenes: dict[str, Scene] = {}
     rows: dict[str, list[dict[str, Any]]] = {"scores": [], "agent_scores": []}
@@ -106,6 +108,7 @@ def score(
                     "output_tokens": agent.output_tokens,
                     "think_tokens": agent.think_tokens,
                     "post_think_tokens": agent.post_think_tokens,
+                    "tool_turns": agent.tool_turns if tools else None,
                     "adherent_turns": None if structure is None else adherent[row["rollout_id"], agent.agent_id],
                     "exit_status": fact["exit_status"],
                 }

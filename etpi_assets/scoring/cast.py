@@ -41,6 +41,7 @@ class Agent:
 
     Attributes:
         steps: (turn, action) of every readable action.
+        tool_turns: turns whose action ran and was answered; counted where observations are read.
         inbox: (turn, sender, text) of every message it was shown; turn -1 before its first turn.
     """
 
@@ -48,6 +49,7 @@ class Agent:
     turns: int = 0
     unread: int = 0
     output_tokens: int | None = None
+    tool_turns: int = 0
     think_tokens: int | None = None
     post_think_tokens: int | None = None
     steps: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)
@@ -104,16 +106,22 @@ def before_first_turn(messages: pa.Table | None) -> tuple[dict[str, str], Mappin
 
 
 def read_agents(
-    agents: pa.Table, turns: pa.Table, early: Mapping[AgentKey, list[Mail]], scoring: ScoringSection
+    agents: pa.Table,
+    turns: pa.Table,
+    early: Mapping[AgentKey, list[Mail]],
+    scoring: ScoringSection,
+    *,
+    tools: bool = False,
 ) -> dict[str, list[tuple[Agent, dict[str, Any]]]]:
-    """Rollout -> its agents with their rows of `agents`, in order."""
+    """Rollout -> its agents with their rows of `agents`, in order. `tools`: count the turns with a tool, for which
+    observations are read."""
     cast: dict[AgentKey, Agent] = {}
     by_rollout: defaultdict[str, list[tuple[Agent, dict[str, Any]]]] = defaultdict(list)
     for row in agents.select(["rollout_id", "agent_id", "exit_status", "output_tokens"]).to_pylist():
         key = row["rollout_id"], row["agent_id"]
         cast[key] = Agent(row["agent_id"], output_tokens=row["output_tokens"], inbox=list(early.get(key, ())))
         by_rollout[row["rollout_id"]].append((cast[key], row))
-    for row in turns.select(_TURN_COLUMNS).to_pylist():
+    for row in turns.select([*_TURN_COLUMNS, *(["observation"] if tools else [])]).to_pylist():
         agent = cast[row["rollout_id"], row["agent_id"]]
         agent.turns += 1
         agent.unread += row["parse_error"] is not None
@@ -121,7 +129,9 @@ def read_agents(
             agent.think_tokens = (agent.think_tokens or 0) + row["think_tokens"]
         if row["post_think_tokens"] is not None:
             agent.post_think_tokens = (agent.post_think_tokens or 0) + row["post_think_tokens"]
-        for action in json.loads(row["actions"] or "[]"):
+        actions = json.loads(row["actions"] or "[]")
+        agent.tool_turns += bool(actions) and row.get("observation") is not None
+        for action in actions:
             agent.steps.extend((row["turn"], found) for found in _reread(action, scoring))
         for message in json.loads(row["inbox"] or "[]"):
             agent.inbox.append((row["turn"], message["from"], message["message"]))
