@@ -92,9 +92,18 @@ def _retokenised(
     tools: Sequence[Any] | None,
 ) -> tuple[list[CapturedTurn], bool]:
     """The turns as text in the student's ids, and whether the template only appends to the conversation; steering goes
-    with the messages that hold it, before anything is ids."""
+    with the messages that hold it, before anything is ids.
+
+    An agent of ours reads observations in the role that the loop will give them when the student acts, whatever a chat
+    endpoint asked for: a tool's answer only where tools are offered and something could be read of the turn.
+    """
     if default is not None:
-        told = [m for m in messages if m["kind"] != "prompt"]
+        answered = {row["turn"] for row in turns if tools and row["parse_error"] is None}
+        told = [
+            {**m, "role": "tool" if m["turn"] in answered else "user"} if m["kind"] == "observation" else m
+            for m in messages
+            if m["kind"] != "prompt"
+        ]
         messages = [{**m, "kind": "prompt", "turn": None, "tool_calls": None} for m in default.messages] + told
     truncated = {row["turn"] for row in turns if row["finish_reason"] == "length"}
     pairs = retokenise(messages, chat, truncated=truncated, tools=tools, template_kwargs=template_kwargs)
