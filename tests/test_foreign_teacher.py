@@ -66,7 +66,7 @@ capture = "{capture}"
 
 # Eight pairs are too few to learn a format from; what is looked at here comes before any training.
 [gates]
-format_exposure = 40
+format_exposure = 1
 
 [evaluate]
 suite = "little"
