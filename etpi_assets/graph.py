@@ -241,6 +241,7 @@ _NODES = (
             "etpi_assets.training.sft",
             "etpi_assets.training.sft_checks",
             "etpi_resources.trainers.workers.sft_worker",
+            "etpi_resources.trainers.workers.sharding",
             "etpi_resources.trainers.workers.weighted_trainer",
             "etpi_resources.trainers.workers.plan",
             "etpi_resources.trainers.workers.collate",

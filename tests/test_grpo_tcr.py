@@ -30,6 +30,7 @@ TINY = ("grpo_tcr_tiny", "grpo_tcr_tiny_without")
 def test_the_full_size_is_the_reference_s(tmp_path):
     train, rl = FULL.train, FULL.rl
     assert (train.method, train.epochs, train.use_epoch, train.dtype) == ("full", 10, 3, "bf16")
+    assert train.shards == 2 and train.gradient_checkpointing
     assert FULL.dataset.max_length == 32768 and FULL.requires == "gpu"
     assert (rl.group_size, rl.device_batch * rl.accumulate // rl.group_size, rl.learning_rate) == (8, 4, 1e-6)
     assert (rl.clip_low, rl.clip_high, rl.beta, rl.loss) == (0.2, 0.28, 0.0, "dapo")
@@ -47,7 +48,7 @@ def test_the_full_size_is_the_reference_s(tmp_path):
 
 
 def test_it_says_what_hardware_it_wants_and_what_its_library_chose():
-    assert "one GPU of 141 GB" in FULL.notes
+    assert "one GPU of 141 GB" in FULL.notes and "shards them with FSDP" in FULL.notes
 
     text = (SHIPPED / "experiments" / "grpo_tcr_4b.toml").read_text()
     pinned = [line.split("=")[0].strip() for line in text.splitlines() if "library default, not stated" in line]

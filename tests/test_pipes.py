@@ -55,6 +55,15 @@ def test_result_and_lines_come_back_and_stay_in_the_folder(tmp_path):
     assert (tmp_path / "run" / "worker.log").read_text().splitlines() == lines
 
 
+def test_of_several_processes_one_speaks_and_a_failure_names_the_first_to_fail(tmp_path):
+    lines: list[str] = []
+    result = run_worker("echo_worker", {"echo": 3, "count": 1}, tmp_path / "run", processes=2, echo=lines.append)
+    assert result["echo"] == 3
+    assert sum("counting: 1/1" in line for line in lines) == 1
+    with pytest.raises(WorkerFailed, match="(?s)the third wheel is missing.*process [01] of 2 failed with status 1"):
+        run_worker("echo_worker", {"fail": True}, tmp_path / "run", processes=2, echo=None)
+
+
 def test_a_failure_surfaces_the_worker_s_last_lines(tmp_path):
     with pytest.raises(WorkerFailed, match="the third wheel is missing") as failure:
         run_worker("echo_worker", {"fail": True}, tmp_path / "run", echo=None)

@@ -13,6 +13,9 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from etpi_assets.specs.rollout_set import AgentSection, TinySection
 from etpi_assets.specs.section import Section
 
+SHARDED_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
+"""PyTorch's own, which work on shards of tensors; those of bitsandbytes do not."""
+
 
 class BaseSection(Section):
     """What training starts from."""
@@ -67,17 +70,36 @@ class TrainSection(Section):
     dtype: Literal["fp32", "bf16"] = "bf16"
     gradient_checkpointing: bool = False
     optimizer: str = "adamw_torch"
+    shards: int = Field(
+        default=1,
+        ge=1,
+        description="processes of one machine, a GPU each (on a CPU, where there is none), over which weights, "
+        "gradients and optimiser states are divided (FSDP2) and which share each step's sequences",
+    )
 
     @model_serializer(mode="wrap")
     def _without_what_is_not_asked(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Checkpoints are found again by a hash of this section: a knob that is off leaves it as it was."""
-        off = ("batch_sequences", "use_epoch")
-        return {key: value for key, value in handler(self).items() if value is not None or key not in off}
+        off = {"batch_sequences": None, "use_epoch": None, "shards": 1}
+        return {key: value for key, value in handler(self).items() if key not in off or value != off[key]}
 
     @model_validator(mode="after")
     def _uses_what_it_trains(self) -> TrainSection:
         if self.use_epoch is not None and self.use_epoch > self.epochs:
             raise ValueError(f"train.use_epoch = {self.use_epoch:g} is past train.epochs = {self.epochs:g}")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_sharded(self) -> TrainSection:
+        if self.shards == 1:
+            return self
+        if self.method == "lora":
+            raise ValueError('train.shards is for train.method = "full": an adapter is trained in one process')
+        if self.optimizer not in SHARDED_OPTIMIZERS:
+            raise ValueError(
+                f"train.shards does not take train.optimizer = {self.optimizer!r}, whose states are no shards; "
+                f"one of {', '.join(SHARDED_OPTIMIZERS)} does"
+            )
         return self
 
 

@@ -96,7 +96,8 @@ def train_once(
             return report | {"reused": True}
         staging = lake.scratch(f"train/{request.key}")
         shutil.rmtree(staging)
-        report = run_worker(WORKER, worker_config(request), staging, context=context, echo=echo)
+        shards = request.train.shards
+        report = run_worker(WORKER, worker_config(request), staging, processes=shards, context=context, echo=echo)
         report["checkpoints"] = [kept.adopt(lake, staging, checkpoint) for checkpoint in report["checkpoints"]]
         if all(check.passed for check in checks({request.seed: report}, expected)):
             kept.keep(lake, request.key, report)

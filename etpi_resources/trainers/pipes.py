@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from etpi_resources.supervise import supervised
+from etpi_resources.trainers.workers import ranks
 from etpi_resources.trainers.workers.reporting import CONFIG_FILE, RESULT_FILE
 
 PYTHON_VARIABLE = "ETPI_TRAINER_PYTHON"
@@ -56,6 +57,7 @@ def run_worker(
     config: Mapping[str, Any],
     folder: Path,
     *,
+    processes: int = 1,
     context: Any = None,
     echo: Callable[[str], None] | None = print,
     grace: float = 10.0,
@@ -68,6 +70,7 @@ def run_worker(
         module: dotted name of a worker module.
         config: what it is asked to do (JSON).
         folder: where it works; made where missing, its earlier result removed.
+        processes: run it so many times over, to train one sharded model (see `workers.ranks`); one that fails ends all.
         context: Dagster's execution context; the worker's lines then reach the run's log through Pipes.
         echo: gets every line the worker prints where there is no Dagster to say its progress already; None keeps them
             in `worker.log` alone.
@@ -85,12 +88,15 @@ def run_worker(
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=1, sort_keys=True))
     environment = {**ENVIRONMENT, **os.environ}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    command = [python, "-m", module, str(folder)]
+    if processes > 1:
+        command[2:2] = [ranks.MODULE, str(processes)]
     with ExitStack() as stack:
         if context is not None:
             environment.update(stack.enter_context(_pipes_session(context)))
         log = stack.enter_context((folder / "worker.log").open("w"))
         process = subprocess.Popen(
-            supervised([python, "-m", module, str(folder)], grace=grace),
+            supervised(command, grace=grace),
             env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, errors="replace",
         )  # fmt: skip

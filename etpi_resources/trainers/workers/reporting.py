@@ -18,18 +18,28 @@ from typing import Any
 CONFIG_FILE = "config.json"
 RESULT_FILE = "result.json"
 PIPES_VARIABLE = "DAGSTER_PIPES_CONTEXT"
+RANK_VARIABLE = "RANK"
+"""Which of a worker's processes this is, where there are several; the first, 0, speaks for all."""
 
 
 class Worker:
-    """The running worker: its configuration, its folder, its voice."""
+    """The running worker: its configuration, its folder, its voice. Of several processes only the first speaks and
+    leaves a result.
+
+    Attributes:
+        speaks: whether this process is the first, or the only one.
+    """
 
     def __init__(self, folder: Path, pipes: Any = None) -> None:
         self.folder = folder
+        self.speaks = _is_first()
         self.config: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_text())
         self._pipes = pipes
 
     def say(self, line: str) -> None:
         """One line to stdout and, under Dagster, to the run's log."""
+        if not self.speaks:
+            return
         print(line, flush=True)
         if self._pipes is not None:
             self._pipes.log.info(line)
@@ -44,6 +54,8 @@ class Worker:
         Raises:
             ValueError: a figure is not finite; JSON has no word for it.
         """
+        if not self.speaks:
+            return
         text = json.dumps(result, allow_nan=False)
         beside = self.folder / f".{RESULT_FILE}"
         beside.write_text(text)
@@ -76,13 +88,17 @@ class Stage:
         return f"{self.name}: {self.done}/{self.total}, {rate:.2f}/s, {seconds:.0f} s so far{left}{note}"
 
 
+def _is_first() -> bool:
+    return os.environ.get(RANK_VARIABLE, "0") == "0"
+
+
 @contextmanager
 def open_worker() -> Iterator[Worker]:
     """The worker of this process, whose folder is the program's one argument."""
     if len(sys.argv) != 2:
         sys.exit(f"usage: python -m WORKER FOLDER, where FOLDER holds {CONFIG_FILE}")
     folder = Path(sys.argv[1])
-    if PIPES_VARIABLE not in os.environ:
+    if PIPES_VARIABLE not in os.environ or not _is_first():
         yield Worker(folder)
         return
     from dagster_pipes import open_dagster_pipes

@@ -6,6 +6,9 @@ here: what to train on what (the recipe), the loss (`weighted_trainer`), files (
 Configuration (`config.json`): `label` (what the lines are headed), `base` (folder), `base_name` (how adapters name it),
 `files` (parquet files of sequences), `seed`, `chat_template` (text or null), `device` ("auto" or "cuda"),
 `micro_tokens` (tokens of one forward pass), `train` (the spec's train section). Result: see `run`.
+
+With `train.shards` above 1 this program runs in as many processes (see `ranks`), each with a share of the model and of
+every step; the first of them speaks, writes and proves what was saved.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from etpi_resources.trainers.workers.reporting import Worker, open_worker
@@ -60,27 +64,27 @@ def run(worker: Worker) -> dict[str, Any]:
     from transformers.utils import logging as transformers_logging
 
     from etpi_resources.trainers.workers import proof
-    from etpi_resources.trainers.workers.checkpointing import load_model, stored_dtype
     from etpi_resources.trainers.workers.collate import read_sequences
     from etpi_resources.trainers.workers.device import device_name, libraries, use_gpu
     from etpi_resources.trainers.workers.twins import PARTS, draws
     from etpi_resources.trainers.workers.weighted_trainer import Log
 
     transformers_logging.disable_progress_bar()
+    shards = train.get("shards", 1)
     gpu = use_gpu(config["device"])
     text = AutoConfig.from_pretrained(config["base"], local_files_only=True).get_text_config()
     limits = {"vocabulary": text.vocab_size, "longest": text.max_position_embeddings}
     stored = read_sequences(config["files"], "train", **limits)
     validation = read_sequences(config["files"], "val", **limits)
     lora = train["method"] == "lora"
-    # Weights that are trained are kept in float32; a frozen base may stay as small as it is stored.
-    model = load_model(config["base"], stored_dtype(config["base"]) if lora and gpu else torch.float32)
-    at_once = not gpu and not (lora and train["lora_dropout"]) and not draws(model)
-    micro_tokens = min(config["micro_tokens"], -(-train["batch_tokens"] // (PARTS if at_once else 1)))
+    model = load(config, gpu)
+    at_once = shards == 1 and not gpu and not (lora and train["lora_dropout"]) and not draws(model)
+    micro_tokens = min(config["micro_tokens"], -(-train["batch_tokens"] // (PARTS if at_once else shards)))
     sequences, plan, layout, because = lay_out(stored, config, micro_tokens, model)
     validation = validation.branches() if layout == "branches" else validation
     trainer = build_trainer(worker, model, plan, sequences, gpu=gpu, at_once=at_once)
-    device, used_libraries = device_name(gpu), libraries()
+    device = f"{shards} x {device_name(gpu)}" if shards > 1 else device_name(gpu)
+    used_libraries = libraries()
     worker.say(
         f"{config['label']}: {len(stored)} sequences, {plan.steps} steps of up to {train['batch_tokens']} tokens, "
         f"{train['method']} fine-tuning in {train['dtype']} on {device}; {because}"
@@ -92,7 +96,8 @@ def run(worker: Worker) -> dict[str, Any]:
     def on_step(step: int, note: str) -> None:
         stage.advance(note=note)
         if step in (used, plan.steps) or (train["save_steps"] and step % train["save_steps"] == 0):
-            proof.save_step(config, trainer, lora, _folder(worker, step))
+            if held := whole(config, trainer):
+                proof.save_step(config, held, lora, _folder(worker, step))
             saved_steps.append(step)
 
     every = max(1, plan.steps // LOG_LINES)
@@ -105,12 +110,14 @@ def run(worker: Worker) -> dict[str, Any]:
     trainer.train()
     trained = time.monotonic()
     ids = torch.from_numpy(sequences.ids[: min(CHECK_TOKENS, sequences.offsets[1])].astype("int64"))[None]
-    saved = proof.finish(config, trainer, lora, {step: _folder(worker, step) for step in saved_steps}, ids)
+    counted, held = _counted(trainer, sequences), whole(config, trainer)
+    folders = {step: _folder(worker, step) for step in saved_steps}
+    saved = proof.finish(config, held, lora, folders, ids) if held else {}
     ended = time.monotonic()
     return {
         "checkpoints": [_entry(step, step == used, log, lora) for step in saved_steps],
         "log": log.lines,
-        "counted": _counted(trainer, sequences),
+        "counted": counted,
         "saved": saved,
         "plan": {
             "steps": plan.steps,
@@ -129,6 +136,32 @@ def run(worker: Worker) -> dict[str, Any]:
         "device": device,
         "libraries": used_libraries,
     }
+
+
+def load(config: Mapping[str, Any], gpu: bool) -> PreTrainedModel:
+    """The base, or this process's share of it. Weights that are trained are kept in float32; a frozen base may stay as
+    small as it is stored."""
+    import torch
+
+    from etpi_resources.trainers.workers.checkpointing import load_model, stored_dtype
+    from etpi_resources.trainers.workers.sharding import load_sharded
+
+    base, train = config["base"], config["train"]
+    if train.get("shards", 1) > 1:
+        return load_sharded(base, train["shards"], gpu=gpu, bf16=gpu and train["dtype"] == "bf16")
+    return load_model(base, stored_dtype(base) if train["method"] == "lora" and gpu else torch.float32)
+
+
+def whole(config: Mapping[str, Any], trainer: WeightedSFTTrainer) -> Any:
+    """The trainer as `proof` wants it, its model in one piece. Of several processes, which all must ask, the first
+    alone has it; None in the others."""
+    from etpi_resources.trainers.workers import sharding
+
+    if trainer.args.world_size == 1:
+        return trainer
+    sharded: Any = trainer.model
+    model = sharding.whole(sharded, config["base"])
+    return None if model is None else SimpleNamespace(model=model, accelerator=trainer.accelerator)
 
 
 def lay_out(
@@ -191,6 +224,7 @@ def build_trainer(
     add_label_head(model)
     config, train = worker.config, worker.config["train"]
     tokenizer = AutoTokenizer.from_pretrained(config["base"], local_files_only=True)
+    passes = -(-plan.accumulate // train.get("shards", 1))
     pad_id = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
     return WeightedSFTTrainer(
         plan=plan,
@@ -198,9 +232,7 @@ def build_trainer(
         pad_id=pad_id,
         at_once=at_once,
         model=model,
-        args=sft_arguments(
-            train, worker.folder / "trl", plan.steps, 1 if at_once else plan.accumulate, config["seed"], gpu
-        ),
+        args=sft_arguments(train, worker.folder / "trl", plan.steps, 1 if at_once else passes, config["seed"], gpu),
         train_dataset=datasets.Dataset(sequences.table()),
         data_collator=lambda batch: batch,
         processing_class=tokenizer,
@@ -281,7 +313,7 @@ def _counted(trainer: WeightedSFTTrainer, sequences: Any) -> dict[str, Any]:
     """What entered the loss in the first pass beside what the plan meant to feed it."""
     import numpy as np
 
-    plan, tally = trainer.plan, trainer.first_pass
+    plan, tally = trainer.plan, trainer.of_all(trainer.first_pass)
     fed = [s for batch in plan.batches[: plan.pass_batches] for s in batch.sequences]
     return {
         "complete": len(fed) == len(sequences),
@@ -294,8 +326,16 @@ def _counted(trainer: WeightedSFTTrainer, sequences: Any) -> dict[str, Any]:
 
 
 def main() -> None:
+    import torch.distributed as dist
+    from torch.distributed.elastic.multiprocessing.errors import record
+
     with open_worker() as worker:
-        worker.finish(run(worker))
+        # `record` leaves the reason of a failure to whoever started several of this process.
+        result = record(run)(worker)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        assert result is not None
+        worker.finish(result)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +27,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from etpi_resources.trainers.workers.collate import IGNORED, Sequences, collate
 from etpi_resources.trainers.workers.plan import MicroBatch, Plan, make_pass
+from etpi_resources.trainers.workers.sharding import reshard, shares, unlearnt
 from etpi_resources.trainers.workers.tree_attention import tree_arguments
 from etpi_resources.trainers.workers.twins import Twins
 
@@ -48,17 +49,29 @@ def weighted_nll(model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch.
 
 
 class Batches(Dataset):
-    """Micro-batches as tensors, in order, `each` of them an item (the last may have fewer)."""
+    """Micro-batches as tensors, each with its `order` among them.
 
-    def __init__(self, batches: tuple[MicroBatch, ...], sequences: Sequences, pad_id: int, each: int) -> None:
-        self.batches, self.sequences, self.pad_id, self.each = batches, sequences, pad_id, each
+    Args:
+        items: which micro-batches make each item, by position; None stands for one that nothing is learnt from (see
+            `sharding.shares`).
+    """
+
+    def __init__(
+        self, batches: Sequence[MicroBatch], items: Sequence[Sequence[int | None]], sequences: Sequences, pad_id: int
+    ) -> None:
+        self.batches, self.items, self.sequences, self.pad_id = batches, items, sequences, pad_id
 
     def __len__(self) -> int:
-        return math.ceil(len(self.batches) / self.each)
+        return len(self.items)
 
     def __getitem__(self, index: int) -> list[dict[str, Any]]:
-        first = index * self.each
-        return [collate(b, self.sequences, self.pad_id) for b in self.batches[first : first + self.each]]
+        return [self._tensors(position) for position in self.items[index]]
+
+    def _tensors(self, position: int | None) -> dict[str, Any]:
+        if position is None:
+            smallest = min(self.batches, key=lambda batch: batch.tokens)
+            return unlearnt(collate(smallest, self.sequences, self.pad_id)) | {"order": 0}
+        return collate(self.batches[position], self.sequences, self.pad_id) | {"order": position}
 
 
 @dataclass
@@ -91,7 +104,8 @@ class Tally:
 
 
 class WeightedSFTTrainer(SFTTrainer):
-    """SFTTrainer over a plan of weighted, pre-tokenised sequences.
+    """SFTTrainer over a plan of weighted, pre-tokenised sequences, in one process or in several that share each step's
+    micro-batches (see `sharding`).
 
     Args:
         at_once: all micro-batches of a step are given to one call of `training_step`, which runs them in threads (see
@@ -105,15 +119,23 @@ class WeightedSFTTrainer(SFTTrainer):
         self.plan, self.sequences, self.pad_id = plan, sequences, pad_id
         self.window = Tally()
         self.first_pass = Tally()
-        self.micro_batches = 0
         self._at_once = at_once
         super().__init__(**arguments)
 
     def get_train_dataloader(self) -> DataLoader:
         # batch_size None: the plan's micro-batches are the batches. Collating one costs about a millisecond, less than
         # a worker process would.
-        each = self.plan.accumulate if self._at_once else 1
-        return DataLoader(Batches(self.plan.batches, self.sequences, self.pad_id, each), batch_size=None)
+        batches, accumulate = self.plan.batches, self.plan.accumulate
+        if self._at_once:
+            positions = range(len(batches))
+            steps = [positions[i : i + accumulate] for i in positions[::accumulate]]
+            return DataLoader(Batches(batches, steps, self.sequences, self.pad_id), batch_size=None)
+        return DataLoader(self._mine(batches, accumulate, self.sequences), batch_size=None)
+
+    def _mine(self, batches: Sequence[MicroBatch], accumulate: int, sequences: Sequences) -> Batches:
+        """The micro-batches that this process goes through, one an item."""
+        positions = shares(batches, accumulate, self.args.process_index, self.args.world_size)
+        return Batches(batches, [[position] for position in positions], sequences, self.pad_id)
 
     @cached_property
     def _twins(self) -> Twins:
@@ -144,10 +166,14 @@ class WeightedSFTTrainer(SFTTrainer):
     def _counted(self, weighted: torch.Tensor, hits: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
         """The share in the step's loss of one micro-batch, which is entered in the tallies."""
         self.window.add(weighted, hits, inputs)
-        if self.micro_batches < self.plan.pass_batches:
+        if inputs["order"] < self.plan.pass_batches:
             self.first_pass.add(weighted, hits, inputs)
-        self.micro_batches += 1
         return weighted / self.plan.step_weight
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        given: Any = self.model
+        reshard(given)
+        return super().create_optimizer(model)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         # The scheduler is stepped once more after the last step.
@@ -168,11 +194,20 @@ class WeightedSFTTrainer(SFTTrainer):
         model: Any = self.model_wrapped
         model.eval()
         with torch.no_grad():
-            for batch in batches:
-                inputs = self._prepare_inputs(collate(batch, sequences, self.pad_id))
+            # Not through a DataLoader, which draws a random number: validation must not change what is trained.
+            mine = self._mine(batches, len(batches), sequences)
+            for (batch,) in map(mine.__getitem__, range(len(mine))):
+                inputs = self._prepare_inputs(batch)
                 tally.add(*weighted_nll(model, inputs), inputs)
         model.train()
-        return tally.loss()
+        reshard(model)
+        return self.of_all(tally).loss()
+
+    def of_all(self, tally: Tally) -> Tally:
+        """The sum of what every process counted; all of them must ask."""
+        counted = torch.tensor([float(x) for x in vars(tally).values()], dtype=torch.float64, device=self.args.device)
+        summed: Any = self.accelerator.reduce(counted)
+        return Tally(*summed.tolist())
 
 
 class Log(TrainerCallback):
@@ -202,7 +237,7 @@ class Log(TrainerCallback):
         last = step == plan.steps
         ends_epoch = last or int(epoch + 1e-9) > int(before + 1e-9)
         if last or ends_epoch or step == 1 or step % self.every == 0:
-            window, self.trainer.window = self.trainer.window, Tally()
+            window, self.trainer.window = self.trainer.of_all(self.trainer.window), Tally()
             self.tokens += int(window.tokens)
             rate = args.learning_rate * float(plan.rates[step - 1])
             loss = window.loss()
@@ -226,5 +261,6 @@ class Log(TrainerCallback):
             "learning_rate": rate, "tokens": self.tokens, "seconds": time.monotonic() - self.start,
         }  # fmt: skip
         self.lines.append(line)
-        with self.path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        if self.trainer.is_world_process_zero():
+            with self.path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
