@@ -275,6 +275,7 @@ _NODES = (
             "etpi_resources.trainers.policy_link",
             "etpi_resources.trainers.workers.checkpointing",
             "etpi_resources.trainers.workers.grpo_worker",
+            "etpi_resources.trainers.workers.hand_over",
             "etpi_resources.trainers.workers.policy_trainer",
             "etpi_resources.trainers.workers.proof",
             "etpi_resources.trainers.workers.sample_trees",

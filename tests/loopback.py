@@ -31,7 +31,7 @@ class Loopback:
     """
 
     def __init__(self, model: str = "teacher", chat: ChatFormat | None = None, port: int = 0) -> None:
-        self.model, self.chat = model, chat or load_chat_format("tiny")
+        self.model, self.chat, self.root = model, chat or load_chat_format("tiny"), "/models/teacher"
         self.say: Callable[[dict[str, Any]], str] = lambda body: SUBMITS
         self.message: Callable[[dict[str, Any], str], dict[str, Any]] = lambda body, text: {"content": text}
         self.faults: list[Fault | None] = []
@@ -96,11 +96,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.owner.connections.append(self.connection)
 
     def do_GET(self) -> None:
-        card = {"id": self.owner.model, "root": "/models/teacher", "parent": None}
+        card = {"id": self.owner.model, "root": self.owner.root, "parent": None}
         self.reply(200, {"data": [card]} if self.path == "/v1/models" else {})
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or "{}")
         if self.path == "/tokenize":
             return self.reply(200, {"tokens": self.owner.vocabulary.encode(body["prompt"])})
         with self.owner.lock:

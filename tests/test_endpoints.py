@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,7 @@ from etpi_resources.engines import EngineUnavailable, Request, Sampler
 from etpi_resources.engines import endpoints as module
 from etpi_resources.engines.endpoints import Endpoints
 from etpi_resources.engines.openai import OpenAIEngine
-from etpi_resources.engines.vllm import VllmEngine
+from etpi_resources.engines.vllm import VllmEngine, take_weights
 
 CHAT = load_chat_format("tiny")
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -145,6 +146,29 @@ def test_a_server_of_another_vocabulary_or_model_is_refused(server):
     server.model = "another"
     with pytest.raises(EngineUnavailable, match="serves \\['another'\\], not 'teacher'"):
         vllm(server)
+
+
+def test_weights_are_read_and_what_they_replace_is_forgotten_or_the_run_stops(server):
+    server.answer = lambda path, body: {"success": path == "/reset_prefix_cache"}
+    take_weights(endpoints(server), Path("/weights"))
+    read = {"method": "reload_weights", "kwargs": {"weights_path": "/weights"}}
+    assert server.seen == [("/collective_rpc", read), ("/reset_prefix_cache", {})]
+    server.answer = lambda path, body: {"success": False}
+    with pytest.raises(EngineUnavailable, match="earlier weights: a request is under way"):
+        take_weights(endpoints(server), Path("/weights"))
+    for fault in (status(404), status(500, "no such file")):
+        server.always = fault
+        with pytest.raises(EngineUnavailable, match=r"did not take the weights in /weights.*VLLM_SERVER_DEV_MODE=1"):
+            take_weights(endpoints(server), Path("/weights"))
+
+
+def test_log_probabilities_of_a_prompt_are_those_of_its_ids_or_refused(server):
+    entries = [None, {"7": {"logprob": -1.5}}, {"8": {"logprob": -0.5}, "9": {"logprob": -0.1}}]
+    server.answer = lambda path, body: {"choices": [{"prompt_logprobs": entries}]}
+    assert vllm(server).prompt_logprobs([6, 7, 8]) == [-1.5, -0.5]
+    for ids in ([6, 7, 10], [6, 7], [6, 7, 8, 9]):
+        with pytest.raises(EngineUnavailable, match="prompt_logprobs"):
+            vllm(server).prompt_logprobs(ids)
 
 
 def test_what_is_sent_does_not_hang_on_a_servers_defaults(server):

@@ -198,7 +198,8 @@ def config_of(base: Path, **rl) -> dict:
     )  # fmt: skip
     return {
         "label": "grpo", "base": str(base), "base_name": "b", "link": "", "tasks": 8, "seed": 0, "chat_template": "",
-        "device": "auto", "resume": None, "resume_every": 1, "rl": section.model_dump(mode="json"),
+        "device": "auto", "resume": None, "resume_every": 1,
+        "server": None, "rl": section.model_dump(mode="json"),
     }  # fmt: skip
 
 
@@ -264,6 +265,22 @@ def test_one_step_is_the_policy_gradient_of_the_given_advantages(tmp_path, base,
     assert float((flat[0] - flat[1]).norm() / flat[1].norm()) < 1e-4
     # What was read carries no loss: the gap counts the policy's own ids alone.
     assert sum(tokens for _, _, tokens, _ in trainer.gaps) == sum(sum(s.mask) for s in samples)
+
+
+def test_rollouts_of_another_policy_are_not_learnt_from_where_a_bound_is_given(tmp_path, base):
+    from etpi_resources.chat_format import load_chat_format
+
+    config = config_of(base) | {"chat_template": load_chat_format("tiny").template}
+    (tmp_path / CONFIG_FILE).write_text(json.dumps(config))
+    model = load_model(base, torch.float32)
+    trainer, engine = grpo_worker.build_trainer(Worker(tmp_path), model, False, Given(made_samples()))
+    trainer.largest_gap = 1e-3  # the samples' log-probabilities are made up
+    try:
+        with pytest.raises(RuntimeError, match=r"step 0: rollouts were drawn with .* nothing was learnt"):
+            trainer.train()
+    finally:
+        engine.close()
+    assert trainer.state.global_step == 0
 
 
 def test_the_reference_s_settings_build_their_trainer(tmp_path):

@@ -7,9 +7,11 @@ from made_graph import EXPERIMENT, ROLLOUT_SET, SUITE, small_world, write_spec
 
 from etpi_assets.graph import GRAPH
 from etpi_assets.resources import HardwareMissing, require_hardware
+from etpi_assets.specs.experiment import ServingSection
 from etpi_assets.specs.load import MODELS, SpecError, load_specs
 from etpi_assets.specs.paths import PathError, expand, fingerprint
 from etpi_assets.specs.planner import plan
+from etpi_assets.specs.training import RLSection
 from etpi_resources.lake import Lake
 
 
@@ -30,7 +32,7 @@ def test_shipped_specs_are_valid():
     assert {"plan_first_tiny", "plan_first_tiny_weak"} <= set(specs.keys("experiment"))
 
 
-@pytest.mark.parametrize("name", ["etpi_phase1", "terminal_grpo_0_8b", "grpo_tcr_4b"])
+@pytest.mark.parametrize("name", ["etpi_phase1", "terminal_grpo_0_8b", "grpo_tcr_4b", "grpo_tcr_4b_vllm"])
 def test_a_reference_at_full_size_resolves_and_says_what_it_wants(name, tmp_path, monkeypatch):
     specs = load_specs()
     assert {step.state for step in plan(name, specs, Lake(tmp_path))} == {"missing"}
@@ -120,6 +122,19 @@ def test_none_stands_for_nothing_only_where_it_may(folder):
     assert spec.evaluate is None and spec.select.min_reward is None
     assert _experiment(folder, EXPERIMENT + '[train]\nmethod = "none"\n').spec.train.method == "none"
     assert "epochs" in str(_experiment(folder, EXPERIMENT + '[train]\nepochs = "none"\n').error)
+
+
+def test_who_generates_stands_in_a_section_only_where_it_is_chosen():
+    kept = RLSection().model_dump()
+    assert not {"engine", "options"} & kept.keys(), "what was reinforced before there was a choice is found again"
+    chosen = RLSection(engine="vllm", options={"seed": 1})
+    assert RLSection.model_validate(chosen.model_dump(mode="json")) == chosen and RLSection(**kept) == RLSection()
+    for section in (RLSection, ServingSection):
+        with pytest.raises(ValueError, match='need engine = "vllm"'):
+            section(options={"seed": 1})
+    with pytest.raises(ValueError, match="logprobs-mode is set here"):
+        chosen = {"engine": "vllm", "options": {"logprobs_mode": "raw_logprobs"}}
+        RLSection.model_validate({"method": "grpo", "suite": "s", "rewards": [{"function": "format"}], **chosen})
 
 
 def test_sections_of_the_graph_exist_in_the_models():

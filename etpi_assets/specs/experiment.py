@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from etpi_assets.specs.rollout_set import AgentSection, ScoringSection, Tool
 from etpi_assets.specs.section import Section
+from etpi_assets.specs.server import ServerSection
 from etpi_assets.specs.training import BaseSection, RLSection, TrainSection
 
 
@@ -90,10 +91,9 @@ class GatesSection(Section):
     override: dict[str, str] = Field(default_factory=dict, description="check name -> why its failure is accepted")
 
 
-class ServingSection(Section):
+class ServingSection(ServerSection):
     """What serves checkpoints for the probe and the evaluation."""
 
-    engine: Literal["transformers", "vllm"] = "transformers"
     sandbox: Literal["bubblewrap", "docker"] = "bubblewrap"
     template_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="the chat template's arguments, in training as in serving"
@@ -102,15 +102,6 @@ class ServingSection(Section):
         default_factory=dict,
         description="further ones that serving alone gives it; prompt_parity stops those that make a difference",
     )
-    options: dict[str, Any] = Field(
-        default_factory=dict, description="vllm: options of `vllm serve`, its parsers among them"
-    )
-
-    @model_validator(mode="after")
-    def _options_are_read(self) -> ServingSection:
-        if self.options and self.engine != "vllm":
-            raise ValueError('serving.options are of `vllm serve`: they need serving.engine = "vllm"')
-        return self
 
     def served_kwargs(self) -> dict[str, Any]:
         """What serving gives the chat template."""

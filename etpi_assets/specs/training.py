@@ -12,6 +12,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from etpi_assets.specs.rollout_set import AgentSection, TinySection
 from etpi_assets.specs.section import Section
+from etpi_assets.specs.server import ServerSection
 
 SHARDED_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
 """PyTorch's own, which work on shards of tensors; those of bitsandbytes do not."""
@@ -111,8 +112,9 @@ class RewardTerm(Section):
     params: dict[str, Any] = Field(default_factory=dict)
 
 
-class RLSection(Section):
-    """Reinforcement learning after fine-tuning, or from the base where nothing is fine-tuned (DESIGN section 5).
+class RLSection(ServerSection):
+    """Reinforcement learning after fine-tuning, or from the base where nothing is fine-tuned (DESIGN section 5). Its
+    `engine` generates the rollouts: the trainer's own process, or a vLLM that is handed the weights before each round.
 
     A step learns from `device_batch * accumulate` rollouts, `group_size` of a task. The defaults are TRL's own of
     version 0.15, the terminal reference's library, where that reference states nothing.
@@ -156,6 +158,12 @@ class RLSection(Section):
     dtype: Literal["fp32", "bf16"] = "bf16"
     gradient_checkpointing: bool = False
 
+    @model_serializer(mode="wrap")
+    def _without_another_engine(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Checkpoints are found again by a hash of this section: in process, as it was before there was a choice."""
+        off = () if self.engine == "vllm" else ("engine", "options")
+        return {key: value for key, value in handler(self).items() if key not in off}
+
     @model_validator(mode="after")
     def _can_be_learnt_from(self) -> RLSection:
         if self.method == "none":
@@ -173,6 +181,8 @@ class RLSection(Section):
             raise ValueError('rl.agent.history_think = "strip" forks the prompt; a rollout must stay one sequence')
         if self.agent.compact_after:
             raise ValueError("rl.agent.compact_after forks the prompt; a rollout must stay one sequence")
+        if "logprobs-mode" in {name.replace("_", "-").removeprefix("--") for name in self.options}:
+            raise ValueError("rl.options.logprobs-mode is set here: the loss takes probabilities at the temperature")
         if (self.device_batch * self.accumulate) % self.group_size:
             raise ValueError("rl.device_batch * rl.accumulate must be a multiple of rl.group_size: groups stay whole")
         return self

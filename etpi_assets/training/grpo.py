@@ -133,7 +133,7 @@ def reinforce_once(
         rounds = Rounds(request.section, request.ground, request.identity, request.seed, rounds_folder)
         with PolicyServer(rounds, request.identity.teacher or "policy") as server:
             try:
-                config = worker_config(request, str(server.path), resume)
+                config = worker_config(lake, request, str(server.path), resume)
                 report = run_worker(WORKER, config, staging, context=context, echo=echo)
             except WorkerFailed:
                 if server.error is not None:
@@ -147,20 +147,28 @@ def reinforce_once(
         return report | {"reused": False}
 
 
-def worker_config(request: Request, link: str, resume: int | None) -> dict[str, Any]:
+def worker_config(lake: Lake, request: Request, link: str, resume: int | None) -> dict[str, Any]:
     """The trainer's configuration (see `grpo_worker`)."""
+    section, ground = request.section, request.ground
+    server = {
+        "options": section.options,
+        "log": str(lake.scratch("servers") / f"policy-{request.key}.log"),
+        "lock": str(lake.root / "locks" / "server.lock"),
+        "probe": first_prompt(section, ground, ground.tasks[0]),
+    }
     return {
         "label": request.label,
         "base": str(request.base_folder),
         "base_name": request.base_id,
         "link": link,
-        "tasks": len(request.ground.tasks),
+        "tasks": len(ground.tasks),
         "seed": request.seed,
-        "chat_template": request.ground.chat.template,
+        "chat_template": ground.chat.template,
         "device": "cuda" if request.gpu else "auto",
         "resume": resume,
-        "resume_every": max(1, request.section.steps // RESUME_CHECKPOINTS),
-        "rl": request.section.model_dump(mode="json"),
+        "resume_every": max(1, section.steps // RESUME_CHECKPOINTS),
+        "server": server if section.engine == "vllm" else None,
+        "rl": section.model_dump(mode="json"),
     }
 
 

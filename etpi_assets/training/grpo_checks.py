@@ -15,12 +15,9 @@ from etpi_assets.scoring.advantage import group_advantages
 from etpi_assets.specs.training import RLSection
 from etpi_assets.training.sft_checks import PROOFS, proofs
 from etpi_resources.checks import CheckOutcome
+from etpi_resources.trainers.policy_link import largest_gap
 
 CHECKS = ("rollouts_recorded", "advantages_hold", "logprobs_agree", "groups_vary", *PROOFS)
-
-GAP_IN_FLOAT32, GAP_IN_HALF = 0.005, 0.1
-"""Largest mean difference, in nats, between the log-probability a token was drawn with and the trainer's, that rounding
-explains where both compute in float32, or either in 16 bits."""
 
 CONSTANT_SHARE = 0.95
 """A run with more groups of equal rewards than this has hardly learnt from anything."""
@@ -81,9 +78,8 @@ def _advantages(section: RLSection, samples: list[dict[str, Any]]) -> CheckOutco
 
 
 def _agree(section: RLSection, reports: Mapping[int, Mapping[str, Any]]) -> CheckOutcome:
-    bound = GAP_IN_FLOAT32
-    if section.dtype == "bf16" or any(report["saved"]["dtype"] != "float32" for report in reports.values()):
-        bound = GAP_IN_HALF
+    served = [section.options["dtype"]] if "dtype" in section.options else []
+    bound = largest_gap(section.dtype, *served, *(report["saved"]["dtype"] for report in reports.values()))
     gaps = [line["logprob_gap"] for report in reports.values() for line in report["log"]]
     known = [gap for gap in gaps if gap is not None]
     mean = sum(known) / len(known) if known else None

@@ -32,10 +32,16 @@ class LiveEngine(TransformersEngine):
 
     def __init__(self, model: Any, name: str, chat: ChatFormat) -> None:
         self._start(model, name, chat)
+        self._policy = name
 
     @contextmanager
-    def generating(self) -> Iterator[None]:
-        """The model in evaluation mode, nothing of earlier weights remembered; its mode is restored."""
+    def generating(self, step: int) -> Iterator[None]:
+        """The model in evaluation mode, nothing of earlier weights remembered; its mode is restored.
+
+        Args:
+            step: optimiser steps done; completions are of the model "name+step".
+        """
+        self.name = f"{self._policy}+{step}"
         training = self._model.training
         self._model.eval()
         self._slots.forget()

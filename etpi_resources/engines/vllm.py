@@ -87,6 +87,24 @@ class VllmEngine:
         """As `complete`, always through the server's template and parsers."""
         return self._all(self._one_chat, requests)
 
+    def prompt_logprobs(self, ids: Sequence[int]) -> list[float]:
+        """Natural-log probability, at temperature 1, of each id but the first (len(ids) - 1,), computed afresh: nothing
+        that was cached is used.
+
+        Raises:
+            EngineUnavailable: as `complete`, and where an answer lacks one of them.
+        """
+        body = {"model": self.name, "prompt": list(ids), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
+        (choice,) = self._endpoints.post("/v1/completions", body)["choices"]
+        found: list[Any] = choice.get("prompt_logprobs") or [None]
+        try:
+            return [entry[str(token)]["logprob"] for token, entry in zip(ids[1:], found[1:], strict=True)]
+        except (KeyError, TypeError, ValueError):
+            urls = ", ".join(self._endpoints.urls)
+            raise EngineUnavailable(
+                f"{self.name} at {urls} does not answer with `prompt_logprobs` as vLLM does"
+            ) from None
+
     def listing(self) -> list[Served]:
         return [
             Served(card["id"], card.get("root"), card.get("parent"))
@@ -240,6 +258,32 @@ def loaded_adapter(endpoints: Endpoints, name: str, folder: Path) -> Iterator[No
         for url in loaded:
             with suppress(RuntimeError):  # a server that is gone serves nothing
                 endpoints.ask(url, "POST", "/v1/unload_lora_adapter", {"lora_name": name})
+
+
+TAKES_WEIGHTS: Mapping[str, str] = {"VLLM_SERVER_DEV_MODE": "1"}
+"""What a server's environment must hold for `take_weights`; it opens calls that only this machine should reach."""
+
+
+def take_weights(endpoints: Endpoints, folder: Path) -> None:
+    """Have every server read the weights in `folder` in place of its own, and forget what it computed with those.
+
+    Args:
+        folder: safetensors under the names of the model that is served; not needed afterwards.
+    Raises:
+        EngineUnavailable: a server did not read them, or requests under way still hold what it is to forget.
+    """
+    for url in endpoints.urls:
+        try:
+            reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+            endpoints.ask(url, "POST", "/collective_rpc", reload)
+            forgot = endpoints.ask(url, "POST", "/reset_prefix_cache")
+        except RuntimeError as error:
+            raise EngineUnavailable(
+                f"{url} did not take the weights in {folder}: {error}. It must be a vLLM of version 0.32 that was "
+                f"started with {', '.join(f'{key}={value}' for key, value in TAKES_WEIGHTS.items())}"
+            ) from None
+        if not forgot["success"]:
+            raise EngineUnavailable(f"{url} still holds keys and values of earlier weights: a request is under way")
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:

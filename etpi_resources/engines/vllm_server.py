@@ -88,6 +88,7 @@ class VllmServer:
         log: file that gets all the server says.
         options: further options of `vllm serve`, by name.
         lock: held until the last process of the server is gone, so that its successor finds the accelerator free.
+        environment: variables that it needs besides `ENVIRONMENT`.
     Attributes:
         url: "http://127.0.0.1:port".
 
@@ -96,7 +97,14 @@ class VllmServer:
     """
 
     def __init__(
-        self, folder: Path, name: str, *, log: Path, options: Mapping[str, Any] | None = None, lock: Path | None = None
+        self,
+        folder: Path,
+        name: str,
+        *,
+        log: Path,
+        options: Mapping[str, Any] | None = None,
+        lock: Path | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.folder, self.name, self.log = folder, name, log
         program = vllm_program()
@@ -105,7 +113,7 @@ class VllmServer:
         self._command = [str(program), "serve", str(folder), "--host", "127.0.0.1", "--served-model-name", name]
         # What a model's files say of sampling would change requests behind their backs.
         self._command += ["--generation-config", "vllm", *arguments(options or {})]
-        self._environment = {**ENVIRONMENT, **os.environ}
+        self._environment = {**ENVIRONMENT, **os.environ, **(environment or {})}
         self._environment.pop("PYTHONPATH", None)
         self._lock_file = lock
         self._closing = threading.Lock()

@@ -33,6 +33,15 @@ ENGINE_THREADS = 64
 
 POLL_SECONDS = 0.5
 
+GAP_IN_FLOAT32, GAP_IN_HALF = 0.005, 0.1
+"""Largest mean difference, in nats, between the log-probability a token was drawn with and the trainer's, that rounding
+explains where both compute in float32, or either in 16 bits."""
+
+
+def largest_gap(*dtypes: str) -> float:
+    """The bound of that difference where these are computed with, by any library's name of them."""
+    return GAP_IN_FLOAT32 if set(dtypes) <= {"fp32", "float32", "float"} else GAP_IN_HALF
+
 
 class LinkBroken(ConnectionError):
     """The other side is gone, or said why it stops."""

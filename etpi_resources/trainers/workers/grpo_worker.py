@@ -3,12 +3,14 @@
 Belongs here: one training run, from configuration to saved checkpoints and the figures its checks need. Does not belong
 here: tasks, sandboxes, rewards and advantages (whoever rolls out, over `policy_link`), the trainer (`policy_trainer`).
 
-The policy generates in this process, from the very weights that are trained. A run that was killed goes on from its
-last whole checkpoint: `resume` names it, and the lines logged after it are dropped.
+The policy generates in this process, from the very weights that are trained, or in a vLLM server that is handed them
+before each round (`hand_over`). A run that was killed goes on from its last whole checkpoint: `resume` names it, and
+the lines logged after it are dropped.
 
 Configuration (`config.json`): `label`, `base` (folder), `base_name`, `link` (socket), `tasks` (how many rows), `seed`,
 `chat_template` (text), `device` ("auto" or "cuda"), `resume` (step or null), `resume_every` (steps between checkpoints
-to resume from), `rl` (the spec's section). Result: see `run`.
+to resume from), `server` (null, or that of a vLLM: `options`, `log`, `lock`, `probe`; see `HandedPolicy`), `rl` (the
+spec's section). Result: see `run`.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from etpi_resources.trainers.workers.reporting import Worker, open_worker
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from etpi_resources.chat_format import ChatFormat
+    from etpi_resources.trainers.workers.hand_over import HandedPolicy
     from etpi_resources.trainers.workers.policy_trainer import PolicyTrainer
 
 CHECK_TOKENS = 128
@@ -129,8 +133,7 @@ def build_trainer(worker: Worker, model: PreTrainedModel, gpu: bool, link: Any) 
         )
 
     def roll_out(step: int, rows: Any) -> Any:
-        engine.name = f"{config['base_name']}+{step}"
-        with engine.generating():
+        with engine.generating(step):
             return link.roll_out(step, rows, engine)
 
     trainer = PolicyTrainer(
@@ -142,12 +145,44 @@ def build_trainer(worker: Worker, model: PreTrainedModel, gpu: bool, link: Any) 
         peft_config=adapter,
     )
     unwrapped: Any = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
-    engine = LiveEngine(
-        unwrapped.get_base_model() if adapter else unwrapped,
-        config["base_name"],
-        ChatFormat(config["base_name"], tokenizer, config["chat_template"]),
-    )
+    policy = unwrapped.get_base_model() if adapter else unwrapped
+    chat = ChatFormat(config["base_name"], tokenizer, config["chat_template"])
+    if config["server"] is None:
+        engine = LiveEngine(policy, config["base_name"], chat)
+    else:
+        engine = _served(worker, policy, chat)
+        trainer.largest_gap = engine.bound
     return trainer, engine
+
+
+def _served(worker: Worker, policy: Any, chat: ChatFormat) -> HandedPolicy:
+    """The policy in a vLLM server of this worker, which computes in what the base is stored in unless the spec says
+    otherwise."""
+    from etpi_resources.trainers.policy_link import largest_gap
+    from etpi_resources.trainers.workers.checkpointing import stored_dtype
+    from etpi_resources.trainers.workers.hand_over import HandedPolicy
+
+    config, rl = worker.config, worker.config["rl"]
+    stored = stored_dtype(config["base"])
+    defaults: dict[str, Any] = {
+        "dtype": str(stored).removeprefix("torch."),
+        "max-model-len": rl["max_prompt_tokens"] + rl["max_response_tokens"],
+    }
+    if policy.device.type == "cpu":
+        # There weights are packed anew when they are read, out of sight of what was compiled over the old ones.
+        defaults["enforce-eager"] = True
+    options = {**defaults, **{name.replace("_", "-"): value for name, value in config["server"]["options"].items()}}
+    worker.say(f"{config['label']}: starting vLLM, which says all in {config['server']['log']}")
+    return HandedPolicy(
+        policy,
+        config["base_name"],
+        chat,
+        base=Path(config["base"]),
+        folder=worker.folder / "policy",
+        dtype=stored,
+        bound=largest_gap(rl["dtype"], options["dtype"]),
+        server={**config["server"], "options": options},
+    )
 
 
 def trainer_arguments(rl: dict[str, Any], folder: Path, seed: int, gpu: bool) -> Any:

@@ -32,6 +32,7 @@ class PolicyTrainer(GRPOTrainer):
         generated_at: optimiser steps done when they were generated.
         gaps: what a pass measured of rollout against trainer log-probabilities, emptied by whoever logs: (sum of
             absolute differences, largest, tokens, mean staleness in steps) a pass.
+        largest_gap: a mean difference above this stops the run before it is learnt from; None: it is logged alone.
         no_trees: why the samples of a prompt are not packed as a tree (see `sample_trees`); None where they are.
     """
 
@@ -40,6 +41,7 @@ class PolicyTrainer(GRPOTrainer):
         self.round: list[Sample] = []
         self.generated_at = 0
         self.gaps: list[tuple[float, float, int, int]] = []
+        self.largest_gap: float | None = None
         self._logps: torch.Tensor | None = None
         super().__init__(rollout_func=self._rollouts, reward_funcs=[self._rewards], **arguments)
         models: list[Any] = [m for m in (self.model, self.ref_model) if m is not None]
@@ -101,6 +103,13 @@ class PolicyTrainer(GRPOTrainer):
         if gap.numel():
             staleness = self.state.global_step - self.generated_at
             self.gaps.append((float(gap.sum()), float(gap.max()), gap.numel(), staleness))
+            if staleness == 0 and self.largest_gap is not None and not float(gap.mean()) <= self.largest_gap:
+                raise RuntimeError(
+                    f"step {self.generated_at}: rollouts were drawn with log-probabilities that differ from the "
+                    f"trainer's by {float(gap.mean()):.2g} nats a token (bound {self.largest_gap:g}); nothing was "
+                    "learnt from them. Generate in the dtype that is trained in (rl.options.dtype), or set "
+                    'rl.engine = "transformers"'
+                )
         return loss
 
     def create_model_card(self, *arguments: Any, **named: Any) -> None:
