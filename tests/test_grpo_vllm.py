@@ -84,7 +84,7 @@ def test_a_worker_that_is_killed_takes_its_server_along_and_the_run_goes_on(tmp_
     assert not processes(lake, base)
     outcome = make(tmp_path, lake, "rl_checkpoint")
     assert not outcome.manifest.blocked, outcome.manifest.failures
-    assert outcome.metadata["seed 0"]["resumed from step"] in (1, 2)
+    assert outcome.metadata["seed 0"]["resumed from step"] in (1, 2, 3)
     judge(lake, base)
 
 

@@ -45,7 +45,7 @@ def test_a_run_that_is_killed_leaves_no_server_and_goes_on_from_its_checkpoint(t
         pass
     outcome = make(tmp_path, lake, "rl_checkpoint")
     assert not outcome.manifest.blocked, outcome.manifest.failures
-    assert outcome.metadata["seed 0"]["resumed from step"] in (1, 2)
+    assert outcome.metadata["seed 0"]["resumed from step"] in (1, 2, 3)
     judge(lake, base)
 
 
