@@ -83,16 +83,18 @@ def test_a_grammar_binds_the_block_wherever_the_prompt_leaves_it(live, tmp_path)
         pytest.skip("the prompt closes the block: a grammar is refused (tests/test_grammars.py)")
     lake = little_lake(tmp_path)
     engine = f'kind = "vllm"\nmodel = "{live.server.name}"\nurls = ["{live.server.url}"]'
-    agent = f'tokenizer = "{live.models.base}"\nmax_steps = 2\nmax_tokens = 80\nmax_model_len = 4096\n'
+    # The names and 24 characters of at most four bytes, each of which may be a token: no bound turn is cut.
+    agent = f'tokenizer = "{live.models.base}"\nmax_steps = 2\nmax_tokens = 128\nmax_model_len = 4096\n'
     for name, section in (("bound", "agent.grammar"), ("free", "scoring.structure")):
         rollout_set(tmp_path, name, engine, agent, tasks=2, more=SLOTS.replace("SECTION", section))
     resources = Resources(lake=lake, specs_folder=tmp_path / "specs")
-    found = {}
+    found, said = {}, {}
     for name in ("bound", "free"):
         for asset in (raw_rollouts, scored_rollouts):
             assert not asset.execute(name, resources, log=lambda line: None).manifest.blocked
         rows = resources.lake.read(Ref("scored_rollouts", "rollout_set", name), "turn_scores").to_pylist()
         found[name] = [row["adheres"] for row in rows]
         turns = resources.lake.read(Ref("raw_rollouts", "rollout_set", name), "turns").to_pylist()
+        said[name] = [turn["content"] for turn in turns]
         assert turns[0]["content"].startswith("<think>\nSTATE: ") == (name == "bound" and live.tail == "none")
-    assert len(found["bound"]) == 8 and all(found["bound"]) and not any(found["free"])
+    assert len(found["bound"]) == 8 and all(found["bound"]) and not any(found["free"]), said
