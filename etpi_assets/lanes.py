@@ -82,7 +82,7 @@ def _serve(lane: subprocess.Popen[str], waiting: SimpleQueue[str]) -> list[str]:
     """Hand names to a lane until none waits, then let it end; those that it did. One that dies fails what it had."""
     assert lane.stdin and lane.stdout
     done = []
-    with suppress(BrokenPipeError), lane.stdin:
+    with suppress(BrokenPipeError), lane.stdout, lane.stdin:
         for name in _taken(waiting):
             print(name, file=lane.stdin, flush=True)
             answer = lane.stdout.readline().strip()

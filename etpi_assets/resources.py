@@ -81,7 +81,7 @@ class Resources:
             options=section.options,
             template_kwargs=section.served_kwargs(),
             logs=self.lake.scratch("servers"),
-            lock=self.lake.root / "locks" / "server.lock",
+            lock=self.lake.lock_file("server"),
         )
 
 

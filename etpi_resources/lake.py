@@ -284,7 +284,11 @@ class Lake:
     ) -> AbstractContextManager[None]:
         """Hold `locks/<name>.lock`; the kernel frees it when the process dies. Raises LockHeld where `wait` is false
         and another holds it; while waiting, `log` is told who does."""
-        return file_lock(self.root / "locks" / f"{name}.lock", wait=wait, log=log)
+        return file_lock(self.lock_file(name), wait=wait, log=log)
+
+    def lock_file(self, name: str) -> Path:
+        """The file of a lock, for a process that is to hold it itself."""
+        return self.root / "locks" / f"{name}.lock"
 
     def checkpoint_dir(self, content_hash: str) -> Path:
         return self.root / "checkpoints" / content_hash

@@ -62,7 +62,7 @@ def model_engine(section: EngineSection, chat: ChatFormat, lake: Lake) -> Engine
     from etpi_resources.engines.vllm import VllmEngine
     from etpi_resources.engines.vllm_server import VllmServer
 
-    log, lock = lake.scratch("servers") / f"{name}.log", lake.root / "locks" / "server.lock"
+    log, lock = lake.scratch("servers") / f"{name}.log", lake.lock_file("server")
     server = VllmServer(folder, name, log=log, options=section.options, lock=lock)
     try:
         endpoints = Endpoints([server.url], timeout=section.timeout, ended=server.ended)

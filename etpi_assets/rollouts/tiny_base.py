@@ -60,20 +60,22 @@ def build(
     Raises:
         WorkerFailed: the trainer failed; the message holds its last lines.
     """
-    key = _key(section, chat, code)
-    with kept.alone(lake, key, echo):
-        if report := kept.find(lake, key):
-            echo("tiny base: built before, nothing to do")
-            return report | {"reused": True}
-        staging = lake.scratch(f"base/{key}")
-        shutil.rmtree(staging)
-        report = run_worker(WORKER, prepare(section, chat, staging), staging, context=context, echo=echo)
-        checkpoint, _ = lake.adopt_checkpoint(staging / report["folder"])
-        report |= {"checkpoint_id": checkpoint, "checkpoints": [{"checkpoint_id": checkpoint}]}
-        if learnt(report).passed:
-            kept.keep(lake, key, report)
-        shutil.rmtree(staging)
-        return report | {"reused": False}
+
+    def pretrain(folder: Path) -> dict[str, Any]:
+        shutil.rmtree(folder)
+        report = run_worker(WORKER, prepare(section, chat, folder), folder, context=context, echo=echo)
+        checkpoint, _ = lake.adopt_checkpoint(folder / report["folder"])
+        return report | {"checkpoint_id": checkpoint, "checkpoints": [{"checkpoint_id": checkpoint}]}
+
+    return kept.once(
+        lake,
+        _key(section, chat, code),
+        "base",
+        pretrain,
+        good=lambda report: learnt(report).passed,
+        found="tiny base: built before, nothing to do",
+        log=echo,
+    )
 
 
 def prepare(section: TinySection, chat: ChatFormat, folder: Path) -> dict[str, Any]:

@@ -116,17 +116,14 @@ def reinforce_once(
         BadReward, RolloutsFailed: a row cannot be rewarded or learnt from; the message names it.
         WorkerFailed: the trainer failed; the message holds its last lines.
     """
-    with kept.alone(lake, request.key, echo):
-        if report := kept.find(lake, request.key):
-            echo(f"{request.label}: trained before, nothing to do")
-            return report | {"reused": True}
+
+    def reinforce(folder: Path) -> dict[str, Any]:
         for task in request.ground.tasks:
             first_prompt(request.section, request.ground, task)
-        staging = lake.scratch(f"reinforce/{request.key}")
         rounds_folder = lake.root / "checkpoints" / "rounds" / request.key
-        resume = last_whole(staging)
+        resume = last_whole(folder)
         if resume is None:
-            shutil.rmtree(staging)
+            shutil.rmtree(folder)
         dropped = drop_after(rounds_folder, resume or 0)
         if resume is not None:
             echo(f"{request.label}: going on from step {resume}; {dropped} later rounds will be rolled out again")
@@ -134,28 +131,29 @@ def reinforce_once(
         with PolicyServer(rounds, request.identity.teacher or "policy") as server:
             try:
                 config = worker_config(lake, request, str(server.path), resume)
-                report = run_worker(WORKER, config, staging, context=context, echo=echo)
+                report = run_worker(WORKER, config, folder, context=context, echo=echo)
             except WorkerFailed:
                 if server.error is not None:
                     raise server.error from None
                 raise
-        report["checkpoints"] = [kept.adopt(lake, staging, checkpoint) for checkpoint in report["checkpoints"]]
+        report["checkpoints"] = [kept.adopt(lake, folder, checkpoint) for checkpoint in report["checkpoints"]]
         report["rounds"] = rounds_folder.relative_to(lake.root).as_posix()
-        if all(check.passed for check in proofs({request.seed: report})):
-            kept.keep(lake, request.key, report)
-        shutil.rmtree(staging)
-        return report | {"reused": False}
+        return report
+
+    return kept.once(
+        lake,
+        request.key,
+        "reinforce",
+        reinforce,
+        good=lambda report: all(check.passed for check in proofs({request.seed: report})),
+        found=f"{request.label}: trained before, nothing to do",
+        log=echo,
+    )
 
 
 def worker_config(lake: Lake, request: Request, link: str, resume: int | None) -> dict[str, Any]:
     """The trainer's configuration (see `grpo_worker`)."""
     section, ground = request.section, request.ground
-    server = {
-        "options": section.options,
-        "log": str(lake.scratch("servers") / f"policy-{request.key}.log"),
-        "lock": str(lake.root / "locks" / "server.lock"),
-        "probe": first_prompt(section, ground, ground.tasks[0]),
-    }
     return {
         "label": request.label,
         "base": str(request.base_folder),
@@ -167,8 +165,19 @@ def worker_config(lake: Lake, request: Request, link: str, resume: int | None) -
         "device": "cuda" if request.gpu else "auto",
         "resume": resume,
         "resume_every": max(1, section.steps // RESUME_CHECKPOINTS),
-        "server": server if section.engine == "vllm" else None,
+        "server": _server(lake, request) if section.engine == "vllm" else None,
         "rl": section.model_dump(mode="json"),
+    }
+
+
+def _server(lake: Lake, request: Request) -> dict[str, Any]:
+    """What the trainer starts its vLLM with (see `HandedPolicy`)."""
+    section, ground = request.section, request.ground
+    return {
+        "options": section.options,
+        "log": str(lake.scratch("servers") / f"policy-{request.key}.log"),
+        "lock": str(lake.lock_file("server")),
+        "probe": first_prompt(section, ground, ground.tasks[0]),
     }
 
 

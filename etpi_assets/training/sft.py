@@ -90,19 +90,23 @@ def train_once(
     Raises:
         WorkerFailed: the trainer failed; the message holds its last lines.
     """
-    with kept.alone(lake, request.key, echo):
-        if report := kept.find(lake, request.key):
-            echo(f"{request.label}: trained before, nothing to do")
-            return report | {"reused": True}
-        staging = lake.scratch(f"train/{request.key}")
-        shutil.rmtree(staging)
-        shards = request.train.shards
-        report = run_worker(WORKER, worker_config(request), staging, processes=shards, context=context, echo=echo)
-        report["checkpoints"] = [kept.adopt(lake, staging, checkpoint) for checkpoint in report["checkpoints"]]
-        if all(check.passed for check in checks({request.seed: report}, expected)):
-            kept.keep(lake, request.key, report)
-        shutil.rmtree(staging)
-        return report | {"reused": False}
+
+    def train(folder: Path) -> dict[str, Any]:
+        shutil.rmtree(folder)
+        config, processes = worker_config(request), request.train.shards
+        report = run_worker(WORKER, config, folder, processes=processes, context=context, echo=echo)
+        report["checkpoints"] = [kept.adopt(lake, folder, checkpoint) for checkpoint in report["checkpoints"]]
+        return report
+
+    return kept.once(
+        lake,
+        request.key,
+        "train",
+        train,
+        good=lambda report: all(check.passed for check in checks({request.seed: report}, expected)),
+        found=f"{request.label}: trained before, nothing to do",
+        log=echo,
+    )
 
 
 def worker_config(request: Request) -> dict[str, Any]:
