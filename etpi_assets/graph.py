@@ -67,6 +67,7 @@ _AGENT_LOOP = (
 """What rolls a checkpoint out."""
 _TINY_BASE = (
     "etpi_assets.rollouts.tiny_base",
+    "etpi_assets.rollouts.templated.arithmetic_tiny",
     "etpi_assets.rollouts.templated.coop_tiny",
     "etpi_assets.rollouts.templated.repo_fix_tiny",
     "etpi_assets.rollouts.templated.emulated",

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from etpi_assets.rollouts.agent import Identity, run_rollout
-from etpi_assets.rollouts.interpreter import cell_command, cell_of
+from etpi_assets.rollouts.interpreter import cell_command, cell_in, cell_of
 from etpi_assets.rollouts.policies.arithmetic_tiny import GIVEN_UP, ArithmeticSkill, ArithmeticTinyPolicy, answer, call
 from etpi_assets.rollouts.records import RolloutRecord
 from etpi_assets.rollouts.tables import to_tables
+from etpi_assets.rollouts.templated.arithmetic_tiny import ArithmeticFactory, conversations, exercises
+from etpi_assets.rollouts.templated.emulated import UnknownCommand
 from etpi_assets.scoring.behaviours import score
 from etpi_assets.scoring.rewards import tools
 from etpi_assets.scoring.rewards.attempt import Attempt, attempt_of
@@ -166,6 +169,28 @@ def test_what_degenerate_turns_earn_under_the_tool_call_reward(texts, tool_turns
     assert counted(record, tools=False) is None, "no tool was offered, so nothing is said of any"
     assert tools.tool_call_reward(attempt) == pytest.approx(reward)
     assert tools.outcome(attempt) == -1.0
+
+
+def test_the_base_grows_up_on_calls_that_the_real_interpreter_answers_alike():
+    talks = list(conversations(0, 24, "tiny"))
+    assert talks == list(conversations(0, 24, "tiny"))
+    assert all([m["role"] for m in talk[2:5]] == ["assistant", "tool", "assistant"] for talk in talks)
+    calls = [json.loads(talk[2]["content"].removeprefix("<tool_call>\n").partition("\n")[0]) for talk in talks]
+    codes = [entry["arguments"]["code"] for entry in calls]
+    assert {"% 9;" in code for code in codes} == {True, False}
+    for talk, (shown, _) in zip(talks, session(*codes), strict=True):
+        assert talk[3]["content"] == f"[exit 0]\n{shown.rstrip()}" and talk[4]["content"] == shown.rstrip()
+    assert all(len(talk) < 5 and "boxed" in talk[2]["content"] for talk in exercises(1, 8, "tiny"))
+
+
+def test_the_emulated_interpreter_knows_the_teacher_s_cells_alone():
+    shown = cell_command("n = (12 * 13 + 14) % 10")
+    assert cell_in(shown) == "n = (12 * 13 + 14) % 10" and cell_in(f"{shown}; ls") is cell_in("ls") is None
+    with ArithmeticFactory().create({}) as box:
+        assert box.run(shown).output == ""
+        for unknown in (cell_command("__import__('os').getcwd()"), "ls -a"):
+            with pytest.raises(UnknownCommand):
+                box.run(unknown)
 
 
 def test_the_teacher_calls_and_prints_as_often_as_it_says():

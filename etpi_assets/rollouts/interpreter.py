@@ -43,6 +43,13 @@ def cell_command(code: str) -> str:
     )
 
 
+def cell_in(command: str) -> str | None:
+    """The code that a command of `cell_command` runs; None for any other command."""
+    words = shlex.split(command)
+    place = words.index(f"{FOLDER}/cell.py") if f"{FOLDER}/cell.py" in words else 0
+    return words[place - 2] if place >= 2 and cell_command(words[place - 2]) == command else None
+
+
 @cache
 def _program() -> str:
     return _PROGRAM.read_text(encoding="utf-8")

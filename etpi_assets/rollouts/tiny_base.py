@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from etpi_assets.rollouts.templated import coop_tiny, repo_fix_tiny
+from etpi_assets.rollouts.templated import arithmetic_tiny, coop_tiny, repo_fix_tiny
 from etpi_assets.specs.rollout_set import TinySection
 from etpi_resources import kept
 from etpi_resources.chat_format import ChatFormat
@@ -33,7 +33,7 @@ from etpi_resources.trainers.pipes import run_worker
 
 WORKER = "etpi_resources.trainers.workers.base_worker"
 LEARNT = "base_learnt"
-WORLDS = {"coop_tiny": coop_tiny, "repo_fix_tiny": repo_fix_tiny}
+WORLDS = {"arithmetic_tiny": arithmetic_tiny, "coop_tiny": coop_tiny, "repo_fix_tiny": repo_fix_tiny}
 """What `base.tiny.world` names: modules with `conversations` and `exercises`."""
 
 LOSS_BOUND = 0.6
@@ -101,7 +101,8 @@ def corpus_rows(section: TinySection, chat: ChatFormat) -> Iterator[dict[str, An
         starts, ends, weights = [1], [len(ids)], [section.reading_weight]
         for message in messages[2:]:
             own = message["role"] == "assistant"
-            new = [*chat.encode(message["content"]), chat.end_id] if own else chat.observation_ids(message["content"])
+            text = message["content"]
+            new = [*chat.encode(text), chat.end_id] if own else chat.observation_ids(text, message["role"])
             starts.append(len(ids))
             ids += new
             ends.append(len(ids))

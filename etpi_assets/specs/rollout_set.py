@@ -18,7 +18,7 @@ from etpi_resources.grammars import SLOTS, ThinkGrammar
 class TinySection(Section):
     """The embedded base model: its size, its corpus, its pretraining. A Qwen3-architecture model from scratch."""
 
-    world: Literal["coop_tiny", "repo_fix_tiny"] = Field(
+    world: Literal["arithmetic_tiny", "coop_tiny", "repo_fix_tiny"] = Field(
         default="coop_tiny", description="whose templated conversations and exercises it grows up on"
     )
     hidden: int = 128

@@ -51,6 +51,10 @@ class ArithmeticSkill:
         return cls(**values)
 
 
+BASE_HABITS = ArithmeticSkill(calls=1.0, prints=1.0, exact=0.5)
+"""The prior of the base model: it reads what its tool prints."""
+
+
 class ArithmeticTinyPolicy:
     """The policy of one skill; `policy(request)` answers the task in `request.privileged["payload"]`, from what the
     tool has shown so far."""
