@@ -4,9 +4,10 @@ Belongs here: how many lanes, what a lane is told and answers, and its share of 
 brings an experiment (`runner`), or the tables across experiments, which come after (`cli`).
 
 A network of the embedded world keeps little more than one core busy, so on a machine without an accelerator two
-experiments at once take little longer than one. A lane is handed names on its stdin, a line each, and answers each on
-its stdout with `done` or `failed`; whatever its jobs print goes to stderr. It runs under the supervisor, so it ends
-with whoever started it, and everything it started with it.
+experiments at once take little longer than one. Not so where both rest on what is not made yet: one makes it and the
+other waits. So a lane takes what has least in common with what the others run. It is handed names on its stdin, a line
+each, and answers each on its stdout with `done` or `failed`; whatever its jobs print goes to stderr. It runs under the
+supervisor, so it ends with whoever started it, and everything it started with it.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from threading import Lock
 
 from etpi_assets.graph import GRAPH, JOBS
 from etpi_assets.resources import accelerators
 from etpi_assets.runner import Runner
-from etpi_assets.specs.load import load_specs
+from etpi_assets.specs.load import Specs, load_specs
+from etpi_resources.hashes import json_hash
 from etpi_resources.progress import LANE
 from etpi_resources.supervise import supervised
 
@@ -47,9 +49,8 @@ def side_by_side(names: Sequence[str], specs_folder: Path | None = None) -> list
         KeyboardInterrupt: this process was asked to stop; the lanes have ended.
     """
     lanes = lanes_here(len(names))
-    waiting: SimpleQueue[str] = SimpleQueue()
-    for name in names:
-        waiting.put(name)
+    specs = load_specs(specs_folder)
+    waiting = Waiting({name: rests_on(name, specs) for name in names})
     started: list[subprocess.Popen[str]] = []
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ThreadPoolExecutor(lanes) as pool:
@@ -67,6 +68,44 @@ def side_by_side(names: Sequence[str], specs_folder: Path | None = None) -> list
     return [name for name in names if name in done]
 
 
+class Waiting:
+    """Experiments that no lane has taken yet, in order."""
+
+    def __init__(self, parts: Mapping[str, Collection[str]]) -> None:
+        """`parts`: what each rests on, by name."""
+        self._parts = {name: frozenset(found) for name, found in parts.items()}
+        self._left, self._running, self._lock = list(parts), list[str](), Lock()
+
+    def taken(self) -> Iterator[str]:
+        """One lane's experiments; each counts as running until the next is asked for, or the iterator is closed."""
+        while name := self._take():
+            try:
+                yield name
+            finally:
+                with self._lock:
+                    self._running.remove(name)
+
+    def _take(self) -> str | None:
+        with self._lock:
+            if not self._left:
+                return None
+            name = min(self._left, key=self._in_common)
+            self._left.remove(name)
+            self._running.append(name)
+            return name
+
+    def _in_common(self, name: str) -> int:
+        return sum(len(self._parts[name] & self._parts[other]) for other in self._running)
+
+
+def rests_on(name: str, specs: Specs) -> set[str]:
+    """Names of what an experiment rests on that others may rest on too: suites, rollout sets, and its base."""
+    keys = {
+        f"{kind} {key}" for kind in ("suite", "rollout_set") for key in specs.upstream_keys("experiment", name, kind)
+    }
+    return keys | {f"base {json_hash(specs.experiments[name].base.model_dump(mode='json'))}"}
+
+
 def _start(number: int, lanes: int, specs_folder: Path | None) -> subprocess.Popen[str]:
     threads = str(max(1, (os.cpu_count() or 1) // lanes))
     return subprocess.Popen(
@@ -78,12 +117,12 @@ def _start(number: int, lanes: int, specs_folder: Path | None) -> subprocess.Pop
     )
 
 
-def _serve(lane: subprocess.Popen[str], waiting: SimpleQueue[str]) -> list[str]:
+def _serve(lane: subprocess.Popen[str], waiting: Waiting) -> list[str]:
     """Hand names to a lane until none waits, then let it end; those that it did. One that dies fails what it had."""
     assert lane.stdin and lane.stdout
     done = []
     with suppress(BrokenPipeError), lane.stdout, lane.stdin:
-        for name in _taken(waiting):
+        for name in waiting.taken():
             print(name, file=lane.stdin, flush=True)
             answer = lane.stdout.readline().strip()
             if not answer:
@@ -91,12 +130,6 @@ def _serve(lane: subprocess.Popen[str], waiting: SimpleQueue[str]) -> list[str]:
             if answer == "done":
                 done.append(name)
     return done
-
-
-def _taken(waiting: SimpleQueue[str]) -> Iterator[str]:
-    with suppress(Empty):
-        while True:
-            yield waiting.get_nowait()
 
 
 def main(arguments: Sequence[str]) -> int:

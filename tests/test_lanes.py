@@ -14,6 +14,7 @@ import pytest
 from made_graph import write_spec
 
 from etpi_assets import lanes, resources
+from etpi_assets.specs.load import load_specs
 from etpi_resources.lake import Lake, Ref
 from etpi_resources.supervise import descendants
 
@@ -49,6 +50,25 @@ def folder(tmp_path_factory) -> Path:
         assert process.wait() == 0, said
     assert "-- collect_rollouts of little_strong: done" in said
     return made
+
+
+def test_a_lane_takes_what_has_least_in_common_with_what_the_others_run():
+    suite = {"suite a", "base a"}
+    waiting = lanes.Waiting(
+        {"a1": {*suite, "set 1"}, "a2": {*suite, "set 1"}, "a3": {*suite, "set 2"}, "b": {"suite b"}}
+    )
+    first, second = waiting.taken(), waiting.taken()
+    assert (next(first), next(second)) == ("a1", "b")
+    assert next(second) == "a3", "another rollout set, so less to wait for than for a2"
+    assert (next(first, None), next(first, None), next(second, None)) == ("a2", None, None)
+
+
+def test_what_the_shipped_experiments_share():
+    specs = load_specs()
+    found = {name: lanes.rests_on(name, specs) for name in ("plan_first_tiny", "plan_first_tiny_weak", "grpo_tcr_tiny")}
+    assert found["grpo_tcr_tiny"].isdisjoint(found["plan_first_tiny"])
+    assert len(found["plan_first_tiny"] & found["plan_first_tiny_weak"]) == 2
+    assert lanes.rests_on("grpo_tcr_tiny_without", specs) == found["grpo_tcr_tiny"]
 
 
 def _started(folder: Path, *names: str) -> subprocess.Popen[str]:

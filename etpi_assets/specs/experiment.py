@@ -181,6 +181,9 @@ class ExperimentSpec(Section):
     rollout_sets: tuple[str, ...]
     seeds: tuple[int, ...] = (0,)
     requires: Literal["cpu", "gpu"] = "cpu"
+    sweep: bool = Field(
+        default=False, description="a point of a sweep, which says something beside its others alone: no part of a demo"
+    )
     base: BaseSection = BaseSection()
     select: SelectSection = SelectSection()
     pairs: PairsSection = PairsSection()
