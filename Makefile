@@ -68,7 +68,7 @@ consumers: setup .consumers/ready  ## verl and SWE-bench, beside the environment
 demo: setup  ## a strong and a weak teacher's student, from tasks to the leaderboard, on a CPU
 	@$(CLI) demo
 
-demo-all: setup  ## every experiment on the embedded world, once; of sweeps none
+demo-all: setup  ## every experiment on the embedded world, once; variants of others are for `results`
 	@$(CLI) demo-all
 
 results: setup  ## [EXPERIMENTS="a b"] [SEEDS="0 1 2"]: the same over training seeds, into docs/results.md

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out.add_argument("--format", required=True, help=", ".join(EXPORTS))
     out.add_argument("--to", required=True, type=Path, metavar="FOLDER", help="a folder that is not there yet")
     commands.add_parser("demo", help=f"run {' and '.join(DEMO)} and compare them")
-    commands.add_parser("demo-all", help="run every experiment on the embedded world but the points of sweeps")
+    commands.add_parser("demo-all", help="run every experiment on the embedded world but the variants of others")
     repeat = commands.add_parser("results", help="the same over several training seeds, into docs/results.md")
     repeat.add_argument("experiments", nargs="*", metavar="EXPERIMENT", help="by default all that a finding compares")
     repeat.add_argument("--seeds", nargs="+", type=int, default=list(RESULT_SEEDS), metavar="SEED")
@@ -119,8 +119,8 @@ def demo(names: Sequence[str]) -> int:
 
 
 def tiny(specs: Specs) -> list[str]:
-    """The experiments that need nothing but this machine, those on the embedded base; of sweeps none."""
-    shown = (name for name, spec in specs.experiments.items() if spec.requires == "cpu" and not spec.sweep)
+    """The experiments that need nothing but this machine, those on the embedded base; no variants of others."""
+    shown = (name for name, spec in specs.experiments.items() if spec.requires == "cpu" and not spec.variant)
     return [name for name in shown if specs.experiments[name].base.kind == "tiny"]
 
 

@@ -209,3 +209,8 @@ def test_the_page_compares_stages_task_by_task(tmp_path):
     assert "| etpi_phase1_tiny, greedy | base → sft | 8 | 0.75 → 0.88 | +0.12 [" in line
     assert line.endswith("| 200 → 40, ÷ 5.0 |")
     assert "|  | solved | adherence |" in page, "no columns of what was not measured"
+
+
+def test_what_no_demo_runs_a_finding_compares():
+    variants = {name for name, spec in SPECS.items() if spec.variant}
+    assert variants and variants <= set(findings.experiments())

@@ -181,8 +181,8 @@ class ExperimentSpec(Section):
     rollout_sets: tuple[str, ...]
     seeds: tuple[int, ...] = (0,)
     requires: Literal["cpu", "gpu"] = "cpu"
-    sweep: bool = Field(
-        default=False, description="a point of a sweep, which says something beside its others alone: no part of a demo"
+    variant: bool = Field(
+        default=False, description="another experiment but for a knob, to be compared with it over seeds: in no demo"
     )
     base: BaseSection = BaseSection()
     select: SelectSection = SelectSection()
