@@ -69,6 +69,21 @@ def test_a_seed_that_says_otherwise_leaves_it_undecided():
     assert verdict(finding(), **{k: pooled[k] + seeds[k] for k in pooled}).word == "undecided at this n"
 
 
+def test_stages_of_an_experiment_are_compared_task_by_task():
+    sides = {"more": {"experiment": "a", "role": "rl"}, "less": {"experiment": "a"}}
+    metrics = [row("a", 104, 120, metric="solved", checkpoint_role="rl"), row("a", 98, 120, metric="solved")]
+    paired = {"decoding": "greedy", "before": "sft", "after": "rl", "tasks": 120, "difference": 0.05}
+    stages = [paired | {"after": "base", "ci_low": 0.2, "ci_high": 0.3}, paired | {"ci_low": 0.01, "ci_high": 0.09}]
+
+    def judged(figure: str, stages: list[dict]) -> findings.Verdict:
+        tables = {"metrics": [r | {"metric": figure} for r in metrics], "stages": stages}
+        return judge(finding(figure, **sides, least=0.05), lambda _, table: tables.get(table))
+
+    assert judged("solved", []).word == judged("parsed", stages).word == "undecided at this n"
+    found = judged("solved", stages)
+    assert found.word == "there" and found.between == Estimate(0.05, 120, 120, 0.01, 0.09, "paired")
+
+
 def test_other_conditions_are_not_taken_for_the_one_that_is_meant():
     others = [
         row("b", 48, 48, decoding="t1"),

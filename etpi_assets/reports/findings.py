@@ -28,9 +28,10 @@ LATE = 0.2
 """The share of reinforcement's steps, the last ones, that its figures are of."""
 
 Rows = Sequence[Mapping[str, Any]]
-Table = Literal["metrics", "probes", "rl_samples"]
+Table = Literal["metrics", "probes", "rl_samples", "stages"]
 Read = Callable[[str, Table], Rows | None]
-"""(experiment, table) -> the rows of its current version; None where there is none."""
+"""(experiment, table) -> the rows of its current version, of `stages` what sql/reports/solved_paired.sql answers; None
+where there is none."""
 
 
 class Condition(BaseModel):
@@ -90,7 +91,7 @@ def judge(finding: Finding, read: Read) -> Verdict:
     more, less = (by_seed.pop(None, None) for by_seed in pooled)
     if more is None or less is None:
         return Verdict(finding, "not comparable", more, less)
-    between = difference(more, less)
+    between = _paired(finding, read) or difference(more, less)
     shared = pooled[0].keys() & pooled[1].keys()
     contrary = any(pooled[0][seed].value < pooled[1][seed].value for seed in shared)
     return Verdict(finding, _word(between, finding.least, contrary), more, less, between)
@@ -103,6 +104,18 @@ def _figure(figure: str) -> tuple[Table, str, Callable[[str, Condition, Rows], d
     if figure.startswith(REINFORCED):
         return "rl_samples", figure.removeprefix(REINFORCED), _at_the_end
     return "metrics", figure, _metric
+
+
+def _paired(finding: Finding, read: Read) -> Estimate | None:
+    """The difference task by task, where a finding compares what two stages of one experiment solve: each task is its
+    own control, so the interval leaves out how tasks differ."""
+    more, less = finding.more, finding.less
+    if finding.figure != "solved" or (more.experiment, more.decoding) != (less.experiment, less.decoding):
+        return None
+    for row in read(more.experiment, "stages") or ():
+        if (row["decoding"], row["before"], row["after"]) == (more.decoding, less.role, more.role) and row["tasks"] > 1:
+            return Estimate(row["difference"], row["tasks"], row["tasks"], row["ci_low"], row["ci_high"], "paired")
+    return None
 
 
 def _word(between: Estimate, least: float, contrary: bool) -> str:

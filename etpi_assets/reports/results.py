@@ -39,7 +39,7 @@ of the difference lies on the claimed side of 0, and no training seed has it the
 interval holds no difference of the size that matters (0.1 where nothing else is said). Intervals are over tasks, not
 over training seeds: with few seeds a difference between runs can pass for one between methods. A figure `probe:` is the
 share of first turns on held-out prompts, the mean over the checkpoints of training; `rl:` the share of the attempts of
-reinforcement's last fifth of steps.
+reinforcement's last fifth of steps. What two stages of one experiment solve is compared task by task.
 
 """
 
@@ -85,6 +85,8 @@ def _findings(lake: Lake, experiments: Mapping[str, str]) -> str:
     """What was claimed, and what was measured of it; findings on experiments that are not asked for are left out."""
 
     def read(experiment: str, table: str) -> Rows | None:
+        if table == "stages":
+            return _stages(lake, experiments[experiment])
         manifest = _good(lake, _HOLDER[table], experiments[experiment])
         return lake.read(manifest.ref, table).to_pylist() if manifest else None
 
@@ -119,15 +121,12 @@ def _how_soon(lake: Lake, experiments: Mapping[str, str]) -> str:
 
 def _task_by_task(lake: Lake, specs: Specs, experiments: Mapping[str, str]) -> str:
     """What each stage changed, for the experiments that bind the thought or reinforce."""
-    question, rows = (sql_folder() / "reports" / "solved_paired.sql").read_text(), []
+    rows = []
     for shown, name in experiments.items():
         spec = specs.experiments[name]
-        rolled, judged = _good(lake, "eval_rollouts", name), _good(lake, "eval_metrics", name)
-        if rolled is None or judged is None or not (spec.metrics.scoring.structure or spec.rl.method != "none"):
+        if not (spec.metrics.scoring.structure or spec.rl.method != "none"):
             continue
-        tables = {"rollouts": rolled, "scores": judged, "agent_scores": judged}
-        relations = {table: _evaluated(lake.read(held.ref, table), name) for table, held in tables.items()}
-        for row in lake.query(question, **relations).to_pylist():
+        for row in _stages(lake, name) or ():
             ratio = f"{row['think_ratio']:.1f}" if row["think_ratio"] else "–"
             rows.append(
                 [
@@ -141,6 +140,16 @@ def _task_by_task(lake: Lake, specs: Specs, experiments: Mapping[str, str]) -> s
             )
     head = ["experiment", "stages", "tasks", "solved", "difference", "thought"]
     return _PAIRED + markdown_table(head, rows) if rows else ""
+
+
+def _stages(lake: Lake, name: str) -> Rows | None:
+    """What `sql/reports/solved_paired.sql` answers of an experiment; None where it was not evaluated."""
+    rolled, judged = _good(lake, "eval_rollouts", name), _good(lake, "eval_metrics", name)
+    if rolled is None or judged is None:
+        return None
+    tables = {"rollouts": rolled, "scores": judged, "agent_scores": judged}
+    relations = {table: _evaluated(lake.read(held.ref, table), name) for table, held in tables.items()}
+    return lake.query((sql_folder() / "reports" / "solved_paired.sql").read_text(), **relations).to_pylist()
 
 
 def _evaluated(table: pa.Table, experiment: str) -> pa.Table:
