@@ -8,15 +8,16 @@ source that is run again, every other name as the value it had. What cannot be k
 As at a prompt, the value of a last expression is shown.
 """
 
-import ast
+import _ast
 import io
+import marshal
 import os
-import pickle
 import sys
-import traceback
 import types
 
 FILE = "<cell>"
+SCALARS = (type(None), bool, int, float, complex, str, bytes)
+PATH = list(sys.path)
 
 
 def main(folder):
@@ -27,10 +28,10 @@ def main(folder):
     sys.modules["__main__"] = main_module
     names = main_module.__dict__
     state = os.path.join(folder, "state")
-    kept = {"sources": {}, "values": {}}
+    kept = {"sources": {}, "scalars": {}, "pickled": {}}
     if os.path.exists(state):
         with open(state, "rb") as file:
-            kept = pickle.load(file)
+            kept = marshal.load(file)
     restore(names, kept)
     failed = run(code, names)
     lost = save(state, names, kept["sources"], code)
@@ -43,13 +44,28 @@ def main(folder):
 def restore(names, kept):
     """Definitions first, since values may be of their classes; those that need values once more after them."""
     waiting = [source for source in kept["sources"].values() if not quietly(source, names)]
-    for name, data in kept["values"].items():
+    names.update(kept["scalars"])
+    for name, data in kept["pickled"].items():
         try:
-            names[name] = pickle.loads(data)
+            names[name] = library("pickle").loads(data)
         except Exception:
             continue
     for source in waiting:
         quietly(source, names)
+
+
+def parsed(code):
+    return compile(code, FILE, "exec", _ast.PyCF_ONLY_AST)
+
+
+def library(name):
+    """A module of the standard library, not of the workspace, once it is needed: those used here take longer to import
+    than Python takes to start, and most cells need none of them."""
+    path, sys.path[:] = list(sys.path), PATH
+    try:
+        return __import__(name)
+    finally:
+        sys.path[:] = path
 
 
 def quietly(source, names):
@@ -63,17 +79,18 @@ def quietly(source, names):
 def run(code, names):
     """Run a cell's code; whether it failed, which has then been said as Python says it."""
     try:
-        tree = ast.parse(code, FILE)
-        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        tree = parsed(code)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], _ast.Expr) else None
         exec(compile(tree, FILE, "exec"), names)
         if last is not None:
-            value = eval(compile(ast.Expression(last.value), FILE, "eval"), names)
+            value = eval(compile(_ast.Expression(last.value), FILE, "eval"), names)
             if value is not None:
                 print(repr(value))
     except SystemExit as end:
         return bool(end.code)
     except BaseException as error:
         sys.stdout.flush()
+        traceback = library("traceback")
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == FILE]
         if frames:
             print("Traceback (most recent call last):")
@@ -86,41 +103,44 @@ def run(code, names):
 def save(state, names, known, code):
     """Write the session down; the names that could not be kept, sorted."""
     try:
-        body = ast.parse(code, FILE).body
+        body = parsed(code).body
     except SyntaxError:
         body = []
     sources = dict(known)
     for node in body:
         for name in defined(node):
             if name in names:
-                sources[name] = ast.get_source_segment(code, node) if not decorated(node) else whole(code, node)
-    values, lost = {}, []
+                sources[name] = whole(code, node) if decorated(node) else library("ast").get_source_segment(code, node)
+    scalars, pickled, lost = {}, {}, []
     for name, value in names.items():
         if name.startswith("__") or isinstance(value, types.ModuleType):
             continue
         if name in sources and is_definition(value):
             continue
         sources.pop(name, None)
+        if type(value) in SCALARS:
+            scalars[name] = value
+            continue
         try:
-            values[name] = pickle.dumps(value)
+            pickled[name] = library("pickle").dumps(value)
         except Exception:
             lost.append(name)
     for name in [name for name in sources if name not in names]:
         del sources[name]
     with open(state + ".new", "wb") as file:
-        pickle.dump({"sources": sources, "values": values}, file)
+        marshal.dump({"sources": sources, "scalars": scalars, "pickled": pickled}, file)
     os.replace(state + ".new", state)
     return sorted(lost)
 
 
 def defined(node):
     """The names that a statement defines as source."""
-    if isinstance(node, (ast.Import, ast.ImportFrom)):
+    if isinstance(node, (_ast.Import, _ast.ImportFrom)):
         return [(alias.asname or alias.name).split(".")[0] for alias in node.names]
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+    if isinstance(node, (_ast.FunctionDef, _ast.AsyncFunctionDef, _ast.ClassDef)):
         return [node.name]
-    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
-        return [target.id for target in node.targets if isinstance(target, ast.Name)]
+    if isinstance(node, _ast.Assign) and isinstance(node.value, _ast.Lambda):
+        return [target.id for target in node.targets if isinstance(target, _ast.Name)]
     return []
 
 
