@@ -85,6 +85,7 @@ def test_the_tiny_pair_differs_in_the_tool_call_reward_alone():
     for found in (with_it, without):
         check_terms(SPECS.experiments[TINY[0]].rl.rewards)
         found.pop("title")
+        found.pop("variant")
     functions = [[t["function"] for t in found["rl"].pop("rewards")] for found in (with_it, without)]
     assert functions == [["tool_call_reward", "overlong"], ["outcome", "overlong"]]
     assert with_it == without
