@@ -55,7 +55,9 @@ def restore(names, kept):
 
 
 def parsed(code):
-    return compile(code, FILE, "exec", _ast.PyCF_ONLY_AST)
+    tree = compile(code, FILE, "exec", _ast.PyCF_ONLY_AST)
+    assert isinstance(tree, _ast.Module)
+    return tree
 
 
 def library(name):
@@ -80,9 +82,11 @@ def run(code, names):
     """Run a cell's code; whether it failed, which has then been said as Python says it."""
     try:
         tree = parsed(code)
-        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], _ast.Expr) else None
+        last = tree.body[-1] if tree.body else None
+        if isinstance(last, _ast.Expr):
+            tree.body.pop()
         exec(compile(tree, FILE, "exec"), names)
-        if last is not None:
+        if isinstance(last, _ast.Expr):
             value = eval(compile(_ast.Expression(last.value), FILE, "eval"), names)
             if value is not None:
                 print(repr(value))
