@@ -95,7 +95,7 @@ def test_the_interpreter_can_be_chosen_and_a_missing_one_is_named(tmp_path, monk
 
 def test_kill_9_of_the_caller_leaves_no_worker(tmp_path):
     caller = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent("""
+        [sys.executable, "-u", "-c", textwrap.dedent("""
             import sys
             from pathlib import Path
             from etpi_resources.trainers.pipes import run_worker
