@@ -77,7 +77,7 @@ def run_experiments(names: Sequence[str], specs_folder: Path | None = None) -> i
         raise SpecError("\n".join(dict.fromkeys(invalid)))
     runner = Runner(specs, specs_folder)
     alone = len(names) == 1
-    done = list(filter(runner.bring, names)) if alone else side_by_side(names, specs_folder)
+    done = list(filter(runner.bring, names)) if alone else side_by_side(names, specs, specs_folder)
     if not (alone and done):
         runner.run("publish_catalog", None)  # what did succeed can be queried
     failed = [name for name in names if name not in done]
@@ -120,8 +120,11 @@ def demo(names: Sequence[str]) -> int:
 
 def tiny(specs: Specs) -> list[str]:
     """The experiments that need nothing but this machine, those on the embedded base; no variants of others."""
-    shown = (name for name, spec in specs.experiments.items() if spec.requires == "cpu" and not spec.variant)
-    return [name for name in shown if specs.experiments[name].base.kind == "tiny"]
+    return [
+        name
+        for name, spec in specs.experiments.items()
+        if spec.base.kind == "tiny" and spec.requires == "cpu" and not spec.variant
+    ]
 
 
 def results(specs: Specs, names: Sequence[str], seeds: Sequence[int]) -> int:

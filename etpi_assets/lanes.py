@@ -26,7 +26,6 @@ from etpi_assets.graph import GRAPH, JOBS
 from etpi_assets.resources import accelerators
 from etpi_assets.runner import Runner
 from etpi_assets.specs.load import Specs, load_specs
-from etpi_resources.hashes import json_hash
 from etpi_resources.progress import LANE
 from etpi_resources.supervise import supervised
 
@@ -42,14 +41,13 @@ def lanes_here(experiments: int) -> int:
     return 1 if accelerators() else max(1, min(experiments, os.cpu_count() or 1, MOST))
 
 
-def side_by_side(names: Sequence[str], specs_folder: Path | None = None) -> list[str]:
+def side_by_side(names: Sequence[str], specs: Specs, specs_folder: Path | None = None) -> list[str]:
     """Run experiments, as many at once as there are lanes; those that succeeded, in order.
 
     Raises:
         KeyboardInterrupt: this process was asked to stop; the lanes have ended.
     """
     lanes = lanes_here(len(names))
-    specs = load_specs(specs_folder)
     waiting = Waiting({name: rests_on(name, specs) for name in names})
     started: list[subprocess.Popen[str]] = []
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -103,7 +101,7 @@ def rests_on(name: str, specs: Specs) -> set[str]:
     keys = {
         f"{kind} {key}" for kind in ("suite", "rollout_set") for key in specs.upstream_keys("experiment", name, kind)
     }
-    return keys | {f"base {json_hash(specs.experiments[name].base.model_dump(mode='json'))}"}
+    return keys | {f"base {specs.experiments[name].base.model_dump_json()}"}
 
 
 def _start(number: int, lanes: int, specs_folder: Path | None) -> subprocess.Popen[str]:

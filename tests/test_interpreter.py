@@ -12,7 +12,7 @@ from etpi_assets.rollouts.interpreter import cell_command, cell_in, cell_of
 from etpi_assets.rollouts.policies.arithmetic_tiny import GIVEN_UP, ArithmeticSkill, ArithmeticTinyPolicy, answer, call
 from etpi_assets.rollouts.records import RolloutRecord
 from etpi_assets.rollouts.tables import to_tables
-from etpi_assets.rollouts.templated.arithmetic_tiny import ArithmeticFactory, conversations, exercises
+from etpi_assets.rollouts.templated.arithmetic_tiny import ArithmeticSandbox, conversations, exercises
 from etpi_assets.rollouts.templated.emulated import UnknownCommand
 from etpi_assets.scoring.behaviours import score
 from etpi_assets.scoring.rewards import tools
@@ -63,6 +63,19 @@ def test_an_error_is_told_and_leaves_what_was_there():
     assert found[3] == ("1 2\n", 0)
     assert found[4] == ("[not kept for the next call: gen]\n", 0)
     assert [code for _, code in found[5:]] == [1, 0]
+
+
+def test_files_of_the_workspace_are_not_taken_for_the_library():
+    names = "('pickle', 'traceback', 'ast')"
+    found = session(
+        f"for name in {names}:\n    open(name + '.py', 'w').write('1 / 0')",
+        "kept = [1, bytearray(b'2')]",
+        "def f():\n    return kept",
+        "raise KeyError('k')",
+        f"import os\nfor name in {names}:\n    os.remove(name + '.py')\nf()",
+    )
+    assert found[3] == ("Traceback (most recent call last):\n  line 1, in <module>\nKeyError: 'k'\n", 1)
+    assert found[4] == ("[1, bytearray(b'2')]\n", 0)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +199,7 @@ def test_the_base_grows_up_on_calls_that_the_real_interpreter_answers_alike():
 def test_the_emulated_interpreter_knows_the_teacher_s_cells_alone():
     shown = cell_command("n = (12 * 13 + 14) % 10")
     assert cell_in(shown) == "n = (12 * 13 + 14) % 10" and cell_in(f"{shown}; ls") is cell_in("ls") is None
-    with ArithmeticFactory().create({}) as box:
+    with ArithmeticSandbox({}) as box:
         assert box.run(shown).output == ""
         for unknown in (cell_command("__import__('os').getcwd()"), "ls -a"):
             with pytest.raises(UnknownCommand):

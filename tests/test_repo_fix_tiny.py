@@ -11,7 +11,8 @@ import pytest
 from etpi_assets.rollouts.agent import Identity, run_rollout
 from etpi_assets.rollouts.policies.repo_fix_tiny import RepoFixPolicy, RepoFixSkill
 from etpi_assets.rollouts.records import RolloutRecord
-from etpi_assets.rollouts.templated.repo_fix_tiny import RepoFixFactory, conversations, exercises
+from etpi_assets.rollouts.templated.emulated import EmulatedFactory
+from etpi_assets.rollouts.templated.repo_fix_tiny import RepoFixSandbox, conversations, exercises
 from etpi_assets.scoring.structure import adheres
 from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.rollout_set import AgentSection, EngineSection, TinySection
@@ -96,7 +97,9 @@ def test_slots_keep_to_the_grammar_at_a_fifth_of_the_tokens():
 
 def test_the_emulated_workspace_answers_as_the_real_one():
     for task in OTHERS:
-        emulated, actual = (roll(RepoFixSkill(), task, box) for box in (RepoFixFactory(), BubblewrapFactory()))
+        emulated, actual = (
+            roll(RepoFixSkill(), task, box) for box in (EmulatedFactory(RepoFixSandbox), BubblewrapFactory())
+        )
         said = [[message.content for message in record.agents[0].messages] for record in (emulated, actual)]
         assert said[0] == said[1] and emulated.agents[0].patch == actual.agents[0].patch
 

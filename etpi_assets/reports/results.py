@@ -5,7 +5,8 @@ Belongs here: laying out measured figures as one markdown page. Does not belong 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +21,9 @@ from etpi_resources.lake import Lake, Manifest, Ref
 
 METRICS = ("plan_first", "plan_content", "follow_through", "solved", "called", "parse_rate", "adherence")
 """An experiment's table has those of them that it was measured by."""
+
+Stages = Callable[[str], Rows | None]
+"""An experiment of the lake -> its rows of sql/reports/solved_paired.sql; None where it was not evaluated."""
 
 _HOLDER = {"metrics": "eval_metrics", "probes": "serving_probe", "rl_samples": "rl_checkpoint"}
 """Table of a finding -> the asset that holds it."""
@@ -67,10 +71,11 @@ def render(lake: Lake, specs: Specs, experiments: Mapping[str, str], *, complete
     seeds = sorted({seed for name in experiments.values() for seed in specs.experiments[name].seeds})
     chosen = "" if complete else f' EXPERIMENTS="{" ".join(experiments)}"'
     parts = [_HEAD.replace("{arguments}", f'{chosen} SEEDS="{" ".join(map(str, seeds))}"')]
+    stages = cache(partial(_stages, lake))
     parts += [
-        _findings(lake, experiments),
+        _findings(lake, experiments, stages),
         _how_soon(lake, experiments),
-        _task_by_task(lake, specs, experiments),
+        _task_by_task(specs, experiments, stages),
     ]
     for shown, name in experiments.items():
         spec = specs.experiments[name]
@@ -81,12 +86,12 @@ def render(lake: Lake, specs: Specs, experiments: Mapping[str, str], *, complete
     return "\n".join(parts)
 
 
-def _findings(lake: Lake, experiments: Mapping[str, str]) -> str:
+def _findings(lake: Lake, experiments: Mapping[str, str], stages: Stages) -> str:
     """What was claimed, and what was measured of it; findings on experiments that are not asked for are left out."""
 
     def read(experiment: str, table: str) -> Rows | None:
         if table == "stages":
-            return _stages(lake, experiments[experiment])
+            return stages(experiments[experiment])
         manifest = _good(lake, _HOLDER[table], experiments[experiment])
         return lake.read(manifest.ref, table).to_pylist() if manifest else None
 
@@ -119,14 +124,14 @@ def _how_soon(lake: Lake, experiments: Mapping[str, str]) -> str:
     return _SOON + markdown_table(["experiment", "probe", "step, by seed", "share at the end"], rows) if rows else ""
 
 
-def _task_by_task(lake: Lake, specs: Specs, experiments: Mapping[str, str]) -> str:
+def _task_by_task(specs: Specs, experiments: Mapping[str, str], stages: Stages) -> str:
     """What each stage changed, for the experiments that bind the thought or reinforce."""
     rows = []
     for shown, name in experiments.items():
         spec = specs.experiments[name]
         if not (spec.metrics.scoring.structure or spec.rl.method != "none"):
             continue
-        for row in _stages(lake, name) or ():
+        for row in stages(name) or ():
             ratio = f"{row['think_ratio']:.1f}" if row["think_ratio"] else "–"
             rows.append(
                 [
@@ -143,7 +148,6 @@ def _task_by_task(lake: Lake, specs: Specs, experiments: Mapping[str, str]) -> s
 
 
 def _stages(lake: Lake, name: str) -> Rows | None:
-    """What `sql/reports/solved_paired.sql` answers of an experiment; None where it was not evaluated."""
     rolled, judged = _good(lake, "eval_rollouts", name), _good(lake, "eval_metrics", name)
     if rolled is None or judged is None:
         return None

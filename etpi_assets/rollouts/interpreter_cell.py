@@ -16,6 +16,7 @@ import sys
 import types
 
 FILE = "<cell>"
+# What marshal gives back as it was; of other types it keeps some as bytes (a bytearray), so those are pickled.
 SCALARS = (type(None), bool, int, float, complex, str, bytes)
 PATH = list(sys.path)
 

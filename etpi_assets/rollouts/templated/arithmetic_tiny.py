@@ -7,7 +7,7 @@ loop (`transcripts`).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from etpi_assets.rollouts.interpreter import cell_in
 from etpi_assets.rollouts.policies.arithmetic_tiny import BASE_HABITS, ArithmeticSkill, ArithmeticTinyPolicy, answer
@@ -17,7 +17,6 @@ from etpi_assets.rollouts.tools import INTERPRETER
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.arithmetic_tiny import FAMILY
 from etpi_assets.tasks.family import Task
-from etpi_resources.sandboxes import Environment, Limits
 
 SUITE = "arithmetic_tiny_base"
 """Tasks are drawn under this name, so that they are others than those of a suite of the same seed."""
@@ -33,7 +32,9 @@ def transcripts(seed: int, n: int, skill: ArithmeticSkill, tokenizer: str) -> It
         prompt="arithmetic_tiny", tools=(INTERPRETER,), action_format="tool_or_answer", tokenizer=tokenizer
     )
     tasks = [task for task in FAMILY.load(SUITE, seed, {"train": n, "heldout": 0}) if isinstance(task, Task)]
-    return roll_out(tasks, n, FAMILY, ArithmeticTinyPolicy(skill, seed), ArithmeticFactory(), agent, seed)
+    return roll_out(
+        tasks, n, FAMILY, ArithmeticTinyPolicy(skill, seed), EmulatedFactory(ArithmeticSandbox), agent, seed
+    )
 
 
 def conversations(seed: int, n: int, tokenizer: str) -> Iterator[list[dict[str, str]]]:
@@ -58,15 +59,3 @@ class ArithmeticSandbox(EmulatedSandbox):
             )
         first, second, third, modulus = (int(group) for group in cell.groups()[:4])
         return (f"{answer(str((first * second + third) % modulus))}\n" if cell[5] else ""), 0
-
-
-class ArithmeticFactory(EmulatedFactory):
-    """Makes such workspaces."""
-
-    def create(
-        self,
-        files: Mapping[str, str],
-        limits: Limits = Limits(),  # noqa: B008
-        environment: Environment | None = None,
-    ) -> ArithmeticSandbox:
-        return ArithmeticSandbox(files)

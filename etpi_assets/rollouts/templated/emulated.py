@@ -85,9 +85,12 @@ class EmulatedSandbox:
 
 
 class EmulatedFactory:
-    """Makes emulated workspaces, for scripted policies alone."""
+    """Makes emulated workspaces, for scripted policies alone: of the kind that knows a world's commands."""
 
     name = "emulated"
+
+    def __init__(self, kind: type[EmulatedSandbox] = EmulatedSandbox) -> None:
+        self._kind = kind
 
     def create(
         self,
@@ -95,4 +98,4 @@ class EmulatedFactory:
         limits: Limits = Limits(),  # noqa: B008
         environment: Environment | None = None,
     ) -> EmulatedSandbox:
-        return EmulatedSandbox(files)
+        return self._kind(files)

@@ -17,7 +17,7 @@ from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Task, Verdict
 from etpi_assets.tasks.repo_fix_tiny import RepoFixTiny
 from etpi_assets.tasks.repo_fix_tiny.generate import NOTES, draw_tasks
-from etpi_resources.sandboxes import Environment, Limits, SandboxFactory
+from etpi_resources.sandboxes import SandboxFactory
 
 SUITE = "repo_fix_tiny_base"
 """Tasks are drawn under this name, so that they are others than those of a suite of the same seed."""
@@ -30,7 +30,7 @@ def transcripts(
 ) -> Iterator[list[dict[str, str]]]:
     """`n` conversations, deterministic in the arguments; see `templated.transcripts`."""
     tasks = draw_tasks(SUITE, seed, split)
-    return roll_out(tasks, n, Unjudged(), RepoFixPolicy(skill, seed), RepoFixFactory(), agent, seed)
+    return roll_out(tasks, n, Unjudged(), RepoFixPolicy(skill, seed), EmulatedFactory(RepoFixSandbox), agent, seed)
 
 
 def conversations(seed: int, n: int, tokenizer: str) -> Iterator[list[dict[str, str]]]:
@@ -63,18 +63,6 @@ class RepoFixSandbox(EmulatedSandbox):
             self._files[match[2]] = re.sub(r"\+ .*", match[1], self._files[match[2]])
             return "", 0
         return super()._answer(command)
-
-
-class RepoFixFactory(EmulatedFactory):
-    """Makes such workspaces."""
-
-    def create(
-        self,
-        files: Mapping[str, str],
-        limits: Limits = Limits(),  # noqa: B008
-        environment: Environment | None = None,
-    ) -> RepoFixSandbox:
-        return RepoFixSandbox(files)
 
 
 class Unjudged(RepoFixTiny):
