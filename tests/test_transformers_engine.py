@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etpi_resources.chat_format import load_chat_format
-from etpi_resources.engines import Engine, Request, Sampler
+from etpi_resources.engines import Completion, Engine, Request, Sampler
 from etpi_resources.engines.slots import Slots, layer_kinds
 from etpi_resources.engines.transformers import TransformersEngine
 from etpi_resources.grammars import ThinkGrammar
@@ -116,6 +116,7 @@ def test_a_conversation_that_grows_equals_one_read_afresh(engine: TransformersEn
 
 def test_an_idle_conversation_between_busy_ones_keeps_what_it_holds(folder: Path):
     engine = TransformersEngine(folder, "fresh", load_chat_format("tiny"))
+    engine._apart = False  # as on a GPU
     prompts = {name: _ids(seed, 20 + 5 * seed) for seed, name in enumerate("abc")}
 
     def turn(number: int, names: str) -> dict[str, list[int]]:
@@ -131,6 +132,20 @@ def test_an_idle_conversation_between_busy_ones_keeps_what_it_holds(folder: Path
     (afresh,) = engine.complete([Request("b/2", "another", prompts["b"], [], Sampler(max_tokens=12))])
     engine.close()
     assert kept == afresh.output_ids
+
+
+def test_rows_say_the_same_read_together_and_apart(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch):
+    def said(how: str) -> list[Completion]:
+        asked = [_request(f"{how}{n}", _ids(n, 5 + 40 * n), temperature=n % 2) for n in range(5)]
+        return engine.complete([replace(request, request_id=request.request_id[len(how) :]) for request in asked])
+
+    assert engine._apart
+    apart = said("apart")
+    monkeypatch.setattr(engine, "_apart", False)
+    together = said("together")
+    assert [c.output_ids for c in apart] == [c.output_ids for c in together]
+    for one, other in zip(apart, together, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
 
 def test_many_threads_and_more_conversations_than_slots(engine: TransformersEngine):

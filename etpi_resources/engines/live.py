@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from etpi_resources.chat_format import ChatFormat
+from etpi_resources.engines.slots import ATTENTION
 from etpi_resources.engines.transformers import TransformersEngine, _Row
 
 
@@ -42,12 +43,14 @@ class LiveEngine(TransformersEngine):
             step: optimiser steps done; completions are of the model "name+step".
         """
         self.name = f"{self._policy}+{step}"
-        training = self._model.training
+        training, attention = self._model.training, self._model.config._attn_implementation
         self._model.eval()
+        self._model.set_attn_implementation(ATTENTION)
         self._slots.forget()
         try:
             yield
         finally:
+            self._model.set_attn_implementation(attention)
             self._model.train(training)
 
     def _logprobs(self, rows: Sequence[_Row], logits: torch.Tensor) -> torch.Tensor:

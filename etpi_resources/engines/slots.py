@@ -1,7 +1,7 @@
 """The memory of many conversations at once, a slot each.
 
-Belongs here: where keys, values and recurrent states of a conversation lie, what of them is still good, and the view of
-them that a forward pass reads. Does not belong here: the model, or which tokens are drawn.
+Belongs here: where keys, values and recurrent states of a conversation lie, what of them is still good, the view of
+them that a forward pass reads, and how it attends to them. Does not belong here: the model, or which tokens are drawn.
 
 A conversation that grows keeps its slot, so a prompt that extends what the slot holds costs only its new ids. Keys and
 values can be taken back to any earlier position; the state of a recurrent layer cannot, so there a prompt that departs
@@ -16,7 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+ATTENTION = "slots"
 _GROWTH = 256
 
 
@@ -139,21 +143,31 @@ class SlotView:
             together first, which costs several times the attention itself.
         positions: where each new token goes, shape (batch, new tokens), int64.
         upto: positions read, the new ones included.
+        apart: each row, of one new token, is attended to by itself (`slot_attention`).
     """
 
-    def __init__(self, slots: Slots, rows: Sequence[int], positions: torch.Tensor, upto: int) -> None:
+    def __init__(
+        self, slots: Slots, rows: Sequence[int], positions: torch.Tensor, upto: int, *, apart: bool = False
+    ) -> None:
         self._slots, self._positions, self._upto = slots, positions, upto
+        self._apart = [(slot, last + 1) for slot, last in zip(rows, positions[:, 0].tolist(), strict=True)] * apart
         self._rows = torch.tensor(rows, device=positions.device)
         neighbours = list(rows) == list(range(rows[0], rows[0] + len(rows)))
         self._read = slice(rows[0], rows[0] + len(rows)) if neighbours else self._rows
         self.layers = _Layers(slots, self._rows)
 
-    def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store new keys and values, shape (batch, heads, new tokens, head dim); return all that the rows hold."""
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer: int
+    ) -> tuple[torch.Tensor | list[torch.Tensor], torch.Tensor | list[torch.Tensor]]:
+        """Store new keys and values, shape (batch, heads, new tokens, head dim); return all that the rows hold: shape
+        (batch, heads, positions, head dim), or a list of (heads, positions, head dim) of rows that are apart."""
         where = (self._rows[:, None], slice(None), self._positions)
         stores = self._slots.keys[layer], self._slots.values[layer]
         for store, new in zip(stores, (keys, values), strict=True):
             store[where] = new.transpose(1, 2)
+        if self._apart:
+            keys_of, values_of = ([store[slot, :, :upto] for slot, upto in self._apart] for store in stores)
+            return keys_of, values_of
         return stores[0][self._read, :, : self._upto], stores[1][self._read, :, : self._upto]
 
     def has_previous_state(self, layer: int, state_idx: int = 0) -> bool:
@@ -202,3 +216,23 @@ class _Recurrent:
     conv_states: dict[int, torch.Tensor]
     recurrent_states: dict[int, torch.Tensor]
     record_past: bool = False
+
+
+def slot_attention(
+    module: torch.nn.Module, query: torch.Tensor, key: Any, value: Any, attention_mask: torch.Tensor | None,
+    dropout: float = 0.0, scaling: float | None = None, **named: Any,
+) -> tuple[torch.Tensor, None]:  # fmt: skip
+    """Attention as transformers asks for it: query (batch, heads, new tokens, head dim) to (batch, new tokens, heads,
+    head dim). Rows that are apart read what they hold, where it lies: no row pays for a longer one, and none is copied.
+    """
+    if isinstance(key, torch.Tensor):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **named)
+    # The query heads that share a key head stand as its queries, so that its keys are read once.
+    attended = [
+        scaled_dot_product_attention(q.view(1, len(k), -1, q.shape[-1]), k[None], v[None], scale=scaling)
+        for q, k, v in zip(query, key, value, strict=True)
+    ]
+    return torch.cat(attended).view(len(query), 1, query.shape[1], -1), None
+
+
+AttentionInterface.register(ATTENTION, slot_attention)

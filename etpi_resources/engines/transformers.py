@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 
 from etpi_resources.chat_format import ChatFormat
 from etpi_resources.engines import Completion, FinishReason, Request
-from etpi_resources.engines.slots import RECURRENT, Slots, SlotView, layer_kinds
+from etpi_resources.engines.slots import ATTENTION, RECURRENT, Slots, SlotView, layer_kinds
 
 if TYPE_CHECKING:
     from etpi_resources.engines.masks import GrammarMasks, GrammarState
@@ -73,6 +73,7 @@ class TransformersEngine:
             folder, dtype=dtype, use_safetensors=True, attn_implementation="sdpa"
         ).eval()
         model.to("cuda" if torch.cuda.is_available() else "cpu")  # pyright: ignore[reportArgumentType]
+        model.set_attn_implementation(ATTENTION)
         self._start(model, name, chat)
 
     def _start(self, model: Any, name: str, chat: ChatFormat) -> None:
@@ -84,6 +85,8 @@ class TransformersEngine:
         heads = config.num_key_value_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self._slots = Slots(SLOTS, self._kinds, heads, head_dim, dtype, self._device)
+        # On a CPU a call a row costs less than reading all rows to the length of the longest; on a GPU it is not so.
+        self._apart = self._device.type == "cpu"
         self._longest = config.max_position_embeddings
         self._waiting: list[_Row] = []
         self._arrived = threading.Condition()
@@ -186,7 +189,8 @@ class TransformersEngine:
             for row, h in zip(rows, held, strict=True)
         ]
         width = max(map(len, pending))
-        lanes = self._lanes(rows, width)
+        apart = width == 1 and self._apart
+        lanes = [row.slot for row in rows] if apart else self._lanes(rows, width)
         starts = torch.tensor([len(self._slots.held[lane]) for lane in lanes], device=self._device)
         positions = starts[:, None] + torch.arange(width, device=self._device)
         upto = int(positions.max()) + 1
@@ -194,7 +198,7 @@ class TransformersEngine:
         own = torch.tensor([lanes.index(row.slot) for row in rows], device=self._device)
         ids = torch.full((len(lanes), width), self._chat.pad_id, device=self._device)
         ids[own] = torch.tensor([p + [self._chat.pad_id] * (width - len(p)) for p in pending], device=self._device)
-        view = SlotView(self._slots, lanes, positions, upto)
+        view = SlotView(self._slots, lanes, positions, upto, apart=apart)
         seen = torch.arange(upto, device=self._device) <= positions[:, None, :, None]
         hidden = self._model.model(
             input_ids=ids,
