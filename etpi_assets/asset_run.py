@@ -18,7 +18,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from etpi_assets.graph import GRAPH, Node
-from etpi_assets.resources import Resources, require_hardware
+from etpi_assets.resources import Resources, accelerators, require_hardware
 from etpi_assets.specs.load import AnySpec, Specs
 from etpi_assets.specs.planner import expected_key, inputs_of, remedy, upstream_refs
 from etpi_resources import parquet
@@ -207,9 +207,7 @@ class Recipe:
         """Hold what nobody else may use meanwhile: this partition, and what the node's lock stands for."""
         with run.lake.lock(f"{self.node.name}-{run.key}", log=run.log), ExitStack() as stack:
             if name := self.node.lock:
-                lane = os.environ.get(LANE)  # of an accelerator that is not there, each has its share of the cores
-                shared = f"{name}-{lane}" if lane and name == "accelerator" else name
-                stack.enter_context(run.lake.lock(shared, log=run.log))
+                stack.enter_context(run.lake.lock(shared_lock(name), log=run.log))
             yield
 
     def _verify(self, run: AssetRun, produced: Produced, inputs: Mapping[str, str]) -> None:
@@ -227,6 +225,13 @@ class Recipe:
             raise LakeError(
                 f"{self.node.name} of {run.key}: {', '.join(changed)} changed while it was computed; run it again"
             )
+
+
+def shared_lock(name: str) -> str:
+    """The lock on what several runs share, "accelerator" or "sandboxes": the machine's own, or, where nothing but cores
+    is shared, the lane's, which has its part of them."""
+    lane = os.environ.get(LANE)
+    return f"{name}-{lane}" if lane and not accelerators() else name
 
 
 def require_inputs(node: Node, key: str, resources: Resources, but: Collection[str] = ()) -> None:

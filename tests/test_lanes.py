@@ -14,8 +14,10 @@ import pytest
 from made_graph import write_spec
 
 from etpi_assets import lanes, resources
+from etpi_assets.asset_run import shared_lock
 from etpi_assets.specs.load import load_specs
 from etpi_resources.lake import Lake, Ref
+from etpi_resources.progress import LANE
 from etpi_resources.supervise import descendants
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -155,3 +157,14 @@ def test_a_shared_accelerator_is_one_lane(monkeypatch):
     assert [lanes.lanes_here(n) for n in (1, 2, 8)] == [1, 2, 3]
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     assert lanes.lanes_here(8) == lanes.MOST
+
+
+@pytest.mark.parametrize(
+    ("lane", "shared", "lock"), [("1", (), "sandboxes-1"), ("0", ("null",), "sandboxes"), (None, (), "sandboxes")]
+)
+def test_a_lane_waits_for_another_s_rollouts_only_where_they_share_an_accelerator(monkeypatch, lane, shared, lock):
+    monkeypatch.setattr(resources, "ACCELERATORS", shared)
+    monkeypatch.delenv(LANE, raising=False)
+    if lane:
+        monkeypatch.setenv(LANE, lane)
+    assert shared_lock("sandboxes") == lock

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from etpi_assets.asset_run import shared_lock
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
 from etpi_assets.rollouts.agent import Identity, run_rollout
 from etpi_assets.rollouts.checks import (
@@ -84,7 +85,7 @@ def _actor(run: AssetRun, spec: RolloutSetSpec, family: Family, chat: ChatFormat
     assert spec.suite and spec.engine
     with ExitStack() as stack:
         if accelerated(spec.engine):
-            stack.enter_context(run.lake.lock("accelerator", log=run.log))
+            stack.enter_context(run.lake.lock(shared_lock("accelerator"), log=run.log))
         if spec.templated:
             yield rehearsal.engine(spec, family)
             return
