@@ -75,6 +75,7 @@ class TransformersEngine:
         model.to("cuda" if torch.cuda.is_available() else "cpu")  # pyright: ignore[reportArgumentType]
         model.set_attn_implementation(ATTENTION)
         self._start(model, name, chat)
+        self._apart = apart(self._device)
 
     def _start(self, model: Any, name: str, chat: ChatFormat) -> None:
         """Serve a model from where its weights are."""
@@ -85,8 +86,7 @@ class TransformersEngine:
         heads = config.num_key_value_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self._slots = Slots(SLOTS, self._kinds, heads, head_dim, dtype, self._device)
-        # On a CPU a call a row costs less than reading all rows to the length of the longest; on a GPU it is not so.
-        self._apart = self._device.type == "cpu"
+        self._apart = False
         self._longest = config.max_position_embeddings
         self._waiting: list[_Row] = []
         self._arrived = threading.Condition()
@@ -189,8 +189,8 @@ class TransformersEngine:
             for row, h in zip(rows, held, strict=True)
         ]
         width = max(map(len, pending))
-        apart = width == 1 and self._apart
-        lanes = [row.slot for row in rows] if apart else self._lanes(rows, width)
+        one_by_one = width == 1 and self._apart
+        lanes = [row.slot for row in rows] if one_by_one else self._lanes(rows, width)
         starts = torch.tensor([len(self._slots.held[lane]) for lane in lanes], device=self._device)
         positions = starts[:, None] + torch.arange(width, device=self._device)
         upto = int(positions.max()) + 1
@@ -198,7 +198,7 @@ class TransformersEngine:
         own = torch.tensor([lanes.index(row.slot) for row in rows], device=self._device)
         ids = torch.full((len(lanes), width), self._chat.pad_id, device=self._device)
         ids[own] = torch.tensor([p + [self._chat.pad_id] * (width - len(p)) for p in pending], device=self._device)
-        view = SlotView(self._slots, lanes, positions, upto, apart=apart)
+        view = SlotView(self._slots, lanes, positions, upto, apart=one_by_one)
         seen = torch.arange(upto, device=self._device) <= positions[:, None, :, None]
         hidden = self._model.model(
             input_ids=ids,
@@ -273,6 +273,12 @@ class TransformersEngine:
     def _generator(request: Request) -> torch.Generator:
         digest = hashlib.sha256(f"{request.sampler.seed}/{request.request_id}".encode()).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+def apart(device: torch.device) -> bool:
+    """Whether the rows of a step are attended to one by one, by a model whose attention is `slots.ATTENTION`: on a CPU
+    a call a row costs less than reading all rows to the length of the longest; on a GPU it is not so."""
+    return device.type == "cpu"
 
 
 def _sample(rows: Sequence[_Row], logits: torch.Tensor) -> torch.Tensor:
