@@ -48,7 +48,8 @@ def answered(engine: TransformersEngine, prompts: list[list[int]], name: str) ->
 
 def engine_of(folder: Path, chat: ChatFormat, *, apart: bool) -> TransformersEngine:
     engine = TransformersEngine(folder, "bench", chat)
-    engine._apart = apart
+    if not apart:
+        engine._model.set_attn_implementation("sdpa")
     return engine
 
 

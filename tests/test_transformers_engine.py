@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from etpi_resources.chat_format import load_chat_format
 from etpi_resources.engines import Completion, Engine, Request, Sampler
-from etpi_resources.engines.slots import Slots, layer_kinds
-from etpi_resources.engines.transformers import TransformersEngine
+from etpi_resources.engines.slots import ATTENTION, Slots, layer_kinds
+from etpi_resources.engines.transformers import TransformersEngine, _Row, _sample
 from etpi_resources.grammars import ThinkGrammar
 
 
@@ -116,7 +116,7 @@ def test_a_conversation_that_grows_equals_one_read_afresh(engine: TransformersEn
 
 def test_an_idle_conversation_between_busy_ones_keeps_what_it_holds(folder: Path):
     engine = TransformersEngine(folder, "fresh", load_chat_format("tiny"))
-    engine._apart = False  # as on a GPU
+    engine._model.set_attn_implementation("sdpa")  # rows are read together, as on a GPU
     prompts = {name: _ids(seed, 20 + 5 * seed) for seed, name in enumerate("abc")}
 
     def turn(number: int, names: str) -> dict[str, list[int]]:
@@ -134,18 +134,29 @@ def test_an_idle_conversation_between_busy_ones_keeps_what_it_holds(folder: Path
     assert kept == afresh.output_ids
 
 
-def test_rows_say_the_same_read_together_and_apart(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch):
+def test_rows_say_the_same_read_together_and_apart(engine: TransformersEngine):
     def said(how: str) -> list[Completion]:
         asked = [_request(f"{how}{n}", _ids(n, 5 + 40 * n), temperature=n % 2) for n in range(5)]
         return engine.complete([replace(request, request_id=request.request_id[len(how) :]) for request in asked])
 
     assert engine._apart
     apart = said("apart")
-    monkeypatch.setattr(engine, "_apart", False)
-    together = said("together")
+    engine._model.set_attn_implementation("sdpa")
+    try:
+        assert not engine._apart
+        together = said("together")
+    finally:
+        engine._model.set_attn_implementation(ATTENTION)
     assert [c.output_ids for c in apart] == [c.output_ids for c in together]
     for one, other in zip(apart, together, strict=True):
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+
+def test_the_highest_draw_is_an_id_that_may_be_drawn(monkeypatch: pytest.MonkeyPatch):
+    row = _Row(_request("r", [1], temperature=1.0), torch.Generator())
+    monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.ones(1))  # what rounding makes of it at worst
+    forbidden = float("-inf")
+    assert _sample([row], torch.tensor([[forbidden, 0.0, 1.0, forbidden]])).tolist() == [1]
 
 
 def test_many_threads_and_more_conversations_than_slots(engine: TransformersEngine):

@@ -14,7 +14,7 @@ import torch
 
 from etpi_resources.chat_format import ChatFormat
 from etpi_resources.engines.slots import ATTENTION
-from etpi_resources.engines.transformers import TransformersEngine, _Row, apart
+from etpi_resources.engines.transformers import TransformersEngine, _Row
 
 
 class LiveEngine(TransformersEngine):
@@ -46,12 +46,10 @@ class LiveEngine(TransformersEngine):
         training, attention = self._model.training, self._model.config._attn_implementation
         self._model.eval()
         self._model.set_attn_implementation(ATTENTION)
-        self._apart = apart(self._device)
         self._slots.forget()
         try:
             yield
         finally:
-            self._apart = False
             self._model.set_attn_implementation(attention)
             self._model.train(training)
 

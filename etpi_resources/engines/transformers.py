@@ -75,7 +75,6 @@ class TransformersEngine:
         model.to("cuda" if torch.cuda.is_available() else "cpu")  # pyright: ignore[reportArgumentType]
         model.set_attn_implementation(ATTENTION)
         self._start(model, name, chat)
-        self._apart = apart(self._device)
 
     def _start(self, model: Any, name: str, chat: ChatFormat) -> None:
         """Serve a model from where its weights are."""
@@ -86,7 +85,6 @@ class TransformersEngine:
         heads = config.num_key_value_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self._slots = Slots(SLOTS, self._kinds, heads, head_dim, dtype, self._device)
-        self._apart = False
         self._longest = config.max_position_embeddings
         self._waiting: list[_Row] = []
         self._arrived = threading.Condition()
@@ -189,8 +187,8 @@ class TransformersEngine:
             for row, h in zip(rows, held, strict=True)
         ]
         width = max(map(len, pending))
-        one_by_one = width == 1 and self._apart
-        lanes = [row.slot for row in rows] if one_by_one else self._lanes(rows, width)
+        apart = width == 1 and self._apart
+        lanes = self._lanes(rows, neighbours=width == 1 and not apart)
         starts = torch.tensor([len(self._slots.held[lane]) for lane in lanes], device=self._device)
         positions = starts[:, None] + torch.arange(width, device=self._device)
         upto = int(positions.max()) + 1
@@ -198,8 +196,8 @@ class TransformersEngine:
         own = torch.tensor([lanes.index(row.slot) for row in rows], device=self._device)
         ids = torch.full((len(lanes), width), self._chat.pad_id, device=self._device)
         ids[own] = torch.tensor([p + [self._chat.pad_id] * (width - len(p)) for p in pending], device=self._device)
-        view = SlotView(self._slots, lanes, positions, upto, apart=one_by_one)
-        seen = torch.arange(upto, device=self._device) <= positions[:, None, :, None]
+        view = SlotView(self._slots, lanes, positions, upto, apart=apart)
+        seen = None if apart else torch.arange(upto, device=self._device) <= positions[:, None, :, None]
         hidden = self._model.model(
             input_ids=ids,
             attention_mask={kind: None if kind == RECURRENT else seen for kind in self._kinds},
@@ -213,15 +211,21 @@ class TransformersEngine:
             h.extend(p)
         self._draw(rows, logits)
 
-    def _lanes(self, rows: Sequence[_Row], width: int) -> list[int]:
-        """The slots a forward pass runs over. A step of one token each takes idle slots between its rows along where
-        they are few, for neighbours need no copying; an idle slot's token goes to the place after what it holds, which
-        is written again before anything reads it. A layer's state has no such place."""
+    @property
+    def _apart(self) -> bool:
+        """Whether the rows of a step of one token each are attended to one by one: on a CPU a call a row costs less
+        than reading all rows to the length of the longest; on a GPU it is not so."""
+        return self._device.type == "cpu" and self._model.config._attn_implementation == ATTENTION
+
+    def _lanes(self, rows: Sequence[_Row], *, neighbours: bool) -> list[int]:
+        """The slots a forward pass runs over. A step of one token each that reads its rows together takes idle slots
+        between them along where they are few, for `neighbours` need no copying; an idle slot's token goes to the place
+        after what it holds, which is written again before anything reads it. A layer's state has no such place."""
         slots = [row.slot for row in rows]
-        if self._slots.recurrent:
+        if not neighbours or self._slots.recurrent:
             return slots
         whole = list(range(min(slots), max(slots) + 1))
-        return whole if width == 1 and len(whole) <= 2 * len(slots) else slots
+        return whole if len(whole) <= 2 * len(slots) else slots
 
     def _draw(self, rows: list[_Row], logits: torch.Tensor) -> None:
         logprobs = self._logprobs(rows, logits)
@@ -275,12 +279,6 @@ class TransformersEngine:
         return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
-def apart(device: torch.device) -> bool:
-    """Whether the rows of a step are attended to one by one, by a model whose attention is `slots.ATTENTION`: on a CPU
-    a call a row costs less than reading all rows to the length of the longest; on a GPU it is not so."""
-    return device.type == "cpu"
-
-
 def _sample(rows: Sequence[_Row], logits: torch.Tensor) -> torch.Tensor:
     """A draw a row, by inverting its cumulative distribution after temperature and nucleus; (rows,), int64."""
     temperature = torch.tensor([row.request.sampler.temperature for row in rows], device=logits.device)
@@ -290,5 +288,7 @@ def _sample(rows: Sequence[_Row], logits: torch.Tensor) -> torch.Tensor:
     probabilities = probabilities.masked_fill(before >= top_p[:, None], 0.0)
     cumulative = probabilities.cumsum(-1)
     uniform = torch.stack([torch.rand(1, generator=row.generator) for row in rows]).to(logits.device)
-    place = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True).clamp(max=logits.shape[-1] - 1)
-    return order.gather(1, place)[:, 0]
+    place = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
+    # Rounding may take the highest uniform to the whole mass: never past the last id that has some.
+    last = (probabilities > 0).sum(-1, keepdim=True) - 1
+    return order.gather(1, torch.minimum(place, last))[:, 0]
