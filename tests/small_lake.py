@@ -201,7 +201,7 @@ def make(root: Path) -> Lake:
         }
         put(lake, "rollout_set_spec", name, spec("rollout_set", name, name, **content))
     strong = [
-        rollout("r1", "strong", rollout_set="strong_set"),
+        rollout("r1", "strong", rollout_set="strong_set", sampler=json.dumps({"temperature": 0.7})),
         rollout("r2", "strong", rollout_set="strong_set", sample=1),
     ]
     raw = merged(conversation("r1"), conversation("r2", think=3))
@@ -321,14 +321,29 @@ def _follow_up(lake: Lake) -> None:
 
 
 def _reinforced(lake: Lake) -> None:
-    """Two attempts of a step, and an evaluation: what the reinforced checkpoint parses and solves, the fine-tuned one
-    did not."""
+    """Two attempts of a step by the student of `strong`, and an evaluation: what the reinforced checkpoint parses and
+    solves, the fine-tuned one did not."""
     samples = [
         {"rollout_id": f"s-{place}", "task_id": "t1", "seed": 0, "step": 0, "place": place, "parsed": True,
          "solved": called, "called": called, "reward": float(called), "advantage": 0.7 if called else -0.7}
         for place, called in enumerate((True, False))
     ]  # fmt: skip
-    put(lake, "rl_checkpoint", "reinforced", {"rl_samples": samples})
+    sampler = json.dumps({"temperature": 1.0, "top_p": 1.0, "max_tokens": 128, "seed": 0})
+    attempts = [
+        rollout(f"s-{place}", "sft1", origin="rl", experiment="reinforced", seed=0, sampler=sampler) for place in (0, 1)
+    ]
+    reinforced = checkpoint("rl1", "reinforced", "rl", parent_id="sft1", seed=0, step=1)
+    put(
+        lake,
+        "rl_checkpoint",
+        "reinforced",
+        {
+            "checkpoints": [reinforced],
+            "rl_samples": samples,
+            "rollouts": attempts,
+            **merged(conversation("s-0"), conversation("s-1")),
+        },
+    )
     outcome = json.dumps({"reward": 0.0, "verdict": "failed_tests", "details": {"depth": 3, "right": 2}})
     evaluated = [
         rollout(

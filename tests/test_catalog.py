@@ -80,6 +80,7 @@ def test_rollouts_are_the_union_by_origin(db: duckdb.DuckDBPyConnection) -> None
         ("eval", None, "reinforced", "sft", 1),
         ("eval", None, "strong", "base", 1),
         ("eval", None, "strong", "sft", 1),
+        ("rl", None, "reinforced", None, 2),
         ("set", "strong_set", None, None, 2),
         ("set", "weak_set", None, None, 1),
     ]
@@ -88,6 +89,7 @@ def test_rollouts_are_the_union_by_origin(db: duckdb.DuckDBPyConnection) -> None
         assert origins == [
             ("eval", None, "reinforced"),
             ("eval", None, "strong"),
+            *[("rl", None, "reinforced")] * (view != "scores"),
             ("set", "strong_set", None),
             ("set", "weak_set", None),
         ], view
@@ -125,6 +127,7 @@ def test_lineage_goes_from_checkpoint_to_task_and_back(db: duckdb.DuckDBPyConnec
     # r1 trained `strong`, and through its checkpoint also what started from it.
     assert rows(db, back.format("r1")) == [
         ("follow_up", "sft2", "sft1"),
+        ("reinforced", "rl1", "sft1"),
         ("strong", "sft1", "sft1"),
         ("strong", "sft1-100", "sft1-100"),
     ]
@@ -132,9 +135,8 @@ def test_lineage_goes_from_checkpoint_to_task_and_back(db: duckdb.DuckDBPyConnec
     assert rows(db, "SELECT DISTINCT rollout_id FROM dataset_rows WHERE experiment = 'follow_up'") == [("r2",)]
     assert rows(db, back.format("r3")) == [("follow_up", "sft2", "sft2")]
     assert rows(db, back.format("r2")) == []
-    assert rows(db, "SELECT count(*) FROM lineage WHERE agent_id = 'agent2' AND turn = 2") == [(0,)], (
-        "val rows train nothing"
-    )
+    held_back = "SELECT count(*) FROM lineage WHERE origin = 'set' AND agent_id = 'agent2' AND turn = 2"
+    assert rows(db, held_back) == [(0,)], "val rows train nothing"
 
 
 def test_specs_become_nouns(db: duckdb.DuckDBPyConnection) -> None:
@@ -179,7 +181,7 @@ def test_small_tables_outlive_the_lake(tmp_path: Path) -> None:
         assert rows(db, "SELECT count(*) FROM metrics") == [(9,)] and rows(db, "SELECT count(*) FROM leaderboard") == [
             (1,)
         ]
-        assert rows(db, "SELECT count(*) FROM checkpoints") == [(5,)]
+        assert rows(db, "SELECT count(*) FROM checkpoints") == [(6,)]
         with pytest.raises(duckdb.IOException):
             rows(db, "SELECT count(*) FROM turns")
 

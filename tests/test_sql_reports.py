@@ -56,6 +56,16 @@ def test_turns_behind_a_checkpoint(full: Path) -> None:
     assert len(found) == 5 and {row["rollout_id"] for row in found} == {"r1"}
     assert {row["instruction"] for row in found} == {"fold the lantern"}
     assert {row["turn"]: row["total_weight"] for row in found} == {0: 12.0, 1: 1.0, 2: 1.0}
+    assert {row["sampler"] for row in found} == {'{"temperature": 0.7}'}
+
+
+def test_turns_behind_a_reinforced_checkpoint(full: Path) -> None:
+    """Its own attempts, weighted by their advantage, and what the checkpoint before it learnt from."""
+    found = ask(full, "turns_behind_a_checkpoint", checkpoint="rl1")
+    own = [row for row in found if row["via_checkpoint_id"] == "rl1"]
+    assert {(row["rollout_id"], row["total_weight"]) for row in own} == {("s-0", 0.7), ("s-1", -0.7)} and len(own) == 12
+    assert {(row["instruction"], json.loads(row["sampler"])["temperature"]) for row in own} == {("fold the lantern", 1)}
+    assert {row["rollout_id"] for row in found} == {"s-0", "s-1", "r1"}
 
 
 def test_why_was_a_rollout_dropped(full: Path) -> None:
@@ -97,6 +107,7 @@ def test_what_a_rollout_taints(full: Path) -> None:
         ("strong", "sft1"),
         ("strong", "sft1-100"),
         ("follow_up", "sft2"),
+        ("reinforced", "rl1"),
     }
     assert ask(full, "what_a_rollout_taints", rollout="r2") == []
 

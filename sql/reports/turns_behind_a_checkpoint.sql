@@ -1,4 +1,4 @@
--- Which turns trained this checkpoint?
+-- Which turns trained this checkpoint, of which task, whose, and how were they sampled?
 -- SET VARIABLE checkpoint = 'checkpoint_id'; the first final fine-tuned checkpoint by default.
 SET VARIABLE asked = coalesce(
     getvariable('checkpoint'),
@@ -13,9 +13,10 @@ SET VARIABLE asked = coalesce(
 WITH origins AS (
     SELECT
         rollout_id,
-        any_value(suite) AS suite
+        any_value(suite) AS suite,
+        any_value(sampler) AS sampler
     FROM rollouts
-    WHERE origin = 'set'
+    WHERE origin IN ('set', 'rl')
     GROUP BY rollout_id
 )
 
@@ -30,6 +31,7 @@ SELECT
     l.task_id,
     l.repo,
     l.teacher,
+    o.sampler,
     l.weight * l.copies AS total_weight,
     l.output_tokens,
     t.instruction
