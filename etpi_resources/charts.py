@@ -139,13 +139,13 @@ def bars(title: str, rows: Sequence[tuple[str, float]], unit: str = "") -> str:
     return _frame(width, 12 + step * max(1, len(rows)), title, body)
 
 
-def teacher_plot(title: str, points: Sequence[tuple[str, float, float, float, float]]) -> str:
-    """Teacher's rate across, student's up, with the diagonal: (label, teacher, student, low, high)."""
-    size, left, bottom = 420, 48, 40
+def teacher_plot(title: str, points: Sequence[tuple[str, str, float, float, float, float]]) -> str:
+    """Teacher's rate across, student's up, with the diagonal: (label, student's role, teacher, student, low, high)."""
+    size, left, bottom, top = 420, 48, 40, 26
     scale = size - left - bottom
 
     def place(x: float, y: float) -> tuple[float, float]:
-        return left + x * scale, 12 + (1 - y) * scale
+        return left + x * scale, top + (1 - y) * scale
 
     (x0, y0), (x1, y1) = place(0, 0), place(1, 1)
     body = [_line(x0, y0, x1, y1, FAINT, 1.5, "4 3"), _line(x0, y0, x1, y0, INK), _line(x0, y0, x0, y1, INK)]
@@ -153,11 +153,12 @@ def teacher_plot(title: str, points: Sequence[tuple[str, float, float, float, fl
         px, py = place(tick, tick)
         body += [_text(px, y0 + 16, f"{tick:g}", "middle", 11), _text(x0 - 6, py + 4, f"{tick:g}", "end", 11)]
     body += [_text((x0 + x1) / 2, y0 + 32, "teacher", "middle"), _text(x0 - 6, 10, "student", "end", 11)]
-    free = {True: 22.0, False: 22.0}  # where the next label of either side may stand, so that none covers another
-    for label, teacher, student, low, high in sorted(points, key=lambda point: -point[2]):
+    # Where the next label of either side may stand, so that none covers another.
+    free = {True: top + 10.0, False: top + 10.0}
+    for label, role, teacher, student, low, high in sorted(points, key=lambda point: -point[3]):
         x, y = place(teacher, student)
-        body.append(_line(x, place(0, low)[1], x, place(0, high)[1], COLOURS["sft"], 2))
-        body.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{COLOURS["sft"]}"/>')
+        body.append(_line(x, place(0, low)[1], x, place(0, high)[1], COLOURS[role], 2))
+        body.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{COLOURS[role]}"/>')
         left_side = teacher > 0.6
         beside = max(y + 4, free[left_side])
         free[left_side] = beside + 13

@@ -413,6 +413,7 @@ TABLES: dict[str, Table] = {
             ("experiment", s, "the experiment"),
             ("teacher", s, "the teacher"),
             ("filtered", b, "whether selection filtered on the metric or on the reward"),
+            ("checkpoint_role", s, "which student: sft or rl"),
             ("decoding", s, "greedy, t1, ..."),
             ("metric", s, "the metric"),
             ("teacher_value", f64, "as rolled out"),

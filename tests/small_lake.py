@@ -225,8 +225,9 @@ def make(root: Path) -> Lake:
     board = {"experiment": "strong", "title": "Strong teacher", "checkpoint_role": "sft", "decoding": "t1"}
     figures = {"metric": "plan_first", "value": 0.9, "n": 24, "ci_low": 0.7, "ci_high": 1.0, "seeds": 1}
     put(lake, "leaderboard", "all", {"leaderboard": [board | figures]})
-    ceiling = {"experiment": "strong", "teacher": "strong", "filtered": True, "decoding": "t1", "metric": "plan_first"}
-    ceiling |= {"teacher_value": 0.957, "selected_value": 1.0, "student_value": 0.9, "n": 24}
+    ceiling = {"experiment": "strong", "teacher": "strong", "filtered": True, "checkpoint_role": "sft"}
+    ceiling |= {"decoding": "t1", "metric": "plan_first", "n": 24}
+    ceiling |= {"teacher_value": 0.957, "selected_value": 1.0, "student_value": 0.9}
     put(lake, "teacher_ceiling", "all", {"teacher_ceiling": [ceiling]})
     return lake
 

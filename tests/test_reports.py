@@ -241,7 +241,7 @@ def test_the_student_stands_over_its_teacher(sources):
     scores = from_rows("scores", [{**row, "plan_first": True} for row in sources.eval_scores.to_pylist()])
     teacher = measure(sources.eval_rollouts, scores, sources.eval_agent_scores, experiment="demo", teacher=True)
     page, _ = html.render(_subject(), replace(sources, metrics=pa.concat_tables([sources.metrics, teacher])), str)
-    assert "Student and teacher" in page and "plan_first, greedy</text>" in page
+    assert "Student and teacher" in page and "plan_first, greedy, sft</text>" in page
 
 
 def test_weakest_pairs_stand_first(sources):
@@ -363,6 +363,8 @@ def test_leaderboard_and_ceiling_keep_filtered_apart(sources):
 
 def test_charts_survive_nothing_and_one_point():
     assert "nothing recorded" in charts.line_chart("Loss", [], "step")
+    student = charts.teacher_plot("t", [("solved", "sft", 0.9, 0.8, 0.7, 0.9), ("solved", "rl", 0.9, 0.9, 0.8, 1.0)])
+    assert charts.COLOURS["sft"] in student and charts.COLOURS["rl"] in student
     assert "polyline" in charts.line_chart("Loss", [("train", [(1, 0.5)])], "step", log_y=True)
     assert charts.as_image(charts.bars("b", []), "b").startswith("![b](data:image/svg+xml;base64,")
 
@@ -384,7 +386,7 @@ def test_a_board_has_a_line_a_condition_and_says_what_it_leaves_out(sources, mon
     assert leaderboard.board(table).endswith("… and 1 more, in the view of this name.\n")
     lesson = leaderboard.Lesson(sources.eval_scores, frozenset({"sft00"}), ("a|b",), frozenset({"plan_first"}))
     found = leaderboard.ceiling_board(leaderboard.teacher_ceiling(entries, {"demo": lesson}))
-    assert "| demo | a\\|b | plan_first | greedy | yes | 0.50 | 1.00 | 1.00 [0.76, 1.00], n 12 |" in found
+    assert "| demo | a\\|b | sft | plan_first | greedy | yes | 0.50 | 1.00 | 1.00 [0.76, 1.00], n 12 |" in found
 
 
 def test_the_share_that_calls_a_tool_stands_where_it_was_measured():

@@ -98,7 +98,14 @@ def teacher_ceiling(run: AssetRun) -> Produced:
         entries, {entry.experiment: _lesson(run, entry.experiment) for entry in entries}
     )
     points = [
-        (r["experiment"], r["teacher_value"], r["student_value"], r["student_ci_low"], r["student_ci_high"])
+        (
+            r["experiment"],
+            r["checkpoint_role"],
+            r["teacher_value"],
+            r["student_value"],
+            r["student_ci_low"],
+            r["student_ci_high"],
+        )
         for r in table.to_pylist()
         if r["metric"] == "follow_through" and "greedy" not in r["decoding"] and r["teacher_value"] is not None
     ]

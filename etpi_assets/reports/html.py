@@ -157,7 +157,14 @@ def _teacher_plot(rows: Sequence[Mapping[str, Any]]) -> str:
     teacher = {row["metric"]: row["value"] for row in rows if row["checkpoint_role"] == "teacher"}
     student = [row for row in rows if row["checkpoint_role"] in ("sft", "rl") and row["metric"] in METRICS]
     points = [
-        (f"{row['metric']}, {row['decoding']}", teacher[row["metric"]], row["value"], row["ci_low"], row["ci_high"])
+        (
+            f"{row['metric']}, {row['decoding']}, {row['checkpoint_role']}",
+            row["checkpoint_role"],
+            teacher[row["metric"]],
+            row["value"],
+            row["ci_low"],
+            row["ci_high"],
+        )
         for row in student
         if row["metric"] in teacher
     ]

@@ -60,7 +60,7 @@ def leaderboard(entries: Iterable[Entry]) -> pa.Table:
 
 
 def teacher_ceiling(entries: Iterable[Entry], lessons: Mapping[str, Lesson]) -> pa.Table:
-    """The teacher's rate as rolled out, its rate among what was trained on, and the student's, per metric and decoding.
+    """The teacher's rate as rolled out, its rate among what was trained on, and each student's, by metric and decoding.
 
     "Bounded by the teacher" can be claimed only where `filtered` is false: a filtered student saw selected rollouts.
     """
@@ -83,6 +83,7 @@ def teacher_ceiling(entries: Iterable[Entry], lessons: Mapping[str, Lesson]) -> 
                     "experiment": entry.experiment,
                     "teacher": ", ".join(lesson.teachers),
                     "filtered": row["metric"] in lesson.filtered_on,
+                    "checkpoint_role": row["checkpoint_role"],
                     "decoding": row["decoding"],
                     "metric": row["metric"],
                     "teacher_value": _rate(scores, row["metric"]),
@@ -109,11 +110,12 @@ def board(table: pa.Table) -> str:
 
 
 def ceiling_board(table: pa.Table) -> str:
-    """Each student beside its teacher, a line a metric and decoding."""
+    """Each student beside its teacher, a line a role, metric and decoding."""
     lines = [
         [
             row["experiment"],
             row["teacher"] or "",
+            row["checkpoint_role"],
             row["metric"],
             row["decoding"] or "",
             "yes" if row["filtered"] else "no",
@@ -122,7 +124,7 @@ def ceiling_board(table: pa.Table) -> str:
         ]
         for row in table.to_pylist()
     ]
-    head = ["experiment", "teacher", "metric", "decoding", "filtered", "as rolled out", "trained on", "student"]
+    head = ["experiment", "teacher", "role", "metric", "decoding", "filtered", "as rolled out", "trained on", "student"]
     return markdown_table(head, lines, PAGE_CHARACTERS)
 
 

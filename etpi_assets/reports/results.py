@@ -218,6 +218,7 @@ def _ceiling(lake: Lake, names: Mapping[str, str]) -> str:
     rows = [
         [
             names[row["experiment"]],
+            row["checkpoint_role"],
             row["metric"],
             row["decoding"] or "",
             "yes" if row["filtered"] else "no",
@@ -227,7 +228,7 @@ def _ceiling(lake: Lake, names: Mapping[str, str]) -> str:
         for row in lake.read(ref, "teacher_ceiling").to_pylist()
         if row["experiment"] in names
     ]
-    head = ["experiment", "metric", "decoding", "filtered", "teacher", "trained on", "student"]
+    head = ["experiment", "role", "metric", "decoding", "filtered", "teacher", "trained on", "student"]
     return (
         "## Teacher and student\n\nA student is bounded by its teacher only in what selection did not filter.\n\n"
         + markdown_table(head, rows)
