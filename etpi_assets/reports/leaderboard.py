@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -111,21 +112,22 @@ def board(table: pa.Table) -> str:
 
 def ceiling_board(table: pa.Table) -> str:
     """Each student beside its teacher, a line a role, metric and decoding."""
-    lines = [
-        [
-            row["experiment"],
-            row["teacher"] or "",
-            row["checkpoint_role"],
-            row["metric"],
-            row["decoding"] or "",
-            "yes" if row["filtered"] else "no",
-            *("" if row[value] is None else f"{row[value]:.2f}" for value in ("teacher_value", "selected_value")),
-            figure(row["student_value"], row["student_ci_low"], row["student_ci_high"], row["n"]),
-        ]
-        for row in table.to_pylist()
-    ]
+    lines = [[row["experiment"], row["teacher"] or "", *ceiling_cells(row, unknown="")] for row in table.to_pylist()]
     head = ["experiment", "teacher", "role", "metric", "decoding", "filtered", "as rolled out", "trained on", "student"]
     return markdown_table(head, lines, PAGE_CHARACTERS)
+
+
+def ceiling_cells(row: Mapping[str, Any], unknown: str) -> list[str]:
+    """What a row of `teacher_ceiling` says: role, metric, decoding, filtered or not, the teacher's two rates and the
+    student's; `unknown` for a rate that there is none of."""
+    return [
+        row["checkpoint_role"],
+        row["metric"],
+        row["decoding"] or "",
+        "yes" if row["filtered"] else "no",
+        *(unknown if row[value] is None else f"{row[value]:.2f}" for value in ("teacher_value", "selected_value")),
+        figure(row["student_value"], row["student_ci_low"], row["student_ci_high"], row["n"]) or unknown,
+    ]
 
 
 def _rate(scores: Sequence[Mapping], metric: str) -> float | None:

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from etpi_assets.reports import findings
 from etpi_assets.reports.findings import Rows, Verdict
+from etpi_assets.reports.leaderboard import ceiling_cells
 from etpi_assets.reports.markdown import figure, markdown_table
 from etpi_assets.scoring.intervals import Estimate
 from etpi_assets.specs.load import Specs
@@ -216,15 +217,7 @@ def _ceiling(lake: Lake, names: Mapping[str, str]) -> str:
     if lake.current(ref) is None:
         return ""
     rows = [
-        [
-            names[row["experiment"]],
-            row["checkpoint_role"],
-            row["metric"],
-            row["decoding"] or "",
-            "yes" if row["filtered"] else "no",
-            *(f"{row[c]:.2f}" if row[c] is not None else "–" for c in ("teacher_value", "selected_value")),
-            figure(row["student_value"], row["student_ci_low"], row["student_ci_high"], row["n"]) or "–",
-        ]
+        [names[row["experiment"]], *ceiling_cells(row, unknown="–")]
         for row in lake.read(ref, "teacher_ceiling").to_pylist()
         if row["experiment"] in names
     ]

@@ -150,7 +150,7 @@ class SlotView:
         self, slots: Slots, rows: Sequence[int], positions: torch.Tensor, upto: int, *, apart: bool = False
     ) -> None:
         self._slots, self._positions, self._upto = slots, positions, upto
-        self._apart = [(slot, last + 1) for slot, last in zip(rows, positions[:, 0].tolist(), strict=True)] * apart
+        self._apart = list(zip(rows, (positions[:, 0] + 1).tolist(), strict=True)) if apart else []
         self._rows = torch.tensor(rows, device=positions.device)
         neighbours = list(rows) == list(range(rows[0], rows[0] + len(rows)))
         self._read = slice(rows[0], rows[0] + len(rows)) if neighbours else self._rows
