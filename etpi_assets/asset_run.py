@@ -8,19 +8,28 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import pyarrow as pa
 
 from etpi_assets.graph import GRAPH, Node
 from etpi_assets.resources import Resources, accelerators, require_hardware
 from etpi_assets.specs.load import AnySpec, Specs
-from etpi_assets.specs.planner import expected_key, inputs_of, remedy, upstream_refs
+from etpi_assets.specs.planner import (
+    Change,
+    compare,
+    expected_key,
+    expensive,
+    inputs_of,
+    remedy,
+    upstream_refs,
+)
+from etpi_assets.versions import PartitionCode, code_of
 from etpi_resources import parquet
 from etpi_resources.checks import CheckOutcome
 from etpi_resources.lake import Lake, LakeError, Manifest, MissingInput, Ref
@@ -29,6 +38,16 @@ from etpi_resources.schemas import empty
 from etpi_resources.stored import Spooled, Stored
 
 Log = Callable[[str], None]
+Consent = Literal["rebuild", "recollect"]
+"""What a person agrees to: that expensive results are computed again because code changed; recollect for rollouts."""
+
+
+class CodeChanged(LakeError):
+    """An expensive version was made by other code, and nobody has said whether that matters."""
+
+
+CONSENT_TAG = "etpi/"
+"""Begins the run tags that give a consent: etpi/rebuild, etpi/recollect."""
 
 
 @dataclass
@@ -126,6 +145,21 @@ class AssetRun:
         assert self.folder is not None, "only a run that publishes has a place to spool in"
         return self.folder / f"{table}.parquet"
 
+    @cached_property
+    def code(self) -> PartitionCode:
+        """The code behind the partition."""
+        return code_of(self.node, self.key, self.specs)
+
+    @cached_property
+    def kept_code(self) -> str:
+        """The code version under which expensive results of this partition are kept: its own, or the one of before
+        where a person has accepted the change since."""
+        assert self.code.kept is not None, f"{self.node.name} keeps nothing; its node says what does"
+        have = self.lake.current(Ref(self.node.name, self.node.set, self.key))
+        recorded = have.code if have else {}
+        same = recorded.get("kept") == self.code.kept.digest
+        return recorded.get("kept_root", self.code.kept.digest) if same else self.code.kept.digest
+
     def progress(self, stage: str, total: int) -> Progress:
         """A counter that prints stage, done/total, rate and time left; use it as a context manager."""
         return Progress(f"{self.node.name} of {self.key}" if self.key != "all" else self.node.name, stage, total)
@@ -149,13 +183,22 @@ class Recipe:
     function: Callable[[AssetRun], Produced]
     checks: tuple[str, ...] = ()
 
-    def execute(self, key: str, resources: Resources, log: Log = print, context: Any = None) -> Outcome:
+    def execute(
+        self,
+        key: str,
+        resources: Resources,
+        log: Log = print,
+        context: Any = None,
+        consent: Set[Consent] = frozenset(),
+    ) -> Outcome:
         """Bring the partition up to date.
 
         Where the version in force has the same input key, nothing is computed. A version whose blocking check failed
         is published as evidence and returned; the caller looks at `manifest.blocked`.
 
         Raises:
+            CodeChanged: the version in force was expensive, only code has changed since, and `consent` does not cover
+                it.
             SpecError: the spec is unknown or invalid.
             LakeError: an input is missing (with the commands that make it), blocked, or moved meanwhile; or the
                 function returned other tables or checks than declared.
@@ -167,10 +210,14 @@ class Recipe:
             require_hardware(run.spec, key)
         require_inputs(self.node, key, resources)
         inputs = inputs_of(self.node, key, run.specs, run.lake, run.lake.current)
-        wanted = expected_key(self.node, key, run.specs, inputs)
+        wanted = expected_key(self.node, key, run.specs, inputs, run.code)
         ref = Ref(self.node.name, self.node.set, key)
         if manifest := self._unchanged(run.lake, ref, wanted):
             return Outcome(manifest, True, {}, time.monotonic() - start)
+        before = run.lake.current(ref)
+        change = before and compare(self.node, key, run.specs, inputs, run.code, before, run.lake)
+        if before and change:
+            self._ask(run, before, change, consent)
         with self._alone(run), run.lake.staging() as run.folder:
             # Another process may have made it while this one waited.
             if manifest := self._unchanged(run.lake, ref, wanted):
@@ -186,8 +233,29 @@ class Recipe:
                 seeds=produced.seeds,
                 checks=produced.checks,
                 notes=produced.notes,
+                code=self._recorded(run),
+                cause=_cause(change),
+                accepted=before.accepted if before and run.code.kept and run.kept_code != run.code.kept.digest else (),
+                began=start,
             )
+            run.lake.keep_code(run.code.whole.digest, run.code.whole.definitions)
         return Outcome(manifest, False, produced.metadata, time.monotonic() - start)
+
+    def _ask(self, run: AssetRun, before: Manifest, change: Change, consent: Set[Consent]) -> None:
+        """Raise CodeChanged where an expensive result would be computed again without anybody having asked for it."""
+        option: Consent = "recollect" if self.node.name == "raw_rollouts" else "rebuild"
+        asked = change.asks(run.lake, run.code, before) and expensive(self.node, run.key, run.specs)
+        if asked and option not in consent and run.lake.blocked(before.ref) is None:
+            cost = f" It took {before.seconds:.0f} s last time." if before.seconds else ""
+            raise CodeChanged(
+                f"{run.key}: {change.reason}.{cost} Compute it again with --{option} (as a run tag: "
+                f'{CONSENT_TAG}{option}: "true"), or, if the change cannot matter, keep the version: '
+                f'etpi accept {self.node.name} {run.key} --because "..."'
+            )
+
+    def _recorded(self, run: AssetRun) -> dict[str, Any]:
+        root = {"kept_root": run.kept_code} if run.code.kept and run.kept_code != run.code.kept.digest else {}
+        return {**run.code.to_json(), **root}
 
     def _unchanged(self, lake: Lake, ref: Ref, wanted: str) -> Manifest | None:
         """The version in force, if it is what would be made; else an earlier one that is, put in force again (a knob
@@ -225,6 +293,15 @@ class Recipe:
             raise LakeError(
                 f"{self.node.name} of {run.key}: {', '.join(changed)} changed while it was computed; run it again"
             )
+
+
+def _cause(change: Change | None) -> str:
+    """What `Manifest.cause` records."""
+    if change is None:
+        return "first"
+    if change.state == "code" or change.by_code:
+        return "code"
+    return "spec" if change.reason.startswith("its spec") else "inputs"
 
 
 def shared_lock(name: str) -> str:

@@ -24,7 +24,9 @@ class Node:
         upstream: assets whose data versions are part of its input key, in order. The spec assets are upstream in
             Dagster alone: what counts of a spec is the sections named here.
         sections: keys of its own spec that its result depends on, dotted below the top level ("*" is all of it).
-        code: modules (dotted names) or other sources (paths from the root, as sql/…) that are its code version.
+        kept: the definitions ("module:name", or "module:!" for a worker) whose results are expensive: rollouts,
+            trainings. Those results are kept by the version of this part of the asset's code, so an edit elsewhere in
+            the asset finds them again; where this part changed, a person is asked before they are made again.
         lock: the OS lock it holds while it computes, where the machine fits only one at a time.
         reads_path: whether it reads the files that its spec's `path` names; they are part of its input key.
         summary: one or two sentences for the web page.
@@ -37,54 +39,11 @@ class Node:
     summary: str
     upstream: tuple[str, ...] = ()
     sections: tuple[str, ...] = ()
-    code: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
     lock: str | None = None
     reads_path: bool = False
     kinds: tuple[str, ...] = ("parquet",)
 
-
-_BASE_TRAINING = (
-    "etpi_resources.trainers.workers.base_worker",
-    "etpi_resources.trainers.workers.induction",
-    "etpi_resources.trainers.workers.twins",
-    "etpi_resources.trainers.workers.collate",
-    "etpi_resources.trainers.workers.plan",
-    "etpi_resources.trainers.workers.packing",
-)
-_AGENT_LOOP = (
-    *(
-        f"etpi_assets.rollouts.{module}"
-        for module in (
-            "actions", "agent", "collect", "commands", "contract", "interpreter", "interpreter_cell", "journal",
-            "mailbox", "observation", "patches", "prompts", "records", "tables", "think", "tools",
-        )
-    ),
-    "etpi_resources.chat_format",
-    "etpi_resources.engines.masks",
-    "etpi_resources.engines.slots",
-    "etpi_resources.engines.transformers",
-)  # fmt: skip
-"""What rolls a checkpoint out."""
-_TINY_BASE = (
-    "etpi_assets.rollouts.tiny_base",
-    "etpi_assets.rollouts.templated.arithmetic_tiny",
-    "etpi_assets.rollouts.templated.coop_tiny",
-    "etpi_assets.rollouts.templated.repo_fix_tiny",
-    "etpi_assets.rollouts.templated.emulated",
-    "etpi_assets.rollouts.templated.transcripts",
-    "etpi_assets.rollouts.templated.words",
-    "etpi_assets.rollouts.policies",
-    "etpi_assets.rollouts.prompts",
-    "etpi_assets.rollouts.agent",
-    "etpi_assets.rollouts.interpreter",
-    "etpi_assets.rollouts.observation",
-    "etpi_assets.tasks.arithmetic_tiny",
-    "etpi_assets.tasks.coop_tiny",
-    "etpi_assets.tasks.repo_fix_tiny",
-    "etpi_resources.chat_format",
-    *_BASE_TRAINING,
-)
-"""What makes a tiny base."""
 
 _NODES = (
     Node("suite_spec", "suite", "specs", ("specs",), "A suite's resolved spec.", sections=("*",), kinds=("toml",)),
@@ -113,7 +72,6 @@ _NODES = (
         ("tasks", "quarantined"),
         "The suite's tasks, each proven by its reference solution (passes three times) and the null solution (fails).",
         sections=("family", "seed", "params"),
-        code=("etpi_assets.tasks",),
         reads_path=True,
     ),
     Node(
@@ -123,10 +81,7 @@ _NODES = (
         ("checkpoints",),
         "What training starts from: a pinned hub revision, a local path with its hash, or the tiny model built here.",
         sections=("base",),
-        code=(
-            "etpi_assets.training.pointers",
-            *_TINY_BASE,
-        ),
+        kept=("etpi_assets.rollouts.tiny_base:prepare", "etpi_resources.trainers.workers.base_worker:!"),
         lock="accelerator",
         kinds=("safetensors",),
     ),
@@ -152,14 +107,10 @@ _NODES = (
             "path",
             "options",
         ),
-        code=(
-            "etpi_assets.rollouts",
-            "etpi_assets.tasks",
-            "etpi_resources.chat_format",
-            "etpi_resources.tokenizers",
-            *_BASE_TRAINING,
-            "etpi_resources.engines.scripted",
-            "etpi_resources.sandboxes",
+        kept=(
+            "etpi_assets.rollouts.assets:_place",
+            "etpi_assets.rollouts.assets:_actor",
+            "etpi_assets.rollouts.assets:_rollout_function",
         ),
         lock="sandboxes",
         reads_path=True,
@@ -172,7 +123,6 @@ _NODES = (
         "The verifier's reward and the three behaviours of every rollout, exit status kept apart from behaviour.",
         upstream=("raw_rollouts", "tasks"),
         sections=("scoring", "agent.grammar", "agent.tools"),
-        code=("etpi_assets.scoring",),
     ),
     Node(
         "selected_trajectories",
@@ -182,7 +132,6 @@ _NODES = (
         "Rejection sampling: which rollouts train the student, which do not, and why.",
         upstream=("scored_rollouts", "raw_rollouts"),
         sections=("rollout_sets", "select", "base", "gates.override"),
-        code=("etpi_assets.curation.assets", "etpi_assets.curation.select", "etpi_assets.curation.student_form"),
     ),
     Node(
         "tito_pairs",
@@ -192,18 +141,6 @@ _NODES = (
         "Token-in/token-out pairs, one an assistant turn: steering spliced out, think stripped, other ids untouched.",
         upstream=("selected_trajectories", "raw_rollouts", "tasks"),
         sections=("pairs", "base", "serving.template_kwargs", "gates.override"),
-        code=(
-            "etpi_assets.curation.assets",
-            "etpi_assets.curation.captured",
-            "etpi_assets.curation.pairs",
-            "etpi_assets.curation.integrity",
-            "etpi_assets.curation.student_form",
-            "etpi_assets.curation.retokenise",
-            "etpi_assets.curation.strip_think",
-            "etpi_assets.curation.steering",
-            "etpi_assets.rollouts.tools",
-            "etpi_resources.chat_format",
-        ),
     ),
     Node(
         "upweighted_dataset",
@@ -222,15 +159,6 @@ _NODES = (
             "evaluate.agent.prompt",
             "evaluate.agent.tools",
         ),
-        code=(
-            "etpi_assets.curation.assets",
-            "etpi_assets.curation.upweight",
-            "etpi_assets.curation.merge",
-            "etpi_assets.curation.prefix_trees",
-            "etpi_resources.prefix_tree",
-            "etpi_assets.curation.gates",
-            "etpi_assets.curation.integrity",
-        ),
     ),
     Node(
         "sft_checkpoint",
@@ -240,22 +168,7 @@ _NODES = (
         "Supervised fine-tuning through TRL, in a worker process of its own; adapter and merged checkpoint a seed.",
         upstream=("base_checkpoint", "upweighted_dataset"),
         sections=("train", "seeds", "requires", "base"),
-        code=(
-            "etpi_assets.training.sft",
-            "etpi_assets.training.sft_checks",
-            "etpi_resources.trainers.workers.sft_worker",
-            "etpi_resources.trainers.workers.sharding",
-            "etpi_resources.trainers.workers.weighted_trainer",
-            "etpi_resources.trainers.workers.plan",
-            "etpi_resources.trainers.workers.collate",
-            "etpi_resources.trainers.workers.label_head",
-            "etpi_resources.trainers.workers.twins",
-            "etpi_resources.trainers.workers.packing",
-            "etpi_resources.trainers.workers.tree_attention",
-            "etpi_resources.trainers.workers.checkpointing",
-            "etpi_resources.prefix_tree",
-            "etpi_resources.trainers.workers.proof",
-        ),
+        kept=("etpi_assets.training.sft:worker_config", "etpi_resources.trainers.workers.sft_worker:!"),
         lock="accelerator",
         kinds=("trl", "safetensors"),
     ),
@@ -267,22 +180,11 @@ _NODES = (
         "Group-relative policy optimisation from the fine-tuned checkpoint; its rollouts are recorded too.",
         upstream=("base_checkpoint", "sft_checkpoint", "tasks"),
         sections=("rl", "seeds", "requires", "base", "serving.template_kwargs"),
-        code=(
-            "etpi_assets.training.grpo",
-            "etpi_assets.training.grpo_checks",
-            "etpi_assets.training.rounds",
-            "etpi_assets.scoring.advantage",
-            "etpi_assets.scoring.rewards",
-            *_AGENT_LOOP,
-            "etpi_resources.engines.live",
-            "etpi_resources.trainers.policy_link",
-            "etpi_resources.trainers.workers.checkpointing",
-            "etpi_resources.trainers.workers.grpo_worker",
-            "etpi_resources.trainers.workers.hand_over",
-            "etpi_resources.trainers.workers.policy_trainer",
-            "etpi_resources.trainers.workers.proof",
-            "etpi_resources.trainers.workers.sample_trees",
-            "etpi_resources.trainers.workers.tree_attention",
+        kept=(
+            "etpi_assets.training.assets:_ground",
+            "etpi_assets.training.rounds:Rounds",
+            "etpi_assets.training.grpo:worker_config",
+            "etpi_resources.trainers.workers.grpo_worker:!",
         ),
         lock="accelerator",
         kinds=("trl", "safetensors"),
@@ -295,7 +197,6 @@ _NODES = (
         "The recorded rollouts of reinforcement, scored by the reward functions as they are now; nothing is run again.",
         upstream=("rl_checkpoint", "tasks"),
         sections=("rl.rewards",),
-        code=("etpi_assets.scoring.rewards",),
     ),
     Node(
         "serving_probe",
@@ -305,7 +206,6 @@ _NODES = (
         "Proof that what is served was trained: it differs from base, reads the prompts of its training, and parses.",
         upstream=("base_checkpoint", "sft_checkpoint", "rl_checkpoint", "upweighted_dataset", "tito_pairs", "tasks"),
         sections=("serving", "probe", "evaluate.suite", "evaluate.agent", "gates.override"),
-        code=("etpi_assets.evaluation.probes", "etpi_assets.evaluation.examination", "etpi_assets.rollouts.tools"),
         lock="accelerator",
     ),
     Node(
@@ -316,7 +216,11 @@ _NODES = (
         "Held-out rollouts of the base, the fine-tuned and the reinforced checkpoints.",
         upstream=("serving_probe", "base_checkpoint", "sft_checkpoint", "rl_checkpoint", "tasks"),
         sections=("evaluate", "serving"),
-        code=(*_AGENT_LOOP, "etpi_assets.evaluation.rollouts"),
+        kept=(
+            "etpi_assets.evaluation.assets:_ground",
+            "etpi_assets.evaluation.assets:_serving",
+            "etpi_assets.evaluation.rollouts:roll_out",
+        ),
         lock="accelerator",
     ),
     Node(
@@ -327,7 +231,6 @@ _NODES = (
         "Held-out metrics with n and 95 % intervals clustered by pair, the teacher's beside them.",
         upstream=("eval_rollouts", "scored_rollouts", "tasks"),
         sections=("metrics", "evaluate.agent.grammar", "evaluate.agent.tools"),
-        code=("etpi_assets.evaluation.metrics", "etpi_assets.scoring"),
     ),
     Node(
         "experiment_report",
@@ -348,14 +251,6 @@ _NODES = (
             "tasks",
         ),
         sections=("title", "notes", "published"),
-        code=(
-            "etpi_assets.reports.html",
-            "etpi_assets.reports.facts",
-            "etpi_assets.reports.iterations",
-            "etpi_assets.reports.reinforcement",
-            "etpi_assets/reports/templates/report.html.jinja",
-            "etpi_assets/reports/templates/report.md.jinja",
-        ),
         kinds=("html", "markdown"),
     ),
     Node(
@@ -366,7 +261,6 @@ _NODES = (
         "A model card in the manner of the hub.",
         upstream=("eval_metrics", "sft_checkpoint", "rl_checkpoint", "upweighted_dataset", "base_checkpoint", "tasks"),
         sections=("title", "notes", "card", "train", "rl", "base"),
-        code=("etpi_assets.reports.model_card", "etpi_assets/reports/templates/model_card.md.jinja"),
         kinds=("markdown",),
     ),
     Node(
@@ -376,7 +270,6 @@ _NODES = (
         ("leaderboard",),
         "All experiments side by side.",
         upstream=("eval_metrics",),
-        code=("etpi_assets.reports.leaderboard", "etpi_assets.reports.markdown"),
         lock="reports",
     ),
     Node(
@@ -386,7 +279,6 @@ _NODES = (
         ("teacher_ceiling",),
         "What the teacher could do beside what the student does.",
         upstream=("eval_metrics", "scored_rollouts", "selected_trajectories"),
-        code=("etpi_assets.reports.leaderboard", "etpi_assets.reports.markdown"),
         lock="reports",
     ),
     Node(

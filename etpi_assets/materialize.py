@@ -14,13 +14,13 @@ from typing import Any
 import dagster as dg
 import pyarrow.parquet as pq
 
-from etpi_assets.asset_run import AssetRun, Outcome, Produced, Recipe, require_inputs
+from etpi_assets.asset_run import CONSENT_TAG, AssetRun, Consent, Outcome, Produced, Recipe, require_inputs
 from etpi_assets.graph import GRAPH, JOBS, Node
 from etpi_assets.partitions import PARTITION_TAG, mapping, partition_sets
 from etpi_assets.resources import EngineUnavailable, HardwareMissing, Resources, require_hardware
 from etpi_assets.specs.load import SpecError, Specs
 from etpi_assets.specs.paths import PathError
-from etpi_assets.versions import code_version
+from etpi_assets.versions import asset_code
 from etpi_resources.checks import BadData
 from etpi_resources.lake import Lake, LakeError
 from etpi_resources.sandboxes import SandboxUnavailable
@@ -72,7 +72,7 @@ def build_asset(recipe: Recipe, specs: Specs) -> dg.AssetsDefinition:
         owners=[OWNER],
         kinds=set(node.kinds),
         tags={"etpi/set": node.set},
-        code_version=code_version(node),
+        code_version=asset_code(node),
         partitions_def=partition_sets(specs).get(node.set),
         deps=_deps(node, specs),
         metadata=_columns(node),
@@ -88,7 +88,7 @@ def build_asset(recipe: Recipe, specs: Specs) -> dg.AssetsDefinition:
             key = _key(context, node, resources.specs)
             if node.group == "specs":
                 _refuse_early(recipe.node, key, _chosen(context), resources)
-            outcome = recipe.execute(key, resources, context.log.info, context)
+            outcome = recipe.execute(key, resources, context.log.info, context, _consent(context))
         except EXPECTED_FAILURES as error:
             raise dg.Failure(description=f"{node.name}: {error}", allow_retries=False) from None
         _say(context, node, key, outcome)
@@ -120,6 +120,12 @@ def _key(context: dg.AssetExecutionContext, node: Node, specs: Specs) -> str:
         )
     specs.get(node.set, key)
     return key
+
+
+def _consent(context: dg.AssetExecutionContext) -> frozenset[Consent]:
+    """What the run's tags agree to."""
+    options: tuple[Consent, ...] = ("rebuild", "recollect")
+    return frozenset(o for o in options if context.run.tags.get(f"{CONSENT_TAG}{o}", "").lower() == "true")
 
 
 def _chosen(context: dg.AssetExecutionContext) -> set[str]:
@@ -172,7 +178,8 @@ def _metadata(node: Node, outcome: Outcome, lake: Lake) -> dict[str, Any]:
         "skipped": outcome.skipped,
         "seconds": round(outcome.seconds, 3),
         "inputs": dict(manifest.inputs),
-        "code": code_version(node),
+        "code": manifest.code.get("version", ""),
+        **({"accepted": [dict(entry) for entry in manifest.accepted]} if manifest.accepted else {}),
     }
     for index, name in enumerate(node.tables):
         shown["dagster/row_count" if index == 0 else f"rows/{name}"] = manifest.rows[name]

@@ -1,39 +1,79 @@
 """What an asset's result depends on, as hashes: its code and its input key.
 
-Belongs here: the two hashes that the skip rule and the planner compare. Does not belong here: reading lake or specs.
+Belongs here: the code version of an asset partition, and the key that the skip rule and the planner compare. Does not
+belong here: reading sources (`etpi_assets.code`), the lake or specs.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
-from etpi_assets.graph import Node
+from etpi_assets.code.choices import Selection, applies, narrowing, selection, selection_of_base
+from etpi_assets.code.codebase import PACKAGES, Codebase, CodeVersion
+from etpi_assets.code.source import digest_of
+from etpi_assets.graph import GRAPH, Node
+from etpi_assets.specs.load import Specs
+from etpi_assets.specs.rollout_set import TinySection
+from etpi_resources.schemas import TABLES
 
-ROOT = Path(__file__).resolve().parent.parent
-_SOURCE_SUFFIXES = {".py", ".sql", ".toml", ".json", ".jinja", ".md", ".txt"}
+CODE = Codebase()
+"""The code that is running."""
 
 
-@cache
-def code_version(node: Node) -> str:
-    """The first 16 hex digits of a sha256 over the sources that make the asset.
+@dataclass(frozen=True)
+class PartitionCode:
+    """The code behind one asset partition.
 
-    A package counts with every source file below it (prompt templates and word lists included), a module with its
-    file, a path (it has a slash) with the file or with every source file below it.
+    Attributes:
+        whole: everything that its content depends on.
+        kept: the part whose results are expensive and kept by this version (`Node.kept`): rollouts, trainings; None
+            for an asset that is cheap to rebuild.
+    """
+
+    whole: CodeVersion
+    kept: CodeVersion | None
+
+    def to_json(self) -> dict[str, object]:
+        """What a manifest records."""
+        kept = {"kept": self.kept.digest} if self.kept else {}
+        return {"version": self.whole.digest, **kept, "modules": self.whole.modules}
+
+
+def code_of(node: Node, key: str, specs: Specs, code: Codebase | None = None) -> PartitionCode:
+    """The code behind a partition: what its asset's function can reach, given what its spec selects.
 
     Raises:
-        FileNotFoundError: `graph` names code that does not exist.
+        SpecError: the spec is unknown or invalid.
     """
-    digest = hashlib.sha256()
-    for name in node.code:
-        for path in _sources(name):
-            digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0")
-            digest.update(path.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
+    chosen = selection(node, key, specs)
+    frozen = tuple(sorted((kind, tuple(sorted(names))) for kind, names in chosen.items()))
+    return _code_of(node.name, frozen, applies(node, key, specs), code or CODE)
+
+
+def asset_code(node: Node) -> str:
+    """The code version that Dagster shows of an asset: over all that any spec may select, 16 hex digits."""
+    return _code_of(node.name, (), True, CODE).whole.digest
+
+
+def tiny_base_code(section: TinySection, *templates: str) -> str:
+    """The version of the code that pretrains a tiny base with these tokenizer and template names, 16 hex digits; the
+    same for an experiment's base and for a rollout set that the base acts in."""
+    return CODE.reach(GRAPH["base_checkpoint"].kept, narrowing(CODE, selection_of_base(section, *templates))).digest
+
+
+def definition_version(target: str) -> str:
+    """The version of one definition ("module:name") and all it refers to, 16 hex digits."""
+    return CODE.reach([target], narrowing(CODE, {})).digest
+
+
+def file_of(module: str) -> str:
+    """The file of a module, from the root of the project; a data file or a table's columns as they are."""
+    path = CODE.path(module)
+    return path.relative_to(CODE.root).as_posix() if path else module
 
 
 def input_key(node: Node, spec_hash: str, inputs: Mapping[str, str], code: str) -> str:
@@ -46,19 +86,43 @@ def input_key(node: Node, spec_hash: str, inputs: Mapping[str, str], code: str) 
 
 
 @cache
-def _sources(name: str) -> tuple[Path, ...]:
-    if "/" in name:
-        path = ROOT / name
-    else:
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.origin is None:
-            raise FileNotFoundError(f"etpi_assets/graph.py names the code {name!r}, which does not exist")
-        path = Path(spec.origin)
-        if path.name == "__init__.py":
-            path = path.parent
-    if path.is_dir():
-        found = (p for p in path.rglob("*") if p.suffix in _SOURCE_SUFFIXES and p.is_file())
-        return tuple(sorted(found))
-    if not path.is_file():
-        raise FileNotFoundError(f"etpi_assets/graph.py names the code {name!r}, which does not exist at {path}")
-    return (path,)
+def _code_of(
+    asset: str, chosen: tuple[tuple[str, tuple[str, ...]], ...], computes: bool, code: Codebase
+) -> PartitionCode:
+    node, root = GRAPH[asset], asset_function(asset, code)
+    tables = {f"table {name}": {"columns": _columns(name)} for name in node.tables}
+    if not computes:
+        module, _, name = root.partition(":")
+        only = CodeVersion({module: {name: code.definition(root).digest}, **tables})
+        return PartitionCode(only, None)
+    picked: Selection = {kind: frozenset(names) for kind, names in chosen}
+    narrowed = narrowing(code, picked)
+    whole = CodeVersion({**code.reach([root], narrowed).definitions, **tables})
+    return PartitionCode(whole, code.reach(node.kept, narrowed) if node.kept else None)
+
+
+def asset_function(asset: str, code: Codebase) -> str:
+    """The function that computes an asset, as "module:name": the one that `etpi_asset` declares.
+
+    Raises:
+        LookupError: there is none.
+    """
+    functions = _asset_functions(code)
+    if asset not in functions:
+        raise LookupError(f"no function of etpi_assets/*/assets.py is declared as @etpi_asset({asset!r})")
+    return functions[asset]
+
+
+@cache
+def _asset_functions(code: Codebase) -> dict[str, str]:
+    found = {}
+    for module in code.modules:
+        if module.startswith(f"{PACKAGES[0]}.") and module.endswith(".assets") and (source := code.source(module)):
+            for name, definition in source.definitions.items():
+                found |= dict.fromkeys(definition.declares, f"{module}:{name}")
+    return found
+
+
+@cache
+def _columns(table: str) -> str:
+    return digest_of(json.dumps([(name, str(kind)) for name, kind, _ in TABLES[table].columns]))

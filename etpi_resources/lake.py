@@ -19,6 +19,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -65,12 +66,17 @@ class Lake:
         seeds: Sequence[int] = (),
         checks: Sequence[CheckOutcome] = (),
         notes: Mapping[str, Any] | None = None,
+        code: Mapping[str, Any] | None = None,
+        cause: str = "",
+        accepted: Sequence[Mapping[str, str]] = (),
+        began: float | None = None,
     ) -> Manifest:
         """Write a version and put it in force, unless a blocking check failed: then it is kept as evidence, `current`
         stays, and `require` refuses until a good version is published.
 
         A stream of record batches is written with flat memory; what is spooled already is moved. Row order is kept; the
-        version follows from it.
+        version follows from it. `code`, `cause` and `accepted` are kept in the manifest (see `Manifest`), and the
+        seconds since `began` (of `time.monotonic`).
 
         Raises:
             SchemaMismatch: a table does not fit its schema; nothing is published.
@@ -93,6 +99,8 @@ class Lake:
             manifest = Manifest(
                 ref=ref, version=version, tables=described, spec_hash=spec_hash, input_key=input_key,
                 inputs=dict(inputs), seeds=list(seeds), checks=[c.to_json() for c in checks], notes=dict(notes or {}),
+                code=dict(code or {}), cause=cause, accepted=list(accepted),
+                seconds=None if began is None else round(time.monotonic() - began, 3),
             )  # fmt: skip
             try:
                 text = json.dumps(manifest.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
@@ -114,6 +122,32 @@ class Lake:
             self.files_of(manifest, name)
         return self._point(manifest)
 
+    def accept(self, manifest: Manifest) -> Manifest:
+        """Put a version in force under a manifest that differs in what was judged of its code alone.
+
+        Raises:
+            LakeError: the version is not the one in force.
+        """
+        current = self.current(manifest.ref)
+        if current is None or current.version != manifest.version:
+            raise LakeError(f"{manifest.ref}: version {manifest.version} is not in force; only the current one can be")
+        return self._point(manifest)
+
+    # --- code ------------------------------------------------------------------------------------------------------
+
+    def keep_code(self, version: str, definitions: Mapping[str, Mapping[str, str]]) -> None:
+        """Keep {module: {definition: digest}} of a code version, to tell later which definitions changed."""
+        path = self.root / "code" / f"{version}.json"
+        if not path.exists():
+            _write_atomically(path, json.dumps(definitions, sort_keys=True))
+
+    def code(self, version: str) -> dict[str, dict[str, str]]:
+        """What `keep_code` kept; empty for a version that was never kept."""
+        try:
+            return json.loads((self.root / "code" / f"{version}.json").read_text())
+        except FileNotFoundError:
+            return {}
+
     def _install(self, staged: Path, target_file: Path) -> None:
         """Move a staged table folder into place; where the version is there already, mend only what is damaged."""
         target = target_file.parent
@@ -130,8 +164,8 @@ class Lake:
     def _point(self, manifest: Manifest) -> Manifest:
         """Write the manifest and the pointer that names it."""
         folder = self._folder(manifest.ref)
-        # Everything but the time: publishing the same thing again is the same publication.
-        identity = json_hash({k: v for k, v in manifest.to_json().items() if k != "created_at"})[:12]
+        # Everything but times: publishing the same thing again is the same publication.
+        identity = json_hash({k: v for k, v in manifest.to_json().items() if k not in ("created_at", "seconds")})[:12]
         relative = f"version={manifest.version}/manifest-{identity}.json"
         with self.lock("publish"):
             if (folder / relative).exists():

@@ -55,8 +55,20 @@ class Ref:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a published version is, came from and was found to be. `version` hashes the tables' content and is the data
-    version; `tables` maps a name to {"rows", "files": [{"path", "sha256", "bytes"}]}, paths relative to the root."""
+    """What a published version is, came from and was found to be.
+
+    Attributes:
+        version: hashes the tables' content; the data version.
+        tables: name -> {"rows", "files": [{"path", "sha256", "bytes"}]}, paths relative to the root.
+        code: {"version", "modules": {module: hash}} of the code that made it, {"kept"} of the part whose results are
+            kept, {"kept_root"}: the version those results were first kept under, where a later change of code was
+            accepted. Empty in manifests of etpi 0.1, which recorded none.
+        cause: why it was made: "first", "spec", "inputs" or "code" ("code" too where only a rebuild for changed code
+            changed its inputs).
+        accepted: changes of code that a person judged immaterial to this version, oldest first: {"by", "at",
+            "because", "from", "to"} with code versions.
+        seconds: wall time of computing it.
+    """
 
     ref: Ref
     version: str
@@ -67,6 +79,10 @@ class Manifest:
     seeds: Sequence[int]
     checks: Sequence[Mapping[str, Any]]
     notes: Mapping[str, Any]
+    code: Mapping[str, Any] = field(default_factory=dict)
+    cause: str = ""
+    accepted: Sequence[Mapping[str, str]] = ()
+    seconds: float | None = None
     schema_version: int = SCHEMA_VERSION
     git_revision: str | None = field(default_factory=git_revision)
     fingerprint: Mapping[str, str] = field(default_factory=lambda: dict(environment_fingerprint()))

@@ -7,9 +7,11 @@ import pytest
 import torch
 from made_graph import World
 
-from etpi_assets import materialize
+from etpi_assets import asset_run, changes
+from etpi_assets.code.codebase import CodeVersion
 from etpi_assets.graph import GRAPH
 from etpi_assets.specs import planner
+from etpi_assets.versions import PartitionCode
 from etpi_resources.sandboxes import SandboxFactory
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 from etpi_resources.sandboxes.docker import DockerFactory
@@ -24,10 +26,18 @@ def _nothing_of_the_users(tmp_path_factory, monkeypatch):
 
 @pytest.fixture
 def code(monkeypatch):
-    """The code version of each asset, by name, for tests of the glue to change."""
-    versions = dict.fromkeys(GRAPH, "1")
-    for module in (planner, materialize):
-        monkeypatch.setattr(module, "code_version", lambda node: versions[node.name])
+    """The code of each asset, by name, for tests of the glue to change; "NAME kept" is the part whose results are
+    kept."""
+    versions = dict.fromkeys([*GRAPH, *(f"{name} kept" for name, node in GRAPH.items() if node.kept)], "1")
+
+    def code_of(node, key, specs):
+        def version(name):
+            return CodeVersion({f"made.{node.name}": {"function": versions[name]}})
+
+        return PartitionCode(version(node.name), version(f"{node.name} kept") if node.kept else None)
+
+    for module in (planner, asset_run, changes):
+        monkeypatch.setattr(module, "code_of", code_of)
     return versions
 
 

@@ -11,7 +11,7 @@ import dagster as dg
 
 from etpi_assets.graph import GRAPH, JOBS
 from etpi_assets.specs.load import load_specs
-from etpi_assets.versions import _sources, code_version
+from etpi_assets.versions import asset_code
 from etpi_resources.schemas import TABLES
 
 SNAPSHOT = Path(__file__).parent / "graph_snapshot.json"
@@ -30,27 +30,8 @@ def test_graph_is_well_formed():
         assert set(node.upstream) <= seen, f"{node.name} stands before what it reads"
         assert set(node.tables) <= set(TABLES)
         assert len(node.kinds) <= 3
-        assert code_version(node), node.name
+        assert asset_code(node), node.name
         seen.add(node.name)
-
-
-def test_what_rolls_checkpoints_out_counts_in_the_code_of_their_rollouts():
-    """Every module of the rollouts' package that evaluation and reinforcement import, however far down."""
-    root = Path(__file__).parents[1]
-    found = subprocess.run(
-        [str(Path(sys.executable).with_name("ruff")), "analyze", "graph", "etpi_assets", "etpi_resources"],
-        cwd=root, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    imports: dict[str, list[str]] = json.loads(found.stdout)
-    for name, entry in (("eval_rollouts", "evaluation/rollouts"), ("rl_checkpoint", "training/rounds")):
-        counted = {path.relative_to(root).as_posix() for module in GRAPH[name].code for path in _sources(module)}
-        reached, todo = set(), [f"etpi_assets/{entry}.py"]
-        while todo:
-            if (path := todo.pop()) not in reached:
-                reached.add(path)
-                todo += imports[path]
-        used = {path for path in reached if path.startswith("etpi_assets/rollouts/") and "__init__" not in path}
-        assert len(used) > 10 and not used - counted, name
 
 
 def test_no_edge_leads_from_an_experiment_back():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from made_graph import EXPERIMENT, ROLLOUT_SET, write_spec
 
-from etpi_assets.asset_run import AssetRun
+from etpi_assets.asset_run import AssetRun, CodeChanged
+from etpi_assets.changes import NotAcceptable, accept, accept_all
 from etpi_assets.graph import GRAPH
 from etpi_assets.specs import planner
 from etpi_assets.specs.load import SpecError
@@ -44,7 +47,7 @@ def test_evaluation_budget_stales_evaluation_and_retrains_nothing(world):
     write_spec(world.specs_folder, "experiments", "first", EXPERIMENT.replace('"small"}', '"small", tasks = 5}'))
     stale = _states(world)
     assert stale["eval_rollouts"].reason == "its spec changed (evaluate, serving)"
-    assert {n for n, s in stale.items() if s.state == "stale"} == {
+    assert {n for n, s in stale.items() if s.state != "ok"} == {
         "experiment_spec", "eval_rollouts", "eval_metrics", "experiment_report", "model_card",
     }  # fmt: skip
     made = {name for name, _ in world.make_all()}
@@ -72,8 +75,8 @@ def test_staleness_goes_through_the_whole_chain(world):
     states = _states(world)
     assert states["raw_rollouts"].reason.startswith("its spec changed")
     assert states["tasks"].state == states["base_checkpoint"].state == "ok"
-    assert states["eval_metrics"].state == states["model_card"].state == "stale"
-    assert states["tito_pairs"].reason == "selected_trajectories, raw_rollouts of few are stale"
+    assert states["eval_metrics"].state == states["model_card"].state == "waiting"
+    assert states["tito_pairs"].reason == "selected_trajectories, raw_rollouts of few are not up to date or stale"
 
 
 def test_an_unchanged_result_upstream_stops_the_wave(world):
@@ -82,14 +85,116 @@ def test_an_unchanged_result_upstream_stops_the_wave(world):
     assert set(_not_ok(world)) == {"suite_spec"}, "nobody reads a note"
 
 
-def test_code_change_is_named(world, code):
+def test_code_change_is_a_state_of_its_own_and_names_the_code(world, code):
     world.make_all()
     code["tito_pairs"] = "2"
     states = _states(world)
-    assert states["tito_pairs"].reason == "its code changed"
-    assert states["upweighted_dataset"].state == "stale"
+    assert states["tito_pairs"].state == "code" and not states["tito_pairs"].asks
+    assert states["tito_pairs"].reason.endswith(": made.tito_pairs (function)")
+    assert states["upweighted_dataset"].state == "waiting"
     assert states["selected_trajectories"].state == "ok"
     assert [name for name, _ in world.make_all()] == ["tito_pairs", "catalog"], "same pairs, so nothing after them"
+    assert _not_ok(world) == {}
+
+
+def test_expensive_results_of_changed_code_are_not_made_again_unasked(world, code):
+    world.make_all()
+    code["sft_checkpoint"] = code["sft_checkpoint kept"] = "2"
+    step = _states(world)["sft_checkpoint"]
+    assert (step.state, step.asks, step.consent) == ("code", True, "rebuild") and step.seconds is not None
+    with pytest.raises(CodeChanged, match="etpi accept sft_checkpoint first") as error:
+        world.make("sft_checkpoint", "first")
+    assert "--rebuild" in str(error.value)
+    assert not world.make("sft_checkpoint", "first", consent={"rebuild"}).skipped
+    assert _not_ok(world) == {}
+
+
+def test_code_around_an_expensive_result_is_rebuilt_without_asking(world, code):
+    """A check worded differently makes the asset again and finds the same training."""
+    world.make_all()
+    code["sft_checkpoint"] = "2"
+    step = _states(world)["sft_checkpoint"]
+    assert step.state == "code" and not step.asks
+    assert not world.make("sft_checkpoint", "first").skipped
+
+
+def test_rollouts_ask_for_recollect(world, code):
+    world.make_all()
+    code["raw_rollouts"] = code["raw_rollouts kept"] = "2"
+    with pytest.raises(CodeChanged, match="--recollect"):
+        world.make("raw_rollouts", "few", consent={"rebuild"})
+    assert not world.make("raw_rollouts", "few", consent={"recollect"}).skipped
+
+
+def test_code_that_changes_an_input_asks_before_what_is_expensive(world, code):
+    """A changed judge gives other tasks: that is no edit of the user's, so nothing is collected again in silence."""
+    world.make_all()
+    code["tasks"] = "2"
+    world.change_result("tasks")
+    world.make("tasks", "small")
+    step = _states(world)["raw_rollouts"]
+    assert (step.state, step.asks) == ("stale", True) and "tasks/small" in step.reason
+    with pytest.raises(CodeChanged):
+        world.make("raw_rollouts", "few")
+
+
+def test_what_a_person_edits_upstream_retrains_without_asking(world):
+    world.make_all()
+    write_spec(world.specs_folder, "experiments", "first", EXPERIMENT + "[dataset]\nupweight_factor = 3\n")
+    world.make("upweighted_dataset", "first")
+    step = _states(world)["sft_checkpoint"]
+    assert (step.state, step.asks) == ("stale", False)
+    assert not world.make("sft_checkpoint", "first").skipped
+
+
+def test_an_accepted_change_keeps_the_version_and_says_who(world, code):
+    world.make_all()
+    ref = Ref("sft_checkpoint", "experiment", "first")
+    before = world.lake.current(ref)
+    code["sft_checkpoint"] = code["sft_checkpoint kept"] = "2"
+    resources = world.resources()
+    accept("sft_checkpoint", "first", resources.specs, resources.lake, by="Ada", because="a renamed variable")
+    assert _not_ok(world) == {}
+    after = world.lake.current(ref)
+    assert after.version == before.version and after.code["kept_root"] == before.code["kept"]
+    assert _states(world)["sft_checkpoint"].reason.startswith("code change accepted by Ada on ")
+    assert world.make("sft_checkpoint", "first").skipped
+    code["sft_checkpoint"] = code["sft_checkpoint kept"] = "3"
+    assert _states(world)["sft_checkpoint"].asks, "an acceptance is of one change, not of every later one"
+    accept("sft_checkpoint", "first", resources.specs, resources.lake, by="Bob", because="again")
+    assert [entry["by"] for entry in world.lake.current(ref).accepted] == ["Ada", "Bob"]
+    assert world.lake.current(ref).code["kept_root"] == before.code["kept"]
+
+
+def test_only_a_change_of_code_can_be_accepted(world):
+    world.make_all()
+    resources = world.resources()
+    with pytest.raises(NotAcceptable, match="is ok"):
+        accept("sft_checkpoint", "first", resources.specs, resources.lake, by="Ada", because="x")
+    write_spec(world.specs_folder, "experiments", "first", EXPERIMENT + "[train]\nepochs = 5\n")
+    resources = world.resources()
+    with pytest.raises(NotAcceptable, match="its spec changed"):
+        accept("sft_checkpoint", "first", resources.specs, resources.lake, by="Ada", because="x")
+    with pytest.raises(NotAcceptable, match="because"):
+        accept("sft_checkpoint", "first", resources.specs, resources.lake, by="Ada", because=" ")
+
+
+def test_a_lake_of_an_older_version_is_recognised_and_can_be_accepted(world):
+    world.make_all()
+    for manifest in [m for ref in world.lake.refs() if (m := world.lake.current(ref))]:
+        path = world.lake.root / manifest.ref.asset / f"{manifest.ref.set}={manifest.ref.key}"
+        pointer = path / json.loads((path / "current").read_text())["manifest"]
+        old = json.loads(pointer.read_text())
+        for name in ("code", "cause", "accepted", "seconds"):
+            del old[name]
+        pointer.write_text(json.dumps(old | {"input_key": "of the old rule", "spec_hash": "of the old rule"}))
+    states = _states(world)
+    assert states["sft_checkpoint"].state == "code" and "older version" in states["sft_checkpoint"].reason
+    assert states["sft_checkpoint"].asks and not states["tito_pairs"].asks
+    resources = world.resources()
+    accepted = accept_all("first", resources.specs, resources.lake, by="Ada", because="the upgrade")
+    assert {step.asset for step in accepted} >= {"raw_rollouts", "sft_checkpoint"}
+    assert _not_ok(world) == {}
 
 
 def test_a_knob_turned_back_brings_the_earlier_version_back(world):

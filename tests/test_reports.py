@@ -369,12 +369,6 @@ def test_charts_survive_nothing_and_one_point():
     assert charts.as_image(charts.bars("b", []), "b").startswith("![b](data:image/svg+xml;base64,")
 
 
-def test_a_template_counts_in_the_code_of_what_it_lays_out():
-    folder = Path(html.__file__).parent / "templates"
-    counted = {name for node in GRAPH.values() for name in node.code}
-    assert {f"etpi_assets/reports/templates/{path.name}" for path in folder.iterdir()} <= counted
-
-
 def test_a_board_has_a_line_a_condition_and_says_what_it_leaves_out(sources, monkeypatch):
     entries = [leaderboard.Entry("demo", "Demo", sources.metrics)]
     table = leaderboard.leaderboard(entries)

@@ -27,10 +27,9 @@ from etpi_assets.rollouts.tables import to_tables
 from etpi_assets.scoring.behaviours import score
 from etpi_assets.scoring.checks import every_rollout_scored
 from etpi_assets.scoring.structure import structure_of
-from etpi_assets.specs.experiment import ExperimentSpec, Threshold
+from etpi_assets.specs.experiment import EvaluateSection, ExperimentSpec, Threshold
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.table import read_tasks
-from etpi_assets.versions import code_version
 from etpi_resources.chat_format import load_chat_format
 from etpi_resources.checkpoints import HUB, checkpoint_folder
 from etpi_resources.engines.serving import Checkpoint, Serving
@@ -79,15 +78,9 @@ def eval_rollouts(run: AssetRun) -> Produced:
     if spec.evaluate is None or not served:
         return Produced.not_applicable(run.node.name, NOTHING)
     section = spec.evaluate
-    ground = Ground(
-        tasks=read_tasks(run.read("tasks", "tasks", key=section.suite), section.split, section.tasks),
-        family=load_family(run.specs.suites[section.suite].family),
-        sandboxes=run.resources.sandboxes(spec.serving.sandbox),
-        chat=load_chat_format(spec.base.tokenizer, spec.base.chat_template),
-        template_kwargs=spec.serving.served_kwargs(),
-    )
+    ground = _ground(run, spec, section)
     plan = [(candidate, condition) for candidate in served for condition in conditions(section, candidate.role)]
-    journals = run.lake.scratch(f"evaluations/{code_version(run.node)}")
+    journals = run.lake.scratch(f"evaluations/{run.kept_code}")
     records = []
     with (
         run.progress("held-out rollouts", len(plan) * len(ground.tasks)) as progress,
@@ -143,6 +136,17 @@ def eval_metrics(run: AssetRun) -> Produced:
             *metrics.threshold_checks(table, spec.metrics.thresholds, ("sft", "rl")),
         ),
         metadata={"rollouts": rollouts.num_rows},
+    )
+
+
+def _ground(run: AssetRun, spec: ExperimentSpec, section: EvaluateSection) -> Ground:
+    """Where checkpoints are evaluated: tasks, judge, sandboxes, chat format."""
+    return Ground(
+        tasks=read_tasks(run.read("tasks", "tasks", key=section.suite), section.split, section.tasks),
+        family=load_family(run.specs.suites[section.suite].family),
+        sandboxes=run.resources.sandboxes(spec.serving.sandbox),
+        chat=load_chat_format(spec.base.tokenizer, spec.base.chat_template),
+        template_kwargs=spec.serving.served_kwargs(),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
@@ -39,7 +39,6 @@ from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Family, Task
 from etpi_assets.tasks.table import read_tasks
-from etpi_assets.versions import code_version
 from etpi_resources.chat_format import ChatFormat, load_chat_format
 from etpi_resources.engines import Engine
 from etpi_resources.hashes import json_hash
@@ -60,12 +59,7 @@ def _rolled_out(run: AssetRun) -> Produced:
     suite = run.specs.suites[spec.suite]
     chat = load_chat_format(spec.agent.tokenizer)
     tasks = read_tasks(run.read("tasks", "tasks"), spec.split, spec.tasks)
-    if spec.templated:
-        family, sandboxes = load_family(suite.family), rehearsal.Props()
-    elif spec.kind == "templated":
-        family, sandboxes = _emulation(suite.family)
-    else:
-        family, sandboxes = load_family(suite.family), run.resources.sandboxes(spec.sandbox)
+    family, sandboxes = _place(run, spec, suite.family)
     with _actor(run, spec, family, chat) as engine:
         tables, digests = _collected(run, spec, engine, tasks, family, sandboxes, chat)
     tables["quarantined"] = empty("quarantined")
@@ -77,6 +71,15 @@ def _rolled_out(run: AssetRun) -> Produced:
         told = f"{len(lacking)} of {len(tasks)} tasks: {', '.join(lacking[:5]) or 'none'}"
         produced = replace(produced, metadata={**produced.metadata, "fell_back": told}, notes={"fell_back": lacking})
     return produced
+
+
+def _place(run: AssetRun, spec: RolloutSetSpec, family: str) -> tuple[Family, SandboxFactory]:
+    """Who judges the set's rollouts, and where their commands run."""
+    if spec.templated:
+        return load_family(family), rehearsal.Props()
+    if spec.kind == "templated":
+        return _emulation(family)
+    return load_family(family), run.resources.sandboxes(spec.sandbox)
 
 
 @contextmanager
@@ -105,39 +108,10 @@ def _collected(
 ) -> tuple[dict[str, pa.Table], dict[str, str]]:
     """(the tables of every rollout, the digest of each one's prompts as captured)."""
     assert spec.engine
+    spec_key, roll_out = _rollout_function(run, spec, engine, family, sandboxes, chat)
     scripted = spec.engine.kind in SCRIPTED_KINDS
-    # What a rollout is: not how many there are, so that more tasks or samples leave the others as they are.
-    depends = {
-        "rollout_set": run.key,
-        "kind": spec.kind,
-        "agent": spec.agent.identity(),
-        "engine": engine.fingerprint(),
-        "seed": spec.seed,
-        "sandbox": spec.sandbox,
-    }
-    spec_key = json_hash(depends)
-    identity = Identity(
-        spec_key=spec_key,
-        origin="set",
-        engine=spec.engine.kind,
-        teacher=spec.engine.teacher,
-        rollout_set=run.key,
-        seed=spec.seed,
-        decoding=None if scripted else decoding_name(spec.agent.temperature),
-    )
-
-    def roll_out(task: Task, sample: int) -> RolloutRecord:
-        if spec.templated:
-            return rehearsal.rehearse(task, sample, family, engine, sandboxes, spec, identity)
-        record = run_rollout(
-            task, family, engine, sandboxes, spec.agent, chat, identity=identity, sample=sample, sample_seed=spec.seed
-        )
-        if spec.kind == "templated":
-            record.outcome = None  # nobody judged it
-        return record
-
     # A rollout that other code made is not this set's: code counts in where the journal is, not in what ids are.
-    journals, code = run.lake.scratch(f"rollouts/{run.key}"), code_version(run.node)
+    journals, code = run.lake.scratch(f"rollouts/{run.key}"), run.kept_code
     with (
         Journal(journals / code, spec_key) as journal,
         run.progress("rolled out", len(tasks) * spec.k) as progress,
@@ -156,6 +130,44 @@ def _collected(
         if other.name != code:
             shutil.rmtree(other)
     return tables, digests
+
+
+def _rollout_function(
+    run: AssetRun, spec: RolloutSetSpec, engine: Engine, family: Family, sandboxes: SandboxFactory, chat: ChatFormat
+) -> tuple[str, Callable[[Task, int], RolloutRecord]]:
+    """(the key that rollouts are kept by, task and sample number -> one rollout)."""
+    assert spec.engine
+    # What a rollout is: not how many there are, so that more tasks or samples leave the others as they are.
+    depends = {
+        "rollout_set": run.key,
+        "kind": spec.kind,
+        "agent": spec.agent.identity(),
+        "engine": engine.fingerprint(),
+        "seed": spec.seed,
+        "sandbox": spec.sandbox,
+    }
+    spec_key = json_hash(depends)
+    identity = Identity(
+        spec_key=spec_key,
+        origin="set",
+        engine=spec.engine.kind,
+        teacher=spec.engine.teacher,
+        rollout_set=run.key,
+        seed=spec.seed,
+        decoding=None if spec.engine.kind in SCRIPTED_KINDS else decoding_name(spec.agent.temperature),
+    )
+
+    def roll_out(task: Task, sample: int) -> RolloutRecord:
+        if spec.templated:
+            return rehearsal.rehearse(task, sample, family, engine, sandboxes, spec, identity)
+        record = run_rollout(
+            task, family, engine, sandboxes, spec.agent, chat, identity=identity, sample=sample, sample_seed=spec.seed
+        )
+        if spec.kind == "templated":
+            record.outcome = None  # nobody judged it
+        return record
+
+    return spec_key, roll_out
 
 
 def _emulation(family: str) -> tuple[Family, SandboxFactory]:

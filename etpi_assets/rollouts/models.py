@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from etpi_assets.graph import GRAPH
 from etpi_assets.rollouts import tiny_base
 from etpi_assets.specs.paths import expand
 from etpi_assets.specs.rollout_set import TINY, EngineSection
-from etpi_assets.versions import code_version
+from etpi_assets.versions import tiny_base_code
 from etpi_resources.checkpoints import HUB, LAKE, pinned_folder
 from etpi_resources.engines import Engine
 from etpi_resources.lake import Lake, LakeError
@@ -88,7 +87,7 @@ def model_engine(section: EngineSection, chat: ChatFormat, lake: Lake) -> Engine
 def _built(section: EngineSection, chat: ChatFormat, lake: Lake) -> str:
     """The name of the tiny base of the section, built where no experiment has built it yet."""
     assert section.tiny
-    report = tiny_base.build(lake, section.tiny, chat, code_version(GRAPH["base_checkpoint"]))
+    report = tiny_base.build(lake, section.tiny, chat, tiny_base_code(section.tiny, chat.name))
     if not (learnt := tiny_base.learnt(report)).passed:
         raise LakeError(f"the tiny base that is to roll out has not learnt its world: {learnt.message}")
     return f"{LAKE}{report['checkpoint_id']}"

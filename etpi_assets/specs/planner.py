@@ -11,24 +11,42 @@ from dataclasses import dataclass
 from typing import Literal
 
 from etpi_assets.graph import GRAPH, JOBS, Node
+from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import SpecError, Specs
 from etpi_assets.specs.paths import external_path, fingerprint
-from etpi_assets.versions import code_version, input_key
+from etpi_assets.specs.rollout_set import RolloutSetSpec
+from etpi_assets.versions import PartitionCode, code_of, file_of, input_key
 from etpi_resources.lake import Lake, Manifest, Ref
 
-State = Literal["ok", "missing", "stale", "blocked", "invalid"]
+State = Literal["ok", "missing", "stale", "code", "waiting", "blocked", "invalid"]
+"""ok: up to date. missing: never made. stale: its spec or an input changed. code: only the code that makes it changed.
+waiting: something upstream of it is not ok. blocked: a blocking check failed. invalid: its spec cannot be read."""
 SETS = ("suite", "rollout_set", "experiment")
+OLDER = "made by an older version of etpi, which recorded no code"
 
 
 @dataclass(frozen=True)
 class Step:
-    """One asset partition of a chain, and why it stands where it does; `reason` is empty where it is ok."""
+    """One asset partition of a chain.
+
+    Attributes:
+        reason: why it is in its state; where it is ok, what was accepted of it, if anything.
+        asks: whether it is only rebuilt with a person's consent: its code changed, and what it computed was expensive.
+        seconds: what computing it took last time, where that was recorded.
+    """
 
     asset: str
     set: str
     key: str
     state: State
     reason: str = ""
+    asks: bool = False
+    seconds: float | None = None
+
+    @property
+    def consent(self) -> str:
+        """The option that gives the consent it asks for."""
+        return "recollect" if self.asset == "raw_rollouts" else "rebuild"
 
 
 def upstream_refs(node: Node, key: str, specs: Specs, lake: Lake, asset: str | None = None) -> list[Ref]:
@@ -65,9 +83,20 @@ def inputs_of(
     return inputs
 
 
-def expected_key(node: Node, key: str, specs: Specs, inputs: Mapping[str, str]) -> str:
+def expected_key(node: Node, key: str, specs: Specs, inputs: Mapping[str, str], code: PartitionCode) -> str:
     """The input key that a fresh version of the partition would have."""
-    return input_key(node, specs.section_hash(node.set, key, node.sections), inputs, code_version(node))
+    return input_key(node, specs.section_hash(node.set, key, node.sections), inputs, code.whole.digest)
+
+
+def expensive(node: Node, key: str, specs: Specs) -> bool:
+    """Whether a version of the partition costs enough to ask before it is made again for changed code: rollouts,
+    trainings and evaluations, not what is read from files or written by a script without sandboxes."""
+    if not node.kept:
+        return False
+    spec = specs.get(node.set, key)
+    if isinstance(spec, RolloutSetSpec):
+        return spec.kind == "live"
+    return not (node.name == "base_checkpoint" and isinstance(spec, ExperimentSpec) and spec.base.kind != "tiny")
 
 
 def plan(experiment: str, specs: Specs, lake: Lake) -> list[Step]:
@@ -142,29 +171,101 @@ def _step(
         return step("invalid", str(error))
     ref = Ref(node.name, node.set, key)
     inputs = inputs_of(node, key, specs, lake, current)
-    wanted = expected_key(node, key, specs, inputs)
+    code = code_of(node, key, specs)
+    wanted = expected_key(node, key, specs, inputs, code)
     waits = [s for r in upstream_refs(node, key, specs, lake) if (s := steps[(r.asset, r.key)]).state != "ok"]
     blocked, have = lake.blocked(ref), current(ref)
     if blocked and blocked.input_key == wanted and not waits:
         return step("blocked", "; ".join(f"{check['name']}: {check['message']}" for check in blocked.failures))
     if have is None:
         return step("missing", f"after {_named(waits, key)}" if waits else "never made")
-    if waits:
-        states = " or ".join(dict.fromkeys(s.state for s in waits))
-        return step("stale", f"{_named(waits, key)} {'is' if len(waits) == 1 else 'are'} {states}")
-    if have.input_key != wanted or blocked:
-        return step("stale", _what_changed(node, key, specs, inputs, have))
-    return step("ok")
+    change = compare(node, key, specs, inputs, code, have, lake)
+    if change is None and not (blocked or waits):
+        return step("ok", accepted(have))
+    if waits and (change is None or change.state == "stale"):
+        states = " or ".join(dict.fromkeys(_WORDS[s.state] for s in waits))
+        change = Change("waiting", f"{_named(waits, key)} {'is' if len(waits) == 1 else 'are'} {states}")
+    change = change or Change("stale", "its newest version is blocked")
+    asks = change.asks(lake, code, have) and expensive(node, key, specs)
+    return Step(node.name, node.set, key, change.state, change.reason, asks, have.seconds)
+
+
+_WORDS = {"code": "made by other code", "waiting": "not up to date"} | {
+    state: state for state in ("missing", "stale", "blocked", "invalid")
+}
+
+
+@dataclass(frozen=True)
+class Change:
+    """What sets a version apart from the one that would be made now.
+
+    Attributes:
+        by_code: inputs that changed only because other code rebuilt them.
+    """
+
+    state: State
+    reason: str
+    by_code: bool = False
+
+    def asks(self, lake: Lake, code: PartitionCode, have: Manifest) -> bool:
+        """Whether nothing but code, here or upstream, would have an expensive result computed again."""
+        if self.state == "code":
+            return code.kept is None or have.code.get("kept") != code.kept.digest
+        return self.state == "stale" and self.by_code
+
+
+def compare(
+    node: Node,
+    key: str,
+    specs: Specs,
+    inputs: Mapping[str, str],
+    code: PartitionCode,
+    have: Manifest,
+    lake: Lake,
+) -> Change | None:
+    """What changed since a version was made; None where nothing did."""
+    if have.input_key == expected_key(node, key, specs, inputs, code):
+        return None
+    if not have.code:
+        return Change("code", OLDER)
+    if have.spec_hash != specs.section_hash(node.set, key, node.sections):
+        return Change(
+            "stale", f"its spec changed ({', '.join(node.sections)})" if node.sections != ("*",) else "its spec changed"
+        )
+    changed = [name for name in {**inputs, **have.inputs} if inputs.get(name) != have.inputs.get(name)]
+    if changed:
+        return Change("stale", f"changed since: {', '.join(changed)}", _by_code(changed, node, key, specs, lake))
+    if list(inputs) != list(have.inputs):
+        return Change("stale", "its inputs are in another order")
+    return Change("code", f"code changed since {have.created_at[:10]}: {', '.join(changed_code(code, have, lake))}")
+
+
+def changed_code(code: PartitionCode, have: Manifest, lake: Lake) -> list[str]:
+    """The modules and data files whose reached definitions differ, each with the definitions where they are known."""
+    was, now = have.code.get("modules", {}), code.whole.modules
+    before = lake.code(have.code.get("version", ""))
+    found = []
+    for module in sorted(name for name in {**was, **now} if was.get(name) != now.get(name)):
+        old, new = before.get(module, {}), code.whole.definitions.get(module, {})
+        names = sorted(name for name in {**old, **new} if old.get(name) != new.get(name)) if before else []
+        found.append(f"{file_of(module)} ({', '.join(names)})" if any(names) else file_of(module))
+    return found
+
+
+def accepted(manifest: Manifest) -> str:
+    """What a person judged of changed code, in words; empty where nobody did."""
+    if not manifest.accepted:
+        return ""
+    last = manifest.accepted[-1]
+    return f"code change accepted by {last['by']} on {last['at'][:10]}: {last['because']}"
+
+
+def _by_code(changed: Sequence[str], node: Node, key: str, specs: Specs, lake: Lake) -> bool:
+    """Whether every changed input is one that only changed code made anew."""
+    refs = {f"{ref.asset}/{ref.key}": ref for ref in upstream_refs(node, key, specs, lake)}
+    manifests = [lake.current(refs[name]) if name in refs else None for name in changed]
+    return all(manifest is not None and manifest.cause == "code" for manifest in manifests)
 
 
 def _named(steps: Sequence[Step], key: str) -> str:
     return ", ".join(s.asset if s.key == key else f"{s.asset} of {s.key}" for s in steps)
-
-
-def _what_changed(node: Node, key: str, specs: Specs, inputs: Mapping[str, str], have: Manifest) -> str:
-    if have.spec_hash != specs.section_hash(node.set, key, node.sections):
-        return f"its spec changed ({', '.join(node.sections)})" if node.sections != ("*",) else "its spec changed"
-    changed = [name for name in {**inputs, **have.inputs} if inputs.get(name) != have.inputs.get(name)]
-    if changed:
-        return f"changed since: {', '.join(changed)}"
-    return "its code changed" if list(inputs) == list(have.inputs) else "its inputs stand in another order"

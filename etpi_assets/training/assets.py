@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import dagster as dg
@@ -18,7 +17,7 @@ from etpi_assets.tasks.table import read_tasks
 from etpi_assets.training import grpo, grpo_checks, pointers, sft, sft_checks
 from etpi_assets.training.curves import loss_plot, rates_plot
 from etpi_assets.training.rounds import Ground
-from etpi_assets.versions import code_version
+from etpi_assets.versions import tiny_base_code
 from etpi_resources.checks import CheckOutcome
 from etpi_resources.lake import LakeError
 from etpi_resources.schemas import from_rows
@@ -42,7 +41,8 @@ def _tiny_base(run: AssetRun, row: dict[str, Any]) -> Produced:
 
     section = run.spec.base
     chat = load_chat_format(section.tokenizer, section.chat_template)
-    report = base.build(run.lake, section.tiny, chat, code_version(run.node), context=run.context)
+    code = tiny_base_code(section.tiny, section.tokenizer, section.chat_template)
+    report = base.build(run.lake, section.tiny, chat, code, context=run.context)
     folder = run.lake.checkpoint_dir(report["checkpoint_id"])
     row |= {
         "checkpoint_id": report["checkpoint_id"],
@@ -76,8 +76,6 @@ def sft_checkpoint(run: AssetRun) -> Produced:
     hashes = [entry["sha256"] for entry in dataset.tables["sequences"]["files"]]
     from etpi_resources.chat_format import load_chat_format
 
-    # A check worded otherwise makes the asset anew, and finds what the same trainer made before.
-    trainer = code_version(replace(run.node, code=tuple(n for n in run.node.code if n.startswith("etpi_resources"))))
     requests = {
         seed: sft.Request(
             experiment=run.key,
@@ -88,7 +86,7 @@ def sft_checkpoint(run: AssetRun) -> Produced:
             seed=seed,
             chat_template=load_chat_format(spec.base.tokenizer, spec.base.chat_template).template,
             gpu=spec.requires == "gpu",
-            code=trainer,
+            code=run.kept_code,
         )
         for seed in spec.seeds
     }
@@ -133,18 +131,9 @@ def rl_checkpoint(run: AssetRun) -> Produced:
     spec: ExperimentSpec = run.spec
     if spec.rl.method == "none":
         return Produced.not_applicable(run.node.name, 'nothing is reinforced: rl.method = "none"')
-    from etpi_resources.chat_format import load_chat_format
-
     check_terms(spec.rl.rewards)
-    assert spec.rl.suite  # as the spec's model has made sure
     starts = _starts(run)
-    ground = Ground(
-        tasks=read_tasks(run.read("tasks", "tasks", key=spec.rl.suite), "train", spec.rl.tasks),
-        family=load_family(run.specs.suites[spec.rl.suite].family),
-        sandboxes=run.resources.sandboxes(spec.rl.sandbox),
-        chat=load_chat_format(spec.base.tokenizer, spec.base.chat_template),
-        template_kwargs=spec.serving.template_kwargs,
-    )
+    ground = _ground(run, spec)
     requests = {
         seed: grpo.Request(
             experiment=run.key,
@@ -154,7 +143,7 @@ def rl_checkpoint(run: AssetRun) -> Produced:
             seed=seed,
             ground=ground,
             gpu=spec.requires == "gpu",
-            code=code_version(run.node),
+            code=run.kept_code,
         )
         for seed in spec.seeds
     }
@@ -180,6 +169,20 @@ def rl_checkpoint(run: AssetRun) -> Produced:
             "rewards": {term.function: version_of(term.function) for term in spec.rl.rewards},
         },
         seeds=spec.seeds,
+    )
+
+
+def _ground(run: AssetRun, spec: ExperimentSpec) -> Ground:
+    """Where the policy is rolled out: tasks, judge, sandboxes, chat format."""
+    from etpi_resources.chat_format import load_chat_format
+
+    assert spec.rl.suite  # as the spec's model has made sure
+    return Ground(
+        tasks=read_tasks(run.read("tasks", "tasks", key=spec.rl.suite), "train", spec.rl.tasks),
+        family=load_family(run.specs.suites[spec.rl.suite].family),
+        sandboxes=run.resources.sandboxes(spec.rl.sandbox),
+        chat=load_chat_format(spec.base.tokenizer, spec.base.chat_template),
+        template_kwargs=spec.serving.template_kwargs,
     )
 
 

@@ -1,0 +1,240 @@
+"""One Python file as definitions: what each one means, as a hash, and what each one refers to.
+
+Belongs here: parsing, and the normal form that comments, docstrings and formatting do not reach. Does not belong here:
+what a reference leads to in another file (`codebase`).
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+BODY = "<module>"
+"""The name of what runs whenever the module is imported: top-level statements that only have effects."""
+MAIN = "<main>"
+"""The name of what runs when the module is the program: its `if __name__ == "__main__"` block."""
+
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass(frozen=True)
+class Import:
+    """What a name that an import binds stands for: a module, or `attribute` of it."""
+
+    module: str
+    attribute: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.attribute}" if self.attribute else self.module
+
+
+@dataclass
+class Definition:
+    """A top-level function, class or variable, or one of BODY and MAIN.
+
+    Attributes:
+        digest: 16 hex digits of a sha256 over its normal form and what its imported names stand for; empty if it has
+            no statements.
+        names: the dotted names it reads, each as a tuple: `a.b.c` is ("a", "b", "c").
+        attributes: every attribute name it reads, of whatever object.
+        texts: its string constants.
+        bases: for a class, the dotted names of its base classes.
+        annotations: for a class, the dotted names within its fields' annotations.
+        methods: for a class, its methods by name.
+        declares: the assets that its decorators declare it to compute: NAME of `@etpi_asset("NAME")`.
+    """
+
+    digest: str = ""
+    names: set[tuple[str, ...]] = field(default_factory=set)
+    attributes: set[str] = field(default_factory=set)
+    texts: set[str] = field(default_factory=set)
+    bases: list[tuple[str, ...]] = field(default_factory=list)
+    annotations: set[tuple[str, ...]] = field(default_factory=set)
+    methods: dict[str, Definition] = field(default_factory=dict)
+    declares: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Source:
+    """A parsed file.
+
+    Attributes:
+        definitions: by name.
+        imports: what its import statements bind a name to, those inside functions included.
+        imported: the dotted names that importing it imports.
+    """
+
+    definitions: dict[str, Definition]
+    imports: dict[str, set[Import]]
+    imported: set[str]
+
+
+def parse(text: str, module: str, is_package: bool) -> Source:
+    """Read the source of a module (its dotted name resolves relative imports). Raises SyntaxError."""
+    tree = ast.parse(text)
+    _strip_docstrings(tree)
+    imports: dict[str, set[Import]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for name, found in _bound(node, module, is_package).items():
+                imports.setdefault(name, set()).add(found)
+    statements: dict[str, list[ast.stmt]] = {BODY: [], MAIN: []}
+    imported: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            imported |= {str(found) for found in _bound(node, module, is_package).values()}
+        elif isinstance(node, ast.If) and _reads(node.test, "TYPE_CHECKING"):
+            continue
+        elif isinstance(node, ast.If) and _reads(node.test, "__name__"):
+            statements[MAIN].append(node)
+        else:
+            for name in _defined(node) or [BODY]:
+                statements.setdefault(name, []).append(node)
+    definitions = {name: _definition(found, imports) for name, found in statements.items()}
+    return Source(definitions, imports, imported)
+
+
+# --- the normal form -------------------------------------------------------------------------------------------------
+
+
+def normal_form(node: object) -> Iterator[str]:
+    """The tree as text: no positions, no empty fields (which differ between Python's versions), no descriptions of
+    spec fields."""
+    if isinstance(node, ast.AST):
+        yield f"({type(node).__name__}"
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if value is None or value == [] or name in ("ctx", "type_comment", "kind"):
+                continue
+            if name == "keywords" and isinstance(node, ast.Call) and _named(node.func) == "Field":
+                value = [keyword for keyword in value if keyword.arg != "description"]
+            yield f" {name}="
+            yield from normal_form(value)
+        yield ")"
+    elif isinstance(node, list):
+        yield "["
+        for item in node:
+            yield from normal_form(item)
+            yield ","
+        yield "]"
+    else:
+        yield f"{type(node).__name__}:{node!r}"
+
+
+def _strip_docstrings(tree: ast.Module) -> None:
+    """Remove every string that stands as a statement: docstrings of modules, classes, functions and variables."""
+    for node in ast.walk(tree):
+        for name in ("body", "orelse", "finalbody"):
+            body = getattr(node, name, None)
+            if not isinstance(body, list):
+                continue
+            kept = [s for s in body if not (isinstance(s, ast.Expr) and _is_text(s.value))]
+            if kept or isinstance(node, ast.Module):
+                setattr(node, name, kept)
+            elif body:
+                setattr(node, name, [ast.Pass()])
+
+
+def _definition(statements: list[ast.stmt], imports: Mapping[str, set[Import]]) -> Definition:
+    found = Definition()
+    for statement in statements:
+        _collect(statement, found)
+        if isinstance(statement, ast.FunctionDef):
+            found.declares += _declared(statement)
+        if isinstance(statement, ast.ClassDef):
+            found.bases += [name for base in statement.bases if (name := _dotted(base))]
+            for node in statement.body:
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    found.methods[node.name] = _definition([node], imports)
+                elif isinstance(node, ast.AnnAssign):
+                    field_types = Definition()
+                    _collect(node.annotation, field_types)
+                    found.annotations |= field_types.names
+    if statements:
+        bound = sorted({f"{name[0]}={target}" for name in found.names for target in imports.get(name[0], ())})
+        text = "".join(part for statement in statements for part in normal_form(statement))
+        found.digest = digest_of(text + "\0" + "\0".join(bound))
+    return found
+
+
+def digest_of(text: str) -> str:
+    """16 hex digits of the sha256 of a text."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def _collect(node: ast.AST, found: Definition) -> None:
+    """Add what a tree reads to a definition's names, attributes and texts."""
+    if isinstance(node, ast.Attribute):
+        found.attributes.add(node.attr)
+        if dotted := _dotted(node):
+            found.names.add(dotted)
+            found.attributes |= set(dotted[1:])
+            return
+    elif isinstance(node, ast.Name):
+        found.names.add((node.id,))
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        found.texts.add(node.value)
+    for child in ast.iter_child_nodes(node):
+        _collect(child, found)
+
+
+# --- small readings of trees -----------------------------------------------------------------------------------------
+
+
+def _bound(node: ast.Import | ast.ImportFrom, module: str, is_package: bool) -> dict[str, Import]:
+    """What an import statement binds."""
+    if isinstance(node, ast.Import):
+        return {
+            alias.asname or alias.name.split(".")[0]: Import(alias.name if alias.asname else alias.name.split(".")[0])
+            for alias in node.names
+        }
+    home = module.split(".") if is_package else module.split(".")[:-1]
+    prefix = home[: len(home) - node.level + 1] if node.level else []
+    source = ".".join([*prefix, *([node.module] if node.module else [])])
+    return {alias.asname or alias.name: Import(source, alias.name) for alias in node.names}
+
+
+def _defined(node: ast.stmt) -> list[str]:
+    """The names that a top-level statement defines; none where it only has effects."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return [node.name]
+    targets: list[ast.expr] = []
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AnnAssign):
+        targets = [node.target]
+    names: list[str] = []
+    for target in targets:
+        items = target.elts if isinstance(target, ast.Tuple) else [target]
+        if not all(isinstance(item, ast.Name) for item in items):
+            return []
+        names += [item.id for item in items if isinstance(item, ast.Name)]
+    return names
+
+
+def _dotted(node: ast.AST) -> tuple[str, ...]:
+    """`a.b.c` as ("a", "b", "c"); empty for anything else."""
+    attributes: list[str] = []
+    while isinstance(node, ast.Attribute):
+        attributes.append(node.attr)
+        node = node.value
+    return (node.id, *reversed(attributes)) if isinstance(node, ast.Name) else ()
+
+
+def _declared(function: ast.FunctionDef) -> list[str]:
+    calls = [d for d in function.decorator_list if isinstance(d, ast.Call) and _named(d.func) == "etpi_asset"]
+    return [str(argument.value) for call in calls for argument in call.args[:1] if isinstance(argument, ast.Constant)]
+
+
+def _named(node: ast.AST) -> str:
+    return (_dotted(node) or ("",))[-1]
+
+
+def _reads(node: ast.AST, name: str) -> bool:
+    return any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(node))
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
