@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from etpi_assets.code.codebase import Codebase, Filter, Target
 from etpi_assets.graph import Node
@@ -68,12 +69,17 @@ class Choice:
 
     def narrow(self, targets: set[Target], code: Codebase, selection: Selection) -> set[Target]:
         """The targets without those of options that are not selected, and with those of the selected ones."""
-        options = self.options(code)
+        options = _options(self, code)
         selected = [name for name in options if name in selection.get(self.kind, options)]
         wanted = {target for name in selected for target in options[name]}
         offered = {target for targets in options.values() for target in targets}
         kept = {t for t in targets if not _covers(offered, t) or _covers(wanted, t)}
         return kept | {target for target in wanted if code.exists(target)}
+
+
+@cache
+def _options(choice: Choice, code: Codebase) -> Mapping[str, tuple[Target, ...]]:
+    return choice.options(code)
 
 
 def _covers(patterns: Iterable[Target], target: Target) -> bool:

@@ -79,15 +79,18 @@ class Codebase:
         self._sources: dict[str, Source | None] = {}
         self._edges: dict[Target, set[Target]] = {}
         self._files: dict[str, str] = {}
+        self._paths: dict[str, Path | None] = {}
+        self._methods: dict[Target, dict[str, Target]] = {}
 
     # --- files -----------------------------------------------------------------------------------------------------
 
     def path(self, module: str) -> Path | None:
         """The file of a first-party module."""
-        if module.split(".")[0] not in PACKAGES:
-            return None
-        base = self.root.joinpath(*module.split("."))
-        return next((p for p in (base.with_suffix(".py"), base / "__init__.py") if p.is_file()), None)
+        if module not in self._paths:
+            base = self.root.joinpath(*module.split("."))
+            files = (base.with_suffix(".py"), base / "__init__.py") if module.split(".")[0] in PACKAGES else ()
+            self._paths[module] = next((path for path in files if path.is_file()), None)
+        return self._paths[module]
 
     def source(self, module: str) -> Source | None:
         """The parsed file of a first-party module; None for any other name."""
@@ -168,6 +171,14 @@ class Codebase:
         return any(
             self.is_section(t) for base in bases for t in self.resolve(module, base) if ":" in t and t[-1] != "*"
         )
+
+    def section_methods(self, target: Target) -> dict[str, Target]:
+        """The methods of a table of a spec by name, save those that pydantic calls to make the resolved spec."""
+        if target not in self._methods:
+            methods = self.definition(target).methods
+            read = {name: {n[0] for n in method.names} for name, method in methods.items()}
+            self._methods[target] = {n: f"{target}.{n}" for n in methods if read[n].isdisjoint(SPEC_HOOKS)}
+        return self._methods[target]
 
     def resolve(self, module: str, name: tuple[str, ...]) -> set[Target]:
         """What a dotted name means in a module; nothing for a local variable, a builtin or another package's."""
@@ -276,7 +287,8 @@ class _Walk:
     def _read(self, found: Definition) -> None:
         """Take note of the attributes that reached code reads."""
         for end, targets in self._narrowed.dotted.items():
-            if any(name[-len(end) :] == end for name in found.names):
+            # Most definitions are told apart without looking at their names.
+            if found.attributes.issuperset(end[1:]) and any(name[-len(end) :] == end for name in found.names):
                 for other in targets:
                     self.add(other)
         new = found.attributes - self._attributes
@@ -284,12 +296,11 @@ class _Walk:
         for section in self._sections:
             self._call(section, new)
 
-    def _call(self, section: Target, attributes: Collection[str]) -> None:
+    def _call(self, section: Target, attributes: set[str]) -> None:
         """Reach the methods of a spec table that have one of these names."""
-        for name, method in self._code.definition(section).methods.items():
-            hook = any(decorator in method.attributes | {n[0] for n in method.names} for decorator in SPEC_HOOKS)
-            if name in attributes and not hook:
-                self.add(f"{section}.{name}")
+        methods = self._code.section_methods(section)
+        for name in methods.keys() & attributes:
+            self.add(methods[name])
 
     def _enter(self, module: str) -> None:
         """Importing a module runs its top-level statements, and those of what it imports."""
