@@ -270,6 +270,7 @@ _NODES = (
         ("leaderboard",),
         "All experiments side by side.",
         upstream=("eval_metrics",),
+        sections=("title",),
         lock="reports",
     ),
     Node(
@@ -279,6 +280,7 @@ _NODES = (
         ("teacher_ceiling",),
         "What the teacher could do beside what the student does.",
         upstream=("eval_metrics", "scored_rollouts", "selected_trajectories"),
+        sections=("title", "rollout_sets", "select"),
         lock="reports",
     ),
     Node(

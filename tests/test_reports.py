@@ -18,7 +18,7 @@ from etpi_assets.definitions import STAGES
 from etpi_assets.evaluation.metrics import measure
 from etpi_assets.graph import GRAPH
 from etpi_assets.reports import facts, html, leaderboard, model_card
-from etpi_assets.reports.iterations import iterations
+from etpi_assets.reports.iterations import iterations, iterations_board
 from etpi_assets.resources import Resources
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.rollout_set import RolloutSetSpec
@@ -218,7 +218,7 @@ def _experiment(title: str, suite: str = "coop_tiny", **published) -> Experiment
     )
 
 
-def test_an_experiment_stands_among_those_of_its_suite(sources):
+def test_experiments_of_a_suite_are_compared_with_published_ones(sources):
     specs = {
         "demo": _experiment("Ours"),
         "later": _experiment("Published", date="2026-05-13", plan_first={"value": 0.5, "hits": 1, "n": 2}),
@@ -226,14 +226,12 @@ def test_an_experiment_stands_among_those_of_its_suite(sources):
         "elsewhere": _experiment("Elsewhere", suite="other", plan_first=1.0),
         "unfinished": _experiment("Unfinished"),
     }
-    found = iterations("demo", specs, {"demo": sources.metrics})
-    assert [(i.name, i.here) for i in found] == [("demo", True), ("earlier", False), ("later", False)]
+    found = iterations("coop_tiny", specs, {"demo": sources.metrics})
+    assert [i.name for i in found] == ["demo", "earlier", "later"]
     assert {i["checkpoint_role"] for i in found[0].ours.values()} == {"sft"}
-    page, markdown = html.render(replace(_subject(), iterations=found), sources, str)
-    assert "published 50 % (1 of 2)" in page and "<b>Ours</b>" in page
-    assert "| **demo** | 100.0% [" in markdown and "published 50 %" in markdown
-    assert iterations("demo", {"demo": specs["demo"]}, {"demo": sources.metrics}) == []
-    assert iterations("unfinished", specs, {}) != []
+    board = iterations_board(found, 10_000)
+    assert "| later | Published | published 0.50 (1 of 2) |" in board and "| demo | Ours | 1.00 [" in board
+    assert iterations("coop_tiny", {"demo": specs["demo"]}, {"demo": sources.metrics}) == []
 
 
 def test_the_student_stands_over_its_teacher(sources):

@@ -12,7 +12,7 @@ import pyarrow as pa
 from etpi_assets.graph import GRAPH
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
 from etpi_assets.reports import facts, html, leaderboard, model_card
-from etpi_assets.reports.iterations import iterations
+from etpi_assets.reports.iterations import iterations, iterations_board
 from etpi_assets.specs.published import figures
 from etpi_resources import catalog, charts
 from etpi_resources.chat_format import load_chat_format
@@ -36,8 +36,6 @@ def experiment_report(run: AssetRun) -> Produced:
         seeds=spec.seeds,
         published=figures(spec.published),
         published_source=". ".join(str(spec.published[k]) for k in ("source", "date", "note") if k in spec.published),
-        # As they stand now: another experiment's later run does not make this page anew.
-        iterations=iterations(key, run.specs.experiments, {e.experiment: e.metrics for e in _entries(run)}),
     )
     sources = facts.Sources(
         metrics=run.read("eval_metrics", "metrics"),
@@ -87,8 +85,22 @@ def model_card_asset(run: AssetRun) -> Produced:
 
 @etpi_asset("leaderboard")
 def leaderboard_asset(run: AssetRun) -> Produced:
-    table = leaderboard.leaderboard(_entries(run))
-    return Produced(tables={"leaderboard": table}, metadata={"board": _laid_out(leaderboard.board(table))})
+    entries = _entries(run)
+    table = leaderboard.leaderboard(entries)
+    specs, metrics = run.specs.experiments, {entry.experiment: entry.metrics for entry in entries}
+    suites = sorted({spec.evaluate.suite for name, spec in specs.items() if name in metrics and spec.evaluate})
+    boards = {suite: iterations(suite, specs, metrics) for suite in suites}
+    return Produced(
+        tables={"leaderboard": table},
+        metadata={
+            "board": _laid_out(leaderboard.board(table)),
+            **{
+                f"experiments on {suite}": _laid_out(iterations_board(found, leaderboard.PAGE_CHARACTERS))
+                for suite, found in boards.items()
+                if found
+            },
+        },
+    )
 
 
 @etpi_asset("teacher_ceiling")

@@ -17,7 +17,6 @@ from markupsafe import Markup, escape
 
 from etpi_assets.reports import facts, reinforcement
 from etpi_assets.reports.facts import Sources
-from etpi_assets.reports.iterations import METRICS, Iteration
 from etpi_assets.scoring.intervals import clears, wilson
 from etpi_assets.specs.experiment import Threshold
 from etpi_assets.specs.published import Published
@@ -49,7 +48,6 @@ class Subject:
         seeds: training seeds.
         published: figures that others published of it.
         published_source: where, when, and what they said of it.
-        iterations: the experiments it stands among, itself included.
     """
 
     name: str
@@ -62,7 +60,6 @@ class Subject:
     seeds: Sequence[int]
     published: Sequence[Published] = ()
     published_source: str = ""
-    iterations: Sequence[Iteration] = ()
 
 
 def render(subject: Subject, sources: Sources, decode: Callable[[Sequence[int]], str]) -> tuple[str, str]:
@@ -88,7 +85,6 @@ def render(subject: Subject, sources: Sources, decode: Callable[[Sequence[int]],
         "transcripts": facts.coloured_tokens(sources.sequences, decode),
         "cost": facts.cost(sources),
         "metrics_plot": _metrics_plot(headline, subject.thresholds),
-        "iteration_metrics": METRICS,
         "teacher_plot": _teacher_plot(headline),
         "loss_plot": charts.line_chart("Loss", facts.loss_curves(sources.training_log), "optimiser step", log_y=True),
         "rates_plot": charts.line_chart("Rollouts of reinforcement", facts.rl_curves(sources.rl_log), "optimiser step")

@@ -1,7 +1,7 @@
-"""The iterations that an experiment stands among: all that are evaluated on its suite, ours and published.
+"""The experiments that are evaluated on one suite, ours and published, side by side.
 
-Belongs here: which there are and the one figure of each that is shown. Does not belong here: layout (`html`), or
-whether a difference means anything (`findings`).
+Belongs here: which there are, the one figure of each that is shown, and the table. Does not belong here: whether a
+difference means anything (`findings`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from etpi_assets.reports.facts import ROLE_ORDER
+from etpi_assets.reports.markdown import figure, markdown_table
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.published import Published, figures
 
@@ -22,32 +23,47 @@ METRICS = ("plan_first", "plan_content", "follow_through", "solved")
 @dataclass(frozen=True)
 class Iteration:
     """One experiment: the pooled row of its last trained role under its first decoding and the figure published of it,
-    by metric; and whether it is the one that is reported."""
+    by metric."""
 
     name: str
     title: str
     ours: Mapping[str, Mapping[str, Any]]
     published: Mapping[str, Published]
-    here: bool
 
 
-def iterations(name: str, specs: Mapping[str, ExperimentSpec], metrics: Mapping[str, pa.Table]) -> list[Iteration]:
-    """Those that were run or published, by date of publication and name; none where the experiment stands alone.
+def iterations(suite: str, specs: Mapping[str, ExperimentSpec], metrics: Mapping[str, pa.Table]) -> list[Iteration]:
+    """The experiments of a suite that were run or published, by date of publication and name; none where there is only
+    one.
 
     Args:
-        metrics: experiment -> its `metrics` table, of all that stand evaluated.
+        metrics: experiment -> its `metrics` table, of all that are evaluated.
     """
-    section = specs[name].evaluate
     found = []
-    for other, spec in specs.items():
-        if section is None or spec.evaluate is None or spec.evaluate.suite != section.suite:
+    for name, spec in specs.items():
+        if spec.evaluate is None or spec.evaluate.suite != suite:
             continue
-        ours = _student(metrics[other].to_pylist()) if other in metrics else {}
+        ours = _student(metrics[name].to_pylist()) if name in metrics else {}
         published = {figure.metric: figure for figure in figures(spec.published)}
         if ours or published:
-            found.append(Iteration(other, spec.title, ours, published, other == name))
+            found.append(Iteration(name, spec.title, ours, published))
     found.sort(key=lambda one: (str(specs[one.name].published.get("date", "")), one.name))
     return found if len(found) > 1 else []
+
+
+def iterations_board(found: Sequence[Iteration], most: int) -> str:
+    """The experiments as a markdown table of at most `most` characters, a column a metric."""
+    lines = [[one.name, one.title, *(_cell(one, metric) for metric in METRICS)] for one in found]
+    return markdown_table(["experiment", "title", *METRICS], lines, most)
+
+
+def _cell(one: Iteration, metric: str) -> str:
+    cells = []
+    if row := one.ours.get(metric):
+        cells.append(figure(row["value"], row["ci_low"], row["ci_high"], row["n"]))
+    if published := one.published.get(metric):
+        of = f" ({published.hits:g} of {published.n})" if published.n else ""
+        cells.append(f"published {published.value:.2f}{of}")
+    return "; ".join(cells)
 
 
 def _student(rows: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

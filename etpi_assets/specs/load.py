@@ -96,9 +96,15 @@ class Specs:
         return entry.spec
 
     def section_hash(self, set: str, key: str, sections: Sequence[str]) -> str:
-        """sha256 (hex) over the named keys of the resolved spec ("train", "evaluate.suite"), all of it for "*"; of
-        nothing for "all". A key below a section that is null is null."""
-        spec = self.get(set, key).model_dump(mode="json") if set != "all" and sections else {}
+        """sha256 (hex) over the named keys of the resolved spec ("train", "evaluate.suite"), all of it for "*"; for an
+        asset without partitions, over those keys of every valid experiment. A key below a section that is null is null,
+        and so is one that is omitted (`Omitted`)."""
+        if set == "all":
+            specs = {name: spec.model_dump(mode="json") for name, spec in self.experiments.items()} if sections else {}
+            return json_hash(
+                {name: {section: part(spec, section) for section in sections} for name, spec in specs.items()}
+            )
+        spec = self.get(set, key).model_dump(mode="json") if sections else {}
         return json_hash(spec if tuple(sections) == ("*",) else {name: part(spec, name) for name in sections})
 
     def upstream_keys(self, set: str, key: str, upstream: str) -> list[str]:
@@ -118,10 +124,10 @@ class Specs:
 
 
 def part(spec: Mapping[str, Any], name: str) -> Any:
-    """The value of a dotted key of a resolved spec; None below a section that is None."""
+    """The value of a dotted key of a resolved spec; None below a section that is None, and for an omitted one."""
     value: Any = spec
     for key in name.split("."):
-        value = None if value is None else value[key]
+        value = None if value is None else value.get(key)
     return value
 
 

@@ -7,11 +7,11 @@ on a knob.
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from etpi_assets.specs.section import Section
+from etpi_assets.specs.section import Omitted, Section
 from etpi_resources.grammars import SLOTS, ThinkGrammar
 
 
@@ -127,19 +127,19 @@ class AgentSection(Section):
     prompt: str = Field(default="coop", description="a folder of prompt templates under etpi_assets/rollouts/prompts")
     tokenizer: str = "tiny"
     steering: bool = Field(default=False, description="whether the plan-first protocol stands in the system prompt")
-    tools: tuple[Tool, ...] = Field(
+    tools: Annotated[tuple[Tool, ...], Omitted(())] = Field(
         default=(), description="tools whose schemas the chat template gets (`etpi_assets/rollouts/tools.py`)"
     )
     history_think: Literal["keep", "strip"] = Field(
         default="keep", description="token-in/token-out keeps the ids; strip forks"
     )
-    compact_after: int | None = Field(
+    compact_after: Annotated[int | None, Omitted(None)] = Field(
         default=None,
         ge=1,
         description="turns after which a summary of what was done takes the place of the conversation so far, again "
         'and again; "none": never',
     )
-    action_format: Literal["any", "thinking_bash", "tool_or_answer"] = Field(
+    action_format: Annotated[Literal["any", "thinking_bash", "tool_or_answer"], Omitted("any")] = Field(
         default="any",
         description="what a turn may be written in; thinking_bash: the terminal prompt contract alone; tool_or_answer: "
         "a turn without a <tool_call> is the agent's answer, and its last",
@@ -149,15 +149,13 @@ class AgentSection(Section):
     max_tokens: int = Field(default=256, ge=8)
     temperature: float = Field(default=1.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
-    grammar: GrammarSection | None = Field(
+    grammar: Annotated[GrammarSection | None, Omitted(None)] = Field(
         default=None, description='what a model\'s think block must look like; "none": free'
     )
 
     def identity(self) -> dict[str, Any]:
-        """What of this section identifies a rollout. A knob that is off leaves the ids of rollouts, and so what
-        scripted engines draw by them, as they were before it came."""
-        off = {"grammar": (None,), "compact_after": (None,), "tools": (None, (), []), "action_format": ("any",)}
-        return {key: value for key, value in self.model_dump(mode="json").items() if value not in off.get(key, ())}
+        """What of this section identifies a rollout: all of it."""
+        return self.model_dump(mode="json")
 
 
 class ScoringSection(Section):

@@ -5,9 +5,18 @@ Belongs here: how a table reads "none" and refuses what it does not know. Does n
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+
+@dataclass(frozen=True)
+class Omitted:
+    """Marks a key that was added to a section after versions had been made: `Annotated[int, Omitted(1)]`. Where its
+    value is `at`, the resolved spec leaves it out, so that the hashes of specs that do not use it stay as they were."""
+
+    at: Any
 
 
 class Section(BaseModel):
@@ -23,3 +32,11 @@ class Section(BaseModel):
             return values
         optional = {name for name, field in cls.model_fields.items() if type(None) in get_args(field.annotation)}
         return {key: None if value == "none" and key in optional else value for key, value in values.items()}
+
+    @model_serializer(mode="wrap")
+    def _without_omitted(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        dumped = handler(self)
+        for name, info in type(self).model_fields.items():
+            if any(isinstance(mark, Omitted) and getattr(self, name) == mark.at for mark in info.metadata):
+                dumped.pop(name, None)
+        return dumped

@@ -6,12 +6,12 @@ Belongs here: every knob, its default, bounds and meaning. Does not belong here:
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from etpi_assets.specs.rollout_set import AgentSection, TinySection
-from etpi_assets.specs.section import Section
+from etpi_assets.specs.section import Omitted, Section
 from etpi_assets.specs.server import ServerSection
 
 SHARDED_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
@@ -52,13 +52,13 @@ class TrainSection(Section):
     warmup_ratio: float = Field(default=0.03, ge=0, lt=1, description="share of the weighted rows; linear")
     weight_decay: float = 0.0
     batch_tokens: int = Field(default=8192, ge=64, description="tokens of one optimiser step, padding included")
-    batch_sequences: int | None = Field(
+    batch_sequences: Annotated[int | None, Omitted(None)] = Field(
         default=None,
         ge=1,
         description='sequences of one optimiser step, one a forward pass, instead of batch_tokens; "none": by tokens',
     )
     save_steps: int | None = Field(default=None, ge=1, description="an addressable checkpoint every so many steps")
-    use_epoch: float | None = Field(
+    use_epoch: Annotated[float | None, Omitted(None)] = Field(
         default=None,
         gt=0,
         description="the checkpoint after so many epochs is the one that is served, evaluated and reinforced; "
@@ -71,18 +71,12 @@ class TrainSection(Section):
     dtype: Literal["fp32", "bf16"] = "bf16"
     gradient_checkpointing: bool = False
     optimizer: str = "adamw_torch"
-    shards: int = Field(
+    shards: Annotated[int, Omitted(1)] = Field(
         default=1,
         ge=1,
         description="processes of one machine, a GPU each (on a CPU, where there is none), over which weights, "
         "gradients and optimiser states are divided (FSDP2) and which share each step's sequences",
     )
-
-    @model_serializer(mode="wrap")
-    def _without_what_is_not_asked(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Checkpoints are found again by a hash of this section: a knob that is off leaves it as it was."""
-        off = {"batch_sequences": None, "use_epoch": None, "shards": 1}
-        return {key: value for key, value in handler(self).items() if key not in off or value != off[key]}
 
     @model_validator(mode="after")
     def _uses_what_it_trains(self) -> TrainSection:
@@ -120,6 +114,12 @@ class RLSection(ServerSection):
     version 0.15, the terminal reference's library, where that reference states nothing.
     """
 
+    engine: Annotated[Literal["transformers", "vllm"], Omitted("transformers")] = Field(
+        default="transformers", description=ServerSection.model_fields["engine"].description
+    )
+    options: Annotated[dict[str, Any], Omitted({})] = Field(
+        default_factory=dict, description=ServerSection.model_fields["options"].description
+    )
     method: Literal["none", "grpo"] = "none"
     tuning: Literal["full", "lora"] = "full"
     suite: str | None = Field(default=None, description="the tasks rolled out; its split train")
@@ -157,12 +157,6 @@ class RLSection(ServerSection):
     target_modules: str = "all-linear"
     dtype: Literal["fp32", "bf16"] = "bf16"
     gradient_checkpointing: bool = False
-
-    @model_serializer(mode="wrap")
-    def _without_another_engine(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Checkpoints are found again by a hash of this section: in process, as it was before there was a choice."""
-        off = () if self.engine == "vllm" else ("engine", "options")
-        return {key: value for key, value in handler(self).items() if key not in off}
 
     @model_validator(mode="after")
     def _can_be_learnt_from(self) -> RLSection:
