@@ -17,6 +17,7 @@ from markupsafe import Markup, escape
 
 from etpi_assets.reports import facts, reinforcement
 from etpi_assets.reports.facts import Sources
+from etpi_assets.reports.leaderboard import CEILING_METRICS
 from etpi_assets.scoring.intervals import clears, wilson
 from etpi_assets.specs.experiment import Threshold
 from etpi_assets.specs.published import Published
@@ -151,7 +152,7 @@ def _metrics_plot(rows: Sequence[Mapping[str, Any]], thresholds: Mapping[Thresho
 def _teacher_plot(rows: Sequence[Mapping[str, Any]]) -> str:
     """Each rate of the student against its teacher's, as the teacher rolled out; empty where either has none."""
     teacher = {row["metric"]: row["value"] for row in rows if row["checkpoint_role"] == "teacher"}
-    student = [row for row in rows if row["checkpoint_role"] in ("sft", "rl") and row["metric"] in METRICS]
+    student = [row for row in rows if row["checkpoint_role"] in ("sft", "rl") and row["metric"] in CEILING_METRICS]
     points = [
         (
             f"{row['metric']}, {row['decoding']}, {row['checkpoint_role']}",

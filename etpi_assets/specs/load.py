@@ -100,10 +100,9 @@ class Specs:
         asset without partitions, over those keys of every valid experiment. A key below a section that is null is null,
         and so is one that is omitted (`Omitted`)."""
         if set == "all":
-            specs = {name: spec.model_dump(mode="json") for name, spec in self.experiments.items()} if sections else {}
-            return json_hash(
-                {name: {section: part(spec, section) for section in sections} for name, spec in specs.items()}
-            )
+            found = self.experiments if sections else {}
+            dumped = {name: spec.model_dump(mode="json") for name, spec in found.items()}
+            return json_hash({name: [part(spec, section) for section in sections] for name, spec in dumped.items()})
         spec = self.get(set, key).model_dump(mode="json") if sections else {}
         return json_hash(spec if tuple(sections) == ("*",) else {name: part(spec, name) for name in sections})
 

@@ -1,25 +1,24 @@
 """Every reward function by the name that a spec uses, with its version.
 
 Belongs here: the registry, checking a spec's reward terms, and scoring attempts by them. Does not belong here: the
-functions. A version is a hash of the module that holds the function, so that a changed reward is told apart from what
-scored earlier rollouts.
+functions. A version is a hash of the function's code and all that it calls, so that a changed reward is told apart from
+what scored earlier rollouts.
 """
 
 from __future__ import annotations
 
 import difflib
-import hashlib
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 from etpi_assets.scoring.rewards import terminal, tools, unhardened
 from etpi_assets.scoring.rewards.attempt import Attempt, BadReward
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.training import RewardTerm
+from etpi_assets.versions import definition_version
 
 Function = Callable[..., float]
 
@@ -70,10 +69,9 @@ def check_terms(terms: Sequence[RewardTerm]) -> None:
 
 @cache
 def version_of(name: str) -> str:
-    """12 hex digits that change when the function's module does."""
-    source = inspect.getsourcefile(FUNCTIONS[name])
-    assert source is not None  # they are functions of files
-    return hashlib.sha256(f"{name}\0".encode() + Path(source).read_bytes()).hexdigest()[:12]
+    """12 hex digits that change when the function's code does, or that of anything it calls."""
+    function = FUNCTIONS[name]
+    return definition_version(f"{function.__module__}:{function.__qualname__}")[:12]
 
 
 def score_attempt(attempt: Attempt, terms: Sequence[RewardTerm]) -> list[Score]:

@@ -10,7 +10,6 @@ stays in FOLDER/sdists, and a folder that holds what would be made is left as it
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import random
 import shlex
@@ -25,6 +24,8 @@ from etpi_assets.tasks.frozen import TEST_FILE
 from etpi_assets.tasks.pypi_bugs.mutations import Mutation, mutations
 from etpi_assets.tasks.pypi_bugs.packages import CannotBuild, Package, Sources, fetch, make_tools, pinned, read
 from etpi_assets.tasks.reports import Outcomes, pytest_outcomes
+from etpi_assets.versions import definition_version
+from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import CommandResult, Environment, Limits, SandboxFactory
 
 ORIGINAL_RUNS = 3
@@ -176,11 +177,9 @@ def _broken(done: CommandResult, expected: Outcomes) -> str | None:
 
 
 def _key(packages: Sequence[Package], per_package: int, seed: int) -> str:
-    """What the rows depend on: pins, numbers, and this package's own code."""
-    digest = hashlib.sha256(json.dumps([[vars(p) for p in packages], per_package, seed]).encode())
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    """What the rows depend on: pins, numbers, and the code that builds them."""
+    code = definition_version("etpi_assets.tasks.pypi_bugs.build:build")
+    return json_hash([[vars(p) for p in packages], per_package, seed, code])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
