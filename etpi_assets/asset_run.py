@@ -21,6 +21,7 @@ from etpi_assets.graph import GRAPH, Node
 from etpi_assets.resources import Resources, accelerators, require_hardware
 from etpi_assets.specs.load import AnySpec, Specs
 from etpi_assets.specs.planner import (
+    SPEC_CHANGED,
     Change,
     compare,
     expected_key,
@@ -230,6 +231,7 @@ class Recipe:
                 input_key=wanted,
                 inputs=inputs,
                 spec_hash=run.specs.section_hash(self.node.set, key, self.node.sections),
+                spec=run.specs.sections(self.node.set, key, self.node.sections),
                 seeds=produced.seeds,
                 checks=produced.checks,
                 notes=produced.notes,
@@ -301,7 +303,7 @@ def _cause(change: Change | None) -> str:
         return "first"
     if change.state == "code" or change.by_code:
         return "code"
-    return "spec" if change.reason.startswith("its spec") else "inputs"
+    return "spec" if change.reason.startswith(SPEC_CHANGED) else "inputs"
 
 
 def shared_lock(name: str) -> str:

@@ -59,6 +59,7 @@ def accept(asset: str, key: str, specs: Specs, lake: Lake, *, because: str, by: 
         have,
         code={**code.to_json(), **({"kept_root": root} if root else {})},
         spec_hash=specs.section_hash(node.set, key, node.sections),
+        spec=specs.sections(node.set, key, node.sections),
         inputs=inputs,
         input_key=expected_key(node, key, specs, inputs, code),
         accepted=[*have.accepted, entry],

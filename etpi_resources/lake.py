@@ -66,6 +66,7 @@ class Lake:
         seeds: Sequence[int] = (),
         checks: Sequence[CheckOutcome] = (),
         notes: Mapping[str, Any] | None = None,
+        spec: Mapping[str, Any] | None = None,
         code: Mapping[str, Any] | None = None,
         cause: str = "",
         accepted: Sequence[Mapping[str, str]] = (),
@@ -75,8 +76,8 @@ class Lake:
         stays, and `require` refuses until a good version is published.
 
         A stream of record batches is written with flat memory; what is spooled already is moved. Row order is kept; the
-        version follows from it. `code`, `cause` and `accepted` are kept in the manifest (see `Manifest`), and the
-        seconds since `began` (of `time.monotonic`).
+        version follows from it. `spec`, `code`, `cause` and `accepted` are kept in the manifest (see
+        `Manifest`), and the seconds since `began` (of `time.monotonic`).
 
         Raises:
             SchemaMismatch: a table does not fit its schema; nothing is published.
@@ -99,7 +100,7 @@ class Lake:
             manifest = Manifest(
                 ref=ref, version=version, tables=described, spec_hash=spec_hash, input_key=input_key,
                 inputs=dict(inputs), seeds=list(seeds), checks=[c.to_json() for c in checks], notes=dict(notes or {}),
-                code=dict(code or {}), cause=cause, accepted=list(accepted),
+                spec=dict(spec or {}), code=dict(code or {}), cause=cause, accepted=list(accepted),
                 seconds=None if began is None else round(time.monotonic() - began, 3),
             )  # fmt: skip
             try:

@@ -6,9 +6,10 @@ chain, and saying it in commands. Does not belong here: running anything, Dagste
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from etpi_assets.graph import GRAPH, JOBS, Node
 from etpi_assets.specs.experiment import ExperimentSpec
@@ -22,6 +23,7 @@ State = Literal["ok", "missing", "stale", "code", "waiting", "blocked", "invalid
 """ok: up to date. missing: never made. stale: its spec or an input changed. code: only the code that makes it changed.
 waiting: something upstream of it is not ok. blocked: a blocking check failed. invalid: its spec cannot be read."""
 SETS = ("suite", "rollout_set", "experiment")
+SPEC_CHANGED = "its spec changed"
 OLDER = "made by an older version of etpi, which recorded no code"
 
 
@@ -229,15 +231,31 @@ def compare(
     if not have.code:
         return Change("code", OLDER)
     if have.spec_hash != specs.section_hash(node.set, key, node.sections):
-        return Change(
-            "stale", f"its spec changed ({', '.join(node.sections)})" if node.sections != ("*",) else "its spec changed"
-        )
+        keys = changed_keys(have.spec, specs.sections(node.set, key, node.sections))
+        return Change("stale", f"{SPEC_CHANGED}: {', '.join(keys)}")
     changed = [name for name in {**inputs, **have.inputs} if inputs.get(name) != have.inputs.get(name)]
     if changed:
         return Change("stale", f"changed since: {', '.join(changed)}", _by_code(changed, node, key, specs, lake))
     if list(inputs) != list(have.inputs):
         return Change("stale", "its inputs are in another order")
     return Change("code", f"code changed since {have.created_at[:10]}: {', '.join(changed_code(code, have, lake))}")
+
+
+def changed_keys(was: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """The dotted keys in which two resolved specs differ, each with both values."""
+    found = []
+    for name in dict.fromkeys([*was, *now]):
+        old, new = was.get(name), now.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found += changed_keys(old, new, f"{prefix}{name}.")
+        elif old != new:
+            found.append(f"{prefix}{name} {_short(old)} → {_short(new)}")
+    return found
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 40 else f"{text[:39]}…"
 
 
 def changed_code(code: PartitionCode, have: Manifest, lake: Lake) -> list[str]:
