@@ -77,7 +77,7 @@ def _started(folder: Path, *names: str) -> subprocess.Popen[str]:
     """`make run` of experiments, its words on stderr."""
     places = {"DAGSTER_HOME": "", "ETPI_DATA": "data", "ETPI_CATALOG": "etpi.duckdb", "ETPI_SPECS": "specs"}
     return subprocess.Popen(
-        [sys.executable, "-m", "etpi_assets.cli", "run", *names],
+        [sys.executable, "-m", "etpi", "run", *names],
         cwd=ROOT,
         env={**os.environ, **{name: str(folder / place) for name, place in places.items()}},
         stderr=subprocess.PIPE,
