@@ -40,7 +40,7 @@ writable:
 	  echo "This checkout cannot be written. Name folders that can: make $(or $(MAKECMDGOALS),setup) VENV=$$HOME/etpi-venv ETPI_DATA=$$HOME/etpi-data"; exit 1; }
 
 $(VENV)/ready: pyproject.toml constraints.txt $(SOURCES) | $(if $(WRITABLE),,writable)
-	@"$(PYTHON)" -c '$(SUPPORTED)' || { \
+	@[ -x $(BIN)/python ] || "$(PYTHON)" -c '$(SUPPORTED)' || { \
 	  echo "etpi needs Python 3.11, 3.12 or 3.13 with its venv module (Debian, Ubuntu: sudo apt-get install python3-venv)."; \
 	  echo "Found: $$("$(PYTHON)" --version 2>&1 || true). Name one: make setup PYTHON=/path/to/python3.12"; exit 1; }
 	@echo "-- installing pinned packages into $(VENV) (the first time this takes minutes)"
