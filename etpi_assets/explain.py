@@ -48,6 +48,7 @@ def explain(asset: str, key: str, specs: Specs, lake: Lake, between: Sequence[st
     ref = Ref(asset, node.set, key)
     history = lake.history(ref)
     if node.set != "all":
+        specs.entry(node.set, key)
         step = next(s for s in chain(node.set, key, specs, lake) if (s.asset, s.key) == (asset, key))
         yield f"{asset} of {key}: {step.state}" + (f": {step.reason}" if step.reason else "")
     if (have := lake.current(ref)) is not None:

@@ -121,7 +121,7 @@ def page(tmp_path_factory):
     )
     write_spec(specs, "experiments", "page", EXPERIMENT)
     (folder / "home").mkdir()
-    shutil.copy(ROOT / "dagster.yaml", folder / "home")
+    shutil.copy(ROOT / "etpi" / "dagster.yaml", folder / "home")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
