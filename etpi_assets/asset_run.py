@@ -126,9 +126,14 @@ class AssetRun:
         assert self.folder is not None, "only a run that publishes has a place to spool in"
         return self.folder / f"{table}.parquet"
 
+    @property
+    def label(self) -> str:
+        """The asset and its partition, for messages."""
+        return label(self.node.name, self.key)
+
     def progress(self, stage: str, total: int) -> Progress:
-        """A counter that prints stage, done/total, rate and time left; use it as a context manager."""
-        return Progress(f"{self.node.name} of {self.key}" if self.key != "all" else self.node.name, stage, total)
+        """A counter that shows stage, done/total, rate and time left; use it as a context manager."""
+        return Progress(self.label, stage, total)
 
 
 @dataclass(frozen=True)
@@ -205,9 +210,10 @@ class Recipe:
     @contextmanager
     def _alone(self, run: AssetRun) -> Iterator[None]:
         """Hold what nobody else may use meanwhile: this partition, and what the node's lock stands for."""
-        with run.lake.lock(f"{self.node.name}-{run.key}", log=run.log), ExitStack() as stack:
+        partition = run.lake.lock(f"{self.node.name}-{run.key}", log=run.log, what=run.label, doing="making")
+        with partition, ExitStack() as stack:
             if name := self.node.lock:
-                stack.enter_context(run.lake.lock(shared_lock(name), log=run.log))
+                stack.enter_context(run.lake.lock(shared_lock(name), log=run.log, what=f"the {name}", doing="using"))
             yield
 
     def _verify(self, run: AssetRun, produced: Produced, inputs: Mapping[str, str]) -> None:
@@ -225,6 +231,11 @@ class Recipe:
             raise LakeError(
                 f"{self.node.name} of {run.key}: {', '.join(changed)} changed while it was computed; run it again"
             )
+
+
+def label(asset: str, key: str) -> str:
+    """An asset and its partition, for messages."""
+    return asset if key == "all" else f"{asset} of {key}"
 
 
 def shared_lock(name: str) -> str:

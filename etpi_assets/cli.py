@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from etpi_assets.console_table import ending, metrics_table, states_table
+from etpi_assets.console import showing
+from etpi_assets.console_table import WIDTH, ending, failures_table, metrics_table, states_table
 from etpi_assets.exports import EXPORTS, MANIFEST, export
 from etpi_assets.lanes import side_by_side
 from etpi_assets.reports import findings
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         if given.command == "run":
-            return run_experiments(given.experiments)
+            return demo(given.experiments)
         if given.command == "status":
             return show_status(given.experiments)
         if given.command == "export":
@@ -75,14 +76,16 @@ def run_experiments(names: Sequence[str], specs_folder: Path | None = None) -> i
     plans = {name: plan(name, specs, Lake.open()) for name in names}
     if invalid := [step.reason for steps in plans.values() for step in steps if step.state == "invalid"]:
         raise SpecError("\n".join(dict.fromkeys(invalid)))
-    runner = Runner(specs, specs_folder)
-    alone = len(names) == 1
-    done = list(filter(runner.bring, names)) if alone else side_by_side(names, specs, specs_folder)
-    if not (alone and done):
-        runner.run("publish_catalog", None)  # what did succeed can be queried
-    failed = [name for name in names if name not in done]
+    with showing():
+        runner = Runner(specs, specs_folder)
+        alone = len(names) == 1
+        failures = {names[0]: runner.bring(names[0])} if alone else side_by_side(names, specs, specs_folder)
+        failed = {name: reasons for name, reasons in failures.items() if reasons}
+        # What succeeded can be queried.
+        if (failed or not alone) and (reasons := runner.run("publish_catalog", None)):
+            failed["publish_catalog"] = reasons
     if failed:
-        print(f"etpi: failed: {', '.join(failed)}. See `make status EXPERIMENT={failed[0]}`.", file=sys.stderr)
+        print(failures_table(failed), file=sys.stderr)
     return 1 if failed else 0
 
 
@@ -113,8 +116,8 @@ def demo(names: Sequence[str]) -> int:
     """Run experiments and end with the table that compares them."""
     code = run_experiments(names)
     lake = Lake.open()
-    print(metrics_table(lake, names))
-    print(ending(lake, names))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
+    print(f"\n{metrics_table(lake, names, width)}\n\n{ending(lake, names)}")
     return code
 
 
