@@ -58,6 +58,7 @@ class Runner:
         """
         start = time.monotonic()
         name = f"{job} of {key}" if key else job
+        display().line(f"-- {name}")
         display().show(Activity(name))
         try:
             with StopRequests() as asked:
