@@ -8,7 +8,7 @@ Exit codes: 0, everything asked for succeeded; 1, something failed; 2, the comma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
@@ -46,6 +46,17 @@ def _foreseen() -> tuple[type[Exception], ...]:
     return SpecError, PathError, LakeError, NotConverted, SandboxUnavailable, EngineUnavailable, HardwareMissing
 
 
+def _consents(command: Callable[..., int]) -> Callable[..., int]:
+    """The options that agree to expensive work which only changed code asks for."""
+    rebuild = click.option("--rebuild", is_flag=True, help="train and evaluate again where the code has changed")
+    recollect = click.option("--recollect", is_flag=True, help="collect rollouts again where the code has changed")
+    return rebuild(recollect(command))
+
+
+def _consent(rebuild: bool, recollect: bool) -> list[str]:
+    return [name for name, given in (("rebuild", rebuild), ("recollect", recollect)) if given]
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="etpi")
 def etpi() -> None:
@@ -57,28 +68,31 @@ def etpi() -> None:
 
 
 @etpi.command()
-def demo() -> int:
+@_consents
+def demo(rebuild: bool, recollect: bool) -> int:
     """Run a strong and a weak teacher's student and compare them."""
     from etpi import commands
 
-    return commands.demo(commands.DEMO)
+    return commands.compare(commands.DEMO, _consent(rebuild, recollect))
 
 
 @etpi.command("demo-all")
-def demo_all() -> int:
+@_consents
+def demo_all(rebuild: bool, recollect: bool) -> int:
     """Run every experiment on the embedded world, once."""
     from etpi import commands
 
-    return commands.demo(commands.embedded())
+    return commands.compare(commands.embedded(), _consent(rebuild, recollect))
 
 
 @etpi.command()
 @click.argument("experiments", nargs=-1, required=True, metavar="EXPERIMENT...")
-def run(experiments: tuple[str, ...]) -> int:
+@_consents
+def run(experiments: tuple[str, ...], rebuild: bool, recollect: bool) -> int:
     """Bring experiments up to date, with everything they depend on."""
     from etpi import commands
 
-    return commands.run_experiments(experiments)
+    return commands.compare(experiments, _consent(rebuild, recollect))
 
 
 @etpi.command()
@@ -88,6 +102,35 @@ def status(experiments: tuple[str, ...]) -> int:
     from etpi import commands
 
     return commands.show_status(experiments)
+
+
+@etpi.command()
+@click.argument("asset")
+@click.argument("key")
+@click.option("--between", nargs=2, metavar="OLD NEW", help="two versions to compare (default: the last two)")
+def explain(asset: str, key: str, between: tuple[str, str] | None) -> int:
+    """Show what the key of ASSET's partition KEY is made of, and how two of its versions differ, row by row."""
+    from etpi import commands
+
+    return commands.explain_partition(asset, key, between or ())
+
+
+@etpi.command()
+@click.argument("asset", required=False)
+@click.argument("key", required=False)
+@click.option("--all", "experiment", metavar="EXPERIMENT", help="every changed partition that EXPERIMENT depends on")
+@click.option("--because", required=True, metavar="TEXT", help="why the change cannot matter; it is recorded")
+def accept(asset: str | None, key: str | None, experiment: str | None, because: str) -> int:
+    """Keep the version of ASSET's partition KEY although the code that makes it changed."""
+    from etpi import commands
+
+    if experiment:
+        if asset:
+            raise click.UsageError("give ASSET and KEY, or --all EXPERIMENT, not both")
+        return commands.accept_changes(experiment, because)
+    if not (asset and key):
+        raise click.UsageError("give ASSET and KEY, or --all EXPERIMENT")
+    return commands.accept_change(asset, key, because)
 
 
 @etpi.command()

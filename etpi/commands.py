@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from etpi.dagster_home import prepare_dagster_home
@@ -20,8 +21,9 @@ RESULT_SEEDS = (0, 1, 2)
 WORKSPACE = Path(__file__).with_name("workspace.yaml")
 
 
-def run_experiments(names: Sequence[str], specs_folder: Path | None = None) -> int:
-    """Bring experiments up to date with all they rest on, several side by side; 1 where any of them failed.
+def run_experiments(names: Sequence[str], specs_folder: Path | None = None, consent: Collection[str] = ()) -> int:
+    """Bring experiments up to date with all they rest on, several side by side; 1 where any of them failed, or where
+    code changed since expensive results were made and `consent` ("rebuild", "recollect") does not cover them.
 
     Raises:
         SpecError: an experiment does not exist, or a spec of its chain is invalid.
@@ -29,27 +31,42 @@ def run_experiments(names: Sequence[str], specs_folder: Path | None = None) -> i
     """
     from etpi_assets.preflight import require_sandboxes
     from etpi_assets.resources import Resources
-    from etpi_assets.specs.planner import plan
+    from etpi_assets.specs.planner import across, open_steps, plan, unasked
+    from etpi_resources.catalog import default_path
     from etpi_resources.lake import Lake
 
     specs, lake = load_specs(specs_folder), Lake.open()
     plans = {name: plan(name, specs, lake) for name in names}
     if invalid := [step.reason for steps in plans.values() for step in steps if step.state == "invalid"]:
         raise SpecError("\n".join(dict.fromkeys(invalid)))
-    require_sandboxes([step for steps in plans.values() for step in steps], specs, Resources(lake=lake).sandboxes)
+    steps = list(dict.fromkeys(step for planned in plans.values() for step in planned))
+    if refusal := unasked(steps, consent):
+        print(f"etpi: {refusal}", file=sys.stderr)
+        return 1
+    if not open_steps([*steps, *across(specs, lake)]) and default_path(lake).exists():
+        print(f"{', '.join(names)}: up to date, nothing to do")
+        return 0
+    require_sandboxes(steps, specs, Resources(lake=lake).sandboxes)
 
     prepare_dagster_home()
-    from etpi_assets.lanes import side_by_side  # with Dagster: seconds, which a mistyped name need not wait
+    # Dagster takes seconds to import, which a mistyped name need not wait for.
+    from etpi_assets.console import showing
+    from etpi_assets.console_table import failures_table
+    from etpi_assets.lanes import side_by_side
     from etpi_assets.runner import Runner
 
-    runner = Runner(specs, specs_folder)
-    alone = len(names) == 1
-    done = list(filter(runner.bring, names)) if alone else side_by_side(names, specs, specs_folder)
-    if not (alone and done):
-        runner.run("publish_catalog", None)  # what did succeed can be queried
-    failed = [name for name in names if name not in done]
+    with showing():
+        runner = Runner(specs, specs_folder, consent)
+        if alone := len(names) == 1:
+            failures = {names[0]: runner.bring(names[0])}
+        else:
+            failures = side_by_side(names, specs, specs_folder, consent)
+        failed = {name: reasons for name, reasons in failures.items() if reasons}
+        # What succeeded can be queried.
+        if (failed or not alone) and (reasons := runner.run("publish_catalog", None)):
+            failed["publish_catalog"] = reasons
     if failed:
-        print(f"etpi: failed: {', '.join(failed)}. See `etpi status {failed[0]}`.", file=sys.stderr)
+        print(failures_table(failed), file=sys.stderr)
     return 1 if failed else 0
 
 
@@ -84,16 +101,48 @@ def export_experiment(name: str, format: str, to: Path) -> int:
     return 0
 
 
-def demo(names: Sequence[str]) -> int:
+def compare(names: Sequence[str], consent: Collection[str] = ()) -> int:
     """Run experiments and end with the table that compares them."""
-    from etpi_assets.console_table import ending, metrics_table
+    from etpi_assets.console_table import WIDTH, ending, metrics_table
     from etpi_resources.lake import Lake
 
-    code = run_experiments(names)
+    code = run_experiments(names, consent=consent)
     lake = Lake.open()
-    print(metrics_table(lake, names))
-    print(ending(lake, names))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
+    print(f"\n{metrics_table(lake, names, width)}\n\n{ending(lake, names)}")
     return code
+
+
+def explain_partition(asset: str, key: str, between: Sequence[str]) -> int:
+    """Print what a partition's key is made of, and how two of its versions differ; always 0."""
+    from etpi_assets.explain import explain
+    from etpi_resources.lake import Lake
+
+    for line in explain(asset, key, load_specs(), Lake.open(), between):
+        print(line)
+    return 0
+
+
+def accept_change(asset: str, key: str, because: str) -> int:
+    """Keep a version that other code made; always 0."""
+    from etpi_assets.changes import accept
+    from etpi_resources.lake import Lake
+
+    manifest = accept(asset, key, load_specs(), Lake.open(), because=because)
+    print(f"{asset} of {key}: version {manifest.version} stays; {manifest.accepted[-1]['by']} accepted the change")
+    return 0
+
+
+def accept_changes(experiment: str, because: str) -> int:
+    """Keep every version of an experiment's chain that other code made; always 0."""
+    from etpi_assets.changes import accept_all
+    from etpi_resources.lake import Lake
+
+    steps = accept_all(experiment, load_specs(), Lake.open(), because=because)
+    for step in steps:
+        print(f"{step.asset} of {step.key}: accepted ({step.reason})")
+    print(f"{experiment}: {len(steps)} changes of code accepted")
+    return 0
 
 
 def embedded(specs: Specs | None = None) -> list[str]:

@@ -315,11 +315,17 @@ class Lake:
     # --- locks, checkpoints, scratch -------------------------------------------------------------------------------
 
     def lock(
-        self, name: str, *, wait: bool = True, log: Callable[[str], None] | None = None
+        self,
+        name: str,
+        *,
+        wait: bool = True,
+        log: Callable[[str], None] | None = None,
+        what: str | None = None,
+        doing: str = "holding",
     ) -> AbstractContextManager[None]:
         """Hold `locks/<name>.lock`; the kernel frees it when the process dies. Raises LockHeld where `wait` is false
-        and another holds it; while waiting, `log` is told who does."""
-        return file_lock(self.lock_file(name), wait=wait, log=log)
+        and another holds it; a longer wait is reported to `log` in the words `what` and `doing` (see `file_lock`)."""
+        return file_lock(self.lock_file(name), wait=wait, log=log, what=what, doing=doing)
 
     def lock_file(self, name: str) -> Path:
         """The file of a lock, for a process that is to hold it itself."""

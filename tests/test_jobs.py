@@ -208,11 +208,11 @@ def test_a_stopped_command_starts_no_further_job(tmp_path, number):
         said = []
         for line in process.stderr:
             said.append(line)
-            if "suite_spec of coop_tiny made" in line:
-                time.sleep(1)
+            if "-- prepare_suite of coop_tiny" in line and "FAILED" not in line:
+                time.sleep(3)
                 process.send_signal(number)
         assert process.wait(60) == 130
-    assert [line for line in said if line.startswith("-- ")][-1].startswith("-- prepare_suite of coop_tiny: ")
+    assert "-- prepare_suite of coop_tiny: " in [line for line in said if " -- " in line][-1]
     assert "stopped" in said[-1]
 
 

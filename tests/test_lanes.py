@@ -85,7 +85,8 @@ def test_several_experiments_run_side_by_side_and_one_that_fails_stops_no_other(
         assert process.stderr
         said = process.stderr.read()
         assert process.wait() == 1, said
-    assert "etpi: failed: right. " in said and "-- run_experiment of right: FAILED" in said
+    assert "etpi: failed: right.\n  right: " in said and "make status EXPERIMENT=right" in said
+    assert "-- run_experiment of right: FAILED" in said
     assert "collect_rollouts" not in said and said.count("-- publish_catalog: done") == 1
     lake = Lake(folder / "data")
     for name in ("left", "third"):
@@ -121,8 +122,8 @@ def test_a_lane_that_dies_fails_what_it_had_alone(folder):
         os.kill(next(pid for pid in descendants(process.pid) if _lane_of(pid) == "0"), signal.SIGKILL)
         said = process.stderr.read()
         assert process.wait() == 1
-    failed = [name for name in ("one", "two", "three") if f"etpi: failed: {name}. " in said]
-    assert len(failed) == 1, said
+    failed = [name for name in ("one", "two", "three") if f"etpi: failed: {name}.\n" in said]
+    assert len(failed) == 1 and "the process that ran it was killed" in said, said
 
 
 def _lane_of(pid: int) -> str | None:

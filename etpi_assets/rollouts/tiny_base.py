@@ -73,7 +73,7 @@ def build(
         "base",
         pretrain,
         good=lambda report: learnt(report).passed,
-        found="tiny base: built before, nothing to do",
+        what="the tiny base",
         log=echo,
     )
 

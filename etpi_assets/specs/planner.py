@@ -7,7 +7,7 @@ chain, and saying it in commands. Does not belong here: running anything, Dagste
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -128,6 +128,42 @@ def chain(set: str, key: str, specs: Specs, lake: Lake) -> list[Step]:
             if node.set == name:
                 steps[(node.name, k)] = _step(node, k, specs, lake, current, steps)
     return sorted(steps.values(), key=lambda step: SETS.index(step.set))
+
+
+def across(specs: Specs, lake: Lake) -> list[Step]:
+    """The assets without partitions, each with its state: they read every experiment that has data."""
+    steps = []
+    for node in GRAPH.values():
+        if node.set == "all":
+            inputs = inputs_of(node, "all", specs, lake, lake.current)
+            have = lake.current(Ref(node.name, "all", "all"))
+            code = code_of(node, "all", specs)
+            # The catalog has no key of its own: it is what it was built from.
+            same = have and have.inputs == inputs if not node.tables else None
+            change = None if have is None or same else compare(node, "all", specs, inputs, code, have, lake)
+            state: State = "missing" if have is None else change.state if change else "ok"
+            steps.append(Step(node.name, "all", "all", state, change.reason if change else ""))
+    return steps
+
+
+def unasked(steps: Iterable[Step], consent: Collection[str]) -> str:
+    """What a run would have to compute again for changed code although nobody asked for it, and the ways on; empty where
+    there is nothing of the kind."""
+    asking = [step for step in steps if step.asks and step.consent not in consent]
+    if not asking:
+        return ""
+    lines = ["Code changed since these were made, and computing them again is expensive:"]
+    for step in asking:
+        took = f"; took {step.seconds:,.0f} s last time" if step.seconds else ""
+        lines.append(f"  {step.asset} of {step.key}: {step.reason}{took}; again with --{step.consent}")
+    first = asking[0]
+    lines += [
+        "Nothing was run. Either give the options named, or, where a change cannot matter, keep the versions:",
+        f'  etpi accept {first.asset} {first.key} --because "why it cannot matter"',
+        '  etpi accept --all EXPERIMENT --because "..."',
+        f"What changed exactly: etpi explain {first.asset} {first.key}",
+    ]
+    return "\n".join(lines)
 
 
 def open_steps(steps: Iterable[Step]) -> list[Step]:

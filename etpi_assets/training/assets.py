@@ -42,7 +42,7 @@ def _tiny_base(run: AssetRun, row: dict[str, Any]) -> Produced:
     section = run.spec.base
     chat = load_chat_format(section.tokenizer, section.chat_template)
     code = tiny_base_code(section.tiny, section.tokenizer, section.chat_template)
-    report = base.build(run.lake, section.tiny, chat, code, context=run.context)
+    report = base.build(run.lake, section.tiny, chat, code, context=run.context, echo=run.log)
     folder = run.lake.checkpoint_dir(report["checkpoint_id"])
     row |= {
         "checkpoint_id": report["checkpoint_id"],
@@ -92,7 +92,7 @@ def sft_checkpoint(run: AssetRun) -> Produced:
     }
     expected = sft_checks.expected_of(run.lake, files)
     reports = {
-        seed: sft.train_once(run.lake, request, expected=expected, context=run.context)
+        seed: sft.train_once(run.lake, request, expected=expected, context=run.context, echo=run.log)
         for seed, request in requests.items()
     }
     rows = [row for seed, r in requests.items() for row in sft.checkpoint_rows(r, reports[seed], dataset.version)]
@@ -147,7 +147,9 @@ def rl_checkpoint(run: AssetRun) -> Produced:
         )
         for seed in spec.seeds
     }
-    reports = {seed: grpo.reinforce_once(run.lake, r, context=run.context) for seed, r in requests.items()}
+    reports = {
+        seed: grpo.reinforce_once(run.lake, r, context=run.context, echo=run.log) for seed, r in requests.items()
+    }
     log = [row for seed, r in requests.items() for row in grpo.log_rows(r, reports[seed])]
     tables = {
         "checkpoints": from_rows(

@@ -146,7 +146,7 @@ def reinforce_once(
         "reinforce",
         reinforce,
         good=lambda report: all(check.passed for check in proofs({request.seed: report})),
-        found=f"{request.label}: trained before, nothing to do",
+        what=request.label,
         log=echo,
     )
 

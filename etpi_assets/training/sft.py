@@ -104,7 +104,7 @@ def train_once(
         "train",
         train,
         good=lambda report: all(check.passed for check in checks({request.seed: report}, expected)),
-        found=f"{request.label}: trained before, nothing to do",
+        what=request.label,
         log=echo,
     )
 

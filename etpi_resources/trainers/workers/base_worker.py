@@ -93,7 +93,7 @@ def run(worker: Worker) -> dict[str, Any]:
     peaks = (config["matrix_rate"], config["rate"])
     log, tokens = [], 0
     every = max(1, plan.steps // LOG_LINES)
-    stage = worker.stage("base: steps", plan.steps)
+    stage = worker.stage("step", plan.steps)
     twins = Twins(model)
     for step in range(plan.steps):
         for optimizer, peak in zip(optimizers, peaks, strict=True):

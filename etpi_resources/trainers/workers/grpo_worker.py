@@ -77,7 +77,7 @@ def run(worker: Worker) -> dict[str, Any]:
     device, used_libraries = device_name(gpu), libraries()
     with connect(config["link"]) as link:
         trainer, engine = build_trainer(worker, model, gpu, link)
-        stage = worker.stage(config["label"], rl["steps"])
+        stage = worker.stage(f"seed {config['seed']}, step", rl["steps"])
         stage.advance(config["resume"] or 0)
         log = _Log(worker, trainer, stage)
         trainer.add_callback(log.callback())

@@ -89,7 +89,7 @@ def run(worker: Worker) -> dict[str, Any]:
         f"{config['label']}: {len(stored)} sequences, {plan.steps} steps of up to {train['batch_tokens']} tokens, "
         f"{train['method']} fine-tuning in {train['dtype']} on {device}; {because}"
     )
-    stage = worker.stage(config["label"], plan.steps)
+    stage = worker.stage(f"seed {config['seed']}, step", plan.steps)
     saved_steps: list[int] = []
     used = plan.step_after(train["use_epoch"]) if train.get("use_epoch") else plan.steps
 
