@@ -147,8 +147,8 @@ def across(specs: Specs, lake: Lake) -> list[Step]:
 
 
 def unasked(steps: Iterable[Step], consent: Collection[str]) -> str:
-    """What a run would have to compute again for changed code although nobody asked for it, and the ways on; empty where
-    there is nothing of the kind."""
+    """What a run would have to compute again for changed code although nobody asked for it, and the ways on; empty
+    where there is nothing of the kind."""
     asking = [step for step in steps if step.asks and step.consent not in consent]
     if not asking:
         return ""
