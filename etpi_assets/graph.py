@@ -50,6 +50,7 @@ _BASE_TRAINING = (
     "etpi_resources.trainers.workers.collate",
     "etpi_resources.trainers.workers.plan",
     "etpi_resources.trainers.workers.packing",
+    "etpi_resources.trainers.workers.precision",
 )
 _AGENT_LOOP = (
     *(
@@ -251,6 +252,7 @@ _NODES = (
             "etpi_resources.trainers.workers.label_head",
             "etpi_resources.trainers.workers.twins",
             "etpi_resources.trainers.workers.packing",
+            "etpi_resources.trainers.workers.precision",
             "etpi_resources.trainers.workers.tree_attention",
             "etpi_resources.trainers.workers.checkpointing",
             "etpi_resources.prefix_tree",
@@ -280,6 +282,7 @@ _NODES = (
             "etpi_resources.trainers.workers.grpo_worker",
             "etpi_resources.trainers.workers.hand_over",
             "etpi_resources.trainers.workers.policy_trainer",
+            "etpi_resources.trainers.workers.precision",
             "etpi_resources.trainers.workers.proof",
             "etpi_resources.trainers.workers.sample_trees",
             "etpi_resources.trainers.workers.tree_attention",

@@ -90,17 +90,14 @@ def test_parts_of_a_batch_in_threads_train_as_the_whole_would():
         value = sum(twins.backward(parts, partial(_backward, whole=whole)))
         losses = []
         for part in parts:
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                logits = plain(input_ids=part["input_ids"]).logits[:, :-1]
-            nll = torch.nn.functional.cross_entropy(
-                logits.flatten(0, 1).float(), part["labels"].flatten(), reduction="none"
-            )
+            logits = plain(input_ids=part["input_ids"]).logits[:, :-1]
+            nll = torch.nn.functional.cross_entropy(logits.flatten(0, 1), part["labels"].flatten(), reduction="none")
             losses.append((nll * part["weights"].flatten()).sum() / whole)
         sum(losses).backward()
-        assert value == pytest.approx(sum(losses).item(), rel=1e-3)
+        assert value == pytest.approx(sum(losses).item(), rel=1e-5)
         for (name, mine), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
             apart = (mine.grad - theirs.grad).norm() / theirs.grad.norm()
-            assert apart < 0.02, name  # bfloat16 in another order
+            assert apart < 1e-4, name  # float32 in another order
         _step(model)
         _step(plain)
 

@@ -17,6 +17,7 @@ from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.table import read_tasks
 from etpi_assets.training import grpo, grpo_checks, pointers, sft, sft_checks
 from etpi_assets.training.curves import loss_plot, rates_plot
+from etpi_assets.training.device import dtype_here
 from etpi_assets.training.rounds import Ground
 from etpi_assets.versions import code_version
 from etpi_resources.checks import CheckOutcome
@@ -47,6 +48,7 @@ def _tiny_base(run: AssetRun, row: dict[str, Any]) -> Produced:
     row |= {
         "checkpoint_id": report["checkpoint_id"],
         "path": str(folder.relative_to(run.lake.root)),
+        "dtype": report["dtype"],
         "train_loss": report["log"][-1]["loss"],
         "wall_seconds": report["seconds"],
         "hyperparameters": section.tiny.model_dump_json(),
@@ -88,6 +90,7 @@ def sft_checkpoint(run: AssetRun) -> Produced:
             seed=seed,
             chat_template=load_chat_format(spec.base.tokenizer, spec.base.chat_template).template,
             gpu=spec.requires == "gpu",
+            dtype=dtype_here(spec.train.dtype),
             code=trainer,
         )
         for seed in spec.seeds
@@ -122,6 +125,7 @@ def _figures(reports: dict[int, dict[str, Any]]) -> dict[str, Any]:
             "layout": f"{report['plan']['layout']}: {report['plan']['layout_because']}",
             "seconds": {name: round(value, 1) for name, value in report["seconds"].items()},
             "device": report["device"],
+            "dtype": report["dtype"],
             "trained before": report["reused"],
         }
         for seed, report in reports.items()
@@ -154,6 +158,7 @@ def rl_checkpoint(run: AssetRun) -> Produced:
             seed=seed,
             ground=ground,
             gpu=spec.requires == "gpu",
+            dtype=dtype_here(spec.rl.dtype),
             code=code_version(run.node),
         )
         for seed in spec.seeds
