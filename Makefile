@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup bubblewrap vllm vllm-cpu consumers demo demo-all results run status export pypi-bugs ui test lint bench clean
+.PHONY: help setup bubblewrap vllm vllm-cpu consumers demo demo-all results run status export pypi-bugs tiny-bases ui test lint bench clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 BIN := .venv/bin
@@ -88,6 +88,9 @@ export: setup  ## EXPERIMENT=name FORMAT=format TO=folder: an experiment's data 
 pypi-bugs: setup  ## TO=folder: the suite of bugs in real packages; fetched once through pip, offline afterwards
 	@[ -n "$(TO)" ] || { echo "usage: make pypi-bugs TO=folder"; exit 1; }
 	@$(BIN)/python -m etpi_assets.tasks.pypi_bugs.build $(TO)
+
+tiny-bases: setup  ## train the tiny bases that come with etpi again, after a change of their recipe (minutes)
+	@$(BIN)/python -m etpi_assets.rollouts.rebuild_bases
 
 ui: setup  ## Dagster's web page on http://localhost:3000 (PORT=…)
 	@$(BIN)/dagster dev --port $(or $(PORT),3000)

@@ -43,30 +43,18 @@ class Node:
     kinds: tuple[str, ...] = ("parquet",)
 
 
-_BASE_TRAINING = (
+BASE_TRAINING = (
     "etpi_resources.trainers.workers.base_worker",
     "etpi_resources.trainers.workers.induction",
+    "etpi_resources.trainers.workers.muon",
     "etpi_resources.trainers.workers.twins",
     "etpi_resources.trainers.workers.collate",
     "etpi_resources.trainers.workers.plan",
     "etpi_resources.trainers.workers.packing",
     "etpi_resources.trainers.workers.precision",
 )
-_AGENT_LOOP = (
-    *(
-        f"etpi_assets.rollouts.{module}"
-        for module in (
-            "actions", "agent", "collect", "commands", "contract", "interpreter", "interpreter_cell", "journal",
-            "mailbox", "observation", "patches", "prompts", "records", "tables", "think", "tools",
-        )
-    ),
-    "etpi_resources.chat_format",
-    "etpi_resources.engines.masks",
-    "etpi_resources.engines.slots",
-    "etpi_resources.engines.transformers",
-)  # fmt: skip
-"""What rolls a checkpoint out."""
-_TINY_BASE = (
+"""What trains a tiny base."""
+BASE_CORPUS = (
     "etpi_assets.rollouts.tiny_base",
     "etpi_assets.rollouts.templated.arithmetic_tiny",
     "etpi_assets.rollouts.templated.coop_tiny",
@@ -83,8 +71,23 @@ _TINY_BASE = (
     "etpi_assets.tasks.coop_tiny",
     "etpi_assets.tasks.repo_fix_tiny",
     "etpi_resources.chat_format",
-    *_BASE_TRAINING,
 )
+"""What writes the corpus of a tiny base."""
+_AGENT_LOOP = (
+    *(
+        f"etpi_assets.rollouts.{module}"
+        for module in (
+            "actions", "agent", "collect", "commands", "contract", "interpreter", "interpreter_cell", "journal",
+            "mailbox", "observation", "patches", "prompts", "records", "tables", "think", "tools",
+        )
+    ),
+    "etpi_resources.chat_format",
+    "etpi_resources.engines.masks",
+    "etpi_resources.engines.slots",
+    "etpi_resources.engines.transformers",
+)  # fmt: skip
+"""What rolls a checkpoint out."""
+_TINY_BASE = (*BASE_CORPUS, *BASE_TRAINING, "etpi_assets.rollouts.shipped_bases", "etpi_resources/tiny_bases")
 """What makes a tiny base."""
 
 _NODES = (
@@ -158,7 +161,8 @@ _NODES = (
             "etpi_assets.tasks",
             "etpi_resources.chat_format",
             "etpi_resources.tokenizers",
-            *_BASE_TRAINING,
+            *BASE_TRAINING,
+            "etpi_resources/tiny_bases",
             "etpi_resources.engines.scripted",
             "etpi_resources.sandboxes",
         ),

@@ -16,6 +16,7 @@ from etpi_resources.lake import Lake
 from etpi_resources.trainers.pipes import run_worker
 from etpi_resources.trainers.workers.base_worker import _backward
 from etpi_resources.trainers.workers.induction import put_copying_heads
+from etpi_resources.trainers.workers.muon import Muon, orthogonal
 from etpi_resources.trainers.workers.twins import Twins
 
 SMALL = TinySection(conversations=16, exercises=8, batch_tokens=4096, layers=2)
@@ -138,3 +139,26 @@ def test_a_good_base_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert base.build(lake, SMALL, chat, "code", echo=lambda line: None)["reused"]
     other = base.build(lake, SMALL.model_copy(update={"seed": 1}), chat, "code", echo=lambda line: None)
     assert not other["reused"] and other["checkpoint_id"] != first["checkpoint_id"]
+
+
+def test_muon_in_float32_takes_the_steps_of_torch_s_own():
+    """PyTorch's orthogonalises in bfloat16, so the two agree as far as that rounds."""
+    torch.manual_seed(0)
+    shapes = [(24, 8), (8, 24), (16, 16)]
+    ours = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
+    before = [p.detach().clone() for p in ours]
+    optimizers = (
+        Muon(ours, lr=0.1, momentum=0.95),
+        torch.optim.Muon(theirs, lr=0.1, momentum=0.95, weight_decay=0.0),
+    )
+    for _ in range(5):
+        for mine, other in zip(ours, theirs, strict=True):
+            mine.grad = torch.randn_like(mine)
+            other.grad = mine.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    for mine, other, start in zip(ours, theirs, before, strict=True):
+        assert (mine - other).norm() < 0.02 * (mine - start).norm()
+    spectrum = torch.linalg.svdvals(orthogonal(torch.randn(24, 8)))
+    assert spectrum.min() > 0.5 and spectrum.max() < 1.5

@@ -13,7 +13,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from etpi_assets.specs.rollout_set import AgentSection, TinySection
 from etpi_assets.specs.section import Section
 from etpi_assets.specs.server import ServerSection
-from etpi_resources.trainers.workers.precision import Asked
+from etpi_resources.trainers.workers.precision import SpecDtype
 
 DTYPE = "of the passes; auto: bf16 on a GPU that has it, else fp32. On a CPU it is always fp32"
 SHARDED_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
@@ -70,7 +70,7 @@ class TrainSection(Section):
     lora_alpha: int = 16
     lora_dropout: float = 0.0
     target_modules: str = "all-linear"
-    dtype: Asked = Field(default="auto", description=DTYPE)
+    dtype: SpecDtype = Field(default="auto", description=DTYPE)
     gradient_checkpointing: bool = False
     optimizer: str = "adamw_torch"
     shards: int = Field(
@@ -157,7 +157,7 @@ class RLSection(ServerSection):
     lora_alpha: int = 8
     lora_dropout: float = 0.0
     target_modules: str = "all-linear"
-    dtype: Asked = Field(default="auto", description=DTYPE)
+    dtype: SpecDtype = Field(default="auto", description=DTYPE)
     gradient_checkpointing: bool = False
 
     @model_serializer(mode="wrap")

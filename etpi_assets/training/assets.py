@@ -25,7 +25,7 @@ from etpi_resources.lake import LakeError
 from etpi_resources.schemas import from_rows
 
 
-@etpi_asset("base_checkpoint", checks=(pointers.PINNED, base.LEARNT))
+@etpi_asset("base_checkpoint", checks=(pointers.PINNED, base.LEARNT, base.RECIPE_UNCHANGED))
 def base_checkpoint(run: AssetRun) -> Produced:
     section = run.spec.base
     if section.kind == "none":
@@ -34,8 +34,10 @@ def base_checkpoint(run: AssetRun) -> Produced:
     if section.kind == "tiny":
         return _tiny_base(run, row)
     found, pinned = pointers.hub_pointer(section) if section.kind == "hub" else pointers.path_pointer(section)
-    elsewhere = CheckOutcome(base.LEARNT, passed=True, message="trained elsewhere")
-    return Produced(tables={"checkpoints": from_rows("checkpoints", [row | found])}, checks=(pinned, elsewhere))
+    elsewhere = [
+        CheckOutcome(name, passed=True, message="trained elsewhere") for name in (base.LEARNT, base.RECIPE_UNCHANGED)
+    ]
+    return Produced(tables={"checkpoints": from_rows("checkpoints", [row | found])}, checks=(pinned, *elsewhere))
 
 
 def _tiny_base(run: AssetRun, row: dict[str, Any]) -> Produced:
@@ -53,11 +55,11 @@ def _tiny_base(run: AssetRun, row: dict[str, Any]) -> Produced:
         "wall_seconds": report["seconds"],
         "hyperparameters": section.tiny.model_dump_json(),
     }
-    pinned = CheckOutcome(pointers.PINNED, passed=True, message="built here, named by its content")
+    pinned = CheckOutcome(pointers.PINNED, passed=True, message="named by its content")
     curve = [{"role": "base", "seed": section.tiny.seed, "val_loss": None, **line} for line in report["log"]]
     return Produced(
         tables={"checkpoints": from_rows("checkpoints", [row])},
-        checks=(pinned, base.learnt(report)),
+        checks=(pinned, base.learnt(report), base.recipe_unchanged(section.tiny, chat)),
         metadata={"loss": dg.MetadataValue.md(loss_plot(curve)), "parameters": report["parameters"]},
     )
 

@@ -1,4 +1,4 @@
-"""What a training that starts now would run on, asked before it starts.
+"""The device that a training would run on, looked up before it starts.
 
 Belongs here: facts about the trainer's device that name a training, and whether the worker saw the same. Does not
 belong here: what a dtype means on it (`precision`), or using it (the workers).
@@ -16,12 +16,12 @@ from typing import Any
 from etpi_assets.resources import accelerators
 from etpi_resources.trainers.pipes import ROOT, WorkerFailed, trainer_python
 from etpi_resources.trainers.workers import precision
-from etpi_resources.trainers.workers.precision import Asked, Dtype, Gpu, training_dtype
+from etpi_resources.trainers.workers.precision import Dtype, Gpu, SpecDtype, training_dtype
 
 
-def dtype_here(asked: Asked) -> Dtype:
+def dtype_here(requested: SpecDtype) -> Dtype:
     """The dtype that a training with this `dtype` in its spec computes in on this machine."""
-    return training_dtype(asked, trainer_gpu())
+    return training_dtype(requested, trainer_gpu())
 
 
 def confirm_dtype(report: Mapping[str, Any], expected: Dtype, label: str) -> None:
@@ -45,12 +45,12 @@ def trainer_gpu() -> Gpu | None:
         return None
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
     command = [trainer_python(), "-m", precision.MODULE]
-    asked = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if asked.returncode:
-        last = (asked.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    probe = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if probe.returncode:
+        last = (probe.stderr.strip().splitlines() or ["it said nothing"])[-1]
         raise RuntimeError(
-            f"{' '.join(command)} failed with status {asked.returncode}: {last}. It is to say whether its torch sees a "
+            f"{' '.join(command)} failed with status {probe.returncode}: {last}. It is to say whether its torch sees a "
             "GPU; repair that interpreter, or name another one in ETPI_TRAINER_PYTHON"
         )
-    answer = json.loads(asked.stdout.splitlines()[-1])
+    answer = json.loads(probe.stdout.splitlines()[-1])
     return answer and Gpu(**answer)

@@ -3,7 +3,7 @@
 Belongs here: one pretraining run, from configuration to a saved checkpoint. Does not belong here: the corpus (the
 recipe), where copying heads come from (`induction`), fine-tuning (`sft_worker`).
 
-Matrices are trained by Muon (Jordan et al. 2024), everything else by AdamW; the rate is held, then falls linearly to a
+Matrices are trained by Muon (`muon`), everything else by AdamW; the rate is held, then falls linearly to a
 twentieth over the second half.
 
 Configuration (`config.json`): `files` (parquet files of sequences), `tokenizer` (folder), `vocabulary`, `seed`,
@@ -55,6 +55,7 @@ def run(worker: Worker) -> dict[str, Any]:
     from etpi_resources.trainers.workers.collate import collate, read_sequences
     from etpi_resources.trainers.workers.device import device_name, libraries
     from etpi_resources.trainers.workers.induction import put_copying_heads
+    from etpi_resources.trainers.workers.muon import Muon
     from etpi_resources.trainers.workers.plan import make_plan
     from etpi_resources.trainers.workers.twins import PARTS, Twins
 
@@ -91,7 +92,7 @@ def run(worker: Worker) -> dict[str, Any]:
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     optimizers = (
-        torch.optim.Muon(matrices, lr=config["matrix_rate"], momentum=0.95, weight_decay=0.0),
+        Muon(matrices, lr=config["matrix_rate"], momentum=0.95),
         torch.optim.AdamW(others, lr=config["rate"], betas=(0.9, 0.99), weight_decay=0.0, fused=True),
     )
     peaks = (config["matrix_rate"], config["rate"])

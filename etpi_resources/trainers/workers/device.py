@@ -9,7 +9,7 @@ from importlib.metadata import version
 
 import torch
 
-from etpi_resources.trainers.workers.precision import Asked, Dtype, find_gpu, overruled, training_dtype
+from etpi_resources.trainers.workers.precision import Dtype, SpecDtype, find_gpu, overruled, training_dtype
 from etpi_resources.trainers.workers.reporting import Worker
 
 _LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate")
@@ -30,10 +30,10 @@ def use_gpu(wanted: str) -> bool:
     return gpu
 
 
-def use_dtype(worker: Worker, asked: Asked, gpu: bool) -> Dtype:
+def use_dtype(worker: Worker, requested: SpecDtype, gpu: bool) -> Dtype:
     """The dtype to compute in; where it is not the one that the spec names, the worker says why."""
-    used = training_dtype(asked, find_gpu() if gpu else None)
-    if warning := overruled(asked, used):
+    used = training_dtype(requested, find_gpu() if gpu else None)
+    if warning := overruled(requested, used):
         worker.say(f"{worker.config['label']}: {warning}")
     return used
 

@@ -1,8 +1,7 @@
 """The dtype that a training computes in: one decision for every worker, and for whoever names a training by it.
 
 Belongs here: what a spec's `dtype` means on the device at hand. Does not belong here: what weights are stored in
-(`checkpointing.stored_dtype`). Imports no torch before it is asked about a GPU, so that the process that starts workers
-can use it.
+(`checkpointing.stored_dtype`). Only `find_gpu` imports torch, so that the process that starts workers can use the rest.
 
 Run as a program (`python -m ...precision`) it prints the GPU of its interpreter as JSON, or null.
 """
@@ -15,7 +14,7 @@ from typing import Literal
 
 MODULE = "etpi_resources.trainers.workers.precision"
 
-Asked = Literal["auto", "bf16", "fp32"]
+SpecDtype = Literal["auto", "bf16", "fp32"]
 Dtype = Literal["bf16", "fp32"]
 
 BF16_CAPABILITY = (8, 0)
@@ -29,28 +28,28 @@ class Gpu:
     bf16: bool
 
 
-def training_dtype(asked: Asked, gpu: Gpu | None) -> Dtype:
-    """The dtype of forward and backward passes; weights that are trained and their optimiser state are float32 anyway.
+def training_dtype(requested: SpecDtype, gpu: Gpu | None) -> Dtype:
+    """The dtype of forward and backward passes; weights that are trained are stored in float32 anyway.
 
     Args:
-        asked: the spec's. "auto" is bf16 on a GPU that has it, else fp32.
+        requested: the spec's. "auto" is bf16 on a GPU that has it, else fp32.
         gpu: None on a CPU, where every training computes in float32: few CPUs have bfloat16 instructions, the others
             run a scalar loop (measured: 1.1 GFLOP/s where float32 gives 41; pytorch#118499, #146508), and one spec is
             to give one model.
     """
     if gpu is None:
         return "fp32"
-    if asked == "auto":
+    if requested == "auto":
         return "bf16" if gpu.bf16 else "fp32"
-    return asked
+    return requested
 
 
-def overruled(asked: Asked, used: Dtype) -> str | None:
+def overruled(requested: SpecDtype, used: Dtype) -> str | None:
     """One sentence for the log where a training does not compute in the dtype that its spec names; else None."""
-    if asked in ("auto", used):
+    if requested in ("auto", used):
         return None
     return (
-        f'warning: dtype = "{asked}" is not used on a CPU, this training computes in {used}: most CPUs emulate '
+        f'warning: dtype = "{requested}" is not used on a CPU, this training computes in {used}: most CPUs emulate '
         "bfloat16, many times slower than float32, and the same spec must give the same model on all of them"
     )
 
