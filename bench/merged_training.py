@@ -109,7 +109,9 @@ def ours(place: Path, room: int) -> Any:
     stored = read_sequences([place / "sequences.parquet"], "train", vocabulary=1 << 20, longest=LONGEST)
     sequences, plan, _, _ = sft_worker.lay_out(stored, config, room, model)
     assert plan.steps == 2, "an epoch is one step"
-    trainer = sft_worker.build_trainer(Worker(place / "ours"), model, plan, sequences, gpu=False, at_once=False)
+    trainer = sft_worker.build_trainer(
+        Worker(place / "ours"), model, plan, sequences, gpu=False, dtype="fp32", at_once=False
+    )
     trainer.pad_id = 0  # the tokenizer's is beyond a folded vocabulary
     return trainer
 

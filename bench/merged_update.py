@@ -68,7 +68,7 @@ def updater(way: str, place: Path) -> Any:
     trainer: Any = PolicyTrainer(
         lambda step, rows: samples,
         model=load_model(place, torch.float32),
-        args=trainer_arguments(rl, place / way, 0, gpu=False),
+        args=trainer_arguments(rl, place / way, 0, gpu=False, dtype="fp32"),
         train_dataset=datasets.Dataset.from_dict({"prompt": ["0"] * GROUP}),
         processing_class=tokenizer,
     )

@@ -285,6 +285,7 @@ TABLES: dict[str, Table] = {
             ("step", i32, "optimiser step; the last one is final"),
             ("final", b, "whether evaluation uses it"),
             ("method", s, "base, lora or full"),
+            ("dtype", s, "what training computed in: bf16 or fp32; null for a base from elsewhere"),
             ("path", s, "folder, relative to the lake's root, or a hub id with revision"),
             ("adapter_path", s, "the adapter's folder, where there is one"),
             ("adapter_hash", s, "content hash of the adapter"),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from etpi_assets.graph import GRAPH, JOBS, Node
+from etpi_assets.rollouts.shipped_bases import shipped
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import SpecError, Specs
 from etpi_assets.specs.paths import external_path, fingerprint
@@ -98,7 +99,9 @@ def expensive(node: Node, key: str, specs: Specs) -> bool:
     spec = specs.get(node.set, key)
     if isinstance(spec, RolloutSetSpec):
         return spec.kind == "live"
-    return not (node.name == "base_checkpoint" and isinstance(spec, ExperimentSpec) and spec.base.kind != "tiny")
+    if isinstance(spec, ExperimentSpec) and node.name == "base_checkpoint":
+        return spec.base.kind == "tiny" and spec.base.tiny not in {recipe.section for recipe in shipped()}
+    return True
 
 
 def plan(experiment: str, specs: Specs, lake: Lake) -> list[Step]:
