@@ -36,8 +36,8 @@ tokenizer = "qwen3"
 """
 _OUT = """## Out
 
-`make export EXPERIMENT=name FORMAT=format TO=folder`, or `etpi export name --format format --to folder`. The folder is new; it appears whole or not at all, and the same data give the same bytes. `manifest.json` in
-it names every data version behind the export (tasks, rollouts, selection, pairs, data set, checkpoints), the files with
+`make export EXPERIMENT=name FORMAT=format TO=folder`, or `etpi export name --format format --to folder`. The folder is new; it
+appears whole or not at all, and the same data give the same bytes. `manifest.json` in it names every data version behind the export (tasks, rollouts, selection, pairs, data set, checkpoints), the files with
 rows and sha256, what was left out and what its reader has to know. What a check blocked is not exported. Rows are split
 as training is.
 

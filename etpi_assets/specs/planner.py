@@ -100,7 +100,7 @@ def expensive(node: Node, key: str, specs: Specs) -> bool:
     if isinstance(spec, RolloutSetSpec):
         return spec.kind == "live"
     if isinstance(spec, ExperimentSpec) and node.name == "base_checkpoint":
-        return spec.base.kind == "tiny" and spec.base.tiny not in {recipe.section for recipe in shipped()}
+        return spec.base.kind == "tiny" and spec.base.tiny not in [recipe.section for recipe in shipped()]
     return True
 
 
