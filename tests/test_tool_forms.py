@@ -23,15 +23,15 @@ OF_TEMPLATES = {
 }  # fmt: skip
 """What each of TRL's templates that write tool calls writes them in."""
 
-TEXTS = st.lists(
-    st.sampled_from(
-        ["</tool_response>", "<tool_call>", "\n", "x", " ", '"', "\\", "é", "<function=", "{", "}", "[", ";", "```", "'"]
-    ),
-    min_size=1, max_size=8,
-).map("".join).filter(str.strip)  # fmt: skip
+PARTS = ["</tool_response>", "<tool_call>", "\n", "x", " ", '"', "\\", "é", "<function=", "{", "}", "[", ";", "```"]
+TEXTS = st.lists(st.sampled_from(PARTS), min_size=1, max_size=8).map("".join).filter(str.strip)
 VALUES = st.one_of(TEXTS, st.integers(-5, 5), st.booleans(), st.lists(TEXTS, max_size=2))
 ARGUMENTS = st.dictionaries(st.sampled_from(["command", "path", "n", "old_str"]), VALUES, min_size=1, max_size=3)
-CALLS = st.lists(st.builds(Call, st.sampled_from(["bash", "str_replace_editor", "Read"]), ARGUMENTS), min_size=1, max_size=3)  # fmt: skip
+NAMES = st.sampled_from(["bash", "str_replace_editor", "Read"])
+CALLS = st.lists(st.builds(Call, NAMES, ARGUMENTS), min_size=1, max_size=3)
+MARKS = [form.mark for form in FORMS.values() if form.mark]
+TAGS = ["{", "}", '"name"', "\n", ":", "a", "[ARGS]", "</tool_call>", "<parameter=x>", "<|message|>", "```bash"]
+PIECES = st.lists(st.sampled_from([*MARKS, *TAGS]), max_size=9).map("".join)
 JSON_FORMS = [name for name, form in FORMS.items() if form.typed and name != "markdown"]
 TEXT_FORMS = [name for name, form in FORMS.items() if not form.typed]
 
@@ -74,8 +74,7 @@ def test_a_markdown_block_carries_one_bash_command(command: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMS)
-@given(text=st.lists(st.sampled_from([*(f.mark for f in FORMS.values() if f.mark), "{", "}", '"name"', "\n", ":", "a",
-       "[ARGS]", "</tool_call>", "<parameter=x>", "<|message|>", "```bash", "<|python_tag|>"]), max_size=9).map("".join))  # fmt: skip
+@given(text=PIECES)
 def test_no_text_makes_a_parser_raise(name: str, text: str) -> None:
     assert all(isinstance(call, Call | str) for call in FORMS[name].parse(text))
 

@@ -34,6 +34,8 @@ _HELD_OUT = ("heldout_repo", "heldout_task")
 _REMEDIES = {
     "over_max_length": "raise dataset.max_length",
     "not_captured": "set pairs.capture to what the rollouts have",
+    "unclosed_think": "the prompts open a think block that the turns do not close, so set "
+    "serving.template_kwargs.enable_thinking = false, or import the thoughts",
     "truncated": "set pairs.drop_truncated = false, or collect with a larger max_tokens",
 }
 
