@@ -162,7 +162,7 @@ def _bracketed(text: str) -> Iterator[Read]:
             at = text.find(opening, at + len(opening))
             continue
         value, end = json_object(text, start)
-        yield BAD_JSON if value is None else (text[at + len(opening) : name_end], value)
+        yield BAD_JSON if value is None else Call(text[at + len(opening) : name_end], value)
         at = text.find(opening, max(end, start))
 
 
