@@ -103,6 +103,11 @@ TABLES: dict[str, Table] = {
             ("started_at", TIME, "start"),
             ("wall_seconds", f64, "wall time"),
             ("error", s, "the infrastructure error, where there was one"),
+            (
+                "tools",
+                s,
+                "imported: JSON list of the tool schemas that the source recorded, keys in its order; null where none",
+            ),
         ),
         _table(
             "agents",
@@ -225,6 +230,7 @@ TABLES: dict[str, Table] = {
             ("turn", i32, "the turn, where one turn was dropped"),
             ("reason", s, "a short stable code"),
             ("detail", s, "the figures behind it"),
+            ("output_tokens", i32, "ids of the turn's output, where one turn was dropped and its ids are known"),
         ),
         _table(
             "pairs",

@@ -229,6 +229,7 @@ class _Loop:
         self.grammar = agent.grammar.grammar() if agent.grammar else None
         self.template_kwargs = template_kwargs
         self.tools = tool_schemas(agent.tools)
+        self.form = self.chat.tool_form if self.tools else None
         self.seats: list[_Seat] = []
         self.mail = Mailbox(())
 
@@ -298,7 +299,7 @@ class _Loop:
         message = dict(completion.message or {"role": "assistant", "content": completion.text})
         # Captured ids hold the calls as the model wrote them; without ids the endpoint's structured ones are all.
         calls = message.get("tool_calls") if output is None else None
-        actions, parse_error = read_turn(completion.text, self.agent, self.message_commands, calls)
+        actions, parse_error = read_turn(completion.text, self.agent, self.message_commands, calls, self.form)
         seat.record.turns.append(
             Turn(
                 turn=len(seat.record.turns),
