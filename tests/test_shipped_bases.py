@@ -18,6 +18,7 @@ from etpi_resources.lake import Lake, LakeError, folder_hash, sha256_of
 
 USED = rebuild_bases.used_by_shipped_specs()
 WORLDS = [section.world for section, _ in USED]
+SMALLEST = USED[WORLDS.index("arithmetic_tiny")]
 
 
 @pytest.fixture
@@ -78,14 +79,14 @@ def test_it_is_taken_into_the_lake_without_training(tmp_path: Path, section: Tin
 
 
 def test_another_section_or_template_has_no_shipped_base():
-    section, chat = USED[0]
+    section, chat = SMALLEST
     assert shipped_bases.find(section.model_copy(update={"seed": 1}), chat) is None
     assert shipped_bases.find(section, load_chat_format("tiny", "terminal")) is None
 
 
 @pytest.mark.usefixtures("no_training")
 def test_damaged_weights_are_refused_by_name(tmp_path: Path, copied: Path):
-    section, chat = USED[0]
+    section, chat = SMALLEST
     recipe = shipped_bases.find(section, chat)
     assert recipe is not None and recipe.folder.parent == copied
     weights = recipe.folder / shipped_bases.WEIGHTS
@@ -95,7 +96,7 @@ def test_damaged_weights_are_refused_by_name(tmp_path: Path, copied: Path):
 
 
 def test_a_change_of_the_recipe_warns_and_names_the_command(monkeypatch: pytest.MonkeyPatch):
-    section, chat = next(used for used in USED if used[0].world == "arithmetic_tiny")
+    section, chat = SMALLEST
     assert tiny_base.recipe_unchanged(section, chat).passed
     now = shipped_bases.recipe_code()
 
@@ -114,7 +115,7 @@ def test_a_change_of_the_recipe_warns_and_names_the_command(monkeypatch: pytest.
 
 def test_rebuilding_replaces_the_shipped_base(copied: Path, tmp_path: Path):
     """Without training: the files of another run stand in for it."""
-    section, chat = USED[0]
+    section, chat = SMALLEST
     before = shipped_bases.find(section, chat)
     assert before is not None
     model = tmp_path / "model"
