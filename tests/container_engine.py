@@ -104,13 +104,28 @@ class Engine:
         subprocess.run(["umount", "--recursive", "--lazy", str(self.folder / "root" / "overlay")], capture_output=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def make_image(self, name: str = IMAGE, extra: Path | None = None, changes: Sequence[str] = ()) -> None:
-        """An image of this machine's programs, with the tree `extra` over it; and settings as `--change` takes them."""
+    def make_image(
+        self,
+        name: str = IMAGE,
+        extra: Path | None = None,
+        changes: Sequence[str] = (),
+        files: Sequence[str | Path] = (),
+    ) -> None:
+        """An image of this machine's programs, with the tree `extra` over it.
+
+        Args:
+            changes: settings, as podman's `--change` takes them.
+            files: further programs and libraries of this machine, with the libraries that they load.
+        """
         tree = self.folder / "tree"
         if not tree.exists():
             _make_tree(tree)
+        for path in [*files, *linked(*files)]:
+            _copy(Path(path), tree)
         if extra is not None:
-            shutil.copytree(extra, tree, dirs_exist_ok=True, symlinks=True)
+            # A link of the tree may lead to this machine's own files (/lib64/ld-linux-x86-64.so.2 does): it is
+            # replaced, never written through.
+            subprocess.run(["cp", "-a", "--remove-destination", *extra.iterdir(), tree], check=True)
         packed = subprocess.Popen(["tar", "-C", str(tree), "-c", "."], stdout=subprocess.PIPE)
         settings = [word for change in ("ENV IN_IMAGE=yes", *changes) for word in ("--change", change)]
         self.podman("import", *settings, "-", name, stdin=packed.stdout)
@@ -161,6 +176,8 @@ def _make_tree(root: Path) -> None:
 
 def linked(*files: str | Path) -> list[str]:
     """The shared libraries that programs or libraries load, as absolute paths."""
+    if not files:
+        return []
     words = subprocess.run(["ldd", *files], capture_output=True, text=True).stdout.split()
     return [word for word in words if word.startswith("/") and not word.endswith(":")]
 

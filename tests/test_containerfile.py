@@ -28,31 +28,22 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def engine(_engine_process, tmp_path_factory):
-    """The engine, with a base image: this machine's programs, bubblewrap and pip. Its packages are the tests' own,
-    mounted at /packages when the image is built and run, so that nothing is fetched."""
+    """The engine, with a base image: this machine's programs, and bubblewrap. Its packages are the tests' own, mounted
+    when the image is built and run, so that nothing is fetched."""
     extra = tmp_path_factory.mktemp("extra")
     packages = extra / "usr/lib/python3/dist-packages"
     packages.mkdir(parents=True)
     (packages / "tests_own.pth").write_text("/packages\n")
-    (extra / "usr/local").mkdir()
-    libraries = set()
-    for name in ("bwrap", "setpriv"):
-        program = shutil.which(name)
-        if program is None:
-            pytest.skip(f"no {name} here")
-        libraries |= {program, *container_engine.linked(program)}
-    libraries |= set(container_engine.linked(str(next(SITE.glob("torch/lib/libtorch_cpu.so")))))
-    for path in libraries:
-        target = extra / path.lstrip("/")
-        if "site-packages" not in path and not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, target)
-    merged = extra / "usr"
-    for name in ("lib", "lib64", "bin"):
-        if (extra / name).is_dir():
-            shutil.copytree(extra / name, merged / name, dirs_exist_ok=True)
-            shutil.rmtree(extra / name)
-    _engine_process.make_image(BASE, extra, changes=["ENV PIP_NO_BUILD_ISOLATION=0", "ENV PIP_NO_INDEX=1"])
+    (extra / "usr/local/bin").mkdir(parents=True)
+    if missing := [name for name in ("bwrap", "setpriv") if shutil.which(name) is None]:
+        pytest.skip(f"no {' and no '.join(missing)} here")
+    programs = [found for name in ("bwrap", "setpriv") if (found := shutil.which(name))]
+    # What torch loads of the system: the C++ library and its own relatives, but not itself, which is mounted.
+    system = [
+        path for path in container_engine.linked(SITE / "torch/lib/libtorch_cpu.so") if "site-packages" not in path
+    ]
+    settings = ["ENV PIP_NO_BUILD_ISOLATION=0", "ENV PIP_NO_INDEX=1"]
+    _engine_process.make_image(BASE, extra, settings, [*programs, *system])
     return _engine_process
 
 
@@ -65,13 +56,24 @@ def _documented_options() -> list[str]:
     return shlex.split(found[1])
 
 
-def test_an_experiment_runs_in_the_container_with_the_documented_privileges(engine, tmp_path):
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory) -> list[str]:
+    """Options that mount the tests' packages: links to all but etpi at /packages, and what they lead to."""
+    links = tmp_path_factory.mktemp("packages")
+    links.chmod(0o755)
+    for entry in SITE.iterdir():
+        if entry.suffix != ".pth" and not entry.name.startswith(("etpi", "__editable__")):
+            (links / entry.name).symlink_to(entry)
+    return ["--volume", f"{links}:/packages:ro", "--volume", f"{SITE}:{SITE}:ro"]
+
+
+def test_an_experiment_runs_in_the_container_with_the_documented_privileges(engine, packages, tmp_path):
     engine.podman(
-        "build", "--network=none", "--build-arg", f"BASE={BASE}", "--volume", f"{SITE}:/packages:ro", "--tag", IMAGE,
+        "build", "--network=none", "--build-arg", f"BASE={BASE}", *packages, "--tag", IMAGE,
         "--file", str(ROOT / "Containerfile"), str(ROOT),
     )  # fmt: skip
     specs = write_small_specs(tmp_path / "specs")
-    mounts = ["--volume", f"{SITE}:/packages:ro", "--volume", f"{specs}:/specs:ro", "--env", "ETPI_SPECS=/specs"]
+    mounts = [*packages, "--volume", f"{specs}:/specs:ro", "--env", "ETPI_SPECS=/specs"]
     options = _documented_options()
     assert "--cap-drop" in options and not {"--privileged", "--cap-add"} & set(options)
     done = engine.podman("run", "--rm", "--network=none", *mounts, *options, IMAGE, "run", "first")

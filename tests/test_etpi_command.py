@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -103,3 +109,37 @@ def test_a_home_that_cannot_be_written_names_the_remedy(tmp_path: Path, monkeypa
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "file" / "home"))
     with pytest.raises(LakeError, match=r"home .*file/home cannot be written .*export ETPI_DATA="):
         prepare_dagster_home()
+
+
+@pytest.mark.slow
+def test_ui_serves_the_graph_from_an_empty_folder_and_ends_when_stopped(tmp_path: Path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {**os.environ, "ETPI_DATA": "", "PYTHONPATH": str(Path(__file__).parents[1])}
+    log = (tmp_path / "log").open("w")
+    words = [sys.executable, "-m", "etpi", "ui", "--port", str(port)]
+    with subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=log, stderr=log) as server:
+        try:
+            assert _locations(port, deadline=time.monotonic() + 120) == ["etpi"], (tmp_path / "log").read_text()
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait(60)
+    assert (tmp_path / ".dagster_home/dagster.yaml").is_file()
+
+
+def _locations(port: int, deadline: float) -> list[str]:
+    """The names of the page's code locations, once it answers and has loaded them."""
+    query = "{ repositoriesOrError { ... on RepositoryConnection { nodes { location { name } } } } }"
+    address, body = f"http://127.0.0.1:{port}/graphql", json.dumps({"query": query}).encode()
+    while time.monotonic() < deadline:
+        try:
+            request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                nodes = json.load(answer)["data"]["repositoriesOrError"].get("nodes")
+            if nodes:
+                return [node["location"]["name"] for node in nodes]
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            pass
+        time.sleep(0.5)
+    return []
