@@ -26,6 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from machine import machine
 from merged_tokens import Told, dataset, format_of, recorded
 from recorded import LONGEST
 
@@ -218,6 +219,7 @@ def main() -> None:
 
             measure(trainer, told=loss)
         return
+    print(machine(), flush=True)
     messages = recorded()
     for model, (vocabulary, most) in MODELS.items():
         for history in ("kept", "strip-think"):

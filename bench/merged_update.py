@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from machine import machine
 from merged_tokens import dataset, recorded
 from merged_training import MODELS, compare, measure, representative, save_model
 
@@ -83,6 +84,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--one"]:
         measure(updater(sys.argv[2], Path(sys.argv[3])), "grad_norm")
         return
+    print(machine(), flush=True)
     vocabulary, most = MODELS[MODEL]
     told = representative(recorded(), "kept", most)
     for name, turn in (("after the first prompt", 0), ("after a whole history", -1)):

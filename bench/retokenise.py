@@ -14,6 +14,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from machine import machine
+
 TEMPLATES = ("qwen3", "qwen3_5_think", "qwen3_instruct_2507")
 MESSAGE_COMMANDS = {"message_commands": ["coop-send", "coop-broadcast"], "receive_commands": ["coop-recv"]}
 
@@ -78,4 +80,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    print(machine(), flush=True)
     raise SystemExit(main())

@@ -4,7 +4,7 @@ Both run the same plan of batches over the same random model of the embedded wor
 vocabulary 1024, sequences of 600 to 900 tokens, float32); runs alternate and the fastest of each
 counts, in wall time and in CPU time, which a busy machine leaves alone.
 
-    python -m bench.trainer_overhead [--steps 10] [--rounds 4]
+    python bench/trainer_overhead.py [--steps 10] [--rounds 4]
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import torch
+from machine import machine
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, PrinterCallback, Qwen3Config, Qwen3ForCausalLM
 
@@ -120,4 +121,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    print(machine(), flush=True)
     main()

@@ -131,8 +131,10 @@ class _Lines(logging.Formatter):
         event = meta.get("dagster_event")
         if event is None or not event.is_step_failure:
             return str(meta.get("orig_message") or record.getMessage())
-        foreseen = event.step_failure_data.user_failure_data
-        return f"FAILED: {foreseen.description if foreseen else f'{event.step_key}: {event.step_failure_data.error}'}"
+        error, foreseen = event.step_failure_data.error, event.step_failure_data.user_failure_data
+        if error and error.cls_name == "DagsterExecutionInterruptedError":
+            return f"{event.step_key} was interrupted"
+        return f"FAILED: {foreseen.description if foreseen else f'{event.step_key}: {error}'}"
 
 
 class _OwnLines(logging.Filter):

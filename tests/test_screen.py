@@ -7,6 +7,7 @@ import pty
 import re
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,6 +67,7 @@ def _on_a_terminal(
     if process == 0:
         os.chdir(ROOT)
         os.execve(sys.executable, _command(*names), _environment(folder))
+    termios.tcsetwinsize(terminal, (40, 100))
     shown, pressed = b"", False
     while True:
         try:
