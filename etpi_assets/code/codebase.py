@@ -88,6 +88,25 @@ class Codebase:
         self._methods: dict[Target, dict[str, Target]] = {}
         self._by_method: dict[Target, bool] = {}
 
+    def with_changed(self, file: str) -> Codebase:
+        """The same code, one file of which (a path from the root) is read again: what was parsed of the others stays."""
+        other = Codebase(self.root)
+        other._paths, other._files = self._paths, {path: d for path, d in self._files.items() if path != file}
+        if not file.endswith(".py"):
+            other._sources, other._edges, other._methods = self._sources, self._edges, self._methods
+            other._by_method = self._by_method
+            return other
+        module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        other._sources = {name: source for name, source in self._sources.items() if name != module}
+        # Where the module defines or imports other names, references to it lead elsewhere.
+        own = f"{module}:"
+        other._edges = {
+            target: edges
+            for target, edges in self._edges.items()
+            if not target.startswith(own) and not any(edge.startswith(own) for edge in edges)
+        }
+        return other
+
     # --- files -----------------------------------------------------------------------------------------------------
 
     def path(self, module: str) -> Path | None:
