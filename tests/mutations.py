@@ -118,7 +118,7 @@ def set_family(*families: str) -> Where:
 
 
 def set_prompt(prompt: str) -> Where:
-    return both(spoken, sets(lambda s: s.agent.prompt == prompt))
+    return sets(lambda s: s.agent.prompt == prompt)
 
 
 def evaluates(*families: str) -> Where:
@@ -241,8 +241,8 @@ EDITS = (
     Edit(f"{R}/observation.py", 'lines.append(f"[{status}]")', 'lines.append(f"({status})")', "what an agent sees of a command", ROLLS_OUT),
     Edit(f"{R}/mailbox.py", "others if to is None else", "others[:1] if to is None else", "who gets a message to all", ROLLS_OUT),
     Edit(f"{R}/think.py", "return len(output) - closed - 1", "return len(output) - closed", "tokens after a think block", ROLLS_OUT),
-    Edit(f"{R}/prompts/coop/system.md", "One command a turn:", "A single command a turn:", "the coop prompt", {"raw_rollouts": set_prompt("coop"), "base_checkpoint": base("tiny", "coop_tiny"), "tito_pairs": draws_on(set_prompt("coop")), **dict.fromkeys(("upweighted_dataset", "serving_probe", "eval_rollouts"), asks("coop"))}),
-    Edit(f"{R}/prompts/solo/user.md", "$instruction", "Task: $instruction", "the solo prompt", {"raw_rollouts": set_prompt("solo"), "tito_pairs": draws_on(set_prompt("solo")), **dict.fromkeys(("upweighted_dataset", "serving_probe", "eval_rollouts"), asks("solo"))}),
+    Edit(f"{R}/prompts/coop/system.md", "One command a turn:", "A single command a turn:", "the coop prompt", {"raw_rollouts": both(spoken, set_prompt("coop")), "base_checkpoint": base("tiny", "coop_tiny"), "tito_pairs": draws_on(set_prompt("coop")), **dict.fromkeys(("upweighted_dataset", "serving_probe", "eval_rollouts"), asks("coop"))}),
+    Edit(f"{R}/prompts/solo/user.md", "$instruction", "Task: $instruction", "the solo prompt", {"raw_rollouts": both(spoken, set_prompt("solo")), "tito_pairs": draws_on(set_prompt("solo")), **dict.fromkeys(("upweighted_dataset", "serving_probe", "eval_rollouts"), asks("solo"))}),
     Edit(f"{R}/tools.py", '"Run Python code. What', '"Run Python. What', "what a tool says of itself", {**ROLLS_OUT, **dict.fromkeys(("tito_pairs", "upweighted_dataset", "serving_probe"), every)}),
     Edit(f"{R}/interpreter_cell.py", "print(repr(value))", "print(value)", "how a cell shows its value", ROLLS_OUT),
     Edit(f"{R}/policies/coop_tiny.py", 'if "INBOX" in observation and', 'if "INBOX" not in observation and', "coop_tiny's policy", {"raw_rollouts": both(engine("scripted"), set_family("coop_tiny")), "base_checkpoint": base("tiny", "coop_tiny")}),
@@ -274,17 +274,17 @@ EDITS = (
     Edit(f"{C}/captured.py", 'for m in messages if m["kind"] == "prompt"]', "for m in messages]", "messages before the first turn", {"tito_pairs": every}),
     # training and its workers
     Edit(f"{F}/sft.py", "MICRO_TOKENS = 8192", "MICRO_TOKENS = 4096", "tokens of a pass", {"sft_checkpoint": every}),
-    Edit(f"{F}/sft_checks.py", "SAME_IN_HALF = 5e-2", "SAME_IN_HALF = 1e-2", "the bound of a check", {"sft_checkpoint": every}),
+    Edit(f"{F}/sft_checks.py", "SAME_IN_HALF = 5e-2", "SAME_IN_HALF = 1e-2", "the bound of a check", {"sft_checkpoint": every, "rl_checkpoint": every}),
     Edit(f"{F}/rounds.py", "if len(prompt) > section.max_prompt_tokens:", "if len(prompt) >= section.max_prompt_tokens:", "which prompts are too long", {"rl_checkpoint": every}),
     Edit(f"{F}/grpo.py", "RESUME_CHECKPOINTS = 10", "RESUME_CHECKPOINTS = 5", "how often reinforcement is saved", {"rl_checkpoint": every}),
     Edit(f"{F}/pointers.py", 'if COMMIT.fullmatch(base.revision or ""):', "if base.revision:", "what a pinned revision is", {"base_checkpoint": base("hub")}),
     Edit(f"{W}/base_worker.py", "LAST_RATE = 0.05", "LAST_RATE = 0.1", "a tiny base's learning rate", tiny_base),
     Edit(f"{W}/induction.py", "GAIN = 2.0", "GAIN = 3.0", "a tiny base's first weights", tiny_base),
-    Edit(f"{W}/packing.py", "LENGTH_MULTIPLE = 64", "LENGTH_MULTIPLE = 32", "padding", {"sft_checkpoint": every}),
+    Edit(f"{W}/packing.py", "LENGTH_MULTIPLE = 64", "LENGTH_MULTIPLE = 32", "padding", {"sft_checkpoint": every, **tiny_base}),
     Edit(f"{W}/weighted_trainer.py", 'return (nll * inputs["weights"]).sum(), hits', "return nll.sum(), hits", "the loss", {"sft_checkpoint": every}),
     Edit(f"{W}/sft_worker.py", "GRADIENT_NORM = 1.0", "GRADIENT_NORM = 2.0", "gradient clipping", {"sft_checkpoint": every}),
     Edit(f"{W}/plan.py", "return rise * fall", "return fall", "the schedule of the learning rate", {"sft_checkpoint": every}),
-    Edit(f"{W}/label_head.py", "logits.detach().argmax(-1) == labels", "logits.detach().argmin(-1) == labels", "token accuracy", {"sft_checkpoint": every, **tiny_base}),
+    Edit(f"{W}/label_head.py", "logits.detach().argmax(-1) == labels", "logits.detach().argmin(-1) == labels", "token accuracy", {"sft_checkpoint": every}),
     Edit(f"{W}/sample_trees.py", "ROW_MULTIPLE = 128", "ROW_MULTIPLE = 64", "padding of samples", {"rl_checkpoint": every}),
     Edit(f"{W}/hand_over.py", "NEARER = 3.0", "NEARER = 2.0", "when a hand-over is refused", {"rl_checkpoint": experiments(lambda e: e.rl.engine == "vllm")}),
     Edit(f"{W}/grpo_worker.py", '"group" if rl["scale_advantage"]', '"batch" if rl["scale_advantage"]', "the scale of advantages", {"rl_checkpoint": every}),
@@ -306,9 +306,23 @@ EDITS = (
     Edit(f"{P}/facts.py", 'if stage == "selection")', 'if stage == "pairs")', "figures of the report", {"experiment_report": every}),
     Edit(f"{P}/model_card.py", 'if train.method == "lora":', 'if train.method == "full":', "words of the model card", {"model_card": every}),
     Edit(f"{P}/templates/model_card.md.jinja", "license:", "licence:", "the model card's template", {"model_card": every}),
-    Edit("etpi_resources/charts.py", 'return f"![{alt}](data:', 'return f"![chart {alt}](data:', "charts", {"experiment_report": every}),
+    Edit("etpi_resources/charts.py", 'style = f\' stroke-dasharray="{dash}"\' if dash else ""', 'style = ""', "lines of charts", {"experiment_report": every}),
     # tokenizers
     Edit(f"{K}/terminal.jinja", "'### System:\\n'", "'### Sys:\\n'", "the terminal template", chats("terminal")),
     Edit(f"{K}/tiny/tiny.jinja", "+ message.content +", "+ message.content.strip() +", "the tiny template", TOKENIZED),
 )  # fmt: skip
 """The edits, by package."""
+
+SAME: tuple[tuple[str, str, str], ...] = (
+    (f"{T}/coop_tiny/judge.py", "    merged = base\n", "    # Nothing is merged yet.\n    merged = base\n"),
+    (f"{T}/coop_tiny/judge.py", '"""Tasks validated in one sandbox."""', '"""Tasks that share a sandbox."""'),
+    (f"{R}/actions.py", "    body = after_think(content)\n", "\n    body = (\n        after_think(content)\n    )\n"),
+    (f"{R}/think.py", "at = closed + 1\n", "at = closed  +  1   # past the tag\n"),
+    (f"{R}/agent.py", "MIN_OUTPUT = 16", "MIN_OUTPUT = (16)"),
+    (f"{C}/select.py", '"""The first rule the rollout fails on its own, as (reason, detail)."""', '"""Why a rollout is dropped."""'),
+    ("etpi_assets/specs/experiment.py", 'description="floor of learnt tool-call openings"', 'description="least openings"'),
+    (f"{K}/terminal.jinja", "that follows. An earlier", "that follows; an earlier"),
+    (f"{B}/guest.py", "MOST_FILES = 50_000", "MOST_FILES = 50000  # enough"),
+    (f"{W}/packing.py", "MOST_LENGTHS = 8", "MOST_LENGTHS = 0x8"),
+)
+"""(file, old, new): edits of words and layout alone."""

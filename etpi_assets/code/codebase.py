@@ -30,7 +30,15 @@ SPEC_HOOKS = ("model_validator", "field_validator", "model_serializer", "field_s
 
 CALLED_ELSEWHERE = {"etpi_resources.engines.slots:SlotView": "transformers uses it as the cache of its layers"}
 """Classes without a foreign base whose methods another package calls all the same, each with how."""
-_PLAIN_BASES = (("Protocol",), ("Generic",), ("ABC",), ("NamedTuple",), ("Exception",), ("RuntimeError",), ("ValueError",))
+_PLAIN_BASES = (
+    ("Protocol",),
+    ("Generic",),
+    ("ABC",),
+    ("NamedTuple",),
+    ("Exception",),
+    ("RuntimeError",),
+    ("ValueError",),
+)
 """Bases outside of the project whose code calls no method but those with two underscores."""
 
 Target = str

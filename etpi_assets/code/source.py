@@ -72,11 +72,14 @@ class Source:
         definitions: by name.
         imports: what its import statements bind a name to, those inside functions included.
         imported: the dotted names that importing it imports.
+        entries: for a variable that is a mapping from texts to names, as `NAME = {"text": module.function}`, the dotted
+            name of each text.
     """
 
     definitions: dict[str, Definition]
     imports: dict[str, set[Import]]
     imported: set[str]
+    entries: dict[str, dict[str, tuple[str, ...]]] = field(default_factory=dict)
 
 
 def parse(text: str, module: str, is_package: bool) -> Source:
@@ -101,7 +104,8 @@ def parse(text: str, module: str, is_package: bool) -> Source:
             for name in _defined(node) or [BODY]:
                 statements.setdefault(name, []).append(node)
     definitions = {name: _definition(found, imports) for name, found in statements.items()}
-    return Source(definitions, imports, imported)
+    entries = {name: _entries(node) for node in tree.body for name in _defined(node)}
+    return Source(definitions, imports, imported, {name: found for name, found in entries.items() if found})
 
 
 # --- the normal form -------------------------------------------------------------------------------------------------
@@ -152,7 +156,9 @@ def _definition(statements: list[ast.stmt], imports: Mapping[str, set[Import]]) 
         if isinstance(statement, ast.FunctionDef):
             found.declares += _declared(statement)
         if isinstance(statement, ast.ClassDef):
-            found.bases += [_dotted(base.value if isinstance(base, ast.Subscript) else base) for base in statement.bases]
+            found.bases += [
+                _dotted(base.value if isinstance(base, ast.Subscript) else base) for base in statement.bases
+            ]
             methods: dict[str, list[ast.stmt]] = {}
             for node in statement.body:
                 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -249,6 +255,14 @@ def _dotted(node: ast.AST) -> tuple[str, ...]:
         attributes.append(node.attr)
         node = node.value
     return (node.id, *reversed(attributes)) if isinstance(node, ast.Name) else ()
+
+
+def _entries(node: ast.stmt) -> dict[str, tuple[str, ...]]:
+    value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+    if not isinstance(value, ast.Dict):
+        return {}
+    pairs = zip(value.keys, value.values, strict=True)
+    return {str(k.value): name for k, v in pairs if isinstance(k, ast.Constant) and (name := _dotted(v))}
 
 
 def _declared(function: ast.FunctionDef) -> list[str]:
