@@ -97,7 +97,7 @@ class Codebase:
         self._by_method: dict[Target, bool] = {}
 
     def with_changed(self, file: str) -> Codebase:
-        """The same code, one file of which (a path from the root) is read again: what was parsed of the others stays."""
+        """The same code, one file of which (a path from the root) is read again; the others stay as parsed."""
         other = Codebase(self.root)
         other._paths, other._files = self._paths, {path: d for path, d in self._files.items() if path != file}
         if not file.endswith(".py"):
@@ -290,8 +290,7 @@ class Codebase:
 
 
 class _Walk:
-    """One traversal. A method counts once reached code reads an attribute of its name, of whatever object; until then it
-    waits."""
+    """One traversal. A method counts once reached code reads an attribute of its name, of whatever object."""
 
     def __init__(self, code: Codebase, narrowed: Filter) -> None:
         self._code, self._narrowed = code, narrowed
