@@ -116,6 +116,15 @@ def _shipped_bases(code: Codebase) -> Mapping[str, tuple[Target, ...]]:
     return {world: tuple(p for p in recipes if p.startswith(f"{home}{world}-")) for world in worlds}
 
 
+def _rewards(code: Codebase) -> Mapping[str, tuple[Target, ...]]:
+    """What the registry of reward functions says of each: one reference a name."""
+    source = code.source(_REWARDS)
+    entries = source.entries.get("FUNCTIONS", {}) if source else {}
+    return {name: tuple(code.resolve(_REWARDS, value)) for name, value in entries.items()}
+
+
+_REWARDS = "etpi_assets.scoring.rewards.functions"
+_TRAINING = "etpi_assets.training"
 _ROLLOUTS = "etpi_assets.rollouts"
 _ENGINES = "etpi_resources.engines"
 _SANDBOXES = "etpi_resources.sandboxes"
@@ -128,16 +137,26 @@ CHOICES = (
     Choice("format", (f"{_ROLLOUTS}.importers:_MODULES",), _modules_below(f"{_ROLLOUTS}.importers", "FORMAT")),
     Choice("world", (f"{_ROLLOUTS}.tiny_base:WORLDS",), _modules_below(f"{_ROLLOUTS}.templated")),
     Choice("world", (f"{_ROLLOUTS}.shipped_bases:shipped",), _shipped_bases),
+    Choice("reward", (f"{_REWARDS}:FUNCTIONS",), _rewards),
+    Choice(
+        "base",
+        (f"{_TRAINING}.assets:base_checkpoint",),
+        _fixed(
+            tiny=(f"{_TRAINING}.assets:_tiny_base",),
+            hub=(f"{_TRAINING}.pointers:hub_pointer",),
+            path=(f"{_TRAINING}.pointers:path_pointer",),
+            none=(),
+        ),
+    ),
     Choice("prompt", (f"{_ROLLOUTS}.prompts:_template",), _prompts),
     Choice(
         "rollouts",
-        tuple(f"{_ROLLOUTS}.assets:{name}" for name in ("raw_rollouts", "_rolled_out", "_actor", "_collected")),
+        tuple(
+            f"{_ROLLOUTS}.assets:{name}" for name in ("raw_rollouts", "_rolled_out", "_place", "_actor", "_collected")
+        ),
         _fixed(
-            live=(
-                f"{_ROLLOUTS}.assets:_rolled_out",
-                f"{_ROLLOUTS}.agent:run_rollout",
-                f"{_ROLLOUTS}.teachers:make_engine",
-            ),
+            live=(f"{_ROLLOUTS}.assets:_rolled_out", f"{_ROLLOUTS}.agent:run_rollout"),
+            engine=(f"{_ROLLOUTS}.teachers:make_engine",),
             imported=(f"{_ROLLOUTS}.assets:_imported",),
             emulated=(f"{_ROLLOUTS}.assets:_emulation",),
             rehearsed=(f"{_ROLLOUTS}.templated.plan_first.rehearsal:*", f"{_ROLLOUTS}.templated.plan_first.rehearsal:"),
@@ -183,8 +202,8 @@ CHOICES = (
     ),
     Choice(
         "generator",
-        (f"{_WORKERS}.grpo_worker:run",),
-        _fixed(transformers=(f"{_ENGINES}.live:",), vllm=(f"{_WORKERS}.hand_over:",)),
+        (f"{_WORKERS}.grpo_worker:build_trainer",),
+        _fixed(transformers=(f"{_ENGINES}.live:LiveEngine",), vllm=(f"{_WORKERS}.grpo_worker:_served",)),
     ),
 )
 """Every place where a spec selects code."""
@@ -234,15 +253,15 @@ def _of_rollout_set(spec: RolloutSetSpec, specs: Specs) -> Selection:
     builds = engine is not None and engine.model == TINY
     way = {
         "imported": ["imported"],
-        "live": ["live"],
-        "templated": ["live", "rehearsed" if spec.templated else "emulated"],
+        "live": ["live", "engine"],
+        "templated": ["live", *(["rehearsed"] if spec.templated else ["engine", "emulated"])],
     }
     worlds = [engine.tiny.world] if engine and engine.tiny and builds else []
     return _frozen(
         family=family,
         policy=family if engine and engine.kind == "scripted" else [],
         engine=[*([engine.kind] if engine else []), *(["tiny"] if builds else [])],
-        sandbox=[spec.sandbox],
+        sandbox=[spec.sandbox] if spec.kind == "live" else [],
         prompt=[spec.agent.prompt, *map(_prompt_of_world, worlds)],
         template=_templates(spec.agent.tokenizer),
         format=None if spec.format == "auto" else [spec.format],
@@ -261,14 +280,19 @@ def _of_experiment(node: Node, spec: ExperimentSpec, specs: Specs) -> Selection:
         suites, agents, sandbox = [e.suite for e in evaluated], [e.agent for e in evaluated], spec.serving.sandbox
     else:
         suites = [s.suite for s in sets] + [spec.evaluate.suite if spec.evaluate else None]
-        agents = [s.agent for s in sets] + ([spec.evaluate.agent] if spec.evaluate else [])
+        evaluated = [spec.evaluate.agent] if spec.evaluate else []
+        agents = {"tito_pairs": [s.agent for s in sets], "base_checkpoint": []}.get(node.name, evaluated)
         sandbox = spec.serving.sandbox
     return _frozen(
         family=[specs.suites[name].family for name in suites if name and name in specs.suites],
         sandbox=[sandbox],
         serving=[spec.serving.engine],
         generator=[spec.rl.engine],
-        prompt=[*(agent.prompt for agent in agents), *map(_prompt_of_world, worlds)],
+        prompt=[
+            *(agent.prompt for agent in agents),
+            *(map(_prompt_of_world, worlds) if node.name == "base_checkpoint" else ()),
+        ],
+        base=[spec.base.kind],
         template=_templates(spec.base.tokenizer, spec.base.chat_template),
         world=worlds,
         reward=[term.function for term in spec.rl.rewards],

@@ -28,6 +28,19 @@ SECTION = "etpi_assets.specs.section:Section"
 those of their methods count that the reached code calls."""
 SPEC_HOOKS = ("model_validator", "field_validator", "model_serializer", "field_serializer")
 
+CALLED_ELSEWHERE = {"etpi_resources.engines.slots:SlotView": "transformers uses it as the cache of its layers"}
+"""Classes without a foreign base whose methods another package calls all the same, each with how."""
+_PLAIN_BASES = (
+    ("Protocol",),
+    ("Generic",),
+    ("ABC",),
+    ("NamedTuple",),
+    ("Exception",),
+    ("RuntimeError",),
+    ("ValueError",),
+)
+"""Bases outside of the project whose code calls no method but those with two underscores."""
+
 Target = str
 """What a reference leads to: "module:name" (a definition), "module:*" (all of a module), "module:!" (a module as the
 program) or a path from the root (a data file)."""
@@ -81,6 +94,26 @@ class Codebase:
         self._files: dict[str, str] = {}
         self._paths: dict[str, Path | None] = {}
         self._methods: dict[Target, dict[str, Target]] = {}
+        self._by_method: dict[Target, bool] = {}
+
+    def with_changed(self, file: str) -> Codebase:
+        """The same code, one file of which (a path from the root) is read again; the others stay as parsed."""
+        other = Codebase(self.root)
+        other._paths, other._files = self._paths, {path: d for path, d in self._files.items() if path != file}
+        if not file.endswith(".py"):
+            other._sources, other._edges, other._methods = self._sources, self._edges, self._methods
+            other._by_method = self._by_method
+            return other
+        module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        other._sources = {name: source for name, source in self._sources.items() if name != module}
+        # Where the module defines or imports other names, references to it lead elsewhere.
+        own = f"{module}:"
+        other._edges = {
+            target: edges
+            for target, edges in self._edges.items()
+            if not target.startswith(own) and not any(edge.startswith(own) for edge in edges)
+        }
+        return other
 
     # --- files -----------------------------------------------------------------------------------------------------
 
@@ -155,6 +188,8 @@ class Codebase:
         """What the references of a definition lead to."""
         if target not in self._edges:
             module, found = target.split(":")[0], self.definition(target)
+            if self.by_method(target):
+                found = found.shell or found
             names = found.annotations if self.is_section(target) else found.names
             targets = {t for name in names for t in self.resolve(module, name)}
             if not self.is_section(target):
@@ -171,6 +206,33 @@ class Codebase:
         return any(
             self.is_section(t) for base in bases for t in self.resolve(module, base) if ":" in t and t[-1] != "*"
         )
+
+    def by_method(self, target: Target) -> bool:
+        """Whether a class is followed method by method: every class whose bases are this project's, none of which
+        another package's code may call methods of that no code here names."""
+        if target not in self._by_method:
+            module, _, name = target.partition(":")
+            found = self.definition(target)
+            self._by_method[target] = (
+                "." not in name
+                and target not in CALLED_ELSEWHERE
+                and found.shell is not None
+                and not self.is_section(target)
+                and all(self._own_base(module, base) for base in found.bases)
+            )
+        return self._by_method[target]
+
+    def _own_base(self, module: str, base: tuple[str, ...]) -> bool:
+        targets = self.resolve(module, base)
+        return base[-1:] in _PLAIN_BASES or (
+            bool(targets) and all(":" in t and t[-1] not in "*!" and self.by_method(t) for t in targets)
+        )
+
+    def class_methods(self, target: Target) -> dict[str, Target]:
+        """The methods of a class that is followed method by method, by name."""
+        if target not in self._methods:
+            self._methods[target] = {name: f"{target}.{name}" for name in self.definition(target).methods}
+        return self._methods[target]
 
     def section_methods(self, target: Target) -> dict[str, Target]:
         """The methods of a table of a spec by name, save those that pydantic calls to make the resolved spec."""
@@ -228,15 +290,14 @@ class Codebase:
 
 
 class _Walk:
-    """One traversal. What a class's methods mean to a spec table depends on all attributes read, so it goes on until
-    nothing new is reached."""
+    """One traversal. A method counts once reached code reads an attribute of its name, of whatever object."""
 
     def __init__(self, code: Codebase, narrowed: Filter) -> None:
         self._code, self._narrowed = code, narrowed
         self._reached: dict[Target, str] = {}
         self._todo: list[Target] = []
         self._attributes: set[str] = set()
-        self._sections: set[Target] = set()
+        self._waiting: dict[str, list[Target]] = {}
         self._modules: set[str] = set()
 
     def add(self, target: Target) -> None:
@@ -271,9 +332,15 @@ class _Walk:
         elif name == "!":
             self.add(f"{module}:{MAIN}")
         elif self._code.is_section(target):
-            self._sections.add(target)
             self._follow(target)
-            self._call(target, self._attributes)
+            self._offer(self._code.section_methods(target))
+        elif self._code.by_method(target):
+            found = self._code.definition(target)
+            assert found.shell is not None
+            self._reached[target] = found.shell.digest
+            self._follow(target)
+            self._read(found.shell)
+            self._offer(self._code.class_methods(target), found.hooks)
         else:
             found = self._code.definition(target)
             self._reached[target] = found.digest
@@ -291,16 +358,19 @@ class _Walk:
             if found.attributes.issuperset(end[1:]) and any(name[-len(end) :] == end for name in found.names):
                 for other in targets:
                     self.add(other)
-        new = found.attributes - self._attributes
-        self._attributes |= new
-        for section in self._sections:
-            self._call(section, new)
+        # A text may be what getattr is given.
+        for name in (found.attributes | found.texts) - self._attributes:
+            self._attributes.add(name)
+            for method in self._waiting.pop(name, ()):
+                self.add(method)
 
-    def _call(self, section: Target, attributes: set[str]) -> None:
-        """Reach the methods of a spec table that have one of these names."""
-        methods = self._code.section_methods(section)
-        for name in methods.keys() & attributes:
-            self.add(methods[name])
+    def _offer(self, methods: Mapping[str, Target], hooks: Collection[str] = ()) -> None:
+        """Reach those of a class's methods that reached code names, now or later."""
+        for name, method in methods.items():
+            if name in self._attributes or name in hooks:
+                self.add(method)
+            else:
+                self._waiting.setdefault(name, []).append(method)
 
     def _enter(self, module: str) -> None:
         """Importing a module runs its top-level statements, and those of what it imports."""

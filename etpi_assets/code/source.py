@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 BODY = "<module>"
@@ -16,7 +16,10 @@ BODY = "<module>"
 MAIN = "<main>"
 """The name of what runs when the module is the program: its `if __name__ == "__main__"` block."""
 
-_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+ATTRIBUTES = frozenset(
+    ("property", "cached_property", "staticmethod", "classmethod", "abstractmethod", "contextmanager", "override")
+)
+"""Decorators that leave a method one that is called by its name."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,9 @@ class Definition:
         bases: for a class, the dotted names of its base classes.
         annotations: for a class, the dotted names within its fields' annotations.
         methods: for a class, its methods by name.
+        shell: for a class, what is left of it without its methods.
+        hooks: for a class, the names of methods that nothing needs to name for them to be called: those with two
+            underscores, and those with a decorator of another kind than ATTRIBUTES.
         declares: the assets that its decorators declare it to compute: NAME of `@etpi_asset("NAME")`.
     """
 
@@ -53,6 +59,8 @@ class Definition:
     bases: list[tuple[str, ...]] = field(default_factory=list)
     annotations: set[tuple[str, ...]] = field(default_factory=set)
     methods: dict[str, Definition] = field(default_factory=dict)
+    shell: Definition | None = None
+    hooks: set[str] = field(default_factory=set)
     declares: list[str] = field(default_factory=list)
 
 
@@ -64,11 +72,14 @@ class Source:
         definitions: by name.
         imports: what its import statements bind a name to, those inside functions included.
         imported: the dotted names that importing it imports.
+        entries: for a variable that is a mapping from texts to names, as `NAME = {"text": module.function}`, the dotted
+            name of each text.
     """
 
     definitions: dict[str, Definition]
     imports: dict[str, set[Import]]
     imported: set[str]
+    entries: dict[str, dict[str, tuple[str, ...]]] = field(default_factory=dict)
 
 
 def parse(text: str, module: str, is_package: bool) -> Source:
@@ -93,7 +104,8 @@ def parse(text: str, module: str, is_package: bool) -> Source:
             for name in _defined(node) or [BODY]:
                 statements.setdefault(name, []).append(node)
     definitions = {name: _definition(found, imports) for name, found in statements.items()}
-    return Source(definitions, imports, imported)
+    entries = {name: _entries(node) for node in tree.body for name in _defined(node)}
+    return Source(definitions, imports, imported, {name: found for name, found in entries.items() if found})
 
 
 # --- the normal form -------------------------------------------------------------------------------------------------
@@ -144,19 +156,41 @@ def _definition(statements: list[ast.stmt], imports: Mapping[str, set[Import]]) 
         if isinstance(statement, ast.FunctionDef):
             found.declares += _declared(statement)
         if isinstance(statement, ast.ClassDef):
-            found.bases += [name for base in statement.bases if (name := _dotted(base))]
+            found.bases += [
+                _dotted(base.value if isinstance(base, ast.Subscript) else base) for base in statement.bases
+            ]
+            methods: dict[str, list[ast.stmt]] = {}
             for node in statement.body:
                 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                    found.methods[node.name] = _definition([node], imports)
+                    methods.setdefault(node.name, []).append(node)
+                    if node.name.startswith("__") or not {*map(_decorator, node.decorator_list)} <= ATTRIBUTES:
+                        found.hooks.add(node.name)
                 elif isinstance(node, ast.AnnAssign):
                     field_types = Definition()
                     _collect(node.annotation, field_types)
                     found.annotations |= field_types.names
+            found.methods |= {name: _definition(parts, imports) for name, parts in methods.items()}
+            found.shell = _shell(statement, imports)
     if statements:
-        bound = sorted({f"{name[0]}={target}" for name in found.names for target in imports.get(name[0], ())})
-        text = "".join(part for statement in statements for part in normal_form(statement))
-        found.digest = digest_of(text + "\0" + "\0".join(bound))
+        _digest(found, statements, imports)
     return found
+
+
+def _shell(statement: ast.ClassDef, imports: Mapping[str, set[Import]]) -> Definition:
+    """A class without its methods, which count one by one."""
+    found = Definition()
+    rest = [node for node in statement.body if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    parts = [*statement.bases, *statement.keywords, *statement.decorator_list, *rest]
+    for part in parts:
+        _collect(part, found)
+    _digest(found, parts, imports)
+    return found
+
+
+def _digest(found: Definition, parts: Sequence[ast.AST], imports: Mapping[str, set[Import]]) -> None:
+    bound = sorted({f"{name[0]}={target}" for name in found.names for target in imports.get(name[0], ())})
+    text = "".join(piece for part in parts for piece in normal_form(part))
+    found.digest = digest_of(text + "\0" + "\0".join(bound))
 
 
 def digest_of(text: str) -> str:
@@ -223,6 +257,14 @@ def _dotted(node: ast.AST) -> tuple[str, ...]:
     return (node.id, *reversed(attributes)) if isinstance(node, ast.Name) else ()
 
 
+def _entries(node: ast.stmt) -> dict[str, tuple[str, ...]]:
+    value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+    if not isinstance(value, ast.Dict):
+        return {}
+    pairs = zip(value.keys, value.values, strict=True)
+    return {str(k.value): name for k, v in pairs if isinstance(k, ast.Constant) and (name := _dotted(v))}
+
+
 def _declared(function: ast.FunctionDef) -> list[str]:
     calls = [d for d in function.decorator_list if isinstance(d, ast.Call) and _named(d.func) == "etpi_asset"]
     return [str(argument.value) for call in calls for argument in call.args[:1] if isinstance(argument, ast.Constant)]
@@ -230,6 +272,10 @@ def _declared(function: ast.FunctionDef) -> list[str]:
 
 def _named(node: ast.AST) -> str:
     return (_dotted(node) or ("",))[-1]
+
+
+def _decorator(node: ast.AST) -> str:
+    return _named(node.func if isinstance(node, ast.Call) else node)
 
 
 def _reads(node: ast.AST, name: str) -> bool:
