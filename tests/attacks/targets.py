@@ -18,6 +18,7 @@ from etpi_assets.rollouts.agent import SUBMIT, Identity, run_rollout
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import ANSWER, Task
+from etpi_assets.tasks.grading import grade
 from etpi_assets.tasks.pypi_bugs.build import test_command
 from etpi_resources.chat_format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
@@ -70,13 +71,15 @@ class Targets:
             files: dict[str, str | None] = {**self.start(family), **overlays[min(index, len(overlays) - 1)]}
             final[role.agent_id] = {path: text for path, text in files.items() if text is not None}
         try:
-            verdict = self._judged(made, task, final)
+            verdict = self._judged(family, final)
         except Exception as error:  # a rollout records whatever it is
             return Outcome(None, f"infrastructure: {type(error).__name__}")
         return Outcome(verdict.reward, verdict.verdict)
 
-    def _judged(self, made: Any, task: Task, final: Mapping[str, Mapping[str, str]]) -> Any:
-        return made.judge(task, final, self.factory)
+    def _judged(self, family: str, final: Mapping[str, Mapping[str, str]]) -> Any:
+        task, made = self.task(family), load_family(family)
+        start = dict.fromkeys(final, self.start(family))
+        return grade(made, task, start, final, {}, self.factory)
 
     def roll(self, family: str, *commands: str) -> Outcome:
         """The outcome of a rollout whose agents type these commands and submit."""
