@@ -34,7 +34,8 @@ RUNNER_FILE = re.compile(
 """Files that decide how tests are collected, run and reported, or how git merges, at any depth."""
 
 METADATA_FILE = re.compile(
-    r"(^|/)(setup\.py|MANIFEST\.in|package\.json)$|\.(egg-info|dist-info|egg-link|data)(/|$)|\.(py[cdo]|so)$", re.IGNORECASE
+    r"(^|/)(setup\.py|MANIFEST\.in|package\.json)$|\.(egg-info|dist-info|egg-link)(/|$)|\.(py[cdo]|so)$",
+    re.IGNORECASE,
 )
 """Packaging metadata (entry points are plugins of the test runner) and compiled modules."""
 

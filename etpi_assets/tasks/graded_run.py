@@ -16,7 +16,7 @@ import json
 import random
 import secrets
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -39,19 +39,20 @@ _LIST_PLUGINS = (
 
 @dataclass(frozen=True)
 class GradedRun:
-    """What a run printed, its exit status, the node ids of the tests that passed as the recorder saw them, and why the
-    run is not believed (None: it is)."""
+    """What a run printed, its exit status, the node ids of the tests that passed, or failed as expected, as the
+    recorder saw them, and why the run is not believed (None: it is)."""
 
     output: str
     exit_code: int
     passed: frozenset[str]
+    xfailed: frozenset[str]
     problem: str | None
 
 
 @dataclass(frozen=True)
 class Canaries:
-    """Test files of the judge's own: `files` lie outside of the tree, `twins` in it (path -> text), `selected` are the
-    tests of each twin; `fail` are names that must not pass, `succeed` one that must."""
+    """Test files of the judge's own: `files` lie outside of the tree, `twins` beside the hidden tests (path -> text),
+    `selected` are the tests of each twin; `fail` are names that must not pass, `succeed` one that must."""
 
     files: Mapping[str, str]
     twins: Mapping[str, str]
@@ -87,10 +88,11 @@ def run_graded(
     key, recorder = secrets.token_hex(32), f"recorder_{secrets.token_hex(6)}"
     folder = f"/tmp/{secrets.token_hex(8)}"
     canaries = make_canaries(tests)
-    chosen = {f"{folder}/{name}": None for name in canaries.files}
-    plan = {"key": key, "roots": list(roots), "canaries": {**chosen, **canaries.selected}}
+    workspace = sandbox.run("pwd -P").output.strip()
+    twins = {f"{workspace}/{path}": [text, canaries.selected[path]] for path, text in canaries.twins.items()}
+    plan = {"key": key, "roots": list(roots), "canaries": list(canaries.files), "twins": twins}
     files = {**canaries.files, f"{recorder}.py": _RECORDER, "plan.json": json.dumps(plan)}
-    sandbox.write_files({**canaries.twins, **{f"{_INBOX}/{name}": text for name, text in files.items()}})
+    sandbox.write_files({f"{_INBOX}/{name}": text for name, text in files.items()})
     moved = sandbox.run(f"mkdir -m 700 {folder} && mv {_INBOX}/* {folder}/ && rmdir {_INBOX}")
     if moved.exit_code:
         raise OSError(f"the judge's files could not be put into its sandbox: {moved.output[-500:]}")
@@ -105,16 +107,17 @@ def run_graded(
     exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
     done = sandbox.run(f"export {exports}; {command}")
     said = sandbox.run(f"for file in {folder}/results-*; do cat $file; echo; done; rm -rf {folder}").output
-    for path in canaries.twins:
-        sandbox.run(f"rm -f -- {shlex.quote(path)}")
     records = list(_records(said, key))
-    passed = frozenset(name for record in records for name in record["passed"])
-    return GradedRun(done.output, done.exit_code, passed, _problem(records, canaries, done.exit_code))
+    passed, xfailed = (frozenset(name for record in records for name in record[key]) for key in ("passed", "xfailed"))
+    problem = _problem(records, canaries, done.exit_code)
+    if problem is None and xfailed and not any("xfail" in text for text in tests.values()):
+        problem = f"tests that expect no failure were expected to fail: {sorted(xfailed)[:5]}"
+    return GradedRun(done.output, done.exit_code, passed, xfailed, problem)
 
 
 def disagreement(run: GradedRun, printed: Iterable[str]) -> str | None:
     """Why the tests that the output lists as passed are not those that the recorder saw; None where they are."""
-    listed, seen = ({_last(name) for name in names} for names in (printed, run.passed))
+    listed, seen = ({_last(name) for name in names} for names in (printed, run.passed | run.xfailed))
     if listed - seen:
         return f"the output lists passed tests that did not pass: {sorted(listed - seen)[:5]}"
     return None
@@ -150,31 +153,46 @@ def make_canaries(tests: Mapping[str, str]) -> Canaries:
 
 def wrong_values(source: str, most: int, tag: str) -> tuple[str, list[str]]:
     """(the test module with another constant in at most `most` of its tests, these tests' new names). Only tests
-    that assert `... == constant` outside of any block and are not decorated: such a twin cannot pass."""
+    that assert `call(...) == constant` outside of any block and are not decorated; the constant becomes an object that
+    equals nothing but itself, so that such a twin cannot pass."""
     try:
         tree = ast.parse(source)
     except SyntaxError:
         return source, []
     names: list[str] = []
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name.startswith("Test")]
-    for scope in (tree, *classes):
-        for function in scope.body:
-            if not isinstance(function, ast.FunctionDef) or not function.name.startswith("test"):
-                continue
-            if len(names) < most and not function.decorator_list and _spoil(function, tag):
-                function.name = f"{function.name}_{tag}"
-                names.append(function.name)
+    for function in _tests(tree):
+        if len(names) < most and not function.decorator_list and _spoil(function):
+            function.name = f"{function.name}_{tag}"
+            names.append(function.name)
     return ast.unparse(tree) + "\n", names
 
 
-def _spoil(function: ast.FunctionDef, tag: str) -> bool:
+def test_names(source: str) -> list[str]:
+    """The names of the tests of a module: functions, and methods of classes."""
+    try:
+        return [function.name for function in _tests(ast.parse(source))]
+    except SyntaxError:
+        return []
+
+
+def _tests(tree: ast.Module) -> Iterator[ast.FunctionDef]:
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name.startswith("Test")]
+    for scope in (tree, *classes):
+        for node in scope.body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
+                yield node
+
+
+def _spoil(function: ast.FunctionDef) -> bool:
     for statement in function.body:
         if not isinstance(statement, ast.Assert) or not isinstance(statement.test, ast.Compare):
             continue
         compare = statement.test
         right = compare.comparators[-1]
-        if len(compare.ops) == 1 and isinstance(compare.ops[0], ast.Eq) and isinstance(right, ast.Constant):
-            compare.comparators[-1] = ast.Constant(f"{right.value!r} {tag}")
+        equality = len(compare.ops) == 1 and isinstance(compare.ops[0], ast.Eq)
+        called = any(isinstance(node, ast.Call) for node in ast.walk(compare.left))
+        if equality and called and isinstance(right, ast.Constant):
+            compare.comparators[-1] = ast.Call(ast.Name("object"), [], [])
             return True
     return False
 
@@ -182,7 +200,8 @@ def _spoil(function: ast.FunctionDef, tag: str) -> bool:
 def _records(said: str, key: str) -> Iterable[Mapping[str, Any]]:
     for line in said.splitlines():
         mac, _, body = line.partition(" ")
-        if hmac.compare_digest(mac.encode(), hmac.new(key.encode(), body.encode(), hashlib.sha256).hexdigest().encode()):
+        wanted = hmac.new(key.encode(), body.encode(), hashlib.sha256).hexdigest()
+        if hmac.compare_digest(mac.encode(), wanted.encode()):
             yield json.loads(body)
 
 

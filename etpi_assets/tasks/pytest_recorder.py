@@ -1,8 +1,9 @@
 """A pytest plugin that records each outcome apart from what the run prints, and runs canaries among the tests.
 
-Runs inside a sandbox, loaded by `-p` before any code under test; never imported by the host (`graded_run` reads what it
-writes). plan.json beside it: {key, roots, canaries: {path: [test names] or null for all}}. At the end of a session it
-writes a file `results-*` there: a line of `hmac json`, see `_finish`.
+Runs inside a sandbox, loaded by `-p` before any code under test; never imported by the host, which reads what it
+writes (`graded_run`). plan.json beside it: {key, roots, canaries: [file beside it], twins: {path: [text, [test names]]}}.
+Twins are written here, for a task's own runner may clean the tree before it starts pytest, and removed at the end. At the
+end of a session it writes a file `results-*` there: a line of `hmac json`, see `_finish`.
 
 Canaries run through the same hooks as the tests, but their reports are not logged: they change neither the output, nor
 the counts, nor the exit status. It must run on every Python that a repository's environment brings (3.6 and later).
@@ -48,7 +49,12 @@ def _plugin():
     with open(os.path.join(_HERE, "plan.json"), encoding="utf-8") as file:
         plan = json.load(file)
     key = plan.pop("key").encode()
-    canary_files = {os.path.realpath(path): names for path, names in plan["canaries"].items() if os.path.exists(path)}
+    canary_files = {os.path.realpath(os.path.join(_HERE, name)): None for name in plan["canaries"]}
+    for path, (text, names) in plan["twins"].items():
+        if os.path.isdir(os.path.dirname(path)):
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+            canary_files[os.path.realpath(path)] = names
     before = _runner_functions()
     canaries, results, collected, told = set(), {}, [], {}
 
@@ -101,7 +107,7 @@ def _plugin():
 
         @pytest.hookimpl(tryfirst=True)
         def pytest_runtest_logreport(self, report):
-            outcome = "passed" if hasattr(report, "wasxfail") and report.outcome == "skipped" else report.outcome
+            outcome = "xfailed" if hasattr(report, "wasxfail") and report.outcome == "skipped" else report.outcome
             results.setdefault(report.nodeid, {})[report.when] = outcome
 
         @pytest.hookimpl(trylast=True)
@@ -109,12 +115,17 @@ def _plugin():
             _finish(exitstatus)
 
     def _finish(exitstatus):
+        for path in plan["twins"]:
+            if os.path.exists(path):
+                os.remove(path)
         passed = [node for node, phases in results.items() if phases and set(phases.values()) == {"passed"}]
+        xfailed = [node for node, phases in results.items() if "xfailed" in phases.values()]
         body = json.dumps(
             {
                 "collected": collected,
                 "ran": sorted(results),
                 "passed": sorted(passed),
+                "xfailed": sorted(xfailed),
                 "canaries": told,
                 "tampered": tampered(),
                 "exit": int(exitstatus),

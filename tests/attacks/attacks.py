@@ -189,6 +189,33 @@ os._exit(0)
     "exit by SystemExit": in_module("raise SystemExit(0)"),
     "pytest.exit with status 0": in_module(f"{FORGED}\nimport os, pytest\nos.write(1, SUMMARY.encode())\npytest.exit('x', 0)"),
     "a module-level skip": in_module("import pytest\npytest.skip('x', allow_module_level=True)"),
+    "a skip from the function under test": {
+        "moor.py": "import pytest\n\n\ndef rope(n):\n    pytest.skip('x')\n\n\ndef knot(n):\n    pytest.skip('x')\n"
+    },
+    "an expected failure from the function under test": {
+        "moor.py": "import pytest\n\n\ndef rope(n):\n    pytest.xfail('x')\n\n\ndef knot(n):\n    pytest.xfail('x')\n"
+    },
+    "an expected failure without a reason": {
+        "moor.py": "import pytest\n\n\ndef rope(n):\n    pytest.xfail()\n\n\ndef knot(n):\n    pytest.xfail()\n"
+    },
+    "the recorder found and its results forged": in_module("""
+import atexit, gc, json, os, types
+found = [v for v in gc.get_objects() if isinstance(v, types.FunctionType) and v.__name__ == "_finish"]
+if any("recorder_" in function.__module__ for function in found):
+    dumps = json.dumps
+    def forged(body, **more):
+        if isinstance(body, dict) and "canaries" in body:
+            body.update(passed=body["collected"], ran=body["collected"], exit=0, tampered=[])
+            lines = ["PASSED " + name for name in body["collected"]]
+            summary = ["", "= short test summary info =", *lines, "%d passed" % len(lines), ""]
+            writer = next(o for o in gc.get_objects() if type(o).__name__ == "TerminalReporter")._tw
+            writer._file.write("\\n".join(summary))
+            writer._file.flush()
+            writer._file = open(os.devnull, "w")
+            atexit.register(os._exit, 0)
+        return dumps(body, **more)
+    json.dumps = forged
+"""),
     "expected failures from the package": in_module("""
 import sys, pytest
 frame = sys._getframe()
@@ -273,7 +300,10 @@ def knot(n):
     return wanted()
 """},
 }
-EXCLUDED = {"the expected value read from the caller": READS_EXPECTED_VALUE}
+EXCLUDED = {
+    "the expected value read from the caller": READS_EXPECTED_VALUE,
+    "the recorder found and its results forged": FINDS_RECORDER,
+}
 
 
 def _command_attacks(family: str) -> list[Attack]:

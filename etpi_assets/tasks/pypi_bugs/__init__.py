@@ -68,7 +68,8 @@ class PypiBugs(RepositoryFamily):
         return task.payload["tests"]
 
     def roots(self, task: Task) -> Sequence[str]:
-        return _ROOTS.match(task.payload["command"])["roots"].split(":")
+        found = _ROOTS.match(task.payload["command"])
+        return found["roots"].split(":") if found else ()
 
     def test_command(self, task: Task) -> str:
         """The row's, without its PYTHONPATH: the tree is put on the path once the tools are imported."""
