@@ -40,9 +40,37 @@ METADATA_FILE = re.compile(
 """Packaging metadata (entry points are plugins of the test runner) and compiled modules."""
 
 _TOOLS = frozenset(
-    "_pytest pytest pluggy iniconfig packaging py exceptiongroup tomli pygments coverage xdist execnet hypothesis "
-    "setuptools pkg_resources pip wheel _distutils_hack distutils colorama nose conftest sitecustomize usercustomize "
-    "pytest_asyncio pytest_mock pytest_cov pytest_timeout anyio".split()
+    [
+        "_pytest",
+        "pytest",
+        "pluggy",
+        "iniconfig",
+        "packaging",
+        "py",
+        "exceptiongroup",
+        "tomli",
+        "pygments",
+        "coverage",
+        "xdist",
+        "execnet",
+        "hypothesis",
+        "setuptools",
+        "pkg_resources",
+        "pip",
+        "wheel",
+        "_distutils_hack",
+        "distutils",
+        "colorama",
+        "nose",
+        "conftest",
+        "sitecustomize",
+        "usercustomize",
+        "pytest_asyncio",
+        "pytest_mock",
+        "pytest_cov",
+        "pytest_timeout",
+        "anyio",
+    ]
 )
 RESERVED = sys.stdlib_module_names | _TOOLS
 """Top-level modules that no patch may bring into a place from which it could be imported instead of the real one."""

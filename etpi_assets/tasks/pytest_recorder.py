@@ -1,9 +1,9 @@
 """A pytest plugin that records each outcome apart from what the run prints, and runs canaries among the tests.
 
 Runs inside a sandbox, loaded by `-p` before any code under test; never imported by the host, which reads what it
-writes (`graded_run`). plan.json beside it: {key, roots, canaries: [file beside it], twins: {path: [text, [test names]]}}.
-Twins are written here, for a task's own runner may clean the tree before it starts pytest, and removed at the end. At the
-end of a session it writes a file `results-*` there: a line of `hmac json`, see `_finish`.
+writes (`graded_run`). plan.json beside it: {key, roots, canaries: [file beside it], twins: {path: [text, [names]]}}.
+Twins are written here, for a task's own runner may clean the tree before it starts pytest, and removed at the end. At
+the end of a session it writes a file `results-*` there: a line of `hmac json`, see `_finish`.
 
 Canaries run through the same hooks as the tests, but their reports are not logged: they change neither the output, nor
 the counts, nor the exit status. It must run on every Python that a repository's environment brings (3.6 and later).
@@ -132,7 +132,7 @@ def _plugin():
             }
         )
         mac = hmac.new(key, body.encode(), hashlib.sha256).hexdigest()
-        with open(os.path.join(_HERE, "results-%d-%d" % (os.getpid(), random.getrandbits(60))), "w") as file:
+        with open(os.path.join(_HERE, f"results-{os.getpid()}-{random.getrandbits(60)}"), "w") as file:
             file.write(mac + " " + body)
 
     return Recorder()

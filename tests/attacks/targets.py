@@ -115,7 +115,9 @@ class Targets:
         return self._row("r2e", self.repository.r2e_row(), checkouts=str(checkouts))
 
     def _swe_bench(self) -> Task:
-        return self._row("swe_bench", self.repository.swe_row(), checkouts=str(self.repository.checkouts("moor__moor-7")))
+        return self._row(
+            "swe_bench", self.repository.swe_row(), checkouts=str(self.repository.checkouts("moor__moor-7"))
+        )
 
     def _cooperbench(self) -> Task:
         checkouts = self.repository.checkouts("moor_task/task7")
@@ -125,7 +127,10 @@ class Targets:
         from test_harbor import make_folder
 
         root = self.folder / "harbor"
-        make_folder(root / "tasks", **{"tests/test.sh": HARBOR_TEST, "tests/check.py": HARBOR_CHECK, "tests/wanted.txt": "wanted\n"})
+        make_folder(
+            root / "tasks",
+            **{"tests/test.sh": HARBOR_TEST, "tests/check.py": HARBOR_CHECK, "tests/wanted.txt": "wanted\n"},
+        )
         repo = root / "checkouts" / "lines" / "repo"
         repo.mkdir(parents=True)
         (repo / "start.txt").write_text("start\n")
@@ -137,7 +142,12 @@ class Targets:
 
     def _programs(self, name: str, truth: Mapping[str, Any]) -> Task:
         file = self.folder / f"{name}.jsonl"
-        row = {"data_source": "code", "license": "MIT", "prompt": "Add two numbers.", "reward_model": {"ground_truth": json.dumps(truth)}}
+        row = {
+            "data_source": "code",
+            "license": "MIT",
+            "prompt": "Add two numbers.",
+            "reward_model": {"ground_truth": json.dumps(truth)},
+        }
         file.write_text(json.dumps(row) + "\n")
         return self._only(name, path=str(file))
 

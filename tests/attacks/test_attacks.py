@@ -46,3 +46,10 @@ def test_every_family_has_attacks() -> None:
     attacked = {attack.family for attack in ATTACKS}
     assert attacked == set(known_families()), "write attacks on the family in tests/attacks/attacks.py"
     assert len({attack.key for attack in ATTACKS}) == len(ATTACKS) >= 40
+
+
+def test_page_lists_every_attack() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "verdicts.md").read_text()
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ") and line.count(" | ") == 3]
+    listed = {f"{row[0].removeprefix('| ')}/{row[1].replace(' ', '_')}": row[3].removesuffix(" |") for row in rows[1:]}
+    assert listed == {attack.key: "1" if attack.excluded else "0" for attack in ATTACKS}, "see write_page.py"
