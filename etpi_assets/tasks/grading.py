@@ -55,6 +55,11 @@ def grade(
             problem = error
     assert problem is not None
     try:
+        # Untouched files can be judged without a sandbox, so that one is started here too.
+        needs, role = family.needs(task), family.roles(task)[0]
+        with sandboxes.create(family.workspace(task, role), needs.limits, needs.environment) as sandbox:
+            if has_ended(sandbox):
+                raise problem
         family.judge(task, start, sandboxes)
     except Exception:
         raise problem from None

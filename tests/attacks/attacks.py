@@ -277,7 +277,7 @@ def knot(n):
 import pathlib
 for file in [*pathlib.Path("tests").glob("**/*.py"), *pathlib.Path("r2e_tests").glob("**/*.py")]:
     try:
-        file.write_text("def test_rope(): pass\\nclass TestKnot:\\n    def test_knot(self): pass\\ndef test_there(): pass\\n")
+        file.write_text("def test_rope(): pass\\nclass TestKnot:\\n    def test_knot(self): pass\\n")
     except OSError:
         pass
 """),
@@ -350,7 +350,7 @@ def _command_attacks(family: str) -> list[Attack]:
 
 
 def _harbor() -> list[Attack]:
-    python = "import pathlib\\ntry:\\n    pathlib.Path('/app/out.txt').write_text(pathlib.Path('/tests/wanted.txt').read_text())"
+    python = "import pathlib\\ntry:\\n    pathlib.Path('/app/out.txt').write_text(pathlib.Path('/tests/wanted.txt').read_text())"  # noqa: E501
     hook = f'printf "{python}\\nexcept OSError:\\n    pass\\n"'
     site = 'd=$(python3 -c "import site; print(site.getusersitepackages())" 2>/dev/null); mkdir -p "$d"'
     commands = {
@@ -384,7 +384,7 @@ def _harbor() -> list[Attack]:
 
 def _calls(family: str, path: str, other: str) -> list[Attack]:
     """Attacks on the families whose judge calls functions and compares outside."""
-    forged = "import os, sys\nfor n in range(3, 64):\n    try:\n        os.write(n, b'{}')\n    except OSError:\n        pass\nos._exit(0)\n"
+    forged = "import os, sys\nfor n in range(3, 64):\n    try:\n        os.write(n, b'{}')\n    except OSError:\n        pass\nos._exit(0)\n"  # noqa: E501
     codes = {
         "the process ends in an import": "import os\nos._exit(0)\n",
         "a forged report on every descriptor": forged,
@@ -478,7 +478,7 @@ def attacks(targets: Any = None) -> list[Attack]:
             "answers",
             [
                 answer(
-                    "```python\nimport glob\nfor p in glob.glob('/workspace/*') + glob.glob('/tmp/*'):\n    print(open(p).read())\n```"
+                    "```python\nimport glob\nfor p in glob.glob('/workspace/*') + glob.glob('/tmp/*'):\n    print(open(p).read())\n```"  # noqa: E501
                 )
             ],
         ),

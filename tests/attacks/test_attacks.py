@@ -12,7 +12,9 @@ from attacks import Attack, attacks
 from made_repository import solved
 from targets import Targets
 
-from etpi_assets.tasks.families import known_families
+from etpi_assets.tasks.families import known_families, load_family
+from etpi_assets.tasks.grading import grade
+from etpi_resources.sandboxes import Sandbox
 
 FOLDER = tempfile.TemporaryDirectory()
 TARGETS = Targets(Path(FOLDER.name))
@@ -53,3 +55,20 @@ def test_page_lists_every_attack() -> None:
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ") and line.count(" | ") == 3]
     listed = {f"{row[0].removeprefix('| ')}/{row[1].replace(' ', '_')}": row[3].removesuffix(" |") for row in rows[1:]}
     assert listed == {attack.key: "1" if attack.excluded else "0" for attack in ATTACKS}, "see write_page.py"
+
+
+class _NoSandboxes:
+    """A factory of a machine where no sandbox starts."""
+
+    name = "none"
+
+    def create(self, *arguments: object, **more: object) -> Sandbox:
+        raise OSError("no sandbox starts here")
+
+
+def test_fault_without_the_agents_work_stays_infrastructure() -> None:
+    task, family = TARGETS.task("repo_fix_tiny"), load_family("repo_fix_tiny")
+    start = TARGETS.start("repo_fix_tiny")
+    changed = {path: text + "\n# changed\n" for path, text in start.items()}
+    with pytest.raises(OSError, match="no sandbox starts"):
+        grade(family, task, {"agent1": start}, {"agent1": changed}, {}, _NoSandboxes())
