@@ -319,8 +319,16 @@ SAME: tuple[tuple[str, str, str], ...] = (
     (f"{R}/actions.py", "    body = after_think(content)\n", "\n    body = (\n        after_think(content)\n    )\n"),
     (f"{R}/think.py", "at = closed + 1\n", "at = closed  +  1   # past the tag\n"),
     (f"{R}/agent.py", "MIN_OUTPUT = 16", "MIN_OUTPUT = (16)"),
-    (f"{C}/select.py", '"""The first rule the rollout fails on its own, as (reason, detail)."""', '"""Why a rollout is dropped."""'),
-    ("etpi_assets/specs/experiment.py", 'description="floor of learnt tool-call openings"', 'description="least openings"'),
+    (
+        f"{C}/select.py",
+        '"""The first rule the rollout fails on its own, as (reason, detail)."""',
+        '"""Why a rollout is dropped."""',
+    ),
+    (
+        "etpi_assets/specs/experiment.py",
+        'description="floor of learnt tool-call openings"',
+        'description="least openings"',
+    ),
     (f"{K}/terminal.jinja", "that follows. An earlier", "that follows; an earlier"),
     (f"{B}/guest.py", "MOST_FILES = 50_000", "MOST_FILES = 50000  # enough"),
     (f"{W}/packing.py", "MOST_LENGTHS = 8", "MOST_LENGTHS = 0x8"),
