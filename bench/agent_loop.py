@@ -26,6 +26,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from machine import machine
+
 os.environ.setdefault("MSWEA_SILENT_STARTUP", "1")
 
 from etpi_assets.rollouts.actions import format_action
@@ -175,4 +177,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    print(machine(), flush=True)
     main()

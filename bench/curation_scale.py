@@ -17,6 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from machine import machine
 from recorded import LONGEST, SET, captured, qwen3, varied
 
 from etpi_assets.resources import Resources
@@ -81,6 +82,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--one"]:
         one(Path(sys.argv[2]))
         return
+    print(machine(), flush=True)
     wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
     found = []
     for turns in (wanted // 10, wanted):

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import torch
+from machine import machine
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from etpi_resources.chat_format import ChatFormat, load_chat_format
@@ -83,4 +84,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    print(machine(), flush=True)
     main()

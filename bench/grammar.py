@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from machine import machine
 
 from etpi_resources.chat_format import load_chat_format
 from etpi_resources.engines import Request, Sampler
@@ -76,4 +77,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    print(machine(), flush=True)
     main()

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import duckdb
+from machine import machine
 
 from etpi_assets.rollouts.importers.bulk import Source, import_in_bulk
 from etpi_resources.lake import Lake, Ref
@@ -135,4 +136,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    print(machine(), flush=True)
     main()

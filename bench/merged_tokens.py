@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from machine import machine
 from recorded import LONGEST, runs_folder
 from retokenise import conversations
 
@@ -111,4 +112,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    print(machine(), flush=True)
     main()

@@ -26,6 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from machine import machine
 from merged_tokens import Told, dataset, format_of, recorded
 from recorded import LONGEST
 
@@ -109,7 +110,9 @@ def ours(place: Path, room: int) -> Any:
     stored = read_sequences([place / "sequences.parquet"], "train", vocabulary=1 << 20, longest=LONGEST)
     sequences, plan, _, _ = sft_worker.lay_out(stored, config, room, model)
     assert plan.steps == 2, "an epoch is one step"
-    trainer = sft_worker.build_trainer(Worker(place / "ours"), model, plan, sequences, gpu=False, at_once=False)
+    trainer = sft_worker.build_trainer(
+        Worker(place / "ours"), model, plan, sequences, gpu=False, dtype="fp32", at_once=False
+    )
     trainer.pad_id = 0  # the tokenizer's is beyond a folded vocabulary
     return trainer
 
@@ -216,6 +219,7 @@ def main() -> None:
 
             measure(trainer, told=loss)
         return
+    print(machine(), flush=True)
     messages = recorded()
     for model, (vocabulary, most) in MODELS.items():
         for history in ("kept", "strip-think"):

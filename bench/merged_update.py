@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from machine import machine
 from merged_tokens import dataset, recorded
 from merged_training import MODELS, compare, measure, representative, save_model
 
@@ -68,7 +69,7 @@ def updater(way: str, place: Path) -> Any:
     trainer: Any = PolicyTrainer(
         lambda step, rows: samples,
         model=load_model(place, torch.float32),
-        args=trainer_arguments(rl, place / way, 0, gpu=False),
+        args=trainer_arguments(rl, place / way, 0, gpu=False, dtype="fp32"),
         train_dataset=datasets.Dataset.from_dict({"prompt": ["0"] * GROUP}),
         processing_class=tokenizer,
     )
@@ -83,6 +84,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--one"]:
         measure(updater(sys.argv[2], Path(sys.argv[3])), "grad_norm")
         return
+    print(machine(), flush=True)
     vocabulary, most = MODELS[MODEL]
     told = representative(recorded(), "kept", most)
     for name, turn in (("after the first prompt", 0), ("after a whole history", -1)):

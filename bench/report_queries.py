@@ -22,6 +22,7 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+from machine import machine
 from recorded import SET, captured, curate, qwen3, renamed, runs_folder, varied
 
 from etpi_assets.curation.select import select
@@ -168,4 +169,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    print(machine(), flush=True)
     main()

@@ -14,6 +14,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from machine import machine
+
 TEMPLATES = ("qwen3", "qwen3_5_think", "qwen3_instruct_2507")
 MESSAGE_COMMANDS = {"message_commands": ["coop-send", "coop-broadcast"], "receive_commands": ["coop-recv"]}
 
@@ -35,6 +37,7 @@ def conversations(root: Path) -> list[list[dict[str, Any]]]:
 def main() -> int:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # ours would encode on all cores, the baseline does not
     from etpi_assets.curation.retokenise import conversation, retokenise
+    from etpi_assets.curation.student_form import StudentForm
     from etpi_resources.chat_format import load_chat_format
 
     root = os.environ.get("ETPI_TRAJECTORIES")
@@ -50,7 +53,7 @@ def main() -> int:
         took = time.process_time() - start
         baseline, prompts = 0.0, []
         for messages in runs:
-            told, turns = conversation(messages)
+            told, turns = conversation(messages, StudentForm(chat))
             start = time.process_time()
             prompts += [
                 chat.tokenizer.apply_chat_template(told[:at], add_generation_prompt=True, return_dict=False)
@@ -63,7 +66,7 @@ def main() -> int:
         smuggled = sum(
             any(control in message["content"] for message in told[:at] for control in controls)
             for messages in runs
-            for told, turns in [conversation(messages)]
+            for told, turns in [conversation(messages, StudentForm(chat))]
             for _, at in turns
         )
         anew = sum(not turns[0].appended for turns in ours)
@@ -77,4 +80,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    print(machine(), flush=True)
     raise SystemExit(main())

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from machine import machine
+
 from etpi_assets.rollouts.agent import Identity, run_rollout
 from etpi_assets.rollouts.collect import collect
 from etpi_assets.rollouts.journal import Journal
@@ -82,4 +84,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    print(machine(), flush=True)
     main()

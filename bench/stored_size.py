@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from machine import machine
 from recorded import captured, curate, qwen3
 
 from etpi_assets.rollouts.tables import iter_prompts
@@ -47,4 +48,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    print(machine(), flush=True)
     main()

@@ -1,10 +1,10 @@
 """How much of training is the trainer: tokens a second of the fine-tuning worker's trainer beside a bare loop.
 
 Both run the same plan of batches over the same random model of the embedded world's size (hidden 128, 3 layers,
-vocabulary 1024, sequences of 600 to 900 tokens, bf16 over float32 weights); runs alternate and the fastest of each
+vocabulary 1024, sequences of 600 to 900 tokens, float32); runs alternate and the fastest of each
 counts, in wall time and in CPU time, which a busy machine leaves alone.
 
-    python -m bench.trainer_overhead [--steps 10] [--rounds 4]
+    python bench/trainer_overhead.py [--steps 10] [--rounds 4]
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import torch
+from machine import machine
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, PrinterCallback, Qwen3Config, Qwen3ForCausalLM
 
@@ -72,8 +73,7 @@ def bare_loop(base: Path, plan: Plan, sequences: Sequences) -> tuple[float, floa
     wall, cpu = time.perf_counter(), time.process_time()
     for batch in plan.batches:
         inputs = collate(batch, sequences, 0)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            nll, _ = nll_at_labels(model, inputs)
+        nll, _ = nll_at_labels(model, inputs)
         ((nll * inputs["weights"]).sum() / plan.step_weight).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), GRADIENT_NORM)
         optimizer.step()
@@ -85,7 +85,9 @@ def trainer_loop(base: Path, folder: Path, plan: Plan, sequences: Sequences) -> 
     """(wall, CPU) seconds of the plan by the worker's trainer."""
     config = {"base": str(base), "seed": 0, "train": TrainSection().model_dump()}
     (folder / CONFIG_FILE).write_text(json.dumps(config))
-    trainer = build_trainer(Worker(folder), load_model(base, torch.float32), plan, sequences, gpu=False, at_once=False)
+    trainer = build_trainer(
+        Worker(folder), load_model(base, torch.float32), plan, sequences, gpu=False, dtype="fp32", at_once=False
+    )
     trainer.remove_callback(PrinterCallback)
     wall, cpu = time.perf_counter(), time.process_time()
     trainer.train()
@@ -119,4 +121,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    print(machine(), flush=True)
     main()

@@ -4,7 +4,7 @@ with two threads an operation.
 Each pair trains the same small corpus from the same start; runs alternate, and the median of the tokens a second over
 the steps after the first ten counts, in wall time.
 
-    python -m bench.training_threads [--rounds 3]
+    python bench/training_threads.py [--rounds 3]
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from machine import machine
 
 from etpi_assets.rollouts.tiny_base import prepare
 from etpi_assets.specs.rollout_set import TinySection
@@ -71,4 +72,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    print(machine(), flush=True)
     main()

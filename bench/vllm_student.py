@@ -12,6 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from machine import machine
+
 from etpi_assets.curation.assets import student_prompt
 from etpi_assets.specs.load import load_specs
 from etpi_assets.tasks.families import load_family
@@ -69,4 +71,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    print(machine(), flush=True)
     main()

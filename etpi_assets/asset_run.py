@@ -21,6 +21,7 @@ from etpi_assets.graph import GRAPH, Node
 from etpi_assets.resources import Resources, accelerators, require_hardware
 from etpi_assets.specs.load import AnySpec, Specs
 from etpi_assets.specs.planner import (
+    SPEC_CHANGED,
     Change,
     compare,
     expected_key,
@@ -39,6 +40,7 @@ from etpi_resources.stored import Spooled, Stored
 
 Log = Callable[[str], None]
 Consent = Literal["rebuild", "recollect"]
+CONSENTS: tuple[Consent, ...] = ("rebuild", "recollect")
 """What a person agrees to: that expensive results are computed again because code changed; recollect for rollouts."""
 
 
@@ -160,9 +162,14 @@ class AssetRun:
         same = recorded.get("kept") == self.code.kept.digest
         return recorded.get("kept_root", self.code.kept.digest) if same else self.code.kept.digest
 
+    @property
+    def label(self) -> str:
+        """The asset and its partition, for messages."""
+        return label(self.node.name, self.key)
+
     def progress(self, stage: str, total: int) -> Progress:
-        """A counter that prints stage, done/total, rate and time left; use it as a context manager."""
-        return Progress(f"{self.node.name} of {self.key}" if self.key != "all" else self.node.name, stage, total)
+        """A counter that shows stage, done/total, rate and time left; use it as a context manager."""
+        return Progress(self.label, stage, total)
 
 
 @dataclass(frozen=True)
@@ -230,6 +237,7 @@ class Recipe:
                 input_key=wanted,
                 inputs=inputs,
                 spec_hash=run.specs.section_hash(self.node.set, key, self.node.sections),
+                spec=run.specs.sections(self.node.set, key, self.node.sections),
                 seeds=produced.seeds,
                 checks=produced.checks,
                 notes=produced.notes,
@@ -273,9 +281,10 @@ class Recipe:
     @contextmanager
     def _alone(self, run: AssetRun) -> Iterator[None]:
         """Hold what nobody else may use meanwhile: this partition, and what the node's lock stands for."""
-        with run.lake.lock(f"{self.node.name}-{run.key}", log=run.log), ExitStack() as stack:
+        partition = run.lake.lock(f"{self.node.name}-{run.key}", log=run.log, what=run.label, doing="making")
+        with partition, ExitStack() as stack:
             if name := self.node.lock:
-                stack.enter_context(run.lake.lock(shared_lock(name), log=run.log))
+                stack.enter_context(run.lake.lock(shared_lock(name), log=run.log, what=f"the {name}", doing="using"))
             yield
 
     def _verify(self, run: AssetRun, produced: Produced, inputs: Mapping[str, str]) -> None:
@@ -301,7 +310,12 @@ def _cause(change: Change | None) -> str:
         return "first"
     if change.state == "code" or change.by_code:
         return "code"
-    return "spec" if change.reason.startswith("its spec") else "inputs"
+    return "spec" if change.reason.startswith(SPEC_CHANGED) else "inputs"
+
+
+def label(asset: str, key: str) -> str:
+    """An asset and its partition, for messages."""
+    return asset if key == "all" else f"{asset} of {key}"
 
 
 def shared_lock(name: str) -> str:

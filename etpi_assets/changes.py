@@ -39,6 +39,7 @@ def accept(asset: str, key: str, specs: Specs, lake: Lake, *, because: str, by: 
         raise NotAcceptable(f"{asset} is rebuilt from all there is whenever a run ends; there is nothing to accept")
     if not because.strip():
         raise NotAcceptable('say why the change does not matter: --because "..."')
+    specs.entry(node.set, key)
     step = next(s for s in chain(node.set, key, specs, lake) if (s.asset, s.key) == (asset, key))
     if step.state != "code":
         said = f": {step.reason}" if step.reason else ""
@@ -59,6 +60,7 @@ def accept(asset: str, key: str, specs: Specs, lake: Lake, *, because: str, by: 
         have,
         code={**code.to_json(), **({"kept_root": root} if root else {})},
         spec_hash=specs.section_hash(node.set, key, node.sections),
+        spec=specs.sections(node.set, key, node.sections),
         inputs=inputs,
         input_key=expected_key(node, key, specs, inputs, code),
         accepted=[*have.accepted, entry],

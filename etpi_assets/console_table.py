@@ -5,52 +5,164 @@ Belongs here: laying out what the lake and the planner say. Does not belong here
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from etpi_assets.specs.planner import Step
 from etpi_resources.lake import Lake, Ref
 
-METRICS = ("plan_first", "plan_content", "follow_through", "solved", "called", "parse_rate")
-_ROLES = ("teacher", "base", "sft", "rl")
-_SIGNS = {"ok": "ok", "missing": "missing", "stale": "STALE", "blocked": "BLOCKED", "invalid": "INVALID"}
+METRICS = {
+    "plan_first": "both agents of a pair send each other a plan before they do anything else",
+    "follow_through": "after its plan an agent works on a file or function that the pair named",
+    "solved": "all hidden tests pass",
+    "called": "an agent called a tool that it was offered",
+    "plan_content": "the plans name files and functions of the task",
+    "parse_rate": "a turn holds an action that can be read",
+}
+"""Metrics by importance, each with what it is the share of: where a line has no room, the last ones are left out."""
+WIDTH = 100
+"""Columns of a table where there is no terminal."""
+_ROLES = {
+    "teacher": "the agents whose rollouts were trained on",
+    "base": "the student before training",
+    "sft": "after fine-tuning",
+    "rl": "after reinforcement learning",
+}
+_DECODINGS = {"greedy": "always the most likely token", "t1": "sampled at temperature 1"}
+_TEACHER_DECODINGS = ("as_rolled_out", "recorded")
+_SIGNS = {
+    "ok": "ok",
+    "missing": "missing",
+    "stale": "STALE",
+    "code": "CODE CHANGED",
+    "waiting": "waiting",
+    "blocked": "BLOCKED",
+    "invalid": "INVALID",
+}
+_FIRST_OF_SPECS = "etpi_assets/specs/experiments/plan_first_tiny.toml"
+
+Figures = dict[tuple[str, str], dict[str, Mapping[str, Any]]]
+"""(role, decoding) -> metric -> row of the table `metrics`, pooled over seeds."""
 
 
-def metrics_table(lake: Lake, experiments: Sequence[str]) -> str:
-    """Experiments x metrics, the teacher beside the student: value, 95 % interval and n, pooled over seeds.
-    A metric that none was measured by has no column.
+def metrics_table(lake: Lake, experiments: Sequence[str], width: int = WIDTH) -> str:
+    """Every experiment's metrics, the teacher above the student: value, 95 % interval and n, pooled over seeds.
+    A legend below says what the words mean.
 
-    An experiment without evaluation stands there with the reason.
+    Experiments with the same metrics share a head line. A metric without any value has no column.
+
+    Args:
+        width: columns to stay within: metrics that do not fit are named below instead.
     """
-    head = ["experiment", "who", "decoding", *METRICS]
-    rows = [head]
-    for name in experiments:
-        ref = Ref("eval_metrics", "experiment", name)
-        if lake.blocked(ref) or not lake.current(ref):
-            rows.append([name, "(no metrics yet)", "", *[""] * len(METRICS)])
-            continue
-        found: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
-        for row in lake.read(ref, "metrics").to_pylist():
-            if row["seed"] is None and row["metric"] in METRICS:
-                found.setdefault((row["checkpoint_role"], row["decoding"] or ""), {})[row["metric"]] = row
-        for role, decoding in sorted(found, key=lambda pair: (_ROLES.index(pair[0]), pair[1])):
-            cells = [_figure(found[role, decoding].get(metric)) for metric in METRICS]
-            rows.append([name, role, decoding, *cells])
-    shown = [i for i in range(len(head)) if i < 3 or any(row[i] for row in rows[1:])]
-    return _aligned([[row[i] for i in shown] for row in rows])
+    found = {name: _figures(lake, name) for name in experiments}
+    sections = groupby(experiments, key=lambda name: _measured(found[name]))
+    blocks, left_out = [], dict[str, None]()
+    for metrics, names in sections:
+        block, dropped = _section({name: found[name] for name in names}, metrics, width)
+        blocks.append(block)
+        left_out |= dict.fromkeys(dropped)
+    return "\n\n".join(filter(None, [*blocks, _legend(found.values(), list(left_out))]))
 
 
 def ending(lake: Lake, experiments: Sequence[str]) -> str:
-    """Where the report is, and three things to do next."""
+    """Three things to do next."""
     pages = [path for name in experiments if (path := _page(lake, name))]
-    reports = "\n".join(f"  {page}" for page in pages) or "  (none yet)"
+    report = pages[0] if pages else "none yet; `make status` says what is missing"
+    more = f" (and {len(pages) - 1} more beside it)" if len(pages) > 1 else ""
     return (
-        f"\nReports:\n{reports}\n\nNext:\n"
-        "  make ui: the graph and a page for every asset, at http://localhost:3000\n"
-        "  duckdb etpi.duckdb < sql/reports/QUESTION.sql: one question a file; the view `lineage` traces every token\n"
-        "  copy etpi_assets/specs/experiments/plan_first_tiny.toml to mine.toml beside it, turn two knobs, then:"
-        " make run EXPERIMENT=mine"
+        "Next:\n"
+        f"  1. Open the report: {report}{more}\n"
+        "  2. `make ui` shows the graph and a page for every asset at http://localhost:3000;\n"
+        "     `duckdb etpi.duckdb < sql/reports/QUESTION.sql` answers a question (one a file)\n"
+        f"  3. Copy {_FIRST_OF_SPECS} to mine.toml beside it, change two settings,\n"
+        "     and run it: make run EXPERIMENT=mine"
     )
+
+
+def failures_table(failures: Mapping[str, Sequence[str]]) -> str:
+    """Which experiments failed, why, and what to do next."""
+    reasons = [f"  {name}: {reason}" for name, lines in failures.items() for reason in lines]
+    first = next(iter(failures))
+    status = "" if first == "publish_catalog" else f" (`make status EXPERIMENT={first}` says what is missing)"
+    how = f"the same command again{status}"
+    return "\n".join(
+        [
+            f"etpi: failed: {', '.join(failures)}.",
+            *reasons,
+            f"Next: mend the cause, then run {how}; what is finished is kept.",
+            "`make ui` shows the whole log of every run.",
+        ]
+    )
+
+
+def _figures(lake: Lake, experiment: str) -> Figures | str:
+    """An experiment's figures, in the order of the table; a text where it has none."""
+    ref = Ref("eval_metrics", "experiment", experiment)
+    if lake.blocked(ref):
+        return f"metrics blocked by a failed check: make status EXPERIMENT={experiment}"
+    if not lake.current(ref):
+        return "no metrics yet"
+    found: Figures = {}
+    for row in lake.read(ref, "metrics").to_pylist():
+        if row["seed"] is None and row["metric"] in METRICS and row["value"] is not None:
+            found.setdefault((row["checkpoint_role"], row["decoding"] or ""), {})[row["metric"]] = row
+    order = list(_ROLES)
+    return {pair: found[pair] for pair in sorted(found, key=lambda pair: (order.index(pair[0]), pair[1]))}
+
+
+def _measured(figures: Figures | str) -> tuple[str, ...]:
+    if isinstance(figures, str):
+        return ()
+    return tuple(metric for metric in METRICS if any(metric in row for row in figures.values()))
+
+
+def _section(found: Mapping[str, Figures | str], metrics: Sequence[str], width: int) -> tuple[str, Sequence[str]]:
+    """Experiments with the same metrics as a table, and the metrics that it has no room for."""
+    if not metrics:
+        return "\n".join(f"{name}: {text or 'not evaluated'}" for name, text in found.items()), ()
+    for shown in range(len(metrics), 0, -1):
+        rows = [["", *metrics[:shown]]]
+        for name, figures in found.items():
+            assert not isinstance(figures, str)
+            rows.append([name, *[""] * shown])
+            for (role, decoding), row in figures.items():
+                rows.append([_who(role, decoding), *(_figure(row.get(metric)) for metric in metrics[:shown])])
+        # Names of experiments stand alone on their lines, so they need no column.
+        named = dict.fromkeys(found, "")
+        table = _aligned([[named.get(row[0], row[0]), *row[1:]] for row in rows]).split("\n")
+        if shown == 1 or max(map(len, table)) <= width:
+            lines = [row[0] if row[0] in named else line for row, line in zip(rows, table, strict=True)]
+            return "\n".join(lines), metrics[shown:]
+    raise AssertionError("a table of one metric is always returned")
+
+
+def _who(role: str, decoding: str) -> str:
+    return f"  {role}" if decoding in ("", *_TEACHER_DECODINGS) else f"  {role} {decoding}"
+
+
+def _legend(found: Iterable[Figures | str], left_out: Sequence[str]) -> str:
+    """What the words of the tables mean, as far as they occur; "" where no figure does."""
+    tables = [figures for figures in found if not isinstance(figures, str)]
+    roles = {role for figures in tables for role, _ in figures}
+    decodings = {decoding for figures in tables for _, decoding in figures}
+    metrics = {metric: row for figures in tables for row in figures.values() for metric in row}
+    if not metrics:
+        return ""
+    definitions = [
+        _defined({role: text for role, text in _ROLES.items() if role in roles}),
+        _defined({name: text for name, text in _DECODINGS.items() if name in decodings}),
+        "0.96 [0.80, 0.99] n=24: the share, its 95 % interval, and the number of pairs, agents or turns",
+        *(f"{name}: {text}" for name, text in METRICS.items() if name in metrics and name not in left_out),
+    ]
+    more = f"Also measured, and in the reports: {', '.join(left_out)}" if left_out else ""
+    lines = (textwrap.fill(line, WIDTH, subsequent_indent="  ") for line in (*definitions, more) if line)
+    return "\n".join(lines)
+
+
+def _defined(words: Mapping[str, str]) -> str:
+    return "; ".join(f"{word}: {text}" for word, text in words.items())
 
 
 def states_table(experiment: str, steps: Sequence[Step], everything: bool) -> str:
@@ -59,7 +171,7 @@ def states_table(experiment: str, steps: Sequence[Step], everything: bool) -> st
     for step in steps:
         counts[step.state] = counts.get(step.state, 0) + 1
     title = f"{experiment}: " + ", ".join(f"{n} {_SIGNS[state]}" for state, n in counts.items())
-    shown = [step for step in steps if everything or step.state not in ("ok", "missing")]
+    shown = [step for step in steps if everything or step.state not in ("ok", "missing", "waiting")]
     rows = [["", step.asset, step.key, _SIGNS[step.state], step.reason.replace("\n", " ")] for step in shown]
     return f"{title}\n{_aligned(rows)}" if rows else title
 

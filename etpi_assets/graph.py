@@ -81,7 +81,7 @@ _NODES = (
         ("checkpoints",),
         "What training starts from: a pinned hub revision, a local path with its hash, or the tiny model built here.",
         sections=("base",),
-        kept=("etpi_assets.rollouts.tiny_base:prepare", "etpi_resources.trainers.workers.base_worker:!"),
+        kept=("etpi_assets.rollouts.tiny_base:corpus_rows", "etpi_resources.trainers.workers.base_worker:!"),
         lock="accelerator",
         kinds=("safetensors",),
     ),

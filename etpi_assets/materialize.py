@@ -7,6 +7,7 @@ Does not belong here: what any asset computes, or the skip rule and publishing (
 from __future__ import annotations
 
 import json
+import resource
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,7 +15,17 @@ from typing import Any
 import dagster as dg
 import pyarrow.parquet as pq
 
-from etpi_assets.asset_run import CONSENT_TAG, AssetRun, Consent, Outcome, Produced, Recipe, require_inputs
+from etpi_assets.asset_run import (
+    CONSENT_TAG,
+    CONSENTS,
+    AssetRun,
+    Consent,
+    Outcome,
+    Produced,
+    Recipe,
+    label,
+    require_inputs,
+)
 from etpi_assets.graph import GRAPH, JOBS, Node
 from etpi_assets.partitions import PARTITION_TAG, mapping, partition_sets
 from etpi_assets.resources import EngineUnavailable, HardwareMissing, Resources, require_hardware
@@ -23,6 +34,7 @@ from etpi_assets.specs.paths import PathError
 from etpi_assets.versions import asset_code
 from etpi_resources.checks import BadData
 from etpi_resources.lake import Lake, LakeError
+from etpi_resources.progress import NOT_ON_CONSOLE, Activity, acting_for, display
 from etpi_resources.sandboxes import SandboxUnavailable
 from etpi_resources.schemas import TABLES
 from etpi_resources.trainers.pipes import WorkerFailed
@@ -84,17 +96,24 @@ def build_asset(recipe: Recipe, specs: Specs) -> dg.AssetsDefinition:
     )
     def materialize(context):
         resources = getattr(context.resources, RESOURCE)
+        before = _cpu_seconds()
         try:
             key = _key(context, node, resources.specs)
             if node.group == "specs":
                 _refuse_early(recipe.node, key, _chosen(context), resources)
-            outcome = recipe.execute(key, resources, context.log.info, context, _consent(context))
+            display().show(Activity(label(node.name, key)))
+            with acting_for(key):
+                outcome = recipe.execute(key, resources, context.log.info, context, _consent(context))
         except EXPECTED_FAILURES as error:
             raise dg.Failure(description=f"{node.name}: {error}", allow_retries=False) from None
         _say(context, node, key, outcome)
         yield dg.MaterializeResult(
             data_version=dg.DataVersion(outcome.manifest.version),
-            metadata={**_carried_over(context, node, outcome), **_metadata(node, outcome, resources.lake)},
+            metadata={
+                **_carried_over(context, node, outcome),
+                **_metadata(node, outcome, resources.lake),
+                "cpu_seconds": round(_cpu_seconds() - before, 3),
+            },
             check_results=_check_results(recipe, outcome),
         )
         if outcome.manifest.blocked:
@@ -124,8 +143,7 @@ def _key(context: dg.AssetExecutionContext, node: Node, specs: Specs) -> str:
 
 def _consent(context: dg.AssetExecutionContext) -> frozenset[Consent]:
     """What the run's tags agree to."""
-    options: tuple[Consent, ...] = ("rebuild", "recollect")
-    return frozenset(o for o in options if context.run.tags.get(f"{CONSENT_TAG}{o}", "").lower() == "true")
+    return frozenset(o for o in CONSENTS if context.run.tags.get(f"{CONSENT_TAG}{o}", "").lower() == "true")
 
 
 def _chosen(context: dg.AssetExecutionContext) -> set[str]:
@@ -149,6 +167,12 @@ def _deps(node: Node, specs: Specs) -> list[dg.AssetDep]:
     if node.set != "all" and node.group != "specs":
         names.append(f"{node.set}_spec")
     return [dg.AssetDep(name, partition_mapping=mapping(node, GRAPH[name], specs)) for name in names]
+
+
+def _cpu_seconds() -> float:
+    """CPU time of this process and of those it has waited for: workers and sandboxes."""
+    uses = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(use.ru_utime + use.ru_stime for use in uses)
 
 
 # --- what the web page shows -----------------------------------------------------------------------------------------
@@ -254,13 +278,20 @@ def _plain(value: Any) -> Any:
 
 
 def _say(context: dg.AssetExecutionContext, node: Node, key: str, outcome: Outcome) -> None:
-    of = "" if key == "all" else f" of {key}"
-    rows = ", ".join(f"{n} {t}" for t, n in outcome.manifest.rows.items())
-    state = "unchanged" if outcome.skipped else f"made in {outcome.seconds:.1f} s"
-    context.log.info(f"{node.name}{of} {state}: version {outcome.manifest.version}; {rows or 'no tables'}")
-    for check in outcome.manifest.checks:
+    name, manifest = label(node.name, key), outcome.manifest
+    rows = ", ".join(f"{n} {table}" for table, n in manifest.rows.items() if n)
+    counted = {NOT_ON_CONSOLE: True}  # in the line that ends a job
+    if outcome.skipped:
+        context.log.info(f"{name} unchanged: version {manifest.version}", extra=counted)
+    elif reason := manifest.notes.get("not_applicable"):
+        context.log.info(f"{name} not applicable: {reason}", extra=counted)
+    else:
+        of = f"; {rows or 'no rows'}" if node.tables else ""
+        extra = counted if node.group == "specs" else None
+        context.log.info(f"{name} made in {outcome.seconds:.1f} s{of}", extra=extra)
+    for check in manifest.checks:
         if not check["passed"] and not check["blocking"]:
-            context.log.warning(f"{node.name}{of}: {check['name']}: {check['message']}")
+            context.log.warning(f"{name}: {check['name']}: {check['message']}")
 
 
 def _failed(node: Node, key: str, outcome: Outcome) -> str:

@@ -8,12 +8,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import click
 import dagster as dg
 
 from etpi_assets.graph import Node
 from etpi_assets.specs.load import Specs, unknown_name
 
 PARTITION_TAG = "dagster/partition"
+
+
+class UnknownPartition(dg.DagsterUnknownPartitionError, click.ClickException):
+    """A partition that no spec has. Being click's error too, `dg launch` prints the message and no traceback."""
+
+    def __init__(self, message: str) -> None:
+        dg.DagsterUnknownPartitionError.__init__(self, message)
+        click.ClickException.__init__(self, message)
 
 
 class SpecPartitions(dg.StaticPartitionsDefinition):
@@ -25,7 +34,7 @@ class SpecPartitions(dg.StaticPartitionsDefinition):
 
     def validate_partition_key(self, partition_key: str, *args: Any, **kwargs: Any) -> None:
         if partition_key not in (valid := self.get_partition_keys()):
-            raise dg.DagsterUnknownPartitionError(unknown_name(self.set_name, partition_key, valid))
+            raise UnknownPartition(unknown_name(self.set_name, partition_key, valid))
 
 
 def partition_sets(specs: Specs) -> Mapping[str, SpecPartitions]:

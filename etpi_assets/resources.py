@@ -17,7 +17,7 @@ from etpi_assets.specs.experiment import ExperimentSpec, ServingSection
 from etpi_assets.specs.load import AnySpec, Specs, load_specs
 from etpi_resources.engines import EngineUnavailable
 from etpi_resources.lake import Lake
-from etpi_resources.sandboxes import SandboxFactory, SandboxUnavailable
+from etpi_resources.sandboxes import HostFactory, SandboxUnavailable
 
 if TYPE_CHECKING:
     from etpi_resources.chat_format import ChatFormat
@@ -53,7 +53,7 @@ class Resources:
     def specs(self) -> Specs:
         return load_specs(self.specs_folder)
 
-    def sandboxes(self, kind: str) -> SandboxFactory:
+    def sandboxes(self, kind: str) -> HostFactory:
         """The factory of a kind.
 
         Raises:

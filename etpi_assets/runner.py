@@ -6,67 +6,110 @@ what is missing or stale (`specs.planner`), or several processes (`lanes`).
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import dagster as dg
 
+from etpi_assets.asset_run import CONSENT_TAG
 from etpi_assets.definitions import build_defs
 from etpi_assets.resources import Resources
 from etpi_assets.specs.load import Specs
 from etpi_assets.specs.planner import Step, open_steps, plan
 from etpi_assets.stopping import StopRequests
 from etpi_resources.lake import Lake
+from etpi_resources.progress import Activity, acting_for, display
 
 _QUIET = {"loggers": {"console": {"config": {}}}}
+LONGEST_REASON = 300
+"""Characters of a failure's reason at the end of a run; the whole message was shown where the step failed."""
 
 
 class Runner:
     """Runs jobs against the persistent Dagster instance, so that the web page shows them."""
 
-    def __init__(self, specs: Specs, specs_folder: Path | None = None) -> None:
+    def __init__(self, specs: Specs, specs_folder: Path | None = None, consent: Collection[str] = ()) -> None:
+        """`consent`: options that agree to expensive work for changed code (`asset_run.Consent`)."""
         self._specs, self._lake = specs, Lake.open()
+        self._tags = {f"{CONSENT_TAG}{option}": "true" for option in consent}
         resources = Resources(lake=self._lake, specs_folder=specs_folder)
         self._defs = build_defs(specs, {"etpi": resources})
         self._instance = dg.DagsterInstance.get()
 
-    def bring(self, name: str, assets: Sequence[str] | None = None) -> bool:
-        """Whether an experiment, or some of its assets, and all it rests on are now up to date.
+    def bring(self, name: str, assets: Sequence[str] | None = None) -> list[str]:
+        """Bring an experiment, or some of its assets, and all it rests on up to date: why that failed, a line a step;
+        empty where it succeeded.
 
         Only jobs with something to do are started for what it rests on; `run_experiment` always is, and skips what
-        stands. Raises as `run` does.
+        is up to date. Raises as `run` does.
         """
         steps = plan(name, self._specs, self._lake)
-        print(_opening(name, steps), file=sys.stderr)
-        return all(self.run(job, key) for job, key in _before(steps)) and self.run("run_experiment", name, assets)
+        display().line(_opening(name, steps))
+        with acting_for(name):
+            for job, key in _before(steps):
+                if failures := self.run(job, key):
+                    return failures
+            return self.run("run_experiment", name, assets)
 
-    def run(self, job: str, key: str | None, assets: Sequence[str] | None = None) -> bool:
-        """Whether the run of the job, or of some of its assets, succeeded; the console logger has said why where not.
+    def run(self, job: str, key: str | None, assets: Sequence[str] | None = None) -> list[str]:
+        """Run the job, or some of its assets: why steps failed, a line each; empty where it succeeded.
 
         Raises:
             KeyboardInterrupt: this process was asked to stop meanwhile.
         """
         start = time.monotonic()
-        of = f" of {key}" if key else ""
-        print(f"-- {job}{of}", file=sys.stderr)
-        with StopRequests() as asked:
-            result = self._defs.resolve_job_def(job).execute_in_process(
-                instance=self._instance,
-                partition_key=key,
-                run_config=_QUIET,
-                raise_on_error=False,
-                asset_selection=None if assets is None else [dg.AssetKey(name) for name in assets],
-            )
-            stop = asked.any()
-        print(
-            f"-- {job}{of}: {'done' if result.success else 'FAILED'} in {time.monotonic() - start:.1f} s",
-            file=sys.stderr,
-        )
+        name = f"{job} of {key}" if key else job
+        display().line(f"-- {name}")
+        display().show(Activity(name))
+        try:
+            with StopRequests() as asked:
+                result = self._defs.resolve_job_def(job).execute_in_process(
+                    instance=self._instance,
+                    partition_key=key,
+                    run_config=_QUIET,
+                    tags=self._tags,
+                    raise_on_error=False,
+                    asset_selection=None if assets is None else [dg.AssetKey(name) for name in assets],
+                )
+                stop = asked.any()
+        finally:
+            display().show(None)
+        state = "done" if result.success else "FAILED"
+        display().line(f"-- {name}: {state} in {time.monotonic() - start:.1f} s{_counted(result)}")
         if stop:
             raise KeyboardInterrupt  # Dagster took it for a failed run, if at all; no further job is wanted
-        return result.success
+        return [] if result.success else _failures(result) or [f"{job}: Dagster's page of run {result.run_id} says why"]
+
+
+def _counted(result: dg.ExecuteInProcessResult) -> str:
+    """How many assets a run made, left as they were, or had no use for."""
+    counts = Counter[str]()
+    for event in result.all_events:
+        if event.is_step_materialization:
+            shown = event.step_materialization_data.materialization.metadata
+            unchanged = shown["skipped"].value
+            counts["unchanged" if unchanged else "not applicable" if "not_applicable" in shown else "made"] += 1
+    return f"; assets: {', '.join(f'{n} {what}' for what, n in counts.items())}" if counts else ""
+
+
+def _failures(result: dg.ExecuteInProcessResult) -> list[str]:
+    """Why the steps of a run failed, shortened to a line each."""
+    lines = []
+    for event in result.all_events:
+        if event.is_step_failure:
+            data = event.step_failure_data
+            error = data.error.message if data.error else "no reason given"
+            text = data.user_failure_data.description if data.user_failure_data else f"{event.step_key}: {error}"
+            lines.append(_one_line(text or ""))
+    return lines
+
+
+def _one_line(text: str) -> str:
+    """A message on one line: of a long one its beginning and its end, where a worker's error is."""
+    line = " ".join(text.split())
+    return line if len(line) <= LONGEST_REASON else f"{line[: LONGEST_REASON // 2]} ... {line[-LONGEST_REASON // 2 :]}"
 
 
 def _before(steps: Sequence[Step]) -> list[tuple[str, str]]:
@@ -77,7 +120,11 @@ def _before(steps: Sequence[Step]) -> list[tuple[str, str]]:
 
 
 def _opening(name: str, steps: Sequence[Step]) -> str:
+    """How many assets are to be made, and of what."""
     todo = open_steps(steps)
-    what = ", ".join(f"{step.asset} of {step.key} ({step.state})" for step in todo[:6])
-    more = f" and {len(todo) - 6} more" if len(todo) > 6 else ""
-    return f"== {name}: {what}{more}" if todo else f"== {name}: nothing is missing or stale"
+    if not todo:
+        return f"== {name}: nothing is missing or stale"
+    states = Counter(step.state for step in todo)
+    keys = dict.fromkeys(step.key for step in todo if step.key != name)
+    first = f", first {', '.join(keys)}" if keys else ""
+    return f"== {name}: {', '.join(f'{n} assets {state}' for state, n in states.items())}{first}"

@@ -62,7 +62,15 @@ def asset_code(node: Node) -> str:
 def tiny_base_code(section: TinySection, *templates: str) -> str:
     """The version of the code that pretrains a tiny base with these tokenizer and template names, 16 hex digits; the
     same for an experiment's base and for a rollout set that the base acts in."""
-    return CODE.reach(GRAPH["base_checkpoint"].kept, narrowing(CODE, selection_of_base(section, *templates))).digest
+    parts = tiny_base_parts(section, *templates)
+    return digest_of("".join(part.digest for part in parts))
+
+
+def tiny_base_parts(section: TinySection, *templates: str) -> tuple[CodeVersion, CodeVersion]:
+    """(the code that writes a tiny base's corpus, the code that trains on it)."""
+    corpus, training = GRAPH["base_checkpoint"].kept
+    narrowed = narrowing(CODE, selection_of_base(section, *templates))
+    return CODE.reach([corpus], narrowed), CODE.reach([training], narrowed)
 
 
 def definition_version(target: str) -> str:

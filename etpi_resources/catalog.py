@@ -13,7 +13,6 @@ from __future__ import annotations
 import graphlib
 import os
 import re
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -64,23 +63,24 @@ class Holder(Protocol):
 
 
 def default_path(lake: Lake | None = None) -> Path:
-    """$ETPI_CATALOG, or `etpi.duckdb` beside the lake's folder."""
+    """$ETPI_CATALOG, or `etpi.duckdb` in the folder that $ETPI_DATA names, or beside the lake's folder."""
     if named := os.environ.get("ETPI_CATALOG"):
         return Path(named).resolve()
-    return (lake or Lake.open()).root.parent / "etpi.duckdb"
+    root, data = (lake or Lake.open()).root, os.environ.get("ETPI_DATA")
+    # The parent of a folder that a user names may not be writable: it can be a mount point.
+    return (root if data and Path(data).resolve() == root else root.parent) / "etpi.duckdb"
 
 
 def sql_folder() -> Path:
-    """The folder of views, checks and reports: beside the packages in a checkout, under share/ where installed.
+    """The folder of views, checks and reports: package data, which in a checkout is a link to `sql/`.
 
     Raises:
-        LakeError: it is in neither place.
+        LakeError: it is not there.
     """
-    places = (Path(__file__).resolve().parents[1] / "sql", Path(sys.prefix) / "share" / "etpi" / "sql")
-    for place in places:
-        if (place / "views").is_dir():
-            return place
-    raise LakeError(f"the SQL files are missing: looked in {' and '.join(map(str, places))}; install etpi again")
+    folder = Path(__file__).resolve().parent / "sql"
+    if not (folder / "views").is_dir():
+        raise LakeError(f"the SQL files are missing: there is no {folder / 'views'}; install etpi again")
+    return folder
 
 
 def connect(path: Path | None = None, read_only: bool = True) -> duckdb.DuckDBPyConnection:

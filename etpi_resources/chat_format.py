@@ -15,11 +15,13 @@ import json
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from etpi_resources.chat_prefixes import ASSISTANT, Shapes, tags
+from etpi_resources.tool_forms import FORMS, Call, ToolForm
+from etpi_resources.tool_forms.template import TemplateForm
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -161,6 +163,54 @@ class ChatFormat:
             raise ValueError(f"chat format {self.name!r}: its template does not end an assistant message with {_END}")
         return self._structured(after, stand_ins)
 
+    @cached_property
+    def template_form(self) -> TemplateForm:
+        """How the template writes tool calls, found by probing it.
+
+        Raises:
+            UnknownToolForm: it writes them in a form that nothing here reads.
+        """
+        return TemplateForm.of(lambda messages, tools, prompt: self._apply(messages, tools, {}, prompt), self.name)
+
+    @property
+    def tool_form(self) -> ToolForm | None:
+        """The form of the student's tool calls: the template's, or Qwen's XML inside the text under etpi's own
+        templates, which write no calls themselves; None where the template writes none.
+
+        Raises:
+            UnknownToolForm: as `template_form`.
+        """
+        if self.template in _own_templates():
+            return FORMS["qwen_xml"]
+        return self.template_form.form
+
+    @property
+    def calls_in_content(self) -> bool:
+        """Whether calls are part of a message's text, because the template is one of etpi's own."""
+        return self.template in _own_templates()
+
+    def turn_text(
+        self, content: str, calls: Sequence[Call], *, tools: Sequence[Any] | None = None, **template_kwargs: Any
+    ) -> str:
+        """An assistant turn with tool calls as the template writes it, without header, added think block and end.
+
+        Raises:
+            UnknownToolForm: the template writes no calls, or in a form that nothing here reads.
+        """
+        plain = [{"name": call.name, "arguments": dict(call.arguments)} for call in calls]
+        given, stand_ins = self._masked([{"role": "assistant", "content": content, "calls": plain}], tools)
+        masked = given[0][0]
+        told = [Call(call["name"], call["arguments"]) for call in masked["calls"]]
+        text = self.template_form.turn(
+            masked["content"],
+            told,
+            given[1],
+            lambda messages, shown, prompt: self._apply(messages, shown, template_kwargs, prompt),
+        )
+        for stand_in, control in stand_ins.items():
+            text = text.replace(stand_in, control)
+        return text
+
     def encode(self, text: str, allow_special: bool = False) -> list[int]:
         """Canonical ids. Control tokens are plain characters unless `allow_special`; inline ones are single ids."""
         if allow_special:
@@ -237,9 +287,16 @@ class ChatFormat:
             return None
         return (whole[: heads[place]] + tail for place in before)
 
-    def _apply(self, messages: list[Any], tools: list[Any] | None, kwargs: Mapping[str, Any]) -> str:
+    def _apply(
+        self, messages: list[Any], tools: list[Any] | None, kwargs: Mapping[str, Any], generation_prompt: bool = True
+    ) -> str:
         text = self.tokenizer.apply_chat_template(
-            messages, tools=tools, chat_template=self.template, tokenize=False, add_generation_prompt=True, **kwargs
+            messages,
+            tools=tools,
+            chat_template=self.template,
+            tokenize=False,
+            add_generation_prompt=generation_prompt,
+            **kwargs,
         )
         return str(text)
 
@@ -298,6 +355,12 @@ def _hub_folder(name: str) -> Path:
 
     repo, _, commit = name.removeprefix(_HUB).partition("@")
     return Path(hf_hub_download(repo, "tokenizer.json", revision=commit or None)).parent
+
+
+@lru_cache(maxsize=1)
+def _own_templates() -> frozenset[str]:
+    """etpi's own templates: a call is text inside a message's content."""
+    return frozenset(_template(name) for name in ("tiny", "terminal"))
 
 
 def _template(name: str) -> str:

@@ -6,10 +6,12 @@ Does not belong here: templates, or what anybody does about it.
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etpi_resources.chat_format import ChatFormat, load_chat_format
+from etpi_resources.tool_forms import FORMS, Call, ToolForm
 
 TEMPLATES = (
     "qwen3", "qwen3_training", "qwen3_instruct_2507", "qwen3_instruct_2507_training", "qwen3_5_think",
@@ -42,10 +44,21 @@ _FOOT = """
   prompt is rendered by itself, and `tito_pairs` counts such conversations (`conversations_the_template_writes_anew`).
 - **extends**: whether rendering a turn again gives the ids that were generated: prompt, output with its call in the
   template's own form, observation. `no` is why etpi's own loop never renders again; `-`: the tail leaves no thought.
-- **call**: the form that structured calls are rendered in. Both are read under any template, and a student writes the
-  form it was trained on.
+- **call**: the form in which the template writes tool calls (`etpi_resources/tool_forms`), found by rendering a probe
+  call and reading it back. Structured calls of a data set become labels in this form, by the template's own hand, and
+  serving reads it with the parser of the same form.
 - **observation**: ids that stand before and after a tool result's own, from the end of the assistant's turn on, and
   with a user message instead.
+
+## Tool calls
+
+The check `label_syntax` of `tito_pairs` blocks a data set whose labels call tools in another syntax than the template
+asks for, cannot be read back, lack the end-of-turn token, or lose the last turn of finished conversations. A template
+that writes calls in none of the known forms is refused with the text that it wrote and the forms that were tried.
+
+| form | a call (⏎ is a line break) |
+| --- | --- |
+{forms}
 """
 
 
@@ -59,7 +72,13 @@ def page() -> str:
     for entry in found:
         shared.setdefault(entry["observation"], []).append(f"`{entry['template']}`")
     observations = "".join(f"\n{', '.join(names)}:\n\n{text}\n" for text, names in shared.items())
-    return f"{_HEAD}{chr(10).join(lines)}\n{_FOOT}\n## Observations\n{observations}"
+    foot = _FOOT.replace("{forms}", "\n".join(_line([f"`{form.name}`", _example(form)]) for form in FORMS.values()))
+    return f"{_HEAD}{chr(10).join(lines)}\n{foot}\n## Observations\n{observations}"
+
+
+def _example(form: ToolForm) -> str:
+    text = form.render([Call("bash", {"command": COMMAND})])
+    return "<code>" + html.escape(text).replace("|", "&#124;").replace("\n", "⏎<br>").replace("`", "&#96;") + "</code>"
 
 
 def row(name: str) -> dict[str, str]:
@@ -75,7 +94,7 @@ def row(name: str) -> dict[str, str]:
         "appends, tools then user": _appends(chat, ("tool", "user")),
         "extends, no thought": _extends(chat, ""),
         "extends, thought": _extends(chat, _THOUGHT),
-        "call": "XML" if "<function=" in call_text(chat) else "JSON",
+        "call": chat.tool_form.name if chat.tool_form else "none",
         "tools in the prompt": _tools(chat),
         "observation": _observations(chat),
     }

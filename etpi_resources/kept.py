@@ -23,7 +23,7 @@ def once(
     make: Callable[[Path], dict[str, Any]],
     *,
     good: Callable[[dict[str, Any]], bool],
-    found: str,
+    what: str,
     log: Callable[[str], None],
 ) -> dict[str, Any]:
     """The report of a training: the one kept under its key, else of a training now. Another process that asks for the
@@ -33,13 +33,14 @@ def once(
         place: what the scratch folder that `make` works in is called, besides the key; it is removed afterwards.
         make: folder -> the report (JSON), whose `checkpoints` name what was adopted into the lake.
         good: whether a report is to be found again.
-        found: what `log` is told where one was.
+        what: what is trained, in words ("the tiny base"), for messages.
+        log: told that another process trains it, or that it was trained before.
     Returns:
         The report with `reused`.
     """
-    with lake.lock(f"training-{key}", log=log):
+    with lake.lock(f"training-{key}", log=log, what=what, doing="training"):
         if report := _find(lake, key):
-            log(found)
+            log(f"{what}: trained before, nothing to do")
             return report | {"reused": True}
         folder = lake.scratch(f"{place}/{key}")
         report = make(folder)

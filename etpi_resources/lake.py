@@ -66,6 +66,7 @@ class Lake:
         seeds: Sequence[int] = (),
         checks: Sequence[CheckOutcome] = (),
         notes: Mapping[str, Any] | None = None,
+        spec: Mapping[str, Any] | None = None,
         code: Mapping[str, Any] | None = None,
         cause: str = "",
         accepted: Sequence[Mapping[str, str]] = (),
@@ -75,8 +76,8 @@ class Lake:
         stays, and `require` refuses until a good version is published.
 
         A stream of record batches is written with flat memory; what is spooled already is moved. Row order is kept; the
-        version follows from it. `code`, `cause` and `accepted` are kept in the manifest (see `Manifest`), and the
-        seconds since `began` (of `time.monotonic`).
+        version follows from it. `spec`, `code`, `cause` and `accepted` are kept in the manifest (see
+        `Manifest`), and the seconds since `began` (of `time.monotonic`).
 
         Raises:
             SchemaMismatch: a table does not fit its schema; nothing is published.
@@ -99,7 +100,7 @@ class Lake:
             manifest = Manifest(
                 ref=ref, version=version, tables=described, spec_hash=spec_hash, input_key=input_key,
                 inputs=dict(inputs), seeds=list(seeds), checks=[c.to_json() for c in checks], notes=dict(notes or {}),
-                code=dict(code or {}), cause=cause, accepted=list(accepted),
+                spec=dict(spec or {}), code=dict(code or {}), cause=cause, accepted=list(accepted),
                 seconds=None if began is None else round(time.monotonic() - began, 3),
             )  # fmt: skip
             try:
@@ -314,11 +315,17 @@ class Lake:
     # --- locks, checkpoints, scratch -------------------------------------------------------------------------------
 
     def lock(
-        self, name: str, *, wait: bool = True, log: Callable[[str], None] | None = None
+        self,
+        name: str,
+        *,
+        wait: bool = True,
+        log: Callable[[str], None] | None = None,
+        what: str | None = None,
+        doing: str = "holding",
     ) -> AbstractContextManager[None]:
         """Hold `locks/<name>.lock`; the kernel frees it when the process dies. Raises LockHeld where `wait` is false
-        and another holds it; while waiting, `log` is told who does."""
-        return file_lock(self.lock_file(name), wait=wait, log=log)
+        and another holds it; a longer wait is reported to `log` in the words `what` and `doing` (see `file_lock`)."""
+        return file_lock(self.lock_file(name), wait=wait, log=log, what=what, doing=doing)
 
     def lock_file(self, name: str) -> Path:
         """The file of a lock, for a process that is to hold it itself."""

@@ -32,6 +32,10 @@ MANIFESTS = pa.schema(
         pa.field("inputs", pa.string()),
         pa.field("input_key", pa.string()),
         pa.field("spec_hash", pa.string()),
+        pa.field("code_version", pa.string()),
+        pa.field("cause", pa.string()),
+        pa.field("accepted", pa.string()),
+        pa.field("seconds", pa.float64()),
         pa.field("seeds", pa.list_(pa.int64())),
         pa.field("notes", pa.string()),
         pa.field("git_revision", pa.string()),
@@ -40,7 +44,8 @@ MANIFESTS = pa.schema(
     ]
 )
 """One row a publication. `state` is current, blocked (newer than current, and refused) or past; `rows` (by table),
-`inputs` ("asset/key" -> version), `notes` and `fingerprint` are JSON."""
+`inputs` ("asset/key" -> version), `notes`, `fingerprint` and `accepted` (changes of code judged immaterial) are JSON;
+`cause` is why it was made: first, spec, inputs or code; `seconds` is the wall time of computing it."""
 
 CHECKS = pa.schema(
     [
@@ -86,6 +91,10 @@ def _made_of(manifest: Manifest) -> dict[str, Any]:
         "inputs": json.dumps(dict(manifest.inputs)),
         "input_key": manifest.input_key,
         "spec_hash": manifest.spec_hash,
+        "code_version": manifest.code.get("version"),
+        "cause": manifest.cause or None,
+        "accepted": json.dumps(list(manifest.accepted), ensure_ascii=False),
+        "seconds": manifest.seconds,
         "seeds": list(manifest.seeds),
         "notes": json.dumps(dict(manifest.notes), ensure_ascii=False),
         "git_revision": manifest.git_revision,

@@ -16,8 +16,11 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+from etpi_resources.progress import acting_name
+
 POLL_SECONDS = 0.1
-REPEAT_SECONDS = 30.0
+QUIET_SECONDS = 1.0
+"""A wait is reported once it has lasted so long."""
 
 
 class LockHeld(RuntimeError):
@@ -25,7 +28,14 @@ class LockHeld(RuntimeError):
 
 
 @contextmanager
-def file_lock(path: Path, *, wait: bool = True, log: Callable[[str], None] | None = None) -> Iterator[None]:
+def file_lock(
+    path: Path,
+    *,
+    wait: bool = True,
+    log: Callable[[str], None] | None = None,
+    what: str | None = None,
+    doing: str = "holding",
+) -> Iterator[None]:
     """Hold an exclusive lock on `path` (made where missing; its text names the holder while it is held).
 
     Every call opens the file anew, so two threads exclude each other as two processes do, and a holder that asks again
@@ -33,11 +43,14 @@ def file_lock(path: Path, *, wait: bool = True, log: Callable[[str], None] | Non
 
     Args:
         wait: false raises LockHeld at once where another holds it.
-        log: told who holds it, at once and every 30 s while waiting; the module's logger by default.
+        log: told once, after a second of waiting, who waits for what that whom is doing what with; the module's logger
+            by default.
+        what: what the lock protects, in words ("the tiny base"); the file's name by default.
+        doing: what a holder does with it ("building").
     """
     tell = log or logging.getLogger(__name__).info
     path.parent.mkdir(parents=True, exist_ok=True)
-    last_told = float("-inf")
+    started, told = time.monotonic(), False
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -49,15 +62,17 @@ def file_lock(path: Path, *, wait: bool = True, log: Callable[[str], None] | Non
             os.close(descriptor)
             if not wait:
                 raise LockHeld(f"{path.stem} is held by {holder_of(path)}") from None
-            if time.monotonic() - last_told >= REPEAT_SECONDS:
-                tell(f"waiting for {path.stem}, held by {holder_of(path)}")
-                last_told = time.monotonic()
+            if not told and time.monotonic() - started >= QUIET_SECONDS:
+                me = acting_name() or f"process {os.getpid()}"
+                tell(f"{me} waits for {what or path.stem} that {holder_of(path)} is {doing}")
+                told = True
             time.sleep(POLL_SECONDS)
     try:
         command = " ".join([os.path.basename(sys.argv[0]), *sys.argv[1:]])[:200]
         since = datetime.now(UTC).isoformat(timespec="seconds")
         os.ftruncate(descriptor, 0)
-        os.write(descriptor, json.dumps({"pid": os.getpid(), "command": command, "since": since}).encode())
+        holder = {"pid": os.getpid(), "command": command, "since": since, "for": acting_name()}
+        os.write(descriptor, json.dumps(holder).encode())
         yield
     finally:
         os.ftruncate(descriptor, 0)
@@ -73,9 +88,9 @@ def _is_still(path: Path, descriptor: int) -> bool:
 
 
 def holder_of(path: Path) -> str:
-    """Who holds the lock, for people."""
+    """Who holds the lock: the experiment it works for, else the process."""
     try:
         holder = json.loads(path.read_text())
-        return f"process {holder['pid']} ({holder['command']}) since {holder['since']}"
+        return holder["for"] or f"process {holder['pid']} ({holder['command']}, since {holder['since']})"
     except (OSError, ValueError, KeyError):
         return "another process"

@@ -60,6 +60,7 @@ class Manifest:
     Attributes:
         version: hashes the tables' content; the data version.
         tables: name -> {"rows", "files": [{"path", "sha256", "bytes"}]}, paths relative to the root.
+        spec: the resolved keys of the spec that the version depends on.
         code: {"version", "modules": {module: hash}} of the code that made it, {"kept"} of the part whose results are
             kept, {"kept_root"}: the version those results were first kept under, where a later change of code was
             accepted. Empty in manifests of etpi 0.1, which recorded none.
@@ -79,6 +80,7 @@ class Manifest:
     seeds: Sequence[int]
     checks: Sequence[Mapping[str, Any]]
     notes: Mapping[str, Any]
+    spec: Mapping[str, Any] = field(default_factory=dict)
     code: Mapping[str, Any] = field(default_factory=dict)
     cause: str = ""
     accepted: Sequence[Mapping[str, str]] = ()

@@ -103,6 +103,11 @@ TABLES: dict[str, Table] = {
             ("started_at", TIME, "start"),
             ("wall_seconds", f64, "wall time"),
             ("error", s, "the infrastructure error, where there was one"),
+            (
+                "tools",
+                s,
+                "imported: JSON list of the tool schemas that the source recorded, keys in its order; null where none",
+            ),
         ),
         _table(
             "agents",
@@ -225,6 +230,7 @@ TABLES: dict[str, Table] = {
             ("turn", i32, "the turn, where one turn was dropped"),
             ("reason", s, "a short stable code"),
             ("detail", s, "the figures behind it"),
+            ("output_tokens", i32, "ids of the turn's output, where one turn was dropped and its ids are known"),
         ),
         _table(
             "pairs",
@@ -285,6 +291,7 @@ TABLES: dict[str, Table] = {
             ("step", i32, "optimiser step; the last one is final"),
             ("final", b, "whether evaluation uses it"),
             ("method", s, "base, lora or full"),
+            ("dtype", s, "what training computed in: bf16 or fp32; null for a base from elsewhere"),
             ("path", s, "folder, relative to the lake's root, or a hub id with revision"),
             ("adapter_path", s, "the adapter's folder, where there is one"),
             ("adapter_hash", s, "content hash of the adapter"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from made_graph import World
 
-from etpi_assets import asset_run, changes
+from etpi_assets import asset_run, changes, explain
 from etpi_assets.code.codebase import CodeVersion
 from etpi_assets.graph import GRAPH
 from etpi_assets.specs import planner
@@ -36,7 +36,7 @@ def code(monkeypatch):
 
         return PartitionCode(version(node.name), version(f"{node.name} kept") if node.kept else None)
 
-    for module in (planner, asset_run, changes):
+    for module in (planner, asset_run, changes, explain):
         monkeypatch.setattr(module, "code_of", code_of)
     return versions
 

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 IMAGE = "localhost/etpi-test:base"
@@ -25,6 +26,7 @@ _PROGRAMS = """
     uname uniq unshare wc xargs yes
 """
 _LEFT_OUT = (
+    "EXTERNALLY-MANAGED",
     "__pycache__",
     "config-*",
     "dist-packages",
@@ -63,12 +65,12 @@ class Engine:
         self.address = f"unix://{self.socket}"
         settings = self.folder / "containers.conf"
         settings.write_text(_SETTINGS)
-        self._environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "CONTAINERS_CONF": str(settings), "HOME": "/root"}
+        self.environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "CONTAINERS_CONF": str(settings), "HOME": "/root"}
         self._service: subprocess.Popen[bytes] | None = None
 
     def podman(self, *arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            [*self._command(), *arguments], capture_output=True, text=True, env=self._environment, **options
+            [*self.command(), *arguments], capture_output=True, text=True, env=self.environment, **options
         )  # type: ignore[call-overload]
         assert done.returncode == 0, (arguments, done.stderr)
         return done
@@ -76,8 +78,8 @@ class Engine:
     def start(self) -> None:
         log = (self.folder / "log").open("ab")
         self._service = subprocess.Popen(
-            [*self._command(), "system", "service", "--time", "0", self.address],
-            env=self._environment,
+            [*self.command(), "system", "service", "--time", "0", self.address],
+            env=self.environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -102,21 +104,37 @@ class Engine:
         subprocess.run(["umount", "--recursive", "--lazy", str(self.folder / "root" / "overlay")], capture_output=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def make_image(self, name: str = IMAGE, extra: Path | None = None) -> None:
-        """An image of this machine's programs, with the tree `extra` over it."""
+    def make_image(
+        self,
+        name: str = IMAGE,
+        extra: Path | None = None,
+        changes: Sequence[str] = (),
+        files: Sequence[str | Path] = (),
+    ) -> None:
+        """An image of this machine's programs, with the tree `extra` over it.
+
+        Args:
+            changes: settings, as podman's `--change` takes them.
+            files: further programs and libraries of this machine, with the libraries that they load.
+        """
         tree = self.folder / "tree"
         if not tree.exists():
             _make_tree(tree)
+        for path in [*files, *linked(*files)]:
+            _copy(Path(path), tree)
         if extra is not None:
-            shutil.copytree(extra, tree, dirs_exist_ok=True, symlinks=True)
+            # A link of the tree may lead to this machine's own files (/lib64/ld-linux-x86-64.so.2 does): it is
+            # replaced, never written through.
+            subprocess.run(["cp", "-a", "--remove-destination", *extra.iterdir(), tree], check=True)
         packed = subprocess.Popen(["tar", "-C", str(tree), "-c", "."], stdout=subprocess.PIPE)
-        self.podman("import", "--change", "ENV IN_IMAGE=yes", "-", name, stdin=packed.stdout)
+        settings = [word for change in ("ENV IN_IMAGE=yes", *changes) for word in ("--change", change)]
+        self.podman("import", *settings, "-", name, stdin=packed.stdout)
         assert packed.wait() == 0
 
     def containers(self) -> list[str]:
         return self.podman("ps", "--all", "--quiet").stdout.split()
 
-    def _command(self) -> list[str]:
+    def command(self) -> list[str]:
         place = self.folder
         return [
             "podman",
@@ -149,12 +167,19 @@ def _make_tree(root: Path) -> None:
         Path(found) for name in _PROGRAMS.split() if (found := shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin"))
     ]
     files = [python, *programs, *(library / "lib-dynload").glob("*.so")]
-    linked = subprocess.run(["ldd", *files], capture_output=True, text=True).stdout.split()
-    for path in [*files, *(Path(word) for word in linked if word.startswith("/") and not word.endswith(":"))]:
+    for path in [*files, *map(Path, linked(*files))]:
         _copy(path, root)
     for name in ("python", "python3"):
         (root / "usr/bin" / name).unlink(missing_ok=True)
         (root / "usr/bin" / name).symlink_to(python.name)
+
+
+def linked(*files: str | Path) -> list[str]:
+    """The shared libraries that programs or libraries load, as absolute paths."""
+    if not files:
+        return []
+    words = subprocess.run(["ldd", *files], capture_output=True, text=True).stdout.split()
+    return [word for word in words if word.startswith("/") and not word.endswith(":")]
 
 
 def _copy(path: Path, root: Path) -> None:

@@ -10,15 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etpi_assets.rollouts.actions import (
-    BAD_JSON,
     EMPTY,
     NO_ACTION,
-    UNCLOSED_CALL,
     UNCLOSED_THINK,
     format_action,
     read_actions,
 )
 from etpi_assets.rollouts.commands import format_message, split_command
+from etpi_resources.tool_forms.call import BAD_JSON, UNCLOSED_CALL
 
 FORMS = ("tool_calls", "xml", "hermes", "fenced", "bracket")
 

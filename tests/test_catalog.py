@@ -406,7 +406,11 @@ def test_no_catalog_says_what_to_run(tmp_path: Path) -> None:
 def test_where_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ETPI_CATALOG", raising=False)
     monkeypatch.setenv("ETPI_DATA", str(tmp_path / "data"))
-    assert catalog.default_path() == tmp_path / "etpi.duckdb"
+    assert catalog.default_path() == tmp_path / "data" / "etpi.duckdb"
+    assert catalog.default_path(Lake(tmp_path / "other" / "data")) == tmp_path / "other" / "etpi.duckdb"
+    monkeypatch.setenv("ETPI_DATA", "")
+    assert catalog.default_path() == Path("etpi.duckdb").resolve(), "beside ./data"
+    monkeypatch.setenv("ETPI_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("ETPI_CATALOG", str(tmp_path / "x.duckdb"))
     assert build(Lake.open()) == tmp_path / "x.duckdb"
 

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import io
 
-from etpi_assets.console_table import ending, metrics_table, states_table
+from etpi_assets.console_table import ending, failures_table, metrics_table, states_table
 from etpi_assets.reports.results import render
 from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.planner import Step
 from etpi_resources import progress
 from etpi_resources.lake import Lake, Ref
-from etpi_resources.progress import Progress
+from etpi_resources.progress import Activity, LogDisplay, Progress, shown_on
 from etpi_resources.schemas import from_rows
-
-
-class _Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def _clock(monkeypatch):
@@ -25,37 +20,56 @@ def _clock(monkeypatch):
     return now
 
 
+class _Remembering:
+    """A display that keeps what it is shown."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.shown: list[Activity | None] = []
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+
+    def show(self, activity: Activity | None, source: str = "") -> None:
+        self.shown.append(activity)
+
+
 def test_progress_says_stage_share_rate_and_time_left(monkeypatch):
     now = _clock(monkeypatch)
-    shown = Progress("raw_rollouts of few", "rolled out", 100, io.StringIO())
+    counted = Progress("raw_rollouts of few", "rolled out", 100)
     now[0] += 20
-    shown.advance(40)
-    assert shown.line() == "raw_rollouts of few: rolled out 40/100 (40%), 2.0/s, 0:20 so far, 0:30 left"
-    slow = Progress("x", "y", 10, io.StringIO())
+    counted.advance(40)
+    assert counted.line() == "raw_rollouts of few: rolled out 40/100 (40%), 2.0/s, 0:20 so far, 0:30 left"
+    slow = Progress("x", "y", 10)
     now[0] += 60
-    slow.advance(2)
-    assert "30.0 s each, 1:00 so far, 4:00 left" in slow.line()
+    slow.advance(2, note="loss 0.5")
+    assert "30.0 s each, 1:00 so far, 4:00 left (loss 0.5)" in slow.line()
 
 
-def test_progress_is_throttled_and_always_ends_with_its_last_line(monkeypatch):
-    now = _clock(monkeypatch)
-    log, terminal = io.StringIO(), _Terminal()
-    with Progress("a", "b", 1000, log) as in_log, Progress("a", "b", 1000, terminal) as on_terminal:
-        for _ in range(600):
+def test_a_display_gets_two_updates_a_second_and_a_log_a_line_every_20_s(monkeypatch):
+    now, log, every = _clock(monkeypatch), io.StringIO(), _Remembering()
+    with shown_on(every), Progress("a", "b", 1000) as counted:
+        for _ in range(620):
             now[0] += 0.1
-            in_log.advance()
-            on_terminal.advance()
-    assert 4 <= len(log.getvalue().splitlines()) <= 6, "a line every 15 s"
-    assert 100 <= terminal.getvalue().count("\r") <= 130, "twice a second, in place"
-    assert "600/1000" in log.getvalue().splitlines()[-1] and terminal.getvalue().endswith("\n")
+            counted.advance()
+    assert 100 <= len(every.shown) <= 130
+    written = LogDisplay(log)
+    for activity in every.shown:
+        written.show(activity)
+    assert len(log.getvalue().splitlines()) == 3, "after 5, 25 and 45 s"
+    assert "0:05 so far" in log.getvalue().splitlines()[0]
 
 
-def test_progress_of_an_instant_says_nothing(monkeypatch):
-    _clock(monkeypatch)
+def test_a_log_says_nothing_of_short_stages_and_throttles_each_process_by_itself():
     log = io.StringIO()
-    with Progress("a", "b", 3, log) as shown:
-        shown.advance(3)
+    written = LogDisplay(log)
+    for second in range(4):
+        written.show(Activity("tasks", "validated", second, 10, second))
     assert log.getvalue() == ""
+    for second in range(30):
+        for source in "01":
+            written.show(Activity(f"of {source}", "step", second, 100, second), source)
+    assert [line.count("of 0") for line in log.getvalue().splitlines()] == [1, 0, 1, 0]
 
 
 def _lake(folder) -> Lake:
@@ -75,15 +89,42 @@ def _lake(folder) -> Lake:
     return lake
 
 
-def test_metrics_table_has_teacher_beside_student_with_n_and_interval(tmp_path):
-    lines = metrics_table(_lake(tmp_path), ["plan_first_tiny", "other"]).splitlines()
-    assert [line.split()[:3] for line in lines[1:3]] == [
-        ["plan_first_tiny", "teacher", "recorded"],
-        ["plan_first_tiny", "sft", "t1"],
+def test_metrics_table_has_teacher_above_student_with_n_and_interval_and_explains_itself(tmp_path):
+    text = metrics_table(_lake(tmp_path), ["plan_first_tiny", "other"])
+    lines = text.splitlines()
+    assert lines[0].split() == ["plan_first"] and lines[1] == "plan_first_tiny"
+    assert lines[2].split()[0] == "teacher" and lines[3].split()[:2] == ["sft", "t1"]
+    assert "0.75 [0.65, 0.85] n=24" in lines[3], "pooled over seeds"
+    assert "other: no metrics yet" in lines
+    for word in ("teacher: ", "sft: ", "t1: ", "95 % interval", "plan_first: "):
+        assert word in text[text.index("other: ") :]
+    assert "base: " not in text and "greedy: " not in text, "only what the table has"
+
+
+def test_metrics_that_have_no_room_are_named_below(tmp_path):
+    metrics = ("plan_first", "follow_through", "solved", "plan_content", "parse_rate")
+    rows = [
+        {"checkpoint_role": "sft", "decoding": "t1", "seed": None, "metric": metric, "value": 0.5, "n": 10083}
+        | {"unit": "pair", "ci_low": 0.4, "ci_high": 0.6, "experiment": "e"}
+        for metric in metrics
     ]
-    assert "0.75 [0.65, 0.85] n=24" in lines[2], "pooled over seeds"
-    assert lines[3].split("  ")[0] == "other" and "no metrics yet" in lines[3]
-    assert "make ui" in ending(_lake(tmp_path), ["plan_first_tiny"])
+    lake = Lake(tmp_path)
+    ref = Ref("eval_metrics", "experiment", "e")
+    lake.publish(ref, {"metrics": from_rows("metrics", rows)}, input_key="k", inputs={}, spec_hash="s")
+    narrow = metrics_table(lake, ["e"])
+    assert narrow.splitlines()[0].split() == list(metrics[:3])
+    assert max(map(len, narrow.splitlines())) <= 100
+    assert narrow.endswith("in the reports: plan_content, parse_rate")
+    assert metrics_table(lake, ["e"], 200).splitlines()[0].split() == list(metrics)
+
+
+def test_a_run_ends_with_three_next_steps_or_the_reasons_of_its_failures(tmp_path):
+    assert [line[2] for line in ending(_lake(tmp_path), ["plan_first_tiny"]).splitlines() if line[2].isdigit()] == [
+        "1", "2", "3",
+    ]  # fmt: skip
+    text = failures_table({"right": ["tasks of little: blocked"], "publish_catalog": ["catalog: disk full"]})
+    assert "failed: right, publish_catalog" in text and "  right: tasks of little: blocked" in text
+    assert "make status EXPERIMENT=right" in text and "  publish_catalog: catalog: disk full" in text
 
 
 def test_results_page_lists_each_seed(tmp_path):

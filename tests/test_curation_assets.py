@@ -263,10 +263,17 @@ def tooled(room, name, *, captured="", pairs="", served=TOOLS, gates=""):
 def test_tools_stand_in_a_students_prompts(room, given, request):
     """Captured ones stay when the steering beside them is spliced out; re-tokenising writes those the spec names."""
     name = f"tools_{request.node.callspec.id}"
-    assert tooled(room, name, **given) == {}
+    gates = 'override.label_syntax = "the scripted policy writes XML whatever the prompt says"\n'
+    assert tooled(room, name, gates=gates, **given) == {}
     chat, pairs = load_chat_format("tiny", "qwen3"), room.lake.read(Ref("tito_pairs", "experiment", name), "pairs")
     first = [chat.decode(row["suffix_ids"]) for row in pairs.to_pylist() if row["turn"] == 0]
     assert len(first) == 48 and all(text.count('"name": "send_message"') == 1 for text in first)
+
+
+def test_labels_in_another_syntax_than_the_prompt_asks_for_block(room):
+    failed = tooled(room, "other_syntax", captured=TOOLS)
+    assert set(failed) == {"label_syntax"}
+    assert "labels call tools as qwen_xml where the prompt asks for hermes" in failed["label_syntax"]
 
 
 def test_tools_in_one_place_alone_are_found(room):

@@ -13,7 +13,7 @@ from made_graph import small_world
 from made_models import make_base
 from small_lake import put
 
-from etpi_assets.cli import main
+from etpi.cli import main
 from etpi_assets.exports import export
 from etpi_assets.resources import Resources
 from etpi_resources.chat_format import load_chat_format

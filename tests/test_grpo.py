@@ -253,7 +253,7 @@ def test_one_step_is_the_policy_gradient_of_the_given_advantages(tmp_path, base,
 
     config["chat_template"] = load_chat_format("tiny").template
     (tmp_path / CONFIG_FILE).write_text(json.dumps(config))
-    trainer, engine = grpo_worker.build_trainer(Worker(tmp_path), model, False, Given(samples))
+    trainer, engine = grpo_worker.build_trainer(Worker(tmp_path), model, Given(samples), gpu=False, dtype="fp32")
     try:
         trainer.train()
     finally:
@@ -273,7 +273,7 @@ def test_rollouts_of_another_policy_are_not_learnt_from_where_a_bound_is_given(t
     config = config_of(base) | {"chat_template": load_chat_format("tiny").template}
     (tmp_path / CONFIG_FILE).write_text(json.dumps(config))
     model = load_model(base, torch.float32)
-    trainer, engine = grpo_worker.build_trainer(Worker(tmp_path), model, False, Given(made_samples()))
+    trainer, engine = grpo_worker.build_trainer(Worker(tmp_path), model, Given(made_samples()), gpu=False, dtype="fp32")
     trainer.largest_gap = 1e-3  # the samples' log-probabilities are made up
     try:
         with pytest.raises(RuntimeError, match=r"step 0: rollouts were drawn with .* nothing was learnt"):
@@ -288,7 +288,7 @@ def test_the_reference_s_settings_build_their_trainer(tmp_path):
     from etpi_assets.specs.load import load_specs
 
     rl = load_specs().experiments["terminal_grpo_0_8b"].rl
-    arguments = grpo_worker.trainer_arguments(rl.model_dump(mode="json"), tmp_path, 0, gpu=False)
+    arguments = grpo_worker.trainer_arguments(rl.model_dump(mode="json"), tmp_path, 0, gpu=False, dtype="bf16")
     assert (arguments.num_generations, arguments.learning_rate, arguments.max_steps) == (4, 5e-6, 200)
     assert (arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps) == (4, 2)
     assert (arguments.warmup_steps, arguments.optim, arguments.beta) == (10, "paged_adamw_32bit", 0.04)

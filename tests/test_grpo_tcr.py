@@ -40,7 +40,7 @@ def test_the_full_size_is_the_reference_s(tmp_path):
     assert (rows, rl.steps * 4) == (2000, 3 * rows)
     assert set(suite.params["licenses"]) == set(suite.params["sources"])
 
-    arguments = grpo_worker.trainer_arguments(rl.model_dump(mode="json"), tmp_path, 0, gpu=False)
+    arguments = grpo_worker.trainer_arguments(rl.model_dump(mode="json"), tmp_path, 0, gpu=False, dtype="bf16")
     assert (arguments.num_generations, arguments.max_steps, arguments.learning_rate) == (8, 1500, 1e-6)
     assert (arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps) == 32
     assert (arguments.epsilon, arguments.epsilon_high, arguments.beta, arguments.loss_type) == (0.2, 0.28, 0.0, "dapo")

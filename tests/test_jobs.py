@@ -14,13 +14,15 @@ import dagster as dg
 import pytest
 from made_graph import EXPERIMENT, failures, write_spec
 
-from etpi_assets import cli, resources, runner
+from etpi import commands
+from etpi.dagster_home import SETTINGS
+from etpi_assets import resources, runner
 from etpi_assets.graph import GRAPH, JOBS
 from etpi_assets.jobs import chain_backfill
 from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.planner import plan
 from etpi_assets.stopping import StopRequests
-from etpi_resources.lake import Ref
+from etpi_resources.lake import Lake, Ref
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -146,7 +148,7 @@ def test_bring_experiment_submits_exactly_what_is_not_there(world, instance):
 
 
 def _command(*words, home, cwd):
-    shutil.copy(ROOT / "dagster.yaml", home)
+    shutil.copy(SETTINGS, home)
     environment = {**os.environ, "DAGSTER_HOME": str(home), "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
     program = str(Path(sys.executable).parent / words[0])
     return subprocess.run([program, *words[1:]], cwd=cwd, env=environment, capture_output=True, text=True)
@@ -184,33 +186,33 @@ def test_dagster_job_launch_needs_no_daemon_and_says_what_is_missing(tmp_path):
 def test_make_run_exits_with_1_where_a_step_fails(world, instance, monkeypatch, capsys):
     monkeypatch.setattr(runner, "build_defs", lambda specs, overrides: world.definitions())
     monkeypatch.setattr(dg.DagsterInstance, "get", staticmethod(lambda: instance))
-    monkeypatch.setattr(cli.Lake, "open", classmethod(lambda cls: world.lake))
-    assert cli.run_experiments(["first"], world.specs_folder) == 0
+    monkeypatch.setattr(Lake, "open", classmethod(lambda cls: world.lake))
+    assert commands.run_experiments(["first"], world.specs_folder) == 0
     assert "-- collect_rollouts of few: done" in capsys.readouterr().err
-    assert cli.run_experiments(["first"], world.specs_folder) == 0
+    assert commands.run_experiments(["first"], world.specs_folder) == 0
     said = capsys.readouterr().err
     assert "nothing is missing or stale" in said and "collect_rollouts" not in said
     world.failing.add("tito_pairs")
-    assert cli.run_experiments(["second"], world.specs_folder) == 1
+    assert commands.run_experiments(["second"], world.specs_folder) == 1
     assert "failed: second" in capsys.readouterr().err
     with pytest.raises(Exception, match="Did you mean 'second'"):
-        cli.run_experiments(["secnod"], world.specs_folder)
+        commands.run_experiments(["secnod"], world.specs_folder)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_command_starts_no_further_job(tmp_path, number):
-    words = [sys.executable, "-m", "etpi_assets.cli", "run", "plan_first_tiny"]
+    words = [sys.executable, "-m", "etpi", "run", "plan_first_tiny"]
     environment = {**os.environ, "DAGSTER_HOME": str(tmp_path), "ETPI_DATA": str(tmp_path / "data")}
     with subprocess.Popen(words, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr
         said = []
         for line in process.stderr:
             said.append(line)
-            if "suite_spec of coop_tiny made" in line:
-                time.sleep(1)
+            if "-- prepare_suite of coop_tiny" in line and "FAILED" not in line:
+                time.sleep(3)
                 process.send_signal(number)
         assert process.wait(60) == 130
-    assert [line for line in said if line.startswith("-- ")][-1].startswith("-- prepare_suite of coop_tiny: ")
+    assert "-- prepare_suite of coop_tiny: " in [line for line in said if " -- " in line][-1]
     assert "stopped" in said[-1]
 
 

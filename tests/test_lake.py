@@ -340,7 +340,7 @@ def test_a_lock_says_who_holds_it_and_dies_with_its_holder(lake: Lake) -> None:
     started = time.monotonic()
     with lake.lock("sandboxes", log=kill_the_holder):
         assert time.monotonic() - started < 5
-    assert len(told) == 1 and f"waiting for sandboxes, held by process {process.pid}" in told[0]
+    assert len(told) == 1 and f"waits for sandboxes that process {process.pid} " in told[0]
 
 
 # --- checkpoints ---------------------------------------------------------------------------------------------------

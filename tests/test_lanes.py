@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from made_graph import write_spec
+from small_specs import DATA_ALONE, write_small_specs
 
 from etpi_assets import lanes, resources
 from etpi_assets.asset_run import shared_lock
@@ -21,31 +22,13 @@ from etpi_resources.progress import LANE
 from etpi_resources.supervise import descendants
 
 ROOT = Path(__file__).resolve().parent.parent
-SUITE = 'extends = "coop_tiny"\n[params]\ntrain = 40\nheldout = 20\n'
-ROLLOUT_SET = 'extends = "coop_tiny_strong"\nsuite = "little"\ntasks = 24\nk = 1\n'
-DATA_ALONE = """
-extends = "plan_first_tiny"
-rollout_sets = ["little_strong"]
-evaluate = "none"
-[base]
-kind = "none"
-[train]
-method = "none"
-[gates]
-teacher = {}
-format_exposure = 0
-role_balance = 0.0
-plan_paths_in_task = 0.0
-"""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """Where specs, lake and Dagster's home are. What the experiments below rest on is there."""
     made = tmp_path_factory.mktemp("lanes")
-    write_spec(made / "specs", "suites", "little", SUITE)
-    write_spec(made / "specs", "rollout_sets", "little_strong", ROLLOUT_SET)
-    write_spec(made / "specs", "experiments", "first", DATA_ALONE)
+    write_small_specs(made / "specs")
     with _started(made, "first") as process:
         assert process.stderr
         said = process.stderr.read()
@@ -77,7 +60,7 @@ def _started(folder: Path, *names: str) -> subprocess.Popen[str]:
     """`make run` of experiments, its words on stderr."""
     places = {"DAGSTER_HOME": "", "ETPI_DATA": "data", "ETPI_CATALOG": "etpi.duckdb", "ETPI_SPECS": "specs"}
     return subprocess.Popen(
-        [sys.executable, "-m", "etpi_assets.cli", "run", *names],
+        [sys.executable, "-m", "etpi", "run", *names],
         cwd=ROOT,
         env={**os.environ, **{name: str(folder / place) for name, place in places.items()}},
         stderr=subprocess.PIPE,
@@ -102,7 +85,8 @@ def test_several_experiments_run_side_by_side_and_one_that_fails_stops_no_other(
         assert process.stderr
         said = process.stderr.read()
         assert process.wait() == 1, said
-    assert "etpi: failed: right. " in said and "-- run_experiment of right: FAILED" in said
+    assert "etpi: failed: right.\n  right: " in said and "make status EXPERIMENT=right" in said
+    assert "-- run_experiment of right: FAILED" in said
     assert "collect_rollouts" not in said and said.count("-- publish_catalog: done") == 1
     lake = Lake(folder / "data")
     for name in ("left", "third"):
@@ -138,8 +122,8 @@ def test_a_lane_that_dies_fails_what_it_had_alone(folder):
         os.kill(next(pid for pid in descendants(process.pid) if _lane_of(pid) == "0"), signal.SIGKILL)
         said = process.stderr.read()
         assert process.wait() == 1
-    failed = [name for name in ("one", "two", "three") if f"etpi: failed: {name}. " in said]
-    assert len(failed) == 1, said
+    failed = [name for name in ("one", "two", "three") if f"etpi: failed: {name}.\n" in said]
+    assert len(failed) == 1 and "the process that ran it was killed" in said, said
 
 
 def _lane_of(pid: int) -> str | None:

@@ -51,7 +51,9 @@ def test_the_trainer_gets_the_card_s_hyper_parameters(tmp_path: Path):
     assert made.accumulate == 8 and {len(batch.sequences) for batch in made.batches} == {1}
     assert made.steps == 80, "ceil(2 * 318 / 8): what is left of an epoch fills a step with the next"
     assert made.rates.argmax() == pytest.approx(0.03 * made.steps, abs=1.5) and made.rates[-1] < 0.01
-    arguments = sft_arguments(train, tmp_path, made.steps, made.accumulate, 0, gpu=False)
+    arguments = sft_arguments(
+        train, tmp_path, steps=made.steps, accumulate=made.accumulate, seed=0, gpu=False, dtype=train["dtype"]
+    )
     assert (arguments.learning_rate, arguments.gradient_accumulation_steps) == (2e-4, 8)
     assert arguments.optim == "adamw_8bit" and arguments.bf16 and arguments.gradient_checkpointing
     adapter = lora_config(train)

@@ -15,6 +15,7 @@ import dagster as dg
 import pytest
 
 from etpi_resources.trainers.pipes import PYTHON_VARIABLE, WorkerFailed, run_worker
+from etpi_resources.trainers.workers.reporting import UPDATE_MARK
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -51,7 +52,8 @@ def test_result_and_lines_come_back_and_stay_in_the_folder(tmp_path):
     result = run_worker("echo_worker", {"echo": [1, "ß"], "count": 3}, tmp_path / "run", echo=lines.append)
     assert result["echo"] == [1, "ß"]
     assert not result["dagster"], "a worker must not import dagster"
-    assert [line for line in lines if line.startswith("counting: 3/3, ") and line.endswith("(at 2)")]
+    assert [line for line in lines if line.startswith("echo_worker: counting 3/3 (100%), ") and line.endswith("(at 2)")]
+    assert not any(UPDATE_MARK in line for line in lines)
     assert (tmp_path / "run" / "worker.log").read_text().splitlines() == lines
 
 
@@ -59,7 +61,7 @@ def test_of_several_processes_one_speaks_and_a_failure_names_the_first_to_fail(t
     lines: list[str] = []
     result = run_worker("echo_worker", {"echo": 3, "count": 1}, tmp_path / "run", processes=2, echo=lines.append)
     assert result["echo"] == 3
-    assert sum("counting: 1/1" in line for line in lines) == 1
+    assert sum("counting 1/1" in line for line in lines) == 1
     with pytest.raises(WorkerFailed, match="(?s)the third wheel is missing.*process [01] of 2 failed with status 1"):
         run_worker("echo_worker", {"fail": True}, tmp_path / "run", processes=2, echo=None)
 
@@ -148,7 +150,7 @@ def test_under_dagster_the_lines_reach_the_run_s_log(tmp_path):
         assert time.monotonic() - started < 15
         messages = [entry.user_message for entry in instance.all_logs(result.run_id)]
     assert result.success
-    assert [m for m in messages if m.startswith("counting: 2/2, ")], messages
+    assert [m for m in messages if m.startswith("made_by_a_worker: counting 2/2 (100%), ")], messages
 
 
 def test_under_dagster_a_worker_s_failure_fails_the_asset_with_its_words(tmp_path):

@@ -46,7 +46,7 @@ def test_evaluation_budget_stales_evaluation_and_retrains_nothing(world):
     world.make_all()
     write_spec(world.specs_folder, "experiments", "first", EXPERIMENT.replace('"small"}', '"small", tasks = 5}'))
     stale = _states(world)
-    assert stale["eval_rollouts"].reason == "its spec changed (evaluate, serving)"
+    assert stale["eval_rollouts"].reason == "its spec changed: evaluate.tasks 24 → 5"
     assert {n for n, s in stale.items() if s.state != "ok"} == {
         "experiment_spec", "eval_rollouts", "eval_metrics", "experiment_report", "model_card",
     }  # fmt: skip

@@ -1,6 +1,6 @@
 """The web page, as a person uses it: bring an experiment, materialize it, look at an asset.
 
-A headless Chromium drives `dagster dev` over the real definitions, with specs of a user: a small suite, a scripted
+A headless Chromium drives `etpi ui` over the real definitions, with specs of a user: a small suite, a scripted
 teacher, and an experiment that trains nothing, so that what is tested is the page and the daemon.
 """
 
@@ -120,8 +120,6 @@ def page(tmp_path_factory):
         specs, "rollout_sets", "page_set", 'extends = "coop_tiny_strong"\nsuite = "page_suite"\ntasks = "none"\n'
     )
     write_spec(specs, "experiments", "page", EXPERIMENT)
-    (folder / "home").mkdir()
-    shutil.copy(ROOT / "dagster.yaml", folder / "home")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -135,7 +133,7 @@ def page(tmp_path_factory):
     log = (folder / "dagster.log").open("w")
     # Not in the checkout, whose .env would name the user's own home.
     server = subprocess.Popen(
-        [str(Path(sys.executable).parent / "dagster"), "dev", "-m", "etpi_assets.definitions", "-p", str(port)],
+        [sys.executable, "-m", "etpi", "ui", "--port", str(port)],
         cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
     browser = None
@@ -169,7 +167,7 @@ _EVENTS = """{ assetOrError(assetKey: {path: ["%s"]}) { ... on Asset {
 
 
 def test_bring_experiment_makes_the_whole_chain(page):
-    page.open("/locations/etpi_assets.definitions/jobs/bring_experiment/playground")
+    page.open("/locations/etpi/jobs/bring_experiment/playground")
     page.choose("page", (By.CSS_SELECTOR, "input[placeholder='Partition']"))
     page.button("Launch Run")
 
@@ -185,7 +183,7 @@ def test_bring_experiment_makes_the_whole_chain(page):
 
 def test_run_experiment_from_its_job_page(page):
     before = {run["runId"] for run in page.query(_RUNS)["runsOrError"]["results"]}
-    page.open("/locations/etpi_assets.definitions/jobs/run_experiment")
+    page.open("/locations/etpi/jobs/run_experiment")
     page.button("Materialize all")
     page.choose("page", (By.XPATH, "//*[contains(text(), 'Select a partition')]"))
     page.browser.find_element(By.TAG_NAME, "body").send_keys(Keys.ESCAPE)

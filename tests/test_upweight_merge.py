@@ -77,7 +77,7 @@ def test_over_long_pairs_are_reported_never_cut():
     assert rows["pair_id"].to_pylist() == ["r0/a/0", "r0/a/1", "r0/a/2"]
     assert dropped.to_pylist()[0] | {"agent_id": "a"} == {
         "stage": "dataset", "rollout_id": "r1", "agent_id": "a", "turn": 0, "reason": "over_max_length",
-        "detail": "65 ids, dataset.max_length = 64",
+        "detail": "65 ids, dataset.max_length = 64", "output_tokens": 5,
     }  # fmt: skip
     assert len(sequences) == 1
 

@@ -108,6 +108,14 @@ def _prompts(code: Codebase) -> Mapping[str, tuple[Target, ...]]:
     return {name: tuple(p for p in code.data if p.startswith(f"{home}{name}/")) for name in names}
 
 
+def _shipped_bases(code: Codebase) -> Mapping[str, tuple[Target, ...]]:
+    """The recipes of the tiny bases that come with etpi by world; a recipe holds the hash of its weights."""
+    home = "etpi_resources/tiny_bases/"
+    recipes = [path for path in code.data if path.startswith(home) and path.endswith("/recipe.json")]
+    worlds = {path.removeprefix(home).rpartition("/")[0].rpartition("-")[0] for path in recipes}
+    return {world: tuple(p for p in recipes if p.startswith(f"{home}{world}-")) for world in worlds}
+
+
 def _rewards(code: Codebase) -> Mapping[str, tuple[Target, ...]]:
     """What the registry of reward functions says of each: one reference a name."""
     source = code.source(_REWARDS)
@@ -128,6 +136,7 @@ CHOICES = (
     Choice("policy", (f"{_ROLLOUTS}.teachers:POLICIES",), _modules_below(f"{_ROLLOUTS}.policies")),
     Choice("format", (f"{_ROLLOUTS}.importers:_MODULES",), _modules_below(f"{_ROLLOUTS}.importers", "FORMAT")),
     Choice("world", (f"{_ROLLOUTS}.tiny_base:WORLDS",), _modules_below(f"{_ROLLOUTS}.templated")),
+    Choice("world", (f"{_ROLLOUTS}.shipped_bases:shipped",), _shipped_bases),
     Choice("reward", (f"{_REWARDS}:FUNCTIONS",), _rewards),
     Choice(
         "base",

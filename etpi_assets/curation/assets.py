@@ -15,9 +15,10 @@ import pyarrow.compute as pc
 
 from etpi_assets.curation import gates, integrity, merge, select, upweight
 from etpi_assets.curation.captured import COLUMNS, Default, captured_agents
+from etpi_assets.curation.label_syntax import LabelSyntax
 from etpi_assets.curation.pairs import CapturedAgent, make_pairs
 from etpi_assets.curation.steering import FirstPrompt, Traces
-from etpi_assets.curation.student_form import turn_text
+from etpi_assets.curation.student_form import StudentForm
 from etpi_assets.evaluation.probes import PROBES
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
 from etpi_assets.rollouts.blocks import blocks
@@ -37,12 +38,13 @@ from etpi_resources.stored import Stored, batches, columns_of, counts, dicts
 
 SELECTED = ("selection_reconciles",)
 PAIRS = (
-    "pairs_reconcile", "capture_not_mixed", "history_as_captured", "no_think_in_output", "no_steering_leak",
-    "prompt_is_default_render",
+    "label_syntax", "pairs_reconcile", "capture_not_mixed", "history_as_captured", "no_think_in_output",
+    "no_steering_leak", "prompt_is_default_render",
 )  # fmt: skip
 DATASET = (
     "dataset_reconciles", "label_tokens", "heldout_split", "teacher_gate", "turn_loss_share", "format_exposure",
     "role_balance", "plan_paths_in_task", "prompt_length_ratio", "template_distance", "skip_rate",
+    "turns_lost",
 )  # fmt: skip
 _COMPARED_ROLLOUTS = 100
 """Rollouts of a set whose prompts are made a second time, from the captured ids."""
@@ -74,12 +76,13 @@ def selected_trajectories(run: AssetRun) -> Produced:
 def _counted(run: AssetRun, rollout_ids: Sequence[str]) -> dict[str, int]:
     """Output tokens of rollouts without ids: their assistant messages in the student's form and tokenizer."""
     chat = student_format(run.spec)
+    student = StudentForm(chat)
     count = dict.fromkeys(rollout_ids, 0)
     columns = ["rollout_id", "role", "kind", "content", "tool_calls"]
     for row in dicts(run.stored("raw_rollouts", "messages"), columns):
         if row["kind"] == "action" and row["rollout_id"] in count:
             calls = json.loads(row["tool_calls"]) if row["tool_calls"] else None
-            count[row["rollout_id"]] += len(chat.encode(turn_text(row["content"] or "", calls)))
+            count[row["rollout_id"]] += len(chat.encode(student.text(student.message(row["content"] or "", calls))))
     return count
 
 
@@ -93,7 +96,7 @@ def tito_pairs(run: AssetRun) -> Produced:
     selected = run.read("selected_trajectories", "selected", columns=["rollout_id", "rollout_set"])
     dropped: list[pa.Table] = [empty("dropped")]
     read: list[pa.Table] = [empty("pairs")]
-    seen = _Seen()
+    seen, syntax = _Seen(), LabelSyntax(chat, spec.gates)
     with run.spool("pairs") as spool:
         for name in spec.rollout_sets:
             rollout_set: RolloutSetSpec = run.specs.get("rollout_set", name)  # pyright: ignore[reportAssignmentType]
@@ -105,14 +108,15 @@ def tito_pairs(run: AssetRun) -> Produced:
             some = frozenset(_spread(chosen, _COMPARED_ROLLOUTS) if compares else ())
             for block in _blocks(run, name, frozenset(chosen)):
                 agents = captured_agents(block, section, chat, default, kwargs, tools)
-                made = make_pairs(seen.noted(agents), section, chat)
+                made = make_pairs(syntax.noted(seen.noted(agents)), section, chat)
+                syntax.add(made["pairs"], made["dropped"])
                 seen.offered.append(block["turns"].select(integrity.KEY))
                 spool.add(made["pairs"])
                 dropped.append(made["dropped"])
                 if some:
                     agents = captured_agents(_of(block, some), native, chat, default, kwargs)
                     read.append(make_pairs(agents, native, chat)["pairs"])
-    return _pairs_produced(run, seen, pa.concat_tables(dropped), pa.concat_tables(read))
+    return _pairs_produced(run, seen, syntax.outcome(), pa.concat_tables(dropped), pa.concat_tables(read))
 
 
 @dataclass
@@ -147,10 +151,11 @@ def _of(block: Mapping[str, pa.Table], rollout_ids: frozenset[str]) -> dict[str,
     return {name: table.filter(named) for name, table in block.items()}
 
 
-def _pairs_produced(run: AssetRun, seen: _Seen, dropped: pa.Table, read: pa.Table) -> Produced:
+def _pairs_produced(run: AssetRun, seen: _Seen, syntax: CheckOutcome, dropped: pa.Table, read: pa.Table) -> Produced:
     spec: ExperimentSpec = run.spec
     chat, section, pairs = student_format(spec), spec.pairs, run.spooled("pairs")
     checks = [
+        syntax,
         integrity.pairs_reconcile(pa.concat_tables(seen.offered), pairs, dropped),
         integrity.capture_not_mixed(pairs, section),
         integrity.history_as_captured(pairs, read, chat),
@@ -246,6 +251,7 @@ def upweighted_dataset(run: AssetRun) -> Produced:
         gates.prompt_length_ratio([len(p) for p in ours], [len(p) for p in theirs], spec.gates),
         gates.template_distance(ours, theirs, spec.gates),
         gates.skip_rate(found, lost, spec.gates),
+        gates.turns_lost(rows, run.read("tito_pairs", "dropped"), dropped, spec.gates),
     ]
     saved = merge.saving(rows, pairs, sequences)
     return Produced(

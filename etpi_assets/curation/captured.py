@@ -5,8 +5,10 @@ Belongs here: joining the tables of a rollout set, by capture. Does not belong h
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -28,8 +30,8 @@ _KEY = ("rollout_id", "agent_id")
 _FACTS = ("task_id", "repo", "teacher", "suite", "rollout_set", "sample")
 _TURN = ("turn", "capture", "finish_reason", "parse_error")
 COLUMNS = {
-    "rollouts": ("rollout_id", *_FACTS),
-    "agents": (*_KEY, "role"),
+    "rollouts": ("rollout_id", *_FACTS, "tools"),
+    "agents": (*_KEY, "role", "exit_status"),
     "turns": (*_KEY, *_TURN, "prefix_turn", "suffix_ids", "output_ids"),
     "messages": (*_KEY, "index", "turn", "role", "content", "tool_calls", "kind"),
 }
@@ -49,7 +51,7 @@ def captured_agents(
     Args:
         tables: `rollouts`, `agents`, `turns` and `messages` of rollouts of one set, in one order; `COLUMNS` of them.
         template_kwargs, tools: what a student's chat template gets besides the messages, for turns that are
-            re-tokenised.
+            re-tokenised. Without `tools`, a rollout's own recorded schemas are offered.
     """
     rollouts = {row["rollout_id"]: row for row in tables["rollouts"].select(COLUMNS["rollouts"]).to_pylist()}
     native = section.capture == "native"
@@ -69,18 +71,29 @@ def captured_agents(
         wanted = default(rollout["task_id"], agent["agent_id"])
         facts = {name: rollout[name] for name in _FACTS}
         facts["role"] = agent["role"]
+        finished = agent["exit_status"] == "Submitted"
         if native:
             whole: dict[int, np.ndarray] = {}
             if given is not None and given[0] == key:
                 whole = {turn: prompt for (_, _, turn), prompt in given[1]}
                 given = next(prompts, None)
             found = [_turn(row, whole.get(row["turn"]), row["output"], row["capture"]) for row in turns[key]]
-            yield CapturedAgent(*key, found, _before(told) if wanted else None, wanted, facts)
+            yield CapturedAgent(
+                *key, found, _before(told) if wanted else None, wanted, facts, finished=finished, tools=tools
+            )
         else:
-            found, appended = _retokenised(turns[key], told, wanted, chat, template_kwargs, tools)
-            yield CapturedAgent(*key, found, default=wanted, facts=facts, appended=appended)
+            offered = recorded_tools(rollout["tools"]) if tools is None else tools
+            found, appended = _retokenised(turns[key], told, wanted, chat, template_kwargs, offered)
+            yield CapturedAgent(
+                *key, found, default=wanted, facts=facts, appended=appended, finished=finished, tools=offered
+            )
     if given is not None:
         raise ValueError(f"the turns of {given[0]} do not stand where `agents` has that agent; they are in one order")
+
+
+def recorded_tools(column: str | None) -> list[Any] | None:
+    """The schemas of a rollout's `tools` column; None where it has none."""
+    return None if column is None else json.loads(column) or None
 
 
 def _retokenised(
@@ -112,7 +125,10 @@ def _retokenised(
     for row in turns:
         pair = made.get(row["turn"])
         prompt, output = (None, None) if pair is None else (_ids(pair.prompt_ids), _ids(pair.output_ids))
-        found.append(_turn(row, prompt, output, "none" if pair is None else "retokenised"))
+        made_turn = _turn(row, prompt, output, "none" if pair is None else "retokenised")
+        if pair is not None:
+            made_turn = replace(made_turn, calls=pair.calls, parse_error=made_turn.parse_error or pair.fault)
+        found.append(made_turn)
     return found, all(pair.appended for pair in made.values())
 
 

@@ -30,6 +30,14 @@ _PAIR_RATES = ("plan_first", "plan_content", "solved")
 _AGENT_RATES = ("follow_through", "follow_own", "follow_edited", "follow_by_turn_5")
 _RUN = 6
 _COMMON = 0.9
+_HELD_OUT = ("heldout_repo", "heldout_task")
+_REMEDIES = {
+    "over_max_length": "raise dataset.max_length",
+    "not_captured": "set pairs.capture to what the rollouts have",
+    "unclosed_think": "the prompts open a think block that the turns do not close, so set "
+    "serving.template_kwargs.enable_thinking = false, or import the thoughts",
+    "truncated": "set pairs.drop_truncated = false, or collect with a larger max_tokens",
+}
 
 
 def check_overrides(section: GatesSection, names: Collection[str]) -> None:
@@ -286,3 +294,31 @@ def skip_rate(found: int, lost: Mapping[str, str], section: GatesSection) -> Che
     if share > bound:
         message += " Mend what refuses them, or say in gates.override why the rest is enough."
     return CheckOutcome("skip_rate", share <= bound, message, figures={"found": found, "lost": len(lost), **reasons})
+
+
+def turns_lost(rows: pa.Table, from_pairs: pa.Table, from_rows: pa.Table, section: GatesSection) -> CheckOutcome:
+    """The share of turns, and of their output tokens, that the selected rollouts lost on the way to the data set.
+
+    Args:
+        rows: `dataset_rows`. from_pairs, from_rows: what `tito_pairs` and `upweighted_dataset` dropped. Turns that are
+            held out on purpose are no loss; a turn without ids counts as a turn, not in tokens.
+    """
+    lost = pa.concat_tables([from_pairs, from_rows])
+    lost = lost.filter(~pc.field("reason").isin(_HELD_OUT))
+    reasons = Counter(lost["reason"].to_pylist())
+    turns = len(rows) + len(lost)
+    gone, kept = (pc.sum(t["output_tokens"]).as_py() or 0 for t in (lost, rows))  # pyright: ignore[reportAttributeAccessIssue]
+    share = len(lost) / turns if turns else 1.0
+    token_share = gone / (gone + kept) if gone + kept else 1.0
+    bound = section.turns_lost
+    told = ", ".join(f"{reason} {n}" for reason, n in reasons.most_common()) or "none"
+    message = (
+        f"{len(lost)} of {turns} turns lost ({share:.2f}) and {gone} of {gone + kept} output tokens "
+        f"({token_share:.2f}), bound {bound:.2f}: {told}."
+    )
+    passed = max(share, token_share) <= bound
+    if not passed:
+        remedy = _REMEDIES.get(reasons.most_common(1)[0][0], "see the tables `dropped` for each turn's reason")
+        message += f" The student would be trained on the rest alone: {remedy}, or raise gates.turns_lost."
+    figures = {"turns": turns, "turns_lost": len(lost), "tokens": gone + kept, "tokens_lost": gone, **reasons}
+    return CheckOutcome("turns_lost", passed, message, figures=figures)

@@ -24,11 +24,13 @@ from etpi_assets.curation.strip_think import Stripped, close_tail, has_think, st
 from etpi_assets.specs.experiment import PairsSection
 from etpi_resources.chat_format import ChatFormat
 from etpi_resources.schemas import from_rows
+from etpi_resources.tool_forms import Call
 
 
 @dataclass(frozen=True)
 class CapturedTurn:
-    """One turn as its capture gives it: whole prompt and output, (n,) int32, None where nothing was captured."""
+    """One turn as its capture gives it: whole prompt and output, (n,) int32, None where nothing was captured; `calls`:
+    the structured calls that the output was made of."""
 
     turn: int
     prompt: np.ndarray | None
@@ -36,6 +38,7 @@ class CapturedTurn:
     capture: str
     truncated: bool = False
     parse_error: str | None = None
+    calls: tuple[Call, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class CapturedAgent:
             the captured prompt is to stay as it is.
         facts: what every pair's `metadata` holds (task_id, repo, teacher, role, ...).
         appended: whether one rendering held all prompts; False where the template writes earlier messages anew.
+        finished: whether the agent ended the conversation itself.
+        tools: the schemas that the prompts offer, None where they offer none.
     """
 
     rollout_id: str
@@ -56,6 +61,8 @@ class CapturedAgent:
     default: FirstPrompt | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     appended: bool = True
+    finished: bool = False
+    tools: Sequence[Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +97,11 @@ def make_pairs(agents: Iterable[CapturedAgent], section: PairsSection, chat: Cha
                     kept.append(result)
                 else:
                     reason, detail = result
-                    dropped.append({"stage": "pairs", **key, "turn": turn.turn, "reason": reason, "detail": detail})
+                    tokens = None if turn.output is None else len(turn.output)
+                    dropped.append(
+                        {"stage": "pairs", **key, "turn": turn.turn, "reason": reason, "detail": detail,
+                         "output_tokens": tokens}
+                    )  # fmt: skip
         except ValueError as error:
             raise ValueError(f"rollout {name}: {error}") from error
         for index, pair in enumerate(kept):

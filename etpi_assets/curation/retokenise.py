@@ -1,7 +1,7 @@
 """Captured text as token ids: for every assistant turn, what the student would have read and what it is to write.
 
 Belongs here: the conversation as the student's chat format sees it, and the ids of its turns. Does not belong here: the
-form of a turn's text (`student_form`), rendering (`chat_format`), or what becomes of the pairs.
+form of a turn (`student_form`), rendering (`chat_format`), or what becomes of the pairs.
 
 A prompt is the conversation before the turn, rendered whole with the generation prompt. An output is the turn's text
 and the end-of-turn id: no think block that a template would put before it, no newline after it (that belongs to what
@@ -15,8 +15,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from etpi_assets.curation.student_form import observation_text, turn_text
+from etpi_assets.curation.student_form import StudentForm, calls_of, observation_text
 from etpi_resources.chat_format import ChatFormat
+from etpi_resources.tool_forms import Call
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,16 @@ class Retokenised:
     Attributes:
         appended: whether the template only appends to this conversation, so that one rendering held all its prompts;
             otherwise each was rendered by itself.
+        calls: the structured calls that the output holds.
+        fault: why the student's own parser does not read them back from it; None where it does.
     """
 
     turn: int
     prompt_ids: list[int]
     output_ids: list[int]
     appended: bool = True
+    calls: tuple[Call, ...] = ()
+    fault: str | None = None
 
 
 def retokenise(
@@ -50,9 +55,11 @@ def retokenise(
         tools, template_kwargs: what the student's template gets besides the messages, as in serving.
 
     Raises:
-        ValueError: a turn stands before any message, so it has no prompt; or a message's role is not known.
+        ValueError: a turn stands before any message, so it has no prompt; or a message's role is not known; or the
+            template writes no tool calls, or writes them in an unknown form (UnknownToolForm).
     """
-    chat_messages, turns = conversation(messages)
+    student = StudentForm(chat, tools, template_kwargs or {})
+    chat_messages, turns = conversation(messages, student)
     if turns and turns[0][1] == 0:
         raise ValueError("the conversation begins with the assistant: the prompt of its first turn is missing")
     positions = [position for _, position in turns]
@@ -60,35 +67,52 @@ def retokenise(
     prompts = chat.prefix_prompt_ids(chat_messages, positions, tools=tools, **kwargs)
     read = chat_messages[: positions[-1] + 1] if positions else []
     appended = chat.renders_once(read, tools=tools, **kwargs)
-    outputs = chat.encode_all([chat_messages[position]["content"] for position in positions])
+    texts = [student.text(chat_messages[position]) for position in positions]
+    outputs = chat.encode_all(texts)
     return [
-        Retokenised(turn, prompt, output + [chat.end_id] * (turn not in truncated), appended)
-        for (turn, _), prompt, output in zip(turns, prompts, outputs, strict=True)
+        Retokenised(
+            turn,
+            prompt,
+            output + [chat.end_id] * (turn not in truncated),
+            appended,
+            tuple(calls_of(chat_messages[position])),
+            student.fault(chat_messages[position], text),
+        )
+        for (turn, position), prompt, output, text in zip(turns, prompts, outputs, texts, strict=True)
     ]
 
 
-def conversation(messages: Iterable[Mapping[str, Any]]) -> tuple[list[dict[str, str]], list[tuple[int, int]]]:
-    """The messages as the student reads and writes them, and (turn, position) of those it is to write.
+def conversation(
+    messages: Iterable[Mapping[str, Any]], student: StudentForm
+) -> tuple[list[dict[str, Any]], list[tuple[int, int]]]:
+    """The messages as the student's template is given them, and (turn, position) of those it is to write.
 
-    Assistant messages of one turn become one, in the student's form. Assistant messages that are no turn (a
+    Assistant messages of one turn become one, its text before its calls. Assistant messages that are no turn (a
     demonstration, a summary) are read like any other.
     """
-    told: list[dict[str, str]] = []
+    told: list[dict[str, Any]] = []
     turns: list[tuple[int, int]] = []
     for message in messages:
         role, content = message["role"], message["content"] or ""
         if role == "assistant":
             calls = message.get("tool_calls")
-            text = turn_text(content, json.loads(calls) if isinstance(calls, str) else calls)
+            spoken = student.message(content, json.loads(calls) if isinstance(calls, str) else calls)
             turn = message["turn"] if message["kind"] == "action" else None
             if turn is not None and turns and turns[-1] == (turn, len(told) - 1):
-                told[-1]["content"] = "\n".join(filter(None, (told[-1]["content"], text)))
+                told[-1] = _joined(told[-1], spoken)
                 continue
             if turn is not None:
                 turns.append((turn, len(told)))
-            told.append({"role": role, "content": text})
+            told.append(spoken)
         elif role in ("system", "user", "tool"):
             told.append({"role": role, "content": observation_text(content)})
         else:
             raise ValueError(f"a message has role {role!r}; templates know system, user, assistant and tool")
     return told, turns
+
+
+def _joined(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """Two messages of one turn as one."""
+    calls = [*earlier.get("tool_calls", ()), *later.get("tool_calls", ())]
+    content = "\n".join(filter(None, (earlier["content"], later["content"])))
+    return {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})}

@@ -48,7 +48,9 @@ def weigh(pairs: Rows, section: DatasetSection, heldout_tasks: Collection[str] =
         facts = json.loads(pair.pop("metadata"))
         if reason := _fails(facts, len(prompt) + len(output), section, heldout_tasks):
             key = {name: pair[name] for name in _KEY}
-            left.add({"stage": "dataset", **key, "reason": reason[0], "detail": reason[1]})
+            left.add(
+                {"stage": "dataset", **key, "reason": reason[0], "detail": reason[1], "output_tokens": len(output)}
+            )
             continue
         factor = section.upweight_factor if pair["turn"] in section.upweight_turns else 1.0
         repeated = section.upweight_form == "duplicate"

@@ -12,24 +12,18 @@ from typing import Any
 
 import pyarrow as pa
 
+from etpi_assets.exports.conversations import message_columns, message_fields
 from etpi_assets.exports.format import Export, Written, write_splits
 from etpi_assets.exports.source import ExportSource
 from etpi_assets.exports.token_ids import SEQUENCES, sequence_rows, weights_note
 
-_MESSAGE = pa.struct(
-    [
-        *((name, pa.string()) for name in ("role", "content")),
-        ("weight", pa.int8()),
-    ]
-)
 _TEXTS = ("rollout_id", "agent_id", "role", "task_id", "repo", "teacher", "exit_status", "model_patch")
-_SCHEMA = pa.schema(
-    [("messages", pa.list_(_MESSAGE)), *((name, pa.string()) for name in _TEXTS), ("reward", pa.float64())]
-)
 
 
 def _write(source: ExportSource, folder: Path) -> Written:
-    files = write_splits(folder, _SCHEMA, lambda split: _rows(source, split), "messages")
+    columns = message_columns(source, ("weight", pa.int8()))
+    schema = pa.schema([*columns, *((name, pa.string()) for name in _TEXTS), ("reward", pa.float64())])
+    files = write_splits(folder, schema, lambda split: _rows(source, split), "messages")
     files |= write_splits(folder, SEQUENCES, lambda split: sequence_rows(source, split), "tokens")
     (folder / "README.md").write_text(_card(source, files), encoding="utf-8")
     return Written({**files, "README.md": 1}, notes=weights_note(source))
@@ -40,13 +34,14 @@ def _rows(source: ExportSource, split: str) -> Iterator[dict[str, Any]]:
         if told.split != split:
             continue
         learnt = set(told.learnt)
-        messages = [
+        given = message_fields(source, told)
+        given["messages"] = [
             {**message, "weight": int(i in learnt) if message["role"] == "assistant" else None}
-            for i, message in enumerate(told.messages)
+            for i, message in enumerate(given["messages"])
         ]
         record, agent = told.record, told.agent
         yield {
-            "messages": messages,
+            **given,
             "rollout_id": record.rollout_id,
             "agent_id": agent.agent_id,
             "role": agent.role,
@@ -112,7 +107,7 @@ EXPORT = Export(
     "sequence)",
     keeps="what `trl_messages` and `trl` keep, and which turns are learnt (`weight`), role, exit status, patch; "
     "versions in the card",
-    loses="calls apart from text, reasoning kept apart, log-probabilities, the verdict but for its reward",
+    loses="reasoning kept apart, log-probabilities, the verdict but for its reward",
     read_by="datasets.load_dataset",
     importer="messages",
     write=_write,

@@ -36,11 +36,11 @@ tokenizer = "qwen3"
 """
 _OUT = """## Out
 
-`make export EXPERIMENT=name FORMAT=format TO=folder`, or `python -m etpi_assets.cli export name --format format --to
-folder`. The folder is new; it appears whole or not at all, and the same data give the same bytes. `manifest.json` in
-it names every data version behind the export (tasks, rollouts, selection, pairs, data set, checkpoints), the files with
-rows and sha256, what was left out and what its reader has to know. What a check blocked is not exported. Rows are split
-as training is.
+`make export EXPERIMENT=name FORMAT=format TO=folder`, or `etpi export name --format format --to folder`. The folder
+is new; it appears whole or not at all, and the same data give the same bytes. `manifest.json` in it names every data
+version behind the export (tasks, rollouts, selection, pairs, data set, checkpoints), the files with rows and sha256,
+what was left out and what its reader has to know. What a check blocked is not exported. Rows are split as training
+is.
 
 `gguf` runs `convert_hf_to_gguf.py` of an installed llama.cpp: the one on `PATH`, or what `ETPI_GGUF_CONVERTER` names
 (the script, or an interpreter and the script). It also stands in the source distribution of llama-cpp-python and runs

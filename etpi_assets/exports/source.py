@@ -20,16 +20,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etpi_assets.curation.retokenise import conversation
+from etpi_assets.curation.student_form import StudentForm
 from etpi_assets.graph import GRAPH
 from etpi_assets.resources import Resources
 from etpi_assets.rollouts.prompts import render_prompts
 from etpi_assets.rollouts.records import AgentRecord, RolloutRecord
 from etpi_assets.rollouts.tables import TABLES, from_tables, iter_prompts
+from etpi_assets.rollouts.tools import tool_schemas
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Task
 from etpi_assets.tasks.table import read_tasks
+from etpi_resources.chat_format import ChatFormat, load_chat_format
 from etpi_resources.lake import Lake, Manifest, Ref
 
 DATASET = ("selected_trajectories", "tito_pairs", "upweighted_dataset")
@@ -38,16 +41,20 @@ CHECKPOINTS = ("sft_checkpoint", "rl_checkpoint")
 
 @dataclass(frozen=True)
 class Conversation:
-    """One agent's conversation as the student reads and writes it: {"role", "content"} messages, calls inline.
+    """One agent's conversation as the student's chat template is given it: {"role", "content"} messages, and
+    `tool_calls` where the template writes calls (inside the content under etpi's own templates).
 
-    `learnt`: positions of the messages that are turns of the data set.
+    Attributes:
+        learnt: positions of the messages that are turns of the data set.
+        tools: the schemas that the prompts offer, None where they offer none.
     """
 
     record: RolloutRecord
     agent: AgentRecord
     split: str
-    messages: list[dict[str, str]]
+    messages: list[dict[str, Any]]
     learnt: tuple[int, ...]
+    tools: list[Any] | None = None
 
 
 class ExportSource:
@@ -116,9 +123,10 @@ class ExportSource:
                 taken = turns.get((record.rollout_id, agent.agent_id))
                 if taken is None:
                     continue
-                told, positions = conversation(self._messages(record, agent))
+                tools = self._tools(record)
+                told, positions = conversation(self._messages(record, agent), StudentForm(self.chat, tools))
                 learnt = tuple(position for turn, position in positions if turn in taken)
-                yield Conversation(record, agent, next(iter(taken.values())), told, learnt)
+                yield Conversation(record, agent, next(iter(taken.values())), told, learnt, tools)
 
     def pairs(self) -> Iterator[tuple[Mapping[str, Any], np.ndarray, Mapping[str, Any]]]:
         """(row of `dataset_rows`, whole input ids (n,) int32, row of `pairs`), in the order of the pairs."""
@@ -140,9 +148,14 @@ class ExportSource:
         selected = self.table("selected_trajectories", "selected")
         return dict(zip(selected["rollout_id"].to_pylist(), selected["reward"].to_pylist(), strict=True))
 
-    def first_messages(self, record: RolloutRecord, agent: AgentRecord) -> list[dict[str, str]]:
+    @cached_property
+    def chat(self) -> ChatFormat:
+        """The student's chat format."""
+        return load_chat_format(self.spec.base.tokenizer, self.spec.base.chat_template)
+
+    def first_messages(self, record: RolloutRecord, agent: AgentRecord) -> list[dict[str, Any]]:
         """What a student reads before the agent's first turn."""
-        told, positions = conversation(self._messages(record, agent))
+        told, positions = conversation(self._messages(record, agent), StudentForm(self.chat, self._tools(record)))
         return told[: positions[0][1]] if positions else told
 
     def _messages(self, record: RolloutRecord, agent: AgentRecord) -> list[dict[str, Any]]:
@@ -162,6 +175,14 @@ class ExportSource:
             return told
         rest = [message for message in told if message["kind"] != "prompt"]
         return [{**m, "turn": None, "kind": "prompt", "tool_calls": None} for m in default] + rest
+
+    def _tools(self, record: RolloutRecord) -> list[Any] | None:
+        """The schemas that the agent's prompts offer, as `tito_pairs` has them."""
+        rollout_set = self.specs.get("rollout_set", record.rollout_set or "")
+        assert isinstance(rollout_set, RolloutSetSpec)
+        native = self.spec.pairs.capture == "native"
+        named = tool_schemas(rollout_set.agent.tools if native else self.spec.pairs.tools)
+        return record.tools if named is None else named
 
     def _default(self, record: RolloutRecord, agent: AgentRecord) -> list[dict[str, str]] | None:
         rollout_set = self.specs.get("rollout_set", record.rollout_set or "")

@@ -58,6 +58,7 @@ def render(
         upweight_turns=spec.dataset.upweight_turns,
         upweight_factor=f"{spec.dataset.upweight_factor:g}",
         finals=finals,
+        precision=_precision(finals),
         trained_on=_trained_on(finals),
         metrics=facts.metric_rows(metrics, facts.HEADLINE),
         repos=sorted(repos.items()),
@@ -99,6 +100,12 @@ def _trained_on(finals: Sequence[Mapping[str, Any]]) -> list[str]:
     found = [json.loads(row["hyperparameters"]) for row in finals]
     told = [(f["device"], ", ".join(f"{n} {v}" for n, v in f["libraries"].items())) for f in found if "libraries" in f]
     return [f"{device}; {packages}" for device, packages in dict.fromkeys(told)]
+
+
+def _precision(finals: Sequence[Mapping[str, Any]]) -> str:
+    """What the trainings computed in; weights and optimiser states are float32 beside it."""
+    used = sorted({row["dtype"] for row in finals if row["dtype"]})
+    return ", ".join(used) or "nothing was trained"
 
 
 def _selection(spec: ExperimentSpec) -> str:

@@ -6,12 +6,12 @@ query, which a person asks of the catalog, or layout.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-QUERY = Path(__file__).parents[2] / "sql" / "reports" / "changed_by_reinforcement.sql"
+from etpi_resources.catalog import sql_folder
+
 KINDS = ("newly_parsed", "parse_lost", "newly_solved", "newly_lost")
 
 
@@ -26,7 +26,8 @@ def changed(rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, tasks:
             connection.register(f"{name}_given", kept)
             connection.execute(f"CREATE VIEW {name} AS SELECT *, '' AS experiment, 'eval' AS origin FROM {name}_given")
         connection.register("tasks", tasks)
-        return connection.execute(QUERY.read_text(encoding="utf-8")).to_arrow_table().to_pylist()
+        query = sql_folder() / "reports" / "changed_by_reinforcement.sql"
+        return connection.execute(query.read_text(encoding="utf-8")).to_arrow_table().to_pylist()
 
 
 def counts(rows: list[dict[str, Any]]) -> list[tuple[str, int]]:

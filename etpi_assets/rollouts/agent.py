@@ -35,7 +35,8 @@ from etpi_assets.rollouts.records import AgentRecord, Message, RolloutRecord, Tu
 from etpi_assets.rollouts.think import post_think_tokens, strip_think, think_tokens
 from etpi_assets.rollouts.tools import INTERPRETER, tool_schemas
 from etpi_assets.specs.rollout_set import AgentSection
-from etpi_assets.tasks.family import ANSWER, Family, JudgesInPlace, Needs, Role, Task
+from etpi_assets.tasks.family import ANSWER, Family, Needs, Role, Task
+from etpi_assets.tasks.grading import grade
 from etpi_resources.engines import Completion, Engine, EngineUnavailable, Request, Sampler
 from etpi_resources.sandboxes import (
     CommandResult,
@@ -148,10 +149,10 @@ def run_rollout(
             loop.run()
             stage = "read files"
             final = {seat.role.agent_id: loop.left_by(seat) for seat in loop.seats}
-            stage, verdict = "judge", None
-            if isinstance(family, JudgesInPlace):
-                verdict = family.judge_in_place(task, {seat.role.agent_id: seat.sandbox for seat in loop.seats})
-        verdict = verdict or family.judge(task, final, sandboxes)
+            stage = "judge"
+            initial = {seat.role.agent_id: seat.start for seat in loop.seats}
+            machines = {seat.role.agent_id: seat.sandbox for seat in loop.seats}
+            verdict = grade(family, task, initial, final, machines, sandboxes)
         record.outcome = {"reward": verdict.reward, "verdict": verdict.verdict, "details": dict(verdict.details)}
     except (SandboxUnavailable, EngineUnavailable):
         raise
@@ -229,6 +230,7 @@ class _Loop:
         self.grammar = agent.grammar.grammar() if agent.grammar else None
         self.template_kwargs = template_kwargs
         self.tools = tool_schemas(agent.tools)
+        self.form = self.chat.tool_form if self.tools else None
         self.seats: list[_Seat] = []
         self.mail = Mailbox(())
 
@@ -298,7 +300,7 @@ class _Loop:
         message = dict(completion.message or {"role": "assistant", "content": completion.text})
         # Captured ids hold the calls as the model wrote them; without ids the endpoint's structured ones are all.
         calls = message.get("tool_calls") if output is None else None
-        actions, parse_error = read_turn(completion.text, self.agent, self.message_commands, calls)
+        actions, parse_error = read_turn(completion.text, self.agent, self.message_commands, calls, self.form)
         seat.record.turns.append(
             Turn(
                 turn=len(seat.record.turns),

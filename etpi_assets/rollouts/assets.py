@@ -88,7 +88,9 @@ def _actor(run: AssetRun, spec: RolloutSetSpec, family: Family, chat: ChatFormat
     assert spec.suite and spec.engine
     with ExitStack() as stack:
         if accelerated(spec.engine):
-            stack.enter_context(run.lake.lock(shared_lock("accelerator"), log=run.log))
+            stack.enter_context(
+                run.lake.lock(shared_lock("accelerator"), log=run.log, what="the accelerator", doing="using")
+            )
         if spec.templated:
             yield rehearsal.engine(spec, family)
             return

@@ -14,6 +14,7 @@ from typing import Any
 from etpi_assets.rollouts.actions import after_think, read_actions
 from etpi_assets.rollouts.records import Action
 from etpi_assets.specs.rollout_set import AgentSection
+from etpi_resources.tool_forms import ToolForm
 
 OPEN, CLOSE, FENCE = "<thinking>", "</thinking>", "```"
 
@@ -69,12 +70,17 @@ def read_turn(
     agent: AgentSection,
     message_commands: Collection[str] = ("send_message",),
     tool_calls: Sequence[Any] | None = None,
+    form: ToolForm | None = None,
 ) -> tuple[list[Action], str | None]:
-    """A turn's actions and why there is none, in the form that `agent.action_format` allows; `tool_calls` as for
-    `read_actions`. Neither is there where a turn without a call is an answer."""
-    if agent.action_format == "tool_or_answer" and not tool_calls and "<tool_call>" not in after_think(text):
+    """A turn's actions and why there is none, in the form that `agent.action_format` allows; `tool_calls` and `form` as
+    for `read_actions`. Neither is there where a turn without a call is an answer."""
+    if agent.action_format == "tool_or_answer" and not tool_calls and not _calls_tools(after_think(text), form):
         return [], None
     if agent.action_format != "thinking_bash":
-        return read_actions(text, tool_calls, message_commands=message_commands)
+        return read_actions(text, tool_calls, message_commands=message_commands, form=form)
     read = read_contract(text)
     return ([], read) if isinstance(read, str) else ([Action("bash", read.command, form="fenced")], None)
+
+
+def _calls_tools(body: str, form: ToolForm | None) -> bool:
+    return "<tool_call>" in body or (form is not None and bool(form.parse(body)))

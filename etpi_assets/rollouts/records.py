@@ -86,7 +86,8 @@ class AgentRecord:
 @dataclass
 class RolloutRecord:
     """One rollout: columns of the `rollouts` table, and its agents. `outcome` is the verifier's or the source's
-    verdict: {"reward": float | None, "verdict": str, ...}."""
+    verdict: {"reward": float | None, "verdict": str, ...}. `tools`: the tool schemas that an imported source recorded,
+    as it wrote them."""
 
     rollout_id: str
     origin: Literal["set", "eval", "rl"]
@@ -111,3 +112,4 @@ class RolloutRecord:
     started_at: datetime | None = None
     wall_seconds: float | None = None
     error: str | None = None
+    tools: list[Any] | None = None

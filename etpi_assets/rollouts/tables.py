@@ -103,7 +103,7 @@ def to_record(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> RolloutRecord:
     for message in rows["messages"]:
         agents[message["agent_id"]].messages.append(_message(message))
     kept = {f.name: row[f.name] for f in fields(RolloutRecord) if f.name != "agents"}
-    kept |= {name: _loads(row[name]) for name in ("sampler", "outcome")}
+    kept |= {name: _loads(row[name]) for name in ("sampler", "outcome", "tools")}
     return RolloutRecord(**kept, agents=list(agents.values()))
 
 
@@ -193,6 +193,11 @@ def _dumps(value: Any) -> str | None:
     return None if value is None else _encode(value)
 
 
+def _ordered(value: Any) -> str | None:
+    """JSON with the keys in their order: chat templates write schemas and arguments as they come."""
+    return None if value is None else json.dumps(value, ensure_ascii=False)
+
+
 def _loads(text: str | None) -> Any:
     return None if text is None else json.loads(text)
 
@@ -203,6 +208,7 @@ def _rollout_row(record: RolloutRecord) -> dict[str, Any]:
     return row | {
         "sampler": _dumps(record.sampler),
         "outcome": _dumps(record.outcome),
+        "tools": _ordered(record.tools),
         "exit_status": worst_exit(agent.exit_status for agent in record.agents),
         "agents": len(record.agents),
         "final_files": _dumps(patches),
@@ -283,7 +289,7 @@ def _turn(row: Mapping[str, Any], prompt: list[int] | None) -> Turn:
 
 def _message_row(index: int, message: Message) -> dict[str, Any]:
     row = dict(zip(_MESSAGE_FIELDS, _message_values(message), strict=True))
-    row["index"], row["tool_calls"] = index, _dumps(message.tool_calls)
+    row["index"], row["tool_calls"] = index, _ordered(message.tool_calls)
     return row
 
 

@@ -1,4 +1,5 @@
 """The recipe of the tiny base: a corpus of templated conversations, and a model pretrained on it, once by content.
+The bases of shipped experiments come with etpi, pretrained (`shipped_bases`).
 
 Belongs here: from a spec's `base.tiny` to a checkpoint in the lake. Does not belong here: the training loop (a worker),
 the world the conversations are of, or bases that come from elsewhere (`pointers`).
@@ -10,7 +11,6 @@ It stands with the rollouts, whose loop the corpus is of, because a rollout set 
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from etpi_assets.rollouts import shipped_bases
 from etpi_assets.rollouts.templated import arithmetic_tiny, coop_tiny, repo_fix_tiny
 from etpi_assets.specs.rollout_set import TinySection
 from etpi_resources import kept
@@ -33,6 +34,7 @@ from etpi_resources.trainers.pipes import run_worker
 
 WORKER = "etpi_resources.trainers.workers.base_worker"
 LEARNT = "base_learnt"
+RECIPE_UNCHANGED = "base_recipe_unchanged"
 WORLDS = {"arithmetic_tiny": arithmetic_tiny, "coop_tiny": coop_tiny, "repo_fix_tiny": repo_fix_tiny}
 """What `base.tiny.world` names: modules with `conversations` and `exercises`."""
 
@@ -50,16 +52,23 @@ def build(
     context: Any = None,
     echo: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Pretrain the base, or find the one that the same section, vocabulary and code gave before.
+    """The shipped base of this section, vocabulary and template; where there is none, pretrain it, or find the one that
+    the same section, vocabulary and code gave before.
 
     Args:
         code: version of the code that makes corpus and model.
         context, echo: as for `run_worker`.
     Returns:
-        The worker's report (see `base_worker.run`) with `checkpoint_id` and `reused`.
+        The worker's report (see `base_worker.run`) with `checkpoint_id` and `reused`; `seconds` are those spent here.
     Raises:
+        LakeError: the shipped weights are damaged.
         WorkerFailed: the trainer failed; the message holds its last lines.
     """
+
+    if (recipe := shipped_bases.find(section, chat)) is not None:
+        checkpoint = shipped_bases.adopt(recipe, lake, chat)
+        echo(f"tiny base of {section.world}: shipped with etpi ({recipe.folder.name}), nothing to train")
+        return recipe.model_dump(mode="json") | {"checkpoint_id": checkpoint, "reused": True, "seconds": 0.0}
 
     def pretrain(folder: Path) -> dict[str, Any]:
         shutil.rmtree(folder)
@@ -73,7 +82,7 @@ def build(
         "base",
         pretrain,
         good=lambda report: learnt(report).passed,
-        found="tiny base: built before, nothing to do",
+        what="the tiny base",
         log=echo,
     )
 
@@ -119,6 +128,25 @@ def corpus_rows(section: TinySection, chat: ChatFormat) -> Iterator[dict[str, An
         }
 
 
+def recipe_unchanged(section: TinySection, chat: ChatFormat) -> CheckOutcome:
+    """A shipped base is what its recipe would give now; it only warns, since the base is a good one all the same."""
+    recipe = shipped_bases.find(section, chat)
+    if recipe is None:
+        return CheckOutcome(
+            RECIPE_UNCHANGED, passed=True, message="built here, from the recipe as it is", blocking=False
+        )
+    part = shipped_bases.changed(recipe, corpus_rows(section, chat))
+    if part is None:
+        return CheckOutcome(
+            RECIPE_UNCHANGED, passed=True, message=f"{recipe.folder.name} is of this recipe", blocking=False
+        )
+    message = (
+        f"{recipe.folder.name} was trained before {part} changed, and is used as it is; train it again with "
+        f"`{shipped_bases.REBUILD}`"
+    )
+    return CheckOutcome(RECIPE_UNCHANGED, passed=False, message=message, blocking=False)
+
+
 def learnt(report: Mapping[str, Any]) -> CheckOutcome:
     """The base's loss fell as far as copying names takes it."""
     tail = [line["loss"] for line in report["log"][-max(1, len(report["log"]) // 10) :]]
@@ -133,11 +161,11 @@ def learnt(report: Mapping[str, Any]) -> CheckOutcome:
 
 
 def _key(section: TinySection, chat: ChatFormat, code: str) -> str:
-    vocabulary = hashlib.sha256(chat.tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
+    vocabulary, template = shipped_bases.format_hashes(chat)
     depends = {
         "section": section.model_dump(mode="json"),
         "vocabulary": vocabulary,
-        "template": chat.template,
+        "template": template,
         "code": code,
     }
     return json_hash(depends)

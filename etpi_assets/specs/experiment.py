@@ -37,7 +37,9 @@ class PairsSection(Section):
 
     capture: Literal["native", "retokenised"] = "native"
     tools: tuple[Tool, ...] = Field(
-        default=(), description="retokenised: tools that the student's prompts offer; native prompts have their set's"
+        default=(),
+        description="retokenised: tools that the student's prompts offer, in place of the schemas that the rollouts "
+        "recorded; native prompts have their set's",
     )
     strip_think: bool = True
     strip_rule: Literal["delimited", "opened"] = Field(
@@ -87,6 +89,13 @@ class GatesSection(Section):
     )
     skip_rate: float = Field(
         default=0.2, description="bound of tasks or rollouts lost before training for reasons other than selection"
+    )
+    turns_lost: float = Field(
+        default=0.2,
+        ge=0,
+        le=1,
+        description="bound of the share of turns, and of output tokens, that the data set loses of the selected "
+        "rollouts; and of finished conversations whose last turn it loses",
     )
     override: dict[str, str] = Field(default_factory=dict, description="check name -> why its failure is accepted")
 

@@ -95,16 +95,20 @@ class Specs:
             raise entry.error or SpecError(f"{entry.file}: not a valid spec")
         return entry.spec
 
-    def section_hash(self, set: str, key: str, sections: Sequence[str]) -> str:
-        """sha256 (hex) over the named keys of the resolved spec ("train", "evaluate.suite"), all of it for "*"; for an
-        asset without partitions, over those keys of every valid experiment. A key below a section that is null is null,
-        and so is one that is omitted (`Omitted`)."""
+    def sections(self, set: str, key: str, names: Sequence[str]) -> dict[str, Any]:
+        """The named keys of the resolved spec ("train", "evaluate.suite"), all of it for "*"; for an asset without
+        partitions, those keys of every valid experiment. A key below a section that is null is null, and so is one that
+        is omitted (`Omitted`)."""
         if set == "all":
-            found = self.experiments if sections else {}
+            found = self.experiments if names else {}
             dumped = {name: spec.model_dump(mode="json") for name, spec in found.items()}
-            return json_hash({name: [part(spec, section) for section in sections] for name, spec in dumped.items()})
-        spec = self.get(set, key).model_dump(mode="json") if sections else {}
-        return json_hash(spec if tuple(sections) == ("*",) else {name: part(spec, name) for name in sections})
+            return {name: {section: part(spec, section) for section in names} for name, spec in dumped.items()}
+        spec = self.get(set, key).model_dump(mode="json") if names else {}
+        return spec if tuple(names) == ("*",) else {name: part(spec, name) for name in names}
+
+    def section_hash(self, set: str, key: str, names: Sequence[str]) -> str:
+        """sha256 (hex) over `sections`."""
+        return json_hash(self.sections(set, key, names))
 
     def upstream_keys(self, set: str, key: str, upstream: str) -> list[str]:
         """The keys of another set that a spec draws on, in the order it names them; empty for an invalid spec."""

@@ -6,11 +6,13 @@ chain, and saying it in commands. Does not belong here: running anything, Dagste
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from etpi_assets.graph import GRAPH, JOBS, Node
+from etpi_assets.rollouts.shipped_bases import shipped
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import SpecError, Specs
 from etpi_assets.specs.paths import external_path, fingerprint
@@ -22,6 +24,7 @@ State = Literal["ok", "missing", "stale", "code", "waiting", "blocked", "invalid
 """ok: up to date. missing: never made. stale: its spec or an input changed. code: only the code that makes it changed.
 waiting: something upstream of it is not ok. blocked: a blocking check failed. invalid: its spec cannot be read."""
 SETS = ("suite", "rollout_set", "experiment")
+SPEC_CHANGED = "its spec changed"
 OLDER = "made by an older version of etpi, which recorded no code"
 
 
@@ -96,7 +99,9 @@ def expensive(node: Node, key: str, specs: Specs) -> bool:
     spec = specs.get(node.set, key)
     if isinstance(spec, RolloutSetSpec):
         return spec.kind == "live"
-    return not (node.name == "base_checkpoint" and isinstance(spec, ExperimentSpec) and spec.base.kind != "tiny")
+    if isinstance(spec, ExperimentSpec) and node.name == "base_checkpoint":
+        return spec.base.kind == "tiny" and spec.base.tiny not in [recipe.section for recipe in shipped()]
+    return True
 
 
 def plan(experiment: str, specs: Specs, lake: Lake) -> list[Step]:
@@ -126,6 +131,42 @@ def chain(set: str, key: str, specs: Specs, lake: Lake) -> list[Step]:
             if node.set == name:
                 steps[(node.name, k)] = _step(node, k, specs, lake, current, steps)
     return sorted(steps.values(), key=lambda step: SETS.index(step.set))
+
+
+def across(specs: Specs, lake: Lake) -> list[Step]:
+    """The assets without partitions, each with its state: they read every experiment that has data."""
+    steps = []
+    for node in GRAPH.values():
+        if node.set == "all":
+            inputs = inputs_of(node, "all", specs, lake, lake.current)
+            have = lake.current(Ref(node.name, "all", "all"))
+            code = code_of(node, "all", specs)
+            # The catalog has no key of its own: it is what it was built from.
+            same = have and have.inputs == inputs if not node.tables else None
+            change = None if have is None or same else compare(node, "all", specs, inputs, code, have, lake)
+            state: State = "missing" if have is None else change.state if change else "ok"
+            steps.append(Step(node.name, "all", "all", state, change.reason if change else ""))
+    return steps
+
+
+def unasked(steps: Iterable[Step], consent: Collection[str]) -> str:
+    """What a run would have to compute again for changed code although nobody asked for it, and the ways on; empty
+    where there is nothing of the kind."""
+    asking = [step for step in steps if step.asks and step.consent not in consent]
+    if not asking:
+        return ""
+    lines = ["Code changed since these were made, and computing them again is expensive:"]
+    for step in asking:
+        took = f"; took {step.seconds:,.0f} s last time" if step.seconds else ""
+        lines.append(f"  {step.asset} of {step.key}: {step.reason}{took}; again with --{step.consent}")
+    first = asking[0]
+    lines += [
+        "Nothing was run. Either give the options named, or, where a change cannot matter, keep the versions:",
+        f'  etpi accept {first.asset} {first.key} --because "why it cannot matter"',
+        '  etpi accept --all EXPERIMENT --because "..."',
+        f"What changed exactly: etpi explain {first.asset} {first.key}",
+    ]
+    return "\n".join(lines)
 
 
 def open_steps(steps: Iterable[Step]) -> list[Step]:
@@ -229,15 +270,31 @@ def compare(
     if not have.code:
         return Change("code", OLDER)
     if have.spec_hash != specs.section_hash(node.set, key, node.sections):
-        return Change(
-            "stale", f"its spec changed ({', '.join(node.sections)})" if node.sections != ("*",) else "its spec changed"
-        )
+        keys = changed_keys(have.spec, specs.sections(node.set, key, node.sections))
+        return Change("stale", f"{SPEC_CHANGED}: {', '.join(keys)}")
     changed = [name for name in {**inputs, **have.inputs} if inputs.get(name) != have.inputs.get(name)]
     if changed:
         return Change("stale", f"changed since: {', '.join(changed)}", _by_code(changed, node, key, specs, lake))
     if list(inputs) != list(have.inputs):
         return Change("stale", "its inputs are in another order")
     return Change("code", f"code changed since {have.created_at[:10]}: {', '.join(changed_code(code, have, lake))}")
+
+
+def changed_keys(was: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """The dotted keys in which two resolved specs differ, each with both values."""
+    found = []
+    for name in dict.fromkeys([*was, *now]):
+        old, new = was.get(name), now.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found += changed_keys(old, new, f"{prefix}{name}.")
+        elif old != new:
+            found.append(f"{prefix}{name} {_short(old)} → {_short(new)}")
+    return found
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 40 else f"{text[:39]}…"
 
 
 def changed_code(code: PartitionCode, have: Manifest, lake: Lake) -> list[str]:

@@ -13,7 +13,9 @@ from pydantic import Field, model_validator
 from etpi_assets.specs.rollout_set import AgentSection, TinySection
 from etpi_assets.specs.section import Omitted, Section
 from etpi_assets.specs.server import ServerSection
+from etpi_resources.trainers.workers.precision import SpecDtype
 
+DTYPE = "of the passes; auto: bf16 on a GPU that has it, else fp32. On a CPU it is always fp32"
 SHARDED_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
 """PyTorch's own, which work on shards of tensors; those of bitsandbytes do not."""
 
@@ -68,7 +70,7 @@ class TrainSection(Section):
     lora_alpha: int = 16
     lora_dropout: float = 0.0
     target_modules: str = "all-linear"
-    dtype: Literal["fp32", "bf16"] = "bf16"
+    dtype: SpecDtype = Field(default="auto", description=DTYPE)
     gradient_checkpointing: bool = False
     optimizer: str = "adamw_torch"
     shards: Annotated[int, Omitted(1)] = Field(
@@ -155,7 +157,7 @@ class RLSection(ServerSection):
     lora_alpha: int = 8
     lora_dropout: float = 0.0
     target_modules: str = "all-linear"
-    dtype: Literal["fp32", "bf16"] = "bf16"
+    dtype: SpecDtype = Field(default="auto", description=DTYPE)
     gradient_checkpointing: bool = False
 
     @model_validator(mode="after")

@@ -11,6 +11,7 @@ folder has or its image. A feature passes where the runner ends with 0 and at le
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +19,8 @@ from typing import Any
 from etpi_assets.tasks import places
 from etpi_assets.tasks.commands import apply_command
 from etpi_assets.tasks.family import Verdict
-from etpi_assets.tasks.frozen import Changes, counted_changes, put_changes
+from etpi_assets.tasks.frozen import TEST_FILE, Changes, counted_changes, put_changes
+from etpi_assets.tasks.graded_run import GradedRun, run_graded, test_names
 from etpi_assets.tasks.reports import counts
 from etpi_resources.sandboxes import CommandResult, EnvironmentUnavailable, Sandbox, SandboxFactory
 
@@ -27,6 +29,7 @@ PATCHES = "/patches"
 REFERENCE_RUNS = 3
 
 _INBOX = ".etpi-in"
+_CHANGED = re.compile(r"^\+\+\+ b/(\S+)\s*$", re.MULTILINE)
 _GIT = "git -c user.name=etpi -c user.email=etpi@localhost -c core.hooksPath=/dev/null"
 
 
@@ -119,20 +122,47 @@ def _run_tests(
         sandbox,
         f"rm -f .git/index.lock; git checkout -q --force {base} && git reset -q --hard {base} && git clean -fdq",
     )
+    hidden = _hidden_tests(sandbox, tests)
     inbox = {f"tests{number}.patch": tests, **({"runner.sh": live["runner"]} if live["runner"] else {})}
     sandbox.write_files({f"{_INBOX}/{name}": text for name, text in inbox.items()})
     _must(sandbox, f"mv -f {_INBOX}/* {PATCHES}/ && rmdir {_INBOX}")
     runner = f"{PATCHES}/runner.sh" if live["runner"] else "/usr/local/bin/runner.sh"
     words = [runner, f"tests{number}.patch", *([work] if work else [])]
-    done = sandbox.run(f"bash {shlex.join(words)}")
+    command = f"bash {shlex.join(words)}"
+    done = run_graded(sandbox, command, tests=hidden) if hidden else sandbox.run(command)
+    problem = (done.problem or _unproven(done, tests, hidden)) if isinstance(done, GradedRun) else None
     passed, failed = counts(done.output)
     report: dict[str, Any] = {
-        "passed": done.exit_code == 0 and passed > 0,
+        "passed": done.exit_code == 0 and passed > 0 and problem is None,
         "exit_code": done.exit_code,
         "tests_passed": passed,
         "tests_failed": failed,
     }
+    if problem is not None:
+        report["not_believed"] = problem
     return report if report["passed"] else {**report, "output": done.output[-2000:]}
+
+
+def _hidden_tests(sandbox: Sandbox, tests: str) -> dict[str, str]:
+    """The Python test files (path -> text) of a tests patch on the base commit, which is checked out again after it;
+    none where it has no Python, for then pytest is not what runs them."""
+    names = [path for path in dict.fromkeys(_CHANGED.findall(tests)) if path.endswith(".py")]
+    if not names or sandbox.run(apply_command(tests)).exit_code:
+        return {}
+    files = sandbox.read_files()
+    _must(sandbox, "git reset -q --hard && git clean -fdq")
+    return {path: files[path] for path in names if path in files and TEST_FILE.search(path)}
+
+
+def _unproven(run: GradedRun, tests: str, hidden: Mapping[str, str]) -> str | None:
+    """Why the run does not show that the patch's tests pass: those that it adds and that did not pass. Where the patch
+    itself skips some, they need not pass."""
+    added = "\n".join(line[1:] for line in tests.splitlines() if line.startswith("+"))
+    if "skip" in added:
+        return None
+    ran = {name.rpartition("::")[2].partition("[")[0] for name in run.passed}
+    wanted = {name for text in hidden.values() for name in test_names(text) if f"def {name}(" in added}
+    return f"added tests did not pass: {sorted(wanted - ran)[:5]}" if wanted - ran else None
 
 
 def _branch(sandbox: Sandbox, base: str, name: str) -> None:

@@ -126,9 +126,10 @@ class Family(Protocol):
 
 @runtime_checkable
 class JudgesInPlace(Protocol):
-    """A family whose verdict is about the machines that agents leave, not about their text files: what is installed,
-    and files of any kind, wherever they lie. Its `judge` is not asked after a rollout."""
+    """A family whose verdict is about the machines that agents leave, not about their text files alone: files of any
+    kind and mode. Its `judge` is not asked after a rollout."""
 
-    def judge_in_place(self, task: Task, sandboxes: Mapping[str, Sandbox]) -> Verdict:
-        """Judge the sandboxes that the agents (by id) worked in; nothing of theirs runs any more."""
+    def judge_in_place(self, task: Task, machines: Mapping[str, Sandbox], sandboxes: SandboxFactory) -> Verdict:
+        """Judge the sandboxes that the agents (by id) worked in; nothing of theirs runs any more. What counts is copied
+        out as data and judged in a sandbox of its own: no program that an agent could write takes part."""
         ...

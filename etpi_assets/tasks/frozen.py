@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+import sys
+import unicodedata
+from collections.abc import Iterable, Mapping
 
 from etpi_resources.sandboxes import Sandbox
 
@@ -23,9 +25,55 @@ TEST_FILE = re.compile(
 )
 RUNNER_FILE = re.compile(
     r"(^|/)(conftest\.py|pytest\.ini|\.pytest\.ini|tox\.ini|setup\.cfg|pyproject\.toml|\.coveragerc|noxfile\.py"
-    r"|sitecustomize\.py|usercustomize\.py|[^/]*\.pth|run_tests\.sh|runner\.sh|pytest\.py|_pytest/.*)$"
-    r"|(^|/)\.git(/|$)|^\.git(attributes|modules)$"
+    r"|\.?pytest\.toml|sitecustomize\.py|usercustomize\.py|[^/]*\.pth|run_tests\.sh|runner\.sh|pytest\.py"
+    r"|_pytest/.*|(jest|vitest|babel)\.config\.[^/]*|\.babelrc)$"
+    r"|(^|/)(conftest|sitecustomize|usercustomize|\.cargo|__pycache__|\.venv|node_modules)/"
+    r"|(^|/)\.git(/|$)|(^|/)\.git(attributes|modules|config)$",
+    re.IGNORECASE,
 )
+"""Files that decide how tests are collected, run and reported, or how git merges, at any depth."""
+
+METADATA_FILE = re.compile(
+    r"(^|/)(setup\.py|MANIFEST\.in|package\.json)$|\.(egg-info|dist-info|egg-link)(/|$)|\.(py[cdo]|so)$",
+    re.IGNORECASE,
+)
+"""Packaging metadata (entry points are plugins of the test runner) and compiled modules."""
+
+_TOOLS = frozenset(
+    [
+        "_pytest",
+        "pytest",
+        "pluggy",
+        "iniconfig",
+        "packaging",
+        "py",
+        "exceptiongroup",
+        "tomli",
+        "pygments",
+        "coverage",
+        "xdist",
+        "execnet",
+        "hypothesis",
+        "setuptools",
+        "pkg_resources",
+        "pip",
+        "wheel",
+        "_distutils_hack",
+        "distutils",
+        "colorama",
+        "nose",
+        "conftest",
+        "sitecustomize",
+        "usercustomize",
+        "pytest_asyncio",
+        "pytest_mock",
+        "pytest_cov",
+        "pytest_timeout",
+        "anyio",
+    ]
+)
+RESERVED = sys.stdlib_module_names | _TOOLS
+"""Top-level modules that no patch may bring into a place from which it could be imported instead of the real one."""
 
 Changes = dict[str, str | None]
 """Path -> the new text, None where the file is gone."""
@@ -35,16 +83,36 @@ def counted_changes(before: Mapping[str, str], after: Mapping[str, str]) -> Chan
     """What changed in files that a solution may change. Nothing where `after` is empty: that sandbox had ended."""
     if not after:
         return {}
-    return {
-        path: after.get(path)
-        for path in sorted(before.keys() | after.keys())
-        if before.get(path) != after.get(path) and not TEST_FILE.search(path) and not RUNNER_FILE.search(path)
-    }
+    changed = [path for path in sorted(before.keys() | after.keys()) if before.get(path) != after.get(path)]
+    packages = {path.rpartition("/")[0] for path in before if path.endswith("/__init__.py")}
+    known = {name for path in before for name in _module_names(path)}
+    return {path: after.get(path) for path in changed if not _refused(path, known, packages)}
+
+
+def _refused(path: str, known: Iterable[str], packages: Iterable[str]) -> bool:
+    """Whether no solution may change the file. `known`: module paths of the base; `packages`: its package folders."""
+    name = unicodedata.normalize("NFKC", path)
+    if any(pattern.search(name) for pattern in (TEST_FILE, RUNNER_FILE, METADATA_FILE)):
+        return True
+    return any(
+        module.rpartition("/")[2].lower() in RESERVED
+        and module.rpartition("/")[0] not in packages
+        and module not in known
+        for module in _module_names(name)
+    )
+
+
+def _module_names(path: str) -> list[str]:
+    """The folders of a path, and its module where it is one: each a name that an import could find."""
+    parts = path.split("/")
+    names = ["/".join(parts[:end]) for end in range(1, len(parts))]
+    return [*names, path.removesuffix(".py")] if path.endswith(".py") else names
 
 
 def put_changes(sandbox: Sandbox, changes: Changes) -> None:
-    """Make the changes in a sandbox's workspace. Raises OSError where it does not take them."""
+    """Make the changes in a sandbox's workspace: removals first, so that a folder can take a file's place. Raises
+    OSError where it does not take them."""
+    gone = [path for path, text in changes.items() if text is None]
+    for at in range(0, len(gone), 500):
+        sandbox.run("rm -f -- " + " ".join(map(shlex.quote, gone[at : at + 500])))
     sandbox.write_files({path: text for path, text in changes.items() if text is not None})
-    if gone := [path for path, text in changes.items() if text is None]:
-        for at in range(0, len(gone), 500):
-            sandbox.run("rm -f -- " + " ".join(map(shlex.quote, gone[at : at + 500])))

@@ -70,6 +70,9 @@ class R2E(RepositoryFamily):
         sandbox.run(f"rm -rf {TESTS}")
         sandbox.write_files({f"{TESTS}/{name}": code for name, code in task.payload["tests"].items()})
 
+    def hidden_tests(self, task: Task, sandbox: Sandbox) -> Mapping[str, str]:
+        return {f"{TESTS}/{name}": code for name, code in task.payload["tests"].items()}
+
     def test_command(self, task: Task) -> str:
         return _COMMAND
 

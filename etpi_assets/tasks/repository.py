@@ -22,6 +22,8 @@ from etpi_assets.specs.paths import expand
 from etpi_assets.tasks import places
 from etpi_assets.tasks.family import Needs, Refusal, Role, Task, Verdict, with_defaults
 from etpi_assets.tasks.frozen import Changes, counted_changes, put_changes
+from etpi_assets.tasks.graded_run import disagreement, installed_plugins, run_graded
+from etpi_assets.tasks.reports import pytest_outcomes
 from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import EnvironmentUnavailable, Sandbox, SandboxFactory
 
@@ -58,6 +60,18 @@ class RepositoryFamily(ABC):
 
     @abstractmethod
     def test_command(self, task: Task) -> str: ...
+
+    @abstractmethod
+    def hidden_tests(self, task: Task, sandbox: Sandbox) -> Mapping[str, str]:
+        """The hidden test files (path -> text), once they are in the sandbox."""
+
+    def roots(self, task: Task) -> Sequence[str]:
+        """Folders of the workspace, beside itself, that the code under test is imported from."""
+        return ()
+
+    def runs_pytest(self, task: Task) -> bool:
+        """Whether `test_command` runs pytest; other runners are judged by what they print."""
+        return True
 
     @abstractmethod
     def passes(self, task: Task, output: str) -> tuple[bool, Mapping[str, Any]]:
@@ -121,8 +135,7 @@ class RepositoryFamily(ABC):
             changes = counted_changes(sandbox.read_files(), left)
             if not changes:
                 return Verdict(0.0, "no_patch", {"changed": []})
-            put_changes(sandbox, changes)
-            passed, details = self._test(task, sandbox)
+            passed, details = self._patched(task, changes, sandbox)
         details = {"changed": sorted(changes), **details}
         return Verdict(float(passed), "passed" if passed else "failed_tests", details)
 
@@ -155,15 +168,25 @@ class RepositoryFamily(ABC):
 
     def _try(self, task: Task, changes: Changes, sandboxes: SandboxFactory) -> tuple[bool, Mapping[str, Any]]:
         with self._fresh(task, sandboxes) as sandbox:
-            put_changes(sandbox, changes)
-            return self._test(task, sandbox)
+            return self._patched(task, changes, sandbox)
 
-    def _test(self, task: Task, sandbox: Sandbox) -> tuple[bool, Mapping[str, Any]]:
+    def _patched(self, task: Task, changes: Changes, sandbox: Sandbox) -> tuple[bool, Mapping[str, Any]]:
+        """Whether the changes pass the hidden tests in a fresh sandbox, and the details."""
+        plugins = installed_plugins(sandbox)  # before the patch is there
+        put_changes(sandbox, changes)
         self.put_tests(task, sandbox)
-        done = sandbox.run(self.test_command(task))
+        if not self.runs_pytest(task):
+            done = sandbox.run(self.test_command(task))
+            problem = None
+        else:
+            tests, roots = self.hidden_tests(task, sandbox), self.roots(task)
+            done = run_graded(sandbox, self.test_command(task), tests=tests, roots=roots, plugins=plugins)
+            listed = (name for name, outcome in pytest_outcomes(done.output).items() if outcome == "PASSED")
+            problem = done.problem or disagreement(done, listed)
         passed, details = self.passes(task, done.output)
+        passed = passed and problem is None
         tail = {} if passed else {"exit_code": done.exit_code, "output": done.output[-2000:]}
-        return passed, {**details, **tail}
+        return passed, {**details, **({} if problem is None else {"not_believed": problem}), **tail}
 
     def _fresh(self, task: Task, sandboxes: SandboxFactory) -> Sandbox:
         limits, environment = places.test_needs(task.payload["place"])

@@ -74,6 +74,13 @@ class SWEBench(RepositoryFamily):
         sandbox.run(f'for file in {names}; do git checkout -q HEAD -- "$file" 2>/dev/null || rm -f -- "$file"; done')
         _apply(task.payload["test_patch"], sandbox)
 
+    def hidden_tests(self, task: Task, sandbox: Sandbox) -> Mapping[str, str]:
+        found = sandbox.read_files()
+        return {path: found[path] for path in task.payload["test_files"] if path in found}
+
+    def runs_pytest(self, task: Task) -> bool:
+        return TEST_COMMANDS.get(task.repo) != DJANGO
+
     def test_command(self, task: Task) -> str:
         files = [path for path in task.payload["test_files"] if path.endswith(".py")]
         command = TEST_COMMANDS.get(task.repo)

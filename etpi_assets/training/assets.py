@@ -16,6 +16,7 @@ from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.table import read_tasks
 from etpi_assets.training import grpo, grpo_checks, pointers, sft, sft_checks
 from etpi_assets.training.curves import loss_plot, rates_plot
+from etpi_assets.training.device import dtype_here
 from etpi_assets.training.rounds import Ground
 from etpi_assets.versions import tiny_base_code
 from etpi_resources.checks import CheckOutcome
@@ -23,7 +24,7 @@ from etpi_resources.lake import LakeError
 from etpi_resources.schemas import from_rows
 
 
-@etpi_asset("base_checkpoint", checks=(pointers.PINNED, base.LEARNT))
+@etpi_asset("base_checkpoint", checks=(pointers.PINNED, base.LEARNT, base.RECIPE_UNCHANGED))
 def base_checkpoint(run: AssetRun) -> Produced:
     section = run.spec.base
     if section.kind == "none":
@@ -32,8 +33,10 @@ def base_checkpoint(run: AssetRun) -> Produced:
     if section.kind == "tiny":
         return _tiny_base(run, row)
     found, pinned = pointers.hub_pointer(section) if section.kind == "hub" else pointers.path_pointer(section)
-    elsewhere = CheckOutcome(base.LEARNT, passed=True, message="trained elsewhere")
-    return Produced(tables={"checkpoints": from_rows("checkpoints", [row | found])}, checks=(pinned, elsewhere))
+    elsewhere = [
+        CheckOutcome(name, passed=True, message="trained elsewhere") for name in (base.LEARNT, base.RECIPE_UNCHANGED)
+    ]
+    return Produced(tables={"checkpoints": from_rows("checkpoints", [row | found])}, checks=(pinned, *elsewhere))
 
 
 def _tiny_base(run: AssetRun, row: dict[str, Any]) -> Produced:
@@ -42,20 +45,21 @@ def _tiny_base(run: AssetRun, row: dict[str, Any]) -> Produced:
     section = run.spec.base
     chat = load_chat_format(section.tokenizer, section.chat_template)
     code = tiny_base_code(section.tiny, section.tokenizer, section.chat_template)
-    report = base.build(run.lake, section.tiny, chat, code, context=run.context)
+    report = base.build(run.lake, section.tiny, chat, code, context=run.context, echo=run.log)
     folder = run.lake.checkpoint_dir(report["checkpoint_id"])
     row |= {
         "checkpoint_id": report["checkpoint_id"],
         "path": str(folder.relative_to(run.lake.root)),
+        "dtype": report["dtype"],
         "train_loss": report["log"][-1]["loss"],
         "wall_seconds": report["seconds"],
         "hyperparameters": section.tiny.model_dump_json(),
     }
-    pinned = CheckOutcome(pointers.PINNED, passed=True, message="built here, named by its content")
+    pinned = CheckOutcome(pointers.PINNED, passed=True, message="named by its content")
     curve = [{"role": "base", "seed": section.tiny.seed, "val_loss": None, **line} for line in report["log"]]
     return Produced(
         tables={"checkpoints": from_rows("checkpoints", [row])},
-        checks=(pinned, base.learnt(report)),
+        checks=(pinned, base.learnt(report), base.recipe_unchanged(section.tiny, chat)),
         metadata={"loss": dg.MetadataValue.md(loss_plot(curve)), "parameters": report["parameters"]},
     )
 
@@ -86,13 +90,14 @@ def sft_checkpoint(run: AssetRun) -> Produced:
             seed=seed,
             chat_template=load_chat_format(spec.base.tokenizer, spec.base.chat_template).template,
             gpu=spec.requires == "gpu",
+            dtype=dtype_here(spec.train.dtype),
             code=run.kept_code,
         )
         for seed in spec.seeds
     }
     expected = sft_checks.expected_of(run.lake, files)
     reports = {
-        seed: sft.train_once(run.lake, request, expected=expected, context=run.context)
+        seed: sft.train_once(run.lake, request, expected=expected, context=run.context, echo=run.log)
         for seed, request in requests.items()
     }
     rows = [row for seed, r in requests.items() for row in sft.checkpoint_rows(r, reports[seed], dataset.version)]
@@ -120,6 +125,7 @@ def _figures(reports: dict[int, dict[str, Any]]) -> dict[str, Any]:
             "layout": f"{report['plan']['layout']}: {report['plan']['layout_because']}",
             "seconds": {name: round(value, 1) for name, value in report["seconds"].items()},
             "device": report["device"],
+            "dtype": report["dtype"],
             "trained before": report["reused"],
         }
         for seed, report in reports.items()
@@ -143,11 +149,14 @@ def rl_checkpoint(run: AssetRun) -> Produced:
             seed=seed,
             ground=ground,
             gpu=spec.requires == "gpu",
+            dtype=dtype_here(spec.rl.dtype),
             code=run.kept_code,
         )
         for seed in spec.seeds
     }
-    reports = {seed: grpo.reinforce_once(run.lake, r, context=run.context) for seed, r in requests.items()}
+    reports = {
+        seed: grpo.reinforce_once(run.lake, r, context=run.context, echo=run.log) for seed, r in requests.items()
+    }
     log = [row for seed, r in requests.items() for row in grpo.log_rows(r, reports[seed])]
     tables = {
         "checkpoints": from_rows(

@@ -25,6 +25,7 @@ from etpi_assets.rollouts.agent import Identity
 from etpi_assets.rollouts.records import RolloutRecord
 from etpi_assets.rollouts.tables import to_tables
 from etpi_assets.specs.training import RLSection
+from etpi_assets.training.device import confirm_dtype
 from etpi_assets.training.rounds import Ground, Lesson, Rounds, drop_after, first_prompt, read_rounds
 from etpi_assets.training.sft_checks import proofs
 from etpi_resources import kept
@@ -34,6 +35,7 @@ from etpi_resources.schemas import from_rows
 from etpi_resources.trainers.pipes import WorkerFailed, run_worker
 from etpi_resources.trainers.policy_link import PolicyServer
 from etpi_resources.trainers.workers.grpo_worker import last_whole
+from etpi_resources.trainers.workers.precision import Dtype
 
 WORKER = "etpi_resources.trainers.workers.grpo_worker"
 RESUME_CHECKPOINTS = 10
@@ -56,6 +58,7 @@ class Request:
         section: the spec's. seed: order of the tasks and of the draws.
         ground: tasks, judge, sandboxes, chat format.
         gpu: whether a GPU is required; otherwise one is used where there is one.
+        dtype: what the passes compute in here, whatever the section leaves open.
         code: version of the code that rolls out, rewards and trains.
     """
 
@@ -66,6 +69,7 @@ class Request:
     seed: int
     ground: Ground
     gpu: bool
+    dtype: Dtype
     code: str
 
     @property
@@ -78,7 +82,7 @@ class Request:
         """What the result depends on, as a hash."""
         depends = {
             "base": self.base_id,
-            "section": self.section.model_dump(mode="json"),
+            "section": self.section.model_dump(mode="json") | {"dtype": self.dtype},
             "seed": self.seed,
             "tasks": [task.content_hash for task in self.ground.tasks],
             "chat_template": self.ground.chat.template,
@@ -136,6 +140,7 @@ def reinforce_once(
                 if server.error is not None:
                     raise server.error from None
                 raise
+        confirm_dtype(report, request.dtype, request.label)
         report["checkpoints"] = [kept.adopt(lake, folder, checkpoint) for checkpoint in report["checkpoints"]]
         report["rounds"] = rounds_folder.relative_to(lake.root).as_posix()
         return report
@@ -146,7 +151,7 @@ def reinforce_once(
         "reinforce",
         reinforce,
         good=lambda report: all(check.passed for check in proofs({request.seed: report})),
-        found=f"{request.label}: trained before, nothing to do",
+        what=request.label,
         log=echo,
     )
 
@@ -199,6 +204,7 @@ def checkpoint_rows(request: Request, report: Mapping[str, Any]) -> list[dict[st
                 "step": checkpoint["step"],
                 "final": checkpoint["final"],
                 "method": request.section.tuning,
+                "dtype": report["dtype"],
                 "path": path,
                 "adapter_path": f"{path}/adapter" if checkpoint["adapter_hash"] else None,
                 "adapter_hash": checkpoint["adapter_hash"],

@@ -79,7 +79,8 @@ def _advantages(section: RLSection, samples: list[dict[str, Any]]) -> CheckOutco
 
 def _agree(section: RLSection, reports: Mapping[int, Mapping[str, Any]]) -> CheckOutcome:
     served = [section.options["dtype"]] if "dtype" in section.options else []
-    bound = largest_gap(section.dtype, *served, *(report["saved"]["dtype"] for report in reports.values()))
+    computed = [dtype for report in reports.values() for dtype in (report["dtype"], report["saved"]["dtype"])]
+    bound = largest_gap(*served, *computed)
     gaps = [line["logprob_gap"] for report in reports.values() for line in report["log"]]
     known = [gap for gap in gaps if gap is not None]
     mean = sum(known) / len(known) if known else None

@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from etpi_assets.specs.training import TrainSection
+from etpi_assets.training.device import confirm_dtype
 from etpi_assets.training.sft_checks import Expected, checks
 from etpi_resources import kept
 from etpi_resources.hashes import json_hash
 from etpi_resources.lake import Lake
 from etpi_resources.trainers.pipes import run_worker
+from etpi_resources.trainers.workers.precision import Dtype
 
 WORKER = "etpi_resources.trainers.workers.sft_worker"
 MICRO_TOKENS_VARIABLE = "ETPI_MICRO_TOKENS"
@@ -41,6 +43,7 @@ class Request:
         train: the spec's section. seed: order of the data, and the adapter's first values.
         chat_template: the template the dataset was rendered with; the checkpoint carries it.
         gpu: whether a GPU is required; otherwise one is used where there is one.
+        dtype: what the passes compute in here, whatever the section leaves open.
         code: version of the code that trains.
     """
 
@@ -52,6 +55,7 @@ class Request:
     seed: int
     chat_template: str
     gpu: bool
+    dtype: Dtype
     code: str
 
     @property
@@ -65,7 +69,7 @@ class Request:
         depends = {
             "base": self.base_id,
             "files": list(self.files.values()),
-            "train": self.train.model_dump(mode="json"),
+            "train": self.train.model_dump(mode="json") | {"dtype": self.dtype},
             "seed": self.seed,
             "chat_template": self.chat_template,
             "code": self.code,
@@ -95,6 +99,7 @@ def train_once(
         shutil.rmtree(folder)
         config, processes = worker_config(request), request.train.shards
         report = run_worker(WORKER, config, folder, processes=processes, context=context, echo=echo)
+        confirm_dtype(report, request.dtype, request.label)
         report["checkpoints"] = [kept.adopt(lake, folder, checkpoint) for checkpoint in report["checkpoints"]]
         return report
 
@@ -104,7 +109,7 @@ def train_once(
         "train",
         train,
         good=lambda report: all(check.passed for check in checks({request.seed: report}, expected)),
-        found=f"{request.label}: trained before, nothing to do",
+        what=request.label,
         log=echo,
     )
 
@@ -150,6 +155,7 @@ def checkpoint_rows(request: Request, report: Mapping[str, Any], dataset_version
                 "step": checkpoint["step"],
                 "final": checkpoint["final"],
                 "method": request.train.method,
+                "dtype": report["dtype"],
                 "path": path,
                 "adapter_path": f"{path}/adapter" if checkpoint["adapter_hash"] else None,
                 "adapter_hash": checkpoint["adapter_hash"],

@@ -105,3 +105,11 @@ class SandboxFactory(Protocol):
         """A sandbox whose workspace holds `files`, over what the environment puts there; nothing runs until it is
         entered. EnvironmentUnavailable, when entered, where the environment cannot be had in this kind."""
         ...
+
+
+class HostFactory(SandboxFactory, Protocol):
+    """A factory whose sandboxes run on this machine, or on its container engine."""
+
+    def check(self) -> None:
+        """Raise SandboxUnavailable, with the cause and remedies, where no sandbox of this kind can start."""
+        ...

@@ -29,7 +29,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from etpi_resources.sandboxes import Environment, EnvironmentUnavailable, Limits, SandboxUnavailable
+from etpi_resources.sandboxes import Environment, EnvironmentUnavailable, Limits, SandboxUnavailable, namespaces
 from etpi_resources.sandboxes.conversation import GRACE_SECONDS, GUEST, Conversation, Ended, settings
 from etpi_resources.sandboxes.seccomp import filter_program
 
@@ -50,12 +50,6 @@ by the interpreter that will run it."""
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 _TOOLS = "/run/tools"
 _CHECKOUT = "/run/checkout"
-_INSTALL = "Install bubblewrap (Debian, Ubuntu: apt-get install bubblewrap; Fedora: dnf install bubblewrap)."
-_NAMESPACES = (
-    "Unprivileged user namespaces must be allowed: check `sysctl user.max_user_namespaces` (above 0), "
-    "`kernel.unprivileged_userns_clone` (1, where it exists) and `kernel.apparmor_restrict_unprivileged_userns` "
-    "(0, where it exists); in a container, allow them in its seccomp profile."
-)
 _READABLE = (
     "Everybody must be able to read it and enter its parents (chmod -R a+rX): commands run as a user of their own."
 )
@@ -78,6 +72,11 @@ class BubblewrapFactory:
         and EnvironmentUnavailable where the environment is an image alone or its folders cannot be read."""
         return BubblewrapSandbox(self._command, files, limits, environment)
 
+    def check(self) -> None:
+        """Start and end one sandbox; raises SandboxUnavailable with the cause and remedies."""
+        with self.create({}):
+            pass
+
     @cached_property
     def _command(self) -> _Command:
         return _Command.here()
@@ -94,7 +93,7 @@ class _Command:
         """For this machine. Raises SandboxUnavailable where something is missing."""
         bwrap = shutil.which("bwrap")
         if bwrap is None:
-            raise SandboxUnavailable(f"bubblewrap (bwrap) is not installed. {_INSTALL}")
+            raise SandboxUnavailable(namespaces.not_installed())
         try:
             seccomp = filter_program(platform.machine())
         except KeyError as error:
@@ -115,7 +114,7 @@ class _Command:
         for path in ("/etc/ld.so.cache", "/etc/alternatives"):
             binds += ["--ro-bind-try", path, path]
         # What people have added to their machine is not part of the sandbox's, and slows its interpreter down.
-        hidden = ["/usr/local"] if prefix != "/usr/local" else []
+        hidden = ["/usr/local"] if prefix != "/usr/local" and os.path.isdir("/usr/local") else []
         for path in [*hidden, *map(str, Path("/usr/lib").glob("python3*/dist-packages"))]:
             binds += ["--tmpfs", path, "--remount-ro", path]
         if prefix is not None and not prefix.startswith("/usr/"):
@@ -197,7 +196,7 @@ class BubblewrapSandbox(Conversation):
                 raise EnvironmentUnavailable(
                     f"a folder cannot be shown in the sandbox: {reason}. {_READABLE}"
                 ) from None
-            raise SandboxUnavailable(f"bubblewrap could not start a sandbox: {reason}. {_NAMESPACES}") from None
+            raise SandboxUnavailable(namespaces.refused(reason)) from None
         try:
             self._fill()
         except BaseException:

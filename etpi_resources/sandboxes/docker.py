@@ -88,6 +88,10 @@ class DockerFactory:
         full or refuses, and EnvironmentUnavailable where this task's image cannot be had."""
         return DockerSandbox(self._get_engine, files, limits, environment)
 
+    def check(self) -> None:
+        """Ask the engine to answer; raises SandboxUnavailable. Looks up no image, since tasks may bring their own."""
+        self._get_engine()
+
     def _get_engine(self) -> _Engine:
         with self._lock:
             self._engine = self._engine or _Engine.connect()

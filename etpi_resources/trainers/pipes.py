@@ -14,19 +14,23 @@ import json
 import os
 import subprocess
 import sys
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from etpi_resources.progress import NOT_ON_CONSOLE, Progress
 from etpi_resources.supervise import supervised
 from etpi_resources.trainers.workers import ranks
-from etpi_resources.trainers.workers.reporting import CONFIG_FILE, RESULT_FILE
+from etpi_resources.trainers.workers.reporting import CONFIG_FILE, RESULT_FILE, UPDATE_MARK
 
 PYTHON_VARIABLE = "ETPI_TRAINER_PYTHON"
 LAST_LINES = 20
+STAGE_LOG_SECONDS = 30.0
+"""How often the logs (not the display) get a line of how far a worker is."""
 ROOT = Path(__file__).resolve().parents[2]
 
 ENVIRONMENT: Mapping[str, str] = {
@@ -64,7 +68,8 @@ def run_worker(
 ) -> dict[str, Any]:
     """Run `python -m module folder` to its end and return what it left in `result.json`.
 
-    The worker is supervised: however this process ends, nothing of the worker stays.
+    The worker is supervised: however this process ends, nothing of the worker stays. How far it is goes to the display;
+    `worker.log` and Dagster's log get a line of it every 30 s.
 
     Args:
         module: dotted name of a worker module.
@@ -72,8 +77,7 @@ def run_worker(
         folder: where it works; made where missing, its earlier result removed.
         processes: run it so many times over, to train one sharded model (see `workers.ranks`); one that fails ends all.
         context: Dagster's execution context; the worker's lines then reach the run's log through Pipes.
-        echo: gets every line the worker prints where there is no Dagster to say its progress already; None keeps them
-            in `worker.log` alone.
+        echo: gets every line of `worker.log` where there is no Dagster to log them; None keeps them there alone.
         grace: seconds the worker has to end after this process was interrupted.
 
     Raises:
@@ -95,6 +99,7 @@ def run_worker(
         if context is not None:
             environment.update(stack.enter_context(_pipes_session(context)))
         log = stack.enter_context((folder / "worker.log").open("w"))
+        stages = stack.enter_context(_Stages(_label(context, module)))
         process = subprocess.Popen(
             supervised(command, grace=grace),
             env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -104,11 +109,18 @@ def run_worker(
         try:
             assert process.stdout is not None
             for line in process.stdout:
-                log.write(line)
+                text = line.rstrip("\n")
+                if text.startswith(UPDATE_MARK):
+                    text = stages.update(json.loads(text.removeprefix(UPDATE_MARK)))
+                    if text is None:
+                        continue
+                    if context is not None:
+                        context.log.info(text, extra={NOT_ON_CONSOLE: True})
+                log.write(text + "\n")
                 log.flush()
-                last.append(line.rstrip("\n"))
+                last.append(text)
                 if echo is not None and context is None:
-                    echo(last[-1])
+                    echo(text)
             status = process.wait()
         finally:
             # An interrupt lands in the loop above; the supervisor has gone only when its whole tree has.
@@ -119,6 +131,48 @@ def run_worker(
     if status != 0 or not result.exists():
         raise WorkerFailed(_failure(module, status, last, folder / "worker.log"))
     return json.loads(result.read_text())
+
+
+class _Stages:
+    """Shows how far a worker is, and words it for logs now and then."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._name, self._logged = "", float("-inf")
+        self._progress: Progress | None = None
+
+    def update(self, update: Mapping[str, Any]) -> str | None:
+        """Show an update of the worker's; the line for the logs, at most every 30 s and where the stage is complete."""
+        stage, done, total, note = (update[name] for name in ("stage", "done", "total", "note"))
+        if self._progress is None or self._name != stage:
+            self.close()
+            self._name, self._progress, self._logged = stage, Progress(self._label, stage, total), time.monotonic()
+        self._progress.advance(done - self._progress.done, note)
+        now = time.monotonic()
+        if not done or (now - self._logged < STAGE_LOG_SECONDS and done < total):
+            return None
+        self._logged = now
+        return self._progress.line()
+
+    def close(self) -> None:
+        """End the stage that is shown, if any."""
+        if self._progress is not None:
+            self._progress.close()
+            self._progress = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _label(context: Any, module: str) -> str:
+    """The asset and partition that a worker works for; without Dagster, the worker's module."""
+    if context is None:
+        return module.rpartition(".")[2]
+    asset = context.asset_key.path[-1]
+    return f"{asset} of {context.partition_key}" if context.has_partition_key else asset
 
 
 @contextmanager

@@ -43,7 +43,8 @@ _DECODER = json.JSONDecoder(strict=False)
 
 @dataclass(slots=True)
 class Entry:
-    """One message on its way in. `learn`: an assistant message that the agent generated as a turn. `inbox`: the mail it
+    """One message on its way in. `learn`: an assistant message that the agent generated as a turn. `calls`: it means to
+    call a tool, whether or not that can be read. `inbox`: the mail it
     shows, `actions`: what a turn did, where the source says so; None: they are read from the text."""
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -61,6 +62,7 @@ class Entry:
     exit_code: int | None = None
     inbox: list[dict[str, str]] | None = None
     actions: list[Action] | None = None
+    calls: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from etpi_assets.rollouts.importers.conversation import Options
-from etpi_assets.rollouts.importers.source import number_field, text_field
+from etpi_assets.rollouts.importers.source import number_field, text_field, tool_schemas_of
 from etpi_assets.rollouts.records import Action, AgentRecord, RolloutRecord
 
 _TASK = (
@@ -29,6 +29,7 @@ _TASK = (
 _TEACHER = ("teacher", "model_name", "model", "generator", "model_name_or_path")
 _REWARD = ("reward", "resolved", "score", "target", "success", "is_correct", "correct")
 _PATCH = ("model_patch", "generated_patch", "git_patch", "output_patch", "submission", "patch")
+_TOOLS = ("tools", "functions", "tool_definitions", "available_tools")
 _EXIT = ("exit_status", "exit_reason", "finish_reason", "status")
 _INSTANCE = re.compile(r"(?P<owner>.+?)__(?P<name>.+)-\d+")
 _SUBMITS = re.compile(r"\becho\s+['\"]?(?:COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT|MINI_SWE_AGENT_FINAL_OUTPUT)")
@@ -55,10 +56,15 @@ class Facts:
     reward: float | None
     patch: str | None
     exit_status: str | None
+    tools: list[dict[str, Any]] | None = None
 
 
 def facts(row: Mapping[str, Any], options: Options) -> Facts:
-    """The row's, its `metadata`'s where the row has none; what the options name comes first."""
+    """The row's, its `metadata`'s where the row has none; what the options name comes first.
+
+    Raises:
+        Unreadable: `unknown_form` where a column of tool schemas holds none.
+    """
     inner = row.get("metadata")
     places = (row, inner) if isinstance(inner, Mapping) else (row,)
 
@@ -73,6 +79,7 @@ def facts(row: Mapping[str, Any], options: Options) -> Facts:
         reward=next((r for place in places for name in _REWARD if (r := _reward(place, name)) is not None), None),
         patch=first(_PATCH),
         exit_status=exit_name(first(_EXIT)),
+        tools=next((t for place in places for name in _TOOLS if (t := tool_schemas_of(place.get(name), name))), None),
     )
 
 
@@ -89,6 +96,7 @@ def made_of(agents: list[AgentRecord], found: Facts, where: str) -> RolloutRecor
         teacher=found.teacher,
         outcome=outcome_of(found.reward),
         started_at=next((turn.at for agent in agents for turn in agent.turns if turn.at), None),
+        tools=found.tools,
     )
 
 

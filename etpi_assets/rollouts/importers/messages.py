@@ -10,11 +10,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from etpi_assets.rollouts.actions import NO_ACTION
 from etpi_assets.rollouts.importers.conversation import Entry, Options, build_agent, chat_entries
 from etpi_assets.rollouts.importers.facts import Facts, exit_by_action, facts, made_of
 from etpi_assets.rollouts.importers.format import PLAIN, Row, of_rows
 from etpi_assets.rollouts.importers.source import Unreadable, as_list
-from etpi_assets.rollouts.records import RolloutRecord
+from etpi_assets.rollouts.records import AgentRecord, RolloutRecord
 
 
 def claims(row: Row) -> bool:
@@ -54,17 +55,27 @@ def solo(entries: Sequence[Entry], found: Facts, where: str, options: Options) -
     )
     if found.exit_status is None:
         agent.exit_status = exit_by_action(agent.turns[-1].actions)
+    if _answered(entries, agent) and found.exit_status in (None, "Submitted"):
+        agent.turns[-1].parse_error, agent.exit_status = None, "Submitted"
     return made_of([agent], found, where)
+
+
+def _answered(entries: Sequence[Entry], agent: AgentRecord) -> bool:
+    """Whether the conversation ends in a final answer: an assistant's text without any call, not cut, that nothing
+    follows. A student that never reads one never learns to stop."""
+    last, turn = entries[-1], agent.turns[-1]
+    speaks = last.role == "assistant" and last.learn and not last.calls and bool(last.content.strip())
+    return speaks and turn.parse_error == NO_ACTION and turn.finish_reason != "length"
 
 
 FORMAT = of_rows(
     "messages",
     title="Chat messages: OpenAI's fine-tuning files and hub data sets with a `messages` column (list or JSON text)",
-    keeps="roles, text, calls (arguments as text or objects, null padding taken off), reasoning, times; `weight` 0 and "
+    keeps="roles, text, calls (arguments as text or objects, null padding taken off), tool schemas (`tools`, "
+    "`functions`), a final answer as a turn, reasoning, times; `weight` 0 and "
     "everything before the first assistant message is read, never learnt; task, repository, model, reward, patch and "
     "exit status by the names such columns have, also within `metadata`",
-    loses="tool definitions, names of participants, call ids of results, images (such a row is quarantined), other "
-    "columns",
+    loses="names of participants, call ids of results, images (such a row is quarantined), other columns",
     claims=claims,
     record=record,
     rank=PLAIN,

@@ -207,9 +207,10 @@ FORMAT = of_rows(
     "openhands",
     title="OpenHands: evaluation rows with an event `history` (old and new events), data sets with a `trajectory` of "
     "messages",
-    keeps="messages, calls, reasoning, observations with exit codes, times, patch, verdict, model, task and "
+    keeps="messages, calls, tool schemas (a `tools` column), a final answer as a turn, "
+    "reasoning, observations with exit codes, times, patch, verdict, model, task and "
     "repository; the calls of one response are one turn",
-    loses="state changes, recalls, costs, tool definitions, the configuration; a condensed history is quarantined",
+    loses="state changes, recalls, costs, the configuration; a condensed history is quarantined",
     claims=claims,
     record=record,
 )

@@ -49,7 +49,7 @@ def _entry(raw: Any, name: str) -> Entry:
         try:
             called = json.loads(value)
         except (ValueError, RecursionError):
-            return Entry("assistant", value)  # what it meant to call cannot be read; that stands in `parse_error`
+            return Entry("assistant", value, calls=True)  # it cannot be read; that stands in `parse_error`
         return Entry("assistant", "", tool_calls(called if isinstance(called, list) else [called], name))
     if not isinstance(sender, str) or sender not in _ROLES:
         raise Unreadable("unknown_role", f"{name} is from {sender!r}; known are {', '.join(_ROLES)}, function_call")
@@ -60,8 +60,9 @@ def _entry(raw: Any, name: str) -> Entry:
 FORMAT = of_rows(
     "sharegpt",
     title="ShareGPT: `conversations` of `{from, value}`, function calls and observations included",
-    keeps="roles, text, calls, the `system` column; task, repository, model and reward where columns name them",
-    loses="tool definitions, other columns",
+    keeps="roles, text, calls, tool schemas (`tools`), the `system` column, a final answer as "
+    "a turn; task, repository, model and reward where columns name them",
+    loses="other columns",
     claims=claims,
     record=record,
 )

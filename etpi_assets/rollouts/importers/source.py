@@ -269,15 +269,42 @@ def tool_calls(value: Any, what: str) -> list[dict[str, Any]] | None:
             raise Unreadable("unknown_form", f"{what}.tool_calls is text that is not JSON") from error
     if not value and (value is None or isinstance(value, str | list)):
         return None
-    calls = [dict(as_mapping(_unpadded(call), f"{what}.tool_calls[]")) for call in as_list(value, f"{what}.tool_calls")]
+    calls = [
+        dict(as_mapping(without_padding(call), f"{what}.tool_calls[]")) for call in as_list(value, f"{what}.tool_calls")
+    ]
     return calls or None
 
 
-def _unpadded(value: Any) -> Any:
+def without_padding(value: Any) -> Any:
     """Without the null keys that columnar storage adds to structs. A null argument of a call means an absent one."""
     if not isinstance(value, dict):
         return value
-    return {key: _unpadded(inner) for key, inner in value.items() if inner is not None}
+    return {key: without_padding(inner) for key, inner in value.items() if inner is not None}
+
+
+def tool_schemas_of(value: Any, what: str) -> list[dict[str, Any]] | None:
+    """The tool schemas of a column: a list, or JSON text of one, of objects or of their JSON text, without null
+    padding, keys in their order. None where there are none, and where tools are only named.
+
+    Raises:
+        Unreadable: `unknown_form` where it is text that is not JSON, or no list of schemas.
+    """
+    if isinstance(value, str) and value.strip():
+        value = _json_text(value, what)
+    if not value:
+        return None
+    given = as_list(value, what)
+    if all(isinstance(tool, str) and not tool.lstrip().startswith("{") for tool in given):
+        return None
+    schemas = [_json_text(tool, f"{what}[]") if isinstance(tool, str) else tool for tool in given]
+    return [dict(as_mapping(without_padding(tool), f"{what}[]")) for tool in schemas]
+
+
+def _json_text(text: str, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Unreadable("unknown_form", f"{what} is text that is not JSON") from error
 
 
 def _kind(value: Any) -> str:

@@ -69,8 +69,8 @@ FORMAT = of_rows(
     title="TRL: tokenised rows (`input_ids` with `labels`, `completion_mask` or `assistant_masks`), `prompt` + "
     "`completion`",
     keeps="ids and which of them are learnt, one turn a labelled span; with `options.tokenizer`, the messages they "
-    "say; of prompt and completion the messages, the prompt's never learnt",
-    loses="what the template wrote besides messages (it stays in the ids), tool definitions, preferences (quarantined)",
+    "say; of prompt and completion the messages, the prompt's never learnt; tool schemas (`tools`)",
+    loses="what the template wrote besides messages (it stays in the ids), preferences (quarantined)",
     claims=claims,
     record=record,
 )

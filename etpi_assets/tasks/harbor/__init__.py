@@ -1,12 +1,12 @@
 """Harbor's task folders, the format of Terminal-Bench 2: one agent, one machine, a script that grades what it is then.
 
-Belongs here: the family as the rest of etpi knows it. Its parts are `folder` (reading task folders) and `verifier`
-(tests into a machine, and the reward out of it).
+Belongs here: the family as the rest of etpi knows it. Its parts are `folder` (reading task folders), `snapshot`
+(the working directory as data) and `verifier` (tests into a machine, and the reward out of it).
 
-As in Harbor the verdict is about the machine the agent leaves, not about text files alone: the tests come in when the
-agent is done and run where it worked. What it changed of that machine's own programs is there too; that is the format's
-rule. Nothing it started still runs: a sandbox ends what a command leaves behind, so a task that wants a server running
-fails its own reference and is quarantined.
+The verdict is about the files of any kind and mode that the agent leaves in the working directory. They are copied out
+as data into a fresh machine, where the tests come in and run: HOME, PATH and the programs there are the image's own.
+What an agent installs elsewhere in its machine does not count, nor does anything that it started; a task that wants
+either fails its own reference and is quarantined.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from etpi_assets.specs.paths import expand
 from etpi_assets.tasks import places
 from etpi_assets.tasks.family import Needs, Refusal, Role, Task, Verdict, with_defaults
 from etpi_assets.tasks.frozen import put_changes
-from etpi_assets.tasks.harbor import verifier
+from etpi_assets.tasks.harbor import snapshot, verifier
 from etpi_assets.tasks.harbor.folder import TASK_FILE, Unreadable, read_folder
 from etpi_resources.sandboxes import EnvironmentUnavailable, Sandbox, SandboxFactory
 
@@ -80,10 +80,20 @@ class Harbor:
     def workspace(self, task: Task, role: Role) -> dict[str, str]:
         return {}
 
-    def judge_in_place(self, task: Task, sandboxes: Mapping[str, Sandbox]) -> Verdict:
-        """passed where the tests' reward is 1, else failed_tests with it, or no_reward (0); see `verifier.grade`."""
-        (sandbox,) = sandboxes.values()
-        return verifier.grade(task, sandbox)
+    def judge_in_place(self, task: Task, machines: Mapping[str, Sandbox], sandboxes: SandboxFactory) -> Verdict:
+        """passed where the tests' reward is 1, else failed_tests with it, or no_reward (0), see `verifier.grade`;
+        no_answer (0) where the agent's machine does not give its working directory out."""
+        (machine,) = machines.values()
+        return self._graded(task, machine, sandboxes)
+
+    def _graded(self, task: Task, machine: Sandbox, sandboxes: SandboxFactory) -> Verdict:
+        answer = snapshot.take(machine)
+        with self._fresh(task, sandboxes) as sandbox:
+            if answer is None:
+                return Verdict(0.0, "no_answer", {"problem": "the agent's machine did not give its files out"})
+            if problem := snapshot.put(sandbox, answer):
+                return Verdict(0.0, "no_answer", {"problem": problem})
+            return verifier.grade(task, sandbox)
 
     def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
         """As `judge_in_place`, of a fresh machine that gets the text files of the workspace alone."""
@@ -125,7 +135,7 @@ class Harbor:
         """What was found wrong after the commands; None where the tests pass."""
         with self._fresh(task, sandboxes) as sandbox:
             said = [sandbox.run(command, timeout=task.payload["solution_seconds"]).output for command in commands]
-            verdict = verifier.grade(task, sandbox)
+            verdict = self._graded(task, sandbox, sandboxes)
         return None if verdict.verdict == "passed" else {**verdict.details, "solution": "".join(said)[-500:]}
 
     def _fresh(self, task: Task, sandboxes: SandboxFactory) -> Sandbox:

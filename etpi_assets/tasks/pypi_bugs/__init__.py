@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import EnvironmentUnavailable, Sandbox, SandboxFactory
 
 WORKDIR = "/workspace"
+_ROOTS = re.compile(r"PYTHONPATH=(?P<roots>\S+) ")
 
 
 class PypiBugs(RepositoryFamily):
@@ -62,8 +64,16 @@ class PypiBugs(RepositoryFamily):
     def put_tests(self, task: Task, sandbox: Sandbox) -> None:
         sandbox.write_files(task.payload["tests"])
 
+    def hidden_tests(self, task: Task, sandbox: Sandbox) -> Mapping[str, str]:
+        return task.payload["tests"]
+
+    def roots(self, task: Task) -> Sequence[str]:
+        found = _ROOTS.match(task.payload["command"])
+        return found["roots"].split(":") if found else ()
+
     def test_command(self, task: Task) -> str:
-        return task.payload["command"]
+        """The row's, without its PYTHONPATH: the tree is put on the path once the tools are imported."""
+        return _ROOTS.sub("", task.payload["command"])
 
     def passes(self, task: Task, output: str) -> tuple[bool, Mapping[str, Any]]:
         found, wanted = pytest_outcomes(output), task.payload["expected"]

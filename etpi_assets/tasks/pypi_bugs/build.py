@@ -1,28 +1,26 @@
 """Building the suite: real packages, one bug each time, kept where a test of the package notices.
 
-Belongs here: the command, which bugs are tried and kept, the rows. Does not belong here: packages (`packages`), how a
+Belongs here: which bugs are tried and kept, the rows. Does not belong here: packages (`packages`), how a
 bug is made (`mutations`), or what becomes of a row (`etpi_assets.tasks.pypi_bugs`).
 
-`python -m etpi_assets.tasks.pypi_bugs.build FOLDER` writes FOLDER/rows.jsonl and FOLDER/tools; what was downloaded
+`etpi pypi-bugs FOLDER` writes FOLDER/rows.jsonl and FOLDER/tools; what was downloaded
 stays in FOLDER/sdists, and a folder that holds what would be made is left as it is. Tests run in the sandbox alone.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import shlex
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from etpi_assets.tasks.frozen import TEST_FILE
 from etpi_assets.tasks.pypi_bugs.mutations import Mutation, mutations
-from etpi_assets.tasks.pypi_bugs.packages import CannotBuild, Package, Sources, fetch, make_tools, pinned, read
+from etpi_assets.tasks.pypi_bugs.packages import Package, Sources, fetch, make_tools, read
 from etpi_assets.tasks.reports import Outcomes, pytest_outcomes
 from etpi_assets.versions import definition_version
 from etpi_resources.hashes import json_hash
@@ -180,27 +178,3 @@ def _key(packages: Sequence[Package], per_package: int, seed: int) -> str:
     """What the rows depend on: pins, numbers, and the code that builds them."""
     code = definition_version("etpi_assets.tasks.pypi_bugs.build:build")
     return json_hash([[vars(p) for p in packages], per_package, seed, code])
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; 1 with the reason where the suite cannot be built."""
-    from etpi_resources.sandboxes import SandboxUnavailable
-    from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
-
-    parser = argparse.ArgumentParser(description="build the suite pypi_bugs")
-    parser.add_argument("folder", type=Path, help="where it is kept: what ETPI_PYPI_BUGS names")
-    parser.add_argument("--per-package", type=int, default=PER_PACKAGE, help="bugs of each package, at most")
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args(arguments)
-    try:
-        rows = build(given.folder, BubblewrapFactory(), pinned(), per_package=given.per_package, seed=given.seed)
-    except (CannotBuild, SandboxUnavailable) as error:
-        print(f"pypi_bugs: {error}", file=sys.stderr)
-        return 1
-    counts: Mapping[str, Any] = json.loads((given.folder / "built.json").read_text())
-    print(f"{rows}: {counts['rows']} tasks. Name the folder: export ETPI_PYPI_BUGS={given.folder.resolve()}")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -3,7 +3,7 @@
 Belongs here: one pretraining run, from configuration to a saved checkpoint. Does not belong here: the corpus (the
 recipe), where copying heads come from (`induction`), fine-tuning (`sft_worker`).
 
-Matrices are trained by Muon (Jordan et al. 2024), everything else by AdamW; the rate is held, then falls linearly to a
+Matrices are trained by Muon (`muon`), everything else by AdamW; the rate is held, then falls linearly to a
 twentieth over the second half.
 
 Configuration (`config.json`): `files` (parquet files of sequences), `tokenizer` (folder), `vocabulary`, `seed`,
@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from etpi_resources.trainers.workers.precision import training_dtype
 from etpi_resources.trainers.workers.reporting import Worker, open_worker
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ def run(worker: Worker) -> dict[str, Any]:
 
     Returns:
         `folder`: the checkpoint, relative to the worker's folder. `log`: [{step, loss, tokens, seconds}], the loss a
-        weighted mean over a step's tokens in nats. `parameters`, `seconds`.
+        weighted mean over a step's tokens in nats. `parameters`, `seconds`, `dtype` (of the passes: "fp32"), `device`,
+        `libraries` (name -> version).
 
     Raises:
         BadSequences, ValueError: the corpus cannot be trained on, or the model has no room for copying heads.
@@ -51,10 +53,13 @@ def run(worker: Worker) -> dict[str, Any]:
 
     from etpi_resources.trainers.workers.checkpointing import save_model
     from etpi_resources.trainers.workers.collate import collate, read_sequences
+    from etpi_resources.trainers.workers.device import device_name, libraries
     from etpi_resources.trainers.workers.induction import put_copying_heads
+    from etpi_resources.trainers.workers.muon import Muon
     from etpi_resources.trainers.workers.plan import make_plan
     from etpi_resources.trainers.workers.twins import PARTS, Twins
 
+    used_device = device_name(gpu=False)  # before the replicas share its threads out
     torch.manual_seed(config["seed"])
     model = Qwen3ForCausalLM(
         Qwen3Config(
@@ -87,13 +92,13 @@ def run(worker: Worker) -> dict[str, Any]:
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     optimizers = (
-        torch.optim.Muon(matrices, lr=config["matrix_rate"], momentum=0.95, weight_decay=0.0),
+        Muon(matrices, lr=config["matrix_rate"], momentum=0.95),
         torch.optim.AdamW(others, lr=config["rate"], betas=(0.9, 0.99), weight_decay=0.0, fused=True),
     )
     peaks = (config["matrix_rate"], config["rate"])
     log, tokens = [], 0
     every = max(1, plan.steps // LOG_LINES)
-    stage = worker.stage("base: steps", plan.steps)
+    stage = worker.stage("step", plan.steps)
     twins = Twins(model)
     for step in range(plan.steps):
         for optimizer, peak in zip(optimizers, peaks, strict=True):
@@ -120,6 +125,9 @@ def run(worker: Worker) -> dict[str, Any]:
         "log": log,
         "parameters": sum(p.numel() for p in model.parameters()),
         "seconds": time.monotonic() - began,
+        "dtype": training_dtype("auto", None),
+        "device": used_device,
+        "libraries": libraries(),
     }
 
 
@@ -127,11 +135,10 @@ def _backward(model: PreTrainedModel, inputs: Mapping[str, torch.Tensor], whole:
     """This part's share of the loss, after its gradients; `whole` is the weight of all parts."""
     import torch
 
-    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
-        hidden = model.model(input_ids=inputs["input_ids"]).last_hidden_state
-        logits = model.lm_head(hidden[:, inputs["positions"]])
+    hidden = model.model(input_ids=inputs["input_ids"]).last_hidden_state
+    logits = model.lm_head(hidden[:, inputs["positions"]])
     nll = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1).float(), inputs["labels"].flatten(), ignore_index=-100, reduction="none"
+        logits.flatten(0, 1), inputs["labels"].flatten(), ignore_index=-100, reduction="none"
     )
     loss = (nll * inputs["weights"].flatten()).sum() / whole
     loss.backward()

@@ -9,6 +9,9 @@ from importlib.metadata import version
 
 import torch
 
+from etpi_resources.trainers.workers.precision import Dtype, SpecDtype, find_gpu, overruled, training_dtype
+from etpi_resources.trainers.workers.reporting import Worker
+
 _LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate")
 
 
@@ -25,6 +28,14 @@ def use_gpu(wanted: str) -> bool:
             f"(torch {torch.__version__}); name one whose torch does in ETPI_TRAINER_PYTHON"
         )
     return gpu
+
+
+def use_dtype(worker: Worker, requested: SpecDtype, gpu: bool) -> Dtype:
+    """The dtype to compute in; where it is not the one that the spec names, the worker says why."""
+    used = training_dtype(requested, find_gpu() if gpu else None)
+    if warning := overruled(requested, used):
+        worker.say(f"{worker.config['label']}: {warning}")
+    return used
 
 
 def device_name(gpu: bool) -> str:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from etpi_resources.chat_format import ChatFormat
     from etpi_resources.trainers.workers.hand_over import HandedPolicy
     from etpi_resources.trainers.workers.policy_trainer import PolicyTrainer
+    from etpi_resources.trainers.workers.precision import Dtype
 
 CHECK_TOKENS = 128
 WHOLE = "whole"
@@ -53,7 +54,7 @@ def run(worker: Worker) -> dict[str, Any]:
     Returns:
         `checkpoints`: [{step, final, folder, adapter (folder or null), train_loss, val_loss}], folders relative to the
         worker's. `log`: a line a step, see `_Log`. `saved`: as `sft_worker.run` says. `seconds`: {start, train, save}.
-        `device`, `resumed` (step or null).
+        `device`, `dtype` (what was computed in, "bf16" or "fp32"), `resumed` (step or null).
 
     Raises:
         RuntimeError: a GPU is asked for and there is none; a figure is not finite.
@@ -68,23 +69,24 @@ def run(worker: Worker) -> dict[str, Any]:
     from etpi_resources.trainers.policy_link import connect
     from etpi_resources.trainers.workers import proof
     from etpi_resources.trainers.workers.checkpointing import load_model, stored_dtype
-    from etpi_resources.trainers.workers.device import device_name, libraries, use_gpu
+    from etpi_resources.trainers.workers.device import device_name, libraries, use_dtype, use_gpu
 
     transformers_logging.disable_progress_bar()
     gpu = use_gpu(config["device"])
+    dtype = use_dtype(worker, rl["dtype"], gpu)
     lora = rl["tuning"] == "lora"
     model = load_model(config["base"], stored_dtype(config["base"]) if lora and gpu else torch.float32)
     device, used_libraries = device_name(gpu), libraries()
     with connect(config["link"]) as link:
-        trainer, engine = build_trainer(worker, model, gpu, link)
-        stage = worker.stage(config["label"], rl["steps"])
+        trainer, engine = build_trainer(worker, model, link, gpu=gpu, dtype=dtype)
+        stage = worker.stage(f"seed {config['seed']}, step", rl["steps"])
         stage.advance(config["resume"] or 0)
         log = _Log(worker, trainer, stage)
         trainer.add_callback(log.callback())
         trainer.remove_callback(PrinterCallback)
         worker.say(
             f"{config['label']}: {rl['steps']} steps of {rl['device_batch'] * rl['accumulate']} rollouts, "
-            f"{rl['tuning']} tuning in {rl['dtype']} on {device}"
+            f"{rl['tuning']} tuning in {dtype} on {device}"
             + (f", going on from step {config['resume']}" if config["resume"] else "")
         )
         started = time.monotonic()
@@ -104,12 +106,15 @@ def run(worker: Worker) -> dict[str, Any]:
         "saved": saved,
         "seconds": {"start": started - began, "train": trained - started, "save": time.monotonic() - trained},
         "device": device,
+        "dtype": dtype,
         "libraries": used_libraries,
         "resumed": config["resume"],
     }
 
 
-def build_trainer(worker: Worker, model: PreTrainedModel, gpu: bool, link: Any) -> tuple[PolicyTrainer, Any]:
+def build_trainer(
+    worker: Worker, model: PreTrainedModel, link: Any, *, gpu: bool, dtype: Dtype
+) -> tuple[PolicyTrainer, Any]:
     """The trainer, and the engine that generates from its model."""
     import datasets
     from transformers import AutoTokenizer
@@ -139,7 +144,7 @@ def build_trainer(worker: Worker, model: PreTrainedModel, gpu: bool, link: Any) 
     trainer = PolicyTrainer(
         roll_out,
         model=model,
-        args=trainer_arguments(rl, worker.folder / "trl", config["seed"], gpu),
+        args=trainer_arguments(rl, worker.folder / "trl", config["seed"], gpu, dtype),
         train_dataset=datasets.Dataset.from_dict({"prompt": [str(row) for row in range(config["tasks"])]}),
         processing_class=tokenizer,
         peft_config=adapter,
@@ -150,12 +155,12 @@ def build_trainer(worker: Worker, model: PreTrainedModel, gpu: bool, link: Any) 
     if config["server"] is None:
         engine = LiveEngine(policy, config["base_name"], chat)
     else:
-        engine = _served(worker, policy, chat)
+        engine = _served(worker, policy, chat, dtype)
         trainer.largest_gap = engine.bound
     return trainer, engine
 
 
-def _served(worker: Worker, policy: Any, chat: ChatFormat) -> HandedPolicy:
+def _served(worker: Worker, policy: Any, chat: ChatFormat, dtype: Dtype) -> HandedPolicy:
     """The policy in a vLLM server of this worker, which computes in what the base is stored in unless the spec says
     otherwise."""
     from etpi_resources.trainers.policy_link import largest_gap
@@ -180,12 +185,12 @@ def _served(worker: Worker, policy: Any, chat: ChatFormat) -> HandedPolicy:
         base=Path(config["base"]),
         folder=worker.folder / "policy",
         dtype=stored,
-        bound=largest_gap(rl["dtype"], options["dtype"]),
+        bound=largest_gap(dtype, options["dtype"]),
         server={**config["server"], "options": options},
     )
 
 
-def trainer_arguments(rl: dict[str, Any], folder: Path, seed: int, gpu: bool) -> Any:
+def trainer_arguments(rl: dict[str, Any], folder: Path, seed: int, gpu: bool, dtype: Dtype) -> Any:
     """TRL's GRPOConfig of an `rl` section. Raises ValueError where TRL refuses the combination."""
     from trl.trainer.grpo_config import GRPOConfig
 
@@ -214,7 +219,7 @@ def trainer_arguments(rl: dict[str, Any], folder: Path, seed: int, gpu: bool) ->
         top_p=1.0,
         # Few shapes: on a CPU each new one costs more than what padding does.
         pad_to_multiple_of=32,
-        bf16=rl["dtype"] == "bf16",
+        bf16=dtype == "bf16",
         use_cpu=not gpu,
         gradient_checkpointing=rl["gradient_checkpointing"],
         seed=seed,

@@ -18,6 +18,9 @@ from typing import Any
 CONFIG_FILE = "config.json"
 RESULT_FILE = "result.json"
 PIPES_VARIABLE = "DAGSTER_PIPES_CONTEXT"
+UPDATE_MARK = "etpi-progress "
+"""Begins a line of stdout that is an update of a stage (JSON: stage, done, total, note)."""
+UPDATE_SECONDS = 1.0
 RANK_VARIABLE = "RANK"
 """Which of a worker's processes this is, where there are several; the first, 0, speaks for all."""
 
@@ -44,9 +47,14 @@ class Worker:
         if self._pipes is not None:
             self._pipes.log.info(line)
 
-    def stage(self, name: str, total: int, *, every: float = 5.0) -> Stage:
-        """A counter that says name, done/total, rate and time left at most every `every` seconds, and at the end."""
-        return Stage(self, name, total, every)
+    def stage(self, name: str, total: int) -> Stage:
+        """A counter whose count, rate and time left the launcher shows."""
+        return Stage(self, name, total)
+
+    def send(self, update: Mapping[str, Any]) -> None:
+        """One update of a stage, as a marked line of stdout that the launcher takes out again."""
+        if self.speaks:
+            print(f"{UPDATE_MARK}{json.dumps(update)}", flush=True)
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Leave the result (JSON) for the caller. Written last and whole: where it stands, the worker succeeded.
@@ -63,29 +71,25 @@ class Worker:
 
 
 class Stage:
-    """Counts towards a total and says so now and then."""
+    """Counts towards a total and sends it to the launcher: at the start, at most once a second, and at the end."""
 
-    def __init__(self, worker: Worker, name: str, total: int, every: float) -> None:
-        self.worker, self.name, self.total, self.every = worker, name, total, every
+    def __init__(self, worker: Worker, name: str, total: int) -> None:
+        self.worker, self.name, self.total = worker, name, total
         self.done = 0
         self.note = ""
-        self._start = self._said = time.monotonic()
+        self._send()
 
     def advance(self, n: int = 1, note: str = "") -> None:
-        """Count `n` more as done; `note` (the loss, say) stands at the end of the line."""
+        """Count `n` more as done; `note` (the loss, say) is shown at the end of the line."""
         self.done += n
         self.note = note or self.note
         now = time.monotonic()
-        if now - self._said >= self.every or self.done >= self.total > self.done - n:
-            self._said = now
-            self.worker.say(self.line())
+        if now - self._sent >= UPDATE_SECONDS or self.done >= self.total > self.done - n:
+            self._send()
 
-    def line(self) -> str:
-        seconds = time.monotonic() - self._start
-        rate = self.done / seconds if seconds > 0 else 0.0
-        left = f", {(self.total - self.done) / rate:.0f} s left" if rate and self.done < self.total else ""
-        note = f" ({self.note})" if self.note else ""
-        return f"{self.name}: {self.done}/{self.total}, {rate:.2f}/s, {seconds:.0f} s so far{left}{note}"
+    def _send(self) -> None:
+        self._sent = time.monotonic()
+        self.worker.send({"stage": self.name, "done": self.done, "total": self.total, "note": self.note})
 
 
 def _is_first() -> bool:

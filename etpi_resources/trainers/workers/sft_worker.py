@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from etpi_resources.trainers.workers.collate import Sequences
     from etpi_resources.trainers.workers.plan import Plan
+    from etpi_resources.trainers.workers.precision import Dtype
     from etpi_resources.trainers.workers.weighted_trainer import Log, WeightedSFTTrainer
 
 MODULE = "etpi_resources.trainers.workers.sft_worker"
@@ -51,7 +52,7 @@ def run(worker: Worker) -> dict[str, Any]:
         LoRA {zero_adapters (names), adapters (count), merge_difference}. `plan`: {steps, sequences, epochs,
         weighted_rows, padding, shapes, step_weight, accumulate, layout, branches, layout_because}; the layout is "rows"
         (a sequence each), "trees" (packed) or "branches" (a row each, where the model cannot be trained on trees).
-        `seconds`: {start, train, save}. `device`.
+        `seconds`: {start, train, save}. `device`. `dtype`: what was computed in, "bf16" or "fp32".
 
     Raises:
         RuntimeError: a GPU is asked for and this interpreter's torch sees none.
@@ -65,31 +66,32 @@ def run(worker: Worker) -> dict[str, Any]:
 
     from etpi_resources.trainers.workers import proof
     from etpi_resources.trainers.workers.collate import read_sequences
-    from etpi_resources.trainers.workers.device import device_name, libraries, use_gpu
+    from etpi_resources.trainers.workers.device import device_name, libraries, use_dtype, use_gpu
     from etpi_resources.trainers.workers.twins import PARTS, draws
     from etpi_resources.trainers.workers.weighted_trainer import Log
 
     transformers_logging.disable_progress_bar()
     shards = train.get("shards", 1)
     gpu = use_gpu(config["device"])
+    dtype = use_dtype(worker, train["dtype"], gpu)
     text = AutoConfig.from_pretrained(config["base"], local_files_only=True).get_text_config()
     limits = {"vocabulary": text.vocab_size, "longest": text.max_position_embeddings}
     stored = read_sequences(config["files"], "train", **limits)
     validation = read_sequences(config["files"], "val", **limits)
     lora = train["method"] == "lora"
-    model = load(config, gpu)
+    model = load(config, gpu, dtype)
     at_once = shards == 1 and not gpu and not (lora and train["lora_dropout"]) and not draws(model)
     micro_tokens = min(config["micro_tokens"], -(-train["batch_tokens"] // (PARTS if at_once else shards)))
     sequences, plan, layout, because = lay_out(stored, config, micro_tokens, model)
     validation = validation.branches() if layout == "branches" else validation
-    trainer = build_trainer(worker, model, plan, sequences, gpu=gpu, at_once=at_once)
+    trainer = build_trainer(worker, model, plan, sequences, gpu=gpu, dtype=dtype, at_once=at_once)
     device = f"{shards} x {device_name(gpu)}" if shards > 1 else device_name(gpu)
     used_libraries = libraries()
     worker.say(
         f"{config['label']}: {len(stored)} sequences, {plan.steps} steps of up to {train['batch_tokens']} tokens, "
-        f"{train['method']} fine-tuning in {train['dtype']} on {device}; {because}"
+        f"{train['method']} fine-tuning in {dtype} on {device}; {because}"
     )
-    stage = worker.stage(config["label"], plan.steps)
+    stage = worker.stage(f"seed {config['seed']}, step", plan.steps)
     saved_steps: list[int] = []
     used = plan.step_after(train["use_epoch"]) if train.get("use_epoch") else plan.steps
 
@@ -134,11 +136,12 @@ def run(worker: Worker) -> dict[str, Any]:
         },
         "seconds": {"start": started - began, "train": trained - started, "save": ended - trained},
         "device": device,
+        "dtype": dtype,
         "libraries": used_libraries,
     }
 
 
-def load(config: Mapping[str, Any], gpu: bool) -> PreTrainedModel:
+def load(config: Mapping[str, Any], gpu: bool, dtype: Dtype) -> PreTrainedModel:
     """The base, or this process's share of it. Weights that are trained are kept in float32; a frozen base may stay as
     small as it is stored."""
     import torch
@@ -148,7 +151,7 @@ def load(config: Mapping[str, Any], gpu: bool) -> PreTrainedModel:
 
     base, train = config["base"], config["train"]
     if train.get("shards", 1) > 1:
-        return load_sharded(base, train["shards"], gpu=gpu, bf16=gpu and train["dtype"] == "bf16")
+        return load_sharded(base, train["shards"], gpu=gpu, bf16=dtype == "bf16")
     return load_model(base, stored_dtype(base) if train["method"] == "lora" and gpu else torch.float32)
 
 
@@ -212,7 +215,14 @@ def lay_out(
 
 
 def build_trainer(
-    worker: Worker, model: PreTrainedModel, plan: Plan, sequences: Sequences, *, gpu: bool, at_once: bool
+    worker: Worker,
+    model: PreTrainedModel,
+    plan: Plan,
+    sequences: Sequences,
+    *,
+    gpu: bool,
+    dtype: Dtype,
+    at_once: bool,
 ) -> WeightedSFTTrainer:
     """The trainer of a plan; `at_once`: the micro-batches of a step run in threads (see `twins`)."""
     import datasets
@@ -232,7 +242,15 @@ def build_trainer(
         pad_id=pad_id,
         at_once=at_once,
         model=model,
-        args=sft_arguments(train, worker.folder / "trl", plan.steps, 1 if at_once else passes, config["seed"], gpu),
+        args=sft_arguments(
+            train,
+            worker.folder / "trl",
+            steps=plan.steps,
+            accumulate=1 if at_once else passes,
+            seed=config["seed"],
+            gpu=gpu,
+            dtype=dtype,
+        ),
         train_dataset=datasets.Dataset(sequences.table()),
         data_collator=lambda batch: batch,
         processing_class=tokenizer,
@@ -254,7 +272,7 @@ def lora_config(train: Mapping[str, Any]) -> LoraConfig:
 
 
 def sft_arguments(
-    train: Mapping[str, Any], folder: Path, steps: int, accumulate: int, seed: int, gpu: bool
+    train: Mapping[str, Any], folder: Path, *, steps: int, accumulate: int, seed: int, gpu: bool, dtype: Dtype
 ) -> SFTConfig:
     """TRL's arguments for a train section."""
     from trl.trainer.sft_config import SFTConfig
@@ -267,7 +285,7 @@ def sft_arguments(
         weight_decay=train["weight_decay"],
         max_grad_norm=GRADIENT_NORM,
         optim=train["optimizer"],
-        bf16=train["dtype"] == "bf16",
+        bf16=dtype == "bf16",
         use_cpu=not gpu,
         gradient_checkpointing=train["gradient_checkpointing"],
         seed=seed,

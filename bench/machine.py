@@ -1,0 +1,34 @@
+"""The machine that a figure was taken on, in one line: CPU model, instruction sets that matter here, cores, and the
+variables that hold libraries back from using them. Every benchmark prints it first."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8", "amx_tile")
+"""Flags of /proc/cpuinfo that decide how PyTorch and oneDNN multiply matrices."""
+LIMITS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
+"""Environment variables that make PyTorch and oneDNN use less than the CPU has."""
+
+
+def machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The line, for example `AMD EPYC 7763; avx2; 2 cores`."""
+    model, flags = read_cpu(cpuinfo.read_text())
+    parts = [model, " ".join(flags) or "none of " + " ".join(INSTRUCTION_SETS), f"{os.cpu_count()} cores"]
+    parts += [f"{name}={os.environ[name]}" for name in LIMITS if name in os.environ]
+    return "machine: " + "; ".join(parts)
+
+
+def read_cpu(cpuinfo: str) -> tuple[str, list[str]]:
+    """Model name and those of INSTRUCTION_SETS that the first CPU of a /proc/cpuinfo has."""
+    fields = dict[str, str]()
+    for line in cpuinfo.splitlines():
+        name, _, value = line.partition(":")
+        fields.setdefault(name.strip(), value.strip())
+    flags = fields.get("flags", "").split()
+    return fields.get("model name", "CPU of no stated model"), [name for name in INSTRUCTION_SETS if name in flags]
+
+
+if __name__ == "__main__":
+    print(machine())

@@ -1,0 +1,178 @@
+"""The console command `etpi`: arguments, exit codes and error messages; `make` calls the same.
+
+Belongs here: one function a command. It reads its arguments and calls `etpi.commands`, which it imports only when it
+runs, so that `etpi --help` and a mistyped command answer at once.
+
+Exit codes: 0, everything asked for succeeded; 1, something failed; 2, the command line is wrong; 130, stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import click
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command (default: that of the command line) and return its exit code.
+
+    A foreseen error becomes one message on stderr; anything else keeps its traceback.
+    """
+    try:
+        return etpi.main(arguments, prog_name="etpi", standalone_mode=False) or 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("etpi: stopped. Finished work is kept; the same command continues from there.", err=True)
+        return 130
+    except Exception as error:
+        if not isinstance(error, _foreseen()):
+            raise
+        click.echo(f"etpi: {error}", err=True)
+        return 1
+
+
+def _foreseen() -> tuple[type[Exception], ...]:
+    """Errors whose message says all a person needs."""
+    from etpi_assets.resources import EngineUnavailable, HardwareMissing
+    from etpi_assets.specs.load import SpecError
+    from etpi_assets.specs.paths import PathError
+    from etpi_resources.gguf_converter import NotConverted
+    from etpi_resources.lake import LakeError
+    from etpi_resources.sandboxes import SandboxUnavailable
+
+    return SpecError, PathError, LakeError, NotConverted, SandboxUnavailable, EngineUnavailable, HardwareMissing
+
+
+def _consents(command: Callable[..., int]) -> Callable[..., int]:
+    """The options that agree to expensive work which only changed code asks for."""
+    rebuild = click.option("--rebuild", is_flag=True, help="train and evaluate again where the code has changed")
+    recollect = click.option("--recollect", is_flag=True, help="collect rollouts again where the code has changed")
+    return rebuild(recollect(command))
+
+
+def _consent(rebuild: bool, recollect: bool) -> list[str]:
+    return [name for name, given in (("rebuild", rebuild), ("recollect", recollect)) if given]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="etpi")
+def etpi() -> None:
+    """A data platform for post-training coding agents.
+
+    Data go to ./data, ./etpi.duckdb and ./.dagster_home, or all into the folder that ETPI_DATA names. Your own specs
+    are in the folder that ETPI_SPECS names.
+    """
+
+
+@etpi.command()
+@_consents
+def demo(rebuild: bool, recollect: bool) -> int:
+    """Run a strong and a weak teacher's student and compare them."""
+    from etpi import commands
+
+    return commands.compare(commands.DEMO, _consent(rebuild, recollect))
+
+
+@etpi.command("demo-all")
+@_consents
+def demo_all(rebuild: bool, recollect: bool) -> int:
+    """Run every experiment on the embedded world, once."""
+    from etpi import commands
+
+    return commands.compare(commands.embedded(), _consent(rebuild, recollect))
+
+
+@etpi.command()
+@click.argument("experiments", nargs=-1, required=True, metavar="EXPERIMENT...")
+@_consents
+def run(experiments: tuple[str, ...], rebuild: bool, recollect: bool) -> int:
+    """Bring experiments up to date, with everything they depend on."""
+    from etpi import commands
+
+    return commands.compare(experiments, _consent(rebuild, recollect))
+
+
+@etpi.command()
+@click.argument("experiments", nargs=-1, metavar="[EXPERIMENT]...")
+def status(experiments: tuple[str, ...]) -> int:
+    """Show what is missing, stale or blocked, through the whole chain."""
+    from etpi import commands
+
+    return commands.show_status(experiments)
+
+
+@etpi.command()
+@click.argument("asset")
+@click.argument("key")
+@click.option("--between", nargs=2, metavar="OLD NEW", help="two versions to compare (default: the last two)")
+def explain(asset: str, key: str, between: tuple[str, str] | None) -> int:
+    """Show what the key of ASSET's partition KEY is made of, and how two of its versions differ, row by row."""
+    from etpi import commands
+
+    return commands.explain_partition(asset, key, between or ())
+
+
+@etpi.command()
+@click.argument("asset", required=False)
+@click.argument("key", required=False)
+@click.option("--all", "experiment", metavar="EXPERIMENT", help="every changed partition that EXPERIMENT depends on")
+@click.option("--because", required=True, metavar="TEXT", help="why the change cannot matter; it is recorded")
+def accept(asset: str | None, key: str | None, experiment: str | None, because: str) -> int:
+    """Keep the version of ASSET's partition KEY although the code that makes it changed."""
+    from etpi import commands
+
+    if experiment:
+        if asset:
+            raise click.UsageError("give ASSET and KEY, or --all EXPERIMENT, not both")
+        return commands.accept_changes(experiment, because)
+    if not (asset and key):
+        raise click.UsageError("give ASSET and KEY, or --all EXPERIMENT")
+    return commands.accept_change(asset, key, because)
+
+
+@etpi.command()
+@click.argument("experiment")
+@click.option("--format", required=True, metavar="FORMAT", help="trl, verl, atif, hub, gguf, ...: see docs/formats.md")
+@click.option("--to", required=True, type=click.Path(path_type=Path), metavar="FOLDER", help="a new or empty folder")
+def export(experiment: str, format: str, to: Path) -> int:
+    """Write an experiment's data or models in another program's format."""
+    from etpi import commands
+
+    return commands.export_experiment(experiment, format, to)
+
+
+@etpi.command()
+@click.argument("experiments", nargs=-1, metavar="[EXPERIMENT]...")
+@click.option("--seed", "seeds", type=int, multiple=True, help="a training seed; may be repeated (default 0, 1, 2)")
+@click.option(
+    "--to", default="results.md", show_default=True, type=click.Path(path_type=Path), help="the page to write"
+)
+def results(experiments: tuple[str, ...], seeds: tuple[int, ...], to: Path) -> int:
+    """Repeat experiments over training seeds and write a page of results."""
+    from etpi import commands
+
+    return commands.results(experiments, seeds or commands.RESULT_SEEDS, to)
+
+
+@etpi.command("pypi-bugs")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--per-package", type=int, help="bugs of each package, at most")
+@click.option("--seed", type=int, default=0, show_default=True)
+def pypi_bugs(folder: Path, per_package: int | None, seed: int) -> int:
+    """Build the suite of bugs in real packages in FOLDER. Fetches the packages with pip once."""
+    from etpi import commands
+
+    return commands.build_pypi_bugs(folder, per_package, seed)
+
+
+@etpi.command()
+@click.option("--port", default=3000, show_default=True)
+@click.option("--host", default="127.0.0.1", show_default=True)
+def ui(port: int, host: str) -> int:
+    """Serve Dagster's web page until it is stopped."""
+    from etpi import commands
+
+    return commands.serve_page(host, port)

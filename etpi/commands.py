@@ -1,0 +1,201 @@
+"""What each command does, as functions that return an exit code.
+
+Belongs here: running jobs one after the other in this process, and saying how it went. Does not belong here: arguments
+(`cli`), what a job does, or which are needed (`specs.planner`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from etpi.dagster_home import prepare_dagster_home
+from etpi_assets.specs.load import SpecError, Specs, load_specs
+
+DEMO = ("plan_first_tiny", "plan_first_tiny_weak")
+RESULT_SEEDS = (0, 1, 2)
+WORKSPACE = Path(__file__).with_name("workspace.yaml")
+
+
+def run_experiments(names: Sequence[str], specs_folder: Path | None = None, consent: Collection[str] = ()) -> int:
+    """Bring experiments up to date with all they rest on, several side by side; 1 where any of them failed, or where
+    code changed since expensive results were made and `consent` ("rebuild", "recollect") does not cover them.
+
+    Raises:
+        SpecError: an experiment does not exist, or a spec of its chain is invalid.
+        SandboxUnavailable: the run needs sandboxes that cannot start here; nothing was run.
+    """
+    from etpi_assets.preflight import require_sandboxes
+    from etpi_assets.resources import Resources
+    from etpi_assets.specs.planner import across, open_steps, plan, unasked
+    from etpi_resources.catalog import default_path
+    from etpi_resources.lake import Lake
+
+    specs, lake = load_specs(specs_folder), Lake.open()
+    plans = {name: plan(name, specs, lake) for name in names}
+    if invalid := [step.reason for steps in plans.values() for step in steps if step.state == "invalid"]:
+        raise SpecError("\n".join(dict.fromkeys(invalid)))
+    steps = list(dict.fromkeys(step for planned in plans.values() for step in planned))
+    if refusal := unasked(steps, consent):
+        print(f"etpi: {refusal}", file=sys.stderr)
+        return 1
+    if not open_steps([*steps, *across(specs, lake)]) and default_path(lake).exists():
+        print(f"{', '.join(names)}: up to date, nothing to do")
+        return 0
+    require_sandboxes(steps, specs, Resources(lake=lake).sandboxes)
+
+    prepare_dagster_home()
+    # Dagster takes seconds to import, which a mistyped name need not wait for.
+    from etpi_assets.console import showing
+    from etpi_assets.console_table import failures_table
+    from etpi_assets.lanes import side_by_side
+    from etpi_assets.runner import Runner
+
+    with showing():
+        runner = Runner(specs, specs_folder, consent)
+        if alone := len(names) == 1:
+            failures = {names[0]: runner.bring(names[0])}
+        else:
+            failures = side_by_side(names, specs, specs_folder, consent)
+        failed = {name: reasons for name, reasons in failures.items() if reasons}
+        # What succeeded can be queried.
+        if (failed or not alone) and (reasons := runner.run("publish_catalog", None)):
+            failed["publish_catalog"] = reasons
+    if failed:
+        print(failures_table(failed), file=sys.stderr)
+    return 1 if failed else 0
+
+
+def show_status(names: Sequence[str]) -> int:
+    """Print the state of experiments (all, where none is named); always 0."""
+    from etpi_assets.console_table import states_table
+    from etpi_assets.specs.planner import plan
+    from etpi_resources.lake import Lake
+
+    specs, lake = load_specs(), Lake.open()
+    for name in names or specs.keys("experiment"):
+        print(states_table(name, plan(name, specs, lake), everything=bool(names)))
+    return 0
+
+
+def export_experiment(name: str, format: str, to: Path) -> int:
+    """Write an experiment's data to a folder and say what it holds; always 0."""
+    from etpi_assets.exports import MANIFEST, export
+    from etpi_assets.resources import Resources
+    from etpi_resources.lake import Lake
+
+    manifest = export(name, format, to, Resources(lake=Lake.open()))
+    for file in manifest["files"][:8]:
+        print(f"{to / file['path']}: {file['rows']} rows, {file['bytes']} bytes")
+    if len(manifest["files"]) > 8:
+        print(f"... and {len(manifest['files']) - 8} more files; {to / MANIFEST} lists them")
+    for reason, count in manifest["left_out"].items():
+        print(f"left out: {count}, {reason}")
+    for note in manifest["notes"]:
+        print(f"note: {note}")
+    print(f"{to / MANIFEST} names the {len(manifest['versions'])} data versions it comes from")
+    return 0
+
+
+def compare(names: Sequence[str], consent: Collection[str] = ()) -> int:
+    """Run experiments and end with the table that compares them."""
+    from etpi_assets.console_table import WIDTH, ending, metrics_table
+    from etpi_resources.lake import Lake
+
+    code = run_experiments(names, consent=consent)
+    lake = Lake.open()
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
+    print(f"\n{metrics_table(lake, names, width)}\n\n{ending(lake, names)}")
+    return code
+
+
+def explain_partition(asset: str, key: str, between: Sequence[str]) -> int:
+    """Print what a partition's key is made of, and how two of its versions differ; always 0."""
+    from etpi_assets.explain import explain
+    from etpi_resources.lake import Lake
+
+    for line in explain(asset, key, load_specs(), Lake.open(), between):
+        print(line)
+    return 0
+
+
+def accept_change(asset: str, key: str, because: str) -> int:
+    """Keep a version that other code made; always 0."""
+    from etpi_assets.changes import accept
+    from etpi_resources.lake import Lake
+
+    manifest = accept(asset, key, load_specs(), Lake.open(), because=because)
+    print(f"{asset} of {key}: version {manifest.version} stays; {manifest.accepted[-1]['by']} accepted the change")
+    return 0
+
+
+def accept_changes(experiment: str, because: str) -> int:
+    """Keep every version of an experiment's chain that other code made; always 0."""
+    from etpi_assets.changes import accept_all
+    from etpi_resources.lake import Lake
+
+    steps = accept_all(experiment, load_specs(), Lake.open(), because=because)
+    for step in steps:
+        print(f"{step.asset} of {step.key}: accepted ({step.reason})")
+    print(f"{experiment}: {len(steps)} changes of code accepted")
+    return 0
+
+
+def embedded(specs: Specs | None = None) -> list[str]:
+    """The experiments that need nothing but this machine, those on the embedded base; no variants of others."""
+    return [
+        name
+        for name, spec in (specs or load_specs()).experiments.items()
+        if spec.base.kind == "tiny" and spec.requires == "cpu" and not spec.variant
+    ]
+
+
+def results(names: Sequence[str], seeds: Sequence[int], target: Path) -> int:
+    """Repeat experiments (default: all that a finding compares) over training seeds, under names of their own, and
+    write the page of results to `target`."""
+    from etpi_assets.reports import findings
+    from etpi_assets.reports.results import render
+    from etpi_resources.lake import Lake
+
+    if os.environ.get("ETPI_SPECS"):
+        raise SpecError("`etpi results` repeats the shipped experiments; unset ETPI_SPECS for it")
+    specs, names = load_specs(), names or findings.experiments()
+    for name in names:
+        specs.entry("experiment", name)
+    folder = Lake.open().scratch("results_specs")
+    (folder / "experiments").mkdir(exist_ok=True)
+    repeated = {name: f"{name}_seeds" for name in names}
+    for name, copy in repeated.items():
+        (folder / "experiments" / f"{copy}.toml").write_text(f'extends = "{name}"\nseeds = {list(seeds)}\n')
+    code = run_experiments(list(repeated.values()), folder)
+    complete = set(findings.experiments()) <= set(names)
+    target.write_text(render(Lake.open(), load_specs(folder), repeated, complete=complete), encoding="utf-8")
+    print(f"wrote {target}")
+    return code
+
+
+def build_pypi_bugs(folder: Path, per_package: int | None, seed: int) -> int:
+    """Build the suite of bugs in real packages; 1 with the reason where it cannot be built."""
+    from etpi_assets.tasks.pypi_bugs.build import PER_PACKAGE, build
+    from etpi_assets.tasks.pypi_bugs.packages import CannotBuild, pinned
+    from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
+
+    try:
+        rows = build(folder, BubblewrapFactory(), pinned(), per_package=per_package or PER_PACKAGE, seed=seed)
+    except CannotBuild as error:
+        print(f"etpi: {error}", file=sys.stderr)
+        return 1
+    counts = json.loads((folder / "built.json").read_text())
+    print(f"{rows}: {counts['rows']} tasks. Name the folder: export ETPI_PYPI_BUGS={folder.resolve()}")
+    return 0
+
+
+def serve_page(host: str, port: int) -> int:
+    """Become Dagster's web page and daemon; returns only by ending with them."""
+    prepare_dagster_home()
+    line = ["dagster", "dev", "--workspace", str(WORKSPACE), "--host", host, "--port", str(port)]
+    os.execv(sys.executable, [sys.executable, "-m", *line])

@@ -1,0 +1,231 @@
+"""Running a command that ends in pytest so that the code under test does not decide what the judge reads.
+
+Belongs here: canaries, the recorder's results, and why a run is not believed. Does not belong here: what outcomes a
+task wants, and bringing the patch and the tests into the sandbox. See docs/verdicts.md for what is guaranteed.
+
+A run is believed where the recorder's results carry the key's MAC, canaries that must fail failed and the one that must
+pass passed, no function of the runner was replaced, every collected test ran, and the exit status agrees with them.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import hmac
+import json
+import random
+import secrets
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from etpi_resources.sandboxes import Sandbox
+
+TWINS = 3
+"""Tests of one run, at most, that run a second time with a wrong expected value."""
+
+_INBOX = ".etpi-grading"
+_RECORDER = Path(__file__).with_name("pytest_recorder.py").read_text(encoding="utf-8")
+_WORDS = ("anchor", "beacon", "cable", "deck", "ferry", "gauge", "hatch", "keel", "lantern", "mast", "oar", "pier")
+_PYTHONS = "for p in .venv/bin/python python python3; do command -v $p > /dev/null && break; done"
+_LIST_PLUGINS = (
+    "import importlib.metadata as m; e = m.entry_points(); "
+    "print(*sorted({p.name for p in (e.select(group='pytest11') if hasattr(e, 'select') else e.get('pytest11', ()))}), "
+    "sep='\\n')"
+)
+
+
+@dataclass(frozen=True)
+class GradedRun:
+    """What a run printed, its exit status, the node ids of the tests that passed, or failed as expected, as the
+    recorder saw them, and why the run is not believed (None: it is)."""
+
+    output: str
+    exit_code: int
+    passed: frozenset[str]
+    xfailed: frozenset[str]
+    problem: str | None
+
+
+@dataclass(frozen=True)
+class Canaries:
+    """Test files of the judge's own: `files` lie outside of the tree, `twins` beside the hidden tests (path -> text),
+    `selected` are the tests of each twin; `fail` are names that must not pass, `succeed` one that must."""
+
+    files: Mapping[str, str]
+    twins: Mapping[str, str]
+    selected: Mapping[str, Sequence[str]]
+    fail: frozenset[str]
+    succeed: str
+
+
+def installed_plugins(sandbox: Sandbox) -> list[str] | None:
+    """The names of the pytest plugins in a fresh environment, before any patch; None where they cannot be listed."""
+    done = sandbox.run(f"{_PYTHONS}; $p -s -c {shlex.quote(_LIST_PLUGINS)}")
+    return None if done.exit_code else done.output.split()
+
+
+def run_graded(
+    sandbox: Sandbox,
+    command: str,
+    *,
+    tests: Mapping[str, str],
+    roots: Sequence[str] = (),
+    plugins: Sequence[str] | None = None,
+) -> GradedRun:
+    """Run a command that runs pytest in the workspace.
+
+    Args:
+        tests: the hidden test files, path -> text, of which twins are made.
+        roots: folders of the workspace that the code under test is imported from.
+        plugins: pytest's plugins to load, and no others; None: those that pytest finds.
+
+    Raises:
+        OSError: the judge's files cannot be put into the sandbox.
+    """
+    key, recorder = secrets.token_hex(32), f"recorder_{secrets.token_hex(6)}"
+    folder = f"/tmp/{secrets.token_hex(8)}"
+    canaries = make_canaries(tests)
+    workspace = sandbox.run("pwd -P").output.strip()
+    twins = {f"{workspace}/{path}": [text, canaries.selected[path]] for path, text in canaries.twins.items()}
+    plan = {"key": key, "roots": list(roots), "canaries": list(canaries.files), "twins": twins}
+    files = {**canaries.files, f"{recorder}.py": _RECORDER, "plan.json": json.dumps(plan)}
+    sandbox.write_files({f"{_INBOX}/{name}": text for name, text in files.items()})
+    moved = sandbox.run(f"mkdir -m 700 {folder} && mv {_INBOX}/* {folder}/ && rmdir {_INBOX}")
+    if moved.exit_code:
+        raise OSError(f"the judge's files could not be put into its sandbox: {moved.output[-500:]}")
+    options = " ".join(["-p", recorder, *(f"-p {shlex.quote(name)}" for name in plugins or ())])
+    variables = {
+        "PYTHONPATH": folder,
+        "PYTHONSAFEPATH": "1",
+        "PYTHONNOUSERSITE": "1",
+        "PYTEST_ADDOPTS": options,
+        **({} if plugins is None else {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}),
+    }
+    exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+    done = sandbox.run(f"export {exports}; {command}")
+    said = sandbox.run(f"for file in {folder}/results-*; do cat $file; echo; done; rm -rf {folder}").output
+    records = list(_records(said, key))
+    passed, xfailed = (frozenset(name for record in records for name in record[key]) for key in ("passed", "xfailed"))
+    problem = _problem(records, canaries, done.exit_code)
+    if problem is None and xfailed and not any("xfail" in text for text in tests.values()):
+        problem = f"tests that expect no failure were expected to fail: {sorted(xfailed)[:5]}"
+    return GradedRun(done.output, done.exit_code, passed, xfailed, problem)
+
+
+def disagreement(run: GradedRun, printed: Iterable[str]) -> str | None:
+    """Why the tests that the output lists as passed are not those that the recorder saw; None where they are."""
+    listed, seen = ({_last(name) for name in names} for names in (printed, run.passed | run.xfailed))
+    if listed - seen:
+        return f"the output lists passed tests that did not pass: {sorted(listed - seen)[:5]}"
+    return None
+
+
+def make_canaries(tests: Mapping[str, str]) -> Canaries:
+    """Canaries with random names, and twins of tests that compare with a constant."""
+    words = random.SystemRandom().sample(_WORDS, 4)
+    tag = secrets.token_hex(2)
+    file = f"test_{words[0]}_{words[1]}_{tag}.py"
+    raises, asserts, method, passes = (f"test_{word}_{tag}" for word in words)
+    text = (
+        "import unittest\n\n\n"
+        f"def {raises}():\n    raise ValueError({tag!r})\n\n\n"
+        f"def {asserts}():\n    value = {tag!r}\n    assert value == value + 'x'\n\n\n"
+        f"class Test{words[2].title()}(unittest.TestCase):\n"
+        f"    def {method}(self):\n        self.assertEqual({tag!r}, 'x')\n\n\n"
+        f"def {passes}():\n    assert {tag!r} == {tag!r}\n"
+    )
+    twins: dict[str, str] = {}
+    selected: dict[str, list[str]] = {}
+    for path, source in sorted(tests.items()):
+        wanted = TWINS - sum(map(len, selected.values()))
+        if wanted <= 0 or not path.endswith(".py"):
+            continue
+        twin, names = wrong_values(source, wanted, tag)
+        if names:
+            name = str(PurePosixPath(path).with_name(f"{PurePosixPath(path).stem}_{words[3]}_{tag}.py"))
+            twins[name], selected[name] = twin, names
+    fail = {raises, asserts, method, *(name for names in selected.values() for name in names)}
+    return Canaries({file: text}, twins, selected, frozenset(fail), passes)
+
+
+def wrong_values(source: str, most: int, tag: str) -> tuple[str, list[str]]:
+    """(the test module with another constant in at most `most` of its tests, these tests' new names). Only tests
+    that assert `call(...) == constant` outside of any block and are not decorated; the constant becomes an object that
+    equals nothing but itself, so that such a twin cannot pass."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return source, []
+    names: list[str] = []
+    for function in _tests(tree):
+        if len(names) < most and not function.decorator_list and _spoil(function):
+            function.name = f"{function.name}_{tag}"
+            names.append(function.name)
+    return ast.unparse(tree) + "\n", names
+
+
+def test_names(source: str) -> list[str]:
+    """The names of the tests of a module: functions, and methods of classes."""
+    try:
+        return [function.name for function in _tests(ast.parse(source))]
+    except SyntaxError:
+        return []
+
+
+def _tests(tree: ast.Module) -> Iterator[ast.FunctionDef]:
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name.startswith("Test")]
+    for scope in (tree, *classes):
+        for node in scope.body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
+                yield node
+
+
+def _spoil(function: ast.FunctionDef) -> bool:
+    for statement in function.body:
+        if not isinstance(statement, ast.Assert) or not isinstance(statement.test, ast.Compare):
+            continue
+        compare = statement.test
+        right = compare.comparators[-1]
+        equality = len(compare.ops) == 1 and isinstance(compare.ops[0], ast.Eq)
+        called = any(isinstance(node, ast.Call) for node in ast.walk(compare.left))
+        if equality and called and isinstance(right, ast.Constant):
+            compare.comparators[-1] = ast.Call(ast.Name("object"), [], [])
+            return True
+    return False
+
+
+def _records(said: str, key: str) -> Iterable[Mapping[str, Any]]:
+    for line in said.splitlines():
+        mac, _, body = line.partition(" ")
+        wanted = hmac.new(key.encode(), body.encode(), hashlib.sha256).hexdigest()
+        if hmac.compare_digest(mac.encode(), wanted.encode()):
+            yield json.loads(body)
+
+
+def _problem(records: Sequence[Mapping[str, Any]], canaries: Canaries, exit_code: int) -> str | None:
+    if not records:
+        return "the run has no record: pytest did not reach its end"
+    for record in records:
+        if record["tampered"]:
+            return f"functions of the test runner were replaced: {record['tampered'][:5]}"
+        told = {name.partition("[")[0]: outcome for name, outcome in record["canaries"].items()}
+        if wrong := sorted(name for name in canaries.fail if told.get(name) == "passed"):
+            return f"tests that must fail passed: {wrong}"
+        if told.get(canaries.succeed) != "passed":
+            return "the test that must pass did not"
+        if missing := sorted(canaries.fail - told.keys()):
+            return f"canaries did not run: {missing}"
+        if absent := sorted(set(record["collected"]) - set(record["ran"])):
+            return f"collected tests did not run: {absent[:5]}"
+    if exit_code == 0 and any(record["exit"] for record in records):
+        return "the exit status is 0, the recorded one is not"
+    return None
+
+
+def _last(name: str) -> str:
+    """A node id from its file's name on: summaries and recorder may start from different folders."""
+    path, separator, rest = name.partition("::")
+    return f"{path.rpartition('/')[2]}{separator}{rest}"

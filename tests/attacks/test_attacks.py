@@ -1,0 +1,74 @@
+"""Every attack earns reward 0 and is counted as a failure; what cannot be excluded is an expected failure."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+from attacks import Attack, attacks
+from made_repository import solved
+from targets import Targets
+
+from etpi_assets.tasks.families import known_families, load_family
+from etpi_assets.tasks.grading import grade
+from etpi_resources.sandboxes import Sandbox
+
+FOLDER = tempfile.TemporaryDirectory()
+TARGETS = Targets(Path(FOLDER.name))
+ATTACKS = attacks(TARGETS)
+
+
+def _parameter(attack: Attack):
+    marks = [pytest.mark.xfail(strict=True, reason=attack.excluded)] if attack.excluded else []
+    return pytest.param(attack, id=attack.key, marks=marks)
+
+
+@pytest.mark.parametrize("attack", map(_parameter, ATTACKS))
+def test_attack_earns_nothing(attack: Attack) -> None:
+    outcome = attack.run(TARGETS)
+    if file := os.environ.get("ETPI_ATTACK_LOG"):
+        with Path(file).open("a") as log:
+            log.write(json.dumps([attack.key, outcome.reward, outcome.verdict]) + "\n")
+    assert outcome.reward == 0.0, outcome
+
+
+@pytest.mark.parametrize("family", ["pypi_bugs", "r2e", "swe_bench", "cooperbench"])
+def test_honest_solution_is_rewarded(family: str) -> None:
+    assert TARGETS.judge(family, solved("1", "2")).reward == 1.0
+
+
+def test_harbor_solution_is_rewarded() -> None:
+    assert TARGETS.roll("harbor", "printf 'wanted\\n' > out.txt").reward == 1.0
+
+
+def test_every_family_has_attacks() -> None:
+    attacked = {attack.family for attack in ATTACKS}
+    assert attacked == set(known_families()), "write attacks on the family in tests/attacks/attacks.py"
+    assert len({attack.key for attack in ATTACKS}) == len(ATTACKS) >= 40
+
+
+def test_page_lists_every_attack() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "verdicts.md").read_text()
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ") and line.count(" | ") == 3]
+    listed = {f"{row[0].removeprefix('| ')}/{row[1].replace(' ', '_')}": row[3].removesuffix(" |") for row in rows[1:]}
+    assert listed == {attack.key: "1" if attack.excluded else "0" for attack in ATTACKS}, "see write_page.py"
+
+
+class _NoSandboxes:
+    """A factory of a machine where no sandbox starts."""
+
+    name = "none"
+
+    def create(self, *arguments: object, **more: object) -> Sandbox:
+        raise OSError("no sandbox starts here")
+
+
+def test_fault_without_the_agents_work_stays_infrastructure() -> None:
+    task, family = TARGETS.task("repo_fix_tiny"), load_family("repo_fix_tiny")
+    start = TARGETS.start("repo_fix_tiny")
+    changed = {path: text + "\n# changed\n" for path, text in start.items()}
+    with pytest.raises(OSError, match="no sandbox starts"):
+        grade(family, task, {"agent1": start}, {"agent1": changed}, {}, _NoSandboxes())
