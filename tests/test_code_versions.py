@@ -212,7 +212,6 @@ print(json.dumps({"file": load.__file__, **found}))
 
 PROGRAMS = {
     "etpi_assets.changes": "etpi accept: records a judgement",
-    "etpi_assets.cli": "commands for people",
     "etpi_assets.code": "computes versions",
     "etpi_assets.console": "commands for people",
     "etpi_assets.console_table": "the list of commands",
