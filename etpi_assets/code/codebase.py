@@ -22,6 +22,7 @@ from etpi_assets.code.source import BODY, MAIN, Definition, Import, Source, dige
 
 PACKAGES = ("etpi_assets", "etpi_resources")
 ROOT = Path(__file__).resolve().parents[2]
+SQL_IN_WHEEL = "etpi_resources/sql/"
 DATA_SUFFIXES = (".sql", ".jinja", ".md", ".toml", ".json", ".txt", ".css", ".html")
 SECTION = "etpi_assets.specs.section:Section"
 """The base class of spec tables. Their fields count through the resolved spec, which has a hash of its own, so only
@@ -140,16 +141,23 @@ class Codebase:
 
     @cached_property
     def data(self) -> list[str]:
-        """Every data file of the packages and of sql/, as paths from the root, sorted; specs are none."""
-        specs = self.root / "etpi_assets" / "specs"
-        folders = [self.root / name for name in (*PACKAGES, "sql")]
-        paths = [p for folder in folders for p in folder.rglob("*") if p.suffix in DATA_SUFFIXES and p.is_file()]
-        return sorted(p.relative_to(self.root).as_posix() for p in paths if specs not in p.parents)
+        """Every data file of the packages, and the SQL files as sql/..., as paths from the root, sorted; specs are
+        none."""
+        specs, sql = self.root / "etpi_assets" / "specs", self.file("sql")
+        found = [p for name in PACKAGES for p in (self.root / name).rglob("*") if p.suffix in DATA_SUFFIXES]
+        own = [p for p in found if p.is_file() and specs not in p.parents and SQL_IN_WHEEL not in p.as_posix()]
+        queries = [f"sql/{p.relative_to(sql).as_posix()}" for p in sql.rglob("*.sql")]
+        return sorted([*(p.relative_to(self.root).as_posix() for p in own), *queries])
+
+    def file(self, path: str) -> Path:
+        """Where a data file is: an installed wheel has sql/ within a package."""
+        place = self.root / path
+        return place if place.exists() or not path.startswith("sql") else self.root / "etpi_resources" / path
 
     def file_digest(self, path: str) -> str:
         """The digest of a data file in its normal form."""
         if path not in self._files:
-            self._files[path] = digest_of(normal_text(path, (self.root / path).read_text("utf-8")))
+            self._files[path] = digest_of(normal_text(path, self.file(path).read_text("utf-8")))
         return self._files[path]
 
     # --- walking ---------------------------------------------------------------------------------------------------
@@ -172,7 +180,7 @@ class Codebase:
         """Whether a target is in the code."""
         module, colon, name = target.partition(":")
         if not colon:
-            return (self.root / target).is_file()
+            return self.file(target).is_file()
         source = self.source(module)
         return source is not None and (name in ("*", "!") or name in source.definitions)
 

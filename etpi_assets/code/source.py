@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 BODY = "<module>"
 """The name of what runs whenever the module is imported: top-level statements that only have effects."""
@@ -38,11 +39,8 @@ class Definition:
     """A top-level function, class or variable, or one of BODY and MAIN.
 
     Attributes:
-        digest: 16 hex digits of a sha256 over its normal form and what its imported names stand for; empty if it has
-            no statements.
-        names: the dotted names it reads, each as a tuple: `a.b.c` is ("a", "b", "c").
-        attributes: every attribute name it reads, of whatever object.
-        texts: its string constants.
+        parts: its statements; of a shell, what is left of the class.
+        imports: what the module's imports bind.
         bases: for a class, the dotted names of its base classes.
         annotations: for a class, the dotted names within its fields' annotations.
         methods: for a class, its methods by name.
@@ -52,16 +50,48 @@ class Definition:
         declares: the assets that its decorators declare it to compute: NAME of `@etpi_asset("NAME")`.
     """
 
-    digest: str = ""
-    names: set[tuple[str, ...]] = field(default_factory=set)
-    attributes: set[str] = field(default_factory=set)
-    texts: set[str] = field(default_factory=set)
+    parts: Sequence[ast.AST] = ()
+    imports: Mapping[str, set[Import]] = field(default_factory=dict)
     bases: list[tuple[str, ...]] = field(default_factory=list)
     annotations: set[tuple[str, ...]] = field(default_factory=set)
     methods: dict[str, Definition] = field(default_factory=dict)
     shell: Definition | None = None
     hooks: set[str] = field(default_factory=set)
     declares: list[str] = field(default_factory=list)
+
+    @cached_property
+    def digest(self) -> str:
+        """16 hex digits of a sha256 over its normal form and what its imported names stand for; "" without statements.
+        Taken when it is first asked for: most definitions of a file are never reached."""
+        if not self.parts:
+            return ""
+        text: list[str] = []
+        for part in self.parts:
+            write_normal_form(part, text.append)
+        bound = sorted({f"{name[0]}={target}" for name in self.names for target in self.imports.get(name[0], ())})
+        return digest_of("".join(text) + "\0" + "\0".join(bound))
+
+    @cached_property
+    def _reads(self) -> tuple[set[tuple[str, ...]], set[str], set[str]]:
+        names, attributes, texts = set[tuple[str, ...]](), set[str](), set[str]()
+        for part in self.parts:
+            _collect(part, names, attributes, texts)
+        return names, attributes, texts
+
+    @property
+    def names(self) -> set[tuple[str, ...]]:
+        """The dotted names it reads, each as a tuple: `a.b.c` is ("a", "b", "c")."""
+        return self._reads[0]
+
+    @property
+    def attributes(self) -> set[str]:
+        """Every attribute name it reads, of whatever object."""
+        return self._reads[1]
+
+    @property
+    def texts(self) -> set[str]:
+        """Its string constants."""
+        return self._reads[2]
 
 
 @dataclass
@@ -111,28 +141,31 @@ def parse(text: str, module: str, is_package: bool) -> Source:
 # --- the normal form -------------------------------------------------------------------------------------------------
 
 
-def normal_form(node: object) -> Iterator[str]:
-    """The tree as text: no positions, no empty fields (which differ between Python's versions), no descriptions of
-    spec fields."""
+def write_normal_form(node: object, write: Callable[[str], object]) -> None:
+    """Write the tree as text: no positions, no empty fields (which differ between Python's versions), no descriptions
+    of spec fields."""
     if isinstance(node, ast.AST):
-        yield f"({type(node).__name__}"
+        write(f"({type(node).__name__}")
         for name in node._fields:
             value = getattr(node, name, None)
-            if value is None or value == [] or name in ("ctx", "type_comment", "kind"):
+            if value is None or value == [] or name in _WITHOUT_MEANING:
                 continue
             if name == "keywords" and isinstance(node, ast.Call) and _named(node.func) == "Field":
                 value = [keyword for keyword in value if keyword.arg != "description"]
-            yield f" {name}="
-            yield from normal_form(value)
-        yield ")"
+            write(f" {name}=")
+            write_normal_form(value, write)
+        write(")")
     elif isinstance(node, list):
-        yield "["
+        write("[")
         for item in node:
-            yield from normal_form(item)
-            yield ","
-        yield "]"
+            write_normal_form(item, write)
+            write(",")
+        write("]")
     else:
-        yield f"{type(node).__name__}:{node!r}"
+        write(f"{type(node).__name__}:{node!r}")
+
+
+_WITHOUT_MEANING = frozenset(("ctx", "type_comment", "kind"))
 
 
 def _strip_docstrings(tree: ast.Module) -> None:
@@ -149,10 +182,9 @@ def _strip_docstrings(tree: ast.Module) -> None:
                 setattr(node, name, [ast.Pass()])
 
 
-def _definition(statements: list[ast.stmt], imports: Mapping[str, set[Import]]) -> Definition:
-    found = Definition()
+def _definition(statements: Sequence[ast.stmt], imports: Mapping[str, set[Import]]) -> Definition:
+    found = Definition(statements, imports)
     for statement in statements:
-        _collect(statement, found)
         if isinstance(statement, ast.FunctionDef):
             found.declares += _declared(statement)
         if isinstance(statement, ast.ClassDef):
@@ -166,31 +198,16 @@ def _definition(statements: list[ast.stmt], imports: Mapping[str, set[Import]]) 
                     if node.name.startswith("__") or not {*map(_decorator, node.decorator_list)} <= ATTRIBUTES:
                         found.hooks.add(node.name)
                 elif isinstance(node, ast.AnnAssign):
-                    field_types = Definition()
-                    _collect(node.annotation, field_types)
-                    found.annotations |= field_types.names
+                    _collect(node.annotation, found.annotations, set(), set())
             found.methods |= {name: _definition(parts, imports) for name, parts in methods.items()}
             found.shell = _shell(statement, imports)
-    if statements:
-        _digest(found, statements, imports)
     return found
 
 
 def _shell(statement: ast.ClassDef, imports: Mapping[str, set[Import]]) -> Definition:
     """A class without its methods, which count one by one."""
-    found = Definition()
     rest = [node for node in statement.body if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    parts = [*statement.bases, *statement.keywords, *statement.decorator_list, *rest]
-    for part in parts:
-        _collect(part, found)
-    _digest(found, parts, imports)
-    return found
-
-
-def _digest(found: Definition, parts: Sequence[ast.AST], imports: Mapping[str, set[Import]]) -> None:
-    bound = sorted({f"{name[0]}={target}" for name in found.names for target in imports.get(name[0], ())})
-    text = "".join(piece for part in parts for piece in normal_form(part))
-    found.digest = digest_of(text + "\0" + "\0".join(bound))
+    return Definition([*statement.bases, *statement.keywords, *statement.decorator_list, *rest], imports)
 
 
 def digest_of(text: str) -> str:
@@ -198,20 +215,23 @@ def digest_of(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def _collect(node: ast.AST, found: Definition) -> None:
-    """Add what a tree reads to a definition's names, attributes and texts."""
+def _collect(node: ast.AST, names: set[tuple[str, ...]], attributes: set[str], texts: set[str]) -> None:
+    """Add what a tree reads: dotted names, attribute names and string constants."""
     if isinstance(node, ast.Attribute):
-        found.attributes.add(node.attr)
+        attributes.add(node.attr)
         if dotted := _dotted(node):
-            found.names.add(dotted)
-            found.attributes |= set(dotted[1:])
+            names.add(dotted)
+            attributes.update(dotted[1:])
             return
     elif isinstance(node, ast.Name):
-        found.names.add((node.id,))
-    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-        found.texts.add(node.value)
+        names.add((node.id,))
+        return
+    elif isinstance(node, ast.Constant):
+        if isinstance(node.value, str):
+            texts.add(node.value)
+        return
     for child in ast.iter_child_nodes(node):
-        _collect(child, found)
+        _collect(child, names, attributes, texts)
 
 
 # --- small readings of trees -----------------------------------------------------------------------------------------

@@ -33,6 +33,9 @@ class Words:
 class NoTokens:
     """What the loop asks of a chat format where nothing is tokenised: lengths are not limited."""
 
+    tool_form: None = None
+    """There is no template that declares a form of tool calls: calls are read in every form."""
+
     def prompt_ids(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None = None, **kwargs: Any
     ) -> list[int]:
