@@ -55,7 +55,7 @@ def test_shipped_weights_are_of_the_recipe_as_it_is(section: TinySection, chat):
     recipe = shipped_bases.find(section, chat)
     assert recipe is not None and recipe.dtype == "fp32"
     assert recipe.corpus == shipped_bases.corpus_of(tiny_base.corpus_rows(section, chat))
-    assert recipe.code.training == shipped_bases.recipe_code().training
+    assert recipe.code.training == shipped_bases.recipe_code(section).training
     assert recipe.weights == sha256_of(recipe.folder / shipped_bases.WEIGHTS)
     assert (recipe.folder / shipped_bases.WEIGHTS).stat().st_size < rebuild_bases.LARGEST
 
@@ -98,10 +98,10 @@ def test_damaged_weights_are_refused_by_name(tmp_path: Path, copied: Path):
 def test_a_change_of_the_recipe_warns_and_names_the_command(monkeypatch: pytest.MonkeyPatch):
     section, chat = SMALLEST
     assert tiny_base.recipe_unchanged(section, chat).passed
-    now = shipped_bases.recipe_code()
+    now = shipped_bases.recipe_code(section)
 
     def outcome(**changes: str):
-        monkeypatch.setattr(shipped_bases, "recipe_code", lambda: now.model_copy(update=changes))
+        monkeypatch.setattr(shipped_bases, "recipe_code", lambda section: now.model_copy(update=changes))
         return tiny_base.recipe_unchanged(section, chat)
 
     assert outcome(corpus="other").passed, "other code that writes the same corpus"

@@ -10,10 +10,12 @@ around as a value, or one that is started by its name (`"etpi_resources.trainers
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -168,13 +170,13 @@ class Codebase:
         Raises:
             KeyError: a root is not in the code.
         """
-        narrowed = narrowed or Filter()
-        walk = _Walk(self, narrowed)
-        for root in roots:
-            if not self.exists(root):
-                raise KeyError(f"{root} is not in the code; it was renamed or removed")
-            walk.add(root)
-        return walk.version()
+        walk = _Walk(self, narrowed or Filter())
+        with _no_garbage_collection():
+            for root in roots:
+                if not self.exists(root):
+                    raise KeyError(f"{root} is not in the code; it was renamed or removed")
+                walk.add(root)
+            return walk.version()
 
     def exists(self, target: Target) -> bool:
         """Whether a target is in the code."""
@@ -295,6 +297,18 @@ class Codebase:
         home = path.parent.relative_to(self.root).as_posix()
         below = [p for p in self.data if p.endswith(f"/{text}") and p.startswith((f"{home}/", "sql/"))]
         return below
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Syntax trees are many objects without cycles: looking for garbage among them takes as long as parsing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class _Walk:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -115,9 +115,8 @@ class Source:
 def parse(text: str, module: str, is_package: bool) -> Source:
     """Read the source of a module (its dotted name resolves relative imports). Raises SyntaxError."""
     tree = ast.parse(text)
-    _strip_docstrings(tree)
     imports: dict[str, set[Import]] = {}
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             for name, found in _bound(node, module, is_package).items():
                 imports.setdefault(name, set()).add(found)
@@ -126,7 +125,7 @@ def parse(text: str, module: str, is_package: bool) -> Source:
     for node in tree.body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             imported |= {str(found) for found in _bound(node, module, is_package).values()}
-        elif isinstance(node, ast.If) and _reads(node.test, "TYPE_CHECKING"):
+        elif _is_docstring(node) or (isinstance(node, ast.If) and _reads(node.test, "TYPE_CHECKING")):
             continue
         elif isinstance(node, ast.If) and _reads(node.test, "__name__"):
             statements[MAIN].append(node)
@@ -150,6 +149,8 @@ def write_normal_form(node: object, write: Callable[[str], object]) -> None:
             value = getattr(node, name, None)
             if value is None or value == [] or name in _WITHOUT_MEANING:
                 continue
+            if name in _BODIES and isinstance(value, list):
+                value = [statement for statement in value if not _is_docstring(statement)]
             if name == "keywords" and isinstance(node, ast.Call) and _named(node.func) == "Field":
                 value = [keyword for keyword in value if keyword.arg != "description"]
             write(f" {name}=")
@@ -166,20 +167,17 @@ def write_normal_form(node: object, write: Callable[[str], object]) -> None:
 
 
 _WITHOUT_MEANING = frozenset(("ctx", "type_comment", "kind"))
+_BODIES = ("body", "orelse", "finalbody", "handlers", "cases")
+"""The fields that hold statements, or what holds statements."""
 
 
-def _strip_docstrings(tree: ast.Module) -> None:
-    """Remove every string that stands as a statement: docstrings of modules, classes, functions and variables."""
-    for node in ast.walk(tree):
-        for name in ("body", "orelse", "finalbody"):
-            body = getattr(node, name, None)
-            if not isinstance(body, list):
-                continue
-            kept = [s for s in body if not (isinstance(s, ast.Expr) and _is_text(s.value))]
-            if kept or isinstance(node, ast.Module):
-                setattr(node, name, kept)
-            elif body:
-                setattr(node, name, [ast.Pass()])
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Every statement below a node, however deep; imports stand nowhere else."""
+    for name in _BODIES:
+        found = getattr(node, name, ())
+        for child in found if isinstance(found, list) else ():
+            yield child
+            yield from _statements(child)
 
 
 def _definition(statements: Sequence[ast.stmt], imports: Mapping[str, set[Import]]) -> Definition:
@@ -225,6 +223,8 @@ def _collect(node: ast.AST, names: set[tuple[str, ...]], attributes: set[str], t
             return
     elif isinstance(node, ast.Name):
         names.add((node.id,))
+        return
+    elif _is_docstring(node):
         return
     elif isinstance(node, ast.Constant):
         if isinstance(node.value, str):
@@ -302,5 +302,6 @@ def _reads(node: ast.AST, name: str) -> bool:
     return any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(node))
 
 
-def _is_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+def _is_docstring(node: object) -> bool:
+    """Whether a statement is a string alone: the docstring of a module, class, function or variable."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
