@@ -109,6 +109,30 @@ def test_expensive_results_of_changed_code_are_not_made_again_unasked(world, cod
     assert _not_ok(world) == {}
 
 
+def test_a_run_is_told_what_changed_what_it_cost_and_the_ways_on(world, code):
+    world.make_all()
+    assert planner.unasked(_states(world).values(), ()) == ""
+    for name in ("raw_rollouts", "sft_checkpoint"):
+        code[name] = code[f"{name} kept"] = "2"
+    steps = _states(world).values()
+    text = planner.unasked(steps, ())
+    assert "raw_rollouts of few: code changed since 20" in text and "again with --recollect" in text
+    assert "made.raw_rollouts (function)" in text and "took 0 s last time" in text
+    assert "etpi accept raw_rollouts few --because" in text and "etpi explain raw_rollouts few" in text
+    assert "sft_checkpoint of first: code changed" in text and "again with --rebuild" in text
+    assert "raw_rollouts of few" not in planner.unasked(steps, ("recollect",))
+    assert planner.unasked(steps, ("recollect", "rebuild")) == ""
+
+
+def test_assets_without_partitions_have_states_too(world):
+    world.make_all()
+    assert {step.state for step in planner.across(world.resources().specs, world.lake)} == {"ok"}
+    world.make_all("second")
+    write_spec(world.specs_folder, "experiments", "second", EXPERIMENT.replace('"e"', '"another title"'))
+    states = {step.asset: step.state for step in planner.across(world.resources().specs, world.lake)}
+    assert states["leaderboard"] == "stale"
+
+
 def test_code_around_an_expensive_result_is_rebuilt_without_asking(world, code):
     """A check worded differently makes the asset again and finds the same training."""
     world.make_all()
