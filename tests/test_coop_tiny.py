@@ -18,6 +18,7 @@ from etpi_assets.rollouts.prompts import render_prompts, steering_text
 from etpi_assets.rollouts.templated.coop_tiny import SUITE
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.rollout_set import AgentSection
+from etpi_assets.tasks.calls import run_calls
 from etpi_assets.tasks.checks import NAMES, check_tasks
 from etpi_assets.tasks.coop_tiny import FAMILY
 from etpi_assets.tasks.coop_tiny.features import OPERATIONS, Behaviour, read_code
@@ -383,6 +384,21 @@ def test_hidden_values_never_enter_the_sandbox():
     hidden = [[x, y + 1_000_003] for x, y in task.payload["features"]["f1"]["hidden"]]
     FAMILY.judge(with_feature(task, hidden=hidden), reference(task), Spy())
     assert Spy.seen and not any(str(y) in text for _, y in hidden for text in Spy.seen)
+
+
+def test_hidden_calls_report_integers_under_the_keys_they_were_given():
+    tree = {
+        "a.py": "def half(x):\n    return x // 2\ndef text(x):\n    return str(x)\ndef length(x):\n    return len(x)\n"
+    }
+    calls = {
+        'quoted "ü"\n': ("a.py", "half", [-4, 2**70]),
+        "text": ("a.py", "text", [1]),
+        "missing": ("a.py", "absent", [1]),
+        "nested": ("a.py", "length", [[None, True, "\U0001f600"], "\U0001f600"]),
+    }
+    assert run_calls({"tree": tree}, {"job": ("tree", calls)}, SANDBOXES) == {
+        "job": {'quoted "ü"\n': [-2, 2**69], "text": None, "missing": None, "nested": [3, 1]}
+    }
 
 
 @settings(max_examples=20)

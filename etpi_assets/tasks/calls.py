@@ -37,9 +37,12 @@ def run_calls(
     """Run each job (the name of its tree, and its calls by key) in one sandbox, in a child process each. A job whose
     child died or hung has no values."""
     nonce = secrets.token_hex(16)
-    plan = [{"job": job, "tree": f"trees/{tree}", "calls": calls} for job, (tree, calls) in jobs.items()]
+    plan = [
+        {"job": job, "tree": f"trees/{tree}", "calls": {json.dumps(key): call for key, call in calls.items()}}
+        for job, (tree, calls) in jobs.items()
+    ]
     files = {f"trees/{tree}/{path}": text for tree, texts in trees.items() for path, text in texts.items()}
-    files |= {"hidden_tests.py": _RUNNER, "plan.json": json.dumps(plan)}
+    files |= {"hidden_tests.py": _RUNNER, "plan": repr(json.loads(json.dumps(plan)))}
     with sandboxes.create(files, _LIMITS) as sandbox:
         outcome = sandbox.run(f"python3 -I -S -B hidden_tests.py {nonce} {JOB_SECONDS}")
     results: Results = {}
