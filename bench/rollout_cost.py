@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from machine import machine
+
 from etpi_assets.rollouts.agent import Identity, run_rollout
 from etpi_assets.rollouts.journal import Journal
 from etpi_assets.rollouts.teachers import make_engine
@@ -118,6 +120,7 @@ def unit_costs(samples: Mapping[str, Sample]) -> dict[str, float]:
 
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+    print(machine(), flush=True)
     sandboxes = Recording()
     here, inside = roll_out(count, sandboxes)
     print(f"{'':28} a rollout   ms each   ms a rollout")
