@@ -74,8 +74,8 @@ def tiny_base_parts(section: TinySection, *templates: str) -> tuple[CodeVersion,
 
 
 def definition_version(target: str) -> str:
-    """The version of one definition ("module:name") and all it refers to, 16 hex digits."""
-    return CODE.reach([target], narrowing(CODE, {})).digest
+    """The version of one definition ("module:name") and all it refers to, 16 hex digits; "" where it is not etpi's."""
+    return CODE.reach([target], narrowing(CODE, {})).digest if CODE.exists(target) else ""
 
 
 def file_of(module: str) -> str:

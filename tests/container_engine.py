@@ -21,8 +21,8 @@ WITH_REPOSITORY = "localhost/etpi-test:repository"
 
 _PROGRAMS = """
     awk base64 basename bash cat chmod chown chroot cp cut date dd df diff dirname dmesg du echo env expr false find git
-    grep head id kill ln ls md5sum mkdir mkfifo mknod mount mv nice nohup od patch printf ps pwd readlink realpath rm
-    rmdir sed seq setsid sh sha256sum sleep sort stat su sync tail tar tee test timeout touch tr true truncate umount
+    grep gzip head id kill ln ls md5sum mkdir mkfifo mknod mount mv nice nohup od patch printf ps pwd readlink realpath
+    rm rmdir sed seq setsid sh sha256sum sleep sort stat su sync tail tar tee test timeout touch tr true truncate umount
     uname uniq unshare wc xargs yes
 """
 _LEFT_OUT = (

@@ -36,7 +36,7 @@ def test_the_page_is_what_the_code_does() -> None:
 def test_the_figures_that_others_rely_on() -> None:
     rows = {name: chat_table.row(name) for name in ("qwen3", "qwen3_instruct_2507", "qwen3_5_think", "qwen3_5_nothink")}
     assert [row["tail"].split(" / ")[0] for row in rows.values()] == ["none", "none", "open", "closed"]
-    assert [row["call"] for row in rows.values()] == ["JSON", "JSON", "XML", "XML"]
+    assert [row["call"] for row in rows.values()] == ["hermes", "hermes", "qwen_xml", "qwen_xml"]
 
 
 @pytest.mark.parametrize("name", chat_table.TEMPLATES)

@@ -119,7 +119,13 @@ def test_ui_serves_the_graph_from_an_empty_folder_and_ends_when_stopped(tmp_path
     environment = {**os.environ, "ETPI_DATA": "", "PYTHONPATH": str(Path(__file__).parents[1])}
     log = (tmp_path / "log").open("w")
     words = [sys.executable, "-m", "etpi", "ui", "--port", str(port)]
-    with subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=log, stderr=log) as server:
+
+    def hear_interrupts() -> None:  # which a shell has its background jobs ignore, and their children inherit that
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    with subprocess.Popen(
+        words, cwd=tmp_path, env=environment, stdout=log, stderr=log, preexec_fn=hear_interrupts
+    ) as server:
         try:
             assert _locations(port, deadline=time.monotonic() + 120) == ["etpi"], (tmp_path / "log").read_text()
         finally:

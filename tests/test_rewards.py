@@ -15,6 +15,7 @@ from etpi_assets.scoring.rewards import functions, terminal, tools, unhardened
 from etpi_assets.scoring.rewards.attempt import Attempt, BadReward
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.training import RewardTerm
+from etpi_assets.versions import definition_version
 
 REQUEST = "Count the lines of a.txt, then search it and pack it."
 GOOD = format_contract("I count and search.", "wc -l a.txt && grep x a.txt | tar -cf b.tar a.txt")
@@ -176,17 +177,16 @@ def test_terms_are_checked_by_name_and_parameter():
         functions.check_terms([RewardTerm(function="conciseness", params={"fre": 1})])
 
 
-def test_scores_carry_weight_and_version_and_versions_follow_the_source(monkeypatch, tmp_path):
+def test_scores_carry_weight_and_version_and_versions_follow_the_code(monkeypatch):
     [score] = functions.score_attempt(attempt(), [RewardTerm(function="relevance", weight=0.5)])
     assert (score.value, score.weighted, score.weight) == (3.0, 1.5, 0.5)
     before = score.version
     assert before == functions.version_of("relevance") != functions.version_of("relevance_unhardened")
-    changed = tmp_path / "terminal.py"
-    changed.write_text("# another rule\n")
-    monkeypatch.setattr(functions.inspect, "getsourcefile", lambda function: str(changed))
+    assert before == definition_version("etpi_assets.scoring.rewards.terminal:relevance")[:12]
+    monkeypatch.setitem(functions.FUNCTIONS, "relevance", lambda attempt: 0.25)
     functions.version_of.cache_clear()
     try:
-        assert functions.version_of("relevance") != before
+        assert functions.version_of("relevance") not in (before, "")
     finally:
         functions.version_of.cache_clear()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from made_graph import write_spec
-from test_lanes import DATA_ALONE, ROLLOUT_SET, SUITE
+from small_specs import DATA_ALONE, ROLLOUT_SET, SUITE
 
 ROOT = Path(__file__).resolve().parent.parent
 CURSOR_HIDDEN, CURSOR_SHOWN = "\x1b[?25l", "\x1b[?25h"

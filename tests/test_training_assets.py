@@ -135,7 +135,9 @@ def test_under_dagster_the_trainer_s_progress_reaches_the_run_s_log(training):
         result = dg.materialize([asset], partition_key="first", resources={RESOURCE: resources}, instance=instance)
         said = [entry.user_message for entry in instance.all_logs(result.run_id)]
     assert result.success
-    assert [line for line in said if line.startswith("sft of first, seed 0: 2/2, ") and "(loss " in line], said
+    assert [
+        line for line in said if line.startswith("sft_checkpoint of first: seed 0, step 2/2 ") and "(loss " in line
+    ], said
     [made] = result.asset_materializations_for_node("sft_checkpoint")
     assert {"loss", "seed 0"} <= set(made.metadata)
 
@@ -338,7 +340,7 @@ def test_the_request_s_key_follows_everything_the_result_depends_on(tmp_path):
         train = TrainSection.model_validate(changes.pop("train", {}))
         same = {
             "experiment": "a", "base_id": "b", "base_folder": tmp_path, "files": {tmp_path / "f": "sha"}, "seed": 0,
-            "chat_template": "t", "gpu": False, "code": "c",
+            "chat_template": "t", "gpu": False, "dtype": "fp32", "code": "c",
         }  # fmt: skip
         return sft.Request(train=train, **{**same, **changes})
 
@@ -346,7 +348,7 @@ def test_the_request_s_key_follows_everything_the_result_depends_on(tmp_path):
     assert request(experiment="other", base_folder=Path("/elsewhere"), files={Path("/g"): "sha"}).key == key
     others = [
         request(base_id="x"), request(files={tmp_path / "f": "x"}), request(seed=1), request(chat_template="x"),
-        request(code="x"), request(train={"epochs": 3.0}),
+        request(code="x"), request(train={"epochs": 3.0}), request(dtype="bf16"),
     ]  # fmt: skip
     assert len({key, *(other.key for other in others)}) == len(others) + 1
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from etpi_assets.code.source import digest_of
 from etpi_assets.scoring.rewards import terminal, tools, unhardened
 from etpi_assets.scoring.rewards.attempt import Attempt, BadReward
 from etpi_assets.specs.load import SpecError
@@ -69,9 +70,11 @@ def check_terms(terms: Sequence[RewardTerm]) -> None:
 
 @cache
 def version_of(name: str) -> str:
-    """12 hex digits that change when the function's code does, or that of anything it calls."""
+    """12 hex digits that change when the function's code does, or that of anything of etpi that it calls. A function
+    from elsewhere counts with its source text."""
     function = FUNCTIONS[name]
-    return definition_version(f"{function.__module__}:{function.__qualname__}")[:12]
+    target = f"{function.__module__}:{function.__qualname__}"
+    return (definition_version(target) or digest_of(inspect.getsource(function)))[:12]
 
 
 def score_attempt(attempt: Attempt, terms: Sequence[RewardTerm]) -> list[Score]:

@@ -148,6 +148,8 @@ class _Prop:
         for pattern, answer in self._ANSWERS:
             if match := pattern.fullmatch(command):
                 return CommandResult(match.expand(answer), 0, 0.0)
+        if status := re.fullmatch(r"exit (\d+)", command):  # how grading asks whether a workspace still answers
+            return CommandResult("", int(status[1]), 0.0)
         raise ValueError(f"the templated workspace does not know {command!r}; it answers the script alone")
 
 
