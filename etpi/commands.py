@@ -44,7 +44,7 @@ def run_experiments(names: Sequence[str], specs_folder: Path | None = None, cons
         print(f"etpi: {refusal}", file=sys.stderr)
         return 1
     if not open_steps([*steps, *across(specs, lake)]) and default_path(lake).exists():
-        print(f"{', '.join(names)}: up to date, nothing to do")
+        print(f"== {', '.join(names)}: nothing is missing or stale", file=sys.stderr)
         return 0
     require_sandboxes(steps, specs, Resources(lake=lake).sandboxes)
 

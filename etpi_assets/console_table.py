@@ -41,7 +41,6 @@ _SIGNS = {
     "blocked": "BLOCKED",
     "invalid": "INVALID",
 }
-_FIRST_OF_SPECS = "etpi_assets/specs/experiments/plan_first_tiny.toml"
 
 Figures = dict[tuple[str, str], dict[str, Mapping[str, Any]]]
 """(role, decoding) -> metric -> row of the table `metrics`, pooled over seeds."""
@@ -69,15 +68,15 @@ def metrics_table(lake: Lake, experiments: Sequence[str], width: int = WIDTH) ->
 def ending(lake: Lake, experiments: Sequence[str]) -> str:
     """Three things to do next."""
     pages = [path for name in experiments if (path := _page(lake, name))]
-    report = pages[0] if pages else "none yet; `make status` says what is missing"
+    report = pages[0] if pages else "none yet; `etpi status` says what is missing"
     more = f" (and {len(pages) - 1} more beside it)" if len(pages) > 1 else ""
     return (
         "Next:\n"
         f"  1. Open the report: {report}{more}\n"
-        "  2. `make ui` shows the graph and a page for every asset at http://localhost:3000;\n"
+        "  2. `etpi ui` (`make ui`) shows the graph and a page for every asset at http://localhost:3000;\n"
         "     `duckdb etpi.duckdb < sql/reports/QUESTION.sql` answers a question (one a file)\n"
-        f"  3. Copy {_FIRST_OF_SPECS} to mine.toml beside it, change two settings,\n"
-        "     and run it: make run EXPERIMENT=mine"
+        f'  3. Write specs/experiments/mine.toml: extends = "{experiments[0]}", a title, two settings; run it:\n'
+        "     ETPI_SPECS=specs etpi run mine (ETPI_SPECS=specs make run EXPERIMENT=mine)"
     )
 
 
@@ -85,14 +84,14 @@ def failures_table(failures: Mapping[str, Sequence[str]]) -> str:
     """Which experiments failed, why, and what to do next."""
     reasons = [f"  {name}: {reason}" for name, lines in failures.items() for reason in lines]
     first = next(iter(failures))
-    status = "" if first == "publish_catalog" else f" (`make status EXPERIMENT={first}` says what is missing)"
+    status = "" if first == "publish_catalog" else f" (`etpi status {first}` says what is missing)"
     how = f"the same command again{status}"
     return "\n".join(
         [
             f"etpi: failed: {', '.join(failures)}.",
             *reasons,
             f"Next: mend the cause, then run {how}; what is finished is kept.",
-            "`make ui` shows the whole log of every run.",
+            "`etpi ui` shows the whole log of every run.",
         ]
     )
 
@@ -101,7 +100,7 @@ def _figures(lake: Lake, experiment: str) -> Figures | str:
     """An experiment's figures, in the order of the table; a text where it has none."""
     ref = Ref("eval_metrics", "experiment", experiment)
     if lake.blocked(ref):
-        return f"metrics blocked by a failed check: make status EXPERIMENT={experiment}"
+        return f"metrics blocked by a failed check: etpi status {experiment}"
     if not lake.current(ref):
         return "no metrics yet"
     found: Figures = {}

@@ -124,7 +124,7 @@ def test_a_run_ends_with_three_next_steps_or_the_reasons_of_its_failures(tmp_pat
     ]  # fmt: skip
     text = failures_table({"right": ["tasks of little: blocked"], "publish_catalog": ["catalog: disk full"]})
     assert "failed: right, publish_catalog" in text and "  right: tasks of little: blocked" in text
-    assert "make status EXPERIMENT=right" in text and "  publish_catalog: catalog: disk full" in text
+    assert "etpi status right" in text and "  publish_catalog: catalog: disk full" in text
 
 
 def test_results_page_lists_each_seed(tmp_path):

@@ -85,7 +85,7 @@ def test_several_experiments_run_side_by_side_and_one_that_fails_stops_no_other(
         assert process.stderr
         said = process.stderr.read()
         assert process.wait() == 1, said
-    assert "etpi: failed: right.\n  right: " in said and "make status EXPERIMENT=right" in said
+    assert "etpi: failed: right.\n  right: " in said and "etpi status right" in said
     assert "-- run_experiment of right: FAILED" in said
     assert "collect_rollouts" not in said and said.count("-- publish_catalog: done") == 1
     lake = Lake(folder / "data")
