@@ -13,10 +13,11 @@ from etpi_assets.graph import GRAPH
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
 from etpi_assets.reports import facts, html, leaderboard, model_card
 from etpi_assets.reports.iterations import iterations, iterations_board
+from etpi_assets.specs.planner import accepted
 from etpi_assets.specs.published import figures
 from etpi_resources import catalog, charts
 from etpi_resources.chat_format import load_chat_format
-from etpi_resources.lake import Ref
+from etpi_resources.lake import Manifest, Ref
 from etpi_resources.schemas import empty, from_rows
 
 
@@ -31,7 +32,7 @@ def experiment_report(run: AssetRun) -> Produced:
         notes=spec.notes,
         spec=spec.model_dump(mode="json"),
         thresholds=spec.metrics.thresholds,
-        inputs={str(ref): manifest.version for ref, manifest in manifests.items()},
+        inputs={str(ref): _version(manifest) for ref, manifest in manifests.items()},
         checks=[{**check, "asset": ref.asset} for ref, manifest in manifests.items() for check in manifest.checks],
         seeds=spec.seeds,
         published=figures(spec.published),
@@ -136,6 +137,12 @@ def catalog_asset(run: AssetRun) -> Produced:
         checks=catalog.verify(path),
         metadata={"file": str(path), "ask": f"duckdb -readonly {path} < sql/reports/failed_checks.sql"},
     )
+
+
+def _version(manifest: Manifest) -> str:
+    """A data version, and whether a person accepted a change of code since it was made."""
+    note = accepted(manifest)
+    return f"{manifest.version} ({note})" if note else manifest.version
 
 
 def _laid_out(markdown: str) -> dg.MarkdownMetadataValue:
