@@ -124,7 +124,7 @@ def _opening(name: str, steps: Sequence[Step]) -> str:
     todo = open_steps(steps)
     if not todo:
         return f"== {name}: nothing is missing or stale"
-    states = Counter(step.state for step in todo)
+    states = Counter("of changed code" if step.state == "code" else step.state for step in todo)
     keys = dict.fromkeys(step.key for step in todo if step.key != name)
     first = f", first {', '.join(keys)}" if keys else ""
     return f"== {name}: {', '.join(f'{n} assets {state}' for state, n in states.items())}{first}"
