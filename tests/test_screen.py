@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 import termios
@@ -66,6 +67,8 @@ def _on_a_terminal(
     process, terminal = pty.fork()
     if process == 0:
         os.chdir(ROOT)
+        # A shell has its background jobs ignore interrupts, and their children inherit that.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.execve(sys.executable, _command(*names), _environment(folder))
     termios.tcsetwinsize(terminal, (40, 100))
     shown, pressed = b"", False
