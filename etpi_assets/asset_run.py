@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -23,9 +23,10 @@ from etpi_assets.specs.load import AnySpec, Specs
 from etpi_assets.specs.planner import (
     SPEC_CHANGED,
     Change,
+    Consent,
     compare,
+    consent_for,
     expected_key,
-    expensive,
     inputs_of,
     remedy,
     upstream_refs,
@@ -39,9 +40,6 @@ from etpi_resources.schemas import empty
 from etpi_resources.stored import Spooled, Stored
 
 Log = Callable[[str], None]
-Consent = Literal["rebuild", "recollect"]
-CONSENTS: tuple[Consent, ...] = ("rebuild", "recollect")
-"""What a person agrees to: that expensive results are computed again because code changed; recollect for rollouts."""
 
 
 class CodeChanged(LakeError):
@@ -163,6 +161,11 @@ class AssetRun:
         return recorded.get("kept_root", self.code.kept.digest) if same else self.code.kept.digest
 
     @property
+    def keeps_older(self) -> bool:
+        """Whether results kept by an older code version, accepted since, may be part of this one."""
+        return self.code.kept is not None and self.kept_code != self.code.kept.digest
+
+    @property
     def label(self) -> str:
         """The asset and its partition, for messages."""
         return label(self.node.name, self.key)
@@ -241,9 +244,9 @@ class Recipe:
                 seeds=produced.seeds,
                 checks=produced.checks,
                 notes=produced.notes,
-                code=self._recorded(run),
+                code={**run.code.to_json(), **({"kept_root": run.kept_code} if run.keeps_older else {})},
                 cause=_cause(change),
-                accepted=before.accepted if before and run.code.kept and run.kept_code != run.code.kept.digest else (),
+                accepted=before.accepted if before and run.keeps_older else (),
                 began=start,
             )
             run.lake.keep_code(run.code.whole.digest, run.code.whole.definitions)
@@ -251,19 +254,15 @@ class Recipe:
 
     def _ask(self, run: AssetRun, before: Manifest, change: Change, consent: Set[Consent]) -> None:
         """Raise CodeChanged where an expensive result would be computed again without anybody having asked for it."""
-        option: Consent = "recollect" if self.node.name == "raw_rollouts" else "rebuild"
-        asked = change.asks(run.lake, run.code, before) and expensive(self.node, run.key, run.specs)
-        if asked and option not in consent and run.lake.blocked(before.ref) is None:
+        option = consent_for(self.node.name)
+        asks = change.asks(self.node, run.key, run.specs, run.code, before)
+        if asks and option not in consent and run.lake.blocked(before.ref) is None:
             cost = f" It took {before.seconds:.0f} s last time." if before.seconds else ""
             raise CodeChanged(
                 f"{run.key}: {change.reason}.{cost} Compute it again with --{option} (as a run tag: "
                 f'{CONSENT_TAG}{option}: "true"), or, if the change cannot matter, keep the version: '
                 f'etpi accept {self.node.name} {run.key} --because "..."'
             )
-
-    def _recorded(self, run: AssetRun) -> dict[str, Any]:
-        root = {"kept_root": run.kept_code} if run.code.kept and run.kept_code != run.code.kept.digest else {}
-        return {**run.code.to_json(), **root}
 
     def _unchanged(self, lake: Lake, ref: Ref, wanted: str) -> Manifest | None:
         """The version in force, if it is what would be made; else an earlier one that is, put in force again (a knob

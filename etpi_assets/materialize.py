@@ -17,9 +17,7 @@ import pyarrow.parquet as pq
 
 from etpi_assets.asset_run import (
     CONSENT_TAG,
-    CONSENTS,
     AssetRun,
-    Consent,
     Outcome,
     Produced,
     Recipe,
@@ -31,6 +29,7 @@ from etpi_assets.partitions import PARTITION_TAG, mapping, partition_sets
 from etpi_assets.resources import EngineUnavailable, HardwareMissing, Resources, require_hardware
 from etpi_assets.specs.load import SpecError, Specs
 from etpi_assets.specs.paths import PathError
+from etpi_assets.specs.planner import CONSENTS, Consent
 from etpi_assets.versions import asset_code
 from etpi_resources.checks import BadData
 from etpi_resources.lake import Lake, LakeError

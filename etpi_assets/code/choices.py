@@ -310,7 +310,7 @@ def applies(node: Node, key: str, specs: Specs) -> bool:
     spec = specs.get(node.set, key) if node.set == "experiment" else None
     if not isinstance(spec, ExperimentSpec):
         return True
-    asked = {
+    computes = {
         "base_checkpoint": spec.base.kind != "none",
         "sft_checkpoint": spec.train.method != "none",
         "rl_checkpoint": spec.rl.method != "none",
@@ -318,7 +318,7 @@ def applies(node: Node, key: str, specs: Specs) -> bool:
         "serving_probe": spec.evaluate is not None,
         "eval_rollouts": spec.evaluate is not None,
     }
-    return asked.get(node.name, True)
+    return computes.get(node.name, True)
 
 
 def _templates(*names: str) -> list[str]:

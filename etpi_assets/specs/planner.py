@@ -28,6 +28,16 @@ SPEC_CHANGED = "its spec changed"
 OLDER = "made by an older version of etpi, which recorded no code"
 
 
+Consent = Literal["rebuild", "recollect"]
+CONSENTS: tuple[Consent, ...] = ("rebuild", "recollect")
+"""What a person agrees to: that expensive results are computed again because code changed; recollect for rollouts."""
+
+
+def consent_for(asset: str) -> Consent:
+    """The consent that computing an asset's expensive results again takes."""
+    return "recollect" if asset == "raw_rollouts" else "rebuild"
+
+
 @dataclass(frozen=True)
 class Step:
     """One asset partition of a chain.
@@ -47,9 +57,9 @@ class Step:
     seconds: float | None = None
 
     @property
-    def consent(self) -> str:
+    def consent(self) -> Consent:
         """The option that gives the consent it asks for."""
-        return "recollect" if self.asset == "raw_rollouts" else "rebuild"
+        return consent_for(self.asset)
 
 
 def upstream_refs(node: Node, key: str, specs: Specs, lake: Lake, asset: str | None = None) -> list[Ref]:
@@ -227,7 +237,7 @@ def _step(
         states = " or ".join(dict.fromkeys(_WORDS[s.state] for s in waits))
         change = Change("waiting", f"{_named(waits, key)} {'is' if len(waits) == 1 else 'are'} {states}")
     change = change or Change("stale", "its newest version is blocked")
-    asks = change.asks(lake, code, have) and expensive(node, key, specs)
+    asks = change.asks(node, key, specs, code, have)
     return Step(node.name, node.set, key, change.state, change.reason, asks, have.seconds)
 
 
@@ -248,10 +258,12 @@ class Change:
     reason: str
     by_code: bool = False
 
-    def asks(self, lake: Lake, code: PartitionCode, have: Manifest) -> bool:
+    def asks(self, node: Node, key: str, specs: Specs, code: PartitionCode, have: Manifest) -> bool:
         """Whether nothing but code, here or upstream, would have an expensive result computed again."""
+        if code.kept is None or not expensive(node, key, specs):
+            return False
         if self.state == "code":
-            return code.kept is None or have.code.get("kept") != code.kept.digest
+            return have.code.get("kept") != code.kept.digest
         return self.state == "stale" and self.by_code
 
 
