@@ -30,6 +30,8 @@ from machine import machine
 from merged_tokens import Told, dataset, format_of, recorded
 from recorded import LONGEST
 
+from etpi_resources.labels import IGNORE_INDEX
+
 ROUNDS = 2
 SAME = 1e-4
 """Relative difference of losses that rounding explains in float32."""
@@ -74,7 +76,7 @@ def prepare(place: Path, told: Told, history: str, vocabulary: int) -> tuple[int
     pairs, rows, sequences = dataset(history, [told])
     plain = []
     for (_, prompt), output in zip(iter_prompts(pairs), pairs["output_ids"].to_pylist(), strict=True):
-        plain.append({"input_ids": [*prompt.tolist(), *output], "labels": [-100] * len(prompt) + output})
+        plain.append({"input_ids": [*prompt.tolist(), *output], "labels": [IGNORE_INDEX] * len(prompt) + output})
     assert len(rows) == len(plain)
     save_model(place, history, vocabulary)
     ids = [[i % vocabulary for i in one] for one in sequences["input_ids"].to_pylist()]

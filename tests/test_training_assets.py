@@ -170,12 +170,13 @@ def test_training_that_did_nothing_is_published_as_evidence_and_stops_its_consum
 
 
 IGNORES_LABELS = """
+from etpi_resources.labels import IGNORE_INDEX
 from etpi_resources.trainers.workers import collate
 
 whole = collate.collate
 def masked(*arguments):
     batch = whole(*arguments)
-    batch["labels"][:, ::2] = collate.IGNORED
+    batch["labels"][:, ::2] = IGNORE_INDEX
     return batch
 collate.collate = masked
 """

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from etpi_resources.labels import IGNORE_INDEX
 from etpi_resources.prefix_tree import Tree
-from etpi_resources.trainers.workers.collate import IGNORED, Sequences, collate
+from etpi_resources.trainers.workers.collate import Sequences, collate
 from etpi_resources.trainers.workers.packing import padded_lengths
 from etpi_resources.trainers.workers.plan import MicroBatch, learning_rates, make_plan, one_pass
 
@@ -122,11 +123,11 @@ def test_collating_keeps_every_token_label_and_weight(drawn):
         start = data.draw(st.integers(1, length - 1))
         end = data.draw(st.integers(start + 1, length))
         ids = np.arange(3, 3 + length) % 60 + 3
-        labels = np.full(length, IGNORED)
+        labels = np.full(length, IGNORE_INDEX)
         labels[start:end] = ids[start:end]
         flat_ids.extend(ids)
         flat_labels.extend(labels)
-        flat_weights.extend((labels != IGNORED) * 1.5)
+        flat_weights.extend((labels != IGNORE_INDEX) * 1.5)
         offsets.append(offsets[-1] + length)
     arrays = [np.asarray(x) for x in (offsets, flat_ids, flat_labels, flat_weights)]
     trees = [Tree.chain(length) for length, _ in drawn]
@@ -145,9 +146,9 @@ def test_collating_keeps_every_token_label_and_weight(drawn):
         length = own.stop - own.start
         assert (batch["input_ids"][row, :length].numpy() == arrays[1][own]).all()
         assert (batch["input_ids"][row, length:] == 0).all()
-        labels = np.full(padded, IGNORED)
+        labels = np.full(padded, IGNORE_INDEX)
         labels[positions + 1] = batch["labels"][row].numpy()
-        assert (labels[:length] == arrays[2][own]).all() and (labels[length:] == IGNORED).all()
+        assert (labels[:length] == arrays[2][own]).all() and (labels[length:] == IGNORE_INDEX).all()
         weights = np.zeros(padded)
         weights[positions + 1] = batch["weights"][row].numpy()
         assert weights[:length] == pytest.approx(arrays[3][own]) and not weights[length:].any()

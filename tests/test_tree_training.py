@@ -12,9 +12,10 @@ from test_upweight_merge import CHAIN, FORK, built, conversations, gradient, one
 from transformers import Qwen3_5TextConfig, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5ForCausalLM
 
+from etpi_resources.labels import IGNORE_INDEX
 from etpi_resources.prefix_tree import Tree
 from etpi_resources.trainers.workers import label_head
-from etpi_resources.trainers.workers.collate import IGNORED, BadSequences, collate, read_sequences
+from etpi_resources.trainers.workers.collate import BadSequences, collate, read_sequences
 from etpi_resources.trainers.workers.label_head import add_label_head
 from etpi_resources.trainers.workers.packing import pack
 from etpi_resources.trainers.workers.plan import MicroBatch, make_pass
@@ -98,7 +99,7 @@ def test_branches_of_their_own_have_the_gradient_of_the_rows_too(tmp_path):
     apart = stored.branches()
     assert not apart.fork and apart.rows.sum() == pytest.approx(stored.rows.sum())
     assert (apart.lengths() - apart.repeated).sum() == stored.lengths().sum()
-    assert (apart.labels != IGNORED).sum() == (stored.labels != IGNORED).sum()
+    assert (apart.labels != IGNORE_INDEX).sum() == (stored.labels != IGNORE_INDEX).sum()
     batches = make_pass(apart.lengths().tolist(), 128, np.random.default_rng(0), packed=False)
     got = gradient_of(NET, apart, batches, apart.weights.sum())
     wanted = gradient(list(one_by_one(rows, pairs)), NET)
@@ -198,7 +199,7 @@ def test_a_fork_s_last_shared_token_predicts_every_branch(tmp_path):
     stored = read(sequences, tmp_path)
     inputs = collate(MicroBatch((0,), 64, packed=True), stored, pad_id=0)
     found = zip(inputs["positions"].tolist(), inputs["labels"][0].tolist(), strict=True)
-    assert [pair for pair in found if pair[1] != IGNORED] == [(2, 4), (3, 5), (2, 6)]
+    assert [pair for pair in found if pair[1] != IGNORE_INDEX] == [(2, 4), (3, 5), (2, 6)]
     assert int(inputs["tokens"]) == 6 and len(inputs["positions"]) == 256
 
 

@@ -19,11 +19,10 @@ from etpi_assets.curation.merge import branches, expand, merge, saving
 from etpi_assets.curation.upweight import validation_repos, weigh
 from etpi_assets.rollouts.tables import iter_prompts
 from etpi_assets.specs.experiment import DatasetSection
+from etpi_resources.labels import IGNORE_INDEX
 from etpi_resources.prefix_tree import Tree
 from etpi_resources.schemas import from_rows
 from etpi_resources.trainers.workers.collate import read_sequences
-
-IGNORED = -100
 
 
 def pairs_of(*agents: list, repo: str | list[str] = "harbor", task: str | list[str] | None = None):
@@ -130,8 +129,8 @@ def test_a_chain_is_one_sequence_with_a_span_for_each_output():
     assert list(zip(sequence["span_starts"], sequence["span_ends"], strict=True)) == [(2, 4), (5, 6), (8, 10)]
     assert rows["span_start"].to_pylist() == [2, 5, 8]
     ids, labels, weights = expand(sequence)
-    assert labels.tolist() == [IGNORED, IGNORED, 3, 4, IGNORED, 6, IGNORED, IGNORED, 9, 10]
-    assert weights[labels == IGNORED].sum() == 0 and len(ids) == 10
+    assert labels.tolist() == [IGNORE_INDEX, IGNORE_INDEX, 3, 4, IGNORE_INDEX, 6, IGNORE_INDEX, IGNORE_INDEX, 9, 10]
+    assert weights[labels == IGNORE_INDEX].sum() == 0 and len(ids) == 10
 
 
 def test_a_fork_is_a_branch_that_repeats_nothing():
@@ -205,7 +204,7 @@ def test_the_trainer_reads_the_same_labels(tmp_path):
     expanded = [expand(sequence) for sequence in made.sequences.to_pylist()]
     assert read.labels.tolist() == np.concatenate([labels for _, labels, _ in expanded]).tolist()
     assert read.weights.tolist() == np.concatenate([weights for _, _, weights in expanded]).tolist()
-    assert (read.labels != IGNORED).sum() == sum(made.rows["output_tokens"].to_pylist())
+    assert (read.labels != IGNORE_INDEX).sum() == sum(made.rows["output_tokens"].to_pylist())
 
 
 ids = st.lists(st.integers(0, 3), min_size=1, max_size=3)
@@ -236,7 +235,7 @@ def test_every_output_stands_once_behind_its_own_input(agents):
         assert np.array(sequence["input_ids"])[branch].tolist() == prompt.tolist() + output
         assert branch[len(prompt) :].tolist() == list(range(row["span_start"], row["span_end"]))
         learnt += row["output_tokens"]
-    assert learnt == sum(int((expand(s)[1] != IGNORED).sum()) for s in stored.values())
+    assert learnt == sum(int((expand(s)[1] != IGNORE_INDEX).sum()) for s in stored.values())
     assert sum(s["rows"] for s in stored.values()) == len(rows)
 
 
@@ -258,7 +257,7 @@ def test_the_branches_of_the_trees_are_the_rows_and_nothing_else(agents, task, l
             told = branch["input_ids"].tolist()
             found += [(told[:s], told[s:e]) for s, e in zip(branch["span_starts"], branch["span_ends"], strict=True)]
             assert sum(e - s for s, e in zip(branch["span_starts"], branch["span_ends"], strict=True)) == int(
-                (branch["labels"] != IGNORED).sum()
+                (branch["labels"] != IGNORE_INDEX).sum()
             )
     assert sorted(found) == sorted(wanted) and len(rows) == len(wanted)
 
@@ -283,7 +282,7 @@ def gradient(sequences, net=None):
     for ids_, labels, weights in sequences:
         logits = net(input_ids=torch.from_numpy(ids_)[None]).logits[0, :-1]
         nll = torch.nn.functional.cross_entropy(
-            logits, torch.from_numpy(labels[1:]), ignore_index=IGNORED, reduction="none"
+            logits, torch.from_numpy(labels[1:]), ignore_index=IGNORE_INDEX, reduction="none"
         )
         (nll * torch.from_numpy(weights[1:])).sum().div(total).backward()
     return torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None]).double()
@@ -302,7 +301,7 @@ def one_by_one(rows, pairs):
     for row in rows.to_pylist():
         prompt, output = prompts[row["pair_id"]], outputs[row["pair_id"]]
         ids_ = np.concatenate([prompt, output]).astype(np.int64)
-        labels = np.concatenate([np.full(len(prompt), IGNORED), output]).astype(np.int64)
+        labels = np.concatenate([np.full(len(prompt), IGNORE_INDEX), output]).astype(np.int64)
         weights = np.concatenate([np.zeros(len(prompt)), np.full(len(output), row["weight"])]).astype(np.float32)
         yield from [(ids_, labels, weights)] * row["copies"]
 

@@ -16,13 +16,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etpi_assets.curation.merge import IGNORED, expand, turns_of
+from etpi_assets.curation.merge import expand, turns_of
 from etpi_assets.curation.steering import RUN_IDS, Traces
 from etpi_assets.curation.strip_think import close_tail, has_think, without_tail
 from etpi_assets.rollouts.tables import iter_prompts
 from etpi_assets.specs.experiment import PairsSection
 from etpi_resources.chat_format import ChatFormat
 from etpi_resources.checks import CheckOutcome
+from etpi_resources.labels import IGNORE_INDEX
 from etpi_resources.prefix_tree import Tree
 from etpi_resources.stored import Rows, batches, columns_of, counts
 
@@ -290,7 +291,7 @@ class _Shelf:
         if sequence is None:
             return False
         _, labels, weights = expand(sequence)
-        self.labelled += int((labels != IGNORED).sum())
+        self.labelled += int((labels != IGNORE_INDEX).sum())
         self.weighted += float(weights.sum())
         self._open[sequence["sequence_id"]] = sequence
         return True

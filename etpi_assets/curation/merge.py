@@ -24,12 +24,10 @@ import pyarrow.compute as pc
 
 from etpi_assets.curation.prefix_trees import GrowingTree, Row
 from etpi_assets.rollouts.tables import iter_turns
+from etpi_resources.labels import IGNORE_INDEX
 from etpi_resources.prefix_tree import Tree
 from etpi_resources.schemas import TableBuilder
 from etpi_resources.stored import Rows, batches, columns_of, dicts
-
-IGNORED = -100
-"""The label of a token that is not learnt, as PyTorch's cross entropy has it."""
 
 WAITING_TOKENS = 1 << 25
 """Tokens of trees that wait for other samples of their task. Where there are more, the oldest wait no longer, so that
@@ -220,7 +218,7 @@ def expand(sequence: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndar
     """A row of `sequences` as (input_ids, labels, weights), each (n,): int64, int64 with -100 outside spans, float32
     with 0 outside spans. Which token a token is predicted from is the tree's to say (`Tree.sources`)."""
     ids = np.asarray(sequence["input_ids"], dtype=np.int64)
-    labels = np.full(len(ids), IGNORED, dtype=np.int64)
+    labels = np.full(len(ids), IGNORE_INDEX, dtype=np.int64)
     weights = np.zeros(len(ids), dtype=np.float32)
     spans = zip(sequence["span_starts"], sequence["span_ends"], sequence["span_weights"], strict=True)
     for start, end, weight in spans:
@@ -241,7 +239,7 @@ def branches(sequence: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         learnt = np.arange(len(indices)) >= repeated
         yield {
             "input_ids": ids[indices],
-            "labels": np.where(learnt, labels[indices], IGNORED),
+            "labels": np.where(learnt, labels[indices], IGNORE_INDEX),
             "weights": np.where(learnt, weights[indices], 0).astype(np.float32),
             "span_starts": [s for s, _, _ in own],
             "span_ends": [e for _, e, _ in own],

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from etpi_assets.rollouts.importers.conversation import ROLES, Entry, Options
 from etpi_assets.rollouts.importers.source import Unreadable
+from etpi_resources.labels import IGNORE_INDEX
 
 if TYPE_CHECKING:
     from etpi_resources.chat_format import ChatFormat
@@ -85,6 +86,7 @@ def _context(ids: Sequence[int], chat: ChatFormat) -> list[Entry]:
 
 
 def spans_of(labels: Sequence[int]) -> list[tuple[int, int]]:
-    """Runs of positions that carry a label: those that are not -100."""
-    edges = [i for i, (a, b) in enumerate(pairwise([-100, *labels, -100])) if (a == -100) != (b == -100)]
+    """Runs of positions that carry a label: those that are not `IGNORE_INDEX`."""
+    carries = [False, *(label != IGNORE_INDEX for label in labels), False]
+    edges = [i for i, (before, after) in enumerate(pairwise(carries)) if before != after]
     return list(zip(edges[::2], edges[1::2], strict=True))

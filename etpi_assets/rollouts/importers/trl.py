@@ -15,9 +15,9 @@ from etpi_assets.rollouts.importers.messages import solo
 from etpi_assets.rollouts.importers.source import Unreadable, as_list, text_field
 from etpi_assets.rollouts.importers.token_rows import entries_of, spans_of
 from etpi_assets.rollouts.records import RolloutRecord
+from etpi_resources.labels import IGNORE_INDEX
 
 _MASKS = ("completion_mask", "assistant_masks", "assistant_mask", "loss_mask")
-_IGNORED = -100
 
 
 def claims(row: Row) -> bool:
@@ -44,11 +44,11 @@ def _tokenised(row: Row, where: str, options: Options) -> list[Entry]:
     ids = token_ids(row.get("input_ids"), f"{where}, input_ids")
     if row.get("labels") is not None:
         labels = as_list(row["labels"], f"{where}, labels")
-        wrong = next((i for i, (t, w) in enumerate(zip(ids, labels, strict=False)) if w not in (_IGNORED, t)), None)
+        wrong = next((i for i, (t, w) in enumerate(zip(ids, labels, strict=False)) if w not in (IGNORE_INDEX, t)), None)
     else:
         mask = as_list(next((row[name] for name in _MASKS if row.get(name) is not None), None), f"{where}, mask")
-        labels, wrong = [t if m else _IGNORED for t, m in zip(ids, mask, strict=False)], None
-        labels += [_IGNORED] * (len(mask) - len(labels))
+        labels, wrong = [t if m else IGNORE_INDEX for t, m in zip(ids, mask, strict=False)], None
+        labels += [IGNORE_INDEX] * (len(mask) - len(labels))
     if len(labels) != len(ids) or wrong is not None:
         what = f"{len(labels)} labels for {len(ids)} ids" if wrong is None else f"label {wrong} is not its own id"
         raise Unreadable("bad_token_ids", f"{where}: {what}; labels stand unshifted, -100 where nothing is learnt")

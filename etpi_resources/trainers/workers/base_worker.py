@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from etpi_resources.labels import IGNORE_INDEX
 from etpi_resources.trainers.workers.precision import training_dtype
 from etpi_resources.trainers.workers.reporting import Worker, open_worker
 
@@ -138,7 +139,7 @@ def _backward(model: PreTrainedModel, inputs: Mapping[str, torch.Tensor], whole:
     hidden = model.model(input_ids=inputs["input_ids"]).last_hidden_state
     logits = model.lm_head(hidden[:, inputs["positions"]])
     nll = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), inputs["labels"].flatten(), ignore_index=-100, reduction="none"
+        logits.flatten(0, 1), inputs["labels"].flatten(), ignore_index=IGNORE_INDEX, reduction="none"
     )
     loss = (nll * inputs["weights"].flatten()).sum() / whole
     loss.backward()

@@ -20,11 +20,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
+from etpi_resources.labels import IGNORE_INDEX
 from etpi_resources.prefix_tree import Tree
 from etpi_resources.trainers.workers.plan import MicroBatch
 from etpi_resources.trainers.workers.tree_attention import RowLayout
 
-IGNORED = -100
 POSITION_MULTIPLE = 64
 PACKED_MULTIPLE = 256
 """Learnt positions of a packed row are filled up to a multiple of this: rows of one length, few shapes."""
@@ -84,7 +84,7 @@ class Sequences:
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         again = np.arange(len(flat)) - np.repeat(offsets[:-1], lengths) < np.repeat(repeated, lengths)
         weights = np.where(again, 0, self.weights[flat]).astype(np.float32)
-        labels = np.where(again, IGNORED, self.labels[flat]).astype(np.int32)
+        labels = np.where(again, IGNORE_INDEX, self.labels[flat]).astype(np.int32)
         # A span lies whole in one branch's own part.
         begin = np.zeros(len(self.ids), dtype=bool)
         begin[self.begins] = True
@@ -122,7 +122,7 @@ def read_sequences(files: Sequence[str | Path], split: str, *, vocabulary: int, 
     table = table.filter(pc.field("split") == split).combine_chunks()
     names = table["sequence_id"].to_pylist()
     offsets, ids = _flat(table["input_ids"])
-    labels = np.full(len(ids), IGNORED, dtype=np.int32)
+    labels = np.full(len(ids), IGNORE_INDEX, dtype=np.int32)
     weights = np.zeros(len(ids), dtype=np.float32)
     rows = np.zeros(len(names))
     trees, begins = [], []
@@ -200,7 +200,7 @@ def _packed(batch: MicroBatch, sequences: Sequences, pad_id: int) -> dict[str, A
     for index, tree in zip(batch.sequences, trees, strict=True):
         own, row = slice(sequences.offsets[index], sequences.offsets[index + 1]), slice(base, base + tree.length)
         ids[row], places[row] = sequences.ids[own], tree.token_positions()
-        learnt = np.flatnonzero(sequences.labels[own] != IGNORED)
+        learnt = np.flatnonzero(sequences.labels[own] != IGNORE_INDEX)
         sources.append(base + tree.sources()[learnt])
         labels.append(sequences.labels[own][learnt])
         weights.append(sequences.weights[own][learnt])
@@ -212,7 +212,7 @@ def _packed(batch: MicroBatch, sequences: Sequences, pad_id: int) -> dict[str, A
         "position_ids": places[None],
         "layout": RowLayout.of(trees, batch.length),
         "positions": np.concatenate([*sources, np.zeros(empty, dtype=np.int64)]),
-        "labels": np.concatenate([*labels, np.full(empty, IGNORED)]).astype(np.int64)[None],
+        "labels": np.concatenate([*labels, np.full(empty, IGNORE_INDEX)]).astype(np.int64)[None],
         "weights": np.concatenate([*weights, np.zeros(empty)]).astype(np.float32)[None],
     }
 
@@ -221,7 +221,7 @@ def _padded(batch: MicroBatch, sequences: Sequences, pad_id: int) -> dict[str, A
     """A row of one branch a sequence."""
     n, length = len(batch.sequences), batch.length
     ids = np.full((n, length), pad_id, dtype=np.int64)
-    labels = np.full((n, length), IGNORED, dtype=np.int64)
+    labels = np.full((n, length), IGNORE_INDEX, dtype=np.int64)
     weights = np.zeros((n, length), dtype=np.float32)
     for row, index in enumerate(batch.sequences):
         own = slice(sequences.offsets[index], sequences.offsets[index + 1])
@@ -229,7 +229,7 @@ def _padded(batch: MicroBatch, sequences: Sequences, pad_id: int) -> dict[str, A
         ids[row, :end] = sequences.ids[own]
         labels[row, :end] = sequences.labels[own]
         weights[row, :end] = sequences.weights[own]
-    learnt = (labels[:, 1:] != IGNORED).any(axis=0)
+    learnt = (labels[:, 1:] != IGNORE_INDEX).any(axis=0)
     wanted = min(-(-int(learnt.sum()) // POSITION_MULTIPLE) * POSITION_MULTIPLE, length - 1)
     fillers = np.flatnonzero(~learnt)[: wanted - int(learnt.sum())]
     positions = np.sort(np.concatenate([np.flatnonzero(learnt), fillers]))

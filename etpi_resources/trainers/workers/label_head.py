@@ -18,7 +18,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-IGNORED = -100
+from etpi_resources.labels import IGNORE_INDEX
+
 TILE = 1 << 25
 """Logits of one tile: 128 MiB in float32."""
 
@@ -72,5 +73,5 @@ def _again_in_backward(
 
 
 def _told(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    nll = cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="none")
+    nll = cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="none")
     return nll.view_as(labels), logits.detach().argmax(-1) == labels

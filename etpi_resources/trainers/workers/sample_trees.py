@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from etpi_resources.labels import IGNORE_INDEX
 from etpi_resources.prefix_tree import Tree
 from etpi_resources.trainers.workers.tree_attention import RowLayout, tree_arguments
 
-IGNORED = -100
 ROW_MULTIPLE = 128
 """Rows are padded to a multiple of this, so that shapes repeat."""
 
@@ -61,12 +61,12 @@ def pack_samples(input_ids: torch.Tensor, attention_mask: torch.Tensor, sample_t
         trunk = prompt[:-1]
         starts, at = [0] * bool(len(trunk)), len(trunk)
         pieces.append(trunk)
-        labels.append(np.full(len(trunk), IGNORED))
+        labels.append(np.full(len(trunk), IGNORE_INDEX))
         for number in members:
             sample = rows[number, edge:][mask[number, edge:]]
             places[number, : len(sample)] = base + at + np.arange(len(sample))
             pieces += [prompt[-1:], sample]
-            labels += [sample, np.full(1, IGNORED)]
+            labels += [sample, np.full(1, IGNORE_INDEX)]
             starts.append(at)
             at += 1 + len(sample)
         if len(trunk):
@@ -76,7 +76,7 @@ def pack_samples(input_ids: torch.Tensor, attention_mask: torch.Tensor, sample_t
         base += at
     length = -(-base // ROW_MULTIPLE) * ROW_MULTIPLE
     positions = np.concatenate([*[tree.token_positions() for tree in trees], np.arange(length - base)])
-    ids, shifted = (_padded(x, length, fill) for x, fill in ((pieces, 0), (labels, IGNORED)))
+    ids, shifted = (_padded(x, length, fill) for x, fill in ((pieces, 0), (labels, IGNORE_INDEX)))
     device = input_ids.device
     layout = RowLayout.of(trees, length)
     return PackedSamples(

@@ -24,8 +24,8 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
 
+from etpi_resources.labels import IGNORE_INDEX
 from etpi_resources.trainers.workers.checkpointing import load_model
-from etpi_resources.trainers.workers.collate import IGNORED
 from etpi_resources.trainers.workers.plan import MicroBatch
 
 
@@ -85,7 +85,7 @@ def unlearnt(inputs: dict[str, Any]) -> dict[str, Any]:
     """A micro-batch (see `collate`) of which nothing is learnt or counted, for a process that has none: it goes through
     the model as the others do, and every gradient of it is zero."""
     return inputs | {
-        "labels": torch.full_like(inputs["labels"], IGNORED),
+        "labels": torch.full_like(inputs["labels"], IGNORE_INDEX),
         "weights": torch.zeros_like(inputs["weights"]),
         "tokens": torch.zeros_like(inputs["tokens"]),
         "repeated": torch.zeros_like(inputs["repeated"]),

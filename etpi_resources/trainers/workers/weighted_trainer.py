@@ -25,7 +25,8 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import TrainerCallback
 from trl.trainer.sft_trainer import SFTTrainer
 
-from etpi_resources.trainers.workers.collate import IGNORED, Sequences, collate
+from etpi_resources.labels import IGNORE_INDEX
+from etpi_resources.trainers.workers.collate import Sequences, collate
 from etpi_resources.trainers.workers.plan import MicroBatch, Plan, make_pass
 from etpi_resources.trainers.workers.sharding import reshard, shares, unlearnt
 from etpi_resources.trainers.workers.tree_attention import tree_arguments
@@ -89,7 +90,7 @@ class Tally:
         self.nll = self.nll + nll.detach()
         self.hits = self.hits + hits
         self.weight = self.weight + inputs["weights"].sum(dtype=torch.float64)
-        self.labels = self.labels + (inputs["labels"] != IGNORED).sum()
+        self.labels = self.labels + (inputs["labels"] != IGNORE_INDEX).sum()
         self.tokens = self.tokens + inputs["tokens"]
         self.repeated = self.repeated + inputs["repeated"]
 
