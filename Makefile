@@ -118,7 +118,7 @@ pypi-bugs: setup  ## TO=folder: the suite of bugs in real packages; fetched once
 	@$(ETPI) pypi-bugs "$(TO)"
 
 tiny-bases: environment  ## train the tiny bases that come with etpi again, after a change of their recipe (minutes)
-	@$(BIN)/python -m etpi_assets.rollouts.rebuild_bases
+	@$(BIN)/python -m etpi_assets.tiny_bases.rebuild
 
 ui: environment  ## Dagster's web page on http://localhost:3000 (PORT=…)
 	@$(ETPI) ui --port $(or $(PORT),3000)

@@ -30,11 +30,11 @@ from machine import machine
 
 os.environ.setdefault("MSWEA_SILENT_STARTUP", "1")
 
-from etpi_assets.rollouts.actions import format_action
-from etpi_assets.rollouts.agent import SUBMIT, Identity, run_rollout
+from etpi_assets.agent.actions import format_action
+from etpi_assets.agent.loop import SUBMIT, Identity, run_rollout
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Needs, Role, Task, Verdict
-from etpi_resources.chat_format import load_chat_format
+from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines import Request
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes import SandboxFactory

@@ -21,7 +21,7 @@ from machine import machine
 from recorded import LONGEST, SET, captured, qwen3, varied
 
 from etpi_assets.resources import Resources
-from etpi_resources.lake import Lake, Ref
+from etpi_resources.lake.lake import Lake, Ref
 
 STUDY = "scale"
 SPECS = {

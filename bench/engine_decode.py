@@ -19,7 +19,7 @@ import torch
 from machine import machine
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from etpi_resources.chat_format import ChatFormat, load_chat_format
+from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.engines import Request, Sampler
 from etpi_resources.engines.transformers import TransformersEngine
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 from machine import machine
 
-from etpi_resources.chat_format import load_chat_format
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.chat.grammars import ThinkGrammar
 from etpi_resources.engines import Request, Sampler
 from etpi_resources.engines.transformers import TransformersEngine
-from etpi_resources.grammars import ThinkGrammar
 
 REQUESTS, TOKENS, ROUNDS = 32, 48, 7
 SIZES = {"tiny": (1024, 128), "qwen3": (151_936, 256)}

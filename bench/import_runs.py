@@ -22,8 +22,8 @@ from pathlib import Path
 import duckdb
 from machine import machine
 
-from etpi_assets.rollouts.importers.bulk import Source, import_in_bulk
-from etpi_resources.lake import Lake, Ref
+from etpi_assets.importers.bulk import Source, import_in_bulk
+from etpi_resources.lake.lake import Lake, Ref
 
 OPTIONS = {"message_commands": ["coop-send", "coop-broadcast"], "receive_commands": ["coop-recv"]}
 KINDS = ("*_traj.json", "result.json", "eval.json", "conversation.json")

@@ -55,7 +55,7 @@ def captured(history: str, messages: list[Told]) -> Iterator[Any]:
 
 
 def format_of(history: str) -> Any:
-    from etpi_resources.chat_format import load_chat_format
+    from etpi_resources.chat.format import load_chat_format
 
     return load_chat_format("qwen3", "qwen3_5_think" if history == "re-rendered" else "qwen3")
 

@@ -71,7 +71,7 @@ def prepare(place: Path, told: Told, history: str, vocabulary: int) -> tuple[int
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from etpi_assets.rollouts.tables import iter_prompts
+    from etpi_assets.trajectories.tables import iter_prompts
 
     pairs, rows, sequences = dataset(history, [told])
     plain = []

@@ -25,7 +25,7 @@ MODEL = "ids folded into 4,096"
 
 def prepare(place: Path, told: Any, turn: int, vocabulary: int) -> str:
     """Write the model and a group that answers the conversation's turn `turn`; what there is in words."""
-    from etpi_assets.rollouts.tables import iter_prompts
+    from etpi_assets.trajectories.tables import iter_prompts
 
     pairs = dataset("kept", [told])[0]
     prompt = [ids.tolist() for _, ids in iter_prompts(pairs)][turn]

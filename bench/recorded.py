@@ -21,14 +21,14 @@ from etpi_assets.curation.pairs import make_pairs
 from etpi_assets.curation.retokenise import retokenise
 from etpi_assets.curation.select import select
 from etpi_assets.curation.upweight import weigh
-from etpi_assets.rollouts.importers import import_runs
-from etpi_assets.rollouts.records import RolloutRecord
-from etpi_assets.rollouts.tables import to_rows, to_tables
+from etpi_assets.importers import import_runs
 from etpi_assets.scoring.behaviours import score
 from etpi_assets.specs.experiment import DatasetSection, PairsSection, SelectSection
 from etpi_assets.specs.rollout_set import ScoringSection
-from etpi_resources.chat_format import ChatFormat, load_chat_format
-from etpi_resources.schemas import IDS, empty
+from etpi_assets.trajectories.records import RolloutRecord
+from etpi_assets.trajectories.tables import to_rows, to_tables
+from etpi_resources.chat.format import ChatFormat, load_chat_format
+from etpi_resources.lake.schemas import IDS, empty
 
 SET = "recorded"
 LONGEST = 40_960

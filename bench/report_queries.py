@@ -28,9 +28,9 @@ from recorded import SET, captured, curate, qwen3, renamed, runs_folder, varied
 from etpi_assets.curation.select import select
 from etpi_assets.graph import GRAPH
 from etpi_assets.specs.experiment import SelectSection
-from etpi_resources import catalog
-from etpi_resources.lake import Lake, Manifest, Ref
-from etpi_resources.schemas import empty, from_rows
+from etpi_resources.lake import catalog
+from etpi_resources.lake.lake import Lake, Manifest, Ref
+from etpi_resources.lake.schemas import empty, from_rows
 
 STUDY = "study"
 NAMED = ("rollout_id", "task_id", "pair_id", "dataset_row_id")

@@ -22,9 +22,9 @@ MESSAGE_COMMANDS = {"message_commands": ["coop-send", "coop-broadcast"], "receiv
 
 def conversations(root: Path) -> list[list[dict[str, Any]]]:
     """The messages of every agent of every run that took a turn."""
-    from etpi_assets.rollouts.importers import import_runs
-    from etpi_assets.rollouts.records import RolloutRecord
-    from etpi_assets.rollouts.tables import to_tables
+    from etpi_assets.importers import import_runs
+    from etpi_assets.trajectories.records import RolloutRecord
+    from etpi_assets.trajectories.tables import to_tables
 
     found = import_runs("auto", root / "cooperbench-logs", MESSAGE_COMMANDS)
     records = [item for item in found if isinstance(item, RolloutRecord)]
@@ -38,7 +38,7 @@ def main() -> int:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # ours would encode on all cores, the baseline does not
     from etpi_assets.curation.retokenise import conversation, retokenise
     from etpi_assets.curation.student_form import StudentForm
-    from etpi_resources.chat_format import load_chat_format
+    from etpi_resources.chat.format import load_chat_format
 
     root = os.environ.get("ETPI_TRAJECTORIES")
     if not root:

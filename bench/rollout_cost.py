@@ -16,14 +16,14 @@ from pathlib import Path
 
 from machine import machine
 
-from etpi_assets.rollouts.agent import Identity, run_rollout
+from etpi_assets.agent.loop import Identity, run_rollout
 from etpi_assets.rollouts.journal import Journal
 from etpi_assets.rollouts.teachers import make_engine
 from etpi_assets.specs.load import load_specs
-from etpi_assets.tasks.coop_tiny import CoopTiny
 from etpi_assets.tasks.family import Task
-from etpi_resources.chat_format import load_chat_format
-from etpi_resources.lake import Lake
+from etpi_assets.worlds.coop_tiny import CoopTiny
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.lake.lake import Lake
 from etpi_resources.sandboxes import CommandResult, Environment, Limits
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory, BubblewrapSandbox
 

@@ -16,14 +16,14 @@ from pathlib import Path
 
 from machine import machine
 
-from etpi_assets.rollouts.agent import Identity, run_rollout
+from etpi_assets.agent.loop import Identity, run_rollout
 from etpi_assets.rollouts.collect import collect
 from etpi_assets.rollouts.journal import Journal
-from etpi_assets.rollouts.policies.coop_tiny import CoopTinyPolicy, Skill
 from etpi_assets.specs.rollout_set import AgentSection
-from etpi_assets.tasks.coop_tiny import CoopTiny
 from etpi_assets.tasks.family import Task
-from etpi_resources.chat_format import load_chat_format
+from etpi_assets.worlds.coop_tiny import CoopTiny
+from etpi_assets.worlds.coop_tiny.policy import CoopTinyPolicy, Skill
+from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 

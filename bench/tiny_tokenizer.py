@@ -1,4 +1,4 @@
-"""Make `etpi_resources/tokenizers/tiny/tokenizer.json` again: `python bench/tiny_tokenizer.py [out]`.
+"""Make `etpi_resources/chat/tokenizers/tiny/tokenizer.json` again: `python bench/tiny_tokenizer.py [out]`.
 
 The vocabulary is shipped, not built by a run: ids in the lake mean something only under it. Learn it anew when the
 world's wording has changed so much that texts have become long, and expect every tiny dataset and checkpoint to be
@@ -12,11 +12,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from etpi_assets.rollouts.policies.coop_tiny import BASE_HABITS, Skill
-from etpi_assets.rollouts.templated.coop_tiny import transcripts
 from etpi_assets.specs.rollout_set import AgentSection
-from etpi_assets.tasks.coop_tiny.names import SYLLABLES
-from etpi_resources.tokenizers import tiny_bpe
+from etpi_assets.worlds.coop_tiny.conversations import transcripts
+from etpi_assets.worlds.coop_tiny.policy import BASE_HABITS, Skill
+from etpi_assets.worlds.names import SYLLABLES
+from etpi_resources.chat.tokenizers import tiny_bpe
 
 SHIPPED = Path(tiny_bpe.__file__).parent / "tiny" / "tokenizer.json"
 SIZE = 1024

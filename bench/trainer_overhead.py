@@ -23,7 +23,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, PrinterCallback, Qwen3Config, Qwen3ForCausalLM
 
 from etpi_assets.specs.training import TrainSection
-from etpi_resources import schemas
+from etpi_resources.lake import schemas
 from etpi_resources.prefix_tree import CHAIN
 from etpi_resources.trainers.workers.checkpointing import load_model
 from etpi_resources.trainers.workers.collate import Sequences, collate, read_sequences

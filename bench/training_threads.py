@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from machine import machine
 
-from etpi_assets.rollouts.tiny_base import prepare
 from etpi_assets.specs.rollout_set import TinySection
 from etpi_assets.specs.training import TrainSection
-from etpi_resources.chat_format import load_chat_format
+from etpi_assets.tiny_bases.recipe import prepare
+from etpi_resources.chat.format import load_chat_format
 from etpi_resources.trainers.workers import base_worker, sft_worker, twins
 from etpi_resources.trainers.workers.reporting import CONFIG_FILE, Worker
 

@@ -18,13 +18,13 @@ from etpi_assets.curation.assets import student_prompt
 from etpi_assets.specs.load import load_specs
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.table import read_tasks
-from etpi_resources.chat_format import load_chat_format
+from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines import Request, Sampler
 from etpi_resources.engines.endpoints import Endpoints
 from etpi_resources.engines.transformers import TransformersEngine
 from etpi_resources.engines.vllm import VllmEngine
 from etpi_resources.engines.vllm_server import VllmServer
-from etpi_resources.lake import Lake, Ref
+from etpi_resources.lake.lake import Lake, Ref
 
 
 def main() -> None:

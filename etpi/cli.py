@@ -40,7 +40,7 @@ def _foreseen() -> tuple[type[Exception], ...]:
     from etpi_assets.specs.load import SpecError
     from etpi_assets.specs.paths import PathError
     from etpi_resources.gguf_converter import NotConverted
-    from etpi_resources.lake import LakeError
+    from etpi_resources.lake.lake import LakeError
     from etpi_resources.sandboxes import SandboxUnavailable
 
     return SpecError, PathError, LakeError, NotConverted, SandboxUnavailable, EngineUnavailable, HardwareMissing

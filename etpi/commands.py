@@ -29,11 +29,11 @@ def run_experiments(names: Sequence[str], specs_folder: Path | None = None, cons
         SpecError: an experiment does not exist, or a spec of its chain is invalid.
         SandboxUnavailable: the run needs sandboxes that cannot start here; nothing was run.
     """
-    from etpi_assets.preflight import require_sandboxes
     from etpi_assets.resources import Resources
+    from etpi_assets.runs.preflight import require_sandboxes
     from etpi_assets.specs.planner import across, open_steps, plan, unasked
-    from etpi_resources.catalog import default_path
-    from etpi_resources.lake import Lake
+    from etpi_resources.lake.catalog import default_path
+    from etpi_resources.lake.lake import Lake
 
     specs, lake = load_specs(specs_folder), Lake.open()
     plans = {name: plan(name, specs, lake) for name in names}
@@ -50,10 +50,10 @@ def run_experiments(names: Sequence[str], specs_folder: Path | None = None, cons
 
     prepare_dagster_home()
     # Dagster takes seconds to import, which a mistyped name need not wait for.
-    from etpi_assets.console import showing
-    from etpi_assets.console_table import failures_table
-    from etpi_assets.lanes import side_by_side
-    from etpi_assets.runner import Runner
+    from etpi_assets.runs.console import showing
+    from etpi_assets.runs.console_table import failures_table
+    from etpi_assets.runs.pool import side_by_side
+    from etpi_assets.runs.runner import Runner
 
     with showing():
         runner = Runner(specs, specs_folder, consent)
@@ -72,9 +72,9 @@ def run_experiments(names: Sequence[str], specs_folder: Path | None = None, cons
 
 def show_status(names: Sequence[str]) -> int:
     """Print the state of experiments (all, where none is named); always 0."""
-    from etpi_assets.console_table import states_table
+    from etpi_assets.runs.console_table import states_table
     from etpi_assets.specs.planner import plan
-    from etpi_resources.lake import Lake
+    from etpi_resources.lake.lake import Lake
 
     specs, lake = load_specs(), Lake.open()
     for name in names or specs.keys("experiment"):
@@ -86,7 +86,7 @@ def export_experiment(name: str, format: str, to: Path) -> int:
     """Write an experiment's data to a folder and say what it holds; always 0."""
     from etpi_assets.exports import MANIFEST, export
     from etpi_assets.resources import Resources
-    from etpi_resources.lake import Lake
+    from etpi_resources.lake.lake import Lake
 
     manifest = export(name, format, to, Resources(lake=Lake.open()))
     for file in manifest["files"][:8]:
@@ -103,8 +103,8 @@ def export_experiment(name: str, format: str, to: Path) -> int:
 
 def compare(names: Sequence[str], consent: Collection[str] = ()) -> int:
     """Run experiments and end with the table that compares them."""
-    from etpi_assets.console_table import WIDTH, ending, metrics_table
-    from etpi_resources.lake import Lake
+    from etpi_assets.runs.console_table import WIDTH, ending, metrics_table
+    from etpi_resources.lake.lake import Lake
 
     code = run_experiments(names, consent=consent)
     lake = Lake.open()
@@ -115,8 +115,8 @@ def compare(names: Sequence[str], consent: Collection[str] = ()) -> int:
 
 def explain_partition(asset: str, key: str, between: Sequence[str]) -> int:
     """Print what a partition's key is made of, and how two of its versions differ; always 0."""
-    from etpi_assets.explain import explain
-    from etpi_resources.lake import Lake
+    from etpi_assets.versioning.explain import explain
+    from etpi_resources.lake.lake import Lake
 
     for line in explain(asset, key, load_specs(), Lake.open(), between):
         print(line)
@@ -125,8 +125,8 @@ def explain_partition(asset: str, key: str, between: Sequence[str]) -> int:
 
 def accept_change(asset: str, key: str, because: str) -> int:
     """Keep a version that other code made; always 0."""
-    from etpi_assets.changes import accept
-    from etpi_resources.lake import Lake
+    from etpi_assets.versioning.acceptance import accept
+    from etpi_resources.lake.lake import Lake
 
     manifest = accept(asset, key, load_specs(), Lake.open(), because=because)
     print(f"{asset} of {key}: version {manifest.version} stays; {manifest.accepted[-1]['by']} accepted the change")
@@ -135,8 +135,8 @@ def accept_change(asset: str, key: str, because: str) -> int:
 
 def accept_changes(experiment: str, because: str) -> int:
     """Keep every version of an experiment's chain that other code made; always 0."""
-    from etpi_assets.changes import accept_all
-    from etpi_resources.lake import Lake
+    from etpi_assets.versioning.acceptance import accept_all
+    from etpi_resources.lake.lake import Lake
 
     steps = accept_all(experiment, load_specs(), Lake.open(), because=because)
     for step in steps:
@@ -159,7 +159,7 @@ def results(names: Sequence[str], seeds: Sequence[int], target: Path) -> int:
     write the page of results to `target`."""
     from etpi_assets.reports import findings
     from etpi_assets.reports.results import render
-    from etpi_resources.lake import Lake
+    from etpi_resources.lake.lake import Lake
 
     if os.environ.get("ETPI_SPECS"):
         raise SpecError("`etpi results` repeats the shipped experiments; unset ETPI_SPECS for it")

@@ -1,7 +1,7 @@
 """Dagster's persistent home: runs and events that the web page shows.
 
-Belongs here: which folder it is, and its settings. Does not belong here: the lake (`etpi_resources.lake`) or the
-catalog (`etpi_resources.catalog`), whose folders follow the same rule.
+Belongs here: which folder it is, and its settings. Does not belong here: the lake (`etpi_resources.lake.lake`) or the
+catalog (`etpi_resources.lake.catalog`), whose folders follow the same rule.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def prepare_dagster_home() -> Path:
     Raises:
         LakeError: the folder cannot be written.
     """
-    from etpi_resources.lake import LakeError
+    from etpi_resources.lake.lake import LakeError
 
     named = os.environ.get("DAGSTER_HOME")
     home = Path(named or Path(os.environ.get("ETPI_DATA") or ".") / ".dagster_home").resolve()

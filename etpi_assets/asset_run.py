@@ -31,13 +31,12 @@ from etpi_assets.specs.planner import (
     remedy,
     upstream_refs,
 )
-from etpi_assets.versions import PartitionCode, code_of
-from etpi_resources import parquet
-from etpi_resources.checks import CheckOutcome
-from etpi_resources.lake import Lake, LakeError, Manifest, MissingInput, Ref
-from etpi_resources.progress import LANE, Progress
-from etpi_resources.schemas import empty
-from etpi_resources.stored import Spooled, Stored
+from etpi_assets.versioning.keys import PartitionCode, code_of
+from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.lake import Lake, LakeError, Manifest, MissingInput, Ref, parquet
+from etpi_resources.lake.schemas import empty
+from etpi_resources.lake.stored import Spooled, Stored
+from etpi_resources.process.progress import LANE, Progress
 
 Log = Callable[[str], None]
 

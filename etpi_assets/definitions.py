@@ -11,7 +11,6 @@ from typing import Any
 
 import dagster as dg
 
-from etpi_assets.console import console_logger
 from etpi_assets.curation import assets as curation
 from etpi_assets.evaluation import assets as evaluation
 from etpi_assets.jobs import build_jobs
@@ -19,12 +18,13 @@ from etpi_assets.materialize import RESOURCE, build_asset
 from etpi_assets.reports import assets as reports
 from etpi_assets.resources import CONCURRENCY, Resources
 from etpi_assets.rollouts import assets as rollouts
+from etpi_assets.runs.console import console_logger
 from etpi_assets.scoring import assets as scoring
 from etpi_assets.specs import assets as specs_stage
 from etpi_assets.specs.load import Specs, load_specs
 from etpi_assets.tasks import assets as tasks
 from etpi_assets.training import assets as training
-from etpi_resources.lake import Lake
+from etpi_resources.lake.lake import Lake
 
 STAGES = (specs_stage, tasks, rollouts, scoring, curation, training, evaluation, reports)
 

@@ -20,7 +20,7 @@ class Node:
         name: the asset's name.
         set: what its partitions are; "all" for an unpartitioned asset, whose only key is "all".
         group: the column it stands in, left to right in the web page.
-        tables: the lake tables a version of it holds (names of `etpi_resources.schemas.TABLES`).
+        tables: the lake tables a version of it holds (names of `etpi_resources.lake.schemas.TABLES`).
         upstream: assets whose data versions are part of its input key, in order. The spec assets are upstream in
             Dagster alone: what counts of a spec is the sections named here.
         sections: keys of its own spec that its result depends on, dotted below the top level ("*" is all of it).
@@ -81,7 +81,7 @@ _NODES = (
         ("checkpoints",),
         "What training starts from: a pinned hub revision, a local path with its hash, or the tiny model built here.",
         sections=("base",),
-        kept=("etpi_assets.rollouts.tiny_base:corpus_rows", "etpi_resources.trainers.workers.base_worker:!"),
+        kept=("etpi_assets.tiny_bases.recipe:corpus_rows", "etpi_resources.trainers.workers.base_worker:!"),
         lock="accelerator",
         kinds=("safetensors",),
     ),

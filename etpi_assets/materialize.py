@@ -30,12 +30,12 @@ from etpi_assets.resources import EngineUnavailable, HardwareMissing, Resources,
 from etpi_assets.specs.load import SpecError, Specs
 from etpi_assets.specs.paths import PathError
 from etpi_assets.specs.planner import CONSENTS, Consent
-from etpi_assets.versions import asset_code
-from etpi_resources.checks import BadData
-from etpi_resources.lake import Lake, LakeError
-from etpi_resources.progress import NOT_ON_CONSOLE, Activity, acting_for, display
+from etpi_assets.versioning.keys import asset_code
+from etpi_resources.lake.checks import BadData
+from etpi_resources.lake.lake import Lake, LakeError
+from etpi_resources.lake.schemas import TABLES
+from etpi_resources.process.progress import NOT_ON_CONSOLE, Activity, acting_for, display
 from etpi_resources.sandboxes import SandboxUnavailable
-from etpi_resources.schemas import TABLES
 from etpi_resources.trainers.pipes import WorkerFailed
 
 __all__ = ["AssetRun", "Produced", "build_asset", "etpi_asset"]

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 from etpi_assets.specs.experiment import ExperimentSpec, ServingSection
 from etpi_assets.specs.load import AnySpec, Specs, load_specs
 from etpi_resources.engines import EngineUnavailable
-from etpi_resources.lake import Lake
+from etpi_resources.lake.lake import Lake
 from etpi_resources.sandboxes import HostFactory, SandboxUnavailable
 
 if TYPE_CHECKING:
-    from etpi_resources.chat_format import ChatFormat
+    from etpi_resources.chat.format import ChatFormat
     from etpi_resources.engines.serving import Checkpoint, Serving
 
 __all__ = ["EngineUnavailable", "HardwareMissing", "Resources", "require_hardware"]

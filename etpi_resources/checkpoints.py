@@ -9,7 +9,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from etpi_resources.lake import Lake, LakeError, folder_hash
+from etpi_resources.lake.lake import Lake, LakeError, folder_hash
 
 HUB = "hub:"
 LAKE = "checkpoint:"

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from etpi_resources.supervise import supervised
+from etpi_resources.process.supervise import supervised
 
 CONVERTER_VARIABLE = "ETPI_GGUF_CONVERTER"
 SCRIPT = "convert_hf_to_gguf.py"

@@ -7,11 +7,13 @@ import pytest
 import torch
 from made_graph import World
 
-from etpi_assets import asset_run, changes, explain
-from etpi_assets.code.codebase import CodeVersion
+from etpi_assets import asset_run
 from etpi_assets.graph import GRAPH
 from etpi_assets.specs import planner
-from etpi_assets.versions import PartitionCode
+from etpi_assets.versioning import acceptance as changes
+from etpi_assets.versioning import explain
+from etpi_assets.versioning.codebase import CodeVersion
+from etpi_assets.versioning.keys import PartitionCode
 from etpi_resources.sandboxes import SandboxFactory
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 from etpi_resources.sandboxes.docker import DockerFactory

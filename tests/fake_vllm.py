@@ -16,7 +16,7 @@ import torch
 from loopback import Loopback
 from safetensors.torch import load_file
 
-from etpi_resources.chat_format import load_chat_format
+from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines import Request, Sampler
 from etpi_resources.engines.live import LiveEngine
 from etpi_resources.trainers.workers.checkpointing import load_model, logits_of

@@ -11,12 +11,12 @@ from typing import Any
 
 from loopback import Loopback
 
-from etpi_assets.rollouts.actions import after_think, format_action
-from etpi_assets.rollouts.policies.coop_tiny import CoopTinyPolicy, Skill
-from etpi_assets.rollouts.prompts import render_prompts
+from etpi_assets.agent.actions import after_think, format_action
+from etpi_assets.agent.prompts import render_prompts
 from etpi_assets.specs.rollout_set import AgentSection
-from etpi_assets.tasks.coop_tiny import CoopTiny
 from etpi_assets.tasks.family import Task
+from etpi_assets.worlds.coop_tiny import CoopTiny
+from etpi_assets.worlds.coop_tiny.policy import CoopTinyPolicy, Skill
 from etpi_resources.engines import Request, Sampler
 
 FILLER = "See the last result."

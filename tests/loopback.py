@@ -11,9 +11,9 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from etpi_assets.rollouts.actions import format_action
-from etpi_assets.rollouts.agent import SUBMIT
-from etpi_resources.chat_format import ChatFormat, load_chat_format
+from etpi_assets.agent.actions import format_action
+from etpi_assets.agent.loop import SUBMIT
+from etpi_resources.chat.format import ChatFormat, load_chat_format
 
 SUBMITS = str(format_action(f"echo {SUBMIT}"))
 Fault = Callable[["_Handler"], None]

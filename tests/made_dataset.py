@@ -12,23 +12,23 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from etpi_assets.agent.loop import Identity, run_rollout
 from etpi_assets.curation import merge, select, upweight
 from etpi_assets.curation.assets import student_prompt
 from etpi_assets.curation.captured import captured_agents
 from etpi_assets.curation.pairs import CapturedAgent, make_pairs
 from etpi_assets.curation.steering import FirstPrompt
-from etpi_assets.rollouts.agent import Identity, run_rollout
-from etpi_assets.rollouts.policies.coop_tiny import CoopTinyPolicy, Skill
-from etpi_assets.rollouts.tables import to_tables
-from etpi_assets.rollouts.templated.coop_tiny import Unjudged
-from etpi_assets.rollouts.templated.emulated import EmulatedFactory
 from etpi_assets.scoring.behaviours import score
 from etpi_assets.specs.experiment import DatasetSection, PairsSection, SelectSection
 from etpi_assets.specs.rollout_set import AgentSection, ScoringSection
-from etpi_assets.tasks.coop_tiny import FAMILY
-from etpi_assets.tasks.coop_tiny.generate import draw_tasks
 from etpi_assets.tasks.table import task_table
-from etpi_resources.chat_format import load_chat_format
+from etpi_assets.trajectories.tables import to_tables
+from etpi_assets.worlds.coop_tiny import FAMILY
+from etpi_assets.worlds.coop_tiny.conversations import Unjudged
+from etpi_assets.worlds.coop_tiny.generate import draw_tasks
+from etpi_assets.worlds.coop_tiny.policy import CoopTinyPolicy, Skill
+from etpi_assets.worlds.emulated import EmulatedFactory
+from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
 
 CHAT = load_chat_format("tiny")

@@ -22,9 +22,9 @@ from etpi_assets.resources import Resources
 from etpi_assets.specs import assets as specs_assets
 from etpi_assets.specs.load import part
 from etpi_assets.specs.planner import Consent
-from etpi_resources.checks import CheckOutcome
-from etpi_resources.lake import Lake
-from etpi_resources.schemas import TABLES, empty, from_rows
+from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.lake import Lake
+from etpi_resources.lake.schemas import TABLES, empty, from_rows
 
 SUITE = 'title = "s"\nfamily = "coop_tiny"\n'
 ROLLOUT_SET = 'title = "r"\nkind = "live"\nsuite = "small"\nengine = {kind = "scripted", teacher = "t"}\n'

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from etpi_resources.chat_format import ChatFormat
+from etpi_resources.chat.format import ChatFormat
 
 RANK = 8
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from etpi_assets.rollouts.actions import format_action, read_actions
-from etpi_assets.rollouts.commands import format_message
-from etpi_assets.rollouts.records import AgentRecord, Message, RolloutRecord, Turn
-from etpi_resources.schemas import from_rows
+from etpi_assets.agent.actions import format_action, read_actions
+from etpi_assets.agent.bash import format_message
+from etpi_assets.trajectories.records import AgentRecord, Message, RolloutRecord, Turn
+from etpi_resources.lake.schemas import from_rows
 
 INSTRUCTION = "`fold_lantern` in `src/harbor/tides.py` should return 7. Partner: `moor_skiff` in src/harbor/quay.py."
 PLAN = "Plan: I'll take fold_lantern in src/harbor/tides.py first, you take src/harbor/quay.py."

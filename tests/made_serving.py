@@ -13,18 +13,18 @@ from made_graph import write_spec
 from made_models import RANK, make_adapter, make_base
 from small_lake import put
 
+from etpi_assets.agent.prompts import render_prompts
+from etpi_assets.agent.tools import tool_schemas
 from etpi_assets.evaluation.assets import serving_probe
 from etpi_assets.resources import Resources
-from etpi_assets.rollouts.prompts import render_prompts
-from etpi_assets.rollouts.tools import tool_schemas
 from etpi_assets.specs.rollout_set import AgentSection
-from etpi_assets.tasks.coop_tiny import CoopTiny
 from etpi_assets.tasks.table import task_table
-from etpi_resources.chat_format import ChatFormat
+from etpi_assets.worlds.coop_tiny import CoopTiny
+from etpi_resources.chat.format import ChatFormat
 from etpi_resources.engines.serving import VllmServing
 from etpi_resources.engines.vllm_server import PROGRAM, PROGRAM_VARIABLE, VllmServer
-from etpi_resources.lake import Lake, Ref, folder_hash
-from etpi_resources.schemas import empty
+from etpi_resources.lake.lake import Lake, Ref, folder_hash
+from etpi_resources.lake.schemas import empty
 
 VLLM = Path(os.environ.get(PROGRAM_VARIABLE) or PROGRAM)
 NEEDS_VLLM = [

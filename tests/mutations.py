@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from etpi_assets.code.choices import applies
 from etpi_assets.graph import GRAPH
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import Specs
 from etpi_assets.specs.rollout_set import RolloutSetSpec
+from etpi_assets.versioning.choices import applies
 
 EXPERIMENTS = (
     "plan_first_tiny",
@@ -218,7 +218,7 @@ TOKENIZED: dict[str, Where] = {
 T, R, S = "etpi_assets/tasks", "etpi_assets/rollouts", "etpi_assets/scoring"
 C, E, P = "etpi_assets/curation", "etpi_assets/evaluation", "etpi_assets/reports"
 F, W = "etpi_assets/training", "etpi_resources/trainers/workers"
-G, B, K = "etpi_resources/engines", "etpi_resources/sandboxes", "etpi_resources/tokenizers"
+G, B, K = "etpi_resources/engines", "etpi_resources/sandboxes", "etpi_resources/chat/tokenizers"
 
 EDITS = (
     # suite families

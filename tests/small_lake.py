@@ -16,10 +16,10 @@ from typing import Any
 import pyarrow as pa
 
 from etpi_assets.graph import GRAPH
-from etpi_resources.checks import CheckOutcome
-from etpi_resources.lake import Lake, Manifest, Ref
+from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.lake import Lake, Manifest, Ref
+from etpi_resources.lake.schemas import empty, from_rows
 from etpi_resources.prefix_tree import CHAIN
-from etpi_resources.schemas import empty, from_rows
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 Prompts = dict[tuple[str, str, int], list[int] | None]

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etpi_assets.rollouts.actions import (
+from etpi_assets.agent.actions import (
     EMPTY,
     NO_ACTION,
     UNCLOSED_THINK,
     format_action,
     read_actions,
 )
-from etpi_assets.rollouts.commands import format_message, split_command
-from etpi_resources.tool_forms.call import BAD_JSON, UNCLOSED_CALL
+from etpi_assets.agent.bash import format_message, split_command
+from etpi_resources.chat.tool_forms.call import BAD_JSON, UNCLOSED_CALL
 
 FORMS = ("tool_calls", "xml", "hermes", "fenced", "bracket")
 

@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from etpi_assets.rollouts.actions import format_action
-from etpi_assets.rollouts.agent import SUBMIT, Identity, rollout_id, run_rollout
-from etpi_assets.rollouts.policies.coop_tiny import Skill
-from etpi_assets.rollouts.policies.oracle import null_policy, reference_policy
-from etpi_assets.rollouts.tables import prompts_of, to_tables
-from etpi_assets.rollouts.templated.coop_tiny import transcripts
+from etpi_assets.agent.actions import format_action
+from etpi_assets.agent.loop import SUBMIT, Identity, rollout_id, run_rollout
+from etpi_assets.agent.oracle import null_policy, reference_policy
 from etpi_assets.specs.rollout_set import AgentSection, GrammarSection
-from etpi_assets.tasks.coop_tiny import CoopTiny
 from etpi_assets.tasks.family import Needs, Role, Task, Verdict
-from etpi_resources.chat_format import load_chat_format
+from etpi_assets.trajectories.tables import prompts_of, to_tables
+from etpi_assets.worlds.coop_tiny import CoopTiny
+from etpi_assets.worlds.coop_tiny.conversations import transcripts
+from etpi_assets.worlds.coop_tiny.policy import Skill
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.chat.grammars import ThinkGrammar
 from etpi_resources.engines import Request, Sampler
 from etpi_resources.engines.scripted import ScriptedEngine
-from etpi_resources.grammars import ThinkGrammar
 from etpi_resources.sandboxes import SandboxUnavailable
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 from made_rollouts import INSTRUCTION, PLAN, REPLY, agent, planning_pair, prompt, rollout, run, say, tasks
 
-from etpi_assets.rollouts.records import Message
-from etpi_assets.rollouts.tables import to_tables
 from etpi_assets.scoring.behaviours import score
 from etpi_assets.scoring.entities import Files, Patterns, edited, touched
 from etpi_assets.scoring.rewards.verdict import read_reward
 from etpi_assets.specs.rollout_set import ScoringSection
+from etpi_assets.trajectories.records import Message
+from etpi_assets.trajectories.tables import to_tables
 
 SCORING = ScoringSection()
 

@@ -11,16 +11,16 @@ from made_dataset import CHAT, dataset, default, rollouts
 from etpi_assets.curation.captured import COLUMNS, captured_agents
 from etpi_assets.curation.pairs import make_pairs
 from etpi_assets.curation.upweight import weigh
-from etpi_assets.rollouts import blocks as cutting
-from etpi_assets.rollouts.blocks import blocks
-from etpi_assets.rollouts.tables import iter_turns
 from etpi_assets.scoring import assets as scoring
 from etpi_assets.scoring.behaviours import score
 from etpi_assets.specs.experiment import DatasetSection, PairsSection
 from etpi_assets.specs.rollout_set import ScoringSection
-from etpi_resources import parquet
-from etpi_resources.schemas import TableBuilder, from_rows
-from etpi_resources.stored import Stored, batches, columns_of, counts, dicts
+from etpi_assets.trajectories import blocks as cutting
+from etpi_assets.trajectories.blocks import blocks
+from etpi_assets.trajectories.tables import iter_turns
+from etpi_resources.lake import parquet
+from etpi_resources.lake.schemas import TableBuilder, from_rows
+from etpi_resources.lake.stored import Stored, batches, columns_of, counts, dicts
 
 
 def stored(folder, name, table):

@@ -9,12 +9,12 @@ import pytest
 from made_rows import messages_row, write_lines
 from made_runs import PAIR_OPTIONS, native_messages, pair_run, verdict
 
-from etpi_assets.rollouts.checks import captures_outcome, counts_outcome, prompts_outcome
-from etpi_assets.rollouts.importers import bulk, import_runs
-from etpi_assets.rollouts.importers.bulk import Source, import_in_bulk
-from etpi_assets.rollouts.records import RolloutRecord
-from etpi_assets.rollouts.tables import TABLES, to_tables
-from etpi_resources.parquet import write
+from etpi_assets.importers import bulk, import_runs
+from etpi_assets.importers.bulk import Source, import_in_bulk
+from etpi_assets.trajectories.checks import captures_outcome, counts_outcome, prompts_outcome
+from etpi_assets.trajectories.records import RolloutRecord
+from etpi_assets.trajectories.tables import TABLES, to_tables
+from etpi_resources.lake.parquet import write
 
 
 def source(root: Path, format: str = "cooperbench") -> Source:

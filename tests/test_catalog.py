@@ -18,10 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etpi_assets.graph import GRAPH
-from etpi_resources import catalog
-from etpi_resources.catalog import CatalogBusy
-from etpi_resources.lake import Lake, LakeError, Ref
-from etpi_resources.schemas import TABLES
+from etpi_resources.lake.catalog import CatalogBusy
+from etpi_resources.lake.lake import Lake, LakeError, Ref, catalog
+from etpi_resources.lake.schemas import TABLES
 
 PROMISED = {
     "tasks", "rollouts", "turns", "messages", "agents", "scores", "agent_scores", "turn_scores", "selected", "dropped",

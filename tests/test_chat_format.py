@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etpi_resources.chat_format import ChatFormat, load_chat_format
-from etpi_resources.tokenizers import tiny_bpe
+from etpi_resources.chat.format import ChatFormat, load_chat_format
+from etpi_resources.chat.tokenizers import tiny_bpe
 
 # Text that tries to be structure, beside ordinary and odd text.
 PIECES = st.sampled_from(

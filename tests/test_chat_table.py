@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from etpi_assets.agent.actions import read_actions
 from etpi_assets.curation.retokenise import retokenise
 from etpi_assets.curation.strip_think import close_tail, has_think, strip_history, strip_output
-from etpi_assets.rollouts.actions import read_actions
-from etpi_resources import chat_table
-from etpi_resources.chat_format import load_chat_format
+from etpi_resources.chat import table as chat_table
+from etpi_resources.chat.format import load_chat_format
 
 pytestmark = pytest.mark.skipif(
     find_spec("dashscope") is None, reason="dashscope, which ships the Qwen3 ranks, is not installed"
@@ -29,7 +29,7 @@ THOUGHTS = st.text(alphabet="ab é😀\n.", min_size=1, max_size=20)
 
 def test_the_page_is_what_the_code_does() -> None:
     assert PAGE.read_text(encoding="utf-8") == chat_table.page(), (
-        "python -m etpi_resources.chat_table > docs/chat_formats.md"
+        "python -m etpi_resources.chat.table > docs/chat_formats.md"
     )
 
 

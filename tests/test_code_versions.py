@@ -22,15 +22,15 @@ import pyarrow as pa
 import pytest
 from mutations import EDITS, EXPERIMENTS, SAME, SUITES
 
-from etpi_assets import versions
-from etpi_assets.code.choices import CHOICES, INFRASTRUCTURE, narrowing
-from etpi_assets.code.codebase import CALLED_ELSEWHERE, PACKAGES, ROOT, Codebase, normal_text
 from etpi_assets.graph import GRAPH
 from etpi_assets.specs import planner
 from etpi_assets.specs.load import Specs, load_specs
-from etpi_assets.versions import PartitionCode
-from etpi_resources.lake import Lake, Ref
-from etpi_resources.schemas import TABLES, empty, from_rows
+from etpi_assets.versioning import keys as versions
+from etpi_assets.versioning.choices import CHOICES, INFRASTRUCTURE, narrowing
+from etpi_assets.versioning.codebase import CALLED_ELSEWHERE, PACKAGES, ROOT, Codebase, normal_text
+from etpi_assets.versioning.keys import PartitionCode
+from etpi_resources.lake.lake import Lake, Ref
+from etpi_resources.lake.schemas import TABLES, empty, from_rows
 
 Partition = tuple[str, str]
 MOST_OVER_REPORTED = 0.10
@@ -124,7 +124,7 @@ def test_words_and_layout_change_no_version(changed, file, old, new):
 
 
 @pytest.mark.parametrize(
-    "file", ["etpi_assets/curation/merge.py", "etpi_assets/rollouts/commands.py", "etpi_assets/tasks/table.py"]
+    "file", ["etpi_assets/curation/merge.py", "etpi_assets/agent/bash.py", "etpi_assets/tasks/table.py"]
 )
 def test_rewriting_a_whole_file_without_its_comments_changes_no_version(changed, file):
     assert changed(file, lambda text: ast.unparse(ast.parse(text))) == set()
@@ -161,7 +161,7 @@ def test_planner_names_the_edited_function(copy, unchanged, specs, tmp_path, mon
     finally:
         path.write_text(text, "utf-8")
     assert (steps["suite_spec"].state, steps[node.name].state) == ("ok", "code")
-    assert "etpi_assets/tasks/repo_fix_tiny/judge.py (compare)" in steps[node.name].reason
+    assert "etpi_assets/worlds/repo_fix_tiny/judge.py (compare)" in steps[node.name].reason
 
 
 @pytest.mark.parametrize(
@@ -211,30 +211,30 @@ print(json.dumps({"file": load.__file__, **found}))
 # --- completeness ----------------------------------------------------------------------------------------------------
 
 PROGRAMS = {
-    "etpi_assets.changes": "etpi accept: records a judgement",
-    "etpi_assets.code": "computes versions",
-    "etpi_assets.console": "commands for people",
-    "etpi_assets.console_table": "the list of commands",
+    "etpi_assets.versioning.acceptance": "etpi accept: records a judgement",
+    "etpi_assets.versioning": "computes versions",
+    "etpi_assets.runs.console": "commands for people",
+    "etpi_assets.runs.console_table": "the list of commands",
     "etpi_assets.definitions": "hands Dagster the assets",
     "etpi_assets.exports": "writes data for other programs; no asset holds it",
-    "etpi_assets.explain": "etpi explain: shows keys and differences",
-    "etpi_assets.preflight": "checks before a run",
-    "etpi_assets.rollouts.rebuild_bases": "rebuilds the shipped tiny bases, a command",
+    "etpi_assets.versioning.explain": "etpi explain: shows keys and differences",
+    "etpi_assets.runs.preflight": "checks before a run",
+    "etpi_assets.tiny_bases.rebuild": "rebuilds the shipped tiny bases, a command",
     "etpi_assets.jobs": "groups assets for Dagster",
-    "etpi_assets.lanes": "runs several experiments at once",
+    "etpi_assets.runs.pool": "runs several experiments at once",
     "etpi_assets.partitions": "names partitions for Dagster",
     "etpi_assets.reports.findings": "rewrites the README's tables",
     "etpi_assets.reports.history": "rewrites the README's tables",
     "etpi_assets.reports.results": "rewrites the README's tables",
-    "etpi_assets.runner": "make run: starts what the planner asks for",
-    "etpi_assets.stopping": "ends a run in order",
+    "etpi_assets.runs.runner": "make run: starts what the planner asks for",
+    "etpi_assets.runs.stopping": "ends a run in order",
     "etpi_assets.specs": "models of specs count through the resolved spec, their methods where they are called",
     "etpi_assets.tasks.pypi_bugs.build": "builds the suite's files once; their fingerprint is in the key",
     "etpi_assets.tasks.pypi_bugs.mutations": "part of that builder",
     "etpi_assets.tasks.pypi_bugs.packages": "part of that builder",
-    "etpi_resources.chat_table": "prints how templates render",
+    "etpi_resources.chat.table": "prints how templates render",
     "etpi_resources.gguf_converter": "used by an export",
-    "etpi_resources.tokenizers.tiny_bpe": "trained the tiny tokenizer once; tokenizer.json is its result",
+    "etpi_resources.chat.tokenizers.tiny_bpe": "trained the tiny tokenizer once; tokenizer.json is its result",
     "etpi_resources.trainers.workers.ranks": "starts a worker's ranks, for the trainers' pipes",
 }
 """Modules that no asset runs, each with why that cannot hide a change; submodules included."""
@@ -242,7 +242,7 @@ PROGRAMS = {
 DATA = {
     "etpi_assets/reports/findings.toml": "the README's tables",
     "etpi_assets/tasks/pypi_bugs/packages.toml": "read by the suite's builder",
-    "etpi_resources/tiny_bases/": "shipped checkpoints, which their content names",
+    "etpi_assets/tiny_bases/": "shipped checkpoints, which their content names",
     "sql/explain/": "etpi explain",
     "sql/checks/": "questions that people ask the catalog",
     "sql/reports/": "questions that people ask the catalog",
@@ -277,7 +277,7 @@ def test_every_module_is_reached_or_explained(everything):
         if (s := versions.CODE.source(m)) and not any(d.digest for d in s.definitions.values())
     }
     left = set(versions.CODE.modules) - everything.keys() - empty - INFRASTRUCTURE.keys()
-    assert {m for m in left if not _explained(m, PROGRAMS)} == set(), "no asset reaches these; see etpi_assets/code"
+    assert {m for m in left if not _explained(m, PROGRAMS)} == set(), "unreached; see etpi_assets/versioning"
     assert {name for name in PROGRAMS if not any(_explained(m, [name]) for m in left)} == set(), "these are reached now"
 
 

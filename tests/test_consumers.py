@@ -19,7 +19,7 @@ from test_curation_assets import Room
 
 from etpi_assets.exports import EXPORTS, export
 from etpi_assets.resources import Resources
-from etpi_resources.chat_format import load_chat_format
+from etpi_resources.chat.format import load_chat_format
 
 CONSUMERS = Path(__file__).parents[1] / ".consumers"
 pytestmark = pytest.mark.skipif(

@@ -14,23 +14,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etpi_assets.rollouts.prompts import render_prompts, steering_text
-from etpi_assets.rollouts.templated.coop_tiny import SUITE
+from etpi_assets.agent.prompts import render_prompts, steering_text
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.calls import run_calls
 from etpi_assets.tasks.checks import NAMES, check_tasks
-from etpi_assets.tasks.coop_tiny import FAMILY
-from etpi_assets.tasks.coop_tiny.features import OPERATIONS, Behaviour, read_code
-from etpi_assets.tasks.coop_tiny.generate import draw_tasks
-from etpi_assets.tasks.coop_tiny.merge import MergeConflict, merge_texts, merge_trees
-from etpi_assets.tasks.coop_tiny.names import is_heldout
-from etpi_assets.tasks.coop_tiny.repositories import LAYOUTS, check_text, read_check
-from etpi_assets.tasks.coop_tiny.texts import REGISTERS
 from etpi_assets.tasks.families import known_families, load_family
 from etpi_assets.tasks.family import Refusal, Task, Verdict
 from etpi_assets.tasks.table import read_tasks, refusal_table, task_table
-from etpi_resources.chat_format import load_chat_format
+from etpi_assets.worlds.coop_tiny import FAMILY
+from etpi_assets.worlds.coop_tiny.conversations import SUITE
+from etpi_assets.worlds.coop_tiny.features import OPERATIONS, Behaviour, read_code
+from etpi_assets.worlds.coop_tiny.generate import draw_tasks
+from etpi_assets.worlds.coop_tiny.merge import MergeConflict, merge_texts, merge_trees
+from etpi_assets.worlds.coop_tiny.repositories import LAYOUTS, check_text, read_check
+from etpi_assets.worlds.coop_tiny.texts import REGISTERS
+from etpi_assets.worlds.names import is_heldout
+from etpi_resources.chat.format import load_chat_format
 from etpi_resources.sandboxes import Environment, Limits, Sandbox
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 

@@ -20,7 +20,7 @@ from etpi_assets.tasks.assets import tasks as tasks_asset
 from etpi_assets.tasks.cooperbench import FAMILY
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Refusal, Task
-from etpi_resources.lake import Lake, Ref
+from etpi_resources.lake.lake import Lake, Ref
 
 RUNS, TASKS = Ref("raw_rollouts", "rollout_set", "cooperbench_logs"), Ref("tasks", "suite", "cooperbench")
 

@@ -17,8 +17,8 @@ from etpi_assets.rollouts import assets as rollouts
 from etpi_assets.scoring import assets as scoring
 from etpi_assets.specs.load import SpecError
 from etpi_assets.tasks import assets as tasks
-from etpi_resources.chat_format import load_chat_format
-from etpi_resources.lake import BlockedInput, Lake, Ref
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.lake.lake import BlockedInput, Lake, Ref
 
 RECIPES = {recipe.node.name: recipe for stage in (tasks, rollouts, scoring, curation) for recipe in stage.ASSETS}
 CURATION = ("selected_trajectories", "tito_pairs", "upweighted_dataset")

@@ -16,7 +16,7 @@ import pytest
 from etpi_assets.resources import Resources
 from etpi_assets.rollouts.assets import raw_rollouts
 from etpi_assets.tasks.assets import tasks
-from etpi_resources.lake import Lake, Ref
+from etpi_resources.lake.lake import Lake, Ref
 
 SUITE = 'extends = "coop_tiny"\n[params]\ntrain = 3\nheldout = 1\nsandbox = "docker"\n'
 SET = 'extends = "coop_tiny_strong"\nsuite = "little"\ntasks = 3\nk = 1\nsandbox = "docker"\n'
@@ -25,7 +25,7 @@ import sys
 from pathlib import Path
 from etpi_assets.resources import Resources
 from etpi_assets.rollouts.assets import raw_rollouts
-from etpi_resources.lake import Lake
+from etpi_resources.lake.lake import Lake
 folder = Path(sys.argv[1])
 raw_rollouts.execute("little", Resources(lake=Lake(folder / "lake"), specs_folder=folder / "specs", concurrency=1))
 """

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from loopback import Loopback, drop, echo_key, hang, status
 
-from etpi_resources.chat_format import load_chat_format
+from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines import EngineUnavailable, Request, Sampler
 from etpi_resources.engines import endpoints as module
 from etpi_resources.engines.endpoints import Endpoints

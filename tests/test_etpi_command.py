@@ -17,7 +17,7 @@ import pytest
 
 from etpi import cli
 from etpi.dagster_home import SETTINGS, prepare_dagster_home
-from etpi_resources.lake import LakeError
+from etpi_resources.lake.lake import LakeError
 
 HEAVY = ("dagster", "torch", "pyarrow", "duckdb", "transformers")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from made_graph import EXPERIMENT, write_spec
 
-from etpi_assets.explain import explain
 from etpi_assets.specs.load import SpecError
-from etpi_resources.lake import Lake, LakeError, Ref
-from etpi_resources.schemas import from_rows
+from etpi_assets.versioning.explain import explain
+from etpi_resources.lake.lake import Lake, LakeError, Ref
+from etpi_resources.lake.schemas import from_rows
 
 
 def test_the_parts_of_a_key_and_what_changed_in_each(world, code):

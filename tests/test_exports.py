@@ -20,12 +20,12 @@ from etpi_assets.curation.merge import expand
 from etpi_assets.exports import EXPORTS, export
 from etpi_assets.exports.atif import document
 from etpi_assets.exports.source import DATASET, ExportSource
+from etpi_assets.importers import IMPORTERS, count_found, import_runs
 from etpi_assets.resources import Resources
-from etpi_assets.rollouts.importers import IMPORTERS, count_found, import_runs
-from etpi_assets.rollouts.records import RolloutRecord
 from etpi_assets.specs.load import SpecError
-from etpi_resources.chat_format import load_chat_format
-from etpi_resources.lake import BlockedInput, MissingInput, Ref
+from etpi_assets.trajectories.records import RolloutRecord
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.lake.lake import BlockedInput, MissingInput, Ref
 
 OF_DATA = [name for name, kind in EXPORTS.items() if kind.assets == DATASET]
 

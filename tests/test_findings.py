@@ -12,8 +12,8 @@ from etpi_assets.reports.findings import Finding, judge
 from etpi_assets.reports.results import render
 from etpi_assets.scoring.intervals import Estimate, difference, rate, wilson
 from etpi_assets.specs.load import load_specs
-from etpi_resources.lake import Lake
-from etpi_resources.schemas import TABLES
+from etpi_resources.lake.lake import Lake
+from etpi_resources.lake.schemas import TABLES
 
 SPECS = load_specs().experiments
 COLUMNS = {column.name for column in TABLES["rl_samples"].schema}

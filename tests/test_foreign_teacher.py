@@ -15,20 +15,20 @@ import pytest
 from hosted_teacher import HostedTeacher
 from made_graph import failures, write_spec
 
+from etpi_assets.agent.actions import format_action, read_actions
+from etpi_assets.agent.loop import Identity, run_rollout
+from etpi_assets.agent.prompts import render_prompts
 from etpi_assets.definitions import build_defs
 from etpi_assets.resources import Resources
-from etpi_assets.rollouts.actions import format_action, read_actions
-from etpi_assets.rollouts.agent import Identity, run_rollout
-from etpi_assets.rollouts.policies.coop_tiny import Skill
-from etpi_assets.rollouts.prompts import render_prompts
-from etpi_assets.rollouts.tables import prompts_of
 from etpi_assets.specs.rollout_set import AgentSection
-from etpi_assets.tasks.coop_tiny import CoopTiny
 from etpi_assets.tasks.family import Task
-from etpi_resources.chat_format import load_chat_format
+from etpi_assets.trajectories.tables import prompts_of
+from etpi_assets.worlds.coop_tiny import CoopTiny
+from etpi_assets.worlds.coop_tiny.policy import Skill
+from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines import Request
 from etpi_resources.engines.scripted import ScriptedEngine
-from etpi_resources.lake import Lake, Ref
+from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 
 pytestmark = pytest.mark.slow

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from etpi_assets.exports import EXPORTS
 from etpi_assets.exports.reference import page
-from etpi_assets.rollouts.importers import IMPORTERS
+from etpi_assets.importers import IMPORTERS
 
 
 def test_the_page_is_current() -> None:

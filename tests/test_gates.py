@@ -9,17 +9,17 @@ import pyarrow as pa
 import pytest
 from made_dataset import CHAT, HELDOUT, TASKS, dataset, default
 
+from etpi_assets.agent.prompts import steering_text
 from etpi_assets.curation import gates, integrity
 from etpi_assets.curation.assets import DATASET, PAIRS, SELECTED, student_prompt
 from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn, make_pairs
 from etpi_assets.curation.steering import Traces
-from etpi_assets.rollouts.prompts import steering_text
 from etpi_assets.scoring.checks import every_rollout_scored
 from etpi_assets.specs.experiment import GatesSection, PairsSection
 from etpi_assets.specs.rollout_set import AgentSection
-from etpi_assets.tasks.coop_tiny import FAMILY
-from etpi_resources.checks import CheckOutcome
-from etpi_resources.schemas import TABLES, from_rows
+from etpi_assets.worlds.coop_tiny import FAMILY
+from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.schemas import TABLES, from_rows
 
 GATES = GatesSection()
 SECTION = PairsSection()

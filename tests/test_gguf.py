@@ -16,10 +16,10 @@ from small_lake import put
 from etpi.cli import main
 from etpi_assets.exports import export
 from etpi_assets.resources import Resources
-from etpi_resources.chat_format import load_chat_format
-from etpi_resources.checks import CheckOutcome
+from etpi_resources.chat.format import load_chat_format
 from etpi_resources.gguf_converter import CONVERTER_VARIABLE, NotConverted, convert, converter
-from etpi_resources.lake import BlockedInput, Lake, MissingInput
+from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.lake import BlockedInput, Lake, MissingInput
 
 STAND_IN = """
 import json, os, sys

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etpi_assets.specs.rollout_set import AgentSection, RolloutSetSpec
-from etpi_resources.chat_format import ChatFormat, load_chat_format
-from etpi_resources.grammars import ThinkGrammar
+from etpi_resources.chat.format import ChatFormat, load_chat_format
+from etpi_resources.chat.grammars import ThinkGrammar
 
 HAS_QWEN = find_spec("dashscope") is not None
 NAMES = ["tiny", *(["qwen3"] if HAS_QWEN else [])]

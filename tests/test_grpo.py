@@ -20,11 +20,11 @@ from etpi_assets.graph import GRAPH
 from etpi_assets.resources import Resources
 from etpi_assets.specs.training import RLSection
 from etpi_assets.tasks.table import task_table
-from etpi_assets.tasks.terminal_tiny.generate import draw_tasks
 from etpi_assets.training import assets, grpo_checks
-from etpi_resources.catalog import build, connect
-from etpi_resources.lake import Lake, Ref, folder_hash
-from etpi_resources.schemas import empty, from_rows
+from etpi_assets.worlds.terminal_tiny.generate import draw_tasks
+from etpi_resources.lake.catalog import build, connect
+from etpi_resources.lake.lake import Lake, Ref, folder_hash
+from etpi_resources.lake.schemas import empty, from_rows
 from etpi_resources.trainers.policy_link import Sample
 from etpi_resources.trainers.workers import grpo_worker
 from etpi_resources.trainers.workers.checkpointing import load_model
@@ -249,7 +249,7 @@ def test_one_step_is_the_policy_gradient_of_the_given_advantages(tmp_path, base,
     (tmp_path / CONFIG_FILE).write_text(json.dumps(config))
     model = load_model(base, torch.float32)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    from etpi_resources.chat_format import load_chat_format
+    from etpi_resources.chat.format import load_chat_format
 
     config["chat_template"] = load_chat_format("tiny").template
     (tmp_path / CONFIG_FILE).write_text(json.dumps(config))
@@ -268,7 +268,7 @@ def test_one_step_is_the_policy_gradient_of_the_given_advantages(tmp_path, base,
 
 
 def test_rollouts_of_another_policy_are_not_learnt_from_where_a_bound_is_given(tmp_path, base):
-    from etpi_resources.chat_format import load_chat_format
+    from etpi_resources.chat.format import load_chat_format
 
     config = config_of(base) | {"chat_template": load_chat_format("tiny").template}
     (tmp_path / CONFIG_FILE).write_text(json.dumps(config))

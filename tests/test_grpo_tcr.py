@@ -17,8 +17,8 @@ from etpi_assets.specs.load import SHIPPED, load_specs
 from etpi_assets.specs.training import TrainSection
 from etpi_assets.tasks.assets import tasks
 from etpi_assets.tasks.families import load_family
-from etpi_resources.chat_format import load_chat_format
-from etpi_resources.lake import Lake, Ref
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.trainers.workers import grpo_worker
 from etpi_resources.trainers.workers.plan import Plan
 
@@ -50,7 +50,7 @@ def test_the_full_size_is_the_reference_s(tmp_path):
 def test_it_says_what_hardware_it_wants_and_what_its_library_chose():
     assert "one GPU of 141 GB" in FULL.notes and "shards them with FSDP" in FULL.notes
 
-    text = (SHIPPED / "experiments" / "grpo_tcr_4b.toml").read_text()
+    text = (SHIPPED / "experiments/full_size/grpo_tcr_4b.toml").read_text()
     pinned = [line.split("=")[0].strip() for line in text.splitlines() if "library default, not stated" in line]
     assert {"learning_rate", "optimizer", "advantage_eps", "temperature", "mask_truncated"} <= set(pinned)
 

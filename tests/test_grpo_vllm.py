@@ -17,7 +17,7 @@ from tiny_training import make_speaking_base
 
 from etpi_assets.training.grpo import WORKER
 from etpi_resources.engines.vllm_server import PROGRAM_VARIABLE
-from etpi_resources.lake import Lake
+from etpi_resources.lake.lake import Lake
 from etpi_resources.trainers.pipes import WorkerFailed
 
 pytestmark = pytest.mark.slow

@@ -17,8 +17,8 @@ from made_serving import NEEDS_VLLM
 from test_grpo import KILLED, make, prepared
 from test_grpo_vllm import BY_VLLM, LORA, judge, processes
 
-from etpi_resources.chat_format import load_chat_format
-from etpi_resources.locks import file_lock
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.process.locks import file_lock
 
 pytestmark = NEEDS_VLLM
 

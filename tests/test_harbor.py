@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from container_engine import IMAGE
 
-from etpi_assets.rollouts.agent import SUBMIT, Identity, run_rollout
-from etpi_assets.rollouts.policies.oracle import null_policy, reference_policy
+from etpi_assets.agent.loop import SUBMIT, Identity, run_rollout
+from etpi_assets.agent.oracle import null_policy, reference_policy
 from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Refusal, Task
-from etpi_resources.chat_format import load_chat_format
+from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes import SandboxFactory
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory

@@ -16,24 +16,23 @@ from hypothesis import strategies as st
 from test_cooperbench_suite import PATCH
 from test_curation_assets import Room
 
+from etpi_assets.agent.actions import read_actions
 from etpi_assets.curation import gates
 from etpi_assets.evaluation.probes import prompt_parity
 from etpi_assets.graph import GRAPH
 from etpi_assets.reports import facts, history, html
 from etpi_assets.resources import Resources
-from etpi_assets.rollouts.actions import read_actions
-from etpi_assets.rollouts.templated.plan_first.paths import FIXED, choose
-from etpi_assets.rollouts.templated.plan_first.script import Seat, turns
+from etpi_assets.rollouts.plan_first.paths import FIXED, choose
+from etpi_assets.rollouts.plan_first.script import Seat, turns
 from etpi_assets.scoring.intervals import wilson
 from etpi_assets.specs import assets as spec_assets
 from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.planner import plan
 from etpi_assets.specs.published import figures
 from etpi_assets.specs.rollout_set import ScoringSection, TemplatedSection
-from etpi_resources import catalog
-from etpi_resources.chat_format import load_chat_format
-from etpi_resources.lake import Lake, Ref
-from etpi_resources.schemas import empty
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.lake.lake import Lake, Ref, catalog
+from etpi_resources.lake.schemas import empty
 from etpi_resources.trainers.workers.plan import make_plan
 
 SPECS = load_specs()

@@ -28,11 +28,11 @@ from made_rows import (
 )
 from test_importers import JUNK, places, replaced
 
-from etpi_assets.rollouts.importers import IMPORTERS, count_found, detect, import_runs
-from etpi_assets.rollouts.records import RolloutRecord
-from etpi_assets.rollouts.tables import from_tables, to_tables
+from etpi_assets.importers import IMPORTERS, count_found, detect, import_runs
 from etpi_assets.tasks.family import Refusal
-from etpi_resources.chat_format import load_chat_format
+from etpi_assets.trajectories.records import RolloutRecord
+from etpi_assets.trajectories.tables import from_tables, to_tables
+from etpi_resources.chat.format import load_chat_format
 
 
 def only(path: Path, format: str = "auto", **options: Any) -> RolloutRecord:

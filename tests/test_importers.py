@@ -28,12 +28,12 @@ from made_runs import (
     write,
 )
 
-from etpi_assets.rollouts.importers import detect, find_units, import_runs
-from etpi_assets.rollouts.importers.cooperbench import outcome
-from etpi_assets.rollouts.importers.source import to_utc
-from etpi_assets.rollouts.records import RolloutRecord
-from etpi_assets.rollouts.tables import from_tables, to_tables
+from etpi_assets.importers import detect, find_units, import_runs
+from etpi_assets.importers.cooperbench import outcome
+from etpi_assets.importers.source import to_utc
 from etpi_assets.tasks.family import Refusal
+from etpi_assets.trajectories.records import RolloutRecord
+from etpi_assets.trajectories.tables import from_tables, to_tables
 
 
 def taken(root: Path, format: str = "auto", options: dict[str, Any] | None = None) -> list[RolloutRecord]:

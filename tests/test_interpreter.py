@@ -7,24 +7,24 @@ from typing import Any
 
 import pytest
 
-from etpi_assets.rollouts.agent import Identity, run_rollout
-from etpi_assets.rollouts.interpreter import cell_command, cell_in, cell_of
-from etpi_assets.rollouts.policies.arithmetic_tiny import GIVEN_UP, ArithmeticSkill, ArithmeticTinyPolicy, answer, call
-from etpi_assets.rollouts.records import RolloutRecord
-from etpi_assets.rollouts.tables import to_tables
-from etpi_assets.rollouts.templated.arithmetic_tiny import ArithmeticSandbox, conversations, exercises
-from etpi_assets.rollouts.templated.emulated import UnknownCommand
+from etpi_assets.agent.interpreter import cell_command, cell_in, cell_of
+from etpi_assets.agent.loop import Identity, run_rollout
 from etpi_assets.scoring.behaviours import score
 from etpi_assets.scoring.rewards import tools
 from etpi_assets.scoring.rewards.attempt import Attempt, attempt_of
 from etpi_assets.specs.rollout_set import AgentSection, ScoringSection
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import ANSWER, Task
-from etpi_resources.chat_format import load_chat_format
+from etpi_assets.trajectories.records import RolloutRecord
+from etpi_assets.trajectories.tables import to_tables
+from etpi_assets.worlds.arithmetic_tiny.conversations import ArithmeticSandbox, conversations, exercises
+from etpi_assets.worlds.arithmetic_tiny.policy import GIVEN_UP, ArithmeticSkill, ArithmeticTinyPolicy, answer, call
+from etpi_assets.worlds.emulated import UnknownCommand
+from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
+from etpi_resources.lake.schemas import empty
 from etpi_resources.sandboxes import Limits
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
-from etpi_resources.schemas import empty
 
 FAMILY = load_family("arithmetic_tiny")
 TASK = next(t for t in FAMILY.load("s", 0, {"train": 1, "heldout": 0}) if isinstance(t, Task))

@@ -19,12 +19,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etpi_resources import parquet
-from etpi_resources.checks import CheckOutcome
-from etpi_resources.lake import BlockedInput, Lake, LakeError, MissingInput, Ref
-from etpi_resources.locks import LockHeld
-from etpi_resources.parquet import SchemaMismatch
-from etpi_resources.schemas import empty, from_rows
+from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.lake import BlockedInput, Lake, LakeError, MissingInput, Ref, parquet
+from etpi_resources.lake.parquet import SchemaMismatch
+from etpi_resources.lake.schemas import empty, from_rows
+from etpi_resources.process.locks import LockHeld
 
 PAIRS = Ref("tito_pairs", "experiment", "plan_first")
 

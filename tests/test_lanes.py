@@ -14,12 +14,13 @@ import pytest
 from made_graph import write_spec
 from small_specs import DATA_ALONE, write_small_specs
 
-from etpi_assets import lanes, resources
+from etpi_assets import resources
 from etpi_assets.asset_run import shared_lock
+from etpi_assets.runs import pool as lanes
 from etpi_assets.specs.load import load_specs
-from etpi_resources.lake import Lake, Ref
-from etpi_resources.progress import LANE
-from etpi_resources.supervise import descendants
+from etpi_resources.lake.lake import Lake, Ref
+from etpi_resources.process.progress import LANE
+from etpi_resources.process.supervise import descendants
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -130,7 +131,7 @@ def _lane_of(pid: int) -> str | None:
     """The number of the lane that a process is; None for a supervisor of it."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     given = dict(pair.split(b"=", 1) for pair in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if b"=" in pair)
-    return given.get(b"ETPI_LANE", b"").decode() if words[1:3] == [b"-m", b"etpi_assets.lanes"] else None
+    return given.get(b"ETPI_LANE", b"").decode() if words[1:3] == [b"-m", b"etpi_assets.runs.pool"] else None
 
 
 def test_a_shared_accelerator_is_one_lane(monkeypatch):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from etpi_assets.evaluation.metrics import measure, teacher_of, threshold_checks
 from etpi_assets.scoring.intervals import decide, mean, rate, wilson
-from etpi_resources.schemas import from_rows
+from etpi_resources.lake.schemas import from_rows
 
 
 def test_wilson_matches_published_values():

@@ -13,12 +13,12 @@ from etpi_assets.curation.retokenise import retokenise
 from etpi_assets.resources import Resources
 from etpi_assets.rollouts.assets import raw_rollouts
 from etpi_assets.specs.load import SpecError
-from etpi_assets.tasks.coop_tiny import CoopTiny
 from etpi_assets.tasks.family import Task
 from etpi_assets.tasks.table import task_table
-from etpi_resources.chat_format import load_chat_format
+from etpi_assets.worlds.coop_tiny import CoopTiny
+from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines import EngineUnavailable
-from etpi_resources.lake import Lake, LakeError, Ref
+from etpi_resources.lake.lake import Lake, LakeError, Ref
 
 TASKS = [t for t in CoopTiny().load("little", 0, {"train": 2, "heldout": 1}) if isinstance(t, Task)]
 KEY = "sk-planted-4711"

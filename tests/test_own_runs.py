@@ -10,15 +10,15 @@ import pyarrow.parquet as pq
 import pytest
 from test_curation_assets import Room
 
+from etpi_assets.agent.actions import read_actions
 from etpi_assets.exports import export
+from etpi_assets.importers import import_runs
 from etpi_assets.resources import Resources
-from etpi_assets.rollouts.actions import read_actions
-from etpi_assets.rollouts.importers import import_runs
-from etpi_assets.rollouts.records import RolloutRecord
-from etpi_assets.rollouts.tables import iter_turns
-from etpi_resources.chat_format import load_chat_format
-from etpi_resources.lake import Ref
-from etpi_resources.tool_forms import structured
+from etpi_assets.trajectories.records import RolloutRecord
+from etpi_assets.trajectories.tables import iter_turns
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.chat.tool_forms import structured
+from etpi_resources.lake.lake import Ref
 
 pytest.importorskip("dashscope", reason="the qwen3 vocabulary comes with etpi[import]")
 

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_dataset import CHAT, dataset, default, rollouts
 
+from etpi_assets.agent.actions import format_action, read_actions
+from etpi_assets.agent.tools import tool_schemas
 from etpi_assets.curation.captured import captured_agents
 from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn, format_tokens, make_pairs
 from etpi_assets.curation.steering import FirstPrompt
 from etpi_assets.curation.strip_think import has_think
-from etpi_assets.rollouts.actions import format_action, read_actions
-from etpi_assets.rollouts.tables import iter_prompts
-from etpi_assets.rollouts.tools import tool_schemas
 from etpi_assets.specs.experiment import PairsSection
-from etpi_resources.chat_format import load_chat_format
+from etpi_assets.trajectories.tables import iter_prompts
+from etpi_resources.chat.format import load_chat_format
 
 NATIVE = PairsSection()
 KEEP = PairsSection(strip_think=False, history_think="keep", drop_unparseable=False)

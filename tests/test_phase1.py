@@ -13,8 +13,8 @@ from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.planner import plan
 from etpi_assets.training import pointers
 from etpi_assets.training.assets import sft_checkpoint
-from etpi_resources.grammars import SLOTS
-from etpi_resources.lake import Lake
+from etpi_resources.chat.grammars import SLOTS
+from etpi_resources.lake.lake import Lake
 from etpi_resources.trainers.workers.plan import make_plan
 from etpi_resources.trainers.workers.sft_worker import lora_config, sft_arguments
 

@@ -8,11 +8,11 @@ import pytest
 from made_graph import EXPERIMENT, ROLLOUT_SET, write_spec
 
 from etpi_assets.asset_run import AssetRun, CodeChanged
-from etpi_assets.changes import NotAcceptable, accept, accept_all
 from etpi_assets.graph import GRAPH
 from etpi_assets.specs import planner
 from etpi_assets.specs.load import SpecError
-from etpi_resources.lake import BlockedInput, LakeError, MissingInput, Ref
+from etpi_assets.versioning.acceptance import NotAcceptable, accept, accept_all
+from etpi_resources.lake.lake import BlockedInput, LakeError, MissingInput, Ref
 
 CHAIN = [name for name, node in GRAPH.items() if node.set != "all"]
 

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from etpi_assets.rollouts.actions import read_actions
-from etpi_assets.rollouts.agent import Identity, run_rollout
-from etpi_assets.rollouts.policies.coop_tiny import BASE_HABITS, CoopTinyPolicy, Skill
-from etpi_assets.rollouts.records import AgentRecord, RolloutRecord
-from etpi_assets.rollouts.templated.coop_tiny import transcripts
-from etpi_assets.rollouts.templated.emulated import EmulatedFactory, EmulatedSandbox, UnknownCommand
+from etpi_assets.agent.actions import read_actions
+from etpi_assets.agent.loop import Identity, run_rollout
 from etpi_assets.specs.rollout_set import AgentSection, ScoringSection
-from etpi_assets.tasks.coop_tiny import FAMILY, CoopTiny
-from etpi_assets.tasks.coop_tiny.generate import draw_tasks
 from etpi_assets.tasks.family import Task, Verdict
-from etpi_resources.chat_format import load_chat_format
+from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
+from etpi_assets.worlds.coop_tiny import FAMILY, CoopTiny
+from etpi_assets.worlds.coop_tiny.conversations import transcripts
+from etpi_assets.worlds.coop_tiny.generate import draw_tasks
+from etpi_assets.worlds.coop_tiny.policy import BASE_HABITS, CoopTinyPolicy, Skill
+from etpi_assets.worlds.emulated import EmulatedFactory, EmulatedSandbox, UnknownCommand
+from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes import SandboxFactory
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory

@@ -14,12 +14,12 @@ import test_sft_worker
 import tiny_training
 from recording_worker import RECORDER
 
-from etpi_assets.rollouts import tiny_base
 from etpi_assets.specs.rollout_set import TinySection
 from etpi_assets.specs.training import RLSection, TrainSection
+from etpi_assets.tiny_bases import recipe as tiny_base
 from etpi_assets.training import device, grpo, sft
-from etpi_resources.chat_format import load_chat_format
-from etpi_resources.lake import Ref
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.lake.lake import Ref
 from etpi_resources.trainers.pipes import WorkerFailed, run_worker
 from etpi_resources.trainers.workers.precision import Gpu, overruled, training_dtype
 

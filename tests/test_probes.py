@@ -10,7 +10,7 @@ import pytest
 
 from etpi_assets.evaluation import probes
 from etpi_resources.engines import Completion, Served
-from etpi_resources.lake import folder_hash
+from etpi_resources.lake.lake import folder_hash
 
 HERE = Path(__file__).parent
 

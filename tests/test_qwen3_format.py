@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etpi_resources.chat_format import load_chat_format
-from etpi_resources.tokenizers import qwen3
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.chat.tokenizers import qwen3
 
 pytestmark = pytest.mark.skipif(
     find_spec("dashscope") is None, reason="dashscope, which ships the ranks, is not installed"
@@ -71,7 +71,7 @@ def test_text_survives(text: str) -> None:
 
 def test_no_client_is_imported_for_it() -> None:
     code = (
-        "import sys; from etpi_resources.tokenizers.qwen3 import load_tokenizer, chat_template; load_tokenizer(); "
+        "import sys; from etpi_resources.chat.tokenizers.qwen3 import load_tokenizer, chat_template; load_tokenizer(); "
         "chat_template(); print([m for m in ('dashscope', 'trl', 'torch', 'aiohttp') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

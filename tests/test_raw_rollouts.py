@@ -10,11 +10,11 @@ import pytest
 
 from etpi_assets.resources import Resources
 from etpi_assets.rollouts.assets import raw_rollouts
-from etpi_assets.rollouts.tables import from_tables, prompts_of
 from etpi_assets.specs.load import SpecError
 from etpi_assets.tasks.assets import tasks
-from etpi_resources.chat_format import load_chat_format
-from etpi_resources.lake import Lake, Ref
+from etpi_assets.trajectories.tables import from_tables, prompts_of
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.lake.lake import Lake, Ref
 
 SUITE = 'extends = "coop_tiny"\n[params]\ntrain = 6\nheldout = 2\n'
 SET = 'extends = "coop_tiny_strong"\nsuite = "little"\ntasks = 4\n'

@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 
-from etpi_assets.rollouts.agent import Identity, run_rollout
-from etpi_assets.rollouts.policies.repo_fix_tiny import RepoFixPolicy, RepoFixSkill
-from etpi_assets.rollouts.records import RolloutRecord
-from etpi_assets.rollouts.templated.emulated import EmulatedFactory
-from etpi_assets.rollouts.templated.repo_fix_tiny import RepoFixSandbox, conversations, exercises
+from etpi_assets.agent.loop import Identity, run_rollout
 from etpi_assets.scoring.structure import adheres
 from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.rollout_set import AgentSection, EngineSection, TinySection
 from etpi_assets.tasks.checks import check_tasks
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Refusal, Task
-from etpi_assets.tasks.repo_fix_tiny import judge
-from etpi_assets.tasks.repo_fix_tiny.generate import NOTES, draw_tasks
-from etpi_resources.chat_format import load_chat_format
+from etpi_assets.trajectories.records import RolloutRecord
+from etpi_assets.worlds.emulated import EmulatedFactory
+from etpi_assets.worlds.repo_fix_tiny import judge
+from etpi_assets.worlds.repo_fix_tiny.conversations import RepoFixSandbox, conversations, exercises
+from etpi_assets.worlds.repo_fix_tiny.generate import NOTES, draw_tasks
+from etpi_assets.worlds.repo_fix_tiny.policy import RepoFixPolicy, RepoFixSkill
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.chat.grammars import ThinkGrammar
 from etpi_resources.engines.scripted import ScriptedEngine
-from etpi_resources.grammars import ThinkGrammar
 from etpi_resources.sandboxes import SandboxFactory
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 

@@ -23,9 +23,9 @@ from etpi_assets.resources import Resources
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_resources import charts
-from etpi_resources.chat_format import load_chat_format
-from etpi_resources.lake import Lake, Ref
-from etpi_resources.schemas import empty, from_rows
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.lake.lake import Lake, Ref
+from etpi_resources.lake.schemas import empty, from_rows
 
 SPEC = ExperimentSpec(title="Plan <first> & go", rollout_sets=("strong",))
 IMPORTED = {"title": "t", "kind": "imported", "path": "x", "license": "cc-by-4.0"}

@@ -19,7 +19,7 @@ from etpi_assets.tasks import cooperbench, r2e, swe_bench
 from etpi_assets.tasks.assets import tasks as tasks_asset
 from etpi_assets.tasks.family import Refusal, Task
 from etpi_assets.tasks.frozen import counted_changes
-from etpi_resources.lake import Lake, Ref
+from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.sandboxes import Environment, SandboxFactory
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 from etpi_resources.sandboxes.docker import DockerFactory

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_runs import PAIR_OPTIONS, bare_list, pair_run, windowed_history, write
 
+from etpi_assets.agent.actions import read_actions
 from etpi_assets.curation.retokenise import conversation, retokenise
 from etpi_assets.curation.student_form import StudentForm, format_call, observation_text, turn_text
-from etpi_assets.rollouts.actions import read_actions
-from etpi_assets.rollouts.importers import import_runs
-from etpi_assets.rollouts.records import RolloutRecord
-from etpi_assets.rollouts.tables import to_tables
-from etpi_resources.chat_format import ChatFormat, load_chat_format
+from etpi_assets.importers import import_runs
+from etpi_assets.trajectories.records import RolloutRecord
+from etpi_assets.trajectories.tables import to_tables
+from etpi_resources.chat.format import ChatFormat, load_chat_format
 
 HAS_QWEN = find_spec("dashscope") is not None
 needs_qwen = pytest.mark.skipif(not HAS_QWEN, reason="dashscope, which ships the Qwen3 ranks, is not installed")

@@ -9,20 +9,20 @@ from itertools import islice
 
 import pytest
 
-from etpi_assets.rollouts.agent import Identity
-from etpi_assets.rollouts.records import AgentRecord, RolloutRecord, Turn
+from etpi_assets.agent.loop import Identity
 from etpi_assets.scoring.rewards import functions
 from etpi_assets.scoring.rewards.attempt import BadReward
 from etpi_assets.scoring.rewards.rescore import as_applied, score_again
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.specs.training import RewardTerm, RLSection
 from etpi_assets.tasks.families import load_family
-from etpi_assets.tasks.terminal_tiny.generate import KEYWORDS, draw_tasks
 from etpi_assets.training.rounds import Ground, RolloutsFailed, Rounds, as_sequence, drop_after, read_rounds
-from etpi_resources.chat_format import load_chat_format
+from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, Turn
+from etpi_assets.worlds.terminal_tiny.generate import KEYWORDS, draw_tasks
+from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines import Completion, Request
+from etpi_resources.lake.schemas import from_rows
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
-from etpi_resources.schemas import from_rows
 
 CHAT = load_chat_format("tiny")
 TASKS = list(islice(draw_tasks("s", 0, "train"), 8))

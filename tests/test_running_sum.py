@@ -8,13 +8,11 @@ from itertools import accumulate
 import pyarrow as pa
 import pytest
 
+from etpi_assets.agent import loop
+from etpi_assets.agent.loop import Identity, run_rollout
 from etpi_assets.curation import integrity
 from etpi_assets.curation.captured import captured_agents
 from etpi_assets.curation.pairs import make_pairs
-from etpi_assets.rollouts import agent as loop
-from etpi_assets.rollouts.agent import Identity, run_rollout
-from etpi_assets.rollouts.policies.running_sum import RunningSumPolicy
-from etpi_assets.rollouts.tables import to_tables
 from etpi_assets.specs.experiment import PairsSection
 from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.rollout_set import AgentSection
@@ -22,7 +20,9 @@ from etpi_assets.specs.training import RLSection
 from etpi_assets.tasks.checks import check_tasks
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Refusal, Task
-from etpi_resources.chat_format import load_chat_format
+from etpi_assets.trajectories.tables import to_tables
+from etpi_assets.worlds.running_sum.policy import RunningSumPolicy
+from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from etpi_assets.curation.select import counts_reconcile, select
 from etpi_assets.specs.experiment import SelectSection
-from etpi_resources.schemas import from_rows
+from etpi_resources.lake.schemas import from_rows
 
 ALL = SelectSection(min_reward=None, require=(), shortest_correct=False)
 SHORTEST = SelectSection(require=())

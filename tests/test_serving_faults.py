@@ -19,10 +19,10 @@ from etpi_assets.definitions import STAGES
 from etpi_assets.evaluation import assets as evaluation
 from etpi_assets.resources import Resources
 from etpi_assets.specs.experiment import ServingSection
-from etpi_resources.chat_format import ChatFormat, load_chat_format
+from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.engines import Completion, Engine, Request
 from etpi_resources.engines.serving import Checkpoint, Serving, TransformersServing
-from etpi_resources.lake import BlockedInput, Lake, Ref, folder_hash
+from etpi_resources.lake.lake import BlockedInput, Lake, Ref, folder_hash
 
 pytestmark = pytest.mark.slow
 

@@ -24,7 +24,7 @@ from tiny_training import learnable, make_base, write
 
 from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.training import TrainSection
-from etpi_resources.supervise import descendants
+from etpi_resources.process.supervise import descendants
 from etpi_resources.trainers.pipes import WorkerFailed, run_worker
 from etpi_resources.trainers.workers import sft_worker
 from etpi_resources.trainers.workers.plan import MicroBatch

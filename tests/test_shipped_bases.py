@@ -10,11 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from etpi_assets.rollouts import rebuild_bases, shipped_bases, tiny_base
 from etpi_assets.specs.load import SHIPPED, load_specs
 from etpi_assets.specs.rollout_set import TinySection
-from etpi_resources.chat_format import load_chat_format
-from etpi_resources.lake import Lake, LakeError, folder_hash, sha256_of
+from etpi_assets.tiny_bases import rebuild as rebuild_bases
+from etpi_assets.tiny_bases import recipe as tiny_base
+from etpi_assets.tiny_bases import shipped as shipped_bases
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.lake.lake import Lake, LakeError, folder_hash, sha256_of
 
 USED = rebuild_bases.used_by_shipped_specs()
 WORLDS = [section.world for section, _ in USED]

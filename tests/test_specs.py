@@ -12,7 +12,7 @@ from etpi_assets.specs.load import MODELS, SpecError, load_specs
 from etpi_assets.specs.paths import PathError, expand, fingerprint
 from etpi_assets.specs.planner import plan
 from etpi_assets.specs.training import RLSection
-from etpi_resources.lake import Lake
+from etpi_resources.lake.lake import Lake
 
 
 @pytest.fixture

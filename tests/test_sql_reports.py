@@ -11,8 +11,7 @@ import pytest
 import small_lake
 
 from etpi_assets.graph import GRAPH
-from etpi_resources import catalog
-from etpi_resources.lake import Lake
+from etpi_resources.lake.lake import Lake, catalog
 
 REPORTS = {file.stem: file for file in sorted((catalog.sql_folder() / "reports").glob("*.sql"))}
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from etpi_assets.agent.prompts import render_prompts, steering_text
 from etpi_assets.curation.steering import FirstPrompt, Traces, segments, splice
-from etpi_assets.rollouts.prompts import render_prompts, steering_text
 from etpi_assets.specs.rollout_set import AgentSection
-from etpi_assets.tasks.coop_tiny import FAMILY
-from etpi_assets.tasks.coop_tiny.generate import draw_tasks
-from etpi_resources.chat_format import load_chat_format
+from etpi_assets.worlds.coop_tiny import FAMILY
+from etpi_assets.worlds.coop_tiny.generate import draw_tasks
+from etpi_resources.chat.format import load_chat_format
 
 CHAT = load_chat_format("tiny")
 TASK = next(islice(draw_tasks("steer", 0, "train"), 1))

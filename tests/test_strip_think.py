@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from etpi_assets.agent import think
 from etpi_assets.curation.strip_think import (
     AFTER_CALL,
     EMPTY,
@@ -17,8 +18,7 @@ from etpi_assets.curation.strip_think import (
     strip_history,
     strip_output,
 )
-from etpi_assets.rollouts import think
-from etpi_resources.chat_format import ChatFormat, load_chat_format
+from etpi_resources.chat.format import ChatFormat, load_chat_format
 
 CHAT = load_chat_format("tiny")
 QWEN = load_chat_format("qwen3")

@@ -14,9 +14,9 @@ from etpi_assets.evaluation.metrics import measure
 from etpi_assets.scoring.behaviours import score
 from etpi_assets.scoring.structure import adheres, score_turns, structure_of
 from etpi_assets.specs.rollout_set import AgentSection, GrammarSection, ScoringSection
-from etpi_resources.chat_format import load_chat_format
-from etpi_resources.grammars import ThinkGrammar
-from etpi_resources.schemas import empty, from_rows
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.chat.grammars import ThinkGrammar
+from etpi_resources.lake.schemas import empty, from_rows
 
 GRAMMAR = ThinkGrammar.of()
 BLOCK = "<think>\nSTATE: tests fail\nACTION: read a.py\nEXPECT: a bug\n</think>"

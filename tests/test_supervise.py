@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from etpi_resources.supervise import descendants, supervised
+from etpi_resources.process.supervise import descendants, supervised
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -28,7 +28,7 @@ wait
 
 CALLER = """
 import subprocess, sys
-from etpi_resources.supervise import supervised
+from etpi_resources.process.supervise import supervised
 process = subprocess.Popen(supervised(["sh", "-c", sys.argv[1]], grace={grace}))
 print(process.pid, flush=True)
 process.wait()

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etpi_assets.rollouts.agent import rollout_id
-from etpi_assets.rollouts.checks import counts_reconcile, native_ids_present, prompts_reconstruct
+from etpi_assets.agent.loop import rollout_id
 from etpi_assets.rollouts.journal import from_line, to_line
-from etpi_assets.rollouts.records import Action, AgentRecord, Message, RolloutRecord, Turn
-from etpi_assets.rollouts.tables import captured_digest, from_tables, prompts_of, to_tables, worst_exit
 from etpi_assets.tasks.family import Task
-from etpi_resources.schemas import TABLES
+from etpi_assets.trajectories.checks import counts_reconcile, native_ids_present, prompts_reconstruct
+from etpi_assets.trajectories.records import Action, AgentRecord, Message, RolloutRecord, Turn
+from etpi_assets.trajectories.tables import captured_digest, from_tables, prompts_of, to_tables, worst_exit
+from etpi_resources.lake.schemas import TABLES
 
 IDS = st.lists(st.integers(0, 9), max_size=6)
 TEXT = st.text(st.characters(blacklist_categories=("Cs",)), max_size=8)

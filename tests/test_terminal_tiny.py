@@ -8,18 +8,18 @@ from itertools import islice
 
 import pytest
 
-from etpi_assets.rollouts.agent import Identity, run_rollout
-from etpi_assets.rollouts.contract import read_contract
-from etpi_assets.rollouts.policies.terminal_tiny import TerminalSkill, TerminalTinyPolicy
+from etpi_assets.agent.contract import read_contract
+from etpi_assets.agent.loop import Identity, run_rollout
 from etpi_assets.scoring.rewards.terminal import asked_verbs, run_verbs
 from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.checks import check_tasks
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Refusal, Task
-from etpi_assets.tasks.terminal_tiny import judge
-from etpi_assets.tasks.terminal_tiny.generate import KEYWORDS, KINDS, draw_tasks
-from etpi_resources.chat_format import load_chat_format
+from etpi_assets.worlds.terminal_tiny import judge
+from etpi_assets.worlds.terminal_tiny.generate import KEYWORDS, KINDS, draw_tasks
+from etpi_assets.worlds.terminal_tiny.policy import TerminalSkill, TerminalTinyPolicy
+from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 

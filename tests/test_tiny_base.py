@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from etpi_assets.rollouts import tiny_base as base
 from etpi_assets.specs.rollout_set import TinySection
-from etpi_resources.chat_format import load_chat_format
-from etpi_resources.lake import Lake
+from etpi_assets.tiny_bases import recipe as base
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.lake.lake import Lake
 from etpi_resources.trainers.pipes import run_worker
 from etpi_resources.trainers.workers.base_worker import _backward
 from etpi_resources.trainers.workers.induction import put_copying_heads

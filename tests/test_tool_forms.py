@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etpi_resources.tool_forms import FORMS, Call, message_calls, structured
-from etpi_resources.tool_forms.template import Apply, TemplateForm, UnknownToolForm
+from etpi_resources.chat.tool_forms import FORMS, Call, message_calls, structured
+from etpi_resources.chat.tool_forms.template import Apply, TemplateForm, UnknownToolForm
 
 TRL = Path(pytest.importorskip("trl").__file__ or "").parent / "chat_templates"
 OF_TEMPLATES = {

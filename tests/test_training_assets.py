@@ -20,8 +20,8 @@ from etpi_assets.resources import Resources
 from etpi_assets.specs.training import BaseSection, TrainSection
 from etpi_assets.training import assets, pointers, sft, sft_checks
 from etpi_assets.training.curves import loss_plot
-from etpi_resources.lake import BlockedInput, Lake, LakeError, Ref, folder_hash
-from etpi_resources.schemas import empty, from_rows
+from etpi_resources.lake.lake import BlockedInput, Lake, LakeError, Ref, folder_hash
+from etpi_resources.lake.schemas import empty, from_rows
 from etpi_resources.trainers.pipes import WorkerFailed
 
 RECIPES = {recipe.node.name: recipe for recipe in assets.ASSETS}

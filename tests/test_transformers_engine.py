@@ -14,11 +14,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etpi_resources.chat_format import load_chat_format
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.chat.grammars import ThinkGrammar
 from etpi_resources.engines import Completion, Engine, Request, Sampler
 from etpi_resources.engines.slots import ATTENTION, Slots, layer_kinds
 from etpi_resources.engines.transformers import TransformersEngine, _Row, _sample
-from etpi_resources.grammars import ThinkGrammar
 
 
 @pytest.fixture(scope="module", params=["full attention", "hybrid"])

@@ -232,7 +232,7 @@ def test_a_model_that_ignores_the_layout_is_found_out(monkeypatch):
     ],
 )
 def test_a_sequence_that_is_no_tree_is_refused_by_name(tmp_path, change, words):
-    from etpi_resources.schemas import from_rows
+    from etpi_resources.lake.schemas import from_rows
 
     _, sequences, _ = built(pairs_of(FORK))
     broken = from_rows("sequences", [sequences.to_pylist()[0] | change])

@@ -17,11 +17,11 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from etpi_assets.curation import integrity
 from etpi_assets.curation.merge import branches, expand, merge, saving
 from etpi_assets.curation.upweight import validation_repos, weigh
-from etpi_assets.rollouts.tables import iter_prompts
 from etpi_assets.specs.experiment import DatasetSection
+from etpi_assets.trajectories.tables import iter_prompts
 from etpi_resources.labels import IGNORE_INDEX
+from etpi_resources.lake.schemas import from_rows
 from etpi_resources.prefix_tree import Tree
-from etpi_resources.schemas import from_rows
 from etpi_resources.trainers.workers.collate import read_sequences
 
 

@@ -31,23 +31,22 @@ from made_serving import (
     start,
 )
 
+from etpi_assets.agent.prompts import render_prompts
+from etpi_assets.agent.tools import tool_schemas
 from etpi_assets.graph import GRAPH
 from etpi_assets.resources import Resources
 from etpi_assets.rollouts.assets import raw_rollouts
-from etpi_assets.rollouts.prompts import render_prompts
-from etpi_assets.rollouts.tools import tool_schemas
 from etpi_assets.specs.rollout_set import AgentSection
-from etpi_resources import catalog
-from etpi_resources.chat_format import load_chat_format
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.chat.grammars import ThinkGrammar
 from etpi_resources.engines import EngineUnavailable, Request, Sampler
 from etpi_resources.engines import vllm as vllm_module
 from etpi_resources.engines.endpoints import Endpoints
 from etpi_resources.engines.transformers import TransformersEngine
 from etpi_resources.engines.vllm import VllmEngine, loaded_adapter
 from etpi_resources.engines.vllm_server import VllmServer
-from etpi_resources.grammars import ThinkGrammar
-from etpi_resources.lake import Lake, Ref, folder_hash
-from etpi_resources.locks import file_lock
+from etpi_resources.lake.lake import Lake, Ref, catalog, folder_hash
+from etpi_resources.process.locks import file_lock
 
 pytestmark = NEEDS_VLLM
 
@@ -223,7 +222,7 @@ def test_a_server_killed_in_the_middle_leaves_nothing_and_the_set_resumes(models
     lake = little_lake(tmp_path)
     script = (
         "from etpi_assets.resources import Resources; from etpi_assets.rollouts.assets import raw_rollouts\n"
-        "from etpi_resources.lake import Lake; from pathlib import Path\n"
+        "from etpi_resources.lake.lake import Lake; from pathlib import Path\n"
         f"raw_rollouts.execute('live', Resources(lake=Lake(Path({str(lake.root)!r})),"
         f" specs_folder=Path({str(tmp_path / 'specs')!r})))\n"
     )

@@ -20,14 +20,14 @@ from made_serving import (
     start,
 )
 
+from etpi_assets.agent.prompts import render_prompts
 from etpi_assets.resources import Resources
 from etpi_assets.rollouts.assets import raw_rollouts
-from etpi_assets.rollouts.prompts import render_prompts
 from etpi_assets.scoring.assets import scored_rollouts
 from etpi_assets.specs.rollout_set import AgentSection
-from etpi_resources.chat_format import Tail, load_chat_format
+from etpi_resources.chat.format import Tail, load_chat_format
 from etpi_resources.engines.vllm_server import VllmServer
-from etpi_resources.lake import Ref
+from etpi_resources.lake.lake import Ref
 
 pytestmark = NEEDS_VLLM
 

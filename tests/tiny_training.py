@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from etpi_resources import schemas
+from etpi_resources.lake import schemas
 from etpi_resources.prefix_tree import CHAIN
 
 VOCABULARY = 64
@@ -82,7 +82,7 @@ def make_speaking_base(folder: Path, seed: int = 0, hybrid: bool = False) -> Pat
     import torch
     from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig, Qwen3Config, Qwen3ForCausalLM
 
-    from etpi_resources.chat_format import load_chat_format
+    from etpi_resources.chat.format import load_chat_format
 
     chat = load_chat_format("tiny")
     torch.manual_seed(seed)

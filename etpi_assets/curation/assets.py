@@ -13,6 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from etpi_assets.agent.prompts import render_prompts, steering_text, template_path
+from etpi_assets.agent.tools import tool_schemas
 from etpi_assets.curation import gates, integrity, merge, select, upweight
 from etpi_assets.curation.captured import COLUMNS, Default, captured_agents
 from etpi_assets.curation.label_syntax import LabelSyntax
@@ -21,20 +23,17 @@ from etpi_assets.curation.steering import FirstPrompt, Traces
 from etpi_assets.curation.student_form import StudentForm
 from etpi_assets.evaluation.probes import PROBES
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
-from etpi_assets.rollouts.blocks import blocks
-from etpi_assets.rollouts.prompts import FOLDER as PROMPTS
-from etpi_assets.rollouts.prompts import render_prompts, steering_text
-from etpi_assets.rollouts.tools import tool_schemas
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.rollout_set import AgentSection, RolloutSetSpec
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Family, Role, Task
 from etpi_assets.tasks.table import read_tasks
-from etpi_resources.chat_format import ChatFormat, load_chat_format
-from etpi_resources.checks import CheckOutcome
-from etpi_resources.schemas import empty
-from etpi_resources.stored import Stored, batches, columns_of, counts, dicts
+from etpi_assets.trajectories.blocks import blocks
+from etpi_resources.chat.format import ChatFormat, load_chat_format
+from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.schemas import empty
+from etpi_resources.lake.stored import Stored, batches, columns_of, counts, dicts
 
 SELECTED = ("selection_reconciles",)
 PAIRS = (
@@ -214,7 +213,7 @@ def _default_prompts(
         if task is None:
             return None
         role = _role(family, task, agent_id)
-        if (PROMPTS / agent.prompt / "steering.md").is_file():
+        if template_path(agent.prompt, "steering"):
             steering.add(steering_text(agent.prompt, role).strip())
         messages = student_prompt(agent, task, role)
         return FirstPrompt(messages, np.asarray(chat.prompt_ids(messages, tools=tools, **kwargs), dtype=np.int32))

@@ -18,9 +18,9 @@ import pyarrow as pa
 from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn
 from etpi_assets.curation.retokenise import retokenise
 from etpi_assets.curation.steering import FirstPrompt, Messages
-from etpi_assets.rollouts.tables import iter_prompts
 from etpi_assets.specs.experiment import PairsSection
-from etpi_resources.chat_format import ChatFormat
+from etpi_assets.trajectories.tables import iter_prompts
+from etpi_resources.chat.format import ChatFormat
 
 AgentKey = tuple[str, str]
 Default = Callable[[str | None, str], FirstPrompt | None]

@@ -22,8 +22,8 @@ import pyarrow.compute as pc
 
 from etpi_assets.scoring.intervals import decide, rate
 from etpi_assets.specs.experiment import GatesSection
-from etpi_resources.checks import CheckOutcome
-from etpi_resources.stored import Rows, batches, columns_of, counts, dicts
+from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.stored import Rows, batches, columns_of, counts, dicts
 
 _SHOWN = 3
 _PAIR_RATES = ("plan_first", "plan_content", "solved")

@@ -19,13 +19,13 @@ import pyarrow.compute as pc
 from etpi_assets.curation.merge import expand, turns_of
 from etpi_assets.curation.steering import RUN_IDS, Traces
 from etpi_assets.curation.strip_think import close_tail, has_think, without_tail
-from etpi_assets.rollouts.tables import iter_prompts
 from etpi_assets.specs.experiment import PairsSection
-from etpi_resources.chat_format import ChatFormat
-from etpi_resources.checks import CheckOutcome
+from etpi_assets.trajectories.tables import iter_prompts
+from etpi_resources.chat.format import ChatFormat
 from etpi_resources.labels import IGNORE_INDEX
+from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.stored import Rows, batches, columns_of, counts
 from etpi_resources.prefix_tree import Tree
-from etpi_resources.stored import Rows, batches, columns_of, counts
 
 _SHOWN = 3
 _TEXT = 60

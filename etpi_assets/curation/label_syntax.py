@@ -1,7 +1,7 @@
 """The check that comes first: labels call tools in the syntax that the prompt asks for and that serving reads.
 
 Belongs here: that one check over pairs, as they are made. Does not belong here: a form's syntax
-(`etpi_resources.tool_forms`), or how many turns a data set loses (`gates.turns_lost`).
+(`etpi_resources.chat.tool_forms`), or how many turns a data set loses (`gates.turns_lost`).
 
 A chat template that is given tools tells the model how to call them. A data set whose labels call them otherwise trains
 a student that no parser understands, with a healthy loss. So every label is read with the parser that serving uses, and
@@ -16,13 +16,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from etpi_assets.agent.actions import after_think
 from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn
-from etpi_assets.rollouts.actions import after_think
 from etpi_assets.specs.experiment import GatesSection
-from etpi_resources.chat_format import ChatFormat
-from etpi_resources.checks import CheckOutcome
-from etpi_resources.tool_forms import FORMS, Call
-from etpi_resources.tool_forms.template import UnknownToolForm
+from etpi_resources.chat.format import ChatFormat
+from etpi_resources.chat.tool_forms import FORMS, Call
+from etpi_resources.chat.tool_forms.template import UnknownToolForm
+from etpi_resources.lake.checks import CheckOutcome
 
 _SHOWN = 3
 _TEXT = 120

@@ -23,11 +23,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etpi_assets.curation.prefix_trees import GrowingTree, Row
-from etpi_assets.rollouts.tables import iter_turns
+from etpi_assets.trajectories.tables import iter_turns
 from etpi_resources.labels import IGNORE_INDEX
+from etpi_resources.lake.schemas import TableBuilder
+from etpi_resources.lake.stored import Rows, batches, columns_of, dicts
 from etpi_resources.prefix_tree import Tree
-from etpi_resources.schemas import TableBuilder
-from etpi_resources.stored import Rows, batches, columns_of, dicts
 
 WAITING_TOKENS = 1 << 25
 """Tokens of trees that wait for other samples of their task. Where there are more, the oldest wait no longer, so that

@@ -22,9 +22,9 @@ import pyarrow as pa
 from etpi_assets.curation.steering import FirstPrompt, Messages, splice
 from etpi_assets.curation.strip_think import Stripped, close_tail, has_think, strip_history, strip_opened, strip_output
 from etpi_assets.specs.experiment import PairsSection
-from etpi_resources.chat_format import ChatFormat
-from etpi_resources.schemas import from_rows
-from etpi_resources.tool_forms import Call
+from etpi_resources.chat.format import ChatFormat
+from etpi_resources.chat.tool_forms import Call
+from etpi_resources.lake.schemas import from_rows
 
 
 @dataclass(frozen=True)

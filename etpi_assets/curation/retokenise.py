@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from etpi_assets.curation.student_form import StudentForm, calls_of, observation_text
-from etpi_resources.chat_format import ChatFormat
-from etpi_resources.tool_forms import Call
+from etpi_resources.chat.format import ChatFormat
+from etpi_resources.chat.tool_forms import Call
 
 
 @dataclass(frozen=True)

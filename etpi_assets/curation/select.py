@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etpi_assets.specs.experiment import SelectSection
-from etpi_resources.checks import CheckOutcome
-from etpi_resources.schemas import from_rows
+from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.schemas import from_rows
 
 COLUMNS = ["rollout_id", "origin", "rollout_set", "suite", "task_id", "repo", "teacher", "sample"]
 """What is read of `rollouts`."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from etpi_resources.chat_format import ChatFormat
+from etpi_resources.chat.format import ChatFormat
 
 Messages = Sequence[Mapping[str, str]]
 

@@ -23,7 +23,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from etpi_resources.chat_format import ChatFormat, Tail
+from etpi_resources.chat.format import ChatFormat, Tail
 
 UNCLOSED = "unclosed_think"
 SECOND = "second_think_block"

@@ -2,7 +2,7 @@
 
 Belongs here: turning structured or flattened calls (`[tool_use NAME] {…}`, `[tool_result] …`) into the template's own
 form. What a model itself wrote into its text, a fenced block or a `<tool_call>`, stays as it is. Does not belong here:
-ids, or the syntax of a form (`etpi_resources.tool_forms`).
+ids, or the syntax of a form (`etpi_resources.chat.tool_forms`).
 
 Under a template that writes tool calls, a turn's calls stay structured and the template writes them. Under etpi's own
 templates, which write none, they become Qwen's XML inside the text.
@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from etpi_resources.chat_format import ChatFormat
-from etpi_resources.tool_forms import Call, message_calls, structured
-from etpi_resources.tool_forms.tagged import hermes_call, xml_call
+from etpi_resources.chat.format import ChatFormat
+from etpi_resources.chat.tool_forms import Call, message_calls, structured
+from etpi_resources.chat.tool_forms.tagged import hermes_call, xml_call
 
 _FLATTENED = re.compile(r"^\[tool_use ([^\]\n]{1,200})\] (?=\{)", re.MULTILINE)
 _RESULT = re.compile(r"\A\[tool_result\] ?")

@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etpi_assets.rollouts.tables import iter_turns
 from etpi_assets.specs.experiment import DatasetSection
-from etpi_resources.schemas import TableBuilder
-from etpi_resources.stored import Rows, dicts
+from etpi_assets.trajectories.tables import iter_turns
+from etpi_resources.lake.schemas import TableBuilder
+from etpi_resources.lake.stored import Rows, dicts
 
 _KEY = ("rollout_id", "agent_id", "turn")
 _READ = ["pair_id", *_KEY, "metadata"]

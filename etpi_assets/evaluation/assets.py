@@ -22,18 +22,18 @@ from etpi_assets.evaluation.rollouts import (
     roll_out,
 )
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
-from etpi_assets.rollouts.checks import tasks_as_asked
-from etpi_assets.rollouts.tables import to_tables
 from etpi_assets.scoring.behaviours import score
 from etpi_assets.scoring.checks import every_rollout_scored
 from etpi_assets.scoring.structure import structure_of
 from etpi_assets.specs.experiment import EvaluateSection, ExperimentSpec, Threshold
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.table import read_tasks
-from etpi_resources.chat_format import load_chat_format
+from etpi_assets.trajectories.checks import tasks_as_asked
+from etpi_assets.trajectories.tables import to_tables
+from etpi_resources.chat.format import load_chat_format
 from etpi_resources.checkpoints import HUB, checkpoint_folder
 from etpi_resources.engines.serving import Checkpoint, Serving
-from etpi_resources.schemas import from_rows
+from etpi_resources.lake.schemas import from_rows
 
 THRESHOLDS = tuple(f"{rate}_threshold" for rate in get_args(Threshold))
 NOTHING = "the experiment trains or evaluates nothing"

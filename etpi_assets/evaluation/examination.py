@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from etpi_assets.agent.prompts import render_prompts
+from etpi_assets.agent.tools import tool_schemas
 from etpi_assets.evaluation import probes
 from etpi_assets.evaluation.probes import Answer, Prompt
-from etpi_assets.rollouts.prompts import render_prompts
-from etpi_assets.rollouts.tools import tool_schemas
 from etpi_assets.specs.experiment import ProbeSection
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Family, Task
-from etpi_resources.chat_format import ChatFormat
+from etpi_resources.chat.format import ChatFormat
 from etpi_resources.engines import Completion, Engine, ServerEngine
 
 T = TypeVar("T")

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from etpi_assets.scoring.intervals import Estimate, decide, mean, rate
 from etpi_assets.specs.experiment import Threshold
-from etpi_resources.checks import CheckOutcome
-from etpi_resources.schemas import from_rows
+from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.schemas import from_rows
 
 PAIR_RATES = ("plan_first", "plan_content")
 AGENT_RATES = ("follow_through", "follow_own", "follow_edited", "follow_by_turn_5")

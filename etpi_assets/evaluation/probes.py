@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.rollouts.actions import read_actions
-from etpi_assets.rollouts.contract import read_turn
+from etpi_assets.agent.actions import read_actions
+from etpi_assets.agent.contract import read_turn
 from etpi_assets.specs.rollout_set import AgentSection
-from etpi_resources.checks import CheckOutcome
 from etpi_resources.engines import Completion, Engine, Request, Sampler, Served, ServerEngine
-from etpi_resources.lake import folder_hash
+from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.lake import folder_hash
 
 PROBES = (
     "served_name", "served_root", "ids_returned", "prompt_parity", "content_visible", "calls_round_trip",

@@ -1,7 +1,7 @@
 """Held-out rollouts of every checkpoint of an experiment, each combination evaluated once wherever it is shared.
 
 Belongs here: which (checkpoint, decoding, seed) there are, and what identifies an evaluation. Does not belong here: the
-loop (`etpi_assets.rollouts.agent`), or what the figures mean (`metrics`).
+loop (`etpi_assets.agent.loop`), or what the figures mean (`metrics`).
 
 An evaluation is identified by what its outcome depends on: checkpoint content, tasks, agent, decoding and seed. Its
 journal stands under that identity in a folder that experiments share, so two experiments on one base roll it out once.
@@ -17,17 +17,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from etpi_assets.rollouts.agent import Identity, run_rollout
+from etpi_assets.agent.loop import Identity, run_rollout
 from etpi_assets.rollouts.collect import MODEL_CONCURRENCY, collect
 from etpi_assets.rollouts.journal import Journal
-from etpi_assets.rollouts.records import RolloutRecord
 from etpi_assets.specs.experiment import Budget, Decoding, EvaluateSection
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Family, Task
-from etpi_resources.chat_format import ChatFormat
-from etpi_resources.checks import CheckOutcome
+from etpi_assets.trajectories.records import RolloutRecord
+from etpi_resources.chat.format import ChatFormat
 from etpi_resources.engines import Engine
 from etpi_resources.hashes import json_hash
+from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.sandboxes import SandboxFactory
 
 _COLUMNS = ("checkpoint_id", "role", "seed", "step", "final", "path", "adapter_path", "adapter_hash", "parent_id")

@@ -19,7 +19,7 @@ from etpi_assets.exports.format import Export
 from etpi_assets.exports.source import ExportSource
 from etpi_assets.resources import Resources
 from etpi_assets.specs.load import SpecError
-from etpi_resources.lake import sha256_of
+from etpi_resources.lake.lake import sha256_of
 
 _ALL = (
     token_ids.TRL, conversations.TRL, conversations.VERL, verl_prompts.EXPORT, atif.EXPORT, hub.EXPORT, token_ids.TITO,

@@ -18,8 +18,8 @@ from typing import Any
 
 from etpi_assets.exports.format import Export, Written
 from etpi_assets.exports.source import ExportSource
-from etpi_assets.rollouts.importers.atif import OURS
-from etpi_assets.rollouts.records import AgentRecord, Message, RolloutRecord, Turn
+from etpi_assets.importers.atif import OURS
+from etpi_assets.trajectories.records import AgentRecord, Message, RolloutRecord, Turn
 
 VERSION = "ATIF-v1.7"
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from etpi_assets.exports import EXPORTS
-from etpi_assets.rollouts.importers import IMPORTERS
-from etpi_assets.rollouts.importers.conversation import ROLES, Options
+from etpi_assets.importers import IMPORTERS
+from etpi_assets.importers.conversation import ROLES, Options
 
 _HEAD = """# Formats in and out
 

@@ -19,21 +19,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from etpi_assets.agent.prompts import render_prompts
+from etpi_assets.agent.tools import tool_schemas
 from etpi_assets.curation.retokenise import conversation
 from etpi_assets.curation.student_form import StudentForm
 from etpi_assets.graph import GRAPH
 from etpi_assets.resources import Resources
-from etpi_assets.rollouts.prompts import render_prompts
-from etpi_assets.rollouts.records import AgentRecord, RolloutRecord
-from etpi_assets.rollouts.tables import TABLES, from_tables, iter_prompts
-from etpi_assets.rollouts.tools import tool_schemas
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Task
 from etpi_assets.tasks.table import read_tasks
-from etpi_resources.chat_format import ChatFormat, load_chat_format
-from etpi_resources.lake import Lake, Manifest, Ref
+from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
+from etpi_assets.trajectories.tables import TABLES, from_tables, iter_prompts
+from etpi_resources.chat.format import ChatFormat, load_chat_format
+from etpi_resources.lake.lake import Lake, Manifest, Ref
 
 DATASET = ("selected_trajectories", "tito_pairs", "upweighted_dataset")
 CHECKPOINTS = ("sft_checkpoint", "rl_checkpoint")

@@ -15,10 +15,11 @@ from etpi_assets.reports import facts, html, leaderboard, model_card
 from etpi_assets.reports.iterations import iterations, iterations_board
 from etpi_assets.specs.planner import accepted
 from etpi_assets.specs.published import figures
-from etpi_resources import catalog, charts
-from etpi_resources.chat_format import load_chat_format
-from etpi_resources.lake import Manifest, Ref
-from etpi_resources.schemas import empty, from_rows
+from etpi_resources import charts
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.lake import catalog
+from etpi_resources.lake.lake import Manifest, Ref
+from etpi_resources.lake.schemas import empty, from_rows
 
 
 @etpi_asset("experiment_report")

@@ -33,7 +33,7 @@ ROLE_ORDER = ("teacher", "base", "sft", "rl")
 
 @dataclass(frozen=True)
 class Sources:
-    """The tables a report reads, by their names in `etpi_resources.schemas`; empty where a stage does not apply.
+    """The tables a report reads, by their names in `etpi_resources.lake.schemas`; empty where a stage does not apply.
 
     `rollouts` and `agents` are those that the experiment could select from; `wall_seconds` and `output_tokens` suffice.
     """

@@ -14,7 +14,7 @@ import pyarrow as pa
 from etpi_assets.reports.facts import DETAIL, HEADLINE, ROLE_ORDER
 from etpi_assets.reports.markdown import figure, markdown_table
 from etpi_assets.scoring.intervals import rate
-from etpi_resources.schemas import from_rows
+from etpi_resources.lake.schemas import from_rows
 
 CEILING_METRICS = ("plan_first", "plan_content", "follow_through", "solved")
 BOARD_METRICS = (*CEILING_METRICS, "called")

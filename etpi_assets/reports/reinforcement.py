@@ -10,14 +10,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from etpi_resources.catalog import sql_folder
+from etpi_resources.lake.catalog import sql_folder
 
 KINDS = ("newly_parsed", "parse_lost", "newly_solved", "newly_lost")
 
 
 def changed(rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, tasks: pa.Table) -> list[dict[str, Any]]:
     """Held-out tasks that the fine-tuned and the reinforced checkpoint parse or solve differently, in the query's
-    order. The tables are an experiment's evaluation and its suites' tasks, by the names of `etpi_resources.schemas`."""
+    order. The tables are an experiment's evaluation and its suites' tasks, named as in `lake.schemas`."""
     import duckdb
 
     with duckdb.connect() as connection:

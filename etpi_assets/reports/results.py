@@ -17,8 +17,8 @@ from etpi_assets.reports.leaderboard import ceiling_cells
 from etpi_assets.reports.markdown import figure, markdown_table
 from etpi_assets.scoring.intervals import Estimate
 from etpi_assets.specs.load import Specs
-from etpi_resources.catalog import sql_folder
-from etpi_resources.lake import Lake, Manifest, Ref
+from etpi_resources.lake.catalog import sql_folder
+from etpi_resources.lake.lake import Lake, Manifest, Ref
 
 METRICS = ("plan_first", "plan_content", "follow_through", "solved", "called", "parse_rate", "adherence")
 """An experiment's table has those of them that it was measured by."""

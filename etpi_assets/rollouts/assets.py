@@ -10,10 +10,23 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from etpi_assets.agent.loop import Identity, run_rollout
 from etpi_assets.asset_run import shared_lock
+from etpi_assets.importers import find_units
+from etpi_assets.importers.bulk import Source, import_in_bulk
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
-from etpi_assets.rollouts.agent import Identity, run_rollout
-from etpi_assets.rollouts.checks import (
+from etpi_assets.rollouts.collect import MODEL_CONCURRENCY, collect
+from etpi_assets.rollouts.journal import Journal
+from etpi_assets.rollouts.models import accelerated
+from etpi_assets.rollouts.plan_first import rehearsal
+from etpi_assets.rollouts.teachers import SCRIPTED_KINDS, make_engine
+from etpi_assets.specs.load import SpecError
+from etpi_assets.specs.paths import expand
+from etpi_assets.specs.rollout_set import RolloutSetSpec
+from etpi_assets.tasks.families import load_family
+from etpi_assets.tasks.family import Family, Task
+from etpi_assets.tasks.table import read_tasks
+from etpi_assets.trajectories.checks import (
     captures_outcome,
     counts_outcome,
     counts_reconcile,
@@ -22,28 +35,15 @@ from etpi_assets.rollouts.checks import (
     prompts_reconstruct,
     tasks_as_asked,
 )
-from etpi_assets.rollouts.collect import MODEL_CONCURRENCY, collect
-from etpi_assets.rollouts.importers import find_units
-from etpi_assets.rollouts.importers.bulk import Source, import_in_bulk
-from etpi_assets.rollouts.journal import Journal
-from etpi_assets.rollouts.models import accelerated
-from etpi_assets.rollouts.records import RolloutRecord
-from etpi_assets.rollouts.tables import captured_digest, to_tables
-from etpi_assets.rollouts.teachers import SCRIPTED_KINDS, make_engine
-from etpi_assets.rollouts.templated.coop_tiny import Unjudged
-from etpi_assets.rollouts.templated.emulated import EmulatedFactory
-from etpi_assets.rollouts.templated.plan_first import rehearsal
-from etpi_assets.specs.load import SpecError
-from etpi_assets.specs.paths import expand
-from etpi_assets.specs.rollout_set import RolloutSetSpec
-from etpi_assets.tasks.families import load_family
-from etpi_assets.tasks.family import Family, Task
-from etpi_assets.tasks.table import read_tasks
-from etpi_resources.chat_format import ChatFormat, load_chat_format
+from etpi_assets.trajectories.records import RolloutRecord
+from etpi_assets.trajectories.tables import captured_digest, to_tables
+from etpi_assets.worlds.coop_tiny.conversations import Unjudged
+from etpi_assets.worlds.emulated import EmulatedFactory
+from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.engines import Engine
 from etpi_resources.hashes import json_hash
+from etpi_resources.lake.schemas import empty
 from etpi_resources.sandboxes import SandboxFactory
-from etpi_resources.schemas import empty
 
 CHECKS = ("prompts_reconstruct", "native_ids_present", "counts_reconcile", "tasks_as_asked")
 

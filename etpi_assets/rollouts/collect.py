@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
 from etpi_assets.rollouts.journal import Journal
-from etpi_assets.rollouts.records import RolloutRecord
 from etpi_assets.tasks.family import Task
+from etpi_assets.trajectories.records import RolloutRecord
 
 Run = Callable[[Task, int], RolloutRecord]
 """One rollout of a task: (task, sample) -> record, whose id is `agent.rollout_id` under the journal's spec key."""

@@ -22,10 +22,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from etpi_assets.rollouts.agent import rollout_id
-from etpi_assets.rollouts.records import RolloutRecord
-from etpi_assets.rollouts.tables import captured_digest, to_record, to_rows
+from etpi_assets.agent.loop import rollout_id
 from etpi_assets.tasks.family import Task
+from etpi_assets.trajectories.records import RolloutRecord
+from etpi_assets.trajectories.tables import captured_digest, to_record, to_rows
 
 _TIMES = {"rollouts": "started_at", "turns": "at", "messages": "at"}
 

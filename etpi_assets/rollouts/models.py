@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from etpi_assets.rollouts import tiny_base
 from etpi_assets.specs.paths import expand
 from etpi_assets.specs.rollout_set import TINY, EngineSection
-from etpi_assets.versions import tiny_base_code
+from etpi_assets.tiny_bases import recipe as tiny_base
+from etpi_assets.versioning.keys import tiny_base_code
 from etpi_resources.checkpoints import HUB, LAKE, pinned_folder
 from etpi_resources.engines import Engine
-from etpi_resources.lake import Lake, LakeError
+from etpi_resources.lake.lake import Lake, LakeError
 
 if TYPE_CHECKING:
-    from etpi_resources.chat_format import ChatFormat
+    from etpi_resources.chat.format import ChatFormat
 
 MODEL_KINDS = ("transformers", "vllm", "openai")
 

@@ -9,22 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from etpi_assets.agent.oracle import null_policy, reference_policy
 from etpi_assets.rollouts.models import model_engine
-from etpi_assets.rollouts.policies.arithmetic_tiny import ArithmeticSkill, ArithmeticTinyPolicy
-from etpi_assets.rollouts.policies.coop_tiny import CoopTinyPolicy, Skill
-from etpi_assets.rollouts.policies.oracle import null_policy, reference_policy
-from etpi_assets.rollouts.policies.repo_fix_tiny import RepoFixPolicy, RepoFixSkill
-from etpi_assets.rollouts.policies.running_sum import RunningSumPolicy
-from etpi_assets.rollouts.policies.terminal_tiny import TerminalSkill, TerminalTinyPolicy
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.rollout_set import EngineSection
 from etpi_assets.tasks.family import Family
+from etpi_assets.worlds.arithmetic_tiny.policy import ArithmeticSkill, ArithmeticTinyPolicy
+from etpi_assets.worlds.coop_tiny.policy import CoopTinyPolicy, Skill
+from etpi_assets.worlds.repo_fix_tiny.policy import RepoFixPolicy, RepoFixSkill
+from etpi_assets.worlds.running_sum.policy import RunningSumPolicy
+from etpi_assets.worlds.terminal_tiny.policy import TerminalSkill, TerminalTinyPolicy
 from etpi_resources.engines import Engine
 from etpi_resources.engines.scripted import Policy, ScriptedEngine
-from etpi_resources.lake import Lake
+from etpi_resources.lake.lake import Lake
 
 if TYPE_CHECKING:
-    from etpi_resources.chat_format import ChatFormat
+    from etpi_resources.chat.format import ChatFormat
 
 SCRIPTED_KINDS = ("scripted", "reference", "null")
 

@@ -9,13 +9,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
-from etpi_assets.rollouts.blocks import blocks
 from etpi_assets.scoring.behaviours import score
 from etpi_assets.scoring.checks import every_rollout_scored
 from etpi_assets.scoring.structure import structure_of
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.table import read_tasks
-from etpi_resources.schemas import empty
+from etpi_assets.trajectories.blocks import blocks
+from etpi_resources.lake.schemas import empty
 
 _KEY = ("rollout_id", "agent_id", "turn")
 COLUMNS = {

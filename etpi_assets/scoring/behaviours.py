@@ -29,8 +29,8 @@ from etpi_assets.scoring.entities import Files, Patterns, edited, touched
 from etpi_assets.scoring.rewards.verdict import read_reward
 from etpi_assets.scoring.structure import score_turns
 from etpi_assets.specs.rollout_set import ScoringSection
-from etpi_resources.grammars import ThinkGrammar
-from etpi_resources.schemas import from_rows
+from etpi_resources.chat.grammars import ThinkGrammar
+from etpi_resources.lake.schemas import from_rows
 
 EARLY_TURN = 5
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from etpi_assets.rollouts.commands import split_command
+from etpi_assets.agent.bash import split_command
 from etpi_assets.scoring.entities import Files, Patterns
 from etpi_assets.specs.rollout_set import ScoringSection
 

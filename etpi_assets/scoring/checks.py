@@ -9,7 +9,7 @@ from collections import Counter
 
 import pyarrow as pa
 
-from etpi_resources.checks import CheckOutcome
+from etpi_resources.lake.checks import CheckOutcome
 
 
 def every_rollout_scored(

@@ -1,7 +1,7 @@
 """Whether turns think in the structure asked for: measured on what they wrote, however it came about.
 
 Belongs here: holding a turn's text against a think block of named lines, and the `turn_scores` table. Does not belong
-here: the structure itself (`etpi_resources.grammars`), or making a model keep to it.
+here: the structure itself (`etpi_resources.chat.grammars`), or making a model keep to it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from etpi_assets.specs.rollout_set import AgentSection, ScoringSection
-from etpi_resources.grammars import OPENING, ThinkGrammar
-from etpi_resources.schemas import from_rows
+from etpi_resources.chat.grammars import OPENING, ThinkGrammar
+from etpi_resources.lake.schemas import from_rows
 
 
 def adheres(content: str, reasoning: str | None, grammar: ThinkGrammar) -> bool:

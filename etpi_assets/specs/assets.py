@@ -6,7 +6,7 @@ import hashlib
 import json
 
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
-from etpi_resources.schemas import from_rows
+from etpi_resources.lake.schemas import from_rows
 
 
 @etpi_asset("suite_spec")

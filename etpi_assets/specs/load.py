@@ -165,11 +165,19 @@ def nearest(key: str, valid: Sequence[str]) -> str:
 
 
 def _read_set(set_name: str, folders: Sequence[Path]) -> Iterator[Entry]:
-    """`folders` in order of precedence. A file may extend another of its set, or the shipped one it overrides."""
-    found = [{p.stem: p for p in (folder / FOLDERS[set_name]).glob("*.toml")} for folder in folders]
+    """`folders` in order of precedence. A file may extend another of its set, or the shipped one it overrides.
+
+    Subfolders group files; a spec's name is its file's, so it may occur once in a folder's tree.
+    """
+    paths = [sorted((folder / FOLDERS[set_name]).rglob("*.toml")) for folder in folders]
+    found = [{path.stem: path for path in below} for below in paths]
     for name in sorted({name for files in found for name in files}):
         candidates = [files[name] for files in found if name in files]
         try:
+            for below in paths:
+                same = [path for path in below if path.stem == name]
+                if len(same) > 1:
+                    raise SpecError(f"{same[0]}: the name {name!r} occurs twice, also in {same[1]}; rename one file")
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
                 raise SpecError(
                     f"{candidates[0]}: a spec's name has letters, digits, '_', '-' and '.' only; rename the file"

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from etpi_assets.graph import GRAPH, JOBS, Node
-from etpi_assets.rollouts.shipped_bases import shipped
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import SpecError, Specs
 from etpi_assets.specs.paths import external_path, fingerprint
 from etpi_assets.specs.rollout_set import RolloutSetSpec
-from etpi_assets.versions import PartitionCode, code_of, file_of, input_key
-from etpi_resources.lake import Lake, Manifest, Ref
+from etpi_assets.tiny_bases.shipped import shipped
+from etpi_assets.versioning.keys import PartitionCode, code_of, file_of, input_key
+from etpi_resources.lake.lake import Lake, Manifest, Ref
 
 State = Literal["ok", "missing", "stale", "code", "waiting", "blocked", "invalid"]
 """ok: up to date. missing: never made. stale: its spec or an input changed. code: only the code that makes it changed.

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from etpi_assets.specs.section import Omitted, Section
-from etpi_resources.grammars import SLOTS, ThinkGrammar
+from etpi_resources.chat.grammars import SLOTS, ThinkGrammar
 
 
 class TinySection(Section):
@@ -102,7 +102,7 @@ class EngineSection(Section):
 
 
 class GrammarSection(Section):
-    """A think block of named slots, one line each (`etpi_resources.grammars`)."""
+    """A think block of named slots, one line each (`etpi_resources.chat.grammars`)."""
 
     slots: tuple[str, ...] = SLOTS
     max_chars: int | dict[str, int] | None = Field(
@@ -124,11 +124,11 @@ Tool = Literal["bash", "send_message", "code_interpreter"]
 class AgentSection(Section):
     """The agent loop: prompt, tokenizer, budgets, sampling."""
 
-    prompt: str = Field(default="coop", description="a folder of prompt templates under etpi_assets/rollouts/prompts")
+    prompt: str = Field(default="coop", description="a folder of prompt templates under etpi_assets/agent/prompts")
     tokenizer: str = "tiny"
     steering: bool = Field(default=False, description="whether the plan-first protocol stands in the system prompt")
     tools: Annotated[tuple[Tool, ...], Omitted(())] = Field(
-        default=(), description="tools whose schemas the chat template gets (`etpi_assets/rollouts/tools.py`)"
+        default=(), description="tools whose schemas the chat template gets (`etpi_assets/agent/tools.py`)"
     )
     history_think: Literal["keep", "strip"] = Field(
         default="keep", description="token-in/token-out keeps the ids; strip forks"

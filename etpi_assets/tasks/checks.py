@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from etpi_assets.tasks.family import Family, Refusal, Task
-from etpi_resources.checks import CheckOutcome
+from etpi_resources.lake.checks import CheckOutcome
 
 NAMES = ("tasks_accounted", "tasks_valid", "split_by_repo", "heldout_names_unseen")
 

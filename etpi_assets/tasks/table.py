@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from etpi_assets.tasks.family import Refusal, Task
-from etpi_resources.schemas import from_rows
+from etpi_resources.lake.schemas import from_rows
 
 
 def task_table(tasks: Sequence[Task]) -> pa.Table:

@@ -7,21 +7,21 @@ from typing import Any
 import dagster as dg
 
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
-from etpi_assets.rollouts import tiny_base as base
-from etpi_assets.rollouts.tables import from_tables
 from etpi_assets.scoring.rewards import rescore
 from etpi_assets.scoring.rewards.functions import check_terms, version_of
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.table import read_tasks
+from etpi_assets.tiny_bases import recipe as base
 from etpi_assets.training import grpo, grpo_checks, pointers, sft, sft_checks
 from etpi_assets.training.curves import loss_plot, rates_plot
 from etpi_assets.training.device import dtype_here
 from etpi_assets.training.rounds import Ground
-from etpi_assets.versions import tiny_base_code
-from etpi_resources.checks import CheckOutcome
-from etpi_resources.lake import LakeError
-from etpi_resources.schemas import from_rows
+from etpi_assets.trajectories.tables import from_tables
+from etpi_assets.versioning.keys import tiny_base_code
+from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.lake import LakeError
+from etpi_resources.lake.schemas import from_rows
 
 
 @etpi_asset("base_checkpoint", checks=(pointers.PINNED, base.LEARNT, base.RECIPE_UNCHANGED))
@@ -40,7 +40,7 @@ def base_checkpoint(run: AssetRun) -> Produced:
 
 
 def _tiny_base(run: AssetRun, row: dict[str, Any]) -> Produced:
-    from etpi_resources.chat_format import load_chat_format
+    from etpi_resources.chat.format import load_chat_format
 
     section = run.spec.base
     chat = load_chat_format(section.tokenizer, section.chat_template)
@@ -78,7 +78,7 @@ def sft_checkpoint(run: AssetRun) -> Produced:
     dataset = run.lake.require(run.refs("upweighted_dataset")[0])
     files = run.lake.files_of(dataset, "sequences")
     hashes = [entry["sha256"] for entry in dataset.tables["sequences"]["files"]]
-    from etpi_resources.chat_format import load_chat_format
+    from etpi_resources.chat.format import load_chat_format
 
     requests = {
         seed: sft.Request(
@@ -183,7 +183,7 @@ def rl_checkpoint(run: AssetRun) -> Produced:
 
 def _ground(run: AssetRun, spec: ExperimentSpec) -> Ground:
     """Where the policy is rolled out: tasks, judge, sandboxes, chat format."""
-    from etpi_resources.chat_format import load_chat_format
+    from etpi_resources.chat.format import load_chat_format
 
     assert spec.rl.suite  # as the spec's model has made sure
     return Ground(

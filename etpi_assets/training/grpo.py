@@ -21,17 +21,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from etpi_assets.rollouts.agent import Identity
-from etpi_assets.rollouts.records import RolloutRecord
-from etpi_assets.rollouts.tables import to_tables
+from etpi_assets.agent.loop import Identity
 from etpi_assets.specs.training import RLSection
 from etpi_assets.training.device import confirm_dtype
 from etpi_assets.training.rounds import Ground, Lesson, Rounds, drop_after, first_prompt, read_rounds
 from etpi_assets.training.sft_checks import proofs
-from etpi_resources import kept
+from etpi_assets.trajectories.records import RolloutRecord
+from etpi_assets.trajectories.tables import to_tables
 from etpi_resources.hashes import json_hash
-from etpi_resources.lake import Lake
-from etpi_resources.schemas import from_rows
+from etpi_resources.lake import kept
+from etpi_resources.lake.lake import Lake
+from etpi_resources.lake.schemas import from_rows
 from etpi_resources.trainers.pipes import WorkerFailed, run_worker
 from etpi_resources.trainers.policy_link import PolicyServer
 from etpi_resources.trainers.workers.grpo_worker import last_whole

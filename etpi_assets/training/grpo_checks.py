@@ -14,7 +14,7 @@ import pyarrow as pa
 from etpi_assets.scoring.advantage import group_advantages
 from etpi_assets.specs.training import RLSection
 from etpi_assets.training.sft_checks import PROOFS, proofs
-from etpi_resources.checks import CheckOutcome
+from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.trainers.policy_link import largest_gap
 
 CHECKS = ("rollouts_recorded", "advantages_hold", "logprobs_agree", "groups_vary", *PROOFS)

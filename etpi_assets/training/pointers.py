@@ -11,8 +11,8 @@ import hashlib
 from etpi_assets.specs.paths import expand
 from etpi_assets.specs.training import BaseSection
 from etpi_resources.checkpoints import COMMIT, HUB, checkpoint_folder
-from etpi_resources.checks import CheckOutcome
-from etpi_resources.lake import LakeError, folder_hash
+from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.lake import LakeError, folder_hash
 
 __all__ = ["checkpoint_folder", "hub_pointer", "path_pointer"]
 

@@ -17,24 +17,24 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from etpi_assets.rollouts.agent import Identity, run_rollout
+from etpi_assets.agent.loop import Identity, run_rollout
+from etpi_assets.agent.prompts import render_prompts
+from etpi_assets.agent.tools import tool_schemas
 from etpi_assets.rollouts.collect import MODEL_CONCURRENCY
 from etpi_assets.rollouts.journal import from_line, to_line
-from etpi_assets.rollouts.prompts import render_prompts
-from etpi_assets.rollouts.records import RolloutRecord
-from etpi_assets.rollouts.tools import tool_schemas
 from etpi_assets.scoring.advantage import group_advantages
 from etpi_assets.scoring.rewards.attempt import attempt_of
 from etpi_assets.scoring.rewards.functions import Score, score_attempt
 from etpi_assets.specs.training import RLSection
 from etpi_assets.tasks.family import Family, Task
-from etpi_resources.checks import BadData
+from etpi_assets.trajectories.records import RolloutRecord
 from etpi_resources.engines import Engine
+from etpi_resources.lake.checks import BadData
 from etpi_resources.sandboxes import SandboxFactory
 from etpi_resources.trainers.policy_link import Sample
 
 if TYPE_CHECKING:
-    from etpi_resources.chat_format import ChatFormat
+    from etpi_resources.chat.format import ChatFormat
 
 
 class RolloutsFailed(BadData):

@@ -21,9 +21,9 @@ from typing import Any
 from etpi_assets.specs.training import TrainSection
 from etpi_assets.training.device import confirm_dtype
 from etpi_assets.training.sft_checks import Expected, checks
-from etpi_resources import kept
 from etpi_resources.hashes import json_hash
-from etpi_resources.lake import Lake
+from etpi_resources.lake import kept
+from etpi_resources.lake.lake import Lake
 from etpi_resources.trainers.pipes import run_worker
 from etpi_resources.trainers.workers.precision import Dtype
 

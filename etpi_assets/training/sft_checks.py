@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from etpi_resources.checks import CheckOutcome
-from etpi_resources.lake import Lake, LakeError
+from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.lake import Lake, LakeError
 
 PROOFS = ("weights_differ_from_base", "adapter_not_zero", "reload_equals_saved")
 """What every trainer's report proves of its checkpoint."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from etpi_resources.grammars import ThinkGrammar
+from etpi_resources.chat.grammars import ThinkGrammar
 
 FinishReason = Literal["stop", "length", "error"]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from etpi_resources.chat_format import ChatFormat
+from etpi_resources.chat.format import ChatFormat
 from etpi_resources.engines.slots import ATTENTION
 from etpi_resources.engines.transformers import TransformersEngine, _Row
 

@@ -1,7 +1,7 @@
 """Grammars as masks over logits, a state for each request under way.
 
 Belongs here: compiling a grammar for a vocabulary, following what a request writes, and ruling out what it may not
-write next. Does not belong here: what a grammar is (`etpi_resources.grammars`), drawing tokens (`transformers`).
+write next. Does not belong here: what a grammar is (`etpi_resources.chat.grammars`), drawing tokens (`transformers`).
 
 llguidance is the library: it needs nothing besides itself (xgrammar brings a compiler for GPU kernels), matches the
 tags of a think block as the vocabulary's own tokens, and is what vLLM can be told to use as well.
@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask_par
 
-from etpi_resources.chat_format import ChatFormat
-from etpi_resources.grammars import ThinkGrammar
+from etpi_resources.chat.format import ChatFormat
+from etpi_resources.chat.grammars import ThinkGrammar
 
 # Lines are runs of anything but a line break and `<`: the tokens that fit within such a run are found once, not at
 # every step. The shorter class serves lines that are nearly at their bound.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from etpi_resources.engines import Completion, FinishReason, Request
 
 if TYPE_CHECKING:
-    from etpi_resources.chat_format import ChatFormat
+    from etpi_resources.chat.format import ChatFormat
 
 SHORTEST_SPLIT = 3
 """Names in the embedded world are spelled in tokens of two letters; split, they leave a student nothing to copy by."""

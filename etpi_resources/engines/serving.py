@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from etpi_resources.engines import Engine
 
 if TYPE_CHECKING:
-    from etpi_resources.chat_format import ChatFormat
+    from etpi_resources.chat.format import ChatFormat
     from etpi_resources.engines.vllm_server import VllmServer
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)

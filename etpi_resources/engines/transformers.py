@@ -22,7 +22,7 @@ import torch
 from transformers import AutoModelForCausalLM, Cache
 from transformers.utils import logging as transformers_logging
 
-from etpi_resources.chat_format import ChatFormat
+from etpi_resources.chat.format import ChatFormat
 from etpi_resources.engines import Completion, FinishReason, Request
 from etpi_resources.engines.slots import ATTENTION, RECURRENT, Slots, SlotView, layer_kinds
 

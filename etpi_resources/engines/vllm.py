@@ -21,7 +21,7 @@ from etpi_resources.engines import Completion, EngineUnavailable, FinishReason, 
 from etpi_resources.engines.endpoints import Endpoints, Unanswered
 
 if TYPE_CHECKING:
-    from etpi_resources.chat_format import ChatFormat
+    from etpi_resources.chat.format import ChatFormat
 
 CONCURRENCY = 128
 """Requests on their way at once; the server batches them."""

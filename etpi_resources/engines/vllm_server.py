@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 
 from etpi_resources.engines import EngineUnavailable
-from etpi_resources.supervise import supervised
+from etpi_resources.process.supervise import supervised
 
 PROGRAM_VARIABLE = "ETPI_VLLM"
 PROGRAM = Path(__file__).resolve().parents[2] / ".venv-vllm" / "bin" / "vllm"

@@ -22,8 +22,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from etpi_resources.progress import NOT_ON_CONSOLE, Progress
-from etpi_resources.supervise import supervised
+from etpi_resources.process.progress import NOT_ON_CONSOLE, Progress
+from etpi_resources.process.supervise import supervised
 from etpi_resources.trainers.workers import ranks
 from etpi_resources.trainers.workers.reporting import CONFIG_FILE, RESULT_FILE, UPDATE_MARK
 

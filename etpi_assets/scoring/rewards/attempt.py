@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from etpi_assets.rollouts.records import RolloutRecord
 from etpi_assets.tasks.family import Task
-from etpi_resources.checks import BadData
+from etpi_assets.trajectories.records import RolloutRecord
+from etpi_resources.lake.checks import BadData
 
 
 class BadReward(BadData):

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from etpi_assets.rollouts.records import RolloutRecord
 from etpi_assets.scoring.rewards.attempt import attempt_of
 from etpi_assets.scoring.rewards.functions import score_attempt
 from etpi_assets.specs.training import RewardTerm
 from etpi_assets.tasks.family import Task
-from etpi_resources.checks import CheckOutcome
-from etpi_resources.schemas import from_rows
+from etpi_assets.trajectories.records import RolloutRecord
+from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.schemas import from_rows
 
 
 def score_again(

@@ -12,8 +12,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from etpi_assets.rollouts.commands import command_words
-from etpi_assets.rollouts.contract import Contract, read_contract
+from etpi_assets.agent.bash import command_words
+from etpi_assets.agent.contract import Contract, read_contract
 from etpi_assets.scoring.rewards.attempt import Attempt, BadReward
 
 KEYWORDS: Mapping[str, Sequence[str]] = {

@@ -25,7 +25,7 @@ from typing import Any
 from etpi_assets.tasks import places
 from etpi_assets.tasks.family import Task
 from etpi_resources.hashes import json_hash
-from etpi_resources.lake import folder_hash
+from etpi_resources.lake.lake import folder_hash
 
 TASK_FILE = "task.toml"
 _INSTRUCTION, _ENVIRONMENT, _TESTS, _SOLUTION = "instruction.md", "environment", "tests", "solution"

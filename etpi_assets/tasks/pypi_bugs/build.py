@@ -22,7 +22,7 @@ from etpi_assets.tasks.frozen import TEST_FILE
 from etpi_assets.tasks.pypi_bugs.mutations import Mutation, mutations
 from etpi_assets.tasks.pypi_bugs.packages import Package, Sources, fetch, make_tools, read
 from etpi_assets.tasks.reports import Outcomes, pytest_outcomes
-from etpi_assets.versions import definition_version
+from etpi_assets.versioning.keys import definition_version
 from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import CommandResult, Environment, Limits, SandboxFactory
 

@@ -27,7 +27,7 @@ from etpi_resources.trainers.workers.reporting import Worker, open_worker
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from etpi_resources.chat_format import ChatFormat
+    from etpi_resources.chat.format import ChatFormat
     from etpi_resources.trainers.workers.hand_over import HandedPolicy
     from etpi_resources.trainers.workers.policy_trainer import PolicyTrainer
     from etpi_resources.trainers.workers.precision import Dtype
@@ -119,7 +119,7 @@ def build_trainer(
     import datasets
     from transformers import AutoTokenizer
 
-    from etpi_resources.chat_format import ChatFormat
+    from etpi_resources.chat.format import ChatFormat
     from etpi_resources.engines.live import LiveEngine
     from etpi_resources.trainers.workers.policy_trainer import PolicyTrainer
 

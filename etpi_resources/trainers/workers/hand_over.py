@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from peft.tuners.lora.layer import LoraLayer
 
-from etpi_resources.chat_format import ChatFormat
+from etpi_resources.chat.format import ChatFormat
 from etpi_resources.engines import Completion, Request
 from etpi_resources.engines.endpoints import Endpoints
 from etpi_resources.engines.vllm import TAKES_WEIGHTS, VllmEngine, take_weights

@@ -1,0 +1,183 @@
+"""What an assistant turn does, read from whatever form its harness writes.
+
+Belongs here: the forms a command travels in (structured tool calls, `<tool_call>` with XML or JSON inside,
+`[tool_use …]` and fenced blocks), reading and writing them. Does not belong here: what a bash command sends
+(`commands`), or running anything.
+
+One form is read a turn, the first of those above that occurs. A call that ends unread is an error only where no other
+call of the turn could be read. Nothing here raises, and the time is linear in the text, whatever a model writes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from etpi_assets.agent.bash import split_command
+from etpi_assets.trajectories.records import Action
+from etpi_resources.chat.tool_forms import FORMS, Read, ToolForm, structured
+from etpi_resources.chat.tool_forms.call import BAD_JSON, NO_CALL, Call, json_object
+from etpi_resources.chat.tool_forms.markdown import read_fenced
+from etpi_resources.chat.tool_forms.tagged import hermes_call, read_bare_xml, read_tagged, xml_call
+
+Form = Literal["tool_calls", "xml", "hermes", "fenced", "bracket"]
+
+NO_ACTION = NO_CALL
+UNCLOSED_THINK = "the think block is not closed"
+EMPTY = "the command is empty"
+
+_READ_ANYWAY = frozenset({"hermes", "qwen_xml", "markdown"})
+"""Forms that are read under any template."""
+_SHELLS = frozenset({"bash", "shell", "sh", "terminal", "execute_bash", "run_bash", "run_command", "execute_command"})
+
+
+def read_actions(
+    content: str,
+    tool_calls: Sequence[Any] | None = None,
+    message_commands: Collection[str] = ("send_message",),
+    bare_calls: bool = False,
+    form: ToolForm | None = None,
+) -> tuple[list[Action], str | None]:
+    """The turn's actions in order, and why there is none (None where there is one).
+
+    Args:
+        content: the turn's text; a think block before the first call is not read.
+        tool_calls: structured calls ({"function": {"name", "arguments"}} or {"name", "arguments" | "input"}, arguments
+            as a mapping or as JSON text), read instead of the text where there are any.
+        message_commands: shell commands and tools that send messages.
+        form: the form of the model's chat template, read before the others; where it finds a call, no other is tried.
+        bare_calls: whether `<function=NAME>…</function>` is a call where no `<tool_call>` is; some harnesses take it.
+
+    A bash command that sends messages becomes one action a message, and one bash action for the rest where there is
+    any: its `command` has `:` in each message's place, so that message text never counts as bash. The messages are pure
+    where nothing is left. A call of another tool becomes a bash action that reads `NAME {arguments}`.
+    """
+    found_form, calls = _calls(content, tool_calls, bare_calls, form)
+    actions: list[Action] = []
+    error: str | None = None
+    for call in calls:
+        found = call if isinstance(call, str) else _actions(found_form, *call, message_commands)
+        if isinstance(found, str):
+            error = error or found
+        else:
+            actions.extend(found)
+    if actions:
+        return actions, None
+    return [], error or (UNCLOSED_THINK if _open_think(content) else NO_ACTION)
+
+
+def format_action(command: str, form: Form = "xml") -> str | list[dict[str, Any]]:
+    """The command in a form, as a turn's text (for "tool_calls": the structured list). The inverse of reading it."""
+    if form == "tool_calls":
+        return [{"type": "function", "function": {"name": "bash", "arguments": json.dumps({"command": command})}}]
+    if form == "hermes":
+        return hermes_call(Call("bash", {"command": command}))
+    if form == "bracket":
+        return f"[tool_use Bash] {json.dumps({'command': command}, ensure_ascii=False)}"
+    if form == "fenced":
+        return FORMS["markdown"].render([Call("bash", {"command": command})])
+    return xml_call(Call("bash", {"command": command}))
+
+
+def after_think(content: str) -> str:
+    """The text after the think block; all of it where no `</think>` stands before the first call."""
+    close = content.find("</think>")
+    if close < 0 or 0 <= content.find("<tool_call>") < close:
+        return content
+    return content[close + len("</think>") :]
+
+
+def _open_think(content: str) -> bool:
+    return content.lstrip().startswith("<think>") and "</think>" not in content
+
+
+def _calls(
+    content: str, tool_calls: Sequence[Any] | None, bare_calls: bool, own: ToolForm | None
+) -> tuple[str, list[Read]]:
+    if tool_calls:
+        return "tool_calls", [_structured(call) for call in tool_calls]
+    body = after_think(content)
+    if own is not None and own.name not in _READ_ANYWAY and (calls := own.parse(body)):
+        return own.name, calls
+    if "<tool_call>" in body:
+        found = list(read_tagged(body))
+        return ("hermes" if any(form == "hermes" for form, _ in found) else "xml"), [call for _, call in found]
+    if _open_think(content):
+        return "xml", []
+    if bare_calls and "<function=" in body:
+        return "xml", list(read_bare_xml(body))
+    if calls := list(_bracketed(body)):
+        return "bracket", calls
+    return "fenced", list(read_fenced(body))
+
+
+def _actions(
+    form: str, name: str, arguments: Mapping[str, Any], message_commands: Collection[str]
+) -> list[Action] | str:
+    if name in message_commands:
+        message = _first(arguments, "message", "content", "text", "body")
+        to = _first(arguments, "to", "recipient", "agent", "agent_id")
+        if message is None:
+            return EMPTY
+        wait = arguments.get("wait") in (True, "true", "True", "1")
+        return [Action("send_message", name, to=to, message=message, form=form, pure=True, wait=wait)]
+    if name.lower() not in _SHELLS:
+        return [Action("bash", f"{name} {_dumps(arguments)}", form=form)]
+    command = _first(arguments, "command", "cmd", "script")
+    if command is None or not command.strip():
+        return EMPTY
+    split = split_command(command, message_commands)
+    if not split.sent:
+        return [Action("bash", command, form=form)]
+    pure = not split.rest
+    messages = [
+        Action("send_message", command, to=sent.to, message=sent.message, form=form, pure=pure, wait=sent.wait)
+        for sent in split.sent
+    ]
+    if pure:
+        return messages
+    rest = Action("bash", split.rest, form=form)
+    return [*messages, rest] if split.leads else [rest, *messages]
+
+
+def _structured(raw: Any) -> Read:
+    """A structured call; one without any arguments is not valid."""
+    function = raw.get("function", raw) if isinstance(raw, Mapping) else {}
+    named = isinstance(function, Mapping) and isinstance(function.get("name"), str)
+    if named and function.get("arguments", function.get("input")) is None:
+        return BAD_JSON
+    return structured(raw)
+
+
+def _bracketed(text: str) -> Iterator[Read]:
+    opening = "[tool_use "
+    at = text.find(opening)
+    while at >= 0:
+        name_end = text.find("]", at, at + 200)
+        start = name_end + 1
+        while 0 < start < len(text) and text[start].isspace():
+            start += 1
+        if name_end < 0 or not text.startswith("{", start):
+            at = text.find(opening, at + len(opening))
+            continue
+        value, end = json_object(text, start)
+        yield BAD_JSON if value is None else Call(text[at + len(opening) : name_end], value)
+        at = text.find(opening, max(end, start))
+
+
+def _first(arguments: Mapping[str, Any], *keys: str) -> str | None:
+    for key in keys:
+        value = arguments.get(key)
+        if isinstance(value, str):
+            return value
+        if isinstance(value, list | tuple):
+            return " ".join(map(str, value))
+    return None
+
+
+def _dumps(arguments: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(arguments, ensure_ascii=False, default=str)
+    except (ValueError, TypeError, RecursionError):
+        return str(arguments)

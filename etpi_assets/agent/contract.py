@@ -1,0 +1,86 @@
+"""The terminal prompt contract: a turn is one thinking block and one bash block, and nothing else.
+
+Belongs here: reading a turn under that contract, for the agent loop and for whatever scores the form, and choosing
+between it and the other forms. Does not belong here: those forms (`actions`), or rewards. One pass over the text,
+whatever a model writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from etpi_assets.agent.actions import after_think, read_actions
+from etpi_assets.specs.rollout_set import AgentSection
+from etpi_assets.trajectories.records import Action
+from etpi_resources.chat.tool_forms import ToolForm
+
+OPEN, CLOSE, FENCE = "<thinking>", "</thinking>", "```"
+
+NO_THINKING = "the turn does not open with one <thinking> block"
+EMPTY_THINKING = "the thinking is empty"
+NO_BLOCK = "no ```bash block follows the thinking"
+EMPTY_COMMAND = "the command is empty"
+MORE = "the turn holds more than the thinking and one ```bash block"
+
+
+@dataclass(frozen=True)
+class Contract:
+    """A turn that keeps to the contract: what stands between its tags, and the command as written."""
+
+    thinking: str
+    command: str
+
+
+def read_contract(text: str) -> Contract | str:
+    """The turn's parts, or why it breaks the contract.
+
+    The form is `<thinking>…</thinking>`, white space, "```bash", the command on lines of its own, "```", and the end.
+    Neither part may hold a tag or a fence of its own, and neither may be blank.
+    """
+    if not text.startswith(OPEN):
+        return NO_THINKING
+    thinking, closed, rest = text[len(OPEN) :].partition(CLOSE)
+    if not closed or OPEN in thinking:
+        return NO_THINKING
+    if not thinking.strip():
+        return EMPTY_THINKING
+    if FENCE in thinking or OPEN in rest or CLOSE in rest:
+        return MORE
+    opening = f"{FENCE}bash\n"
+    block = rest.lstrip()
+    if not block.startswith(opening):
+        return NO_BLOCK
+    command, closed, after = block[len(opening) :].partition(f"\n{FENCE}")
+    if not closed:
+        return NO_BLOCK
+    if after or FENCE in command:
+        return MORE
+    return Contract(thinking, command) if command.strip() else EMPTY_COMMAND
+
+
+def format_contract(thinking: str, command: str) -> str:
+    """The turn of a thinking and a command; `read_contract` gives them back."""
+    return f"{OPEN}{thinking}{CLOSE}\n{FENCE}bash\n{command}\n{FENCE}"
+
+
+def read_turn(
+    text: str,
+    agent: AgentSection,
+    message_commands: Collection[str] = ("send_message",),
+    tool_calls: Sequence[Any] | None = None,
+    form: ToolForm | None = None,
+) -> tuple[list[Action], str | None]:
+    """A turn's actions and why there is none, in the form that `agent.action_format` allows; `tool_calls` and `form` as
+    for `read_actions`. Neither is there where a turn without a call is an answer."""
+    if agent.action_format == "tool_or_answer" and not tool_calls and not _calls_tools(after_think(text), form):
+        return [], None
+    if agent.action_format != "thinking_bash":
+        return read_actions(text, tool_calls, message_commands=message_commands, form=form)
+    read = read_contract(text)
+    return ([], read) if isinstance(read, str) else ([Action("bash", read.command, form="fenced")], None)
+
+
+def _calls_tools(body: str, form: ToolForm | None) -> bool:
+    return "<tool_call>" in body or (form is not None and bool(form.parse(body)))

@@ -1,0 +1,72 @@
+"""The first messages of a conversation, from templates that are data.
+
+Belongs here: one folder of templates a prompt (`AgentSection.prompt`): `system.md`, `user.md` and `steering.md`. Their
+variables are `$agent_id` and `$partner`, and in `user.md` `$instruction` and `$repo` too. Does not belong here: task
+texts, which the suite family writes, and observations.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from string import Template
+
+from etpi_assets import worlds
+from etpi_assets.specs.rollout_set import AgentSection
+from etpi_assets.tasks.family import Role, Task
+
+FOLDERS = (Path(__file__).parent, Path(worlds.__file__).parent)
+"""Shared prompts, one folder each; then the embedded worlds, each with a folder `prompts`."""
+STEERING_SEPARATOR = "\n\n"
+
+
+def template_path(prompt: str, part: str) -> Path | None:
+    """The file of one part ("system", "user", "steering") of a prompt; None where the prompt has no such part."""
+    shared, embedded = FOLDERS
+    paths = (shared / prompt / f"{part}.md", embedded / prompt / "prompts" / f"{part}.md")
+    return next((path for path in paths if path.is_file()), None)
+
+
+@cache
+def _template(prompt: str, part: str) -> Template:
+    path = template_path(prompt, part)
+    if path is None:
+        raise FileNotFoundError(f"agent.prompt = {prompt!r}: it has no template {part}.md; known prompts: {_known()}")
+    return Template(path.read_text(encoding="utf-8").removesuffix("\n"))
+
+
+def _known() -> list[str]:
+    shared, embedded = FOLDERS
+    paths = [*shared.glob("*/system.md"), *embedded.glob("*/prompts/system.md")]
+    return sorted(path.parts[-3 if path.parts[-2] == "prompts" else -2] for path in paths)
+
+
+def _seat(role: Role) -> dict[str, str]:
+    return {"agent_id": role.agent_id, "partner": role.partner or "nobody"}
+
+
+def render_prompts(agent: AgentSection, task: Task, role: Role) -> list[dict[str, str]]:
+    """The system and user message of `role` at `task`, as chat messages ({"role", "content"}).
+
+    With `agent.steering` the protocol stands at the end of the system message, as `steering_text` gives it; without,
+    the messages are the ones a student reads. Raises FileNotFoundError for an unknown `agent.prompt`, KeyError for a
+    template that uses an unknown variable.
+    """
+    variables = _seat(role)
+    system = _template(agent.prompt, "system").substitute(variables)
+    if agent.steering:
+        system += steering_text(agent.prompt, role)
+    return [
+        {"role": "system", "content": system},
+        {
+            "role": "user",
+            "content": _template(agent.prompt, "user").substitute(
+                variables, instruction=role.instruction, repo=task.repo
+            ),
+        },
+    ]
+
+
+def steering_text(prompt: str, role: Role) -> str:
+    """What `agent.steering` adds to the end of the system message of `prompt`, the separating blank line included."""
+    return STEERING_SEPARATOR + _template(prompt, "steering").substitute(_seat(role))

@@ -1,0 +1,278 @@
+"""Many recorded runs at memory that does not grow with them: read part by part, spilled as Arrow, streamed on.
+
+Belongs here: dividing a rollout set's files into parts, reading parts in worker processes, and giving the tables back
+as streams in the order of the files. Does not belong here: any format, or what must hold of the result (`checks`).
+
+The rows and their order do not depend on how files are divided or on how many workers read them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pyarrow as pa
+
+from etpi_assets.importers import IMPORTERS, importer_of, read_options
+from etpi_assets.tasks.family import Refusal
+from etpi_assets.trajectories import checks
+from etpi_assets.trajectories.tables import TABLES, captured_digest, to_rows
+from etpi_resources.lake.parquet import storage_schema
+from etpi_resources.lake.schemas import from_rows
+
+_PART_UNITS = 24
+_PART_BYTES = 8 << 20
+"""A part is at most so many units, of at most so many bytes where units are files; a larger file is a part by
+itself."""
+_ALONE_UNITS, _ALONE_BYTES = 96, 24 << 20
+"""What is no more than this is read in this process: a worker takes longer to start."""
+_CHUNK_TURNS = 1024
+_NAMES = (*TABLES, "quarantined")
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is imported, as a worker is told it."""
+
+    format: str
+    root: str
+    options: Mapping[str, Any]
+    rollout_set: str
+    suite: str | None
+
+
+@dataclass(frozen=True)
+class Imported:
+    """The tables as streams of record batches, each to be read once, and the figures of every part together.
+
+    `figures` is what the checks and the asset's page are made of: see `read_part`.
+    """
+
+    tables: Mapping[str, Iterator[pa.RecordBatch]]
+    figures: Mapping[str, Any]
+    found: int
+
+
+def import_in_bulk(
+    source: Source,
+    spill: Path,
+    *,
+    hashes: Mapping[str, str],
+    workers: int | None = None,
+    advance: Callable[[int], None] = lambda n: None,
+) -> Imported:
+    """Read everything below the source's root.
+
+    Args:
+        spill: a folder of its own, emptied first; a table's files in it go as the table is read.
+        hashes: task id -> content hash, where the suite is known.
+        workers: processes that read; None: one a core, none where there is little to read.
+        advance: hears how many units were read.
+
+    Raises:
+        FileNotFoundError, ValueError: as `import_runs` does.
+        RuntimeError: a worker died; names the files it was at.
+    """
+    importer = importer_of(source.format, Path(source.root))
+    source = Source(importer.name, source.root, source.options, source.rollout_set, source.suite)
+    read_options(source.options)
+    shutil.rmtree(spill, ignore_errors=True)
+    spill.mkdir(parents=True)
+    parts = _parts(importer.units(Path(source.root)))
+    if workers is None:
+        units, size = sum(len(part) for part, _ in parts), sum(size for _, size in parts)
+        workers = 0 if units <= _ALONE_UNITS and size <= _ALONE_BYTES else os.cpu_count() or 1
+    figures: list[dict[str, Any]] = []
+    read = _in_workers(min(workers, len(parts)), source, spill) if workers > 0 else _here(source, spill)
+    for part, found in zip(parts, read(parts), strict=True):
+        figures.append(found)
+        advance(len(part[0]))
+    tables = {name: _stream(name, spill, len(parts)) for name in _NAMES}
+    tables["rollouts"] = _numbered(tables["rollouts"], hashes)
+    return Imported(tables, checks.merged(figures), sum(f["found"] for f in figures))
+
+
+_Part = tuple[Sequence[Path], int]
+
+
+def _parts(units: Sequence[Path]) -> list[_Part]:
+    """Units that are read together, in order, and their bytes where they are files."""
+    parts: list[tuple[list[Path], int]] = []
+    for unit in units:
+        size = unit.stat().st_size if unit.is_file() else 0
+        if parts and len(parts[-1][0]) < _PART_UNITS and parts[-1][1] + size <= _PART_BYTES:
+            parts[-1] = ([*parts[-1][0], unit], parts[-1][1] + size)
+        else:
+            parts.append(([unit], size))
+    return list(parts)
+
+
+def read_part(source: Source, units: Sequence[Path], number: int, spill: Path) -> dict[str, Any]:
+    """Read units and spill their rows as part `number`; return the part's figures: those of the checks, and "exits",
+    "captures", "drifted", "reasons", "errors", "first_error", "found"."""
+    importer, root, options = IMPORTERS[source.format], Path(source.root), read_options(source.options)
+    figures: list[dict[str, Any]] = [{"found": sum(importer.count(unit) for unit in units)}]
+    with _Spill(spill, number) as out:
+        rows: dict[str, list[dict[str, Any]]] = {name: [] for name in _NAMES}
+        digests: dict[str, str] = {}
+
+        def flush() -> None:
+            tables = {name: from_rows(name, rows[name]) for name in _NAMES}
+            figures.append(_figures(tables, digests))
+            out.write(tables)
+            for name in _NAMES:
+                rows[name] = []
+            digests.clear()
+
+        for unit in units:
+            for item in importer.read(unit, root, options):
+                if isinstance(item, Refusal):
+                    rows["quarantined"].append(
+                        {"asset": "raw_rollouts", "source": item.source, "row": item.row, "reason": item.reason,
+                        "detail": item.detail}
+                    )  # fmt: skip
+                    continue
+                item.rollout_set, item.suite = source.rollout_set, source.suite
+                digests[item.rollout_id] = captured_digest(item)
+                for name, added in to_rows(item).items():
+                    rows[name].extend(added)
+                if len(rows["turns"]) >= _CHUNK_TURNS:
+                    flush()
+        flush()
+    return checks.merged(figures)
+
+
+def _figures(tables: Mapping[str, pa.Table], digests: Mapping[str, str]) -> dict[str, Any]:
+    rollouts, turns = tables["rollouts"], tables["turns"]
+    errors = [error for error in rollouts["error"].to_pylist() if error is not None]
+    return {
+        "prompts": checks.prompt_figures(digests, tables),
+        "capture": checks.capture_figures(tables, live=False),
+        "counts": checks.count_figures(tables),
+        "exits": dict(Counter(rollouts["exit_status"].to_pylist())),
+        "drifted": turns.num_rows - turns["drift_at"].null_count,
+        "reasons": dict(Counter(tables["quarantined"]["reason"].to_pylist())),
+        "errors": len(errors),
+        "first_error": errors[:1],
+    }
+
+
+class _Spill:
+    """The Arrow files of one part, one a table."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self._files = {name: pa.OSFile(str(_file(folder, name, number)), "wb") for name in _NAMES}
+        self._writers = {name: pa.ipc.new_stream(file, storage_schema(name)) for name, file in self._files.items()}
+
+    def __enter__(self) -> _Spill:
+        return self
+
+    def write(self, tables: Mapping[str, pa.Table]) -> None:
+        for name, table in tables.items():
+            self._writers[name].write_table(table.replace_schema_metadata().cast(storage_schema(name)))
+
+    def __exit__(self, *_: object) -> None:
+        for name in _NAMES:
+            self._writers[name].close()
+            self._files[name].close()
+
+
+def _file(folder: Path, table: str, number: int) -> Path:
+    return folder / f"{number:06d}.{table}.arrow"
+
+
+def _stream(table: str, folder: Path, parts: int) -> Iterator[pa.RecordBatch]:
+    """The table's batches in the order of the parts; a part's file goes when it has been read."""
+    for number in range(parts):
+        path = _file(folder, table, number)
+        with pa.OSFile(str(path), "rb") as file, pa.ipc.open_stream(file) as reader:
+            yield from reader
+        path.unlink()
+
+
+def _numbered(batches: Iterator[pa.RecordBatch], hashes: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
+    """The rollouts with what only the whole set knows: which sample of its task each is, and the task's hash."""
+    samples: Counter[str | None] = Counter()
+    for batch in batches:
+        numbers = []
+        for task in batch.column("task_id").to_pylist():
+            numbers.append(samples[task])
+            samples[task] += 1
+        # A run may be of a task that the suite's folder does not hold; it then has no hash.
+        found = [hashes.get(task or "") for task in batch.column("task_id").to_pylist()]
+        for name, values, kind in (("sample", numbers, pa.int32()), ("task_hash", found, pa.string())):
+            batch = batch.set_column(batch.schema.get_field_index(name), name, pa.array(values, kind))
+        yield batch
+
+
+def _here(source: Source, spill: Path) -> Callable[[Sequence[_Part]], Iterator[dict[str, Any]]]:
+    return lambda parts: (read_part(source, units, number, spill) for number, (units, _) in enumerate(parts))
+
+
+def _in_workers(count: int, source: Source, spill: Path) -> Callable[[Sequence[_Part]], Iterator[dict[str, Any]]]:
+    """Parts read by `count` processes of their own interpreter; the figures come in the order of the parts."""
+
+    def read(parts: Sequence[_Part]) -> Iterator[dict[str, Any]]:
+        idle: SimpleQueue[subprocess.Popen[str]] = SimpleQueue()
+        workers = [_start() for _ in range(count)]
+        for worker in workers:
+            idle.put(worker)
+
+        def one(numbered: tuple[int, _Part]) -> dict[str, Any]:
+            number, (units, _) = numbered
+            worker = idle.get()
+            try:
+                return _ask(worker, source, units, number, spill)
+            finally:
+                idle.put(worker)
+
+        try:
+            with ThreadPoolExecutor(count, thread_name_prefix="import") as pool:
+                yield from pool.map(one, enumerate(parts))
+        finally:
+            for worker in workers:
+                with suppress(BrokenPipeError):
+                    worker.stdin.close()  # pyright: ignore[reportOptionalMemberAccess]
+                worker.wait()
+                worker.stdout.close()  # pyright: ignore[reportOptionalMemberAccess]
+
+    return read
+
+
+def _start() -> subprocess.Popen[str]:
+    home = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))
+    return subprocess.Popen(
+        [sys.executable, "-m", "etpi_assets.importers.worker"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+
+
+def _ask(
+    worker: subprocess.Popen[str], source: Source, units: Sequence[Path], number: int, spill: Path
+) -> dict[str, Any]:
+    assert worker.stdin and worker.stdout
+    asked = {"source": source.__dict__, "units": [str(unit) for unit in units], "number": number, "spill": str(spill)}
+    try:
+        worker.stdin.write(json.dumps(asked) + "\n")
+        worker.stdin.flush()
+        answer = worker.stdout.readline()
+    except BrokenPipeError:
+        answer = ""
+    if not answer:
+        raise RuntimeError(
+            f"a process that read {units[0]} and {len(units) - 1} more died (exit {worker.poll()}); its words stand "
+            f"above. Where it ran out of memory, split the largest of these files"
+        )
+    return json.loads(answer)

@@ -1,0 +1,324 @@
+"""CooperBench run folders: `<run>/<setting>/<repo>/<task>/f<a>_f<b>/` with a trajectory an agent, result and verdict.
+
+Belongs here: the folder's files, both ways its harnesses write messages, and its verdict. Does not belong here: its
+tasks.
+
+Two forms of messages: as a chat API has them, with `extra` (its own agent, token ids in `extra.token_capture`), and
+flattened to text by the adapters of other agents, a message a content block: `[thinking] …`, text,
+`[tool_use NAME] {…}`, `[tool_result] …`. Blocks of one response follow one another, so an unbroken run of assistant
+messages is one turn. (Where a harness streams tool results, two calls of one response may have a result between them;
+that cannot be told from the text, and such a response counts as two turns.)
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from etpi_assets.importers.conversation import Entry, Options, build_agent, chat_entries
+from etpi_assets.importers.format import Look, of_runs
+from etpi_assets.importers.source import (
+    Unreadable,
+    as_list,
+    as_mapping,
+    content_hash,
+    field,
+    number_field,
+    read_json,
+    text_field,
+    to_utc,
+)
+from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
+
+_TRAJECTORY = re.compile(r"(?:agent(\d+)|solo)_traj\.json(?:\.gz|\.zst)?")
+_MARKERS = ("result.json", "eval.json")
+_JSON = (".json", ".json.gz", ".json.zst")
+_HARNESS_ERROR = re.compile(r"API Error: \d{3}\b")
+"""What an adapter writes in the assistant's place when the provider refuses it; no model said it."""
+
+
+def claims(look: Look) -> bool:
+    return look.root.is_dir() and any(_TRAJECTORY.fullmatch(file.name) for file in look.files)
+
+
+def units(root: Path) -> list[Path]:
+    """Run folders, and JSON files that stand outside of one."""
+    folders: set[str] = set()
+    others: list[tuple[str, str]] = []
+    for folder, _, names in os.walk(root):
+        if any(name in _MARKERS or _TRAJECTORY.fullmatch(name) for name in names):
+            folders.add(folder)
+        else:
+            others += [(folder, name) for name in names if name.endswith(_JSON)]
+    strays = [os.path.join(folder, name) for folder, name in others if not _within(folder, folders)]
+    return sorted(map(Path, [*folders, *strays]))
+
+
+def _within(folder: str, folders: set[str]) -> bool:
+    while folder not in folders:
+        parent = os.path.dirname(folder)
+        if parent == folder:
+            return False
+        folder = parent
+    return True
+
+
+def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
+    """Raises Unreadable: `not_a_rollout`, `missing_trajectory`, `duplicate_agent`, `errored`, `empty`, `compacted`, or
+    as the files say."""
+    if unit.is_file():
+        raise Unreadable("not_a_rollout", f"{unit.name} stands in no run folder")
+    result = as_mapping(read_json(unit / "result.json"), "result.json") if (unit / "result.json").exists() else {}
+    files = {path: as_mapping(read_json(path), path.name) for path in _trajectories(unit)}
+    names = [text_field(data, "agent_id") or path.name.partition("_traj")[0] for path, data in files.items()]
+    verdict = as_mapping(read_json(unit / "eval.json"), "eval.json") if (unit / "eval.json").exists() else None
+    stated = field(result, "agents")
+    stated = stated if isinstance(stated, Mapping) else {}
+    missing = sorted(set(map(str, stated)) - set(names))
+    if not files or missing:
+        lost = f"no trajectory of {', '.join(missing)}" if missing else "no trajectory"
+        raise Unreadable("missing_trajectory", f"{lost} beside {', '.join(sorted(p.name for p in unit.iterdir()))}")
+    if len(set(names)) < len(names):
+        raise Unreadable("duplicate_agent", f"two trajectories of one agent: {', '.join(sorted(names))}")
+    errors = {name: error for name in sorted(map(str, stated)) if (error := text_field(stated, name, "error"))}
+    if single := text_field(result, "agent", "error"):
+        errors["solo"] = single
+    if not any(_messages(data, path) for path, data in files.items()):
+        _refuse_empty(files, errors)
+    times = _conversation(unit)
+    order = _speaking_order(times)
+    agents = [
+        _agent(path, data, unit, order, options, errors)
+        for path, data in sorted(files.items(), key=lambda item: text_field(item[1], "agent_id") or "")
+    ]
+    if not any(agent.turns for agent in agents):
+        _refuse_empty(files, errors)
+    _date_messages(agents, times)
+    repo, task = (
+        text_field(result, "repo") or unit.parent.parent.name,
+        text_field(result, "task_id") or unit.parent.name,
+    )
+    seconds = number_field(result, "duration_seconds")
+    return RolloutRecord(
+        rollout_id=content_hash(
+            unit.relative_to(root).as_posix(), sorted([*files, *_existing(unit, "result.json", "eval.json")])
+        ),
+        origin="set",
+        suite=None,
+        task_id=f"{repo}/{task}/{unit.name}",
+        repo=repo,
+        agents=agents,
+        teacher=options.teacher
+        or text_field(result, "model")
+        or next((m for d in files.values() if (m := text_field(d, "model"))), None),
+        outcome=None if verdict is None else outcome(verdict),
+        started_at=to_utc(field(result, "started_at")),
+        wall_seconds=seconds,
+        error="; ".join(f"{name}: {error}" for name, error in errors.items()) or None,
+    )
+
+
+def outcome(verdict: Mapping[str, Any]) -> dict[str, Any]:
+    """The source's verdict: reward 1.0 iff both features pass on the merged tree; None where the evaluation failed.
+
+    `independent` keeps whether each feature passes on its own agent's tree, which a merge conflict hides.
+    """
+    merge = text_field(verdict, "merge", "status")
+    passed = field(verdict, "both_passed") is True
+    error = text_field(verdict, "error")
+    reasons = [text_field(verdict, f"feature{i}_independent", "reason") for i in (1, 2)]
+    applied = field(verdict, "apply_status")
+    skipped = isinstance(applied, Mapping) and bool(applied) and all(v == "skipped" for v in applied.values())
+    if passed:
+        code = "passed"
+    elif error:
+        code = "infrastructure"
+    elif skipped or reasons == ["no_patch", "no_patch"]:
+        code = "no_patch"
+    elif merge is not None and merge.startswith("conflict"):
+        code = "merge_conflict"
+    else:
+        code = "failed_tests"
+    features = {
+        str(field(verdict, key, "feature_id")): {
+            "passed": field(verdict, key, "passed") is True,
+            "tests_passed": number_field(verdict, key, "tests_passed"),
+            "tests_failed": number_field(verdict, key, "tests_failed"),
+            "independent": field(verdict, f"{key}_independent", "passed"),
+        }
+        for key in ("feature1", "feature2")
+        if isinstance(field(verdict, key), Mapping)
+    }
+    at = to_utc(field(verdict, "evaluated_at"))
+    return {
+        "reward": None if code == "infrastructure" else float(passed),
+        "verdict": code,
+        "merge": merge,
+        "features": features,
+        "error": error,
+        "evaluated_at": None if at is None else at.isoformat(),
+    }
+
+
+def _trajectories(unit: Path) -> list[Path]:
+    return sorted(path for path in unit.iterdir() if _TRAJECTORY.fullmatch(path.name))
+
+
+def _existing(unit: Path, *names: str) -> list[Path]:
+    return [unit / name for name in names if (unit / name).exists()]
+
+
+def _messages(data: Mapping[str, Any], path: Path) -> list[Any]:
+    return as_list(data.get("messages"), f"{path.name}.messages")
+
+
+def _refuse_empty(files: Mapping[Path, Mapping[str, Any]], errors: Mapping[str, str]) -> None:
+    statuses = sorted({text_field(data, "status") or "no status" for data in files.values()})
+    if errors or "Error" in statuses:
+        said = "; ".join(dict.fromkeys(error[:300] for error in errors.values())) or "no error text"
+        raise Unreadable("errored", f"no agent took a turn; status {', '.join(statuses)}: {said}")
+    raise Unreadable("empty", f"no agent took a turn; status {', '.join(statuses)}")
+
+
+def _agent(
+    path: Path, data: Mapping[str, Any], unit: Path, order: Sequence[str], options: Options, errors: dict[str, str]
+) -> AgentRecord:
+    agent_id = text_field(data, "agent_id") or path.name.partition("_traj")[0]
+    status = text_field(data, "status") or "unknown"
+    messages = _messages(data, path)
+    flattened = not any(isinstance(m, dict) and ("extra" in m or m.get("tool_calls")) for m in messages)
+    entries = chat_entries(_all_segments(unit, agent_id, messages), f"{path.name}.messages")
+    if flattened:
+        for entry in entries:
+            _unflatten(entry)
+        last = entries[-1] if entries else None
+        if status == "Error" and last and last.role == "assistant" and _HARNESS_ERROR.search(last.content):
+            last.learn = False
+            errors.setdefault(agent_id, last.content)
+    position = order.index(agent_id) if agent_id in order else len(order)
+    feature, features = text_field(data, "feature_id"), field(data, "features")
+    patch_file = unit / ("solo.patch" if agent_id == "solo" else f"agent{feature}.patch")
+    return build_agent(
+        entries,
+        agent_id=agent_id,
+        feature_id=feature or "+".join(map(str, features if isinstance(features, list) else ())),
+        role="solo" if agent_id == "solo" else "proposer" if position == 0 else "responder",
+        exit_status=status,
+        options=options,
+        blocks=flattened,
+        patch=patch_file.read_text(encoding="utf-8", errors="replace") if patch_file.is_file() else None,
+    )
+
+
+def _unflatten(entry: Entry) -> None:
+    """Put back the roles and reasoning that flattening to text hid; the content stays as captured."""
+    if entry.role == "assistant" and entry.content.startswith("[thinking] "):
+        entry.reasoning, _, rest = entry.content.removeprefix("[thinking] ").partition("\n[tool_use ")
+        entry.content = f"[tool_use {rest}" if rest else ""
+    elif entry.role == "user" and entry.content.startswith("[tool_result]"):
+        entry.role = "tool"
+
+
+def _all_segments(unit: Path, agent_id: str, messages: list[Any]) -> list[Any]:
+    """The agent's messages, those before a compaction included.
+
+    A compacted conversation cannot be re-rendered, for the prompt a turn saw is not the messages before it; so it is
+    taken only where every turn carries its own token ids.
+    """
+    summarised = any(field(m, "extra", "summary") is True for m in messages)
+    whole = unit / f"{agent_id}_full_traj.json"
+    if not summarised and not whole.exists():
+        return messages
+    collected: list[Any] = []
+    if whole.exists():
+        for segment in as_list(field(read_json(whole), "segments"), f"{whole.name}.segments"):
+            if field(segment, "kind") != "summarizer":
+                collected = _continued(
+                    collected, as_list(field(segment, "messages"), f"{whole.name}.segments[].messages")
+                )
+    turns = [
+        m for m in collected or messages if field(m, "role") == "assistant" and field(m, "extra", "summary") is not True
+    ]
+    bare = sum(field(m, "extra", "token_capture") is None for m in turns)
+    if not collected or bare:
+        raise Unreadable(
+            "compacted",
+            f"{agent_id}: its context was compacted and {bare} of {len(turns)} turns have no token ids, so what they "
+            "read is lost; record with capture_token_ids, or with compaction off",
+        )
+    return collected
+
+
+def _continued(before: list[Any], segment: list[Any]) -> list[Any]:
+    """`before` and what the segment adds: it opens with the prompt and the summary, then repeats the last turns."""
+    if not before:
+        return segment
+    summary = next((i for i, m in enumerate(segment) if field(m, "extra", "summary") is True), None)
+    if summary is None:
+        raise Unreadable(
+            "compacted", "a segment after the first has no summary, so it cannot be joined to the one before"
+        )
+    rest = segment[summary + 1 :]
+    shared = next((n for n in range(min(len(before), len(rest)), 0, -1) if before[-n:] == rest[:n]), 0)
+    return [*before, segment[summary], *rest[shared:]]
+
+
+# --- the messages between the agents ---------------------------------------------------------------------------------
+
+
+def _conversation(unit: Path) -> list[tuple[datetime | None, str, str]]:
+    """(time, sender, text) of `conversation.json` in the order of time, whatever types its times have; events without a
+    time keep their place after the one before them."""
+    if not (unit / "conversation.json").exists():
+        return []
+    events = []
+    for raw in as_list(read_json(unit / "conversation.json"), "conversation.json"):
+        event = as_mapping(raw, "conversation.json[]")
+        sender, text = text_field(event, "from"), text_field(event, "message")
+        if sender and text and field(event, "received") is not True:
+            events.append((to_utc(field(event, "timestamp")), sender, text))
+    last: datetime | None = None
+    keyed = []
+    for number, event in enumerate(events):
+        last = event[0] or last
+        keyed.append((last is not None, last.timestamp() if last else 0.0, number, event))
+    return [event for *_, event in sorted(keyed)]
+
+
+def _speaking_order(conversation: Sequence[tuple[datetime | None, str, str]]) -> list[str]:
+    """The agents in the order of their first message: the first proposes, the others respond."""
+    return list(dict.fromkeys(sender for _, sender, _ in conversation))
+
+
+def _date_messages(agents: Sequence[AgentRecord], conversation: Sequence[tuple[datetime | None, str, str]]) -> None:
+    """Give a turn without a time that of the message it sent, where sender and text are the same."""
+    waiting = list(conversation)
+    for agent in agents:
+        for turn in agent.turns:
+            for action in turn.actions:
+                if action.message is None:
+                    continue
+                match = next((e for e in waiting if e[1] == agent.agent_id and e[2] == action.message), None)
+                if match is not None:
+                    waiting.remove(match)
+                    turn.at = turn.at or match[0]
+
+
+FORMAT = of_runs(
+    "cooperbench",
+    title="CooperBench run folders of one, two or more agents, with messages as chat APIs have them or flattened to "
+    "text",
+    files="`<run>/<setting>/<repo>/<task>/f<a>_f<b>/` with `agent<n>_traj.json` or `solo_traj.json`, `result.json`, "
+    "`eval.json`, `conversation.json`, `agent<n>.patch`, `<agent>_full_traj.json`",
+    keeps="messages, calls, reasoning, token ids (`extra.token_capture`), the messages between agents with their "
+    "times, patches, the verdict with each feature alone, exit status, errors; every segment of a compacted "
+    "conversation",
+    loses="costs, the raw provider responses, tool definitions, the summariser's own requests, the task list of a team",
+    claims=claims,
+    units=units,
+    record=record,
+)

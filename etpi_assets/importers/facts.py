@@ -1,0 +1,134 @@
+"""What a row says of its run besides the messages: task, repository, who acted, how it ended and was judged.
+
+Belongs here: the names that data sets give these columns. Does not belong here: messages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from etpi_assets.importers.conversation import Options
+from etpi_assets.importers.source import number_field, text_field, tool_schemas_of
+from etpi_assets.trajectories.records import Action, AgentRecord, RolloutRecord
+
+_TASK = (
+    "instance_id",
+    "task_id",
+    "task_name",
+    "problem_id",
+    "prompt_id",
+    "trajectory_id",
+    "traj_id",
+    "id",
+    "uuid",
+    "uid",
+)
+_TEACHER = ("teacher", "model_name", "model", "generator", "model_name_or_path")
+_REWARD = ("reward", "resolved", "score", "target", "success", "is_correct", "correct")
+_PATCH = ("model_patch", "generated_patch", "git_patch", "output_patch", "submission", "patch")
+_TOOLS = ("tools", "functions", "tool_definitions", "available_tools")
+_EXIT = ("exit_status", "exit_reason", "finish_reason", "status")
+_INSTANCE = re.compile(r"(?P<owner>.+?)__(?P<name>.+)-\d+")
+_SUBMITS = re.compile(r"\becho\s+['\"]?(?:COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT|MINI_SWE_AGENT_FINAL_OUTPUT)")
+_SUBMITTED_ON_EXIT = re.compile(r"submitted \((\w+)\)")
+_EXITS = {
+    "submitted": "Submitted", "submit": "Submitted", "agent": "Submitted", "finish": "Submitted",
+    "finished": "Submitted",
+    "exit_cost": "LimitsExceeded", "max_step_limit": "LimitsExceeded", "agent_max_step_limit": "LimitsExceeded",
+    "abs_step_limit": "LimitsExceeded", "traj_time_limit": "LimitsExceeded", "max_iterations": "LimitsExceeded",
+    "exit_context": "ContextWindowExceeded", "token_limit": "ContextWindowExceeded",
+    "exit_format": "FormatError",
+    "exit_error": "Error", "exit_environment_error": "Error", "exit_api": "Error", "llm_query_error": "Error",
+    "env_exception": "Error",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What `facts` finds; None where the row does not say."""
+
+    task_id: str | None
+    repo: str
+    teacher: str | None
+    reward: float | None
+    patch: str | None
+    exit_status: str | None
+    tools: list[dict[str, Any]] | None = None
+
+
+def facts(row: Mapping[str, Any], options: Options) -> Facts:
+    """The row's, its `metadata`'s where the row has none; what the options name comes first.
+
+    Raises:
+        Unreadable: `unknown_form` where a column of tool schemas holds none.
+    """
+    inner = row.get("metadata")
+    places = (row, inner) if isinstance(inner, Mapping) else (row,)
+
+    def first(names: Sequence[str]) -> str | None:
+        return next((t for place in places for name in names if (t := text_field(place, name))), None)
+
+    task = first(_TASK)
+    return Facts(
+        task_id=task,
+        repo=options.repo or first(("repo", "repo_name")) or repo_of(task or ""),
+        teacher=options.teacher or first(_TEACHER),
+        reward=next((r for place in places for name in _REWARD if (r := _reward(place, name)) is not None), None),
+        patch=first(_PATCH),
+        exit_status=exit_name(first(_EXIT)),
+        tools=next((t for place in places for name in _TOOLS if (t := tool_schemas_of(place.get(name), name))), None),
+    )
+
+
+def made_of(agents: list[AgentRecord], found: Facts, where: str) -> RolloutRecord:
+    """The rollout of agents and facts; the format's reader gives it its id. A row without a task is a task by
+    itself."""
+    return RolloutRecord(
+        rollout_id="",
+        origin="set",
+        suite=None,
+        task_id=found.task_id or where,
+        repo=found.repo,
+        agents=agents,
+        teacher=found.teacher,
+        outcome=outcome_of(found.reward),
+        started_at=next((turn.at for agent in agents for turn in agent.turns if turn.at), None),
+        tools=found.tools,
+    )
+
+
+def outcome_of(reward: float | None) -> dict[str, Any] | None:
+    """A verdict from a bare reward; None where there is none."""
+    return None if reward is None else {"reward": reward, "verdict": "passed" if reward >= 1 else "failed_tests"}
+
+
+def exit_name(status: str | None) -> str | None:
+    """The exit by the name that etpi has for it; an unknown one as written."""
+    if status is None:
+        return None
+    ended = _SUBMITTED_ON_EXIT.fullmatch(status)
+    return _EXITS.get(ended[1] if ended else status, status)
+
+
+def exit_by_action(last_actions: Sequence[Action]) -> str:
+    """How a run that does not say so ended: by its last command."""
+    submits = any(
+        _SUBMITS.search(action.command) or action.command.split()[:1] in (["submit"], ["finish"])
+        for action in last_actions
+    )
+    return "Submitted" if submits else "unknown"
+
+
+def repo_of(instance_id: str) -> str:
+    """The repository of a SWE-bench instance id: "owner/name" of "owner__name-123". "unknown" for other ids, so that
+    what is split by repository keeps all of those on one side."""
+    match = _INSTANCE.fullmatch(instance_id)
+    return f"{match['owner']}/{match['name']}" if match else "unknown"
+
+
+def _reward(place: Mapping[str, Any], name: str) -> float | None:
+    value = place.get(name)
+    return float(value) if isinstance(value, bool) else number_field(place, name)

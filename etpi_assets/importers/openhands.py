@@ -1,0 +1,216 @@
+"""OpenHands: evaluation rows with an event `history` (both event forms), and data sets of its trajectories.
+
+Belongs here: its events as messages, and rows with a `trajectory` column. Does not belong here: rows of `messages`, as
+some data sets of its runs have them.
+
+Events are what the harness did; several calls of one response are several events with one response id, and are one turn
+again. A condensed history is refused: the prompts its later turns read are not in the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+from etpi_assets.importers.conversation import Entry, Options, chat_entries
+from etpi_assets.importers.facts import facts
+from etpi_assets.importers.format import Row, of_rows
+from etpi_assets.importers.messages import listed, solo
+from etpi_assets.importers.source import (
+    Unreadable,
+    as_mapping,
+    content_text,
+    field,
+    number_field,
+    text_field,
+    to_utc,
+    tool_calls,
+)
+from etpi_assets.trajectories.records import RolloutRecord
+
+_SILENT = ("agent_state_changed", "change_agent_state", "null", "recall", "ConversationStateUpdateEvent", "PauseEvent",
+           "LLMCompletionLogEvent", "TokenEvent", "CondensationRequest", "HookExecutionEvent")  # fmt: skip
+"""Events that no model reads. A recall's text goes into the message before it, where the file does not show it."""
+_CONDENSED = ("condensation", "condense", "agent_condensation", "Condensation", "CondensationSummaryEvent")
+
+
+def claims(row: Row) -> bool:
+    return "history" in row or ("trajectory" in row and "messages" not in row)
+
+
+def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
+    """Raises Unreadable: `errored` or `empty` without a turn, `compacted`, `unknown_form`, `unknown_role`."""
+    (row,) = rows
+    error = text_field(row, "error")
+    found = facts(row, options)
+    found = replace(
+        found,
+        patch=found.patch or text_field(row, "test_result", "git_patch"),
+        repo=found.repo if found.repo != "unknown" else text_field(row, "instance", "repo") or "unknown",
+        teacher=found.teacher
+        or text_field(row, "metadata", "llm_config", "model")
+        or text_field(row, "metadata", "llm", "model"),
+        reward=found.reward if found.reward is not None else _resolved(row),
+    )
+    name = "history" if row.get("history") is not None else "trajectory"
+    told = listed(row.get(name) or [], f"{where}, {name}")
+    if not told:
+        raise Unreadable("errored" if error else "empty", f"{where}: no event{f'; {error[:300]}' if error else ''}")
+    if isinstance(told[0], dict) and told[0].get("role") is not None:
+        entries = chat_entries([_spoken(m) for m in told], f"{where}, {name}")
+    else:
+        entries = _events(told, f"{where}, {name}", text_field(row, "instruction"))
+    made = solo(entries, found, where, options)
+    made.error = error
+    return made
+
+
+def _resolved(row: Row) -> float | None:
+    for place in (row.get("report"), field(row, "test_result", "report")):
+        value = field(place, "resolved")
+        if isinstance(value, bool):
+            return float(value)
+    return number_field(row, "test_result", "reward")
+
+
+def _spoken(message: Any) -> Any:
+    """Rows that name the text `text`, and a system prompt beside it."""
+    if isinstance(message, dict) and "content" not in message and "text" in message:
+        return {**message, "content": message["text"] if message["text"] is not None else message.get("system_prompt")}
+    return message
+
+
+def _events(told: Sequence[Any], name: str, instruction: str | None) -> list[Entry]:
+    events = list(chain.from_iterable(event if isinstance(event, list) else (event,) for event in told))
+    entries: list[Entry] = []
+    responses: dict[str, Entry] = {}
+    for index, raw in enumerate(events):
+        event = as_mapping(raw, f"{name}[{index}]")
+        kind = text_field(event, "kind") or text_field(event, "action") or text_field(event, "observation")
+        if kind in _CONDENSED:
+            raise Unreadable(
+                "compacted",
+                f"{name}[{index}]: the history was condensed, so what later turns read is lost; run without",
+            )
+        if kind is None and not event.get("content"):
+            continue
+        if kind in _SILENT:
+            continue
+        made = _event(event, f"{name}[{index}]", responses)
+        if made is not None:
+            made.at = made.at or to_utc(event.get("timestamp"))
+            entries.append(made)
+    if instruction and not any(entry.role == "user" for entry in entries[: _first_turn(entries)]):
+        entries.insert(sum(1 for entry in entries[:1] if entry.role == "system"), Entry("user", instruction))
+    return entries
+
+
+def _first_turn(entries: Sequence[Entry]) -> int:
+    return next((i for i, entry in enumerate(entries) if entry.role == "assistant"), len(entries))
+
+
+def _event(event: Mapping[str, Any], name: str, responses: dict[str, Entry]) -> Entry | None:
+    """The message of an event; None where it belongs to a response that an earlier event has told already."""
+    kind = text_field(event, "kind")
+    if kind is not None:
+        return _typed(kind, event, name, responses)
+    action, arguments = text_field(event, "action"), event.get("args")
+    arguments = arguments if isinstance(arguments, dict) else {}
+    if action is None:
+        return Entry("tool", content_text(event.get("content"), name), exit_code=_code(event))
+    if action == "system":
+        return Entry("system", content_text(arguments.get("content"), name))
+    if action == "message" and event.get("source") == "user":
+        return Entry("user", content_text(arguments.get("content"), name))
+    response = field(event, "tool_call_metadata", "model_response")
+    choices = field(response, "choices")
+    if isinstance(choices, list) and choices:
+        if (key := text_field(response, "id")) and key in responses:
+            return None
+        (entry,) = chat_entries([{"role": "assistant", **_kept(field(choices[0], "message"))}], name)
+        if key:
+            responses[key] = entry
+        return entry
+    if action == "message":
+        return Entry("assistant", content_text(arguments.get("content"), name))
+    thought = text_field(arguments, "thought") or ""
+    shown = {
+        key: value
+        for key, value in arguments.items()
+        if key in ("command", "code", "path", "content", "url", "outputs")
+    }
+    called = {"name": "execute_bash" if action == "run" else action, "arguments": shown}
+    return Entry("assistant", thought, tool_calls([{"function": called}], name))
+
+
+def _kept(message: Any) -> dict[str, Any]:
+    keys = ("content", "tool_calls", "reasoning_content")
+    return {key: message.get(key) for key in keys} if isinstance(message, dict) else {"content": ""}
+
+
+def _typed(kind: str, event: Mapping[str, Any], name: str, responses: dict[str, Entry]) -> Entry | None:
+    if kind == "SystemPromptEvent":
+        return Entry("system", _text(event.get("system_prompt"), name))
+    if kind == "MessageEvent":
+        message = as_mapping(event.get("llm_message"), f"{name}.llm_message")
+        return chat_entries([message], f"{name}.llm_message")[0]
+    if kind == "ActionEvent":
+        call = event.get("tool_call")
+        calls = tool_calls([_call(call)] if isinstance(call, dict) else None, name)
+        key = text_field(event, "llm_response_id")
+        if key and key in responses:
+            earlier = responses[key]
+            earlier.tool_calls = [*(earlier.tool_calls or ()), *(calls or ())]
+            return None
+        entry = Entry(
+            "assistant", content_text(event.get("thought"), name), calls, text_field(event, "reasoning_content")
+        )
+        if key:
+            responses[key] = entry
+        return entry
+    if (seen := event.get("observation")) is not None:
+        text = seen.get("content", seen.get("output")) if isinstance(seen, dict) else seen
+        return Entry("tool", _text(text, name), exit_code=_code(seen))
+    for key in ("error", "rejection_reason", "detail"):
+        if (text := text_field(event, key)) is not None:
+            return Entry("tool", text)
+    raise Unreadable("unknown_form", f"{name} is an event of kind {kind!r}, which is not known")
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A call flat (`name`, `arguments`) or with its `function`."""
+    if "function" in call:
+        return dict(call)
+    return {"id": call.get("id"), "function": {"name": call.get("name"), "arguments": call.get("arguments")}}
+
+
+def _text(value: Any, name: str) -> str:
+    return content_text([value] if isinstance(value, dict) else value, name)
+
+
+def _code(event: Any) -> int | None:
+    for place in (
+        ("extras", "metadata", "exit_code"),
+        ("extras", "exit_code"),
+        ("exit_code",),
+        ("metadata", "exit_code"),
+    ):
+        code = field(event, *place)
+        if type(code) is int:
+            return code
+    return None
+
+
+FORMAT = of_rows(
+    "openhands",
+    title="OpenHands: evaluation rows with an event `history` (old and new events), data sets with a `trajectory` of "
+    "messages",
+    keeps="messages, calls, tool schemas (a `tools` column), a final answer as a turn, "
+    "reasoning, observations with exit codes, times, patch, verdict, model, task and "
+    "repository; the calls of one response are one turn",
+    loses="state changes, recalls, costs, the configuration; a condensed history is quarantined",
+    claims=claims,
+    record=record,
+)

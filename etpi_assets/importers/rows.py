@@ -1,0 +1,142 @@
+"""Rows of files: JSON lines, a JSON array or object, parquet, compressed or not, one at a time.
+
+Belongs here: which files hold rows, how many, and reading them with the reason in the place of what cannot be read.
+Does not belong here: what a row means.
+
+As many values come out of `iter_rows` as `count_rows` says, whatever is wrong with the file: where its rest cannot be
+read, that rest is one value.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from etpi_assets.importers.source import Unreadable, open_bytes, parse_json, read_errors, read_json
+
+_LINES = (".jsonl", ".ndjson")
+_SUFFIXES = (*_LINES, ".json", ".parquet")
+_BATCH_ROWS = 32
+"""Rows of parquet that are held as Python values at once."""
+MANIFEST = "etpi_export"
+"""The key by which the manifest of an export is known among the files of a data set."""
+
+
+def row_files(files: Iterable[Path]) -> list[Path]:
+    """Those that can hold rows, by their names."""
+    return [path for path in files if _plain_name(path).endswith(_SUFFIXES)]
+
+
+def units(root: Path) -> list[Path]:
+    """Every file below the root that can hold rows, sorted; the root where it is a file."""
+    if not root.is_dir():
+        return [root]
+    return sorted(path for path in row_files(root.rglob("*")) if path.is_file())
+
+
+def is_manifest(value: Mapping[str, Any]) -> bool:
+    return MANIFEST in value
+
+
+def iter_rows(path: Path) -> Iterator[tuple[int, Any]]:
+    """(row, value) of every row, rows from 0; the value is an Unreadable where it cannot be read."""
+    if _plain_name(path).endswith(".parquet"):
+        yield from _parquet_rows(path)
+    elif _plain_name(path).endswith(_LINES):
+        yield from _line_rows(path)
+    else:
+        yield from _json_rows(path)
+
+
+def count_rows(path: Path) -> int:
+    """How many values `iter_rows` gives, lines and parquet without reading what they say."""
+    if _plain_name(path).endswith(".parquet"):
+        opened = _parquet(path)
+        return 1 if isinstance(opened, Unreadable) else opened.metadata.num_rows
+    if _plain_name(path).endswith(_LINES):
+        return sum(1 for _ in _lines(path))
+    return sum(1 for _ in _json_rows(path))
+
+
+def _plain_name(path: Path) -> str:
+    return path.name.lower().removesuffix(".gz").removesuffix(".zst")
+
+
+def _line_rows(path: Path) -> Iterator[tuple[int, Any]]:
+    for number, line in enumerate(_lines(path)):
+        yield number, line if isinstance(line, Unreadable) else _parsed(line, f"{path.name}, row {number}")
+
+
+def _lines(path: Path) -> Iterator[bytes | Unreadable]:
+    """Lines that hold anything; last, why the rest cannot be read, where it cannot."""
+    number = 0
+    try:
+        with read_errors(path), open_bytes(path) as file:
+            for line in file:
+                if line := line.removeprefix(b"\xef\xbb\xbf").strip():
+                    yield line
+                    number += 1
+            if number == 0:
+                raise Unreadable("empty", f"{path.name} has no content")
+    except Unreadable as refused:
+        yield Unreadable(refused.reason, f"{refused.detail} (after {number} row(s))" if number else refused.detail)
+
+
+def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
+    """An array's items, an object as one row, or objects line by line."""
+    try:
+        value = read_json(path)
+    except Unreadable as refused:
+        if refused.reason == "bad_json" and "Extra data" in refused.detail:
+            yield from _line_rows(path)
+            return
+        value = refused
+    if isinstance(value, list):
+        yield from enumerate(value)
+        value = Unreadable("empty", f"{path.name} is an array of nothing") if not value else None
+    if value is not None:
+        yield 0, value
+
+
+def _parsed(line: bytes, name: str) -> Any:
+    try:
+        return parse_json(line, name)
+    except Unreadable as refused:
+        return refused
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
+    import pyarrow as pa
+
+    opened = _parquet(path)
+    if isinstance(opened, Unreadable):
+        yield 0, opened
+        return
+    number = itertools.count()
+    try:
+        for batch in opened.iter_batches(batch_size=_BATCH_ROWS):
+            for value in batch.to_pylist():
+                yield next(number), value
+    except (pa.ArrowException, OSError, UnicodeDecodeError, ValueError, OverflowError) as error:
+        for row in range(next(number), opened.metadata.num_rows):
+            yield row, Unreadable("bad_parquet", f"{path.name}, from row {row}: {error}; fetch the file again")
+
+
+def _parquet(path: Path) -> Any:
+    """The open file, or why it cannot be opened."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        if path.name.endswith((".gz", ".zst")):
+            raise Unreadable("unsupported_compression", f"{path.name}: parquet is compressed inside; decompress it")
+        opened = pq.ParquetFile(path)
+    except Unreadable as refused:
+        return refused
+    except (pa.ArrowException, OSError, ValueError) as error:
+        return Unreadable("bad_parquet", f"{path.name}: {error}; fetch the file again")
+    if opened.metadata.num_rows == 0:
+        return Unreadable("empty", f"{path.name} has no rows")
+    return opened

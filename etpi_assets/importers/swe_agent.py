@@ -1,0 +1,131 @@
+"""SWE-agent trajectories: `.traj` files with `history`, and mostly `trajectory` and `info`.
+
+Belongs here: these files in all of SWE-agent's action formats (a fenced block, `<command>`, function calls). Does not
+belong here: the other files of its run folders.
+
+The harness writes down what it parsed from each message (`action`); that, not a reading of our own, is what ran, so it
+is the turn's action. Demonstrations in the history are prompt, not turns.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from etpi_assets.importers.conversation import ROLES, Entry, Options, build_agent
+from etpi_assets.importers.facts import exit_name, repo_of
+from etpi_assets.importers.format import Look, of_runs
+from etpi_assets.importers.source import (
+    Unreadable,
+    as_mapping,
+    content_hash,
+    content_text,
+    read_json,
+    text_field,
+    to_utc,
+    tool_calls,
+)
+from etpi_assets.trajectories.records import Action, RolloutRecord
+
+_TRAJ = (".traj", ".traj.gz", ".traj.zst")
+
+
+def claims(look: Look) -> bool:
+    return any(file.name.endswith(_TRAJ) for file in look.files)
+
+
+def units(root: Path) -> list[Path]:
+    """Every `.traj` file, compressed or not."""
+    files = root.rglob("*") if root.is_dir() else [root]
+    return sorted(file for file in files if file.name.endswith(_TRAJ) and file.is_file())
+
+
+def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
+    """Raises Unreadable: `no_history`, `empty`, `unknown_role`, `unknown_form`, or as the file says."""
+    data = as_mapping(read_json(unit), unit.name)
+    if not isinstance(data.get("history"), list):
+        raise Unreadable(
+            "no_history", f"{unit.name} has {', '.join(map(str, list(data)[:8])) or 'no keys'}, no `history`"
+        )
+    entries = [_entry(raw, f"{unit.name}.history[{i}]") for i, raw in enumerate(data["history"])]
+    if not any(entry.role == "assistant" and entry.learn for entry in entries):
+        raise Unreadable("empty", f"{unit.name}: {len(entries)} message(s), none by the agent")
+    agent = build_agent(
+        entries,
+        agent_id="agent1",
+        feature_id="",
+        role="solo",
+        exit_status=_exit(text_field(data, "info", "exit_status"), entries),
+        options=options,
+        patch=text_field(data, "info", "submission"),
+    )
+    source = unit.relative_to(root).as_posix() if unit != root else unit.name
+    task_id = unit.name.removesuffix(".gz").removesuffix(".zst").removesuffix(".traj")
+    return RolloutRecord(
+        rollout_id=content_hash(source, [unit]),
+        origin="set",
+        suite=None,
+        task_id=task_id,
+        repo=options.repo or repo_of(task_id),
+        agents=[agent],
+        teacher=options.teacher or _model(data.get("replay_config")),
+    )
+
+
+def _entry(raw: Any, name: str) -> Entry:
+    message = as_mapping(raw, name)
+    role = message.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise Unreadable("unknown_role", f"{name} has role {role!r}; known are {', '.join(ROLES)}")
+    demo = message.get("is_demo") is True
+    content = content_text(message.get("content"), name)
+    calls = tool_calls(message.get("tool_calls"), name)
+    command = text_field(message, "action")
+    acts = ROLES[role] == "assistant" and not demo and command is not None and command.strip()
+    return Entry(
+        role=ROLES[role],
+        content=content,
+        tool_calls=calls,
+        at=to_utc(message.get("timestamp")),
+        learn=not demo,
+        kind="prompt" if demo else None,
+        actions=[Action("bash", command.strip(), form=_form(content, calls))] if acts and command else None,
+    )
+
+
+def _form(content: str, calls: list[dict[str, Any]] | None) -> str:
+    if calls:
+        return "tool_calls"
+    return "xml" if "<command>" in content or "<tool_call>" in content else "fenced"
+
+
+def _exit(status: str | None, entries: list[Entry]) -> str:
+    if status is None:  # no `info`: judged by the last thing the agent did
+        last = next((e.actions[-1].command for e in reversed(entries) if e.actions), "")
+        return "Submitted" if last.split(maxsplit=1)[:1] == ["submit"] else "unknown"
+    return exit_name(status) or "unknown"
+
+
+def _model(config: Any) -> str | None:
+    """The model's name in the replay configuration, an object or JSON text."""
+    if isinstance(config, str):
+        try:
+            config = json.loads(config)
+        except (ValueError, RecursionError):
+            return None
+    return text_field(config, "agent", "model", "name") if isinstance(config, Mapping) else None
+
+
+FORMAT = of_runs(
+    "swe_agent",
+    title="SWE-agent trajectories in every action format",
+    files="`*.traj`, also with `.gz` or `.zst`",
+    keeps="the history with its calls, what the harness parsed and ran as each turn's action, the submitted patch, "
+    "exit status, the model's name; demonstrations are read, never learnt",
+    loses="`trajectory` (states, execution times), costs, the environment's configuration",
+    claims=claims,
+    units=units,
+    record=record,
+)

@@ -1,0 +1,82 @@
+"""TRL data sets: tokenised rows (`input_ids` with `labels` or a mask), and `prompt` with `completion`.
+
+Belongs here: those columns. Does not belong here: conversational `messages` rows (`messages`), or preferences, which
+are two answers to one prompt and no trajectory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from etpi_assets.importers.conversation import Entry, Options, chat_entries, token_ids
+from etpi_assets.importers.facts import facts
+from etpi_assets.importers.format import Row, of_rows
+from etpi_assets.importers.messages import solo
+from etpi_assets.importers.source import Unreadable, as_list, text_field
+from etpi_assets.importers.token_rows import entries_of, spans_of
+from etpi_assets.rollouts.importers.conversation import Entry, Options, chat_entries, token_ids
+from etpi_assets.rollouts.importers.facts import facts
+from etpi_assets.rollouts.importers.format import Row, of_rows
+from etpi_assets.rollouts.importers.messages import solo
+from etpi_assets.rollouts.importers.source import Unreadable, as_list, text_field
+from etpi_assets.rollouts.importers.token_rows import entries_of, spans_of
+from etpi_assets.trajectories.records import RolloutRecord
+from etpi_resources.labels import IGNORE_INDEX
+
+_MASKS = ("completion_mask", "assistant_masks", "assistant_mask", "loss_mask")
+
+
+def claims(row: Row) -> bool:
+    tokenised = "input_ids" in row and any(name in row for name in ("labels", *_MASKS))
+    return tokenised or ("prompt" in row and ("completion" in row or "chosen" in row))
+
+
+def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
+    """Raises Unreadable: `preference`, `empty`, `bad_token_ids`, `needs_tokenizer`, `unknown_form`."""
+    (row,) = rows
+    if "input_ids" in row:
+        entries = _tokenised(row, where, options)
+    elif "completion" in row:
+        before = _side(row.get("prompt"), "user", f"{where}, prompt")
+        for entry in before:
+            entry.learn, entry.kind = False, "prompt"
+        entries = [*before, *_side(row.get("completion"), "assistant", f"{where}, completion")]
+    else:
+        raise Unreadable("preference", f"{where} holds two answers to one prompt, which is no trajectory")
+    return solo(entries, facts(row, options), where, options)
+
+
+def _tokenised(row: Row, where: str, options: Options) -> list[Entry]:
+    ids = token_ids(row.get("input_ids"), f"{where}, input_ids")
+    if row.get("labels") is not None:
+        labels = as_list(row["labels"], f"{where}, labels")
+        wrong = next((i for i, (t, w) in enumerate(zip(ids, labels, strict=False)) if w not in (IGNORE_INDEX, t)), None)
+    else:
+        mask = as_list(next((row[name] for name in _MASKS if row.get(name) is not None), None), f"{where}, mask")
+        labels, wrong = [t if m else IGNORE_INDEX for t, m in zip(ids, mask, strict=False)], None
+        labels += [IGNORE_INDEX] * (len(mask) - len(labels))
+    if len(labels) != len(ids) or wrong is not None:
+        what = f"{len(labels)} labels for {len(ids)} ids" if wrong is None else f"label {wrong} is not its own id"
+        raise Unreadable("bad_token_ids", f"{where}: {what}; labels stand unshifted, -100 where nothing is learnt")
+    spans = spans_of(labels)
+    if not spans:
+        raise Unreadable("empty", f"{where}: every label is -100, so there is no turn")
+    return entries_of(ids, spans, options, where, text_field(row, "capture") or options.capture)
+
+
+def _side(value: Any, role: str, name: str) -> list[Entry]:
+    if isinstance(value, str):
+        return [Entry("user" if role == "user" else "assistant", value)]
+    return chat_entries(as_list(value, name), name)
+
+
+FORMAT = of_rows(
+    "trl",
+    title="TRL: tokenised rows (`input_ids` with `labels`, `completion_mask` or `assistant_masks`), `prompt` + "
+    "`completion`",
+    keeps="ids and which of them are learnt, one turn a labelled span; with `options.tokenizer`, the messages they "
+    "say; of prompt and completion the messages, the prompt's never learnt; tool schemas (`tools`)",
+    loses="what the template wrote besides messages (it stays in the ids), preferences (quarantined)",
+    claims=claims,
+    record=record,
+)

@@ -1,0 +1,92 @@
+"""Train the tiny bases that come with etpi again (`make tiny-bases`): those that shipped experiments start from.
+
+Belongs here: the command. Does not belong here: the recipe (`tiny_base`), or using the files (`shipped_bases`).
+
+    python -m etpi_assets.tiny_bases.rebuild [WORLD ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from etpi_assets.specs.load import SHIPPED, load_specs
+from etpi_assets.specs.rollout_set import TinySection
+from etpi_assets.tiny_bases import recipe as tiny_base
+from etpi_assets.tiny_bases import shipped as shipped_bases
+from etpi_resources.chat.format import ChatFormat, load_chat_format
+from etpi_resources.lake.lake import sha256_of
+from etpi_resources.trainers.pipes import run_worker
+
+MODEL_FILES = ("config.json", "generation_config.json", shipped_bases.WEIGHTS)
+LARGEST = 4_000_000
+"""Bytes of a base's weights: every clone and wheel carries them."""
+
+
+def used_by_shipped_specs() -> list[tuple[TinySection, ChatFormat]]:
+    """Each tiny base that a shipped experiment starts from, once, with its chat format."""
+    experiments = load_specs(SHIPPED).experiments.values()
+    bases = [spec.base for spec in experiments if spec.base.kind == "tiny"]
+    distinct = {(b.tiny.model_dump_json(), b.tokenizer, b.chat_template): b for b in bases}
+    return [(b.tiny, load_chat_format(b.tokenizer, b.chat_template)) for b in distinct.values()]
+
+
+def rebuild(section: TinySection, chat: ChatFormat) -> shipped_bases.Recipe:
+    """Train a base and put it in the place of the one shipped so far.
+
+    Raises:
+        RuntimeError: it has not learnt its world, or is too large; what was shipped stays.
+        WorkerFailed: the trainer failed.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "base"
+        report = run_worker(tiny_base.WORKER, tiny_base.prepare(section, chat, folder), folder)
+        return ship(section, chat, report, folder / report["folder"])
+
+
+def ship(section: TinySection, chat: ChatFormat, report: Mapping[str, Any], model: Path) -> shipped_bases.Recipe:
+    """Write a trained base, from its worker's report and the folder of its model, into the package."""
+    if not (outcome := tiny_base.learnt(report)).passed:
+        raise RuntimeError(f"the base of {section.world} is not shipped: {outcome.message}")
+    size = (model / shipped_bases.WEIGHTS).stat().st_size
+    if size > LARGEST:
+        raise RuntimeError(f"the base of {section.world} is not shipped: {size:,} bytes of weights, bound {LARGEST:,}")
+    vocabulary, template = shipped_bases.format_hashes(chat)
+    recipe = shipped_bases.Recipe(
+        section=section,
+        vocabulary=vocabulary,
+        template=template,
+        corpus=shipped_bases.corpus_of(tiny_base.corpus_rows(section, chat)),
+        code=shipped_bases.recipe_code(section),
+        weights=sha256_of(model / shipped_bases.WEIGHTS),
+        **{name: report[name] for name in ("dtype", "parameters", "seconds", "device", "libraries", "log")},
+    )
+    before = shipped_bases.find(section, chat)
+    if before is not None:
+        shutil.rmtree(before.folder)
+    recipe.folder.mkdir(parents=True, exist_ok=True)
+    for name in MODEL_FILES:
+        shutil.copyfile(model / name, recipe.folder / name)
+    (recipe.folder / shipped_bases.RECIPE).write_text(recipe.model_dump_json(indent=1) + "\n")
+    return recipe
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train the shipped tiny bases again.")
+    parser.add_argument("worlds", nargs="*", metavar="WORLD", help=f"of {', '.join(tiny_base.WORLDS)}; none: all")
+    wanted = parser.parse_args().worlds or list(tiny_base.WORLDS)
+    if unknown := sorted(set(wanted) - set(tiny_base.WORLDS)):
+        sys.exit(f"no tiny world is called {unknown[0]!r}; there are {', '.join(tiny_base.WORLDS)}")
+    for section, chat in used_by_shipped_specs():
+        if section.world in wanted:
+            recipe = rebuild(section, chat)
+            print(f"{recipe.folder}: loss {recipe.log[-1]['loss']:.3f}, {recipe.seconds:.0f} s on {recipe.device}")
+
+
+if __name__ == "__main__":
+    main()

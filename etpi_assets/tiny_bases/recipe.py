@@ -1,0 +1,173 @@
+"""The recipe of the tiny base: a corpus of templated conversations, and a model pretrained on it, once by content.
+The bases of shipped experiments come with etpi, pretrained (`shipped_bases`).
+
+Belongs here: from a spec's `base.tiny` to a checkpoint in the lake. Does not belong here: the training loop (a worker),
+the world the conversations are of, or bases that come from elsewhere (`pointers`).
+
+It stands with the rollouts, whose loop the corpus is of, because a rollout set may roll out the base itself
+(`engine.model = "tiny"`) before any experiment trains it. The base has the habits that fine-tuning is to change: of
+`coop_tiny` an agent that starts with bash and hardly ever plans first, of `repo_fix_tiny` one that thinks at length.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from etpi_assets.specs.rollout_set import TinySection
+from etpi_assets.tiny_bases import shipped as shipped_bases
+from etpi_assets.worlds.arithmetic_tiny import conversations as arithmetic_tiny
+from etpi_assets.worlds.coop_tiny import conversations as coop_tiny
+from etpi_assets.worlds.repo_fix_tiny import conversations as repo_fix_tiny
+from etpi_resources.chat.format import ChatFormat
+from etpi_resources.hashes import json_hash
+from etpi_resources.lake import kept
+from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.lake import Lake
+from etpi_resources.lake.schemas import TABLES
+from etpi_resources.prefix_tree import CHAIN
+from etpi_resources.trainers.pipes import run_worker
+
+WORKER = "etpi_resources.trainers.workers.base_worker"
+LEARNT = "base_learnt"
+RECIPE_UNCHANGED = "base_recipe_unchanged"
+WORLDS = {"arithmetic_tiny": arithmetic_tiny, "coop_tiny": coop_tiny, "repo_fix_tiny": repo_fix_tiny}
+"""What `base.tiny.world` names: modules with `conversations` and `exercises`."""
+
+LOSS_BOUND = 0.6
+"""Nats a token, the mean over the last tenth of the run, over which the base is no competent agent: its habits are
+drawn at random, which costs about 0.2; a model that cannot copy names stays above 1."""
+
+
+def build(
+    lake: Lake,
+    section: TinySection,
+    chat: ChatFormat,
+    code: str,
+    *,
+    context: Any = None,
+    echo: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """The shipped base of this section, vocabulary and template; where there is none, pretrain it, or find the one that
+    the same section, vocabulary and code gave before.
+
+    Args:
+        code: version of the code that makes corpus and model.
+        context, echo: as for `run_worker`.
+    Returns:
+        The worker's report (see `base_worker.run`) with `checkpoint_id` and `reused`; `seconds` are those spent here.
+    Raises:
+        LakeError: the shipped weights are damaged.
+        WorkerFailed: the trainer failed; the message holds its last lines.
+    """
+
+    if (recipe := shipped_bases.find(section, chat)) is not None:
+        checkpoint = shipped_bases.adopt(recipe, lake, chat)
+        echo(f"tiny base of {section.world}: shipped with etpi ({recipe.folder.name}), nothing to train")
+        return recipe.model_dump(mode="json") | {"checkpoint_id": checkpoint, "reused": True, "seconds": 0.0}
+
+    def pretrain(folder: Path) -> dict[str, Any]:
+        shutil.rmtree(folder)
+        report = run_worker(WORKER, prepare(section, chat, folder), folder, context=context, echo=echo)
+        checkpoint, _ = lake.adopt_checkpoint(folder / report["folder"])
+        return report | {"checkpoint_id": checkpoint, "checkpoints": [{"checkpoint_id": checkpoint}]}
+
+    return kept.once(
+        lake,
+        _key(section, chat, code),
+        "base",
+        pretrain,
+        good=lambda report: learnt(report).passed,
+        what="the tiny base",
+        log=echo,
+    )
+
+
+def prepare(section: TinySection, chat: ChatFormat, folder: Path) -> dict[str, Any]:
+    """Write corpus and tokenizer under `folder`; the worker's configuration."""
+    folder.mkdir(parents=True, exist_ok=True)
+    corpus = folder / "corpus.parquet"
+    schema = TABLES["sequences"].schema
+    pq.write_table(pa.Table.from_pylist(list(corpus_rows(section, chat)), schema=schema), corpus)
+    chat.save(folder / "tokenizer")
+    size = section.model_dump(exclude={"world", "conversations", "exercises", "reading_weight"})
+    return {"files": [str(corpus)], "tokenizer": str(folder / "tokenizer"), "vocabulary": chat.vocab_size, **size}
+
+
+def corpus_rows(section: TinySection, chat: ChatFormat) -> Iterator[dict[str, Any]]:
+    """The corpus as rows of the table `sequences`: a conversation or exercise each, its own turns at weight 1
+    and what it reads at `reading_weight`."""
+    world = WORLDS[section.world]
+    talks = world.conversations(section.seed, section.conversations, chat.name)
+    # Another seed: tasks that no conversation has.
+    drills = world.exercises(section.seed + 1, section.exercises, chat.name)
+    for number, messages in enumerate(chain(talks, drills)):
+        ids = chat.prompt_ids(messages[:2])
+        starts, ends, weights = [1], [len(ids)], [section.reading_weight]
+        for message in messages[2:]:
+            own = message["role"] == "assistant"
+            text = message["content"]
+            new = [*chat.encode(text), chat.end_id] if own else chat.observation_ids(text, message["role"])
+            starts.append(len(ids))
+            ids += new
+            ends.append(len(ids))
+            weights.append(1.0 if own else section.reading_weight)
+        yield {
+            "sequence_id": f"{number:08d}",
+            "split": "train",
+            "input_ids": ids,
+            **CHAIN,
+            "span_starts": starts,
+            "span_ends": ends,
+            "span_weights": weights,
+            "rows": len(starts),
+        }
+
+
+def recipe_unchanged(section: TinySection, chat: ChatFormat) -> CheckOutcome:
+    """A shipped base is what its recipe would give now; it only warns, since the base is a good one all the same."""
+    recipe = shipped_bases.find(section, chat)
+    if recipe is None:
+        return CheckOutcome(
+            RECIPE_UNCHANGED, passed=True, message="built here, from the recipe as it is", blocking=False
+        )
+    part = shipped_bases.changed(recipe, corpus_rows(section, chat))
+    if part is None:
+        return CheckOutcome(
+            RECIPE_UNCHANGED, passed=True, message=f"{recipe.folder.name} is of this recipe", blocking=False
+        )
+    message = (
+        f"{recipe.folder.name} was trained before {part} changed, and is used as it is; train it again with "
+        f"`{shipped_bases.REBUILD}`"
+    )
+    return CheckOutcome(RECIPE_UNCHANGED, passed=False, message=message, blocking=False)
+
+
+def learnt(report: Mapping[str, Any]) -> CheckOutcome:
+    """The base's loss fell as far as copying names takes it."""
+    tail = [line["loss"] for line in report["log"][-max(1, len(report["log"]) // 10) :]]
+    loss = sum(tail) / len(tail)
+    return CheckOutcome(
+        name=LEARNT,
+        passed=loss <= LOSS_BOUND,
+        message=f"loss {loss:.3f} at the end, bound {LOSS_BOUND}"
+        + ("" if loss <= LOSS_BOUND else "; raise base.tiny.conversations, or look at the rates"),
+        figures={"loss": loss, "parameters": report["parameters"], "seconds": report["seconds"]},
+    )
+
+
+def _key(section: TinySection, chat: ChatFormat, code: str) -> str:
+    vocabulary, template = shipped_bases.format_hashes(chat)
+    depends = {
+        "section": section.model_dump(mode="json"),
+        "vocabulary": vocabulary,
+        "template": template,
+        "code": code,
+    }
+    return json_hash(depends)

@@ -1,0 +1,148 @@
+"""Tiny bases that come with etpi: weights trained once from the recipe of `tiny_base`, with the recipe beside them.
+
+Belongs here: finding the base of a section, proving its bytes, putting it into the lake, and telling whether the recipe
+has changed since. Does not belong here: the recipe (`tiny_base`), or making these files (`rebuild_bases`).
+
+A base is a folder of `etpi_assets/tiny_bases`, named by its world and the hash of its weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+
+from etpi_assets.specs.rollout_set import TinySection
+from etpi_assets.versioning.keys import tiny_base_parts
+from etpi_resources.lake.lake import Lake, LakeError, sha256_of
+from etpi_resources.trainers.workers.precision import Dtype
+
+if TYPE_CHECKING:
+    from etpi_resources.chat.format import ChatFormat
+
+FOLDER = Path(__file__).parent
+RECIPE = "recipe.json"
+WEIGHTS = "model.safetensors"
+REBUILD = "make tiny-bases"
+"""The command that trains them again, of a checkout; elsewhere `python -m etpi_assets.tiny_bases.rebuild`."""
+
+
+class Corpus(BaseModel):
+    """What a base was trained on: the sha256 of its rows (`corpus_hash`), and how many rows and tokens."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    sha256: str
+    rows: int
+    tokens: int
+
+
+class Code(BaseModel):
+    """Versions of the code that wrote the corpus and of the code that trained on it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    corpus: str
+    training: str
+
+
+class Recipe(BaseModel):
+    """`recipe.json`: what a base was made from, with what, and how its training went.
+
+    Attributes:
+        section, vocabulary, template: which base this is; the last two are sha256.
+        weights: sha256 of `model.safetensors`.
+        log: lines of the training, see `base_worker.run`. seconds: its wall time.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    section: TinySection
+    vocabulary: str
+    template: str
+    corpus: Corpus
+    code: Code
+    dtype: Dtype
+    weights: str
+    parameters: int
+    seconds: float
+    device: str
+    libraries: dict[str, str]
+    log: list[dict[str, float]]
+
+    @property
+    def folder(self) -> Path:
+        return FOLDER / f"{self.section.world}-{self.weights[:12]}"
+
+
+def find(section: TinySection, chat: ChatFormat) -> Recipe | None:
+    """The recipe of the shipped base of this section, vocabulary and template, if there is one."""
+    wanted = (section, *format_hashes(chat))
+    return next((r for r in shipped() if (r.section, r.vocabulary, r.template) == wanted), None)
+
+
+def shipped() -> list[Recipe]:
+    """The recipes of all shipped bases, in order of their folders."""
+    return [Recipe.model_validate_json(path.read_bytes()) for path in sorted(FOLDER.glob(f"*/{RECIPE}"))]
+
+
+def adopt(recipe: Recipe, lake: Lake, chat: ChatFormat) -> str:
+    """Put a copy of the base into the lake; its checkpoint id, which is that of the same weights trained here.
+
+    Raises:
+        LakeError: the weights are not those of the recipe.
+    """
+    actual = sha256_of(recipe.folder / WEIGHTS)
+    if actual != recipe.weights:
+        raise LakeError(
+            f"{recipe.folder / WEIGHTS} is damaged: its sha256 is {actual}, {RECIPE} beside it says {recipe.weights}. "
+            f"Put the file back (git checkout, or install etpi again), or train it again: {REBUILD}"
+        )
+    folder = Path(tempfile.mkdtemp(prefix="shipped-", dir=lake.scratch("base")))
+    for path in recipe.folder.iterdir():
+        if path.name != RECIPE:
+            shutil.copyfile(path, folder / path.name)
+    chat.save(folder)
+    return lake.adopt_checkpoint(folder)[0]
+
+
+def changed(recipe: Recipe, rows: Iterable[Mapping[str, Any]]) -> str | None:
+    """What of the recipe has changed since the base was trained, in words; None: nothing that shows in its weights.
+
+    Args:
+        rows: the corpus as it is written now; read only where the code that writes it is another.
+    """
+    now = recipe_code(recipe.section)
+    if recipe.code.training != now.training:
+        return "the code that trains it"
+    if recipe.code.corpus != now.corpus and recipe.corpus != corpus_of(rows):
+        return "its corpus"
+    return None
+
+
+def recipe_code(section: TinySection) -> Code:
+    """The versions of the recipe's code as it is now, for a base with the tokenizer and template "tiny"."""
+    corpus, training = tiny_base_parts(section, "tiny")
+    return Code(corpus=corpus.digest, training=training.digest)
+
+
+def corpus_of(rows: Iterable[Mapping[str, Any]]) -> Corpus:
+    """The identity of a corpus: what of its rows reaches the loss, in order."""
+    digest, count, tokens = hashlib.sha256(), 0, 0
+    for row in rows:
+        read = [row[name] for name in ("input_ids", "span_starts", "span_ends", "span_weights")]
+        digest.update(json.dumps(read).encode() + b"\n")
+        count, tokens = count + 1, tokens + len(row["input_ids"])
+    return Corpus(sha256=digest.hexdigest(), rows=count, tokens=tokens)
+
+
+def format_hashes(chat: ChatFormat) -> tuple[str, str]:
+    """sha256 of the tokenizer as it is written to disk, and of the chat template."""
+    vocabulary = chat.tokenizer.backend_tokenizer.to_str()
+    return hashlib.sha256(vocabulary.encode()).hexdigest(), hashlib.sha256(chat.template.encode()).hexdigest()

@@ -1,0 +1,1 @@
+"""Recorded rollouts: plain records, their Arrow tables, and the checks that every recording must pass."""

@@ -1,0 +1,179 @@
+"""What must hold of captured rollouts before anything is built on them.
+
+Belongs here: the checks of `raw_rollouts` and `eval_rollouts`, as plain functions. Does not belong here: the checks of
+what is made from rollouts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from etpi_assets.trajectories.tables import iter_prompts, prompts_digest
+from etpi_resources.lake.checks import CheckOutcome
+
+_SHOWN = 3
+
+
+def prompts_reconstruct(digests: Mapping[str, str], tables: Mapping[str, pa.Table]) -> CheckOutcome:
+    """Every prompt read back from `turns` equals the prompt as captured, id for id.
+
+    `digests`: rollout_id -> `tables.captured_digest` of the record, for every rollout.
+    """
+    return prompts_outcome(prompt_figures(digests, tables))
+
+
+def prompt_figures(digests: Mapping[str, str], tables: Mapping[str, pa.Table]) -> dict[str, Any]:
+    """What `prompts_reconstruct` is made of, of whole rollouts; `merged` adds those of several parts."""
+    total, bad = 0, []
+    seen: set[str] = set()
+    captured = tables["turns"].filter(pc.field("suffix_ids").is_valid())  # most recorded runs have no ids at all
+    for rollout_id, prompts in groupby(iter_prompts(captured), key=lambda item: item[0][0]):
+        turns = [(agent_id, turn, ids) for (_, agent_id, turn), ids in prompts]
+        total += len(turns)
+        seen.add(rollout_id)
+        if digests.get(rollout_id) != prompts_digest(turns):
+            bad.append(rollout_id)
+    bad += [rollout_id for rollout_id in digests.keys() - seen if digests[rollout_id] != prompts_digest([])]
+    stored = pc.sum(pc.list_value_length(tables["turns"]["suffix_ids"])).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
+    whole = pc.sum(tables["turns"]["prompt_tokens"]).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
+    return {"total": total, "bad": sorted(bad), "stored": stored, "whole": whole}
+
+
+def prompts_outcome(figures: Mapping[str, Any]) -> CheckOutcome:
+    """The check of those figures."""
+    total, bad, stored, whole = figures["total"], figures["bad"], figures["stored"], figures["whole"]
+    message = f"{total} prompts read back as captured; {stored} ids are stored for {whole}."
+    if bad:
+        message = (
+            f"Prompts of {len(bad)} rollouts do not read back as captured, first {bad[:_SHOWN]}: the prefix "
+            "encoding is broken; do not use this version."
+        )
+    shown = {"prompts": total, "broken_rollouts": len(bad), "stored_ids": stored, "prompt_ids": whole}
+    return CheckOutcome("prompts_reconstruct", not bad, message, figures=shown)
+
+
+def native_ids_present(tables: Mapping[str, pa.Table], *, live: bool) -> CheckOutcome:
+    """No turn that claims native capture lacks ids; in a live set every turn is native and there are turns at all."""
+    return captures_outcome(capture_figures(tables, live=live), live=live)
+
+
+def capture_figures(tables: Mapping[str, pa.Table], *, live: bool) -> dict[str, Any]:
+    """What `native_ids_present` is made of."""
+    without: list[str] = []
+    captures: Counter[str] = Counter()
+    columns = ["rollout_id", "agent_id", "turn", "capture", "prompt_tokens", "output_tokens"]
+    for rollout_id, agent_id, turn, capture, prompt, output in zip(
+        *(tables["turns"][name].to_pylist() for name in columns), strict=True
+    ):
+        captures[capture] += 1
+        if (live or capture == "native") and (capture != "native" or not prompt or not output):
+            without.append(f"{rollout_id}/{agent_id}/{turn}")
+    return {"captures": dict(captures), "without": without}
+
+
+def captures_outcome(figures: Mapping[str, Any], *, live: bool) -> CheckOutcome:
+    """The check of those figures."""
+    captures, without = Counter(figures["captures"]), figures["without"]
+    shown = {"captures": dict(captures), "turns_without_ids": len(without)}
+    if live and not captures:
+        message = "No turn was captured at all: an empty capture is a failure; look at the rollouts' `error`."
+        return CheckOutcome("native_ids_present", False, message, figures=shown)
+    message = (
+        f"{captures['native']} native turns, all with ids."
+        if not without
+        else f"{len(without)} turns have no token ids, first {without[:_SHOWN]}: the engine did not return them; use "
+        "one that captures natively, or import the rollouts and re-tokenise."
+    )
+    return CheckOutcome("native_ids_present", not without, message, figures=shown)
+
+
+def counts_reconcile(tables: Mapping[str, pa.Table], *, found: int, quarantined: int) -> CheckOutcome:
+    """Rollouts + quarantined = found, ids are unique, and agents, turns and messages all belong to a rollout and are as
+    many as their parents say."""
+    return counts_outcome(count_figures(tables), found=found, quarantined=quarantined)
+
+
+def count_figures(tables: Mapping[str, pa.Table]) -> dict[str, Any]:
+    """What `counts_reconcile` is made of, of whole rollouts."""
+    problems: list[str] = []
+    rollouts = dict(zip(*(tables["rollouts"][name].to_pylist() for name in ("rollout_id", "agents")), strict=True))
+    names = [tables["agents"][name].to_pylist() for name in ("rollout_id", "agent_id", "turns")]
+    seats = Counter(names[0])
+    if wrong := [name for name, agents in rollouts.items() if seats[name] != agents]:
+        problems.append(f"{len(wrong)} rollouts have another number of agents than they say, first {wrong[:_SHOWN]}")
+    if lost := seats.keys() - rollouts.keys():
+        problems.append(f"agents of {len(lost)} unknown rollouts, first {sorted(lost)[:_SHOWN]}")
+    said = {(rollout_id, agent_id): turns for rollout_id, agent_id, turns in zip(*names, strict=True)}
+    turns = _agents_in(tables["turns"])
+    if wrong := [key for key, n in said.items() if turns[key] != n]:
+        problems.append(f"{len(wrong)} agents have another number of turns than they say, first {wrong[:_SHOWN]}")
+    if lost := (turns.keys() | _agents_in(tables["messages"]).keys()) - said.keys():
+        problems.append(f"turns or messages of {len(lost)} unknown agents, first {sorted(lost)[:_SHOWN]}")
+    ids = tables["rollouts"]["rollout_id"].to_pylist()
+    return {"ids": ids, "agents": len(names[0]), "turns": turns.total(), "problems": problems}
+
+
+def counts_outcome(figures: Mapping[str, Any], *, found: int, quarantined: int) -> CheckOutcome:
+    """The check of those figures."""
+    ids, problems = figures["ids"], list(figures["problems"])
+    if twice := [key for key, n in Counter(ids).items() if n > 1]:
+        problems.insert(0, f"{len(twice)} rollout ids occur more than once, first {twice[:_SHOWN]}")
+    if len(ids) + quarantined != found:
+        problems.insert(0, f"{len(ids)} rollouts + {quarantined} quarantined is not the {found} found")
+    shown = {
+        "found": found,
+        "rollouts": len(ids),
+        "quarantined": quarantined,
+        "agents": figures["agents"],
+        "turns": figures["turns"],
+    }
+    message = "; ".join(problems) or f"{found} found = {len(ids)} rollouts + {quarantined} quarantined."
+    if problems:
+        message += ". Rows were lost or doubled on the way here; do not use this version."
+    return CheckOutcome("counts_reconcile", not problems, message, figures=shown)
+
+
+def tasks_as_asked(asked: int | None, had: int, split: str) -> CheckOutcome:
+    """As many tasks as the spec asks for. Fewer are less evidence than was meant; they block nothing.
+
+    Args:
+        asked: how many; None: whatever there are, as for an import.
+        had: how many were taken.
+    """
+    figures = {"asked": asked, "had": had}
+    if asked is None or had >= asked:
+        message = f"No number is asked for; {had} were taken." if asked is None else f"{had} tasks, as asked for."
+        return CheckOutcome("tasks_as_asked", True, message, blocking=False, figures=figures)
+    message = (
+        f"{asked} tasks are asked for, the suite has {had} of split {split!r}: every rate is over fewer than meant. "
+        f"Take them from elsewhere, mend what the suite quarantined, or set tasks = {had}."
+    )
+    return CheckOutcome("tasks_as_asked", False, message, blocking=False, figures=figures)
+
+
+def merged(figures: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The figures of several parts as those of the whole: numbers are added, lists joined, mappings merged within."""
+    whole: dict[str, Any] = {}
+    for part in figures:
+        for name, value in part.items():
+            if name not in whole:
+                whole[name] = merged([value]) if isinstance(value, Mapping) else value
+                if isinstance(value, list):
+                    whole[name] = list(value)
+            elif isinstance(value, Mapping):
+                whole[name] = merged([whole[name], value])
+            elif isinstance(value, list):
+                whole[name].extend(value)
+            else:
+                whole[name] += value
+    return whole
+
+
+def _agents_in(table: pa.Table) -> Counter[tuple[str, str]]:
+    return Counter(zip(table["rollout_id"].to_pylist(), table["agent_id"].to_pylist(), strict=True))

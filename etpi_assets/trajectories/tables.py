@@ -1,0 +1,298 @@
+"""Rollout records as Arrow tables and back, without loss.
+
+Belongs here: the encoding of prompts as (earlier turn, added ids), drift, and the row forms of `rollouts`, `agents`,
+`turns` and `messages`. Does not belong here: making rollouts, or the checks of the result (`checks`).
+
+A prompt that extends an earlier turn's prompt + output exactly, id for id, is stored as that turn's number and the ids
+it adds; any other prompt is stored whole. So a session of n turns costs its length once instead of n times.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from etpi_assets.trajectories.records import Action, AgentRecord, Message, RolloutRecord, Turn
+from etpi_resources.lake.schemas import TableBuilder
+from etpi_resources.lake.stored import Rows, batches
+
+Key = tuple[str, str, int]
+Decode = Callable[[Sequence[int]], str]
+
+TableRows = dict[str, list[dict[str, Any]]]
+
+TABLES = ("rollouts", "agents", "turns", "messages")
+_TURN_FIELDS = tuple(f.name for f in fields(Turn) if f.name not in ("prompt_ids", "actions", "inbox"))
+_ACTION_FIELDS = tuple(f.name for f in fields(Action))
+_MESSAGE_FIELDS = tuple(f.name for f in fields(Message))
+_turn_values, _action_values, _message_values = (
+    attrgetter(*names) for names in (_TURN_FIELDS, _ACTION_FIELDS, _MESSAGE_FIELDS)
+)
+_AGENT_FIELDS = ("agent_id", "feature_id", "role", "exit_status", "patch")
+
+_EXITS = ("Submitted", "LimitsExceeded", "ContextWindowExceeded", "FormatError")
+"""From best to worst; an exit that stands nowhere here is worse than these, and Error is the worst."""
+
+_DRIFT_IDS = 16
+"""How many ids are kept on each side of a departure: enough to see what was re-rendered."""
+
+
+def to_tables(records: Iterable[RolloutRecord], decode: Decode | None = None) -> dict[str, pa.Table]:
+    """The four tables of the records, rows in the order of records, agents and turns.
+
+    `decode` (ids -> text) puts the text beside the ids where a prompt departs from the turn before it. Records are
+    taken one by one and few are held at a time.
+    """
+    chunks: dict[str, list[pa.Table]] = {name: [] for name in TABLES}
+    builders = {name: TableBuilder(name, chunks[name].append) for name in TABLES}
+    for record in records:
+        for name, added in to_rows(record, decode).items():
+            for row in added:
+                builders[name].add(row)
+    for builder in builders.values():
+        builder.flush()
+    return {name: pa.concat_tables(chunks[name]) for name in TABLES}
+
+
+def from_tables(tables: Mapping[str, pa.Table]) -> list[RolloutRecord]:
+    """The records the tables were made of, in the order of `rollouts`."""
+    rows: dict[str, TableRows] = defaultdict(lambda: {name: [] for name in TABLES})
+    for name in TABLES:
+        for row in tables[name].to_pylist():
+            rows[row["rollout_id"]][name].append(row)
+    return [to_record(rows[rollout_id]) for rollout_id in tables["rollouts"]["rollout_id"].to_pylist()]
+
+
+def to_rows(record: RolloutRecord, decode: Decode | None = None) -> TableRows:
+    """One record as rows of the four tables, ids as int32 arrays."""
+    rows: TableRows = {"rollouts": [_rollout_row(record)], "agents": [], "turns": [], "messages": []}
+    for agent in record.agents:
+        key = {"rollout_id": record.rollout_id, "agent_id": agent.agent_id}
+        rows["agents"].append(key | _agent_row(agent))
+        added = [*_turn_rows(record.rollout_id, agent, decode)]
+        told = [_message_row(i, message) for i, message in enumerate(agent.messages)]
+        for row in (*added, *told):
+            row.update(key)
+        rows["turns"].extend(added)
+        rows["messages"].extend(told)
+    return rows
+
+
+def to_record(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> RolloutRecord:
+    """The record that `to_rows` made rows of; ids may have become lists."""
+    (row,) = rows["rollouts"]
+    agents = {
+        agent["agent_id"]: AgentRecord(**{name: agent[name] for name in _AGENT_FIELDS}) for agent in rows["agents"]
+    }
+    whole: dict[tuple[str, int], list[int]] = {}
+    for turn in rows["turns"]:
+        prompt = None if turn["suffix_ids"] is None else list(turn["suffix_ids"])
+        if prompt is not None and turn["prefix_turn"] is not None:
+            prompt = whole[turn["agent_id"], turn["prefix_turn"]] + prompt
+        if prompt is not None and turn["output_ids"] is not None:
+            whole[turn["agent_id"], turn["turn"]] = prompt + list(turn["output_ids"])
+        agents[turn["agent_id"]].turns.append(_turn(turn, prompt))
+    for message in rows["messages"]:
+        agents[message["agent_id"]].messages.append(_message(message))
+    kept = {f.name: row[f.name] for f in fields(RolloutRecord) if f.name != "agents"}
+    kept |= {name: _loads(row[name]) for name in ("sampler", "outcome", "tools")}
+    return RolloutRecord(**kept, agents=list(agents.values()))
+
+
+def prompts_of(turns: Rows) -> dict[Key, list[int]]:
+    """(rollout_id, agent_id, turn) -> the turn's whole prompt as captured; turns without ids are left out."""
+    return {key: prompt.tolist() for key, prompt in iter_prompts(turns)}
+
+
+def iter_prompts(turns: Rows) -> Iterator[tuple[Key, np.ndarray]]:
+    """`prompts_of` one turn at a time, as int32 arrays, in the order of the table."""
+    return ((key, prompt) for key, prompt, _ in iter_turns(turns))
+
+
+def iter_turns(turns: Rows) -> Iterator[tuple[Key, np.ndarray, np.ndarray | None]]:
+    """(key, whole prompt, output) of each turn that has a prompt, in the order of the table, ids as int32 arrays; holds
+    one agent's turns in memory.
+
+    The table has an agent's turns side by side and in order, as `to_tables` writes them and parquet keeps them.
+    """
+    columns = ["rollout_id", "agent_id", "turn", "prefix_turn", "suffix_ids", "output_ids"]
+    agent: tuple[str, str] | None = None
+    whole: dict[int, np.ndarray] = {}
+    for batch in batches(turns, columns):
+        rollout_ids, agent_ids, numbers, prefixes, suffixes, outputs = (batch.column(i) for i in range(len(columns)))
+        for i in range(batch.num_rows):
+            key: Key = (rollout_ids[i].as_py(), agent_ids[i].as_py(), numbers[i].as_py())
+            if key[:2] != agent:
+                agent, whole = key[:2], {}
+            prompt = _ids(suffixes[i])
+            if prompt is None:
+                continue
+            prefix = prefixes[i].as_py()
+            if prefix is not None:
+                if prefix not in whole:
+                    raise ValueError(f"turn {key} extends turn {prefix}, which does not stand before it in the table")
+                prompt = np.concatenate([whole[prefix], prompt])
+            output = _ids(outputs[i])
+            if output is not None:
+                whole[key[2]] = np.concatenate([prompt, output])
+            yield key, prompt, output
+
+
+def prompts_digest(turns: Iterable[tuple[str, int, Sequence[int] | np.ndarray]]) -> str:
+    """What one rollout's prompts are known by: sha256 over (agent_id, turn, ids) of every turn that has ids, in order.
+    Taken from the record as captured and again from the table, it proves the encoding."""
+    digest = hashlib.sha256()
+    for agent_id, turn, ids in turns:
+        array = _array(ids)
+        digest.update(f"{agent_id}/{turn}/{len(array)}:".encode() + array.astype("<i4").tobytes())
+    return digest.hexdigest()
+
+
+def captured_digest(record: RolloutRecord) -> str:
+    """`prompts_digest` of a record."""
+    return prompts_digest(
+        (agent.agent_id, turn.turn, turn.prompt_ids)
+        for agent in record.agents
+        for turn in agent.turns
+        if turn.prompt_ids is not None
+    )
+
+
+def worst_exit(statuses: Iterable[str]) -> str:
+    """The worst of the agents' exits; "Error" where there is none."""
+
+    def rank(status: str) -> tuple[int, str]:
+        if status in _EXITS:
+            return _EXITS.index(status), status
+        return (len(_EXITS) + (status == "Error"), status)
+
+    return max(statuses, key=rank, default="Error")
+
+
+def _ids(value: Any) -> np.ndarray | None:
+    return value.values.to_numpy() if value.is_valid else None
+
+
+def _array(ids: Sequence[int] | np.ndarray) -> np.ndarray:
+    return np.asarray(ids, dtype=np.int32)
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, sort_keys=True).encode
+"""Made once: making an encoder costs as much as encoding an action."""
+
+
+def _dumps(value: Any) -> str | None:
+    return None if value is None else _encode(value)
+
+
+def _ordered(value: Any) -> str | None:
+    """JSON with the keys in their order: chat templates write schemas and arguments as they come."""
+    return None if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _loads(text: str | None) -> Any:
+    return None if text is None else json.loads(text)
+
+
+def _rollout_row(record: RolloutRecord) -> dict[str, Any]:
+    row = {f.name: getattr(record, f.name) for f in fields(record) if f.name != "agents"}
+    patches = {agent.agent_id: agent.patch for agent in record.agents if agent.patch is not None}
+    return row | {
+        "sampler": _dumps(record.sampler),
+        "outcome": _dumps(record.outcome),
+        "tools": _ordered(record.tools),
+        "exit_status": worst_exit(agent.exit_status for agent in record.agents),
+        "agents": len(record.agents),
+        "final_files": _dumps(patches),
+    }
+
+
+def _agent_row(agent: AgentRecord) -> dict[str, Any]:
+    lengths = [len(turn.output_ids) for turn in agent.turns if turn.output_ids is not None]
+    return {
+        "feature_id": agent.feature_id,
+        "role": agent.role,
+        "exit_status": agent.exit_status,
+        "turns": len(agent.turns),
+        "output_tokens": sum(lengths) if lengths or not agent.turns else None,
+        "patch": agent.patch,
+    }
+
+
+def _turn_rows(rollout_id: str, agent: AgentRecord, decode: Decode | None) -> Iterator[dict[str, Any]]:
+    whole: dict[int, np.ndarray] = {}
+    last: int | None = None
+    for turn in agent.turns:
+        if last is not None and turn.turn <= last:
+            raise ValueError(
+                f"rollout {rollout_id} {agent.agent_id}: turn {turn.turn} follows turn {last}; number them upwards"
+            )
+        row = dict(zip(_TURN_FIELDS, _turn_values(turn), strict=True))
+        actions = [dict(zip(_ACTION_FIELDS, _action_values(action), strict=True)) for action in turn.actions]
+        row["actions"] = _encode(actions)
+        row["inbox"] = _encode(turn.inbox) if turn.inbox else "[]"
+        row["output_tokens"] = None if turn.output_ids is None else len(turn.output_ids)
+        row |= dict.fromkeys(("suffix_ids", "prefix_turn", "prompt_tokens", "drift_at", "drift"))
+        if turn.prompt_ids is not None:
+            prompt = _array(turn.prompt_ids)
+            prefix = _prefix_turn(prompt, whole)
+            row["prompt_tokens"] = len(prompt)
+            row["prefix_turn"] = prefix
+            row["suffix_ids"] = prompt if prefix is None else prompt[len(whole[prefix]) :]
+            if last in whole and prefix != last:
+                row["drift_at"], row["drift"] = _drift(whole[last], prompt, decode)
+            if turn.output_ids is not None:
+                whole[turn.turn] = np.concatenate([prompt, _array(turn.output_ids)])
+        last = turn.turn
+        yield row
+
+
+def _prefix_turn(prompt: np.ndarray, whole: dict[int, np.ndarray]) -> int | None:
+    """The latest earlier turn whose prompt + output the prompt begins with."""
+    for turn in reversed(whole):
+        ids = whole[turn]
+        if 0 < len(ids) <= len(prompt) and ids[-1] == prompt[len(ids) - 1] and np.array_equal(ids, prompt[: len(ids)]):
+            return turn
+    return None
+
+
+def _drift(expected: np.ndarray, found: np.ndarray, decode: Decode | None) -> tuple[int, str | None]:
+    shared = min(len(expected), len(found))
+    differ = np.flatnonzero(expected[:shared] != found[:shared])
+    at = int(differ[0]) if len(differ) else shared
+    sides: dict[str, Any] = {}
+    for side, ids in (("expected", expected), ("found", found)):
+        sides[f"{side}_ids"] = ids[at : at + _DRIFT_IDS].tolist()
+        if decode is not None:
+            sides[f"{side}_text"] = decode(sides[f"{side}_ids"])
+    return at, _dumps(sides)
+
+
+def _turn(row: Mapping[str, Any], prompt: list[int] | None) -> Turn:
+    kept = {name: row[name] for name in _TURN_FIELDS if name != "output_ids"}
+    return Turn(
+        **kept,
+        prompt_ids=prompt,
+        output_ids=None if row["output_ids"] is None else list(row["output_ids"]),
+        actions=[Action(**action) for action in _loads(row["actions"]) or []],
+        inbox=_loads(row["inbox"]) or [],
+    )
+
+
+def _message_row(index: int, message: Message) -> dict[str, Any]:
+    row = dict(zip(_MESSAGE_FIELDS, _message_values(message), strict=True))
+    row["index"], row["tool_calls"] = index, _ordered(message.tool_calls)
+    return row
+
+
+def _message(row: Mapping[str, Any]) -> Message:
+    kept = {name: row[name] for name in _MESSAGE_FIELDS}
+    return Message(**kept | {"tool_calls": _loads(row["tool_calls"])})

@@ -1,0 +1,359 @@
+"""Which code a spec selects among alternatives, and which code never reaches a result.
+
+Belongs here: the places where the code goes one of several ways by what a spec says, and the infrastructure that every
+asset runs through. Does not belong here: following references (`codebase`), or computing keys (`versions`).
+
+`tests/test_code_versions.py` holds this table to the code: every alternative is taken by some option, and every file
+of the project is reached by some asset or named here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from etpi_assets.graph import Node
+from etpi_assets.specs.experiment import ExperimentSpec
+from etpi_assets.specs.load import Specs
+from etpi_assets.specs.rollout_set import TINY, RolloutSetSpec, TinySection
+from etpi_assets.specs.suite import SuiteSpec
+from etpi_assets.versioning.codebase import Codebase, Filter, Target
+
+INFRASTRUCTURE: Mapping[str, str] = {
+    "etpi_assets.asset_run": "locks, the skip rule and publishing; the bytes of a published table are pinned by a test",
+    "etpi_assets.materialize": "how an asset looks in Dagster",
+    "etpi_assets.resources": "hands out sandboxes and servers, which count by what the spec selects",
+    "etpi_assets.graph": "edges and spec sections are in the key themselves",
+    "etpi_assets.versioning.keys": "computes the key",
+    "etpi_assets.specs.load": "reads specs; the resolved spec is in the key",
+    "etpi_assets.specs.paths": "expands paths; the files' fingerprint is in the key",
+    "etpi_assets.specs.planner": "decides what to run, not what comes out",
+    "etpi_assets.training.curves": "plots for the asset's page, which no table holds",
+    "etpi_resources.lake.catalog": "the DuckDB file is rebuilt every time",
+    "etpi_resources.lake.checks": "the form of a check's outcome in the manifest",
+    "etpi_resources.lake.kept": "finds trainings again by their own key",
+    "etpi_resources.lake.lake": "writes versions; the bytes of a published table are pinned by a test",
+    "etpi_resources.lake.ledger": "reads manifests for the catalog",
+    "etpi_resources.process.locks": "waits",
+    "etpi_resources.lake.manifest": "the form of a manifest",
+    "etpi_resources.lake.parquet": "writes tables; their bytes are pinned by a test",
+    "etpi_resources.process.progress": "prints",
+    "etpi_resources.lake.provenance": "records the environment in the manifest",
+    "etpi_resources.lake.schemas": "the columns of the asset's own tables are in the key themselves",
+    "etpi_resources.lake.stored": "reads and spools tables; their bytes are pinned by a test",
+    "etpi_resources.process.supervise": "ends processes with their parent",
+    "etpi_resources.trainers.pipes": "starts a worker and reads its report",
+    "etpi_resources.trainers.workers.device": "names the device and the libraries in the report",
+    "etpi_resources.trainers.workers.reporting": "hands a worker its configuration and takes its report",
+}
+"""Modules that no reference is followed into, each with the reason why an edit cannot change a table's content."""
+
+Selection = Mapping[str, frozenset[str]]
+"""What a partition's spec selects: the kind of choice -> the options. A kind that is not there selects every option."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One place where the code goes one of several ways.
+
+    Attributes:
+        kind: the entry of a Selection that decides.
+        at: the definitions whose references are narrowed, or the end of a dotted name, as "resources.sandboxes".
+        options: option -> targets; a target that ends in ":" stands for everything in that module.
+    """
+
+    kind: str
+    at: tuple[str, ...]
+    options: Callable[[Codebase], Mapping[str, tuple[Target, ...]]]
+
+    def narrow(self, targets: set[Target], code: Codebase, selection: Selection) -> set[Target]:
+        """The targets without those of options that are not selected, and with those of the selected ones."""
+        options = _options(self, code)
+        selected = [name for name in options if name in selection.get(self.kind, options)]
+        wanted = {target for name in selected for target in options[name]}
+        offered = {target for targets in options.values() for target in targets}
+        kept = {t for t in targets if not _covers(offered, t) or _covers(wanted, t)}
+        return kept | {target for target in wanted if code.exists(target)}
+
+
+@cache
+def _options(choice: Choice, code: Codebase) -> Mapping[str, tuple[Target, ...]]:
+    return choice.options(code)
+
+
+def _covers(patterns: Iterable[Target], target: Target) -> bool:
+    return any(target == pattern or (pattern.endswith(":") and target.startswith(pattern)) for pattern in patterns)
+
+
+def _fixed(**options: tuple[Target, ...]) -> Callable[[Codebase], Mapping[str, tuple[Target, ...]]]:
+    return lambda code: options
+
+
+def _modules_below(package: str, name: str = "") -> Callable[[Codebase], Mapping[str, tuple[Target, ...]]]:
+    """An option for each module directly in a package, named after it; with `name`, for each that defines it."""
+
+    def options(code: Codebase) -> Mapping[str, tuple[Target, ...]]:
+        found = [m for m in code.modules if m.rpartition(".")[0] == package]
+        if name:
+            return {m.rpartition(".")[2]: (f"{m}:{name}", f"{m}:") for m in found if code.exists(f"{m}:{name}")}
+        return {m.rpartition(".")[2]: (f"{m}:*", f"{m}:") for m in found}
+
+    return options
+
+
+def _modules_of_worlds(module: str) -> Callable[[Codebase], Mapping[str, tuple[Target, ...]]]:
+    """An option for each embedded world that has the module, named after the world."""
+
+    def options(code: Codebase) -> Mapping[str, tuple[Target, ...]]:
+        below = [m.split(".") for m in code.modules if m.startswith(f"{_WORLDS}.")]
+        worlds = [parts[2] for parts in below if len(parts) == 4 and parts[3] == module]
+        return {w: (f"{_WORLDS}.{w}.{module}:*", f"{_WORLDS}.{w}.{module}:") for w in worlds}
+
+    return options
+
+
+def _families(code: Codebase) -> Mapping[str, tuple[Target, ...]]:
+    """An option for each suite family, embedded worlds included."""
+    packages = ("etpi_assets.tasks", _WORLDS)
+    return {name: targets for p in packages for name, targets in _modules_below(p, "FAMILY")(code).items()}
+
+
+def _prompts(code: Codebase) -> Mapping[str, tuple[Target, ...]]:
+    """The templates by prompt name: a folder of `agent/prompts`, or the `prompts` folder of a world."""
+    options: dict[str, list[Target]] = {}
+    for path in code.data:
+        folder = path.rpartition("/")[0]
+        if folder.startswith("etpi_assets/agent/prompts/"):
+            options.setdefault(folder.rpartition("/")[2], []).append(path)
+        elif folder.startswith("etpi_assets/worlds/") and folder.endswith("/prompts"):
+            options.setdefault(folder.split("/")[2], []).append(path)
+    return {name: tuple(paths) for name, paths in options.items()}
+
+
+def _shipped_bases(code: Codebase) -> Mapping[str, tuple[Target, ...]]:
+    """The recipes of the tiny bases that come with etpi by world; a recipe holds the hash of its weights."""
+    home = "etpi_assets/tiny_bases/"
+    recipes = [path for path in code.data if path.startswith(home) and path.endswith("/recipe.json")]
+    worlds = {path.removeprefix(home).rpartition("/")[0].rpartition("-")[0] for path in recipes}
+    return {world: tuple(p for p in recipes if p.startswith(f"{home}{world}-")) for world in worlds}
+
+
+def _rewards(code: Codebase) -> Mapping[str, tuple[Target, ...]]:
+    """What the registry of reward functions says of each: one reference a name."""
+    source = code.source(_REWARDS)
+    entries = source.entries.get("FUNCTIONS", {}) if source else {}
+    return {name: tuple(code.resolve(_REWARDS, value)) for name, value in entries.items()}
+
+
+_REWARDS = "etpi_assets.scoring.rewards.functions"
+_TRAINING = "etpi_assets.training"
+_ROLLOUTS = "etpi_assets.rollouts"
+_WORLDS = "etpi_assets.worlds"
+_ENGINES = "etpi_resources.engines"
+_SANDBOXES = "etpi_resources.sandboxes"
+_TOKENIZERS = "etpi_resources/chat/tokenizers"
+_WORKERS = "etpi_resources.trainers.workers"
+
+CHOICES = (
+    Choice("family", ("etpi_assets.tasks.families:load_family",), _families),
+    Choice("policy", (f"{_ROLLOUTS}.teachers:POLICIES",), _modules_of_worlds("policy")),
+    Choice("format", ("etpi_assets.importers:_MODULES",), _modules_below("etpi_assets.importers", "FORMAT")),
+    Choice("world", ("etpi_assets.tiny_bases.recipe:WORLDS",), _modules_of_worlds("conversations")),
+    Choice("world", ("etpi_assets.tiny_bases.shipped:shipped",), _shipped_bases),
+    Choice("reward", (f"{_REWARDS}:FUNCTIONS",), _rewards),
+    Choice(
+        "base",
+        (f"{_TRAINING}.assets:base_checkpoint",),
+        _fixed(
+            tiny=(f"{_TRAINING}.assets:_tiny_base",),
+            hub=(f"{_TRAINING}.pointers:hub_pointer",),
+            path=(f"{_TRAINING}.pointers:path_pointer",),
+            none=(),
+        ),
+    ),
+    Choice("prompt", ("etpi_assets.agent.prompts:_template",), _prompts),
+    Choice(
+        "rollouts",
+        tuple(
+            f"{_ROLLOUTS}.assets:{name}" for name in ("raw_rollouts", "_rolled_out", "_place", "_actor", "_collected")
+        ),
+        _fixed(
+            live=(f"{_ROLLOUTS}.assets:_rolled_out", "etpi_assets.agent.loop:run_rollout"),
+            engine=(f"{_ROLLOUTS}.teachers:make_engine",),
+            imported=(f"{_ROLLOUTS}.assets:_imported",),
+            emulated=(f"{_ROLLOUTS}.assets:_emulation",),
+            rehearsed=(f"{_ROLLOUTS}.plan_first.rehearsal:*", f"{_ROLLOUTS}.plan_first.rehearsal:"),
+        ),
+    ),
+    Choice(
+        "engine",
+        (f"{_ROLLOUTS}.teachers:make_engine", f"{_ROLLOUTS}.models:model_engine"),
+        _fixed(
+            scripted=(f"{_ROLLOUTS}.teachers:POLICIES", f"{_ENGINES}.scripted:"),
+            reference=("etpi_assets.agent.oracle:reference_policy", f"{_ENGINES}.scripted:"),
+            null=("etpi_assets.agent.oracle:null_policy", f"{_ENGINES}.scripted:"),
+            transformers=(f"{_ROLLOUTS}.models:model_engine", f"{_ENGINES}.transformers:"),
+            openai=(f"{_ROLLOUTS}.models:model_engine", f"{_ENGINES}.openai:"),
+            vllm=(
+                f"{_ROLLOUTS}.models:model_engine",
+                f"{_ROLLOUTS}.models:_remote_vllm",
+                *(f"{_ENGINES}.{name}:" for name in ("endpoints", "vllm", "vllm_server")),
+            ),
+            tiny=(f"{_ROLLOUTS}.models:_built",),
+        ),
+    ),
+    Choice(
+        "sandbox",
+        ("resources.sandboxes",),
+        _fixed(
+            bubblewrap=(f"{_SANDBOXES}.bubblewrap:BubblewrapFactory",), docker=(f"{_SANDBOXES}.docker:DockerFactory",)
+        ),
+    ),
+    Choice(
+        "serving",
+        ("resources.serving",),
+        _fixed(transformers=(f"{_ENGINES}.serving:TransformersServing",), vllm=(f"{_ENGINES}.serving:VllmServing",)),
+    ),
+    Choice(
+        "template",
+        ("etpi_resources.chat.format:load_chat_format", "etpi_resources.chat.format:_template"),
+        _fixed(
+            tiny=(f"{_TOKENIZERS}/tiny/tokenizer.json", f"{_TOKENIZERS}/tiny/tiny.jinja"),
+            terminal=(f"{_TOKENIZERS}/terminal.jinja",),
+            others=("etpi_resources.chat.tokenizers.qwen3:",),
+        ),
+    ),
+    Choice(
+        "generator",
+        (f"{_WORKERS}.grpo_worker:build_trainer",),
+        _fixed(transformers=(f"{_ENGINES}.live:LiveEngine",), vllm=(f"{_WORKERS}.grpo_worker:_served",)),
+    ),
+)
+"""Every place where a spec selects code."""
+
+
+def narrowing(code: Codebase, selection: Selection) -> Filter:
+    """The filter of a walk for what a spec selects."""
+    at = {target: [c for c in CHOICES if target in c.at] for choice in CHOICES for target in choice.at}
+
+    def edges(definition: Target, targets: set[Target]) -> set[Target]:
+        for choice in at.get(definition, ()):
+            targets = choice.narrow(targets, code, selection)
+        return targets
+
+    dotted = {
+        tuple(at.split(".")): choice.narrow(set(), code, selection)
+        for choice in CHOICES
+        for at in choice.at
+        if ":" not in at
+    }
+    return Filter(INFRASTRUCTURE, edges, dotted)
+
+
+# --- what a spec selects ---------------------------------------------------------------------------------------------
+
+
+def selection(node: Node, key: str, specs: Specs) -> Selection:
+    """What the spec of a partition selects for an asset; an asset without partitions selects everything.
+
+    Raises:
+        SpecError: the spec is unknown or invalid.
+    """
+    if node.set == "all":
+        return {}
+    spec = specs.get(node.set, key)
+    if isinstance(spec, SuiteSpec):
+        return _frozen(family=[spec.family], sandbox=[str(spec.params.get("sandbox") or "bubblewrap")], prompt=[])
+    if isinstance(spec, RolloutSetSpec):
+        return _of_rollout_set(spec, specs)
+    return _of_experiment(node, spec, specs)
+
+
+def _of_rollout_set(spec: RolloutSetSpec, specs: Specs) -> Selection:
+    suite = specs.suites.get(spec.suite or "")
+    family = [suite.family] if suite else []
+    engine = spec.engine
+    builds = engine is not None and engine.model == TINY
+    way = {
+        "imported": ["imported"],
+        "live": ["live", "engine"],
+        "templated": ["live", *(["rehearsed"] if spec.templated else ["engine", "emulated"])],
+    }
+    worlds = [engine.tiny.world] if engine and engine.tiny and builds else []
+    return _frozen(
+        family=family,
+        policy=family if engine and engine.kind == "scripted" else [],
+        engine=[*([engine.kind] if engine else []), *(["tiny"] if builds else [])],
+        sandbox=[spec.sandbox] if spec.kind == "live" else [],
+        prompt=[spec.agent.prompt, *map(_prompt_of_world, worlds)],
+        template=_templates(spec.agent.tokenizer),
+        format=None if spec.format == "auto" else [spec.format],
+        rollouts=way[spec.kind],
+        world=worlds,
+    )
+
+
+def _of_experiment(node: Node, spec: ExperimentSpec, specs: Specs) -> Selection:
+    sets = [specs.rollout_sets[name] for name in spec.rollout_sets if name in specs.rollout_sets]
+    worlds = [spec.base.tiny.world] if spec.base.kind == "tiny" else []
+    if node.name in ("rl_checkpoint", "rl_rewards"):
+        suites, agents, sandbox = [spec.rl.suite], [spec.rl.agent], spec.rl.sandbox
+    elif node.name in ("serving_probe", "eval_rollouts"):
+        evaluated = [spec.evaluate] if spec.evaluate else []
+        suites, agents, sandbox = [e.suite for e in evaluated], [e.agent for e in evaluated], spec.serving.sandbox
+    else:
+        suites = [s.suite for s in sets] + [spec.evaluate.suite if spec.evaluate else None]
+        evaluated = [spec.evaluate.agent] if spec.evaluate else []
+        agents = {"tito_pairs": [s.agent for s in sets], "base_checkpoint": []}.get(node.name, evaluated)
+        sandbox = spec.serving.sandbox
+    return _frozen(
+        family=[specs.suites[name].family for name in suites if name and name in specs.suites],
+        sandbox=[sandbox],
+        serving=[spec.serving.engine],
+        generator=[spec.rl.engine],
+        prompt=[
+            *(agent.prompt for agent in agents),
+            *(map(_prompt_of_world, worlds) if node.name == "base_checkpoint" else ()),
+        ],
+        base=[spec.base.kind],
+        template=_templates(spec.base.tokenizer, spec.base.chat_template),
+        world=worlds,
+        reward=[term.function for term in spec.rl.rewards],
+    )
+
+
+def selection_of_base(section: TinySection, *templates: str) -> Selection:
+    """What a tiny base's section, and the names of its tokenizer and template, select."""
+    world = section.world
+    return _frozen(world=[world], prompt=[_prompt_of_world(world)], template=_templates(*templates))
+
+
+def applies(node: Node, key: str, specs: Specs) -> bool:
+    """Whether an asset has anything to compute for a partition; where not, it publishes an empty version."""
+    spec = specs.get(node.set, key) if node.set == "experiment" else None
+    if not isinstance(spec, ExperimentSpec):
+        return True
+    computes = {
+        "base_checkpoint": spec.base.kind != "none",
+        "sft_checkpoint": spec.train.method != "none",
+        "rl_checkpoint": spec.rl.method != "none",
+        "rl_rewards": spec.rl.method != "none",
+        "serving_probe": spec.evaluate is not None,
+        "eval_rollouts": spec.evaluate is not None,
+    }
+    return computes.get(node.name, True)
+
+
+def _templates(*names: str) -> list[str]:
+    known = {"tiny", "terminal"}
+    return [*(known & set(names)), *(["others"] if set(names) - known else [])]
+
+
+def _prompt_of_world(world: str) -> str:
+    """The prompt of the conversations that a tiny base is pretrained on (its `conversations` module)."""
+    return "coop" if world == "coop_tiny" else world
+
+
+def _frozen(**chosen: Iterable[str] | None) -> Selection:
+    return {kind: frozenset(names) for kind, names in chosen.items() if names is not None}

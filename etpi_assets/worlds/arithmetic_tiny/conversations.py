@@ -1,0 +1,61 @@
+"""Conversations of scripted agents of `arithmetic_tiny`, and what its tiny base grows up on.
+
+Belongs here: the tasks, habits, exercises and the emulated interpreter of that world. Does not belong here: driving the
+loop (`transcripts`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from etpi_assets.agent.interpreter import cell_in
+from etpi_assets.agent.tools import INTERPRETER
+from etpi_assets.specs.rollout_set import AgentSection
+from etpi_assets.tasks.family import Task
+from etpi_assets.worlds.arithmetic_tiny import FAMILY
+from etpi_assets.worlds.arithmetic_tiny.policy import BASE_HABITS, ArithmeticSkill, ArithmeticTinyPolicy, answer
+from etpi_assets.worlds.emulated import EmulatedFactory, EmulatedSandbox, UnknownCommand
+from etpi_assets.worlds.transcripts import transcripts as roll_out
+
+SUITE = "arithmetic_tiny_base"
+"""Tasks are drawn under this name, so that they are others than those of a suite of the same seed."""
+
+GUESSES = ArithmeticSkill(calls=0.0)
+
+_CELL = re.compile(r"n = \((\d+) \* (\d+) \+ (\d+)\) % (\d+)(; print\(r'\\boxed\{%d\}' % n\))?")
+
+
+def transcripts(seed: int, n: int, skill: ArithmeticSkill, tokenizer: str) -> Iterator[list[dict[str, str]]]:
+    """`n` conversations, deterministic in the arguments; see `templated.transcripts`."""
+    agent = AgentSection(
+        prompt="arithmetic_tiny", tools=(INTERPRETER,), action_format="tool_or_answer", tokenizer=tokenizer
+    )
+    tasks = [task for task in FAMILY.load(SUITE, seed, {"train": n, "heldout": 0}) if isinstance(task, Task)]
+    return roll_out(
+        tasks, n, FAMILY, ArithmeticTinyPolicy(skill, seed), EmulatedFactory(ArithmeticSandbox), agent, seed
+    )
+
+
+def conversations(seed: int, n: int, tokenizer: str) -> Iterator[list[dict[str, str]]]:
+    """Of agents with the base's habits."""
+    return transcripts(seed, n, BASE_HABITS, tokenizer)
+
+
+def exercises(seed: int, n: int, tokenizer: str) -> Iterator[list[dict[str, str]]]:
+    """A question and a guess."""
+    return transcripts(seed, n, GUESSES, tokenizer)
+
+
+class ArithmeticSandbox(EmulatedSandbox):
+    """A workspace that also knows this world's cells."""
+
+    def _answer(self, command: str) -> tuple[str, int]:
+        cell = _CELL.fullmatch(cell_in(command) or "")
+        if cell is None:
+            raise UnknownCommand(
+                f"the emulated interpreter does not know {command[-200:]!r}; only scripted policies of arithmetic_tiny "
+                "may use it, everything else runs in a real sandbox"
+            )
+        first, second, third, modulus = (int(group) for group in cell.groups()[:4])
+        return (f"{answer(str((first * second + third) % modulus))}\n" if cell[5] else ""), 0

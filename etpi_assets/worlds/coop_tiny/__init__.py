@@ -1,0 +1,72 @@
+"""The embedded world: two agents, one small Python repository each pair, two features.
+
+Belongs here: the family as the rest of etpi knows it. Its parts are `names`, `features`, `repositories`, `texts`,
+`generate` (tasks), `merge` and `judge` (verdicts).
+
+It is a model of the method: what is measured on it says something about the pipeline, nothing about language models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from etpi_assets.tasks.commands import write_commands
+from etpi_assets.tasks.family import Needs, Refusal, Role, Task, Verdict, with_defaults
+from etpi_assets.worlds.coop_tiny import judge as verdicts
+from etpi_assets.worlds.coop_tiny.generate import draw_tasks, entities
+from etpi_assets.worlds.coop_tiny.texts import REGISTERS
+from etpi_resources.sandboxes import SandboxFactory
+
+PARAMS: Mapping[str, Any] = {"train": 1000, "heldout": 100, "registers": tuple(REGISTERS), "sandbox": "bubblewrap"}
+"""A suite's params and their defaults: tasks of each split, the registers the texts are written in, and the kind of
+sandbox the tasks are proven in."""
+
+
+class CoopTiny:
+    """The family `coop_tiny`."""
+
+    invents_names = True
+
+    def sandbox(self, params: Mapping[str, Any]) -> str | None:
+        return str({**PARAMS, **params}["sandbox"])
+
+    def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | Refusal]:
+        chosen = with_defaults(suite, "coop_tiny", params, PARAMS)
+        registers = tuple(chosen["registers"])
+        if unknown := sorted(set(registers) - set(REGISTERS)):
+            raise ValueError(f"suite {suite}: unknown params.registers {unknown}; there are {sorted(REGISTERS)}")
+        for split in ("train", "heldout"):
+            yield from islice(draw_tasks(suite, seed, split, registers), int(chosen[split]))
+
+    def roles(self, task: Task) -> Sequence[Role]:
+        return [
+            Role(role["agent_id"], role["feature_id"], role["instruction"], role["partner"])
+            for role in task.payload["roles"]
+        ]
+
+    def needs(self, task: Task) -> Needs:
+        return Needs()
+
+    def workspace(self, task: Task, role: Role) -> dict[str, str]:
+        return dict(task.payload["files"])
+
+    def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
+        return verdicts.judge(task, final, sandboxes)
+
+    def reference(self, task: Task, role: Role) -> dict[str, str]:
+        """The files as the reference solution leaves them."""
+        return verdicts.solution(task, role.feature_id)
+
+    def solve(self, task: Task, role: Role) -> Sequence[str]:
+        return write_commands(self.workspace(task, role), self.reference(task, role))
+
+    def entities(self, task: Task) -> Sequence[str]:
+        return entities(task.payload)
+
+    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[Refusal | Task]:
+        return verdicts.validate(tasks, sandboxes)
+
+
+FAMILY = CoopTiny()

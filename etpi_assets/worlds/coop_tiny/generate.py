@@ -1,0 +1,139 @@
+"""Drawing tasks: a repository, two features in it, what each agent reads, and the hidden cases.
+
+Belongs here: how a task comes to be and the layout of its payload. Does not belong here: wording, or judging.
+
+The payload of a task (JSON):
+    files: {path: text}, what both agents start with, the visible check among them
+    check: the visible check's path
+    register: how the texts are written
+    roles: [{agent_id, feature_id, partner, instruction}], in order
+    features: {feature_id: {function, path, current, wanted, operation, number, hidden}}, where `current` and `wanted`
+        are expressions and `hidden` is [[argument, value], ...], the cases of the hidden tests
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from etpi_assets.tasks.family import Task
+from etpi_assets.worlds.coop_tiny import features
+from etpi_assets.worlds.coop_tiny.features import Behaviour
+from etpi_assets.worlds.coop_tiny.repositories import (
+    LAYOUTS,
+    Function,
+    Repository,
+    check_text,
+    draw_repository,
+    module_texts,
+)
+from etpi_assets.worlds.coop_tiny.texts import REGISTERS, Brief, write_text
+from etpi_assets.worlds.names import Names
+from etpi_resources.hashes import json_hash
+
+AGENTS = ("agent1", "agent2")
+FEATURES = ("f1", "f2")
+SAME_MODULE_SHARE = 0.35
+"""How often both features stand in one module, where patches can conflict."""
+
+
+def draw_tasks(
+    suite: str, seed: int, split: str, registers: Sequence[str] = tuple(REGISTERS), first: int = 0
+) -> Iterator[Task]:
+    """Tasks of a split ("train" or "heldout") without end, deterministic in (suite, seed, split, index), the split's
+    repositories in turn. Names are drawn from the split's own pool, so a task of any suite and seed of one split shares
+    no identifier with a task of the other."""
+    heldout = split == "heldout"
+    layouts = [layout for layout in LAYOUTS if layout.heldout is heldout]
+    index = first
+    while True:
+        layout = layouts[index % len(layouts)]
+        rng = random.Random(f"{suite}/{seed}/{split}/{index}")
+        repository = draw_repository(layout, rng, Names(rng, heldout=heldout))
+        payload = _payload(repository, rng, rng.choice(registers))
+        instruction = "\n\n".join(f"[{role['agent_id']}]\n{role['instruction']}" for role in payload["roles"])
+        yield Task(
+            task_id=f"{suite}-{layout.name}-{index:05d}",
+            suite=suite,
+            repo=layout.name,
+            split=split,
+            instruction=instruction,
+            payload=payload,
+            content_hash=json_hash([payload, instruction]),
+        )
+        index += 1
+
+
+def _payload(repository: Repository, rng: random.Random, register: str) -> dict[str, Any]:
+    chosen = dict(zip(FEATURES, _choose(repository, rng), strict=True))
+    wanted = {key: features.draw(rng, unlike=function.behaviour) for key, function in chosen.items()}
+    visible, hidden = {}, {}
+    for key, function in chosen.items():
+        visible[key], hidden[key] = _cases(function.behaviour, wanted[key], rng)
+    check = repository.layout.check
+    files = module_texts(repository) | {
+        check: check_text({f.name: (f.path, *visible[key]) for key, f in chosen.items()})
+    }
+    roles = []
+    for own, other in ((0, 1), (1, 0)):
+        key, function, partner = FEATURES[own], chosen[FEATURES[own]], chosen[FEATURES[other]]
+        brief = Brief(
+            function=function.name,
+            path=function.path,
+            wanted=wanted[key],
+            current=function.behaviour,
+            partner=AGENTS[other],
+            partner_function=partner.name,
+            partner_path=partner.path,
+            files=(*repository.paths, check),
+            check=f"python3 {check}",
+            example=visible[key],
+        )
+        text = write_text(brief, register, rng)
+        roles.append({"agent_id": AGENTS[own], "feature_id": key, "partner": AGENTS[other], "instruction": text})
+    return {
+        "files": files,
+        "check": check,
+        "register": register,
+        "roles": roles,
+        "features": {
+            key: {
+                "function": function.name,
+                "path": function.path,
+                "current": function.behaviour.code,
+                "wanted": wanted[key].code,
+                "operation": wanted[key].operation,
+                "number": wanted[key].number,
+                "hidden": hidden[key],
+            }
+            for key, function in chosen.items()
+        },
+    }
+
+
+def _choose(repository: Repository, rng: random.Random) -> tuple[Function, Function]:
+    """Two functions, of one module in SAME_MODULE_SHARE of the tasks."""
+    first = rng.choice(repository.functions)
+    same = rng.random() < SAME_MODULE_SHARE
+    others = [f for f in repository.functions if f is not first and (f.path == first.path) is same]
+    return first, rng.choice(others)
+
+
+def _cases(current: Behaviour, wanted: Behaviour, rng: random.Random) -> tuple[tuple[int, int], list[list[int]]]:
+    """A visible case and the hidden ones. Today's behaviour is wrong in the visible one and in one hidden one at least,
+    and the hidden arguments lie on both sides of every number, so that no other behaviour passes by luck often."""
+    while True:
+        low = rng.sample(range(-60, 2), k=2)
+        middle = rng.sample(range(2, 100), k=3)
+        high = rng.sample(range(100, 500), k=2)
+        visible = rng.choice([x for x in range(2, 100) if x not in middle])
+        arguments = [*low, *middle, *high]
+        if wanted(visible) != current(visible) and any(wanted(x) != current(x) for x in arguments):
+            return (visible, wanted(visible)), [[x, wanted(x)] for x in arguments]
+
+
+def entities(payload: Mapping[str, Any]) -> list[str]:
+    """Module paths, then function names of the features, as they occur in the task's texts."""
+    paths = [path for path in payload["files"] if path != payload["check"]]
+    return [*paths, *(feature["function"] for feature in payload["features"].values())]

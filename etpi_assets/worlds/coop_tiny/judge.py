@@ -1,0 +1,146 @@
+"""The verdict: patches frozen, merged, and both features' hidden tests run on the result in a sandbox.
+
+Belongs here: what of an agent's files counts, and validating tasks by their reference and null solutions. Does not
+belong here: drawing tasks, merging texts, or how hidden tests run (`etpi_assets.tasks.calls`).
+
+The hidden cases are run after the patches are frozen, and an edited test, check or start-up file is not even copied.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from etpi_assets.tasks.calls import Call, Results, run_calls
+from etpi_assets.tasks.family import Refusal, Task, Verdict
+from etpi_assets.worlds.coop_tiny.merge import MergeConflict, merge_trees
+from etpi_resources.sandboxes import SandboxFactory
+
+REFERENCE_RUNS = 3
+"""A reference solution passes so many times, or the task is refused."""
+
+BATCH = 128
+"""Tasks validated in one sandbox."""
+
+_TEST_FILE = re.compile(
+    r"(^|/)(tests?|checks?|tools)/|(^|/)(test_[^/]*|[^/]*_test|conftest|sitecustomize|usercustomize)\.py$"
+)
+
+
+def counted(files: Mapping[str, str], check: str) -> dict[str, str]:
+    """The files of a tree that count as work: Python modules that are no tests, checks or start-up hooks."""
+    return {p: text for p, text in files.items() if p.endswith(".py") and p != check and not _TEST_FILE.search(p)}
+
+
+def judge(task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
+    """Merge what the agents left (agent_id -> files) and test both features.
+
+    Verdicts: passed (reward 1), failed_tests, merge_conflict, no_patch (nobody changed a file that counts), all 0.
+    `details`: `patched` {agent_id: paths changed}, and `features` {feature_id: whether its tests pass} or `conflict`.
+    What a sandbox raises for reasons of its own passes through.
+    """
+    base = counted(task.payload["files"], task.payload["check"])
+    left = [counted(files, task.payload["check"]) for files in final.values()]
+    patched = {
+        agent_id: sorted(p for p in {*base, *files} if base.get(p) != files.get(p))
+        for agent_id, files in zip(final, left, strict=True)
+    }
+    if not any(patched.values()):
+        return Verdict(0.0, "no_patch", {"patched": patched})
+    merged = base
+    try:
+        for files in left:
+            merged = merge_trees(base, merged, files)
+    except MergeConflict as conflict:
+        return Verdict(0.0, "merge_conflict", {"patched": patched, "conflict": str(conflict)})
+    results = _run({"merged": merged}, {key: ("merged", {key: task}) for key in task.payload["features"]}, sandboxes)
+    passed = {key: _passes(task, key, results.get(key, {})) for key in task.payload["features"]}
+    solved = all(passed.values())
+    return Verdict(float(solved), "passed" if solved else "failed_tests", {"patched": patched, "features": passed})
+
+
+def solution(task: Task, feature_id: str) -> dict[str, str]:
+    """The task's files with one feature done as its author would; the visible check among them."""
+    feature = task.payload["features"][feature_id]
+    files = dict(task.payload["files"])
+    body = re.compile(rf"(def {feature['function']}\(x\):\n    return )[^\n]*")
+    files[feature["path"]], edits = body.subn(rf"\g<1>{feature['wanted']}", files[feature["path"]])
+    if edits != 1:
+        raise ValueError(f"{task.task_id}: {feature['path']} has {edits} functions {feature['function']}")
+    return files
+
+
+def validate(tasks: Sequence[Task], sandboxes: SandboxFactory, workers: int = 2) -> Iterator[Refusal | Task]:
+    """Each task, in order, if its merged reference passes REFERENCE_RUNS times and each feature fails without work.
+
+    Else the refusal: `no_reference`, `reference_conflict`, `reference_fails` or `null_passes`. Tasks share sandboxes.
+    """
+    batches = [tasks[at : at + BATCH] for at in range(0, len(tasks), BATCH)]
+    with ThreadPoolExecutor(workers) as pool:
+        for outcomes in pool.map(lambda batch: _validate_batch(batch, sandboxes), batches):
+            yield from outcomes
+
+
+def _validate_batch(tasks: Sequence[Task], sandboxes: SandboxFactory) -> list[Refusal | Task]:
+    trees: dict[str, Mapping[str, str]] = {}
+    jobs: dict[str, tuple[str, Mapping[str, Task]]] = {}
+    refused: dict[int, tuple[str, str]] = {}
+    for index, task in enumerate(tasks):
+        check = task.payload["check"]
+        base = merged = counted(task.payload["files"], check)
+        features = dict.fromkeys(task.payload["features"], task)
+        try:
+            for key in features:
+                merged = merge_trees(base, merged, counted(solution(task, key), check))
+        except MergeConflict as conflict:
+            refused[index] = ("reference_conflict", str(conflict))
+            continue
+        except ValueError as error:
+            refused[index] = ("no_reference", str(error))
+            continue
+        trees[f"{index}/null"], trees[f"{index}/reference"] = base, merged
+        jobs[f"{index}/null"] = (f"{index}/null", features)
+        for run in range(REFERENCE_RUNS):
+            jobs[f"{index}/reference/{run}"] = (f"{index}/reference", features)
+    results = _run(trees, jobs, sandboxes)
+    outcomes: list[Refusal | Task] = []
+    for index, task in enumerate(tasks):
+        if index in refused:
+            outcomes.append(Refusal(task.task_id, *refused[index]))
+            continue
+        runs = [results.get(f"{index}/reference/{run}", {}) for run in range(REFERENCE_RUNS)]
+        failing = [key for key in task.payload["features"] if not all(_passes(task, key, run) for run in runs)]
+        idle = [key for key in task.payload["features"] if _passes(task, key, results.get(f"{index}/null", {}))]
+        if failing:
+            outcomes.append(Refusal(task.task_id, "reference_fails", f"{failing} of {REFERENCE_RUNS} runs: {runs}"))
+        elif idle:
+            outcomes.append(Refusal(task.task_id, "null_passes", f"{idle} pass without any change"))
+        else:
+            outcomes.append(task)
+    return outcomes
+
+
+def _passes(task: Task, feature_id: str, result: Mapping[str, list[Any] | None]) -> bool:
+    """Whether the values are exactly the hidden cases' (integers, no booleans)."""
+    wanted = [value for _, value in task.payload["features"][feature_id]["hidden"]]
+    values = result.get(feature_id)
+    return bool(wanted) and values == wanted and all(type(value) is int for value in values or ())
+
+
+def _run(
+    trees: Mapping[str, Mapping[str, str]],
+    jobs: Mapping[str, tuple[str, Mapping[str, Task]]],
+    sandboxes: SandboxFactory,
+) -> Results:
+    """Run each job (its tree, and the features to call with the tasks they are of) in one sandbox."""
+    calls = {
+        job: (tree, {key: _call(task.payload["features"][key]) for key, task in features.items()})
+        for job, (tree, features) in jobs.items()
+    }
+    return run_calls(trees, calls, sandboxes)
+
+
+def _call(feature: Mapping[str, Any]) -> Call:
+    return feature["path"], feature["function"], [argument for argument, _ in feature["hidden"]]

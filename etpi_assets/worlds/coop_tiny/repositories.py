@@ -1,0 +1,124 @@
+"""The repositories of the world: unlike layouts, each filled anew for every task.
+
+Belongs here: layouts, and making the files of one repository from names. Does not belong here: which function is a
+feature, or what a task says.
+
+A layout keeps its name through all its tasks, because splits are by repository; every module, folder and function name
+in it is drawn for the task. No folder holds two of a task's modules: which of two siblings a path ends in takes more
+context than the embedded model can match. The visible check is a file of the repository: it runs one case of one
+function and says what it got. It never sees the hidden cases.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from string import Formatter
+
+from etpi_assets.worlds.coop_tiny import features
+from etpi_assets.worlds.coop_tiny.features import Behaviour
+from etpi_assets.worlds.names import Names
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Paths of `modules` have fields: `{p}`, `{q}`, `{r}` are folders, `{a}` to `{c}` modules. python3 runs `check`."""
+
+    name: str
+    modules: tuple[str, ...]
+    check: str
+    heldout: bool = False
+
+
+LAYOUTS: tuple[Layout, ...] = (
+    Layout("tidepool", ("{a}.py", "{b}.py"), "check.py"),
+    Layout("harborlog", ("{p}/src/{a}.py", "{q}/src/{b}.py"), "check.py"),
+    Layout("lanternfish", ("{p}/{a}.py", "{q}/{b}.py", "{c}.py"), "tools/check.py"),
+    Layout("millstone", ("{a}.py", "{p}/lib/{b}.py"), "run_checks.py"),
+    Layout("orchard", ("{p}/app/{a}.py", "{q}/app/{b}.py", "{c}.py"), "check.py"),
+    Layout("quarry", ("{p}/core/{a}.py", "{q}/util/{b}.py"), "tools/check.py"),
+    Layout("ferry", ("{p}/{a}.py", "{q}/{b}.py"), "run_checks.py"),
+    Layout("saltworks", ("{a}.py", "{b}.py", "{p}/core/{c}.py"), "tests/check.py"),
+    Layout("beacon", ("{p}/lib/{a}.py", "{q}/lib/{b}.py"), "check.py"),
+    Layout("drydock", ("{p}/core/{a}.py", "{q}/app/{b}.py"), "tests/run.py"),
+    Layout("foundry", ("{p}/{a}.py", "{q}/util/{b}.py", "{c}.py"), "tools/run.py"),
+    Layout("almanac", ("{p}/{q}/{a}.py", "{r}/{b}.py"), "tests/check.py"),
+    Layout("granary", ("{a}.py", "{p}/core/{b}.py"), "check.py", heldout=True),
+    Layout("kelpbed", ("{p}/lib/{a}.py", "{q}/{b}.py", "{c}.py"), "tests/run.py", heldout=True),
+    Layout("aviary", ("{p}/src/{q}/{a}.py", "{r}/{b}.py"), "run_checks.py", heldout=True),
+    Layout("viaduct", ("{p}/app/{a}.py", "{q}/util/{b}.py", "{c}.py"), "tools/run.py", heldout=True),
+)
+
+# runpy would say it in one line, and cost the interpreter half of its start again.
+_CHECK = """\
+import sys
+
+CASES = {cases}
+name = sys.argv[1]
+path, value, want = CASES[name]
+module = {{}}
+exec(open(path).read(), module)
+got = module[name](value)
+print("ok" if got == want else f"wrong: {{name}}({{value}}) is {{got}}, not {{want}}")
+sys.exit(got != want)
+"""
+
+Case = tuple[str, int, int]
+"""Path, argument and wanted value of a visible check."""
+
+
+@dataclass(frozen=True)
+class Function:
+    """A one-line function: where it stands and what it does."""
+
+    name: str
+    path: str
+    behaviour: Behaviour
+
+
+@dataclass(frozen=True)
+class Repository:
+    """One repository as drawn for one task. `paths` are its modules."""
+
+    layout: Layout
+    paths: tuple[str, ...]
+    functions: tuple[Function, ...]
+
+
+def draw_repository(layout: Layout, rng: random.Random, names: Names) -> Repository:
+    """The layout with names and functions of its own: two or three a module, of any behaviours."""
+    fields = sorted({field for module in layout.modules for _, field, _, _ in Formatter().parse(module) if field})
+    drawn = {field: names.directory() if field in "pqr" else names.module() for field in fields}
+    paths = tuple(module.format(**drawn) for module in layout.modules)
+    functions = tuple(
+        Function(names.function(), path, features.draw(rng)) for path in paths for _ in range(rng.choice((2, 2, 3)))
+    )
+    return Repository(layout, paths, functions)
+
+
+def module_text(functions: Sequence[Function]) -> str:
+    """The module that holds these functions."""
+    return "\n\n".join(f"def {f.name}(x):\n    return {f.behaviour.code}\n" for f in functions)
+
+
+def module_texts(repository: Repository) -> dict[str, str]:
+    """Every module of the repository by path."""
+    return {path: module_text([f for f in repository.functions if f.path == path]) for path in repository.paths}
+
+
+def check_text(cases: Mapping[str, Case]) -> str:
+    """The visible check of the functions in `cases`."""
+    rows = "".join(f'    "{name}": ("{path}", {value}, {want}),\n' for name, (path, value, want) in cases.items())
+    return _CHECK.format(cases=f"{{\n{rows}}}")
+
+
+def read_check(text: str) -> dict[str, Case]:
+    """The cases of a visible check; ValueError where the text is not one."""
+    if match := re.search(r"^CASES = (\{\n.*?^\})", text, re.DOTALL | re.MULTILINE):
+        cases = ast.literal_eval(match[1])
+        if check_text(cases) == text:
+            return cases
+    raise ValueError("the text is not a visible check as check_text writes it")

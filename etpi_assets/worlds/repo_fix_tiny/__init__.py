@@ -1,0 +1,63 @@
+"""One agent mends one number in a small repository: an embedded world whose action hangs on a two-hop look-up.
+
+Belongs here: the family as the rest of etpi knows it. Its parts are `generate` (tasks) and `judge` (verdicts). It is a
+model of the method: what is measured on it says something about the pipeline, nothing about language models.
+
+The issue names a symptom, a table maps symptoms to modules, another maps modules to values. Both hops are one copying
+step for a model that writes them down, and nothing a model this small can do in one step: leaving the think block out
+has to cost what compressing it must not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from etpi_assets.tasks.commands import write_commands
+from etpi_assets.tasks.family import Needs, Refusal, Role, Task, Verdict, with_defaults
+from etpi_assets.worlds.repo_fix_tiny import judge as verdicts
+from etpi_assets.worlds.repo_fix_tiny.generate import draw_tasks
+from etpi_resources.sandboxes import SandboxFactory
+
+PARAMS: Mapping[str, Any] = {"train": 240, "heldout": 150, "sandbox": "bubblewrap"}
+"""A suite's params and their defaults: tasks of each split, and the kind of sandbox they are proven in."""
+
+
+class RepoFixTiny:
+    """The family `repo_fix_tiny`."""
+
+    invents_names = True
+
+    def sandbox(self, params: Mapping[str, Any]) -> str | None:
+        return str({**PARAMS, **params}["sandbox"])
+
+    def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | Refusal]:
+        chosen = with_defaults(suite, "repo_fix_tiny", params, PARAMS)
+        for split in ("train", "heldout"):
+            yield from islice(draw_tasks(suite, seed, split), int(chosen[split]))
+
+    def roles(self, task: Task) -> Sequence[Role]:
+        return [Role("agent1", "issue", task.instruction)]
+
+    def needs(self, task: Task) -> Needs:
+        return Needs()
+
+    def workspace(self, task: Task, role: Role) -> dict[str, str]:
+        return dict(task.payload["files"])
+
+    def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
+        (left,) = final.values()
+        return verdicts.judge(task, left, sandboxes)
+
+    def solve(self, task: Task, role: Role) -> Sequence[str]:
+        return write_commands(self.workspace(task, role), verdicts.solution(task))
+
+    def entities(self, task: Task) -> Sequence[str]:
+        return task.payload["names"]
+
+    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[Refusal | Task]:
+        return verdicts.validate(tasks, sandboxes)
+
+
+FAMILY = RepoFixTiny()

@@ -1,0 +1,72 @@
+"""Conversations of scripted agents of `repo_fix_tiny`, and what its tiny base grows up on.
+
+Belongs here: the tasks, habits, exercises and emulated commands of that world. Does not belong here: driving the loop
+(`transcripts`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from etpi_assets.agent.actions import format_action
+from etpi_assets.specs.rollout_set import AgentSection
+from etpi_assets.tasks.family import Task, Verdict
+from etpi_assets.worlds.emulated import EmulatedFactory, EmulatedSandbox
+from etpi_assets.worlds.repo_fix_tiny import RepoFixTiny
+from etpi_assets.worlds.repo_fix_tiny.generate import NOTES, draw_tasks
+from etpi_assets.worlds.repo_fix_tiny.policy import BASE_HABITS, HOPS, RepoFixPolicy, RepoFixSkill
+from etpi_assets.worlds.transcripts import transcripts as roll_out
+from etpi_resources.sandboxes import SandboxFactory
+
+SUITE = "repo_fix_tiny_base"
+"""Tasks are drawn under this name, so that they are others than those of a suite of the same seed."""
+
+_SED = re.compile(r"sed -i 's/\+ \.\*/(\+ \d+)/' (\w+\.py)")
+
+
+def transcripts(
+    seed: int, n: int, skill: RepoFixSkill, agent: AgentSection, split: str = "train"
+) -> Iterator[list[dict[str, str]]]:
+    """`n` conversations, deterministic in the arguments; see `templated.transcripts`."""
+    tasks = draw_tasks(SUITE, seed, split)
+    return roll_out(tasks, n, Unjudged(), RepoFixPolicy(skill, seed), EmulatedFactory(RepoFixSandbox), agent, seed)
+
+
+def conversations(seed: int, n: int, tokenizer: str) -> Iterator[list[dict[str, str]]]:
+    """Of agents with the base's habits."""
+    return transcripts(seed, n, BASE_HABITS, AgentSection(prompt="repo_fix_tiny", tokenizer=tokenizer))
+
+
+def exercises(seed: int, n: int, tokenizer: str) -> Iterator[list[dict[str, str]]]:
+    """The notes, a symptom, and both hops with the edit they lead to, as bare rows or, every third, as slots: a
+    conversation holds one look-up in nine hundred tokens, too few to learn it, and slots in one of five."""
+    tasks = draw_tasks(SUITE, seed, "train")
+    for number, task in zip(range(n), tasks, strict=False):
+        symptom, module, value = (task.payload[key] for key in ("symptom", "module", "value"))
+        edit = format_action(f"sed -i 's/+ .*/+ {value}/' {module}.py")
+        rows = f"{symptom} {module}\n{module} {value}\n"
+        hops = "\n".join(HOPS).format(symptom=symptom, module=module, value=value)
+        slots = f"<think>\n{hops}\n</think>\n\n"
+        yield [
+            {"role": "system", "content": task.payload["files"][NOTES].rstrip("\n")},
+            {"role": "user", "content": symptom},
+            {"role": "assistant", "content": f"{rows if number % 3 else slots}{edit}"},
+        ]
+
+
+class RepoFixSandbox(EmulatedSandbox):
+    """A workspace that also knows this world's edit."""
+
+    def _answer(self, command: str) -> tuple[str, int]:
+        if (match := _SED.fullmatch(command)) and match[2] in self._files:
+            self._files[match[2]] = re.sub(r"\+ .*", match[1], self._files[match[2]])
+            return "", 0
+        return super()._answer(command)
+
+
+class Unjudged(RepoFixTiny):
+    """The family without its verdicts: conversations are wanted, not rewards."""
+
+    def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
+        return Verdict(0.0, "unknown", {})

@@ -1,0 +1,102 @@
+"""Drawing tasks: modules with a number each, notes with two tables, a symptom, and the hidden tests.
+
+Belongs here: how a task comes to be and the layout of its payload. Does not belong here: judging.
+
+The payload of a task (JSON):
+    files: {path: text}, what the agent starts with: modules, NOTES, and tests that can be seen
+    symptom, module, value: what the issue names, where that leads, and what the module should add
+    owners: {symptom: module}, values: {module: number}, in the order of the tables in NOTES
+    tests: {test: [path, function, arguments, values]}, hidden
+    expected: {test: outcome}, of the mended repository; one test fails there too, as in real ones
+    names: symptoms and modules
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from etpi_assets.tasks.family import Task
+from etpi_assets.worlds.names import Names
+from etpi_resources.hashes import json_hash
+
+REPOS: Mapping[str, tuple[str, ...]] = {
+    "train": ("anvil", "beacon", "cinder", "dynamo", "ember", "furnace", "girder", "hammer"),
+    "heldout": ("lantern", "mortar", "pulley"),
+}
+"""The repositories that tasks are of, by split."""
+
+MODULES = 4
+"""Rows of each table: a guess at the second hop is right so rarely."""
+
+NUMBERS = range(2, 10)
+NOTES = "NOTES"
+ISSUES = ("{symptom} is wrong.", "Fix {symptom}.", "See {symptom}.", "Change {symptom}.")
+
+
+def draw_tasks(suite: str, seed: int, split: str, first: int = 0) -> Iterator[Task]:
+    """Tasks of a split ("train" or "heldout") without end, deterministic in (suite, seed, split, index), its
+    repositories in turn. Names are drawn from the split's own pool."""
+    repos = REPOS[split]
+    index = first
+    while True:
+        rng = random.Random(f"{suite}/{seed}/{split}/{index}")
+        payload = _payload(rng, Names(rng, heldout=split == "heldout"))
+        instruction = rng.choice(ISSUES).format(symptom=payload["symptom"])
+        yield Task(
+            task_id=f"{suite}-{split}-{index:05d}",
+            suite=suite,
+            repo=repos[index % len(repos)],
+            split=split,
+            instruction=instruction,
+            payload=payload,
+            content_hash=json_hash([payload, instruction]),
+        )
+        index += 1
+
+
+def notes(owners: Mapping[str, str], values: Mapping[str, int]) -> str:
+    """The two tables as the agent reads them: which module a symptom is of, what a module adds."""
+    return "".join(f"{left} {right}\n" for table in (owners, values) for left, right in table.items())
+
+
+def module_text(name: str, number: int) -> str:
+    return f"def {name}(x):\n    return x + {number}\n"
+
+
+def _payload(rng: random.Random, names: Names) -> dict[str, Any]:
+    symptoms = [names.directory() for _ in range(MODULES)]
+    modules = [names.directory() for _ in range(MODULES)]
+    *numbers, wrong = rng.sample(list(NUMBERS), k=MODULES + 1)
+    values = dict(zip(modules, numbers, strict=True))
+    owners = dict(zip(symptoms, rng.sample(modules, k=MODULES), strict=True))
+    symptom = rng.choice(symptoms)
+    module = owners[symptom]
+    files = {f"{name}.py": module_text(name, wrong if name == module else values[name]) for name in modules}
+    files[NOTES] = notes(owners, values)
+    files["tests/test_types.py"] = _seen_tests(modules)
+    tests: dict[str, list[Any]] = {}
+    for name in modules:
+        arguments = rng.sample(range(100), k=3)
+        tests[f"test_{name}"] = [f"{name}.py", name, arguments, [x + values[name] for x in arguments]]
+    other = next(name for name in modules if name != module)
+    tests[f"test_{other}_of_text"] = [f"{other}.py", other, ["1"], [1 + values[other]]]
+    expected = {test: "FAILED" if test.endswith("_of_text") else "PASSED" for test in tests}
+    return {
+        "files": files,
+        "symptom": symptom,
+        "module": module,
+        "value": values[module],
+        "owners": owners,
+        "values": values,
+        "tests": tests,
+        "expected": expected,
+        "names": [*symptoms, *modules],
+    }
+
+
+def _seen_tests(modules: list[str]) -> str:
+    lines = [f"from {name} import {name}" for name in sorted(modules)]
+    lines += [f"\n\ndef test_{name}():\n    assert type({name}(1)) is int" for name in sorted(modules)]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,162 @@
+"""A scripted agent of `repo_fix_tiny` that reads the notes, thinks the two hops through, mends the module and submits.
+
+Belongs here: what it says in which turn, at length or in slots, and its mistakes. Does not belong here: turning text
+into ids (the scripted engine), or the tasks.
+
+At length a thought has the same sentences in the same order, worded one way or another: a model of this size cannot
+count how many it has written, and would lose itself in musings without an order.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from etpi_assets.agent.actions import format_action
+from etpi_assets.agent.loop import SUBMIT
+from etpi_assets.worlds.repo_fix_tiny.generate import NOTES
+from etpi_assets.worlds.skill import Probabilities
+from etpi_resources.engines import Request
+
+
+@dataclass(frozen=True)
+class RepoFixSkill(Probabilities):
+    """Probabilities, drawn once a rollout and independently.
+
+    Attributes:
+        compact: thoughts are slots of one line instead of free text.
+        wrong_look_up: a hop ends in another row of its table.
+    """
+
+    compact: float = 0.0
+    wrong_look_up: float = 0.0
+
+
+BASE_HABITS = RepoFixSkill(compact=0.2, wrong_look_up=0.1)
+"""The prior of the base model: it thinks at length, knows slots from hearsay, and errs now and then."""
+
+
+class RepoFixPolicy:
+    """The policy of one skill; `policy(request)` is the turn asked for, of the task in `request.privileged`."""
+
+    def __init__(self, skill: RepoFixSkill, seed: int = 0) -> None:
+        self.skill, self.seed = skill, seed
+
+    def __call__(self, request: Request) -> str:
+        rng = random.Random(f"{self.seed}/{request.session}")
+        compact, wrong = rng.random() < self.skill.compact, rng.random() < self.skill.wrong_look_up
+        words = _looked_up(request.privileged["payload"], wrong, rng)
+        turn = sum(message["role"] == "assistant" for message in request.messages)
+        rng = random.Random(f"{self.seed}/{request.session}/{turn}")
+        step = _STEPS[min(turn, len(_STEPS) - 1)]
+        lines = step.slots if compact else [" ".join(rng.choice(ways) for ways in step.sentences)]
+        thought = "\n".join(lines).format(**words)
+        return f"<think>\n{thought}\n</think>\n\n{format_action(step.command.format(**words))}"
+
+
+def _looked_up(payload: Mapping[str, Any], wrong: bool, rng: random.Random) -> dict[str, Any]:
+    """Where the two hops lead this agent."""
+    module, value = payload["module"], payload["value"]
+    if wrong and rng.random() < 0.5:
+        module = rng.choice([name for name in payload["values"] if name != module])
+        value = payload["values"][module]
+    elif wrong:
+        value = rng.choice([number for number in payload["values"].values() if number != value])
+    return {"symptom": payload["symptom"], "module": module, "value": value}
+
+
+HOPS = ("STATE: {symptom} {module}", "ACTION: {module} {value}", "EXPECT: + {value}")
+"""The slots of the turn that edits, which hold both hops."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One turn: what it runs, its slots, and its free thought as sentences, each with the ways to word it."""
+
+    command: str
+    slots: tuple[str, ...]
+    sentences: tuple[tuple[str, ...], ...]
+
+
+_STEPS = (
+    _Step(
+        f"cat {NOTES}",
+        ("STATE: {symptom}", "ACTION: read", "EXPECT: names"),
+        (
+            ("Let me think about this task before I start.", "Let me think once more before I start with this task."),
+            ("The task is about {symptom} and it says that {symptom} is wrong.", "The task names {symptom}."),
+            ("I do not know which file that is.", "I do not see which file to change now."),
+            ("There should be one line to change and the rest should stay as it is.", "One line has to change."),
+            ("I must not touch the other functions, and I must not touch the tests.", "The other files are fine."),
+            ("I should be careful with the names because there are many.", "I should be careful with the names."),
+            ("What should I do first?", "What is the first step?"),
+            ("I can look at the files, or I can read what is written about these names.", "I can read about it."),
+            ("Before I edit a file I want to know the right values.", "I want to know the values before I edit."),
+            ("If I look at the names first then I know which function is wrong.", "First the names, then the file."),
+            ("After that I can go on with the next step, and that is the change.", "After that I can make the change."),
+            ("One command is enough for this.", "One command can do this."),
+            ("It is a small change, but it should be the right one.", "It is a small change in one file."),
+            ("The result of this turn should be the names and the values.", "The result should be the two tables."),
+            ("Let me see what is there and then think about it again.", "Let me see what is there."),
+            ("So I read it now.", "So the next command is to read it."),
+        ),
+    ),
+    _Step(
+        "sed -i 's/+ .*/+ {value}/' {module}.py",
+        HOPS,
+        (
+            ("Now I have the names and the values, so let me think about what they say.", "Now I have the two tables."),
+            (
+                "The task is about {symptom}, so I look for it in the first table.",
+                "I look for {symptom} first.",
+            ),
+            ("The first table says {symptom} {module}.", "In the first table there is {symptom} {module}."),
+            ("The second table says {module} {value}.", "In the second table there is {module} {value}."),
+            ("Let me check that once more, since the names look the same.", "Let me check that once more."),
+            ("It says {symptom} {module} and then {module} {value}.", "So {symptom} {module}, and {module} {value}."),
+            ("The other names are not in this task and they should stay as they are.", "The other names stay."),
+            ("I must not touch the tests, and I must not touch the other functions.", "I keep the tests as they are."),
+            ("The function has one line to return a result, so sed can do it.", "sed can change the line."),
+            ("I should be careful to change this one file and nothing else.", "I change one file and nothing else."),
+            (
+                "If the value is wrong the tests will say so, but I want it right now.",
+                "It must be right.",
+            ),
+            ("After that there is nothing left to do, so I can submit in the next turn.", "After that I can submit."),
+            ("One command is enough for this change.", "One command can make this change."),
+            (
+                "So the file is {module}.py and the value is {value}.",
+                "So I edit {module}.py to have {value}.",
+            ),
+        ),
+    ),
+    _Step(
+        f"echo {SUBMIT}",
+        ("STATE: {module}", "ACTION: submit", "EXPECT: done"),
+        (
+            ("The change is made, so let me think about what is left to do.", "The change is made."),
+            ("The command had no output, and that is fine for sed.", "There was no output, and that is fine."),
+            ("The task is about {symptom}, and I have changed {module}.py.", "I have changed {module}.py."),
+            ("It is the file that the first table names, and the value is of the second one.", "It is the right file."),
+            ("Should I look at the file again before I submit?", "Should I check the file once more?"),
+            ("It was one line, and sed does what it is asked to do.", "It was one line and one command."),
+            (
+                "I did not touch the other functions, and I did not touch the tests.",
+                "The other files are the same.",
+            ),
+            ("If I change more than that then something else may be wrong after it.", "I should not change more."),
+            ("The task does not ask for more than this.", "Nothing more is asked for in the task."),
+            (
+                "The tests that I do not see will be run on it, and they should be fine.",
+                "The tests should be fine.",
+            ),
+            ("There is no other step that I have to do, and nobody waits for a message.", "There is no other step."),
+            ("I could read the notes again, but they say the same as before.", "The notes say the same as before."),
+            ("So I think that the work is done and that it is right.", "So I think the work is done."),
+            ("It was a small change, and I am sure that it is the one the task wants.", "I am sure about the change."),
+            ("There is nothing left to do, so I submit now.", "I am done with it, so I submit."),
+        ),
+    ),
+)

@@ -1,0 +1,59 @@
+"""One request, one command: single-agent terminal tasks that are checked by what the command really left.
+
+Belongs here: the family as the rest of etpi knows it. Its parts are `generate` (tasks) and `judge` (verdicts). It is a
+model of the method: what is measured on it says something about the pipeline, nothing about language models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from etpi_assets.tasks.commands import write_commands
+from etpi_assets.tasks.family import Needs, Refusal, Role, Task, Verdict, with_defaults
+from etpi_assets.worlds.terminal_tiny import judge as verdicts
+from etpi_assets.worlds.terminal_tiny.generate import draw_tasks
+from etpi_resources.sandboxes import SandboxFactory
+
+PARAMS: Mapping[str, Any] = {"train": 900, "heldout": 96, "sandbox": "bubblewrap"}
+"""A suite's params and their defaults: tasks of each split, and the kind of sandbox they are proven in."""
+
+
+class TerminalTiny:
+    """The family `terminal_tiny`."""
+
+    invents_names = True
+
+    def sandbox(self, params: Mapping[str, Any]) -> str | None:
+        return str({**PARAMS, **params}["sandbox"])
+
+    def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | Refusal]:
+        chosen = with_defaults(suite, "terminal_tiny", params, PARAMS)
+        for split in ("train", "heldout"):
+            yield from islice(draw_tasks(suite, seed, split), int(chosen[split]))
+
+    def roles(self, task: Task) -> Sequence[Role]:
+        return [Role("agent1", "request", task.instruction)]
+
+    def needs(self, task: Task) -> Needs:
+        return Needs()
+
+    def workspace(self, task: Task, role: Role) -> dict[str, str]:
+        return dict(task.payload["files"])
+
+    def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
+        (files,) = final.values()
+        return verdicts.judge(task, files)
+
+    def solve(self, task: Task, role: Role) -> Sequence[str]:
+        return write_commands(self.workspace(task, role), verdicts.wanted(task))
+
+    def entities(self, task: Task) -> Sequence[str]:
+        return task.payload["names"]
+
+    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[Refusal | Task]:
+        return verdicts.validate(tasks, sandboxes)
+
+
+FAMILY = TerminalTiny()

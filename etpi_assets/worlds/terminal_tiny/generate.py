@@ -1,0 +1,165 @@
+"""Drawing terminal tasks: a few text files, a request, the command that answers it, and what that leaves.
+
+Belongs here: the kinds of requests, their wordings, and the layout of a task's payload. Does not belong here: judging.
+
+The payload of a task (JSON):
+    files: {path: text}, what the agent starts with
+    verb, command: the program that the request asks for, and a whole command that answers it
+    left: {path: text, or null where the file must be gone}: how the files differ afterwards
+    unordered: whether lines may stand in any order
+    names: paths and words of the request
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from etpi_assets.tasks.family import Task
+from etpi_assets.worlds.names import Names
+from etpi_resources.hashes import json_hash
+
+REPOS: Mapping[str, tuple[str, ...]] = {
+    "train": ("alder", "birch", "cedar", "ebony", "hazel", "larch", "maple", "olive"),
+    "heldout": ("rowan", "sumac", "walnut"),
+}
+"""The machines that tasks are of, by split."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a request is about: a file in a folder with a neighbour, lines of words, a word of its, a small number."""
+
+    folder: str
+    source: str
+    out: str
+    word: str
+    number: int
+    files: Mapping[str, str]
+
+    @property
+    def lines(self) -> list[str]:
+        return self.files[self.source].splitlines()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of request: the verb, wordings, the command, and the text that stands in `out` afterwards. `removes`:
+    nothing is written, the source is gone."""
+
+    verb: str
+    wordings: tuple[str, ...]
+    command: str
+    text: Callable[[Scene], str] = lambda scene: ""
+    unordered: bool = False
+    removes: bool = False
+
+
+def _joined(lines: list[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
+
+
+KINDS: tuple[Kind, ...] = (
+    Kind("wc", ("Count the lines of {source} into {out}.",), "wc -l < {source} > {out}", lambda s: f"{len(s.lines)}\n"),
+    Kind(
+        "grep",
+        ("Search {source} for {word}, lines into {out}.",),
+        "grep {word} {source} > {out}",
+        lambda s: _joined([line for line in s.lines if s.word in line]),
+    ),
+    Kind(
+        "sort", ("Sort the lines of {source} into {out}.",), "sort {source} > {out}", lambda s: _joined(sorted(s.lines))
+    ),
+    Kind(
+        "head",
+        ("Put the first {number} lines of {source} into {out}.",),
+        "head -n {number} {source} > {out}",
+        lambda s: _joined(s.lines[: s.number]),
+    ),
+    Kind(
+        "tail",
+        ("Put the last {number} lines of {source} into {out}.",),
+        "tail -n {number} {source} > {out}",
+        lambda s: _joined(s.lines[-s.number :]),
+    ),
+    Kind(
+        "find",
+        ("Find the files of {folder}, paths into {out}.",),
+        "find {folder} -type f > {out}",
+        lambda s: _joined(sorted(path for path in s.files if path.startswith(f"{s.folder}/"))),
+        unordered=True,
+    ),
+    Kind("cp", ("Copy {source} to {out}.",), "cp {source} {out}", lambda s: s.files[s.source]),
+    Kind("rm", ("Remove {source}.",), "rm {source}", removes=True),
+)
+
+KEYWORDS: Mapping[str, tuple[str, ...]] = {
+    "wc": ("count",), "grep": ("search",), "sort": ("sort",), "head": ("first",), "tail": ("last",),
+    "find": ("find",), "cp": ("copy",), "rm": ("remove",),
+}  # fmt: skip
+"""Verb -> the word of a request that asks for it; a suite's relevance reward is given the same map in its spec."""
+
+
+def draw_tasks(suite: str, seed: int, split: str, first: int = 0) -> Iterator[Task]:
+    """Tasks of a split ("train" or "heldout") without end, deterministic in (suite, seed, split, index), kinds and
+    machines in turn. Names are drawn from the split's own pool."""
+    repos = REPOS[split]
+    index = first
+    while True:
+        rng = random.Random(f"{suite}/{seed}/{split}/{index}")
+        kind = KINDS[index % len(KINDS)]
+        payload, instruction = _payload(kind, _scene(rng, heldout=split == "heldout"), rng)
+        yield Task(
+            task_id=f"{suite}-{split}-{index:05d}",
+            suite=suite,
+            repo=repos[index // len(KINDS) % len(repos)],
+            split=split,
+            instruction=instruction,
+            payload=payload,
+            content_hash=json_hash([payload, instruction]),
+        )
+        index += 1
+
+
+def command_of(kind: Kind, payload: Mapping[str, Any]) -> str:
+    """The command of a kind on the files of a task, whatever the task asks."""
+    return kind.command.format(**payload["slots"])
+
+
+def _scene(rng: random.Random, *, heldout: bool) -> Scene:
+    names = Names(rng, heldout=heldout)
+    folder, source, neighbour, out = (names.directory() for _ in range(4))
+    words = [names.directory() for _ in range(4)]
+    files = {}
+    for path in (f"{folder}/{source}", f"{folder}/{neighbour}"):
+        lines = [" ".join(rng.sample(words, k=2)) for _ in range(rng.randint(5, 8))]
+        # Sorted lines would make sorting them, and the first or last of them, no work at all.
+        while lines == sorted(lines):
+            rng.shuffle(lines)
+        files[path] = _joined(lines)
+    path = f"{folder}/{source}"
+    word = rng.choice(sorted(set(files[path].split())))
+    return Scene(folder, path, out, word, rng.randint(2, 4), files)
+
+
+def _payload(kind: Kind, scene: Scene, rng: random.Random) -> tuple[dict[str, Any], str]:
+    slots = {
+        "folder": scene.folder,
+        "source": scene.source,
+        "out": scene.out,
+        "word": scene.word,
+        "number": scene.number,
+    }
+    instruction = rng.choice(kind.wordings).format(**slots)
+    payload = {
+        "files": dict(scene.files),
+        "verb": kind.verb,
+        "command": kind.command.format(**slots),
+        "left": {scene.source: None} if kind.removes else {scene.out: kind.text(scene)},
+        "unordered": kind.unordered,
+        "slots": slots,
+        "names": [str(value) for key, value in slots.items() if key != "number" and str(value) in instruction],
+    }
+    return payload, instruction

@@ -1,0 +1,55 @@
+"""A scripted teacher of terminal tasks that is right, out of form or wrong in the verb, by its skill.
+
+Belongs here: what it answers, and how often which way. Does not belong here: turning text into ids (the scripted
+engine), or the tasks. Its mistakes are what leaves a student room for reinforcement to improve on.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from etpi_assets.agent.contract import format_contract
+from etpi_assets.worlds.skill import Probabilities
+from etpi_assets.worlds.terminal_tiny.generate import KINDS, command_of
+from etpi_resources.engines import Request
+
+
+@dataclass(frozen=True)
+class TerminalSkill(Probabilities):
+    """Probabilities, drawn once a rollout and independently.
+
+    Attributes:
+        unformatted: the answer breaks the prompt contract in one of several ways.
+        wrong_verb: the command is another kind's, on the same files.
+    """
+
+    unformatted: float = 0.0
+    wrong_verb: float = 0.0
+
+
+class TerminalTinyPolicy:
+    """The policy of one skill; `policy(request)` answers the task in `request.privileged["payload"]`."""
+
+    def __init__(self, skill: TerminalSkill, seed: int = 0) -> None:
+        self.skill, self.seed = skill, seed
+
+    def __call__(self, request: Request) -> str:
+        payload = request.privileged["payload"]
+        rng = random.Random(f"{self.seed}/{request.session}")
+        kind = next(kind for kind in KINDS if kind.verb == payload["verb"])
+        if rng.random() < self.skill.wrong_verb:
+            kind = rng.choice([other for other in KINDS if other is not kind])
+        command, thinking = command_of(kind, payload), f"I use {kind.verb}."
+        if rng.random() >= self.skill.unformatted:
+            return format_contract(thinking, command)
+        form = rng.choice(_OUT_OF_FORM)
+        return form.format(thinking=thinking, command=command)
+
+
+_OUT_OF_FORM = (
+    "<thinking>{thinking}</thinking>\n{command}",
+    "{thinking}\n```bash\n{command}\n```",
+    "<thinking>{thinking}\n```bash\n{command}\n```",
+    "{command}",
+)

@@ -1,0 +1,1 @@
+"""Chat formats: tokenizers, chat templates, tool-call syntaxes and grammars."""

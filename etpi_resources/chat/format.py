@@ -1,0 +1,399 @@
+"""Conversations as token ids: one tokenizer and one chat template, used together everywhere.
+
+Belongs here: rendering a conversation to prompt ids, the ids an observation adds, and which ids carry structure. Does
+not belong here: a vocabulary (`tokenizers`), reading actions, or cutting think blocks out of outputs.
+
+Text cannot smuggle structure. The control tokens of a template (`<|im_start|>`, `<|im_end|>`, `<|endoftext|>`, ...)
+come from the template alone: the same characters inside a message are encoded as plain text. The inline tokens
+(`<think>`, `<tool_call>`, ...) are words of the vocabulary that models write, and map to their ids wherever they stand.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from etpi_resources.chat.prefixes import ASSISTANT, Shapes, tags
+from etpi_resources.chat.tool_forms import FORMS, Call, ToolForm
+from etpi_resources.chat.tool_forms.template import TemplateForm
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+Tail = Literal["none", "open", "closed"]
+
+_HOME = Path(__file__).parent / "tokenizers"
+_HUB = "hub:"
+_TURN, _END, _PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
+# Stand-ins of control tokens inside messages while a template is rendered: private-use code points, of which the first
+# that no message uses is taken.
+_STAND_INS = range(0xE000, 0xF8FF)
+_WORTH_SHARING = 4_000
+"""Characters from which encoding on all cores pays for waking them."""
+
+
+class ChatFormat:
+    """One tokenizer with one ChatML-style template; immutable, safe to share between threads.
+
+    Attributes:
+        name: what lineage and fingerprints call it.
+        tokenizer: the `transformers` fast tokenizer. Encode through this class, not through it: its own calls parse
+            control tokens out of text and keep state.
+        template: the Jinja source.
+        end_id: ends an assistant turn (`<|im_end|>`). pad_id: `<|endoftext|>`.
+        think_open_id, think_close_id, tool_open_id, tool_close_id: inline ids, None where the vocabulary has none.
+        control_ids: ids that only the template writes. special_ids: those and the inline ones.
+    """
+
+    def __init__(self, name: str, tokenizer: PreTrainedTokenizerFast, template: str) -> None:
+        from tokenizers import Tokenizer
+
+        self.name = name
+        self.tokenizer = copy.copy(tokenizer)
+        self.tokenizer.chat_template = template
+        self.template = template
+        # A copy of its own, for the flag below is state that every call of the transformers class flips.
+        self._core = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        self._core.encode_special_tokens = True
+        added = self._core.get_added_tokens_decoder()
+        self._control = {token.content: number for number, token in added.items() if token.special}
+        self.control_ids = frozenset(self._control.values())
+        self.special_ids = frozenset(added)
+        missing = [token for token in (_TURN, _END, _PAD) if token not in self._control]
+        if missing:
+            raise ValueError(
+                f"chat format {name!r}: the tokenizer has no control token {', '.join(missing)}; ChatML needs it"
+            )
+        self.turn_id, self.end_id, self.pad_id = (self._control[token] for token in (_TURN, _END, _PAD))
+        inline = {token.content: number for number, token in added.items() if not token.special}
+        self.think_open_id, self.think_close_id = inline.get("<think>"), inline.get("</think>")
+        self.tool_open_id, self.tool_close_id = inline.get("<tool_call>"), inline.get("</tool_call>")
+        by_length = sorted(self._control, key=len, reverse=True)
+        self._split = re.compile("(" + "|".join(map(re.escape, by_length)) + ")")
+        self._shapes = Shapes(tags(template))
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        return max(self._core.get_vocab(with_added_tokens=True).values()) + 1
+
+    def prompt_ids(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None = None, **template_kwargs: Any
+    ) -> list[int]:
+        """The ids of a conversation with the generation prompt after it; `messages` are {"role", "content", ...}."""
+        text, stand_ins = self._render(messages, tools, template_kwargs)
+        return self._structured(text, stand_ins)
+
+    def prefix_prompt_ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        ends: Sequence[int],
+        *,
+        tools: Sequence[Any] | None = None,
+        **template_kwargs: Any,
+    ) -> list[list[int]]:
+        """`prompt_ids(messages[:end])` for each of `ends`, id for id, at little more than the cost of the longest.
+
+        What a prompt shares with the one before it, up to its generation prompt, is encoded once. Where the template
+        only appends, the conversation is rendered once too; where it writes earlier messages anew as the conversation
+        grows, every prompt is rendered, which costs time, never a wrong id (`renders_once` tells which).
+        """
+        given, stand_ins = self._masked(messages, tools)
+        texts = self._cut_prompts(given, ends, template_kwargs)
+        if texts is None:
+            texts = (self._apply(given[0][:end], given[1], template_kwargs) for end in ends)
+        before, cuts = "", [0]
+        added: list[str] = []
+        plan: list[tuple[int, str]] = []  # how many cuts of the prompt before hold, and the generation prompt
+        for text in texts:
+            # Cut where a control token starts: on both sides of it the text is encoded by itself.
+            header = max(text.rfind(_TURN), 0)
+            keep = len(cuts)
+            while cuts[keep - 1] > header or not text.startswith(before[: cuts[keep - 1]]):
+                keep -= 1
+            added.append(text[cuts[keep - 1] : header])
+            cuts[keep:] = [header]
+            plan.append((keep, text[header:]))
+            before = text
+        tails = list(dict.fromkeys(tail for _, tail in plan))
+        encoded = self._structured_all([*added, *tails], stand_ins)
+        tail_ids = dict(zip(tails, encoded[len(added) :], strict=True))
+        ids: list[int] = []
+        lengths = [0]
+        prompts = []
+        for (keep, tail), new in zip(plan, encoded, strict=False):
+            del ids[lengths[keep - 1] :]
+            ids.extend(new)
+            lengths[keep:] = [len(ids)]
+            prompts.append(ids + tail_ids[tail])
+        return prompts
+
+    def renders_once(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None = None, **template_kwargs: Any
+    ) -> bool:
+        """Whether one rendering holds the prompts of all assistant messages: the template only appends to it."""
+        if not messages:
+            return True
+        shown = None if not tools else [{"type": "function", "function": {"name": "x", "description": "x"}}]
+        setting = json.dumps([bool(tools), template_kwargs], sort_keys=True, default=str)
+        return self._shapes.appends(messages, lambda small: self._apply(small, shown, template_kwargs), setting)
+
+    def observation_ids(self, content: str, role: str = "user", **template_kwargs: Any) -> list[int]:
+        """What follows an output that ends in `end_id`: the newline after it, the message and the generation prompt.
+
+        Raises:
+            ValueError: the template writes no `<|im_end|>` after an assistant message.
+        """
+        # The template is asked, so that it holds for any: whatever it writes after an earlier assistant message.
+        anchor = "anchor of the observation"
+        messages = [
+            {"role": "user", "content": ""},
+            {"role": "assistant", "content": anchor},
+            {"role": role, "content": content},
+        ]
+        text, stand_ins = self._render(messages, None, template_kwargs)
+        _, found, after = text.partition(anchor + _END)
+        if not found:
+            raise ValueError(f"chat format {self.name!r}: its template does not end an assistant message with {_END}")
+        return self._structured(after, stand_ins)
+
+    @cached_property
+    def template_form(self) -> TemplateForm:
+        """How the template writes tool calls, found by probing it.
+
+        Raises:
+            UnknownToolForm: it writes them in a form that nothing here reads.
+        """
+        return TemplateForm.of(lambda messages, tools, prompt: self._apply(messages, tools, {}, prompt), self.name)
+
+    @property
+    def tool_form(self) -> ToolForm | None:
+        """The form of the student's tool calls: the template's, or Qwen's XML inside the text under etpi's own
+        templates, which write no calls themselves; None where the template writes none.
+
+        Raises:
+            UnknownToolForm: as `template_form`.
+        """
+        if self.template in _own_templates():
+            return FORMS["qwen_xml"]
+        return self.template_form.form
+
+    @property
+    def calls_in_content(self) -> bool:
+        """Whether calls are part of a message's text, because the template is one of etpi's own."""
+        return self.template in _own_templates()
+
+    def turn_text(
+        self, content: str, calls: Sequence[Call], *, tools: Sequence[Any] | None = None, **template_kwargs: Any
+    ) -> str:
+        """An assistant turn with tool calls as the template writes it, without header, added think block and end.
+
+        Raises:
+            UnknownToolForm: the template writes no calls, or in a form that nothing here reads.
+        """
+        plain = [{"name": call.name, "arguments": dict(call.arguments)} for call in calls]
+        given, stand_ins = self._masked([{"role": "assistant", "content": content, "calls": plain}], tools)
+        masked = given[0][0]
+        told = [Call(call["name"], call["arguments"]) for call in masked["calls"]]
+        text = self.template_form.turn(
+            masked["content"],
+            told,
+            given[1],
+            lambda messages, shown, prompt: self._apply(messages, shown, template_kwargs, prompt),
+        )
+        for stand_in, control in stand_ins.items():
+            text = text.replace(stand_in, control)
+        return text
+
+    def encode(self, text: str, allow_special: bool = False) -> list[int]:
+        """Canonical ids. Control tokens are plain characters unless `allow_special`; inline ones are single ids."""
+        if allow_special:
+            return self._structured(text, {})
+        return self._core.encode(text, add_special_tokens=False).ids
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` of each text, on all cores where there is enough to share out."""
+        if sum(map(len, texts)) < _WORTH_SHARING:
+            return [self.encode(text) for text in texts]
+        return [encoding.ids for encoding in self._core.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
+        """Text; bytes that are no UTF-8 become U+FFFD. `skip_special` leaves control tokens out, inline ones stay."""
+        return self._core.decode(list(ids), skip_special_tokens=skip_special)
+
+    def tail_form(self, prompt_ids: Sequence[int]) -> Tail:
+        """Whether the generation prompt opens a think block, opens and closes it, or does neither."""
+        backwards = range(len(prompt_ids) - 1, 0, -1)  # the generation prompt is short, what stands before it is not
+        last_turn = next((at for at in backwards if prompt_ids[at] == self.turn_id), 0)
+        tail = prompt_ids[last_turn:]
+        if self.think_open_id is None or self.think_open_id not in tail:
+            return "none"
+        return "closed" if self.think_close_id in tail else "open"
+
+    def save(self, folder: Path) -> None:
+        """Write tokenizer and template as a Hugging Face folder has them."""
+        self.tokenizer.save_pretrained(folder)
+
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, kwargs: Mapping[str, Any]
+    ) -> tuple[str, dict[str, str]]:
+        """The conversation as text in which control tokens are the template's own, and the stand-ins of all others."""
+        given, stand_ins = self._masked(messages, tools)
+        return self._apply(given[0], given[1], kwargs), stand_ins
+
+    def _masked(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None
+    ) -> tuple[list[Any], dict[str, str]]:
+        """[messages, tools] with stand-ins for the control tokens in their texts, and the stand-ins."""
+        given: list[Any] = [list(map(dict, messages)), None if tools is None else list(tools)]
+        stand_ins: dict[str, str] = {}
+        texts = list(_texts(given))
+        if any(self._split.search(text) for text in texts):
+            used = set().union(*texts)
+            free = (chr(point) for point in _STAND_INS if chr(point) not in used)
+            stand_ins = {next(free): control for control in self._control}
+            forward = {control: stand_in for stand_in, control in stand_ins.items()}
+            given = _mapped(given, lambda text: self._split.sub(lambda match: forward[match[0]], text))
+        return given, stand_ins
+
+    def _cut_prompts(
+        self, given: Sequence[Any], ends: Sequence[int], kwargs: Mapping[str, Any]
+    ) -> Iterator[str] | None:
+        """The prompts' texts, cut from one rendering of the longest; None where that does not hold them all."""
+        messages, tools = given
+        spoken = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
+        if len(ends) < 2 or list(ends) != sorted(set(ends) & {*spoken, len(messages)}):
+            return None
+        asked = (
+            messages[: ends[-1] + 1] if ends[-1] < len(messages) else [*messages, {"role": "assistant", "content": ""}]
+        )
+        if not self.renders_once(asked, tools=tools, **kwargs):
+            return None
+        whole = self._apply(messages[: ends[-1]], tools, kwargs)
+        heads = [match.start() for match in re.finditer(re.escape(ASSISTANT), whole)]
+        before = [bisect_left(spoken, end) for end in ends]
+        if len(heads) != before[-1] + 1:
+            return None
+        tail = whole[heads[-1] :]
+        # Small conversations told that this one only grows; one prompt of its own is held against it.
+        middle = len(ends) // 2
+        if self._apply(messages[: ends[middle]], tools, kwargs) != whole[: heads[before[middle]]] + tail:
+            return None
+        return (whole[: heads[place]] + tail for place in before)
+
+    def _apply(
+        self, messages: list[Any], tools: list[Any] | None, kwargs: Mapping[str, Any], generation_prompt: bool = True
+    ) -> str:
+        text = self.tokenizer.apply_chat_template(
+            messages,
+            tools=tools,
+            chat_template=self.template,
+            tokenize=False,
+            add_generation_prompt=generation_prompt,
+            **kwargs,
+        )
+        return str(text)
+
+    def _structured(self, text: str, stand_ins: Mapping[str, str]) -> list[int]:
+        """Ids of a text whose control tokens are structure, stand-ins put back as characters between them."""
+        return self._structured_all([text], stand_ins)[0]
+
+    def _structured_all(self, texts: Sequence[str], stand_ins: Mapping[str, str]) -> list[list[int]]:
+        """`_structured` of each text; a piece that occurs more than once is encoded once."""
+        split = [[piece for piece in self._split.split(text) if piece] for text in texts]
+        pieces = list(dict.fromkeys(piece for text in split for piece in text if piece not in self._control))
+        plain = pieces
+        for stand_in, control in stand_ins.items():
+            plain = [piece.replace(stand_in, control) for piece in plain]
+        ids = {control: [number] for control, number in self._control.items()}
+        ids |= dict(zip(pieces, self.encode_all(plain), strict=True))
+        return [[number for piece in text for number in ids[piece]] for text in split]
+
+
+@lru_cache
+def load_chat_format(name: str, template: str | None = None) -> ChatFormat:
+    """The chat format of that name: "tiny", "qwen3", a folder with tokenizer.json, or `hub:<repo>@<commit>`.
+
+    Args:
+        template: "tiny", "terminal" (the terminal prompt contract), the stem of a template that TRL ships, or a Jinja
+            file; None: the name's own.
+
+    Raises:
+        FileNotFoundError: neither a known name nor a folder with tokenizer.json; or no such template.
+        OSError: the hub's file is neither cached nor to be reached.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    if name == "qwen3":
+        from etpi_resources.chat.tokenizers import qwen3
+
+        return ChatFormat(name, qwen3.load_tokenizer(), _template(template or "qwen3"))
+    folder = _HOME / "tiny" if name == "tiny" else _hub_folder(name) if name.startswith(_HUB) else Path(name)
+    if not (folder / "tokenizer.json").is_file():
+        raise FileNotFoundError(f"chat format {name!r}: neither tiny, qwen3, nor a folder with tokenizer.json")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"),
+        eos_token=_END,
+        pad_token=_PAD,
+        clean_up_tokenization_spaces=False,
+    )
+    own = next(iter(sorted(folder.glob("*.jinja"))), None)
+    if template is None and own is None:
+        raise FileNotFoundError(f"{folder}: no *.jinja beside tokenizer.json; name a chat template")
+    return ChatFormat(name, tokenizer, _template(template) if template else own.read_text(encoding="utf-8"))  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def _hub_folder(name: str) -> Path:
+    """The folder of a pinned repository's tokenizer, fetched once."""
+    from huggingface_hub import hf_hub_download
+
+    repo, _, commit = name.removeprefix(_HUB).partition("@")
+    return Path(hf_hub_download(repo, "tokenizer.json", revision=commit or None)).parent
+
+
+@lru_cache(maxsize=1)
+def _own_templates() -> frozenset[str]:
+    """etpi's own templates: a call is text inside a message's content."""
+    return frozenset(_template(name) for name in ("tiny", "terminal"))
+
+
+def _template(name: str) -> str:
+    if name == "tiny":
+        return (_HOME / "tiny" / "tiny.jinja").read_text(encoding="utf-8")
+    if name == "terminal":
+        return (_HOME / "terminal.jinja").read_text(encoding="utf-8")
+    if Path(name).is_file():
+        return Path(name).read_text(encoding="utf-8")
+    from etpi_resources.chat.tokenizers import qwen3
+
+    return qwen3.chat_template(name)
+
+
+def _texts(value: Any) -> Iterable[str]:
+    """Every text within nested dicts and lists."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _texts(key)
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
+
+
+def _mapped(value: Any, change: Any) -> Any:
+    """The same nesting with every text changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {_mapped(key, change): _mapped(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mapped(item, change) for item in value]
+    return value

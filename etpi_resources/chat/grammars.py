@@ -1,0 +1,137 @@
+"""Structured thinking as a grammar: named slots of one line each inside the think block, for every engine.
+
+Belongs here: what a structured think block is, its forms (GBNF, vLLM's `structured_outputs`, llguidance's Lark, a
+regular expression), and where a prompt leaves off. Does not belong here: masking logits (`engines.masks`), or counting
+who adheres (`etpi_assets.scoring.structure`).
+
+The block of the slots STATE, ACTION and EXPECT is
+
+    <think>
+    STATE: one line
+    ACTION: one line
+    EXPECT: one line
+    </think>
+
+and what follows it is free. A line is not blank and holds no `<`: every tag and control token begins with it, so that
+an engine that matches ids and one that matches text agree on where the block ends, and no tool call hides inside it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from etpi_resources.chat.format import ChatFormat
+
+OPENING, CLOSING = "<think>\n", "</think>"
+SLOTS = ("STATE", "ACTION", "EXPECT")
+MAX_CHARS = 2000
+"""The longest bound of a line: what llama.cpp takes as a repetition."""
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
+# The same classes in every form: no engine's notion of white space enters.
+_FIRST, _OTHER = r"[^ \t\r\n<]", r"[^\r\n<]"
+
+
+@dataclass(frozen=True)
+class ThinkGrammar:
+    """A think block of named lines.
+
+    Attributes:
+        slots: the names, in order.
+        bounds: the most characters of each slot's line, the blank after the colon not counted; None: no bound.
+        given: what of the opening `<think>\\n` the prompt already ends with; see `after`.
+    """
+
+    slots: tuple[str, ...] = SLOTS
+    bounds: tuple[int | None, ...] = (None, None, None)
+    given: str = ""
+
+    @classmethod
+    def of(cls, slots: Sequence[str] = SLOTS, max_chars: int | Mapping[str, int] | None = None) -> ThinkGrammar:
+        """The grammar of these slots; `max_chars` bounds every line, or those it names.
+
+        Raises:
+            ValueError: no slots, a name twice or of other than ASCII letters, digits, `_` and `-`, a bound for no slot,
+                or one outside 1 to MAX_CHARS.
+        """
+        if wrong := [name for name in slots if not _NAME.fullmatch(name)]:
+            raise ValueError(f"slot {wrong[0]!r}: a letter, then at most 39 ASCII letters, digits, `_` or `-`")
+        if not slots or len(set(slots)) < len(slots):
+            raise ValueError(f"slots {list(slots)}: at least one, each once")
+        named = max_chars if isinstance(max_chars, Mapping) else dict.fromkeys(slots, max_chars)
+        if unknown := sorted(set(named) - set(slots)):
+            raise ValueError(f"max_chars bounds {', '.join(unknown)}, but the slots are {', '.join(slots)}")
+        bounds = tuple(named.get(name) for name in slots)
+        if wrong := [bound for bound in bounds if bound is not None and not 1 <= bound <= MAX_CHARS]:
+            raise ValueError(f"max_chars = {wrong[0]}: 1 to {MAX_CHARS} characters a line")
+        return cls(tuple(slots), bounds)
+
+    def after(self, prompt_ids: Sequence[int], chat: ChatFormat) -> ThinkGrammar:
+        """The same grammar for what is to follow a prompt, which may have opened the block.
+
+        Raises:
+            ValueError: the prompt closes its think block, so that there is none left to bind; or it opens one in a way
+                other than `<think>` or `<think>` and a newline.
+        """
+        tail = chat.tail_form(prompt_ids)
+        if tail == "none":
+            return replace(self, given="")
+        if tail == "closed":
+            raise ValueError(
+                f"chat format {chat.name!r}: its prompts close the think block, and a grammar binds nothing else; give "
+                "the template enable_thinking = true, or take the grammar out of the agent section"
+            )
+        opened = len(prompt_ids) - 1 - list(reversed(prompt_ids)).index(chat.think_open_id or 0)
+        given = chat.decode(prompt_ids[opened:])
+        if not given or not OPENING.startswith(given):
+            raise ValueError(f"chat format {chat.name!r}: its prompts end in {given!r}, expected {OPENING!r}")
+        return replace(self, given=given)
+
+    @property
+    def opening(self) -> str:
+        """What of `<think>\\n` is still to be written."""
+        return OPENING.removeprefix(self.given)
+
+    def pattern(self) -> str:
+        """A regular expression of the block alone, from where the prompt leaves off through `</think>`."""
+        lines = "".join(f"{name}: {_line(bound)}\n" for name, bound in zip(self.slots, self.bounds, strict=True))
+        return f"{self.opening}{lines}{CLOSING}"
+
+    def gbnf(self) -> str:
+        """The block and free text after it, as llama.cpp and xgrammar read it."""
+        rules = {bound: f"line-{bound or 'any'}" for bound in self.bounds}
+        texts = [f"{self.opening}{self.slots[0]}: ", *(f"\n{name}: " for name in self.slots[1:]), f"\n{CLOSING}"]
+        lines = [rules[bound] for bound in self.bounds]
+        parts = [part for pair in zip(map(_quoted, texts), [*lines, "rest"], strict=True) for part in pair]
+        body = "".join(f"{name} ::= {_line(bound)}\n" for bound, name in rules.items())
+        return f'root ::= {" ".join(parts)}\n{body}rest ::= ([^\\n] | "\\n")*\n'
+
+    def structured_outputs(self) -> dict[str, Any]:
+        """The `structured_outputs` field of a request to vLLM. Its server must run without a reasoning parser, or with
+        `enable_in_reasoning`: otherwise a grammar binds only what follows the think block."""
+        return {"grammar": self.gbnf()}
+
+    def lark(self) -> str:
+        """The block alone, as llguidance reads it; the tags are the vocabulary's own tokens, never spelt out."""
+        opening = self.opening
+        start = ["<think>"] if opening.startswith("<think>") else []
+        before = opening.removeprefix("<think>")
+        for number, name in enumerate(self.slots):
+            start += [_quoted(f"{before}{name}: "), f"LINE_{number}"]
+            before = "\n"
+        lines = "".join(f"LINE_{number}: /{_line(bound)}/\n" for number, bound in enumerate(self.bounds))
+        return f'start: {" ".join(start)} "\\n" <{CLOSING[1:-1]}>\n{lines}'
+
+
+def _line(bound: int | None) -> str:
+    if bound == 1:
+        return _FIRST
+    return f"{_FIRST}{_OTHER}*" if bound is None else f"{_FIRST}{_OTHER}{{0,{bound - 1}}}"
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\n", "\\n") + '"'

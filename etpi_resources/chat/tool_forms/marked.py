@@ -1,0 +1,261 @@
+"""Calls behind control tokens of a family: Mistral's two forms, DeepSeek's two, gpt-oss's harmony, Llama 3's JSON.
+
+Belongs here: rendering and reading these. Does not belong here: `<tool_call>` tags (`tagged`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from etpi_resources.chat.tool_forms.call import (
+    BAD_JSON,
+    UNCLOSED_CALL,
+    Call,
+    Read,
+    ToolForm,
+    dumps,
+    json_object,
+    lark_names,
+    named_object,
+    quoted,
+    skip_space,
+)
+
+_OBJECT = 'arguments: %json {"type": "object"}\n'
+
+# --- Llama 3.1 and 3.2: a turn is one JSON object, or several with `;` between them
+
+PYTHON_TAG = "<|python_tag|>"
+
+
+def _llama_render(calls: Sequence[Call]) -> str:
+    return "; ".join(dumps({"name": call.name, "parameters": dict(call.arguments)}) for call in calls)
+
+
+def _llama_parse(text: str) -> list[Read]:
+    body = text.strip()
+    tagged = body.startswith(PYTHON_TAG)
+    body = body.removeprefix(PYTHON_TAG).lstrip()
+    if not body.startswith("{"):
+        return [BAD_JSON] if tagged else []
+    calls: list[Read] = []
+    at = 0
+    while True:
+        value, end = json_object(body, at)
+        if value is None:
+            return [*calls, BAD_JSON] if tagged or calls or '"parameters"' in body else []
+        if "parameters" not in value and not tagged:
+            return []
+        calls.append(named_object(value, "parameters"))
+        at = skip_space(body, end)
+        if at >= len(body):
+            return calls
+        if body[at] != ";":
+            return [*calls, BAD_JSON]
+        at = skip_space(body, at + 1)
+
+
+def _llama_lark(names: Sequence[str]) -> str:
+    return (
+        f'start: "{{\\"name\\": \\"" NAME "\\", \\"parameters\\": " arguments "}}"\n'
+        f"NAME: {lark_names(names)}\n{_OBJECT}"
+    )
+
+
+# --- Mistral: a JSON list of calls up to tokenizer v7, a name and its arguments a call from v11 on
+
+TOOL_CALLS, ARGS = "[TOOL_CALLS]", "[ARGS]"
+
+
+def _mistral_render(calls: Sequence[Call]) -> str:
+    return TOOL_CALLS + dumps([{"name": call.name, "arguments": dict(call.arguments)} for call in calls])
+
+
+def _mistral_parse(text: str) -> list[Read]:
+    at = text.find(TOOL_CALLS)
+    if at < 0:
+        return []
+    try:
+        value, _ = json.JSONDecoder(strict=False).raw_decode(text, skip_space(text, at + len(TOOL_CALLS)))
+    except (ValueError, RecursionError):
+        return [BAD_JSON]
+    return [named_object(item) for item in value] if isinstance(value, list) else [BAD_JSON]
+
+
+def _mistral_lark(names: Sequence[str]) -> str:
+    return (
+        f'start: {quoted(TOOL_CALLS)} "[{{\\"name\\": \\"" NAME "\\", \\"arguments\\": " arguments "}}]"\n'
+        f"NAME: {lark_names(names)}\n{_OBJECT}"
+    )
+
+
+def _mistral_v11_render(calls: Sequence[Call]) -> str:
+    return "".join(f"{TOOL_CALLS}{call.name}{ARGS}{dumps(dict(call.arguments))}" for call in calls)
+
+
+def _mistral_v11_parse(text: str) -> list[Read]:
+    calls: list[Read] = []
+    at = text.find(TOOL_CALLS)
+    while at >= 0:
+        start = at + len(TOOL_CALLS)
+        split = text.find(ARGS, start)
+        name = text[start:split].strip() if split >= 0 else ""
+        if not name or not re.fullmatch(r"[\w.\-]{1,128}", name):
+            calls.append(BAD_JSON)
+            at = text.find(TOOL_CALLS, start)
+            continue
+        value, end = json_object(text, skip_space(text, split + len(ARGS)))
+        calls.append(BAD_JSON if value is None else Call(name, value))
+        at = text.find(TOOL_CALLS, max(end, split))
+    return calls
+
+
+def _mistral_v11_lark(names: Sequence[str]) -> str:
+    return f"start: {quoted(TOOL_CALLS)} NAME {quoted(ARGS)} arguments\nNAME: {lark_names(names)}\n{_OBJECT}"
+
+
+# --- DeepSeek: V3 and R1 write a fenced JSON block, V3.1 the JSON alone
+
+_CALLS_BEGIN, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_CALL_BEGIN, _CALL_SEP, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+
+
+def _deepseek_render(calls: Sequence[Call]) -> str:
+    return _deepseek(
+        f"function{_CALL_SEP}{call.name}\n```json\n{dumps(dict(call.arguments))}\n```" for call in calls
+    )  # fmt: skip
+
+
+def _deepseek_v31_render(calls: Sequence[Call]) -> str:
+    bodies = (f"{_CALL_BEGIN}{call.name}{_CALL_SEP}{dumps(dict(call.arguments))}{_CALL_END}" for call in calls)
+    return f"{_CALLS_BEGIN}{''.join(bodies)}{_CALLS_END}"
+
+
+def _deepseek(bodies: Any) -> str:
+    return f"{_CALLS_BEGIN}{chr(10).join(f'{_CALL_BEGIN}{body}{_CALL_END}' for body in bodies)}{_CALLS_END}"
+
+
+def _deepseek_parse(text: str) -> list[Read]:
+    return _deepseek_calls(text, fenced=True)
+
+
+def _deepseek_v31_parse(text: str) -> list[Read]:
+    return _deepseek_calls(text, fenced=False)
+
+
+def _deepseek_calls(text: str, *, fenced: bool) -> list[Read]:
+    calls: list[Read] = []
+    at = text.find(_CALL_BEGIN)
+    while at >= 0:
+        start = at + len(_CALL_BEGIN)
+        sep = text.find(_CALL_SEP, start)
+        if sep < 0:
+            return [*calls, UNCLOSED_CALL]
+        kind, head = text[start:sep], sep + len(_CALL_SEP)
+        if fenced:
+            name, opened, _ = text[head : head + 300].partition("\n```json\n")
+            body = head + len(name) + len(opened)
+            readable = kind == "function" and bool(opened)
+        else:
+            name, body, readable = kind, head, not kind.startswith("function")
+        value, end = json_object(text, body) if readable else (None, head)
+        closed = text.startswith(f"\n```{_CALL_END}" if fenced else _CALL_END, end)
+        calls.append(Call(name.strip(), value) if value is not None and closed else BAD_JSON)
+        at = text.find(_CALL_BEGIN, max(end, head))
+    return calls
+
+
+def _deepseek_lark(names: Sequence[str]) -> str:
+    head, tail = f"{_CALLS_BEGIN}{_CALL_BEGIN}function{_CALL_SEP}", f"\n```{_CALL_END}{_CALLS_END}"
+    return f'start: {quoted(head)} NAME "\\n```json\\n" arguments {quoted(tail)}\nNAME: {lark_names(names)}\n{_OBJECT}'
+
+
+def _deepseek_v31_lark(names: Sequence[str]) -> str:
+    head, tail = f"{_CALLS_BEGIN}{_CALL_BEGIN}", f"{_CALL_END}{_CALLS_END}"
+    return (
+        f"start: {quoted(head)} NAME {quoted(_CALL_SEP)} arguments {quoted(tail)}\nNAME: {lark_names(names)}\n{_OBJECT}"
+    )
+
+
+# --- harmony (gpt-oss): a message to a function; the recipient stands in the header before or after the channel
+
+_HARMONY = re.compile(
+    r"(?:<\|channel\|>commentary)?[ ]?to=functions\.([\w.\-]{1,128})[ ]?(?:<\|channel\|>commentary)?"
+    r"[ ]?(?:<\|constrain\|>)?(?:json)?[ ]?<\|message\|>"
+)
+_CALL = "<|call|>"
+
+
+def _harmony_render(calls: Sequence[Call]) -> str:
+    return "<|start|>assistant".join(
+        f" to=functions.{call.name}<|channel|>commentary json<|message|>{dumps(dict(call.arguments))}{_CALL}"
+        for call in calls
+    )
+
+
+def _harmony_parse(text: str) -> list[Read]:
+    calls: list[Read] = []
+    at = 0
+    while match := _HARMONY.search(text, at):
+        value, end = json_object(text, skip_space(text, match.end()))
+        calls.append(BAD_JSON if value is None else Call(match[1], value))
+        at = max(end, match.end())
+    return calls
+
+
+def _harmony_lark(names: Sequence[str]) -> str:
+    return (
+        f'start: " to=functions." NAME "<|channel|>commentary json<|message|>" arguments {quoted(_CALL)}\n'
+        f"NAME: {lark_names(names)}\n{_OBJECT}"
+    )
+
+
+# --- Muse: XML with the tool's name as an attribute
+
+_ATEM = re.compile(r'<atem:invoke name="([^"]{1,128})">')
+
+
+def _atem_render(calls: Sequence[Call]) -> str:
+    def one(call: Call) -> str:
+        values = ((key, value if isinstance(value, str) else dumps(value)) for key, value in call.arguments.items())
+        lines = "".join(f'<atem:parameter name="{key}">{value}</atem:parameter>\n' for key, value in values)
+        return f'<atem:invoke name="{call.name}">\n{lines}</atem:invoke>\n'
+
+    return f"<atem:function_calls>\n{''.join(map(one, calls))}</atem:function_calls>"
+
+
+def _atem_parse(text: str) -> list[Read]:
+    calls: list[Read] = []
+    for match in _ATEM.finditer(text):
+        end = text.find("</atem:invoke>", match.end())
+        if end < 0:
+            return [*calls, UNCLOSED_CALL]
+        pairs = re.findall(
+            r'<atem:parameter name="([^"]{1,128})">(.*?)</atem:parameter>', text[match.end() : end], re.DOTALL
+        )
+        calls.append(Call(match[1], dict(pairs)))
+    return calls
+
+
+def _atem_lark(names: Sequence[str]) -> str:
+    return (
+        'start: "<atem:function_calls>\\n<atem:invoke name=\\"" NAME "\\">\\n" parameter* '
+        '"</atem:invoke>\\n</atem:function_calls>"\n'
+        'parameter: "<atem:parameter name=\\"" KEY "\\">" VALUE\n'
+        f"NAME: {lark_names(names)}\nKEY: /[A-Za-z_][A-Za-z0-9_-]*/\n"
+        "VALUE: /[^<]*(<[^\\/][^<]*|<\\/[^a][^<]*)*<\\/atem:parameter>\\n/\n"
+    )
+
+
+LLAMA = ToolForm("llama3_json", _llama_render, _llama_parse, _llama_lark)
+MISTRAL = ToolForm("mistral", _mistral_render, _mistral_parse, _mistral_lark, mark=f"{TOOL_CALLS}[")
+MISTRAL_V11 = ToolForm("mistral_v11", _mistral_v11_render, _mistral_v11_parse, _mistral_v11_lark, mark=ARGS)
+DEEPSEEK = ToolForm("deepseek_v3", _deepseek_render, _deepseek_parse, _deepseek_lark, mark=_CALL_BEGIN)
+DEEPSEEK_V31 = ToolForm(
+    "deepseek_v3_1", _deepseek_v31_render, _deepseek_v31_parse, _deepseek_v31_lark, mark=_CALL_BEGIN
+)
+HARMONY = ToolForm("harmony", _harmony_render, _harmony_parse, _harmony_lark, mark="to=functions.")
+ATEM = ToolForm("atem", _atem_render, _atem_parse, _atem_lark, typed=False, mark="<atem:invoke")

@@ -1,0 +1,174 @@
+"""Calls in `<tool_call>` tags: Hermes' JSON (Qwen2.5, Qwen3), Qwen's XML (Qwen3-Coder, Qwen3.5, Nemotron 3), GLM's
+keys and values (GLM-4.5).
+
+Belongs here: rendering and reading these three. Does not belong here: forms with other tags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from etpi_resources.chat.tool_forms.call import (
+    BAD_JSON,
+    NO_CALL,
+    UNCLOSED_CALL,
+    Call,
+    Read,
+    ToolForm,
+    dumps,
+    json_object,
+    lark_names,
+    quoted,
+    skip_space,
+    value_text,
+)
+
+OPENING, CLOSING = "<tool_call>", "</tool_call>"
+Tagged = Literal["xml", "hermes"]
+
+
+def read_tagged(text: str) -> Iterator[tuple[Tagged, Read]]:
+    """Every call in `<tool_call>` tags with its form. Each search starts where the last ended, or was bounded by the
+    block."""
+    at = text.find(OPENING)
+    while at >= 0:
+        start = skip_space(text, at + len(OPENING))
+        if text.startswith("{", start):
+            value, end = json_object(text, start)
+            yield "hermes", _hermes_call(value)
+            at = text.find(OPENING, max(end, start))
+            continue
+        end = text.find(CLOSING, start)
+        yield "xml", read_xml(text, start, len(text) if end < 0 else end)
+        at = text.find(OPENING, end) if end >= 0 else -1
+
+
+def read_bare_xml(text: str) -> Iterator[Read]:
+    """`<function=NAME>…</function>` with nothing around it; one that no tag closes is not closed."""
+    opening, closing = "<function=", "</function>"
+    at = text.find(opening)
+    while at >= 0:
+        end = text.find(closing, at)
+        yield UNCLOSED_CALL if end < 0 else read_xml(text, at, end)
+        at = text.find(opening, end) if end >= 0 else -1
+
+
+def read_xml(text: str, start: int, end: int) -> Read:
+    """`<function=NAME><parameter=P>value</parameter>…` in text[start:end]; one newline each side of a value is form."""
+    name_end = text.find(">", start, end)
+    if not text.startswith("<function=", start) or name_end < 0:
+        return NO_CALL if end < len(text) else UNCLOSED_CALL
+    arguments: dict[str, Any] = {}
+    at = text.find("<parameter=", name_end, end)
+    while at >= 0:
+        key_end = text.find(">", at, end)
+        value_end = text.find("</parameter>", key_end, end) if key_end >= 0 else -1
+        if value_end < 0:
+            return UNCLOSED_CALL
+        value = text[key_end + 1 : value_end]
+        arguments[text[at + len("<parameter=") : key_end]] = value.removeprefix("\n").removesuffix("\n")
+        at = text.find("<parameter=", value_end, end)
+    if not arguments and end == len(text):
+        return UNCLOSED_CALL
+    return Call(text[start + len("<function=") : name_end], arguments)
+
+
+def xml_call(call: Call) -> str:
+    """One call as Qwen's XML, in its tags; arguments that are no text are JSON."""
+    values = {key: value_text(value) for key, value in call.arguments.items()}
+    parameters = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+    return f"{OPENING}\n<function={call.name}>\n{parameters}</function>\n{CLOSING}"
+
+
+def hermes_call(call: Call) -> str:
+    """One call as Hermes' JSON, in its tags."""
+    return f"{OPENING}\n{dumps({'name': call.name, 'arguments': dict(call.arguments)})}\n{CLOSING}"
+
+
+def _hermes_call(value: dict[str, Any] | None) -> Read:
+    name, arguments = (value.get("name"), value.get("arguments", value.get("parameters"))) if value else (None, None)
+    if isinstance(arguments, str):
+        arguments, _ = json_object(arguments, 0)
+    return Call(name, arguments) if isinstance(name, str) and isinstance(arguments, dict) else BAD_JSON
+
+
+def _parse_hermes(text: str) -> list[Read]:
+    return [call if form == "hermes" else BAD_JSON for form, call in read_tagged(text)]
+
+
+def _parse_xml(text: str) -> list[Read]:
+    return [call if form == "xml" else NO_CALL for form, call in read_tagged(text)]
+
+
+def _glm_call(call: Call) -> str:
+    pairs = "".join(
+        f"<arg_key>{key}</arg_key>\n<arg_value>{value_text(value)}</arg_value>\n"
+        for key, value in call.arguments.items()
+    )
+    return f"{OPENING}{call.name}\n{pairs}{CLOSING}"
+
+
+def _parse_glm(text: str) -> list[Read]:
+    return [_glm_read(body) for body in _bodies(text)]
+
+
+def _glm_read(body: str | None) -> Read:
+    if body is None:
+        return UNCLOSED_CALL
+    name, _, rest = body.partition("<arg_key>")
+    if not name.strip() or "<" in name or name.lstrip().startswith("{"):
+        return NO_CALL
+    arguments: dict[str, Any] = {}
+    for pair in rest.split("<arg_key>") if rest else ():
+        key, closed, value = pair.partition("</arg_key>")
+        value, ended, _ = value.partition("</arg_value>")
+        before, opened, value = value.partition("<arg_value>")
+        if not (closed and ended and opened) or before.strip():
+            return UNCLOSED_CALL
+        arguments[key] = value
+    return Call(name.strip(), arguments)
+
+
+def _bodies(text: str) -> Iterator[str | None]:
+    """The text in each pair of tags; None where the closing one is missing."""
+    at = text.find(OPENING)
+    while at >= 0:
+        end = text.find(CLOSING, at)
+        yield text[at + len(OPENING) : end] if end >= 0 else None
+        at = text.find(OPENING, end) if end >= 0 else -1
+
+
+def _hermes_lark(names: Sequence[str]) -> str:
+    return (
+        f"start: {quoted(OPENING + chr(10) + '{' + chr(34) + 'name' + chr(34) + ': ' + chr(34))} NAME "
+        f"{quoted(chr(34) + ', ' + chr(34) + 'arguments' + chr(34) + ': ')} arguments "
+        f'{quoted("}" + chr(10) + CLOSING)}\nNAME: {lark_names(names)}\narguments: %json {{"type": "object"}}\n'
+    )
+
+
+def _xml_lark(names: Sequence[str]) -> str:
+    return (
+        f"start: {quoted(OPENING + chr(10) + '<function=')} NAME {quoted('>' + chr(10))} parameter* "
+        f"{quoted('</function>' + chr(10) + CLOSING)}\n"
+        f'parameter: "<parameter=" KEY ">\\n" VALUE\nNAME: {lark_names(names)}\nKEY: /[A-Za-z_][A-Za-z0-9_-]*/\n'
+        f"VALUE: /[^<]*(<[^\\/][^<]*|<\\/[^p][^<]*)*\\n<\\/parameter>\\n/\n"
+    )
+
+
+def _glm_lark(names: Sequence[str]) -> str:
+    return (
+        f'start: {quoted(OPENING)} NAME "\\n" pair* {quoted(CLOSING)}\n'
+        'pair: "<arg_key>" KEY "</arg_key>\\n<arg_value>" VALUE\n'
+        f"NAME: {lark_names(names)}\nKEY: /[A-Za-z_][A-Za-z0-9_-]*/\n"
+        "VALUE: /[^<]*(<[^\\/][^<]*|<\\/[^a][^<]*)*<\\/arg_value>\\n/\n"
+    )
+
+
+HERMES = ToolForm("hermes", lambda calls: "\n".join(map(hermes_call, calls)), _parse_hermes, _hermes_lark, mark=OPENING)
+XML = ToolForm(
+    "qwen_xml", lambda calls: "\n".join(map(xml_call, calls)), _parse_xml, _xml_lark, typed=False, mark="<function="
+)
+GLM = ToolForm(
+    "glm", lambda calls: "\n".join(map(_glm_call, calls)), _parse_glm, _glm_lark, typed=False, mark="<arg_key>"
+)

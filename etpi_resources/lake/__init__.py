@@ -1,0 +1,1 @@
+"""The lake: versioned parquet tables, their schemas, manifests and checks, and the DuckDB catalog over them."""

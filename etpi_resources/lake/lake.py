@@ -1,0 +1,416 @@
+"""The lake: immutable versions of every asset's tables, and which version is in force.
+
+Belongs here: where files stand, how a version is published, found, refused and read, the locks and folders of a lake.
+Does not belong here: what tables look like (`schemas`), how bytes are made (`parquet`), Dagster, or the catalog.
+
+    <root>/<asset>/<table>/<set>=<key>/version=<v>/part-0.parquet
+    <root>/<asset>/<set>=<key>/version=<v>/manifest-<id>.json
+    <root>/<asset>/<set>=<key>/current        names the version in force
+    <root>/<asset>/<set>=<key>/blocked        names a newer version whose blocking check failed
+    <root>/checkpoints/<content hash>/  <root>/locks/  <root>/scratch/
+
+A version is a content hash, so the same result is the same version whoever made it and when. One version can be
+published under several manifests (other inputs that led to the same rows, other check outcomes); a pointer names both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from etpi_resources.hashes import json_hash
+from etpi_resources.lake import parquet
+from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.manifest import NAME, BlockedInput, LakeError, Manifest, MissingInput, Ref
+from etpi_resources.lake.parquet import SchemaMismatch
+from etpi_resources.lake.stored import Spooled
+from etpi_resources.process.locks import LockHeld, file_lock
+
+__all__ = ["BlockedInput", "Lake", "LakeError", "LockHeld", "Manifest", "MissingInput", "Ref", "SchemaMismatch"]
+
+CHECKPOINT_SUFFIXES = (".safetensors", ".json", ".txt", ".jinja")
+
+
+class Lake:
+    """A folder of versions. Every method may be called by several processes at once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = Path(root).resolve()
+
+    @classmethod
+    def open(cls) -> Lake:
+        """The lake of this environment: $ETPI_DATA, or ./data."""
+        return cls(Path(os.environ.get("ETPI_DATA") or "data"))
+
+    # --- publishing ------------------------------------------------------------------------------------------------
+
+    def publish(
+        self,
+        ref: Ref,
+        tables: Mapping[str, pa.Table | Spooled | Iterable[pa.RecordBatch]],
+        *,
+        input_key: str,
+        inputs: Mapping[str, str],
+        spec_hash: str,
+        seeds: Sequence[int] = (),
+        checks: Sequence[CheckOutcome] = (),
+        notes: Mapping[str, Any] | None = None,
+        spec: Mapping[str, Any] | None = None,
+        code: Mapping[str, Any] | None = None,
+        cause: str = "",
+        accepted: Sequence[Mapping[str, str]] = (),
+        began: float | None = None,
+    ) -> Manifest:
+        """Write a version and put it in force, unless a blocking check failed: then it is kept as evidence, `current`
+        stays, and `require` refuses until a good version is published.
+
+        A stream of record batches is written with flat memory; what is spooled already is moved. Row order is kept; the
+        version follows from it. `spec`, `code`, `cause` and `accepted` are kept in the manifest (see
+        `Manifest`), and the seconds since `began` (of `time.monotonic`).
+
+        Raises:
+            SchemaMismatch: a table does not fit its schema; nothing is published.
+            LakeError: checks, notes, inputs or seeds are not JSON.
+        """
+        with self.staging() as staging:
+            described: dict[str, Any] = {}
+            for name in sorted(tables):
+                part = staging / name / "part-0.parquet"
+                part.parent.mkdir(parents=True)
+                rows = _put(name, tables[name], part)
+                sync(part)
+                described[name] = {"rows": rows, "sha256": sha256_of(part), "bytes": part.stat().st_size}
+            # An asset without tables is what it was made of.
+            version = json_hash(described or dict(inputs))[:16]
+            for name, table in described.items():
+                path = f"{ref.asset}/{name}/{ref.set}={ref.key}/version={version}/part-0.parquet"
+                entry = {"path": path, "sha256": table["sha256"], "bytes": table["bytes"]}
+                described[name] = {"rows": table["rows"], "files": [entry]}
+            manifest = Manifest(
+                ref=ref, version=version, tables=described, spec_hash=spec_hash, input_key=input_key,
+                inputs=dict(inputs), seeds=list(seeds), checks=[c.to_json() for c in checks], notes=dict(notes or {}),
+                spec=dict(spec or {}), code=dict(code or {}), cause=cause, accepted=list(accepted),
+                seconds=None if began is None else round(time.monotonic() - began, 3),
+            )  # fmt: skip
+            try:
+                text = json.dumps(manifest.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
+            except (TypeError, ValueError) as error:
+                raise LakeError(f"{ref}: checks' figures, notes, inputs and seeds must be JSON: {error}") from error
+            for name in described:
+                self._install(staging / name, self.root / described[name]["files"][0]["path"])
+        return self._point(Manifest.from_json(json.loads(text)))
+
+    def reinstate(self, manifest: Manifest) -> Manifest:
+        """Put an earlier good publication in force again, because what it was made from has come back.
+
+        Raises:
+            LakeError: it was blocked, or its files are gone.
+        """
+        if manifest.blocked:
+            raise LakeError(f"{manifest.ref}: {manifest.version} failed a blocking check: it stays out of force")
+        for name in manifest.tables:
+            self.files_of(manifest, name)
+        return self._point(manifest)
+
+    def accept(self, manifest: Manifest) -> Manifest:
+        """Put a version in force under a manifest that differs in what was judged of its code alone.
+
+        Raises:
+            LakeError: the version is not the one in force.
+        """
+        current = self.current(manifest.ref)
+        if current is None or current.version != manifest.version:
+            raise LakeError(f"{manifest.ref}: version {manifest.version} is not in force; only the current one can be")
+        return self._point(manifest)
+
+    # --- code ------------------------------------------------------------------------------------------------------
+
+    def keep_code(self, version: str, definitions: Mapping[str, Mapping[str, str]]) -> None:
+        """Keep {module: {definition: digest}} of a code version, to tell later which definitions changed."""
+        path = self.root / "code" / f"{version}.json"
+        if not path.exists():
+            _write_atomically(path, json.dumps(definitions, sort_keys=True))
+
+    def code(self, version: str) -> dict[str, dict[str, str]]:
+        """What `keep_code` kept; empty for a version that was never kept."""
+        try:
+            return json.loads((self.root / "code" / f"{version}.json").read_text())
+        except FileNotFoundError:
+            return {}
+
+    def _install(self, staged: Path, target_file: Path) -> None:
+        """Move a staged table folder into place; where the version is there already, mend only what is damaged."""
+        target = target_file.parent
+        target.parent.mkdir(parents=True, exist_ok=True)
+        sync(staged)
+        try:
+            staged.rename(target)
+        except OSError:  # the same content is published already
+            file = staged / target_file.name
+            if not target_file.exists() or target_file.stat().st_size != file.stat().st_size:
+                file.replace(target_file)
+        sync(target.parent)
+
+    def _point(self, manifest: Manifest) -> Manifest:
+        """Write the manifest and the pointer that names it."""
+        folder = self._folder(manifest.ref)
+        # Everything but times: publishing the same thing again is the same publication.
+        identity = json_hash({k: v for k, v in manifest.to_json().items() if k not in ("created_at", "seconds")})[:12]
+        relative = f"version={manifest.version}/manifest-{identity}.json"
+        with self.lock("publish"):
+            if (folder / relative).exists():
+                manifest = _load(folder / relative)
+            else:
+                text = json.dumps(manifest.to_json(), indent=1, ensure_ascii=False)
+                _write_atomically(folder / relative, text + "\n")
+            pointers = [self._pointer(manifest.ref, name) for name in ("current", "blocked")]
+            number = 1 + max((p["publication"] for p in pointers if p), default=0)
+            pointer = {"version": manifest.version, "manifest": relative, "publication": number}
+            _write_atomically(folder / ("blocked" if manifest.blocked else "current"), json.dumps(pointer) + "\n")
+            if not manifest.blocked:
+                (folder / "blocked").unlink(missing_ok=True)
+        return manifest
+
+    @contextmanager
+    def staging(self) -> Iterator[Path]:
+        """A folder to write versions in, on the lake's own filesystem. Folders of processes that died are removed."""
+        area = self.root / ".staging"
+        for left in area.glob("*/"):
+            try:
+                with file_lock(area / f"{left.name}.lock", wait=False):
+                    shutil.rmtree(left, ignore_errors=True)
+                (area / f"{left.name}.lock").unlink(missing_ok=True)
+            except LockHeld:
+                continue
+        mine = area / uuid.uuid4().hex
+        # The lock is held before the folder exists, so that no sweep takes a living process for a dead one.
+        with file_lock(area / f"{mine.name}.lock"):
+            mine.mkdir()
+            try:
+                yield mine
+            finally:
+                shutil.rmtree(mine, ignore_errors=True)
+                (area / f"{mine.name}.lock").unlink(missing_ok=True)
+
+    # --- finding ---------------------------------------------------------------------------------------------------
+
+    def _folder(self, ref: Ref) -> Path:
+        return self.root / ref.asset / f"{ref.set}={ref.key}"
+
+    def _pointer(self, ref: Ref, name: str) -> dict[str, Any] | None:
+        try:
+            return json.loads((self._folder(ref) / name).read_text())
+        except FileNotFoundError:
+            return None
+
+    def current(self, ref: Ref) -> Manifest | None:
+        """The version in force, blocked or not by a newer one; None where none was ever good."""
+        pointer = self._pointer(ref, "current")
+        return _load(self._folder(ref) / pointer["manifest"]) if pointer else None
+
+    def blocked(self, ref: Ref) -> Manifest | None:
+        """The newest published version, if a blocking check of it failed."""
+        blocked, current = self._pointer(ref, "blocked"), self._pointer(ref, "current")
+        if blocked is None or (current is not None and current["publication"] > blocked["publication"]):
+            return None
+        return _load(self._folder(ref) / blocked["manifest"])
+
+    def require(self, ref: Ref) -> Manifest:
+        """The version in force, for a consumer.
+
+        Raises:
+            BlockedInput: the newest version failed a blocking check; an older good one does not stand in for it.
+            MissingInput: there is none.
+        """
+        if blocked := self.blocked(ref):
+            reasons = "\n".join(f"  - {check['name']}: {check['message']}" for check in blocked.failures)
+            raise BlockedInput(
+                f"{ref} is blocked: its newest version {blocked.version} failed\n{reasons}\n"
+                f"Mend the cause, then run `{ref.command}`."
+            )
+        current = self.current(ref)
+        if current is None:
+            raise MissingInput(
+                f"{ref} has no data in {self.root}; run `{ref.command}` (`make status` shows what else is missing)."
+            )
+        return current
+
+    def refs(self, asset: str | None = None) -> list[Ref]:
+        """Every partition that was ever published, sorted."""
+        found = [
+            Ref(folder.parent.name, *folder.name.split("=", 1))
+            for folder in self.root.glob(f"{asset or '*'}/*=*/")
+            if NAME.fullmatch(folder.parent.name)
+        ]
+        return sorted(found, key=lambda ref: (ref.asset, ref.set, ref.key))
+
+    def keys(self, asset: str, set: str) -> list[str]:
+        """The keys of an asset that have a current version, sorted."""
+        return [ref.key for ref in self.refs(asset) if ref.set == set and self._pointer(ref, "current")]
+
+    def history(self, ref: Ref) -> list[Manifest]:
+        """Every publication, oldest first."""
+        manifests = [_load(path) for path in self._folder(ref).glob("version=*/manifest-*.json")]
+        return sorted(manifests, key=lambda manifest: (manifest.created_at, manifest.version))
+
+    # --- reading ---------------------------------------------------------------------------------------------------
+
+    def files_of(self, manifest: Manifest, table: str) -> list[Path]:
+        """The files of one table of one version.
+
+        Raises:
+            LakeError: the version has no such table, or a file is gone or cut short.
+        """
+        if table not in manifest.tables:
+            raise LakeError(f"{manifest.ref} has no table {table!r}; it has {sorted(manifest.tables)}")
+        paths = []
+        for entry in manifest.tables[table]["files"]:
+            path = self.root / entry["path"]
+            if not path.exists() or path.stat().st_size != entry["bytes"]:
+                raise LakeError(
+                    f"{path} is gone or not its recorded {entry['bytes']} bytes. Put it back, or remove "
+                    f"{self._folder(manifest.ref) / 'current'} and run `{manifest.ref.command}`."
+                )
+            paths.append(path)
+        return paths
+
+    def files(self, ref: Ref, table: str) -> list[Path]:
+        """The parquet files of a table of the version in force; raises as `require` and `files_of` do."""
+        return self.files_of(self.require(ref), table)
+
+    def read(self, ref: Ref, table: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """A table of the version in force, in published row order and today's types; raises as `files` does."""
+        return parquet.read(table, self.files(ref, table), columns)
+
+    def query(self, sql: str, **relations: pa.Table | Sequence[Path] | tuple[Ref, str]) -> pa.Table:
+        """Run one SELECT in an in-memory DuckDB over named relations: tables, parquet files, or (ref, table).
+
+        Order the rows in the SQL where the result is published: a join's order is nobody's promise.
+        """
+        with duckdb.connect(config={"temp_directory": str(self.scratch("duckdb"))}) as connection:
+            connection.execute("SET TimeZone = 'UTC'")
+            for name, relation in relations.items():
+                if isinstance(relation, pa.Table):
+                    connection.register(name, relation)
+                else:
+                    match relation:
+                        case (Ref() as ref, str() as table):
+                            relation = self.files(ref, table)
+                    paths = [str(path) for path in relation]
+                    files = connection.read_parquet(paths, union_by_name=True, hive_partitioning=False)
+                    files.create_view(name)
+            return connection.sql(sql).to_arrow_table()
+
+    # --- locks, checkpoints, scratch -------------------------------------------------------------------------------
+
+    def lock(
+        self,
+        name: str,
+        *,
+        wait: bool = True,
+        log: Callable[[str], None] | None = None,
+        what: str | None = None,
+        doing: str = "holding",
+    ) -> AbstractContextManager[None]:
+        """Hold `locks/<name>.lock`; the kernel frees it when the process dies. Raises LockHeld where `wait` is false
+        and another holds it; a longer wait is reported to `log` in the words `what` and `doing` (see `file_lock`)."""
+        return file_lock(self.lock_file(name), wait=wait, log=log, what=what, doing=doing)
+
+    def lock_file(self, name: str) -> Path:
+        """The file of a lock, for a process that is to hold it itself."""
+        return self.root / "locks" / f"{name}.lock"
+
+    def checkpoint_dir(self, content_hash: str) -> Path:
+        return self.root / "checkpoints" / content_hash
+
+    def adopt_checkpoint(self, staging: Path) -> tuple[str, Path]:
+        """Move a folder of model files to `checkpoints/<hash>` and return (hash, folder). The hash is over the files'
+        relative paths and bytes; adopting the same files again gives the same folder.
+
+        Raises:
+            LakeError: the folder is empty, holds a file of another kind (pickled ones run code when they are loaded)
+                or a link, or lies on another filesystem.
+        """
+        files = sorted(path for path in staging.rglob("*") if path.is_symlink() or not path.is_dir())
+        for path in files:
+            if path.is_symlink() or path.suffix not in CHECKPOINT_SUFFIXES:
+                raise LakeError(
+                    f"{path} does not belong in a checkpoint: it holds {', '.join(CHECKPOINT_SUFFIXES)} files alone, "
+                    "and no links. Save weights with safetensors (save_pretrained does) and leave optimiser states out."
+                )
+        if not files:
+            raise LakeError(f"{staging} holds no files; nothing was saved there")
+        content_hash = folder_hash(staging)
+        target = self.checkpoint_dir(content_hash)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.exists():
+            for path in files:
+                sync(path)
+            try:
+                staging.rename(target)
+            except OSError as error:
+                if not target.exists():
+                    remedy = "save it under Lake.scratch, which is on the lake's filesystem"
+                    raise LakeError(f"{staging} cannot be moved to {target}: {error}; {remedy}") from error
+        shutil.rmtree(staging, ignore_errors=True)
+        sync(target.parent)
+        return content_hash, target
+
+    def scratch(self, name: str) -> Path:
+        """`scratch/<name>`, made where missing: journals, a trainer's output before it is adopted, spilled queries."""
+        folder = self.root / "scratch" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+
+def _put(name: str, data: pa.Table | Spooled | Iterable[pa.RecordBatch], part: Path) -> int:
+    if not isinstance(data, Spooled):
+        return parquet.write(name, data, part)
+    (written,) = data.paths
+    rows = len(data)
+    written.rename(part)
+    return rows
+
+
+def folder_hash(folder: Path) -> str:
+    """A checkpoint's identity: 16 hex digits of a sha256 over the relative paths and bytes of every file."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return json_hash({path.relative_to(folder).as_posix(): sha256_of(path) for path in files})[:16]
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _load(path: Path) -> Manifest:
+    return Manifest.from_json(json.loads(path.read_text()))
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or a folder's entries are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    beside.write_text(text)
+    sync(beside)
+    beside.replace(path)
+    sync(path.parent)

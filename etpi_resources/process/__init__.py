@@ -1,0 +1,1 @@
+"""Processes: supervision of children, locks between processes, progress of long work."""
