@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 
 from etpi_assets.importers.conversation import ROLES, Entry, Options
 from etpi_assets.importers.source import Unreadable
-from etpi_assets.rollouts.importers.conversation import ROLES, Entry, Options
-from etpi_assets.rollouts.importers.source import Unreadable
 from etpi_resources.labels import IGNORE_INDEX
 
 if TYPE_CHECKING:

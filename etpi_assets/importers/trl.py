@@ -14,12 +14,6 @@ from etpi_assets.importers.format import Row, of_rows
 from etpi_assets.importers.messages import solo
 from etpi_assets.importers.source import Unreadable, as_list, text_field
 from etpi_assets.importers.token_rows import entries_of, spans_of
-from etpi_assets.rollouts.importers.conversation import Entry, Options, chat_entries, token_ids
-from etpi_assets.rollouts.importers.facts import facts
-from etpi_assets.rollouts.importers.format import Row, of_rows
-from etpi_assets.rollouts.importers.messages import solo
-from etpi_assets.rollouts.importers.source import Unreadable, as_list, text_field
-from etpi_assets.rollouts.importers.token_rows import entries_of, spans_of
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_resources.labels import IGNORE_INDEX
 
