@@ -32,8 +32,9 @@ from etpi_assets.specs.planner import (
     upstream_refs,
 )
 from etpi_assets.versioning.keys import PartitionCode, code_of
+from etpi_resources.lake import parquet
 from etpi_resources.lake.checks import CheckOutcome
-from etpi_resources.lake.lake import Lake, LakeError, Manifest, MissingInput, Ref, parquet
+from etpi_resources.lake.lake import Lake, LakeError, Manifest, MissingInput, Ref
 from etpi_resources.lake.schemas import empty
 from etpi_resources.lake.stored import Spooled, Stored
 from etpi_resources.process.progress import LANE, Progress

@@ -18,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etpi_assets.graph import GRAPH
+from etpi_resources.lake import catalog
 from etpi_resources.lake.catalog import CatalogBusy
-from etpi_resources.lake.lake import Lake, LakeError, Ref, catalog
+from etpi_resources.lake.lake import Lake, LakeError, Ref
 from etpi_resources.lake.schemas import TABLES
 
 PROMISED = {

@@ -31,7 +31,8 @@ from etpi_assets.specs.planner import plan
 from etpi_assets.specs.published import figures
 from etpi_assets.specs.rollout_set import ScoringSection, TemplatedSection
 from etpi_resources.chat.format import load_chat_format
-from etpi_resources.lake.lake import Lake, Ref, catalog
+from etpi_resources.lake import catalog
+from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.lake.schemas import empty
 from etpi_resources.trainers.workers.plan import make_plan
 

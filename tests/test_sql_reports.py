@@ -11,7 +11,8 @@ import pytest
 import small_lake
 
 from etpi_assets.graph import GRAPH
-from etpi_resources.lake.lake import Lake, catalog
+from etpi_resources.lake import catalog
+from etpi_resources.lake.lake import Lake
 
 REPORTS = {file.stem: file for file in sorted((catalog.sql_folder() / "reports").glob("*.sql"))}
 

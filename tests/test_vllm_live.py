@@ -45,7 +45,8 @@ from etpi_resources.engines.endpoints import Endpoints
 from etpi_resources.engines.transformers import TransformersEngine
 from etpi_resources.engines.vllm import VllmEngine, loaded_adapter
 from etpi_resources.engines.vllm_server import VllmServer
-from etpi_resources.lake.lake import Lake, Ref, catalog, folder_hash
+from etpi_resources.lake import catalog
+from etpi_resources.lake.lake import Lake, Ref, folder_hash
 from etpi_resources.process.locks import file_lock
 
 pytestmark = NEEDS_VLLM
