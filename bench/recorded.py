@@ -22,7 +22,7 @@ from etpi_assets.curation.retokenise import retokenise
 from etpi_assets.curation.select import select
 from etpi_assets.curation.upweight import weigh
 from etpi_assets.importers import import_runs
-from etpi_assets.scoring.behaviours import score
+from etpi_assets.scoring.behaviours import ScoringOptions, score
 from etpi_assets.specs.experiment import DatasetSection, PairsSection, SelectSection
 from etpi_assets.specs.rollout_set import ScoringSection
 from etpi_assets.trajectories.records import RolloutRecord
@@ -71,7 +71,14 @@ def captured(chat: ChatFormat) -> dict[str, pa.Table]:
 def curate(tables: Tables, chat: ChatFormat) -> Iterator[tuple[str, dict[str, pa.Table]]]:
     """What the assets make of a rollout set in which everything is taken, stage by stage: (name, tables)."""
     scoring = ScoringSection(message_commands=tuple(MESSAGE_COMMANDS["message_commands"]))
-    scored = score(tables["rollouts"], tables["agents"], tables["turns"], empty("tasks"), scoring, tables["messages"])
+    scored = score(
+        tables["rollouts"],
+        tables["agents"],
+        tables["turns"],
+        empty("tasks"),
+        ScoringOptions(scoring),
+        tables["messages"],
+    )
     yield "score", scored
     section = SelectSection(min_reward=None, require=(), shortest_correct=False)
     chosen = select(tables["rollouts"], scored["scores"], section)

@@ -18,7 +18,7 @@ from etpi_assets.curation.assets import student_prompt
 from etpi_assets.curation.captured import captured_agents
 from etpi_assets.curation.pairs import CapturedAgent, make_pairs
 from etpi_assets.curation.steering import FirstPrompt
-from etpi_assets.scoring.behaviours import score
+from etpi_assets.scoring.behaviours import ScoringOptions, score
 from etpi_assets.specs.experiment import DatasetSection, PairsSection, SelectSection
 from etpi_assets.specs.rollout_set import AgentSection, ScoringSection
 from etpi_assets.tasks.table import task_table
@@ -91,7 +91,7 @@ def dataset(
 def _dataset(pairs: str, weights: str, steering: bool, history_think: str) -> Dataset:
     section, dataset_section = PairsSection(**json.loads(pairs)), DatasetSection(**json.loads(weights))
     tables, tasks = rollouts(steering, history_think), task_table([*TASKS, *HELDOUT])
-    scored = score(tables["rollouts"], tables["agents"], tables["turns"], tasks, ScoringSection())
+    scored = score(tables["rollouts"], tables["agents"], tables["turns"], tasks, ScoringOptions(ScoringSection()))
     chosen = select.select(tables["rollouts"], scored["scores"], SelectSection(require=()))
     names = chosen["selected"]["rollout_id"].to_pylist()
     taken = {name: table.filter(pc.field("rollout_id").isin(names)) for name, table in tables.items()}

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from made_rollouts import INSTRUCTION, PLAN, REPLY, agent, planning_pair, prompt, rollout, run, say, tasks
 
-from etpi_assets.scoring.behaviours import score
-from etpi_assets.scoring.entities import Files, Patterns, edited, touched
+from etpi_assets.scoring.behaviours import ScoringOptions, score
+from etpi_assets.scoring.entities import KnownFiles, Patterns, edited, touched
 from etpi_assets.scoring.rewards.verdict import read_reward
 from etpi_assets.specs.rollout_set import ScoringSection
 from etpi_assets.trajectories.records import Message
@@ -25,7 +25,7 @@ def judged(*records, scoring=SCORING, task_table=None, messages=False):
         tables["agents"],
         tables["turns"],
         tasks() if task_table is None else task_table,
-        scoring,
+        ScoringOptions(scoring),
         tables["messages"] if messages else None,
     )
     return scored["scores"].to_pylist(), scored["agent_scores"].to_pylist()
@@ -273,18 +273,18 @@ def test_a_new_file_can_be_followed_through_though_the_task_does_not_name_it():
     ],
 )
 def test_what_counts_as_an_edit(command, files):
-    known = Files(["src/a.py", "src/b.py"])
+    known = KnownFiles(["src/a.py", "src/b.py"])
     found = edited(command, Patterns.of(SCORING), known)
     assert {name for name in found if name.endswith(".py")} == files
     assert files <= touched(command, Patterns.of(SCORING), known)
 
 
 def test_spellings_of_one_file():
-    files = Files(["src/a.py", "lib/a.py", "setup.py", "src/click/termui.py"])
+    files = KnownFiles(["src/a.py", "lib/a.py", "setup.py", "src/click/termui.py"])
     same = {"./src/a.py", "a/src/a.py", "/w/repo/src/a.py", "src//a.py", "src/x/../a.py"}
-    assert {files.same(path) for path in same} == {"src/a.py"}
-    assert files.same("a.py") == "a.py", "two files end in it"
-    assert files.same("/testbed/setup.py") == "setup.py" and files.same("docs/setup.py") == "docs/setup.py"
+    assert {files.canonical(path) for path in same} == {"src/a.py"}
+    assert files.canonical("a.py") == "a.py", "two files end in it"
+    assert files.canonical("/testbed/setup.py") == "setup.py" and files.canonical("docs/setup.py") == "docs/setup.py"
     assert "click/termui.py" in files and "xsrc/a.py" not in files
 
 
@@ -327,6 +327,6 @@ def test_verdicts_are_read_and_nonsense_is_refused():
 
 def test_every_rollout_and_agent_is_scored_in_order():
     tables = to_tables([planning_pair(f"r{i}") for i in (3, 1, 2)])
-    scored = score(tables["rollouts"], tables["agents"], tables["turns"], tasks(), SCORING)
+    scored = score(tables["rollouts"], tables["agents"], tables["turns"], tasks(), ScoringOptions(SCORING))
     assert scored["scores"]["rollout_id"].to_pylist() == ["r3", "r1", "r2"]
     assert scored["agent_scores"]["agent_id"].to_pylist() == ["agent1", "agent2"] * 3

@@ -12,7 +12,7 @@ from etpi_assets.curation.captured import COLUMNS, captured_agents
 from etpi_assets.curation.pairs import make_pairs
 from etpi_assets.curation.upweight import weigh
 from etpi_assets.scoring import assets as scoring
-from etpi_assets.scoring.behaviours import score
+from etpi_assets.scoring.behaviours import ScoringOptions, score
 from etpi_assets.specs.experiment import DatasetSection, PairsSection
 from etpi_assets.specs.rollout_set import ScoringSection
 from etpi_assets.trajectories import blocks as cutting
@@ -67,7 +67,9 @@ def test_pairs_and_scores_of_blocks_are_those_of_the_whole(tmp_path, monkeypatch
     tables, section = rollouts(), PairsSection.model_validate({"capture": capture})
     on_disk = {name: stored(tmp_path, name, table) for name, table in tables.items()}
     whole = make_pairs(captured_agents(tables, section, CHAT, default, {}), section, CHAT)
-    told = score(tables["rollouts"], tables["agents"], tables["turns"], dataset().tasks, ScoringSection())
+    whole_scores = score(
+        tables["rollouts"], tables["agents"], tables["turns"], dataset().tasks, ScoringOptions(ScoringSection())
+    )
     monkeypatch.setattr(cutting, "_ROLLOUTS", 2)
     parts = [
         make_pairs(captured_agents(block, section, CHAT, default, {}), section, CHAT)
@@ -77,10 +79,10 @@ def test_pairs_and_scores_of_blocks_are_those_of_the_whole(tmp_path, monkeypatch
     for name, table in whole.items():
         assert pa.concat_tables([part[name] for part in parts]).equals(table) and len(table)
     scored = [
-        score(b["rollouts"], b["agents"], b["turns"], dataset().tasks, ScoringSection())
+        score(b["rollouts"], b["agents"], b["turns"], dataset().tasks, ScoringOptions(ScoringSection()))
         for b in blocks({name: on_disk[name] for name in scoring.COLUMNS}, scoring.COLUMNS)
     ]
-    for name, table in told.items():
+    for name, table in whole_scores.items():
         assert pa.concat_tables([part[name] for part in scored]).equals(table)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from etpi_assets.agent.interpreter import cell_command, cell_in, cell_of
 from etpi_assets.agent.loop import Identity, run_rollout
-from etpi_assets.scoring.behaviours import score
+from etpi_assets.scoring.behaviours import ScoringOptions, score
 from etpi_assets.scoring.rewards import tools
 from etpi_assets.scoring.rewards.attempt import Attempt, attempt_of
 from etpi_assets.specs.rollout_set import AgentSection, ScoringSection
@@ -117,7 +117,8 @@ def seen(record: RolloutRecord) -> Attempt:
 def counted(record: RolloutRecord, tools: bool) -> int | None:
     """Turns with a tool as scoring finds them in the rollout's tables."""
     tables = to_tables([record])
-    scored = score(*(tables[n] for n in ("rollouts", "agents", "turns")), empty("tasks"), ScoringSection(), tools=tools)
+    options = ScoringOptions(ScoringSection(), tools=tools)
+    scored = score(*(tables[n] for n in ("rollouts", "agents", "turns")), empty("tasks"), options)
     return scored["agent_scores"]["tool_turns"][0].as_py()
 
 

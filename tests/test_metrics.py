@@ -58,7 +58,7 @@ def test_nothing_measured_is_no_figure_and_one_cluster_has_no_finite_mean_interv
 def test_two_pairs_cannot_decide_a_threshold():
     two, forty = rate([1, 1], ["a", "b"]), rate([1] * 40, [str(i) for i in range(40)])
     assert two and forty
-    assert decide(two, 0.7)[0] is None and "cannot be decided" in decide(two, 0.7)[1]
+    assert decide(two, 0.7)[0] is None and "undecided" in decide(two, 0.7)[1]
     assert decide(forty, 0.7)[0] is True
     assert decide(forty, 0.99)[0] is None
 

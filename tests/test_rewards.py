@@ -171,7 +171,7 @@ def test_a_reward_that_is_no_number_names_row_and_function(monkeypatch):
 
 def test_terms_are_checked_by_name_and_parameter():
     functions.check_terms([RewardTerm(function="conciseness", params={"free": 200})])
-    with pytest.raises(SpecError, match="'formt'; the nearest is 'format'"):
+    with pytest.raises(SpecError, match="'formt'.*'format'"):
         functions.check_terms([RewardTerm(function="formt")])
     with pytest.raises(SpecError, match="conciseness has no parameter fre"):
         functions.check_terms([RewardTerm(function="conciseness", params={"fre": 1})])
@@ -211,5 +211,5 @@ def test_a_constant_group_teaches_exactly_nothing(value, size, eps):
 def test_rewards_that_are_no_numbers_or_no_whole_groups_are_refused():
     with pytest.raises(ValueError, match="reward 1 of 2 is nan"):
         group_advantages([0.0, math.nan], 2, eps=1e-8, ddof=1)
-    with pytest.raises(ValueError, match="no whole groups of 2"):
+    with pytest.raises(ValueError, match="groups of 2"):
         group_advantages([0.0, 1.0, 2.0], 2, eps=1e-8, ddof=1)

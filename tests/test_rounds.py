@@ -12,7 +12,7 @@ import pytest
 from etpi_assets.agent.loop import Identity
 from etpi_assets.scoring.rewards import functions
 from etpi_assets.scoring.rewards.attempt import BadReward
-from etpi_assets.scoring.rewards.rescore import as_applied, score_again
+from etpi_assets.scoring.rewards.rescore import rescore_rollouts, rewards_as_applied
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.specs.training import RewardTerm, RLSection
 from etpi_assets.tasks.families import load_family
@@ -149,14 +149,14 @@ def test_old_rollouts_are_scored_again_by_a_changed_reward_without_running(tmp_p
     applied = from_rows("rewards", [row | {"applied": True} for row in rows])
     tasks = {task.task_id: task for task in TASKS}
     records = [record for _, record in kept]
-    again = score_again(records, tasks, samples, TERMS)
-    assert as_applied(applied, again).passed
+    again = rescore_rollouts(records, tasks, samples, TERMS)
+    assert rewards_as_applied(applied, again).passed
     assert [r["value"] for r in again.to_pylist()] == [r["value"] for r in applied.to_pylist()]
 
     monkeypatch.setitem(functions.FUNCTIONS, "format", lambda attempt: 0.5)  # pyright: ignore[reportArgumentType]
     functions.version_of.cache_clear()
-    changed = score_again(records, tasks, samples, TERMS)
-    outcome = as_applied(applied, changed)
+    changed = rescore_rollouts(records, tasks, samples, TERMS)
+    outcome = rewards_as_applied(applied, changed)
     functions.version_of.cache_clear()
     assert not outcome.passed and not outcome.blocking and "format on 4 rollouts" in outcome.message
     assert {r["value"] for r in changed.to_pylist() if r["function"] == "format"} == {0.5}

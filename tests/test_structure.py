@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_grammars import GRAMMARS, VOCABULARY, blocks
 
 from etpi_assets.evaluation.metrics import measure
-from etpi_assets.scoring.behaviours import score
+from etpi_assets.scoring.behaviours import ScoringOptions, score
 from etpi_assets.scoring.structure import adheres, score_turns, structure_of
 from etpi_assets.specs.rollout_set import AgentSection, GrammarSection, ScoringSection
 from etpi_resources.chat.format import load_chat_format
@@ -93,7 +93,10 @@ def _scored(structure: ThinkGrammar | None) -> dict:
         for n, text in enumerate(said)
     ]  # fmt: skip
     tables = from_rows("rollouts", rollouts), from_rows("agents", agents), from_rows("turns", turns)
-    return {"rollouts": tables[0], **score(*tables, empty("tasks"), ScoringSection(), structure=structure)}
+    return {
+        "rollouts": tables[0],
+        **score(*tables, empty("tasks"), ScoringOptions(ScoringSection(), structure=structure)),
+    }
 
 
 def test_turns_agents_and_metrics_say_it() -> None:

@@ -22,7 +22,7 @@ from etpi_assets.evaluation.rollouts import (
     roll_out,
 )
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
-from etpi_assets.scoring.behaviours import score
+from etpi_assets.scoring.behaviours import ScoringOptions, score
 from etpi_assets.scoring.checks import every_rollout_scored
 from etpi_assets.scoring.structure import structure_of
 from etpi_assets.specs.experiment import EvaluateSection, ExperimentSpec, Threshold
@@ -112,17 +112,14 @@ def eval_metrics(run: AssetRun) -> Produced:
     tasks = run.read("tasks", "tasks")
     rollouts = run.read("eval_rollouts", "rollouts")
     agents = run.read("eval_rollouts", "agents")
-    scored = score(
-        rollouts,
-        agents,
-        run.read("eval_rollouts", "turns"),
-        tasks,
+    options = ScoringOptions(
         spec.metrics.scoring,
-        run.read("eval_rollouts", "messages"),
-        _entities(run, tasks),
-        structure_of(spec.metrics.scoring, spec.evaluate.agent) if spec.evaluate else None,
+        entities=_entities(run, tasks),
+        structure=structure_of(spec.metrics.scoring, spec.evaluate.agent) if spec.evaluate else None,
         tools=bool(spec.evaluate and spec.evaluate.agent.tools),
     )
+    turns, messages = run.read("eval_rollouts", "turns"), run.read("eval_rollouts", "messages")
+    scored = score(rollouts, agents, turns, tasks, options, messages)
     teacher = metrics.teacher_of(
         run.read("scored_rollouts", "scores"), run.read("scored_rollouts", "agent_scores"), run.key
     )

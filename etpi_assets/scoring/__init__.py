@@ -1,1 +1,1 @@
-"""Scoring: rewards and behaviours, read from recorded rollouts."""
+"""Rewards and behaviours of recorded rollouts."""

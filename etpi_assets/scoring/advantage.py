@@ -1,9 +1,7 @@
-"""The group-relative advantage.
+"""The group-relative advantage of GRPO: (R - mean) / (std + eps) within a group (Shao et al., 2024).
 
-Belongs here: from the rewards of a group to advantages. Does not belong here: rewards, or the loss.
-
-(R - mean) / (std + eps) within a group (Shao et al., 2024), in float64, and exactly 0 where all rewards of the group
-are equal: in float32 the rounding of the mean over an eps of 1e-8 gives such groups advantages in the tens.
+Computed in float64, and exactly 0 where all rewards of a group are equal: in float32, the rounding error of the mean
+divided by an eps of 1e-8 gives such groups advantages in the tens.
 """
 
 from __future__ import annotations
@@ -17,20 +15,22 @@ import numpy as np
 def group_advantages(
     rewards: Sequence[float], group_size: int, *, eps: float, ddof: int, scale: bool = True
 ) -> list[float]:
-    """Advantages of groups that stand one after the other, `group_size` rewards each.
+    """Return the advantage of every reward.
 
     Args:
+        rewards: consecutive groups of `group_size` rewards each.
         eps: added to the standard deviation.
-        ddof: 1 for the sample's, 0 for the population's.
-        scale: whether to divide by the deviation at all.
+        ddof: 1 for the sample standard deviation, 0 for the population's.
+        scale: whether to divide by the standard deviation at all.
 
     Raises:
-        ValueError: the rewards are no whole groups, the groups too small for ddof, or a reward is not finite; names it.
+        ValueError: the rewards do not divide into whole groups, a group is too small for `ddof`, or a reward is not
+            finite; the message gives its index.
     """
     if len(rewards) % group_size or group_size <= ddof:
-        raise ValueError(f"{len(rewards)} rewards are no whole groups of {group_size} with ddof = {ddof}")
-    if bad := [index for index, reward in enumerate(rewards) if not math.isfinite(reward)]:
-        raise ValueError(f"reward {bad[0]} of {len(rewards)} is {rewards[bad[0]]}; no advantage can be computed")
+        raise ValueError(f"{len(rewards)} rewards do not divide into groups of {group_size} with ddof = {ddof}")
+    if not_finite := [index for index, reward in enumerate(rewards) if not math.isfinite(reward)]:
+        raise ValueError(f"reward {not_finite[0]} of {len(rewards)} is {rewards[not_finite[0]]}; it has no advantage")
     groups = np.asarray(rewards, dtype=np.float64).reshape(-1, group_size)
     centred = groups - groups.mean(axis=1, keepdims=True)
     if scale:
@@ -39,10 +39,10 @@ def group_advantages(
 
 
 def constant_share(rewards: Sequence[float], group_size: int) -> float:
-    """The share of groups whose rewards are all equal: they teach nothing."""
+    """Return the share of groups whose rewards are all equal, which give no gradient."""
     return float(constant(np.asarray(rewards, dtype=np.float64).reshape(-1, group_size)).mean())
 
 
 def constant(groups: np.ndarray) -> np.ndarray:
-    """(groups,) bool: max == min."""
+    """Return whether all rewards of a group are equal, shape (groups,), bool."""
     return groups.max(axis=1) == groups.min(axis=1)

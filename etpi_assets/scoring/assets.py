@@ -1,4 +1,4 @@
-"""The scoring stage as an asset."""
+"""The asset of the scoring stage: scored_rollouts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
-from etpi_assets.scoring.behaviours import score
+from etpi_assets.scoring.behaviours import ScoringOptions, score
 from etpi_assets.scoring.checks import every_rollout_scored
 from etpi_assets.scoring.structure import structure_of
 from etpi_assets.tasks.families import load_family
@@ -24,40 +24,42 @@ COLUMNS = {
     "turns": (*_KEY, "actions", "inbox", "parse_error", "think_tokens", "post_think_tokens"),
     "messages": (*_KEY, "content", "kind"),
 }
-"""What is read of each table of a rollout set."""
-TEXTS = ("content", "reasoning")
-"""What is read of turns besides, where they are held against a structure."""
-ANSWERS = ("observation",)
-"""What is read of turns besides, where tools were offered."""
+"""Table of a rollout set -> the columns that scoring reads."""
+STRUCTURE_COLUMNS = ("content", "reasoning")
+"""Further columns of turns, read if think blocks are checked against a structure."""
+TOOL_COLUMNS = ("observation",)
+"""Further columns of turns, read if agents were offered tools."""
 
 
 @etpi_asset("scored_rollouts", checks=("every_rollout_scored",))
 def scored_rollouts(run: AssetRun) -> Produced:
     tasks = run.read("tasks", "tasks")
     family = load_family(run.specs.suites[run.spec.suite].family) if run.spec.suite else None
-    entities = {task.task_id: family.entities(task) for task in read_tasks(tasks)} if family else None
-    structure = structure_of(run.spec.scoring, run.spec.agent)
-    tools = bool(run.spec.agent.tools)
-    besides = (*(TEXTS if structure else ()), *(ANSWERS if tools else ()))
-    columns = {**COLUMNS, "turns": (*COLUMNS["turns"], *besides)}
+    options = ScoringOptions(
+        run.spec.scoring,
+        entities={task.task_id: family.entities(task) for task in read_tasks(tasks)} if family else {},
+        structure=structure_of(run.spec.scoring, run.spec.agent),
+        tools=bool(run.spec.agent.tools),
+    )
+    more = (*(STRUCTURE_COLUMNS if options.structure else ()), *(TOOL_COLUMNS if options.tools else ()))
+    columns = {**COLUMNS, "turns": (*COLUMNS["turns"], *more)}
     parts: dict[str, list[pa.Table]] = {name: [empty(name)] for name in run.node.tables}
     for block in blocks({name: run.stored("raw_rollouts", name) for name in COLUMNS}, columns):
         rollouts, agents, turns, messages = (block[name] for name in COLUMNS)
-        known = tasks.filter(pc.is_in(tasks["task_id"], value_set=rollouts["task_id"]))  # pyright: ignore[reportAttributeAccessIssue]
-        made = score(rollouts, agents, turns, known, run.spec.scoring, messages, entities, structure, tools)
-        for name, table in made.items():
+        of_block = tasks.filter(pc.is_in(tasks["task_id"], value_set=rollouts["task_id"]))  # pyright: ignore[reportAttributeAccessIssue]
+        for name, table in score(rollouts, agents, turns, of_block, options, messages).items():
             parts[name].append(table)
     scored = {name: pa.concat_tables(tables) for name, tables in parts.items()}
     rollouts = run.read("raw_rollouts", "rollouts", columns=["rollout_id"])
     agents = run.read("raw_rollouts", "agents", columns=["rollout_id", "agent_id"])
-    pairs = scored["scores"].to_pylist()
-    counted = [row for row in pairs if not row["infrastructure_error"]]
+    scores = scored["scores"].to_pylist()
+    counted = [row for row in scores if not row["infrastructure_error"]]
     agents_counted = [r for r in scored["agent_scores"].to_pylist() if r["follow_through"] is not None]
     return Produced(
         tables=scored,
         checks=(every_rollout_scored(rollouts, agents, scored["scores"], scored["agent_scores"]),),
         metadata={
-            "verdicts": dict(Counter(row["verdict"] for row in pairs)),
+            "verdicts": dict(Counter(row["verdict"] for row in scores)),
             "plan_first": _share(row["plan_first"] for row in counted),
             "plan_content": _share(row["plan_content"] for row in counted),
             "adherence": _share(scored["turn_scores"]["adheres"].to_pylist()),
@@ -70,12 +72,12 @@ def scored_rollouts(run: AssetRun) -> Produced:
 
 
 def _share(values: Iterable[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    return f"{sum(known)} of {len(known)}"
+    not_null = [value for value in values if value is not None]
+    return f"{sum(not_null)} of {len(not_null)}"
 
 
 def _reasons(reasons: Iterable[str | None]) -> dict[str, int]:
-    """How often each reason occurs; a pair's text is taken apart, and what follows a colon (names) left out."""
+    """Count the reasons, without agent ids and without the names after a colon; the eight most frequent."""
     parts = [part for reason in reasons if reason for part in reason.split("; ")]
     stripped = [part.partition(": ")[2] if part.startswith("agent") else part.partition(":")[0] for part in parts]
     return dict(Counter(stripped).most_common(8))

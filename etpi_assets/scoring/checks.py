@@ -1,7 +1,4 @@
-"""What must hold of scores.
-
-Belongs here: the checks of `scored_rollouts`. Does not belong here: floors that a spec sets, curation's gates.
-"""
+"""The check of `scored_rollouts`. The floors that a spec sets are curation's gates."""
 
 from __future__ import annotations
 
@@ -15,17 +12,20 @@ from etpi_resources.lake.checks import CheckOutcome
 def every_rollout_scored(
     rollouts: pa.Table, agents: pa.Table, scores: pa.Table, agent_scores: pa.Table
 ) -> CheckOutcome:
-    """Every rollout and every agent is scored, once; what failed for want of infrastructure is counted."""
-    wanted = Counter(rollouts["rollout_id"].to_pylist()), Counter(_agents(agents))
-    found = Counter(scores["rollout_id"].to_pylist()), Counter(_agents(agent_scores))
-    broken = sum(scores["infrastructure_error"].to_pylist())
-    figures = {"rollouts": len(rollouts), "agents": len(agents), "infrastructure_errors": broken}
-    wrong = [str(k) for a, b in zip(wanted, found, strict=True) for k in sorted((a - b) + (b - a))]
+    """Check that every rollout and agent is scored exactly once; count infrastructure errors."""
+    expected = Counter(rollouts["rollout_id"].to_pylist()), Counter(_agents(agents))
+    scored = Counter(scores["rollout_id"].to_pylist()), Counter(_agents(agent_scores))
+    errors = sum(scores["infrastructure_error"].to_pylist())
+    figures = {"rollouts": len(rollouts), "agents": len(agents), "infrastructure_errors": errors}
+    wrong = [str(k) for a, b in zip(expected, scored, strict=True) for k in sorted((a - b) + (b - a))]
     if wrong:
-        message = f"{len(wrong)} rollouts or agents are not scored once, first {wrong[:3]}; do not use this version"
+        message = (
+            f"{len(wrong)} rollouts or agents are not scored exactly once, first {wrong[:3]}; do not use this version"
+        )
         return CheckOutcome("every_rollout_scored", False, message, figures=figures)
     message = (
-        f"{len(rollouts)} rollouts of {len(agents)} agents scored; {broken} infrastructure errors, out of all rates."
+        f"{len(rollouts)} rollouts with {len(agents)} agents are scored; "
+        f"{errors} ended in an infrastructure error and count in no rate"
     )
     return CheckOutcome("every_rollout_scored", True, message, figures=figures)
 

@@ -1,12 +1,9 @@
-"""Files and functions in texts and commands: which are named, which spellings mean one file, which are edited.
+"""Files and functions in texts and bash commands: which are named, which spellings mean one file, which are edited.
 
-Belongs here: reading entities out of text by the spec's patterns, and the rules for what touches and what edits one.
-Does not belong here: what they say about an agent's behaviour (`behaviours`).
-
-An edit is recognised in: `sed -i` and `perl -i`, redirections (a heredoc into a file among them), `tee`, the target of
-`cp` and `mv`, `patch`, `git apply` and `apply_patch` with the patch in a heredoc, Python code (a heredoc or `-c`) that
-writes and names the file, and the writing commands of editor tools (`str_replace_editor`, `Edit`, `Write`, ...). An
-editor without a file on its command line (SWE-agent's windowed `edit`) is not: what it writes to cannot be read off.
+These count as edits: `sed -i` and `perl -i`, redirections (heredocs too), `tee`, the target of `cp` and `mv`, `patch`,
+`git apply` and `apply_patch` with the patch in a heredoc, Python code (a heredoc or `-c`) that writes and names the
+file, and the writing commands of editor tools (`str_replace_editor`, `Edit`, `Write`, ...). An editor call without a
+file name (SWE-agent's windowed `edit`) does not count, because the command does not show which file it writes.
 """
 
 from __future__ import annotations
@@ -41,7 +38,7 @@ _SEPARATORS = frozenset(";&|()\n")
 
 @dataclass(frozen=True)
 class Patterns:
-    """The spec's patterns, compiled. `ignored`: words of the message commands, which are no functions of any task."""
+    """The spec's compiled patterns. `ignored` holds the message commands, which are never functions of a task."""
 
     path: re.Pattern[str]
     function: re.Pattern[str]
@@ -49,29 +46,32 @@ class Patterns:
 
     @classmethod
     def of(cls, scoring: ScoringSection) -> Patterns:
-        """Raises re.error, naming the pattern, where one is no regular expression."""
+        """Compile the patterns of a scoring section; raises re.error if one is not a regular expression."""
         return cls(
             re.compile(scoring.path_pattern), re.compile(scoring.function_pattern), frozenset(scoring.message_commands)
         )
 
     def paths(self, text: str) -> list[str]:
-        """The paths a text names, normalised, each once, in order."""
+        """Return the paths a text names, normalised, each once, in order."""
         return list(dict.fromkeys(normalise(match) for match in self.path.findall(text)))
 
     def functions(self, text: str) -> list[str]:
-        """The functions a text names, each once, in order; parts of paths and the message commands are none."""
-        found = dict.fromkeys(self.function.findall(self.path.sub(" ", text)))
-        return [name for name in found if name not in self.ignored]
+        """Return the functions a text names, each once, in order; not parts of paths, and not message commands."""
+        names = dict.fromkeys(self.function.findall(self.path.sub(" ", text)))
+        return [name for name in names if name not in self.ignored]
 
 
 def normalise(path: str) -> str:
-    """`./a//b/../c.py` as `a/c.py`; an absolute path stays absolute."""
+    """Normalise a path: `./a//b/../c.py` becomes `a/c.py`; an absolute path stays absolute."""
     return posixpath.normpath(re.sub("/+", "/", path))
 
 
-class Files:
-    """Spellings of the files that are known: relative, absolute, with a prefix such as `./`, `a/` or the checkout's
-    folder, or shortened from the left where that is unambiguous."""
+class KnownFiles:
+    """A set of files that recognises other spellings of their paths.
+
+    A spelling may be relative, absolute, prefixed by `./`, `a/` or the checkout's folder, or shortened from the left
+    where that is unambiguous.
+    """
 
     def __init__(self, known: Iterable[str]) -> None:
         self._known = {path: tuple(path.strip("/").split("/")) for path in map(normalise, known)}
@@ -80,13 +80,13 @@ class Files:
             self._by_name[parts[-1]].append(path)
 
     def __contains__(self, path: str) -> bool:
-        return self.same(path) in self._known
+        return self.canonical(path) in self._known
 
-    def same(self, path: str) -> str:
-        """The known spelling of a path, or the path normalised where it is none of the known.
+    def canonical(self, path: str) -> str:
+        """Return the known spelling of a path, or the normalised path if it is not a known file.
 
-        A longer spelling is a known path behind some folders; a known bare file name takes only absolute ones, so that
-        `docs/setup.py` is not `setup.py`. A shorter spelling counts where one known path alone ends in it.
+        A longer spelling is a known path behind further folders; for a known bare file name it must be absolute, so
+        that `docs/setup.py` is not `setup.py`. A shorter spelling counts if exactly one known path ends in it.
         """
         path = normalise(path)
         if path in self._known:
@@ -108,30 +108,32 @@ def _ends_in(parts: tuple[str, ...], end: tuple[str, ...]) -> bool:
     return len(end) <= len(parts) and parts[len(parts) - len(end) :] == end
 
 
-def touched(command: str, patterns: Patterns, files: Files) -> set[str]:
-    """Files (by their known spelling) and functions that a bash command names; a path after `cd DIR` is in DIR."""
+def touched(command: str, patterns: Patterns, files: KnownFiles) -> set[str]:
+    """Return the files (canonical) and functions that a bash command names; a path after `cd DIR` is in DIR."""
     folders = [(match.end(), match[2]) for match in _CD.finditer(command)] if "cd " in command else []
     named = set()
     for match in patterns.path.finditer(command):
         folder = next((name for end, name in reversed(folders) if end <= match.start()), "")
-        named.add(files.same(posixpath.join(folder, match[0])))
+        named.add(files.canonical(posixpath.join(folder, match[0])))
     named.update(patterns.functions(command))
     return named
 
 
-def edited(command: str, patterns: Patterns, files: Files) -> set[str]:
-    """Files that a bash command writes to, by the rules above; and, where it writes to any, the functions it names. A
-    file in /tmp is nobody's work."""
+def edited(command: str, patterns: Patterns, files: KnownFiles) -> set[str]:
+    """Return the files that a bash command writes to and, if there are any, the functions it names.
+
+    The module's docstring lists which commands count. Files in /tmp do not.
+    """
     if not _MAY_EDIT.search(command):
         return set()
-    found = {files.same(path) for path in _written(command, patterns.path) if not path.startswith("/tmp/")}
-    return found.union(patterns.functions(command)) if found else found
+    written = {files.canonical(path) for path in _written(command, patterns.path) if not path.startswith("/tmp/")}
+    return written.union(patterns.functions(command)) if written else written
 
 
 def _written(command: str, pattern: re.Pattern[str]) -> Iterator[str]:
-    tool = _editor_call(command)
-    if tool is not None:
-        yield from tool
+    editor_files = _editor_call(command)
+    if editor_files is not None:
+        yield from editor_files
         return
     bodies = [match[4] for match in _HEREDOC.finditer(command)]
     shell = _HEREDOC.sub(lambda match: f"{match[3]}\n", command)
@@ -141,25 +143,25 @@ def _written(command: str, pattern: re.Pattern[str]) -> Iterator[str]:
         name = posixpath.basename(words[0]) if words else ""
         if name == "cd" and len(words) > 1:
             folder = posixpath.join(folder, words[1])
-        found = [target for target in targets if pattern.fullmatch(target)]
+        files = [target for target in targets if pattern.fullmatch(target)]
         in_place = name in ("sed", "perl") and any(re.match(r"-[a-zA-Z]*i|--in-place", word) for word in words[1:])
         edits = name == "create" or (name in _EDITORS and len(words) > 1 and words[1] in _EDITOR_VERBS)
         if in_place or edits or name == "tee":
-            found += paths
+            files += paths
         elif name in ("cp", "mv"):
-            found += paths[-1:] if words[-1:] == paths[-1:] else []
+            files += paths[-1:] if words[-1:] == paths[-1:] else []
         elif name in ("patch", "apply_patch") or (name == "git" and "apply" in words[1:]):
-            found += paths if name == "patch" else []
-            found += [path for body in bodies for path in _PATCHED.findall(body)]
+            files += paths if name == "patch" else []
+            files += [path for body in bodies for path in _PATCHED.findall(body)]
         elif name.startswith("python"):
             code = "\n".join([*bodies, *(b for a, b in zip(words, words[1:], strict=False) if a == "-c")])
             if _PYTHON_WRITES.search(code):
-                found += pattern.findall(code)
-        yield from (posixpath.join(folder, path) for path in found)
+                files += pattern.findall(code)
+        yield from (posixpath.join(folder, path) for path in files)
 
 
 def _editor_call(command: str) -> list[str] | None:
-    """The file that a call of an editor tool (`NAME {json}`) writes to; None where the command is no such call."""
+    """Return the files that an editor tool's call (`NAME {json}`) writes to; None if the command is not such a call."""
     name, _, arguments = command.partition(" ")
     if name not in _EDITORS or not arguments.lstrip().startswith("{"):
         return None
@@ -174,8 +176,10 @@ def _editor_call(command: str) -> list[str] | None:
 
 
 def _simple_commands(shell: str) -> Iterator[tuple[list[str], list[str]]]:
-    """The simple commands of a shell text as (words, files that redirections write to). Words are unquoted; where a
-    quote does not close, all is split at blanks."""
+    """Yield each simple command of a shell text as (unquoted words, targets of output redirections).
+
+    A text with an unclosed quote is split at blanks.
+    """
     lexer = shlex.shlex(shell, posix=True, punctuation_chars=";&|()<>\n")
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
     words: list[str] = []

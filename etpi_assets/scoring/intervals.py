@@ -1,11 +1,9 @@
-"""Rates and means with 95 % intervals that know about pairs.
+"""Rates and means with 95 % intervals clustered by task: the statistics of every figure that etpi reports.
 
-Belongs here: the statistics beside every figure etpi reports. Does not belong here: which figures there are.
-
-Two agents of one pair, or two samples of one task, are not two independent observations. A rate over such units gets a
+Two agents of one pair, or two samples of one task, are not independent observations. A rate over such units gets a
 Wilson score interval at its effective sample size n / deff, with the design effect estimated from the between-cluster
-variance (Kish 1965, section 5.4; Wilson 1927). Where every unit agrees the variance says nothing about the design
-effect, so the number of clusters is taken as the effective size.
+variance (Kish 1965, section 5.4; Wilson 1927). Where all units agree, the variance says nothing about the design
+effect, so the effective size is the number of clusters.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ Z = 1.959963984540054
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure: its value, the units it is over, its clusters, its 95 % interval, and how the interval was made."""
+    """A value over `n` units in `clusters` clusters, with its 95 % interval and the name of the interval's method."""
 
     value: float
     n: int
@@ -33,7 +31,7 @@ class Estimate:
 
 
 def wilson(successes: float, n: float) -> tuple[float, float]:
-    """The Wilson score interval of a rate; n > 0, may be fractional (an effective size)."""
+    """Return the Wilson score interval of a rate. `n` > 0 may be fractional: an effective sample size."""
     p = successes / n
     centre = (p + Z * Z / (2 * n)) / (1 + Z * Z / n)
     half = Z / (1 + Z * Z / n) * math.sqrt(p * (1 - p) / n + Z * Z / (4 * n * n))
@@ -41,12 +39,12 @@ def wilson(successes: float, n: float) -> tuple[float, float]:
 
 
 def rate(hits: Sequence[float], clusters: Sequence[str], sizes: Sequence[float] | None = None) -> Estimate | None:
-    """A rate over units grouped in clusters; None where there are no units.
+    """Estimate a rate over units grouped in clusters; None if there are no units.
 
     Args:
         hits: successes of each unit (0 or 1, or a count where `sizes` is given), shape (units,).
         clusters: each unit's cluster, shape (units,).
-        sizes: trials of each unit, shape (units,); 1 each where left out.
+        sizes: trials of each unit, shape (units,); 1 each by default.
     """
     x = np.asarray(hits, dtype=np.float64)
     m = np.ones_like(x) if sizes is None else np.asarray(sizes, dtype=np.float64)
@@ -65,7 +63,7 @@ def rate(hits: Sequence[float], clusters: Sequence[str], sizes: Sequence[float] 
 
 
 def mean(totals: Sequence[float], clusters: Sequence[str], sizes: Sequence[float]) -> Estimate | None:
-    """A ratio mean Σ totals / Σ sizes with a cluster-robust normal interval; None where there is nothing to divide by.
+    """Estimate the ratio mean Σ totals / Σ sizes with a cluster-robust normal interval; None if Σ sizes is 0.
 
     Args:
         totals, sizes: sum and count of each unit, shape (units,).
@@ -82,9 +80,12 @@ def mean(totals: Sequence[float], clusters: Sequence[str], sizes: Sequence[float
 
 
 def difference(first: Estimate, second: Estimate) -> Estimate:
-    """first - second of two figures measured apart, with the interval that theirs give it: the square root of the sum
-    of squares of what either could be off by on that side (Newcombe 1998, method 10; Zou and Donner 2008). Figures over
-    the same tasks hang together, which makes it the wider one."""
+    """Estimate first - second of two independent figures.
+
+    Each limit lies at the root of the summed squares of the two figures' distances to their own limits on that side
+    (Newcombe 1998, method 10; Zou and Donner 2008). Figures over the same tasks are positively correlated; for these
+    the interval is wider than it needs to be.
+    """
     value = first.value - second.value
     below = math.hypot(first.value - first.ci_low, second.ci_high - second.value)
     above = math.hypot(first.ci_high - first.value, second.value - second.ci_low)
@@ -93,20 +94,19 @@ def difference(first: Estimate, second: Estimate) -> Estimate:
 
 
 def clears(ci_low: float, ci_high: float, threshold: float) -> bool | None:
-    """Whether an interval lies on or above a threshold; None where it has both sides in it."""
+    """Return whether an interval lies on or above a threshold; None if it contains the threshold."""
     return True if ci_low >= threshold else False if ci_high < threshold else None
 
 
 def decide(estimate: Estimate, threshold: float) -> tuple[bool | None, str]:
-    """Whether a rate clears a threshold: True or False where the interval lies on one side of it, None where n is too
-    small to say, and the sentence that says so."""
+    """Return whether a rate clears a threshold, None if n is too small to decide, and a sentence with the figures."""
     size = f"n = {estimate.n}" + (f" in {estimate.clusters} clusters" if estimate.clusters != estimate.n else "")
     figure = f"{estimate.value:.3f} [{estimate.ci_low:.3f}, {estimate.ci_high:.3f}], {size}, threshold {threshold:.2f}"
     verdict = clears(estimate.ci_low, estimate.ci_high, threshold)
     if verdict is not None:
         return verdict, f"{'clears' if verdict else 'below'}: {figure}"
     side = "above" if estimate.value >= threshold else "below"
-    return None, f"cannot be decided at this n ({side} as an estimate): {figure}"
+    return None, f"undecided at this n (the estimate is {side}): {figure}"
 
 
 def _by_cluster(values: np.ndarray, clusters: Sequence[str]) -> tuple[np.ndarray, int]:

@@ -1,7 +1,7 @@
-"""Whether turns think in the structure asked for: measured on what they wrote, however it came about.
+"""Whether a turn's think block has the structure of a grammar, and the `turn_scores` table.
 
-Belongs here: holding a turn's text against a think block of named lines, and the `turn_scores` table. Does not belong
-here: the structure itself (`etpi_resources.chat.grammars`), or making a model keep to it.
+Adherence is measured on the text of a turn, whether or not a grammar constrained its sampling
+(`etpi_resources.chat.grammars`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from etpi_resources.lake.schemas import from_rows
 
 
 def adheres(content: str, reasoning: str | None, grammar: ThinkGrammar) -> bool:
-    """Whether a turn begins with the grammar's think block.
+    """Return whether a turn begins with the grammar's think block.
 
-    The block's opening may stand in the prompt instead, and a server may have kept the block's inside apart from the
-    text. What follows the block is free. A block that is cut, or that a turn leaves out, does not adhere.
+    The prompt may already hold the opening tag, and a server may return the inside of the block as `reasoning`. Any
+    text may follow the block. A truncated or missing block does not adhere.
     """
     text = content if reasoning is None else OPENING + reasoning.strip("\n") + "\n</think>" + content
     inside = ThinkGrammar(grammar.slots, grammar.bounds, given=OPENING).pattern()
@@ -28,17 +28,17 @@ def adheres(content: str, reasoning: str | None, grammar: ThinkGrammar) -> bool:
 
 
 def structure_of(scoring: ScoringSection, agent: AgentSection) -> ThinkGrammar | None:
-    """What turns are held against: the scoring section's structure, or the grammar that bound the agent."""
+    """Return the structure of the scoring section or, without one, the grammar that constrained the agent."""
     section = scoring.structure or agent.grammar
     return section.grammar() if section else None
 
 
 def score_turns(turns: pa.Table, grammar: ThinkGrammar | None) -> pa.Table:
-    """A row of `turn_scores` for every turn, in order; none without a grammar.
+    """Return a row of `turn_scores` per turn, in order; an empty table without a grammar.
 
     Args:
-        turns: columns rollout_id, agent_id, turn, think_tokens and post_think_tokens; with a grammar content and
-            reasoning too.
+        turns: columns rollout_id, agent_id, turn, think_tokens and post_think_tokens; with a grammar also content and
+            reasoning.
     """
     rows: list[dict[str, Any]] = []
     if grammar is not None:

@@ -215,10 +215,12 @@ def rl_rewards(run: AssetRun) -> Produced:
         return Produced.not_applicable(run.node.name, "nothing was reinforced")
     tasks = {task.task_id: task for task in read_tasks(run.read("tasks", "tasks", key=spec.rl.suite))}
     applied = run.read("rl_checkpoint", "rewards")
-    again = rescore.score_again(from_tables(tables), tasks, run.read("rl_checkpoint", "rl_samples"), spec.rl.rewards)
+    again = rescore.rescore_rollouts(
+        from_tables(tables), tasks, run.read("rl_checkpoint", "rl_samples"), spec.rl.rewards
+    )
     return Produced(
         tables={"rewards": again},
-        checks=(rescore.as_applied(applied, again),),
+        checks=(rescore.rewards_as_applied(applied, again),),
         metadata={"rewards": {term.function: version_of(term.function) for term in spec.rl.rewards}},
     )
 

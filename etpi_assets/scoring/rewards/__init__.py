@@ -1,4 +1,4 @@
-"""Rewards: the verifier's word on a rollout (`verdict`), and the functions that reinforcement is driven by.
+"""The verifier's reward of a rollout (`verdict`), and the reward functions of reinforcement learning.
 
-`functions` knows every reward function by name and version; `terminal`, `unhardened` and `tools` hold them.
+`functions` registers every reward function by name and version; `terminal`, `unhardened` and `tools` define them.
 """

@@ -1,8 +1,6 @@
-"""What a reward function sees of a rollout.
+"""The values of a recorded rollout that reward functions read, and the error of a missing one.
 
-Belongs here: reading a recorded rollout into the few values that rewards are computed from, and the error of an input
-that never arrived. Does not belong here: any reward. A missing input is an error that names the row, never a zero: a
-reward whose input never arrives would otherwise train on noise in silence.
+A missing input raises an error that names the row. Scoring it as zero would train on noise without anyone noticing.
 """
 
 from __future__ import annotations
@@ -42,14 +40,14 @@ class Attempt:
 
 
 def attempt_of(record: RolloutRecord, task: Task) -> Attempt:
-    """The attempt of a single agent's rollout.
+    """Read a single agent's rollout.
 
     Raises:
-        BadReward: several agents, or none, took part; or the agent has no turn.
+        BadReward: the rollout has no agent or several, or the agent has no turn.
     """
     row = f"rollout {record.rollout_id} of task {record.task_id}"
     if len(record.agents) != 1:
-        raise BadReward(f"{row}: {len(record.agents)} agents; reinforcement takes suites that seat one agent")
+        raise BadReward(f"{row}: {len(record.agents)} agents; reinforcement needs suites with one agent")
     turns = record.agents[0].turns
     if not turns:
         raise BadReward(f"{row}: no turn was recorded ({record.error or 'no error is recorded either'})")

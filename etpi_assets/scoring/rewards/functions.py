@@ -1,8 +1,7 @@
-"""Every reward function by the name that a spec uses, with its version.
+"""The registry of reward functions: names as specs use them, versions, and scoring by a spec's reward terms.
 
-Belongs here: the registry, checking a spec's reward terms, and scoring attempts by them. Does not belong here: the
-functions. A version is a hash of the function's code and all that it calls, so that a changed reward is told apart from
-what scored earlier rollouts.
+A function's version is a hash of its code and of all code it calls, so that values of a changed function can be told
+from earlier ones.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ FUNCTIONS: Mapping[str, Function] = {
 
 @dataclass(frozen=True)
 class Score:
-    """One function's word on one attempt: its name, version, weight, value, and the product that is summed."""
+    """One function's value for one attempt, with the function's version and its weight in the sum."""
 
     function: str
     version: str
@@ -51,37 +50,41 @@ class Score:
 
 
 def check_terms(terms: Sequence[RewardTerm]) -> None:
-    """Raise SpecError where a term names no function, or gives it a parameter that it does not have."""
+    """Raise SpecError if a term names an unknown function, or passes it an unknown parameter."""
     for term in terms:
         if term.function not in FUNCTIONS:
             near = difflib.get_close_matches(term.function, FUNCTIONS, n=1, cutoff=0.0)[0]
             raise SpecError(
-                f"rl.rewards: there is no reward function {term.function!r}; the nearest is {near!r} (there are "
-                f"{', '.join(FUNCTIONS)})"
+                f"rl.rewards: unknown reward function {term.function!r}; did you mean {near!r}? Known functions: "
+                f"{', '.join(FUNCTIONS)}"
             )
-        known = [
+        parameters = [
             name
             for name, p in inspect.signature(FUNCTIONS[term.function]).parameters.items()
             if p.kind is p.KEYWORD_ONLY
         ]
-        if unknown := sorted(set(term.params) - set(known)):
-            raise SpecError(f"rl.rewards: {term.function} has no parameter {', '.join(unknown)}; it has {known}")
+        if unknown := sorted(set(term.params) - set(parameters)):
+            raise SpecError(
+                f"rl.rewards: {term.function} has no parameter {', '.join(unknown)}; its parameters are {parameters}"
+            )
 
 
 @cache
 def version_of(name: str) -> str:
-    """12 hex digits that change when the function's code does, or that of anything of etpi that it calls. A function
-    from elsewhere counts with its source text."""
+    """Return 12 hex digits that change with the function's code, or with any code of etpi that it calls.
+
+    A function defined outside etpi is hashed by its own source text.
+    """
     function = FUNCTIONS[name]
     target = f"{function.__module__}:{function.__qualname__}"
     return (definition_version(target) or digest_of(inspect.getsource(function)))[:12]
 
 
 def score_attempt(attempt: Attempt, terms: Sequence[RewardTerm]) -> list[Score]:
-    """Every term's word on an attempt, in the order of the spec.
+    """Score an attempt by every reward term, in the order of the spec.
 
     Raises:
-        BadReward: a value is not finite, or an input never arrived; names the row and the function.
+        BadReward: a value is not finite, or an input is missing; the message names the row and the function.
     """
     scores = []
     for term in terms:
@@ -89,7 +92,7 @@ def score_attempt(attempt: Attempt, terms: Sequence[RewardTerm]) -> list[Score]:
         if not isinstance(value, int | float) or not math.isfinite(value):
             raise BadReward(
                 f"rollout {attempt.rollout_id} of task {attempt.task_id}: the reward {term.function!r} is {value!r}; "
-                "mend the function, or its parameters in rl.rewards"
+                "fix the function, or its parameters in rl.rewards"
             )
         scores.append(Score(term.function, version_of(term.function), term.weight, float(value)))
     return scores

@@ -1,7 +1,6 @@
-"""Recorded rollouts of reinforcement, scored by the reward functions as they are now.
+"""Scores recorded rollouts of reinforcement by the current reward functions, and compares the values with training's.
 
-Belongs here: the new values beside those that training used. Does not belong here: running anything again, or what
-follows for a checkpoint that was trained on other values.
+Nothing is rolled out or trained again.
 """
 
 from __future__ import annotations
@@ -19,13 +18,16 @@ from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.schemas import from_rows
 
 
-def score_again(
+def rescore_rollouts(
     records: Sequence[RolloutRecord], tasks: Mapping[str, Task], samples: pa.Table, terms: Sequence[RewardTerm]
 ) -> pa.Table:
-    """A `rewards` table of every record, `applied` false. `samples`: the table `rl_samples` of the same rollouts.
+    """Return a `rewards` table of every record, with `applied` false.
+
+    Args:
+        samples: the table `rl_samples` of the same rollouts.
 
     Raises:
-        BadReward: an input never arrived; names the row.
+        BadReward: an input is missing; the message names the row.
     """
     keys = {row["rollout_id"]: {name: row[name] for name in ("seed", "step")} for row in samples.to_pylist()}
     rows = []
@@ -36,16 +38,16 @@ def score_again(
     return from_rows("rewards", rows)
 
 
-def as_applied(applied: pa.Table, again: pa.Table) -> CheckOutcome:
-    """Whether the functions still say what training was told; a difference only warns."""
+def rewards_as_applied(applied: pa.Table, rescored: pa.Table) -> CheckOutcome:
+    """Check that the current functions give the values that training used; a difference only warns."""
     before = {(r["rollout_id"], r["function"]): r for r in applied.to_pylist()}
-    moved: dict[str, int] = {}
-    for row in again.to_pylist():
+    changed: dict[str, int] = {}
+    for row in rescored.to_pylist():
         old = before.get((row["rollout_id"], row["function"]))
         if old is None or old["value"] != row["value"]:
-            moved[row["function"]] = moved.get(row["function"], 0) + 1
-    words = ", ".join(f"{name} on {n} rollouts" for name, n in moved.items())
-    message = f"{again.num_rows} rewards are what training was told"
-    if moved:
-        message = f"rewards changed since training: {words}; materialize rl_checkpoint again to train on them"
-    return CheckOutcome("rewards_as_applied", not moved, message, blocking=False, figures=moved)
+            changed[row["function"]] = changed.get(row["function"], 0) + 1
+    message = f"{rescored.num_rows} rewards have the values that training used"
+    if changed:
+        counts = ", ".join(f"{name} on {n} rollouts" for name, n in changed.items())
+        message = f"rewards changed since training: {counts}; materialize rl_checkpoint again to train on them"
+    return CheckOutcome("rewards_as_applied", not changed, message, blocking=False, figures=changed)

@@ -1,10 +1,9 @@
-"""The three terminal rewards, hardened: form, relevance and conciseness of one command.
+"""The three terminal rewards, hardened: form, relevance and conciseness of one command (DESIGN section 5).
 
-Belongs here: what DESIGN section 5 says of them, so that text which merely looks right earns nothing. Does not belong
-here: the rewards as their source words them (`unhardened`), or whether a command does what was asked (the verdict).
+Text that only looks right earns nothing; `unhardened` holds the rewards as their source states them.
 
-What they still cannot see: a command that runs the right verb on the wrong thing, or to no effect (`wc --help`), earns
-its relevance. Only the outcome tells that apart, so parsed, relevant and solved are reported side by side.
+Limits: a command that runs the right verb on the wrong file, or without effect (`wc --help`), still earns relevance.
+Only the outcome shows the difference, so the shares parsed, relevant and solved are reported side by side.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ KEYWORDS: Mapping[str, Sequence[str]] = {
     "tar": ("tar", "archive", "compress", "pack"),
     "wc": ("count", "how many"),
 }
-"""Command verb -> words of a request that ask for it: the verbs that the source names, the words our reading."""
+"""Command verb -> words of a request that ask for it. The verbs are the source's; we chose the words."""
 
 _WRAPPERS = frozenset(
     {"sudo", "time", "nohup", "exec", "env", "command", "!", "{", "then", "do", "else", "if", "while"}
@@ -32,12 +31,12 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 
 def form(attempt: Attempt) -> float:
-    """1.0 where the turn keeps to the contract and adds nothing to it, else 0.0."""
+    """Return 1.0 if the turn follows the contract and adds nothing to it, else 0.0."""
     return float(isinstance(read_contract(words_of(attempt)), Contract))
 
 
 def relevance(attempt: Attempt, *, keywords: Mapping[str, Sequence[str]] = KEYWORDS) -> float:
-    """How many of the verbs that the request asks for stand in command position, each once; 0.0 out of form.
+    """Count the requested verbs that the command runs, each once; 0.0 if the turn violates the contract.
 
     Args:
         keywords: command verb -> words or phrases of a request that ask for it (whole words, case folded).
@@ -48,19 +47,21 @@ def relevance(attempt: Attempt, *, keywords: Mapping[str, Sequence[str]] = KEYWO
 
 
 def conciseness(attempt: Attempt, *, free: int = 300, scale: int = 300) -> float:
-    """1.0 up to `free` characters, falling to 0.0 over the next `scale`; 0.0 out of form, so that silence earns
-    nothing."""
+    """Return 1.0 up to `free` characters, falling to 0.0 over the next `scale`; 0.0 if the turn violates the contract.
+
+    Silence therefore earns nothing.
+    """
     text = words_of(attempt)
     return shortness(text, free, scale) if isinstance(read_contract(text), Contract) else 0.0
 
 
 def shortness(text: str, free: int, scale: int) -> float:
-    """max(0, 1 - max(0, chars - free) / scale)."""
+    """Return max(0, 1 - max(0, chars - free) / scale)."""
     return max(0.0, 1.0 - max(0, len(text) - free) / scale)
 
 
 def asked_verbs(request: str, keywords: Mapping[str, Sequence[str]]) -> set[str]:
-    """The verbs for which one of their keywords stands in the request."""
+    """Return the verbs of which the request contains a keyword."""
     folded = request.casefold()
     return {
         verb
@@ -70,9 +71,11 @@ def asked_verbs(request: str, keywords: Mapping[str, Sequence[str]]) -> set[str]
 
 
 def run_verbs(command: str) -> list[str]:
-    """The programs that a bash command's top-level simple commands run, in order: not what stands in comments,
-    arguments, heredocs or quoted text. A path counts by its last part; `sudo`, assignments and keywords of the shell
-    are passed over."""
+    """Return the programs that a bash command's top-level simple commands run, in order.
+
+    Names in comments, arguments, heredocs and quoted text do not count. A path counts by its last part; `sudo`,
+    assignments and shell keywords are skipped.
+    """
     verbs = []
     for words in command_words(command):
         for word in words:
@@ -84,14 +87,14 @@ def run_verbs(command: str) -> list[str]:
 
 
 def words_of(attempt: Attempt) -> str:
-    """The attempt's text; BadReward where it never arrived."""
+    """Return the attempt's text; raises BadReward if none was recorded."""
     if attempt.text is None:
         raise BadReward(f"rollout {attempt.rollout_id} of task {attempt.task_id}: no text was recorded")
     return attempt.text
 
 
 def request_of(attempt: Attempt) -> str:
-    """The attempt's request; BadReward where it never arrived."""
+    """Return the attempt's request; raises BadReward if none was recorded."""
     if not attempt.request:
         raise BadReward(f"rollout {attempt.rollout_id} of task {attempt.task_id}: the task's request never arrived")
     return attempt.request

@@ -1,8 +1,4 @@
-"""Rewards of tool-using agents: the outcome, the tool-call reward (TCR), and the penalty of overlong responses.
-
-Belongs here: what DESIGN section 5 defines for GRPO-TCR. Does not belong here: judging an answer, which the family
-does.
-"""
+"""Rewards of GRPO-TCR (DESIGN section 5): the outcome, the tool-call reward (TCR), and the overlong penalty."""
 
 from __future__ import annotations
 
@@ -10,15 +6,15 @@ from etpi_assets.scoring.rewards.attempt import Attempt, BadReward
 
 
 def outcome(attempt: Attempt, *, right: float = 1.0, wrong: float = -1.0) -> float:
-    """`right` where the verifier's reward is 1, else `wrong`."""
+    """Return `right` if the verifier's reward is 1, else `wrong`."""
     return right if _solved(attempt) else wrong
 
 
 def tool_call_reward(attempt: Attempt, *, ceiling: float = -0.6, step: float = 0.1) -> float:
-    """1 where solved, else min(ceiling, -1 + (num_turns - 2) / 2 * step): a wrong attempt that called tools loses less.
+    """Return 1 if solved, else min(ceiling, -1 + (num_turns - 2) / 2 * step): wrong attempts lose less if they call.
 
-    num_turns is tool-response turns + assistant turns + 1 for the first prompt. A tool turn counts whatever the call
-    did: a call to no effect earns as much as any, up to the ceiling, so accuracy is reported beside the share of calls.
+    num_turns is tool-response turns + assistant turns + 1 for the first prompt. A call without effect earns as much as
+    any other, up to the ceiling; reports therefore show accuracy beside the share of attempts that called a tool.
     """
     if _solved(attempt):
         return 1.0
@@ -27,7 +23,10 @@ def tool_call_reward(attempt: Attempt, *, ceiling: float = -0.6, step: float = 0
 
 
 def overlong(attempt: Attempt, *, limit: int = 10480, buffer: int = 3000, factor: float = 1.0) -> float:
-    """min(-(length - (limit - buffer)) / buffer * factor, 0), unclamped below; the length includes observations."""
+    """Return min(-(length - (limit - buffer)) / buffer * factor, 0); the length includes observations.
+
+    There is no lower bound.
+    """
     length = _known(attempt, attempt.response_tokens, "response length")
     return min(-(length - (limit - buffer)) / buffer * factor, 0.0)
 

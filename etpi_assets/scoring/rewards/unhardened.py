@@ -1,7 +1,6 @@
-"""The terminal rewards as their source words them, kept beside the hardened ones so that the difference can be seen.
+"""The terminal rewards exactly as their source states them, for comparison with the hardened ones (`terminal`).
 
-Belongs here: the literal readings, hackable as they are. Does not belong here: anything an experiment should train on
-unless it means to show what these invite. Tests say what degenerate answers score under both.
+They can be hacked. Train on them only to show that; tests/test_rewards.py lists what degenerate answers score.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ PATTERN = re.compile(r"^<thinking>\s*[\s\S]+?\s*</thinking>\s*```bash\n[\s\S]+?\
 
 
 def form(attempt: Attempt) -> float:
-    """1.0 where the pattern matches, else 0.0. It lets blank thinking, repeated tags and a trailing newline pass."""
+    """Return 1.0 if the pattern matches, else 0.0. Blank thinking, repeated tags and a trailing newline pass."""
     return float(PATTERN.match(words_of(attempt)) is not None)
 
 
 def relevance(attempt: Attempt, *, keywords: Mapping[str, Sequence[str]] = KEYWORDS) -> float:
-    """How many of the verbs that the request asks for stand anywhere in the answer: comments and echo included."""
+    """Count the requested verbs that occur anywhere in the answer, comments and echo included."""
     text = words_of(attempt)
     return float(sum(re.search(rf"\b{re.escape(v)}\b", text) is not None for v in _asked(attempt, keywords)))
 
 
 def conciseness(attempt: Attempt, *, free: int = 300, scale: int = 300) -> float:
-    """As the hardened one, whatever the form: an empty answer earns all of it."""
+    """Score as the hardened function does, without the contract: an empty answer earns 1.0."""
     return shortness(words_of(attempt), free, scale)
 
 

@@ -1,7 +1,6 @@
-"""The verifier's word on a rollout, as a reward and a verdict.
+"""The verifier's reward and verdict of a rollout, read from `rollouts.outcome`.
 
-Belongs here: reading `rollouts.outcome`, whoever wrote it. Does not belong here: judging, which the suite family does,
-or behaviour, which has nothing to do with the reward.
+Suite families judge rollouts and importers copy outcomes; this module reads both.
 """
 
 from __future__ import annotations
@@ -16,8 +15,10 @@ INFRASTRUCTURE = "infrastructure"
 
 @dataclass(frozen=True)
 class Reward:
-    """A rollout's reward (None: nobody judged it), verdict, and whether infrastructure failed it: such a rollout says
-    nothing about who acted."""
+    """A rollout's reward (None if it was not judged), its verdict, and whether an infrastructure error ended it.
+
+    A rollout with an infrastructure error says nothing about its agents.
+    """
 
     reward: float | None
     verdict: str
@@ -25,26 +26,26 @@ class Reward:
 
 
 def read_reward(outcome: str | None, error: str | None, rollout_id: str = "") -> Reward:
-    """The reward of one row of `rollouts`.
+    """Read the reward of one row of `rollouts`.
 
     Args:
-        outcome: JSON {"reward": number or null, "verdict": text, ...}, or None where there is no verdict.
+        outcome: JSON {"reward": number or null, "verdict": text, ...}, or None if there is no verdict.
         error: the infrastructure error, or None.
-        rollout_id: for the message of an error.
+        rollout_id: names the row in error messages.
 
     Raises:
-        ValueError: the outcome is no such JSON, or the reward is no finite number.
+        ValueError: the outcome is not such JSON, or the reward is not a finite number.
     """
-    found = _outcome(outcome, rollout_id)
-    verdict = found.get("verdict") or UNKNOWN
+    fields = _outcome(outcome, rollout_id)
+    verdict = fields.get("verdict") or UNKNOWN
     if error is not None or verdict == INFRASTRUCTURE:
         return Reward(None, INFRASTRUCTURE, True)
-    reward = found.get("reward")
+    reward = fields.get("reward")
     if reward is None:
         return Reward(None, verdict, False)
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
         raise ValueError(
-            f"rollout {rollout_id}: outcome.reward = {reward!r} is no finite number; mend the verifier or importer"
+            f"rollout {rollout_id}: outcome.reward = {reward!r} is not a finite number; fix the verifier or importer"
         )
     return Reward(float(reward), verdict, False)
 
@@ -53,13 +54,13 @@ def _outcome(outcome: str | None, rollout_id: str) -> dict:
     if outcome is None:
         return {}
     try:
-        found = json.loads(outcome)
+        fields = json.loads(outcome)
     except ValueError as error:
         raise ValueError(
-            f"rollout {rollout_id}: outcome is not JSON ({error}); mend the verifier or importer"
+            f"rollout {rollout_id}: outcome is not JSON ({error}); fix the verifier or importer"
         ) from error
-    if not isinstance(found, dict):
+    if not isinstance(fields, dict):
         raise ValueError(
             f"rollout {rollout_id}: outcome is {outcome[:40]!r}, expected an object with `reward` and `verdict`"
         )
-    return found
+    return fields
