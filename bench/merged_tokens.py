@@ -87,7 +87,7 @@ def main() -> None:
     import numpy as np
 
     from etpi_assets.curation.merge import saving
-    from etpi_resources.prefix_tree import Tree
+    from etpi_resources.prefix_tree import PrefixTree
     from etpi_resources.trainers.workers.packing import pack
 
     messages = recorded()
@@ -95,11 +95,12 @@ def main() -> None:
         began = time.process_time()
         pairs, rows, sequences = dataset(history, messages)
         saved = saving(rows, pairs, sequences)
-        trees = [Tree.stored(row) for row in sequences.to_pylist()]
+        trees = [PrefixTree.from_row(row) for row in sequences.to_pylist()]
         own = sum(len(indices) for tree in trees for indices, _ in tree.branches())
         lengths = [tree.length for tree in trees]
         print(
-            f"{history}: {len(rows)} turns, {len(trees)} sequences, {sum(tree.forks for tree in trees)} of them fork; "
+            f"{history}: {len(rows)} turns, {len(trees)} sequences, {sum(tree.has_branches for tree in trees)} with "
+            "several branches; "
             f"{saved['row_tokens']:,} tokens as rows, {own:,} as branches, {saved['sequence_tokens']:,} as trees: "
             f"{saved['ratio']:.1f}x fewer than rows, {own / saved['sequence_tokens']:.1f}x fewer than branches; "
             f"{time.process_time() - began:.0f} s of CPU",

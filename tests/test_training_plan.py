@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etpi_resources.labels import IGNORE_INDEX
-from etpi_resources.prefix_tree import Tree
+from etpi_resources.prefix_tree import PrefixTree
 from etpi_resources.trainers.workers.collate import Sequences, collate
 from etpi_resources.trainers.workers.packing import padded_lengths
 from etpi_resources.trainers.workers.plan import MicroBatch, learning_rates, make_plan, one_pass
@@ -130,7 +130,7 @@ def test_collating_keeps_every_token_label_and_weight(drawn):
         flat_weights.extend((labels != IGNORE_INDEX) * 1.5)
         offsets.append(offsets[-1] + length)
     arrays = [np.asarray(x) for x in (offsets, flat_ids, flat_labels, flat_weights)]
-    trees = [Tree.chain(length) for length, _ in drawn]
+    trees = [PrefixTree.chain(length) for length, _ in drawn]
     none = np.zeros(len(drawn), dtype=int)
     names = [f"s{i}" for i in range(len(drawn))]
     sequences = Sequences(names, arrays[0], arrays[1], arrays[2], arrays[3], np.ones(len(drawn)), trees, none, none)

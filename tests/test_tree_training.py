@@ -13,7 +13,7 @@ from transformers import Qwen3_5TextConfig, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5ForCausalLM
 
 from etpi_resources.labels import IGNORE_INDEX
-from etpi_resources.prefix_tree import Tree
+from etpi_resources.prefix_tree import PrefixTree
 from etpi_resources.trainers.workers import label_head
 from etpi_resources.trainers.workers.collate import BadSequences, collate, read_sequences
 from etpi_resources.trainers.workers.label_head import add_label_head
@@ -117,7 +117,15 @@ def test_tiles_of_logits_change_neither_loss_nor_gradient(tmp_path, monkeypatch)
     assert (whole - tiled).norm() / whole.norm() <= 1e-6
 
 
-def logits(ids: np.ndarray, trees: list[Tree], length: int) -> torch.Tensor:
+def subtree_ends(tree: PrefixTree) -> np.ndarray:
+    """One past the number of each node's last descendant; (nodes,)."""
+    ends = np.arange(1, len(tree) + 1)
+    for node in range(len(tree) - 1, 0, -1):
+        ends[tree.parents[node]] = max(ends[tree.parents[node]], ends[node])
+    return ends
+
+
+def logits(ids: np.ndarray, trees: list[PrefixTree], length: int) -> torch.Tensor:
     positions = np.concatenate([*[tree.token_positions() for tree in trees], np.arange(length - len(ids))])
     padded = torch.zeros(1, length, dtype=torch.int64)
     padded[0, : len(ids)] = torch.from_numpy(ids)
@@ -132,7 +140,7 @@ def test_a_token_is_seen_by_its_own_descendants_and_by_nobody_else(agents, data)
     """Change one token: exactly what stands after it in a branch through it may change, bit for bit."""
     assert refuses_trees(NET) is None
     sequences = built(pairs_of(*agents))[1].to_pylist()
-    trees = [Tree.stored(sequence) for sequence in sequences]
+    trees = [PrefixTree.from_row(sequence) for sequence in sequences]
     ids = np.concatenate([sequence["input_ids"] for sequence in sequences])
     changed = data.draw(st.integers(0, len(ids) - 1))
     sees = np.zeros(len(ids), dtype=bool)
@@ -141,7 +149,7 @@ def test_a_token_is_seen_by_its_own_descendants_and_by_nobody_else(agents, data)
         nodes = np.repeat(np.arange(len(tree)), tree.ends - tree.starts)
         at = changed - base
         if 0 <= at < tree.length:
-            below = (nodes[at] <= nodes) & (nodes < tree.touts[nodes[at]])
+            below = (nodes[at] <= nodes) & (nodes < subtree_ends(tree)[nodes[at]])
             sees[base : base + tree.length] = below & (np.arange(tree.length) >= at)
         base += tree.length
     other = ids.copy()
@@ -154,7 +162,7 @@ def test_a_token_is_seen_by_its_own_descendants_and_by_nobody_else(agents, data)
 def test_the_layout_is_the_rule_of_who_sees_whom():
     """Runs and their contexts against tin[key] <= tin[query] < tout[key] and no later key, token by token."""
     _, sequences, _ = built(pairs_of(*AGENTS["mixed"]))
-    trees = [Tree.stored(sequence) for sequence in sequences.to_pylist()]
+    trees = [PrefixTree.from_row(sequence) for sequence in sequences.to_pylist()]
     length = sum(tree.length for tree in trees) + 3
     layout = RowLayout.of(trees, length)
     starts = np.concatenate([[0], np.cumsum(layout.sizes)])
@@ -167,10 +175,10 @@ def test_the_layout_is_the_rule_of_who_sees_whom():
         sees[own.start : own.stop, own.start : own.stop] = np.tri(len(own), dtype=bool)
     wanted = np.zeros_like(sees)
     base = 0
-    for tree in [*trees, Tree.chain(3)]:
+    for tree in [*trees, PrefixTree.chain(3)]:
         tin = np.repeat(np.arange(len(tree)), tree.ends - tree.starts)
         here = slice(base, base + tree.length)
-        below = (tin <= tin[:, None]) & (tin[:, None] < tree.touts[tin])
+        below = (tin <= tin[:, None]) & (tin[:, None] < subtree_ends(tree)[tin])
         wanted[here, here] = below & np.tri(tree.length, dtype=bool)
         base += tree.length
     assert (sees == wanted).all()
@@ -224,11 +232,11 @@ def test_a_model_that_ignores_the_layout_is_found_out(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"node_parents": [-1, 2, 0]}, "does not stand among the descendants"),
-        ({"node_positions": [0, 1, 2]}, "does not begin where its parent"),
+        ({"node_parents": [-1, 2, 0]}, "node 1"),
+        ({"node_positions": [0, 1, 2]}, "position"),
         ({"node_starts": [0, 2, 2]}, "do not cover"),
         ({"node_starts": [], "node_parents": [], "node_positions": []}, "node lists are empty"),
-        ({"node_parents": [0, 0, 0]}, "no root"),
+        ({"node_parents": [0, 0, 0]}, "a root"),
     ],
 )
 def test_a_sequence_that_is_no_tree_is_refused_by_name(tmp_path, change, words):
@@ -236,7 +244,7 @@ def test_a_sequence_that_is_no_tree_is_refused_by_name(tmp_path, change, words):
 
     _, sequences, _ = built(pairs_of(FORK))
     broken = from_rows("sequences", [sequences.to_pylist()[0] | change])
-    with pytest.raises(BadSequences, match=f"is no prefix tree: .*{words}.*rebuild upweighted_dataset"):
+    with pytest.raises(BadSequences, match=rf"prefix tree: .*{words}.*upweighted_dataset"):
         read(broken, tmp_path)
 
 

@@ -21,7 +21,7 @@ from etpi_assets.specs.experiment import DatasetSection
 from etpi_assets.trajectories.tables import iter_prompts
 from etpi_resources.labels import IGNORE_INDEX
 from etpi_resources.lake.schemas import from_rows
-from etpi_resources.prefix_tree import Tree
+from etpi_resources.prefix_tree import PrefixTree
 from etpi_resources.trainers.workers.collate import read_sequences
 
 
@@ -137,10 +137,10 @@ def test_a_fork_is_a_branch_that_repeats_nothing():
     rows, sequences, _ = built(pairs_of(FORK))
     (sequence,) = sequences.to_pylist()
     assert sequence["input_ids"] == [1, 2, 9, 5, 8, 8, 8, 3, 4, 6, 7], "the longer branch first"
-    tree = Tree.stored(sequence)
+    tree = PrefixTree.from_row(sequence)
     assert (tree.starts.tolist(), tree.parents.tolist(), tree.positions.tolist()) == ([0, 2, 7], [-1, 0, 0], [0, 2, 2])
     assert tree.token_positions().tolist() == [0, 1, 2, 3, 4, 5, 6, 2, 3, 4, 5]
-    assert tree.sources()[[2, 7]].tolist() == [1, 1], "both branches go on from the token they fork at"
+    assert tree.predicted_from()[[2, 7]].tolist() == [1, 1], "both branches go on from the token they fork at"
     assert list(zip(rows["span_start"].to_pylist(), rows["span_end"].to_pylist(), strict=True)) == [
         (7, 9), (3, 4), (10, 11), (5, 7),
     ]  # fmt: skip
@@ -231,7 +231,7 @@ def test_every_output_stands_once_behind_its_own_input(agents):
     for row, (_, prompt) in zip(rows.to_pylist(), iter_prompts(pairs), strict=True):
         sequence = stored[row["sequence_id"]]
         output = outputs[row["pair_id"]]
-        branch = Tree.stored(sequence).until(row["span_end"] - 1)
+        branch = PrefixTree.from_row(sequence).branch_to(row["span_end"] - 1)
         assert np.array(sequence["input_ids"])[branch].tolist() == prompt.tolist() + output
         assert branch[len(prompt) :].tolist() == list(range(row["span_start"], row["span_end"]))
         learnt += row["output_tokens"]
@@ -249,8 +249,8 @@ def test_the_branches_of_the_trees_are_the_rows_and_nothing_else(agents, task, l
     wanted = [(prompt.tolist(), outputs["/".join(map(str, key))]) for key, prompt in iter_prompts(pairs)]
     found = []
     for sequence in sequences.to_pylist():
-        tree = Tree.stored(sequence)
-        assert tree.fault() is None and len(tree.token_positions()) == len(sequence["input_ids"]) <= longest
+        tree = PrefixTree.from_row(sequence)
+        assert tree.find_error() is None and len(tree.token_positions()) == len(sequence["input_ids"]) <= longest
         once = np.concatenate([indices[repeated:] for indices, repeated in tree.branches()])
         assert sorted(once.tolist()) == list(range(tree.length)), "each token is one branch's own"
         for branch in branches(sequence):

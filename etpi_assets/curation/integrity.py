@@ -25,7 +25,7 @@ from etpi_resources.chat.format import ChatFormat
 from etpi_resources.labels import IGNORE_INDEX
 from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.stored import Rows, batches, columns_of, counts
-from etpi_resources.prefix_tree import Tree
+from etpi_resources.prefix_tree import PrefixTree
 
 _SHOWN = 3
 _TEXT = 60
@@ -312,10 +312,10 @@ def _in_place(row: Mapping, sequence: Mapping[str, Any] | None, prompt: np.ndarr
         return False
     if (row["span_start"], row["span_end"]) not in zip(sequence["span_starts"], sequence["span_ends"], strict=True):
         return False
-    tree = Tree.stored(sequence)
-    if tree.fault() or not 0 < row["span_end"] <= tree.length:
+    tree = PrefixTree.from_row(sequence)
+    if tree.find_error() or not 0 < row["span_end"] <= tree.length:
         return False
-    branch = tree.until(row["span_end"] - 1)
+    branch = tree.branch_to(row["span_end"] - 1)
     ids = np.asarray(sequence["input_ids"], dtype=np.int32)[branch]
     in_one_piece = np.array_equal(branch[-len(output) :], np.arange(row["span_start"], row["span_end"]))
     return len(prompt) > 0 and in_one_piece and np.array_equal(ids, np.concatenate([prompt, output]))

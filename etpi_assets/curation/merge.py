@@ -27,7 +27,7 @@ from etpi_assets.trajectories.tables import iter_turns
 from etpi_resources.labels import IGNORE_INDEX
 from etpi_resources.lake.schemas import TableBuilder
 from etpi_resources.lake.stored import Rows, batches, columns_of, dicts
-from etpi_resources.prefix_tree import Tree
+from etpi_resources.prefix_tree import PrefixTree
 
 WAITING_TOKENS = 1 << 25
 """Tokens of trees that wait for other samples of their task. Where there are more, the oldest wait no longer, so that
@@ -187,7 +187,7 @@ def _sample_of(
     return None
 
 
-def _name(ids: np.ndarray, tree: Tree, spans: Sequence[tuple[int, int, Row]]) -> str:
+def _name(ids: np.ndarray, tree: PrefixTree, spans: Sequence[tuple[int, int, Row]]) -> str:
     """32 hex digits over ids, nodes, spans and weights."""
     digest = hashlib.sha256(ids.astype("<i4").tobytes())
     digest.update(np.stack([tree.starts, tree.parents]).astype("<i4").tobytes())
@@ -196,7 +196,7 @@ def _name(ids: np.ndarray, tree: Tree, spans: Sequence[tuple[int, int, Row]]) ->
     return digest.hexdigest()[:32]
 
 
-def _stored(name: str, ids: np.ndarray, tree: Tree, spans: Sequence[tuple[int, int, Row]]) -> dict[str, Any]:
+def _stored(name: str, ids: np.ndarray, tree: PrefixTree, spans: Sequence[tuple[int, int, Row]]) -> dict[str, Any]:
     first = min((row for _, _, row in spans), key=lambda row: row["turn"])
     return {
         "sequence_id": name,
@@ -216,7 +216,7 @@ def _stored(name: str, ids: np.ndarray, tree: Tree, spans: Sequence[tuple[int, i
 
 def expand(sequence: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """A row of `sequences` as (input_ids, labels, weights), each (n,): int64, int64 with -100 outside spans, float32
-    with 0 outside spans. Which token a token is predicted from is the tree's to say (`Tree.sources`)."""
+    with 0 outside spans. Which token a token is predicted from is the tree's to say (`PrefixTree.predicted_from`)."""
     ids = np.asarray(sequence["input_ids"], dtype=np.int64)
     labels = np.full(len(ids), IGNORE_INDEX, dtype=np.int64)
     weights = np.zeros(len(ids), dtype=np.float32)
@@ -232,7 +232,7 @@ def branches(sequence: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     span_starts, span_ends, span_weights}. What a branch repeats of an earlier one is read, not learnt again."""
     ids, labels, weights = expand(sequence)
     spans = list(zip(*(sequence[f"span_{name}"] for name in ("starts", "ends", "weights")), strict=True))
-    for indices, repeated in Tree.stored(sequence).branches():
+    for indices, repeated in PrefixTree.from_row(sequence).branches():
         place = {int(index): at for at, index in enumerate(indices) if at >= repeated}
         # A span goes on into a branch's own part only from its first token on: an output is one range of one branch.
         own = [(place[s], place[e - 1] + 1, w) for s, e, w in spans if s in place]

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from etpi_resources.prefix_tree import Tree
+from etpi_resources.prefix_tree import PrefixTree
 
 Row = Mapping[str, Any]
 
@@ -91,7 +91,7 @@ class GrowingTree:
         self._ids[self.size : self.size + len(ids)] = ids
         self.size += len(ids)
 
-    def lay_out(self) -> tuple[np.ndarray, Tree, list[tuple[int, int, Row]]]:
+    def lay_out(self) -> tuple[np.ndarray, PrefixTree, list[tuple[int, int, Row]]]:
         """The tokens (int32) in depth-first order, their tree, and (start, end, row) of each output in it, in order.
 
         Of a node's children the one that goes on with an output stands first, so that every output is one range; then
@@ -134,12 +134,12 @@ class GrowingTree:
         return at >= 0 and self._spans[at][0] < child.start < self._spans[at][1]
 
 
-def _with_positions(starts: list[int], parents: list[int], length: int) -> Tree:
+def _with_positions(starts: list[int], parents: list[int], length: int) -> PrefixTree:
     ends = [*starts[1:], length]
     positions = [0]
     for parent in parents[1:]:
         positions.append(positions[parent] + ends[parent] - starts[parent])
-    return Tree(*(np.array(column, dtype=np.int64) for column in (starts, parents, positions)), length=length)
+    return PrefixTree(*(np.array(column, dtype=np.int64) for column in (starts, parents, positions)), length=length)
 
 
 def _common(a: np.ndarray, b: np.ndarray) -> int:

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import torch
 
 from etpi_resources.labels import IGNORE_INDEX
-from etpi_resources.prefix_tree import Tree
+from etpi_resources.prefix_tree import PrefixTree
 from etpi_resources.trainers.workers.plan import MicroBatch
 from etpi_resources.trainers.workers.tree_attention import RowLayout
 
@@ -59,7 +59,7 @@ class Sequences:
     labels: np.ndarray
     weights: np.ndarray
     rows: np.ndarray
-    trees: list[Tree]
+    trees: list[PrefixTree]
     begins: np.ndarray
     repeated: np.ndarray
 
@@ -68,7 +68,7 @@ class Sequences:
 
     @property
     def fork(self) -> bool:
-        return any(tree.forks for tree in self.trees)
+        return any(tree.has_branches for tree in self.trees)
 
     def branches(self) -> Sequences:
         """Each branch as a sequence of its own, for models that cannot be trained on trees: what it shares with an
@@ -91,7 +91,7 @@ class Sequences:
         begins = np.flatnonzero(begin[flat] & ~again)
         ends = np.searchsorted(begins, offsets)
         rows = np.diff(np.concatenate([[0.0], np.cumsum(weights[begins], dtype=np.float64)])[ends])
-        trees = [Tree.chain(int(n)) for n in lengths]
+        trees = [PrefixTree.chain(int(n)) for n in lengths]
         return Sequences(
             names, offsets, self.ids[flat], labels, weights, rows, trees, begins, np.array(repeated, dtype=np.int64)
         )
@@ -131,9 +131,9 @@ def read_sequences(files: Sequence[str | Path], split: str, *, vocabulary: int, 
     for i, (name, nodes, (starts, ends, span_weights)) in enumerate(zip(names, node_lists, spans, strict=True)):
         first, length = int(offsets[i]), int(offsets[i + 1] - offsets[i])
         own = ids[first : first + length]
-        tree = Tree(*(np.asarray(column or (), dtype=np.int64) for column in nodes), length=length)
-        if fault := tree.fault():
-            raise BadSequences(f"sequence {name} is no prefix tree: {fault}; rebuild upweighted_dataset")
+        tree = PrefixTree(*(np.asarray(column or (), dtype=np.int64) for column in nodes), length=length)
+        if error := tree.find_error():
+            raise BadSequences(f"sequence {name} is not a prefix tree: {error}; rebuild upweighted_dataset")
         deepest = int((tree.positions + tree.ends - tree.starts).max())
         if deepest > longest:
             raise BadSequences(
@@ -201,7 +201,7 @@ def _packed(batch: MicroBatch, sequences: Sequences, pad_id: int) -> dict[str, A
         own, row = slice(sequences.offsets[index], sequences.offsets[index + 1]), slice(base, base + tree.length)
         ids[row], places[row] = sequences.ids[own], tree.token_positions()
         learnt = np.flatnonzero(sequences.labels[own] != IGNORE_INDEX)
-        sources.append(base + tree.sources()[learnt])
+        sources.append(base + tree.predicted_from()[learnt])
         labels.append(sequences.labels[own][learnt])
         weights.append(sequences.weights[own][learnt])
         base += tree.length

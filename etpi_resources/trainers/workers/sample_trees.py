@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from etpi_resources.labels import IGNORE_INDEX
-from etpi_resources.prefix_tree import Tree
+from etpi_resources.prefix_tree import PrefixTree
 from etpi_resources.trainers.workers.tree_attention import RowLayout, tree_arguments
 
 ROW_MULTIPLE = 128
@@ -54,7 +54,7 @@ def pack_samples(input_ids: torch.Tensor, attention_mask: torch.Tensor, sample_t
     places = np.zeros((len(rows), sample_tokens), dtype=np.int64)
     pieces: list[np.ndarray] = []
     labels: list[np.ndarray] = []
-    trees: list[Tree] = []
+    trees: list[PrefixTree] = []
     base = 0
     for members in of_prompt.values():
         prompt = rows[members[0], :edge][mask[members[0], :edge]]
@@ -72,7 +72,7 @@ def pack_samples(input_ids: torch.Tensor, attention_mask: torch.Tensor, sample_t
         if len(trunk):
             trees.append(_fork(starts, len(trunk), at))
         else:
-            trees += [Tree.chain(end - start) for start, end in zip(starts, [*starts[1:], at], strict=True)]
+            trees += [PrefixTree.chain(end - start) for start, end in zip(starts, [*starts[1:], at], strict=True)]
         base += at
     length = -(-base // ROW_MULTIPLE) * ROW_MULTIPLE
     positions = np.concatenate([*[tree.token_positions() for tree in trees], np.arange(length - base)])
@@ -90,11 +90,11 @@ def pack_samples(input_ids: torch.Tensor, attention_mask: torch.Tensor, sample_t
     )
 
 
-def _fork(starts: list[int], trunk: int, length: int) -> Tree:
+def _fork(starts: list[int], trunk: int, length: int) -> PrefixTree:
     """A trunk and its branches, all at its end."""
     parents, positions = np.zeros(len(starts), dtype=np.int64), np.full(len(starts), trunk)
     parents[0], positions[0] = -1, 0
-    return Tree(np.array(starts, dtype=np.int64), parents, positions, length)
+    return PrefixTree(np.array(starts, dtype=np.int64), parents, positions, length)
 
 
 def _padded(pieces: list[np.ndarray], length: int, fill: int) -> torch.Tensor:

@@ -22,7 +22,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from etpi_resources.prefix_tree import Tree
+from etpi_resources.prefix_tree import PrefixTree
 
 ATTENTION = "prefix_tree"
 QUERIES = 512
@@ -46,10 +46,10 @@ class RowLayout:
     runs: tuple[Run, ...]
 
     @classmethod
-    def of(cls, trees: Sequence[Tree], length: int) -> RowLayout:
+    def of(cls, trees: Sequence[PrefixTree], length: int) -> RowLayout:
         """Trees side by side, padded to `length` tokens; the padding is a tree of its own."""
         padding = length - sum(tree.length for tree in trees)
-        whole = [*trees, Tree.chain(padding)] if padding else trees
+        whole = [*trees, PrefixTree.chain(padding)] if padding else trees
         sizes: list[int] = []
         runs: list[Run] = []
         for tree in whole:
@@ -159,8 +159,8 @@ def _difference(model: PreTrainedModel) -> float:
     import numpy as np
 
     columns = ([0, 6, 10], [-1, 0, 0], [0, 6, 6])
-    fork = Tree(*(np.array(column, dtype=np.int64) for column in columns), length=13)
-    trees = [Tree.chain(5), fork]
+    fork = PrefixTree(*(np.array(column, dtype=np.int64) for column in columns), length=13)
+    trees = [PrefixTree.chain(5), fork]
     text: Any = model.config.get_text_config()
     ids = torch.arange(2, 20, device=model.device) * 7919 % text.vocab_size
     positions = torch.from_numpy(np.concatenate([tree.token_positions() for tree in trees])).to(model.device)[None]
