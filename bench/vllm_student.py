@@ -52,7 +52,7 @@ def main() -> None:
         options = {"dtype": "float32", "max-model-len": 2048, "enforce-eager": True}
         server = VllmServer(folder, student["checkpoint_id"], log=Path(logs) / "log", options=options)
         try:
-            engine = VllmEngine(Endpoints([server.url], ended=server.ended), server.name, chat)
+            engine = VllmEngine(Endpoints([server.url], exit_reason=server.exit_reason), server.name, chat)
             theirs = engine.complete(requests)
             engine.close()
         finally:

@@ -37,7 +37,7 @@ from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.lake import Lake, LakeError, Manifest, MissingInput, Ref
 from etpi_resources.lake.schemas import empty
 from etpi_resources.lake.stored import Spooled, Stored
-from etpi_resources.process.progress import LANE, Progress
+from etpi_resources.process.progress import WORKER_VARIABLE, Progress
 
 Log = Callable[[str], None]
 
@@ -320,7 +320,7 @@ def label(asset: str, key: str) -> str:
 def shared_lock(name: str) -> str:
     """The lock on what several runs share, "accelerator" or "sandboxes": the machine's own, or, where nothing but cores
     is shared, the lane's, which has its part of them."""
-    lane = os.environ.get(LANE)
+    lane = os.environ.get(WORKER_VARIABLE)
     return f"{name}-{lane}" if lane and not accelerators() else name
 
 

@@ -67,7 +67,7 @@ class Attached(VllmServing):
     server: Any = None
 
     def _serve(self, folder: Path, name: str) -> Any:
-        return SimpleNamespace(url=self.server.url, ended=self.server.ended, folder=folder, name=name)
+        return SimpleNamespace(url=self.server.url, exit_reason=self.server.exit_reason, folder=folder, name=name)
 
 
 def attach(monkeypatch: pytest.MonkeyPatch, server: VllmServer) -> None:

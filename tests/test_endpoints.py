@@ -15,7 +15,7 @@ from etpi_resources.engines import EngineUnavailable, Request, Sampler
 from etpi_resources.engines import endpoints as module
 from etpi_resources.engines.endpoints import Endpoints
 from etpi_resources.engines.openai import OpenAIEngine
-from etpi_resources.engines.vllm import VllmEngine, take_weights
+from etpi_resources.engines.vllm import VllmEngine, reload_weights
 
 CHAT = load_chat_format("tiny")
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -113,7 +113,7 @@ def test_a_dead_server_is_left_out_and_taken_back_in(server, monkeypatch):
 
 
 def test_a_server_of_this_process_that_ended_says_why(server):
-    engine = vllm(server, ended=lambda: "the vLLM server of teacher was ended by signal 9")
+    engine = vllm(server, exit_reason=lambda: "the vLLM server of teacher was ended by signal 9")
     server.always = drop
     with pytest.raises(EngineUnavailable, match="ended by signal 9"):
         engine.complete([ask()])
@@ -150,16 +150,16 @@ def test_a_server_of_another_vocabulary_or_model_is_refused(server):
 
 def test_weights_are_read_and_what_they_replace_is_forgotten_or_the_run_stops(server):
     server.answer = lambda path, body: {"success": path == "/reset_prefix_cache"}
-    take_weights(endpoints(server), Path("/weights"))
+    reload_weights(endpoints(server), Path("/weights"))
     read = {"method": "reload_weights", "kwargs": {"weights_path": "/weights"}}
     assert server.seen == [("/collective_rpc", read), ("/reset_prefix_cache", {})]
     server.answer = lambda path, body: {"success": False}
     with pytest.raises(EngineUnavailable, match="earlier weights: a request is under way"):
-        take_weights(endpoints(server), Path("/weights"))
+        reload_weights(endpoints(server), Path("/weights"))
     for fault in (status(404), status(500, "no such file")):
         server.always = fault
         with pytest.raises(EngineUnavailable, match=r"did not take the weights in /weights.*VLLM_SERVER_DEV_MODE=1"):
-            take_weights(endpoints(server), Path("/weights"))
+            reload_weights(endpoints(server), Path("/weights"))
 
 
 def test_log_probabilities_of_a_prompt_are_those_of_its_ids_or_refused(server):

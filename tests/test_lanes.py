@@ -19,7 +19,7 @@ from etpi_assets.asset_run import shared_lock
 from etpi_assets.runs import pool as lanes
 from etpi_assets.specs.load import load_specs
 from etpi_resources.lake.lake import Lake, Ref
-from etpi_resources.process.progress import LANE
+from etpi_resources.process.progress import WORKER_VARIABLE
 from etpi_resources.process.supervise import descendants
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -149,7 +149,7 @@ def test_a_shared_accelerator_is_one_lane(monkeypatch):
 )
 def test_a_lane_waits_for_another_s_rollouts_only_where_they_share_an_accelerator(monkeypatch, lane, shared, lock):
     monkeypatch.setattr(resources, "ACCELERATORS", shared)
-    monkeypatch.delenv(LANE, raising=False)
+    monkeypatch.delenv(WORKER_VARIABLE, raising=False)
     if lane:
-        monkeypatch.setenv(LANE, lane)
+        monkeypatch.setenv(WORKER_VARIABLE, lane)
     assert shared_lock("sandboxes") == lock

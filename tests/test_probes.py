@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from etpi_assets.evaluation import probes
-from etpi_resources.engines import Completion, Served
+from etpi_resources.engines import Completion, ServedModel
 from etpi_resources.lake.lake import folder_hash
 
 HERE = Path(__file__).parent
@@ -37,7 +37,7 @@ STRUCTURED = [{"id": "c1", "function": {"name": "bash", "arguments": '{"command"
 def test_a_clean_serving_fires_nothing(tmp_path):
     (tmp_path / "adapter.safetensors").write_bytes(b"weights")
     trained = {p.source: list(p.ids) for p in PROMPTS}
-    listing = [Served("sft-0123456789ab", str(tmp_path), "base")]
+    listing = [ServedModel("sft-0123456789ab", str(tmp_path), "base")]
     answers = (
         probes.served_root(listing, "sft-0123456789ab", tmp_path, folder_hash(tmp_path)),
         probes.content_visible("train", PROMPTS, _chats(content="", reasoning="r", tool_calls=STRUCTURED)),
@@ -57,9 +57,9 @@ def test_a_clean_serving_fires_nothing(tmp_path):
         ("served_name", probes.served_name(SimpleNamespace(name="plan-first"), "0123456789abcdef")),  # pyright: ignore
         ("ids_returned", probes.ids_returned("train", PROMPTS, _turns(ids=[]))),
         ("prompt_parity", probes.prompt_parity({"a": [1, 5, 3]}, {"a": [1, 2, 3]})),
-        ("served_root", probes.served_root([Served("sft", "/old", "base")], "sft", HERE, None)),
-        ("served_root", probes.served_root([Served("base", str(HERE), None)], "sft", HERE, None)),
-        ("served_root", probes.served_root([Served("sft", str(HERE), None)], "sft", HERE, "0123456789abcdef")),
+        ("served_root", probes.served_root([ServedModel("sft", "/old", "base")], "sft", HERE, None)),
+        ("served_root", probes.served_root([ServedModel("base", str(HERE), None)], "sft", HERE, None)),
+        ("served_root", probes.served_root([ServedModel("sft", str(HERE), None)], "sft", HERE, "0123456789abcdef")),
         ("content_visible", probes.content_visible("train", PROMPTS, _chats(content="\n", reasoning=CALL))),
         ("calls_round_trip", probes.calls_round_trip("train", PROMPTS, _chats(content="ls"))),
         ("calls_round_trip", probes.calls_round_trip("train", PROMPTS, _chats(content=CALL.replace("ls", "rm")))),

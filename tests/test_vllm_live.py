@@ -69,7 +69,7 @@ def server(models, tmp_path_factory) -> Iterator[VllmServer]:
 
 @pytest.fixture
 def engine(server) -> Iterator[VllmEngine]:
-    engine = VllmEngine(Endpoints([server.url], ended=server.ended), server.name, CHAT)
+    engine = VllmEngine(Endpoints([server.url], exit_reason=server.exit_reason), server.name, CHAT)
     yield engine
     engine.close()
 
@@ -116,7 +116,7 @@ def test_an_adapter_is_served_while_it_is_loaded_and_no_name_twice(engine, serve
     endpoints, asked, name = Endpoints([server.url]), requests(2), f"sft-{folder_hash(models.adapter)}"
     with loaded_adapter(endpoints, name, models.adapter):
         adapted = VllmEngine(endpoints, name, CHAT)
-        (card,) = [card for card in adapted.listing() if card.name == name]
+        (card,) = [card for card in adapted.list_models() if card.name == name]
         assert (card.root, card.parent) == (str(models.adapter), server.name)
         pairs = zip(adapted.complete(asked), engine.complete(asked), strict=True)
         assert all(mine.output_ids != base.output_ids for mine, base in pairs)
@@ -126,7 +126,7 @@ def test_an_adapter_is_served_while_it_is_loaded_and_no_name_twice(engine, serve
         ):
             pass
         adapted.close()
-    assert name not in [card.name for card in engine.listing()]
+    assert name not in [card.name for card in engine.list_models()]
 
 
 # --- rollout sets ----------------------------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ def examine(
     found = []
     if isinstance(engine, ServerEngine):
         content_hash = expected.content_hash if expected.verifiable else None
-        found.append(probes.served_root(engine.listing(), expected.name, expected.folder, content_hash))
+        found.append(probes.served_root(engine.list_models(), expected.name, expected.folder, content_hash))
         for prompt_set, prompts in (("train", paper.train), ("heldout", paper.heldout)):
             chats = probes.first_chat_turns(engine, prompts, agent.max_tokens)
             found.append(probes.content_visible(prompt_set, prompts, chats))

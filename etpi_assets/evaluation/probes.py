@@ -17,7 +17,7 @@ from typing import Any
 from etpi_assets.agent.actions import read_actions
 from etpi_assets.agent.contract import read_turn
 from etpi_assets.specs.rollout_set import AgentSection
-from etpi_resources.engines import Completion, Engine, Request, Sampler, Served, ServerEngine
+from etpi_resources.engines import Completion, Engine, Request, Sampler, ServedModel, ServerEngine
 from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.lake import folder_hash
 
@@ -96,7 +96,7 @@ def served_name(engine: Engine, content_hash: str) -> Answer:
     )
 
 
-def served_root(listing: Sequence[Served], name: str, folder: Path, content_hash: str | None) -> Answer:
+def served_root(listing: Sequence[ServedModel], name: str, folder: Path, content_hash: str | None) -> Answer:
     """Every server lists the name, with the folder of the trained files behind it; and these are still the trained
     ones (`content_hash`; None where it is not that of a folder). A name used again for another adapter fails."""
     roots = [card.root for card in listing if card.name == name]

@@ -64,7 +64,7 @@ def model_engine(section: EngineSection, chat: ChatFormat, lake: Lake) -> Engine
     log, lock = lake.scratch("servers") / f"{name}.log", lake.lock_file("server")
     server = VllmServer(folder, name, log=log, options=section.options, lock=lock)
     try:
-        endpoints = Endpoints([server.url], timeout=section.timeout, ended=server.ended)
+        endpoints = Endpoints([server.url], timeout=section.timeout, exit_reason=server.exit_reason)
 
         def release() -> None:
             endpoints.close()

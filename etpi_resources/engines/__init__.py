@@ -113,7 +113,7 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedModel:
     """A line of what a server lists: a name, the folder or hub id behind it, the name of the base under an adapter."""
 
     name: str
@@ -125,7 +125,7 @@ class Served:
 class ServerEngine(Engine, Protocol):
     """An engine behind a server with a template and parsers of its own, which may differ from what was trained."""
 
-    def listing(self) -> list[Served]:
+    def list_models(self) -> list[ServedModel]:
         """What the server says it serves."""
         ...
 

@@ -76,7 +76,7 @@ class Endpoints:
         urls: "http://host:port", without a path.
         key_env: name of the environment variable with the key; sent as a bearer token, and taken out of every message.
         timeout: seconds a request may take.
-        ended: why a server that this process started has ended, None while it runs.
+        exit_reason: why a server that this process started has ended, None while it runs.
         attempts, backoff: how often a request is tried, and the first wait between tries in seconds.
     Raises:
         EngineUnavailable: the key is not set, or an URL carries a user name or password.
@@ -88,7 +88,7 @@ class Endpoints:
         *,
         key_env: str | None = None,
         timeout: float = 600.0,
-        ended: Callable[[], str | None] = lambda: None,
+        exit_reason: Callable[[], str | None] = lambda: None,
         attempts: int = ATTEMPTS,
         backoff: float = BACKOFF_SECONDS,
     ) -> None:
@@ -104,7 +104,7 @@ class Endpoints:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
             trust_env=False,
         )
-        self._timeout, self._ended, self._attempts, self._backoff = timeout, ended, attempts, backoff
+        self._timeout, self._exit_reason, self._attempts, self._backoff = timeout, exit_reason, attempts, backoff
         self._lock = threading.Lock()
         self._homes: OrderedDict[str, _Server] = OrderedDict()
 
@@ -179,7 +179,7 @@ class Endpoints:
         raise RuntimeError(said)
 
     def _lost(self, url: str, error: httpx.HTTPError) -> RuntimeError:
-        if why := self._ended():
+        if why := self._exit_reason():
             return EngineUnavailable(why)
         hung = isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout)
         what = f"no answer in {self._timeout:g} s" if hung else type(error).__name__

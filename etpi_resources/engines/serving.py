@@ -132,7 +132,7 @@ class VllmServing:
             else:
                 server = self._serve(checkpoint.folder, checkpoint.name)
             name, folder = self.expected(checkpoint)
-            endpoints = Endpoints([server.url], ended=server.ended)
+            endpoints = Endpoints([server.url], exit_reason=server.exit_reason)
             stack.callback(endpoints.close)
             if folder == checkpoint.adapter:
                 stack.enter_context(loaded_adapter(endpoints, name, folder))

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from etpi_resources.engines import Completion, EngineUnavailable, FinishReason, Request, Served
+from etpi_resources.engines import Completion, EngineUnavailable, FinishReason, Request, ServedModel
 from etpi_resources.engines.endpoints import Endpoints, Unanswered
 
 if TYPE_CHECKING:
@@ -105,9 +105,9 @@ class VllmEngine:
                 f"{self.name} at {urls} does not answer with `prompt_logprobs` as vLLM does"
             ) from None
 
-    def listing(self) -> list[Served]:
+    def list_models(self) -> list[ServedModel]:
         return [
-            Served(card["id"], card.get("root"), card.get("parent"))
+            ServedModel(card["id"], card.get("root"), card.get("parent"))
             for url in self._endpoints.urls
             for card in self._endpoints.ask(url, "GET", "/v1/models")["data"]
         ]
@@ -260,11 +260,11 @@ def loaded_adapter(endpoints: Endpoints, name: str, folder: Path) -> Iterator[No
                 endpoints.ask(url, "POST", "/v1/unload_lora_adapter", {"lora_name": name})
 
 
-TAKES_WEIGHTS: Mapping[str, str] = {"VLLM_SERVER_DEV_MODE": "1"}
-"""What a server's environment must hold for `take_weights`; it opens calls that only this machine should reach."""
+RELOAD_ENVIRONMENT: Mapping[str, str] = {"VLLM_SERVER_DEV_MODE": "1"}
+"""What a server's environment must hold for `reload_weights`; it opens calls that only this machine should reach."""
 
 
-def take_weights(endpoints: Endpoints, folder: Path) -> None:
+def reload_weights(endpoints: Endpoints, folder: Path) -> None:
     """Have every server read the weights in `folder` in place of its own, and forget what it computed with those.
 
     Args:
@@ -280,7 +280,7 @@ def take_weights(endpoints: Endpoints, folder: Path) -> None:
         except RuntimeError as error:
             raise EngineUnavailable(
                 f"{url} did not take the weights in {folder}: {error}. It must be a vLLM of version 0.32 that was "
-                f"started with {', '.join(f'{key}={value}' for key, value in TAKES_WEIGHTS.items())}"
+                f"started with {', '.join(f'{key}={value}' for key, value in RELOAD_ENVIRONMENT.items())}"
             ) from None
         if not forgot["success"]:
             raise EngineUnavailable(f"{url} still holds keys and values of earlier weights: a request is under way")

@@ -133,7 +133,7 @@ class VllmServer:
                 self.close()
                 raise
 
-    def ended(self) -> str | None:
+    def exit_reason(self) -> str | None:
         """Why the server is no more; None while it runs."""
         if (status := self._process.poll()) is None:
             return None
@@ -165,7 +165,7 @@ class VllmServer:
         deadline = time.monotonic() + START_SECONDS
         with httpx.Client(trust_env=False, timeout=5.0) as client:
             while time.monotonic() < deadline:
-                if why := self.ended():
+                if why := self.exit_reason():
                     raise EngineUnavailable(why)
                 try:
                     if client.get(f"{self.url}/health").status_code == 200:

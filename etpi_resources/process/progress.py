@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Protocol, Self, TextIO
 
-LANE = "ETPI_LANE"
+WORKER_VARIABLE = "ETPI_LANE"
 """Environment variable: the number of this process among those that run experiments side by side."""
 NOT_ON_CONSOLE = "etpi_not_on_console"
 """Attribute of a log record that Dagster's log gets and the display does not: it shows the same in another form."""

@@ -1,7 +1,7 @@
 """The local default sandbox: namespaces through bubblewrap, limits, and a guest that runs the commands.
 
 Belongs here: building the cage, and the pipes to its guest. Does not belong here: what happens inside (`guest`), what
-is asked of it (`conversation`), and the denied system calls (`seccomp`).
+is asked of it (`guest_connection`), and the denied system calls (`seccomp`).
 
 What stands between a command and the host: namespaces of its own for users, mounts, processes, network, IPC and host
 name; no capability, no further user namespace; /usr and the loader's cache read-only, and nothing else of the host's
@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Self
 
 from etpi_resources.sandboxes import Environment, EnvironmentUnavailable, Limits, SandboxUnavailable, namespaces
-from etpi_resources.sandboxes.conversation import GRACE_SECONDS, GUEST, Conversation, Ended, settings
+from etpi_resources.sandboxes.guest_connection import GRACE_SECONDS, GUEST, GuestConnection, GuestUnreachable, settings
 from etpi_resources.sandboxes.seccomp import filter_program
 
 _USER = 64_117
@@ -159,7 +159,7 @@ class _Command:
         # fmt: on
 
 
-class BubblewrapSandbox(Conversation):
+class BubblewrapSandbox(GuestConnection):
     """One cage with one guest. To be entered, used and left in one thread: it dies with the thread that entered it."""
 
     def __init__(
@@ -189,7 +189,7 @@ class BubblewrapSandbox(Conversation):
         self._channel = _Pipes(self._process)
         try:
             self._greet(self._command.guest)
-        except Ended:
+        except GuestUnreachable:
             reason = self._last_words()
             self.__exit__()
             if any(str(folder) in reason for folder in self._folders()):
@@ -218,7 +218,7 @@ class BubblewrapSandbox(Conversation):
                 _wait(process.stdout.fileno(), select.POLLIN, deadline)
                 if not os.read(process.stdout.fileno(), 1 << 16):
                     break
-        except Ended:
+        except GuestUnreachable:
             process.kill()
         process.wait()
         process.stdout.close()
@@ -269,7 +269,7 @@ class _Pipes:
                 _wait(self._in, select.POLLOUT, deadline)
                 view = view[os.write(self._in, view[: select.PIPE_BUF]) :]
         except OSError:
-            raise Ended from None
+            raise GuestUnreachable from None
 
     def take(self, count: int, deadline: float) -> bytes:
         parts = []
@@ -277,7 +277,7 @@ class _Pipes:
             _wait(self._out, select.POLLIN, deadline)
             part = os.read(self._out, min(count, 1 << 20))
             if not part:
-                raise Ended
+                raise GuestUnreachable
             parts.append(part)
             count -= len(part)
         return b"".join(parts)
@@ -287,7 +287,7 @@ def _wait(fd: int, event: int, deadline: float) -> None:
     poll = select.poll()
     poll.register(fd, event)
     if not poll.poll(max(0.0, 1000 * (deadline - time.monotonic()))):
-        raise Ended
+        raise GuestUnreachable
 
 
 def _interpreter() -> tuple[str, str | None]:

@@ -1,7 +1,7 @@
 """The container sandbox: one container a rollout through the Docker API, with the same guest inside as bubblewrap.
 
 Belongs here: making containers, and the attached stream to their guests. Does not belong here: images
-(`docker_images`), whose containers are whose (`docker_owner`), what is asked of a guest (`conversation`).
+(`docker_images`), whose containers are whose (`docker_owner`), what is asked of a guest (`guest_connection`).
 
 What stands between a command and the host: a container without network, capabilities, new privileges or host folders;
 control groups for memory, processes and cores; the engine's and our own filter of system calls; and in it the guest's
@@ -26,9 +26,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from etpi_resources.sandboxes import CommandResult, Environment, EnvironmentUnavailable, Limits, SandboxUnavailable
-from etpi_resources.sandboxes.conversation import GUEST, OPEN_FILES, Conversation, Ended, frame, settings
 from etpi_resources.sandboxes.docker_images import Image, Images
 from etpi_resources.sandboxes.docker_owner import OWNER, owner, reap
+from etpi_resources.sandboxes.guest_connection import (
+    GUEST,
+    OPEN_FILES,
+    GuestConnection,
+    GuestUnreachable,
+    frame,
+    settings,
+)
 from etpi_resources.sandboxes.seccomp import filter_program
 
 if TYPE_CHECKING:
@@ -165,7 +172,7 @@ class _Engine:
         )
 
 
-class DockerSandbox(Conversation):
+class DockerSandbox(GuestConnection):
     """One container with one guest. To be used in one thread."""
 
     def __init__(self, engine: Any, files: Mapping[str, str], limits: Limits, environment: Environment | None) -> None:
@@ -197,7 +204,7 @@ class DockerSandbox(Conversation):
             self._greet(frame(lines) + frame(seccomp) + frame(engine.guest))
             self._write(self._files)
             self._written = self._size()
-        except Ended:
+        except GuestUnreachable:
             assert self._stream
             reason = self._stream.last_words()
             self.__exit__()
@@ -228,7 +235,7 @@ class DockerSandbox(Conversation):
             self._id = None
 
     def run(self, command: str, *, timeout: float | None = None) -> CommandResult:
-        """As `Conversation.run`; a command that makes the container's own disk pass the limit is ended too."""
+        """As `GuestConnection.run`; a command that makes the container's own disk pass the limit is ended too."""
         result = super().run(command, timeout=timeout)
         self._unlooked += result.seconds
         if self._unlooked > LOOK_SECONDS and not self._ended:
@@ -295,7 +302,7 @@ class _Attached:
             except BlockingIOError:
                 continue
             except OSError:
-                raise Ended from None
+                raise GuestUnreachable from None
 
     def take(self, count: int, deadline: float) -> bytes:
         while len(self._out) < count:
@@ -311,13 +318,13 @@ class _Attached:
             return True
         try:
             self._wait(select.POLLIN, deadline)
-        except Ended:
+        except GuestUnreachable:
             return False
         return True
 
     def last_words(self) -> str:
         """What the container said on stderr before it ended."""
-        with contextlib.suppress(Ended):
+        with contextlib.suppress(GuestUnreachable):
             while True:
                 self._wait(select.POLLIN, time.monotonic() + 2)
                 self._fill()
@@ -335,9 +342,9 @@ class _Attached:
         except BlockingIOError:
             return
         except OSError:
-            raise Ended from None
+            raise GuestUnreachable from None
         if not part:
-            raise Ended
+            raise GuestUnreachable
         self._raw += part
         while len(self._raw) >= 8:
             length = int.from_bytes(self._raw[4:8], "big")
@@ -353,7 +360,7 @@ class _Attached:
         poll = select.poll()
         poll.register(self._sock.fileno(), event)
         if not poll.poll(max(0.0, 1000 * (deadline - time.monotonic()))):
-            raise Ended
+            raise GuestUnreachable
 
 
 def _own(environment: Environment) -> bool:

@@ -23,7 +23,7 @@ from peft.tuners.lora.layer import LoraLayer
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.engines import Completion, Request
 from etpi_resources.engines.endpoints import Endpoints
-from etpi_resources.engines.vllm import TAKES_WEIGHTS, VllmEngine, take_weights
+from etpi_resources.engines.vllm import RELOAD_ENVIRONMENT, VllmEngine, reload_weights
 from etpi_resources.engines.vllm_server import VllmServer
 from etpi_resources.trainers.workers.checkpointing import logits_of
 
@@ -76,10 +76,10 @@ class HandedPolicy:
             lock=Path(server["lock"]),
             # Reported of each id: its probability under the distribution it was drawn from, temperature included.
             options={**server["options"], "logprobs-mode": "processed_logprobs"},
-            environment=TAKES_WEIGHTS,
+            environment=RELOAD_ENVIRONMENT,
         )
         try:
-            self._endpoints = Endpoints([self._server.url], ended=self._server.ended)
+            self._endpoints = Endpoints([self._server.url], exit_reason=self._server.exit_reason)
             self._engine = VllmEngine(self._endpoints, self._server.name, chat, release=self._release)
         except BaseException:
             self._server.close()
@@ -97,7 +97,7 @@ class HandedPolicy:
         self.name = f"{self._policy}+{step}"
         shutil.rmtree(self._folder, ignore_errors=True)
         save_whole(self._model, self._folder, self._dtype)
-        take_weights(self._endpoints, self._folder)
+        reload_weights(self._endpoints, self._folder)
         self._prove(step)
         yield
 

@@ -26,12 +26,13 @@ GRACE_SECONDS = 10.0
 _FILES_SECONDS = 60.0
 
 
-class Ended(Exception):
+class GuestUnreachable(Exception):
     """The guest does not answer any more."""
 
 
 class Channel(Protocol):
-    """Bytes to and from a guest. Both raise Ended where the guest is gone, or the deadline (time.monotonic) passes."""
+    """Bytes to and from a guest. Both methods raise GuestUnreachable where the guest is gone or `deadline`
+    (time.monotonic) passes."""
 
     def put(self, data: bytes, deadline: float) -> None: ...
 
@@ -40,7 +41,7 @@ class Channel(Protocol):
         ...
 
 
-class Conversation:
+class GuestConnection:
     """What both kinds of sandbox do alike. A subclass sets `_channel` while its guest runs."""
 
     def __init__(self, files: Mapping[str, str], limits: Limits, environment: Environment | None) -> None:
@@ -72,7 +73,7 @@ class Conversation:
                 text += "\n"
             text += "\n".join(notes)
             return CommandResult(text, int(code), float(seconds), flag == b"t", bool(int(left_out)))
-        except (Ended, ValueError):  # an answer that does not parse is not the guest's any more
+        except (GuestUnreachable, ValueError):  # an answer that does not parse is not the guest's any more
             self._ended = True
             return CommandResult("[the sandbox has ended]", 137, time.monotonic() - started)
 
@@ -91,12 +92,12 @@ class Conversation:
                 with contextlib.suppress(UnicodeDecodeError):
                     files[checked(path.decode())] = data.decode()
             return dict(sorted(files.items()))
-        except (Ended, ValueError):
+        except (GuestUnreachable, ValueError):
             self._ended = True
             return {}
 
     def _greet(self, guest: bytes) -> None:
-        """Hand the guest over to the cage and hear that it is ready; raises Ended."""
+        """Hand the guest over to the cage and hear that it is ready; raises GuestUnreachable."""
         assert self._channel
         self._channel.put(guest, time.monotonic() + START_SECONDS)
         self._receive(time.monotonic() + START_SECONDS)
@@ -106,7 +107,7 @@ class Conversation:
             return
         try:
             problem = self._ask(b"W" + body, _FILES_SECONDS)
-        except Ended:
+        except GuestUnreachable:
             self._ended = True
             raise OSError("cannot write files: the sandbox has ended") from None
         if problem:
@@ -115,7 +116,7 @@ class Conversation:
     def _ask(self, request: bytes, seconds: float) -> bytes:
         deadline = time.monotonic() + seconds
         if self._ended or self._channel is None:
-            raise Ended
+            raise GuestUnreachable
         self._channel.put(frame(request), deadline)
         self._watch(deadline)
         return self._receive(deadline)
@@ -128,7 +129,7 @@ class Conversation:
         length = int.from_bytes(self._channel.take(4, deadline), "big")
         most = max(self._limits.file_bytes, self._limits.output_bytes) * 2 + (1 << 20)
         if length > most:
-            raise Ended
+            raise GuestUnreachable
         return self._channel.take(length, deadline)
 
 
