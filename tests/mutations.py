@@ -338,8 +338,8 @@ SAME: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "etpi_assets/specs/experiment.py",
-        'description="floor of learnt tool-call openings"',
-        'description="least openings"',
+        "Floor of tool calls trained on in one epoch",
+        "Least calls of an epoch",
     ),
     (f"{K}/terminal.jinja", "that follows. An earlier", "that follows; an earlier"),
     (f"{B}/guest.py", "MOST_FILES = 50_000", "MOST_FILES = 50000  # enough"),

@@ -168,13 +168,13 @@ def test_planner_names_the_edited_function(copy, unchanged, specs, tmp_path, mon
     ("old", "new", "stale"),
     [
         (
-            "min_reward: float | None = Field(default=1.0",
-            "min_reward: float | None = Field(default=0.5",
+            "min_reward: float | None = 1.0",
+            "min_reward: float | None = 0.5",
             {"selected_trajectories"},
         ),
         ("min_parse: float = 0.8", "min_parse: float = 0.7", {"serving_probe"}),
         ('license: str = "apache-2.0"', 'license: str = "mit"', {"model_card"}),
-        ('description="floor of learnt tool-call openings"', 'description="least openings"', None),
+        ("Floor of tool calls trained on in one epoch", "Least calls of an epoch", None),
     ],
     ids=["select", "probe", "card", "description"],
 )

@@ -1,8 +1,6 @@
-"""What an experiment's spec may say: from what is selected to what is reported.
+"""The spec of an experiment, from selection to the model card; training's sections are in `specs.training`.
 
-Belongs here: every knob, its default, bounds and meaning. Does not belong here: training's own knobs
-(`specs.training`), reading files (`specs.load`) or acting on a knob. Everything scientific is in specs; run
-configuration holds operational knobs alone.
+All scientific settings are in specs; run configuration has operational ones only.
 """
 
 from __future__ import annotations
@@ -18,38 +16,38 @@ from etpi_assets.specs.training import BaseSection, RLSection, TrainSection
 
 
 class SelectSection(Section):
-    """Rejection sampling."""
+    """Rejection sampling: which rollouts train the student."""
 
-    min_reward: float | None = Field(default=1.0, description='drop below it; "none": the reward does not filter')
+    min_reward: float | None = 1.0
+    """Drop rollouts with a lower reward or without one; "none": do not filter by reward."""
     require: tuple[Literal["plan_first", "plan_content", "follow_through"], ...] = ("plan_first", "plan_content")
-    shortest_correct: bool = Field(
-        default=True, description="one rollout a task: the fewest output tokens among reward == 1"
-    )
-    max_rollouts: int | None = Field(
-        default=None,
-        description="equalise sizes: the first N that the rules left, a task's second only after all firsts",
-    )
+    """Behaviours that all agents of a rollout must show."""
+    shortest_correct: bool = True
+    """Keep one rollout per task: the one with the fewest output tokens among those with reward 1."""
+    max_rollouts: int | None = None
+    """Keep at most N rollouts, one of every task before a second of any; "none": all."""
     exclude_repos: tuple[str, ...] = ()
+    """Repositories whose rollouts are dropped."""
 
 
 class PairsSection(Section):
-    """How turns become token-in/token-out pairs (DESIGN section 5)."""
+    """How turns become token-in/token-out pairs."""
 
     capture: Literal["native", "retokenised"] = "native"
-    tools: tuple[Tool, ...] = Field(
-        default=(),
-        description="retokenised: tools that the student's prompts offer, in place of the schemas that the rollouts "
-        "recorded; native prompts have their set's",
-    )
+    """Which token ids: `native` as the engine generated them, or `retokenised` from the recorded messages."""
+    tools: tuple[Tool, ...] = ()
+    """retokenised: tools that the student's prompts offer, instead of the schemas that the rollouts recorded."""
     strip_think: bool = True
-    strip_rule: Literal["delimited", "opened"] = Field(
-        default="delimited",
-        description="what is cut: through the </think> before the first call, whatever opened the block; or, as "
-        "published, only where the output itself opens one",
-    )
+    """Remove think blocks from the outputs that are trained on."""
+    strip_rule: Literal["delimited", "opened"] = "delimited"
+    """What is removed: `delimited`, everything through the `</think>` before the first call, even if the prompt opened
+    the block; `opened` (the published rule), only a block that the output itself opens."""
     history_think: Literal["strip", "keep"] = "strip"
+    """Think blocks of earlier turns in the inputs: removed or kept."""
     drop_unparseable: bool = True
+    """Drop turns without a readable action."""
     drop_truncated: bool = True
+    """Drop turns cut at the output limit."""
 
     @model_validator(mode="after")
     def _tools_are_read(self) -> PairsSection:
@@ -61,102 +59,128 @@ class PairsSection(Section):
 
 
 class DatasetSection(Section):
-    """Weights, split, lengths."""
+    """Weights, split and lengths of the training rows."""
 
     upweight_turns: tuple[int, ...] = (0, 1, 2)
+    """Turns (from 0) whose rows get `upweight_factor`."""
     upweight_factor: float = Field(default=1.0, gt=0)
+    """Loss weight of those rows; the others have 1."""
     upweight_form: Literal["weight", "duplicate"] = "weight"
-    val_fraction: float = Field(
-        default=0.1, ge=0, lt=1, description="share of training repositories kept for validation"
-    )
-    heldout_repos: tuple[str, ...] = Field(default=(), description="besides the suite's held-out split")
+    """Multiply the loss by the factor, or repeat the row (a whole number of times)."""
+    val_fraction: float = Field(default=0.1, ge=0, lt=1)
+    """Share of the training repositories kept for validation."""
+    heldout_repos: tuple[str, ...] = ()
+    """Repositories that never train, besides the suite's held-out split."""
     max_length: int = Field(default=2048, ge=64)
+    """Most tokens of input and output together; a longer pair is dropped, never cut."""
 
 
 class GatesSection(Section):
-    """Floors and bounds of the blocking checks before training. A gate is switched off by name, with the reason."""
+    """Floors and bounds of the blocking checks before training (checks.md)."""
 
-    teacher: dict[str, float] = Field(default_factory=lambda: {"plan_first": 0.7, "plan_content": 0.7})
-    first_turn_loss_share: float = Field(default=0.02, description="floor of turn 0's share of the weighted loss")
-    format_exposure: int = Field(default=200, description="floor of learnt tool-call openings")
-    role_balance: float = Field(default=0.25, description="floor of the rarer role's share of rows")
-    plan_paths_in_task: float = Field(default=0.8, description="floor of plans whose paths occur in their task")
-    prompt_length_ratio: float = Field(
-        default=4.0, description="bound of median evaluation over median training prompt length"
+    teacher: dict[str, float] = Field(
+        default_factory=lambda: {"plan_first": 0.7, "plan_content": 0.7}, examples=[{"solved": 0.5}]
     )
-    template_distance: float = Field(
-        default=0.5, description="bound of what evaluation prompts share and training prompts lack"
+    """Floors of the teacher's own rates over all its rollouts (teacher_gate), by metric: solved, plan_first,
+    plan_content, follow_through, follow_own, follow_edited, follow_by_turn_5."""
+    first_turn_loss_share: float = 0.02
+    """Floor of turn 0's share of the weighted loss (turn_loss_share)."""
+    format_exposure: int = 200
+    """Floor of tool calls trained on in one epoch, counted with weights (format_exposure)."""
+    role_balance: float = 0.25
+    """Floor of the rarer role's share of the training rows (role_balance)."""
+    plan_paths_in_task: float = 0.8
+    """Floor of the share of plans whose files and functions all occur in their task (plan_paths_in_task)."""
+    prompt_length_ratio: float = 4.0
+    """Bound of the ratio, either way, between the median first prompts of evaluation and training."""
+    template_distance: float = 0.5
+    """Bound of the share of what all evaluation prompts have in common that training prompts lack."""
+    skip_rate: float = 0.2
+    """Bound of the share of inputs lost before training for reasons other than selection (skip_rate)."""
+    turns_lost: float = Field(default=0.2, ge=0, le=1)
+    """Bound of the share of turns, and of their output tokens, that selected rollouts lose on the way to the data set
+    (turns_lost), and of finished conversations that lose their last turn (label_syntax)."""
+    override: dict[str, str] = Field(
+        default_factory=dict, examples=[{"role_balance": "the second role is trained elsewhere"}]
     )
-    skip_rate: float = Field(
-        default=0.2, description="bound of tasks or rollouts lost before training for reasons other than selection"
-    )
-    turns_lost: float = Field(
-        default=0.2,
-        ge=0,
-        le=1,
-        description="bound of the share of turns, and of output tokens, that the data set loses of the selected "
-        "rollouts; and of finished conversations whose last turn it loses",
-    )
-    override: dict[str, str] = Field(default_factory=dict, description="check name -> why its failure is accepted")
+    """Checks whose failure is accepted: name of the check and the reason, which its message then shows."""
 
 
 class ServingSection(ServerSection):
-    """What serves checkpoints for the probe and the evaluation."""
+    """The engine that serves checkpoints for the probe and the evaluation."""
 
     sandbox: Literal["bubblewrap", "docker"] = "bubblewrap"
-    template_kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="the chat template's arguments, in training as in serving"
-    )
-    untrained_kwargs: dict[str, Any] = Field(
-        default_factory=dict,
-        description="further ones that serving alone gives it; prompt_parity stops those that make a difference",
-    )
+    """Where evaluation rollouts run commands."""
+    template_kwargs: dict[str, Any] = Field(default_factory=dict, examples=[{"enable_thinking": False}])
+    """Arguments of the chat template, in training and in serving alike."""
+    untrained_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments that only serving passes; prompt_parity fails if they change a prompt."""
 
     def served_kwargs(self) -> dict[str, Any]:
-        """What serving gives the chat template."""
+        """Return the chat template's arguments in serving."""
         return {**self.template_kwargs, **self.untrained_kwargs}
 
 
 class ProbeSection(Section):
-    """The first-turn probe, before rollouts are spent."""
+    """The first-turn probe of a served checkpoint, before evaluation rollouts are spent."""
 
     prompts: int = 20
+    """Prompts taken from training, and as many from held-out tasks."""
     min_parse: float = 0.8
+    """Floor of the share of first turns with a readable action (first_turn_parses)."""
     min_differs: float = 0.5
+    """Floor of the share of greedy first turns that differ from the base's (differs_from_base)."""
 
 
 class Decoding(Section):
+    """One way of sampling in evaluation."""
+
     name: str
+    """Name in tables and reports, such as `greedy`."""
     temperature: float = 0.0
+    """Sampling temperature; 0 is greedy."""
     top_p: float = 1.0
+    """Nucleus sampling: the probability mass sampled from."""
 
 
 class Budget(Section):
-    """Another budget of evaluation's agent, beside its own; a bound that is left out is the agent's."""
+    """A further budget of evaluation's agent; a limit that is left out stays the agent's."""
 
-    name: str = Field(pattern=r"^[\w-]+$", description="stands behind the decoding's name: greedy@NAME")
+    name: str = Field(pattern=r"^[\w-]+$")
+    """Appended to the decoding's name: `greedy@NAME`."""
     max_steps: int | None = Field(default=None, ge=1)
+    """Most assistant turns; "none": the agent's."""
     max_model_len: int | None = Field(default=None, ge=64)
+    """Most tokens of prompt and output together; "none": the agent's."""
 
 
 class EvaluateSection(Section):
     """Held-out rollouts. A change here retrains nothing."""
 
     suite: str = "coop_tiny"
+    """The suite that is rolled out."""
     split: Literal["heldout", "train"] = "heldout"
+    """Which tasks of the suite."""
     tasks: int | None = 24
+    """Only the first N tasks of the split; "none": all."""
     roles: tuple[Literal["base", "sft", "rl"], ...] = ("base", "sft")
+    """Which checkpoints: the base, the fine-tuned, the reinforced."""
     decodings: tuple[Decoding, ...] = (Decoding(name="greedy"), Decoding(name="t1", temperature=1.0))
+    """Ways of sampling; every checkpoint runs every one."""
     sample_seeds: tuple[int, ...] = (0,)
-    steering_probe: bool = Field(default=False, description="also roll the base out with the steering prompt")
-    budgets: tuple[Budget, ...] = Field(default=(), description="also roll trained checkpoints out under each of these")
+    """Seeds of the sampler; a greedy decoding uses only the first."""
+    steering_probe: bool = False
+    """Also roll out the base with the steering prompt."""
+    budgets: tuple[Budget, ...] = ()
+    """Also roll out trained checkpoints under each of these budgets."""
     agent: AgentSection = AgentSection()
+    """The agent loop of the evaluation."""
 
     @model_validator(mode="after")
-    def _budgets_are_told_apart(self) -> EvaluateSection:
+    def _budget_names_are_unique(self) -> EvaluateSection:
         names = [budget.name for budget in self.budgets]
         if repeated := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"evaluate.budgets: {repeated} stand there twice; each needs a name of its own")
+            raise ValueError(f"evaluate.budgets: the names {repeated} are used twice; give each budget its own")
         return self
 
 
@@ -165,47 +189,69 @@ Threshold = Literal["plan_first", "plan_content", "follow_through"]
 
 
 class MetricsSection(Section):
-    """Thresholds and intervals."""
+    """Thresholds of the metrics, and how they are scored."""
 
     thresholds: dict[Threshold, float] = Field(
-        default_factory=lambda: {"plan_first": 0.70, "plan_content": 0.70, "follow_through": 0.60},
-        description="what the trained checkpoints are to clear; a rate left out has no threshold",
+        default_factory=lambda: {"plan_first": 0.70, "plan_content": 0.70, "follow_through": 0.60}
     )
+    """Rates that trained checkpoints should reach; a miss only warns, and a rate left out has no threshold."""
     scoring: ScoringSection = ScoringSection()
+    """How behaviours are read off the evaluation's rollouts."""
 
 
 class CardSection(Section):
     """What the model card says beyond what is measured."""
 
     license: str = "apache-2.0"
+    """Licence of the model and of exported data."""
     language: str = "en"
+    """Language of the model and of exported data."""
     intended_use: str = ""
+    """What the model is for; empty: a standard sentence."""
     limitations: tuple[str, ...] = ()
+    """Known limitations; empty: derived from the metrics."""
 
 
 class ExperimentSpec(Section):
     """Dataset build, training and evaluation, from one or more rollout sets. Each section has a hash of its own."""
 
     title: str
+    """One line for people, shown in reports and on the leaderboard."""
     rollout_sets: tuple[str, ...]
+    """The rollout sets that training data are selected from."""
     seeds: tuple[int, ...] = (0,)
+    """Training seeds; each gives its own checkpoints."""
     requires: Literal["cpu", "gpu"] = "cpu"
-    variant: bool = Field(
-        default=False, description="another experiment but for a knob, to be compared with it over seeds: in no demo"
-    )
+    """Whether training needs a GPU; with `cpu` a GPU is used where there is one."""
+    variant: bool = False
+    """An ablation: one setting differs from another experiment, with which it is compared over seeds. `demo-all`
+    leaves it out."""
     base: BaseSection = BaseSection()
+    """The checkpoint that training starts from."""
     select: SelectSection = SelectSection()
+    """Which rollouts train the student."""
     pairs: PairsSection = PairsSection()
+    """How turns become pairs."""
     dataset: DatasetSection = DatasetSection()
+    """Weights, split and lengths."""
     gates: GatesSection = GatesSection()
+    """Floors and bounds of the checks before training."""
     train: TrainSection = TrainSection()
+    """Supervised fine-tuning."""
     rl: RLSection = RLSection()
+    """Reinforcement learning."""
     serving: ServingSection = ServingSection()
+    """What serves checkpoints."""
     probe: ProbeSection = ProbeSection()
+    """The first-turn probe."""
     evaluate: EvaluateSection | None = EvaluateSection()
+    """Held-out rollouts; "none": evaluate nothing."""
     metrics: MetricsSection = MetricsSection()
+    """Thresholds and scoring."""
     card: CardSection = CardSection()
-    published: dict[str, Any] = Field(
-        default_factory=dict, description="figures published elsewhere, shown beside ours"
-    )
+    """The model card."""
+    published: dict[str, Any] = Field(default_factory=dict)
+    """Figures published elsewhere, shown beside ours: a number or a table with `value` (and `hits`, `n`) per metric;
+    text for `source`, `date`, `note`."""
     notes: str = ""
+    """Free text for people, shown in reports and the model card."""

@@ -1,8 +1,4 @@
-"""What a rollout set's spec may say: who rolls out which tasks in which loop, and what is read out of it.
-
-Belongs here: every knob, its default, bounds and meaning. Does not belong here: reading files (`specs.load`) or acting
-on a knob.
-"""
+"""The spec of a rollout set: which engine acts on which tasks in which agent loop, and how its behaviour is scored."""
 
 from __future__ import annotations
 
@@ -16,32 +12,45 @@ from etpi_resources.chat.grammars import SLOTS, ThinkGrammar
 
 
 class TinySection(Section):
-    """The embedded base model: its size, its corpus, its pretraining. A Qwen3-architecture model from scratch."""
+    """The embedded base model, a Qwen3 architecture trained from scratch: its size, its corpus, its pretraining."""
 
-    world: Literal["arithmetic_tiny", "coop_tiny", "repo_fix_tiny"] = Field(
-        default="coop_tiny", description="whose templated conversations and exercises it grows up on"
-    )
+    world: Literal["arithmetic_tiny", "coop_tiny", "repo_fix_tiny"] = "coop_tiny"
+    """The embedded world whose conversations and exercises the model is pretrained on."""
     hidden: int = 128
+    """Hidden size."""
     intermediate: int = 384
+    """Width of the MLP."""
     layers: int = 3
+    """Number of transformer layers."""
     heads: int = 4
+    """Number of attention heads; as many key and value heads."""
     head_dim: int = 64
+    """Size of one attention head."""
     positions: int = 4096
-    conversations: int = Field(default=1400, ge=1, description="of the templated corpus, one an agent")
-    exercises: int = Field(default=2800, ge=0, description="a task and its right edit, nothing between")
+    """Longest sequence the model takes, in tokens."""
+    conversations: int = Field(default=1400, ge=1)
+    """Templated conversations in the corpus, one per agent."""
+    exercises: int = Field(default=2800, ge=0)
+    """Exercises in the corpus: a task followed at once by its correct edit."""
     epochs: float = Field(default=1.0, gt=0)
-    batch_tokens: int = Field(default=8192, description="tokens of one step, padding included")
-    matrix_rate: float = Field(default=0.015, description="Muon's, for the matrices")
-    rate: float = Field(default=2e-3, description="AdamW's, for everything else")
-    reading_weight: float = Field(default=0.1, gt=0, le=1, description="loss weight of what others wrote")
+    """Passes over the corpus."""
+    batch_tokens: int = 8192
+    """Tokens of one optimiser step, padding included."""
+    matrix_rate: float = 0.015
+    """Learning rate of Muon, which trains the weight matrices."""
+    rate: float = 2e-3
+    """Learning rate of AdamW, which trains embeddings and all other parameters."""
+    reading_weight: float = Field(default=0.1, gt=0, le=1)
+    """Loss weight of tokens that the model reads (prompts, observations); its own turns have weight 1."""
     seed: int = 0
+    """Seed of the initial weights, the corpus and the order of the data."""
 
 
 TINY = "tiny"
-"""The engine model that is built here."""
+"""The value of `engine.model` that names the base built here."""
 
 
-_MEANS = {
+_READ_BY = {
     "sha256": ("transformers", "vllm"),
     "urls": ("vllm", "openai"),
     "api_key_env": ("vllm", "openai"),
@@ -50,36 +59,43 @@ _MEANS = {
     "options": ("vllm",),
     "tiny": ("transformers",),
 }
-"""Which kinds of engine a key of `[engine]` is read for; elsewhere it would be ignored in silence."""
+"""The kinds of engine that read a key of `[engine]`; other kinds refuse the key instead of ignoring it."""
 
 
 class EngineSection(Section):
-    """Which model or policy acts (docs/engines.md). `skill` belongs to scripted policies; the rest to models."""
+    """The model or policy that acts (docs/engines.md). `skill` and `noncanonical` are read by scripted policies, the
+    keys below `teacher` by models."""
 
     kind: Literal["scripted", "reference", "null", "transformers", "vllm", "openai"]
-    teacher: str = Field(description="the name it goes by in lineage")
-    model: str | None = Field(
-        default=None,
-        description="checkpoint:HASH of this lake, hub:REPO@COMMIT, a folder, or tiny: the base built here from "
-        "[engine.tiny]; with `urls`: the name it is served by",
-    )
-    tiny: TinySection | None = Field(default=None, description='transformers with model = "tiny": which base')
-    sha256: str | None = Field(default=None, description="content hash of a folder that `model` names")
-    urls: tuple[str, ...] = Field(default=(), description="vllm: servers that run already; openai: the one base URL")
-    api_key_env: str | None = Field(default=None, description="NAME of the environment variable that holds the key")
-    request: Literal["tokens", "chat"] = Field(
-        default="tokens", description="vllm: ids in and out, or messages behind the server's template, ids captured"
-    )
-    template_kwargs: dict[str, Any] = Field(default_factory=dict, description="chat requests: the template's arguments")
-    options: dict[str, Any] = Field(default_factory=dict, description="vllm started here: options of `vllm serve`")
-    timeout: float = Field(default=600.0, gt=0, description="seconds a request may take")
+    """What acts: a `scripted` policy of the suite's family, the `reference` solution, a `null` policy that submits
+    nothing, or a model through `transformers`, `vllm` or an `openai` endpoint."""
+    teacher: str
+    """The name of the model or policy in lineage and reports."""
+    model: str | None = Field(default=None, examples=["hub:Qwen/Qwen3-0.6B@<commit>"])
+    """Which model: `checkpoint:HASH` of this lake, `hub:REPO@COMMIT`, a folder, or `tiny` for the base of
+    [engine.tiny]; with `urls`, the name under which the server offers it."""
+    tiny: TinySection | None = None
+    """The tiny base, for `kind = "transformers"` with `model = "tiny"`."""
+    sha256: str | None = None
+    """Content hash of the folder that `model` names; a folder with other content is refused."""
+    urls: tuple[str, ...] = Field(default=(), examples=[["http://10.0.0.2:8000", "http://10.0.0.3:8000"]])
+    """Servers that already run: any number for vllm, exactly one base URL for openai."""
+    api_key_env: str | None = Field(default=None, examples=["OPENAI_API_KEY"])
+    """NAME of the environment variable that holds the API key; never the key itself."""
+    request: Literal["tokens", "chat"] = "tokens"
+    """How vllm is called: `tokens` sends and receives token ids; `chat` sends messages to the server's chat template
+    and records the ids it reports."""
+    template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the server's chat template, for chat requests."""
+    options: dict[str, Any] = Field(default_factory=dict, examples=[{"tensor-parallel-size": 2}])
+    """Options of `vllm serve`, for a server that etpi starts."""
+    timeout: float = Field(default=600.0, gt=0)
+    """Seconds that one request may take."""
     skill: dict[str, float] = Field(default_factory=dict)
-    noncanonical: float = Field(
-        default=0.1,
-        ge=0,
-        le=1,
-        description="scripted: share of splittable tokens spelt otherwise than the tokenizer would",
-    )
+    """Probabilities of a scripted policy by name, such as how often it plans first; the policy lists its own."""
+    noncanonical: float = Field(default=0.1, ge=0, le=1)
+    """Scripted policies: the share of splittable tokens that are spelt as two shorter tokens, as models sometimes
+    write them."""
 
     @model_validator(mode="after")
     def _kind_has_what_it_needs(self) -> EngineSection:
@@ -89,7 +105,7 @@ class EngineSection(Section):
             raise ValueError(f'engine.kind = "{self.kind}" needs `model`')
         if self.kind == "openai" and len(self.urls) != 1:
             raise ValueError('engine.kind = "openai" needs one base URL in `urls`, as https://host/v1')
-        for name, kinds in _MEANS.items():
+        for name, kinds in _READ_BY.items():
             if self.kind not in kinds and getattr(self, name) != type(self).model_fields[name].get_default(
                 call_default_factory=True
             ):
@@ -102,19 +118,20 @@ class EngineSection(Section):
 
 
 class GrammarSection(Section):
-    """A think block of named slots, one line each (`etpi_resources.chat.grammars`)."""
+    """A think block of named slots, one line each (docs/structured_cot.md)."""
 
     slots: tuple[str, ...] = SLOTS
-    max_chars: int | dict[str, int] | None = Field(
-        default=None, description='the most characters of a line: of each, or by slot; "none": no bound'
-    )
+    """Names of the lines, in order."""
+    max_chars: int | dict[str, int] | None = None
+    """Most characters of a line: one number for every slot, or a table by slot; "none": no bound."""
 
     @model_validator(mode="after")
-    def _is_one(self) -> GrammarSection:
+    def _is_a_grammar(self) -> GrammarSection:
         self.grammar()
         return self
 
     def grammar(self) -> ThinkGrammar:
+        """Return the grammar of these slots and bounds."""
         return ThinkGrammar.of(self.slots, self.max_chars)
 
 
@@ -124,99 +141,115 @@ Tool = Literal["bash", "send_message", "code_interpreter"]
 class AgentSection(Section):
     """The agent loop: prompt, tokenizer, budgets, sampling."""
 
-    prompt: str = Field(default="coop", description="a folder of prompt templates under etpi_assets/agent/prompts")
+    prompt: str = "coop"
+    """Name of the prompt templates: a folder of `etpi_assets/agent/prompts`, or an embedded world with prompts."""
     tokenizer: str = "tiny"
-    steering: bool = Field(default=False, description="whether the plan-first protocol stands in the system prompt")
-    tools: Annotated[tuple[Tool, ...], Omitted(())] = Field(
-        default=(), description="tools whose schemas the chat template gets (`etpi_assets/agent/tools.py`)"
-    )
-    history_think: Literal["keep", "strip"] = Field(
-        default="keep", description="token-in/token-out keeps the ids; strip forks"
-    )
-    compact_after: Annotated[int | None, Omitted(None)] = Field(
-        default=None,
-        ge=1,
-        description="turns after which a summary of what was done takes the place of the conversation so far, again "
-        'and again; "none": never',
-    )
-    action_format: Annotated[Literal["any", "thinking_bash", "tool_or_answer"], Omitted("any")] = Field(
-        default="any",
-        description="what a turn may be written in; thinking_bash: the terminal prompt contract alone; tool_or_answer: "
-        "a turn without a <tool_call> is the agent's answer, and its last",
-    )
-    max_steps: int = Field(default=12, ge=1, description="assistant turns; where there is one only, it submits")
+    """Chat format that renders prompts and counts tokens: `tiny`, `qwen3`, a local folder, or
+    `hub:<repo>@<commit>`."""
+    steering: bool = False
+    """Append the plan-first protocol to the system prompt."""
+    tools: Annotated[tuple[Tool, ...], Omitted(())] = ()
+    """Tools whose schemas the chat template gets; none: the prompt's text says how to act."""
+    history_think: Literal["keep", "strip"] = "keep"
+    """Think blocks of earlier turns in later prompts: `keep` leaves the token ids as generated; `strip` removes them,
+    so that the prompt forks from the last turn."""
+    compact_after: Annotated[int | None, Omitted(None)] = Field(default=None, ge=1)
+    """Turns after which a summary of the work replaces the conversation so far, repeatedly; "none": never."""
+    action_format: Annotated[Literal["any", "thinking_bash", "tool_or_answer"], Omitted("any")] = "any"
+    """Forms of a turn that the loop reads: `any` known form; `thinking_bash`, one thinking block and one bash block;
+    `tool_or_answer`, where a turn without a `<tool_call>` is the final answer."""
+    max_steps: int = Field(default=12, ge=1)
+    """Most assistant turns of an agent; with 1, the only turn also submits."""
     max_model_len: int = Field(default=2048, ge=64)
+    """Most tokens of prompt and output together; [rl] ignores it and uses `max_response_tokens`."""
     max_tokens: int = Field(default=256, ge=8)
+    """Most tokens of one turn's output."""
     temperature: float = Field(default=1.0, ge=0)
+    """Sampling temperature; 0 is greedy. In [evaluate] each decoding sets its own."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    grammar: Annotated[GrammarSection | None, Omitted(None)] = Field(
-        default=None, description='what a model\'s think block must look like; "none": free'
-    )
+    """Nucleus sampling: the probability mass sampled from. In [evaluate] each decoding sets its own."""
+    grammar: Annotated[GrammarSection | None, Omitted(None)] = None
+    """Grammar that a model's think block is constrained to while decoding; "none": unconstrained."""
 
     def identity(self) -> dict[str, Any]:
-        """What of this section identifies a rollout: all of it."""
+        """Return the part of this section that identifies a rollout: all of it."""
         return self.model_dump(mode="json")
 
 
 class ScoringSection(Section):
-    """How behaviours are read (DESIGN section 5). Patterns are regular expressions."""
+    """How behaviours are read off rollouts. Patterns are regular expressions."""
 
     path_pattern: str = (
         r"(?<![\w/.-])/?(?:[\w.-]+/)*[\w.-]*[\w-]\.(?:py|go|ts|tsx|js|jsx|rs|c|h|cpp|md|toml|cfg|yaml|yml|json|txt)\b"
     )
+    """Matches file paths in tasks, messages and commands."""
     function_pattern: str = r"\b[A-Za-z_]\w*_\w+(?=\(|`|\b)"
+    """Matches function names in tasks and messages."""
     keywords: tuple[str, ...] = ("plan", "split", "you", "I'll", "first", "step")
-    window: int | None = Field(
-        default=None, description='bash turns after the plan that count for follow_through; "none": all'
-    )
+    """Words of a plan: plan_content needs two of them in an agent's first message."""
+    window: int | None = None
+    """Bash turns after the plan that count for follow_through; "none": all."""
     message_commands: tuple[str, ...] = ("send_message",)
-    structure: GrammarSection | None = Field(
-        default=None,
-        description='what think blocks are held against, grammar or not; "none": the agent section\'s grammar, if any',
-    )
+    """Commands that send a message; these words are no function names of a task."""
+    structure: GrammarSection | None = None
+    """Think-block structure that every turn is compared with, whether or not a grammar enforced it; "none": that of
+    agent.grammar, if set."""
 
 
 class TemplatedSection(Section):
-    """Plan-first conversations written out for every task, as text (`rollouts.templated.plan_first`)."""
+    """Plan-first conversations written from text templates for every task (`rollouts.plan_first`)."""
 
-    paths: Literal["fixed", "task"] = Field(
-        default="task", description="the two files a plan names: of one fixed list, or of the task's own texts"
-    )
-    roles: Literal["both", "proposer"] = Field(default="both", description="whose conversations the set holds")
-    second: Literal["plan", "wait"] = Field(
-        default="plan",
-        description="what the second agent opens with: a plan of its own, or a wait for the first one's, which it then "
-        "acknowledges with both paths",
-    )
-    calls: Literal["inline", "runtime"] = Field(
-        default="runtime", description="a call's tags on one line, or on lines of their own as the prompt shows them"
-    )
+    paths: Literal["fixed", "task"] = "task"
+    """The two files that a plan names: `task` takes them from the task's text (from a fixed list where it names
+    fewer than two), `fixed` always from that list."""
+    roles: Literal["both", "proposer"] = "both"
+    """The agents whose conversations the set contains."""
+    second: Literal["plan", "wait"] = "plan"
+    """The second agent's opening: a `plan` of its own, or a `wait` for the first agent's plan, which it acknowledges
+    with both paths."""
+    calls: Literal["inline", "runtime"] = "runtime"
+    """Layout of a call: `inline` opens all tags on one line, `runtime` puts each on a line of its own as the prompt
+    shows it."""
 
 
 class RolloutSetSpec(Section):
-    """Rollouts of one kind: live (suite + engine + agent + K), imported (format + path), or templated (as live with a
-    scripted engine, in emulated workspaces and without verdicts; with a [templated] section, written from a template
-    for tasks of any suite)."""
+    """Rollouts of one kind: live, imported or templated."""
 
     title: str
+    """One line for people, shown in the catalog."""
     kind: Literal["live", "imported", "templated"]
+    """Where rollouts come from: `live` runs an engine in sandboxes; `imported` reads recorded runs; `templated` writes
+    them from a script, in emulated workspaces and without verdicts."""
     suite: str | None = None
+    """The suite whose tasks are rolled out; required unless imported."""
     split: Literal["train", "heldout", "all"] = "train"
-    tasks: int | None = Field(default=None, ge=1, description='the first N tasks of the split; "none": all')
-    k: int = Field(default=1, ge=1, description="rollouts a task")
+    """Which tasks of the suite."""
+    tasks: int | None = Field(default=None, ge=1)
+    """Only the first N tasks of the split; "none": all."""
+    k: int = Field(default=1, ge=1)
+    """Rollouts per task."""
     seed: int = 0
+    """Seed of sampling, and of a scripted policy's choices."""
     sandbox: Literal["bubblewrap", "docker"] = "bubblewrap"
+    """Where live rollouts run commands (docs/sandboxes.md)."""
     engine: EngineSection | None = None
+    """The model or policy that acts; required unless imported."""
     agent: AgentSection = AgentSection()
-    templated: TemplatedSection | None = Field(
-        default=None, description='templated: which template; "none": what the suite\'s scripted policy says'
-    )
-    format: str = Field(default="auto", description="imported: a format of docs/formats.md, or auto")
-    path: str | None = Field(default=None, description="imported: folder; ${VARIABLE} is taken from the environment")
-    options: dict[str, Any] = Field(default_factory=dict, description="the importer's or generator's own knobs")
-    license: str = Field(default="", description="imported: the data's licence, for the model card")
+    """The agent loop."""
+    templated: TemplatedSection | None = None
+    """Template for a templated set; "none": the suite's scripted policy writes the turns."""
+    format: str = Field(default="auto", examples=["swe-agent"])
+    """Imported: a format of docs/formats.md, or `auto` to recognise it."""
+    path: str | None = Field(default=None, examples=["${ETPI_TRAJECTORIES}/swe-agent"])
+    """Imported: the file or folder to read; `${VARIABLE}` is replaced from the environment."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Imported: the importer's options (docs/formats.md)."""
+    license: str = ""
+    """Imported: the licence of the data, for the model card."""
     scoring: ScoringSection = ScoringSection()
+    """How behaviours are read off the rollouts."""
     notes: str = ""
+    """Free text for people."""
 
     @model_validator(mode="after")
     def _kind_has_what_it_needs(self) -> RolloutSetSpec:

@@ -1,7 +1,4 @@
-"""What every table of a spec has in common.
-
-Belongs here: how a table reads "none" and refuses what it does not know. Does not belong here: any knob.
-"""
+"""What the sections of a spec have in common: the word "none", unknown keys, and keys left out of hashes."""
 
 from __future__ import annotations
 
@@ -14,16 +11,19 @@ from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model
 @dataclass(frozen=True)
 class Omitted:
     """Marks a key that was added to a section after versions had been made: `Annotated[int, Omitted(1)]`. Where its
-    value is `at`, the resolved spec leaves it out, so that the hashes of specs that do not use it stay as they were."""
+    value is `at`, the resolved spec leaves the key out, so that specs that do not use it keep their hashes."""
 
     at: Any
 
 
 class Section(BaseModel):
     """A table of a spec. TOML has no null: the word "none" stands for it wherever a value may be absent, as in
-    `evaluate = "none"`, `select.min_reward = "none"` or `tasks = "none"`."""
+    `evaluate = "none"`, `select.min_reward = "none"` or `tasks = "none"`.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    The docstring below a key is its description: docs/reference/specs.md and the error for an unknown key show it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     @model_validator(mode="before")
     @classmethod

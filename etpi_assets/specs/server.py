@@ -1,7 +1,6 @@
-"""Which engine generates from weights that the spec does not name: checkpoints that are served, a policy in training.
+"""The engine that generates from weights that no spec names: served checkpoints, and a policy in training.
 
-Belongs here: the choice and the options of a server that is started for it. Does not belong here: engines whose model a
-spec names (`rollout_set.EngineSection`), or starting one.
+Engines whose model a spec names are in `rollout_set.EngineSection`.
 """
 
 from __future__ import annotations
@@ -14,14 +13,12 @@ from etpi_assets.specs.section import Section
 
 
 class ServerSection(Section):
-    """What generates, and how it is started."""
+    """The engine, and the options it starts with."""
 
-    engine: Literal["transformers", "vllm"] = Field(
-        default="transformers", description="in the process that holds the weights, or by a vLLM started here"
-    )
-    options: dict[str, Any] = Field(
-        default_factory=dict, description="vllm: options of `vllm serve`, its parsers among them"
-    )
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """What generates: `transformers`, in the process that holds the weights, or a `vllm` server that etpi starts."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of `vllm serve`, for `engine = "vllm"` alone; among them the tool and reasoning parsers."""
 
     @model_validator(mode="after")
     def _options_are_read(self) -> ServerSection:

@@ -1,7 +1,4 @@
-"""What a suite's spec may say.
-
-Belongs here: a suite's knobs. Does not belong here: a family's own params (`etpi_assets.tasks`).
-"""
+"""The spec of a suite: a family of tasks and its parameters."""
 
 from __future__ import annotations
 
@@ -13,10 +10,15 @@ from etpi_assets.specs.section import Section
 
 
 class SuiteSpec(Section):
-    """A set of tasks. `family` names the module of `etpi_assets.tasks` that makes them; `params` are its own knobs."""
+    """A set of tasks that one family makes or reads."""
 
     title: str
+    """One line for people, shown in the catalog."""
     family: str
+    """Which family makes the tasks: a module of `etpi_assets.tasks` or `etpi_assets.worlds`."""
     seed: int = 0
+    """Seed of what the family draws at random: generated tasks, or which rows of a larger set it takes."""
     params: dict[str, Any] = Field(default_factory=dict)
+    """The family's own parameters; its module documents them. `path` is where a family reads its tasks from."""
     notes: str = ""
+    """Free text for people: where the tasks come from, what to set before a run."""

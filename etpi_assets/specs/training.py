@@ -1,8 +1,4 @@
-"""What an experiment's spec may say of training: the base, supervised fine-tuning, reinforcement.
-
-Belongs here: every knob, its default, bounds and meaning. Does not belong here: what is trained on
-(`specs.experiment`), or acting on a knob.
-"""
+"""The training sections of an experiment: the base, supervised fine-tuning, reinforcement learning."""
 
 from __future__ import annotations
 
@@ -15,24 +11,30 @@ from etpi_assets.specs.section import Omitted, Section
 from etpi_assets.specs.server import ServerSection
 from etpi_resources.trainers.workers.precision import SpecDtype
 
-DTYPE = "of the passes; auto: bf16 on a GPU that has it, else fp32. On a CPU it is always fp32"
 SHARDED_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
 """PyTorch's own, which work on shards of tensors; those of bitsandbytes do not."""
 
 
 class BaseSection(Section):
-    """What training starts from."""
+    """The checkpoint that training starts from, its tokenizer and chat template."""
 
     kind: Literal["tiny", "hub", "path", "none"] = "tiny"
-    repo: str | None = None
+    """Where the base comes from: the `tiny` model built here, a pinned `hub` revision, a local `path`, or
+    `none` for an experiment without a model."""
+    repo: str | None = Field(default=None, examples=["Qwen/Qwen3-8B"])
+    """hub: the repository."""
     revision: str | None = None
+    """hub: the commit (40 hex digits); base_is_pinned refuses a branch or tag."""
     path: str | None = None
+    """path: the folder of the checkpoint."""
     sha256: str | None = None
-    tokenizer: str = Field(default="tiny", description="tiny, qwen3, a local folder, or hub:<repo>@<commit>")
-    chat_template: str = Field(
-        default="tiny", description="tiny, terminal, qwen3, ... (a template of TRL), or a local file"
-    )
+    """path: content hash that the folder's files must have."""
+    tokenizer: str = "tiny"
+    """`tiny`, `qwen3`, a local folder, or `hub:<repo>@<commit>`."""
+    chat_template: str = "tiny"
+    """`tiny`, `terminal`, the name of a template that TRL ships (`qwen3`, ...), or a local Jinja file."""
     tiny: TinySection = TinySection()
+    """tiny: size and pretraining of the model built here."""
 
     @model_validator(mode="after")
     def _pinned(self) -> BaseSection:
@@ -47,38 +49,44 @@ class TrainSection(Section):
     """Supervised fine-tuning."""
 
     method: Literal["lora", "full", "none"] = "full"
-    epochs: float = Field(default=2.0, gt=0, description="in weighted rows")
+    """Train a LoRA adapter, all weights, or nothing."""
+    epochs: float = Field(default=2.0, gt=0)
+    """Passes over the training rows, counted in weighted rows."""
     max_steps: int | None = Field(default=None, ge=1)
-    learning_rate: float = Field(default=2e-5, ge=0, description="the tiny model wants a hundred times more")
+    """Stop after so many optimiser steps, if `epochs` does not end first; "none": no bound."""
+    learning_rate: float = Field(default=2e-5, ge=0)
+    """Peak learning rate; the tiny model needs about a hundred times more."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    warmup_ratio: float = Field(default=0.03, ge=0, lt=1, description="share of the weighted rows; linear")
+    """Course of the learning rate after the warm-up."""
+    warmup_ratio: float = Field(default=0.03, ge=0, lt=1)
+    """Share of the weighted rows over which the learning rate rises linearly."""
     weight_decay: float = 0.0
-    batch_tokens: int = Field(default=8192, ge=64, description="tokens of one optimiser step, padding included")
-    batch_sequences: Annotated[int | None, Omitted(None)] = Field(
-        default=None,
-        ge=1,
-        description='sequences of one optimiser step, one a forward pass, instead of batch_tokens; "none": by tokens',
-    )
-    save_steps: int | None = Field(default=None, ge=1, description="an addressable checkpoint every so many steps")
-    use_epoch: Annotated[float | None, Omitted(None)] = Field(
-        default=None,
-        gt=0,
-        description="the checkpoint after so many epochs is the one that is served, evaluated and reinforced; "
-        '"none": the last',
-    )
+    """Weight decay of the optimiser."""
+    batch_tokens: int = Field(default=8192, ge=64)
+    """Tokens of one optimiser step, padding included."""
+    batch_sequences: Annotated[int | None, Omitted(None)] = Field(default=None, ge=1)
+    """Sequences of one optimiser step, one per forward pass, instead of `batch_tokens`; "none": count tokens."""
+    save_steps: int | None = Field(default=None, ge=1)
+    """Keep an addressable checkpoint every so many optimiser steps; "none": only the last."""
+    use_epoch: Annotated[float | None, Omitted(None)] = Field(default=None, gt=0)
+    """Serve, evaluate and reinforce the checkpoint after so many epochs; "none": the last."""
     lora_rank: int = 32
+    """lora: rank of the adapter."""
     lora_alpha: int = 16
+    """lora: scaling alpha of the adapter."""
     lora_dropout: float = 0.0
+    """lora: dropout of the adapter."""
     target_modules: str = "all-linear"
-    dtype: SpecDtype = Field(default="auto", description=DTYPE)
+    """lora: modules that get an adapter, as PEFT names them."""
+    dtype: SpecDtype = "auto"
+    """Precision of the forward and backward passes; `auto` is bf16 on a GPU that has it. A CPU always uses fp32."""
     gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass to save memory."""
     optimizer: str = "adamw_torch"
-    shards: Annotated[int, Omitted(1)] = Field(
-        default=1,
-        ge=1,
-        description="processes of one machine, a GPU each (on a CPU, where there is none), over which weights, "
-        "gradients and optimiser states are divided (FSDP2) and which share each step's sequences",
-    )
+    """Optimiser, by the name that Transformers' `optim` takes."""
+    shards: Annotated[int, Omitted(1)] = Field(default=1, ge=1)
+    """Processes on one machine, one GPU each (on a CPU without a GPU), that divide weights, gradients, optimiser
+    states (FSDP2) and the sequences of each step."""
 
     @model_validator(mode="after")
     def _uses_what_it_trains(self) -> TrainSection:
@@ -101,67 +109,101 @@ class TrainSection(Section):
 
 
 class RewardTerm(Section):
-    """One reward function (`etpi_assets.scoring.rewards.functions`), its weight in the sum, and its own knobs."""
+    """One reward function (`etpi_assets.scoring.rewards.functions`) in the sum of rewards."""
 
     function: str
+    """Name of the reward function, such as `outcome` or `format`."""
     weight: float = 1.0
+    """Factor of its value in the sum."""
     params: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the function."""
 
 
 class RLSection(ServerSection):
-    """Reinforcement learning after fine-tuning, or from the base where nothing is fine-tuned (DESIGN section 5). Its
-    `engine` generates the rollouts: the trainer's own process, or a vLLM that is handed the weights before each round.
+    """Reinforcement learning with GRPO after fine-tuning, or from the base where nothing is fine-tuned (docs/rl.md).
 
-    A step learns from `device_batch * accumulate` rollouts, `group_size` of a task. The defaults are TRL's own of
-    version 0.15, the terminal reference's library, where that reference states nothing.
+    A step trains on `device_batch * accumulate` rollouts, `group_size` of each task. The defaults are those of TRL
+    0.15, the terminal reference's library, where that reference states nothing.
     """
 
-    engine: Annotated[Literal["transformers", "vllm"], Omitted("transformers")] = Field(
-        default="transformers", description=ServerSection.model_fields["engine"].description
-    )
-    options: Annotated[dict[str, Any], Omitted({})] = Field(
-        default_factory=dict, description=ServerSection.model_fields["options"].description
-    )
+    engine: Annotated[Literal["transformers", "vllm"], Omitted("transformers")] = "transformers"
+    """What generates rollouts: `transformers`, in the trainer's process, or a `vllm` server that receives the weights
+    before each round."""
+    options: Annotated[dict[str, Any], Omitted({})] = Field(default_factory=dict)
+    """Options of `vllm serve`, for `engine = "vllm"` alone."""
     method: Literal["none", "grpo"] = "none"
+    """Whether to reinforce."""
     tuning: Literal["full", "lora"] = "full"
-    suite: str | None = Field(default=None, description="the tasks rolled out; its split train")
-    tasks: int | None = Field(default=None, ge=1, description='the first N tasks of the split; "none": all')
+    """Train all weights or a LoRA adapter."""
+    suite: str | None = None
+    """The suite whose training split is rolled out; its tasks have one agent each."""
+    tasks: int | None = Field(default=None, ge=1)
+    """Only the first N tasks of the split; "none": all."""
     agent: AgentSection = AgentSection(max_steps=1, temperature=0.9)
+    """The agent loop of the rollouts; never steered."""
     sandbox: Literal["bubblewrap", "docker"] = "bubblewrap"
+    """Where rollouts run commands."""
     rewards: tuple[RewardTerm, ...] = ()
+    """Reward functions whose weighted sum is a rollout's reward."""
     group_size: int = Field(default=4, ge=2)
-    device_batch: int = Field(default=4, ge=1, description="rollouts of one forward and backward pass")
-    accumulate: int = Field(default=2, ge=1, description="passes of one optimiser step")
-    iterations: int = Field(default=1, ge=1, description="optimiser steps that a batch of rollouts is used for")
+    """Rollouts of one task in a step, whose rewards are compared with each other."""
+    device_batch: int = Field(default=4, ge=1)
+    """Rollouts of one forward and backward pass."""
+    accumulate: int = Field(default=2, ge=1)
+    """Passes of one optimiser step."""
+    iterations: int = Field(default=1, ge=1)
+    """Optimiser steps on one batch of rollouts."""
     steps: int = Field(default=200, ge=1)
+    """Optimiser steps of the run."""
     learning_rate: float = Field(default=1e-6, ge=0)
+    """Peak learning rate."""
     schedule: Literal["cosine", "linear", "constant", "constant_with_warmup"] = "linear"
+    """Course of the learning rate, by Transformers' name."""
     warmup_steps: int = Field(default=0, ge=0)
+    """Optimiser steps over which the learning rate rises."""
     weight_decay: float = 0.0
+    """Weight decay of the optimiser."""
     optimizer: str = "adamw_torch"
+    """Optimiser, by the name that Transformers' `optim` takes."""
     max_grad_norm: float = Field(default=1.0, gt=0)
-    loss: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = Field(
-        default="grpo", description="grpo: mean of a sequence, then of sequences; dapo: mean over tokens"
-    )
-    beta: float = Field(default=0.04, ge=0, description="weight of the KL term against the start; 0: none")
+    """Norm to which gradients are clipped."""
+    loss: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = "grpo"
+    """TRL's loss type: `grpo` averages within each sequence, then over sequences; `dapo` over all tokens."""
+    beta: float = Field(default=0.04, ge=0)
+    """Weight of the KL term against the starting checkpoint; 0: no term."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)
+    """Lower clipping distance of the probability ratio from 1."""
     clip_high: float = Field(default=0.2, gt=0)
+    """Upper clipping distance of the probability ratio from 1."""
     advantage_eps: float = Field(default=1e-8, gt=0)
+    """Added to a group's standard deviation before dividing by it."""
     advantage_ddof: Literal[0, 1] = 1
-    scale_advantage: bool = Field(default=True, description="divide by the group's standard deviation")
-    mask_truncated: bool = Field(default=False, description="leave rollouts cut at a length out of the loss")
-    max_prompt_tokens: int = Field(default=512, ge=1, description="a longer first prompt stops the run")
-    max_response_tokens: int = Field(default=256, ge=1, description="ids after the first prompt, observations included")
-    save_steps: int | None = Field(default=None, ge=1, description="an addressable checkpoint every so many steps")
+    """Degrees of freedom subtracted in the standard deviation: 1 is the sample's, 0 the population's."""
+    scale_advantage: bool = True
+    """Divide advantages by the group's standard deviation."""
+    mask_truncated: bool = False
+    """Leave rollouts cut at a length limit out of the loss."""
+    max_prompt_tokens: int = Field(default=512, ge=1)
+    """Most tokens of the first prompt; a longer one stops the run."""
+    max_response_tokens: int = Field(default=256, ge=1)
+    """Most tokens after the first prompt, observations included."""
+    save_steps: int | None = Field(default=None, ge=1)
+    """Keep an addressable checkpoint every so many optimiser steps; "none": only the last."""
     lora_rank: int = 8
+    """tuning lora: rank of the adapter."""
     lora_alpha: int = 8
+    """tuning lora: scaling alpha of the adapter."""
     lora_dropout: float = 0.0
+    """tuning lora: dropout of the adapter."""
     target_modules: str = "all-linear"
-    dtype: SpecDtype = Field(default="auto", description=DTYPE)
+    """tuning lora: modules that get an adapter, as PEFT names them."""
+    dtype: SpecDtype = "auto"
+    """Precision of the forward and backward passes; `auto` is bf16 on a GPU that has it. A CPU always uses fp32."""
     gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass to save memory."""
 
     @model_validator(mode="after")
-    def _can_be_learnt_from(self) -> RLSection:
+    def _can_be_trained_on(self) -> RLSection:
         if self.method == "none":
             return self
         if not self.suite or not self.rewards:
