@@ -86,7 +86,7 @@ def recorded() -> list[Told]:
 def main() -> None:
     import numpy as np
 
-    from etpi_assets.curation.merge import saving
+    from etpi_assets.curation.merge import merge_savings
     from etpi_resources.prefix_tree import PrefixTree
     from etpi_resources.trainers.workers.packing import pack
 
@@ -94,7 +94,7 @@ def main() -> None:
     for history in HISTORIES:
         began = time.process_time()
         pairs, rows, sequences = dataset(history, messages)
-        saved = saving(rows, pairs, sequences)
+        saved = merge_savings(rows, pairs, sequences)
         trees = [PrefixTree.from_row(row) for row in sequences.to_pylist()]
         own = sum(len(indices) for tree in trees for indices, _ in tree.branches())
         lengths = [tree.length for tree in trees]

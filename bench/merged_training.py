@@ -42,12 +42,12 @@ MODELS: dict[str, tuple[int, int]] = {"ids folded into 4,096": (4096, 70_000), "
 
 def representative(messages: list[Told], history: str, most: int) -> Told:
     """Of the conversations with at most `most` tokens as rows, the one whose saving is nearest to that of all."""
-    from etpi_assets.curation.merge import saving
+    from etpi_assets.curation.merge import merge_savings
 
     savings = []
     for told in messages:
         pairs, rows, sequences = dataset(history, [told])
-        savings.append(saving(rows, pairs, sequences))
+        savings.append(merge_savings(rows, pairs, sequences))
     whole = sum(s["row_tokens"] for s in savings) / sum(s["sequence_tokens"] for s in savings)
     fit = [i for i, s in enumerate(savings) if s["row_tokens"] <= most]
     return messages[min(fit, key=lambda i: abs(savings[i]["ratio"] - whole))]

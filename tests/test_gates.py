@@ -11,10 +11,11 @@ from made_dataset import CHAT, HELDOUT, TASKS, dataset, default
 
 from etpi_assets.agent.prompts import steering_text
 from etpi_assets.curation import gates, integrity
-from etpi_assets.curation.assets import DATASET, PAIRS, SELECTED, student_prompt
+from etpi_assets.curation.assets import student_prompt
 from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn, make_pairs
 from etpi_assets.curation.steering import Traces
 from etpi_assets.scoring.checks import every_rollout_scored
+from etpi_assets.specs.check_names import OVERRIDABLE
 from etpi_assets.specs.experiment import GatesSection, PairsSection
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.worlds.coop_tiny import FAMILY
@@ -65,12 +66,14 @@ def passes(outcome, *told):
 def test_every_rollout_scored():
     made = dataset()
     tables = made.tables["rollouts"], made.tables["agents"]
-    passes(every_rollout_scored(*tables, made.scores, made.agent_scores), "6 rollouts of 12 agents scored")
+    outcome = every_rollout_scored(*tables, made.scores, made.agent_scores)
+    passes(outcome)
+    assert (outcome.figures["rollouts"], outcome.figures["agents"]) == (6, 12)
     fails(
         every_rollout_scored(*tables, without(made.scores, 0), made.agent_scores),
         made.selected["rollout_id"][0].as_py(),
     )
-    fails(every_rollout_scored(*tables, made.scores, without(made.agent_scores, 3)), "1 rollouts or agents")
+    fails(every_rollout_scored(*tables, made.scores, without(made.agent_scores, 3)))
 
 
 def offered(made):
@@ -391,22 +394,21 @@ def test_skip_rate():
 
 # --- overriding ------------------------------------------------------------------------------------------------------
 
-NAMES = (*SELECTED, *PAIRS, *DATASET)
 BAD = CheckOutcome("role_balance", False, "only proposers")
 GOOD = CheckOutcome("skip_rate", True, "fine")
 
 
 def test_a_failed_gate_is_overridden_by_name_with_the_reason():
     section = GatesSection(override={"role_balance": "one role is what we study", "skip_rate": "never mind"})
-    bad, good = gates.honour([BAD, GOOD], section)
+    bad, good = gates.apply_overrides([BAD, GOOD], section)
     assert bad.passed and not bad.blocking
     assert bad.message == "overridden: one role is what we study (only proposers)"
     assert good is GOOD, "what passes needs no excuse"
-    assert gates.honour([BAD], GATES) == [BAD]
+    assert gates.apply_overrides([BAD], GATES) == [BAD]
 
 
 def test_an_override_must_name_a_check_and_give_a_reason():
     with pytest.raises(ValueError, match="the nearest is 'role_balance'"):
-        gates.check_overrides(GatesSection(override={"role_balanse": "x"}), NAMES)
+        gates.validate_overrides(GatesSection(override={"role_balanse": "x"}), OVERRIDABLE)
     with pytest.raises(ValueError, match="say why"):
-        gates.check_overrides(GatesSection(override={"role_balance": " "}), NAMES)
+        gates.validate_overrides(GatesSection(override={"role_balance": " "}), OVERRIDABLE)

@@ -18,6 +18,7 @@ from test_curation_assets import Room
 
 from etpi_assets.agent.actions import read_actions
 from etpi_assets.curation import gates
+from etpi_assets.curation.upweight import loss_share_by_turn
 from etpi_assets.evaluation.probes import prompt_parity
 from etpi_assets.graph import GRAPH
 from etpi_assets.reports import facts, history, html
@@ -181,8 +182,8 @@ def test_floors_stand_between_what_failed_and_what_held(name):
     outcomes = [gates.turn_loss_share(rows, section), gates.format_exposure(rows, pairs, section)]
     failed = {outcome.name for outcome in outcomes if not outcome.passed}
     assert failed == set(spec(name).published["answered_by"]) & {"turn_loss_share", "format_exposure"}
-    assert gates.loss_shares(made_rows(agents, total // agents, total, 1)[0])[0] == pytest.approx(38 / 571)
-    assert (gates.loss_shares(rows)[0] > 0.1) == (factor > 1)
+    assert loss_share_by_turn(made_rows(agents, total // agents, total, 1)[0])[0] == pytest.approx(38 / 571)
+    assert (loss_share_by_turn(rows)[0] > 0.1) == (factor > 1)
 
 
 @pytest.mark.parametrize("name", NATIVE)

@@ -14,6 +14,7 @@ import pytest
 from made_graph import write_spec
 from made_models import make_base
 
+from etpi_assets.curation.upweight import loss_share_by_turn
 from etpi_assets.definitions import STAGES
 from etpi_assets.evaluation.metrics import measure
 from etpi_assets.graph import GRAPH
@@ -96,6 +97,7 @@ def sources() -> facts.Sources:
             "dataset_rows",
             [
                 {
+                    "pair_id": str(t),
                     "turn": t,
                     "weight": 12.0 if t == 0 else 1.0,
                     "copies": 1,
@@ -247,8 +249,12 @@ def test_weakest_pairs_stand_first(sources):
 
 
 def test_loss_share_follows_the_weights(sources):
-    assert facts.loss_share(sources.dataset_rows)[0] == (0, pytest.approx(12 / 15))
-    assert facts.tokens_saved(sources) == (36, 6)
+    assert loss_share_by_turn(sources.dataset_rows)[0] == pytest.approx(12 / 15)
+
+
+def test_report_compares_tokens_of_rows_and_of_merged_sequences(sources):
+    _, markdown = html.render(_subject(), sources, str)
+    assert "46; merged: 6" in markdown
 
 
 def _card(sources: facts.Sources, spec: ExperimentSpec = SPEC) -> str:

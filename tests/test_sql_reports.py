@@ -10,6 +10,7 @@ import duckdb
 import pytest
 import small_lake
 
+from etpi_assets.curation.upweight import loss_share_by_turn
 from etpi_assets.graph import GRAPH
 from etpi_resources.lake import catalog
 from etpi_resources.lake.lake import Lake
@@ -139,6 +140,9 @@ def test_drift_by_rollout_set(full: Path, tmp_path: Path) -> None:
 def test_loss_share_by_turn(full: Path) -> None:
     shares = {row["turn"]: row["share_of_loss"] for row in ask(full, "loss_share_by_turn", experiment="strong")}
     assert shares == pytest.approx({0: 24 / 27, 1: 2 / 27, 2: 1 / 27})
+    with catalog.connect(full) as db:
+        rows = db.execute("SELECT * FROM dataset_rows WHERE experiment = 'strong'").to_arrow_table()
+    assert shares == pytest.approx(loss_share_by_turn(rows)), "the data set's own figures"
 
 
 def test_failed_checks(full: Path) -> None:

@@ -15,7 +15,7 @@ from made_dataset import dataset
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from etpi_assets.curation import integrity
-from etpi_assets.curation.merge import branches, expand, merge, saving
+from etpi_assets.curation.merge import branches, expand, merge, merge_savings
 from etpi_assets.curation.upweight import validation_repos, weigh
 from etpi_assets.specs.experiment import DatasetSection
 from etpi_assets.trajectories.tables import iter_prompts
@@ -144,7 +144,7 @@ def test_a_fork_is_a_branch_that_repeats_nothing():
     assert list(zip(rows["span_start"].to_pylist(), rows["span_end"].to_pylist(), strict=True)) == [
         (7, 9), (3, 4), (10, 11), (5, 7),
     ]  # fmt: skip
-    assert saving(rows, pairs_of(FORK), sequences) == {"row_tokens": 21, "sequence_tokens": 11, "ratio": 21 / 11}
+    assert merge_savings(rows, pairs_of(FORK), sequences) == {"row_tokens": 21, "sequence_tokens": 11, "ratio": 21 / 11}
     told = [(b["input_ids"].tolist(), b["span_starts"]) for b in branches(sequence)]
     assert told == [([1, 2, 9, 5, 8, 8, 8], [3, 5]), ([1, 2, 3, 4, 6, 7], [2, 5])]
 
@@ -334,4 +334,4 @@ def test_a_wrong_span_would_be_seen():
 def test_merging_saves_tokens():
     made = dataset()
     assert isinstance(made.sequences, pa.Table)
-    assert saving(made.rows, made.pairs, made.sequences)["ratio"] > 2
+    assert merge_savings(made.rows, made.pairs, made.sequences)["ratio"] > 2

@@ -21,8 +21,8 @@ from etpi_assets.curation.label_syntax import LabelSyntax
 from etpi_assets.curation.pairs import CapturedAgent, make_pairs
 from etpi_assets.curation.steering import FirstPrompt, Traces
 from etpi_assets.curation.student_form import StudentForm
-from etpi_assets.evaluation.probes import PROBES
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
+from etpi_assets.specs.check_names import DATASET, OVERRIDABLE, PAIRS, SELECTED
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.rollout_set import AgentSection, RolloutSetSpec
@@ -35,16 +35,6 @@ from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.schemas import empty
 from etpi_resources.lake.stored import Stored, batches, columns_of, counts, dicts
 
-SELECTED = ("selection_reconciles",)
-PAIRS = (
-    "label_syntax", "pairs_reconcile", "capture_not_mixed", "history_as_captured", "no_think_in_output",
-    "no_steering_leak", "prompt_is_default_render",
-)  # fmt: skip
-DATASET = (
-    "dataset_reconciles", "label_tokens", "heldout_split", "teacher_gate", "turn_loss_share", "format_exposure",
-    "role_balance", "plan_paths_in_task", "prompt_length_ratio", "template_distance", "skip_rate",
-    "turns_lost",
-)  # fmt: skip
 _COMPARED_ROLLOUTS = 100
 """Rollouts of a set whose prompts are made a second time, from the captured ids."""
 _COMPARED_PROMPTS = 400
@@ -61,7 +51,7 @@ def selected_trajectories(run: AssetRun) -> Produced:
     reasons = Counter(chosen["dropped"]["reason"].to_pylist())
     return Produced(
         tables=chosen,
-        checks=_honour(spec, [select.counts_reconcile(rollouts, **chosen)]),
+        checks=_with_overrides(spec, [select.counts_reconcile(rollouts, **chosen)]),
         metadata={
             "selected": len(chosen["selected"]),
             "offered": len(chosen["selected"]) + len(chosen["dropped"]),
@@ -165,7 +155,7 @@ def _pairs_produced(run: AssetRun, seen: _Seen, syntax: CheckOutcome, dropped: p
     narrow = columns_of(pairs, ["think_removed", "prefix_turn"])
     return Produced(
         tables={"pairs": pairs, "dropped": dropped},
-        checks=_honour(spec, checks),
+        checks=_with_overrides(spec, checks),
         metadata={
             "dropped": dict(counts(dropped, "reason").most_common()),
             "prompt_edits": dict(counts(pairs, "prompt_edit")),
@@ -252,17 +242,19 @@ def upweighted_dataset(run: AssetRun) -> Produced:
         gates.skip_rate(found, lost, spec.gates),
         gates.turns_lost(rows, run.read("tito_pairs", "dropped"), dropped, spec.gates),
     ]
-    saved = merge.saving(rows, pairs, sequences)
+    saved = merge.merge_savings(rows, pairs, sequences)
     return Produced(
         tables={"dataset_rows": rows, "sequences": sequences, "dropped": dropped},
-        checks=_honour(spec, checks),
+        checks=_with_overrides(spec, checks),
         metadata={
             "rows": dict(counts(rows, "split")),
             "dropped": dict(counts(dropped, "reason")),
             "sequences": len(sequences),
             "forking_sequences": sum(len(row["node_starts"]) > 1 for row in dicts(sequences, ["node_starts"])),
             "tokens_saved_by_merging": f"{saved['ratio']:.2f}x",
-            "loss_share_by_turn": {str(turn): round(share, 4) for turn, share in gates.loss_shares(rows).items()},
+            "loss_share_by_turn": {
+                str(turn): round(share, 4) for turn, share in upweight.loss_share_by_turn(rows).items()
+            },
             "label_tokens": pc.sum(rows["output_tokens"]).as_py() or 0,  # pyright: ignore[reportAttributeAccessIssue]
         },
         notes={"merging": saved},
@@ -348,9 +340,9 @@ def student_format(spec: ExperimentSpec) -> ChatFormat:
     return load_chat_format(spec.base.tokenizer, spec.base.chat_template)
 
 
-def _honour(spec: ExperimentSpec, outcomes: Sequence[CheckOutcome]) -> list[CheckOutcome]:
-    gates.check_overrides(spec.gates, (*SELECTED, *PAIRS, *DATASET, *PROBES))
-    return gates.honour(outcomes, spec.gates)
+def _with_overrides(spec: ExperimentSpec, outcomes: Sequence[CheckOutcome]) -> list[CheckOutcome]:
+    gates.validate_overrides(spec.gates, OVERRIDABLE)
+    return gates.apply_overrides(outcomes, spec.gates)
 
 
 ASSETS = [selected_trajectories, tito_pairs, upweighted_dataset]

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from etpi_assets.curation.upweight import loss_share_by_turn
 from etpi_assets.scoring.intervals import decide, rate
 from etpi_assets.specs.experiment import GatesSection
 from etpi_resources.lake.checks import CheckOutcome
@@ -40,7 +41,7 @@ _REMEDIES = {
 }
 
 
-def check_overrides(section: GatesSection, names: Collection[str]) -> None:
+def validate_overrides(section: GatesSection, names: Collection[str]) -> None:
     """Hold that every override names a check and gives a reason.
 
     Args:
@@ -59,7 +60,7 @@ def check_overrides(section: GatesSection, names: Collection[str]) -> None:
             raise ValueError(f"gates.override.{name}: say why its failure is accepted")
 
 
-def honour(outcomes: Iterable[CheckOutcome], section: GatesSection) -> list[CheckOutcome]:
+def apply_overrides(outcomes: Iterable[CheckOutcome], section: GatesSection) -> list[CheckOutcome]:
     """The outcomes, those that failed and that `gates.override` names passed with the reason in front."""
     return [
         replace(o, passed=True, blocking=False, message=f"overridden: {section.override[o.name]} ({o.message})")
@@ -112,7 +113,7 @@ def _value(row: Mapping[str, Any], metric: str) -> float | None:
 
 def turn_loss_share(rows: pa.Table, section: GatesSection) -> CheckOutcome:
     """Turn 0's share of the loss weight of the training rows, against its floor: per-turn rows bury the first turn."""
-    share = loss_shares(rows)
+    share = loss_share_by_turn(rows)
     first = share.get(0, 0.0)
     floor = section.first_turn_loss_share
     told = ", ".join(f"turn {turn} {value:.3f}" for turn, value in list(share.items())[:6])
@@ -126,16 +127,6 @@ def turn_loss_share(rows: pa.Table, section: GatesSection) -> CheckOutcome:
             else f" Later turns bury it: raise dataset.upweight_factor about {factor:.1f} times for turn 0."
         )
     return CheckOutcome("turn_loss_share", passed, message, figures={f"turn_{t}": v for t, v in share.items()})
-
-
-def loss_shares(rows: pa.Table) -> dict[int, float]:
-    """Turn -> share of sum(weight x copies x output tokens) over training rows, by turn."""
-    weights: Counter[int] = Counter()
-    for row in dicts(rows, ["split", "turn", "weight", "copies", "output_tokens"]):
-        if row["split"] == "train":
-            weights[row["turn"]] += row["weight"] * row["copies"] * row["output_tokens"]
-    total = sum(weights.values())
-    return {turn: weight / total for turn, weight in sorted(weights.items())} if total else {}
 
 
 def format_exposure(rows: pa.Table, pairs: Rows, section: GatesSection) -> CheckOutcome:

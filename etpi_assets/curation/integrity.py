@@ -26,6 +26,7 @@ from etpi_resources.labels import IGNORE_INDEX
 from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.stored import Rows, batches, columns_of, counts
 from etpi_resources.prefix_tree import PrefixTree
+from etpi_resources.token_ids import common_prefix
 
 _SHOWN = 3
 _TEXT = 60
@@ -210,10 +211,9 @@ def prompt_is_default_render(
             wanted = close_tail(wanted, chat) if section.strip_think else wanted
         else:  # what follows the generation prompt's tail is the turns before
             wanted = without_tail(wanted, chat)
-        same = min(len(wanted), len(prompt))
-        differ = np.flatnonzero(wanted[:same] != prompt[:same])
-        if len(differ) or len(prompt) < len(wanted) or (turn == 0 and len(prompt) > len(wanted)):
-            wrong.append(f"{rollout_id}/{agent_id}/{turn} at position {int(differ[0]) if len(differ) else same}")
+        same = common_prefix(wanted, prompt)
+        if same < len(wanted) or (turn == 0 and len(prompt) > len(wanted)):
+            wrong.append(f"{rollout_id}/{agent_id}/{turn} at position {same}")
     figures = {"agents": len(agents), "compared": compared, "differ": len(wrong)}
     if wrong:
         message = (

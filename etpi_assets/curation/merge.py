@@ -247,7 +247,7 @@ def branches(sequence: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         }
 
 
-def saving(rows: pa.Table, pairs: Rows, sequences: Rows) -> dict[str, float]:
+def merge_savings(rows: pa.Table, pairs: Rows, sequences: Rows) -> dict[str, float]:
     """Tokens of the rows one by one, tokens of the sequences, and their ratio: what merging saves."""
     lengths = columns_of(pairs, ["pair_id", "input_tokens"])
     taken = lengths.filter(pc.is_in(lengths["pair_id"], value_set=rows["pair_id"]))  # pyright: ignore[reportAttributeAccessIssue]

@@ -25,6 +25,7 @@ from etpi_assets.specs.experiment import PairsSection
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.chat.tool_forms import Call
 from etpi_resources.lake.schemas import from_rows
+from etpi_resources.token_ids import begins_with
 
 
 @dataclass(frozen=True)
@@ -130,15 +131,7 @@ def make_pairs(agents: Iterable[CapturedAgent], section: PairsSection, chat: Cha
 
 def extended(prompt: np.ndarray, earlier: Sequence[Pair]) -> Pair | None:
     """The latest earlier pair whose input + output the prompt begins with."""
-    for pair in reversed(earlier):
-        start, end = len(pair.input), len(pair.input) + len(pair.output)
-        if (
-            end <= len(prompt)
-            and np.array_equal(prompt[start:end], pair.output)
-            and np.array_equal(prompt[:start], pair.input)
-        ):
-            return pair
-    return None
+    return next((pair for pair in reversed(earlier) if begins_with(prompt, pair.input, pair.output)), None)
 
 
 @dataclass(frozen=True)
@@ -197,9 +190,8 @@ def _edited_prompt(
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """The prompt as a student reads it, and what was done to it."""
     for earlier in reversed(past):
-        known = len(earlier.captured)
-        if known <= len(prompt) and np.array_equal(prompt[:known], earlier.captured):
-            added, more = _without_old_thoughts(prompt[known:], section, chat)
+        if begins_with(prompt, earlier.captured):
+            added, more = _without_old_thoughts(prompt[len(earlier.captured) :], section, chat)
             return np.concatenate([earlier.edited, added]), _ordered((*earlier.edits, *more))
     edits: tuple[str, ...] = ()
     if agent.captured is not None and agent.default is not None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from etpi_resources.prefix_tree import PrefixTree
+from etpi_resources.token_ids import common_prefix
 
 Row = Mapping[str, Any]
 
@@ -61,7 +62,7 @@ class GrowingTree:
         ways = [(self._root, 0)] if self._root else []
         for node, at in ways:
             own = self._ids[node.start : node.end]
-            here = _common(own, prompt[at:])
+            here = common_prefix(own, prompt[at:])
             if at + here > best.tokens:
                 best = Match(at + here, here, node)
             if here == len(own) and at + here < len(prompt):
@@ -140,10 +141,3 @@ def _with_positions(starts: list[int], parents: list[int], length: int) -> Prefi
     for parent in parents[1:]:
         positions.append(positions[parent] + ends[parent] - starts[parent])
     return PrefixTree(*(np.array(column, dtype=np.int64) for column in (starts, parents, positions)), length=length)
-
-
-def _common(a: np.ndarray, b: np.ndarray) -> int:
-    """How many first ids are the same."""
-    n = min(len(a), len(b))
-    differ = a[:n] != b[:n]
-    return int(differ.argmax()) if differ.any() else n

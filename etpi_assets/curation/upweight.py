@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -82,6 +83,19 @@ def validation_repos(repos: Iterable[str | None], fraction: float) -> set[str | 
     names alone."""
     names = sorted(set(repos), key=lambda repo: hashlib.sha256(str(repo).encode()).digest())
     return set(names[: min(len(names) - 1, round(fraction * len(names)))]) if names else set()
+
+
+def loss_share_by_turn(rows: pa.Table) -> dict[int, float]:
+    """Return turn -> share of sum(weight x copies x output tokens) over the training rows, in order of the turns.
+
+    `sql/reports/loss_share_by_turn.sql` computes the same for every experiment.
+    """
+    weights: Counter[int] = Counter()
+    for row in dicts(rows, ["split", "turn", "weight", "copies", "output_tokens"]):
+        if row["split"] == "train":
+            weights[row["turn"]] += row["weight"] * row["copies"] * row["output_tokens"]
+    total = sum(weights.values())
+    return {turn: weight / total for turn, weight in sorted(weights.items())} if total else {}
 
 
 def _fails(

@@ -9,7 +9,7 @@ from typing import get_args
 
 import pyarrow as pa
 
-from etpi_assets.curation.gates import honour
+from etpi_assets.curation.gates import apply_overrides
 from etpi_assets.evaluation import metrics, probes
 from etpi_assets.evaluation.examination import Desk, Expected, Paper, examine, examine_on_the_way
 from etpi_assets.evaluation.rollouts import (
@@ -25,6 +25,7 @@ from etpi_assets.materialize import AssetRun, Produced, etpi_asset
 from etpi_assets.scoring.behaviours import ScoringOptions, score
 from etpi_assets.scoring.checks import every_rollout_scored
 from etpi_assets.scoring.structure import structure_of
+from etpi_assets.specs.check_names import PROBES
 from etpi_assets.specs.experiment import EvaluateSection, ExperimentSpec, Threshold
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.table import read_tasks
@@ -39,7 +40,7 @@ THRESHOLDS = tuple(f"{rate}_threshold" for rate in get_args(Threshold))
 NOTHING = "the experiment trains or evaluates nothing"
 
 
-@etpi_asset("serving_probe", checks=probes.PROBES)
+@etpi_asset("serving_probe", checks=PROBES)
 def serving_probe(run: AssetRun) -> Produced:
     spec: ExperimentSpec = run.spec
     if spec.evaluate is None or not any(c.role != "base" for c in _candidates(run)):
@@ -67,7 +68,7 @@ def serving_probe(run: AssetRun) -> Produced:
             step = None if candidate.final else candidate.step
             rows += [answer.row(candidate.checkpoint_id, candidate.role, candidate.seed, step) for answer in answers]
     table = from_rows("probes", rows)
-    checks = honour(probes.verdicts(table.to_pylist()), spec.gates)
+    checks = apply_overrides(probes.verdicts(table.to_pylist()), spec.gates)
     return Produced(tables={"probes": table}, checks=checks, seeds=spec.seeds)
 
 

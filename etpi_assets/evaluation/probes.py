@@ -21,12 +21,6 @@ from etpi_resources.engines import Completion, Engine, Request, Sampler, ServedM
 from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.lake import folder_hash
 
-PROBES = (
-    "served_name", "served_root", "ids_returned", "prompt_parity", "content_visible", "calls_round_trip",
-    "differs_from_base", "first_turn_parses",
-)  # fmt: skip
-"""The checks that the answers become."""
-
 SERVER_PROBES = ("served_root", "content_visible", "calls_round_trip")
 """What is asked of an engine behind a server alone."""
 

@@ -84,29 +84,6 @@ def drops(sources: Sources) -> list[tuple[str, str, int]]:
     ]
 
 
-def loss_share(rows: pa.Table) -> list[tuple[int, float]]:
-    """(turn, its share of the weighted label tokens of the training split)."""
-    share: dict[int, float] = defaultdict(float)
-    for row in rows.select(["turn", "weight", "copies", "output_tokens", "split"]).to_pylist():
-        if row["split"] == "train":
-            share[row["turn"]] += row["weight"] * row["copies"] * row["output_tokens"]
-    total = sum(share.values()) or 1.0
-    return [(turn, value / total) for turn, value in sorted(share.items())]
-
-
-def tokens_saved(sources: Sources) -> tuple[int, int]:
-    """(tokens an epoch of per-turn rows would process, tokens of the merged sequences), training and validation."""
-    per_turn = sum(
-        i + o
-        for i, o in zip(
-            sources.pairs["input_tokens"].to_pylist(),
-            (len(x) for x in sources.pairs["output_ids"].to_pylist()),
-            strict=True,
-        )
-    )
-    return per_turn, sum(len(x) for x in sources.sequences["input_ids"].to_pylist())
-
-
 def pair_details(sources: Sources, limit: int = 48) -> list[dict[str, Any]]:
     """One entry an evaluated pair of the last trained role (first seed, first decoding), failures first."""
     rollouts = sources.eval_rollouts.to_pylist()

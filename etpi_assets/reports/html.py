@@ -15,6 +15,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
+from etpi_assets.curation.merge import merge_savings
+from etpi_assets.curation.upweight import loss_share_by_turn
 from etpi_assets.reports import facts, reinforcement
 from etpi_assets.reports.facts import Sources
 from etpi_assets.reports.leaderboard import CEILING_METRICS
@@ -79,7 +81,7 @@ def render(subject: Subject, sources: Sources, decode: Callable[[Sequence[int]],
         "published": _published(subject.published, headline),
         "funnel": facts.funnel(sources),
         "drops": facts.drops(sources),
-        "tokens": facts.tokens_saved(sources),
+        "tokens": merge_savings(sources.dataset_rows, sources.pairs, sources.sequences),
         "probes": sources.probes.to_pylist(),
         "checkpoints": sources.checkpoints.to_pylist(),
         "pairs": facts.pair_details(sources),
@@ -95,7 +97,7 @@ def render(subject: Subject, sources: Sources, decode: Callable[[Sequence[int]],
         "changes": reinforcement.counts(changed),
         "share_plot": charts.bars(
             "Share of the loss by turn",
-            [(f"turn {t}", 100 * s) for t, s in facts.loss_share(sources.dataset_rows)[:16]],
+            [(f"turn {t}", 100 * s) for t, s in list(loss_share_by_turn(sources.dataset_rows).items())[:16]],
             " %",
         ),
     }

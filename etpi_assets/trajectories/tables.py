@@ -23,6 +23,7 @@ import pyarrow as pa
 from etpi_assets.trajectories.records import Action, AgentRecord, Message, RolloutRecord, Turn
 from etpi_resources.lake.schemas import TableBuilder
 from etpi_resources.lake.stored import Rows, batches
+from etpi_resources.token_ids import begins_with, common_prefix
 
 Key = tuple[str, str, int]
 Decode = Callable[[Sequence[int]], str]
@@ -257,17 +258,11 @@ def _turn_rows(rollout_id: str, agent: AgentRecord, decode: Decode | None) -> It
 
 def _prefix_turn(prompt: np.ndarray, whole: dict[int, np.ndarray]) -> int | None:
     """The latest earlier turn whose prompt + output the prompt begins with."""
-    for turn in reversed(whole):
-        ids = whole[turn]
-        if 0 < len(ids) <= len(prompt) and ids[-1] == prompt[len(ids) - 1] and np.array_equal(ids, prompt[: len(ids)]):
-            return turn
-    return None
+    return next((turn for turn in reversed(whole) if begins_with(prompt, whole[turn])), None)
 
 
 def _drift(expected: np.ndarray, found: np.ndarray, decode: Decode | None) -> tuple[int, str | None]:
-    shared = min(len(expected), len(found))
-    differ = np.flatnonzero(expected[:shared] != found[:shared])
-    at = int(differ[0]) if len(differ) else shared
+    at = common_prefix(expected, found)
     sides: dict[str, Any] = {}
     for side, ids in (("expected", expected), ("found", found)):
         sides[f"{side}_ids"] = ids[at : at + _DRIFT_IDS].tolist()
