@@ -217,7 +217,7 @@ _NODES = (
         upstream=("serving_probe", "base_checkpoint", "sft_checkpoint", "rl_checkpoint", "tasks"),
         sections=("evaluate", "serving"),
         kept=(
-            "etpi_assets.evaluation.assets:_ground",
+            "etpi_assets.evaluation.assets:_setting",
             "etpi_assets.evaluation.assets:_serving",
             "etpi_assets.evaluation.rollouts:roll_out",
         ),

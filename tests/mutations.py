@@ -300,7 +300,7 @@ EDITS = (
     # evaluation and reports
     Edit(f"{E}/metrics.py", 'judged = [unit for unit in units if unit["reward"] is not None]', "judged = units", "the denominator of solved", {"eval_metrics": every}),
     Edit(f"{E}/probes.py", "hits / max(1, len(completions)), True)", "float(hits), True)", "a probe's share", {"serving_probe": every}),
-    Edit(f"{E}/examination.py", "random.Random(0).sample", "random.Random(1).sample", "which prompts are probed", {"serving_probe": every}),
+    Edit(f"{E}/probe_plan.py", "random.Random(0).sample", "random.Random(1).sample", "which prompts are probed", {"serving_probe": every}),
     Edit(f"{E}/rollouts.py", "else section.sample_seeds[:1]", "else section.sample_seeds", "conditions of evaluation", {"eval_rollouts": every}),
     Edit(f"{P}/html.py", 'row["checkpoint_role"] in ("sft", "rl") and row["metric"] in CEILING_METRICS', 'row["metric"] in CEILING_METRICS', "rows of the report's table", {"experiment_report": every}),
     Edit(f"{P}/facts.py", 'if stage == "selection")', 'if stage == "pairs")', "figures of the report", {"experiment_report": every}),

@@ -1,4 +1,4 @@
-"""Budgets of evaluation: each is a condition of its own, under its name, and editing them trains nothing anew."""
+"""Evaluation budgets: each is a condition with its own name, and editing one retrains nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECTION = EvaluateSection.model_validate(
 )
 
 
-def test_a_trained_checkpoint_is_rolled_out_under_each_budget_and_the_base_under_its_own():
+def test_trained_checkpoints_run_under_each_budget_and_the_base_under_its_own():
     found = {
         (c.decoding, c.sample_seed): (c.agent.max_steps, c.agent.max_model_len) for c in conditions(SECTION, "sft")
     }
@@ -42,7 +42,7 @@ def test_two_budgets_of_one_name_are_refused():
 
 
 @pytest.mark.parametrize("change", ["max_steps = 150", "max_model_len = 4096"])
-def test_editing_a_budget_stales_evaluation_and_retrains_nothing(world, change):
+def test_editing_a_budget_makes_evaluation_stale_and_retrains_nothing(world, change):
     def budget(bound: str) -> None:
         text = EXPERIMENT.replace('"small"}', f'"small", budgets = [{{name = "other", {bound}}}]}}')
         write_spec(world.specs_folder, "experiments", "first", text)
@@ -56,7 +56,7 @@ def test_editing_a_budget_stales_evaluation_and_retrains_nothing(world, change):
     assert "serving_probe" not in made
 
 
-def test_the_shipped_sweeps_share_the_training_they_are_of():
+def test_shipped_budget_sweeps_share_their_training():
     specs = load_specs()
     sections = [*GRAPH["sft_checkpoint"].sections, *GRAPH["upweighted_dataset"].sections, "select", "pairs"]
     names = ("plan_first_tiny", "plan_first_tiny_budgets")

@@ -159,7 +159,7 @@ def test_an_input_that_never_arrived_names_the_row_instead_of_scoring_zero():
         "overlong": attempt(),
     }
     for name, what in missing.items():
-        with pytest.raises(BadReward, match="r1 of task t1.*never arrived|r1 of task t1: no text"):
+        with pytest.raises(BadReward, match="r1 of task t1"):
             functions.score_attempt(what, [RewardTerm(function=name)])
 
 

@@ -52,7 +52,7 @@ suite = "small"
 tasks = 2
 decodings = [{name = "greedy"}]
 """
-TEMPLATE = Path(evaluation.__file__).parents[2] / "etpi_resources" / "tokenizers" / "tiny" / "tiny.jinja"
+TEMPLATE = Path(evaluation.__file__).parents[2] / "etpi_resources" / "chat" / "tokenizers" / "tiny" / "tiny.jinja"
 MADE = ("base_checkpoint", "selected_trajectories", "tito_pairs", "upweighted_dataset", "sft_checkpoint")
 
 
@@ -185,7 +185,7 @@ def test_a_clean_serving_fires_nothing_and_is_evaluated(room):
     [
         ("an adapter name reused", ["served_name"], "a name that embeds its hash"),
         ("a reasoning parser that eats the output", ["first_turn_parses"], "compare a failing turn"),
-        ("a server that returns no ids", ["ids_returned"], "a capture of none is a failure"),
+        ("a server that returns no ids", ["ids_returned"], "a capture without ids is a failure"),
         # The base here is random weights, so it cannot act either.
         ("an adapter that never loaded", ["differs_from_base", "first_turn_parses"], "other weights were served"),
     ],

@@ -1,1 +1,1 @@
-"""Evaluation: probes before rollouts are spent, held-out rollouts, metrics with intervals."""
+"""Evaluation: probes of the served checkpoints, held-out rollouts, and metrics with intervals."""

@@ -1,4 +1,4 @@
-"""The evaluation stage as assets: serving_probe, eval_rollouts, eval_metrics."""
+"""The assets of the evaluation stage: serving_probe, eval_rollouts and eval_metrics."""
 
 from __future__ import annotations
 
@@ -11,14 +11,20 @@ import pyarrow as pa
 
 from etpi_assets.curation.gates import apply_overrides
 from etpi_assets.evaluation import metrics, probes
-from etpi_assets.evaluation.examination import Desk, Expected, Paper, examine, examine_on_the_way
+from etpi_assets.evaluation.probe_plan import (
+    ExpectedServing,
+    ProbePlan,
+    PromptRenderer,
+    probe_final,
+    probe_intermediate,
+)
 from etpi_assets.evaluation.rollouts import (
-    Candidate,
-    Ground,
-    candidates,
+    EvaluatedCheckpoint,
+    EvaluationSetting,
     conditions,
     every_condition_ran,
     infrastructure_held,
+    read_checkpoints,
     roll_out,
 )
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
@@ -43,30 +49,30 @@ NOTHING = "the experiment trains or evaluates nothing"
 @etpi_asset("serving_probe", checks=PROBES)
 def serving_probe(run: AssetRun) -> Produced:
     spec: ExperimentSpec = run.spec
-    if spec.evaluate is None or not any(c.role != "base" for c in _candidates(run)):
+    if spec.evaluate is None or not any(c.role != "base" for c in _checkpoints(run)):
         return Produced.not_applicable(run.node.name, NOTHING)
-    desk = Desk(
+    renderer = PromptRenderer(
         family=load_family(run.specs.suites[spec.evaluate.suite].family),
         chat=load_chat_format(spec.base.tokenizer, spec.base.chat_template),
         agent=spec.evaluate.agent,
         template_kwargs=spec.serving.served_kwargs(),
     )
-    learnt = run.read("upweighted_dataset", "dataset_rows", columns=["pair_id", "task_id", "agent_id", "turn"])
-    inputs = _first_inputs(run.read("tito_pairs", "pairs", columns=["pair_id", "turn", "suffix_ids"]))
+    dataset_rows = run.read("upweighted_dataset", "dataset_rows", columns=["pair_id", "task_id", "agent_id", "turn"])
+    prompt_ids = _first_prompt_ids(run.read("tito_pairs", "pairs", columns=["pair_id", "turn", "suffix_ids"]))
     tasks = read_tasks(run.read("tasks", "tasks"))
-    paper = Paper.write(desk, spec.probe, tasks, learnt.to_pylist(), inputs)
+    plan = ProbePlan.build(renderer, spec.probe, tasks, dataset_rows.to_pylist(), prompt_ids)
     rows, base_turns = [], None
     with _serving(run, spec) as (serving, checkpoints):
-        for candidate, checkpoint in checkpoints.items():
+        for evaluated, checkpoint in checkpoints.items():
             with serving.engine(checkpoint) as engine:
-                if candidate.final:
-                    expected, is_base = _expected(serving, candidate, checkpoint), candidate.role == "base"
-                    answers, turns = examine(engine, paper, expected, base_turns, trained=not is_base)
+                if evaluated.final:
+                    expected, is_base = _expected(serving, evaluated, checkpoint), evaluated.role == "base"
+                    results, turns = probe_final(engine, plan, expected, base_turns, trained=not is_base)
                     base_turns = turns if is_base else base_turns
                 else:
-                    answers = examine_on_the_way(engine, paper)
-            step = None if candidate.final else candidate.step
-            rows += [answer.row(candidate.checkpoint_id, candidate.role, candidate.seed, step) for answer in answers]
+                    results = probe_intermediate(engine, plan)
+            step = None if evaluated.final else evaluated.step
+            rows += [result.row(evaluated.checkpoint_id, evaluated.role, evaluated.seed, step) for result in results]
     table = from_rows("probes", rows)
     checks = apply_overrides(probes.verdicts(table.to_pylist()), spec.gates)
     return Produced(tables={"probes": table}, checks=checks, seeds=spec.seeds)
@@ -75,32 +81,34 @@ def serving_probe(run: AssetRun) -> Produced:
 @etpi_asset("eval_rollouts", checks=("every_condition_ran", "infrastructure_held", "tasks_as_asked"))
 def eval_rollouts(run: AssetRun) -> Produced:
     spec: ExperimentSpec = run.spec
-    served = [] if spec.evaluate is None else [c for c in _candidates(run) if c.final and c.role in spec.evaluate.roles]
-    if spec.evaluate is None or not served:
+    if spec.evaluate is None:
+        return Produced.not_applicable(run.node.name, NOTHING)
+    served = [c for c in _checkpoints(run) if c.final and c.role in spec.evaluate.roles]
+    if not served:
         return Produced.not_applicable(run.node.name, NOTHING)
     section = spec.evaluate
-    ground = _ground(run, spec, section)
-    plan = [(candidate, condition) for candidate in served for condition in conditions(section, candidate.role)]
+    setting = _setting(run, spec, section)
+    plan = [(evaluated, condition) for evaluated in served for condition in conditions(section, evaluated.role)]
     journals = run.lake.scratch(f"evaluations/{run.kept_code}")
     records = []
     with (
-        run.progress("held-out rollouts", len(plan) * len(ground.tasks)) as progress,
+        run.progress("held-out rollouts", len(plan) * len(setting.tasks)) as progress,
         _serving(run, spec) as (serving, checkpoints),
     ):
-        for candidate in served:
-            with serving.engine(checkpoints[candidate]) as engine:
-                for condition in conditions(section, candidate.role):
+        for evaluated in served:
+            with serving.engine(checkpoints[evaluated]) as engine:
+                for condition in conditions(section, evaluated.role):
                     records += roll_out(
-                        candidate, condition, engine, ground, journals, experiment=run.key, advance=progress.advance
+                        evaluated, condition, engine, setting, journals, experiment=run.key, advance=progress.advance
                     )
-    tables = to_tables(records, ground.chat.decode)
-    expected = {(c.role, c.seed, x.decoding, x.sample_seed): len(ground.tasks) for c, x in plan}
+    tables = to_tables(records, setting.chat.decode)
+    expected = {(c.role, c.seed, x.decoding, x.sample_seed): len(setting.tasks) for c, x in plan}
     return Produced(
         tables=tables,
         checks=(
             every_condition_ran(tables["rollouts"], expected),
             infrastructure_held(tables["rollouts"]),
-            tasks_as_asked(section.tasks, len(ground.tasks), section.split),
+            tasks_as_asked(section.tasks, len(setting.tasks), section.split),
         ),
         metadata={"exits": dict(Counter(tables["agents"]["exit_status"].to_pylist()))},
         seeds=section.sample_seeds,
@@ -137,9 +145,8 @@ def eval_metrics(run: AssetRun) -> Produced:
     )
 
 
-def _ground(run: AssetRun, spec: ExperimentSpec, section: EvaluateSection) -> Ground:
-    """Where checkpoints are evaluated: tasks, judge, sandboxes, chat format."""
-    return Ground(
+def _setting(run: AssetRun, spec: ExperimentSpec, section: EvaluateSection) -> EvaluationSetting:
+    return EvaluationSetting(
         tasks=read_tasks(run.read("tasks", "tasks", key=section.suite), section.split, section.tasks),
         family=load_family(run.specs.suites[section.suite].family),
         sandboxes=run.resources.sandboxes(spec.serving.sandbox),
@@ -149,46 +156,47 @@ def _ground(run: AssetRun, spec: ExperimentSpec, section: EvaluateSection) -> Gr
 
 
 def _entities(run: AssetRun, tasks: pa.Table) -> dict[str, Sequence[str]]:
-    """What each task names, as its family reads it."""
+    """Return task id -> the files and functions the task names, as its family reads them."""
     families = {ref.key: load_family(run.specs.suites[ref.key].family) for ref in run.refs("tasks")}
     return {task.task_id: families[task.suite].entities(task) for task in read_tasks(tasks)}
 
 
-def _candidates(run: AssetRun) -> list[Candidate]:
-    """The base and every trained checkpoint, whatever roles are evaluated: the probe compares with the base."""
+def _checkpoints(run: AssetRun) -> list[EvaluatedCheckpoint]:
+    """Read the base and every trained checkpoint, of all roles, because the probe compares with the base."""
     tables = [run.read(asset, "checkpoints") for asset in ("base_checkpoint", "sft_checkpoint", "rl_checkpoint")]
-    return candidates(pa.concat_tables(tables))
+    return read_checkpoints(pa.concat_tables(tables))
 
 
-def _expected(serving: Serving, candidate: Candidate, checkpoint: Checkpoint) -> Expected:
+def _expected(serving: Serving, evaluated: EvaluatedCheckpoint, checkpoint: Checkpoint) -> ExpectedServing:
     name, folder = serving.expected(checkpoint)
-    content_hash = candidate.adapter_hash if folder == checkpoint.adapter else candidate.checkpoint_id
-    return Expected(name, folder, content_hash or "", verifiable=not candidate.path.startswith(HUB))
+    content_hash = evaluated.adapter_hash if folder == checkpoint.adapter else evaluated.checkpoint_id
+    return ExpectedServing(name, folder, content_hash or "", verifiable=not evaluated.path.startswith(HUB))
 
 
 @contextmanager
-def _serving(run: AssetRun, spec: ExperimentSpec) -> Iterator[tuple[Serving, Mapping[Candidate, Checkpoint]]]:
-    """What serves the experiment's checkpoints, and the files of each; all servers have ended on leaving."""
+def _serving(run: AssetRun, spec: ExperimentSpec) -> Iterator[tuple[Serving, Mapping[EvaluatedCheckpoint, Checkpoint]]]:
+    """Serve the experiment's checkpoints; every server has stopped when the context ends."""
     chat = load_chat_format(spec.base.tokenizer, spec.base.chat_template)
-    found = _candidates(run)
-    folders = {c.checkpoint_id: checkpoint_folder(run.lake.root, c.path) for c in found}
+    evaluated = _checkpoints(run)
+    folders = {c.checkpoint_id: checkpoint_folder(run.lake.root, c.path) for c in evaluated}
     checkpoints = {
-        candidate: Checkpoint(
-            folder=folders[candidate.checkpoint_id],
-            identity=candidate.checkpoint_id,
-            role=candidate.role,
-            adapter=run.lake.root / candidate.adapter_path if candidate.adapter_path else None,
-            adapter_hash=candidate.adapter_hash,
-            base=folders.get(candidate.parent_id or ""),
-            base_identity=candidate.parent_id,
+        c: Checkpoint(
+            folder=folders[c.checkpoint_id],
+            identity=c.checkpoint_id,
+            role=c.role,
+            adapter=run.lake.root / c.adapter_path if c.adapter_path else None,
+            adapter_hash=c.adapter_hash,
+            base=folders.get(c.parent_id or ""),
+            base_identity=c.parent_id,
         )
-        for candidate in found
+        for c in evaluated
     }
     with closing(run.resources.serving(spec.serving, chat, list(checkpoints.values()))) as serving:
         yield serving, checkpoints
 
 
-def _first_inputs(pairs: pa.Table) -> dict[str, list[int]]:
+def _first_prompt_ids(pairs: pa.Table) -> dict[str, list[int]]:
+    """Return pair id -> prompt ids, of the pairs of first turns."""
     return {row["pair_id"]: row["suffix_ids"] for row in pairs.to_pylist() if row["turn"] == 0}
 
 

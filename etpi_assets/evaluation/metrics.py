@@ -1,7 +1,6 @@
-"""From scored rollouts to metrics, the teacher's beside the student's.
+"""The metrics of scored rollouts, of students and teachers, and the checks of their thresholds.
 
-Belongs here: which figures are reported, over which units, and their thresholds. Does not belong here: how a behaviour
-is read (`etpi_assets.scoring`) or how an interval is made (`scoring.intervals`).
+`etpi_assets.scoring` defines the behaviours, `scoring.intervals` the intervals.
 """
 
 from __future__ import annotations
@@ -16,10 +15,13 @@ from etpi_assets.specs.experiment import Threshold
 from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.schemas import from_rows
 
+GroupKey = tuple[str, int | None, str]
+"""(checkpoint role, seed or None for the pooled rows, decoding)."""
+
 PAIR_RATES = ("plan_first", "plan_content")
 AGENT_RATES = ("follow_through", "follow_own", "follow_edited", "follow_by_turn_5")
 TURN_MEANS = {"think_tokens_per_turn": "think_tokens", "output_tokens_per_turn": "output_tokens"}
-"""An agent's totals, as means over its turns."""
+"""Metric -> the column of `agent_scores` whose total is divided by the number of turns."""
 
 
 def measure(
@@ -30,30 +32,19 @@ def measure(
     experiment: str,
     teacher: bool = False,
 ) -> pa.Table:
-    """Metrics of every (checkpoint role, decoding), a row for each seed and one pooled over seeds (seed null).
+    """Compute the metrics of every (checkpoint role, decoding), by seed and pooled over seeds (seed null).
 
-    Infrastructure errors are left out and counted in `excluded`; crashed agents stay in.
+    Rollouts with an infrastructure error are excluded and counted in `excluded`; crashed agents count.
 
     Args:
         rollouts, scores, agent_scores: tables of those names, of one experiment's evaluation or of its rollout sets.
-        experiment: the experiment the rows are filed under.
-        teacher: file every rollout under the role "teacher", whoever acted.
+        experiment: the value of the column `experiment`.
+        teacher: give every rollout the role "teacher".
+
     Returns:
-        a `metrics` table.
+        A `metrics` table.
     """
-    facts = {row["rollout_id"]: row for row in rollouts.to_pylist()}
-    agents: dict[str, list[dict[str, Any]]] = {}
-    for row in agent_scores.to_pylist():
-        agents.setdefault(row["rollout_id"], []).append(row)
-    groups: dict[tuple[str, int | None, str], list[dict[str, Any]]] = {}
-    for score in scores.to_pylist():
-        fact = facts[score["rollout_id"]]
-        role = "teacher" if teacher else fact["checkpoint_role"]
-        decoding = fact["decoding"] or "as_rolled_out"
-        unit = {**score, "cluster": score["task_id"], "agents": agents.get(score["rollout_id"], [])}
-        seed = None if teacher else fact["seed"]
-        for key in {(role, seed, decoding), (role, None, decoding)}:
-            groups.setdefault(key, []).append(unit)
+    groups = _group_rollouts(rollouts, scores, agent_scores, teacher=teacher)
     rows = []
     for (role, seed, decoding), units in sorted(
         groups.items(), key=lambda item: (item[0][0], item[0][2], str(item[0][1]))
@@ -79,17 +70,37 @@ def measure(
     return from_rows("metrics", rows)
 
 
+def _group_rollouts(
+    rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, *, teacher: bool
+) -> dict[GroupKey, list[dict[str, Any]]]:
+    """Group the rows of `scores`, each with its `agents` and `cluster`; the pooled group has those of all seeds."""
+    by_id = {row["rollout_id"]: row for row in rollouts.to_pylist()}
+    agents: dict[str, list[dict[str, Any]]] = {}
+    for row in agent_scores.to_pylist():
+        agents.setdefault(row["rollout_id"], []).append(row)
+    groups: dict[GroupKey, list[dict[str, Any]]] = {}
+    for score in scores.to_pylist():
+        rollout = by_id[score["rollout_id"]]
+        role = "teacher" if teacher else rollout["checkpoint_role"]
+        decoding = rollout["decoding"] or "as_rolled_out"
+        unit = {**score, "cluster": score["task_id"], "agents": agents.get(score["rollout_id"], [])}
+        seed = None if teacher else rollout["seed"]
+        for key in {(role, seed, decoding), (role, None, decoding)}:
+            groups.setdefault(key, []).append(unit)
+    return groups
+
+
 def teacher_of(scores: pa.Table, agent_scores: pa.Table, experiment: str) -> pa.Table:
-    """Metrics of the rollouts that the experiment could select from, under the role "teacher"."""
+    """Compute the metrics of the rollouts an experiment selects from, under the role "teacher"."""
     rollouts = from_rows("rollouts", [{"rollout_id": id} for id in scores["rollout_id"].to_pylist()])
     return measure(rollouts, scores, agent_scores, experiment=experiment, teacher=True)
 
 
 def _estimates(units: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, Estimate]]:
     for name in PAIR_RATES:
-        # A behaviour of pairs is null for an agent that has no partner.
-        seen = [unit for unit in units if unit[name] is not None]
-        if estimate := rate([unit[name] for unit in seen], [unit["cluster"] for unit in seen]):
+        # Behaviours of pairs are null where a single agent acts.
+        in_pairs = [unit for unit in units if unit[name] is not None]
+        if estimate := rate([unit[name] for unit in in_pairs], [unit["cluster"] for unit in in_pairs]):
             yield name, "pair", estimate
     judged = [unit for unit in units if unit["reward"] is not None]
     if estimate := rate([unit["reward"] == 1.0 for unit in judged], [unit["cluster"] for unit in judged]):
@@ -106,40 +117,42 @@ def _estimates(units: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, E
     ):
         yield "parsed", "rollout", estimate
     agents = [(agent, unit["cluster"]) for unit in units for agent in unit["agents"]]
-    of = [cluster for _, cluster in agents]
+    clusters = [cluster for _, cluster in agents]
     for name in AGENT_RATES:
-        known = [(agent[name], cluster) for agent, cluster in agents if agent[name] is not None]
-        if estimate := rate([hit for hit, _ in known], [cluster for _, cluster in known]):
+        hits = [(agent[name], cluster) for agent, cluster in agents if agent[name] is not None]
+        if estimate := rate([hit for hit, _ in hits], [cluster for _, cluster in hits]):
             yield name, "agent", estimate
-    if estimate := rate([agent["exit_status"] == "Submitted" for agent, _ in agents], of):
+    if estimate := rate([agent["exit_status"] == "Submitted" for agent, _ in agents], clusters):
         yield "submitted", "agent", estimate
     turns = [agent["turns"] or 0 for agent, _ in agents]
     readable = [(agent["parse_rate"] or 0.0) * n for (agent, _), n in zip(agents, turns, strict=True)]
-    if estimate := rate(readable, of, turns):
+    if estimate := rate(readable, clusters, turns):
         yield "parse_rate", "turn", estimate
-    if estimate := rate(*_known("adherent_turns", agents)):
+    if estimate := rate(*_not_null("adherent_turns", agents)):
         yield "adherence", "turn", estimate
     for name, column in TURN_MEANS.items():
-        if estimate := mean([agent[column] or 0 for agent, _ in agents], of, turns):
+        if estimate := mean([agent[column] or 0 for agent, _ in agents], clusters, turns):
             yield name, "turn", estimate
-    if estimate := mean(*_known("post_think_tokens", agents)):
+    if estimate := mean(*_not_null("post_think_tokens", agents)):
         yield "post_think_tokens_per_turn", "turn", estimate
-    if estimate := mean(turns, of, [1] * len(turns)):
+    if estimate := mean(turns, clusters, [1] * len(turns)):
         yield "turns_per_agent", "agent", estimate
 
 
-def _known(column: str, agents: Sequence[tuple[Mapping[str, Any], str]]) -> tuple[list[float], list[str], list[int]]:
-    """Of the agents whose column is known: its values, their clusters, their turns."""
-    known = [(agent, cluster) for agent, cluster in agents if agent[column] is not None]
-    values = [agent[column] for agent, _ in known]
-    return values, [cluster for _, cluster in known], [agent["turns"] or 0 for agent, _ in known]
+def _not_null(column: str, agents: Sequence[tuple[Mapping[str, Any], str]]) -> tuple[list[float], list[str], list[int]]:
+    """Return the column's values that are not null, with the agents' clusters and numbers of turns."""
+    counted = [(agent, cluster) for agent, cluster in agents if agent[column] is not None]
+    values = [agent[column] for agent, _ in counted]
+    return values, [cluster for _, cluster in counted], [agent["turns"] or 0 for agent, _ in counted]
 
 
 def threshold_checks(
     metrics: pa.Table, thresholds: Mapping[Threshold, float], roles: Sequence[str]
 ) -> list[CheckOutcome]:
-    """One advisory outcome a rate that may have a threshold: the trained roles' pooled rates against it, in words where
-    n cannot decide, or that none is set."""
+    """Compare the pooled rates of the trained roles with their thresholds: one advisory outcome per rate.
+
+    A rate that cannot be decided at its n passes, and the message says so.
+    """
     outcomes = []
     rows = [r for r in metrics.to_pylist() if r["seed"] is None and r["checkpoint_role"] in roles]
     for metric in get_args(Threshold):

@@ -1,10 +1,8 @@
-"""Held-out rollouts of every checkpoint of an experiment, each combination evaluated once wherever it is shared.
+"""Held-out rollouts of an experiment's checkpoints, shared between experiments.
 
-Belongs here: which (checkpoint, decoding, seed) there are, and what identifies an evaluation. Does not belong here: the
-loop (`etpi_assets.agent.loop`), or what the figures mean (`metrics`).
-
-An evaluation is identified by what its outcome depends on: checkpoint content, tasks, agent, decoding and seed. Its
-journal stands under that identity in a folder that experiments share, so two experiments on one base roll it out once.
+An evaluation is identified by everything its outcome depends on: checkpoint content, tasks, agent, decoding and seed.
+Its journal has that identity as its name, in a folder that all experiments share, so experiments with the same base
+roll it out only once.
 """
 
 from __future__ import annotations
@@ -33,16 +31,25 @@ from etpi_resources.sandboxes import SandboxFactory
 _COLUMNS = ("checkpoint_id", "role", "seed", "step", "final", "path", "adapter_path", "adapter_hash", "parent_id")
 _ORDER = ("base", "sft", "rl")
 STEERED = "+steering"
-"""Ends the name of a decoding whose prompts carried the steering section."""
+"""Suffix of a decoding's name if its prompts carried the steering section."""
 BUDGET = "@"
-"""Stands between the name of a decoding and that of a budget other than the agent's own."""
+"""Separates the name of a decoding from the name of a budget other than the agent's own."""
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A checkpoint to evaluate: its content hash, role (base, sft, rl), training seed (None for base), its folder; the
-    adapter's folder and hash, where it was trained as one, and the checkpoint that the adapter goes onto; the optimiser
-    step it was saved at, and whether that was the last."""
+class EvaluatedCheckpoint:
+    """A checkpoint to evaluate, from a row of `checkpoints`.
+
+    Attributes:
+        checkpoint_id: its content hash.
+        role: base, sft or rl.
+        seed: training seed; None for the base.
+        path: its folder, or its repository on the hub.
+        adapter_path, adapter_hash: the adapter's folder and content hash, if it was trained as an adapter.
+        parent_id: the checkpoint that training started from.
+        step: the optimiser step it was saved at.
+        final: whether that was the last step.
+    """
 
     checkpoint_id: str
     role: str
@@ -56,8 +63,8 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Condition:
-    """One way of rolling out: the agent with its sampling, the seed of the sampler, and the name of the decoding."""
+class EvaluationCondition:
+    """One way to roll out: the agent with its sampling settings, the sampler's seed, and the name of the decoding."""
 
     agent: AgentSection
     sample_seed: int
@@ -65,8 +72,8 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class Ground:
-    """Where candidates are rolled out: tasks, what judges them, sandboxes, the chat format and its arguments."""
+class EvaluationSetting:
+    """What all checkpoints of an evaluation share: tasks, their family, sandboxes, and the chat format."""
 
     tasks: Sequence[Task]
     family: Family
@@ -75,92 +82,95 @@ class Ground:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
-def candidates(checkpoints: pa.Table) -> list[Candidate]:
-    """Every checkpoint of a table of that name: base first, then by role, seed and step."""
-    found = [Candidate(**{name: row[name] for name in _COLUMNS}) for row in checkpoints.to_pylist()]
-    found = [replace(c, final=True) if c.role == "base" else c for c in found]
-    return sorted(found, key=lambda c: (_ORDER.index(c.role), -1 if c.seed is None else c.seed, c.step or 0))
+def read_checkpoints(table: pa.Table) -> list[EvaluatedCheckpoint]:
+    """Read every row of a `checkpoints` table: the base first, then by role, seed and step."""
+    checkpoints = [EvaluatedCheckpoint(**{name: row[name] for name in _COLUMNS}) for row in table.to_pylist()]
+    checkpoints = [replace(c, final=True) if c.role == "base" else c for c in checkpoints]
+    return sorted(checkpoints, key=lambda c: (_ORDER.index(c.role), -1 if c.seed is None else c.seed, c.step or 0))
 
 
-def conditions(section: EvaluateSection, role: str) -> list[Condition]:
-    """Every decoding with every sampler seed (a greedy decoding has one): under the agent's own budget, where asked the
-    base with the steering prompt as well, and the others under each further budget."""
-    own = section.agent
-    variants = [(own, "")]
+def conditions(section: EvaluateSection, role: str) -> list[EvaluationCondition]:
+    """Return every decoding with every sampler seed (greedy decoding has one), for each setting of the agent.
+
+    All roles have the agent's own budget. With `steering_probe` the base is also rolled out with the steering prompt;
+    trained checkpoints are also rolled out under each further budget.
+    """
+    agents = [(section.agent, "")]
     if role == "base" and section.steering_probe:
-        variants.append((own.model_copy(update={"steering": True}), STEERED))
+        agents.append((section.agent.model_copy(update={"steering": True}), STEERED))
     if role != "base":
-        variants += [(_under(own, budget), f"{BUDGET}{budget.name}") for budget in section.budgets]
+        agents += [(_under(section.agent, budget), f"{BUDGET}{budget.name}") for budget in section.budgets]
     return [
-        Condition(_decoded(agent, decoding), seed, decoding.name + suffix)
-        for agent, suffix in variants
+        EvaluationCondition(_decoded(agent, decoding), seed, decoding.name + suffix)
+        for agent, suffix in agents
         for decoding in section.decodings
         for seed in (section.sample_seeds if decoding.temperature > 0 else section.sample_seeds[:1])
     ]
 
 
 def roll_out(
-    candidate: Candidate,
-    condition: Condition,
+    evaluated: EvaluatedCheckpoint,
+    condition: EvaluationCondition,
     engine: Engine,
-    ground: Ground,
+    setting: EvaluationSetting,
     journals: Path,
     *,
     experiment: str,
     advance: Callable[[int], None] = lambda n: None,
 ) -> Iterator[RolloutRecord]:
-    """One rollout a task, of the journal where it holds them, each relabelled for this experiment."""
-    key = _key(candidate, condition, engine, ground.template_kwargs)
+    """Yield one rollout per task, from the journal if it has it, relabelled for this experiment."""
+    key = _key(evaluated, condition, engine, setting.template_kwargs)
     identity = Identity(
         spec_key=key,
         origin="eval",
         engine="model",
         teacher=engine.name,
-        checkpoint_role=candidate.role,
-        checkpoint_id=candidate.checkpoint_id,
-        seed=candidate.seed,
+        checkpoint_role=evaluated.role,
+        checkpoint_id=evaluated.checkpoint_id,
+        seed=evaluated.seed,
         decoding=condition.decoding,
     )
 
     def run(task: Task, sample: int) -> RolloutRecord:
         return run_rollout(
             task,
-            ground.family,
+            setting.family,
             engine,
-            ground.sandboxes,
+            setting.sandboxes,
             condition.agent,
-            ground.chat,
+            setting.chat,
             identity=identity,
             sample=sample,
             sample_seed=condition.sample_seed,
-            template_kwargs=ground.template_kwargs,
+            template_kwargs=setting.template_kwargs,
         )
 
     with Journal(journals, key, wait=True) as journal:  # another experiment may roll out the same checkpoint
-        for record in collect(ground.tasks, 1, run, journal, concurrency=MODEL_CONCURRENCY, advance=advance):
-            yield _relabelled(record, candidate, experiment)
+        for record in collect(setting.tasks, 1, run, journal, concurrency=MODEL_CONCURRENCY, advance=advance):
+            yield _relabelled(record, evaluated, experiment)
 
 
 def every_condition_ran(rollouts: pa.Table, expected: Mapping[tuple[str, int | None, str, int], int]) -> CheckOutcome:
-    """Each (role, seed, decoding, sampler seed) has as many rollouts as there are tasks."""
-    found: dict[tuple[Any, ...], int] = {}
+    """Check that each (role, seed, decoding, sampler seed) has one rollout per task."""
+    counts: dict[tuple[Any, ...], int] = {}
     for row in rollouts.select(["checkpoint_role", "seed", "decoding", "sample_seed"]).to_pylist():
         key = (row["checkpoint_role"], row["seed"], row["decoding"], row["sample_seed"])
-        found[key] = found.get(key, 0) + 1
-    wrong = {key: (found.get(key, 0), n) for key, n in expected.items() if found.get(key, 0) != n}
-    passed = not wrong and len(found) == len(expected)
+        counts[key] = counts.get(key, 0) + 1
+    wrong = {key: (counts.get(key, 0), n) for key, n in expected.items() if counts.get(key, 0) != n}
+    passed = not wrong and len(counts) == len(expected)
     return CheckOutcome(
         name="every_condition_ran",
         passed=passed,
-        message=f"{rollouts.num_rows} rollouts over {len(expected)} conditions"
+        message=f"{rollouts.num_rows} rollouts in {len(expected)} conditions"
         if passed
-        else f"(role, seed, decoding, sampler seed) -> (found, expected): {wrong}; materialize eval_rollouts again",
+        else f"missing or surplus rollouts, (role, seed, decoding, sampler seed) -> (rollouts, expected): {wrong}; "
+        "materialize eval_rollouts again",
         figures={"rollouts": rollouts.num_rows, "conditions": len(expected)},
     )
 
 
 def infrastructure_held(rollouts: pa.Table, bound: float = 0.05) -> CheckOutcome:
-    """Infrastructure errors are rare enough not to bias what is left."""
+    """Check that infrastructure errors are too rare to bias the remaining rollouts."""
     errors = [e for e in rollouts["error"].to_pylist() if e is not None]
     share = len(errors) / max(1, rollouts.num_rows)
     return CheckOutcome(
@@ -181,9 +191,14 @@ def _decoded(agent: AgentSection, decoding: Decoding) -> AgentSection:
     return agent.model_copy(update={"temperature": decoding.temperature, "top_p": decoding.top_p})
 
 
-def _key(candidate: Candidate, condition: Condition, engine: Engine, template_kwargs: Mapping[str, Any]) -> str:
+def _key(
+    evaluated: EvaluatedCheckpoint,
+    condition: EvaluationCondition,
+    engine: Engine,
+    template_kwargs: Mapping[str, Any],
+) -> str:
     identity = {
-        "checkpoint": candidate.checkpoint_id,
+        "checkpoint": evaluated.checkpoint_id,
         "agent": condition.agent.identity(),
         "sample_seed": condition.sample_seed,
         "engine": dict(engine.fingerprint()),
@@ -192,8 +207,8 @@ def _key(candidate: Candidate, condition: Condition, engine: Engine, template_kw
     return json_hash(identity)
 
 
-def _relabelled(record: RolloutRecord, candidate: Candidate, experiment: str) -> RolloutRecord:
-    """The shared rollout as this experiment's: an id of its own, since another experiment holds the same one."""
-    record.rollout_id = hashlib.sha256(f"{experiment}/{candidate.role}/{record.rollout_id}".encode()).hexdigest()[:32]
-    record.experiment, record.checkpoint_role, record.seed = experiment, candidate.role, candidate.seed
+def _relabelled(record: RolloutRecord, evaluated: EvaluatedCheckpoint, experiment: str) -> RolloutRecord:
+    """Give a shared rollout this experiment's labels and a rollout id that no other experiment uses for it."""
+    record.rollout_id = hashlib.sha256(f"{experiment}/{evaluated.role}/{record.rollout_id}".encode()).hexdigest()[:32]
+    record.experiment, record.checkpoint_role, record.seed = experiment, evaluated.role, evaluated.seed
     return record

@@ -13,19 +13,20 @@ from etpi_resources.lake.checks import BadData
 
 
 class BadReward(BadData):
-    """A reward has no value for a row; the message names the row, the function and the remedy."""
+    """A reward cannot be computed for a row; the message names the row, the function and the remedy."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One rollout of a single agent as rewards see it; None where a value was never recorded.
+    """One rollout of a single agent, as reward functions see it; a value that was not recorded is None.
 
     Attributes:
-        rollout_id, task_id: the row, for the message of an error.
-        request: what the task asks, as the agent read it.
-        text: the assistant's words: its turns' texts, one after the other.
-        turns: assistant turns. tool_turns: turns whose action ran and was answered.
-        response_tokens: ids after the first prompt, observations included.
+        rollout_id, task_id: name the row in error messages.
+        request: the task's instruction, as the agent read it.
+        text: the texts of all assistant turns, concatenated.
+        turns: number of assistant turns.
+        tool_turns: number of turns whose action ran and was answered.
+        response_tokens: number of ids after the first prompt, observations included.
         outcome: the verifier's reward.
     """
 

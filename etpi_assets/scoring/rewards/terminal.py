@@ -96,5 +96,5 @@ def words_of(attempt: Attempt) -> str:
 def request_of(attempt: Attempt) -> str:
     """Return the attempt's request; raises BadReward if none was recorded."""
     if not attempt.request:
-        raise BadReward(f"rollout {attempt.rollout_id} of task {attempt.task_id}: the task's request never arrived")
+        raise BadReward(f"rollout {attempt.rollout_id} of task {attempt.task_id}: the task's request is missing")
     return attempt.request

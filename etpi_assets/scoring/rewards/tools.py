@@ -27,14 +27,14 @@ def overlong(attempt: Attempt, *, limit: int = 10480, buffer: int = 3000, factor
 
     There is no lower bound.
     """
-    length = _known(attempt, attempt.response_tokens, "response length")
+    length = _known(attempt, attempt.response_tokens, "response tokens")
     return min(-(length - (limit - buffer)) / buffer * factor, 0.0)
 
 
 def _solved(attempt: Attempt) -> bool:
     if attempt.outcome is None:
         raise BadReward(
-            f"rollout {attempt.rollout_id} of task {attempt.task_id}: the verifier's reward never arrived; look at the "
+            f"rollout {attempt.rollout_id} of task {attempt.task_id}: the verifier's reward is missing; look at the "
             "rollout's error, and at the family's judge"
         )
     return attempt.outcome == 1.0
@@ -42,5 +42,5 @@ def _solved(attempt: Attempt) -> bool:
 
 def _known(attempt: Attempt, value: int | None, name: str) -> int:
     if value is None:
-        raise BadReward(f"rollout {attempt.rollout_id} of task {attempt.task_id}: its {name} never arrived")
+        raise BadReward(f"rollout {attempt.rollout_id} of task {attempt.task_id}: its {name} are missing")
     return value

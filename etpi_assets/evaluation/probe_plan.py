@@ -1,0 +1,171 @@
+"""Which probes run against a served checkpoint, on which prompts.
+
+A final checkpoint answers every probe. An intermediate one only answers how it acts on held-out prompts: over the steps
+of training this gives a learning curve, which shows how soon a behaviour is learnt even where the final checkpoints no
+longer differ.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from etpi_assets.agent.prompts import render_prompts
+from etpi_assets.agent.tools import tool_schemas
+from etpi_assets.evaluation import probes
+from etpi_assets.evaluation.probes import ProbePrompt, ProbeResult
+from etpi_assets.specs.experiment import ProbeSection
+from etpi_assets.specs.rollout_set import AgentSection
+from etpi_assets.tasks.family import Family, Task
+from etpi_resources.chat.format import ChatFormat
+from etpi_resources.engines import Completion, Engine, ServerEngine
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class PromptRenderer:
+    """Renders the first-turn prompt of an agent as serving renders it."""
+
+    family: Family
+    chat: ChatFormat
+    agent: AgentSection
+    template_kwargs: Mapping[str, Any]
+
+    def render(self, task: Task, agent_id: str) -> ProbePrompt:
+        """Render an agent's first-turn prompt for a task."""
+        (role,) = [role for role in self.family.roles(task) if role.agent_id == agent_id]
+        messages, tools = render_prompts(self.agent, task, role), tool_schemas(self.agent.tools)
+        ids = self.chat.prompt_ids(messages, tools=tools, **self.template_kwargs)
+        return ProbePrompt(f"{task.task_id}/{agent_id}", ids, messages, tuple(tools or ()))
+
+
+@dataclass(frozen=True)
+class ProbePlan:
+    """The prompts that every checkpoint of an experiment is probed with, and how its answers are read.
+
+    Attributes:
+        train, heldout: first-turn prompts of tasks in the training data, and of held-out tasks.
+        trained_ids: source of each train prompt -> its prompt ids in the training data.
+        agent: the turn format, and the length of an answer.
+        section: the floors of the spec.
+    """
+
+    train: Sequence[ProbePrompt]
+    heldout: Sequence[ProbePrompt]
+    trained_ids: Mapping[str, Sequence[int]]
+    agent: AgentSection
+    section: ProbeSection
+
+    @classmethod
+    def build(
+        cls,
+        renderer: PromptRenderer,
+        section: ProbeSection,
+        tasks: Sequence[Task],
+        dataset_rows: Sequence[Mapping[str, Any]],
+        first_prompt_ids: Mapping[str, Sequence[int]],
+    ) -> ProbePlan:
+        """Sample at most `section.prompts` prompts of each kind, always the same ones.
+
+        Args:
+            tasks: tasks of the evaluated suite. Held-out tasks alternate between their agents.
+            dataset_rows: rows of `dataset_rows` (pair_id, task_id, agent_id, turn); only first turns of `tasks` count.
+            first_prompt_ids: pair id of a first turn -> the prompt ids trained on.
+        """
+        by_id = {task.task_id: task for task in tasks}
+        rows = _sample([r for r in dataset_rows if r["turn"] == 0 and r["task_id"] in by_id], section.prompts)
+        train = [renderer.render(by_id[row["task_id"]], row["agent_id"]) for row in rows]
+        trained_ids = {prompt.source: first_prompt_ids[row["pair_id"]] for prompt, row in zip(train, rows, strict=True)}
+        unseen = _sample([task for task in tasks if task.split == "heldout"], section.prompts)
+        roles = [renderer.family.roles(task) for task in unseen]
+        heldout = [
+            renderer.render(task, of_task[i % len(of_task)].agent_id)
+            for i, (task, of_task) in enumerate(zip(unseen, roles, strict=True))
+        ]
+        return cls(train, heldout, trained_ids, renderer.agent, section)
+
+
+def _sample(rows: Sequence[T], n: int) -> list[T]:
+    return random.Random(0).sample(list(rows), min(n, len(rows)))
+
+
+@dataclass(frozen=True)
+class ExpectedServing:
+    """What the server must report of a checkpoint.
+
+    Attributes:
+        name: the name it is served under.
+        folder: the folder of its files.
+        content_hash: the hash of what was trained.
+        verifiable: whether `content_hash` is a hash of files that can be read again.
+    """
+
+    name: str
+    folder: Path
+    content_hash: str
+    verifiable: bool
+
+
+def probe_final(
+    engine: Engine, plan: ProbePlan, expected: ExpectedServing, base: Sequence[Completion] | None, *, trained: bool
+) -> tuple[list[ProbeResult], list[Completion]]:
+    """Run every probe that applies to a final checkpoint.
+
+    Args:
+        base: the base's greedy turns on the train prompts, if the base was probed before.
+        trained: whether the checkpoint comes from training; False for the base.
+
+    Returns:
+        The results, and the checkpoint's own greedy turns on the train prompts.
+    """
+    agent, section = plan.agent, plan.section
+    turns = probes.first_turns(engine, plan.train, agent.max_tokens)
+    unseen = probes.first_turns(engine, plan.heldout, agent.max_tokens)
+    rendered = {p.source: p.ids for p in plan.train}
+    results = []
+    if isinstance(engine, ServerEngine):
+        server_results, server_ids = _probe_server(engine, plan, expected)
+        results += server_results
+        rendered |= server_ids
+    results += [
+        probes.served_name(engine, expected.content_hash),
+        probes.ids_returned("train", plan.train, turns),
+        probes.ids_returned("heldout", plan.heldout, unseen),
+        probes.parses("train", plan.train, turns, section.min_parse, agent),
+        probes.parses("heldout", plan.heldout, unseen, section.min_parse, agent),
+        probes.messages_first("train", turns, agent),
+        probes.messages_first("heldout", unseen, agent),
+    ]
+    if trained:
+        results.append(probes.prompt_parity(rendered, plan.trained_ids))
+        if base is not None:
+            results.append(probes.differs_from_base(turns, base, section.min_differs))
+    return results, turns
+
+
+def _probe_server(
+    engine: ServerEngine, plan: ProbePlan, expected: ExpectedServing
+) -> tuple[list[ProbeResult], dict[str, Sequence[int]]]:
+    """Run the probes of a server's model listing, template and parsers; also return the prompt ids it rendered."""
+    content_hash = expected.content_hash if expected.verifiable else None
+    results = [probes.served_root(engine.list_models(), expected.name, expected.folder, content_hash)]
+    rendered: dict[str, Sequence[int]] = {}
+    for prompt_set, prompts in (("train", plan.train), ("heldout", plan.heldout)):
+        chats = probes.first_chat_turns(engine, prompts, plan.agent.max_tokens)
+        results.append(probes.content_visible(prompt_set, prompts, chats))
+        results.append(probes.calls_round_trip(prompt_set, prompts, chats))
+        rendered |= {p.source: c.prompt_ids or () for p, c in zip(prompts, chats, strict=True)}
+    return results, rendered
+
+
+def probe_intermediate(engine: Engine, plan: ProbePlan) -> list[ProbeResult]:
+    """Probe how an intermediate checkpoint acts on held-out prompts."""
+    unseen = probes.first_turns(engine, plan.heldout, plan.agent.max_tokens)
+    return [
+        probes.parses("heldout", plan.heldout, unseen, plan.section.min_parse, plan.agent),
+        probes.messages_first("heldout", unseen, plan.agent),
+    ]
