@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import container_engine
 import pytest
 import torch
-from made_graph import World
 
 from etpi_assets import asset_run
 from etpi_assets.graph import GRAPH
@@ -17,6 +15,8 @@ from etpi_assets.versioning.keys import PartitionCode
 from etpi_resources.sandboxes import SandboxFactory
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 from etpi_resources.sandboxes.docker import DockerFactory
+from tests.support import container_engine
+from tests.support.graph import World
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from made_repository import FILES
-from targets import Outcome, Targets, answer
+from tests.attacks.targets import Outcome, Targets, answer
+from tests.support.repositories import FILES
 
 PYTEST_FAMILIES = ("pypi_bugs", "r2e", "swe_bench", "cooperbench")
 

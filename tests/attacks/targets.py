@@ -12,8 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from made_repository import FILES, HIDDEN, Repository, solved
-
 from etpi_assets.agent.loop import SUBMIT, Identity, run_rollout
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.families import load_family
@@ -23,6 +21,7 @@ from etpi_assets.tasks.pypi_bugs.build import test_command
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
+from tests.support.repositories import FILES, HIDDEN, Repository, solved
 
 SMALL = {"memory_gib": 0.5, "disk_gib": 0.0625, "test_seconds": 30, "sandbox": "bubblewrap"}
 
@@ -124,7 +123,7 @@ class Targets:
         return self._only("cooperbench", path=str(self.repository.cooperbench()), checkouts=str(checkouts))
 
     def _harbor(self) -> Task:
-        from test_harbor import make_folder
+        from tests.tasks.test_harbor import make_folder
 
         root = self.folder / "harbor"
         make_folder(

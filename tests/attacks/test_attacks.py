@@ -8,13 +8,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from attacks import Attack, attacks
-from made_repository import solved
-from targets import Targets
 
 from etpi_assets.tasks.families import known_families, load_family
 from etpi_assets.tasks.grading import grade
 from etpi_resources.sandboxes import Sandbox
+from tests.attacks.attacks import Attack, attacks
+from tests.attacks.targets import Targets
+from tests.support.repositories import solved
 
 FOLDER = tempfile.TemporaryDirectory()
 TARGETS = Targets(Path(FOLDER.name))

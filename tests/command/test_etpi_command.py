@@ -1,0 +1,151 @@
+"""The console command: what it answers at once, its exit codes, and where it puts what it makes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from etpi import cli
+from etpi.dagster_home import SETTINGS, prepare_dagster_home
+from etpi_resources.lake.lake import LakeError
+
+HEAVY = ("dagster", "torch", "pyarrow", "duckdb", "transformers")
+
+
+def _imported(*words: str) -> tuple[int, set[str]]:
+    """(the exit code of `etpi WORDS`, which heavy packages it imported)."""
+    program = (
+        "import sys; from etpi.cli import main; code = main(sys.argv[1:]); "
+        f"print(code, *set({HEAVY!r}) & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True)
+    code, *found = done.stdout.splitlines()[-1].split()
+    return int(code), set(found)
+
+
+@pytest.mark.parametrize("words", [("--help",), ("run", "--help"), ("demmo",), ("ui", "--prot", "1")])
+def test_help_and_a_mistyped_command_import_nothing_heavy(words):
+    code, imported = _imported(*words)
+    assert code == (0 if "--help" in words else 2)
+    assert imported == set()
+
+
+@pytest.mark.parametrize("command", ["run", "status"])
+def test_a_mistyped_experiment_is_answered_without_dagster_or_torch(command):
+    code, imported = _imported(command, "plan_first_tinny")
+    assert code == 1
+    assert not imported & {"dagster", "torch", "transformers"}
+
+
+def test_a_mistyped_command_names_the_nearest(capsys):
+    assert cli.main(["statsu"]) == 2
+    assert "status" in capsys.readouterr().err
+
+
+def test_a_foreseen_error_is_one_message(capsys):
+    assert cli.main(["run", "plan_first_tinny"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("etpi: there is no experiment 'plan_first_tinny'. Did you mean 'plan_first_tiny'?")
+    assert "Traceback" not in said
+
+
+def test_an_unforeseen_error_keeps_its_traceback(monkeypatch):
+    def broken() -> tuple[type[Exception], ...]:
+        return ()
+
+    monkeypatch.setattr(cli, "_foreseen", broken)
+    with pytest.raises(Exception, match="there is no experiment"):
+        cli.main(["run", "plan_first_tinny"])
+
+
+def test_a_stopped_command_exits_with_130(monkeypatch, capsys):
+    from etpi import commands
+
+    def stopped(names):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "show_status", stopped)
+    assert cli.main(["status"]) == 130
+    assert "the same command continues" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("variables", "home"),
+    [
+        ({"ETPI_DATA": ""}, ".dagster_home"),
+        ({"ETPI_DATA": "données"}, "données/.dagster_home"),
+        ({"ETPI_DATA": "données", "DAGSTER_HOME": "elsewhere"}, "elsewhere"),
+    ],
+)
+def test_where_dagsters_home_is(tmp_path: Path, monkeypatch, variables, home):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DAGSTER_HOME", "")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert prepare_dagster_home() == tmp_path / home
+    assert os.environ["DAGSTER_HOME"] == str(tmp_path / home)
+    assert (tmp_path / home / "dagster.yaml").read_text() == SETTINGS.read_text()
+
+
+def test_settings_of_a_users_own_home_are_kept(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    (tmp_path / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
+    prepare_dagster_home()
+    assert (tmp_path / "dagster.yaml").read_text() == "telemetry: {enabled: false}\n"
+
+
+def test_a_home_that_cannot_be_written_names_the_remedy(tmp_path: Path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "file" / "home"))
+    with pytest.raises(LakeError, match=r"home .*file/home cannot be written .*export ETPI_DATA="):
+        prepare_dagster_home()
+
+
+@pytest.mark.slow
+def test_ui_serves_the_graph_from_an_empty_folder_and_ends_when_stopped(tmp_path: Path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {**os.environ, "ETPI_DATA": "", "PYTHONPATH": str(Path(__file__).parents[2])}
+    log = (tmp_path / "log").open("w")
+    words = [sys.executable, "-m", "etpi", "ui", "--port", str(port)]
+
+    def hear_interrupts() -> None:  # which a shell has its background jobs ignore, and their children inherit that
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    with subprocess.Popen(
+        words, cwd=tmp_path, env=environment, stdout=log, stderr=log, preexec_fn=hear_interrupts
+    ) as server:
+        try:
+            assert _locations(port, deadline=time.monotonic() + 120) == ["etpi"], (tmp_path / "log").read_text()
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait(60)
+    assert (tmp_path / ".dagster_home/dagster.yaml").is_file()
+
+
+def _locations(port: int, deadline: float) -> list[str]:
+    """The names of the page's code locations, once it answers and has loaded them."""
+    query = "{ repositoriesOrError { ... on RepositoryConnection { nodes { location { name } } } } }"
+    address, body = f"http://127.0.0.1:{port}/graphql", json.dumps({"query": query}).encode()
+    while time.monotonic() < deadline:
+        try:
+            request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                nodes = json.load(answer)["data"]["repositoriesOrError"].get("nodes")
+            if nodes:
+                return [node["location"]["name"] for node in nodes]
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            pass
+        time.sleep(0.5)
+    return []

@@ -1,0 +1,234 @@
+"""Installing: `make` in awkward checkouts, the wheel outside one, and users without root.
+
+Nothing is fetched: a fresh virtual environment sees this one's packages through a `.pth` file, so pip finds every
+requirement satisfied and installs etpi alone.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from tests.support.small_specs import write_small_specs
+
+ROOT = Path(__file__).resolve().parents[2]
+PARTS = ("Makefile", "pyproject.toml", "constraints.txt", "README.md", "LICENSE") + (
+    "etpi", "etpi_assets", "etpi_resources", "sql",
+)  # fmt: skip
+AWKWARD = "mes données d'été"
+STRANGER = 64_200
+"""An unprivileged user and group that owns nothing."""
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user or mount")
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder that every user can enter, which pytest's own is not."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
+
+
+def _checkout(folder: Path) -> Path:
+    """A copy of what is installed of this checkout."""
+    folder.mkdir(parents=True)
+    for name in PARTS:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy2(source, folder / name)
+    return folder
+
+
+def _environment(folder: Path, python: str = sys.executable) -> Path:
+    """A virtual environment without etpi that sees this one's packages."""
+    subprocess.run([python, "-m", "venv", "--without-pip", str(folder)], check=True)
+    site = folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    (site / "ours").mkdir()
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if entry.suffix != ".pth" and not entry.name.startswith(("etpi", "__editable__")):  # these show this checkout
+            (site / "ours" / entry.name).symlink_to(entry)
+    (site / "ours.pth").write_text(str(site / "ours") + "\n", encoding="utf-8")
+    return folder
+
+
+def _variables(**more: str) -> dict[str, str]:
+    """This environment without etpi's variables; pip builds without fetching what it builds with."""
+    kept = {
+        k: v for k, v in os.environ.items() if not k.startswith(("ETPI_", "DAGSTER_", "MAKE", "PYTHONPATH", "MFLAGS"))
+    }
+    return {**kept, "PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", **more}
+
+
+def _run(words: list[str], cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, cwd=cwd, env=_variables(**more), capture_output=True, text=True)
+
+
+@pytest.mark.slow
+def test_make_works_in_a_path_with_spaces_and_letters_beyond_ascii(tmp_path: Path):
+    checkout = _checkout(tmp_path / AWKWARD / "étpi checkout")
+    _environment(checkout / ".venv")
+    write_small_specs(checkout / "my specs")
+    done = _run(["make", "run", "EXPERIMENT=first"], checkout, ETPI_SPECS="my specs")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (checkout / "etpi.duckdb").is_file() and (checkout / ".dagster_home/dagster.yaml").is_file()
+    # The home that `.env` names is the one the run used, for `dagster` and `dg` typed by hand.
+    listed = _run([".venv/bin/python", "-m", "dagster", "run", "list", "--limit", "1"], checkout)
+    assert "run_experiment" in listed.stdout, listed.stdout + listed.stderr
+    assert _run([".venv/bin/etpi", "status", "first"], checkout, ETPI_SPECS="my specs").stdout.startswith("first: ")
+
+
+@pytest.mark.slow
+def test_make_works_in_a_checkout_that_cannot_be_written(tmp_path: Path):
+    checkout = _checkout(tmp_path / "checkout")
+    specs = write_small_specs(tmp_path / "specs")
+    places = [f"VENV={_environment(tmp_path / 'venv')}", f"ETPI_DATA={tmp_path}/data"]
+    before = sorted(checkout.rglob("*"))
+    refused = _run([*_read_only(checkout), "make", "status"], checkout)
+    assert refused.returncode == 2, refused.stdout + refused.stderr
+    assert "This checkout cannot be written." in refused.stdout and "VENV=" in refused.stdout
+    done = _run([*_read_only(checkout), "make", "run", "EXPERIMENT=first", *places], checkout, ETPI_SPECS=str(specs))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "data/etpi.duckdb").is_file() and (tmp_path / "data/.dagster_home").is_dir()
+    assert sorted(checkout.rglob("*")) == before
+
+
+def _read_only(folder: Path) -> list[str]:
+    """What to put before a command that is to see the folder so; root is shown a read-only mount."""
+    if os.geteuid() == 0:
+        script = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && cd "$0" && exec "$@"'
+        return ["unshare", "--mount", "sh", "-c", script, str(folder)]
+    for inner, _, _ in os.walk(folder, topdown=False):
+        os.chmod(inner, 0o555)
+    return []
+
+
+@pytest.mark.slow
+@as_root
+def test_make_works_for_a_user_without_root(place: Path):
+    python = "/usr/bin/python3"
+    if Path(os.path.realpath(python)).name != f"python{sys.version_info[0]}.{sys.version_info[1]}":
+        pytest.skip(f"{python} is not of the version that this environment's packages are for")
+    checkout = _checkout(place / "checkout")
+    _environment(checkout / ".venv", python)
+    specs = write_small_specs(place / "specs")
+    subprocess.run(["chown", "-R", f"{STRANGER}:{STRANGER}", str(checkout)], check=True)
+    probe = [*_become(), str(checkout / ".venv/bin/python"), "-c", "import dagster"]
+    if subprocess.run(probe, cwd="/", capture_output=True).returncode:
+        pytest.skip("another user cannot read this environment's packages")
+    words = [*_become(), "make", "run", "EXPERIMENT=first"]
+    done = _run(words, checkout, HOME=str(checkout), ETPI_SPECS=str(specs))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (checkout / "etpi.duckdb").stat().st_uid == STRANGER
+
+
+def _become() -> list[str]:
+    return ["setpriv", f"--reuid={STRANGER}", f"--regid={STRANGER}", "--clear-groups", "--"]
+
+
+@pytest.mark.slow
+def test_a_wheel_runs_an_experiment_in_an_empty_folder(tmp_path: Path):
+    environment = _environment(tmp_path / "venv")
+    pip = [str(environment / "bin/python"), "-m", "pip"]
+    built = _run([*pip, "wheel", "--no-deps", "--wheel-dir", str(tmp_path), "."], _checkout(tmp_path / "source"))
+    assert built.returncode == 0, built.stderr
+    (wheel,) = tmp_path.glob("etpi-*.whl")
+    installed = _run([*pip, "install", "--no-deps", str(wheel)], tmp_path)
+    assert installed.returncode == 0, installed.stderr
+    shutil.rmtree(tmp_path / "source")
+    work = tmp_path / "empty"
+    work.mkdir()
+    specs = write_small_specs(tmp_path / "specs")
+    done = _run([str(environment / "bin/etpi"), "run", "first"], work, ETPI_SPECS=str(specs))
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in work.iterdir()} == {"data", "etpi.duckdb", ".dagster_home"}
+    # Every file that the packages hold beside their modules is in the wheel.
+    site = environment / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    for package in ("etpi", "etpi_assets", "etpi_resources"):
+        for file in (ROOT / package).rglob("*"):
+            if file.is_file() and file.suffix != ".pyc":
+                assert (site / package / file.relative_to(ROOT / package)).is_file(), file
+    for file in (ROOT / "sql").rglob("*.sql"):
+        assert (site / "etpi_resources" / file.relative_to(ROOT)).is_file(), file
+
+
+class _Index(BaseHTTPRequestHandler):
+    """A package index that has nothing and remembers what it was asked for."""
+
+    asked: list[str] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        self.send_error(404)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_make_asks_the_package_index_that_the_environment_names(tmp_path: Path):
+    checkout = _checkout(tmp_path / "checkout")
+    server = HTTPServer(("127.0.0.1", 0), _Index)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        mirror = f"http://127.0.0.1:{server.server_port}/mirror/simple"
+        settings = {"PIP_INDEX_URL": mirror, "PIP_NO_INDEX": "0", "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": ""}
+        done = _run(["make", "environment"], checkout, PIP_NO_BUILD_ISOLATION="1", **settings)
+    finally:
+        server.shutdown()
+    assert done.returncode != 0 and not (checkout / ".venv/ready").exists()
+    assert "/mirror/simple/setuptools/" in _Index.asked, done.stderr
+
+
+def _on_path(folder: Path, *names: str, broken: str | None = None) -> str:
+    """A PATH of these programs alone; `broken` is a shim that refuses, as pyenv's of a version that is not chosen."""
+    folder.mkdir()
+    for name in names:
+        found = shutil.which(name)
+        assert found, name
+        (folder / name).symlink_to(os.path.realpath(found))
+    if broken:
+        (folder / broken).write_text("#!/bin/sh\necho 'pyenv: command not found' >&2\nexit 127\n")
+        (folder / broken).chmod(0o755)
+    return str(folder)
+
+
+TOOLS = ("bash", "sh", "make", "id", "test", "echo", "find", "awk", "mkdir", "cp", "touch", "rm", "env", "chmod")
+
+
+def test_make_takes_the_interpreter_that_runs(tmp_path: Path):
+    checkout = _checkout(tmp_path / "checkout")
+    path = _on_path(tmp_path / "bin", *TOOLS, broken="python3.11")
+    (tmp_path / "bin/python3.12").symlink_to(sys.executable)  # of a version that will do
+    asked = _run(["make", "--eval", "which:\n\t@echo $(PYTHON)", "which"], checkout, PATH=path)
+    assert asked.stdout.strip() == f"{path}/python3.12", asked.stderr
+
+
+def test_make_without_a_python_that_will_do_says_which_is_needed(tmp_path: Path):
+    checkout = _checkout(tmp_path / "checkout")
+    done = _run(["make", "environment"], checkout, PATH=_on_path(tmp_path / "bin", *TOOLS, broken="python3.11"))
+    assert done.returncode == 2 and not (checkout / ".venv").exists()
+    assert "etpi needs Python 3.11, 3.12 or 3.13 with its venv module" in done.stdout
+
+
+@as_root
+def test_a_user_without_root_and_bubblewrap_is_told_before_anything_is_installed(place: Path):
+    checkout = _checkout(place / "checkout")
+    path = _on_path(place / "bin", *TOOLS, broken="python3.11")
+    subprocess.run(["chown", "-R", f"{STRANGER}:{STRANGER}", str(checkout)], check=True)
+    words = [shutil.which("setpriv") or "setpriv", *_become()[1:], f"{path}/make", "demo"]
+    done = _run(words, checkout, PATH=path)
+    assert done.returncode == 2
+    assert "bubblewrap (bwrap), which is not installed" in done.stdout and "docs/install.md" in done.stdout
+    assert not (checkout / ".venv").exists()

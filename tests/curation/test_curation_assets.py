@@ -1,0 +1,305 @@
+"""The curation stage in real runs of its assets: clean data pass every check, and faults at their source block."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from etpi_assets.asset_run import Outcome
+from etpi_assets.curation import assets as curation
+from etpi_assets.curation import captured, pairs, upweight
+from etpi_assets.curation.strip_think import Stripped
+from etpi_assets.resources import Resources
+from etpi_assets.rollouts import assets as rollouts
+from etpi_assets.scoring import assets as scoring
+from etpi_assets.specs.load import SpecError
+from etpi_assets.tasks import assets as tasks
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.lake.lake import BlockedInput, Lake, Ref
+from tests.support.faults_page import stopped
+
+RECIPES = {recipe.node.name: recipe for stage in (tasks, rollouts, scoring, curation) for recipe in stage.ASSETS}
+CURATION = ("selected_trajectories", "tito_pairs", "upweighted_dataset")
+
+SUITE = 'title = "s"\nfamily = "coop_tiny"\n[params]\ntrain = 24\nheldout = 8\n'
+SET = """title = "t"
+kind = "templated"
+suite = "SUITE"
+split = "SPLIT"
+[engine]
+kind = "scripted"
+teacher = "made"
+skill = {SKILL}
+[agent]
+steering = true
+AGENT
+"""
+EXPERIMENT = """title = "e"
+rollout_sets = ["SET"]
+select = {min_reward = "none", shortest_correct = false}
+[evaluate]
+suite = "SUITE"
+[gates]
+format_exposure = 50
+GATES
+"""
+
+
+class Room:
+    """A lake and a folder of specs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.lake = folder, Lake(folder / "lake")
+
+    @classmethod
+    def with_rollouts(cls, folder: Path, more: str = "") -> Self:
+        """One in which the set `good` is rolled out and scored, for the experiment `clean` to be made of."""
+        room = cls(folder)
+        room.write("suites", "small", SUITE)
+        room.rollout_set("good")
+        room.experiment("clean", more=more)
+        room.make("tasks", "small")
+        room.make_set("good")
+        return room
+
+    def write(self, kind: str, name: str, text: str) -> None:
+        path = self.folder / "specs" / kind / f"{name}.toml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def rollout_set(self, name: str, skill: str = "plan_first = 1.0, verbose_think = 0.5", **words: str) -> None:
+        text = SET
+        for word, value in {"suite": "small", "split": "train", "agent": "", **words, "skill": skill}.items():
+            text = text.replace(word.upper(), value)
+        self.write("rollout_sets", name, text)
+
+    def experiment(self, name: str, of: str = "good", gates: str = "", more: str = "", suite: str = "small") -> None:
+        text = EXPERIMENT.replace("SET", of).replace("SUITE", suite).replace("GATES", gates)
+        self.write("experiments", name, text + more)
+
+    def make(self, asset: str, key: str) -> Outcome:
+        resources = Resources(lake=self.lake, specs_folder=self.folder / "specs")
+        return RECIPES[asset].execute(key, resources, lambda line: None)
+
+    def make_set(self, name: str) -> None:
+        for asset in ("raw_rollouts", "scored_rollouts"):
+            assert not self.make(asset, name).manifest.blocked
+
+    def failures(self, experiment: str) -> dict[str, str]:
+        """Make the dataset of an experiment, up to the first version that is blocked: its failed checks."""
+        for asset in CURATION:
+            manifest = self.make(asset, experiment).manifest
+            if manifest.failures:
+                return {check["name"]: check["message"] for check in manifest.failures}
+        return {}
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory):
+    return Room.with_rollouts(tmp_path_factory.mktemp("room"))
+
+
+def test_the_clean_run_fires_nothing_and_accounts_for_everything(room):
+    assert room.failures("clean") == {}
+    read = {a: {t: room.lake.read(Ref(a, "experiment", "clean"), t) for t in RECIPES[a].node.tables} for a in CURATION}
+    selected, pairs, rows = (read[a][t] for a, t in zip(CURATION, ("selected", "pairs", "dataset_rows"), strict=True))
+    assert len(selected) == 24 and len(rows) == len(pairs) > 200
+    assert set(rows["split"].to_pylist()) == {"train", "val"}
+    assert sum(read["upweighted_dataset"]["sequences"]["rows"].to_pylist()) == len(rows)
+
+
+def test_the_same_inputs_give_the_same_versions(room):
+    room.experiment("again")
+    assert room.failures("clean") == room.failures("again") == {}
+    for asset in CURATION:
+        first, second = (room.lake.require(Ref(asset, "experiment", key)) for key in ("clean", "again"))
+        assert first.version == second.version
+
+
+def test_a_teacher_that_does_not_plan_blocks_and_may_be_overridden_with_a_reason(room):
+    room.rollout_set("planless", "plan_first = 0.2")
+    room.make_set("planless")
+    more = "[dataset]\nmax_length = 1500\n"
+    room.experiment("weak", "planless", more=more)
+    room.write("experiments", "weak", _require_nothing(room, "weak"))
+    failed = room.failures("weak")
+    stopped(
+        "a teacher that does not do what is to be learnt", "upweighted_dataset", failed, "teacher_gate",
+        "A student is bounded by its teacher: take a stronger one",
+    )  # fmt: skip
+    manifest = room.lake.blocked(Ref("upweighted_dataset", "experiment", "weak"))
+    assert manifest and manifest.blocked
+    with pytest.raises(BlockedInput, match="teacher_gate"):
+        room.lake.require(Ref("upweighted_dataset", "experiment", "weak"))
+    gates = "".join(f'override.{name} = "we study weak teachers"\n' for name in failed)
+    room.experiment("excused", "planless", gates, more)
+    room.write("experiments", "excused", _require_nothing(room, "excused"))
+    assert room.failures("excused") == {}
+
+
+def _require_nothing(room, name):
+    text = (room.folder / "specs" / "experiments" / f"{name}.toml").read_text()
+    return text.replace("shortest_correct = false", "shortest_correct = false, require = []")
+
+
+def test_steering_left_in_the_prompt_blocks(room, monkeypatch):
+    monkeypatch.setattr(captured, "_before", lambda told: None)
+    room.experiment("steered")
+    failed = room.failures("steered")
+    assert set(failed) == {"no_steering_leak", "prompt_is_default_render"}
+    stopped("the steering prompt left in training data", "tito_pairs", failed, "no_steering_leak", "hold steering")
+    assert "48 of 48 agents' prompts are not the default render" in failed["prompt_is_default_render"]
+
+
+def test_think_left_in_outputs_blocks(room, monkeypatch):
+    monkeypatch.setattr(pairs, "strip_output", lambda output, tail, chat: Stripped(output))
+    room.experiment("thinking")
+    failed = room.failures("thinking")
+    assert set(failed) == {"no_think_in_output"} and "outputs hold a think id" in failed["no_think_in_output"]
+
+
+def test_the_published_strip_rule_blocks_where_reasoning_was_not_opened(room, monkeypatch):
+    opened, turn = load_chat_format("tiny").think_open_id, captured._turn
+
+    def unopened(row, prompt, output, capture):
+        return turn(row, prompt, output[1:] if output[0] == opened else output, capture)
+
+    monkeypatch.setattr(captured, "_turn", unopened)
+    room.experiment("as_published", more='[pairs]\nstrip_rule = "opened"\n')
+    failed = room.failures("as_published")
+    assert set(failed) == {"no_think_in_output"}
+    stopped(
+        "</think> without <think> slipped through the strip", "tito_pairs", failed, "no_think_in_output",
+        "The strip does not know this tokenizer's form",
+    )  # fmt: skip
+    room.experiment("delimited", more='[pairs]\nstrip_rule = "delimited"\n')
+    assert room.failures("delimited") == {}
+
+
+def test_evaluated_repositories_stay_out_and_block_where_they_do_not(room, monkeypatch):
+    room.rollout_set("everything", split="all")
+    room.make_set("everything")
+    room.experiment("tested", "everything")
+    assert room.failures("tested") == {}
+    dropped = room.lake.read(Ref("upweighted_dataset", "experiment", "tested"), "dropped")
+    assert set(dropped["reason"].to_pylist()) == {"heldout_task"}
+    monkeypatch.setattr(upweight, "_fails", lambda *facts: None)
+    room.experiment("leaked", "everything", more="[dataset]\nmax_length = 2000\n")
+    failed = room.failures("leaked")
+    assert set(failed) == {"heldout_split"}
+    stopped(
+        "held-out repositories in the data set", "upweighted_dataset", failed, "heldout_split",
+        "add them to select.exclude_repos or split by repository",
+    )  # fmt: skip
+
+
+def test_short_prompts_against_long_ones_block(room):
+    room.write("suites", "long", SUITE.replace("train = 24", 'train = 2\nregisters = ["pull_request"]'))
+    room.make("tasks", "long")
+    room.experiment("short", gates="prompt_length_ratio = 1.2", suite="long")
+    failed = room.failures("short")
+    assert set(failed) == {"prompt_length_ratio"} and "the evaluation's registers" in failed["prompt_length_ratio"]
+
+
+def test_a_buried_first_turn_blocks(room):
+    room.experiment("buried", gates="first_turn_loss_share = 0.9")
+    failed = room.failures("buried")
+    assert set(failed) == {"turn_loss_share"}
+    stopped(
+        "a row a turn buries the first turn", "upweighted_dataset", failed, "turn_loss_share",
+        "Later turns bury it: raise dataset.upweight_factor",
+    )  # fmt: skip
+
+
+def test_a_teacher_that_writes_fenced_blocks_teaches_no_call(room):
+    room.rollout_set("fenced", "plan_first = 1.0, markdown = 1.0")
+    room.make_set("fenced")
+    room.experiment("fenced", "fenced")
+    stopped(
+        "the call format had too little exposure", "upweighted_dataset", room.failures("fenced"), "format_exposure",
+        "The format would not be learnt",
+    )  # fmt: skip
+
+
+def test_nothing_selected_blocks(room):
+    room.experiment("solved")
+    path = room.folder / "specs" / "experiments" / "solved.toml"
+    path.write_text(path.read_text().replace('min_reward = "none"', "min_reward = 1.0"))
+    assert "no_reward 24" in room.failures("solved")["selection_reconciles"]
+
+
+def test_native_ids_of_another_vocabulary_are_refused(room):
+    room.experiment("foreign", more='[base]\nkind = "none"\ntokenizer = "qwen3"\nchat_template = "qwen3"\n')
+    with pytest.raises(SpecError, match=r'captured in the ids of .tiny.*pairs\.capture = "retokenised"'):
+        room.failures("foreign")
+    room.experiment(
+        "again_in_qwen3",
+        more='[base]\nkind = "none"\ntokenizer = "qwen3"\nchat_template = "qwen3"\n[pairs]\ncapture = "retokenised"\n',
+    )
+    assert room.failures("again_in_qwen3") == {}
+
+
+TOOLS = 'tools = ["bash", "send_message"]\n'
+
+
+def tooled(room, name, *, captured="", pairs="", served=TOOLS, gates=""):
+    """An experiment in a template that writes tools after the system text, with tools where they are given."""
+    folder = room.folder / "tokenizer"
+    load_chat_format("tiny", "qwen3").save(folder)
+    room.rollout_set(name, agent=f'tokenizer = "{folder}"\n{captured}')
+    room.make_set(name)
+    base = f'[base]\nkind = "none"\ntokenizer = "{folder}"\nchat_template = "qwen3"\n'
+    room.experiment(name, name, gates, f"[pairs]\n{pairs}{base}[evaluate.agent]\n{served}")
+    return room.failures(name)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"captured": TOOLS}, {"captured": TOOLS, "pairs": f'capture = "retokenised"\n{TOOLS}'}],
+    ids=["native", "retokenised"],
+)
+def test_tools_stand_in_a_students_prompts(room, given, request):
+    """Captured ones stay when the steering beside them is spliced out; re-tokenising writes those the spec names."""
+    name = f"tools_{request.node.callspec.id}"
+    gates = 'override.label_syntax = "the scripted policy writes XML whatever the prompt says"\n'
+    assert tooled(room, name, gates=gates, **given) == {}
+    chat, pairs = load_chat_format("tiny", "qwen3"), room.lake.read(Ref("tito_pairs", "experiment", name), "pairs")
+    first = [chat.decode(row["suffix_ids"]) for row in pairs.to_pylist() if row["turn"] == 0]
+    assert len(first) == 48 and all(text.count('"name": "send_message"') == 1 for text in first)
+
+
+def test_labels_in_another_syntax_than_the_prompt_asks_for_block(room):
+    failed = tooled(room, "other_syntax", captured=TOOLS)
+    assert set(failed) == {"label_syntax"}
+    assert "labels call tools as qwen_xml where the prompt asks for hermes" in failed["label_syntax"]
+
+
+def test_tools_in_one_place_alone_are_found(room):
+    failed = tooled(room, "serving_alone", gates="template_distance = 0.2")
+    assert set(failed) == {"template_distance"} and "trained on another template" in failed["template_distance"]
+
+
+def test_an_override_that_names_no_check_is_an_error(room):
+    room.experiment("misspelt", gates='override.teacher_gat = "x"')
+    with pytest.raises(ValueError, match="the nearest is 'teacher_gate'"):
+        room.failures("misspelt")
+
+
+def test_a_history_that_nobody_read_blocks_and_may_be_overridden(room):
+    room.write("suites", "sums", 'extends = "running_sum_tiny"\n[params]\ntrain = 10\nheldout = 5\n')
+    room.make("tasks", "sums")
+    room.write("rollout_sets", "sums", 'extends = "running_sum_compacted"\nsuite = "sums"\n')
+    room.make_set("sums")
+    of = 'rollout_sets = ["sums"]\n[evaluate]\nsuite = "sums"\n[gates]\nformat_exposure = 1\n'
+    room.write("experiments", "captured", f'extends = "running_sum_tiny_compacted"\n{of}')
+    room.write("experiments", "excused", f'extends = "running_sum_tiny_reconstructed"\n{of}')
+    room.write("experiments", "put_together", 'extends = "captured"\npairs = {capture = "retokenised"}\n')
+    assert room.failures("captured") == room.failures("excused") == {}
+    failed = room.failures("put_together")
+    assert set(failed) == {"history_as_captured"}
+    stopped(
+        "a history that was compacted, put together again from messages", "tito_pairs", failed, "history_as_captured",
+        "are not what the model was given",
+    )  # fmt: skip

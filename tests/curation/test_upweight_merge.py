@@ -1,0 +1,337 @@
+"""Weights, the split by repository, and merged sequences whose objective is that of the rows one by one."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from etpi_assets.curation import integrity
+from etpi_assets.curation.merge import branches, expand, merge, merge_savings
+from etpi_assets.curation.upweight import validation_repos, weigh
+from etpi_assets.specs.experiment import DatasetSection
+from etpi_assets.trajectories.tables import iter_prompts
+from etpi_resources.labels import IGNORE_INDEX
+from etpi_resources.lake.schemas import from_rows
+from etpi_resources.prefix_tree import PrefixTree
+from etpi_resources.trainers.workers.collate import read_sequences
+from tests.support.datasets import dataset
+
+
+def pairs_of(*agents: list, repo: str | list[str] = "harbor", task: str | list[str] | None = None):
+    """Pairs of agents, each a list of (prompt, output) with whole prompts: the `pairs` table without any prefix."""
+    rows = []
+    for number, turns in enumerate(agents):
+        facts = {
+            "task_id": task[number] if isinstance(task, list) else task or f"t{number}",
+            "repo": repo if isinstance(repo, str) else repo[number],
+            "teacher": "made",
+        }
+        for turn, (prompt, output) in enumerate(turns):
+            key = {"rollout_id": f"r{number}", "agent_id": "a", "turn": turn}
+            rows.append(
+                {"pair_id": f"r{number}/a/{turn}", **key, "suffix_ids": prompt, "output_ids": output,
+                 "input_tokens": len(prompt), "capture": "native", "metadata": json.dumps(facts)}
+            )  # fmt: skip
+    return from_rows("pairs", rows)
+
+
+CHAIN = [([1, 2], [3, 4]), ([1, 2, 3, 4, 5], [6]), ([1, 2, 3, 4, 5, 6, 7, 8], [9, 10])]
+FORK = [([1, 2], [3, 4]), ([1, 2, 9], [5]), ([1, 2, 3, 4, 6], [7]), ([1, 2, 9, 5, 8], [8, 8])]
+
+
+def built(pairs, **section):
+    weighed = weigh(pairs, DatasetSection(**{"val_fraction": 0.0, **section}))
+    sequences: list[pa.Table] = []
+    rows = merge(weighed["dataset_rows"], pairs, section.get("max_length", 2048), sequences.append)
+    return rows, pa.concat_tables(sequences), weighed["dropped"]
+
+
+# --- weights, split, length --------------------------------------------------------------------------------------
+
+
+def test_early_turns_count_more_in_both_forms():
+    rows, sequences, _ = built(pairs_of(CHAIN), upweight_turns=(0, 1), upweight_factor=12.0)
+    assert rows["weight"].to_pylist() == [12.0, 12.0, 1.0] and rows["copies"].to_pylist() == [1, 1, 1]
+    assert sequences["span_weights"].to_pylist() == [[12.0, 12.0, 1.0]]
+    rows, sequences, _ = built(pairs_of(CHAIN), upweight_turns=(0, 1), upweight_factor=12.0, upweight_form="duplicate")
+    assert rows["weight"].to_pylist() == [1.0] * 3 and rows["copies"].to_pylist() == [12, 12, 1]
+    assert sequences["span_weights"].to_pylist() == [[12.0, 12.0, 1.0]]
+
+
+def test_a_fraction_cannot_be_repeated():
+    with pytest.raises(ValueError, match='2.5 cannot be repeated; use upweight_form = "weight"'):
+        built(pairs_of(CHAIN), upweight_factor=2.5, upweight_form="duplicate")
+
+
+def test_over_long_pairs_are_reported_never_cut():
+    rows, sequences, dropped = built(pairs_of(CHAIN, [([1] * 60, [2] * 5)]), max_length=64)
+    assert rows["pair_id"].to_pylist() == ["r0/a/0", "r0/a/1", "r0/a/2"]
+    assert dropped.to_pylist()[0] | {"agent_id": "a"} == {
+        "stage": "dataset", "rollout_id": "r1", "agent_id": "a", "turn": 0, "reason": "over_max_length",
+        "detail": "65 ids, dataset.max_length = 64", "output_tokens": 5,
+    }  # fmt: skip
+    assert len(sequences) == 1
+
+
+def test_held_out_repositories_and_tasks_never_train():
+    pairs = pairs_of(CHAIN, CHAIN, CHAIN, repo=["harbor", "quay", "skiff"])
+    weighed = weigh(pairs, DatasetSection(heldout_repos=("quay",)), heldout_tasks={"t2"})
+    assert set(weighed["dataset_rows"]["repo"].to_pylist()) == {"harbor"}
+    assert {(r["rollout_id"], r["reason"]) for r in weighed["dropped"].to_pylist()} == {
+        ("r1", "heldout_repo"),
+        ("r2", "heldout_task"),
+    }
+
+
+@given(st.sets(st.text(min_size=1), max_size=12), st.floats(0, 0.99))
+def test_validation_is_a_share_of_the_repositories_and_depends_on_their_names_alone(repos, fraction):
+    chosen = validation_repos(sorted(repos), fraction)
+    assert chosen <= repos and len(chosen) == min(max(0, len(repos) - 1), round(fraction * len(repos)))
+    assert validation_repos([*sorted(repos, reverse=True), *repos], fraction) == chosen
+
+
+def test_no_repository_is_on_both_sides():
+    pairs = pairs_of(*[CHAIN] * 8, repo=[f"repo{n % 5}" for n in range(8)])
+    rows, sequences, _ = built(pairs, val_fraction=0.4)
+    sides: dict[str, set[str]] = {}
+    for row in rows.to_pylist():
+        sides.setdefault(row["repo"], set()).add(row["split"])
+    assert sorted(map(len, sides.values())) == [1] * 5 and {s for side in sides.values() for s in side} == {
+        "train",
+        "val",
+    }
+    of = dict(zip(rows["sequence_id"].to_pylist(), rows["split"].to_pylist(), strict=True))
+    assert all(of[s["sequence_id"]] == s["split"] for s in sequences.to_pylist())
+
+
+def test_row_ids_follow_content():
+    first, again = built(pairs_of(CHAIN))[0], built(pairs_of(CHAIN))[0]
+    assert first.equals(again) and len(set(first["dataset_row_id"].to_pylist())) == 3
+    weighted = built(pairs_of(CHAIN), upweight_factor=3.0)[0]
+    assert not set(first["dataset_row_id"].to_pylist()) & set(weighted["dataset_row_id"].to_pylist())
+
+
+# --- merging -------------------------------------------------------------------------------------------------------
+
+
+def test_a_chain_is_one_sequence_with_a_span_for_each_output():
+    rows, sequences, _ = built(pairs_of(CHAIN))
+    (sequence,) = sequences.to_pylist()
+    assert sequence["input_ids"] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10] and sequence["rows"] == 3
+    assert list(zip(sequence["span_starts"], sequence["span_ends"], strict=True)) == [(2, 4), (5, 6), (8, 10)]
+    assert rows["span_start"].to_pylist() == [2, 5, 8]
+    ids, labels, weights = expand(sequence)
+    assert labels.tolist() == [IGNORE_INDEX, IGNORE_INDEX, 3, 4, IGNORE_INDEX, 6, IGNORE_INDEX, IGNORE_INDEX, 9, 10]
+    assert weights[labels == IGNORE_INDEX].sum() == 0 and len(ids) == 10
+
+
+def test_a_fork_is_a_branch_that_repeats_nothing():
+    rows, sequences, _ = built(pairs_of(FORK))
+    (sequence,) = sequences.to_pylist()
+    assert sequence["input_ids"] == [1, 2, 9, 5, 8, 8, 8, 3, 4, 6, 7], "the longer branch first"
+    tree = PrefixTree.from_row(sequence)
+    assert (tree.starts.tolist(), tree.parents.tolist(), tree.positions.tolist()) == ([0, 2, 7], [-1, 0, 0], [0, 2, 2])
+    assert tree.token_positions().tolist() == [0, 1, 2, 3, 4, 5, 6, 2, 3, 4, 5]
+    assert tree.predicted_from()[[2, 7]].tolist() == [1, 1], "both branches go on from the token they fork at"
+    assert list(zip(rows["span_start"].to_pylist(), rows["span_end"].to_pylist(), strict=True)) == [
+        (7, 9), (3, 4), (10, 11), (5, 7),
+    ]  # fmt: skip
+    assert merge_savings(rows, pairs_of(FORK), sequences) == {"row_tokens": 21, "sequence_tokens": 11, "ratio": 21 / 11}
+    told = [(b["input_ids"].tolist(), b["span_starts"]) for b in branches(sequence)]
+    assert told == [([1, 2, 9, 5, 8, 8, 8], [3, 5]), ([1, 2, 3, 4, 6, 7], [2, 5])]
+
+
+def test_an_output_that_a_later_prompt_departs_from_within_stays_one_span():
+    turns = [([1, 2], [3, 4, 5]), ([1, 2, 3, 9, 9, 9, 9], [6]), ([1, 2, 3, 4, 5, 7], [8])]
+    rows, sequences, _ = built(pairs_of(turns))
+    (sequence,) = sequences.to_pylist()
+    assert sequence["input_ids"] == [1, 2, 3, 4, 5, 7, 8, 9, 9, 9, 9, 6] and sequence["node_starts"] == [0, 3, 7]
+    assert list(zip(rows["span_start"].to_pylist(), rows["span_end"].to_pylist(), strict=True)) == [
+        (2, 5), (11, 12), (6, 7),
+    ]  # fmt: skip
+
+
+def test_samples_of_one_prompt_are_branches_and_each_learns_its_own_output():
+    _, sequences, _ = built(pairs_of([([1, 2], [3]), ([1, 2], [3])]))
+    assert [s["input_ids"] for s in sequences.to_pylist()] == [[1, 2, 3, 3]]
+    rollouts = pairs_of([([1, 2, 3], [4])], [([1, 2, 3], [5])], task="one")
+    rows, sequences, _ = built(rollouts)
+    assert sequences["input_ids"].to_pylist() == [[1, 2, 3, 4, 5]] and len(set(rows["sequence_id"].to_pylist())) == 1
+    _, sequences, _ = built(pairs_of([([1, 2, 3], [4])], [([1, 2, 3], [5])]))
+    assert sequences["rows"].to_pylist() == [1, 1], "of other tasks"
+    _, sequences, _ = built(pairs_of([([1, 2], [4] * 4)], [([1, 2], [5] * 4)], task="one"))
+    assert sequences["rows"].to_pylist() == [1, 1], "what they share is less than half of either"
+
+
+def test_trees_wait_for_other_samples_only_so_long(monkeypatch):
+    pairs = pairs_of(*([([1, 2, 3], [number])] for number in range(4, 9)), task=list("ababc"))
+    rows, sequences, _ = built(pairs)
+    assert sequences["rows"].to_pylist() == [2, 2, 1]
+    assert sequences["sequence_id"].to_pylist() == rows["sequence_id"].unique().to_pylist()
+    monkeypatch.setattr("etpi_assets.curation.merge.WAITING_TOKENS", 7)
+    rows, sequences, _ = built(pairs)
+    assert sequences["rows"].to_pylist() == [1] * 5, "two trees of four tokens are more than may wait"
+    assert sequences["sequence_id"].to_pylist() == rows["sequence_id"].to_pylist()
+    assert integrity.label_tokens(rows, pairs, sequences).passed
+
+
+def test_rows_that_are_not_of_the_pairs_are_refused():
+    pairs = pairs_of(CHAIN)
+    rows = weigh(pairs, DatasetSection(val_fraction=0.0))["dataset_rows"]
+    with pytest.raises(ValueError, match="r0/a/2 is not among the pairs"):
+        merge(rows, pairs.slice(0, 2), 2048, lambda table: None)
+
+
+def test_a_tree_is_no_longer_than_a_row_may_be():
+    turns = [([1] * 30, [2] * 30), ([1] * 20 + [3] * 20, [4] * 20), ([1] * 20 + [3] * 20, [5] * 4)]
+    _, sequences, dropped = built(pairs_of(turns), max_length=64)
+    assert [len(ids) for ids in sequences["input_ids"]] == [60, 64] and not len(dropped)
+    assert sequences["rows"].to_pylist() == [1, 2]
+
+
+def test_the_trainer_reads_the_same_labels(tmp_path):
+    made = dataset(weights={"upweight_factor": 4, "val_fraction": 0.0})
+    pq.write_table(made.sequences, tmp_path / "sequences.parquet")
+    read = read_sequences([tmp_path / "sequences.parquet"], "train", vocabulary=1024, longest=4096)
+    expanded = [expand(sequence) for sequence in made.sequences.to_pylist()]
+    assert read.labels.tolist() == np.concatenate([labels for _, labels, _ in expanded]).tolist()
+    assert read.weights.tolist() == np.concatenate([weights for _, _, weights in expanded]).tolist()
+    assert (read.labels != IGNORE_INDEX).sum() == sum(made.rows["output_tokens"].to_pylist())
+
+
+ids = st.lists(st.integers(0, 3), min_size=1, max_size=3)
+
+
+@st.composite
+def conversations(draw):
+    """Turns that extend an earlier one or start anew, over so few ids that prefixes coincide by chance too."""
+    turns: list[tuple[list[int], list[int]]] = []
+    for _ in range(draw(st.integers(1, 6))):
+        before = draw(st.sampled_from([[], *[p + o for p, o in turns]]))
+        turns.append((before + draw(ids), draw(ids)))
+    return turns
+
+
+@settings(deadline=None)
+@given(st.lists(conversations(), min_size=1, max_size=3))
+def test_every_output_stands_once_behind_its_own_input(agents):
+    pairs = pairs_of(*agents)
+    rows, sequences, _ = built(pairs)
+    stored = {s["sequence_id"]: s for s in sequences.to_pylist()}
+    outputs = dict(zip(pairs["pair_id"].to_pylist(), pairs["output_ids"].to_pylist(), strict=True))
+    learnt = 0
+    for row, (_, prompt) in zip(rows.to_pylist(), iter_prompts(pairs), strict=True):
+        sequence = stored[row["sequence_id"]]
+        output = outputs[row["pair_id"]]
+        branch = PrefixTree.from_row(sequence).branch_to(row["span_end"] - 1)
+        assert np.array(sequence["input_ids"])[branch].tolist() == prompt.tolist() + output
+        assert branch[len(prompt) :].tolist() == list(range(row["span_start"], row["span_end"]))
+        learnt += row["output_tokens"]
+    assert learnt == sum(int((expand(s)[1] != IGNORE_INDEX).sum()) for s in stored.values())
+    assert sum(s["rows"] for s in stored.values()) == len(rows)
+
+
+@settings(deadline=None)
+@given(st.lists(conversations(), min_size=1, max_size=3), st.sampled_from([None, "one"]), st.sampled_from([64, 2048]))
+def test_the_branches_of_the_trees_are_the_rows_and_nothing_else(agents, task, longest):
+    """Round trip: the learnt tokens of every branch with all that stands before them are the per-turn rows."""
+    pairs = pairs_of(*agents, task=task)
+    rows, sequences, _ = built(pairs, max_length=longest)
+    outputs = dict(zip(pairs["pair_id"].to_pylist(), pairs["output_ids"].to_pylist(), strict=True))
+    wanted = [(prompt.tolist(), outputs["/".join(map(str, key))]) for key, prompt in iter_prompts(pairs)]
+    found = []
+    for sequence in sequences.to_pylist():
+        tree = PrefixTree.from_row(sequence)
+        assert tree.find_error() is None and len(tree.token_positions()) == len(sequence["input_ids"]) <= longest
+        once = np.concatenate([indices[repeated:] for indices, repeated in tree.branches()])
+        assert sorted(once.tolist()) == list(range(tree.length)), "each token is one branch's own"
+        for branch in branches(sequence):
+            told = branch["input_ids"].tolist()
+            found += [(told[:s], told[s:e]) for s, e in zip(branch["span_starts"], branch["span_ends"], strict=True)]
+            assert sum(e - s for s, e in zip(branch["span_starts"], branch["span_ends"], strict=True)) == int(
+                (branch["labels"] != IGNORE_INDEX).sum()
+            )
+    assert sorted(found) == sorted(wanted) and len(rows) == len(wanted)
+
+
+# --- the objective -------------------------------------------------------------------------------------------------
+
+
+def model():
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=1024, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, max_position_embeddings=4096, tie_word_embeddings=True,
+    )  # fmt: skip
+    return Qwen3ForCausalLM(config).float().eval()
+
+
+def gradient(sequences, net=None):
+    """The full-dataset gradient of sum(w * nll) / sum(w) over (input_ids, labels, weights), as one vector."""
+    net = net or model()
+    net.zero_grad()
+    total = sum(float(weights.sum()) for _, _, weights in sequences)
+    for ids_, labels, weights in sequences:
+        logits = net(input_ids=torch.from_numpy(ids_)[None]).logits[0, :-1]
+        nll = torch.nn.functional.cross_entropy(
+            logits, torch.from_numpy(labels[1:]), ignore_index=IGNORE_INDEX, reduction="none"
+        )
+        (nll * torch.from_numpy(weights[1:])).sum().div(total).backward()
+    return torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None]).double()
+
+
+def plain(sequences):
+    """(input_ids, labels, weights) of every branch."""
+    for sequence in sequences.to_pylist():
+        yield from ((b["input_ids"], b["labels"], b["weights"]) for b in branches(sequence))
+
+
+def one_by_one(rows, pairs):
+    """The rows as a trainer without merging has them: each its whole input and output, repeated by its copies."""
+    outputs = dict(zip(pairs["pair_id"].to_pylist(), pairs["output_ids"].to_pylist(), strict=True))
+    prompts = {"/".join(map(str, key)): prompt for key, prompt in iter_prompts(pairs)}
+    for row in rows.to_pylist():
+        prompt, output = prompts[row["pair_id"]], outputs[row["pair_id"]]
+        ids_ = np.concatenate([prompt, output]).astype(np.int64)
+        labels = np.concatenate([np.full(len(prompt), IGNORE_INDEX), output]).astype(np.int64)
+        weights = np.concatenate([np.zeros(len(prompt)), np.full(len(output), row["weight"])]).astype(np.float32)
+        yield from [(ids_, labels, weights)] * row["copies"]
+
+
+@pytest.mark.parametrize("form", ["weight", "duplicate"])
+@pytest.mark.parametrize("history", ["strip", "keep"])
+def test_merged_sequences_have_the_gradient_of_the_rows(form, history):
+    """`history = keep` makes forks of every turn whose think was stripped."""
+    torch.set_num_threads(1)
+    weights = {"upweight_factor": 4.0, "upweight_form": form, "val_fraction": 0.0}
+    made = dataset({"history_think": history}, weights)
+    few = made.pairs.slice(0, 20)
+    rows, sequences, _ = built(few, **weights)
+    assert any(len(nodes) > 1 for nodes in sequences["node_starts"]) is (history == "keep")
+    merged = gradient(list(plain(sequences)))
+    apart = gradient(list(one_by_one(rows, few)))
+    assert (merged - apart).norm() / apart.norm() <= 1e-5
+
+
+def test_a_wrong_span_would_be_seen():
+    torch.set_num_threads(1)
+    rows, sequences, _ = built(pairs_of(CHAIN))
+    (sequence,) = sequences.to_pylist()
+    right = gradient(list(one_by_one(rows, pairs_of(CHAIN))))
+    assert (gradient(list(plain(sequences))) - right).norm() / right.norm() <= 1e-5
+    shifted = {**sequence, "span_ends": [end - (end == 4) for end in sequence["span_ends"]]}
+    assert (gradient([expand(shifted)]) - right).norm() / right.norm() > 1e-2
+
+
+def test_merging_saves_tokens():
+    made = dataset()
+    assert isinstance(made.sequences, pa.Table)
+    assert merge_savings(made.rows, made.pairs, made.sequences)["ratio"] > 2

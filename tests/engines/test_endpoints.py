@@ -1,0 +1,249 @@
+"""Requests to servers that fail: tried again within bounds, spread, taken out and back in, or refused with a remedy."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.engines import EngineUnavailable, Request, Sampler
+from etpi_resources.engines import endpoints as module
+from etpi_resources.engines.endpoints import Endpoints
+from etpi_resources.engines.openai import OpenAIEngine
+from etpi_resources.engines.vllm import VllmEngine, reload_weights
+from tests.support.loopback import Loopback, drop, echo_key, hang, status
+
+CHAT = load_chat_format("tiny")
+MESSAGES = [{"role": "user", "content": "hello"}]
+BODY = {"prompt": [1, 2, 3]}
+
+
+def ask(number: int = 0, session: str = "s", **more) -> Request:
+    return Request(f"r{number}/{session}", session, CHAT.prompt_ids(MESSAGES), MESSAGES, Sampler(), **more)
+
+
+@pytest.fixture
+def server():
+    with Loopback() as server:
+        yield server
+
+
+def endpoints(*servers: Loopback, **options) -> Endpoints:
+    return Endpoints([server.url for server in servers], **{"backoff": 0.01, "timeout": 5.0, **options})
+
+
+def vllm(*servers: Loopback, request="tokens", **options) -> VllmEngine:
+    return VllmEngine(endpoints(*servers, **options), "teacher", CHAT, request=request)
+
+
+@pytest.mark.parametrize("fault", [status(429), status(500), status(503), drop])
+def test_a_passing_fault_is_tried_again(server, fault):
+    server.faults = [fault, fault, None]
+    assert vllm(server).complete([ask()])[0].finish_reason == "stop"
+    assert len(server.seen) == 3
+
+
+def test_a_server_says_how_long_to_wait(server):
+    server.faults = [status(429, **{"retry-after": "0.4"}), None]
+    start = time.monotonic()
+    vllm(server).complete([ask()])
+    assert time.monotonic() - start >= 0.4
+
+
+@pytest.mark.parametrize("fault", [status(429, "slow down"), drop])
+def test_tries_are_bounded_and_then_the_collection_stops(server, fault):
+    engine, server.always = vllm(server, attempts=3), fault
+    with pytest.raises(EngineUnavailable, match=r"3 tries.*start again"):
+        engine.complete([ask()])
+    assert len(server.seen) == 3
+
+
+def test_a_request_that_a_well_server_fails_on_is_that_requests_error(server):
+    engine, server.always = vllm(server, attempts=3), status(500, "index out of range")
+    with pytest.raises(RuntimeError, match="index out of range.*well otherwise") as caught:
+        engine.complete([ask()])
+    assert not isinstance(caught.value, EngineUnavailable)
+
+
+def test_a_hanging_engine_is_asked_twice(server):
+    engine, server.always = vllm(server, timeout=0.3), hang
+    start = time.monotonic()
+    with pytest.raises(EngineUnavailable, match="no answer in 0.3 s"):
+        engine.complete([ask()])
+    assert len(server.seen) == 2 and time.monotonic() - start < 5
+
+
+def test_a_refused_request_is_not_tried_again(server):
+    engine, server.always = vllm(server), status(400, "This model's maximum context length is 8")
+    with pytest.raises(RuntimeError, match="maximum context length") as caught:
+        engine.complete([ask()])
+    assert not isinstance(caught.value, EngineUnavailable) and len(server.seen) == 1
+
+
+def test_load_is_spread_and_a_conversation_stays(server):
+    with Loopback() as other:
+        server.delay = other.delay = 0.05
+        engine = vllm(server, other)
+        for turn in range(3):
+            engine.complete([ask(turn, f"s{number}") for number in range(8)])
+        where = [{body["seed"] for _, body in s.seen} for s in (server, other)]
+        assert len(server.seen) == len(other.seen) == 12 and not where[0] & where[1]
+
+
+def test_a_dead_server_is_left_out_and_taken_back_in(server, monkeypatch):
+    monkeypatch.setattr(module, "OUT_SECONDS", 0.2)
+    other = Loopback()
+    with other:
+        engine = vllm(server, other)
+        engine.complete([ask(0, f"s{number}") for number in range(8)])
+        assert server.seen and other.seen
+    before = len(server.seen)
+    assert len(engine.complete([ask(1, f"s{number}") for number in range(8)])) == 8
+    assert len(server.seen) - before == 8
+    with Loopback(port=other.port) as again:
+        time.sleep(1.2)  # it has failed more than once, and is left out longer each time
+        deadline = time.monotonic() + 10
+        while not again.seen and time.monotonic() < deadline:
+            engine.complete([ask(2, f"new{time.monotonic()}-{number}") for number in range(4)])
+        assert again.seen
+
+
+def test_a_server_of_this_process_that_ended_says_why(server):
+    engine = vllm(server, exit_reason=lambda: "the vLLM server of teacher was ended by signal 9")
+    server.always = drop
+    with pytest.raises(EngineUnavailable, match="ended by signal 9"):
+        engine.complete([ask()])
+    assert len(server.seen) == 1
+
+
+@pytest.mark.parametrize("request_kind", ["tokens", "chat"])
+@pytest.mark.parametrize("missing", ["prompt_token_ids", "token_ids"])
+def test_an_answer_without_ids_stops_the_collection_with_the_remedy(server, request_kind, missing):
+    def change(answer):
+        answer.pop(missing, None)
+        answer["choices"][0].pop(missing, None)
+        return answer
+
+    server.change = change
+    with pytest.raises(EngineUnavailable, match=rf"no {missing}.*return_token_ids.*retokenised"):
+        vllm(server, request=request_kind).complete([ask()])
+
+
+def test_a_server_that_cuts_prompts_is_refused(server):
+    server.prompt_of = lambda body: body["prompt"][2:]
+    with pytest.raises(EngineUnavailable, match="cuts or rewrites prompts"):
+        vllm(server).complete([ask()])
+
+
+def test_a_server_of_another_vocabulary_or_model_is_refused(server):
+    server.vocabulary = SimpleNamespace(encode=lambda text: [7, 8, 9])
+    with pytest.raises(EngineUnavailable, match="other ids than the tokenizer 'tiny'"):
+        vllm(server)
+    server.model = "another"
+    with pytest.raises(EngineUnavailable, match="serves \\['another'\\], not 'teacher'"):
+        vllm(server)
+
+
+def test_weights_are_read_and_what_they_replace_is_forgotten_or_the_run_stops(server):
+    server.answer = lambda path, body: {"success": path == "/reset_prefix_cache"}
+    reload_weights(endpoints(server), Path("/weights"))
+    read = {"method": "reload_weights", "kwargs": {"weights_path": "/weights"}}
+    assert server.seen == [("/collective_rpc", read), ("/reset_prefix_cache", {})]
+    server.answer = lambda path, body: {"success": False}
+    with pytest.raises(EngineUnavailable, match="earlier weights: a request is under way"):
+        reload_weights(endpoints(server), Path("/weights"))
+    for fault in (status(404), status(500, "no such file")):
+        server.always = fault
+        with pytest.raises(EngineUnavailable, match=r"did not take the weights in /weights.*VLLM_SERVER_DEV_MODE=1"):
+            reload_weights(endpoints(server), Path("/weights"))
+
+
+def test_log_probabilities_of_a_prompt_are_those_of_its_ids_or_refused(server):
+    entries = [None, {"7": {"logprob": -1.5}}, {"8": {"logprob": -0.5}, "9": {"logprob": -0.1}}]
+    server.answer = lambda path, body: {"choices": [{"prompt_logprobs": entries}]}
+    assert vllm(server).prompt_logprobs([6, 7, 8]) == [-1.5, -0.5]
+    for ids in ([6, 7, 10], [6, 7], [6, 7, 8, 9]):
+        with pytest.raises(EngineUnavailable, match="prompt_logprobs"):
+            vllm(server).prompt_logprobs(ids)
+
+
+def test_what_is_sent_does_not_hang_on_a_servers_defaults(server):
+    vllm(server).complete([ask()])
+    ((path, body),) = server.seen
+    assert path == "/v1/completions" and body["prompt"] == CHAT.prompt_ids(MESSAGES)
+    assert {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "ignore_eos": True}.items() <= body.items()
+    assert body["stop_token_ids"] == [CHAT.end_id] and body["return_token_ids"] and body["logprobs"] == 0
+    assert "structured_outputs" not in body
+
+
+def test_a_draw_depends_on_the_request_alone(server):
+    engine = vllm(server)
+    engine.complete([ask(0), ask(1), ask(0)])
+    seeds = Counter(body["seed"] for _, body in server.seen)
+    assert sorted(seeds.values()) == [1, 2] and all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_chat_requests_carry_tools_and_template_arguments_and_keep_what_is_apart(server):
+    tools = [{"type": "function", "function": {"name": "bash", "parameters": {}}}]
+    call = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": "{}"}}
+    server.message = lambda body, text: {"content": None, "reasoning": "so", "tool_calls": [call]}
+    engine = VllmEngine(endpoints(server), "teacher", CHAT, request="chat", template_kwargs={"enable_thinking": False})
+    (turn,) = engine.complete([ask(tools=tools)])
+    ((path, body),) = server.seen
+    assert path == "/v1/chat/completions" and body["tools"] == tools and body["tool_choice"] == "auto"
+    assert body["chat_template_kwargs"] == {"enable_thinking": False}
+    assert turn.message == {"role": "assistant", "content": "", "reasoning": "so", "tool_calls": [call]}
+    assert turn.output_ids and turn.logprobs == [-0.5] * len(turn.output_ids) and "COMPLETE_TASK" in turn.text
+
+
+# --- an endpoint without ids -----------------------------------------------------------------------------------------
+
+
+def hosted(server: Loopback, **options) -> OpenAIEngine:
+    return OpenAIEngine("teacher", url=f"{server.url}/v1", **{"timeout": 5.0, **options})
+
+
+def test_a_hosted_teacher_gives_text_calls_and_reasoning_apart(server):
+    call = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}
+    server.message = lambda body, text: {"content": "Look.", "reasoning_content": "hm", "tool_calls": [call]}
+    server.faults = [status(429, **{"retry-after": "0.1"}), status(500), drop, None]
+    (turn,) = hosted(server).complete([ask()])
+    assert turn.prompt_ids is turn.output_ids is turn.logprobs is None and turn.text == "Look."
+    assert turn.message == {"role": "assistant", "content": "Look.", "reasoning": "hm", "tool_calls": [call]}
+    assert len(server.seen) == 4
+
+
+def test_a_hosted_teacher_that_stays_away_stops_the_collection(server):
+    server.always = status(429, "quota")
+    with pytest.raises(EngineUnavailable, match="quota.*2 tries"):
+        hosted(server, attempts=2).complete([ask()])
+    assert len(server.seen) == 2
+    server.always = status(400, "too long")
+    with pytest.raises(RuntimeError, match="too long"):
+        hosted(server).complete([ask()])
+
+
+# --- keys ------------------------------------------------------------------------------------------------------------
+
+
+def test_keys_come_from_the_environment_and_reach_no_message(server, monkeypatch):
+    monkeypatch.setenv("TEACHER_KEY", "sk-planted-4711")
+    server.always = echo_key
+    engine = VllmEngine(endpoints(server, key_env="TEACHER_KEY"), "teacher", CHAT)
+    for asked in (engine, hosted(server, key_env="TEACHER_KEY")):
+        with pytest.raises(EngineUnavailable) as caught:
+            asked.complete([ask()])
+        assert "sk-planted" not in str(caught.value) and "$TEACHER_KEY" in str(caught.value)
+        assert "sk-planted" not in repr(asked.fingerprint())
+
+
+def test_a_key_that_is_not_set_is_named(server, monkeypatch):
+    monkeypatch.delenv("TEACHER_KEY", raising=False)
+    with pytest.raises(EngineUnavailable, match="variable TEACHER_KEY, which api_key_env names, is not set"):
+        endpoints(server, key_env="TEACHER_KEY")
+    with pytest.raises(EngineUnavailable, match="api_key_env"):
+        Endpoints(["http://user:secret@127.0.0.1:1"])

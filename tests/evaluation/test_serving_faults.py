@@ -1,0 +1,230 @@
+"""Faults of serving, each put where it happens, in real runs of the evaluation assets: its check blocks, names what to
+do, and binds what comes after; the clean run fires none."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etpi_assets.asset_run import Outcome
+from etpi_assets.definitions import STAGES
+from etpi_assets.evaluation import assets as evaluation
+from etpi_assets.resources import Resources
+from etpi_assets.specs.experiment import ServingSection
+from etpi_resources.chat.format import ChatFormat, load_chat_format
+from etpi_resources.engines import Completion, Engine, Request
+from etpi_resources.engines.serving import Checkpoint, Serving, TransformersServing
+from etpi_resources.lake.lake import BlockedInput, Lake, Ref, folder_hash
+from tests.support.faults_page import stopped
+from tests.support.graph import write_spec
+
+pytestmark = pytest.mark.slow
+
+RECIPES = {recipe.node.name: recipe for stage in STAGES for recipe in stage.ASSETS}
+SUITE = 'title = "s"\nfamily = "coop_tiny"\n[params]\ntrain = 96\nheldout = 4\nregisters = ["terse"]\n'
+SET = """title = "t"
+kind = "templated"
+suite = "small"
+engine = {kind = "scripted", teacher = "made", skill = {plan_first = 1.0}}
+"""
+EXPERIMENT = """title = "e"
+rollout_sets = ["planned"]
+select = {min_reward = "none", shortest_correct = false}
+[base]
+kind = "path"
+path = "BASE"
+sha256 = "HASH"
+[gates]
+format_exposure = 50
+[train]
+epochs = 6
+learning_rate = 5e-3
+batch_tokens = 4096
+save_steps = 60
+[evaluate]
+suite = "small"
+tasks = 2
+decodings = [{name = "greedy"}]
+"""
+TEMPLATE = Path(evaluation.__file__).parents[2] / "etpi_resources" / "chat" / "tokenizers" / "tiny" / "tiny.jinja"
+MADE = ("base_checkpoint", "selected_trajectories", "tito_pairs", "upweighted_dataset", "sft_checkpoint")
+
+
+def make_base(folder: Path, chat: ChatFormat) -> Path:
+    """A small random model with copying heads, in the tiny vocabulary."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from etpi_resources.trainers.workers.induction import put_copying_heads
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=chat.vocab_size, hidden_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
+        head_dim=64, intermediate_size=192, max_position_embeddings=2048, tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+    )  # fmt: skip
+    model = Qwen3ForCausalLM(config)
+    put_copying_heads(model, seed=0)
+    model.save_pretrained(folder)
+    chat.save(folder)
+    return folder
+
+
+class Altered:
+    """An engine whose completions are changed on their way out."""
+
+    def __init__(self, engine: Engine, change: Callable[[Completion], Completion], name: str | None = None) -> None:
+        self._engine, self._change, self.name = engine, change, name or engine.name
+
+    def complete(self, requests: Sequence[Request]) -> list[Completion]:
+        return [self._change(completion) for completion in self._engine.complete(requests)]
+
+    def fingerprint(self) -> Any:
+        return self._engine.fingerprint()
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+class FaultyServing(TransformersServing):
+    """Serves the base as it is, and everything trained with one fault."""
+
+    def __init__(self, chat: ChatFormat, fault: str) -> None:
+        super().__init__(chat)
+        self._fault = fault
+
+    @contextmanager
+    def engine(self, checkpoint: Checkpoint) -> Iterator[Engine]:
+        trained = checkpoint.role != "base"
+        if trained and self._fault == "an adapter that never loaded":
+            assert checkpoint.base
+            checkpoint = replace(checkpoint, folder=checkpoint.base)
+        with super().engine(checkpoint) as engine:
+            if trained and self._fault == "an adapter name reused":
+                yield Altered(engine, lambda c: c, name="plan-first")
+            elif trained and self._fault == "a reasoning parser that eats the output":
+                yield Altered(engine, lambda c: replace(c, text=""))
+            elif trained and self._fault == "a server that returns no ids":
+                yield Altered(engine, lambda c: replace(c, output_ids=[]))
+            else:
+                yield engine
+
+
+@dataclass
+class Faulty(Resources):
+    """Resources whose serving has a fault."""
+
+    fault: str = ""
+
+    def serving(self, section: ServingSection, chat: ChatFormat, checkpoints: Sequence[Checkpoint]) -> Serving:
+        return FaultyServing(chat, self.fault)
+
+
+class Room:
+    """A lake in which a base and its fine-tuned student stand, and the experiment whose student is served."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.lake = folder, Lake(folder / "lake")
+        self.base = make_base(folder / "base", load_chat_format("tiny"))
+        write_spec(folder / "specs", "suites", "small", SUITE)
+        write_spec(folder / "specs", "rollout_sets", "planned", SET)
+        self.experiment("clean")
+        for asset, key in (("tasks", "small"), ("raw_rollouts", "planned"), ("scored_rollouts", "planned")):
+            self.make(asset, key)
+
+    def experiment(self, name: str, more: str = "") -> None:
+        text = EXPERIMENT.replace("BASE", str(self.base)).replace("HASH", folder_hash(self.base))
+        write_spec(self.folder / "specs", "experiments", name, text + more)
+
+    def make(self, asset: str, key: str, fault: str = "") -> Outcome:
+        resources = Faulty(lake=self.lake, specs_folder=self.folder / "specs", fault=fault)
+        return RECIPES[asset].execute(key, resources, lambda line: None)
+
+    def probe(self, name: str, fault: str = "") -> dict[str, str]:
+        """Make an experiment up to its serving probe; the probe's failed checks."""
+        for asset in (*MADE, "rl_checkpoint"):
+            assert not self.make(asset, name).manifest.blocked
+        return {c["name"]: c["message"] for c in self.make("serving_probe", name, fault).manifest.failures}
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("room")
+    yield Room(folder)
+    shutil.rmtree(folder)
+
+
+def test_a_clean_serving_fires_nothing_and_is_evaluated(room):
+    assert room.probe("clean") == {}
+    probes = room.lake.read(Ref("serving_probe", "experiment", "clean"), "probes").to_pylist()
+    curve = {(r["step"], r["probe"]) for r in probes if r["step"] is not None}
+    assert curve == {(step, probe) for step in (60, 120) for probe in ("first_turn_parses", "first_turn_message")}
+    rollouts = room.make("eval_rollouts", "clean")
+    assert not rollouts.manifest.blocked
+    assert not room.make("eval_metrics", "clean").manifest.blocked
+    rows = room.lake.read(Ref("eval_rollouts", "experiment", "clean"), "rollouts").to_pylist()
+    assert [(r["checkpoint_role"], r["seed"]) for r in rows] == [("base", None)] * 2 + [("sft", 0)] * 2
+    assert len({r["rollout_id"] for r in rows}) == 4 and {r["origin"] for r in rows} == {"eval"}
+    # Another experiment on the same checkpoints has rows and ids of its own, and rolls nothing out again.
+    room.experiment("same", "agent = {max_steps = 12}\n[metrics]\nthresholds = {plan_first = 0.9}\n")
+    assert room.probe("same") == {}
+    room.make("eval_rollouts", "same")
+    again = room.lake.read(Ref("eval_rollouts", "experiment", "same"), "rollouts").to_pylist()
+    assert [r["started_at"] for r in again] == [r["started_at"] for r in rows]
+    assert {r["rollout_id"] for r in again}.isdisjoint(r["rollout_id"] for r in rows)
+
+
+@pytest.mark.parametrize(
+    ("fault", "checks", "words"),
+    [
+        ("an adapter name reused", ["served_name"], "a name that embeds its hash"),
+        ("a reasoning parser that eats the output", ["first_turn_parses"], "compare a failing turn"),
+        ("a server that returns no ids", ["ids_returned"], "a capture without ids is a failure"),
+        # The base here is random weights, so it cannot act either.
+        ("an adapter that never loaded", ["differs_from_base", "first_turn_parses"], "other weights were served"),
+    ],
+)
+def test_a_fault_of_the_server_blocks_at_its_own_check(room, fault, checks, words):
+    name = f"faulty_{checks[0]}"
+    room.experiment(name)
+    failed = room.probe(name, fault)
+    assert sorted(failed) == checks
+    stopped(fault, "serving_probe", failed, checks[0], words)
+    with pytest.raises(BlockedInput, match=checks[0]):
+        room.make("eval_rollouts", name)
+    # Mended, it goes on.
+    assert room.probe(name) == {}
+    assert not room.make("eval_rollouts", name).manifest.blocked
+
+
+def test_a_prompt_that_only_serving_has_blocks(room):
+    # The steering section stands in what is served, and was spliced out of what was trained.
+    room.experiment("steered", "agent = {steering = true}\n")
+    failed = room.probe("steered")
+    assert set(failed) == {"prompt_parity"}
+    stopped(
+        "a system prompt that only serving has", "serving_probe", failed, "prompt_parity",
+        "give serving and training the same messages, tools, template",
+    )  # fmt: skip
+    room.experiment("excused", 'agent = {steering = true}\n[gates.override]\nprompt_parity = "studied"\n')
+    assert room.probe("excused") == {}
+
+
+def test_a_template_argument_that_only_serving_gives_blocks(room, monkeypatch):
+    # The student's template as most have it: a switch that closes an empty think block in the prompt.
+    template = TEMPLATE.read_text() + "{%- if enable_thinking is false %}{{ '<think>\\n\\n</think>\\n' }}{%- endif %}"
+    chat = ChatFormat("tiny", load_chat_format("tiny").tokenizer, template)
+    monkeypatch.setattr(evaluation, "load_chat_format", lambda *names: chat)
+    room.experiment("unthinking", "[serving]\nuntrained_kwargs = {enable_thinking = false}\n")
+    stopped(
+        "an empty think block in the prompt at serving alone", "serving_probe", room.probe("unthinking"),
+        "prompt_parity", "give serving and training the same messages, tools, template",
+    )  # fmt: skip
+    room.experiment("thinking")
+    assert room.probe("thinking") == {}

@@ -1,0 +1,106 @@
+"""Exports read by the packages they are made for: verl's data sets and SWE-bench's harness (`make consumers`).
+
+They run in a process of their own, on their own path: what they bring must not reach etpi's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from etpi_assets.exports import EXPORTS, export
+from etpi_assets.resources import Resources
+from etpi_resources.chat.format import load_chat_format
+from tests.curation.test_curation_assets import Room
+from tests.support.rollouts import planning_pair, rollout
+
+CONSUMERS = Path(__file__).parents[2] / ".consumers"
+pytestmark = pytest.mark.skipif(
+    not (CONSUMERS / "ready").exists(), reason="`make consumers` installs what reads exports"
+)
+
+VERL_SFT = """
+from omegaconf import OmegaConf
+from verl.utils import hf_tokenizer
+from verl.utils.dataset.multiturn_sft_dataset import MultiTurnSFTDataset
+
+settings = OmegaConf.create({"pad_mode": "no_padding", "max_length": 8192})
+tokenizer = hf_tokenizer(asked["tokenizer"])
+rows = MultiTurnSFTDataset(asked["file"], tokenizer, settings)
+answer = [tokenizer.decode(row["input_ids"][row["loss_mask"].bool()]) for row in (rows[i] for i in range(len(rows)))]
+"""
+VERL_RL = """
+from omegaconf import OmegaConf
+from verl.utils import hf_tokenizer
+from verl.utils.dataset.rl_dataset import RLHFDataset, collate_fn
+
+settings = OmegaConf.create({"max_prompt_length": 4096, "cache_dir": asked["folder"]})
+rows = RLHFDataset(asked["file"], hf_tokenizer(asked["tokenizer"]), settings)
+batch = collate_fn([rows[i] for i in range(len(rows))])
+names = ("index", "data_source", "reward_model", "raw_prompt")
+answer = [dict(zip(names, row)) for row in zip(*(batch[name].tolist() for name in names))]
+"""
+SWE_BENCH = """
+from swebench.harness.utils import get_predictions_from_file
+
+answer = get_predictions_from_file(asked["file"], "princeton-nlp/SWE-bench", "test")
+"""
+
+
+def read_by(script: str, **asked: object) -> Any:
+    """What a script makes of `asked`, run where the consumers are."""
+    program = f"import json, sys\nasked = json.loads(sys.argv[1])\n{script}\nprint(json.dumps(answer))"
+    given = json.dumps({name: str(value) for name, value in asked.items()})
+    environment = {**os.environ, "PYTHONPATH": str(CONSUMERS), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", program, given], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The exports of a small experiment, and its tokenizer."""
+    room = Room.with_rollouts(tmp_path_factory.mktemp("room"))
+    assert room.failures("clean") == {}
+    for name in ("verl_sft", "verl_rl"):
+        export("clean", name, room.folder / name, Resources(lake=room.lake, specs_folder=room.folder / "specs"))
+    load_chat_format("tiny").save(room.folder / "tokenizer")
+    return room.folder
+
+
+def test_verl_learns_what_the_assistant_wrote_and_nothing_else(exported: Path) -> None:
+    file = exported / "verl_sft/data/train.parquet"
+    learnt = read_by(VERL_SFT, file=file, tokenizer=exported / "tokenizer")
+    rows = pq.read_table(file).to_pylist()
+    for text, row in zip(learnt, rows, strict=True):
+        wrote = [m["content"] for m in row["messages"] if m["role"] == "assistant"]
+        assert text == "".join(f"{content}<|im_end|>\n" for content in wrote)
+
+
+def test_verl_prompts_with_what_a_student_reads(exported: Path) -> None:
+    file = exported / "verl_rl/data/train.parquet"
+    found = read_by(VERL_RL, file=file, tokenizer=exported / "tokenizer", folder=exported / "cache")
+    rows = pq.read_table(file).to_pylist()
+    assert [row["index"] for row in found] == list(range(len(rows)))
+    assert [row["raw_prompt"] for row in found] == [row["prompt"] for row in rows]
+    assert [row["reward_model"]["ground_truth"] for row in found] == [row["extra_info"]["task_id"] for row in rows]
+
+
+def test_swe_bench_reads_the_predictions(tmp_path: Path) -> None:
+    agent = planning_pair().agents[0]
+    agent.patch = "diff --git a/x b/x\n"
+
+    class Solo:
+        def records(self):
+            return iter([rollout(agent, task_id="a__b-1", teacher="t")])
+
+    EXPORTS["swe_bench"].write(Solo(), tmp_path)  # pyright: ignore[reportArgumentType]
+    found = read_by(SWE_BENCH, file=tmp_path / "predictions.jsonl")
+    assert found == [{"instance_id": "a__b-1", "model_name_or_path": "t", "model_patch": agent.patch}]

@@ -1,0 +1,339 @@
+"""Exports of a real experiment: what their readers load, what comes back through the importers, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from etpi_assets.curation.merge import expand
+from etpi_assets.exports import EXPORTS, export
+from etpi_assets.exports.atif import document
+from etpi_assets.exports.source import DATASET, ExportSource
+from etpi_assets.importers import IMPORTERS, count_found, import_runs
+from etpi_assets.resources import Resources
+from etpi_assets.specs.load import SpecError
+from etpi_assets.trajectories.records import RolloutRecord
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.lake.lake import BlockedInput, MissingInput, Ref
+from tests.curation.test_curation_assets import Room
+from tests.importers.test_import_rows import ROWS
+from tests.support.recorded_runs import windowed_history
+from tests.support.rollouts import planning_pair, rollout
+from tests.support.rows import atif_document, write_lines
+
+OF_DATA = [name for name, kind in EXPORTS.items() if kind.assets == DATASET]
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory: pytest.TempPathFactory) -> Room:
+    room = Room.with_rollouts(tmp_path_factory.mktemp("room"), more="[dataset]\nupweight_factor = 4\n")
+    assert room.failures("clean") == {}
+    return room
+
+
+@pytest.fixture(scope="module")
+def resources(room: Room) -> Resources:
+    return Resources(lake=room.lake, specs_folder=room.folder / "specs")
+
+
+@pytest.fixture(scope="module")
+def exported(room: Room, resources: Resources, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    folder = tmp_path_factory.mktemp("exports")
+
+    def of(name: str) -> Path:
+        if not (folder / name).exists():
+            export("clean", name, folder / name, resources)
+        return folder / name
+
+    return of
+
+
+def table(room: Room, asset: str, name: str) -> list[dict[str, Any]]:
+    return room.lake.read(Ref(asset, "experiment", "clean"), name).to_pylist()
+
+
+def read_back(path: Path, format: str, **options: Any) -> list[RolloutRecord]:
+    found = list(import_runs(format, path, options))
+    assert len(found) == count_found(format, path)
+    records = [item for item in found if isinstance(item, RolloutRecord)]
+    assert len(records) == len(found), found
+    return records
+
+
+@pytest.mark.parametrize("name", OF_DATA)
+def test_a_manifest_names_the_versions_behind_an_export(exported, room: Room, name: str) -> None:
+    folder = exported(name)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert (manifest["experiment"], manifest["format"]) == ("clean", name)
+    for asset, set_name, key in (
+        ("upweighted_dataset", "experiment", "clean"),
+        ("raw_rollouts", "rollout_set", "good"),
+        ("tasks", "suite", "small"),
+    ):
+        assert manifest["versions"][f"{asset}/{key}"] == room.lake.require(Ref(asset, set_name, key)).version
+    listed = {file["path"] for file in manifest["files"]}
+    assert listed == {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()} - {"manifest.json"}
+    assert all((folder / file["path"]).stat().st_size == file["bytes"] for file in manifest["files"])
+
+
+def test_the_same_data_give_the_same_bytes(exported, resources: Resources, tmp_path: Path) -> None:
+    for name in OF_DATA:
+        export("clean", name, tmp_path / name, resources)
+        for file in sorted(exported(name).rglob("*")):
+            if file.is_file():
+                assert (tmp_path / name / file.relative_to(exported(name))).read_bytes() == file.read_bytes(), file
+
+
+# --- TRL ------------------------------------------------------------------------------------------------------------
+
+
+def test_trl_ids_round_trip_and_are_the_sequences(exported, room: Room) -> None:
+    folder = exported("trl")
+    rows = [row for split in ("train", "val") for row in pq.read_table(folder / f"data/{split}.parquet").to_pylist()]
+    sequences = {row["sequence_id"]: row for row in table(room, "upweighted_dataset", "sequences")}
+    assert len(rows) == len(sequences) > 20
+    for row in rows:
+        ids, labels, _ = expand(sequences[row["sequence_id"]])
+        assert (row["input_ids"], row["labels"]) == (ids.tolist(), labels.tolist())
+    records = read_back(folder / "data", "trl", tokenizer="tiny")
+    for record, row in zip(records, rows, strict=True):
+        turns = record.agents[0].turns
+        last = (turns[-1].prompt_ids or []) + (turns[-1].output_ids or [])
+        labels = [-100] * len(last)
+        for turn in turns:
+            start = len(turn.prompt_ids or [])
+            labels[start : start + len(turn.output_ids or [])] = turn.output_ids or []
+        assert (last, labels) == (row["input_ids"], row["labels"])
+        assert {turn.capture for turn in turns} == {"native"}
+    assert "rows weigh 1, 4" in json.loads((folder / "manifest.json").read_text())["notes"][0]
+
+
+@pytest.mark.slow
+def test_trl_trains_on_both_forms(exported, tmp_path: Path) -> None:
+    """The real trainer reads the rows, and counts as many label tokens as the data set has."""
+    from datasets import load_dataset
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from trl.trainer.sft_config import SFTConfig
+    from trl.trainer.sft_trainer import SFTTrainer
+
+    chat = load_chat_format("tiny")
+    sizes = ("hidden_size", "intermediate_size", "head_dim")
+    counts = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    shape = dict.fromkeys(sizes, 16) | dict.fromkeys(counts, 1)
+
+    def trainer(name: str) -> SFTTrainer:
+        file, cache = str(exported(name) / "data/train.parquet"), str(tmp_path / "cache")
+        data = load_dataset("parquet", data_files=file, split="train[:4]", cache_dir=cache)
+        arguments = SFTConfig(
+            str(tmp_path / name),
+            max_length=4096,
+            max_steps=1,
+            per_device_train_batch_size=2,
+            report_to=[],
+            use_cpu=True,
+            bf16=False,
+        )
+        model = Qwen3ForCausalLM(Qwen3Config(vocab_size=chat.vocab_size, **shape))
+        return SFTTrainer(model, arguments, train_dataset=data, processing_class=chat.tokenizer)
+
+    ids = trainer("trl")
+    rows = pq.read_table(exported("trl") / "data/train.parquet").slice(0, 4).to_pylist()
+    counted = sum(int((batch["labels"] != -100).sum()) for batch in ids.get_train_dataloader())
+    assert counted == sum(label != -100 for row in rows for label in row["labels"])
+    ids.train()
+    assert ids.state.global_step == 1
+    messages = trainer("trl_messages")
+    messages.train()
+    assert messages.state.global_step == 1
+
+
+@pytest.mark.parametrize("name", ["trl_messages", "verl_sft"])
+def test_conversations_round_trip(exported, resources: Resources, name: str) -> None:
+    told = sorted(ExportSource("clean", resources).conversations(), key=lambda t: ("train", "val").index(t.split))
+    records = read_back(exported(name) / "data", "messages")
+    assert len(records) == len(told) == 48
+    for record, one in zip(records, told, strict=True):
+        agent = record.agents[0]
+        assert [(m.role, m.content) for m in agent.messages] == [(m["role"], m["content"]) for m in one.messages]
+        assert [t.actions for t in agent.turns] == [
+            t.actions for t in one.agent.turns if t.actions or not t.parse_error
+        ]
+        if name == "trl_messages":
+            assert (record.task_id, record.repo, record.teacher) == (one.record.task_id, one.record.repo, "made")
+
+
+def test_no_steering_leaves_with_the_conversations(exported, resources: Resources) -> None:
+    captured = next(iter(ExportSource("clean", resources).records())).agents[0].messages[0].content
+    assert "Plan-First" in captured
+    for name in ("trl_messages", "verl_sft", "verl_rl", "hub"):
+        for file in exported(name).rglob("*.parquet"):
+            columns = pq.read_table(file).to_pylist()
+            told = [row.get("messages") or row.get("prompt") for row in columns]
+            assert columns and "Plan-First" not in json.dumps(told)
+
+
+# --- verl -----------------------------------------------------------------------------------------------------------
+
+
+def test_verl_rows_have_the_columns_its_data_sets_read(exported) -> None:
+    """MultiTurnSFTDataset reads `messages`; RLHFDataset reads `prompt`, `data_source`, `reward_model` and
+    `extra_info.index`. What they make of them: tests/test_consumers.py."""
+    sft = pq.read_table(exported("verl_sft") / "data/train.parquet").to_pylist()
+    assert all({m["role"] for m in row["messages"]} <= {"system", "user", "assistant", "tool"} for row in sft)
+    assert all(isinstance(m["content"], str) for row in sft for m in row["messages"])
+    rl = pq.read_table(exported("verl_rl") / "data/train.parquet").to_pylist()
+    for index, row in enumerate(rl):
+        assert [m["role"] for m in row["prompt"]] == ["system", "user"]
+        assert row["reward_model"] == {"style": "rule", "ground_truth": row["extra_info"]["task_id"]}
+        assert (row["extra_info"]["index"], row["ability"], row["data_source"]) == (index, "code", "small")
+    assert len({(row["extra_info"]["task_id"], row["extra_info"]["agent_id"]) for row in rl}) == len(rl)
+
+
+# --- ATIF -----------------------------------------------------------------------------------------------------------
+
+
+def kept(record: RolloutRecord) -> Any:
+    """What ATIF keeps of a rollout."""
+    agents = [
+        (
+            agent.agent_id,
+            agent.feature_id,
+            agent.role,
+            agent.exit_status,
+            agent.patch,
+            [
+                replace(turn, think_tokens=None, post_think_tokens=None, exit_code=None, parse_error=None)
+                for turn in agent.turns
+            ],
+            [(m.role, m.content, m.turn, m.kind) for m in agent.messages],
+        )
+        for agent in sorted(record.agents, key=lambda agent: agent.agent_id)
+    ]
+    return record.task_id, record.repo, record.teacher, agents
+
+
+def test_atif_round_trips_and_is_valid(exported, resources: Resources) -> None:
+    import atif
+
+    records = {record.rollout_id: record for record in ExportSource("clean", resources).records()}
+    files = sorted((exported("atif") / "trajectories").iterdir())
+    assert len(files) == len(records) == 24
+    for file in files:
+        read = atif.Trajectory.model_validate_json(file.read_text())
+        assert [step.step_id for step in read.steps] == list(range(1, len(read.steps) + 1))
+    back = read_back(exported("atif") / "trajectories", "auto")
+    assert [kept(record) for record in back] == [kept(records[file.stem]) for file in files]
+
+
+def test_atif_round_trips_what_every_importer_gives(tmp_path: Path) -> None:
+    import atif
+
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/t.json").write_text(json.dumps(atif_document()))
+    (tmp_path / "x.traj").write_text(json.dumps(windowed_history("fenced")))
+    samples = {"atif": tmp_path / "in", "swe_agent": tmp_path / "x.traj"}
+    for name, row in ROWS.items():
+        samples[name] = write_lines(tmp_path / f"{name}.jsonl", [row])
+    for name, path in samples.items():
+        (record,) = read_back(path, name)
+        made = document(record)
+        atif.Trajectory.model_validate(made)
+        (tmp_path / "out").mkdir(exist_ok=True)
+        (tmp_path / "out/t.json").write_text(json.dumps(made))
+        (back,) = read_back(tmp_path / "out", "atif")
+        assert kept(back) == kept(record), name
+
+
+# --- the others -----------------------------------------------------------------------------------------------------
+
+
+def test_the_hub_folder_loads_and_its_card_names_the_versions(exported, room: Room, tmp_path: Path) -> None:
+    from datasets import load_dataset
+    from huggingface_hub import DatasetCard
+
+    folder = exported("hub")
+    card = DatasetCard.load(folder / "README.md")
+    assert card.data.license == "apache-2.0" and [c["config_name"] for c in card.data.configs] == ["messages", "tokens"]
+    assert room.lake.require(Ref("upweighted_dataset", "experiment", "clean")).version in card.content
+    loaded = load_dataset(str(folder), "messages", cache_dir=str(tmp_path))
+    assert set(loaded) == {"train", "validation"} and len(loaded["train"]) + len(loaded["validation"]) == 48
+    tokens = load_dataset(str(folder), "tokens", split="train", cache_dir=str(tmp_path))
+    assert {"input_ids", "labels"} <= set(tokens.column_names)
+    rows = table(room, "upweighted_dataset", "dataset_rows")
+    records = read_back(folder / "messages", "messages")
+    assert sum(len(record.agents[0].turns) for record in records) == len(rows), "only what is learnt is a turn"
+
+
+def test_pairs_round_trip(exported, room: Room, resources: Resources) -> None:
+    records = read_back(exported("tito") / "data", "auto", tokenizer="tiny")
+    found = {
+        (row["rollout_id"], row["agent_id"], row["turn"]): (prompt.tolist(), list(pair["output_ids"]), pair["capture"])
+        for row, prompt, pair in ExportSource("clean", resources).pairs()
+    }
+    rollouts = [
+        row["rollout_id"] for row in sorted(table(room, "upweighted_dataset", "dataset_rows"), key=lambda r: r["split"])
+    ]
+    names = list(dict.fromkeys(rollouts))
+    back = {
+        (name, agent.agent_id, turn.turn): (turn.prompt_ids, turn.output_ids, turn.capture)
+        for name, record in zip(names, records, strict=True)
+        for agent in record.agents
+        for turn in agent.turns
+    }
+    assert back == found
+
+
+def test_predictions_are_of_rollouts_with_one_patch(exported, tmp_path: Path) -> None:
+    folder = exported("swe_bench")
+    assert (folder / "predictions.jsonl").read_text() == "", "two agents leave two patches"
+    assert json.loads((folder / "manifest.json").read_text())["left_out"] == {
+        "more than one agent, so more than one patch": 24
+    }
+
+
+def test_predictions_of_solo_rollouts(tmp_path: Path) -> None:
+    given = [("a__b-1", "diff 1"), ("a__b-1", "diff 2"), ("a__b-2", None)]
+    solo = [replace(planning_pair().agents[0], patch=patch) for _, patch in given]
+    records = [rollout(agent, task_id=task, teacher="t") for agent, (task, _) in zip(solo, given, strict=True)]
+
+    class Solo:
+        def records(self):
+            return iter(records)
+
+    written = EXPORTS["swe_bench"].write(Solo(), tmp_path)  # pyright: ignore[reportArgumentType]
+    assert written.rows == {"predictions.jsonl": 1, "predictions-1.jsonl": 1} and written.left_out == {"no patch": 1}
+    line = json.loads((tmp_path / "predictions-1.jsonl").read_text())
+    assert line == {"instance_id": "a__b-1", "model_name_or_path": "t", "model_patch": "diff 2"}
+
+
+def test_what_cannot_be_exported_is_said(room: Room, resources: Resources, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="nearest is 'verl_sft'"):
+        export("clean", "verlsft", tmp_path / "a", resources)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/x").touch()
+    with pytest.raises(SpecError, match="not empty"):
+        export("clean", "trl", tmp_path / "b", resources)
+    room.experiment("unbuilt")
+    fresh = Resources(lake=room.lake, specs_folder=room.folder / "specs")
+    with pytest.raises(MissingInput, match="upweighted_dataset"):
+        export("unbuilt", "trl", tmp_path / "c", fresh)
+    assert [path.name for path in tmp_path.iterdir()] == ["b"], "nothing is left behind"
+
+
+def test_a_blocked_data_set_is_not_exported(room: Room, tmp_path: Path) -> None:
+    text = (room.folder / "specs/experiments/clean.toml").read_text()
+    room.write("experiments", "thin", text.replace("format_exposure = 50", "format_exposure = 10000000"))
+    assert "format_exposure" in room.failures("thin")
+    fresh = Resources(lake=room.lake, specs_folder=room.folder / "specs")
+    with pytest.raises(BlockedInput, match="format_exposure"):
+        export("thin", "trl", tmp_path / "a", fresh)
+
+
+def test_what_reads_an_export_back_is_an_importer() -> None:
+    assert {export.importer for export in EXPORTS.values() if export.importer} <= set(IMPORTERS)

@@ -1,0 +1,20 @@
+"""docs/formats.md is what the registries say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from etpi_assets.exports import EXPORTS
+from etpi_assets.exports.reference import page
+from etpi_assets.importers import IMPORTERS
+
+
+def test_the_page_is_current() -> None:
+    written = Path(__file__).parents[2] / "docs/formats.md"
+    assert written.read_text() == page(), "run: python -m etpi_assets.exports.reference"
+
+
+def test_every_format_says_what_it_keeps_and_loses() -> None:
+    for format in (*IMPORTERS.values(), *EXPORTS.values()):
+        for text in (format.title, format.files, format.keeps, format.loses):
+            assert len(text) > 5 and not text.endswith("."), format.name

@@ -1,0 +1,225 @@
+"""Checkpoints as GGUF: what the real converter makes of them, where it is installed, and what is said otherwise."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from etpi.cli import main
+from etpi_assets.exports import export
+from etpi_assets.resources import Resources
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.gguf_converter import CONVERTER_VARIABLE, NotConverted, convert, converter
+from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.lake import BlockedInput, Lake, MissingInput
+from tests.support.graph import small_world
+from tests.support.models import make_base
+from tests.support.small_lake import put
+
+STAND_IN = """
+import json, os, sys
+from pathlib import Path
+given = dict(zip(sys.argv[2::2], sys.argv[3::2]))
+told = {"model": sys.argv[1], "environment": dict(os.environ), **given}
+told["--metadata"] = json.loads(Path(given["--metadata"]).read_text())
+Path(given["--outfile"]).write_text(json.dumps(told))
+"""
+
+
+def why_not() -> str | None:
+    """Why the real converter cannot be tested here."""
+    try:
+        converter()
+    except NotConverted as error:
+        return str(error)
+    wanted = {"gguf": "which reads GGUF", "dashscope": "which ships the Qwen3 ranks"}
+    return next((f"{name}, {what}, is not installed" for name, what in wanted.items() if find_spec(name) is None), None)
+
+
+needs_converter = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+
+
+class Trained:
+    """A lake with an experiment whose training ended in given checkpoints."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.lake = folder, Lake(folder / "lake")
+        self.resources = Resources(lake=self.lake, specs_folder=small_world(folder / "specs"))
+
+    def put(self, role: str, *folders: Path, checks: tuple[CheckOutcome, ...] = ()) -> None:
+        """Publish a checkpoint a seed, and one from the middle of training beside each."""
+        rows = []
+        for seed, folder in enumerate(folders):
+            identity, _ = self.lake.adopt_checkpoint(folder)
+            row = {"checkpoint_id": identity, "experiment": "first", "role": role, "seed": seed, "method": "full"}
+            row |= {"path": f"checkpoints/{identity}"}
+            rows += [row | {"step": 5, "final": False}, row | {"step": 10, "final": True}]
+        put(self.lake, f"{role}_checkpoint", "first", {"checkpoints": rows}, checks)
+
+    def export(self) -> Path:
+        export("first", "gguf", self.folder / "out", self.resources)
+        return self.folder / "out"
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Trained:
+    return Trained(tmp_path)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Callable[..., Path]:
+    """Writes what looks like a checkpoint."""
+
+    def save(name: str, **config: str) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "model.safetensors").write_text(name)
+        return folder
+
+    return save
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Puts a script in the converter's place."""
+
+    def put_in_place(script: str) -> None:
+        (tmp_path / "convert_hf_to_gguf.py").write_text(script)
+        monkeypatch.setenv(CONVERTER_VARIABLE, str(tmp_path / "convert_hf_to_gguf.py"))
+
+    return put_in_place
+
+
+# --- the real converter ---------------------------------------------------------------------------------------------
+
+
+@needs_converter
+@pytest.mark.slow
+def test_a_checkpoint_arrives_whole(trained: Trained, tmp_path: Path) -> None:
+    """Tensors to the bit, the vocabulary id for id, the template, and where it is from."""
+    import gguf
+    from safetensors.numpy import load_file
+
+    chat = load_chat_format("qwen3")
+    trained.put("sft", folder := make_base(tmp_path / "model", chat))
+    trained.put("rl")
+    weights = load_file(next(trained.lake.root.glob("checkpoints/*/model.safetensors")))
+    assert not folder.exists(), "the lake has it"
+    read = gguf.GGUFReader(trained.export() / "first-sft-seed0.gguf")
+
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, 2)
+    wanted = {names.get_name(name, (".weight",)): array for name, array in weights.items()}
+    found = {tensor.name: tensor.data for tensor in read.tensors}
+    assert set(found) == set(wanted) and len(found) == 24
+    assert all(found[name].dtype == array.dtype for name, array in wanted.items())
+    assert all((found[name].reshape(array.shape) == array).all() for name, array in wanted.items())
+
+    def field(name: str):
+        return read.fields[name].contents()
+
+    tokens = field("tokenizer.ggml.tokens")
+    assert tokens[: chat.vocab_size] == chat.tokenizer.convert_ids_to_tokens(list(range(chat.vocab_size)))
+    assert (field("tokenizer.ggml.pre"), field("tokenizer.ggml.eos_token_id")) == ("qwen2", chat.end_id)
+    assert field("tokenizer.chat_template") == chat.template
+    assert (field("general.architecture"), field("qwen3.block_count")) == ("qwen3", 2)
+    assert "experiment first, sft, seed 0, step 10, checkpoint " in field("general.description")
+
+
+@needs_converter
+@pytest.mark.slow
+def test_a_vocabulary_that_llama_cpp_does_not_know_is_refused(trained: Trained, tmp_path: Path) -> None:
+    trained.put("sft", make_base(tmp_path / "model", load_chat_format("tiny")))
+    trained.put("rl")
+    with pytest.raises(NotConverted, match="does not know this tokenizer"):
+        trained.export()
+    assert not (tmp_path / "out").exists()
+
+
+# --- what is asked of it --------------------------------------------------------------------------------------------
+
+
+def test_the_last_stage_is_exported_a_file_a_seed(trained: Trained, saved, stand_in, monkeypatch) -> None:
+    for name in ("HF_TOKEN", "PYTHONPATH", "ETPI_DATA"):
+        monkeypatch.setenv(name, "secret")
+    stand_in(STAND_IN)
+    trained.put("sft", saved("a", dtype="float32"))
+    trained.put("rl", saved("b", dtype="bfloat16"), saved("c"))
+    out = trained.export()
+    told = {path.name: json.loads(path.read_text()) for path in out.glob("*.gguf")}
+    assert set(told) == {"first-rl-seed0.gguf", "first-rl-seed1.gguf"}
+    assert [told[name]["--outtype"] for name in sorted(told)] == ["bf16", "auto"]
+    one = told["first-rl-seed1.gguf"]
+    identity = Path(one["model"]).name
+    assert (Path(one["model"]) / "model.safetensors").read_text() == "c"
+    assert one["--metadata"]["general.description"].endswith(f"rl, seed 1, step 10, checkpoint {identity}")
+    assert one["environment"]["HF_HUB_OFFLINE"] == "1" and "secret" not in one["environment"].values()
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert set(manifest["versions"]) == {"sft_checkpoint/first", "rl_checkpoint/first"}
+
+
+def test_a_command_names_the_interpreter_too(saved, stand_in, monkeypatch, tmp_path: Path) -> None:
+    stand_in(STAND_IN)
+    script = tmp_path / "convert_hf_to_gguf.py"
+    monkeypatch.setenv(CONVERTER_VARIABLE, f"{sys.executable} '{script}'")
+    assert converter() == [sys.executable, str(script)]
+    monkeypatch.delenv(CONVERTER_VARIABLE)
+    script.write_text(f"#!{sys.executable}\n{STAND_IN}")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert converter() == [str(script)]
+    saved("a", dtype="float16")
+    monkeypatch.chdir(tmp_path)
+    convert(Path("a"), Path("a.gguf"), {})
+    assert json.loads((tmp_path / "a.gguf").read_text())["--outtype"] == "f16"
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+def test_what_the_converter_said_last_is_shown(trained: Trained, saved, stand_in, tmp_path: Path) -> None:
+    trained.put("sft", saved("a"))
+    trained.put("rl")
+    refusal = "ERROR: Model OddForCausalLM is not supported"
+    stand_in(f"import sys\nfor i in range(99): print('line', i)\nsys.exit('{refusal}')")
+    with pytest.raises(NotConverted, match=r"(?s)a newer one may.*status 1.*line 98\n.*OddForCausalLM") as refused:
+        trained.export()
+    assert "line 80\n" not in str(refused.value)
+    stand_in("print('done')")
+    with pytest.raises(NotConverted, match="ended without a file"):
+        trained.export()
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_converter_is_said_by_the_command(trained: Trained, saved, monkeypatch, capsys) -> None:
+    trained.put("sft", saved("a"))
+    trained.put("rl")
+    monkeypatch.setenv("ETPI_DATA", str(trained.lake.root))
+    monkeypatch.setenv("ETPI_SPECS", str(trained.folder / "specs"))
+    monkeypatch.setenv(CONVERTER_VARIABLE, "/nowhere/convert_hf_to_gguf.py")
+    assert main(["export", "first", "--format", "gguf", "--to", str(trained.folder / "out")]) == 1
+    said = capsys.readouterr().err
+    assert "no GGUF converter: /nowhere/convert_hf_to_gguf.py" in said and f"set {CONVERTER_VARIABLE}" in said
+
+
+def test_an_adapter_alone_is_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(NotConverted, match="an adapter alone; merge it with its base"):
+        convert(tmp_path, tmp_path / "a.gguf", {})
+
+
+def test_an_experiment_without_a_checkpoint_in_force_is_refused(trained: Trained, saved) -> None:
+    with pytest.raises(MissingInput, match="rl_checkpoint"):
+        trained.export()
+    trained.put("sft")
+    trained.put("rl")
+    with pytest.raises(NotConverted, match="trains nothing"):
+        trained.export()
+    trained.put("rl", saved("a"), checks=(CheckOutcome("sound", False, "it is not"),))
+    with pytest.raises(BlockedInput, match="sound"):
+        trained.export()

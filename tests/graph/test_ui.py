@@ -1,0 +1,207 @@
+"""The web page, as a person uses it: bring an experiment, materialize it, look at an asset.
+
+A headless Chromium drives `etpi ui` over the real definitions, with specs of a user: a small suite, a scripted
+teacher, and an experiment that trains nothing, so that what is tested is the page and the daemon.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.graph import write_spec
+
+selenium = pytest.importorskip("selenium.webdriver")
+from selenium.common.exceptions import WebDriverException  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver (.ci/run installs them)"),
+]
+
+EXPERIMENT = """
+title = "Seen from the web page"
+rollout_sets = ["page_set"]
+evaluate = "none"
+
+[base]
+kind = "none"
+
+[train]
+method = "none"
+
+[dataset]
+val_fraction = 0
+
+[gates]
+format_exposure = 1
+"""
+
+
+def _wait(what: str, test: Callable[[], Any], seconds: float = 60) -> Any:
+    """The first true answer; page elements come and go, so their errors are tried again."""
+    last: Exception | None = None
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            if found := test():
+                return found
+        except (WebDriverException, urllib.error.URLError, ConnectionError, TimeoutError) as error:
+            last = error
+        time.sleep(0.5)
+    raise TimeoutError(f"{what}: not within {seconds} s ({last})")
+
+
+class Page:
+    """A browser on a running `dagster dev`."""
+
+    def __init__(self, address: str, browser: Any) -> None:
+        self.address, self.browser = address, browser
+
+    def open(self, path: str) -> None:
+        self.browser.get(self.address + path)
+
+    def button(self, text: str) -> None:
+        def press() -> bool:
+            found = self.browser.find_elements(By.XPATH, f"//button[not(@disabled) and contains(., '{text}')]")
+            found[0].click() if found else None
+            return bool(found)
+
+        _wait(f"button {text!r}", press)
+
+    def choose(self, text: str, opener: tuple[str, str]) -> None:
+        """An entry of the list that a click on `opener` opens; opened anew where the page was drawn again."""
+
+        def press() -> bool:
+            entries = [e for e in self.browser.find_elements(By.CSS_SELECTOR, "li") if e.text == text]
+            entries[0].find_element(By.CSS_SELECTOR, "*").click() if entries else None
+            return bool(entries)
+
+        def open_and_press() -> bool:
+            self.browser.find_element(*opener).click()  # a second click may close it, so it is given time
+            return _wait(f"entry {text!r}", press, 10)
+
+        _wait(f"list of {text!r}", open_and_press, 120)
+
+    def shows(self, text: str) -> None:
+        _wait(f"text {text!r}", lambda: text in self.browser.find_element(By.TAG_NAME, "body").text)
+
+    def query(self, text: str) -> dict[str, Any]:
+        body = json.dumps({"query": text}).encode()
+        request = urllib.request.Request(f"{self.address}/graphql", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return json.load(answer)["data"]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page")
+    specs = folder / "specs"
+    write_spec(
+        specs, "suites", "page_suite", 'title = "s"\nextends = "coop_tiny"\nparams = {train = 24, heldout = 4}\n'
+    )
+    write_spec(
+        specs, "rollout_sets", "page_set", 'extends = "coop_tiny_strong"\nsuite = "page_suite"\ntasks = "none"\n'
+    )
+    write_spec(specs, "experiments", "page", EXPERIMENT)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {
+        **os.environ,
+        "DAGSTER_HOME": str(folder / "home"),
+        "ETPI_SPECS": str(specs),
+        "ETPI_DATA": str(folder / "data"),
+        "PYTHONPATH": str(ROOT),
+    }
+    log = (folder / "dagster.log").open("w")
+    # Not in the checkout, whose .env would name the user's own home.
+    server = subprocess.Popen(
+        [sys.executable, "-m", "etpi", "ui", "--port", str(port)],
+        cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    browser = None
+    try:
+        address = f"http://127.0.0.1:{port}"
+        _wait("dagster dev", lambda: urllib.request.urlopen(f"{address}/server_info", timeout=2).status == 200, 120)
+        options = selenium.ChromeOptions()
+        options.binary_location = CHROMIUM
+        for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1500,1000"):
+            options.add_argument(argument)
+        browser = selenium.Chrome(options=options, service=selenium.ChromeService(DRIVER))
+        yield Page(address, browser)
+    finally:
+        if browser is not None:
+            browser.quit()
+        os.killpg(server.pid, signal.SIGINT)
+        try:
+            server.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(server.pid, signal.SIGKILL)
+        log.close()
+
+
+_RUNS = "{ runsOrError(limit: 20) { ... on Runs { results { runId jobName status } } } }"
+_BACKFILLS = "{ partitionBackfillsOrError { ... on PartitionBackfills { results { id title status } } } }"
+_EVENTS = """{ assetOrError(assetKey: {path: ["%s"]}) { ... on Asset {
+  assetMaterializations(limit: 1, partitions: ["page"]) {
+    metadataEntries { label ... on BoolMetadataEntry { boolValue } }
+  }
+} } }"""
+
+
+def test_bring_experiment_makes_the_whole_chain(page):
+    page.open("/locations/etpi/jobs/bring_experiment/playground")
+    page.choose("page", (By.CSS_SELECTOR, "input[placeholder='Partition']"))
+    page.button("Launch Run")
+
+    def finished() -> Any:
+        found = page.query(_BACKFILLS)["partitionBackfillsOrError"]["results"]
+        return found if found and found[0]["status"] not in ("REQUESTED", "COMPLETING") else None
+
+    (backfill,) = _wait("backfill", finished, 480)
+    assert (backfill["title"], backfill["status"]) == ("bring page", "COMPLETED_SUCCESS")
+    runs = page.query(_RUNS)["runsOrError"]["results"]
+    assert {run["status"] for run in runs} == {"SUCCESS"}
+
+
+def test_run_experiment_from_its_job_page(page):
+    before = {run["runId"] for run in page.query(_RUNS)["runsOrError"]["results"]}
+    page.open("/locations/etpi/jobs/run_experiment")
+    page.button("Materialize all")
+    page.choose("page", (By.XPATH, "//*[contains(text(), 'Select a partition')]"))
+    page.browser.find_element(By.TAG_NAME, "body").send_keys(Keys.ESCAPE)
+    page.button("Launch 1 run")
+
+    def finished() -> Any:
+        new = [run for run in page.query(_RUNS)["runsOrError"]["results"] if run["runId"] not in before]
+        return new[0] if new and new[0]["status"] in ("SUCCESS", "FAILURE", "CANCELED") else None
+
+    run = _wait("run", finished, 120)
+    assert run["status"] == "SUCCESS"
+    asset = page.query(_EVENTS % "tito_pairs")["assetOrError"]
+    entries = {e["label"]: e for e in asset["assetMaterializations"][0]["metadataEntries"]}
+    assert entries["skipped"]["boolValue"] is True, "bring_experiment had made it"
+
+
+def test_an_assets_page_says_what_it_holds(page):
+    page.open("/assets/tito_pairs")
+    for text in ("Token-in/token-out pairs", "Row count", "output_ids", "the ids to learn", "curation"):
+        page.shows(text)

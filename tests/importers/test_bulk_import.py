@@ -1,0 +1,106 @@
+"""Importing in bulk: however files are divided and whoever reads them, the rows are those of reading one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from etpi_assets.importers import bulk, import_runs
+from etpi_assets.importers.bulk import Source, import_in_bulk
+from etpi_assets.trajectories.checks import captures_outcome, counts_outcome, prompts_outcome
+from etpi_assets.trajectories.records import RolloutRecord
+from etpi_assets.trajectories.tables import TABLES, to_tables
+from etpi_resources.lake.parquet import write
+from tests.support.recorded_runs import PAIR_OPTIONS, native_messages, pair_run, verdict
+from tests.support.rows import messages_row, write_lines
+
+
+def source(root: Path, format: str = "cooperbench") -> Source:
+    return Source(format, str(root), PAIR_OPTIONS, "old", None)
+
+
+def read(
+    root: Path, spill: Path, workers: int, format: str = "cooperbench"
+) -> tuple[dict[str, pa.Table], bulk.Imported]:
+    made = import_in_bulk(source(root, format), spill, hashes={"harbor_task/7/f1_f3": "h"}, workers=workers)
+    tables = {
+        name: pa.Table.from_batches(batches, schema)
+        for name, batches in made.tables.items()
+        if (schema := bulk.storage_schema(name))
+    }
+    return tables, made
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    for number in range(60):
+        where = f"run_{number:02d}/coop/harbor_task/{7 + number % 2}/f1_f3"
+        talk = [native_messages(), native_messages()] if number % 3 else [[], []]
+        pair_run(tmp_path / "runs", where=where, messages=talk, verdict=verdict())
+    return tmp_path / "runs"
+
+
+def test_workers_give_what_reading_one_by_one_gives(runs: Path, tmp_path: Path) -> None:
+    alone, _ = read(runs, tmp_path / "alone", 0)
+    many, made = read(runs, tmp_path / "many", 2)
+    for name in alone:
+        assert many[name].equals(alone[name]), name
+        files = [tmp_path / f"{which}.parquet" for which in ("a", "b")]
+        for file, tables in zip(files, (alone, many), strict=True):
+            write(name, tables[name], file)
+        assert files[0].read_bytes() == files[1].read_bytes(), name
+    records = [item for item in import_runs("cooperbench", runs, PAIR_OPTIONS) if isinstance(item, RolloutRecord)]
+    for record in records:
+        record.rollout_set = "old"
+        record.task_hash = "h" if record.task_id == "harbor_task/7/f1_f3" else None
+    expected = to_tables(records)
+    for name in TABLES:
+        assert many[name].to_pylist() == expected[name].to_pylist(), name
+    assert made.found == 60 and made.figures["reasons"] == {"empty": 20} and many["quarantined"].num_rows == 20
+    assert not list((tmp_path / "many").iterdir()), "what was read is gone"
+
+
+def test_the_checks_of_parts_are_those_of_the_whole(runs: Path, tmp_path: Path) -> None:
+    _, made = read(runs, tmp_path / "spill", 0)
+    figures = made.figures
+    assert prompts_outcome(figures["prompts"]).figures == {
+        "prompts": 160,
+        "broken_rollouts": 0,
+        "stored_ids": 320,
+        "prompt_ids": 720,
+    }
+    assert captures_outcome(figures["capture"], live=False).figures == {
+        "captures": {"native": 160},
+        "turns_without_ids": 0,
+    }
+    outcome = counts_outcome(figures["counts"], found=made.found, quarantined=20)
+    assert outcome.passed and outcome.message == "60 found = 40 rollouts + 20 quarantined."
+    assert not counts_outcome(figures["counts"], found=61, quarantined=20).passed
+    twice = {**figures["counts"], "ids": figures["counts"]["ids"] * 2}
+    assert "40 rollout ids occur more than once" in counts_outcome(twice, found=100, quarantined=20).message
+
+
+def test_a_large_file_is_spilled_chunk_by_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "_CHUNK_TURNS", 10)
+    path = write_lines(tmp_path / "rows" / "a.jsonl", [messages_row(), {"messages": []}] * 40)
+    tables, made = read(path.parent, tmp_path / "spill", 0, "auto")
+    assert made.found == 80 and tables["turns"].num_rows == 80
+    assert tables["turns"].column("turn").num_chunks == 8
+    assert tables["quarantined"].column("row").to_pylist() == list(range(1, 80, 2))
+    assert tables["rollouts"].column("sample").to_pylist() == list(range(40))
+
+
+def test_a_dead_worker_names_what_it_was_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_lines(tmp_path / "rows" / "a.jsonl", [messages_row()])
+    monkeypatch.setattr(bulk.sys, "executable", "/bin/false")
+    with pytest.raises(RuntimeError, match="a.jsonl"):
+        read(tmp_path / "rows", tmp_path / "spill", 1, "messages")
+
+
+def test_an_unknown_option_is_said_before_anything_is_read(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", [messages_row()])
+    wrong = Source("auto", str(tmp_path), {"tokeniser": "tiny"}, "old", None)
+    with pytest.raises(ValueError, match="nearest valid one is 'tokenizer'"):
+        import_in_bulk(wrong, tmp_path / "spill", hashes={})

@@ -1,0 +1,615 @@
+"""Formats with a rollout a row or a document: what arrives, what is refused and why, and that the account is whole."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from etpi_assets.importers import IMPORTERS, count_found, detect, import_runs
+from etpi_assets.tasks.family import Refusal
+from etpi_assets.trajectories.records import RolloutRecord
+from etpi_assets.trajectories.tables import from_tables, to_tables
+from etpi_resources.chat.format import load_chat_format
+from tests.importers.test_importers import JUNK, places, replaced
+from tests.support.rows import (
+    atif_document,
+    chat,
+    messages_row,
+    openhands_row,
+    openhands_typed_row,
+    r2e_row,
+    sharegpt_row,
+    trial,
+    trl_row,
+    verl_row,
+    write_lines,
+    write_parquet,
+)
+
+
+def only(path: Path, format: str = "auto", **options: Any) -> RolloutRecord:
+    """The one rollout of a path where nothing is refused."""
+    (item,) = import_runs(format, path, options)
+    assert isinstance(item, RolloutRecord), item
+    assert count_found(format, path) == 1
+    assert from_tables(to_tables([item])) == [item]
+    return item
+
+
+def refused(path: Path, format: str = "auto", **options: Any) -> Refusal:
+    (item,) = import_runs(format, path, options)
+    assert isinstance(item, Refusal), item
+    assert count_found(format, path) == 1
+    return item
+
+
+def commands(record: RolloutRecord) -> list[list[str]]:
+    return [[action.command for action in turn.actions] for agent in record.agents for turn in agent.turns]
+
+
+ROWS = {
+    "messages": messages_row(),
+    "sharegpt": sharegpt_row(),
+    "r2e_gym": r2e_row(),
+    "openhands": openhands_row(),
+    "verl": verl_row(),
+    "trl": {"prompt": chat()[:2], "completion": chat()[2:]},
+}
+
+
+@pytest.mark.parametrize("format", ROWS)
+@pytest.mark.parametrize("kind", ["jsonl", "json", "parquet", "jsonl.gz", "jsonl.zst"])
+def test_every_row_format_is_found_in_every_kind_of_file(tmp_path: Path, format: str, kind: str) -> None:
+    rows = [ROWS[format]] * 3
+    path = tmp_path / "data" / f"train.{kind}"
+    if kind == "parquet":
+        write_parquet(path, rows)
+    elif kind == "json":
+        path.parent.mkdir()
+        path.write_text(json.dumps(rows, indent=1))
+    else:
+        write_lines(path, rows)
+        data = path.read_bytes()
+        if kind.endswith("gz"):
+            path.write_bytes(gzip.compress(data))
+        if kind.endswith("zst"):
+            path.unlink()
+            with pa.CompressedOutputStream(str(path), "zstd") as out:
+                out.write(data)
+    assert detect(tmp_path) == format
+    found = list(import_runs("auto", tmp_path))
+    assert [type(item) for item in found] == [RolloutRecord] * 3
+    assert count_found("auto", tmp_path) == 3
+    records = [item for item in found if isinstance(item, RolloutRecord)]
+    assert len({record.rollout_id for record in records}) == 3
+    assert [record.source for record in records] == [f"data/train.{kind}#{i}" for i in range(3)]
+    reference = [
+        commands(r)
+        for r in import_runs(format, write_lines(tmp_path / "x.jsonl", rows))
+        if isinstance(r, RolloutRecord)
+    ]
+    assert [commands(record) for record in records] == reference
+
+
+def test_messages(tmp_path: Path) -> None:
+    record = only(write_lines(tmp_path / "a.jsonl", [messages_row()]))
+    agent = record.agents[0]
+    assert (record.task_id, record.repo, record.teacher) == ("pier__moor-12", "pier/moor", "helmsman-2")
+    assert record.outcome == {"reward": 1.0, "verdict": "passed"}
+    assert [(m.role, m.content, m.turn) for m in agent.messages] == [
+        ("system", "You have a shell.", None),
+        ("user", "Moor the boat.", None),
+        ("assistant", "I look.", 0),
+        ("tool", "moor.py", 0),
+        ("assistant", "Moored.", 1),
+    ]
+    assert commands(record) == [["ls"], []]
+    assert agent.turns[0].observation == "moor.py"
+
+
+def test_messages_that_are_not_to_be_learnt_are_read(tmp_path: Path) -> None:
+    talk = chat()
+    talk[2]["weight"] = 0
+    talk[4]["weight"] = 1
+    agent = only(write_lines(tmp_path / "a.jsonl", [{"messages": talk}])).agents[0]
+    assert [(m.role, m.turn) for m in agent.messages][2:] == [("assistant", None), ("tool", None), ("assistant", 0)]
+
+
+def test_blocks_of_other_apis_and_old_calls(tmp_path: Path) -> None:
+    talk = [
+        {"role": "user", "content": [{"type": "text", "text": "Go."}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "hm"},
+                {"type": "text", "text": "I look."},
+                {"type": "tool_use", "id": "t", "name": "bash", "input": {"command": "ls"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "a.py"}]}],
+        },
+        {"role": "assistant", "content": None, "function_call": {"name": "bash", "arguments": '{"command": "pwd"}'}},
+        {"role": "function", "name": "bash", "content": "/"},
+        {"role": "assistant", "content": "<function=execute_bash>\n<parameter=command>id</parameter>\n</function>"},
+    ]
+    record = only(write_lines(tmp_path / "a.jsonl", [{"messages": json.dumps(talk)}]))
+    assert commands(record) == [["ls"], ["pwd"], ["id"]]
+    first = record.agents[0].turns[0]
+    assert (first.content, first.reasoning, first.observation) == ("I look.", "hm", "a.py")
+
+
+def test_null_padded_structs_and_calls_of_parquet(tmp_path: Path) -> None:
+    padded = [
+        {"role": m["role"], "content": m["content"], "tool_calls": m.get("tool_calls"), "name": None, "weight": None}
+        for m in chat()
+    ]
+    path = write_parquet(tmp_path / "a.parquet", [{"messages": padded, "tools": None, "score": None}])
+    assert commands(only(path)) == [["ls"], []]
+
+
+def test_sharegpt(tmp_path: Path) -> None:
+    record = only(write_lines(tmp_path / "a.jsonl", [sharegpt_row()]))
+    assert [(m.role, m.content) for m in record.agents[0].messages] == [
+        ("system", "You have a shell."),
+        ("user", "Moor the boat."),
+        ("assistant", ""),
+        ("tool", "moor.py"),
+        ("assistant", "Moored."),
+    ]
+    assert commands(record) == [["ls"], []]
+    assert record.task_id == "r1"
+
+
+def test_r2e_gym(tmp_path: Path) -> None:
+    record = only(write_lines(tmp_path / "a.jsonl", [r2e_row()]))
+    agent = record.agents[0]
+    assert (record.task_id, record.repo, record.teacher) == ("harbor@0a1b2c", "harbor", "helmsman-2")
+    assert record.outcome == {"reward": 1.0, "verdict": "passed", "test_output_chars": 8}
+    assert (agent.exit_status, agent.patch) == ("LimitsExceeded", "diff --git a/moor.py b/moor.py\n")
+    assert [m.content for m in agent.messages[:2]] == [
+        "You have a shell.",
+        "Fix: Moor the boat.\nSteps Remaining: 1",
+    ]
+    assert agent.turns[0].observation.endswith(
+        "moor.py\nYou have reached the maximum number of steps. Please submit your answer NOW.\nbye"
+    )
+    assert commands(record) == [["ls"]], "the harness's own step is nobody's turn"
+    nothing = {**r2e_row(), "trajectory_steps": [], "exit_reason": "env_exception", "test_output": "no image"}
+    refusal = refused(write_lines(tmp_path / "b.jsonl", [nothing]))
+    assert (refusal.reason, refusal.row) == ("errored", 0) and "no image" in refusal.detail
+
+
+def test_openhands_events(tmp_path: Path) -> None:
+    record = only(write_lines(tmp_path / "output.jsonl", [openhands_row()]))
+    agent = record.agents[0]
+    assert (record.task_id, record.repo, record.teacher) == ("pier__moor-12", "pier/moor", "helmsman-2")
+    assert record.outcome == {"reward": 0.0, "verdict": "failed_tests"}
+    assert agent.patch == "diff --git a/moor.py b/moor.py\n"
+    assert commands(record) == [["ls", "pwd"], ['finish {"outputs": {"word": "done"}}']], (
+        "two calls of one response are one turn"
+    )
+    assert (agent.turns[0].observation, agent.turns[0].exit_code) == ("moor.py\n/work", 0)
+    assert agent.exit_status == "Submitted"
+
+
+def test_openhands_events_with_kinds(tmp_path: Path) -> None:
+    record = only(write_lines(tmp_path / "output.jsonl", [openhands_typed_row()]))
+    assert commands(record) == [["ls"], []]
+    assert record.agents[0].turns[0].observation == "moor.py\nno such tool"
+    condensed = openhands_typed_row()
+    condensed["history"].insert(4, {"kind": "Condensation", "forgotten_event_ids": []})
+    assert refused(write_lines(tmp_path / "b.jsonl", [condensed])).reason == "compacted"
+
+
+def test_openhands_data_sets(tmp_path: Path) -> None:
+    row = {
+        "trajectory_id": "t",
+        "instance_id": "pier__moor-12",
+        "trajectory": chat(),
+        "model_patch": "diff",
+        "exit_status": "submit",
+        "resolved": 1,
+    }
+    record = only(write_parquet(tmp_path / "a.parquet", [row]))
+    assert commands(record) == [["ls"], []] and record.agents[0].exit_status == "Submitted"
+    old = [
+        {"role": "system", "system_prompt": "You.", "text": None},
+        {"role": "user", "text": "Go."},
+        {"role": "ai", "text": "```bash\nls\n```"},
+    ]
+    record = only(
+        write_lines(
+            tmp_path / "b.jsonl", [{"instance_id": "a__b-1", "trajectory": old, "target": True, "generated_patch": "d"}]
+        )
+    )
+    assert commands(record) == [["ls"]] and record.outcome == {"reward": 1.0, "verdict": "passed"}
+
+
+def test_verl_rows(tmp_path: Path) -> None:
+    record = only(write_lines(tmp_path / "1.jsonl", [verl_row()]))
+    assert commands(record) == [["ls"]] and record.outcome == {"reward": 1.0, "verdict": "passed"}
+    prompt = {
+        "data_source": "coop",
+        "prompt": chat()[:2],
+        "ability": "code",
+        "reward_model": {"style": "rule", "ground_truth": "4"},
+        "extra_info": {"split": "train", "index": 0},
+    }
+    refusal = refused(write_parquet(tmp_path / "rl.parquet", [prompt]))
+    assert refusal.reason == "no_response"
+    answered = {"data_source": "math", "extra_info": {"question": "2+2?", "answer": "4"}}
+    assert only(write_parquet(tmp_path / "sft.parquet", [answered])).agents[0].turns[0].content == "4"
+
+
+# --- token ids ------------------------------------------------------------------------------------------------------
+
+
+def conversation_ids() -> tuple[list[int], list[tuple[int, int]]]:
+    """Two turns in the tiny chat format, and where they stand."""
+    form = load_chat_format("tiny")
+    ids = form.prompt_ids([{"role": "system", "content": "You have a shell."}, {"role": "user", "content": "Moor."}])
+    spans = []
+    for text, seen in (
+        ("<tool_call>\n<function=bash>\n<parameter=command>\nls\n</parameter>\n</function>\n</tool_call>", "moor.py"),
+        ("Moored.", ""),
+    ):
+        output = [*form.encode(text), form.end_id]
+        spans.append((len(ids), len(ids) + len(output)))
+        ids = ids + output + (form.observation_ids(seen) if seen else [])
+    return ids, spans
+
+
+def test_trl_ids(tmp_path: Path) -> None:
+    ids, spans = conversation_ids()
+    path = write_parquet(tmp_path / "a.parquet", [trl_row(ids, spans)])
+    agent = only(path, tokenizer="tiny").agents[0]
+    assert [(t.prompt_ids, t.output_ids, t.capture) for t in agent.turns] == [
+        (ids[:start], ids[start:end], "retokenised") for start, end in spans
+    ]
+    assert [[a.command for a in t.actions] for t in agent.turns] == [["ls"], []]
+    assert [(m.role, m.content) for m in agent.messages if m.role != "assistant"] == [
+        ("system", "You have a shell."),
+        ("user", "Moor."),
+        ("user", "moor.py"),
+    ]
+    assert agent.turns[0].observation == "moor.py"
+    assert refused(path).reason == "needs_tokenizer"
+    masked = {"input_ids": ids, "completion_mask": [int(any(a <= i < b for a, b in spans)) for i in range(len(ids))]}
+    native = only(write_parquet(tmp_path / "b.parquet", [masked]), tokenizer="tiny", capture="native").agents[0]
+    assert [(t.output_ids, t.capture) for t in native.turns] == [(ids[start:end], "native") for start, end in spans]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"labels": [1]}, "bad_token_ids"),
+        ({"input_ids": [5000, 1]}, "bad_token_ids"),
+        ({"input_ids": []}, "bad_token_ids"),
+        ({"labels": [-100] * 5}, "bad_token_ids"),
+    ],
+)
+def test_ids_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+    row = {**trl_row([1, 2, 3], [(1, 3)]), **change}
+    assert refused(write_lines(tmp_path / "a.jsonl", [row]), tokenizer="tiny").reason == reason
+
+
+def test_labels_that_are_another_id_or_nothing_at_all_are_refused(tmp_path: Path) -> None:
+    assert (
+        refused(
+            write_lines(tmp_path / "a.jsonl", [{"input_ids": [1, 2], "labels": [-100, 3]}]), tokenizer="tiny"
+        ).reason
+        == "bad_token_ids"
+    )
+    assert (
+        refused(
+            write_lines(tmp_path / "b.jsonl", [{"input_ids": [1, 2], "labels": [-100, -100]}]), tokenizer="tiny"
+        ).reason
+        == "empty"
+    )
+    assert (
+        refused(write_lines(tmp_path / "c.jsonl", [{"prompt": "x", "chosen": "a", "rejected": "b"}])).reason
+        == "preference"
+    )
+
+
+def test_pairs_of_one_rollout_are_joined(tmp_path: Path) -> None:
+    ids, spans = conversation_ids()
+    rows = [
+        {
+            "input_ids": ids[:start],
+            "output_ids": ids[start:end],
+            "metadata": {
+                "rollout_id": "r1",
+                "agent_id": agent,
+                "turn": turn,
+                "task_id": "t1",
+                "repo": "pier",
+                "capture": "native",
+                "role": role,
+            },
+        }
+        for agent, role in (("agent1", "proposer"), ("agent2", "responder"))
+        for turn, (start, end) in enumerate(spans)
+    ]
+    alone = {**rows[0], "metadata": {"task_id": "t2"}}
+    path = write_lines(tmp_path / "a.jsonl", [*rows, alone, alone])
+    found = list(import_runs("auto", path, {"tokenizer": "tiny"}))
+    assert len(found) == count_found("auto", path) == 3
+    first, second, third = found
+    assert isinstance(first, RolloutRecord) and isinstance(second, RolloutRecord) and isinstance(third, RolloutRecord)
+    assert [(a.agent_id, a.role, [t.turn for t in a.turns]) for a in first.agents] == [
+        ("agent1", "proposer", [0, 1]),
+        ("agent2", "responder", [0, 1]),
+    ]
+    assert [[(t.prompt_ids, t.output_ids, t.capture) for t in a.turns] for a in first.agents] == [
+        [(ids[:start], ids[start:end], "native") for start, end in spans]
+    ] * 2
+    assert commands(first) == [["ls"], [], ["ls"], []]
+    assert [m.content for m in first.agents[0].messages if m.role == "user"] == ["Moor.", "moor.py"]
+    assert (first.task_id, first.repo, second.task_id, second.sample, third.sample) == ("t1", "pier", "t2", 0, 1)
+    assert second.rollout_id != third.rollout_id
+    assert from_tables(to_tables([first, second])) == [first, second]
+
+
+# --- ATIF and Harbor ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("minor", range(2, 9))
+def test_atif(tmp_path: Path, minor: int) -> None:
+    (tmp_path / "t.json").write_text(json.dumps(atif_document(schema_version=f"ATIF-v1.{minor}")))
+    record = only(tmp_path)
+    agent = record.agents[0]
+    assert (record.task_id, record.teacher) == ("s1", "helmsman-2")
+    assert [(m.role, m.content, m.turn, m.kind) for m in agent.messages] == [
+        ("system", "You have a shell.", None, "prompt"),
+        ("user", "Moor the boat.", None, "prompt"),
+        ("assistant", "Earlier.", None, "prompt"),
+        ("assistant", "I look.", 0, "action"),
+        ("tool", "moor.py", 0, "observation"),
+        ("assistant", "dispatch", 0, "other"),
+        ("assistant", "Moored.", 1, "action"),
+    ]
+    first, last = agent.turns
+    assert (first.prompt_ids, first.output_ids, first.logprobs, first.capture) == (
+        [1, 2, 3],
+        [4, 5],
+        [-0.5, -0.25],
+        "native",
+    )
+    assert (first.reasoning, first.actions[0].command, first.observation) == ("hm", "ls", "moor.py")
+    assert (last.content, last.capture, last.prompt_ids) == ("Moored.", "none", None)
+
+
+def test_atif_continuations_and_subagents_are_agents(tmp_path: Path) -> None:
+    helper = atif_document(trajectory_id="helper", session_id=None)
+    (tmp_path / "trajectory.json").write_text(
+        json.dumps(atif_document(continued_trajectory_ref="trajectory.cont-1.json", subagent_trajectories=[helper]))
+    )
+    (tmp_path / "trajectory.cont-1.json").write_text(json.dumps(atif_document()))
+    record = only(tmp_path)
+    assert [(a.agent_id, len(a.turns)) for a in record.agents] == [("agent1", 2), ("agent1-2", 2), ("helper", 2)]
+    (tmp_path / "trajectory.cont-1.json").unlink()
+    assert refused(tmp_path).reason == "missing_trajectory"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"schema_version": "ATIF-v2.0"}, "unknown_version"),
+        ({"schema_version": "ATIF-v1.9"}, "unknown_version"),
+        ({"steps": []}, "empty"),
+        ({"steps": [{"source": "narrator", "message": ""}]}, "unknown_role"),
+        ({"steps": [{"source": "user", "message": [{"type": "image", "source": {"path": "x"}}]}]}, "non_text_content"),
+        (
+            {
+                "steps": [
+                    {"source": "user", "message": ""},
+                    {
+                        "source": "agent",
+                        "message": "",
+                        "metrics": {"prompt_token_ids": [1], "completion_token_ids": []},
+                    },
+                ]
+            },
+            "bad_token_ids",
+        ),
+        (
+            {
+                "steps": [
+                    {"source": "user", "message": ""},
+                    {
+                        "source": "agent",
+                        "message": "",
+                        "metrics": {"prompt_token_ids": [1], "completion_token_ids": [2], "logprobs": [1, 2]},
+                    },
+                ]
+            },
+            "bad_logprobs",
+        ),
+    ],
+)
+def test_atif_that_cannot_be_taken_is_refused(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+    (tmp_path / "t.json").write_text(json.dumps(atif_document(**change)))
+    assert refused(tmp_path).reason == reason
+
+
+def test_harbor_trials(tmp_path: Path) -> None:
+    trial(tmp_path, exception_info={"exception_type": "AgentTimeoutError", "exception_message": "900 s"})
+    assert detect(tmp_path) == "harbor"
+    record = only(tmp_path)
+    assert (record.task_id, record.source, record.wall_seconds) == ("moor", "jobs/2026-03-01/moor__abc", 90.0)
+    assert record.outcome == {"reward": 1.0, "verdict": "passed"}
+    assert record.started_at == datetime(2026, 3, 1, 9, tzinfo=UTC)
+    assert (record.error, record.agents[0].exit_status) == ("AgentTimeoutError: 900 s", "LimitsExceeded")
+
+
+def test_harbor_ids_of_the_trial_and_trials_without_a_trajectory(tmp_path: Path) -> None:
+    details = [{"prompt_token_ids": [[1], [1, 2, 3]], "completion_token_ids": [[2], [4]], "logprobs": [[-1.0], [-2.0]]}]
+    folder = trial(
+        tmp_path,
+        "a__1",
+        agent_result={"rollout_details": details},
+        verifier_result={"rewards": {"reward": 0, "style": 1}},
+    )
+    document = atif_document()
+    for step in document["steps"]:
+        step.pop("metrics", None)
+    (folder / "agent/trajectory.json").write_text(json.dumps(document))
+    (trial(tmp_path, "b__1") / "agent/trajectory.json").unlink()
+    first, second = import_runs("auto", tmp_path)
+    assert isinstance(first, RolloutRecord) and isinstance(second, Refusal)
+    assert [(t.prompt_ids, t.output_ids, t.logprobs) for t in first.agents[0].turns] == [
+        ([1], [2], [-1.0]),
+        ([1, 2, 3], [4], [-2.0]),
+    ]
+    assert first.outcome == {"reward": 0.0, "verdict": "failed_tests", "rewards": {"reward": 0, "style": 1}}
+    assert second.reason == "missing_trajectory"
+
+
+# --- what every row format survives ---------------------------------------------------------------------------------
+
+
+def test_bad_rows_are_refused_one_by_one_with_their_place(tmp_path: Path) -> None:
+    good = json.dumps(messages_row()).encode()
+    lines = [
+        good,
+        good[:-30],
+        b"",
+        b"[1]",
+        b'"x"',
+        good.replace(b"Moor", b"\xff"),
+        good.replace(b"Moor", b"\\ud83d"),
+        b"{}",
+        b'{"messages": [{"role": "narrator"}]}',
+        good.replace(b"Moor", b"\\u0000"),
+    ]
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"\n".join(lines))
+    found = list(import_runs("messages", path))
+    assert len(found) == count_found("messages", path) == 9
+    told = [(item.row, item.reason) if isinstance(item, Refusal) else None for item in found]
+    assert told == [
+        None,
+        (1, "truncated_json"),
+        (2, "unknown_form"),
+        (3, "unknown_form"),
+        (4, "not_utf8"),
+        (5, "lone_surrogate"),
+        (6, "unknown_form"),
+        (7, "unknown_role"),
+        None,
+    ]
+    assert isinstance(found[-1], RolloutRecord) and found[-1].agents[0].messages[1].content == "\0 the boat."
+
+
+@pytest.mark.parametrize("suffix", ["gz", "zst"])
+def test_a_cut_stream_gives_the_rows_before_the_cut_and_says_so(tmp_path: Path, suffix: str) -> None:
+    import random
+
+    rows = [{**messages_row(), "noise": random.Random(i).randbytes(300).hex()} for i in range(800)]
+    plain = write_lines(tmp_path / "a.jsonl", rows).read_bytes()
+    path = tmp_path / f"a.jsonl.{suffix}"
+    if suffix == "gz":
+        path.write_bytes(gzip.compress(plain))
+    else:
+        with pa.CompressedOutputStream(str(path), "zstd") as out:
+            out.write(plain)
+    (tmp_path / "a.jsonl").unlink()
+    path.write_bytes(path.read_bytes()[:-3000])
+    found = list(import_runs("messages", path))
+    assert len(found) == count_found("messages", path) > 300
+    assert [item.reason for item in found if isinstance(item, Refusal)] == [
+        "bad_gzip" if suffix == "gz" else "bad_zstd"
+    ]
+    assert isinstance(found[-1], Refusal)
+
+
+def test_a_damaged_parquet_file_reconciles(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", [messages_row()] * 50)
+    data = path.read_bytes()
+    path.write_bytes(data[:200])
+    assert refused(path, "messages").reason == "bad_parquet"
+    path.write_bytes(data[:60] + b"\xff" * 400 + data[460:])
+    found = list(import_runs("messages", path))
+    assert len(found) == count_found("messages", path) == 50
+    assert {item.reason for item in found if isinstance(item, Refusal)} == {"bad_parquet"}
+
+
+@pytest.mark.slow
+def test_a_long_line_is_read(tmp_path: Path) -> None:
+    talk = chat()
+    talk[3]["content"] = "x" * 100_000_000
+    path = write_lines(tmp_path / "a.jsonl", [{"messages": talk}])
+    (item,) = import_runs("auto", path)
+    assert isinstance(item, RolloutRecord) and len(item.agents[0].turns[0].observation or "") == 100_000_000
+
+
+def test_an_empty_file_is_accounted_for(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b.json", "c.json"):
+        (tmp_path / name).write_text({"c.json": "[]"}.get(name, " "))
+        assert refused(tmp_path / name, "messages").reason == "empty"
+
+
+# --- no value anywhere breaks an importer ---------------------------------------------------------------------------
+
+IDS, SPANS = conversation_ids()
+SAMPLES: dict[str, list[Any]] = {
+    **{name: [row] for name, row in ROWS.items()},
+    "openhands": [openhands_row(), openhands_typed_row()],
+    "trl": [trl_row(IDS, SPANS), ROWS["trl"]],
+    "tito": [
+        {"input_ids": IDS[:a], "output_ids": IDS[a:b], "metadata": {"rollout_id": "r", "turn": i}}
+        for i, (a, b) in enumerate(SPANS)
+    ],
+    "verl": [verl_row(), {"prompt": "x", "response": "y"}],
+    "atif": [
+        atif_document(
+            continued_trajectory_ref="t.cont-1.json", subagent_trajectories=[atif_document(trajectory_id="s")]
+        )
+    ],
+}
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), format=st.sampled_from([*SAMPLES, "harbor"]))
+def test_no_value_anywhere_breaks_an_importer(tmp_path_factory, data: st.DataObject, format: str) -> None:
+    root = tmp_path_factory.mktemp("fuzz")
+    if format == "harbor":
+        folder = trial(
+            root,
+            agent_result={"rollout_details": [{"prompt_token_ids": [[1]], "completion_token_ids": [[2]]}]},
+            verifier_result={"rewards": {"reward": 1}},
+        )
+        file = folder / data.draw(st.sampled_from(["result.json", "config.json", "agent/trajectory.json"]))
+        values = [json.loads(file.read_text())]
+    else:
+        file = root / ("t.json" if format == "atif" else "t.jsonl")
+        values = list(SAMPLES[format])
+        if format == "atif":
+            (root / "t.cont-1.json").write_text(json.dumps(atif_document()))
+    for i, value in enumerate(values):
+        for _ in range(data.draw(st.integers(0, 3))):
+            value = replaced(value, data.draw(st.sampled_from(places(value))), data.draw(JUNK))
+        values[i] = value
+    text = "\n".join(json.dumps(value) for value in values)
+    cut = data.draw(st.one_of(st.none(), st.integers(0, len(text))))
+    file.write_text(text[:cut])
+    found = list(import_runs(format, root, {"tokenizer": "tiny"}))
+    assert len(found) == count_found(format, root)
+    records = [item for item in found if isinstance(item, RolloutRecord)]
+    assert from_tables(to_tables(records)) == records
+    assert all(item.reason and item.detail for item in found if isinstance(item, Refusal))
+
+
+def test_every_format_is_fuzzed() -> None:
+    assert set(SAMPLES) | {"harbor", "cooperbench", "mini_swe_agent", "swe_agent"} == set(IMPORTERS)

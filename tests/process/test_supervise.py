@@ -1,0 +1,205 @@
+"""A supervised tree never outlives whoever started it, whichever of its processes is ended and however."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from etpi_resources.process.supervise import descendants, supervised
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# A command whose tree holds a plain child, a daemon of its own session, and one that ignores SIGTERM.
+TREE = """
+sleep {tag} &
+setsid sh -c 'sleep {tag}' >/dev/null 2>&1 &
+sh -c 'trap "" TERM; sleep {tag}; sleep {tag}' &
+echo ready
+wait
+"""
+
+CALLER = """
+import subprocess, sys
+from etpi_resources.process.supervise import supervised
+process = subprocess.Popen(supervised(["sh", "-c", sys.argv[1]], grace={grace}))
+print(process.pid, flush=True)
+process.wait()
+"""
+
+
+def running(tag: str) -> list[int]:
+    """Pids of processes whose command line holds the tag; zombies have none."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and int(entry) != os.getpid():
+            try:
+                line = Path(f"/proc/{entry}/cmdline").read_bytes()
+            except OSError:
+                continue
+            if tag.encode() in line:
+                found.append(int(entry))
+    return found
+
+
+def wait_for(condition, seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return condition()
+
+
+@pytest.fixture
+def tag():
+    """A sleep length no other process has, by which the test's processes are found again."""
+    value = f"3{uuid.uuid4().int % 10**7:07d}.5"
+    yield value
+    for pid in running(value):
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def caller(tag):
+    """A process that starts the tree under the supervisor; (caller, pid of the outer supervisor)."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", CALLER.format(grace=0.5), TREE.format(tag=tag)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    assert process.stdout is not None
+    supervisor = int(process.stdout.readline())
+    assert process.stdout.readline() == "ready\n"
+    # Three sleeps, three shells, both halves of the supervisor, the caller.
+    assert wait_for(lambda: len(running(tag)) >= 8)
+    yield process, supervisor
+    process.kill()
+    process.wait()
+
+
+def test_kill_9_of_the_caller_leaves_nothing(caller, tag):
+    process, _ = caller
+    process.kill()
+    process.wait()
+    assert wait_for(lambda: not running(tag)), running(tag)
+
+
+def test_terminating_the_direct_child_leaves_nothing(caller, tag):
+    process, supervisor = caller
+    os.kill(supervisor, signal.SIGTERM)
+    assert process.wait(timeout=10) == 0
+    assert not running(tag), "the supervisor exited before its tree was gone"
+
+
+@pytest.mark.parametrize("half", ["outer", "inner", "command"])
+def test_kill_9_of_any_link_of_the_chain_leaves_nothing(caller, tag, half):
+    process, outer = caller
+    inner = descendants(outer)[0]
+    os.kill({"outer": outer, "inner": inner, "command": descendants(inner)[0]}[half], signal.SIGKILL)
+    assert wait_for(lambda: not [p for p in running(tag) if p != process.pid]), running(tag)
+
+
+def test_a_child_that_ignores_the_request_is_killed_after_the_grace(tag):
+    script = f"trap '' TERM; echo ready; while :; do sleep {tag}; done"
+    process = subprocess.Popen(supervised(["sh", "-c", script], grace=0.3), stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    started = time.monotonic()
+    process.terminate()
+    assert process.wait(timeout=10) == 128 + signal.SIGKILL
+    assert 0.25 < time.monotonic() - started < 5
+    assert not running(tag)
+
+
+def test_the_request_reaches_the_child_once_and_it_may_finish(tmp_path):
+    program = textwrap.dedent("""
+        import signal, sys, time
+        heard = []
+        signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+        print("ready", flush=True)
+        while not heard:
+            time.sleep(0.02)
+        time.sleep(0.6)
+        open(sys.argv[1], "w").write(str(len(heard)))
+        sys.exit(7)
+    """)
+    out = tmp_path / "heard"
+    process = subprocess.Popen(supervised([sys.executable, "-c", program, str(out)]), stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.terminate()
+    assert process.wait(timeout=10) == 7
+    assert out.read_text() == "1"
+
+
+def test_an_ordinary_end_takes_what_was_left_behind(tag):
+    finished = subprocess.run(
+        supervised(["sh", "-c", f"setsid sleep {tag} >/dev/null 2>&1 & exit 5"]), check=False, timeout=10
+    )
+    assert finished.returncode == 5
+    assert not running(tag)
+
+
+@pytest.mark.parametrize(("script", "status"), [("exit 0", 0), ("exit 3", 3), ("kill -SEGV $$", 128 + signal.SIGSEGV)])
+def test_the_status_is_the_command_s_own(script, status):
+    assert subprocess.run(supervised(["sh", "-c", script]), check=False, timeout=10).returncode == status
+
+
+def test_a_command_that_does_not_exist_says_so():
+    finished = subprocess.run(supervised(["no-such-program"]), check=False, capture_output=True, text=True, timeout=10)
+    assert finished.returncode == 127
+    assert "No such file" in finished.stderr
+
+
+def test_the_caller_s_thread_may_end_without_ending_the_child(tag):
+    import threading
+
+    started = []
+    thread = threading.Thread(target=lambda: started.append(subprocess.Popen(supervised(["sleep", tag]))))
+    thread.start()
+    thread.join()
+    end = time.monotonic() + 30
+    while not running(tag) and time.monotonic() < end:
+        time.sleep(0.05)
+    # Longer than the supervisor takes to look after its caller.
+    time.sleep(0.6)
+    assert started[0].poll() is None
+    started[0].terminate()
+    started[0].wait(timeout=30)
+    assert not running(tag)
+
+
+def test_the_lock_is_held_until_the_tree_is_gone_and_a_successor_waits(tmp_path, tag):
+    lock = tmp_path / "accelerator.lock"
+    first = subprocess.Popen(
+        supervised(["sh", "-c", f"trap '' TERM; echo up; while :; do sleep {tag}; done"], grace=0.8, lock=lock),
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert first.stdout is not None and first.stdout.readline() == "up\n"
+    first.terminate()
+    second = subprocess.Popen(
+        supervised(["sh", "-c", "echo through"], lock=lock), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    out, err = second.communicate(timeout=10)
+    assert out == "through\n" and "waiting for" in err
+    assert not running(tag), "the successor started while the predecessor's tree still stood"
+    first.wait(timeout=10)
+
+
+def test_with_both_halves_killed_at_once_the_command_itself_still_ends(tag):
+    process = subprocess.Popen(supervised(["sleep", tag]))
+    assert wait_for(lambda: len(descendants(process.pid)) == 2)
+    inner, command = descendants(process.pid)
+    assert wait_for(lambda: Path(f"/proc/{command}/comm").read_text() == "sleep\n")
+    os.kill(process.pid, signal.SIGSTOP)
+    os.kill(inner, signal.SIGKILL)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert wait_for(lambda: not running(tag))

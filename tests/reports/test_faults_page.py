@@ -1,0 +1,32 @@
+"""docs/faults.md: every line is one that a test holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support import faults_page
+
+
+def test_every_line_of_the_page_is_held_by_a_test():
+    sources = "\n".join(path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py"))
+    named = [line.split(" | ")[0].removeprefix("| ").replace("&lt;", "<") for line in faults_page.lines()]
+    assert len(set(named)) == len(named) > 10
+    assert [fault for fault in named if f'"{fault}"' not in sources] == []
+    assert sources.count("stopped(\n") + sources.count('stopped("') >= 10
+
+
+def test_a_fault_that_nothing_stopped_or_that_the_page_has_not_is_said(tmp_path, monkeypatch):
+    page = tmp_path / "faults.md"
+    page.write_text(f"{faults_page.HEAD}\n|---|---|---|---|\n")
+    monkeypatch.setattr(faults_page, "PAGE", page)
+    failed = {"gate": "it is 3 of 4, too few"}
+    with pytest.raises(AssertionError, match="other did not stop it"):
+        faults_page.stopped("a <fault>", "asset", failed, "other", "too few")
+    with pytest.raises(AssertionError, match="has not the line of this run"):
+        faults_page.stopped("a <fault>", "asset", failed, "gate", "too few")
+    monkeypatch.setenv("ETPI_WRITE_FAULTS", "1")
+    for says in ("3 of 4", "too few"):
+        faults_page.stopped("a <fault>", "asset", failed, "gate", says)
+    assert faults_page.lines() == ["| a &lt;fault> | `asset` | `gate` | too few |"]

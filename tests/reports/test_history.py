@@ -1,0 +1,467 @@
+"""The plan-first report's experiments: each spec says what the report states, each generator's fault is stopped."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etpi_assets.agent.actions import read_actions
+from etpi_assets.curation import gates
+from etpi_assets.curation.upweight import loss_share_by_turn
+from etpi_assets.evaluation.probes import prompt_parity
+from etpi_assets.graph import GRAPH
+from etpi_assets.reports import facts, history, html
+from etpi_assets.resources import Resources
+from etpi_assets.rollouts.plan_first.paths import FIXED, choose
+from etpi_assets.rollouts.plan_first.script import Seat, turns
+from etpi_assets.scoring.intervals import wilson
+from etpi_assets.specs import assets as spec_assets
+from etpi_assets.specs.load import load_specs
+from etpi_assets.specs.planner import plan
+from etpi_assets.specs.published import figures
+from etpi_assets.specs.rollout_set import ScoringSection, TemplatedSection
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.lake import catalog
+from etpi_resources.lake.lake import Lake, Ref
+from etpi_resources.lake.schemas import empty
+from etpi_resources.trainers.workers.plan import make_plan
+from tests.curation.test_curation_assets import Room
+from tests.support.faults_page import stopped
+from tests.tasks.test_cooperbench_suite import PATCH
+
+SPECS = load_specs()
+TEMPLATED = (
+    "plan_first_v1", "plan_first_v1_rerun", "plan_first_v1_fix2", "plan_first_v1_first_turn",
+    "plan_first_v2", "plan_first_v3", "plan_first_v4", "plan_first_v5_tf",
+)  # fmt: skip
+RETOKENISED = tuple(f"tito_retokenised_v{n}" for n in (1, 2, 3, 4))
+NATIVE = tuple(f"tito_native_{n}" for n in ("v1", "v2", "v3", "v4b", "v4c"))
+TABLE_OF = {
+    "eval_rollouts": "rollouts", "eval_agents": "agents", "eval_scores": "scores",
+    "eval_agent_scores": "agent_scores", "rl_log": "training_log",
+}  # fmt: skip
+PATH = ScoringSection().path_pattern
+HELD_OUT = ["pallets_click_task", "dspy_task"]
+
+
+def spec(name: str) -> Any:
+    return SPECS.experiments[name]
+
+
+def conversations(name):
+    """Agents' conversations that an experiment's set holds, of a suite that has all the tasks it asks for."""
+    rollout_set: Any
+    (rollout_set,) = (SPECS.rollout_sets[n] for n in spec(name).rollout_sets)
+    return rollout_set.tasks * rollout_set.k * (2 if rollout_set.templated.roles == "both" else 1)
+
+
+def steps(name, rows):
+    train = spec(name).train
+    return make_plan(
+        [900] * rows, [1.0] * rows, [300.0] * rows, epochs=train.epochs, max_steps=train.max_steps,
+        batch_tokens=train.batch_tokens, micro_tokens=8192, batch_sequences=train.batch_sequences,
+        schedule=train.schedule, warmup=train.warmup_ratio, seed=0,
+    ).steps  # fmt: skip
+
+
+@pytest.mark.parametrize("name", (*TEMPLATED, *RETOKENISED, *NATIVE))
+def test_every_iteration_resolves_to_what_it_trains_evaluates_and_asks_for(name, tmp_path):
+    found = spec(name)
+    assert found.requires == "gpu" and found.base.kind == "hub" and found.train.method == "lora"
+    assert (found.train.lora_rank, found.train.lora_alpha, found.train.target_modules) == (32, 16, "all-linear")
+    assert found.metrics.thresholds == {"plan_first": 0.70, "plan_content": 0.70, "follow_through": 0.60}
+    assert found.evaluate.agent.max_model_len == 16384
+    for suite in {*(SPECS.rollout_sets[n].suite for n in found.rollout_sets), found.evaluate.suite}:
+        assert suite and SPECS.suites[suite].params["heldout_repos"] == HELD_OUT
+    states = {step.state for step in plan(name, SPECS, Lake(tmp_path))}
+    assert states == {"missing"}
+    assert found.published["source"] and found.published["date"] and found.published["fault"]
+    figures(found.published)
+
+
+def test_the_evaluation_is_two_pairs_at_a_hundred_steps_but_for_the_diagnosis():
+    for name in (*TEMPLATED, *RETOKENISED, *NATIVE):
+        section = spec(name).evaluate
+        if name == "plan_first_v1_first_turn":
+            assert (section.split, section.tasks * 2, section.agent.max_steps) == ("train", 20, 1)
+            assert section.agent.prompt == SPECS.rollout_sets["plan_first_templated_v1"].agent.prompt != "coop"
+        else:
+            assert (section.split, section.tasks, section.agent.max_steps) == ("heldout", 2, 100)
+            assert section.agent.prompt == "coop"
+    assert SPECS.suites["cooperbench_two_pairs"].params["pairs"] == [
+        "pallets_click_task/2068/f1_f2", "dspy_task/8394/f1_f2"
+    ]  # fmt: skip
+
+
+def test_the_diagnosis_and_the_third_attempt_retrain_nothing():
+    dataset = [GRAPH[a].sections for a in ("selected_trajectories", "tito_pairs", "sft_checkpoint")]
+    for sections in dataset:
+        names = ("plan_first_v1_first_turn", "plan_first_v1_fix2", "plan_first_v1_rerun")
+        assert len({SPECS.section_hash("experiment", name, sections) for name in names}) == 1
+
+
+def test_what_serving_alone_gave_the_template_departs_from_training_and_retrains_nothing():
+    chat, messages = load_chat_format("qwen3"), [{"role": "user", "content": "x"}]
+    for name, passes in (("plan_first_v1", False), ("plan_first_v1_rerun", False), ("plan_first_v1_fix2", True)):
+        serving = spec(name).serving
+        served, trained = (chat.prompt_ids(messages, **k) for k in (serving.served_kwargs(), serving.template_kwargs))
+        answer = prompt_parity({"task": served}, {"task": trained})
+        assert answer.passed is passes
+        assert passes or chat.decode(answer.detail["first_departure"][1]["served"]).startswith("<think>")
+    sections = [s for asset in ("tito_pairs", "rl_checkpoint") for s in GRAPH[asset].sections if "serving" in s]
+    assert set(sections) == {"serving.template_kwargs"}
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "training", "stated"),
+    [
+        ("plan_first_v1", 380, 342, 42),
+        ("plan_first_v1_rerun", 1900, 1710, 424),
+        ("plan_first_v2", 2100, 1890, 472),
+        ("plan_first_v5_tf", 2300, 2070, 516),
+    ],
+)
+def test_rows_and_steps_are_those_of_the_report(name, rows, training, stated):
+    train = spec(name).train
+    assert conversations(name) == rows and round(rows * 0.9) == training
+    assert train.epochs * (training // train.batch_sequences) == stated, "the report's trainer leaves the rest out"
+    assert steps(name, training) == stated
+    said = spec(name).published["stated"]
+    assert said["steps"] == stated and said.get("train_rows", training) == training and said.get("rows", rows) == rows
+
+
+def test_the_adapter_is_252_and_252_tensors_and_132_megabytes():
+    torch, transformers, peft = (pytest.importorskip(name) for name in ("torch", "transformers", "peft"))
+    train = spec("plan_first_v1").train
+    assert spec("plan_first_v1").base.repo == "Qwen/Qwen3-4B"
+    config = transformers.Qwen3Config(
+        vocab_size=151936, hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32,
+        num_key_value_heads=8, head_dim=128, tie_word_embeddings=True,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = peft.get_peft_model(
+            transformers.Qwen3ForCausalLM(config),
+            peft.LoraConfig(r=train.lora_rank, lora_alpha=train.lora_alpha, target_modules=train.target_modules),
+        )
+    adapter = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    assert sum(".lora_A." in n for n in adapter) == sum(".lora_B." in n for n in adapter) == 252
+    stored = 2 * sum(p.numel() for p in adapter.values())  # bf16
+    assert round(stored / 1e6) == 132 == spec("plan_first_v1").published["stated"]["adapter_megabytes"]
+
+
+def made_rows(agents, a_turns, early, factor):
+    """Tables as the gates read them: `agents` x `a_turns` turns (and the rest of `early`), turns 0-2 by `factor`."""
+    numbers = [turn for _ in range(agents) for turn in range(a_turns)]
+    numbers += [a_turns] * (early - len(numbers))
+    count = len(numbers)
+    names = [f"p{i}" for i in range(count)]
+    rows = pa.table(
+        {
+            "pair_id": names, "turn": numbers, "split": ["train"] * count, "weight": [1.0] * count,
+            "copies": [factor if turn < 3 else 1 for turn in numbers], "output_tokens": [100] * count,
+        }
+    )  # fmt: skip
+    return rows, pa.table({"pair_id": names, "format_tokens": [20] * count})
+
+
+@pytest.mark.parametrize("name", RETOKENISED)
+def test_floors_stand_between_what_failed_and_what_held(name):
+    section, factor = spec(name).gates, int(spec(name).dataset.upweight_factor)
+    stated = spec("tito_retokenised_v1").published["stated"]
+    agents, total = 2 * stated["selected_pairs"], stated["rows"]
+    assert (agents, total) == (stated["first_turn_rows"], 571) == (38, 571)
+    rows, pairs = made_rows(agents, total // agents, total, factor)
+    outcomes = [gates.turn_loss_share(rows, section), gates.format_exposure(rows, pairs, section)]
+    failed = {outcome.name for outcome in outcomes if not outcome.passed}
+    assert failed == set(spec(name).published["answered_by"]) & {"turn_loss_share", "format_exposure"}
+    assert loss_share_by_turn(made_rows(agents, total // agents, total, 1)[0])[0] == pytest.approx(38 / 571)
+    assert (loss_share_by_turn(rows)[0] > 0.1) == (factor > 1)
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_the_call_format_holds_from_a_thousand_weighted_rows_on(name):
+    rows = spec(name).published.get("stated", {}).get("rows")
+    if rows is not None:
+        assert (rows < spec(name).gates.format_exposure) == ("format_exposure" in spec(name).published["answered_by"])
+
+
+@pytest.mark.parametrize("name", (*RETOKENISED, *NATIVE))
+def test_the_teacher_gate_refuses_the_teacher_that_does_not_follow_through(name):
+    teacher, floors = spec(name).published["teacher"], spec(name).gates.teacher
+    weak = any(teacher[metric] < floor for metric, floor in floors.items())
+    assert weak == ("teacher_gate" in spec(name).published["answered_by"]) == (teacher["name"] == "Qwen3-8B, prompted")
+
+
+def test_the_page_has_a_row_a_teacher_with_the_report_s_rates():
+    section = history.page(SPECS).split("## Teachers")[1].split("## Readings")[0]
+    cells = [line.removeprefix("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
+    rows = {name: figures for name, *figures, _, _ in cells[1:]}
+    assert rows == {
+        "Gemini 3 Pro, unprompted": ["2", "50.0%", "0.0%", "50.0%"],
+        "Gemini 3 Pro, prompted": ["23", "100.0%", "100.0%", "82.6%"],
+        "Qwen3-8B, prompted": ["not given", "100.0%", "100.0%", "13.0%"],
+        "Qwen3.5-27B, prompted": ["23", "95.7%", "95.7%", "95.7%"],
+    }
+
+
+def test_figures_of_one_run_are_not_those_of_its_variations(tmp_path):
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "longer.toml").write_text('extends = "tito_native_v4c"\n[train]\nepochs = 3\n')
+    assert load_specs(tmp_path).experiments["longer"].published == {}
+    assert load_specs(tmp_path).experiments["tito_native_v4c"].published["follow_through"]["value"] == 0.5
+
+
+def test_published_figures_are_what_they_are_made_of():
+    assert [f.metric for f in figures({"source": "x", "parsed": 0.7, "teacher": {"a": 1}})] == ["parsed"]
+    with pytest.raises(ValueError, match="3 of 4 is not 0.5"):
+        figures({"follow_through": {"value": 0.5, "hits": 3, "n": 4}})
+
+
+def test_every_answer_is_a_check_of_the_graph():
+    from etpi_assets.curation import assets as curation
+    from etpi_assets.evaluation import assets as evaluation
+
+    known = {name for stage in (curation, evaluation) for recipe in stage.ASSETS for name in recipe.checks}
+    named = {answer for name in (*TEMPLATED, *RETOKENISED, *NATIVE) for answer in spec(name).published["answered_by"]}
+    assert named <= known, sorted(named - known)
+
+
+# --- the generators --------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.sampled_from(["plan", "wait"]), st.sampled_from(["inline", "runtime"]), st.booleans(), st.randoms(),
+    st.lists(st.text("abz_-.", min_size=1, max_size=6), min_size=1, max_size=4).map(lambda p: f"a/{'/'.join(p)}x.py"),
+)  # fmt: skip
+@settings(max_examples=25, deadline=None)
+def test_turns_read_back_through_the_parser_of_inference(second, calls, first, random, path):
+    section = TemplatedSection(second=second, calls=calls)
+    said = turns(Seat("agent1", "agent2", path, "b/c.py", first), section, random)
+    read = [read_actions(text) for text in said]
+    assert all(error is None and len(actions) == 1 for actions, error in read)
+    waits = second == "wait" and not first
+    assert [actions[0].kind for actions, _ in read][: 1 + waits] == ["bash"] * waits + ["send_message"]
+    message = read[waits][0][0].message
+    assert message and path in message and "b/c.py" in message
+    assert read[waits][0][0].wait == (second == "wait" and first), "a partner that waits is waited for"
+
+
+@given(st.randoms())
+def test_a_plan_names_its_task_s_files_or_says_that_it_fell_back(random):
+    both = ["Change `src/a.py` and ./src/b.py.", "Only src/b.py."]
+    assert sorted(choose(both, PATH, "task", random)) == ["src/a.py", "src/b.py"]
+    assert choose(["Change src/a.py.", "Change src/b.py."], PATH, "task", random) == ("src/a.py", "src/b.py")
+    assert choose(both, PATH, "fixed", random) in FIXED
+    assert choose(["src/a.py", "src/a.py again"], PATH, "task", random) in FIXED
+
+
+TEXT = """**Title**: tie {n}
+
+Add `tie_{n}(rope)` to `src/moor_{n}.py` and its case to `tests/test_moor_{n}.py`.
+"""
+
+
+def make_pool(root: Path, long: int = 60) -> Path:
+    for repo in ("harbor_task", "quay_task", "pier_task", "dspy_task"):
+        for n in (1, 2, 3):
+            folder = root / repo / "task7" / f"feature{n}"
+            folder.mkdir(parents=True)
+            prose = "The rope is long, and the harbour master wants it to be written down how long it is.\n" * long
+            (folder / "feature.md").write_text(TEXT.replace("{n}", str(n)) + prose)
+            for name in ("feature.patch", "tests.patch"):
+                (folder / name).write_text(PATCH.replace("{n}", str(n)))
+    return root
+
+
+EXPERIMENT = """title = "e"
+rollout_sets = ["NAME"]
+select = {min_reward = "none", shortest_correct = false, require = []}
+pairs = {capture = "retokenised"}
+[dataset]
+max_length = 8192
+[evaluate]
+suite = "pool"
+[gates]
+format_exposure = 10
+"""
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory):
+    room = Room(tmp_path_factory.mktemp("room"))
+    pool = make_pool(tmp_path_factory.mktemp("pool"))
+    params = f'[params]\npath = "{pool}"\nheldout_repos = ["dspy_task"]\n'
+    room.write("suites", "pool", f'extends = "cooperbench_pool"\n{params}')
+    assert room.make("tasks", "pool").manifest.rows == {"tasks": 4, "quarantined": 0}
+    return room
+
+
+def rehearsed(room, version, suite="pool"):
+    """Make and score a small set of that version; its name, the raw manifest, the scores."""
+    name = f"{version}_{suite}"
+    text = f'extends = "plan_first_templated_{version}"\nsuite = "{suite}"\nk = 2\n[agent]\ntokenizer = "tiny"\n'
+    room.write("rollout_sets", name, text)
+    raw = room.make("raw_rollouts", name).manifest
+    assert not raw.blocked, raw.checks
+    assert not room.make("scored_rollouts", name).manifest.blocked
+    return name, raw, room.lake.read(Ref("scored_rollouts", "rollout_set", name), "scores").to_pylist()
+
+
+def failures(room, version, more="", suite="pool"):
+    """Make a small set of that version and its data set; the checks that failed, and the raw manifest."""
+    name, raw, _ = rehearsed(room, version, suite)
+    room.write("experiments", name, EXPERIMENT.replace("NAME", name).replace('"pool"', f'"{suite}"') + more)
+    return room.failures(name), raw
+
+
+def test_v5_passes_and_everything_is_counted(room):
+    failed, raw = failures(room, "v5")
+    assert failed == {} and raw.notes["fell_back"] == []
+    assert raw.rows["rollouts"] == 6 and raw.rows["agents"] == 12
+    scores = room.lake.read(Ref("scored_rollouts", "rollout_set", "v5_pool"), "scores").to_pylist()
+    assert all(row["plan_first"] and row["plan_content"] and row["follow_through"] == 1 for row in scores)
+
+
+def test_short_synthetic_prompts_are_stopped(room):
+    failed, _ = failures(room, "v1")
+    assert {"prompt_length_ratio", "plan_paths_in_task"} <= set(failed)
+    stopped(
+        "short synthetic prompts in training, long ones in evaluation", "upweighted_dataset", failed,
+        "prompt_length_ratio", "What is learnt on one length fails on the other",
+    )  # fmt: skip
+
+
+def test_one_role_is_stopped(room):
+    failed, raw = failures(room, "v2")
+    assert raw.rows["agents"] == raw.rows["rollouts"] == 6
+    stopped(
+        "trained on one role", "upweighted_dataset", failed, "role_balance",
+        "A student trained on one role fails the other",
+    )  # fmt: skip
+    assert "prompt_length_ratio" not in failed
+
+
+def test_a_second_agent_that_runs_a_command_first_is_stopped(room):
+    for version in ("v2_waits", "responder"):
+        failed, _ = failures(room, version)
+        assert "plan_first" in failed["teacher_gate"] and "role_balance" not in failed
+    scores = room.lake.read(Ref("scored_rollouts", "rollout_set", "responder_pool"), "scores").to_pylist()
+    assert {row["plan_first_reason"] for row in scores} == {"agent2: first action not send_message"}
+    assert all(row["plan_content"] for row in scores), "it acknowledges with files of its task"
+
+
+def test_files_of_a_fixed_list_are_stopped(room):
+    for version in ("v3", "v4"):
+        failed, _ = failures(room, version)
+        assert set(failed) == {"plan_paths_in_task", "teacher_gate"}
+        stopped(
+            "plan paths of a fixed list, unrelated to the task", "upweighted_dataset", failed, "plan_paths_in_task",
+            "names that have nothing to do with its task",
+        )  # fmt: skip
+
+
+def test_tasks_that_name_one_file_fall_back_by_name_and_are_stopped(room, tmp_path):
+    pool = make_pool(tmp_path / "bare")
+    for path in pool.glob("*/*/*/feature.md"):
+        path.write_text(path.read_text().replace("src/moor_2", "src/moor_1").split(" and its case")[0])
+    (tmp_path / "bare" / "harbor_task" / "task7" / "feature2" / "feature.md").write_text("Add tie(rope) to moor.go.")
+    room.write("suites", "bare", f'extends = "pool"\n[params]\npath = "{pool}"\n')
+    room.make("tasks", "bare")
+    failed, raw = failures(room, "v5", suite="bare")
+    assert raw.notes["fell_back"] == ["pier_task/7/f1_f2", "quay_task/7/f1_f2"]
+    stopped(
+        "fallback paths in the plans of tasks that name one file", "upweighted_dataset", failed, "plan_paths_in_task",
+        "Plans name what the task does not",
+    )  # fmt: skip
+
+
+def test_the_templates_work_on_the_embedded_suite_too(room):
+    room.write("suites", "tiny", 'extends = "coop_tiny"\n[params]\ntrain = 6\nheldout = 2\n')
+    room.make("tasks", "tiny")
+    failed, raw = failures(room, "v5", suite="tiny")
+    assert failed == {} and raw.notes["fell_back"] == []
+    plans = {
+        "v1": (24, 1, 0),
+        "v2": (12, 0, 0),
+        "v3": (24, 1, 0),
+        "v4": (24, 1, 0),
+        "v5": (24, 1, 1),
+        "responder": (24, 0, 1),
+    }
+    for version, expected in plans.items():
+        _, raw, scores = rehearsed(room, version, "tiny")
+        (plan_first,), (content,) = ({bool(row[metric]) for row in scores} for metric in ("plan_first", "plan_content"))
+        assert (raw.rows["agents"], plan_first, content) == expected, version
+
+
+def test_a_pool_of_stale_names_is_refused_name_by_name(room):
+    text = 'extends = "pool"\n[params]\npairs = ["quay_task/7/f1_f2", "quay/7/f1_f2", "quay_task/8/f1_f2"]\n'
+    room.write("suites", "stale", text)
+    manifest = room.make("tasks", "stale").manifest
+    assert manifest.rows == {"tasks": 1, "quarantined": 2}
+    failed = {check["name"]: check["message"] for check in manifest.failures}
+    stopped("a list of tasks whose names are stale", "tasks", failed, "tasks_valid", "its list of names is stale")
+    rows = pq.read_table(room.lake.files_of(manifest, "quarantined")).to_pylist()
+    assert {(row["source"], row["reason"]) for row in rows} == {
+        ("quay/7/f1_f2", "missing_feature"), ("quay_task/8/f1_f2", "missing_feature")
+    }  # fmt: skip
+
+
+# --- beside our own figures ------------------------------------------------------------------------------------------
+
+
+def test_published_figures_stand_in_the_leaderboard_with_the_interval_their_counts_allow(tmp_path):
+    lake = Lake(tmp_path / "lake")
+    for name in ("tito_native_v4c", "tito_native_v1", "plan_first_tiny"):
+        recipe = next(recipe for recipe in spec_assets.ASSETS if recipe.node.name == "experiment_spec")
+        recipe.execute(name, Resources(lake=lake), lambda line: None)
+    with duckdb.connect(str(catalog.build(lake, GRAPH.values())), read_only=True) as connection:
+        rows = connection.sql("FROM leaderboard ORDER BY metric").fetchall()
+        columns = [column[0] for column in connection.sql("FROM leaderboard").description]
+    found = [dict(zip(columns, row, strict=True)) for row in rows]
+    assert {(row["experiment"], row["checkpoint_role"]) for row in found} == {("tito_native_v4c", "published")}
+    assert {row["metric"]: (row["value"], row["n"]) for row in found} == {
+        "plan_first": (1.0, 2), "plan_content": (1.0, 2), "follow_through": (0.5, 4)
+    }  # fmt: skip
+    follow = next(row for row in found if row["metric"] == "follow_through")
+    assert (follow["ci_low"], follow["ci_high"]) == pytest.approx(wilson(2, 4), abs=1e-5)
+
+
+def test_published_figures_stand_in_the_report_beside_ours():
+    found = spec("plan_first_v5_tf")
+    subject = html.Subject(
+        "plan_first_v5_tf",
+        found.title,
+        "",
+        {},
+        found.metrics.thresholds,
+        {},
+        [],
+        (0,),
+        figures(found.published),
+        "Row 8",
+    )
+    nothing = facts.Sources(
+        **{field.name: empty(TABLE_OF.get(field.name, field.name)) for field in fields(facts.Sources)}
+    )
+    for page in html.render(subject, nothing, str):
+        assert "Published elsewhere" in page and "Row 8" in page and "3 of 4" in page and "75.0 %" in page
+    for page in html.render(replace(subject, published=()), nothing, str):
+        assert "Published elsewhere" not in page
+
+
+# --- the page --------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_of_the_history_is_current():
+    page = Path(__file__).parents[2] / "docs" / "history.md"
+    assert page.read_text() == history.page(SPECS), "python -m etpi_assets.reports.history docs/history.md"
+    assert all(f"`{name}`" in page.read_text() for name in (*TEMPLATED, *RETOKENISED, *NATIVE))

@@ -1,0 +1,467 @@
+"""Reports: what stands on the page follows from the tables, and nothing in them can break out of it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+from etpi_assets.curation.upweight import loss_share_by_turn
+from etpi_assets.definitions import STAGES
+from etpi_assets.evaluation.metrics import measure
+from etpi_assets.graph import GRAPH
+from etpi_assets.reports import facts, html, leaderboard, model_card
+from etpi_assets.reports.iterations import iterations, iterations_board
+from etpi_assets.resources import Resources
+from etpi_assets.specs.experiment import ExperimentSpec
+from etpi_assets.specs.rollout_set import RolloutSetSpec
+from etpi_resources import charts
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.lake.lake import Lake, Ref
+from etpi_resources.lake.schemas import empty, from_rows
+from tests.support.graph import write_spec
+from tests.support.models import make_base
+
+SPEC = ExperimentSpec(title="Plan <first> & go", rollout_sets=("strong",))
+IMPORTED = {"title": "t", "kind": "imported", "path": "x", "license": "cc-by-4.0"}
+
+
+def _rollout(i: int, role: str, seed: int | None) -> dict:
+    return {
+        "rollout_id": f"{role}{seed}{i}",
+        "origin": "eval",
+        "checkpoint_role": role,
+        "seed": seed,
+        "sample_seed": 0,
+        "decoding": "greedy",
+        "task_id": f"task{i}",
+        "repo": "harbor",
+        "wall_seconds": 2.0,
+        "exit_status": "Submitted",
+    }
+
+
+@pytest.fixture(scope="module")
+def sources() -> facts.Sources:
+    rollouts = [_rollout(i, *who) for i in range(12) for who in (("base", None), ("sft", 0))]
+    scores = [
+        {
+            "rollout_id": r["rollout_id"],
+            "task_id": r["task_id"],
+            "repo": r["repo"],
+            "reward": float(r["checkpoint_role"] == "sft" and r["task_id"] != "task3"),
+            "verdict": "passed",
+            "plan_first": r["checkpoint_role"] == "sft",
+            "plan_first_reason": None if r["checkpoint_role"] == "sft" else "first action not send_message",
+            "plan_content": True,
+            "follow_through": 1.0,
+            "exit_status": "Submitted",
+            "infrastructure_error": False,
+        }
+        for r in rollouts
+    ]
+    agents = [
+        {
+            "rollout_id": r["rollout_id"],
+            "agent_id": agent,
+            "follow_through": True,
+            "plan_entities": '["src/<b>.py"]',
+            "parse_rate": 1.0,
+            "turns": 5,
+            "output_tokens": 100,
+            "think_tokens": 0,
+            "exit_status": "Submitted",
+        }
+        for r in rollouts
+        for agent in ("agent1", "agent2")
+    ]
+    tables = from_rows("rollouts", rollouts), from_rows("scores", scores), from_rows("agent_scores", agents)
+    return facts.Sources(
+        metrics=measure(*tables, experiment="demo"),
+        rollouts=from_rows("rollouts", [{"rollout_id": "a", "wall_seconds": 60.0}] * 4),
+        agents=from_rows("agents", [{"rollout_id": "a", "output_tokens": 250}] * 8),
+        eval_rollouts=tables[0],
+        eval_agents=from_rows("agents", [{"rollout_id": a["rollout_id"], "output_tokens": 100} for a in agents]),
+        eval_scores=tables[1],
+        eval_agent_scores=tables[2],
+        selected=from_rows("selected", [{"rollout_id": "a"}]),
+        dropped=from_rows("dropped", [{"stage": "selection", "rollout_id": "b", "reason": "reward_below"}]),
+        pairs=from_rows("pairs", [{"pair_id": str(t), "input_tokens": 10 * t, "output_ids": [1, 2]} for t in range(3)]),
+        dataset_rows=from_rows(
+            "dataset_rows",
+            [
+                {
+                    "pair_id": str(t),
+                    "turn": t,
+                    "weight": 12.0 if t == 0 else 1.0,
+                    "copies": 1,
+                    "output_tokens": 4,
+                    "split": "train",
+                    "repo": "harbor",
+                    "teacher": "strong",
+                    "rollout_id": "a",
+                }
+                for t in range(4)
+            ],
+        ),
+        sequences=from_rows(
+            "sequences",
+            [
+                {
+                    "sequence_id": "s",
+                    "split": "train",
+                    "rollout_id": "a",
+                    "agent_id": "agent1",
+                    "input_ids": list(range(6)),
+                    "span_starts": [2],
+                    "span_ends": [4],
+                    "span_weights": [12.0],
+                }
+            ],
+        ),
+        checkpoints=from_rows(
+            "checkpoints",
+            [
+                {
+                    "checkpoint_id": "c" * 64,
+                    "role": "sft",
+                    "seed": 0,
+                    "step": 10,
+                    "final": True,
+                    "method": "full",
+                    "path": "data/checkpoints/c",
+                    "train_loss": 0.1,
+                    "wall_seconds": 9.0,
+                    "hyperparameters": '{"device": "cpu, 2 threads", "libraries": {"torch": "2.13.0", "trl": "1.0"}}',
+                }
+            ],
+        ),
+        training_log=from_rows(
+            "training_log",
+            [{"role": "sft", "seed": 0, "step": s, "loss": 1.0 / (s + 1), "val_loss": None} for s in range(5)],
+        ),
+        rl_log=empty("training_log"),
+        probes=from_rows("probes", []),
+        tasks=empty("tasks"),
+    )
+
+
+def _subject() -> html.Subject:
+    checks = [
+        {"asset": "tito_pairs", "name": "no_think", "passed": False, "blocking": True, "message": "1 row <script>"}
+    ]
+    return html.Subject(
+        "demo",
+        SPEC.title,
+        "",
+        SPEC.model_dump(mode="json"),
+        SPEC.metrics.thresholds,
+        {"tasks/coop": "v1"},
+        checks,
+        (0,),
+    )
+
+
+class _Wellformed(HTMLParser):
+    VOID = {"meta", "br", "link"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open.pop() == tag, tag
+
+
+def test_the_page_is_whole_self_contained_and_escaped(sources):
+    page, _ = html.render(_subject(), sources, lambda ids: f"<tok{ids[0]}>")
+    parser = _Wellformed()
+    parser.feed(page)
+    assert parser.open == []
+    assert "script" not in parser.tags and "link" not in parser.tags
+    assert not re.search(r'(?:src|href)="https?:', page)
+    assert "Plan &lt;first&gt; &amp; go" in page and "src/&lt;b&gt;.py" in page
+    assert page.count('title="weight 12.0"') == 2
+
+
+def test_what_stands_between_backticks_is_code_on_the_page_and_escaped_like_the_rest(sources):
+    notes = "Turn `dataset.<factor>` & run `make run`; a lone ` stays."
+    page, markdown = html.render(replace(_subject(), notes=notes, published_source="`x` of a report"), sources, str)
+    assert "Turn <code>dataset.&lt;factor&gt;</code> &amp; run <code>make run</code>; a lone ` stays." in page
+    assert notes in markdown
+
+
+def test_page_and_markdown_show_the_same_figures(sources):
+    page, markdown = html.render(_subject(), sources, str)
+    assert "100.0 %" in page and "sft (greedy)" in markdown
+    assert "| plan_first |" in markdown
+    assert "first action not send_message" not in page, "the base's pairs are not the trained role's"
+    assert "reward_below" in page and "reward_below" in markdown
+
+
+def _experiment(title: str, suite: str = "coop_tiny", **published) -> ExperimentSpec:
+    return ExperimentSpec.model_validate(
+        {"title": title, "rollout_sets": ["s"], "evaluate": {"suite": suite}, "published": published}
+    )
+
+
+def test_experiments_of_a_suite_are_compared_with_published_ones(sources):
+    specs = {
+        "demo": _experiment("Ours"),
+        "later": _experiment("Published", date="2026-05-13", plan_first={"value": 0.5, "hits": 1, "n": 2}),
+        "earlier": _experiment("Published too", date="2026-05-11", plan_content=0.0),
+        "elsewhere": _experiment("Elsewhere", suite="other", plan_first=1.0),
+        "unfinished": _experiment("Unfinished"),
+    }
+    found = iterations("coop_tiny", specs, {"demo": sources.metrics})
+    assert [i.name for i in found] == ["demo", "earlier", "later"]
+    assert {i["checkpoint_role"] for i in found[0].ours.values()} == {"sft"}
+    board = iterations_board(found, 10_000)
+    assert "| later | Published | published 0.50 (1 of 2) |" in board and "| demo | Ours | 1.00 [" in board
+    assert iterations("coop_tiny", {"demo": specs["demo"]}, {"demo": sources.metrics}) == []
+
+
+def test_the_student_stands_over_its_teacher(sources):
+    assert "Student and teacher" not in html.render(_subject(), sources, str)[0]
+    scores = from_rows("scores", [{**row, "plan_first": True} for row in sources.eval_scores.to_pylist()])
+    teacher = measure(sources.eval_rollouts, scores, sources.eval_agent_scores, experiment="demo", teacher=True)
+    page, _ = html.render(_subject(), replace(sources, metrics=pa.concat_tables([sources.metrics, teacher])), str)
+    assert "Student and teacher" in page and "plan_first, greedy, sft</text>" in page
+
+
+def test_weakest_pairs_stand_first(sources):
+    assert facts.pair_details(sources)[0]["task_id"] == "task3"
+
+
+def test_loss_share_follows_the_weights(sources):
+    assert loss_share_by_turn(sources.dataset_rows)[0] == pytest.approx(12 / 15)
+
+
+def test_report_compares_tokens_of_rows_and_of_merged_sequences(sources):
+    _, markdown = html.render(_subject(), sources, str)
+    assert "46; merged: 6" in markdown
+
+
+def _card(sources: facts.Sources, spec: ExperimentSpec = SPEC) -> str:
+    return model_card.render(
+        "demo",
+        spec,
+        metrics=sources.metrics,
+        checkpoints=sources.checkpoints,
+        dataset_rows=sources.dataset_rows,
+        base=from_rows("checkpoints", [{"checkpoint_id": "b" * 64, "role": "base"}]),
+        tasks=from_rows(
+            "tasks",
+            [
+                {"split": split, "payload": f'{{"source": "omni", "license": "{licence}"}}'}
+                for split, licence in (("train", "mit"), ("train", "mit"), ("heldout", "mit"))
+            ],
+        ),
+        rollout_sets={name: RolloutSetSpec(**IMPORTED) for name in SPEC.rollout_sets},
+    )
+
+
+def test_card_names_base_data_and_intervals(sources):
+    card = _card(sources)
+    assert "| omni | mit | 2 tasks |" in card
+    assert f"| {SPEC.rollout_sets[0]} | cc-by-4.0 | imported rollouts |" in card
+    assert card.startswith("---\nlicense: apache-2.0")
+    assert "| Trained on | cpu, 2 threads; torch 2.13.0, trl 1.0 |" in card
+    assert "tiny `bbbbbbbbbbbbbbbb`" in card and "strong" in card and "| plan_first | sft | greedy | 100.0% [" in card
+
+
+def test_card_states_each_stage_and_the_batch_that_training_took(sources):
+    assert "; 8,192 tokens a step |" in _card(sources) and "stage 2" not in _card(sources)
+    rl = {"method": "grpo", "suite": "terminal_tiny", "rewards": [{"function": "format"}]}
+    train = {"batch_sequences": 16, "max_steps": 42}
+    card = _card(sources, ExperimentSpec.model_validate({**SPEC.model_dump(), "rl": rl, "train": train}))
+    assert ", 42 steps at most; 16 sequences a step |" in card
+    assert "└── stage 1, fine-tuning: strong" in card and "└── stage 2, GRPO: terminal_tiny (this model)" in card
+
+
+def test_the_card_s_inference_gives_a_checkpoint_the_prompt_as_it_was_trained(sources, tmp_path):
+    pytest.importorskip("torch")
+    chat = load_chat_format("tiny")
+    trained = {**sources.checkpoints.to_pylist()[0], "path": str(make_base(tmp_path / "base", chat))}
+    code = _card(replace(sources, checkpoints=from_rows("checkpoints", [trained])))
+    code = code.partition("```python\n")[2].partition("```")[0].replace("max_new_tokens=256", "max_new_tokens=4")
+    names: dict[str, Any] = {}
+    exec(compile(code, "card", "exec"), names)
+    prompt = names["inputs"]["input_ids"][0].tolist()
+    assert prompt == list(chat.prompt_ids(names["messages"]))
+    assert 0 < names["output"].shape[1] - len(prompt) <= 4
+
+
+def test_the_page_says_what_reinforcement_changed(sources):
+    after = {
+        "task1": (1.0, 1.0), "task2": (0.0, 1.0), "task3": (1.0, 1.0), "task4": (0.0, 0.5),
+    }  # fmt: skip
+    rollouts = from_rows("rollouts", [_rollout(i, role, 0) for i in range(1, 5) for role in ("sft", "rl")])
+    before = {**dict.fromkeys(after, (1.0, 1.0)), "task3": (0.0, 0.0)}
+    found = [(r["rollout_id"], r["task_id"], r["checkpoint_role"]) for r in rollouts.to_pylist()]
+    outcome = {"sft": before, "rl": after}
+    scores = [
+        {"rollout_id": i, "task_id": t, "reward": outcome[role][t][0], "infrastructure_error": False}
+        for i, t, role in found
+    ]
+    agents = [{"rollout_id": i, "agent_id": "agent1", "parse_rate": outcome[role][t][1]} for i, t, role in found]
+    log = [{"role": "rl", "seed": 0, "step": s, "parsed": 0.1 * s, "solved": 0.0, "called": 0.5} for s in range(4)]
+    changed = replace(
+        sources,
+        eval_rollouts=rollouts,
+        eval_scores=from_rows("scores", scores),
+        eval_agent_scores=from_rows("agent_scores", agents),
+        rl_log=from_rows("training_log", log),
+        tasks=from_rows("tasks", [{"task_id": "task3", "instruction": "Count <them>."}]),
+    )
+    page, markdown = html.render(_subject(), changed, str)
+    assert "newly parsed 1, parse lost 1, newly solved 1, newly lost 2" in markdown
+    assert "| task3 | greedy | 0 | newly parsed, newly solved |" in markdown
+    assert "| task4 | greedy | 0 | no longer parsed, newly lost |" in markdown
+    assert "task1 |" not in markdown.partition("## Reinforcement")[2].partition("## Checks")[0]
+    assert "Count &lt;them&gt;." in page and "called" in page
+    # Where nothing was reinforced there is no such section.
+    assert "Reinforcement" not in html.render(_subject(), sources, str)[1]
+
+
+def test_leaderboard_and_ceiling_keep_filtered_apart(sources):
+    entry = leaderboard.Entry("demo", "Demo", sources.metrics)
+    board = leaderboard.leaderboard([entry]).to_pylist()
+    (row,) = [r for r in board if r["metric"] == "solved" and r["checkpoint_role"] == "sft"]
+    assert row["value"] == pytest.approx(11 / 12) and row["seeds"] == 1
+    teacher_scores = from_rows(
+        "scores",
+        [
+            {
+                "rollout_id": str(i),
+                "plan_first": True,
+                "plan_content": True,
+                "follow_through": float(i == 0),
+                "reward": 0.0,
+                "infrastructure_error": False,
+            }
+            for i in range(4)
+        ],
+    )
+    lesson = leaderboard.Lesson(teacher_scores, frozenset({"0"}), ("strong",), frozenset({"follow_through"}))
+    ceiling = {r["metric"]: r for r in leaderboard.teacher_ceiling([entry], {"demo": lesson}).to_pylist()}
+    assert ceiling["follow_through"]["teacher_value"] == pytest.approx(0.25)
+    assert ceiling["follow_through"]["selected_value"] == pytest.approx(1.0)
+    assert ceiling["follow_through"]["filtered"] and not ceiling["plan_first"]["filtered"]
+
+
+def test_charts_survive_nothing_and_one_point():
+    assert "nothing recorded" in charts.line_chart("Loss", [], "step")
+    student = charts.teacher_plot("t", [("solved", "sft", 0.9, 0.8, 0.7, 0.9), ("solved", "rl", 0.9, 0.9, 0.8, 1.0)])
+    assert charts.COLOURS["sft"] in student and charts.COLOURS["rl"] in student
+    assert "polyline" in charts.line_chart("Loss", [("train", [(1, 0.5)])], "step", log_y=True)
+    assert charts.as_image(charts.bars("b", []), "b").startswith("![b](data:image/svg+xml;base64,")
+
+
+def test_a_board_has_a_line_a_condition_and_says_what_it_leaves_out(sources, monkeypatch):
+    entries = [leaderboard.Entry("demo", "Demo", sources.metrics)]
+    table = leaderboard.leaderboard(entries)
+    lines = leaderboard.board(table).splitlines()
+    assert [line.split(" | ")[:3] for line in lines[2:]] == [["| demo", role, "greedy"] for role in ("base", "sft")]
+    assert "| 0.92 [0.65, 0.99], n 12 |" in lines[3] and lines[0].count("|") == lines[3].count("|")
+    assert "called" not in lines[0], "nobody was offered a tool"
+    monkeypatch.setattr(leaderboard, "PAGE_CHARACTERS", len("\n".join(lines[:3])))
+    assert leaderboard.board(table).endswith("… and 1 more, in the view of this name.\n")
+    lesson = leaderboard.Lesson(sources.eval_scores, frozenset({"sft00"}), ("a|b",), frozenset({"plan_first"}))
+    found = leaderboard.ceiling_board(leaderboard.teacher_ceiling(entries, {"demo": lesson}))
+    assert "| demo | a\\|b | sft | plan_first | greedy | yes | 0.50 | 1.00 | 1.00 [0.76, 1.00], n 12 |" in found
+
+
+def test_the_share_that_calls_a_tool_stands_where_it_was_measured():
+    row = {"experiment": "demo", "checkpoint_role": "rl", "decoding": "greedy", "unit": "rollout", "excluded": 0}
+    row |= {"interval": "wilson", "ci_low": 0.4, "ci_high": 0.6, "n": 96}
+    metrics = from_rows(
+        "metrics", [row | {"metric": "solved", "value": 0.5}, row | {"metric": "called", "value": 0.52}]
+    )
+    assert [m["metric"] for m in facts.metric_rows(metrics, facts.HEADLINE)] == ["solved", "called"]
+    head, _, line = leaderboard.board(
+        leaderboard.leaderboard([leaderboard.Entry("demo", "Demo", metrics)])
+    ).splitlines()
+    assert head == "| experiment | who | decoding | solved | called |"
+    assert line.endswith("| 0.50 [0.40, 0.60], n 96 | 0.52 [0.40, 0.60], n 96 |")
+
+
+def test_what_is_learnt_stays_on_the_page_after_a_long_prompt(sources):
+    row = sources.sequences.to_pylist()[0]
+    row |= {"input_ids": list(range(5000)), "span_starts": [4000, 4600], "span_ends": [4010, 4610]}
+    row |= {"span_weights": [12.0, 1.0]}
+    (shown,) = facts.coloured_tokens(from_rows("sequences", [row]), lambda ids: f"<{ids[0]}>")
+    tokens = shown["tokens"]
+    assert [text for text, weight in tokens if weight] == [f"<{i}>" for s in (4000, 4600) for i in range(s, s + 10)]
+    assert [text for text, weight in tokens if weight is None] == ["3,800", "390", "190"]
+    assert tokens[99:102] == [("<99>", 0.0), ("3,800", None), ("<3900>", 0.0)] and shown["cut"] == 0
+    (shown,) = facts.coloured_tokens(from_rows("sequences", [row]), str, most=205)
+    assert len(shown["tokens"]) == 205 and sum(w is not None for _, w in shown["tokens"]) + 3800 + shown["cut"] == 5000
+    assert (
+        "3,800 more that are read"
+        in html.render(_subject(), replace(sources, sequences=from_rows("sequences", [row])), str)[0]
+    )
+
+
+def test_cost_counts_the_teachers_rollouts_too(sources):
+    found = dict(facts.cost(sources))
+    assert (found["teachers' rollouts"], found["teachers' output tokens"]) == ("4", "2,000")
+    assert found["teachers' rollout time, summed over concurrent rollouts"] == "4.0 min"
+    assert (found["training wall time"], found["evaluation rollouts"]) == ("9 s", "24")
+
+
+SUITE = 'title = "s"\nfamily = "coop_tiny"\n[params]\ntrain = 8\nheldout = 2\n'
+SET = """title = "t"
+kind = "templated"
+suite = "small"
+engine = {kind = "scripted", teacher = "made", skill = {plan_first = 1.0}}
+"""
+UNTRAINED = """title = "e"
+rollout_sets = ["planned"]
+evaluate = "none"
+base = {kind = "none"}
+train = {method = "none"}
+select = {min_reward = "none", shortest_correct = false}
+gates = {format_exposure = 1}
+"""
+
+
+def test_the_assets_lay_out_what_the_web_page_shows(tmp_path):
+    for kind, name, text in (
+        ("suites", "small", SUITE), ("rollout_sets", "planned", SET), ("experiments", "few", UNTRAINED),
+    ):  # fmt: skip
+        write_spec(tmp_path / "specs", kind, name, text)
+    resources = Resources(lake=Lake(tmp_path / "lake"), specs_folder=tmp_path / "specs")
+    recipes = {recipe.node.name: recipe for stage in STAGES for recipe in stage.ASSETS}
+    shown = {}
+    for asset, node in GRAPH.items():
+        key = {"suite": "small", "rollout_set": "planned", "experiment": "few", "all": "all"}[node.set]
+        outcome = recipes[asset].execute(key, resources, lambda line: None)
+        assert not outcome.manifest.blocked, outcome.manifest.failures
+        shown[asset] = outcome.metadata
+    board, plot, ceiling = (
+        shown[a][k] for a, k in (("leaderboard", "board"), ("teacher_ceiling", "plot"), ("teacher_ceiling", "board"))
+    )
+    for found in (board, plot, ceiling, shown["experiment_report"]["summary"], shown["model_card"]["card"]):
+        assert isinstance(found, dg.MarkdownMetadataValue), "text would stand on the page as it is"
+    assert "| few | teacher | as_rolled_out | 1.00 [" in board.value
+    page = Path(shown["experiment_report"]["report"]).read_text()
+    collected = Ref("raw_rollouts", "rollout_set", "planned")
+    count = resources.lake.require(collected).rows["rollouts"]
+    assert f'<td>teachers&#39; rollouts</td><td class="figure">{count}</td>' in page
+    assert f"<td>{collected}</td>" in page, "its lineage"

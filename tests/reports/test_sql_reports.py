@@ -1,0 +1,212 @@
+"""Every question of sql/reports has an answer on a lake with data and on one without."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from etpi_assets.curation.upweight import loss_share_by_turn
+from etpi_assets.graph import GRAPH
+from etpi_resources.lake import catalog
+from etpi_resources.lake.lake import Lake
+from tests.support import small_lake
+
+REPORTS = {file.stem: file for file in sorted((catalog.sql_folder() / "reports").glob("*.sql"))}
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    lake = small_lake.make(tmp_path_factory.mktemp("full") / "data")
+    return catalog.build(lake, GRAPH.values(), vocabularies={"tiny": [f"<{number}>" for number in range(50)]})
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return catalog.build(Lake(tmp_path_factory.mktemp("bare") / "data"), GRAPH.values())
+
+
+def ask(path: Path, report: str, **variables: object) -> list[dict]:
+    """Run a report as `.read` does: the file as it is, after SET VARIABLE."""
+    with catalog.connect(path) as db:
+        for name, value in variables.items():
+            db.execute(f"SET VARIABLE {name} = $value", {"value": value})
+        return db.execute(REPORTS[report].read_text()).to_arrow_table().to_pylist()
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_a_report_names_its_question_and_runs_by_hand(report: str, full: Path, bare: Path) -> None:
+    text = REPORTS[report].read_text()
+    assert text.startswith("-- ") and "?" in text.splitlines()[0]
+    assert ask(full, report), "the small lake has an answer to every question"
+    assert ask(bare, report) == []
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_a_report_stands_on_the_views_alone(report: str) -> None:
+    """So that its query is one a user could have written."""
+    sources = re.findall(r"\b(?:FROM|JOIN)\s+(\w+(?:\.\w+)?)", REPORTS[report].read_text())
+    assert sources and not [source for source in sources if "." in source]
+
+
+def test_turns_behind_a_checkpoint(full: Path) -> None:
+    found = ask(full, "turns_behind_a_checkpoint", checkpoint="sft1")
+    assert len(found) == 5 and {row["rollout_id"] for row in found} == {"r1"}
+    assert {row["instruction"] for row in found} == {"fold the lantern"}
+    assert {row["turn"]: row["total_weight"] for row in found} == {0: 12.0, 1: 1.0, 2: 1.0}
+    assert {row["sampler"] for row in found} == {'{"temperature": 0.7}'}
+
+
+def test_turns_behind_a_reinforced_checkpoint(full: Path) -> None:
+    """Its own attempts, weighted by their advantage, and what the checkpoint before it learnt from."""
+    found = ask(full, "turns_behind_a_checkpoint", checkpoint="rl1")
+    own = [row for row in found if row["via_checkpoint_id"] == "rl1"]
+    assert {(row["rollout_id"], row["total_weight"]) for row in own} == {("s-0", 0.7), ("s-1", -0.7)} and len(own) == 12
+    assert {(row["instruction"], json.loads(row["sampler"])["temperature"]) for row in own} == {("fold the lantern", 1)}
+    assert {row["rollout_id"] for row in found} == {"s-0", "s-1", "r1"}
+
+
+def test_why_was_a_rollout_dropped(full: Path) -> None:
+    found = ask(full, "why_was_a_rollout_dropped", rollout="r2")
+    fates = {(row["experiment"], row["fate"], row["stage"], row["reason"]) for row in found}
+    assert ("strong", "dropped", "selection", "reward_below_minimum") in fates
+    assert ("follow_up", "taken", "selection", "shortest_correct") in fates
+    assert {row["plan_first_reason"] for row in found} == {"ls before the first message"}
+    assert {row["turn"] for row in ask(full, "why_was_a_rollout_dropped", rollout="r1")} == {None, 3}
+
+
+def test_think_tokens_by_turn(full: Path) -> None:
+    found = ask(full, "think_tokens_by_turn", rollout_set="strong_set")
+    assert [(row["turn"], row["n"], row["think_mean"]) for row in found] == [(0, 4, 2.5), (1, 4, 1.5), (2, 4, 0.5)]
+    assert {row["made_for"] for row in ask(full, "think_tokens_by_turn", experiment="strong")} == {"strong"}
+
+
+def test_solved_by_depth(full: Path) -> None:
+    found = [row for row in ask(full, "solved_by_depth") if row["checkpoint_role"] == "rl"]
+    assert [(row["k"], row["n"], row["right_up_to_k"], row["solved"]) for row in found] == [(3, 1, 0.0, 0.0)]
+
+
+def test_structured_cot(full: Path) -> None:
+    found = ask(full, "structured_cot", rollout_set="strong_set")
+    assert [(row["turn"], row["n"], row["adherence"]) for row in found] == [(0, 4, 1.0), (1, 4, 0.5), (2, 4, 0.5)]
+    assert [(row["think_mean"], row["after_mean"]) for row in found] == [(20.0, 30.0), (19.0, 31.0), (18.0, 32.0)]
+    assert ask(full, "structured_cot", experiment="strong") == []
+
+
+def test_teacher_against_student(full: Path) -> None:
+    (row,) = ask(full, "teacher_against_student", experiment="strong", metric="plan_first")
+    assert row["teacher"] == "0.950 [0.850, 1.000] n=24" and row["sft"] == "0.900 [0.800, 0.950] n=24"
+    assert row["student_minus_teacher"] == pytest.approx(-0.05)
+
+
+def test_what_a_rollout_taints(full: Path) -> None:
+    found = ask(full, "what_a_rollout_taints", rollout="r1")
+    assert {(row["experiment"], row["checkpoint_id"]) for row in found} == {
+        ("strong", "sft1"),
+        ("strong", "sft1-100"),
+        ("follow_up", "sft2"),
+        ("reinforced", "rl1"),
+    }
+    assert ask(full, "what_a_rollout_taints", rollout="r2") == []
+
+
+def test_exits_by_rollout_set(full: Path) -> None:
+    exits = {
+        (row["made_for"], row["model"]): (row["exit_status"], row["share"]) for row in ask(full, "exits_by_rollout_set")
+    }
+    assert exits["weak_set", "weak"] == ("LimitsExceeded", 1.0) and exits["strong", "sft"] == ("Submitted", 1.0)
+
+
+def test_drift_by_rollout_set(full: Path, tmp_path: Path) -> None:
+    (kept,) = ask(full, "drift_by_rollout_set", rollout_set="strong_set")
+    assert (kept["turns"], kept["later_turns"], kept["extend_the_last"], kept["with_drift"]) == (12, 8, 8, 0)
+    told = small_lake.conversation("r1")
+    for turn in told["turns"][1:3]:  # the server cut a thought, so that these prompts were rendered anew
+        departure = {"drift_at": 2, "drift": json.dumps({"expected_text": "<think>", "found_text": "ls"})}
+        turn |= {"prefix_turn": None, "prompt_tokens": 8, **departure}
+    told["turns"][4] |= {"output_ids": None, "output_tokens": None}
+    lake = Lake(tmp_path / "data")
+    small_lake.put(
+        lake, "raw_rollouts", "chat", {"rollouts": [small_lake.rollout("r1", "t", rollout_set="chat")], **told}
+    )
+    (drifted,) = ask(catalog.build(lake, GRAPH.values()), "drift_by_rollout_set")
+    assert (drifted["without_ids"], drifted["extend_the_last"], drifted["with_drift"]) == (1, 2, 2)
+    assert (drifted["kept_median"], drifted["generated"], drifted["rendered"]) == (0.25, "<think>", "ls")
+
+
+def test_loss_share_by_turn(full: Path) -> None:
+    shares = {row["turn"]: row["share_of_loss"] for row in ask(full, "loss_share_by_turn", experiment="strong")}
+    assert shares == pytest.approx({0: 24 / 27, 1: 2 / 27, 2: 1 / 27})
+    with catalog.connect(full) as db:
+        rows = db.execute("SELECT * FROM dataset_rows WHERE experiment = 'strong'").to_arrow_table()
+    assert shares == pytest.approx(loss_share_by_turn(rows)), "the data set's own figures"
+
+
+def test_failed_checks(full: Path) -> None:
+    (row,) = ask(full, "failed_checks")
+    assert (row["key"], row["state"], row["check_name"]) == ("blocked", "blocked", "teacher_gate")
+
+
+def test_cost_by_experiment(full: Path) -> None:
+    costs = {row["experiment"]: row for row in ask(full, "cost_by_experiment")}
+    strong = costs["strong"]
+    assert (strong["rollouts"], strong["rollout_seconds"], strong["rollout_output_tokens"]) == (2, 5.0, 36)
+    assert (strong["training_rows"], strong["label_tokens"], strong["training_seconds"]) == (5, 15, 12.0)
+    assert (strong["eval_rollouts"], costs["follow_up"]["eval_rollouts"]) == (2, None)
+
+
+def test_steps_to_learn(full: Path) -> None:
+    (row,) = ask(full, "steps_to_learn")
+    assert (row["experiment"], row["probe"], row["checkpoints"]) == ("strong", "first_turn_message", 2)
+    assert (row["learnt_at_step"], row["value_at_the_end"]) == (200, 1.0)
+
+
+def test_tokens_of_a_turn(full: Path) -> None:
+    found = ask(full, "tokens_of_a_turn", rollout="r1", agent="agent2", turn=1)
+    assert "".join(row["text"] for row in found) == "<10><11><12><20><30><40><1><2><21><30><40>"
+    assert [row["side"] for row in found].count("output") == 3
+    assert [row["logprob"] for row in found][-3:] == pytest.approx([-0.1, -0.2, -0.3])
+
+
+def test_changed_by_reinforcement(full: Path) -> None:
+    [row] = ask(full, "changed_by_reinforcement")
+    assert (row["experiment"], row["task_id"], row["instruction"]) == ("reinforced", "t1", "fold the lantern")
+    assert row["newly_parsed"] and row["newly_solved"] and not row["parse_lost"] and not row["newly_lost"]
+    assert ask(full, "changed_by_reinforcement", experiment="strong") == []
+
+
+def test_pass_at_k(full: Path) -> None:
+    found = {row["made_for"]: row for row in ask(full, "pass_at_k") if row["origin"] == "set"}
+    strong = found["strong_set"]
+    assert (strong["k"], strong["tasks"], strong["rollouts"]) == (2, 1, 2)
+    assert (strong["pass_at_1"], strong["pass_at_k"]) == pytest.approx((0.5, 1.0))
+    assert {row["made_for"] for row in ask(full, "pass_at_k", experiment="strong")} == {"strong"}
+
+
+def test_solved_paired(full: Path) -> None:
+    [row] = ask(full, "solved_paired")
+    assert (row["experiment"], row["before"], row["after"], row["tasks"]) == ("reinforced", "sft", "rl", 1)
+    assert (row["difference"], row["ci_low"], row["think_ratio"]) == (1.0, None, 1.0), "one task says nothing of others"
+
+
+def test_solved_paired_goes_by_task_and_its_interval_by_the_tasks_differences() -> None:
+    rewards = {("base", "a"): 1, ("base", "b"): 0, ("base", "c"): 1, ("sft", "a"): 1, ("sft", "b"): 1, ("sft", "d"): 0}
+    with duckdb.connect() as db:
+        of = "origin TEXT, experiment TEXT, rollout_id TEXT"
+        db.execute(f"CREATE TABLE rollouts ({of}, checkpoint_role TEXT, decoding TEXT, task_id TEXT)")
+        db.execute(f"CREATE TABLE scores ({of}, reward DOUBLE, infrastructure_error BOOLEAN)")
+        db.execute(f"CREATE TABLE agent_scores ({of}, think_tokens INTEGER, turns INTEGER)")
+        for (role, task), reward in rewards.items():
+            name = role + task
+            db.execute("INSERT INTO rollouts VALUES ('eval', 'e', $1, $2, 'greedy', $3)", [name, role, task])
+            db.execute("INSERT INTO scores VALUES ('eval', 'e', $1, $2, FALSE)", [name, reward])
+            tokens = 600 if role == "base" else 100
+            db.execute("INSERT INTO agent_scores VALUES ('eval', 'e', $1, $2, 3)", [name, tokens])
+        [row] = db.execute(REPORTS["solved_paired"].read_text()).to_arrow_table().to_pylist()
+    assert (row["tasks"], row["solved_before"], row["solved_after"], row["difference"]) == (2, 0.5, 1.0, 0.5)
+    half = 1.96 * 0.5**0.5 / 2**0.5
+    assert (row["ci_low"], row["ci_high"]) == pytest.approx((0.5 - half, 0.5 + half))
+    assert (row["think_before"], row["think_ratio"]) == pytest.approx((200.0, 6.0))

@@ -1,0 +1,244 @@
+"""The journal and the collection on it: nothing finished is lost, rerun or doubled, whatever is killed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from etpi_assets.agent.loop import Identity, rollout_id, run_rollout
+from etpi_assets.rollouts.collect import collect
+from etpi_assets.rollouts.journal import Journal, JournalError, to_line
+from etpi_assets.specs.rollout_set import AgentSection
+from etpi_assets.tasks.family import Task
+from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, Turn
+from etpi_assets.trajectories.tables import to_tables
+from etpi_assets.worlds.coop_tiny import CoopTiny
+from etpi_assets.worlds.coop_tiny.policy import CoopTinyPolicy, Skill
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.engines.scripted import ScriptedEngine
+from etpi_resources.sandboxes import SandboxUnavailable
+from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
+
+TASKS = [Task(f"t{i}", "suite", "repo", "train", "do it", {}, f"hash{i}") for i in range(4)]
+
+
+def made(task: Task, sample: int, spec_key: str = "spec", error: str | None = None) -> RolloutRecord:
+    turn = Turn(0, f"{task.task_id}/{sample}", [1, 2, sample], [3], capture="native")
+    return RolloutRecord(
+        rollout_id(task, sample, spec_key), "set", task.suite, task.task_id, task.repo,
+        [AgentRecord("agent1", "f1", "solo", "Submitted", [turn])],
+        task_hash=task.content_hash, sample=sample, error=error,
+    )  # fmt: skip
+
+
+# --- the file ------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_appended_is_there_again(tmp_path):
+    with Journal(tmp_path, "spec") as journal:
+        journal.append(made(TASKS[0], 0))
+        assert journal.holds(TASKS[0], 0) and not journal.holds(TASKS[0], 1)
+    with Journal(tmp_path, "spec") as journal:
+        assert journal.get(TASKS[0], 0) == made(TASKS[0], 0)
+        with pytest.raises(KeyError, match="no finished rollout of t1"):
+            journal.get(TASKS[1], 0)
+
+
+def test_another_spec_or_another_text_of_the_task_is_another_rollout(tmp_path):
+    with Journal(tmp_path, "spec") as journal:
+        journal.append(made(TASKS[0], 0))
+        assert not journal.holds(dataclasses.replace(TASKS[0], content_hash="edited"), 0)
+    with Journal(tmp_path, "other") as journal:
+        assert not journal.holds(TASKS[0], 0)
+
+
+@pytest.mark.parametrize("cut", [1, 20, 400])
+def test_a_torn_last_line_is_cut_off(tmp_path, cut):
+    with Journal(tmp_path, "spec") as journal:
+        journal.append(made(TASKS[0], 0))
+        journal.append(made(TASKS[1], 0))
+        path = journal.path
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-cut])
+    with Journal(tmp_path, "spec") as journal:
+        assert journal.holds(TASKS[0], 0) and not journal.holds(TASKS[1], 0)
+        journal.append(made(TASKS[1], 0))
+    assert path.read_bytes() == whole
+
+
+def test_a_line_under_a_wrong_key_is_refused(tmp_path):
+    with Journal(tmp_path, "spec") as journal:
+        journal.append(made(TASKS[0], 0))
+        path = journal.path
+    record = made(TASKS[1], 0)
+    for change in (
+        {"task_id": "t2"},
+        {"task_hash": "edited"},
+        {"sample": 1},
+    ):
+        path.write_bytes(to_line(dataclasses.replace(record, **change), "spec"))
+        with pytest.raises(JournalError, match="line 1: key .* is not that of task"), Journal(tmp_path, "spec"):
+            pass
+    line = json.loads(to_line(record, "spec"))
+    line["rows"]["turns"][0]["suffix_ids"] = [9]
+    path.write_text(json.dumps(line) + "\n")
+    with pytest.raises(JournalError, match="not those that were captured"), Journal(tmp_path, "spec"):
+        pass
+    path.write_text("garbage\n")
+    with pytest.raises(JournalError, match="line 1"), Journal(tmp_path, "spec"):
+        pass
+
+
+def test_nothing_is_written_twice(tmp_path):
+    with Journal(tmp_path, "spec") as journal:
+        journal.append(made(TASKS[0], 0))
+        with pytest.raises(JournalError, match="there already"):
+            journal.append(made(TASKS[0], 0))
+        path = journal.path
+    path.write_bytes(path.read_bytes() * 2)
+    with pytest.raises(JournalError, match="occurs twice"), Journal(tmp_path, "spec"):
+        pass
+
+
+def test_one_process_at_a_time(tmp_path):
+    with (
+        Journal(tmp_path, "spec"),
+        pytest.raises(JournalError, match="open in another process"),
+        Journal(tmp_path, "spec"),
+    ):
+        pass
+
+
+# --- collecting ----------------------------------------------------------------------------------------------------
+
+
+def test_each_runs_once_and_comes_in_order(tmp_path):
+    ran: list[tuple[str, int]] = []
+    done: list[int] = []
+
+    def run(task, sample):
+        time.sleep(0.01 * (3 - int(task.task_id[1])))
+        ran.append((task.task_id, sample))
+        return made(task, sample)
+
+    with Journal(tmp_path, "spec") as journal:
+        journal.append(made(TASKS[2], 1))
+        records = list(collect(TASKS, 2, run, journal, concurrency=4, advance=done.append))
+        assert list(collect(TASKS, 2, run, journal, concurrency=4)) == records
+    wanted = [(task, sample) for task in TASKS for sample in range(2)]
+    assert [r.rollout_id for r in records] == [rollout_id(task, sample, "spec") for task, sample in wanted]
+    assert sorted(ran) == sorted((t.task_id, s) for t, s in wanted if (t.task_id, s) != ("t2", 1))
+    assert done[0] == 1 and sum(done) == 8
+
+
+def test_an_infrastructure_error_runs_once_more_and_then_stands(tmp_path):
+    calls: list[str] = []
+
+    def run(task, sample):
+        calls.append(task.task_id)
+        broken = task is TASKS[0] or (task is TASKS[1] and calls.count("t1") == 1)
+        return made(task, sample, error="boom" if broken else None)
+
+    with Journal(tmp_path, "spec") as journal:
+        records = list(collect(TASKS, 1, run, journal, concurrency=1))
+    assert [r.error for r in records] == ["boom", None, None, None]
+    assert [calls.count(f"t{i}") for i in range(4)] == [2, 2, 1, 1]
+
+
+def test_what_no_rollout_survives_stops_the_collection(tmp_path):
+    started: list[str] = []
+
+    def run(task, sample):
+        started.append(task.task_id)
+        if task is TASKS[1]:
+            raise SandboxUnavailable("install it")
+        return made(task, sample)
+
+    with Journal(tmp_path, "spec") as journal:
+        with pytest.raises(SandboxUnavailable, match="install it"):
+            collect(TASKS, 200, run, journal, concurrency=1)
+        assert 200 <= len(journal) < 400 and len(started) == len(journal) + 1
+
+
+def test_threads_do_not_tear_lines(tmp_path):
+    with Journal(tmp_path, "spec") as journal:
+        threads = [
+            threading.Thread(target=lambda t=task: [journal.append(made(t, s)) for s in range(50)]) for task in TASKS
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    with Journal(tmp_path, "spec") as journal:
+        assert len(journal) == 200
+        assert all(journal.get(task, s) == made(task, s) for task in TASKS for s in range(50))
+
+
+# --- kill -9 -------------------------------------------------------------------------------------------------------
+
+K = 2
+
+
+def collect_world(folder: Path, count: int = 10) -> list[RolloutRecord]:
+    family, chat = CoopTiny(), load_chat_format("tiny")
+    tasks = [task for task in family.load("coop_tiny", 1, {"train": count, "heldout": 0}) if isinstance(task, Task)]
+    engine = ScriptedEngine(CoopTinyPolicy(Skill()), chat, "t")
+    identity, boxes = Identity(spec_key="world", origin="set", engine="scripted"), BubblewrapFactory()
+    ran = folder / "ran"
+    folder.mkdir(exist_ok=True)
+
+    def run(task, sample):
+        record = run_rollout(task, family, engine, boxes, AgentSection(), chat, identity=identity, sample=sample)
+        with ran.open("a") as log:
+            log.write(record.rollout_id + "\n")
+        return record
+
+    with Journal(folder, "world") as journal:
+        return list(collect(tasks, K, run, journal, concurrency=4))
+
+
+def timeless(records: list[RolloutRecord]):
+    for record in records:
+        record.started_at = record.wall_seconds = None
+        for agent in record.agents:
+            for item in (*agent.turns, *agent.messages):
+                item.at = None
+    return to_tables(records)
+
+
+def test_a_killed_collection_goes_on_where_it_was(tmp_path):
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    child = subprocess.Popen(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n"
+         f"from tests.rollouts.test_journal import *; collect_world(Path({str(folder)!r}))"],
+        cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    journal = folder / "journal-world.jsonl"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and (not journal.exists() or journal.read_bytes().count(b"\n") < 5):
+        assert child.poll() is None
+        time.sleep(0.005)
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    finished = [
+        json.loads(line)["key"] for line in journal.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")
+    ]
+    assert 5 <= len(finished) < 10 * K
+    before = (folder / "ran").read_text().split()
+    resumed = collect_world(folder)
+    again = (folder / "ran").read_text().split()[len(before) :]
+    assert set(again).isdisjoint(finished), "what was finished ran again"
+    assert len(again) == len(set(again)) == 10 * K - len(finished)
+    whole = collect_world(tmp_path / "whole")
+    assert timeless(resumed) == timeless(whole)
+    assert all(r.outcome and r.outcome["verdict"] != "infrastructure" for r in whole)

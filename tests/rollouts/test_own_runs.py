@@ -1,0 +1,231 @@
+"""Chat-format runs of a user's own, from import to export: labels are what the student's template writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from etpi_assets.agent.actions import read_actions
+from etpi_assets.exports import export
+from etpi_assets.importers import import_runs
+from etpi_assets.resources import Resources
+from etpi_assets.trajectories.records import RolloutRecord
+from etpi_assets.trajectories.tables import iter_turns
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.chat.tool_forms import structured
+from etpi_resources.lake.lake import Ref
+from tests.curation.test_curation_assets import Room
+
+pytest.importorskip("dashscope", reason="the qwen3 vocabulary comes with etpi[import]")
+
+CHATML = (
+    "qwen3", "qwen3_training", "qwen3_instruct_2507", "qwen3_vl", "qwen3_5_think", "qwen3_5_nothink", "qwen3_6",
+    "qwen3_8", "qwen2_5", "nemotron_3_nano",
+)  # fmt: skip
+"""TRL's templates with tool calls that speak ChatML."""
+PLAIN = {"enable_thinking": False}
+"""The runs hold no thoughts, so prompts that open a think block are told to close it."""
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "execute_bash",
+            "description": "Run a command.",
+            "parameters": {
+                "type": "object",
+                "properties": {"timeout": {"type": "integer"}, "command": {"type": "string"}},
+                "required": ["command"],
+            },
+        },
+    }
+]
+ANSWER = "Fixed: `total` now adds the last row too."
+
+
+def made_run(number: int, turns: int, answer: bool = True) -> dict[str, Any]:
+    """One run: a system prompt, structured calls with their results, and a final answer."""
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "You fix bugs."},
+        {"role": "user", "content": f"Mend case {number}."},
+    ]
+    for turn in range(turns):
+        arguments = json.dumps({"timeout": 10 + turn, "command": f'grep -n "tot\\n{turn}" a{number}.py | head'})
+        call = {"id": f"c{turn}", "type": "function", "function": {"name": "execute_bash", "arguments": arguments}}
+        said = "" if turn % 2 else f"Step {turn}."
+        messages.append({"role": "assistant", "content": said, "tool_calls": [call]})
+        messages.append({"role": "tool", "tool_call_id": f"c{turn}", "content": f"{turn}: total = {number}"})
+    if answer:
+        messages.append({"role": "assistant", "content": ANSWER})
+    return {"instance_id": f"own__repo-{number}", "messages": messages, "tools": TOOLS, "reward": 1.0}
+
+
+RUNS = [made_run(number, turns) for number, turns in enumerate((2, 3, 4, 3, 40))]
+SET = 'title = "mine"\nkind = "imported"\nformat = "messages"\npath = "PATH"\n[options]\nteacher = "me"\n'
+EXPERIMENT = """title = "own runs"
+rollout_sets = ["mine"]
+evaluate = "none"
+select = {require = [], shortest_correct = false}
+dataset = {val_fraction = 0.0, upweight_turns = [], max_length = LENGTH}
+[pairs]
+capture = "retokenised"
+[base]
+kind = "none"
+tokenizer = "qwen3"
+chat_template = "TEMPLATE"
+[serving.template_kwargs]
+enable_thinking = false
+[gates]
+teacher = {}
+first_turn_loss_share = 0.0
+format_exposure = 1
+role_balance = 0.0
+plan_paths_in_task = 0.0
+"""
+
+
+def write_runs(folder: Path, runs: list[dict[str, Any]]) -> Path:
+    path = folder / "runs.jsonl"
+    path.write_text("".join(json.dumps(run) + "\n" for run in runs))
+    return path
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory: pytest.TempPathFactory) -> Room:
+    folder = tmp_path_factory.mktemp("own")
+    room = Room(folder)
+    room.write("rollout_sets", "mine", SET.replace("PATH", str(write_runs(folder, RUNS))))
+    for template in CHATML:
+        room.write("experiments", template, EXPERIMENT.replace("TEMPLATE", template).replace("LENGTH", "16384"))
+    room.make_set("mine")
+    return room
+
+
+def labels(room: Room, name: str) -> dict[tuple[str, int], str]:
+    chat = load_chat_format("qwen3", name)
+    pairs = room.lake.read(Ref("tito_pairs", "experiment", name), "pairs")
+    return {
+        (rollout, turn): chat.decode(output.tolist()) for (rollout, _, turn), _, output in iter_turns(pairs)
+        if output is not None
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("template", CHATML)
+def test_labels_and_prompts_are_what_the_template_renders_for_the_users_messages(room: Room, template: str) -> None:
+    assert room.failures(template) == {}
+    chat = load_chat_format("qwen3", template)
+    form = chat.tool_form
+    assert form is not None
+    pairs = room.lake.read(Ref("tito_pairs", "experiment", template), "pairs")
+    rollouts = room.lake.read(Ref("raw_rollouts", "rollout_set", "mine"), "rollouts").to_pylist()
+    runs = {row["rollout_id"]: RUNS[int(row["task_id"].rpartition("-")[2])] for row in rollouts}
+    seen = 0
+    for (rollout, _, turn), prompt, output in iter_turns(pairs):
+        assert output is not None
+        messages = as_objects(runs[rollout]["messages"])
+        position = [i for i, m in enumerate(messages) if m["role"] == "assistant"][turn]
+        assert prompt.tolist() == chat.prompt_ids(messages[:position], tools=TOOLS, **PLAIN)
+        shown = messages[: position + 1]
+        text = chat.tokenizer.apply_chat_template(shown, tools=TOOLS, chat_template=chat.template, tokenize=False)
+        turn_text = str(text).rpartition("<|im_start|>assistant\n")[2].removesuffix("\n")
+        own = chat.encode(turn_text.rpartition("</think>")[2].lstrip("\n"), allow_special=True)
+        assert output.tolist() == own, "token for token"
+        seen += 1
+        wanted = [structured(call) for call in messages[position].get("tool_calls", ())]
+        read = form.parse(chat.decode(output.tolist()))
+        assert form.same(read, wanted)
+        actions, error = read_actions(chat.decode(output.tolist()).removesuffix("<|im_end|>"), form=form)
+        assert bool(actions) == bool(wanted) and (error is None) == bool(wanted)
+    assert seen == sum(sum(m["role"] == "assistant" for m in run["messages"]) for run in RUNS)
+
+
+def as_objects(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with arguments as objects, as servers hand them to a template."""
+    told = json.loads(json.dumps(messages))
+    for message in told:
+        for call in message.get("tool_calls", ()):
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+    return told
+
+
+def test_the_final_answer_is_trained_on_and_ends_the_turn(room: Room) -> None:
+    assert room.failures("qwen3") == {}
+    ends = [text for text in labels(room, "qwen3").values() if text.startswith("Fixed")]
+    assert ends == [f"{ANSWER}<|im_end|>"] * len(RUNS)
+
+
+def test_turns_that_do_not_fit_block_with_counts_and_reason(room: Room) -> None:
+    room.write("experiments", "short", EXPERIMENT.replace("TEMPLATE", "qwen3").replace("LENGTH", "700"))
+    failed = room.failures("short")
+    assert "turns_lost" in failed
+    assert "of 57 turns lost" in failed["turns_lost"] and "over_max_length" in failed["turns_lost"]
+    assert "raise dataset.max_length" in failed["turns_lost"]
+
+
+def test_exports_hand_on_tools_and_structured_calls(room: Room, tmp_path: Path) -> None:
+    assert room.failures("qwen3") == {}
+    resources = Resources(lake=room.lake, specs_folder=room.folder / "specs")
+    for name in ("trl_messages", "verl_sft", "hub"):
+        export("qwen3", name, tmp_path / name, resources)
+    (row, *_) = pq.read_table(tmp_path / "trl_messages" / "data" / "train.parquet").to_pylist()
+    assert json.loads(row["tools"]) == TOOLS
+    call = row["messages"][2]["tool_calls"][0]["function"]
+    assert (call["name"], list(json.loads(call["arguments"]))) == ("execute_bash", ["timeout", "command"])
+    (row, *_) = pq.read_table(tmp_path / "verl_sft" / "data" / "train.parquet").to_pylist()
+    assert row["tools"] == TOOLS
+    records = list(import_runs("messages", tmp_path / "trl_messages" / "data", {}))
+    assert all(isinstance(record, RolloutRecord) and record.tools == TOOLS for record in records)
+
+
+def test_trl_renders_the_export_as_the_labels(room: Room, tmp_path: Path) -> None:
+    """The rendering of TRL's own code, with the columns as its trainer reads them."""
+    from trl.data_utils import apply_chat_template
+
+    assert room.failures("qwen3") == {}
+    export("qwen3", "trl_messages", tmp_path / "out", Resources(lake=room.lake, specs_folder=room.folder / "specs"))
+    chat = load_chat_format("qwen3", "qwen3")
+    said = set(labels(room, "qwen3").values())
+    for row in pq.read_table(tmp_path / "out" / "data" / "train.parquet").to_pylist():
+        text = apply_chat_template({"messages": row["messages"]}, chat.tokenizer, tools=json.loads(row["tools"]))[
+            "text"
+        ]
+        turns = [part.partition("<|im_end|>")[0] for part in text.split("<|im_start|>assistant\n")[1:]]
+        assert all(turn.rpartition("</think>")[2].lstrip("\n") + "<|im_end|>" in said for turn in turns)
+
+
+def test_calls_written_as_text_in_another_syntax_block(room: Room) -> None:
+    """The prompt asks for JSON; the messages hold XML in their text."""
+    runs = json.loads(json.dumps([made_run(9, 2)]))
+    for message in runs[0]["messages"]:
+        if message.pop("tool_calls", None):
+            message["content"] = (
+                "<tool_call>\n<function=execute_bash>\n<parameter=command>\nls\n</parameter>\n</function>\n</tool_call>"
+            )
+    (room.folder / "xml").mkdir()
+    path = write_runs(room.folder / "xml", runs)
+    room.write("rollout_sets", "mine_xml", SET.replace("PATH", str(path)))
+    text = EXPERIMENT.replace("TEMPLATE", "qwen3").replace("LENGTH", "16384").replace('["mine"]', '["mine_xml"]')
+    room.write("experiments", "xml", text)
+    room.make_set("mine_xml")
+    failed = room.failures("xml")
+    assert set(failed) == {"label_syntax"}
+    assert "2 labels call tools as qwen_xml where the prompt asks for hermes" in failed["label_syntax"]
+
+
+def test_a_call_that_the_form_cannot_carry_is_dropped_with_its_reason(room: Room) -> None:
+    run = made_run(8, 6)
+    spoilt = run["messages"][2]["tool_calls"][0]["function"]
+    spoilt["arguments"] = json.dumps({"command": "echo '</parameter>'"})
+    (room.folder / "spoilt").mkdir()
+    path = write_runs(room.folder / "spoilt", [run])
+    room.write("rollout_sets", "spoilt", SET.replace("PATH", str(path)))
+    text = EXPERIMENT.replace("TEMPLATE", "qwen3_6").replace("LENGTH", "16384").replace('["mine"]', '["spoilt"]')
+    room.write("experiments", "spoilt", text)
+    room.make_set("spoilt")
+    assert room.failures("spoilt") == {}
+    (dropped,) = room.lake.read(Ref("tito_pairs", "experiment", "spoilt"), "dropped").to_pylist()
+    assert (dropped["turn"], dropped["reason"]) == (0, "unparseable")
+    assert "qwen_xml does not read its 1 call(s) back" in dropped["detail"]

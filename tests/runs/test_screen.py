@@ -1,0 +1,138 @@
+"""What real runs show: in a log file through a pipe, on a terminal through a pseudo-terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import termios
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.graph import write_spec
+from tests.support.small_specs import DATA_ALONE, ROLLOUT_SET, SUITE
+
+ROOT = Path(__file__).resolve().parents[2]
+CURSOR_HIDDEN, CURSOR_SHOWN = "\x1b[?25l", "\x1b[?25h"
+UNTRAINED = """
+extends = "plan_first_tiny"
+rollout_sets = ["little_strong"]
+evaluate = "none"
+[base.tiny]
+conversations = 24
+exercises = 0
+[gates]
+teacher = {}
+format_exposure = 0
+role_balance = 0.0
+plan_paths_in_task = 0.0
+"""
+"""A base of so few conversations fails its check."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Where specs, lake and Dagster's home are; nothing is made yet."""
+    made = tmp_path_factory.mktemp("screen")
+    write_spec(made / "specs", "suites", "little", SUITE)
+    write_spec(made / "specs", "rollout_sets", "little_strong", ROLLOUT_SET)
+    for name in ("data_one", "data_two"):
+        write_spec(made / "specs", "experiments", name, DATA_ALONE)
+    for name in ("untrained_one", "untrained_two"):
+        write_spec(made / "specs", "experiments", name, UNTRAINED)
+    return made
+
+
+def _command(*names: str) -> list[str]:
+    return [sys.executable, "-m", "etpi", "run", *names]
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    places = {"DAGSTER_HOME": "", "ETPI_DATA": "data", "ETPI_CATALOG": "etpi.duckdb", "ETPI_SPECS": "specs"}
+    return {**os.environ, "TERM": "xterm", **{name: str(folder / place) for name, place in places.items()}}
+
+
+def _on_a_terminal(
+    folder: Path, *names: str, act: Callable[[str], bytes | None] = lambda shown: None
+) -> tuple[int, str]:
+    """Run experiments on a pseudo-terminal: exit status, and everything it was sent.
+
+    Args:
+        act: what was sent so far -> keys to press; asked until it gives some.
+    """
+    process, terminal = pty.fork()
+    if process == 0:
+        os.chdir(ROOT)
+        # A shell has its background jobs ignore interrupts, and their children inherit that.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.execve(sys.executable, _command(*names), _environment(folder))
+    termios.tcsetwinsize(terminal, (40, 100))
+    shown, pressed = b"", False
+    while True:
+        try:
+            piece = os.read(terminal, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not piece:
+            break
+        shown += piece
+        if not pressed and (keys := act(shown.decode(errors="replace"))):
+            os.write(terminal, keys)
+            pressed = True
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), shown.decode()
+
+
+def test_a_terminal_has_a_live_block_and_ends_with_table_legend_and_three_steps(folder):
+    code, shown = _on_a_terminal(folder, "data_one", "data_two")
+    assert code == 0, shown
+    assert shown.count(CURSOR_HIDDEN) == shown.count(CURSOR_SHOWN) == 1
+    block, _, ending = shown.partition(CURSOR_SHOWN)
+    assert re.search(r"raw_rollouts of little_strong: .*\d so far", block)
+    assert "\x1b" not in ending, "plain text below the block"
+    lines = ending.replace("\r", "").strip("\n").split("\n")
+    assert lines[0].split()[:2] == ["plan_first", "follow_through"]
+    assert [line for line in lines if line.startswith("  teacher ")], ending
+    assert "95 % interval" in ending and "teacher: " in ending
+    at = lines.index("Next:")
+    assert [line[2:4] for line in lines[at:] if line[2:3].isdigit()] == ["1.", "2.", "3."]
+
+    code, again = _on_a_terminal(folder, "data_one", "data_two")
+    assert code == 0 and again.count("nothing is missing or stale") == 1
+    assert " made in " not in again and "-- " not in again, "no job is started for nothing"
+
+
+def test_ctrl_c_leaves_the_terminal_clean(folder):
+    write_spec(folder / "specs", "rollout_sets", "slow", ROLLOUT_SET.replace("k = 1", "k = 40"))
+    for name in ("stopped_one", "stopped_two"):
+        write_spec(folder / "specs", "experiments", name, DATA_ALONE.replace("little_strong", "slow"))
+    code, shown = _on_a_terminal(
+        folder,
+        "stopped_one",
+        "stopped_two",
+        act=lambda shown: b"\x03" if "raw_rollouts of slow: rolled out" in shown else None,
+    )
+    assert code == 130, shown
+    _, _, ending = shown.rpartition(CURSOR_SHOWN)
+    assert "etpi: stopped." in ending and "\x1b" not in ending and "Traceback" not in shown
+
+
+def test_a_log_is_sparse_and_says_once_who_waits_for_whom_and_why_a_run_failed(folder):
+    run = subprocess.run(
+        _command("untrained_one", "untrained_two"), cwd=ROOT, env=_environment(folder), capture_output=True, text=True
+    )
+    said = run.stderr
+    assert run.returncode == 1, said
+    assert not re.search(r"[0-9a-f]{64}", said) and "\x1b" not in said
+    assert "pipes" not in said.lower()
+    assert len(re.findall(r"untrained_\w+ waits for the tiny base that untrained_\w+ is training", said)) == 1, said
+    assert len(re.findall(r"base_checkpoint of \w+: step", said)) <= 8
+    ending = said[said.index("etpi: failed: ") :]
+    for name in ("untrained_one", "untrained_two"):
+        assert f"  {name}: base_checkpoint of {name}: blocked by failed checks" in ending
+    assert "etpi status untrained_one" in ending

@@ -1,0 +1,101 @@
+"""What bubblewrap alone does; what both kinds of sandbox do is in `test_sandboxes`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from etpi_resources.sandboxes import Environment, EnvironmentUnavailable, Limits, SandboxUnavailable
+from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
+
+FACTORY = BubblewrapFactory()
+
+
+@pytest.fixture
+def shown():
+    """A folder that everybody can enter, which pytest's own is not."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
+
+
+def test_without_bubblewrap_it_says_what_to_do(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(SandboxUnavailable, match="apt-get install bubblewrap"), BubblewrapFactory().create({}):
+        pass
+
+
+def test_a_cage_that_does_not_start_says_why(tmp_path, monkeypatch):
+    fake = tmp_path / "bwrap"
+    fake.write_text("#!/bin/sh\necho 'bwrap: No permissions to create a new namespace' >&2\nexit 1\n")
+    fake.chmod(0o755)
+    tmp_path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("shutil.which", lambda name: str(fake) if name == "bwrap" else f"/usr/bin/{name}")
+    with pytest.raises(SandboxUnavailable, match="(?s)could not start a sandbox.*(No permissions|Permission denied)"):
+        BubblewrapFactory().create({}).__enter__()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_it_works_without_root():
+    program = (
+        "from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory\n"
+        "with BubblewrapFactory().create({'a': 'x'}) as s: print(s.run('cat a').output, s.read_files())"
+    )
+    root = str(Path(__file__).parents[2])
+    command = ["setpriv", "--reuid=64200", "--regid=64200", "--clear-groups", "--", "/usr/bin/python3", "-c", program]
+    done = subprocess.run(command, env={"PYTHONPATH": root, "PATH": os.environ["PATH"]}, capture_output=True, text=True)
+    if "ModuleNotFoundError" in done.stderr:
+        pytest.skip("another user cannot read this checkout")
+    assert done.stdout == "x {'a': 'x'}\n", done.stderr
+
+
+def test_nothing_of_the_machine_but_its_programs_is_shown():
+    with FACTORY.create({}) as box:
+        for path in ("/etc/shadow", "/etc/passwd", "/root", "/home", "/var", "/sys"):
+            assert box.run(f"cat {path} || ls {path}").exit_code != 0, path
+        known = {"bin", "dev", "etc", "lib", "lib32", "lib64", "proc", "run", "sbin", "tmp", "usr", "workspace"}
+        assert set(box.run("ls /").output.split()) <= known
+        assert sorted(box.run("ls -A /etc").output.split()) in (["alternatives", "ld.so.cache"], ["ld.so.cache"])
+
+
+def test_a_checkout_becomes_the_workspace_and_stays_as_it_was(shown):
+    checkout, tools = shown / "checkout", shown / "tools"
+    (checkout / ".git").mkdir(parents=True)
+    (checkout / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
+    (checkout / "a.py").write_text("a = 1\n")
+    (tools / "bin").mkdir(parents=True)
+    (tools / "bin" / "check").write_text("#!/bin/sh\necho checked\n")
+    (tools / "bin" / "check").chmod(0o755)
+    environment = Environment("/srv/repo", checkout=checkout, tools=(tools,), places=("/patches",))
+    with FACTORY.create({"b.py": "b = 2\n"}, environment=environment) as box:
+        assert box.run("pwd; check; cat .git/HEAD").output == "/srv/repo\nchecked\nref: refs/heads/main\n"
+        assert box.run("echo x > /patches/x; echo a = 3 > a.py; echo y > /run/checkout/y").exit_code == 1
+        assert box.run(f"echo z >> {tools}/bin/check").exit_code == 1
+        assert box.read_files() == {"a.py": "a = 3\n", "b.py": "b = 2\n"}
+    assert (checkout / "a.py").read_text() == "a = 1\n" and sorted(p.name for p in checkout.iterdir()) == [
+        ".git",
+        "a.py",
+    ]
+
+
+def test_an_environment_that_cannot_be_had_says_so(shown):
+    def start(environment: Environment, limits: Limits = Limits()) -> None:  # noqa: B008
+        with FACTORY.create({}, limits, environment):
+            pass
+
+    with pytest.raises(EnvironmentUnavailable, match='(?s)image repo:1.*sandbox = "docker"'):
+        start(Environment(image="repo:1"))
+    with pytest.raises(EnvironmentUnavailable, match="nowhere is no folder"):
+        start(Environment(checkout=shown / "nowhere"))
+    for name in "abcd":
+        (shown / name).write_bytes(b"x" * 600_000)
+    with pytest.raises(EnvironmentUnavailable, match="(?s)No space left.*disk limit is 1 MiB"):
+        start(Environment(checkout=shown), Limits(file_bytes=1 << 20))
+    (shown / "a").chmod(0)
+    with pytest.raises(EnvironmentUnavailable, match="(?s)Permission denied.*chmod"):
+        start(Environment(checkout=shown))

@@ -1,0 +1,223 @@
+"""What the container sandbox alone does; what both kinds of sandbox do is in `test_sandboxes`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from etpi_resources.sandboxes import Environment, EnvironmentUnavailable, Limits, SandboxUnavailable
+from etpi_resources.sandboxes.docker import DockerFactory
+from etpi_resources.sandboxes.docker_owner import OWNER, owner, reap
+from tests.support.container_engine import IMAGE
+
+MIB = 1 << 20
+SMALL = Limits(command_seconds=20, file_bytes=16 * MIB, memory_bytes=256 * MIB)
+
+
+@pytest.fixture
+def client(engine):
+    with DockerFactory().create({}) as sandbox:
+        yield sandbox._engine.client
+
+
+def start(environment: Environment | None = None) -> None:
+    with DockerFactory().create({}, SMALL, environment):
+        pass
+
+
+def dockerfile(folder: Path, *lines: str) -> Environment:
+    folder.mkdir(exist_ok=True)
+    (folder / "Dockerfile").write_text("\n".join([f"FROM {IMAGE}", *lines, ""]))
+    return Environment("/repo", build=folder)
+
+
+# --- what is missing -----------------------------------------------------------------------------------------------
+
+
+def test_without_an_engine_it_says_what_to_do(monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    with pytest.raises(SandboxUnavailable, match="(?s)no container engine answers.*podman.*DOCKER_HOST.*bubblewrap"):
+        start()
+
+
+def test_without_the_sdk_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "docker", None)
+    with pytest.raises(SandboxUnavailable, match=r"pip install \"etpi\[docker\]\""):
+        start()
+
+
+def test_an_image_that_is_not_there_and_cannot_be_pulled(engine, monkeypatch):
+    with pytest.raises(EnvironmentUnavailable, match="(?s)localhost:1/absent:1 .*cannot be pulled.*docker pull"):
+        start(Environment(image="localhost:1/absent:1"))
+    monkeypatch.setenv("ETPI_DOCKER_IMAGE", "localhost:1/absent:2")
+    with pytest.raises(SandboxUnavailable, match="(?s)default image localhost:1/absent:2.*ETPI_DOCKER_IMAGE"):
+        start()
+    with pytest.raises(EnvironmentUnavailable, match="checkout"):
+        start(Environment(checkout=Path("/usr")))
+
+
+@pytest.mark.parametrize(
+    ("said", "remedy"), [("write /x: no space left on device", "docker system prune"), ("denied by a policy", "log")]
+)
+def test_a_full_or_refusing_engine_says_what_to_do(engine, monkeypatch, said, remedy):
+    from docker import APIClient
+    from docker.errors import APIError
+
+    def refuse(*_: object, **__: object) -> None:
+        raise APIError("500 Server Error", explanation=said)
+
+    monkeypatch.setattr(APIClient, "create_container", refuse)
+    with pytest.raises(SandboxUnavailable, match=f"(?s)refuses: {said}.*{remedy}"):
+        start()
+
+
+def test_an_engine_that_stops_ends_the_rollout_with_a_name(engine):
+    with DockerFactory().create({}, SMALL) as sandbox:
+        assert sandbox.run("echo up").output == "up\n"
+        engine.stop()
+        try:
+            result = sandbox.run("echo x")
+            assert (result.exit_code, result.output) in [(137, "[the sandbox has ended]"), (0, "x\n")]
+        finally:
+            engine.start()
+    start()
+
+
+# --- images --------------------------------------------------------------------------------------------------------
+
+
+def test_an_image_is_built_once_for_all_who_want_it(engine, tmp_path, monkeypatch):
+    from docker import APIClient
+
+    built, build = [], APIClient.build
+
+    def watched(self: APIClient, **options: object) -> object:
+        built.append(options["tag"])
+        return build(self, **options)
+
+    monkeypatch.setattr(APIClient, "build", watched)
+    (tmp_path / "context").mkdir()
+    (tmp_path / "context" / "note.txt").write_text("from the image\n")
+    environment = dockerfile(tmp_path / "context", "COPY note.txt /repo/note.txt", "ENV COLOUR=green")
+    factory, said = DockerFactory(), []
+
+    def work() -> None:
+        with factory.create({"own.txt": "own\n"}, SMALL, environment) as sandbox:
+            said.append((sandbox.run("pwd; echo $COLOUR; cat note.txt own.txt").output, sandbox.read_files()))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    files = {"note.txt": "from the image\n", "own.txt": "own\n"}
+    assert said == [("/repo\ngreen\nfrom the image\nown\n", files)] * 3
+    assert len(built) == 1
+
+
+def test_an_image_that_does_not_build_says_why(engine, tmp_path):
+    with pytest.raises(EnvironmentUnavailable, match="(?s)could not be built.*nothing.txt"):
+        start(dockerfile(tmp_path / "bad", "COPY nothing.txt /repo/"))
+    (tmp_path / "none").mkdir()
+    with pytest.raises(EnvironmentUnavailable, match="has no Dockerfile"):
+        start(Environment(build=tmp_path / "none"))
+
+
+def test_an_image_without_python_says_so(engine, tmp_path):
+    folder = tmp_path / "bare"
+    environment = dockerfile(folder)
+    for line in subprocess.run(["ldd", "/bin/sh"], capture_output=True, text=True).stdout.split():
+        if line.startswith("/"):
+            (folder / "root" / line[1:]).parent.mkdir(parents=True, exist_ok=True)
+            (folder / "root" / line[1:]).write_bytes(Path(line).read_bytes())
+            (folder / "root" / line[1:]).chmod(0o755)
+    (folder / "root" / "bin").mkdir(exist_ok=True)
+    (folder / "root" / "bin" / "sh").write_bytes(Path("/bin/sh").read_bytes())
+    (folder / "root" / "bin" / "sh").chmod(0o755)
+    (folder / "Dockerfile").write_text("FROM scratch\nCOPY root /\n")
+    with pytest.raises(EnvironmentUnavailable, match=r"no Python 3\.9 or newer"):
+        start(environment)
+
+
+# --- a task's own image --------------------------------------------------------------------------------------------
+
+
+def test_the_disk_of_an_own_image_is_bounded(engine, tmp_path):
+    environment = dockerfile(tmp_path / "context", "WORKDIR /repo")
+    with DockerFactory().create({"a.txt": "a\n"}, SMALL, environment) as sandbox:
+        result = sandbox.run("i=0; while :; do i=$((i+1)); head -c 5000000 /dev/zero > fill$i; sleep 0.05; done")
+        assert result.exit_code == 137 and "[ended: more than 16 MiB of disk]" in result.output
+        assert result.seconds < 10
+        assert "16 MiB of disk" in sandbox.run("while :; do head -c 100000 /dev/zero >> fill1; done").output
+        assert sandbox.run("rm -f fill*; sleep 0.6; cat a.txt").output == "a\n"
+        assert sandbox.run("head -c 5000000 /dev/zero > some; sleep 0.7; echo fits").output == "fits\n"
+        assert sandbox.run("head -c 30000000 /dev/zero > one").exit_code != 0
+
+
+def test_an_own_image_has_no_privileges_either(engine, tmp_path):
+    environment = dockerfile(tmp_path / "context", "WORKDIR /repo")
+    with DockerFactory().create({}, SMALL, environment) as sandbox:
+        status = sandbox.run("cat /proc/self/status").output
+        assert "CapEff:\t0000000000000000" in status and "NoNewPrivs:\t1" in status
+        for tried in (
+            "mount -t tmpfs none /tmp",
+            "chroot / true",
+            "echo 1 > /proc/sys/vm/swappiness",
+            "cat /proc/1/mem",
+        ):
+            assert sandbox.run(tried).exit_code != 0, tried
+        assert sandbox.run("bomb() { bomb | bomb & }; bomb; sleep 30", timeout=1.5).exit_code != 0
+        assert sandbox.run("echo on").output == "on\n"
+
+
+# --- what is left behind -------------------------------------------------------------------------------------------
+
+
+def test_the_next_start_removes_what_dead_processes_left_and_nothing_else(client, engine):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    mine = owner()
+    place = mine.rsplit(" ", 2)[0]
+    host, boot, space = place.split(" ")
+    owners = {
+        "dead": f"{place} {ended.pid} 1",
+        "another process of that id": f"{place} {os.getpid()} 1",
+        "before the boot": f"{host} another-boot {space} 1 1",
+        "living": mine,
+        "elsewhere": f"other-host {boot} {space} 1 1",
+        "unseen": f"{host} {boot} 1 1 1",
+    }
+    made = {
+        name: client.create_container(IMAGE, labels={OWNER: label}, command=["sleep", "60"])["Id"]
+        for name, label in owners.items()
+    }
+    foreign = client.create_container(IMAGE, command=["sleep", "60"])["Id"]
+    try:
+        removed = set(reap(client))
+        assert {name for name, container in made.items() if container in removed} == {
+            "dead",
+            "another process of that id",
+            "before the boot",
+        }
+        start()
+        left = {container["Id"] for container in client.containers(all=True)}
+        assert foreign in left and {made["living"], made["elsewhere"], made["unseen"]} <= left
+    finally:
+        for container in client.containers(all=True, filters={"status": "created"}):
+            client.remove_container(container["Id"], force=True)
+
+
+def test_containers_are_labelled_with_their_process_and_gone_when_left(client, engine):
+    before = set(engine.containers())
+    with DockerFactory().create({}, SMALL) as sandbox:
+        assert client.inspect_container(sandbox._id)["Config"]["Labels"] == {OWNER: owner()}
+    deadline = time.monotonic() + 10
+    while set(engine.containers()) - before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert set(engine.containers()) <= before

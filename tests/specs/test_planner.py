@@ -1,0 +1,338 @@
+"""The planner and the skip rule: what is missing, stale or blocked, and what a change makes anew."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from etpi_assets.asset_run import AssetRun, CodeChanged
+from etpi_assets.graph import GRAPH
+from etpi_assets.specs import planner
+from etpi_assets.specs.load import SpecError
+from etpi_assets.versioning.acceptance import NotAcceptable, accept, accept_all
+from etpi_resources.lake.lake import BlockedInput, LakeError, MissingInput, Ref
+from tests.support.graph import EXPERIMENT, ROLLOUT_SET, write_spec
+
+CHAIN = [name for name, node in GRAPH.items() if node.set != "all"]
+
+
+def _states(world, experiment="first"):
+    resources = world.resources()
+    return {step.asset: step for step in planner.plan(experiment, resources.specs, resources.lake)}
+
+
+def _not_ok(world, experiment="first"):
+    return {name: step.state for name, step in _states(world, experiment).items() if step.state != "ok"}
+
+
+def test_nothing_made_is_all_missing_in_order(world):
+    steps = list(_states(world).values())
+    assert [s.asset for s in steps] == sorted(CHAIN, key=lambda n: (planner.SETS.index(GRAPH[n].set), CHAIN.index(n)))
+    assert {s.state for s in steps} == {"missing"}
+    assert planner.commands(steps)[:2] == [
+        "dg launch --job prepare_suite --partition small",
+        "dg launch --job collect_rollouts --partition few",
+    ]
+
+
+def test_made_is_ok_and_a_second_pass_computes_nothing(world):
+    assert len(world.make_all()) > 0
+    assert _not_ok(world) == {}
+    assert world.make_all() == [("catalog", "all")]
+
+
+def test_evaluation_budget_stales_evaluation_and_retrains_nothing(world):
+    world.make_all()
+    write_spec(world.specs_folder, "experiments", "first", EXPERIMENT.replace('"small"}', '"small", tasks = 5}'))
+    stale = _states(world)
+    assert stale["eval_rollouts"].reason == "its spec changed: evaluate.tasks 24 → 5"
+    assert {n for n, s in stale.items() if s.state != "ok"} == {
+        "experiment_spec", "eval_rollouts", "eval_metrics", "experiment_report", "model_card",
+    }  # fmt: skip
+    made = {name for name, _ in world.make_all()}
+    assert not made & {"upweighted_dataset", "sft_checkpoint", "base_checkpoint", "serving_probe"}
+    assert {"eval_rollouts", "eval_metrics"} <= made
+
+
+def test_title_stales_reports_alone(world):
+    world.make_all()
+    write_spec(world.specs_folder, "experiments", "first", EXPERIMENT.replace('"e"', '"better"'))
+    assert set(_not_ok(world)) == {"experiment_spec", "experiment_report", "model_card"}
+
+
+def test_one_experiments_change_touches_only_it(world):
+    world.make_all("first")
+    world.make_all("second")
+    write_spec(world.specs_folder, "experiments", "first", EXPERIMENT + "[train]\nepochs = 5\n")
+    assert "sft_checkpoint" in _not_ok(world, "first")
+    assert _not_ok(world, "second") == {}
+
+
+def test_staleness_goes_through_the_whole_chain(world):
+    world.make_all()
+    write_spec(world.specs_folder, "rollout_sets", "few", ROLLOUT_SET + "k = 3\n")
+    states = _states(world)
+    assert states["raw_rollouts"].reason.startswith("its spec changed")
+    assert states["tasks"].state == states["base_checkpoint"].state == "ok"
+    assert states["eval_metrics"].state == states["model_card"].state == "waiting"
+    assert states["tito_pairs"].reason == "selected_trajectories, raw_rollouts of few are not up to date or stale"
+
+
+def test_an_unchanged_result_upstream_stops_the_wave(world):
+    world.make_all()
+    write_spec(world.specs_folder, "suites", "small", 'title = "s"\nfamily = "coop_tiny"\nnotes = "n"\n')
+    assert set(_not_ok(world)) == {"suite_spec"}, "nobody reads a note"
+
+
+def test_code_change_is_a_state_of_its_own_and_names_the_code(world, code):
+    world.make_all()
+    code["tito_pairs"] = "2"
+    states = _states(world)
+    assert states["tito_pairs"].state == "code" and not states["tito_pairs"].asks
+    assert states["tito_pairs"].reason.endswith(": made.tito_pairs (function)")
+    assert states["upweighted_dataset"].state == "waiting"
+    assert states["selected_trajectories"].state == "ok"
+    assert [name for name, _ in world.make_all()] == ["tito_pairs", "catalog"], "same pairs, so nothing after them"
+    assert _not_ok(world) == {}
+
+
+def test_expensive_results_of_changed_code_are_not_made_again_unasked(world, code):
+    world.make_all()
+    code["sft_checkpoint"] = code["sft_checkpoint kept"] = "2"
+    step = _states(world)["sft_checkpoint"]
+    assert (step.state, step.asks, step.consent) == ("code", True, "rebuild") and step.seconds is not None
+    with pytest.raises(CodeChanged, match="etpi accept sft_checkpoint first") as error:
+        world.make("sft_checkpoint", "first")
+    assert "--rebuild" in str(error.value)
+    assert not world.make("sft_checkpoint", "first", consent={"rebuild"}).skipped
+    assert _not_ok(world) == {}
+
+
+def test_a_run_is_told_what_changed_what_it_cost_and_the_ways_on(world, code):
+    world.make_all()
+    assert planner.unasked(_states(world).values(), ()) == ""
+    for name in ("raw_rollouts", "sft_checkpoint"):
+        code[name] = code[f"{name} kept"] = "2"
+    steps = _states(world).values()
+    text = planner.unasked(steps, ())
+    assert "raw_rollouts of few: code changed since 20" in text and "again with --recollect" in text
+    assert "made.raw_rollouts (function)" in text and "took 0 s last time" in text
+    assert "etpi accept raw_rollouts few --because" in text and "etpi explain raw_rollouts few" in text
+    assert "sft_checkpoint of first: code changed" in text and "again with --rebuild" in text
+    assert "raw_rollouts of few" not in planner.unasked(steps, ("recollect",))
+    assert planner.unasked(steps, ("recollect", "rebuild")) == ""
+
+
+def test_assets_without_partitions_have_states_too(world):
+    world.make_all()
+    assert {step.state for step in planner.across(world.resources().specs, world.lake)} == {"ok"}
+    world.make_all("second")
+    write_spec(world.specs_folder, "experiments", "second", EXPERIMENT.replace('"e"', '"another title"'))
+    states = {step.asset: step.state for step in planner.across(world.resources().specs, world.lake)}
+    assert states["leaderboard"] == "stale"
+
+
+def test_code_around_an_expensive_result_is_rebuilt_without_asking(world, code):
+    """A check worded differently makes the asset again and finds the same training."""
+    world.make_all()
+    code["sft_checkpoint"] = "2"
+    step = _states(world)["sft_checkpoint"]
+    assert step.state == "code" and not step.asks
+    assert not world.make("sft_checkpoint", "first").skipped
+
+
+def test_rollouts_ask_for_recollect(world, code):
+    world.make_all()
+    code["raw_rollouts"] = code["raw_rollouts kept"] = "2"
+    with pytest.raises(CodeChanged, match="--recollect"):
+        world.make("raw_rollouts", "few", consent={"rebuild"})
+    assert not world.make("raw_rollouts", "few", consent={"recollect"}).skipped
+
+
+def test_code_that_changes_an_input_asks_before_what_is_expensive(world, code):
+    """A changed judge gives other tasks: that is no edit of the user's, so nothing is collected again in silence."""
+    world.make_all()
+    code["tasks"] = "2"
+    world.change_result("tasks")
+    world.make("tasks", "small")
+    step = _states(world)["raw_rollouts"]
+    assert (step.state, step.asks) == ("stale", True) and "tasks/small" in step.reason
+    with pytest.raises(CodeChanged):
+        world.make("raw_rollouts", "few")
+
+
+def test_what_a_person_edits_upstream_retrains_without_asking(world):
+    world.make_all()
+    write_spec(world.specs_folder, "experiments", "first", EXPERIMENT + "[dataset]\nupweight_factor = 3\n")
+    world.make("upweighted_dataset", "first")
+    step = _states(world)["sft_checkpoint"]
+    assert (step.state, step.asks) == ("stale", False)
+    assert not world.make("sft_checkpoint", "first").skipped
+
+
+def test_an_accepted_change_keeps_the_version_and_says_who(world, code):
+    world.make_all()
+    ref = Ref("sft_checkpoint", "experiment", "first")
+    before = world.lake.current(ref)
+    code["sft_checkpoint"] = code["sft_checkpoint kept"] = "2"
+    resources = world.resources()
+    accept("sft_checkpoint", "first", resources.specs, resources.lake, by="Ada", because="a renamed variable")
+    assert _not_ok(world) == {}
+    after = world.lake.current(ref)
+    assert after.version == before.version and after.code["kept_root"] == before.code["kept"]
+    assert _states(world)["sft_checkpoint"].reason.startswith("code change accepted by Ada on ")
+    assert world.make("sft_checkpoint", "first").skipped
+    code["sft_checkpoint"] = code["sft_checkpoint kept"] = "3"
+    assert _states(world)["sft_checkpoint"].asks, "an acceptance is of one change, not of every later one"
+    accept("sft_checkpoint", "first", resources.specs, resources.lake, by="Bob", because="again")
+    assert [entry["by"] for entry in world.lake.current(ref).accepted] == ["Ada", "Bob"]
+    assert world.lake.current(ref).code["kept_root"] == before.code["kept"]
+
+
+def test_only_a_change_of_code_can_be_accepted(world):
+    world.make_all()
+    resources = world.resources()
+    with pytest.raises(NotAcceptable, match="is ok"):
+        accept("sft_checkpoint", "first", resources.specs, resources.lake, by="Ada", because="x")
+    write_spec(world.specs_folder, "experiments", "first", EXPERIMENT + "[train]\nepochs = 5\n")
+    resources = world.resources()
+    with pytest.raises(NotAcceptable, match="its spec changed"):
+        accept("sft_checkpoint", "first", resources.specs, resources.lake, by="Ada", because="x")
+    with pytest.raises(NotAcceptable, match="because"):
+        accept("sft_checkpoint", "first", resources.specs, resources.lake, by="Ada", because=" ")
+
+
+def test_a_lake_of_an_older_version_is_recognised_and_can_be_accepted(world):
+    world.make_all()
+    for manifest in [m for ref in world.lake.refs() if (m := world.lake.current(ref))]:
+        path = world.lake.root / manifest.ref.asset / f"{manifest.ref.set}={manifest.ref.key}"
+        pointer = path / json.loads((path / "current").read_text())["manifest"]
+        old = json.loads(pointer.read_text())
+        for name in ("code", "cause", "accepted", "seconds"):
+            del old[name]
+        pointer.write_text(json.dumps(old | {"input_key": "of the old rule", "spec_hash": "of the old rule"}))
+    states = _states(world)
+    assert states["sft_checkpoint"].state == "code" and "older version" in states["sft_checkpoint"].reason
+    assert states["sft_checkpoint"].asks and not states["tito_pairs"].asks
+    resources = world.resources()
+    accepted = accept_all("first", resources.specs, resources.lake, by="Ada", because="the upgrade")
+    assert {step.asset for step in accepted} >= {"raw_rollouts", "sft_checkpoint"}
+    assert _not_ok(world) == {}
+
+
+def test_a_knob_turned_back_brings_the_earlier_version_back(world):
+    world.make_all()
+    before = world.lake.current(Ref("sft_checkpoint", "experiment", "first")).version
+    write_spec(world.specs_folder, "experiments", "first", EXPERIMENT + "[train]\nepochs = 5\n")
+    world.make_all()
+    assert world.lake.current(Ref("sft_checkpoint", "experiment", "first")).version != before
+    write_spec(world.specs_folder, "experiments", "first", EXPERIMENT)
+    assert [n for n, _ in world.make_all() if GRAPH[n].set == "experiment"] == []
+    assert world.lake.current(Ref("sft_checkpoint", "experiment", "first")).version == before
+    assert _not_ok(world) == {}
+
+
+def test_blocked_binds_until_a_good_version(world):
+    world.failing.add("upweighted_dataset")
+    for name in CHAIN[: CHAIN.index("upweighted_dataset") + 1]:
+        world.make(name, {"suite": "small", "rollout_set": "few", "experiment": "first"}[GRAPH[name].set])
+    step = _states(world)["upweighted_dataset"]
+    assert (step.state, step.reason) == ("blocked", "sound: row 3 is unsound; mend it")
+    with pytest.raises(BlockedInput, match="row 3 is unsound; mend it"):
+        world.make("sft_checkpoint", "first")
+    assert ("sft_checkpoint", "first") not in world.made
+    world.failing.clear()
+    world.make("upweighted_dataset", "first")
+    world.make("sft_checkpoint", "first")
+
+
+def test_a_good_version_does_not_stand_in_for_a_newer_blocked_one(world):
+    world.make_all()
+    write_spec(world.specs_folder, "experiments", "first", EXPERIMENT + "[dataset]\nupweight_factor = 3\n")
+    world.failing.add("upweighted_dataset")
+    world.make("upweighted_dataset", "first")
+    with pytest.raises(BlockedInput):
+        world.make("sft_checkpoint", "first")
+    write_spec(world.specs_folder, "experiments", "first", EXPERIMENT)
+    assert world.make("upweighted_dataset", "first").skipped, "the earlier version is what this spec asks for"
+    assert world.make("sft_checkpoint", "first").skipped
+
+
+def test_missing_input_says_the_commands(world):
+    with pytest.raises(MissingInput) as error:
+        world.make("selected_trajectories", "first")
+    text = str(error.value)
+    assert "dg launch --job prepare_suite --partition small\n" in text
+    assert "dg launch --job collect_rollouts --partition few\n" in text
+    assert "make run EXPERIMENT=first" in text
+    with pytest.raises(MissingInput) as error:
+        world.make("raw_rollouts", "few")
+    assert "prepare_suite --partition small" in str(error.value) and "make run" not in str(error.value)
+
+
+def test_invalid_and_unknown_specs(world):
+    write_spec(world.specs_folder, "experiments", "broken", "sead = 1")
+    assert {s.state for s in _states(world, "broken").values()} == {"invalid"}
+    with pytest.raises(SpecError, match="Valid names: .*first"):
+        _states(world, "furst")
+    with pytest.raises(SpecError, match="sead: unknown key"):
+        world.make("experiment_spec", "broken")
+    write_spec(world.specs_folder, "rollout_sets", "few", "kid = 1")
+    steps = _states(world)
+    assert steps["raw_rollouts"].state == "invalid" and "few.toml: kid" in steps["raw_rollouts"].reason
+
+
+def test_reading_what_the_graph_does_not_name_is_refused(world):
+    world.make_all()
+    run = AssetRun(GRAPH["tito_pairs"], "first", world.resources())
+    with pytest.raises(LakeError, match=r"reads 'base_checkpoint', which etpi_assets/graph.py does not name"):
+        run.read("base_checkpoint", "checkpoints")
+    with pytest.raises(LakeError, match="does not read raw_rollouts of 'other'"):
+        run.read("raw_rollouts", "turns", key="other")
+    assert run.read("raw_rollouts", "turns", columns=["rollout_id"]).column_names == ["rollout_id"]
+
+
+def test_files_a_spec_points_at_are_inputs(world, tmp_path):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "a.json").write_text("{}")
+    write_spec(world.specs_folder, "rollout_sets", "few", f'title = "i"\nkind = "imported"\npath = "{logs}"\n')
+    world.make("raw_rollouts", "few")
+    assert world.make("raw_rollouts", "few").skipped
+    (logs / "b.json").write_text("{}")
+    assert _states(world)["raw_rollouts"].reason == f"changed since: path/{logs}"
+    assert not world.make("raw_rollouts", "few").skipped
+
+
+def test_an_input_that_moves_meanwhile_is_noticed(world):
+    world.make_all()
+    recipe = world.recipes["tito_pairs"]
+
+    def meddling(run):
+        write_spec(world.specs_folder, "rollout_sets", "few", ROLLOUT_SET + "k = 9\n")
+        world.make("raw_rollouts", "few")
+        return recipe.function(run)
+
+    write_spec(world.specs_folder, "experiments", "first", EXPERIMENT + "[pairs]\nstrip_think = false\n")
+    world.recipes["tito_pairs"] = type(recipe)(recipe.node, meddling, recipe.checks)
+    with pytest.raises(LakeError, match="raw_rollouts/few changed while it was computed"):
+        world.make("tito_pairs", "first")
+
+
+def test_tables_and_checks_must_be_those_declared(world):
+    world.make_all()
+    recipe = world.recipes["tito_pairs"]
+    (world.specs_folder / "experiments" / "first.toml").write_text(EXPERIMENT + "[pairs]\nstrip_think = false\n")
+
+    def without_a_table(run):
+        produced = recipe.function(run)
+        return type(produced)({"pairs": produced.tables["pairs"]}, produced.checks)
+
+    def without_a_check(run):
+        return type(produced := recipe.function(run))(produced.tables)
+
+    for function, words in ((without_a_table, "made tables"), (without_a_check, "reported checks")):
+        world.recipes["tito_pairs"] = type(recipe)(recipe.node, function, recipe.checks)
+        with pytest.raises(LakeError, match=words):
+            world.make("tito_pairs", "first")

@@ -1,0 +1,193 @@
+"""Specs: what a file says, what is wrong with it, and what a change of it touches."""
+
+from __future__ import annotations
+
+import pytest
+
+from etpi_assets.graph import GRAPH
+from etpi_assets.resources import HardwareMissing, require_hardware
+from etpi_assets.specs.experiment import ServingSection
+from etpi_assets.specs.load import MODELS, SpecError, load_specs
+from etpi_assets.specs.paths import PathError, expand, fingerprint
+from etpi_assets.specs.planner import plan
+from etpi_assets.specs.training import RLSection
+from etpi_resources.lake.lake import Lake
+from tests.support.graph import EXPERIMENT, ROLLOUT_SET, SUITE, small_world, write_spec
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return small_world(tmp_path)
+
+
+def _experiment(folder, text, name="mine"):
+    write_spec(folder, "experiments", name, text)
+    return load_specs(folder).entry("experiment", name)
+
+
+def test_shipped_specs_are_valid():
+    specs = load_specs()
+    errors = [str(e) for s in MODELS for k in specs.keys(s) if (e := specs.entry(s, k).error)]
+    assert errors == []
+    assert {"plan_first_tiny", "plan_first_tiny_weak"} <= set(specs.keys("experiment"))
+
+
+@pytest.mark.parametrize("name", ["etpi_phase1", "terminal_grpo_0_8b", "grpo_tcr_4b", "grpo_tcr_4b_vllm"])
+def test_a_reference_at_full_size_resolves_and_says_what_it_wants(name, tmp_path, monkeypatch):
+    specs = load_specs()
+    assert {step.state for step in plan(name, specs, Lake(tmp_path))} == {"missing"}
+    assert "one GPU of" in specs.experiments[name].notes
+    monkeypatch.setattr("etpi_assets.resources.ACCELERATORS", ())
+    with pytest.raises(HardwareMissing, match=name):
+        require_hardware(specs.experiments[name], name)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "near"),
+    [
+        ("sead = [1]", "sead", "'seeds'"),
+        ("[train]\nlearning_rat = 1", "train.learning_rat", "'train.learning_rate'"),
+        ("learning_rate = 1", "learning_rate", "'train.learning_rate'"),
+        ("[train]\nmin_reward = 1", "train.min_reward", "'select.min_reward'"),
+        ("[[evaluate.decodings]]\nname = 'x'\ntemprature = 1", "evaluate.decodings.0.temprature", "temperature'"),
+    ],
+)
+def test_unknown_key_names_file_key_and_nearest(folder, text, key, near):
+    entry = _experiment(folder, 'title = "e"\nrollout_sets = ["few"]\n' + text)
+    message = str(entry.error)
+    assert entry.spec is None
+    assert f"experiments/mine.toml: {key}: unknown key" in message
+    assert near in message
+
+
+def test_every_unknown_key_is_named_at_once(folder):
+    message = str(_experiment(folder, 'title = "e"\nrollout_sets = ["few"]\nsead = 1\ntitel = 2').error)
+    assert "sead" in message and "titel" in message
+
+
+def test_invalid_spec_keeps_its_name_and_leaves_the_others(folder):
+    write_spec(folder, "experiments", "broken", "title = ")
+    specs = load_specs(folder)
+    assert {"broken", "first", "second"} <= set(specs.keys("experiment"))
+    assert "first" in specs.experiments and "broken" not in specs.experiments
+    assert specs.upstream_keys("experiment", "broken", "rollout_set") == []
+    with pytest.raises(SpecError, match=r"broken\.toml: not TOML"):
+        specs.get("experiment", "broken")
+
+
+def test_unknown_names_list_the_valid_ones_and_the_nearest(folder):
+    with pytest.raises(SpecError, match=r"no experiment 'frist'. Did you mean 'first'\? Valid names: .*second"):
+        load_specs(folder).get("experiment", "frist")
+    message = str(_experiment(folder, EXPERIMENT.replace("few", "fwe")).error)
+    assert "rollout_sets: there is no rollout set 'fwe'. Did you mean 'few'?" in message
+
+
+def test_bad_value_names_the_key(folder):
+    message = str(_experiment(folder, EXPERIMENT + "[dataset]\nupweight_factor = -1\n").error)
+    assert "experiments/mine.toml: dataset.upweight_factor: Input should be greater than 0" in message
+
+
+def test_extends_merges_tables_and_replaces_the_rest(folder):
+    write_spec(folder, "experiments", "parent", EXPERIMENT + "seeds = [1, 2]\n[train]\nepochs = 3\nlora_rank = 8\n")
+    spec = _experiment(folder, 'extends = "parent"\nseeds = [5]\n[train]\nepochs = 4\n').spec
+    assert (spec.title, spec.seeds, spec.train.epochs, spec.train.lora_rank) == ("e", (5,), 4.0, 8)
+
+
+def test_extends_errors_name_the_file(folder):
+    message = str(_experiment(folder, 'extends = "frist"\n').error)
+    assert "mine.toml: extends: there is no 'frist' to extend; the nearest valid name is 'first'" in message
+    write_spec(folder, "experiments", "a", 'extends = "b"')
+    write_spec(folder, "experiments", "b", 'extends = "a"')
+    assert "goes in a circle: a -> b -> a" in str(load_specs(folder).entry("experiment", "a").error)
+
+
+def test_user_folder_adds_and_overrides(tmp_path, monkeypatch):
+    write_spec(tmp_path, "experiments", "mine", 'extends = "plan_first_tiny"\ntitle = "mine"\n')
+    write_spec(tmp_path, "experiments", "plan_first_tiny", 'extends = "plan_first_tiny"\nseeds = [7]\n')
+    monkeypatch.setenv("ETPI_SPECS", str(tmp_path))
+    specs = load_specs()
+    assert specs.experiments["plan_first_tiny"].seeds == (7,)
+    assert specs.experiments["plan_first_tiny"].title != ""
+    assert specs.experiments["mine"].seeds == (7,), "the override is what others extend"
+    assert specs.entry("experiment", "plan_first_tiny").file.parent.parent == tmp_path
+    monkeypatch.setenv("ETPI_SPECS", str(tmp_path / "gone"))
+    with pytest.raises(SpecError, match="does not exist"):
+        load_specs()
+
+
+def test_none_stands_for_nothing_only_where_it_may(folder):
+    spec = _experiment(
+        folder, 'title = "e"\nrollout_sets = ["few"]\nevaluate = "none"\n[select]\nmin_reward = "none"\n'
+    ).spec
+    assert spec.evaluate is None and spec.select.min_reward is None
+    assert _experiment(folder, EXPERIMENT + '[train]\nmethod = "none"\n').spec.train.method == "none"
+    assert "epochs" in str(_experiment(folder, EXPERIMENT + '[train]\nepochs = "none"\n').error)
+
+
+def test_who_generates_stands_in_a_section_only_where_it_is_chosen():
+    kept = RLSection().model_dump()
+    assert not {"engine", "options"} & kept.keys(), "what was reinforced before there was a choice is found again"
+    chosen = RLSection(engine="vllm", options={"seed": 1})
+    assert RLSection.model_validate(chosen.model_dump(mode="json")) == chosen and RLSection(**kept) == RLSection()
+    for section in (RLSection, ServingSection):
+        with pytest.raises(ValueError, match='need engine = "vllm"'):
+            section(options={"seed": 1})
+    with pytest.raises(ValueError, match="logprobs-mode is set here"):
+        chosen = {"engine": "vllm", "options": {"logprobs_mode": "raw_logprobs"}}
+        RLSection.model_validate({"method": "grpo", "suite": "s", "rewards": [{"function": "format"}], **chosen})
+
+
+def test_sections_of_the_graph_exist_in_the_models():
+    for node in GRAPH.values():
+        if node.set != "all":
+            known = set(MODELS[node.set].model_fields) | {"*"}
+            assert {section.partition(".")[0] for section in node.sections} <= known, node.name
+
+
+def test_a_knob_touches_only_the_assets_whose_section_it_is_in(folder):
+    def hashes(text):
+        write_spec(folder, "experiments", "first", text)
+        specs = load_specs(folder)
+        return {
+            n.name: specs.section_hash("experiment", "first", n.sections)
+            for n in GRAPH.values()
+            if n.set == "experiment" and n.sections != ("*",)
+        }
+
+    before = hashes(EXPERIMENT)
+
+    def changed(text):
+        after = hashes(text)
+        return {name for name in after if after[name] != before[name]}
+
+    assert changed(EXPERIMENT.replace('{suite = "small"}', '{suite = "small", tasks = 7}')) == {"eval_rollouts"}
+    elsewhere = EXPERIMENT.replace('{suite = "small"}', '{suite = "small", split = "train"}')
+    assert changed(elsewhere) == {"eval_rollouts", "upweighted_dataset"}, "a gate compares its prompts with training's"
+    assert changed(EXPERIMENT.replace('title = "e"', 'title = "other"')) == {"experiment_report", "model_card"}
+    assert changed(EXPERIMENT + 'notes = "n"') == {"experiment_report", "model_card"}
+    assert changed(EXPERIMENT + "[dataset]\nupweight_factor = 3\n") == {"upweighted_dataset"}
+    assert changed(EXPERIMENT + "# a comment\n") == set()
+
+
+def test_mapping_follows_the_specs(folder):
+    write_spec(folder, "suites", "other", SUITE)
+    write_spec(folder, "rollout_sets", "more", ROLLOUT_SET.replace("small", "other"))
+    text = 'title = "e"\nrollout_sets = ["more", "few"]\nevaluate = {suite = "small"}\n'
+    _experiment(folder, text)
+    specs = load_specs(folder)
+    assert specs.upstream_keys("experiment", "mine", "rollout_set") == ["more", "few"]
+    assert specs.upstream_keys("experiment", "mine", "suite") == ["other", "small"]
+    assert specs.upstream_keys("rollout_set", "more", "suite") == ["other"]
+
+
+def test_paths_come_from_the_environment(tmp_path, monkeypatch):
+    with pytest.raises(PathError, match="export LOGS_HERE="):
+        expand("${LOGS_HERE}/a")
+    monkeypatch.setenv("LOGS_HERE", str(tmp_path))
+    assert expand("${LOGS_HERE}/a") == tmp_path / "a"
+    assert fingerprint("${LOGS_HERE}") == "absent"
+    (tmp_path / "a").write_text("one")
+    first = fingerprint("${LOGS_HERE}")
+    assert first == fingerprint("${LOGS_HERE}") != "absent"
+    (tmp_path / "a").write_text("three")
+    assert fingerprint("${LOGS_HERE}") != first

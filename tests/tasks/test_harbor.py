@@ -1,0 +1,197 @@
+"""Harbor's task folders: read, proven, rolled out and graded in the machine, in both kinds of sandbox."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etpi_assets.agent.loop import SUBMIT, Identity, run_rollout
+from etpi_assets.agent.oracle import null_policy, reference_policy
+from etpi_assets.specs.load import load_specs
+from etpi_assets.specs.rollout_set import AgentSection
+from etpi_assets.tasks.families import load_family
+from etpi_assets.tasks.family import Refusal, Task
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.engines.scripted import ScriptedEngine
+from etpi_resources.sandboxes import SandboxFactory
+from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
+from tests.support.container_engine import IMAGE
+
+FAMILY = load_family("harbor")
+CONFIG = """
+version = "1.0"
+[metadata]
+category = "files"
+[verifier]
+timeout_sec = 20.0
+env = { WANTED = "three lines" }
+[agent]
+timeout_sec = 20.0
+[environment]
+memory = "512M"
+storage_mb = 64
+"""
+TEST = """#!/bin/bash
+# What is no text, and lies outside of the workspace, counts as well; so do the modes of helpers.
+if [ "$(/tests/count.sh)" = "$WANTED" ] && [ "$(head -c 2 /app/blob | od -An -tx1 | tr -d ' ')" = ff00 ]; then
+  echo 1 > /logs/verifier/reward.txt
+else
+  echo "found $(/tests/count.sh)"; echo 0.25 > /logs/verifier/reward.txt
+fi
+"""
+COUNT = '#!/bin/bash\n[ "$(wc -l < /app/out.txt 2>/dev/null)" = 3 ] && echo three lines || echo other\n'
+SOLVE = "#!/bin/bash\ncp /solution/out.txt /app/out.txt\nprintf '\\xff\\x00' > blob\n"
+
+
+def make_folder(root: Path, name: str = "lines", **changes: str | None) -> Path:
+    """A task folder; `changes` are other texts of its files by path, None: the file is not there."""
+    files = {
+        "task.toml": CONFIG,
+        "instruction.md": "Write three lines to /app/out.txt, and the bytes ff 00 to blob.\n",
+        "environment/Dockerfile": f"FROM {IMAGE}\nCOPY start.txt /app/start.txt\nWORKDIR /app\n",
+        "environment/start.txt": "start\n",
+        "tests/test.sh": TEST,
+        "tests/count.sh": COUNT,
+        "solution/solve.sh": SOLVE,
+        "solution/out.txt": "1\n2\n3\n",
+        **changes,
+    }
+    for path, text in files.items():
+        if text is not None:
+            (root / name / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / name / path).write_text(text)
+    if (root / name / "tests/count.sh").exists():
+        (root / name / "tests/count.sh").chmod(0o755)
+    return root / name
+
+
+@pytest.fixture
+def root():
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def load(root: Path, factory: SandboxFactory | None = None, **params: Any) -> list[Task | Refusal]:
+    """The tasks below a folder, with a checkout of each machine's workspace beside it."""
+    checkouts = root / "checkouts"
+    for file in root.glob("tasks/*/environment/start.txt"):
+        repo = checkouts / file.parents[1].name / "repo"
+        repo.mkdir(parents=True, exist_ok=True)
+        (repo / "start.txt").write_text(file.read_text())
+    kind = factory.name if factory else "bubblewrap"
+    params = {"path": str(root / "tasks"), "sandbox": kind, "checkouts": str(checkouts), **params}
+    return list(FAMILY.load("bench", 0, params))
+
+
+def roll(task: Task, factory: SandboxFactory, policy: Any) -> dict[str, Any]:
+    chat = load_chat_format("tiny")
+    agent = AgentSection(prompt="solo", max_steps=6, max_model_len=4096, max_tokens=2000)
+    engine = ScriptedEngine(policy, chat, "t")
+    identity = Identity("k", "set", "scripted", "t")
+    record = run_rollout(task, FAMILY, engine, factory, agent, chat, identity=identity)
+    assert record.error is None and record.outcome, record.error
+    return record.outcome
+
+
+def typed(*commands: str) -> Any:
+    """A policy that types these commands, one a turn, and submits."""
+
+    def policy(request: Any) -> str:
+        turn = sum(message["role"] == "assistant" for message in request.messages)
+        return f"```bash\n{[*commands, f'echo {SUBMIT}'][min(turn, len(commands))]}\n```"
+
+    return policy
+
+
+def test_a_folder_is_a_task_that_is_proven_and_graded_in_the_machine(root, factory):
+    make_folder(root / "tasks")
+    [task] = load(root, factory)
+    assert isinstance(task, Task) and task.split == "heldout" and task.payload["metadata"] == {"category": "files"}
+    assert FAMILY.needs(task).limits.memory_bytes == 512 << 20 and FAMILY.entities(task) == ["/app/out.txt"]
+    assert list(FAMILY.validate([task], factory)) == [task]
+
+    assert roll(task, factory, reference_policy(FAMILY)) == {"reward": 1.0, "verdict": "passed", "details": {}}
+    idle = roll(task, factory, null_policy)
+    assert (idle["reward"], idle["verdict"]) == (0.25, "failed_tests") and "found other" in idle["details"]["output"]
+    # The workspace's text alone, in a fresh machine: the file that is no text is missing there.
+    assert FAMILY.judge(task, {"agent1": {"out.txt": "1\n2\n3\n"}}, factory).reward == 0.25
+
+
+def test_what_an_agent_leaves_for_the_tests_earns_nothing(root, factory):
+    make_folder(root / "tasks")
+    [task] = load(root, factory)
+    assert isinstance(task, Task)
+    forged = "mkdir -p /logs/verifier; cd /logs/verifier; echo 1 > reward.txt; echo '{\"reward\": 1}' > reward.json"
+    helper = "printf '#!/bin/bash\\necho three lines\\n' > /tests/count.sh; chmod +x /tests/count.sh"
+    late = "(sleep 2; echo 1 > /logs/verifier/reward.txt) & disown"
+    assert roll(task, factory, typed(forged, helper, late))["reward"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("test", "reward", "verdict"),
+    [
+        (
+            'echo \'{"reward": 0.5, "more": 2}\' > /logs/verifier/reward.json; echo 1 > /logs/verifier/reward.txt',
+            0.5,
+            "failed_tests",
+        ),
+        ("echo '{\"more\": 2}' > /logs/verifier/reward.json; echo 1 > /logs/verifier/reward.txt", 1.0, "passed"),
+        ("true", 0.0, "no_reward"),
+        ("echo much > /logs/verifier/reward.txt", 0.0, "no_reward"),
+        ("echo 7 > /logs/verifier/reward.txt", 0.0, "no_reward"),
+        ("sleep 30; echo 1 > /logs/verifier/reward.txt", 0.0, "no_reward"),
+    ],
+)
+def test_the_reward_is_the_file_s_or_none(root, test, reward, verdict):
+    make_folder(root / "tasks", **{"tests/test.sh": f"#!/bin/bash\n{test}\n"})
+    [task] = load(root)
+    assert isinstance(task, Task)
+    task.payload["seconds"] = 1.0  # type: ignore[index]
+    found = FAMILY.judge(task, {"agent1": {}}, BubblewrapFactory())
+    assert (found.reward, found.verdict) == (reward, verdict), found
+
+
+def test_a_task_that_is_none_is_refused_with_the_reason(root):
+    tasks = root / "tasks"
+    make_folder(tasks, "a_good")
+    make_folder(tasks, "b_wrong", **{"solution/out.txt": "1\n"})
+    make_folder(tasks, "c_given", **{"tests/test.sh": "#!/bin/bash\necho 1 > /logs/verifier/reward.txt\n"})
+    make_folder(tasks, "d_unproven", **{"solution/solve.sh": None})
+    make_folder(tasks, "e_untested", **{"tests/test.sh": None})
+    make_folder(tasks, "f_unsaid", **{"instruction.md": " \n"})
+    make_folder(tasks, "g_several", **{"environment/docker-compose.yaml": "services: {}\n"})
+    make_folder(tasks, "h_broken", **{"task.toml": "version = \n"})
+    make_folder(tasks, "i_keyed", **{"task.toml": '[verifier]\nenv = { KEY = "${OPENAI_API_KEY}" }\n'})
+    found = load(root, tasks=[*sorted(p.name for p in tasks.iterdir()), "z_gone"])
+    assert {f.source: f.reason for f in found if isinstance(f, Refusal)} == {
+        "z_gone": "no_such_task", "e_untested": "no_tests", "f_unsaid": "no_instruction",
+        "g_several": "several_containers", "h_broken": "unreadable_config", "i_keyed": "host_variables",
+    }  # fmt: skip
+    loaded = [f for f in found if isinstance(f, Task)]
+    outcomes = list(FAMILY.validate(loaded, BubblewrapFactory()))
+    assert [o.reason if isinstance(o, Refusal) else o.task_id for o in outcomes] == [
+        "a_good", "reference_fails", "null_passes", "no_reference",
+    ]  # fmt: skip
+
+
+def test_what_a_task_is_identifies_it_and_where_it_lies_does_not(root):
+    hashes = []
+    for index, changes in enumerate([{}, {}, {"tests/count.sh": "x"}, {"environment/start.txt": "other\n"}]):
+        make_folder(root / str(index) / "tasks", **changes)
+        [task] = load(root / str(index))
+        assert isinstance(task, Task)
+        hashes.append(task.content_hash)
+    assert hashes[0] == hashes[1] and len(set(hashes)) == 3
+
+
+def test_the_suite_names_its_folder_in_its_spec(root):
+    suite = load_specs().suites["terminal_bench"]
+    assert suite.params["path"] == "${ETPI_TERMINAL_BENCH}" and suite.family == "harbor"
+    with pytest.raises(FileNotFoundError, match=r"no task.toml at any depth"):
+        list(FAMILY.load("bench", 0, {**suite.params, "path": str(root)}))
+    with pytest.raises(ValueError, match="unknown params"):
+        list(FAMILY.load("bench", 0, {**suite.params, "pth": "x"}))

@@ -1,0 +1,330 @@
+"""Suites of real repositories, live: proven, rolled out and judged in both kinds of sandbox."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from etpi_assets.resources import Resources
+from etpi_assets.rollouts.assets import raw_rollouts
+from etpi_assets.tasks import cooperbench, r2e, swe_bench
+from etpi_assets.tasks.assets import tasks as tasks_asset
+from etpi_assets.tasks.family import Refusal, Task
+from etpi_assets.tasks.frozen import counted_changes
+from etpi_resources.lake.lake import Lake, Ref
+from etpi_resources.sandboxes import Environment, SandboxFactory
+from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
+from etpi_resources.sandboxes.docker import DockerFactory
+from etpi_resources.sandboxes.docker_images import Images
+from tests.support.container_engine import IMAGE
+from tests.support.repositories import FILES, Repository, solved
+
+SMALL = {"memory_gib": 0.5, "disk_gib": 0.0625, "test_seconds": 60}
+
+
+@pytest.fixture(scope="module")
+def repository():
+    with tempfile.TemporaryDirectory() as folder:
+        yield Repository(Path(folder))
+
+
+@pytest.fixture(scope="module")
+def testbed(request, factory, repository) -> str:
+    """The name of an image with the repository at /testbed, where there is an engine."""
+    if factory.name == "bubblewrap":
+        return "absent/moor:1"
+
+    build = repository.context(IMAGE, "/testbed")
+    with DockerFactory().create({}, environment=Environment("/testbed", build=build)) as box:
+        images: Images = box._engine.images
+        (name,) = images._found
+        return name
+
+
+def write_rows(folder: Path, *rows: dict[str, Any]) -> Path:
+    file = folder / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def load(family: Any, **params: Any) -> list[Task | Refusal]:
+    return list(family.load("suite", 0, {**SMALL, **params}))
+
+
+def one(family: Any, **params: Any) -> Task:
+    (task,) = load(family, **params)
+    assert isinstance(task, Task), task
+    return task
+
+
+def outcome(family: Any, task: Task, factory: SandboxFactory) -> Task | Refusal:
+    (result,) = family.validate([task], factory)
+    return result
+
+
+def bench(repository: Repository, factory: SandboxFactory, root: Path) -> dict[str, Any]:
+    context = repository.context(IMAGE, "/workspace/repo")
+    for folder in root.glob("*/task*"):
+        for part in context.iterdir():
+            if not (folder / part.name).exists():
+                (folder / part.name).symlink_to(part) if part.is_file() else _link(part, folder / part.name)
+    checkouts = repository.checkouts("moor_task/task7")
+    return {"path": str(root), "sandbox": factory.name, "checkouts": str(checkouts), "images": "build"}
+
+
+def _link(source: Path, target: Path) -> None:
+    import shutil
+
+    shutil.copytree(source, target, symlinks=True)
+
+
+# --- CooperBench ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pair(repository, factory) -> Task:
+    folder = repository.folder / f"of-{factory.name}"
+    folder.mkdir()
+    root = repository.cooperbench().rename(folder / "bench")
+    return one(cooperbench.FAMILY, **bench(repository, factory, root))
+
+
+@pytest.fixture(scope="module")
+def conflicting(repository, factory) -> Task:
+    folder = repository.folder / f"conflict-of-{factory.name}"
+    folder.mkdir()
+    root = repository.cooperbench(conflict=True).rename(folder / "bench")
+    return one(cooperbench.FAMILY, **bench(repository, factory, root))
+
+
+def test_cooperbench_tasks_are_proven(factory, pair, conflicting):
+    assert outcome(cooperbench.FAMILY, pair, factory) is pair
+    assert outcome(cooperbench.FAMILY, conflicting, factory) is conflicting
+
+
+def test_cooperbench_verdicts(factory, pair):
+    def judge(one: dict[str, str], two: dict[str, str]) -> tuple[str, Any, Any]:
+        verdict = cooperbench.FAMILY.judge(pair, {"agent1": one, "agent2": two}, factory)
+        return verdict.verdict, verdict.reward, verdict.details.get("merge")
+
+    assert judge(solved("1"), solved("2")) == ("passed", 1.0, "clean")
+    assert judge(FILES, FILES) == ("no_patch", 0.0, None)
+    assert judge(solved("1"), FILES) == ("failed_tests", 0.0, "clean")
+    assert judge(solved("1", "2"), solved("1", "2")) == ("passed", 1.0, "identical")
+    clash = {
+        **FILES,
+        "moor.py": FILES["moor.py"].replace("def rope(n):\n    return n\n", "def rope(n):\n    return 7\n"),
+    }
+    assert judge(solved("1"), clash) == ("merge_conflict", 0.0, "conflicts")
+    # The first agent's work alone is tested where the merge conflicts.
+    assert judge(solved("1", "2"), clash) == ("passed", 1.0, "conflicts")
+    # Tests, settings and hooks are no work.
+    edited = {
+        **FILES,
+        "tests/test_feature1.py": "",
+        "conftest.py": "import os; os._exit(0)\n",
+        "pytest.ini": "[pytest]\n",
+    }
+    assert judge(edited, edited) == ("no_patch", 0.0, None)
+
+
+def test_a_task_whose_reference_fails_is_refused(factory, pair):
+    live = {**pair.payload["live"], "combined": "", "patches": {"1": "nonsense", "2": "nonsense"}}
+    wrong = Task(**{**vars(pair), "payload": {**pair.payload, "live": live}})
+    refusal = outcome(cooperbench.FAMILY, wrong, factory)
+    assert isinstance(refusal, Refusal) and refusal.reason == "no_reference"
+    tests = dict.fromkeys(("1", "2"), "diff --git a/x b/x\n")
+    broken = Task(**{**vars(pair), "payload": {**pair.payload, "live": {**pair.payload["live"], "tests": tests}}})
+    refusal = outcome(cooperbench.FAMILY, broken, factory)
+    assert isinstance(refusal, Refusal) and refusal.reason == "reference_fails"
+
+
+# --- R2E-Gym -------------------------------------------------------------------------------------------------------
+
+
+def r2e_task(repository: Repository, factory: SandboxFactory, testbed: str, tmp_path: Path, **changes: Any) -> Task:
+    rows = write_rows(tmp_path, repository.r2e_row(testbed, **changes))
+    checkouts = repository.checkouts(f"moor/{repository.commit}")
+    return one(r2e.FAMILY, path=str(rows), sandbox=factory.name, checkouts=str(checkouts))
+
+
+def test_r2e_tasks_are_proven_and_judged(repository, factory, testbed, tmp_path):
+    task = r2e_task(repository, factory, testbed, tmp_path)
+    assert task.instruction.startswith("`rope` should") and r2e.FAMILY.entities(task) == ["knot", "moor.py", "rope"]
+    assert outcome(r2e.FAMILY, task, factory) is task
+
+    def judge(files: dict[str, str]) -> tuple[str, float]:
+        verdict = r2e.FAMILY.judge(task, {"agent1": files}, factory)
+        return verdict.verdict, verdict.reward
+
+    assert judge(FILES) == judge({}) == ("no_patch", 0.0)
+    forged = "import sys\nprint('short test summary info')\nprint('PASSED x::test_rope')\nsys.exit(0)\n"
+    paths = ("conftest.py", "tests/test_moor.py", "r2e_tests/test_1.py", "pytest.ini", "sitecustomize.py")
+    hooks = dict.fromkeys(paths, forged)
+    assert judge({**FILES, **hooks}) == ("no_patch", 0.0)
+    assert judge({**solved("1"), **hooks}) == ("failed_tests", 0.0)
+    assert judge({**solved("1", "2"), "conftest.py": "raise SystemExit\n"}) == ("passed", 1.0)
+    assert judge({path: text for path, text in FILES.items() if path != "moor.py"}) == ("failed_tests", 0.0)
+
+
+def test_an_agent_finds_no_tests_and_no_later_commits(repository, factory, testbed, tmp_path):
+    task = r2e_task(repository, factory, testbed, tmp_path)
+    needs = r2e.FAMILY.needs(task)
+    assert needs.prepare
+    with factory.create({}, needs.limits, needs.environment) as box:
+        prepared = box.run(needs.prepare)
+        assert prepared.exit_code == 0, prepared.output
+        assert box.run("git log --all --oneline | wc -l; git branch -a | wc -l").output.split() == ["1", "1"]
+        assert "return n * 2" not in box.run("git log --all -p").output
+        assert box.run(f"ls r2e_tests; git cat-file -e {repository.commit}").exit_code != 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"expected_output_json": json.dumps({"test_rope": "PASSED"})}, "reference_fails"),
+        (
+            {"expected_output_json": json.dumps({"test_rope": "FAILED", "TestKnot.test_knot": "FAILED"})},
+            "reference_fails",
+        ),
+        ({"parsed_commit_content": json.dumps({"file_diffs": []})}, "no_reference"),
+    ],
+)
+def test_an_r2e_task_that_is_none_is_refused(repository, factory, testbed, tmp_path, changes, reason):
+    task = r2e_task(repository, factory, testbed, tmp_path, **changes)
+    refusal = outcome(r2e.FAMILY, task, factory)
+    assert isinstance(refusal, Refusal) and refusal.reason == reason, refusal
+
+
+def test_tasks_without_an_environment_are_refused_by_name(repository, tmp_path):
+    rows = write_rows(tmp_path, repository.r2e_row())
+    task = one(r2e.FAMILY, path=str(rows), sandbox="bubblewrap")
+    refusal = outcome(r2e.FAMILY, task, BubblewrapFactory())
+    assert isinstance(refusal, Refusal) and refusal.reason == "no_environment" and "params.checkouts" in refusal.detail
+    task = one(r2e.FAMILY, path=str(rows), sandbox="bubblewrap", checkouts=str(tmp_path))
+    refusal = outcome(r2e.FAMILY, task, BubblewrapFactory())
+    assert isinstance(refusal, Refusal) and "is no folder" in refusal.detail
+
+
+def test_rows_that_cannot_be_read_are_refused_by_place(repository, tmp_path):
+    good = repository.r2e_row()
+    rows = [good, {**good, "commit_hash": "b" * 40, "expected_output_json": "{}"}, {"repo_name": "x"}, good]
+    file = write_rows(tmp_path, *rows)
+    file.write_text(file.read_text() + "no json\n[1]\n")
+    found = load(r2e.FAMILY, path=str(file))
+    assert [(f.source, f.reason) for f in found if isinstance(f, Refusal)] == [
+        ("rows.jsonl:2", "unreadable_row"),
+        ("rows.jsonl:3", "unreadable_row"),
+        ("rows.jsonl:4", "repeated_task"),
+        ("rows.jsonl:5", "unreadable_row"),
+        ("rows.jsonl:6", "unreadable_row"),
+    ]
+    table = tmp_path / "table"
+    table.mkdir()
+    pq.write_table(pa.Table.from_pylist([good]), table / "part.parquet")
+    (task,) = load(r2e.FAMILY, path=str(table), heldout_repos=["moor"])
+    assert isinstance(task, Task) and task.split == "heldout"
+    (other,) = load(r2e.FAMILY, path=str(table))
+    assert isinstance(other, Task) and other.content_hash == task.content_hash
+    with pytest.raises(ValueError, match="unknown params"):
+        load(r2e.FAMILY, path=str(table), nonsense=1)
+    with pytest.raises(FileNotFoundError, match="no .jsonl"):
+        load(r2e.FAMILY, path=str(tmp_path / "absent"))
+
+
+# --- SWE-bench -----------------------------------------------------------------------------------------------------
+
+
+def test_swe_bench_tasks_are_proven_and_judged(repository, factory, testbed, tmp_path):
+    rows = write_rows(
+        tmp_path,
+        repository.swe_row(),
+        repository.swe_row(instance_id="s__s-1", repo="sympy/sympy"),
+        repository.swe_row(instance_id="m__m-8", FAIL_TO_PASS="[]"),
+    )
+    checkouts = repository.checkouts("moor__moor-7")
+    params = {"path": str(rows), "sandbox": factory.name, "checkouts": str(checkouts), "images": testbed}
+    task, *refused = load(swe_bench.FAMILY, **params)
+    assert isinstance(task, Task)
+    assert [r.detail[:22] for r in refused if isinstance(r, Refusal)] == [
+        "nothing reads the repo",
+        "FAIL_TO_PASS is empty:",
+    ]
+    assert outcome(swe_bench.FAMILY, task, factory) is task
+
+    def judge(files: dict[str, str]) -> str:
+        return swe_bench.FAMILY.judge(task, {"agent1": files}, factory).verdict
+
+    assert judge(solved("1")) == "passed"
+    assert judge(solved("2")) == "failed_tests"
+    # A test that must go on passing is broken, the one that must begin to pass does.
+    assert judge({**solved("1"), "moor.py": "def rope(n):\n    return n * 2\n"}) == "failed_tests"
+    assert judge({**solved("1"), "tests/test_moor.py": "def test_rope(): pass\n", "conftest.py": "x"}) == "passed"
+    assert judge({**FILES, "tests/test_moor.py": "def test_rope(): pass\ndef test_there(): pass\n"}) == "no_patch"
+
+
+# --- through the graph ---------------------------------------------------------------------------------------------
+
+
+def test_reference_and_null_engines_run_any_suite(repository, factory, testbed, tmp_path):
+    """From specs to tables, one agent and two: the reference solves every task, the null none."""
+    folder = tmp_path / "specs"
+    rows = {"r2e": repository.r2e_row(testbed)}
+    checkouts = repository.checkouts(f"moor/{repository.commit}", "moor_task/task7")
+    suites: dict[str, dict[str, Any]] = {
+        name: {
+            "path": str(write_rows(_made(tmp_path / name), row)),
+            "checkouts": str(checkouts),
+            "sandbox": factory.name,
+        }
+        for name, row in rows.items()
+    }
+    root = repository.cooperbench().rename(tmp_path / "bench")
+    suites["cooperbench"] = bench(repository, factory, root)
+    agent = "max_steps = 4\nmax_tokens = 4000\nmax_model_len = 16000\n"
+    for suite, params in suites.items():
+        lines = [f"{key} = {json.dumps(value)}" for key, value in {**SMALL, **params}.items()]
+        text = f'title = "x"\nfamily = "{suite}"\n[params]\n' + "\n".join(lines)
+        _made(folder / "suites").joinpath(f"{suite}.toml").write_text(text)
+        prompt = "coop" if suite == "cooperbench" else "solo"
+        for engine in ("reference", "null"):
+            text = (
+                f'title = "x"\nkind = "live"\nsuite = "{suite}"\nsandbox = "{factory.name}"\n'
+                f'[engine]\nkind = "{engine}"\nteacher = "{engine}"\n[agent]\nprompt = "{prompt}"\n{agent}'
+            )
+            _made(folder / "rollout_sets").joinpath(f"{suite}_{engine}.toml").write_text(text)
+    resources = Resources(lake=Lake(tmp_path / "lake"), specs_folder=folder, concurrency=2)
+    for suite in suites:
+        made = tasks_asset.execute(suite, resources).manifest
+        assert not made.blocked and made.rows == {"tasks": 1, "quarantined": 0}, suite
+        for engine, reward in (("reference", 1.0), ("null", 0.0)):
+            manifest = raw_rollouts.execute(f"{suite}_{engine}", resources).manifest
+            assert not manifest.blocked
+            (row,) = resources.lake.read(
+                Ref("raw_rollouts", "rollout_set", f"{suite}_{engine}"), "rollouts"
+            ).to_pylist()
+            verdict = json.loads(row["outcome"])
+            assert (row["error"], row["exit_status"], verdict["reward"]) == (None, "Submitted", reward), (suite, row)
+        agents = resources.lake.read(Ref("raw_rollouts", "rollout_set", f"{suite}_reference"), "agents").to_pylist()
+        assert all("+    return n * 2" in agent["patch"] for agent in agents if agent["feature_id"] in ("1", "issue"))
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def test_what_counts_of_a_solution():
+    before = {"a.py": "1", "tests/x.py": "1", "src/pkg/core.py": "1", "gone.py": "1"}
+    after = {
+        "a.py": "2", "src/pkg/core.py": "1", "tests/x.py": "2", "new/b.py": "3", "pkg/test_b.py": "1", "m_test.go": "1",
+        "conftest.py": "1", "s/conftest.py": "1", "setup.cfg": "1", ".git/config": "1", "x.pth": "1", "contest.py": "4",
+    }  # fmt: skip
+    assert counted_changes(before, after) == {"a.py": "2", "new/b.py": "3", "contest.py": "4", "gone.py": None}
+    assert counted_changes(before, {}) == {}

@@ -1,0 +1,164 @@
+"""A worker runs in its own interpreter: its lines, its result and its errors come back, and it never outlives its
+caller."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from etpi_resources.trainers.pipes import PYTHON_VARIABLE, WorkerFailed, run_worker
+from etpi_resources.trainers.workers.reporting import UPDATE_MARK
+
+ROOT = Path(__file__).resolve().parents[2]
+
+ECHO = """
+import os, signal, sys, time
+from etpi_resources.trainers.workers.reporting import open_worker
+
+with open_worker() as worker:
+    asked = worker.config
+    stage = worker.stage("counting", asked.get("count", 0))
+    for i in range(asked.get("count", 0)):
+        stage.advance(note=f"at {i}")
+    if asked.get("fail"):
+        raise ValueError("the third wheel is missing")
+    if asked.get("die"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if "sleep" in asked:
+        worker.say(f"sleeping as {os.getpid()}")
+        time.sleep(asked["sleep"])
+    if not asked.get("silent"):
+        worker.finish({"python": sys.executable, "dagster": "dagster" in sys.modules, "echo": asked.get("echo")})
+"""
+
+
+@pytest.fixture(autouse=True)
+def echo_module(tmp_path, monkeypatch):
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "echo_worker.py").write_text(ECHO)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
+
+
+def test_result_and_lines_come_back_and_stay_in_the_folder(tmp_path):
+    lines: list[str] = []
+    result = run_worker("echo_worker", {"echo": [1, "ß"], "count": 3}, tmp_path / "run", echo=lines.append)
+    assert result["echo"] == [1, "ß"]
+    assert not result["dagster"], "a worker must not import dagster"
+    assert [line for line in lines if line.startswith("echo_worker: counting 3/3 (100%), ") and line.endswith("(at 2)")]
+    assert not any(UPDATE_MARK in line for line in lines)
+    assert (tmp_path / "run" / "worker.log").read_text().splitlines() == lines
+
+
+def test_of_several_processes_one_speaks_and_a_failure_names_the_first_to_fail(tmp_path):
+    lines: list[str] = []
+    result = run_worker("echo_worker", {"echo": 3, "count": 1}, tmp_path / "run", processes=2, echo=lines.append)
+    assert result["echo"] == 3
+    assert sum("counting 1/1" in line for line in lines) == 1
+    with pytest.raises(WorkerFailed, match="(?s)the third wheel is missing.*process [01] of 2 failed with status 1"):
+        run_worker("echo_worker", {"fail": True}, tmp_path / "run", processes=2, echo=None)
+
+
+def test_a_failure_surfaces_the_worker_s_last_lines(tmp_path):
+    with pytest.raises(WorkerFailed, match="the third wheel is missing") as failure:
+        run_worker("echo_worker", {"fail": True}, tmp_path / "run", echo=None)
+    assert str(tmp_path / "run" / "worker.log") in str(failure.value)
+
+
+def test_a_killed_worker_says_by_what_and_an_old_result_is_not_taken_for_its_own(tmp_path):
+    run_worker("echo_worker", {}, tmp_path / "run", echo=None)
+    with pytest.raises(WorkerFailed, match="signal 9.*out of memory"):
+        run_worker("echo_worker", {"die": True}, tmp_path / "run", echo=None)
+    with pytest.raises(WorkerFailed, match="without a result"):
+        run_worker("echo_worker", {"silent": True}, tmp_path / "run", echo=None)
+
+
+def test_the_interpreter_can_be_chosen_and_a_missing_one_is_named(tmp_path, monkeypatch):
+    other = tmp_path / "other-python"
+    other.write_text(f'#!/bin/sh\nexport CHOSEN=yes\nexec {sys.executable} "$@"\n')
+    other.chmod(0o755)
+    monkeypatch.setenv(PYTHON_VARIABLE, str(other))
+    (tmp_path / "modules" / "chosen.py").write_text(
+        "import os\nfrom etpi_resources.trainers.workers.reporting import open_worker\n"
+        "with open_worker() as w:\n    w.finish({'chosen': os.environ.get('CHOSEN')})\n"
+    )
+    assert run_worker("chosen", {}, tmp_path / "run", echo=None) == {"chosen": "yes"}
+    monkeypatch.setenv(PYTHON_VARIABLE, "/nowhere/python")
+    with pytest.raises(FileNotFoundError, match=f"{PYTHON_VARIABLE} names /nowhere/python"):
+        run_worker("echo_worker", {}, tmp_path / "run", echo=None)
+
+
+def test_kill_9_of_the_caller_leaves_no_worker(tmp_path):
+    caller = subprocess.Popen(
+        [sys.executable, "-u", "-c", textwrap.dedent("""
+            import sys
+            from pathlib import Path
+            from etpi_resources.trainers.pipes import run_worker
+            run_worker("echo_worker", {"sleep": 60}, Path(sys.argv[1]))
+         """), str(tmp_path / "run")],
+        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ['PYTHONPATH']}"},
+    )  # fmt: skip
+    assert caller.stdout is not None
+    worker = int(caller.stdout.readline().rpartition(" ")[2])
+    os.kill(worker, 0)
+    caller.kill()
+    caller.wait()
+    end = time.monotonic() + 30
+    while Path(f"/proc/{worker}").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{worker}").exists()
+
+
+def test_an_interrupt_ends_the_worker_before_it_is_passed_on(tmp_path):
+    class Interrupted(BaseException):
+        pass
+
+    def interrupt(*_):
+        raise Interrupted
+
+    pids: list[int] = []
+
+    def echo(line: str) -> None:
+        pids.append(int(line.rpartition(" ")[2]))
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with pytest.raises(Interrupted):
+            run_worker("echo_worker", {"sleep": 60}, tmp_path / "run", echo=echo)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert not Path(f"/proc/{pids[0]}").exists()
+
+
+def test_under_dagster_the_lines_reach_the_run_s_log(tmp_path):
+    @dg.asset
+    def made_by_a_worker(context):
+        assert run_worker("echo_worker", {"count": 2, "echo": "x"}, tmp_path / "run", context=context)["echo"] == "x"
+        return dg.MaterializeResult()
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        started = time.monotonic()
+        result = dg.materialize([made_by_a_worker], instance=instance)
+        assert time.monotonic() - started < 15
+        messages = [entry.user_message for entry in instance.all_logs(result.run_id)]
+    assert result.success
+    assert [m for m in messages if m.startswith("made_by_a_worker: counting 2/2 (100%), ")], messages
+
+
+def test_under_dagster_a_worker_s_failure_fails_the_asset_with_its_words(tmp_path):
+    @dg.asset
+    def broken(context):
+        run_worker("echo_worker", {"fail": True}, tmp_path / "run", context=context)
+
+    result = dg.materialize([broken], raise_on_error=False)
+    assert not result.success
+    failure = result.failure_data_for_node("broken")
+    assert failure is not None and "the third wheel is missing" in str(failure.error)

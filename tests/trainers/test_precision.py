@@ -1,0 +1,148 @@
+"""The dtype of a training: one rule, never bfloat16 on a CPU, and part of what names a training."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from etpi_assets.specs.rollout_set import TinySection
+from etpi_assets.specs.training import RLSection, TrainSection
+from etpi_assets.tiny_bases import recipe as tiny_base
+from etpi_assets.training import device, grpo, sft
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.lake.lake import Ref
+from etpi_resources.trainers.pipes import WorkerFailed, run_worker
+from etpi_resources.trainers.workers.precision import Gpu, overruled, training_dtype
+from tests.support import tiny_training
+from tests.support.recording_worker import RECORDER
+from tests.trainers import test_sft_worker
+from tests.training import test_grpo
+
+NEW, OLD = Gpu(bf16=True), Gpu(bf16=False)
+
+
+@pytest.mark.parametrize(
+    ("requested", "gpu", "used"),
+    [
+        ("auto", NEW, "bf16"), ("auto", OLD, "fp32"), ("auto", None, "fp32"),
+        ("bf16", NEW, "bf16"), ("bf16", OLD, "bf16"), ("bf16", None, "fp32"),
+        ("fp32", NEW, "fp32"), ("fp32", OLD, "fp32"), ("fp32", None, "fp32"),
+    ],
+)  # fmt: skip
+def test_the_dtype_follows_the_spec_on_a_gpu_and_is_float32_on_a_cpu(requested, gpu, used):
+    assert training_dtype(requested, gpu) == used
+    assert (overruled(requested, used) is not None) == (requested == "bf16" and gpu is None)
+
+
+def test_specs_leave_it_open_by_default():
+    assert (TrainSection().dtype, RLSection().dtype) == ("auto", "auto")
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Have a worker's module recorded in its own process; what it multiplied, as {operation: dtypes}, afterwards."""
+    operations = tmp_path / "operations.json"
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setenv("RECORDED_OPERATIONS", str(operations))
+
+    def of(worker: str) -> str:
+        monkeypatch.setenv("RECORDED_WORKER", worker)
+        return RECORDER
+
+    of.found = lambda: json.loads(operations.read_text())
+    return of
+
+
+def assert_float32(found: dict[str, list[str]]) -> None:
+    assert found["mm"] and any("scaled_dot_product" in name for name in found), "nothing was recorded"
+    assert {name: dtypes for name, dtypes in found.items() if "torch.bfloat16" in dtypes} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_fine_tuning_multiplies_no_bfloat16_on_a_cpu_and_says_why(tmp_path: Path, recorded, method: str):
+    base = tiny_training.make_base(tmp_path / "base")
+    files = [tiny_training.write(tiny_training.learnable(12, validation=2), tmp_path / "sequences.parquet")]
+    config = test_sft_worker.config_of(base, files, method=method, dtype="bf16", max_steps=2)
+    said: list[str] = []
+    report = run_worker(recorded(sft.WORKER), config, tmp_path / "run", echo=said.append)
+    assert report["dtype"] == "fp32"
+    (warning,) = [line for line in said if "bf16" in line]
+    assert warning.startswith('sft: warning: dtype = "bf16" is not used on a CPU') and "same model" in warning
+    assert_float32(recorded.found())
+
+
+@pytest.mark.slow
+def test_pretraining_multiplies_no_bfloat16_on_a_cpu(tmp_path: Path, recorded):
+    section = TinySection(conversations=6, exercises=4, batch_tokens=4096, layers=2)
+    config = tiny_base.prepare(section, load_chat_format("tiny"), tmp_path / "run")
+    report = run_worker(recorded(tiny_base.WORKER), config, tmp_path / "run", echo=None)
+    assert report["dtype"] == "fp32"
+    assert_float32(recorded.found())
+
+
+@pytest.mark.slow
+def test_reinforcement_multiplies_no_bfloat16_on_a_cpu(tmp_path: Path, recorded, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(grpo, "WORKER", recorded(grpo.WORKER))
+    base = tiny_training.make_speaking_base(tmp_path / "base")
+    lake = test_grpo.prepared(tmp_path, base, steps="2", save_steps="2", dtype='"bf16"')
+    outcome = test_grpo.make(tmp_path, lake, "rl_checkpoint")
+    assert not outcome.manifest.blocked, outcome.manifest.failures
+    (row,) = lake.read(Ref("rl_checkpoint", "experiment", "first"), "checkpoints").to_pylist()
+    assert row["dtype"] == "fp32" and json.loads(row["hyperparameters"])["dtype"] == "bf16"
+    assert_float32(recorded.found())
+
+
+def request(**changes) -> sft.Request:
+    given = sft.Request(
+        experiment="e", base_id="b", base_folder=Path("b"), files={}, train=TrainSection(), seed=0, chat_template="t",
+        gpu=False, dtype="fp32", code="c",
+    )  # fmt: skip
+    return replace(given, **changes)
+
+
+def test_a_training_in_float32_is_not_found_for_one_in_bfloat16():
+    assert request().key != request(dtype="bf16").key
+    # What counts is what is computed in, not how the spec came to it.
+    assert request(train=TrainSection(dtype="fp32")).key == request().key
+    assert request(train=TrainSection(dtype="bf16"), dtype="bf16").key == request(dtype="bf16").key
+
+
+def test_a_worker_that_computed_in_another_dtype_is_not_believed():
+    with pytest.raises(WorkerFailed, match="trained in fp32 on cpu, and bf16 was expected"):
+        device.confirm_dtype({"dtype": "fp32", "device": "cpu"}, "bf16", "sft of e")
+    device.confirm_dtype({"dtype": "fp32", "device": "cpu"}, "fp32", "sft of e")
+
+
+@pytest.fixture
+def fresh():
+    """The trainer's GPU is looked up once a process: forget what other tests learnt of it."""
+    device.trainer_gpu.cache_clear()
+    yield
+    device.trainer_gpu.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh")
+def test_the_trainer_s_own_interpreter_is_asked_and_only_where_there_is_a_device(tmp_path, monkeypatch):
+    monkeypatch.setenv("ETPI_TRAINER_PYTHON", str(tmp_path / "python"))
+    monkeypatch.setattr(device, "accelerators", lambda: False)
+    assert device.dtype_here("auto") == "fp32", "no interpreter is started"
+    device.trainer_gpu.cache_clear()
+    monkeypatch.setattr(device, "accelerators", lambda: True)
+    (tmp_path / "python").write_text("#!/bin/sh\necho a warning; echo '{\"bf16\": true}'\n")
+    (tmp_path / "python").chmod(0o755)
+    assert device.dtype_here("auto") == "bf16" and device.dtype_here("fp32") == "fp32"
+    device.trainer_gpu.cache_clear()
+    (tmp_path / "python").write_text("#!/bin/sh\necho no torch here >&2; exit 3\n")
+    with pytest.raises(RuntimeError, match="status 3: no torch here.*ETPI_TRAINER_PYTHON"):
+        device.dtype_here("auto")
+
+
+def test_naming_a_training_imports_no_torch():
+    program = "import sys, etpi_assets.training.sft, etpi_assets.training.device; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,158 @@
+"""Training divided over two processes is training in one, however unevenly the steps divide: the same weights, figures
+and files; and when one of the processes dies, the run ends and says so."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from safetensors.torch import load_file
+
+from etpi_assets.specs.load import load_specs
+from etpi_assets.specs.training import TrainSection
+from etpi_resources.process.supervise import descendants
+from etpi_resources.trainers.pipes import WorkerFailed, run_worker
+from etpi_resources.trainers.workers import sft_worker
+from etpi_resources.trainers.workers.plan import MicroBatch
+from etpi_resources.trainers.workers.sharding import shares
+from tests.curation.test_upweight_merge import built, pairs_of
+from tests.support.tiny_training import learnable, make_base, write
+from tests.trainers.test_sft_worker import config_of, digest, in_process
+from tests.trainers.test_tree_training import conversation
+
+torch.set_num_threads(1)
+SAME = 1e-4
+"""Largest difference of a tensor from one process's, as a share of how far training moved it (norms, float32)."""
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(1, 9), st.integers(1, 5))
+def test_every_micro_batch_of_a_step_goes_to_one_process_and_all_take_as_many_turns(lengths, accumulate, ranks):
+    batches = [MicroBatch((i,), 64 * length) for i, length in enumerate(lengths)]
+    taken = [shares(batches, accumulate, rank, ranks) for rank in range(ranks)]
+    assert len({len(mine) for mine in taken}) == 1
+    if ranks == 1:
+        assert taken == [list(range(len(batches)))]
+    rounds = -(-accumulate // ranks)
+    for step, first in enumerate(range(0, len(batches), accumulate)):
+        of_step = [i for mine in taken for i in mine[step * rounds : (step + 1) * rounds] if i is not None]
+        assert sorted(of_step) == list(range(first, min(first + accumulate, len(batches))))
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({"method": "lora"}, 'train.method = "full"'),
+        ({"optimizer": "adamw_8bit"}, "'adamw_8bit', whose states are no shards; one of adamw_torch,"),
+    ],
+)
+def test_what_cannot_be_sharded_is_refused_by_the_spec(section, words):
+    assert "shards" not in TrainSection.model_validate(section).model_dump(), "off, it leaves the section's hash alone"
+    with pytest.raises(ValidationError, match=words):
+        TrainSection.model_validate({**section, "shards": 2})
+
+
+@pytest.mark.slow
+def test_one_process_is_not_taken_for_two(tmp_path):
+    base, files = make_base(tmp_path / "base"), [write(learnable(2), tmp_path / "s.parquet")]
+    with pytest.raises(RuntimeError, match="shards = 2 wants as many processes, and 1 started.*processes=train.shards"):
+        in_process(tmp_path / "run", config_of(base, files, shards=2))
+
+
+def forked(path: Path) -> Path:
+    """Conversations that fork and conversations that do not, two of their repositories held out for validation."""
+    told = [conversation(seed, 4, keep=seed % 2 == 0) for seed in range(14)]
+    pairs = pairs_of(*told, repo=[f"repo{n}" for n in range(len(told))])
+    _, sequences, _ = built(pairs, upweight_factor=4.0, val_fraction=0.15)
+    pq.write_table(sequences, path)
+    return path
+
+
+def chains(path: Path) -> Path:
+    return write(learnable(7, validation=3), path)
+
+
+COLD_START = load_specs().experiments["grpo_tcr_4b"].train.model_dump(exclude={"shards"})
+CASES = {
+    # Steps of three sequences over two processes, each pass ending within a step, the last step of one sequence.
+    "grpo_tcr_4b": (chains, COLD_START | {"batch_sequences": 3, "dtype": "fp32", "learning_rate": 1e-3}),
+    # Packed rows of trees, five a step.
+    "forks": (forked, {"batch_tokens": 320, "micro_tokens": 64, "epochs": 1.5, "save_steps": 2, "learning_rate": 1e-3}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_threads")
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_train_what_one_does(tmp_path, case):
+    make, train = CASES[case]
+    base, files = make_base(tmp_path / "base"), [make(tmp_path / "sequences.parquet")]
+    two = run_worker(
+        sft_worker.MODULE, config_of(base, files, **train, shards=2), tmp_path / "two", processes=2, echo=None
+    )
+    one = json.loads(json.dumps(in_process(tmp_path / "one", config_of(base, files, **train))))
+
+    assert two["plan"] == one["plan"] and two["plan"]["accumulate"] % 2
+    assert two["plan"]["layout"] == ("trees" if case == "forks" else "rows")
+    assert two["counted"] == one["counted"] and two["counted"]["labels"] == two["counted"]["labels_planned"]
+    log = [json.loads(line) for line in (tmp_path / "two" / "metrics.jsonl").read_text().splitlines()]
+    assert log == two["log"] and len(log) == len(one["log"])
+    for mine, wanted in zip(two["log"], one["log"], strict=True):
+        told = {key for key, figure in wanted.items() if figure is not None} - {"seconds"}
+        assert told == {key for key, figure in mine.items() if figure is not None} - {"seconds"}
+        assert {key: mine[key] for key in told} == pytest.approx({key: wanted[key] for key in told}, rel=1e-5)
+
+    steps = [checkpoint["folder"] for checkpoint in one["checkpoints"]]
+    assert [c["folder"] for c in two["checkpoints"]] == steps and len(steps) > 1
+    assert [c["final"] for c in two["checkpoints"]] == [c["final"] for c in one["checkpoints"]]
+    before = load_file(base / "model.safetensors")
+    for step in steps:
+        files_of = [digest(tmp_path / name / step) for name in ("one", "two")]
+        assert [f.pop("model.safetensors") and f for f in files_of] == [files_of[0]] * 2, "other files than weights"
+        mine, wanted = (load_file(tmp_path / name / step / "model.safetensors") for name in ("two", "one"))
+        assert set(mine) == set(wanted) == set(before), "tied weights must be stored once"
+        for name in wanted:
+            moved = (wanted[name] - before[name]).norm()
+            assert moved > 0 and (mine[name] - wanted[name]).norm() <= SAME * moved, (step, name)
+    assert two["saved"]["unchanged"] == two["saved"]["differing"] == [] and two["saved"]["reload_difference"] < 1e-6
+    assert two["device"].startswith("2 x ")
+
+
+def rank_of(pid: int) -> str | None:
+    """The RANK in a process's environment."""
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    return next((v.removeprefix(b"RANK=").decode() for v in variables if v.startswith(b"RANK=")), None)
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_the_run_with_its_reason_and_nothing_stays(tmp_path):
+    base, files = make_base(tmp_path / "base"), [write(learnable(60), tmp_path / "s.parquet")]
+    before, killed = set(descendants(os.getpid())), []
+
+    def kill_second() -> None:
+        log = tmp_path / "run" / "metrics.jsonl"
+        while not (log.exists() and len(log.read_text().splitlines()) > 1):
+            time.sleep(0.05)
+        killed.extend(pid for pid in descendants(os.getpid()) if rank_of(pid) == "1")
+        os.kill(killed[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_second, daemon=True)
+    killer.start()
+    with pytest.raises(WorkerFailed, match="(?s)ended by signal 9.*process 1 of 2 was ended by SIGKILL"):
+        config = config_of(base, files, shards=2, epochs=5000.0)
+        run_worker(sft_worker.MODULE, config, tmp_path / "run", processes=2, echo=None)
+    killer.join()
+    assert set(descendants(os.getpid())) <= before
+    assert not (tmp_path / "run" / "result.json").exists()

@@ -1,0 +1,255 @@
+"""Training on packed prefix trees is training on the per-turn rows: the same gradient, and nobody sees anybody else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import Qwen3_5TextConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5ForCausalLM
+
+from etpi_resources.labels import IGNORE_INDEX
+from etpi_resources.prefix_tree import PrefixTree
+from etpi_resources.trainers.workers import label_head
+from etpi_resources.trainers.workers.collate import BadSequences, collate, read_sequences
+from etpi_resources.trainers.workers.label_head import add_label_head
+from etpi_resources.trainers.workers.packing import pack
+from etpi_resources.trainers.workers.plan import MicroBatch, make_pass
+from etpi_resources.trainers.workers.tree_attention import RowLayout, refuses_trees, tree_arguments
+from etpi_resources.trainers.workers.weighted_trainer import nll_at_labels
+from tests.curation.test_upweight_merge import CHAIN, FORK, built, conversations, gradient, one_by_one, pairs_of
+
+torch.set_num_threads(1)
+VOCABULARY = 32
+
+
+def model(**changes) -> Qwen3ForCausalLM:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, max_position_embeddings=4096, tie_word_embeddings=True, **changes,
+    )  # fmt: skip
+    net = Qwen3ForCausalLM(config).float().eval()
+    add_label_head(net)
+    return net
+
+
+NET = model()
+
+
+def read(sequences, tmp_path, **limits):
+    pq.write_table(sequences, tmp_path / "sequences.parquet")
+    limits = {"vocabulary": VOCABULARY, "longest": 4096, **limits}
+    return read_sequences([tmp_path / "sequences.parquet"], "train", **limits)
+
+
+def gradient_of(net, read_back, batches, step_weight):
+    """The gradient of sum(w * nll) / step_weight over micro-batches, as the trainer computes it."""
+    net.zero_grad()
+    for batch in batches:
+        inputs = collate(batch, read_back, pad_id=0)
+        ((nll_at_labels(net, inputs)[0] * inputs["weights"]).sum() / step_weight).backward()
+    return torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None]).double()
+
+
+def conversation(seed: int, turns: int, *, keep: bool):
+    """(prompt, output) turns; with `keep` a history holds more than was learnt, so every turn forks."""
+    rng = np.random.default_rng(seed)
+
+    def some(least: int, most: int) -> list[int]:
+        return rng.integers(1, VOCABULARY, rng.integers(least, most)).tolist()
+
+    history, told = some(5, 20), []
+    for _ in range(turns):
+        think, output = some(2, 9), some(2, 9)
+        told.append((history, output))
+        history = history + (think if keep else []) + output + some(1, 12)
+    return told
+
+
+AGENTS = {
+    "chains": [conversation(seed, 4, keep=False) for seed in range(4)],
+    "forks": [conversation(seed, 4, keep=True) for seed in range(4)],
+    "mixed": [FORK, CHAIN, conversation(1, 5, keep=True), conversation(2, 3, keep=False)],
+    "long branch": [[([1] * 40, [2, 3]), ([1] * 30 + [4] * 700, [5, 6]), ([1] * 30 + [4] * 620 + [7], [8])]],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("room", [0, 64, 128, 4096])
+@pytest.mark.parametrize("form", ["weight", "duplicate"])
+@pytest.mark.parametrize("agents", AGENTS)
+def test_packed_trees_have_the_gradient_of_the_rows_one_by_one(tmp_path, agents, form, room):
+    pairs = pairs_of(*AGENTS[agents])
+    rows, sequences, _ = built(pairs, upweight_factor=4.0, upweight_form=form, upweight_turns=(0,))
+    stored = read(sequences, tmp_path)
+    assert refuses_trees(NET) is None
+    batches = make_pass(stored.lengths().tolist(), room, np.random.default_rng(0), packed=True)
+    packed = gradient_of(NET, stored, batches, stored.weights.sum())
+    apart = gradient(list(one_by_one(rows, pairs)), NET)
+    assert (packed - apart).norm() / apart.norm() <= 1e-5
+
+
+def test_branches_of_their_own_have_the_gradient_of_the_rows_too(tmp_path):
+    pairs = pairs_of(*AGENTS["mixed"])
+    rows, sequences, _ = built(pairs, upweight_factor=4.0)
+    stored = read(sequences, tmp_path)
+    apart = stored.branches()
+    assert not apart.fork and apart.rows.sum() == pytest.approx(stored.rows.sum())
+    assert (apart.lengths() - apart.repeated).sum() == stored.lengths().sum()
+    assert (apart.labels != IGNORE_INDEX).sum() == (stored.labels != IGNORE_INDEX).sum()
+    batches = make_pass(apart.lengths().tolist(), 128, np.random.default_rng(0), packed=False)
+    got = gradient_of(NET, apart, batches, apart.weights.sum())
+    wanted = gradient(list(one_by_one(rows, pairs)), NET)
+    assert (got - wanted).norm() / wanted.norm() <= 1e-5
+
+
+def test_tiles_of_logits_change_neither_loss_nor_gradient(tmp_path, monkeypatch):
+    _, sequences, _ = built(pairs_of(*AGENTS["mixed"]))
+    stored = read(sequences, tmp_path)
+    batches = make_pass(stored.lengths().tolist(), 128, np.random.default_rng(0), packed=True)
+    assert refuses_trees(NET) is None
+    whole = gradient_of(NET, stored, batches, 1.0)
+    monkeypatch.setattr(label_head, "TILE", 7 * VOCABULARY)
+    tiled = gradient_of(NET, stored, batches, 1.0)
+    assert (whole - tiled).norm() / whole.norm() <= 1e-6
+
+
+def subtree_ends(tree: PrefixTree) -> np.ndarray:
+    """One past the number of each node's last descendant; (nodes,)."""
+    ends = np.arange(1, len(tree) + 1)
+    for node in range(len(tree) - 1, 0, -1):
+        ends[tree.parents[node]] = max(ends[tree.parents[node]], ends[node])
+    return ends
+
+
+def logits(ids: np.ndarray, trees: list[PrefixTree], length: int) -> torch.Tensor:
+    positions = np.concatenate([*[tree.token_positions() for tree in trees], np.arange(length - len(ids))])
+    padded = torch.zeros(1, length, dtype=torch.int64)
+    padded[0, : len(ids)] = torch.from_numpy(ids)
+    arguments = tree_arguments(RowLayout.of(trees, length), torch.from_numpy(positions)[None])
+    with torch.no_grad():
+        return NET(input_ids=padded, use_cache=False, **arguments).logits[0]
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.lists(conversations(), min_size=2, max_size=3), st.data())
+def test_a_token_is_seen_by_its_own_descendants_and_by_nobody_else(agents, data):
+    """Change one token: exactly what stands after it in a branch through it may change, bit for bit."""
+    assert refuses_trees(NET) is None
+    sequences = built(pairs_of(*agents))[1].to_pylist()
+    trees = [PrefixTree.from_row(sequence) for sequence in sequences]
+    ids = np.concatenate([sequence["input_ids"] for sequence in sequences])
+    changed = data.draw(st.integers(0, len(ids) - 1))
+    sees = np.zeros(len(ids), dtype=bool)
+    base = 0
+    for tree in trees:
+        nodes = np.repeat(np.arange(len(tree)), tree.ends - tree.starts)
+        at = changed - base
+        if 0 <= at < tree.length:
+            below = (nodes[at] <= nodes) & (nodes < subtree_ends(tree)[nodes[at]])
+            sees[base : base + tree.length] = below & (np.arange(tree.length) >= at)
+        base += tree.length
+    other = ids.copy()
+    other[changed] = (ids[changed] + 5) % VOCABULARY
+    length = -(-len(ids) // 64) * 64
+    before, after = logits(ids, trees, length)[: len(ids)], logits(other, trees, length)[: len(ids)]
+    assert ((before != after).any(1).numpy() == sees).all()
+
+
+def test_the_layout_is_the_rule_of_who_sees_whom():
+    """Runs and their contexts against tin[key] <= tin[query] < tout[key] and no later key, token by token."""
+    _, sequences, _ = built(pairs_of(*AGENTS["mixed"]))
+    trees = [PrefixTree.from_row(sequence) for sequence in sequences.to_pylist()]
+    length = sum(tree.length for tree in trees) + 3
+    layout = RowLayout.of(trees, length)
+    starts = np.concatenate([[0], np.cumsum(layout.sizes)])
+    assert starts[-1] == length
+    sees = np.zeros((length, length), dtype=bool)
+    for run in layout.runs:
+        own = range(starts[run.first], starts[run.last])
+        for node in run.context:
+            sees[own.start : own.stop, starts[node] : starts[node + 1]] = True
+        sees[own.start : own.stop, own.start : own.stop] = np.tri(len(own), dtype=bool)
+    wanted = np.zeros_like(sees)
+    base = 0
+    for tree in [*trees, PrefixTree.chain(3)]:
+        tin = np.repeat(np.arange(len(tree)), tree.ends - tree.starts)
+        here = slice(base, base + tree.length)
+        below = (tin <= tin[:, None]) & (tin[:, None] < subtree_ends(tree)[tin])
+        wanted[here, here] = below & np.tri(tree.length, dtype=bool)
+        base += tree.length
+    assert (sees == wanted).all()
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 900), min_size=1, max_size=60), st.integers(64, 4096), st.integers(0, 5))
+def test_packing_holds_every_tree_once_whole_in_rows_of_few_lengths(lengths, room, seed):
+    rows = pack(lengths, room, np.random.default_rng(seed))
+    assert sorted(i for members, _ in rows for i in members) == list(range(len(lengths)))
+    usual = min(room // 64 * 64, -(-sum(lengths) // 64) * 64)
+    for members, length in rows:
+        assert sum(lengths[i] for i in members) <= length and length % 64 == 0
+        assert length == usual or length - max(lengths[i] for i in members) < length - usual
+    assert len({length for _, length in rows}) <= 9
+
+
+def test_packing_wastes_less_than_a_twentieth_where_rows_hold_several():
+    lengths = np.random.default_rng(0).integers(50, 1500, 500).tolist()
+    rows = pack(lengths, 4096, np.random.default_rng(0))
+    assert sum(lengths) / sum(length for _, length in rows) >= 0.98
+
+
+def test_a_fork_s_last_shared_token_predicts_every_branch(tmp_path):
+    _, sequences, _ = built(pairs_of([([1, 2, 3], [4, 5]), ([1, 2, 3], [6])]))
+    stored = read(sequences, tmp_path)
+    inputs = collate(MicroBatch((0,), 64, packed=True), stored, pad_id=0)
+    found = zip(inputs["positions"].tolist(), inputs["labels"][0].tolist(), strict=True)
+    assert [pair for pair in found if pair[1] != IGNORE_INDEX] == [(2, 4), (3, 5), (2, 6)]
+    assert int(inputs["tokens"]) == 6 and len(inputs["positions"]) == 256
+
+
+def test_a_model_with_recurrent_or_sliding_layers_is_refused_with_words():
+    assert "sliding_attention" in (refuses_trees(model(layer_types=["sliding_attention", "full_attention"])) or "")
+    config = Qwen3_5TextConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, layer_types=["linear_attention", "full_attention"],
+        linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8,
+    )  # fmt: skip
+    assert "linear_attention" in (refuses_trees(Qwen3_5ForCausalLM(config)) or "")
+
+
+def test_a_model_that_ignores_the_layout_is_found_out(monkeypatch):
+    net = model()
+    honest = net.forward
+    monkeypatch.setattr(net, "forward", lambda *a, layout=None, attention_mask=None, **k: honest(*a, **k))
+    assert "differ by" in (refuses_trees(net) or "")
+    assert net.config._attn_implementation == "sdpa", "what it had is put back"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"node_parents": [-1, 2, 0]}, "node 1"),
+        ({"node_positions": [0, 1, 2]}, "position"),
+        ({"node_starts": [0, 2, 2]}, "do not cover"),
+        ({"node_starts": [], "node_parents": [], "node_positions": []}, "node lists are empty"),
+        ({"node_parents": [0, 0, 0]}, "a root"),
+    ],
+)
+def test_a_sequence_that_is_no_tree_is_refused_by_name(tmp_path, change, words):
+    from etpi_resources.lake.schemas import from_rows
+
+    _, sequences, _ = built(pairs_of(FORK))
+    broken = from_rows("sequences", [sequences.to_pylist()[0] | change])
+    with pytest.raises(BadSequences, match=rf"prefix tree: .*{words}.*upweighted_dataset"):
+        read(broken, tmp_path)
+
+
+def test_the_length_of_a_branch_is_what_a_model_must_hold(tmp_path):
+    _, sequences, _ = built(pairs_of(FORK))
+    assert len(read(sequences, tmp_path, longest=7)) == 1, "11 tokens, 7 the longest branch"
+    with pytest.raises(BadSequences, match="has 7 tokens, the model takes 6"):
+        read(sequences, tmp_path, longest=6)

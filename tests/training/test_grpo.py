@@ -1,0 +1,294 @@
+"""Reinforcement through the real trainer: its gradient is the definition's, rollouts are kept, a killed run goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+
+from etpi_assets.graph import GRAPH
+from etpi_assets.resources import Resources
+from etpi_assets.specs.training import RLSection
+from etpi_assets.tasks.table import task_table
+from etpi_assets.training import assets, grpo_checks
+from etpi_assets.worlds.terminal_tiny.generate import draw_tasks
+from etpi_resources.lake.catalog import build, connect
+from etpi_resources.lake.lake import Lake, Ref, folder_hash
+from etpi_resources.lake.schemas import empty, from_rows
+from etpi_resources.trainers.policy_link import Sample
+from etpi_resources.trainers.workers import grpo_worker
+from etpi_resources.trainers.workers.checkpointing import load_model
+from etpi_resources.trainers.workers.reporting import CONFIG_FILE, Worker
+from tests.support.graph import ROLLOUT_SET, SUITE, write_spec
+from tests.support.tiny_training import make_speaking_base
+
+pytestmark = pytest.mark.slow
+torch.set_num_threads(1)
+
+RECIPES = {recipe.node.name: recipe for recipe in assets.ASSETS}
+RL = {
+    "method": '"grpo"', "suite": '"small"', "steps": "4", "device_batch": "8", "accumulate": "1", "beta": "0.0",
+    "learning_rate": "1e-3", "dtype": '"fp32"', "max_response_tokens": "12", "save_steps": "2",
+    "agent": '{prompt = "terminal_tiny", action_format = "thinking_bash", max_steps = 1, max_tokens = 12, '
+    "temperature = 0.9}",
+    # A random policy earns none of the others; how long it babbles is a reward with variance.
+    "rewards": '[{function = "conciseness_unhardened", params = {free = 0, scale = 100}}, {function = "format"}]',
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    return make_speaking_base(tmp_path_factory.mktemp("base"))
+
+
+def prepared(folder: Path, base: Path, name: str = "first", **rl: str) -> Lake:
+    """A lake in which everything that rl_checkpoint of `name` reads stands, and specs beside it."""
+    lake = Lake(folder / "data")
+    write_spec(folder / "specs", "suites", "small", SUITE.replace("coop_tiny", "terminal_tiny"))
+    write_spec(folder / "specs", "rollout_sets", "few", ROLLOUT_SET)
+    section = "\n".join(f"{key} = {value}" for key, value in {**RL, **rl}.items())
+    text = f'title = "e"\nrollout_sets = ["few"]\nevaluate = {{suite = "small"}}\n[rl]\n{section}\n'
+    write_spec(folder / "specs", "experiments", name, text)
+    row = {
+        "checkpoint_id": folder_hash(base), "experiment": name, "role": "base", "step": 0, "final": True,
+        "method": "base", "path": str(base),
+    }  # fmt: skip
+    tasks = list(islice(draw_tasks("small", 0, "train"), 8))
+    nothing = {"checkpoints": empty("checkpoints"), "training_log": empty("training_log")}
+    for ref, tables in {
+        Ref("base_checkpoint", "experiment", name): {"checkpoints": from_rows("checkpoints", [row])},
+        Ref("sft_checkpoint", "experiment", name): nothing,
+        Ref("tasks", "suite", "small"): {"tasks": task_table(tasks), "quarantined": empty("quarantined")},
+    }.items():
+        lake.publish(ref, tables, input_key="x", inputs={}, spec_hash="x")
+    return lake
+
+
+def make(folder: Path, lake: Lake, asset: str, name: str = "first"):
+    resources = Resources(lake=lake, specs_folder=folder / "specs")
+    return RECIPES[asset].execute(name, resources, log=lambda line: None)
+
+
+def rows(lake: Lake, table: str, asset: str = "rl_checkpoint", name: str = "first") -> list[dict]:
+    return lake.read(Ref(asset, "experiment", name), table).to_pylist()
+
+
+def catalog_of(lake: Lake, path: Path):
+    return connect(build(lake, GRAPH.values(), path))
+
+
+def test_every_rollout_is_recorded_and_leads_from_the_checkpoint_to_its_tasks(tmp_path, base, monkeypatch):
+    lake = prepared(tmp_path, base)
+    outcome = make(tmp_path, lake, "rl_checkpoint")
+    assert not outcome.manifest.blocked, outcome.manifest.failures
+    assert [check["name"] for check in outcome.manifest.checks] == list(grpo_checks.CHECKS)
+    checkpoints = rows(lake, "checkpoints")
+    assert [(r["role"], r["step"], r["final"]) for r in checkpoints] == [("rl", 2, False), ("rl", 4, True)]
+    assert {r["parent_id"] for r in checkpoints} == {folder_hash(base)}
+    samples, log = rows(lake, "rl_samples"), rows(lake, "training_log")
+    assert [(r["step"], r["place"]) for r in samples] == [(s, p) for s in range(4) for p in range(8)]
+    assert {r["origin"] for r in rows(lake, "rollouts")} == {"rl"} and len(rows(lake, "rewards")) == 64
+    assert [line["step"] for line in log] == [1, 2, 3, 4]
+    for line in log:
+        mine = [r for r in samples if r["step"] == line["step"] - 1]
+        assert line["reward"] == pytest.approx(sum(r["reward"] for r in mine) / 8)
+        assert line["parsed"] == sum(r["parsed"] for r in mine) / 8
+        assert line["logprob_gap"] < 1e-4 and line["entropy"] > 0 and line["clip_share"] == 0
+        assert line["staleness"] == 0 and 0 <= line["constant_groups"] < 1
+    assert not list(lake.scratch("reinforce").iterdir()), "what the trainer left behind must be gone"
+
+    again = make(tmp_path, lake, "rl_rewards")
+    assert [c["passed"] for c in again.manifest.checks] == [True]
+    assert [r["value"] for r in rows(lake, "rewards", "rl_rewards")] == [r["value"] for r in rows(lake, "rewards")]
+
+    with catalog_of(lake, tmp_path / "etpi.duckdb") as catalog:
+        final = checkpoints[1]["checkpoint_id"]
+        query = "SELECT rollout_id, task_id, weight, origin, turn FROM lineage WHERE checkpoint_id = ? ORDER BY ALL"
+        found = catalog.execute(query, [final]).fetchall()
+        expected = sorted((r["rollout_id"], r["task_id"], r["advantage"], "rl", 0) for r in samples)
+        assert found == expected
+        counts = "SELECT count(*) FROM {} WHERE origin = 'rl' AND experiment = 'first'"
+        for view, n in (("rollouts", 32), ("turns", 32), ("agents", 32), ("full_turns", 32), ("messages", 128)):
+            assert catalog.execute(counts.format(view)).fetchone() == (n,), view
+        early = "SELECT count(*) FROM lineage WHERE checkpoint_id = ?"
+        assert catalog.execute(early, [checkpoints[0]["checkpoint_id"]]).fetchone() == (16,)
+
+    # Another experiment that asks for the same trains nothing, and has rollouts of its own.
+    prepared(tmp_path, base, "second")
+    monkeypatch.setattr(assets.grpo, "run_worker", lambda *a, **k: pytest.fail("trained again"))
+    make(tmp_path, lake, "rl_checkpoint", "second")
+    theirs = rows(lake, "rl_samples", name="second")
+    assert [r["advantage"] for r in theirs] == [r["advantage"] for r in samples]
+    assert not {r["rollout_id"] for r in theirs} & {r["rollout_id"] for r in samples}
+
+
+def test_a_hybrid_policy_is_reinforced_on_what_the_trainer_computes(tmp_path):
+    """Its recurrent layers, read a token at a time while rolling out and a whole row at once in the update, agree."""
+    lake = prepared(tmp_path, make_speaking_base(tmp_path / "base", hybrid=True), steps="2", save_steps="2")
+    outcome = make(tmp_path, lake, "rl_checkpoint")
+    assert not outcome.manifest.blocked, outcome.manifest.failures
+    log = rows(lake, "training_log")
+    assert [line["step"] for line in log] == [1, 2] and len(rows(lake, "rl_samples")) == 16
+    assert all(line["logprob_gap_max"] < 1e-3 and line["entropy"] > 0 for line in log)
+    (final,) = rows(lake, "checkpoints")
+    assert "linear_attention" in (lake.checkpoint_dir(final["checkpoint_id"]) / "config.json").read_text()
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from tests.training import test_grpo
+folder = Path(sys.argv[1])
+test_grpo.make(folder, test_grpo.Lake(folder / "data"), "rl_checkpoint")
+"""
+
+
+def test_a_run_that_is_killed_goes_on_from_its_last_checkpoint(tmp_path, base):
+    """SIGKILL to the whole run after its third checkpoint: no step is missing or doubled afterwards."""
+    lake = prepared(tmp_path, base, steps="20", device_batch="4")
+    script = KILLED
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    run = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], env=environment)
+    deadline = time.monotonic() + 240
+    while not list(tmp_path.glob("data/scratch/reinforce/*/trl/checkpoint-6/whole")):
+        assert run.poll() is None and time.monotonic() < deadline, "it never came to its third checkpoint"
+        time.sleep(0.05)
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    [staging] = tmp_path.glob("data/scratch/reinforce/*")
+    log, size = staging / "metrics.jsonl", -1
+    while size != log.stat().st_size:  # the supervisor ends the worker, which may have been within a step
+        size = log.stat().st_size
+        time.sleep(1.5)
+    [kept] = tmp_path.glob("data/checkpoints/rounds/*")
+    before = {path.name: path.read_bytes() for path in sorted(kept.iterdir())}
+    resumed_at = grpo_worker.last_whole(staging)
+    assert resumed_at and resumed_at >= 6 and not (staging / "result.json").exists()
+
+    outcome = make(tmp_path, lake, "rl_checkpoint")
+    assert not outcome.manifest.blocked, outcome.manifest.failures
+    assert outcome.metadata["seed 0"]["resumed from step"] == resumed_at
+    assert [line["step"] for line in rows(lake, "training_log")] == list(range(1, 21))
+    assert [r["step"] for r in rows(lake, "checkpoints")] == list(range(2, 21, 2))
+    after = {path.name: path.read_bytes() for path in sorted(kept.iterdir())}
+    assert list(after) == [f"round-{step:06d}.jsonl" for step in range(20)]
+    early = [name for name in before if name < f"round-{resumed_at:06d}"]
+    assert len(early) == resumed_at and all(after[name] == before[name] for name in early)
+
+
+# --- the gradient ----------------------------------------------------------------------------------------------------
+
+
+def config_of(base: Path, **rl) -> dict:
+    section = RLSection.model_validate(
+        {
+            "method": "grpo", "suite": "s", "rewards": [{"function": "format"}], "steps": 1, "device_batch": 4,
+            "accumulate": 2, "beta": 0.0, "dtype": "fp32", "optimizer": "sgd", "learning_rate": 1.0,
+            "schedule": "constant", "max_grad_norm": 1e9, "agent": {"temperature": 0.7}, **rl,
+        }
+    )  # fmt: skip
+    return {
+        "label": "grpo", "base": str(base), "base_name": "b", "link": "", "tasks": 8, "seed": 0, "chat_template": "",
+        "device": "auto", "resume": None, "resume_every": 1,
+        "server": None, "rl": section.model_dump(mode="json"),
+    }  # fmt: skip
+
+
+class Given:
+    """A link that hands out samples that were made beforehand; their log-probabilities are the base's own."""
+
+    def __init__(self, samples: list[Sample]) -> None:
+        self.samples = samples
+
+    def roll_out(self, step, rows, engine) -> list[Sample]:
+        return self.samples
+
+
+def made_samples(n: int = 8) -> list[Sample]:
+    """Rollouts of different lengths, three of a prompt, some with ids in the middle that the policy read."""
+    draw = torch.Generator().manual_seed(3)
+    samples, prompt = [], []
+    for index in range(n):
+        if index % 3 == 0:
+            prompt = torch.randint(0, 1000, (5 + index,), generator=draw).tolist()
+        completion = torch.randint(0, 1000, (9 + 3 * index,), generator=draw).tolist()
+        mask = [0 if index % 2 and 3 <= at < 7 else 1 for at in range(len(completion))]
+        advantage = (-1.0) ** index * (0.5 + 0.2 * index)
+        samples.append(Sample(prompt, completion, mask, [-7.0] * len(mask), float(index), advantage))
+    return samples
+
+
+def naive_gradient(base: Path, samples: list[Sample], temperature: float, loss: str) -> dict[str, torch.Tensor]:
+    """Of -A log p, a loop over rollouts and tokens: mean of a sequence then of sequences, or mean over all tokens."""
+    model = load_model(base, torch.float32)
+    total = torch.zeros(())
+    tokens = sum(sum(s.mask) for s in samples)
+    for s in samples:
+        logits = model(input_ids=torch.tensor([[*s.prompt_ids, *s.completion_ids]])).logits[0] / temperature
+        logp = logits.log_softmax(-1)
+        own = sum(
+            logp[len(s.prompt_ids) + at - 1, token] for at, token in enumerate(s.completion_ids) if s.mask[at] == 1
+        )
+        total = total - s.advantage * own / (tokens if loss == "dapo" else len(samples) * sum(s.mask))
+    total.backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("loss", ["grpo", "dapo"])
+def test_one_step_is_the_policy_gradient_of_the_given_advantages(tmp_path, base, loss):
+    config, samples = config_of(base, loss=loss), made_samples()
+    (tmp_path / CONFIG_FILE).write_text(json.dumps(config))
+    model = load_model(base, torch.float32)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    from etpi_resources.chat.format import load_chat_format
+
+    config["chat_template"] = load_chat_format("tiny").template
+    (tmp_path / CONFIG_FILE).write_text(json.dumps(config))
+    trainer, engine = grpo_worker.build_trainer(Worker(tmp_path), model, Given(samples), gpu=False, dtype="fp32")
+    try:
+        trainer.train()
+    finally:
+        engine.close()
+    assert trainer.no_trees is None, "the update is over trees"
+    wanted = naive_gradient(base, samples, 0.7, loss)
+    moved = {name: before[name] - p.detach() for name, p in model.named_parameters()}
+    flat = [torch.cat([x[name].flatten() for name in wanted]) for x in (moved, wanted)]
+    assert float((flat[0] - flat[1]).norm() / flat[1].norm()) < 1e-4
+    # What was read carries no loss: the gap counts the policy's own ids alone.
+    assert sum(tokens for _, _, tokens, _ in trainer.gaps) == sum(sum(s.mask) for s in samples)
+
+
+def test_rollouts_of_another_policy_are_not_learnt_from_where_a_bound_is_given(tmp_path, base):
+    from etpi_resources.chat.format import load_chat_format
+
+    config = config_of(base) | {"chat_template": load_chat_format("tiny").template}
+    (tmp_path / CONFIG_FILE).write_text(json.dumps(config))
+    model = load_model(base, torch.float32)
+    trainer, engine = grpo_worker.build_trainer(Worker(tmp_path), model, Given(made_samples()), gpu=False, dtype="fp32")
+    trainer.largest_gap = 1e-3  # the samples' log-probabilities are made up
+    try:
+        with pytest.raises(RuntimeError, match=r"step 0: rollouts were drawn with .* nothing was learnt"):
+            trainer.train()
+    finally:
+        engine.close()
+    assert trainer.state.global_step == 0
+
+
+def test_the_reference_s_settings_build_their_trainer(tmp_path):
+    """The full-size spec, as far as this machine goes: it resolves, and TRL takes its arguments."""
+    from etpi_assets.specs.load import load_specs
+
+    rl = load_specs().experiments["terminal_grpo_0_8b"].rl
+    arguments = grpo_worker.trainer_arguments(rl.model_dump(mode="json"), tmp_path, 0, gpu=False, dtype="bf16")
+    assert (arguments.num_generations, arguments.learning_rate, arguments.max_steps) == (4, 5e-6, 200)
+    assert (arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps) == (4, 2)
+    assert (arguments.warmup_steps, arguments.optim, arguments.beta) == (10, "paged_adamw_32bit", 0.04)
+    assert (arguments.loss_type, arguments.temperature, arguments.max_completion_length) == ("grpo", 0.9, 256)

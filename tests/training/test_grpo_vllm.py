@@ -1,0 +1,98 @@
+"""Reinforcement whose rollouts a server generates: it has the weights of each step, or the run stops; it ends with it.
+
+Without vLLM a program of the same arguments and endpoints stands in for it, over real weights (`fake_vllm`).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from etpi_assets.training.grpo import WORKER
+from etpi_resources.engines.vllm_server import PROGRAM_VARIABLE
+from etpi_resources.lake.lake import Lake
+from etpi_resources.trainers.pipes import WorkerFailed
+from tests.support.tiny_training import make_speaking_base
+from tests.training.test_grpo import make, prepared, rows
+
+pytestmark = pytest.mark.slow
+
+BY_VLLM = {"engine": '"vllm"'}
+LORA = {"tuning": '"lora"', "lora_rank": "4", "lora_alpha": "8"}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    return make_speaking_base(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(autouse=True)
+def _stand_in(tmp_path, monkeypatch):
+    """What is started as vLLM."""
+    root = Path(__file__).parents[2]
+    program = tmp_path / "bin" / "vllm"
+    program.parent.mkdir()
+    start = f'PYTHONPATH="{root}" exec {sys.executable} {root / "tests/support/fake_vllm.py"} "$@"'
+    program.write_text(f"#!/bin/sh\n{start}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv(PROGRAM_VARIABLE, str(program))
+
+
+def processes(lake: Lake, base: Path) -> list[psutil.Process]:
+    """Workers of the lake and servers of the base, supervisors included."""
+    found = [(p, " ".join(p.info["cmdline"] or ())) for p in psutil.process_iter(["cmdline"])]
+    return [process for process, line in found if str(lake.root) in line or str(base) in line]
+
+
+def judge(lake: Lake, base: Path, steps: int = 4) -> None:
+    """What holds of a run, whoever generated."""
+    log, samples, turns = (rows(lake, table) for table in ("training_log", "rl_samples", "turns"))
+    assert [line["step"] for line in log] == list(range(1, steps + 1))
+    assert [(r["step"], r["place"]) for r in samples] == [(s, p) for s in range(steps) for p in range(8)]
+    assert {r["origin"] for r in rows(lake, "rollouts")} == {"rl"}
+    for line in log:
+        assert line["logprob_gap_max"] < 1e-3 and line["staleness"] == 0 and line["entropy"] > 0
+    assert len(turns) == 8 * steps and all(turn["capture"] == "native" and turn["logprobs"] for turn in turns)
+    assert not list(lake.scratch("reinforce").iterdir()), "the weights that were handed over are gone"
+    assert not processes(lake, base)
+
+
+def test_an_adapter_is_rolled_out_merged_step_by_step(tmp_path, base):
+    lake = prepared(tmp_path, base, **BY_VLLM, **LORA)
+    outcome = make(tmp_path, lake, "rl_checkpoint")
+    assert not outcome.manifest.blocked, outcome.manifest.failures
+    judge(lake, base)
+
+
+def test_a_worker_that_is_killed_takes_its_server_along_and_the_run_goes_on(tmp_path, base):
+    lake = prepared(tmp_path, base, **BY_VLLM)
+
+    def kill() -> None:
+        while not list(lake.root.glob("checkpoints/rounds/*/round-000002.jsonl")):
+            time.sleep(0.02)
+        [worker] = [p for p in processes(lake, base) if p.cmdline()[1:3] == ["-m", WORKER]]
+        worker.kill()
+
+    threading.Thread(target=kill, daemon=True).start()
+    with pytest.raises(WorkerFailed, match="signal 9"):
+        make(tmp_path, lake, "rl_checkpoint")
+    assert not processes(lake, base)
+    outcome = make(tmp_path, lake, "rl_checkpoint")
+    assert not outcome.manifest.blocked, outcome.manifest.failures
+    assert outcome.metadata["seed 0"]["resumed from step"] in (1, 2, 3)
+    judge(lake, base)
+
+
+def test_a_server_that_keeps_its_old_weights_stops_the_run(tmp_path, base, monkeypatch):
+    monkeypatch.setenv("FAKE_VLLM", "deaf")
+    lake = prepared(tmp_path, base, **BY_VLLM)
+    with pytest.raises(WorkerFailed, match=r"step 1: the weights were handed to vLLM[\s\S]*rl\.engine = "):
+        make(tmp_path, lake, "rl_checkpoint")
+    [kept] = (lake.root / "checkpoints" / "rounds").iterdir()
+    assert [path.name for path in kept.iterdir()] == ["round-000000.jsonl"], "nothing was rolled out with old weights"
+    assert not processes(lake, base)

@@ -1,0 +1,134 @@
+"""Tables that need not be in memory: cut at rollouts, or walked through on the disk, they give the same."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etpi_assets.curation.captured import COLUMNS, captured_agents
+from etpi_assets.curation.pairs import make_pairs
+from etpi_assets.curation.upweight import weigh
+from etpi_assets.scoring import assets as scoring
+from etpi_assets.scoring.behaviours import ScoringOptions, score
+from etpi_assets.specs.experiment import DatasetSection, PairsSection
+from etpi_assets.specs.rollout_set import ScoringSection
+from etpi_assets.trajectories import blocks as cutting
+from etpi_assets.trajectories.blocks import blocks
+from etpi_assets.trajectories.tables import iter_turns
+from etpi_resources.lake import parquet
+from etpi_resources.lake.schemas import TableBuilder, from_rows
+from etpi_resources.lake.stored import Stored, batches, columns_of, counts, dicts
+from tests.support.datasets import CHAT, dataset, default, rollouts
+
+
+def stored(folder, name, table):
+    parquet.write(name, table, folder / name)
+    return Stored(name, [folder / name])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=12), st.integers(1, 5), st.integers(1, 4))
+def test_blocks_are_the_tables_cut_at_whole_rollouts(sizes, rollouts_each, group):
+    def table(name, column, counts):
+        rows = [{"rollout_id": f"r{n}", column: i} for n, count in enumerate(counts) for i in range(count)]
+        return from_rows(name, rows)
+
+    tables = {
+        "rollouts": table("rollouts", "seed", [1] * len(sizes)),
+        "turns": table("turns", "turn", [turns for turns, _ in sizes]),
+        "agents": table("agents", "turns", [agents for _, agents in sizes]),
+    }
+    columns = {"rollouts": ["rollout_id"], "turns": ["rollout_id", "turn"], "agents": ["rollout_id", "turns"]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cutting, "_ROLLOUTS", rollouts_each)
+        patch.setattr(parquet, "ROW_GROUP_ROWS", group)
+        found = list(blocks(tables, columns))
+    assert all(0 < len(block["rollouts"]) <= rollouts_each for block in found)
+    for name, whole in tables.items():
+        for block in found:
+            assert set(block[name]["rollout_id"].to_pylist()) <= set(block["rollouts"]["rollout_id"].to_pylist())
+        assert not found or pa.concat_tables([b[name] for b in found]).equals(whole.select(columns[name]))
+
+
+def test_a_table_in_another_order_is_refused(monkeypatch):
+    monkeypatch.setattr(cutting, "_ROLLOUTS", 2)
+    tables = {
+        "rollouts": from_rows("rollouts", [{"rollout_id": name} for name in "abc"]),
+        "turns": from_rows("turns", [{"rollout_id": name, "turn": 0} for name in "abca"]),
+    }
+    with pytest.raises(ValueError, match="turns: the rows of rollout a do not stand"):
+        list(blocks(tables, {"rollouts": ["rollout_id"], "turns": ["rollout_id", "turn"]}))
+
+
+@pytest.mark.parametrize("capture", ["native", "retokenised"])
+def test_pairs_and_scores_of_blocks_are_those_of_the_whole(tmp_path, monkeypatch, capture):
+    tables, section = rollouts(), PairsSection.model_validate({"capture": capture})
+    on_disk = {name: stored(tmp_path, name, table) for name, table in tables.items()}
+    whole = make_pairs(captured_agents(tables, section, CHAT, default, {}), section, CHAT)
+    whole_scores = score(
+        tables["rollouts"], tables["agents"], tables["turns"], dataset().tasks, ScoringOptions(ScoringSection())
+    )
+    monkeypatch.setattr(cutting, "_ROLLOUTS", 2)
+    parts = [
+        make_pairs(captured_agents(block, section, CHAT, default, {}), section, CHAT)
+        for block in blocks(on_disk, COLUMNS)
+    ]
+    assert len(parts) == 3
+    for name, table in whole.items():
+        assert pa.concat_tables([part[name] for part in parts]).equals(table) and len(table)
+    scored = [
+        score(b["rollouts"], b["agents"], b["turns"], dataset().tasks, ScoringOptions(ScoringSection()))
+        for b in blocks({name: on_disk[name] for name in scoring.COLUMNS}, scoring.COLUMNS)
+    ]
+    for name, table in whole_scores.items():
+        assert pa.concat_tables([part[name] for part in scored]).equals(table)
+
+
+def test_turns_of_an_agent_that_is_not_there_are_not_passed_over():
+    tables = dict(rollouts())
+    tables["agents"] = tables["agents"].slice(0, len(tables["agents"]) - 1)
+    with pytest.raises(ValueError, match="do not stand where `agents` has that agent"):
+        list(captured_agents(tables, PairsSection(), CHAT, default, {}))
+
+
+def test_what_is_walked_through_on_the_disk_is_what_is_read_at_once(tmp_path):
+    pairs = dataset().pairs
+    parquet.write("pairs", pairs, tmp_path / "a")
+    parquet.write("pairs", pairs.slice(0, 5), tmp_path / "b")
+    both, there = pa.concat_tables([pairs, pairs.slice(0, 5)]), Stored("pairs", [tmp_path / "a", tmp_path / "b"])
+    columns = ["pair_id", "turn", "prefix_turn"]
+    assert len(there) == len(both)
+    assert list(dicts(there, columns)) == both.select(columns).to_pylist()
+    assert columns_of(there, columns).equals(both.select(columns))
+    assert counts(there, "turn") == counts(both, "turn")
+    assert [ids.tolist() for _, ids, _ in iter_turns(there)] == [ids.tolist() for _, ids, _ in iter_turns(both)]
+    with pytest.raises(parquet.SchemaMismatch, match="no column"):
+        list(batches(there, ["nonsense"]))
+    weighed, of_disk = (weigh(rows, DatasetSection()) for rows in (pairs, Stored("pairs", [tmp_path / "a"])))
+    assert all(weighed[name].equals(of_disk[name]) for name in weighed)
+
+
+def test_walking_through_a_table_takes_the_memory_of_a_row_group(tmp_path):
+    rows = [{"rollout_id": "r", "agent_id": "a", "turn": i, "suffix_ids": list(range(500))} for i in range(2048)]
+    some = from_rows("turns", rows)
+    with parquet.Writer("turns", tmp_path / "turns") as writer:
+        for _ in range(30):
+            writer.add(some)
+    before, peak = pa.total_allocated_bytes(), 0
+    for batch in batches(Stored("turns", [tmp_path / "turns"]), ["suffix_ids"]):
+        assert batch.num_rows == 2048
+        peak = max(peak, pa.total_allocated_bytes())
+    assert peak - before < 30e6 < 30 * 2048 * 500 * 4
+
+
+def test_rows_one_by_one_are_the_table_of_all():
+    parts: list[pa.Table] = []
+    builder = TableBuilder("dropped", parts.append, rows=3)
+    rows = [{"rollout_id": f"r{i}", "turn": i} for i in range(7)]
+    for row in rows:
+        builder.add(row)
+    builder.flush()
+    assert [len(part) for part in parts] == [3, 3, 1]
+    assert pa.concat_tables(parts).equals(from_rows("dropped", rows))
