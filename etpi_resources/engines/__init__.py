@@ -1,7 +1,6 @@
 """The Engine protocol: token ids in, token ids out, whatever serves the model.
 
-Belongs here: the values that cross the boundary between the agent loop and whatever generates. Does not belong here:
-any engine, each of which is a module of this package.
+These are the values that pass between the agent loop and an engine; each engine is a module of this package.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ FinishReason = Literal["stop", "length", "error"]
 
 
 class EngineUnavailable(RuntimeError):
-    """The engine cannot do what is asked, whatever the request: it stops what is under way instead of becoming the
-    outcome of a rollout. The message says what to do."""
+    """The engine cannot work, whatever the request, so the run stops and no rollout records this as its outcome. The
+    message says what to do."""
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """How the next tokens are drawn.
+    """How the next tokens are sampled.
 
     Attributes:
         temperature: 0.0 is greedy.
         top_p: nucleus mass in (0, 1].
         max_tokens: the most output tokens of one completion, the end-of-turn token included.
-        seed: the rollout's seed; an engine derives one generator a request from (seed, request_id), so that a draw
-            does not depend on what else is in the batch.
+        seed: the rollout's seed. An engine seeds one generator per request from (seed, request_id), so that a sample
+            does not depend on the other requests in the batch.
     """
 
     temperature: float = 0.0
@@ -44,16 +43,16 @@ class Request:
 
     Attributes:
         request_id: unique within a run, stable over reruns: "<rollout_id>/<agent_id>/<turn>".
-        session: "<rollout_id>/<agent_id>"; an engine may keep a key-value cache by it.
+        session: "<rollout_id>/<agent_id>"; an engine may keep a key-value cache per session.
         prompt_ids: the whole prompt, generation prompt included.
         messages: the same conversation as chat messages ({"role", "content"}), for engines that take text.
-        sampler: how to draw.
-        grammar: what the think block of the answer must look like, from where the prompt leaves off; None: nothing. An
-            engine that cannot bind it refuses the request.
-        tools: schemas of the tools the prompt offers (OpenAI's form), for engines that take text; `prompt_ids` hold
-            them already.
-        privileged: what only scripted policies may see: "task" and "role" as the suite family has them, and "payload",
-            the task's. Model engines ignore it.
+        sampler: how to sample.
+        grammar: constrains the think block, starting at the end of the prompt; None: unconstrained. An engine that
+            cannot enforce a grammar refuses the request.
+        tools: schemas of the tools that the prompt offers (OpenAI's form), for engines that take text; `prompt_ids`
+            already contain them.
+        privileged: data for scripted policies only: the family's "task" and "role", and the task's "payload". Model
+            engines ignore it.
     """
 
     request_id: str
@@ -68,19 +67,19 @@ class Request:
 
 @dataclass(frozen=True)
 class Completion:
-    """What the engine produced for one request.
+    """The engine's answer to one request.
 
     Attributes:
-        prompt_ids: the prompt as the engine saw it (int32 range); equal to the request's in token-in mode. None where
-            the engine does not report ids (capture = "none").
-        output_ids: the generated ids, the end-of-turn id included where it was generated. None as above.
+        prompt_ids: the prompt as the engine read it (int32 range); equal to the request's in token-in mode. None if
+            the engine reports no ids (capture = "none").
+        output_ids: the generated ids, the end-of-turn id included if it was generated. None as above.
         logprobs: natural-log probability of each output id under the model at temperature 1, before any nucleus or
             grammar, or None.
-        text: the output decoded, special end-of-turn token left out; where there are no ids, the message's content.
+        text: the decoded output without the end-of-turn token; without ids, the message's content.
         finish_reason: "stop" (end of turn generated), "length" (cut at max_tokens or the model's length), "error".
-        model: the name the engine serves the model under.
-        message: the assistant message as a chat endpoint gave it ({"role", "content", "tool_calls"?, "reasoning"?}),
-            what a parser of the server took out of the text kept apart; None in token-in mode.
+        model: the name under which the engine serves the model.
+        message: the assistant message of a chat endpoint ({"role", "content", "tool_calls"?, "reasoning"?}), with the
+            parts that the server's parsers took out of the text as separate fields; None in token-in mode.
     """
 
     prompt_ids: Sequence[int] | None
@@ -95,26 +94,26 @@ class Completion:
 @runtime_checkable
 class Engine(Protocol):
     """Generates assistant turns. Thread-safe: several rollouts call `complete` at once, and an engine that batches
-    joins what arrives together."""
+    puts concurrent requests into one batch."""
 
     name: str
 
     def complete(self, requests: Sequence[Request]) -> list[Completion]:
-        """One completion a request, in order."""
+        """Return one completion per request, in order."""
         ...
 
     def fingerprint(self) -> Mapping[str, Any]:
-        """What identifies the model and its settings in a rollout's input key (JSON-serialisable, no secrets)."""
+        """Return what identifies the model and its settings in a rollout's input key (JSON, no secrets)."""
         ...
 
     def close(self) -> None:
-        """Free what the engine holds; calling it twice is harmless."""
+        """Release the engine's resources; a second call does nothing."""
         ...
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A line of what a server lists: a name, the folder or hub id behind it, the name of the base under an adapter."""
+    """One entry of a server's model list: its name, its folder or hub id, and for an adapter the base's name."""
 
     name: str
     root: str | None
@@ -123,12 +122,12 @@ class ServedModel:
 
 @runtime_checkable
 class ServerEngine(Engine, Protocol):
-    """An engine behind a server with a template and parsers of its own, which may differ from what was trained."""
+    """An engine behind a server with its own chat template and parsers, which may differ from those of training."""
 
     def list_models(self) -> list[ServedModel]:
-        """What the server says it serves."""
+        """Return the server's model list."""
         ...
 
     def chat(self, requests: Sequence[Request]) -> list[Completion]:
-        """As `complete`, by the server's own template and parsers, ids captured."""
+        """Complete through the server's own template and parsers, with ids captured."""
         ...

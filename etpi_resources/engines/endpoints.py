@@ -1,10 +1,8 @@
-"""Servers that answer alike: load spread over them, dead ones out and back in, requests tried again within bounds.
+"""An HTTP client for one or more servers of the same model: load balancing, retries, and failover.
 
-Belongs here: HTTP, keys, retries, and who is asked next. Does not belong here: what is asked (`vllm`), or starting a
-server (`vllm_server`).
-
-A conversation stays with its server while that lives, for its prefix is cached there; a new one goes to the server with
-the fewest requests under way. A server that does not answer is left out, and asked for its health again after a while.
+A conversation stays with its server while that server works, because the server caches the prefix; a new conversation
+goes to the server with the fewest requests under way. A server that does not answer is excluded for a while, then its
+health is checked.
 """
 
 from __future__ import annotations
@@ -25,41 +23,51 @@ from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_ran
 from etpi_resources.engines import EngineUnavailable
 
 ATTEMPTS = 6
-HUNG_ATTEMPTS = 2
-"""A request that timed out is tried once more: what hangs keeps its hardware busy."""
+TIMEOUT_ATTEMPTS = 2
+"""A request that timed out is retried once only: a server that hangs keeps its hardware busy."""
 
-BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 0.5, 8.0
+BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 8.0
 HEALTH_SECONDS = 5.0
-OUT_SECONDS, LONGEST_OUT_SECONDS = 1.0, 60.0
-SESSIONS = 10_000
-"""Conversations whose server is remembered."""
+EXCLUDE_SECONDS, MAX_EXCLUDE_SECONDS = 1.0, 60.0
+MAX_SESSIONS = 10_000
+"""The number of conversations whose server is remembered."""
 
-_TRY_AGAIN = (408, 409, 425, 429)
-_OUT = (502, 503, 504)
-"""Statuses of a server that is not there behind its gateway, or not ready."""
+_RETRYABLE = (408, 409, 425, 429)
+_SERVER_DOWN = (502, 503, 504)
+"""Statuses of a gateway whose server is down or not ready."""
 
-_ABOUT_US = (401, 403, 404)
+_CONFIGURATION_ERRORS = (401, 403, 404)
 
 
-class Unanswered(RuntimeError):
-    """No usable answer came, and another try may get one. `status` is None where the connection failed."""
+class RetryableError(RuntimeError):
+    """A request that got no usable answer and may get one when retried.
 
-    def __init__(self, message: str, status: int | None = None, after: float = 0.0, hung: bool = False) -> None:
+    Attributes:
+        status: the HTTP status; None if the connection failed.
+        retry_after: seconds that the server asks to wait.
+        timed_out: whether the request timed out.
+    """
+
+    def __init__(
+        self, message: str, status: int | None = None, retry_after: float = 0.0, timed_out: bool = False
+    ) -> None:
         super().__init__(message)
-        self.status, self.after, self.hung = status, after, hung
+        self.status, self.retry_after, self.timed_out = status, retry_after, timed_out
 
 
 @dataclass
 class _Server:
+    """A server's state. `failures` counts consecutive failures (0: healthy), `failure` is the last one's message."""
+
     url: str
     load: int = 0
     failures: int = 0
-    out_until: float = 0.0
-    why: str = ""
+    excluded_until: float = 0.0
+    failure: str = ""
 
 
 def api_key(name: str | None) -> str | None:
-    """The key in the environment variable `name`. Raises EngineUnavailable where it is not set."""
+    """Return the key in the environment variable `name`. Raises EngineUnavailable if the variable is not set."""
     if name is None:
         return None
     if not (key := os.environ.get(name)):
@@ -74,12 +82,13 @@ class Endpoints:
 
     Args:
         urls: "http://host:port", without a path.
-        key_env: name of the environment variable with the key; sent as a bearer token, and taken out of every message.
+        key_env: name of the environment variable with the key, which is sent as a bearer token and removed from every
+            message.
         timeout: seconds a request may take.
-        exit_reason: why a server that this process started has ended, None while it runs.
+        exit_reason: for a server that this process started: why it exited, None while it runs.
         attempts, backoff: how often a request is tried, and the first wait between tries in seconds.
     Raises:
-        EngineUnavailable: the key is not set, or an URL carries a user name or password.
+        EngineUnavailable: the key is not set, or a URL contains a user name or password.
     """
 
     def __init__(
@@ -94,7 +103,7 @@ class Endpoints:
     ) -> None:
         for url in urls:
             if "@" in urlsplit(url).netloc:
-                raise EngineUnavailable("an URL carries a password; name a variable with api_key_env instead")
+                raise EngineUnavailable("a URL contains a password; name a variable with api_key_env instead")
         self._servers = [_Server(url.rstrip("/")) for url in dict.fromkeys(urls)]
         self._key, self._key_env = api_key(key_env), key_env
         headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
@@ -106,40 +115,43 @@ class Endpoints:
         )
         self._timeout, self._exit_reason, self._attempts, self._backoff = timeout, exit_reason, attempts, backoff
         self._lock = threading.Lock()
-        self._homes: OrderedDict[str, _Server] = OrderedDict()
+        self._server_of_session: OrderedDict[str, _Server] = OrderedDict()
 
     @property
     def urls(self) -> list[str]:
         return [server.url for server in self._servers]
 
     def post(self, path: str, body: Mapping[str, Any], session: str = "") -> dict[str, Any]:
-        """The JSON answer of a server to a POST; which one is chosen by `session`.
+        """POST to one of the servers, with retries, and return its JSON answer; `session` decides which server.
 
         Raises:
-            EngineUnavailable: no server answers within the tries, none takes the key, or none knows the model.
-            RuntimeError: a server that is well refuses this very request, or fails on it every time.
+            EngineUnavailable: no server answers within the tries, none accepts the key, or none knows the model.
+            RuntimeError: a healthy server refuses this request, or fails on it every time.
         """
         retrying = Retrying(
-            retry=retry_if_exception_type(Unanswered), stop=self._enough, wait=self._pause, reraise=True
+            retry=retry_if_exception_type(RetryableError), stop=self._exhausted, wait=self._wait_seconds, reraise=True
         )
         try:
-            return retrying(self._once, path, body, session)
-        except Unanswered as error:
-            tried = f"{error} ({self._attempts if not error.hung else HUNG_ATTEMPTS} tries)"
-            if error.status is not None and error.status >= 500 and any(map(self.well, self.urls)):
+            return retrying(self._try_once, path, body, session)
+        except RetryableError as error:
+            tried = f"{error} ({self._attempts if not error.timed_out else TIMEOUT_ATTEMPTS} tries)"
+            if error.status is not None and error.status >= 500 and any(map(self.is_healthy, self.urls)):
                 raise RuntimeError(f"{tried}; the server is well otherwise") from None
-            raise EngineUnavailable(f"{tried}. What is finished is kept; see to the server and start again") from None
+            raise EngineUnavailable(f"{tried}. Finished rollouts are kept; check the server and start again") from None
 
-    def ask(self, url: str, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """The JSON answer (text where it is none) of one named server, asked once. Raises as `post`, and Unanswered."""
+    def request(self, url: str, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Send one request to the server at `url`, without retries; return its JSON, or its text if it sends no JSON.
+
+        Raises as `post`, and RetryableError.
+        """
         try:
             response = self._client.request(method, url + path, json=body)
         except httpx.HTTPError as error:
-            raise self._lost(url, error) from None
+            raise self._connection_error(url, error) from None
         return self._read(url, response)
 
-    def well(self, url: str) -> bool:
-        """Whether the server says that it is."""
+    def is_healthy(self, url: str) -> bool:
+        """Check the server's /health."""
         with suppress(httpx.HTTPError):
             return self._client.get(f"{url}/health", timeout=HEALTH_SECONDS).status_code == 200
         return False
@@ -149,18 +161,18 @@ class Endpoints:
 
     # --- one try ---------------------------------------------------------------------------------------------------
 
-    def _once(self, path: str, body: Mapping[str, Any], session: str) -> dict[str, Any]:
-        server = self._take(session)
-        why = ""
+    def _try_once(self, path: str, body: Mapping[str, Any], session: str) -> dict[str, Any]:
+        server = self._pick(session)
+        failure = ""
         try:
-            return self.ask(server.url, "POST", path, body)
-        except Unanswered as error:
-            why = str(error) if error.status in (None, *_OUT) else ""
+            return self.request(server.url, "POST", path, body)
+        except RetryableError as error:
+            failure = str(error) if error.status in (None, *_SERVER_DOWN) else ""
             raise
         finally:
             with self._lock:
                 server.load -= 1
-            self._note(server, why)
+            self._record(server, failure)
 
     def _read(self, url: str, response: httpx.Response) -> Any:
         status = response.status_code
@@ -168,78 +180,78 @@ class Endpoints:
             try:
                 return response.json() if "json" in response.headers.get("content-type", "") else response.text
             except ValueError:
-                raise Unanswered(f"{url} answered with broken JSON", 502) from None
-        said = self._clean(f"{url}{response.request.url.path}: {status} {_message(response)}")
-        if status in _TRY_AGAIN or status >= 500:
+                raise RetryableError(f"{url} answered with broken JSON", 502) from None
+        text = self._without_key(f"{url}{response.request.url.path}: {status} {_error_message(response)}")
+        if status in _RETRYABLE or status >= 500:
             with suppress(ValueError):
-                raise Unanswered(said, status, float(response.headers.get("retry-after", "0")))
-            raise Unanswered(said, status)
-        if status in _ABOUT_US:
-            raise EngineUnavailable(f"{said}. Look at the model's name, the URL and api_key_env")
-        raise RuntimeError(said)
+                raise RetryableError(text, status, float(response.headers.get("retry-after", "0")))
+            raise RetryableError(text, status)
+        if status in _CONFIGURATION_ERRORS:
+            raise EngineUnavailable(f"{text}. Check the model's name, the URL and api_key_env")
+        raise RuntimeError(text)
 
-    def _lost(self, url: str, error: httpx.HTTPError) -> RuntimeError:
-        if why := self._exit_reason():
-            return EngineUnavailable(why)
-        hung = isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout)
-        what = f"no answer in {self._timeout:g} s" if hung else type(error).__name__
-        return Unanswered(self._clean(f"{url}: {what} {error}".strip()), hung=hung)
+    def _connection_error(self, url: str, error: httpx.HTTPError) -> RuntimeError:
+        if reason := self._exit_reason():
+            return EngineUnavailable(reason)
+        timed_out = isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout)
+        what = f"no answer in {self._timeout:g} s" if timed_out else type(error).__name__
+        return RetryableError(self._without_key(f"{url}: {what} {error}".strip()), timed_out=timed_out)
 
-    def _clean(self, text: str) -> str:
+    def _without_key(self, text: str) -> str:
         return text if self._key is None else text.replace(self._key, f"${self._key_env}")
 
-    def _enough(self, state: RetryCallState) -> bool:
+    def _exhausted(self, state: RetryCallState) -> bool:
         error = state.outcome.exception() if state.outcome else None
-        hung = isinstance(error, Unanswered) and error.hung
-        return state.attempt_number >= (min(self._attempts, HUNG_ATTEMPTS) if hung else self._attempts)
+        timed_out = isinstance(error, RetryableError) and error.timed_out
+        return state.attempt_number >= (min(self._attempts, TIMEOUT_ATTEMPTS) if timed_out else self._attempts)
 
-    def _pause(self, state: RetryCallState) -> float:
+    def _wait_seconds(self, state: RetryCallState) -> float:
         error = state.outcome.exception() if state.outcome else None
-        asked = error.after if isinstance(error, Unanswered) else 0.0
-        drawn = wait_random_exponential(multiplier=self._backoff, max=LONGEST_BACKOFF_SECONDS)(state)
-        return max(min(asked, LONGEST_OUT_SECONDS), self._backoff / 2, drawn)
+        retry_after = error.retry_after if isinstance(error, RetryableError) else 0.0
+        backoff = wait_random_exponential(multiplier=self._backoff, max=MAX_BACKOFF_SECONDS)(state)
+        return max(min(retry_after, MAX_EXCLUDE_SECONDS), self._backoff / 2, backoff)
 
-    # --- who is asked ----------------------------------------------------------------------------------------------
+    # --- choosing a server -----------------------------------------------------------------------------------------
 
-    def _take(self, session: str) -> _Server:
-        for server in self._due():
-            self._note(server, "" if self.well(server.url) else server.why)
+    def _pick(self, session: str) -> _Server:
+        for server in self._due_for_check():
+            self._record(server, "" if self.is_healthy(server.url) else server.failure)
         with self._lock:
             usable = [server for server in self._servers if not server.failures]
-            if not usable:  # the one that has been out the longest: asking is the only way to know
-                usable = [min(self._servers, key=lambda server: server.out_until)]
-            home = self._homes.get(session)
-            if home is None or home not in usable:
-                home = min(usable, key=lambda server: server.load)
+            if not usable:  # a request is the only way to find out, so try the one that has been excluded longest
+                usable = [min(self._servers, key=lambda server: server.excluded_until)]
+            server = self._server_of_session.get(session)
+            if server is None or server not in usable:
+                server = min(usable, key=lambda server: server.load)
             if session:
-                self._homes[session] = home
-                self._homes.move_to_end(session)
-                while len(self._homes) > SESSIONS:
-                    self._homes.popitem(last=False)
-            home.load += 1
-            return home
+                self._server_of_session[session] = server
+                self._server_of_session.move_to_end(session)
+                while len(self._server_of_session) > MAX_SESSIONS:
+                    self._server_of_session.popitem(last=False)
+            server.load += 1
+            return server
 
-    def _due(self) -> list[_Server]:
-        """Servers left out that are to be asked again; others wait for the answer of whoever asks first."""
+    def _due_for_check(self) -> list[_Server]:
+        """Return excluded servers whose time is over. They stay excluded for other threads during the check."""
         now = time.monotonic()
         with self._lock:
-            due = [server for server in self._servers if server.failures and server.out_until <= now]
+            due = [server for server in self._servers if server.failures and server.excluded_until <= now]
             for server in due:
-                server.out_until = now + HEALTH_SECONDS
+                server.excluded_until = now + HEALTH_SECONDS
         return due
 
-    def _note(self, server: _Server, why: str) -> None:
-        """The server did not answer, and why; or it did."""
+    def _record(self, server: _Server, failure: str) -> None:
+        """Record that the server did not answer, with the message, or ("") that it did."""
         with self._lock:
-            server.why, server.failures = why, server.failures + 1 if why else 0
-            out = min(OUT_SECONDS * 2 ** (server.failures - 1), LONGEST_OUT_SECONDS) if why else 0.0
-            server.out_until = time.monotonic() + out
+            server.failure, server.failures = failure, server.failures + 1 if failure else 0
+            seconds = min(EXCLUDE_SECONDS * 2 ** (server.failures - 1), MAX_EXCLUDE_SECONDS) if failure else 0.0
+            server.excluded_until = time.monotonic() + seconds
 
 
-def _message(response: httpx.Response) -> str:
-    """What a server's error says, without its envelope."""
+def _error_message(response: httpx.Response) -> str:
+    """Return the message in a server's error, without its JSON envelope."""
     with suppress(ValueError, AttributeError, TypeError):
-        found = response.json()
-        error = found.get("error", found)
+        answer = response.json()
+        error = answer.get("error", answer)
         return str(error.get("message", error) if isinstance(error, Mapping) else error)[:500]
     return response.text[:500]

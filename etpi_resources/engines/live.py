@@ -1,7 +1,7 @@
-"""The in-process engine over the weights of a policy while it is trained.
+"""The in-process engine over the weights of a policy in training.
 
-Belongs here: what generating from live weights adds to `transformers`: forgetting what was computed with older ones,
-and log-probabilities that the trainer's can be compared with. Does not belong here: training.
+It adds two things to `transformers`: it clears the cache when the weights change, and its log-probabilities can be
+compared with the trainer's.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import torch
 
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.engines.slots import ATTENTION
-from etpi_resources.engines.transformers import TransformersEngine, _Row
+from etpi_resources.engines.transformers import TransformersEngine, _BatchRow
 
 
 class LiveEngine(TransformersEngine):
-    """Generates from a model that somebody else trains; only within `generating`, while no step is taken.
+    """Generates from a model that the caller trains, only inside `generating`, between optimiser steps.
 
-    Unlike its parent it reports the log-probability of each id under the distribution it was drawn from, temperature
-    included: the one a policy-gradient loss computes.
+    Unlike TransformersEngine, it reports the log-probability of each id under the distribution it was sampled from,
+    temperature included: the one that a policy-gradient loss computes.
 
     Args:
         model: a causal language model, adapters in place.
-        name: what the policy goes by.
+        name: the policy's name.
 
     Raises:
-        ValueError: the model has layers whose memory is not kept (`slots.layer_kinds`).
+        ValueError: the model has layers of an unsupported kind (`slots.layer_kinds`).
     """
 
     def __init__(self, model: Any, name: str, chat: ChatFormat) -> None:
@@ -37,23 +37,23 @@ class LiveEngine(TransformersEngine):
 
     @contextmanager
     def generating(self, step: int) -> Iterator[None]:
-        """The model in evaluation mode, nothing of earlier weights remembered; its mode is restored.
+        """Put the model into evaluation mode and clear the cache of earlier weights; restore the mode afterwards.
 
         Args:
-            step: optimiser steps done; completions are of the model "name+step".
+            step: optimiser steps done; completions name the model "name+step".
         """
         self.name = f"{self._policy}+{step}"
         training, attention = self._model.training, self._model.config._attn_implementation
         self._model.eval()
         self._model.set_attn_implementation(ATTENTION)
-        self._slots.forget()
+        self._slots.clear()
         try:
             yield
         finally:
             self._model.set_attn_implementation(attention)
             self._model.train(training)
 
-    def _logprobs(self, rows: Sequence[_Row], logits: torch.Tensor) -> torch.Tensor:
-        # A greedy draw has no distribution of its own.
+    def _logprobs(self, rows: Sequence[_BatchRow], logits: torch.Tensor) -> torch.Tensor:
+        # Greedy decoding samples from no distribution, so its log-probabilities are those at temperature 1.
         temperature = [row.request.sampler.temperature or 1.0 for row in rows]
         return torch.log_softmax(logits / torch.tensor(temperature, device=logits.device)[:, None], -1)

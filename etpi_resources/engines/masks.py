@@ -1,10 +1,7 @@
-"""Grammars as masks over logits, a state for each request under way.
+"""Grammars (`etpi_resources.chat.grammars`) as masks over logits, with one state per request.
 
-Belongs here: compiling a grammar for a vocabulary, following what a request writes, and ruling out what it may not
-write next. Does not belong here: what a grammar is (`etpi_resources.chat.grammars`), drawing tokens (`transformers`).
-
-llguidance is the library: it needs nothing besides itself (xgrammar brings a compiler for GPU kernels), matches the
-tags of a think block as the vocabulary's own tokens, and is what vLLM can be told to use as well.
+The library is llguidance: it has no dependencies (xgrammar brings a compiler for GPU kernels), it matches the tags of a
+think block as single tokens of the vocabulary, and vLLM can use it too.
 """
 
 from __future__ import annotations
@@ -20,32 +17,32 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask_par
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.chat.grammars import ThinkGrammar
 
-# Lines are runs of anything but a line break and `<`: the tokens that fit within such a run are found once, not at
-# every step. The shorter class serves lines that are nearly at their bound.
+# A line is a run of any characters but a line break and `<`. llguidance computes the tokens that fit into such a run
+# once, not at every step. The shorter class is for lines that have almost reached their bound.
 _SLICES = [r"[^\r\n<]{1,10}", r"[^\r\n<]{1,30}"]
 
 
 class GrammarState:
-    """What one request may write next, by its grammar; free from the end of the think block on."""
+    """The position of one request in its grammar. `finished` after the think block: no more constraints."""
 
     def __init__(self, matcher: llguidance.LLMatcher) -> None:
         self._matcher = matcher
-        self.free = False
+        self.finished = False
 
     def consume(self, token: int) -> None:
-        """The token that was drawn. Raises RuntimeError where the grammar forbids it: the mask was not applied."""
-        if self.free:
+        """Advance by a sampled token. Raises RuntimeError if the grammar forbids it: the mask was not applied."""
+        if self.finished:
             return
         if not self._matcher.consume_token(token):
             raise RuntimeError(f"token {token} was drawn though the grammar forbids it: {self._matcher.get_error()}")
-        self.free = self._matcher.is_accepting()
+        self.finished = self._matcher.is_accepting()
 
 
 class GrammarMasks:
     """The compiled grammars of one vocabulary.
 
     Args:
-        chat: whose vocabulary it is.
+        chat: the format with the vocabulary.
     """
 
     def __init__(self, chat: ChatFormat) -> None:
@@ -58,8 +55,8 @@ class GrammarMasks:
         self._lock = threading.Lock()
 
     def start(self, grammar: ThinkGrammar) -> GrammarState:
-        """A state at the grammar's beginning; any thread may ask. Raises ValueError where the vocabulary cannot write
-        it."""
+        """Return a state at the grammar's beginning. Thread-safe. Raises ValueError if the vocabulary cannot write the
+        grammar."""
         with self._lock:
             if grammar not in self._compiled:
                 text = llguidance.LLMatcher.grammar_from_lark(grammar.lark())
@@ -71,16 +68,16 @@ class GrammarMasks:
 
     def apply(self, states: Sequence[GrammarState | None], logits: torch.Tensor) -> None:
         """Write minus infinity, in place, where a row's grammar forbids a token. `logits`: (rows, vocabulary). Rows
-        without a grammar, or past their think block, stay as they are."""
-        bound = [(row, state) for row, state in enumerate(states) if state is not None and not state.free]
-        if not bound:
+        without a grammar, or after their think block, do not change."""
+        constrained = [(row, state) for row, state in enumerate(states) if state is not None and not state.finished]
+        if not constrained:
             return
-        bits = allocate_token_bitmask(len(bound), self._size)
-        matchers = [(state._matcher, place) for place, (_, state) in enumerate(bound)]
+        bits = allocate_token_bitmask(len(constrained), self._size)
+        matchers = [(state._matcher, index) for index, (_, state) in enumerate(constrained)]
         fill_next_token_bitmask_par(self._executor, matchers, bits)
         allowed = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little", count=self._size)
-        forbidden = np.ones((len(bound), logits.shape[1]), dtype=bool)  # the model's padding ids stay forbidden
+        forbidden = np.ones((len(constrained), logits.shape[1]), dtype=bool)  # also the ids that pad the vocabulary
         width = min(self._size, logits.shape[1])
         forbidden[:, :width] = allowed[:, :width] == 0
-        rows = [row for row, _ in bound]
+        rows = [row for row, _ in constrained]
         logits[rows] = logits[rows].masked_fill(torch.from_numpy(forbidden).to(logits.device), -torch.inf)

@@ -1,10 +1,8 @@
-"""Any OpenAI-compatible endpoint as an engine: a hosted teacher, which gives text and no ids.
+"""Any OpenAI-compatible endpoint as an engine: a hosted teacher, which returns text and no ids.
 
-Belongs here: chat requests through the `openai` package and reading its answers. Does not belong here: turning what it
-says into the student's form or ids, which curation does (`pairs.capture = "retokenised"`).
-
-What the endpoint keeps apart stays apart: structured calls and reasoning stand beside the content in `message`. The
-package tries 408, 409, 429, 5xx, timeouts and lost connections again, with backoff and heed to Retry-After.
+Curation turns the text into the student's form and ids (`pairs.capture = "retokenised"`). Structured calls and
+reasoning stay separate fields of `message`, as the endpoint returns them. The `openai` package retries 408, 409, 429,
+5xx, timeouts and lost connections with backoff, and obeys Retry-After.
 """
 
 from __future__ import annotations
@@ -27,11 +25,11 @@ class OpenAIEngine:
     """A model behind one endpoint.
 
     Args:
-        model: its name there; also the engine's.
+        model: the endpoint's name for it; also the engine's name.
         url: the endpoint's base URL, version path included.
-        key_env: name of the environment variable with the key; None for an endpoint that takes none.
+        key_env: name of the environment variable with the key; None for an endpoint without keys.
         timeout: seconds a request may take.
-        template_kwargs: sent as `chat_template_kwargs` to endpoints that know it.
+        template_kwargs: sent as `chat_template_kwargs`, for endpoints that support it.
     Raises:
         EngineUnavailable: the key is not set.
     """
@@ -58,14 +56,16 @@ class OpenAIEngine:
         self._threads = ThreadPoolExecutor(CONCURRENCY, thread_name_prefix=f"openai {model}")
 
     def complete(self, requests: Sequence[Request]) -> list[Completion]:
-        """One completion a request, in order; no ids.
+        """Return one completion per request, in order, without ids.
 
         Raises:
             EngineUnavailable: the endpoint does not answer within the tries, refuses the key or does not know the
-                model; or a request carries a grammar.
-            RuntimeError: it refuses one of the requests.
+                model; or a request has a grammar.
+            RuntimeError: the endpoint refuses one of the requests.
         """
-        return [self._one(requests[0])] if len(requests) == 1 else list(self._threads.map(self._one, requests))
+        if len(requests) == 1:
+            return [self._complete_one(requests[0])]
+        return list(self._threads.map(self._complete_one, requests))
 
     def fingerprint(self) -> Mapping[str, Any]:
         return {"engine": "openai", "model": self.name, "url": self._url, "template_kwargs": self._template_kwargs}
@@ -74,16 +74,31 @@ class OpenAIEngine:
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._client.close()
 
-    def _one(self, request: Request) -> Completion:
+    def _complete_one(self, request: Request) -> Completion:
         import openai
 
         if request.grammar is not None:
             raise EngineUnavailable(f"{self.name}: an OpenAI endpoint takes no grammar; serve the model with vLLM")
+        try:
+            answer = self._client.chat.completions.create(**self._body(request))
+        except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
+            raise EngineUnavailable(
+                f"{self._without_key(error)}. Check engine.model, engine.urls and the key that api_key_env names"
+            ) from None
+        except (openai.APIConnectionError, openai.RateLimitError, openai.InternalServerError) as error:
+            raise EngineUnavailable(
+                f"{self._without_key(error)} ({self._attempts} tries). Finished rollouts are kept; start again later"
+            ) from None
+        except openai.APIError as error:
+            raise RuntimeError(self._without_key(error)) from None
+        return self._completion(request, answer)
+
+    def _body(self, request: Request) -> dict[str, Any]:
         sampler = request.sampler
         digest = hashlib.sha256(f"{sampler.seed}/{request.request_id}".encode()).digest()
-        asked: dict[str, Any] = {
+        body: dict[str, Any] = {
             "model": self.name,
-            # Reasoning is the endpoint's own word; strict ones refuse a message that carries it back.
+            # Strict endpoints refuse a message that sends their reasoning back.
             "messages": [{k: v for k, v in message.items() if k != "reasoning"} for message in request.messages],
             "max_tokens": sampler.max_tokens,
             "temperature": sampler.temperature,
@@ -91,33 +106,21 @@ class OpenAIEngine:
             "seed": int.from_bytes(digest[:4], "big") >> 1,
         }
         if request.tools:
-            asked["tools"] = list(request.tools)
+            body["tools"] = list(request.tools)
         if self._template_kwargs:
-            asked["extra_body"] = {"chat_template_kwargs": self._template_kwargs}
-        try:
-            answer = self._client.chat.completions.create(**asked)
-        except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
-            raise EngineUnavailable(
-                f"{self._said(error)}. Look at engine.model, engine.urls and the key that api_key_env names"
-            ) from None
-        except (openai.APIConnectionError, openai.RateLimitError, openai.InternalServerError) as error:
-            raise EngineUnavailable(
-                f"{self._said(error)} ({self._attempts} tries). What is finished is kept; start again later"
-            ) from None
-        except openai.APIError as error:
-            raise RuntimeError(self._said(error)) from None
-        return self._completion(request, answer)
+            body["extra_body"] = {"chat_template_kwargs": self._template_kwargs}
+        return body
 
     def _completion(self, request: Request, answer: Any) -> Completion:
         if not answer.choices or answer.choices[0].finish_reason not in _FINISH:
             reason = answer.choices[0].finish_reason if answer.choices else "no choice"
             raise RuntimeError(f"{self.name} ended {request.request_id} with {reason!r}")
         choice = answer.choices[0]
-        said = choice.message.model_dump(mode="json", exclude_none=True)
-        message: dict[str, Any] = {"role": "assistant", "content": said.get("content") or ""}
-        if calls := said.get("tool_calls"):
+        fields = choice.message.model_dump(mode="json", exclude_none=True)
+        message: dict[str, Any] = {"role": "assistant", "content": fields.get("content") or ""}
+        if calls := fields.get("tool_calls"):
             message["tool_calls"] = calls
-        if reasoning := said.get("reasoning_content") or said.get("reasoning"):
+        if reasoning := fields.get("reasoning_content") or fields.get("reasoning"):
             message["reasoning"] = reasoning
         return Completion(
             prompt_ids=None,
@@ -129,7 +132,7 @@ class OpenAIEngine:
             message=message,
         )
 
-    def _said(self, error: Exception) -> str:
-        """The error's words without the key, which some endpoints repeat."""
+    def _without_key(self, error: Exception) -> str:
+        """Return the error's text without the key, which some endpoints repeat."""
         text = f"{self._url}: {error}"[:1000]
         return text.replace(self._key, f"${self._key_env}") if self._key else text

@@ -1,11 +1,8 @@
-"""An engine that speaks a policy's words: a teacher without a model.
+"""An engine that emits a scripted policy's text as token ids: a teacher without a model.
 
-Belongs here: turning text that a policy writes into ids the way a model would emit them. Does not belong here: any
-policy, which is a function from a request to text.
-
-A sampling model does not always spell a text in its tokenizer's canonical pieces. So a seeded share of the
-longer tokens is split in two here: the ids decode to the same text but differ from its re-tokenisation, and a
-pipeline that re-tokenises where it claims to be native is found out.
+A sampling model does not always emit the tokenizer's canonical tokens for a text. So this engine splits a seeded share
+of the longer tokens in two: the ids decode to the same text but differ from its re-tokenisation. Tests can thus tell
+native ids from re-tokenised ones.
 """
 
 from __future__ import annotations
@@ -20,20 +17,21 @@ if TYPE_CHECKING:
     from etpi_resources.chat.format import ChatFormat
 
 SHORTEST_SPLIT = 3
-"""Names in the embedded world are spelled in tokens of two letters; split, they leave a student nothing to copy by."""
+"""Shorter tokens are never split: names in the tiny worlds are tokens of two letters, and a student copies whole
+tokens."""
 
 Policy = Callable[[Request], str]
-"""What the policy says in answer to a request; it may read `Request.privileged`. Deterministic in the request."""
+"""Returns the text of a turn; may read `Request.privileged`. Deterministic in the request."""
 
 
 class ScriptedEngine:
-    """Emits a policy's text as native token ids, the end-of-turn id after it, cut at the request's max_tokens.
+    """Emits a policy's text as native token ids and the end-of-turn id, cut at the request's max_tokens.
+
+    Deterministic in (sampler seed, request id). It keeps no state between requests, so threads may share it.
 
     Attributes:
-        noncanonical: the share of splittable tokens that are split: 5 % of all that the shipped policies say. Special
-            tokens never are, nor tokens of fewer than SHORTEST_SPLIT characters.
-
-    Deterministic in (sampler seed, request id), and without state between requests, so threads may share it.
+        noncanonical: the share of splittable tokens to split; the default splits 5 % of all tokens of the shipped
+            policies. Special tokens and tokens of fewer than SHORTEST_SPLIT characters are never split.
     """
 
     def __init__(
@@ -67,16 +65,16 @@ class ScriptedEngine:
         }
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the engine has no resources."""
 
     def _complete(self, request: Request) -> Completion:
         text = self._policy(request)
-        draw = random.Random(f"{request.sampler.seed}/{request.request_id}")
+        rng = random.Random(f"{request.sampler.seed}/{request.request_id}")
         ids: list[int] = []
         for token in self._chat.encode(text):
             splits = self._splits_of(token)
-            if splits and draw.random() < self.noncanonical:
-                ids.extend(splits[draw.randrange(len(splits))])
+            if splits and rng.random() < self.noncanonical:
+                ids.extend(splits[rng.randrange(len(splits))])
             else:
                 ids.append(token)
         ids.append(self._chat.end_id)
@@ -94,7 +92,7 @@ class ScriptedEngine:
         )
 
     def _splits_of(self, token: int) -> tuple[tuple[int, int], ...]:
-        """Every way to write a token as two others of the vocabulary; none for special tokens."""
+        """Return every way to write a token as two tokens of the vocabulary; empty for special tokens."""
         if token not in self._splits:
             piece = self._tokens[token]
             if token in self._chat.special_ids or len(piece) < SHORTEST_SPLIT:

@@ -1,10 +1,7 @@
-"""Serving the checkpoints of an experiment, one after another.
+"""Serving the checkpoints of an experiment, one after another: the server that each needs, and its name there.
 
-Belongs here: which server a checkpoint needs, and its name there. Does not belong here: engines and servers themselves,
-or what is asked of them.
-
-A full checkpoint has a server of its own. An adapter is loaded into a server of its base under a name that embeds the
-adapter's hash, and unloaded after; so base and adapters of an experiment share one server.
+A full checkpoint has its own server. An adapter is loaded into its base's server under a name that contains the
+adapter's hash, and unloaded afterwards; so the base and the adapters of an experiment share one server.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ if TYPE_CHECKING:
     from etpi_resources.engines.vllm_server import VllmServer
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM takes as --max-lora-rank."""
+"""The values that vLLM accepts for --max-lora-rank."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +28,10 @@ class Checkpoint:
     """A checkpoint to serve.
 
     Attributes:
-        folder, identity: its files, merged where it was trained as an adapter, and its content hash.
-        role: heads the name it is served under.
-        adapter, adapter_hash: the adapter's files and their hash, where there is one.
-        base: the files that the adapter goes onto, and their content hash.
+        folder, identity: its files (merged, if an adapter was trained) and their content hash.
+        role: the first part of the served name.
+        adapter, adapter_hash: the adapter's files and their hash, if there is one.
+        base, base_identity: the files of the adapter's base and their content hash.
     """
 
     folder: Path
@@ -47,7 +44,7 @@ class Checkpoint:
 
     @property
     def name(self) -> str:
-        """The name of the whole model: it embeds the content hash, so that nothing else can pass for it."""
+        """The name of the full model. It contains the content hash, so no other model can have it."""
         return f"{self.role}-{self.identity[:12]}"
 
     @property
@@ -60,18 +57,18 @@ class Serving(Protocol):
     """Serves one checkpoint at a time."""
 
     def engine(self, checkpoint: Checkpoint) -> AbstractContextManager[Engine]:
-        """The engine that serves it, until the context ends. Raises EngineUnavailable where it cannot be served."""
+        """Serve the checkpoint until the context ends. Raises EngineUnavailable if it cannot be served."""
         ...
 
     def expected(self, checkpoint: Checkpoint) -> tuple[str, Path]:
-        """The name it is served under, and the folder that the server has it from."""
+        """Return the name and the folder that the server's model list must show."""
         ...
 
     def close(self) -> None: ...
 
 
 class TransformersServing:
-    """In this process; an adapter is served merged."""
+    """Serves in this process; an adapter is served merged."""
 
     def __init__(self, chat: ChatFormat) -> None:
         self._chat = chat
@@ -90,16 +87,17 @@ class TransformersServing:
         return checkpoint.name, checkpoint.folder
 
     def close(self) -> None:
-        """Nothing outlives an engine."""
+        """Do nothing: every engine is closed with its context."""
 
 
 class VllmServing:
-    """A vLLM server of this process at a time, kept while the next checkpoint needs the same one.
+    """Runs one vLLM server at a time, and reuses it if the next checkpoint needs the same one.
 
     Args:
-        checkpoints: all that will be served; a base's server is started with room for the adapters among them.
+        checkpoints: all that will be served: a base's server is started with the LoRA rank that their adapters need.
         options: further options of `vllm serve`.
-        logs: folder of the servers' logs. lock: see `VllmServer`.
+        logs: folder of the servers' logs.
+        lock: see `VllmServer`.
     """
 
     def __init__(
@@ -164,7 +162,7 @@ class VllmServing:
         self.close()
         options = dict(self._options)
         if rank := self._ranks.get(folder):
-            fitting = next((r for r in LORA_RANKS if r >= rank), rank)
-            options = {"enable-lora": True, "max-lora-rank": fitting, **options}
+            max_rank = next((r for r in LORA_RANKS if r >= rank), rank)
+            options = {"enable-lora": True, "max-lora-rank": max_rank, **options}
         self._server = VllmServer(folder, name, log=self._logs / f"{name}.log", options=options, lock=self._lock)
         return self._server

@@ -1,11 +1,8 @@
-"""The in-process engine: a `transformers` checkpoint on a CPU or one GPU.
-
-Belongs here: joining concurrent requests into batches, and drawing tokens. Does not belong here: where keys and values
-lie (`slots`), what a grammar forbids (`masks`), the agent loop, or training.
+"""The in-process engine: a `transformers` checkpoint on a CPU or one GPU, with continuous batching.
 
 One thread runs the model. Requests join the running batch as they arrive and leave it as they finish, so a rollout
-never waits for another's longer turn. A draw depends on the request alone: its generator is seeded by (seed, request
-id), not by what else is in the batch.
+never waits for another's longer turn. A sample depends only on its request: its generator is seeded by (seed, request
+id), whatever else is in the batch. The key-value cache is in `slots`, grammars are in `masks`.
 """
 
 from __future__ import annotations
@@ -30,18 +27,18 @@ if TYPE_CHECKING:
     from etpi_resources.engines.masks import GrammarMasks, GrammarState
 
 SLOTS = 64
-"""Conversations kept at once."""
+"""The number of conversations in the cache, and the most requests in a batch."""
 
 PREFILL_TOKENS = 8192
 """The most new prompt tokens of one forward pass, padding included: it bounds the memory of attention masks."""
 
 GATHER_SECONDS = 0.003
-"""How long an idle engine waits for company after a first request."""
+"""How long an idle engine waits for more requests after the first."""
 
 
 @dataclass
-class _Row:
-    """A request under way."""
+class _BatchRow:
+    """A request in the batch."""
 
     request: Request
     generator: torch.Generator
@@ -59,12 +56,12 @@ class TransformersEngine:
 
     Args:
         folder: a checkpoint as `save_pretrained` writes it; safetensors only.
-        name: the name in lineage; embeds the checkpoint's hash.
-        chat: decodes outputs and names the id that ends a turn.
-        dtype: of weights and cache; float32, so that greedy output does not hang on rounding.
+        name: the name in lineage; contains the checkpoint's hash.
+        chat: decodes outputs and defines the end-of-turn id.
+        dtype: of weights and cache; float32, so that rounding does not change greedy output.
     Raises:
-        OSError: the folder holds no checkpoint that can be loaded.
-        ValueError: it has layers whose memory is not kept here (`slots.layer_kinds`).
+        OSError: the folder has no checkpoint that can be loaded.
+        ValueError: the model has layers of an unsupported kind (`slots.layer_kinds`).
     """
 
     def __init__(self, folder: Path, name: str, chat: ChatFormat, dtype: torch.dtype = torch.float32) -> None:
@@ -77,7 +74,7 @@ class TransformersEngine:
         self._start(model, name, chat)
 
     def _start(self, model: Any, name: str, chat: ChatFormat) -> None:
-        """Serve a model from where its weights are."""
+        """Start the serving thread for a model, on the model's device."""
         self.name, self._chat, self._model = name, chat, model
         self._dtype, self._device = model.dtype, model.device
         dtype, config = self._dtype, model.config.get_text_config()
@@ -86,16 +83,20 @@ class TransformersEngine:
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self._slots = Slots(SLOTS, self._kinds, heads, head_dim, dtype, self._device)
         self._longest = config.max_position_embeddings
-        self._waiting: list[_Row] = []
+        self._waiting: list[_BatchRow] = []
         self._arrived = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name=f"engine {name}", daemon=True)
         self._thread.start()
 
     def complete(self, requests: Sequence[Request]) -> list[Completion]:
-        """One completion a request, in order. Raises ValueError for a prompt that is empty or leaves no room, and for a
-        grammar that the vocabulary cannot write."""
-        rows = [_Row(request, self._generator(request), self._state(request)) for request in requests]
+        """Return one completion per request, in order.
+
+        Raises:
+            ValueError: a prompt is empty or fills the model's length, or the vocabulary cannot write a grammar.
+            RuntimeError: the engine is closed, or the model failed.
+        """
+        rows = [_BatchRow(request, self._generator(request), self._state(request)) for request in requests]
         for row in rows:
             if not 0 < len(row.request.prompt_ids) < self._longest:
                 raise ValueError(
@@ -126,34 +127,34 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def _serve(self) -> None:
-        running: list[_Row] = []
+        running: list[_BatchRow] = []
         while self._admit(running):
-            fresh = [row for row in running if row.slot < 0]
+            new = [row for row in running if row.slot < 0]
             try:
-                for row in fresh:
-                    row.slot = self._slots.take(row.request.session)
-                for batch in self._prefill_batches(fresh):
+                for row in new:
+                    row.slot = self._slots.acquire(row.request.session)
+                for batch in self._prefill_batches(new):
                     self._step(batch)
-                if settled := [row for row in running if row not in fresh and row.finish is None]:
-                    self._step(settled)
-            except BaseException as error:  # whoever waits must hear of it
+                if decoding := [row for row in running if row not in new and row.finish is None]:
+                    self._step(decoding)
+            except BaseException as error:  # `complete` raises it in the waiting threads
                 for row in running:
                     row.error, row.finish = error, "error"
             for row in [row for row in running if row.finish is not None]:
                 if row.slot >= 0:
-                    self._slots.give(row.slot)
+                    self._slots.release(row.slot)
                 running.remove(row)
                 row.done.set()
 
-    def _admit(self, running: list[_Row]) -> bool:
-        """Move waiting requests into the batch; wait where there is nothing to do. False: closed and finished."""
+    def _admit(self, running: list[_BatchRow]) -> bool:
+        """Move waiting requests into the batch; wait if there are none. Return False once closed and finished."""
         with self._arrived:
             if not running:
                 while not self._waiting and not self._closed:
                     self._arrived.wait()
                 if self._closed and not self._waiting:
                     return False
-                self._arrived.wait_for(lambda: len(self._waiting) >= self._slots.room, GATHER_SECONDS)
+                self._arrived.wait_for(lambda: len(self._waiting) >= self._slots.free_count, GATHER_SECONDS)
             busy = {row.request.session for row in running}
             for row in list(self._waiting):
                 if len(running) == SLOTS:
@@ -164,70 +165,81 @@ class TransformersEngine:
                     running.append(row)
         return True
 
-    def _prefill_batches(self, rows: Sequence[_Row]) -> list[list[_Row]]:
-        """Rows of like numbers of new ids together, at most PREFILL_TOKENS a batch; of the same number where a layer's
-        state would take the padding in."""
-        new = {
-            id(row): len(row.request.prompt_ids) - self._slots.reuse(row.slot, row.request.prompt_ids) for row in rows
+    def _prefill_batches(self, rows: Sequence[_BatchRow]) -> list[list[_BatchRow]]:
+        """Group rows with similar numbers of new ids, at most PREFILL_TOKENS a batch.
+
+        With recurrent layers all rows of a batch have the same number of new ids, since padding would enter the state.
+        """
+        new_ids = {
+            id(row): len(row.request.prompt_ids) - self._slots.match_prefix(row.slot, row.request.prompt_ids)
+            for row in rows
         }
-        batches: list[list[_Row]] = []
-        for row in sorted(rows, key=lambda r: new[id(r)]):
-            alike = not self._slots.recurrent or (batches and new[id(row)] == new[id(batches[-1][0])])
-            if batches and alike and new[id(row)] * (len(batches[-1]) + 1) <= PREFILL_TOKENS:
+        batches: list[list[_BatchRow]] = []
+        for row in sorted(rows, key=lambda r: new_ids[id(r)]):
+            fits = not self._slots.recurrent or (batches and new_ids[id(row)] == new_ids[id(batches[-1][0])])
+            if batches and fits and new_ids[id(row)] * (len(batches[-1]) + 1) <= PREFILL_TOKENS:
                 batches[-1].append(row)
             else:
                 batches.append([row])
         return batches
 
-    def _step(self, rows: list[_Row]) -> None:
-        """Read what each row's slot lacks, and draw its next token."""
-        held = [self._slots.held[row.slot] for row in rows]
+    def _step(self, rows: list[_BatchRow]) -> None:
+        """Run one forward pass over the ids that each row's slot lacks, and sample each row's next token."""
+        cached = [self._slots.cached_ids[row.slot] for row in rows]
         pending = [
-            row.output[-1:] if row.output else list(row.request.prompt_ids[len(h) :])
-            for row, h in zip(rows, held, strict=True)
+            row.output[-1:] if row.output else list(row.request.prompt_ids[len(c) :])
+            for row, c in zip(rows, cached, strict=True)
         ]
+        logits = self._forward(rows, pending)
+        for c, p in zip(cached, pending, strict=True):
+            c.extend(p)
+        self._sample_next(rows, logits)
+
+    def _forward(self, rows: Sequence[_BatchRow], pending: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Store the keys, values and states of the pending ids; return each row's last logits, (rows, vocabulary),
+        float32."""
         width = max(map(len, pending))
-        apart = width == 1 and self._apart
-        lanes = self._lanes(rows, neighbours=width == 1 and not apart)
-        starts = torch.tensor([len(self._slots.held[lane]) for lane in lanes], device=self._device)
+        by_row = width == 1 and self._attends_by_row
+        slots = self._slots_to_run(rows, fill_gaps=width == 1 and not by_row)
+        starts = torch.tensor([len(self._slots.cached_ids[slot]) for slot in slots], device=self._device)
         positions = starts[:, None] + torch.arange(width, device=self._device)
         upto = int(positions.max()) + 1
         self._slots.reserve(upto)
-        own = torch.tensor([lanes.index(row.slot) for row in rows], device=self._device)
-        ids = torch.full((len(lanes), width), self._chat.pad_id, device=self._device)
-        ids[own] = torch.tensor([p + [self._chat.pad_id] * (width - len(p)) for p in pending], device=self._device)
-        view = SlotView(self._slots, lanes, positions, upto, apart=apart)
-        seen = None if apart else torch.arange(upto, device=self._device) <= positions[:, None, :, None]
+        index = torch.tensor([slots.index(row.slot) for row in rows], device=self._device)
+        ids = torch.full((len(slots), width), self._chat.pad_id, device=self._device)
+        ids[index] = torch.tensor([[*p, *[self._chat.pad_id] * (width - len(p))] for p in pending], device=self._device)
+        view = SlotView(self._slots, slots, positions, upto, by_row=by_row)
+        mask = None if by_row else torch.arange(upto, device=self._device) <= positions[:, None, :, None]
         hidden = self._model.model(
             input_ids=ids,
-            attention_mask={kind: None if kind == RECURRENT else seen for kind in self._kinds},
+            attention_mask={kind: None if kind == RECURRENT else mask for kind in self._kinds},
             position_ids=positions,
             past_key_values=cast(Cache, view),
             use_cache=False,
         ).last_hidden_state
         last = torch.tensor([len(p) - 1 for p in pending], device=self._device)
-        logits = self._model.lm_head(hidden[own, last]).float()
-        for h, p in zip(held, pending, strict=True):
-            h.extend(p)
-        self._draw(rows, logits)
+        return self._model.lm_head(hidden[index, last]).float()
 
     @property
-    def _apart(self) -> bool:
-        """Whether the rows of a step of one token each are attended to one by one: on a CPU a call a row costs less
-        than reading all rows to the length of the longest; on a GPU it is not so."""
+    def _attends_by_row(self) -> bool:
+        """Whether a step of one token per row computes attention row by row. On a CPU one call per row costs less than
+        reading all rows up to the longest; on a GPU it costs more."""
         return self._device.type == "cpu" and self._model.config._attn_implementation == ATTENTION
 
-    def _lanes(self, rows: Sequence[_Row], *, neighbours: bool) -> list[int]:
-        """The slots a forward pass runs over. A step of one token each that reads its rows together takes idle slots
-        between them along where they are few, for `neighbours` need no copying; an idle slot's token goes to the place
-        after what it holds, which is written again before anything reads it. A layer's state has no such place."""
-        slots = [row.slot for row in rows]
-        if not neighbours or self._slots.recurrent:
-            return slots
-        whole = list(range(min(slots), max(slots) + 1))
-        return whole if len(whole) <= 2 * len(slots) else slots
+    def _slots_to_run(self, rows: Sequence[_BatchRow], *, fill_gaps: bool) -> list[int]:
+        """Return the slots of a forward pass.
 
-    def _draw(self, rows: list[_Row], logits: torch.Tensor) -> None:
+        Adjacent slots are read without a copy, so with `fill_gaps` the pass also runs over the idle slots between the
+        busy ones if they are few. An idle slot's token is written after its cached ids and overwritten before anything
+        reads it. A recurrent state has no such position, so its gaps are never filled.
+        """
+        slots = [row.slot for row in rows]
+        if not fill_gaps or self._slots.recurrent:
+            return slots
+        span = list(range(min(slots), max(slots) + 1))
+        return span if len(span) <= 2 * len(slots) else slots
+
+    def _sample_next(self, rows: list[_BatchRow], logits: torch.Tensor) -> None:
         logprobs = self._logprobs(rows, logits)
         if any(row.state for row in rows):
             self._masks.apply([row.state for row in rows], logits)
@@ -249,17 +261,17 @@ class TransformersEngine:
             ):
                 row.finish = "length"
 
-    def _logprobs(self, rows: Sequence[_Row], logits: torch.Tensor) -> torch.Tensor:
-        """What is reported of each id, (rows, vocabulary): log-probabilities at temperature 1."""
+    def _logprobs(self, rows: Sequence[_BatchRow], logits: torch.Tensor) -> torch.Tensor:
+        """Return the log-probabilities to report, (rows, vocabulary): those at temperature 1."""
         return torch.log_softmax(logits, -1)
 
-    def _completion(self, row: _Row) -> Completion:
-        spoken = row.output[:-1] if row.finish == "stop" else row.output
+    def _completion(self, row: _BatchRow) -> Completion:
+        text_ids = row.output[:-1] if row.finish == "stop" else row.output
         return Completion(
             prompt_ids=list(row.request.prompt_ids),
             output_ids=row.output,
             logprobs=row.logprobs,
-            text=self._chat.decode(spoken),
+            text=self._chat.decode(text_ids),
             finish_reason=row.finish or "error",
             model=self.name,
         )
@@ -279,8 +291,8 @@ class TransformersEngine:
         return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
-def _sample(rows: Sequence[_Row], logits: torch.Tensor) -> torch.Tensor:
-    """A draw a row, by inverting its cumulative distribution after temperature and nucleus; (rows,), int64."""
+def _sample(rows: Sequence[_BatchRow], logits: torch.Tensor) -> torch.Tensor:
+    """Sample one token per row from the cumulative distribution after temperature and nucleus; (rows,), int64."""
     temperature = torch.tensor([row.request.sampler.temperature for row in rows], device=logits.device)
     top_p = torch.tensor([row.request.sampler.top_p for row in rows], device=logits.device)
     probabilities, order = torch.softmax(logits / temperature[:, None], -1).sort(-1, descending=True)
@@ -288,7 +300,7 @@ def _sample(rows: Sequence[_Row], logits: torch.Tensor) -> torch.Tensor:
     probabilities = probabilities.masked_fill(before >= top_p[:, None], 0.0)
     cumulative = probabilities.cumsum(-1)
     uniform = torch.stack([torch.rand(1, generator=row.generator) for row in rows]).to(logits.device)
-    place = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
-    # Rounding may take the highest uniform to the whole mass: never past the last id that has some.
+    rank = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
+    # Rounding may turn the largest uniform into the whole mass: clamp to the last id with a positive probability.
     last = (probabilities > 0).sum(-1, keepdim=True) - 1
-    return order.gather(1, torch.minimum(place, last))[:, 0]
+    return order.gather(1, torch.minimum(rank, last))[:, 0]

