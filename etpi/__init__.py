@@ -1,1 +1,1 @@
-"""etpi for people: the console command. Everything it does is in `etpi_assets` and `etpi_resources`."""
+"""The console command. Its work is done in `etpi_assets` and `etpi_resources`."""

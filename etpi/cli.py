@@ -1,9 +1,8 @@
-"""The console command `etpi`: arguments, exit codes and error messages; `make` calls the same.
+"""The console command `etpi`: arguments, exit codes and error messages. `make` calls it.
 
-Belongs here: one function a command. It reads its arguments and calls `etpi.commands`, which it imports only when it
-runs, so that `etpi --help` and a mistyped command answer at once.
+Each command imports `etpi.commands` only when it runs, so that `etpi --help` and a mistyped command answer at once.
 
-Exit codes: 0, everything asked for succeeded; 1, something failed; 2, the command line is wrong; 130, stopped.
+Exit codes: 0, success; 1, something failed; 2, the command line is wrong; 130, stopped.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import click
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command (default: that of the command line) and return its exit code.
 
-    A foreseen error becomes one message on stderr; anything else keeps its traceback.
+    An expected error becomes one message on stderr; any other keeps its traceback.
     """
     try:
         return etpi.main(arguments, prog_name="etpi", standalone_mode=False) or 0
@@ -28,14 +27,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         click.echo("etpi: stopped. Finished work is kept; the same command continues from there.", err=True)
         return 130
     except Exception as error:
-        if not isinstance(error, _foreseen()):
+        if not isinstance(error, _expected_errors()):
             raise
         click.echo(f"etpi: {error}", err=True)
         return 1
 
 
-def _foreseen() -> tuple[type[Exception], ...]:
-    """Errors whose message says all a person needs."""
+def _expected_errors() -> tuple[type[Exception], ...]:
+    """Return the errors whose message is all that a person needs."""
     from etpi_assets.resources import EngineUnavailable, HardwareMissing
     from etpi_assets.specs.load import SpecError
     from etpi_assets.specs.paths import PathError
@@ -47,14 +46,14 @@ def _foreseen() -> tuple[type[Exception], ...]:
 
 
 def _consents(command: Callable[..., int]) -> Callable[..., int]:
-    """The options that agree to expensive work which only changed code asks for."""
+    """Add the options that agree to recompute expensive results for changed code."""
     rebuild = click.option("--rebuild", is_flag=True, help="train and evaluate again where the code has changed")
     recollect = click.option("--recollect", is_flag=True, help="collect rollouts again where the code has changed")
     return rebuild(recollect(command))
 
 
 def _consent(rebuild: bool, recollect: bool) -> list[str]:
-    return [name for name, given in (("rebuild", rebuild), ("recollect", recollect)) if given]
+    return [name for name, is_set in (("rebuild", rebuild), ("recollect", recollect)) if is_set]
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -70,7 +69,7 @@ def etpi() -> None:
 @etpi.command()
 @_consents
 def demo(rebuild: bool, recollect: bool) -> int:
-    """Run a strong and a weak teacher's student and compare them."""
+    """Train a student of a strong and one of a weak teacher, and compare them."""
     from etpi import commands
 
     return commands.compare(commands.DEMO, _consent(rebuild, recollect))
@@ -79,7 +78,7 @@ def demo(rebuild: bool, recollect: bool) -> int:
 @etpi.command("demo-all")
 @_consents
 def demo_all(rebuild: bool, recollect: bool) -> int:
-    """Run every experiment on the embedded world, once."""
+    """Run every experiment on the embedded worlds once, ablations excepted."""
     from etpi import commands
 
     return commands.compare(commands.embedded(), _consent(rebuild, recollect))
@@ -109,7 +108,7 @@ def status(experiments: tuple[str, ...]) -> int:
 @click.argument("key")
 @click.option("--between", nargs=2, metavar="OLD NEW", help="two versions to compare (default: the last two)")
 def explain(asset: str, key: str, between: tuple[str, str] | None) -> int:
-    """Show what the key of ASSET's partition KEY is made of, and how two of its versions differ, row by row."""
+    """Show the inputs of the key of ASSET's partition KEY, and how two of its versions differ, row by row."""
     from etpi import commands
 
     return commands.explain_partition(asset, key, between or ())
@@ -119,7 +118,7 @@ def explain(asset: str, key: str, between: tuple[str, str] | None) -> int:
 @click.argument("asset", required=False)
 @click.argument("key", required=False)
 @click.option("--all", "experiment", metavar="EXPERIMENT", help="every changed partition that EXPERIMENT depends on")
-@click.option("--because", required=True, metavar="TEXT", help="why the change cannot matter; it is recorded")
+@click.option("--because", required=True, metavar="TEXT", help="why the change cannot matter; the lake records it")
 def accept(asset: str | None, key: str | None, experiment: str | None, because: str) -> int:
     """Keep the version of ASSET's partition KEY although the code that makes it changed."""
     from etpi import commands
@@ -159,8 +158,8 @@ def results(experiments: tuple[str, ...], seeds: tuple[int, ...], to: Path) -> i
 
 @etpi.command("pypi-bugs")
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--per-package", type=int, help="bugs of each package, at most")
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--per-package", type=int, help="most bugs of each package")
+@click.option("--seed", type=int, default=0, show_default=True, help="seed of the choice of bugs")
 def pypi_bugs(folder: Path, per_package: int | None, seed: int) -> int:
     """Build the suite of bugs in real packages in FOLDER. Fetches the packages with pip once."""
     from etpi import commands
@@ -169,8 +168,8 @@ def pypi_bugs(folder: Path, per_package: int | None, seed: int) -> int:
 
 
 @etpi.command()
-@click.option("--port", default=3000, show_default=True)
-@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--port", default=3000, show_default=True, help="port to listen on")
+@click.option("--host", default="127.0.0.1", show_default=True, help="address to listen on")
 def ui(port: int, host: str) -> int:
     """Serve Dagster's web page until it is stopped."""
     from etpi import commands

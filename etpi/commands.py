@@ -1,8 +1,4 @@
-"""What each command does, as functions that return an exit code.
-
-Belongs here: running jobs one after the other in this process, and saying how it went. Does not belong here: arguments
-(`cli`), what a job does, or which are needed (`specs.planner`).
-"""
+"""The work of each console command, as functions that return an exit code."""
 
 from __future__ import annotations
 
@@ -22,16 +18,19 @@ WORKSPACE = Path(__file__).with_name("workspace.yaml")
 
 
 def run_experiments(names: Sequence[str], specs_folder: Path | None = None, consent: Collection[str] = ()) -> int:
-    """Bring experiments up to date with all they rest on, several side by side; 1 where any of them failed, or where
-    code changed since expensive results were made and `consent` ("rebuild", "recollect") does not cover them.
+    """Bring experiments up to date with everything they depend on, several at once.
+
+    Returns:
+        1 if any experiment failed, or if code changed since expensive results were made and `consent` ("rebuild",
+        "recollect") does not cover them.
 
     Raises:
         SpecError: an experiment does not exist, or a spec of its chain is invalid.
-        SandboxUnavailable: the run needs sandboxes that cannot start here; nothing was run.
+        SandboxUnavailable: the run needs sandboxes that cannot start on this machine; nothing was run.
     """
     from etpi_assets.resources import Resources
     from etpi_assets.runs.preflight import require_sandboxes
-    from etpi_assets.specs.planner import across, open_steps, plan, unasked
+    from etpi_assets.specs.planner import across, consent_refusal, open_steps, plan
     from etpi_resources.lake.catalog import default_path
     from etpi_resources.lake.lake import Lake
 
@@ -40,7 +39,7 @@ def run_experiments(names: Sequence[str], specs_folder: Path | None = None, cons
     if invalid := [step.reason for steps in plans.values() for step in steps if step.state == "invalid"]:
         raise SpecError("\n".join(dict.fromkeys(invalid)))
     steps = list(dict.fromkeys(step for planned in plans.values() for step in planned))
-    if refusal := unasked(steps, consent):
+    if refusal := consent_refusal(steps, consent):
         print(f"etpi: {refusal}", file=sys.stderr)
         return 1
     if not open_steps([*steps, *across(specs, lake)]) and default_path(lake).exists():
@@ -49,7 +48,7 @@ def run_experiments(names: Sequence[str], specs_folder: Path | None = None, cons
     require_sandboxes(steps, specs, Resources(lake=lake).sandboxes)
 
     prepare_dagster_home()
-    # Dagster takes seconds to import, which a mistyped name need not wait for.
+    # Importing Dagster takes seconds; a mistyped name is refused before.
     from etpi_assets.runs.console import showing
     from etpi_assets.runs.console_table import failures_table
     from etpi_assets.runs.pool import side_by_side
@@ -62,7 +61,7 @@ def run_experiments(names: Sequence[str], specs_folder: Path | None = None, cons
         else:
             failures = side_by_side(names, specs, specs_folder, consent)
         failed = {name: reasons for name, reasons in failures.items() if reasons}
-        # What succeeded can be queried.
+        # The catalog then has the results of the experiments that succeeded.
         if (failed or not alone) and (reasons := runner.run("publish_catalog", None)):
             failed["publish_catalog"] = reasons
     if failed:
@@ -71,7 +70,7 @@ def run_experiments(names: Sequence[str], specs_folder: Path | None = None, cons
 
 
 def show_status(names: Sequence[str]) -> int:
-    """Print the state of experiments (all, where none is named); always 0."""
+    """Print the state of the named experiments (default: all); always 0."""
     from etpi_assets.runs.console_table import states_table
     from etpi_assets.specs.planner import plan
     from etpi_resources.lake.lake import Lake
@@ -83,7 +82,7 @@ def show_status(names: Sequence[str]) -> int:
 
 
 def export_experiment(name: str, format: str, to: Path) -> int:
-    """Write an experiment's data to a folder and say what it holds; always 0."""
+    """Write an experiment's data to a folder and print its contents; always 0."""
     from etpi_assets.exports import MANIFEST, export
     from etpi_assets.resources import Resources
     from etpi_resources.lake.lake import Lake
@@ -114,7 +113,7 @@ def compare(names: Sequence[str], consent: Collection[str] = ()) -> int:
 
 
 def explain_partition(asset: str, key: str, between: Sequence[str]) -> int:
-    """Print what a partition's key is made of, and how two of its versions differ; always 0."""
+    """Print the inputs of a partition's key, and how two of its versions differ; always 0."""
     from etpi_assets.versioning.explain import explain
     from etpi_resources.lake.lake import Lake
 
@@ -124,7 +123,7 @@ def explain_partition(asset: str, key: str, between: Sequence[str]) -> int:
 
 
 def accept_change(asset: str, key: str, because: str) -> int:
-    """Keep a version that other code made; always 0."""
+    """Keep a version although the code that makes it changed; always 0."""
     from etpi_assets.versioning.acceptance import accept
     from etpi_resources.lake.lake import Lake
 
@@ -134,7 +133,7 @@ def accept_change(asset: str, key: str, because: str) -> int:
 
 
 def accept_changes(experiment: str, because: str) -> int:
-    """Keep every version of an experiment's chain that other code made; always 0."""
+    """Keep every version of an experiment's chain whose code changed; always 0."""
     from etpi_assets.versioning.acceptance import accept_all
     from etpi_resources.lake.lake import Lake
 
@@ -146,7 +145,7 @@ def accept_changes(experiment: str, because: str) -> int:
 
 
 def embedded(specs: Specs | None = None) -> list[str]:
-    """The experiments that need nothing but this machine, those on the embedded base; no variants of others."""
+    """Return the experiments on the embedded base that need no GPU, without ablations."""
     return [
         name
         for name, spec in (specs or load_specs()).experiments.items()
@@ -155,8 +154,10 @@ def embedded(specs: Specs | None = None) -> list[str]:
 
 
 def results(names: Sequence[str], seeds: Sequence[int], target: Path) -> int:
-    """Repeat experiments (default: all that a finding compares) over training seeds, under names of their own, and
-    write the page of results to `target`."""
+    """Repeat experiments (default: all that a finding compares) over training seeds and write a page of results.
+
+    The repetitions are experiments named `<name>_seeds`.
+    """
     from etpi_assets.reports import findings
     from etpi_assets.reports.results import render
     from etpi_resources.lake.lake import Lake
@@ -179,7 +180,7 @@ def results(names: Sequence[str], seeds: Sequence[int], target: Path) -> int:
 
 
 def build_pypi_bugs(folder: Path, per_package: int | None, seed: int) -> int:
-    """Build the suite of bugs in real packages; 1 with the reason where it cannot be built."""
+    """Build the suite of bugs in real packages; 1, with the reason on stderr, if it cannot be built."""
     from etpi_assets.tasks.pypi_bugs.build import PER_PACKAGE, build
     from etpi_assets.tasks.pypi_bugs.packages import CannotBuild, pinned
     from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
@@ -195,7 +196,7 @@ def build_pypi_bugs(folder: Path, per_package: int | None, seed: int) -> int:
 
 
 def serve_page(host: str, port: int) -> int:
-    """Become Dagster's web page and daemon; returns only by ending with them."""
+    """Replace this process by Dagster's web page and daemon."""
     prepare_dagster_home()
     line = ["dagster", "dev", "--workspace", str(WORKSPACE), "--host", host, "--port", str(port)]
     os.execv(sys.executable, [sys.executable, "-m", *line])

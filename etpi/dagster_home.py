@@ -1,8 +1,4 @@
-"""Dagster's persistent home: runs and events that the web page shows.
-
-Belongs here: which folder it is, and its settings. Does not belong here: the lake (`etpi_resources.lake.lake`) or the
-catalog (`etpi_resources.lake.catalog`), whose folders follow the same rule.
-"""
+"""Dagster's persistent home: the folder of runs and events that the web page shows, and its settings."""
 
 from __future__ import annotations
 
@@ -14,9 +10,9 @@ SETTINGS = Path(__file__).with_name("dagster.yaml")
 
 
 def prepare_dagster_home() -> Path:
-    """The folder, made where missing, with settings, and named in this process's DAGSTER_HOME.
+    """Create the folder and its settings if missing, set this process's DAGSTER_HOME, and return the folder.
 
-    $DAGSTER_HOME, or `.dagster_home` in $ETPI_DATA, or in the working folder. A `dagster.yaml` that is there is kept.
+    It is $DAGSTER_HOME, or `.dagster_home` in $ETPI_DATA, or in the working folder. An existing `dagster.yaml` is kept.
 
     Raises:
         LakeError: the folder cannot be written.

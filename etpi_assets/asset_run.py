@@ -255,7 +255,7 @@ class Recipe:
     def _ask(self, run: AssetRun, before: Manifest, change: Change, consent: Set[Consent]) -> None:
         """Raise CodeChanged where an expensive result would be computed again without anybody having asked for it."""
         option = consent_for(self.node.name)
-        asks = change.asks(self.node, run.key, run.specs, run.code, before)
+        asks = change.needs_consent(self.node, run.key, run.specs, run.code, before)
         if asks and option not in consent and run.lake.blocked(before.ref) is None:
             cost = f" It took {before.seconds:.0f} s last time." if before.seconds else ""
             raise CodeChanged(

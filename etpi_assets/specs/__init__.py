@@ -1,1 +1,1 @@
-"""Specs: the three nouns, read from TOML files."""
+"""Specs: suites, rollout sets and experiments as pydantic models, their TOML files, and the planner."""

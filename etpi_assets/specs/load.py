@@ -1,11 +1,8 @@
-"""From TOML files to specs: the shipped folder, the user's, `extends`, and errors a person can act on.
+"""Find, merge, validate and hash the TOML files of specs.
 
-Belongs here: finding, merging, validating and hashing specs, and which spec names which. Does not belong here: what a
-spec may say (`models`), or what follows from it.
-
-A spec is `<folder>/{suites,rollout_sets,experiments}/<name>.toml`; its name is its partition key. The folder named by
-`ETPI_SPECS` adds to the shipped ones and overrides them by name. An invalid file keeps its name and its error, so that
-the others load and a run of it can say what is wrong.
+A spec is `<folder>/{suites,rollout_sets,experiments}/<name>.toml`; its name is its partition key. The folder that
+`ETPI_SPECS` names adds to the shipped specs and overrides them by name. An invalid file keeps its name and its error,
+so that the others load and a run of it can report what is wrong.
 """
 
 from __future__ import annotations
@@ -35,12 +32,12 @@ AnySpec = SuiteSpec | RolloutSetSpec | ExperimentSpec
 
 
 class SpecError(ValueError):
-    """A spec cannot be used; the message names the file, the key and the remedy."""
+    """A spec is invalid or does not exist; the message names the file, the key and the remedy."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One spec file: the spec, or why it is none."""
+    """One spec file: the spec, or the error that makes it invalid."""
 
     set: str
     name: str
@@ -50,19 +47,19 @@ class Entry:
 
 
 class Specs:
-    """Every spec of the three sets, as of one reading of the folders."""
+    """Every spec of the three sets, as read once from the folders."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._entries = {(entry.set, entry.name): entry for entry in entries}
 
     @property
     def suites(self) -> dict[str, SuiteSpec]:
-        """The valid suites by name, sorted."""
+        """Return the valid suites by name, sorted."""
         return {k: spec for k in self.keys("suite") if isinstance(spec := self._entries["suite", k].spec, SuiteSpec)}
 
     @property
     def rollout_sets(self) -> dict[str, RolloutSetSpec]:
-        """The valid rollout sets by name, sorted."""
+        """Return the valid rollout sets by name, sorted."""
         return {
             k: spec
             for k in self.keys("rollout_set")
@@ -71,7 +68,7 @@ class Specs:
 
     @property
     def experiments(self) -> dict[str, ExperimentSpec]:
-        """The valid experiments by name, sorted."""
+        """Return the valid experiments by name, sorted."""
         return {
             k: spec
             for k in self.keys("experiment")
@@ -79,39 +76,41 @@ class Specs:
         }
 
     def keys(self, set: str) -> list[str]:
-        """The names of a set, invalid ones included, sorted."""
+        """Return the names of a set, invalid ones included, sorted."""
         return sorted(name for kind, name in self._entries if kind == set)
 
     def entry(self, set: str, key: str) -> Entry:
-        """Raises SpecError with the valid names where there is no such spec."""
-        if (found := self._entries.get((set, key))) is None:
+        """Return the spec file. Raises SpecError with the valid names if there is no such spec."""
+        if (entry := self._entries.get((set, key))) is None:
             raise SpecError(unknown_name(set, key, self.keys(set)))
-        return found
+        return entry
 
     def get(self, set: str, key: str) -> AnySpec:
-        """The spec. Raises SpecError where it is unknown or invalid."""
+        """Return the spec. Raises SpecError if it is unknown or invalid."""
         entry = self.entry(set, key)
         if entry.spec is None:
             raise entry.error or SpecError(f"{entry.file}: not a valid spec")
         return entry.spec
 
     def sections(self, set: str, key: str, names: Sequence[str]) -> dict[str, Any]:
-        """The named keys of the resolved spec ("train", "evaluate.suite"), all of it for "*"; for an asset without
-        partitions, those keys of every valid experiment. A key below a section that is null is null, and so is one that
-        is omitted (`Omitted`)."""
+        """Return the named keys of the resolved spec ("train", "evaluate.suite"), all of it for "*".
+
+        For an asset without partitions: those keys of every valid experiment. A key below a null section is null, and
+        so is an omitted key (`Omitted`).
+        """
         if set == "all":
-            found = self.experiments if names else {}
-            dumped = {name: spec.model_dump(mode="json") for name, spec in found.items()}
+            experiments = self.experiments if names else {}
+            dumped = {name: spec.model_dump(mode="json") for name, spec in experiments.items()}
             return {name: {section: part(spec, section) for section in names} for name, spec in dumped.items()}
         spec = self.get(set, key).model_dump(mode="json") if names else {}
         return spec if tuple(names) == ("*",) else {name: part(spec, name) for name in names}
 
     def section_hash(self, set: str, key: str, names: Sequence[str]) -> str:
-        """sha256 (hex) over `sections`."""
+        """Return the sha256 (hex) of `sections`."""
         return json_hash(self.sections(set, key, names))
 
     def upstream_keys(self, set: str, key: str, upstream: str) -> list[str]:
-        """The keys of another set that a spec draws on, in the order it names them; empty for an invalid spec."""
+        """Return the keys of another set that a spec uses, in the order it names them; empty for an invalid spec."""
         if set == upstream:
             return [key]
         spec = self._entries[(set, key)].spec if (set, key) in self._entries else None
@@ -127,7 +126,7 @@ class Specs:
 
 
 def part(spec: Mapping[str, Any], name: str) -> Any:
-    """The value of a dotted key of a resolved spec; None below a section that is None, and for an omitted one."""
+    """Return the value of a dotted key of a resolved spec; None below a null section and for an omitted key."""
     value: Any = spec
     for key in name.split("."):
         value = None if value is None else value.get(key)
@@ -135,10 +134,10 @@ def part(spec: Mapping[str, Any], name: str) -> Any:
 
 
 def load_specs(user_folder: Path | None = None) -> Specs:
-    """Read the shipped specs and those of `user_folder` (default: `$ETPI_SPECS`, where set).
+    """Read the shipped specs and those of `user_folder` (default: `$ETPI_SPECS`, if set).
 
     Raises:
-        SpecError: the user's folder does not exist. What is wrong with a single file stays with that file.
+        SpecError: the user's folder does not exist. The error of a single file stays with that file's entry.
     """
     if user_folder is None and (named := os.environ.get("ETPI_SPECS")):
         user_folder = Path(named)
@@ -150,14 +149,14 @@ def load_specs(user_folder: Path | None = None) -> Specs:
 
 
 def unknown_name(set: str, key: str, valid: Sequence[str]) -> str:
-    """The sentence for a name that is no spec of the set: the nearest name, and all of them."""
+    """Return the message for an unknown name: the nearest valid name, and all of them."""
     noun = set.replace("_", " ")
     near = f" Did you mean {nearest(key, valid)!r}?" if valid else ""
     return f"there is no {noun} {key!r}.{near} Valid names: {', '.join(sorted(valid)) or '(none)'}"
 
 
 def nearest(key: str, valid: Sequence[str]) -> str:
-    """The most similar of the valid names."""
+    """Return the most similar of the valid names."""
     return difflib.get_close_matches(key, valid, n=1, cutoff=0.0)[0]
 
 
@@ -165,14 +164,15 @@ def nearest(key: str, valid: Sequence[str]) -> str:
 
 
 def _read_set(set_name: str, folders: Sequence[Path]) -> Iterator[Entry]:
-    """`folders` in order of precedence. A file may extend another of its set, or the shipped one it overrides.
+    """Read one set of specs; `folders` are in order of precedence.
 
-    Subfolders group files; a spec's name is its file's, so it may occur once in a folder's tree.
+    A file may extend another of its set, or the shipped one that it overrides. Subfolders group files; a spec's name is
+    its file's, so a folder's tree has each name once.
     """
     paths = [sorted((folder / FOLDERS[set_name]).rglob("*.toml")) for folder in folders]
-    found = [{path.stem: path for path in below} for below in paths]
-    for name in sorted({name for files in found for name in files}):
-        candidates = [files[name] for files in found if name in files]
+    files_by_folder = [{path.stem: path for path in below} for below in paths]
+    for name in sorted({name for files in files_by_folder for name in files}):
+        candidates = [files[name] for files in files_by_folder if name in files]
         try:
             for below in paths:
                 same = [path for path in below if path.stem == name]
@@ -182,16 +182,18 @@ def _read_set(set_name: str, folders: Sequence[Path]) -> Iterator[Entry]:
                 raise SpecError(
                     f"{candidates[0]}: a spec's name has letters, digits, '_', '-' and '.' only; rename the file"
                 )
-            document = _resolve(name, 0, found, ())
+            document = _resolve(name, 0, files_by_folder, ())
             yield Entry(set_name, name, candidates[0], _validate(set_name, document, candidates[0]))
         except SpecError as error:
             yield Entry(set_name, name, candidates[0], None, error)
 
 
-def _resolve(name: str, level: int, found: Sequence[Mapping[str, Path]], seen: tuple[Path, ...]) -> dict[str, Any]:
-    """The document of `name` with what it extends merged under it; tables merge key by key, all else replaces."""
-    level = next(i for i in range(level, len(found)) if name in found[i])
-    file = found[level][name]
+def _resolve(
+    name: str, level: int, files_by_folder: Sequence[Mapping[str, Path]], seen: tuple[Path, ...]
+) -> dict[str, Any]:
+    """Return the document of `name` merged over the one it extends: tables key by key, other values whole."""
+    level = next(i for i in range(level, len(files_by_folder)) if name in files_by_folder[i])
+    file = files_by_folder[level][name]
     if file in seen:
         raise SpecError(f"{seen[0]}: extends: goes in a circle: {' -> '.join(p.stem for p in (*seen, file))}")
     try:
@@ -203,11 +205,11 @@ def _resolve(name: str, level: int, found: Sequence[Mapping[str, Path]], seen: t
         return document
     # A file that overrides a shipped one may extend the one it overrides.
     below = level + 1 if parent == name else 0
-    names = sorted({n for files in found[below:] for n in files if n != name or below})
+    names = sorted({n for files in files_by_folder[below:] for n in files if n != name or below})
     if parent not in names:
         hint = f"; the nearest valid name is {nearest(str(parent), names)!r}" if names else ""
         raise SpecError(f"{file}: extends: there is no {parent!r} to extend{hint}")
-    under = _resolve(parent, below, found, (*seen, file))
+    under = _resolve(parent, below, files_by_folder, (*seen, file))
     if parent != name:
         under.pop("published", None)  # figures of one run are not those of its variations
     return _merge(under, document)
@@ -248,33 +250,41 @@ def _problem(model: type[BaseModel], loc: Sequence[str | int], kind: str, messag
         prefix = "" if close else prefix
     suggestion = (close or [nearest(str(loc[-1]), valid)])[0]
     full = f"{prefix}.{suggestion}" if prefix else suggestion
-    return f"{key}: unknown key; the nearest valid one is {full!r}"
+    return f"{key}: unknown key; the nearest valid one is {full!r}{_meaning(model, full)}"
+
+
+def _meaning(model: type[BaseModel], path: str) -> str:
+    """Return the first sentence of a key's description, in brackets."""
+    *parents, name = [part for part in path.split(".") if not part.isdigit()]
+    description = " ".join((_section(model, parents).model_fields[name].description or "").split())
+    sentence = re.split(r"(?<=\.)\s", description)[0].rstrip(".")
+    return f" ({sentence})" if sentence else ""
 
 
 def _section(model: type[BaseModel], loc: Sequence[str | int]) -> type[BaseModel]:
-    """The model that a location within another leads to."""
+    """Return the model at a location within another."""
     for part in loc:
         if isinstance(part, str):
-            model = _inner(model.model_fields[part].annotation) or model
+            model = inner_section(model.model_fields[part].annotation) or model
     return model
 
 
-def _inner(annotation: Any) -> type[BaseModel] | None:
-    """The section within `Section`, `Section | None` or `tuple[Section, ...]`."""
+def inner_section(annotation: Any) -> type[BaseModel] | None:
+    """Return the section within `Section`, `Section | None` or `tuple[Section, ...]`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    return next((found for arg in typing.get_args(annotation) if (found := _inner(arg))), None)
+    return next((inner for arg in typing.get_args(annotation) if (inner := inner_section(arg))), None)
 
 
 def _paths(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
     for name, field in model.model_fields.items():
         yield f"{prefix}{name}", name
-        if inner := _inner(field.annotation):
+        if inner := inner_section(field.annotation):
             yield from _paths(inner, f"{prefix}{name}.")
 
 
 def _with_known_references(entry: Entry, entries: Mapping[tuple[str, str], Entry]) -> Entry:
-    """The entry, or the same with an error where it names a suite or a rollout set that does not exist."""
+    """Return the entry, with an error if it names a suite or a rollout set that does not exist."""
     spec = entry.spec
     named: list[tuple[str, str, str]] = []
     if isinstance(spec, RolloutSetSpec) and spec.suite:

@@ -1,7 +1,4 @@
-"""Files that a spec names outside the lake: where they are, and what stands there.
-
-Belongs here: resolving `${VARIABLE}` and noticing that the files changed. Does not belong here: reading the files.
-"""
+"""Files outside the lake that a spec names: resolve their paths, notice that they changed."""
 
 from __future__ import annotations
 
@@ -19,24 +16,24 @@ class PathError(ValueError):
 
 
 def expand(path: str) -> Path:
-    """A spec's path with `${VARIABLE}` taken from the environment and `~` from the user; else relative to where we are.
+    """Return a spec's path with `${VARIABLE}` and `~` replaced; a relative path starts at the working folder.
 
     Raises:
         PathError: a variable is not set.
     """
 
     def value(match: re.Match[str]) -> str:
-        if (found := os.environ.get(match[1])) is None:
+        if (folder := os.environ.get(match[1])) is None:
             raise PathError(
                 f"the path {path!r} needs the environment variable {match[1]}; export {match[1]}=<folder> and run again"
             )
-        return found
+        return folder
 
     return Path(re.sub(r"\$\{(\w+)\}", value, path)).expanduser()
 
 
 def external_path(spec: object) -> str | None:
-    """The path a suite (`params.path`) or an imported rollout set (`path`) reads from, as written; None where none."""
+    """Return the path that a suite (`params.path`) or an imported rollout set (`path`) reads, as written, or None."""
     if isinstance(spec, SuiteSpec):
         path = spec.params.get("path")
         return path if isinstance(path, str) else None
@@ -44,7 +41,9 @@ def external_path(spec: object) -> str | None:
 
 
 def fingerprint(path: str) -> str:
-    """16 hex digits that change when a file below the path is added, removed, resized or written; "absent" without one.
+    """Return 16 hex digits that change when a file below the path is added, removed, resized or written.
+
+    Without a file: "absent".
 
     Contents are not read: an input of many gigabytes must not slow down `make status`. A touched file costs one more
     import, whose result has the same data version.

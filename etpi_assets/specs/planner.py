@@ -1,7 +1,6 @@
-"""What stands between an experiment and its results: the one function that knows what is missing, stale or blocked.
+"""Plan an experiment: which partitions of its chain are missing, stale or blocked, and the commands that make them.
 
-Belongs here: comparing what the lake holds with what the specs, the code and the inputs ask for, through the whole
-chain, and saying it in commands. Does not belong here: running anything, Dagster.
+The planner compares the lake's manifests with the specs, the code and the inputs. It runs nothing and needs no Dagster.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from etpi_resources.lake.lake import Lake, Manifest, Ref
 
 State = Literal["ok", "missing", "stale", "code", "waiting", "blocked", "invalid"]
 """ok: up to date. missing: never made. stale: its spec or an input changed. code: only the code that makes it changed.
-waiting: something upstream of it is not ok. blocked: a blocking check failed. invalid: its spec cannot be read."""
+waiting: an upstream partition is not ok. blocked: a blocking check failed. invalid: its spec cannot be read."""
 SETS = ("suite", "rollout_set", "experiment")
 SPEC_CHANGED = "its spec changed"
 OLDER = "made by an older version of etpi, which recorded no code"
@@ -30,11 +29,12 @@ OLDER = "made by an older version of etpi, which recorded no code"
 
 Consent = Literal["rebuild", "recollect"]
 CONSENTS: tuple[Consent, ...] = ("rebuild", "recollect")
-"""What a person agrees to: that expensive results are computed again because code changed; recollect for rollouts."""
+"""The options by which a person agrees to recompute expensive results because code changed: `recollect` for rollouts,
+`rebuild` for the rest."""
 
 
 def consent_for(asset: str) -> Consent:
-    """The consent that computing an asset's expensive results again takes."""
+    """Return the consent needed to recompute an asset's expensive results."""
     return "recollect" if asset == "raw_rollouts" else "rebuild"
 
 
@@ -43,9 +43,9 @@ class Step:
     """One asset partition of a chain.
 
     Attributes:
-        reason: why it is in its state; where it is ok, what was accepted of it, if anything.
-        asks: whether it is only rebuilt with a person's consent: its code changed, and what it computed was expensive.
-        seconds: what computing it took last time, where that was recorded.
+        reason: why it is in its state; for an ok one, the change of code that a person accepted, if any.
+        needs_consent: whether rebuilding takes a person's consent: its code changed and its result was expensive.
+        seconds: how long computing it took last time, if recorded.
     """
 
     asset: str
@@ -53,20 +53,20 @@ class Step:
     key: str
     state: State
     reason: str = ""
-    asks: bool = False
+    needs_consent: bool = False
     seconds: float | None = None
 
     @property
     def consent(self) -> Consent:
-        """The option that gives the consent it asks for."""
+        """The option that gives the needed consent."""
         return consent_for(self.asset)
 
 
 def upstream_refs(node: Node, key: str, specs: Specs, lake: Lake, asset: str | None = None) -> list[Ref]:
-    """What a partition reads, of all its upstream assets or of one, in the order of the graph and of its spec.
+    """Return the partitions that a partition reads, of all upstream assets or of one, in order of graph and spec.
 
     An asset without partitions reads every partition that has data and a spec; the catalog, which declares no
-    upstream, reads all there is.
+    upstream, reads every current version.
     """
     if not node.tables:
         return [ref for ref in lake.refs() if ref.asset in GRAPH and ref.asset != node.name and lake.current(ref)]
@@ -74,8 +74,8 @@ def upstream_refs(node: Node, key: str, specs: Specs, lake: Lake, asset: str | N
     for name in node.upstream if asset is None else (asset,):
         upstream = GRAPH[name]
         if node.set == "all":
-            have = lake.keys(name, upstream.set)
-            keys = [k for k in specs.keys(upstream.set) if k in have]
+            keys_with_data = lake.keys(name, upstream.set)
+            keys = [k for k in specs.keys(upstream.set) if k in keys_with_data]
         else:
             keys = specs.upstream_keys(node.set, key, upstream.set)
         refs += [Ref(name, upstream.set, k) for k in keys]
@@ -85,8 +85,11 @@ def upstream_refs(node: Node, key: str, specs: Specs, lake: Lake, asset: str | N
 def inputs_of(
     node: Node, key: str, specs: Specs, lake: Lake, current: Callable[[Ref], Manifest | None]
 ) -> dict[str, str]:
-    """The data versions a partition would read, as {"asset/key": version}, in order; the files that its spec names
-    outside the lake stand last, as {"path/<as written>": fingerprint}. What is missing is left out."""
+    """Return the data versions that a partition would read, as {"asset/key": version}, in order.
+
+    Files outside the lake that its spec names come last, as {"path/<as written>": fingerprint}. Missing inputs are left
+    out.
+    """
     inputs = {}
     for ref in upstream_refs(node, key, specs, lake):
         if manifest := current(ref):
@@ -97,13 +100,15 @@ def inputs_of(
 
 
 def expected_key(node: Node, key: str, specs: Specs, inputs: Mapping[str, str], code: PartitionCode) -> str:
-    """The input key that a fresh version of the partition would have."""
+    """Return the input key that a fresh version of the partition would have."""
     return input_key(node, specs.section_hash(node.set, key, node.sections), inputs, code.whole.digest)
 
 
 def expensive(node: Node, key: str, specs: Specs) -> bool:
-    """Whether a version of the partition costs enough to ask before it is made again for changed code: rollouts,
-    trainings and evaluations, not what is read from files or written by a script without sandboxes."""
+    """Return whether recomputing the partition for changed code needs consent.
+
+    Live rollouts, trainings and evaluations do; imports and templated rollouts do not.
+    """
     if not node.kept:
         return False
     spec = specs.get(node.set, key)
@@ -115,10 +120,10 @@ def expensive(node: Node, key: str, specs: Specs) -> bool:
 
 
 def plan(experiment: str, specs: Specs, lake: Lake) -> list[Step]:
-    """Every asset partition an experiment rests on, in an order in which they can be made, with its state.
+    """Return every asset partition of an experiment's chain with its state, in an order in which they can be made.
 
     Raises:
-        SpecError: there is no such experiment; the message lists those there are. An invalid one is a step of state
+        SpecError: there is no such experiment; the message lists the valid names. An invalid spec is a step of state
             "invalid".
     """
     specs.entry("experiment", experiment)
@@ -126,7 +131,7 @@ def plan(experiment: str, specs: Specs, lake: Lake) -> list[Step]:
 
 
 def chain(set: str, key: str, specs: Specs, lake: Lake) -> list[Step]:
-    """As `plan`, for a suite, a rollout set or an experiment."""
+    """Return the steps of a suite, a rollout set or an experiment, as `plan` does."""
     wanted = {(s, k) for s in SETS[: SETS.index(set)] for k in specs.upstream_keys(set, key, s)} | {(set, key)}
     known: dict[Ref, Manifest | None] = {}
 
@@ -144,34 +149,36 @@ def chain(set: str, key: str, specs: Specs, lake: Lake) -> list[Step]:
 
 
 def across(specs: Specs, lake: Lake) -> list[Step]:
-    """The assets without partitions, each with its state: they read every experiment that has data."""
+    """Return the assets without partitions, which read every experiment that has data, with their states."""
     steps = []
     for node in GRAPH.values():
         if node.set == "all":
             inputs = inputs_of(node, "all", specs, lake, lake.current)
-            have = lake.current(Ref(node.name, "all", "all"))
+            manifest = lake.current(Ref(node.name, "all", "all"))
             code = code_of(node, "all", specs)
-            # The catalog has no key of its own: it is what it was built from.
-            same = have and have.inputs == inputs if not node.tables else None
-            change = None if have is None or same else compare(node, "all", specs, inputs, code, have, lake)
-            state: State = "missing" if have is None else change.state if change else "ok"
+            # The catalog is up to date when its inputs are; its own key does not count.
+            same = manifest and manifest.inputs == inputs if not node.tables else None
+            change = None if manifest is None or same else compare(node, "all", specs, inputs, code, manifest, lake)
+            state: State = "missing" if manifest is None else change.state if change else "ok"
             steps.append(Step(node.name, "all", "all", state, change.reason if change else ""))
     return steps
 
 
-def unasked(steps: Iterable[Step], consent: Collection[str]) -> str:
-    """What a run would have to compute again for changed code although nobody asked for it, and the ways on; empty
-    where there is nothing of the kind."""
-    asking = [step for step in steps if step.asks and step.consent not in consent]
-    if not asking:
+def consent_refusal(steps: Iterable[Step], consent: Collection[str]) -> str:
+    """Return why a run may not start without more consent, and what to do; empty if it may.
+
+    The message lists the expensive steps whose code changed and that `consent` does not cover.
+    """
+    uncovered = [step for step in steps if step.needs_consent and step.consent not in consent]
+    if not uncovered:
         return ""
     lines = ["Code changed since these were made, and computing them again is expensive:"]
-    for step in asking:
+    for step in uncovered:
         took = f"; took {step.seconds:,.0f} s last time" if step.seconds else ""
         lines.append(f"  {step.asset} of {step.key}: {step.reason}{took}; again with --{step.consent}")
-    first = asking[0]
+    first = uncovered[0]
     lines += [
-        "Nothing was run. Either give the options named, or, where a change cannot matter, keep the versions:",
+        "Nothing was run. Give the options named above, or keep a version whose change cannot matter:",
         f'  etpi accept {first.asset} {first.key} --because "why it cannot matter"',
         '  etpi accept --all EXPERIMENT --because "..."',
         f"What changed exactly: etpi explain {first.asset} {first.key}",
@@ -180,21 +187,21 @@ def unasked(steps: Iterable[Step], consent: Collection[str]) -> str:
 
 
 def open_steps(steps: Iterable[Step]) -> list[Step]:
-    """Those that are not ok."""
+    """Return the steps that are not ok."""
     return [step for step in steps if step.state != "ok"]
 
 
 def commands(steps: Sequence[Step]) -> list[str]:
-    """The commands that make what is not ok, in order, one a job and partition."""
-    found: dict[str, None] = {}
+    """Return the commands that make what is not ok, in order, one per job and partition."""
+    lines: dict[str, None] = {}
     for step in open_steps(steps):
         job = next(name for name, (set_name, assets) in JOBS.items() if set_name == step.set and step.asset in assets)
-        found[f"dg launch --job {job} --partition {step.key}"] = None
-    return list(found)
+        lines[f"dg launch --job {job} --partition {step.key}"] = None
+    return list(lines)
 
 
 def remedy(ref: Ref, specs: Specs, lake: Lake, experiment: str | None = None) -> str:
-    """What to run so that `ref` has data: its whole chain, as commands; `make run` too where an experiment asks."""
+    """Return the commands that give `ref` data, through its whole chain; with an experiment, `make run` too."""
     steps = chain(ref.set, ref.key, specs, lake)
     lines = [f"  {command}" for command in commands(steps[: _position(steps, ref) + 1])]
     text = "Run, in this order:\n" + "\n".join(lines)
@@ -224,21 +231,22 @@ def _step(
     inputs = inputs_of(node, key, specs, lake, current)
     code = code_of(node, key, specs)
     wanted = expected_key(node, key, specs, inputs, code)
-    waits = [s for r in upstream_refs(node, key, specs, lake) if (s := steps[(r.asset, r.key)]).state != "ok"]
-    blocked, have = lake.blocked(ref), current(ref)
-    if blocked and blocked.input_key == wanted and not waits:
+    open_upstream = [s for r in upstream_refs(node, key, specs, lake) if (s := steps[(r.asset, r.key)]).state != "ok"]
+    blocked, manifest = lake.blocked(ref), current(ref)
+    if blocked and blocked.input_key == wanted and not open_upstream:
         return step("blocked", "; ".join(f"{check['name']}: {check['message']}" for check in blocked.failures))
-    if have is None:
-        return step("missing", f"after {_named(waits, key)}" if waits else "never made")
-    change = compare(node, key, specs, inputs, code, have, lake)
-    if change is None and not (blocked or waits):
-        return step("ok", accepted(have))
-    if waits and (change is None or change.state == "stale"):
-        states = " or ".join(dict.fromkeys(_WORDS[s.state] for s in waits))
-        change = Change("waiting", f"{_named(waits, key)} {'is' if len(waits) == 1 else 'are'} {states}")
+    if manifest is None:
+        return step("missing", f"after {_names(open_upstream, key)}" if open_upstream else "never made")
+    change = compare(node, key, specs, inputs, code, manifest, lake)
+    if change is None and not (blocked or open_upstream):
+        return step("ok", accepted(manifest))
+    if open_upstream and (change is None or change.state == "stale"):
+        states = " or ".join(dict.fromkeys(_WORDS[s.state] for s in open_upstream))
+        verb = "is" if len(open_upstream) == 1 else "are"
+        change = Change("waiting", f"{_names(open_upstream, key)} {verb} {states}")
     change = change or Change("stale", "its newest version is blocked")
-    asks = change.asks(node, key, specs, code, have)
-    return Step(node.name, node.set, key, change.state, change.reason, asks, have.seconds)
+    needs_consent = change.needs_consent(node, key, specs, code, manifest)
+    return Step(node.name, node.set, key, change.state, change.reason, needs_consent, manifest.seconds)
 
 
 _WORDS = {"code": "made by other code", "waiting": "not up to date"} | {
@@ -248,7 +256,7 @@ _WORDS = {"code": "made by other code", "waiting": "not up to date"} | {
 
 @dataclass(frozen=True)
 class Change:
-    """What sets a version apart from the one that would be made now.
+    """How a version differs from the one that would be made now.
 
     Attributes:
         by_code: inputs that changed only because other code rebuilt them.
@@ -258,12 +266,12 @@ class Change:
     reason: str
     by_code: bool = False
 
-    def asks(self, node: Node, key: str, specs: Specs, code: PartitionCode, have: Manifest) -> bool:
-        """Whether nothing but code, here or upstream, would have an expensive result computed again."""
+    def needs_consent(self, node: Node, key: str, specs: Specs, code: PartitionCode, manifest: Manifest) -> bool:
+        """Return whether only changed code, here or upstream, would recompute an expensive result."""
         if code.kept is None or not expensive(node, key, specs):
             return False
         if self.state == "code":
-            return have.code.get("kept") != code.kept.digest
+            return manifest.code.get("kept") != code.kept.digest
         return self.state == "stale" and self.by_code
 
 
@@ -273,35 +281,36 @@ def compare(
     specs: Specs,
     inputs: Mapping[str, str],
     code: PartitionCode,
-    have: Manifest,
+    manifest: Manifest,
     lake: Lake,
 ) -> Change | None:
-    """What changed since a version was made; None where nothing did."""
-    if have.input_key == expected_key(node, key, specs, inputs, code):
+    """Return what changed since a version was made, or None."""
+    if manifest.input_key == expected_key(node, key, specs, inputs, code):
         return None
-    if not have.code:
+    if not manifest.code:
         return Change("code", OLDER)
-    if have.spec_hash != specs.section_hash(node.set, key, node.sections):
-        keys = changed_keys(have.spec, specs.sections(node.set, key, node.sections))
+    if manifest.spec_hash != specs.section_hash(node.set, key, node.sections):
+        keys = changed_keys(manifest.spec, specs.sections(node.set, key, node.sections))
         return Change("stale", f"{SPEC_CHANGED}: {', '.join(keys)}")
-    changed = [name for name in {**inputs, **have.inputs} if inputs.get(name) != have.inputs.get(name)]
+    changed = [name for name in {**inputs, **manifest.inputs} if inputs.get(name) != manifest.inputs.get(name)]
     if changed:
         return Change("stale", f"changed since: {', '.join(changed)}", _by_code(changed, node, key, specs, lake))
-    if list(inputs) != list(have.inputs):
+    if list(inputs) != list(manifest.inputs):
         return Change("stale", "its inputs are in another order")
-    return Change("code", f"code changed since {have.created_at[:10]}: {', '.join(changed_code(code, have, lake))}")
+    names = ", ".join(changed_code(code, manifest, lake))
+    return Change("code", f"code changed since {manifest.created_at[:10]}: {names}")
 
 
 def changed_keys(was: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """The dotted keys in which two resolved specs differ, each with both values."""
-    found = []
+    """Return the dotted keys in which two resolved specs differ, each with both values."""
+    changes = []
     for name in dict.fromkeys([*was, *now]):
         old, new = was.get(name), now.get(name)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            found += changed_keys(old, new, f"{prefix}{name}.")
+            changes += changed_keys(old, new, f"{prefix}{name}.")
         elif old != new:
-            found.append(f"{prefix}{name} {_short(old)} → {_short(new)}")
-    return found
+            changes.append(f"{prefix}{name} {_short(old)} → {_short(new)}")
+    return changes
 
 
 def _short(value: Any) -> str:
@@ -309,20 +318,20 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:39]}…"
 
 
-def changed_code(code: PartitionCode, have: Manifest, lake: Lake) -> list[str]:
-    """The modules and data files whose reached definitions differ, each with the definitions where they are known."""
-    was, now = have.code.get("modules", {}), code.whole.modules
-    before = lake.code(have.code.get("version", ""))
-    found = []
+def changed_code(code: PartitionCode, manifest: Manifest, lake: Lake) -> list[str]:
+    """Return the modules and data files whose reached definitions differ, each with its definitions if known."""
+    was, now = manifest.code.get("modules", {}), code.whole.modules
+    before = lake.code(manifest.code.get("version", ""))
+    changes = []
     for module in sorted(name for name in {**was, **now} if was.get(name) != now.get(name)):
         old, new = before.get(module, {}), code.whole.definitions.get(module, {})
         names = sorted(name for name in {**old, **new} if old.get(name) != new.get(name)) if before else []
-        found.append(f"{file_of(module)} ({', '.join(names)})" if any(names) else file_of(module))
-    return found
+        changes.append(f"{file_of(module)} ({', '.join(names)})" if any(names) else file_of(module))
+    return changes
 
 
 def accepted(manifest: Manifest) -> str:
-    """What a person judged of changed code, in words; empty where nobody did."""
+    """Return who accepted a change of code and why, in words; empty if nobody did."""
     if not manifest.accepted:
         return ""
     last = manifest.accepted[-1]
@@ -330,11 +339,11 @@ def accepted(manifest: Manifest) -> str:
 
 
 def _by_code(changed: Sequence[str], node: Node, key: str, specs: Specs, lake: Lake) -> bool:
-    """Whether every changed input is one that only changed code made anew."""
+    """Return whether every changed input was rebuilt only because code changed."""
     refs = {f"{ref.asset}/{ref.key}": ref for ref in upstream_refs(node, key, specs, lake)}
     manifests = [lake.current(refs[name]) if name in refs else None for name in changed]
     return all(manifest is not None and manifest.cause == "code" for manifest in manifests)
 
 
-def _named(steps: Sequence[Step], key: str) -> str:
+def _names(steps: Sequence[Step], key: str) -> str:
     return ", ".join(s.asset if s.key == key else f"{s.asset} of {s.key}" for s in steps)

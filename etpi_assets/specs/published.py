@@ -1,10 +1,8 @@
-"""Figures that others published of an experiment, as its spec states them.
+"""Read the figures that others published of an experiment from its spec's `published`.
 
-Belongs here: reading `published` of an experiment's spec. Does not belong here: showing them (`reports`).
-
-`published` is free but for this: a key whose value is a number, or a table with a `value`, is a metric's figure. In a
-table `hits` of `n` say what the value is made of; without them no interval can be given. Text is provenance; what else
-stands in tables (`stated`, `teacher`) is not about the student's held-out results.
+A key whose value is a number, or a table with a `value`, is a metric's figure. In a table, `hits` and `n` are the count
+behind the value; without them no interval can be given. Text is provenance; other tables (`stated`, `teacher`) are not
+about the student's held-out results.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Published:
-    """One figure: a metric's value as printed, and the count behind it where it was printed."""
+    """One figure: a metric's value as printed, and the count behind it if that was printed too."""
 
     metric: str
     value: float
@@ -25,12 +23,12 @@ class Published:
 
 
 def figures(published: Mapping[str, Any]) -> list[Published]:
-    """The figures of a spec's `published`, in its order.
+    """Return the figures of a spec's `published`, in its order.
 
     Raises:
         ValueError: a value that is not hits / n, to two digits.
     """
-    found = []
+    collected = []
     for metric, stated in published.items():
         table = stated if isinstance(stated, Mapping) else {"value": stated}
         value = table.get("value")
@@ -39,5 +37,5 @@ def figures(published: Mapping[str, Any]) -> list[Published]:
         figure = Published(metric, float(value), table.get("hits"), table.get("n"))
         if figure.hits is not None and figure.n and abs(figure.hits / figure.n - figure.value) > 0.005:
             raise ValueError(f"published.{metric}: {figure.hits} of {figure.n} is not {figure.value}")
-        found.append(figure)
-    return found
+        collected.append(figure)
+    return collected

@@ -1,4 +1,4 @@
-"""The console command: what it answers at once, its exit codes, and where it puts what it makes."""
+"""The console command: fast answers, exit codes, and where it writes."""
 
 from __future__ import annotations
 
@@ -41,34 +41,34 @@ def test_help_and_a_mistyped_command_import_nothing_heavy(words):
 
 
 @pytest.mark.parametrize("command", ["run", "status"])
-def test_a_mistyped_experiment_is_answered_without_dagster_or_torch(command):
+def test_mistyped_experiment_is_refused_without_importing_dagster_or_torch(command):
     code, imported = _imported(command, "plan_first_tinny")
     assert code == 1
     assert not imported & {"dagster", "torch", "transformers"}
 
 
-def test_a_mistyped_command_names_the_nearest(capsys):
+def test_mistyped_command_names_the_nearest(capsys):
     assert cli.main(["statsu"]) == 2
     assert "status" in capsys.readouterr().err
 
 
-def test_a_foreseen_error_is_one_message(capsys):
+def test_expected_error_is_one_message(capsys):
     assert cli.main(["run", "plan_first_tinny"]) == 1
     said = capsys.readouterr().err
     assert said.startswith("etpi: there is no experiment 'plan_first_tinny'. Did you mean 'plan_first_tiny'?")
     assert "Traceback" not in said
 
 
-def test_an_unforeseen_error_keeps_its_traceback(monkeypatch):
+def test_unexpected_error_keeps_its_traceback(monkeypatch):
     def broken() -> tuple[type[Exception], ...]:
         return ()
 
-    monkeypatch.setattr(cli, "_foreseen", broken)
+    monkeypatch.setattr(cli, "_expected_errors", broken)
     with pytest.raises(Exception, match="there is no experiment"):
         cli.main(["run", "plan_first_tinny"])
 
 
-def test_a_stopped_command_exits_with_130(monkeypatch, capsys):
+def test_stopped_command_exits_with_130(monkeypatch, capsys):
     from etpi import commands
 
     def stopped(names):
@@ -87,7 +87,7 @@ def test_a_stopped_command_exits_with_130(monkeypatch, capsys):
         ({"ETPI_DATA": "données", "DAGSTER_HOME": "elsewhere"}, "elsewhere"),
     ],
 )
-def test_where_dagsters_home_is(tmp_path: Path, monkeypatch, variables, home):
+def test_dagster_home_follows_the_variables(tmp_path: Path, monkeypatch, variables, home):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DAGSTER_HOME", "")
     for name, value in variables.items():
@@ -97,14 +97,14 @@ def test_where_dagsters_home_is(tmp_path: Path, monkeypatch, variables, home):
     assert (tmp_path / home / "dagster.yaml").read_text() == SETTINGS.read_text()
 
 
-def test_settings_of_a_users_own_home_are_kept(tmp_path: Path, monkeypatch):
+def test_settings_of_an_existing_home_are_kept(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     (tmp_path / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
     prepare_dagster_home()
     assert (tmp_path / "dagster.yaml").read_text() == "telemetry: {enabled: false}\n"
 
 
-def test_a_home_that_cannot_be_written_names_the_remedy(tmp_path: Path, monkeypatch):
+def test_unwritable_home_names_the_remedy(tmp_path: Path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "file" / "home"))
     with pytest.raises(LakeError, match=r"home .*file/home cannot be written .*export ETPI_DATA="):
@@ -120,7 +120,7 @@ def test_ui_serves_the_graph_from_an_empty_folder_and_ends_when_stopped(tmp_path
     log = (tmp_path / "log").open("w")
     words = [sys.executable, "-m", "etpi", "ui", "--port", str(port)]
 
-    def hear_interrupts() -> None:  # which a shell has its background jobs ignore, and their children inherit that
+    def hear_interrupts() -> None:  # a shell makes background jobs and their children ignore SIGINT
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The planner and the skip rule: what is missing, stale or blocked, and what a change makes anew."""
+"""The planner and the skip rule: states of partitions, and what a change recomputes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _not_ok(world, experiment="first"):
     return {name: step.state for name, step in _states(world, experiment).items() if step.state != "ok"}
 
 
-def test_nothing_made_is_all_missing_in_order(world):
+def test_plan_of_an_empty_lake_is_missing_in_graph_order(world):
     steps = list(_states(world).values())
     assert [s.asset for s in steps] == sorted(CHAIN, key=lambda n: (planner.SETS.index(GRAPH[n].set), CHAIN.index(n)))
     assert {s.state for s in steps} == {"missing"}
@@ -36,7 +36,7 @@ def test_nothing_made_is_all_missing_in_order(world):
     ]
 
 
-def test_made_is_ok_and_a_second_pass_computes_nothing(world):
+def test_second_run_computes_nothing(world):
     assert len(world.make_all()) > 0
     assert _not_ok(world) == {}
     assert world.make_all() == [("catalog", "all")]
@@ -55,13 +55,13 @@ def test_evaluation_budget_stales_evaluation_and_retrains_nothing(world):
     assert {"eval_rollouts", "eval_metrics"} <= made
 
 
-def test_title_stales_reports_alone(world):
+def test_new_title_stales_only_reports(world):
     world.make_all()
     write_spec(world.specs_folder, "experiments", "first", EXPERIMENT.replace('"e"', '"better"'))
     assert set(_not_ok(world)) == {"experiment_spec", "experiment_report", "model_card"}
 
 
-def test_one_experiments_change_touches_only_it(world):
+def test_change_of_one_experiment_leaves_others_fresh(world):
     world.make_all("first")
     world.make_all("second")
     write_spec(world.specs_folder, "experiments", "first", EXPERIMENT + "[train]\nepochs = 5\n")
@@ -69,7 +69,7 @@ def test_one_experiments_change_touches_only_it(world):
     assert _not_ok(world, "second") == {}
 
 
-def test_staleness_goes_through_the_whole_chain(world):
+def test_staleness_propagates_through_the_chain(world):
     world.make_all()
     write_spec(world.specs_folder, "rollout_sets", "few", ROLLOUT_SET + "k = 3\n")
     states = _states(world)
@@ -79,17 +79,17 @@ def test_staleness_goes_through_the_whole_chain(world):
     assert states["tito_pairs"].reason == "selected_trajectories, raw_rollouts of few are not up to date or stale"
 
 
-def test_an_unchanged_result_upstream_stops_the_wave(world):
+def test_unchanged_result_upstream_stales_nothing(world):
     world.make_all()
     write_spec(world.specs_folder, "suites", "small", 'title = "s"\nfamily = "coop_tiny"\nnotes = "n"\n')
-    assert set(_not_ok(world)) == {"suite_spec"}, "nobody reads a note"
+    assert set(_not_ok(world)) == {"suite_spec"}, "no asset depends on notes"
 
 
-def test_code_change_is_a_state_of_its_own_and_names_the_code(world, code):
+def test_code_change_is_a_state_that_names_the_code(world, code):
     world.make_all()
     code["tito_pairs"] = "2"
     states = _states(world)
-    assert states["tito_pairs"].state == "code" and not states["tito_pairs"].asks
+    assert states["tito_pairs"].state == "code" and not states["tito_pairs"].needs_consent
     assert states["tito_pairs"].reason.endswith(": made.tito_pairs (function)")
     assert states["upweighted_dataset"].state == "waiting"
     assert states["selected_trajectories"].state == "ok"
@@ -97,11 +97,11 @@ def test_code_change_is_a_state_of_its_own_and_names_the_code(world, code):
     assert _not_ok(world) == {}
 
 
-def test_expensive_results_of_changed_code_are_not_made_again_unasked(world, code):
+def test_expensive_results_of_changed_code_need_consent(world, code):
     world.make_all()
     code["sft_checkpoint"] = code["sft_checkpoint kept"] = "2"
     step = _states(world)["sft_checkpoint"]
-    assert (step.state, step.asks, step.consent) == ("code", True, "rebuild") and step.seconds is not None
+    assert (step.state, step.needs_consent, step.consent) == ("code", True, "rebuild") and step.seconds is not None
     with pytest.raises(CodeChanged, match="etpi accept sft_checkpoint first") as error:
         world.make("sft_checkpoint", "first")
     assert "--rebuild" in str(error.value)
@@ -109,22 +109,22 @@ def test_expensive_results_of_changed_code_are_not_made_again_unasked(world, cod
     assert _not_ok(world) == {}
 
 
-def test_a_run_is_told_what_changed_what_it_cost_and_the_ways_on(world, code):
+def test_consent_refusal_names_changes_cost_and_commands(world, code):
     world.make_all()
-    assert planner.unasked(_states(world).values(), ()) == ""
+    assert planner.consent_refusal(_states(world).values(), ()) == ""
     for name in ("raw_rollouts", "sft_checkpoint"):
         code[name] = code[f"{name} kept"] = "2"
     steps = _states(world).values()
-    text = planner.unasked(steps, ())
+    text = planner.consent_refusal(steps, ())
     assert "raw_rollouts of few: code changed since 20" in text and "again with --recollect" in text
     assert "made.raw_rollouts (function)" in text and "took 0 s last time" in text
     assert "etpi accept raw_rollouts few --because" in text and "etpi explain raw_rollouts few" in text
     assert "sft_checkpoint of first: code changed" in text and "again with --rebuild" in text
-    assert "raw_rollouts of few" not in planner.unasked(steps, ("recollect",))
-    assert planner.unasked(steps, ("recollect", "rebuild")) == ""
+    assert "raw_rollouts of few" not in planner.consent_refusal(steps, ("recollect",))
+    assert planner.consent_refusal(steps, ("recollect", "rebuild")) == ""
 
 
-def test_assets_without_partitions_have_states_too(world):
+def test_assets_without_partitions_have_states(world):
     world.make_all()
     assert {step.state for step in planner.across(world.resources().specs, world.lake)} == {"ok"}
     world.make_all("second")
@@ -133,16 +133,16 @@ def test_assets_without_partitions_have_states_too(world):
     assert states["leaderboard"] == "stale"
 
 
-def test_code_around_an_expensive_result_is_rebuilt_without_asking(world, code):
+def test_code_around_an_expensive_result_needs_no_consent(world, code):
     """A check worded differently makes the asset again and finds the same training."""
     world.make_all()
     code["sft_checkpoint"] = "2"
     step = _states(world)["sft_checkpoint"]
-    assert step.state == "code" and not step.asks
+    assert step.state == "code" and not step.needs_consent
     assert not world.make("sft_checkpoint", "first").skipped
 
 
-def test_rollouts_ask_for_recollect(world, code):
+def test_rollouts_need_recollect(world, code):
     world.make_all()
     code["raw_rollouts"] = code["raw_rollouts kept"] = "2"
     with pytest.raises(CodeChanged, match="--recollect"):
@@ -150,28 +150,28 @@ def test_rollouts_ask_for_recollect(world, code):
     assert not world.make("raw_rollouts", "few", consent={"recollect"}).skipped
 
 
-def test_code_that_changes_an_input_asks_before_what_is_expensive(world, code):
-    """A changed judge gives other tasks: that is no edit of the user's, so nothing is collected again in silence."""
+def test_input_changed_by_code_needs_consent_for_expensive_results(world, code):
+    """A changed judge gives other tasks. The user edited nothing, so rollouts are not collected again silently."""
     world.make_all()
     code["tasks"] = "2"
     world.change_result("tasks")
     world.make("tasks", "small")
     step = _states(world)["raw_rollouts"]
-    assert (step.state, step.asks) == ("stale", True) and "tasks/small" in step.reason
+    assert (step.state, step.needs_consent) == ("stale", True) and "tasks/small" in step.reason
     with pytest.raises(CodeChanged):
         world.make("raw_rollouts", "few")
 
 
-def test_what_a_person_edits_upstream_retrains_without_asking(world):
+def test_edit_of_an_upstream_spec_retrains_without_consent(world):
     world.make_all()
     write_spec(world.specs_folder, "experiments", "first", EXPERIMENT + "[dataset]\nupweight_factor = 3\n")
     world.make("upweighted_dataset", "first")
     step = _states(world)["sft_checkpoint"]
-    assert (step.state, step.asks) == ("stale", False)
+    assert (step.state, step.needs_consent) == ("stale", False)
     assert not world.make("sft_checkpoint", "first").skipped
 
 
-def test_an_accepted_change_keeps_the_version_and_says_who(world, code):
+def test_accepted_change_keeps_the_version_and_names_the_person(world, code):
     world.make_all()
     ref = Ref("sft_checkpoint", "experiment", "first")
     before = world.lake.current(ref)
@@ -184,7 +184,7 @@ def test_an_accepted_change_keeps_the_version_and_says_who(world, code):
     assert _states(world)["sft_checkpoint"].reason.startswith("code change accepted by Ada on ")
     assert world.make("sft_checkpoint", "first").skipped
     code["sft_checkpoint"] = code["sft_checkpoint kept"] = "3"
-    assert _states(world)["sft_checkpoint"].asks, "an acceptance is of one change, not of every later one"
+    assert _states(world)["sft_checkpoint"].needs_consent, "an acceptance is of one change, not of every later one"
     accept("sft_checkpoint", "first", resources.specs, resources.lake, by="Bob", because="again")
     assert [entry["by"] for entry in world.lake.current(ref).accepted] == ["Ada", "Bob"]
     assert world.lake.current(ref).code["kept_root"] == before.code["kept"]
@@ -203,7 +203,7 @@ def test_only_a_change_of_code_can_be_accepted(world):
         accept("sft_checkpoint", "first", resources.specs, resources.lake, by="Ada", because=" ")
 
 
-def test_a_lake_of_an_older_version_is_recognised_and_can_be_accepted(world):
+def test_lake_of_an_older_etpi_is_recognised_and_can_be_accepted(world):
     world.make_all()
     for manifest in [m for ref in world.lake.refs() if (m := world.lake.current(ref))]:
         path = world.lake.root / manifest.ref.asset / f"{manifest.ref.set}={manifest.ref.key}"
@@ -214,14 +214,14 @@ def test_a_lake_of_an_older_version_is_recognised_and_can_be_accepted(world):
         pointer.write_text(json.dumps(old | {"input_key": "of the old rule", "spec_hash": "of the old rule"}))
     states = _states(world)
     assert states["sft_checkpoint"].state == "code" and "older version" in states["sft_checkpoint"].reason
-    assert states["sft_checkpoint"].asks and not states["tito_pairs"].asks
+    assert states["sft_checkpoint"].needs_consent and not states["tito_pairs"].needs_consent
     resources = world.resources()
     accepted = accept_all("first", resources.specs, resources.lake, by="Ada", because="the upgrade")
     assert {step.asset for step in accepted} >= {"raw_rollouts", "sft_checkpoint"}
     assert _not_ok(world) == {}
 
 
-def test_a_knob_turned_back_brings_the_earlier_version_back(world):
+def test_reverted_spec_restores_the_earlier_version(world):
     world.make_all()
     before = world.lake.current(Ref("sft_checkpoint", "experiment", "first")).version
     write_spec(world.specs_folder, "experiments", "first", EXPERIMENT + "[train]\nepochs = 5\n")
@@ -233,7 +233,7 @@ def test_a_knob_turned_back_brings_the_earlier_version_back(world):
     assert _not_ok(world) == {}
 
 
-def test_blocked_binds_until_a_good_version(world):
+def test_blocked_version_stops_consumers_until_a_good_one(world):
     world.failing.add("upweighted_dataset")
     for name in CHAIN[: CHAIN.index("upweighted_dataset") + 1]:
         world.make(name, {"suite": "small", "rollout_set": "few", "experiment": "first"}[GRAPH[name].set])
@@ -247,7 +247,7 @@ def test_blocked_binds_until_a_good_version(world):
     world.make("sft_checkpoint", "first")
 
 
-def test_a_good_version_does_not_stand_in_for_a_newer_blocked_one(world):
+def test_older_good_version_does_not_replace_a_newer_blocked_one(world):
     world.make_all()
     write_spec(world.specs_folder, "experiments", "first", EXPERIMENT + "[dataset]\nupweight_factor = 3\n")
     world.failing.add("upweighted_dataset")
@@ -259,7 +259,7 @@ def test_a_good_version_does_not_stand_in_for_a_newer_blocked_one(world):
     assert world.make("sft_checkpoint", "first").skipped
 
 
-def test_missing_input_says_the_commands(world):
+def test_missing_input_names_the_commands(world):
     with pytest.raises(MissingInput) as error:
         world.make("selected_trajectories", "first")
     text = str(error.value)
@@ -283,7 +283,7 @@ def test_invalid_and_unknown_specs(world):
     assert steps["raw_rollouts"].state == "invalid" and "few.toml: kid" in steps["raw_rollouts"].reason
 
 
-def test_reading_what_the_graph_does_not_name_is_refused(world):
+def test_reading_an_undeclared_input_is_refused(world):
     world.make_all()
     run = AssetRun(GRAPH["tito_pairs"], "first", world.resources())
     with pytest.raises(LakeError, match=r"reads 'base_checkpoint', which etpi_assets/graph.py does not name"):
@@ -293,7 +293,7 @@ def test_reading_what_the_graph_does_not_name_is_refused(world):
     assert run.read("raw_rollouts", "turns", columns=["rollout_id"]).column_names == ["rollout_id"]
 
 
-def test_files_a_spec_points_at_are_inputs(world, tmp_path):
+def test_files_that_a_spec_names_are_inputs(world, tmp_path):
     logs = tmp_path / "logs"
     logs.mkdir()
     (logs / "a.json").write_text("{}")
@@ -305,7 +305,7 @@ def test_files_a_spec_points_at_are_inputs(world, tmp_path):
     assert not world.make("raw_rollouts", "few").skipped
 
 
-def test_an_input_that_moves_meanwhile_is_noticed(world):
+def test_input_that_changes_during_the_run_is_noticed(world):
     world.make_all()
     recipe = world.recipes["tito_pairs"]
 
@@ -320,7 +320,7 @@ def test_an_input_that_moves_meanwhile_is_noticed(world):
         world.make("tito_pairs", "first")
 
 
-def test_tables_and_checks_must_be_those_declared(world):
+def test_undeclared_tables_and_checks_are_refused(world):
     world.make_all()
     recipe = world.recipes["tito_pairs"]
     (world.specs_folder / "experiments" / "first.toml").write_text(EXPERIMENT + "[pairs]\nstrip_think = false\n")

@@ -1,4 +1,4 @@
-"""Specs: what a file says, what is wrong with it, and what a change of it touches."""
+"""Specs: reading, validating, merging, and which assets a change stales."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_shipped_specs_are_valid():
 
 
 @pytest.mark.parametrize("name", ["etpi_phase1", "terminal_grpo_0_8b", "grpo_tcr_4b", "grpo_tcr_4b_vllm"])
-def test_a_reference_at_full_size_resolves_and_says_what_it_wants(name, tmp_path, monkeypatch):
+def test_reference_at_full_size_resolves_and_names_its_hardware(name, tmp_path, monkeypatch):
     specs = load_specs()
     assert {step.state for step in plan(name, specs, Lake(tmp_path))} == {"missing"}
     assert "one GPU of" in specs.experiments[name].notes
@@ -60,12 +60,12 @@ def test_unknown_key_names_file_key_and_nearest(folder, text, key, near):
     assert near in message
 
 
-def test_every_unknown_key_is_named_at_once(folder):
+def test_all_unknown_keys_are_named_together(folder):
     message = str(_experiment(folder, 'title = "e"\nrollout_sets = ["few"]\nsead = 1\ntitel = 2').error)
     assert "sead" in message and "titel" in message
 
 
-def test_invalid_spec_keeps_its_name_and_leaves_the_others(folder):
+def test_invalid_spec_keeps_its_name_and_others_load(folder):
     write_spec(folder, "experiments", "broken", "title = ")
     specs = load_specs(folder)
     assert {"broken", "first", "second"} <= set(specs.keys("experiment"))
@@ -115,7 +115,7 @@ def test_user_folder_adds_and_overrides(tmp_path, monkeypatch):
         load_specs()
 
 
-def test_none_stands_for_nothing_only_where_it_may(folder):
+def test_none_means_null_only_for_optional_keys(folder):
     spec = _experiment(
         folder, 'title = "e"\nrollout_sets = ["few"]\nevaluate = "none"\n[select]\nmin_reward = "none"\n'
     ).spec
@@ -124,9 +124,9 @@ def test_none_stands_for_nothing_only_where_it_may(folder):
     assert "epochs" in str(_experiment(folder, EXPERIMENT + '[train]\nepochs = "none"\n').error)
 
 
-def test_who_generates_stands_in_a_section_only_where_it_is_chosen():
+def test_engine_is_in_a_resolved_section_only_if_chosen():
     kept = RLSection().model_dump()
-    assert not {"engine", "options"} & kept.keys(), "what was reinforced before there was a choice is found again"
+    assert not {"engine", "options"} & kept.keys(), "versions made before these keys existed keep their hashes"
     chosen = RLSection(engine="vllm", options={"seed": 1})
     assert RLSection.model_validate(chosen.model_dump(mode="json")) == chosen and RLSection(**kept) == RLSection()
     for section in (RLSection, ServingSection):
@@ -144,7 +144,7 @@ def test_sections_of_the_graph_exist_in_the_models():
             assert {section.partition(".")[0] for section in node.sections} <= known, node.name
 
 
-def test_a_knob_touches_only_the_assets_whose_section_it_is_in(folder):
+def test_changed_key_stales_only_assets_that_depend_on_its_section(folder):
     def hashes(text):
         write_spec(folder, "experiments", "first", text)
         specs = load_specs(folder)
