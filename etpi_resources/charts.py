@@ -1,7 +1,6 @@
-"""Small charts as inline SVG: they print, scale to a phone and need no script.
+"""Small charts as inline SVG, which print, scale to a phone and need no script.
 
-Belongs here: drawing. Does not belong here: which figures are drawn. Colours come from the page's CSS variables with
-fallbacks, so that a chart also stands alone in the web page's markdown.
+They contain their own colours, so that they also work as images in markdown.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ INK, FAINT = "#2a2f36", "#d9dde3"
 
 
 def as_image(svg: str, alt: str) -> str:
-    """An SVG as a markdown image with a data URI, for pages that strip inline SVG."""
+    """Return an SVG as a markdown image with a data URI, for pages that strip inline SVG."""
     return f"![{alt}](data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()})"
 
 
@@ -63,12 +62,12 @@ def interval_plot(
     rows: Sequence[tuple[str, Sequence[tuple[str, float, float, float]]]],
     thresholds: dict[str, float] | None = None,
 ) -> str:
-    """Rates with their intervals on a 0-1 axis.
+    """Plot rates with their intervals on a 0-1 axis.
 
     Args:
-        title: read out by screen readers.
+        title: for screen readers.
         rows: (label, [(series, value, low, high), ...]) from top to bottom.
-        thresholds: label -> a bound drawn as a dashed mark.
+        thresholds: label -> a threshold, drawn as a dashed line.
     """
     left, right, width, top = 150, 20, 640, 30
     scale = width - left - right
@@ -94,11 +93,16 @@ def interval_plot(
 def line_chart(
     title: str, series: Sequence[tuple[str, Sequence[tuple[float, float]]]], x_label: str, log_y: bool = False
 ) -> str:
-    """Curves over a shared axis; series are (name, [(x, y), ...]); with `log_y` only positive y are drawn."""
+    """Plot curves over a shared axis.
+
+    Args:
+        series: (name, [(x, y), ...]) of each curve.
+        log_y: logarithmic y axis; only positive y are drawn.
+    """
     left, right, top, width, height = 52, 16, 28, 640, 260
     transform = math.log10 if log_y else float
-    kept = [(n, [(x, transform(y)) for x, y in pts if not log_y or y > 0]) for n, pts in series]
-    xs, ys = [x for _, pts in kept for x, _ in pts], [y for _, pts in kept for _, y in pts]
+    curves = [(n, [(x, transform(y)) for x, y in pts if not log_y or y > 0]) for n, pts in series]
+    xs, ys = [x for _, pts in curves for x, _ in pts], [y for _, pts in curves for _, y in pts]
     if not xs:
         return _frame(width, 40, title, [_text(left, 24, "nothing recorded")])
     x0, x1, y0, y1 = min(xs), max(xs), min(ys), max(ys)
@@ -110,7 +114,7 @@ def line_chart(
             height - 34 - (y - y0) / (y1 - y0) * (height - 34 - top),
         )
 
-    body = _legend(list(dict.fromkeys(name for name, _ in kept)), left, 16)
+    body = _legend(list(dict.fromkeys(name for name, _ in curves)), left, 16)
     for i in range(5):
         y = y0 + (y1 - y0) * i / 4
         _, py = place(x0, y)
@@ -119,14 +123,14 @@ def line_chart(
         px, _ = place(x, y0)
         body.append(_text(px, height - 18, f"{x:.4g}", "middle", 11))
     body.append(_text((left + width) / 2, height - 4, x_label, "middle", 11))
-    for name, points in kept:
+    for name, points in curves:
         path = " ".join(f"{px:.1f},{py:.1f}" for px, py in (place(x, y) for x, y in points))
         body.append(f'<polyline points="{path}" fill="none" stroke="{COLOURS.get(name, INK)}" stroke-width="1.8"/>')
     return _frame(width, height, title, body)
 
 
 def bars(title: str, rows: Sequence[tuple[str, float]], unit: str = "") -> str:
-    """Horizontal bars, (label, value) from top to bottom, each with its figure."""
+    """Plot horizontal bars, (label, value) from top to bottom, each labelled with its value."""
     left, width, step = 170, 640, 22
     most = max((value for _, value in rows), default=0) or 1
     body = []
@@ -140,7 +144,11 @@ def bars(title: str, rows: Sequence[tuple[str, float]], unit: str = "") -> str:
 
 
 def teacher_plot(title: str, points: Sequence[tuple[str, str, float, float, float, float]]) -> str:
-    """Teacher's rate across, student's up, with the diagonal: (label, student's role, teacher, student, low, high)."""
+    """Plot students against their teachers, with the diagonal.
+
+    Args:
+        points: (label, student's role, teacher's rate, student's rate, low and high end of its interval).
+    """
     size, left, bottom, top = 420, 48, 40, 26
     scale = size - left - bottom
 
@@ -153,7 +161,7 @@ def teacher_plot(title: str, points: Sequence[tuple[str, str, float, float, floa
         px, py = place(tick, tick)
         body += [_text(px, y0 + 16, f"{tick:g}", "middle", 11), _text(x0 - 6, py + 4, f"{tick:g}", "end", 11)]
     body += [_text((x0 + x1) / 2, y0 + 32, "teacher", "middle"), _text(x0 - 6, 10, "student", "end", 11)]
-    # Where the next label of either side may stand, so that none covers another.
+    # The lowest free height for a label on each side, so that labels do not overlap.
     free = {True: top + 10.0, False: top + 10.0}
     for label, role, teacher, student, low, high in sorted(points, key=lambda point: -point[3]):
         x, y = place(teacher, student)

@@ -1,1 +1,1 @@
-"""Reports: what people read."""
+"""Reports, model cards, the leaderboard and the pages of results, for people."""

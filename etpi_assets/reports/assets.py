@@ -1,4 +1,4 @@
-"""The reports stage as assets: experiment_report, model_card, leaderboard, teacher_ceiling, catalog."""
+"""The assets of the reports stage: experiment_report, model_card, leaderboard, teacher_ceiling and catalog."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def experiment_report(run: AssetRun) -> Produced:
     spec, key = run.spec, run.key
     upstream = [ref for asset in run.node.upstream for ref in run.refs(asset)]
     manifests = {ref: run.lake.require(ref) for ref in upstream}
-    subject = html.Subject(
+    experiment = html.ReportedExperiment(
         name=key,
         title=spec.title,
         notes=spec.notes,
@@ -39,7 +39,7 @@ def experiment_report(run: AssetRun) -> Produced:
         published=figures(spec.published),
         published_source=". ".join(str(spec.published[k]) for k in ("source", "date", "note") if k in spec.published),
     )
-    sources = facts.Sources(
+    tables = facts.ReportTables(
         metrics=run.read("eval_metrics", "metrics"),
         rollouts=run.read("raw_rollouts", "rollouts", columns=["wall_seconds"]),
         agents=run.read("raw_rollouts", "agents", columns=["output_tokens"]),
@@ -59,11 +59,14 @@ def experiment_report(run: AssetRun) -> Produced:
         tasks=run.read("tasks", "tasks"),
     )
     chat = load_chat_format(spec.base.tokenizer, spec.base.chat_template)
-    page, markdown = html.render(subject, sources, chat.decode)
+    page, markdown = html.render(experiment, tables, chat.decode)
     rows = [_write(run, "report.html", "html", page), _write(run, "report.md", "markdown", markdown)]
     return Produced(
         tables={"reports": from_rows("reports", rows)},
-        metadata={"report": str(run.lake.root / rows[0]["path"]), "summary": _laid_out(markdown.split("## Checks")[0])},
+        metadata={
+            "report": str(run.lake.root / rows[0]["path"]),
+            "summary": _as_markdown(markdown.split("## Checks")[0]),
+        },
     )
 
 
@@ -81,7 +84,7 @@ def model_card_asset(run: AssetRun) -> Produced:
     )
     return Produced(
         tables={"reports": from_rows("reports", [_write(run, "README.md", "model_card", card)])},
-        metadata={"card": _laid_out(card)},
+        metadata={"card": _as_markdown(card)},
     )
 
 
@@ -95,11 +98,11 @@ def leaderboard_asset(run: AssetRun) -> Produced:
     return Produced(
         tables={"leaderboard": table},
         metadata={
-            "board": _laid_out(leaderboard.board(table)),
+            "board": _as_markdown(leaderboard.board(table)),
             **{
-                f"experiments on {suite}": _laid_out(iterations_board(found, leaderboard.PAGE_CHARACTERS))
-                for suite, found in boards.items()
-                if found
+                f"experiments on {suite}": _as_markdown(iterations_board(rows, leaderboard.PAGE_CHARACTERS))
+                for suite, rows in boards.items()
+                if rows
             },
         },
     )
@@ -109,7 +112,7 @@ def leaderboard_asset(run: AssetRun) -> Produced:
 def teacher_ceiling(run: AssetRun) -> Produced:
     entries = _entries(run)
     table = leaderboard.teacher_ceiling(
-        entries, {entry.experiment: _lesson(run, entry.experiment) for entry in entries}
+        entries, {entry.experiment: _teacher_data(run, entry.experiment) for entry in entries}
     )
     points = [
         (
@@ -123,10 +126,10 @@ def teacher_ceiling(run: AssetRun) -> Produced:
         for r in table.to_pylist()
         if r["metric"] == "follow_through" and "greedy" not in r["decoding"] and r["teacher_value"] is not None
     ]
-    plot = charts.as_image(charts.teacher_plot("Follow-through", points), "follow-through: teacher against student")
+    plot = charts.as_image(charts.teacher_plot("Follow-through", points), "follow-through of teacher and student")
     return Produced(
         tables={"teacher_ceiling": table},
-        metadata={"plot": _laid_out(plot), "board": _laid_out(leaderboard.ceiling_board(table))},
+        metadata={"plot": _as_markdown(plot), "board": _as_markdown(leaderboard.ceiling_board(table))},
     )
 
 
@@ -141,29 +144,29 @@ def catalog_asset(run: AssetRun) -> Produced:
 
 
 def _version(manifest: Manifest) -> str:
-    """A data version, and whether a person accepted a change of code since it was made."""
+    """Format a data version, with a note if a person has accepted a code change since."""
     note = accepted(manifest)
     return f"{manifest.version} ({note})" if note else manifest.version
 
 
-def _laid_out(markdown: str) -> dg.MarkdownMetadataValue:
-    """Markdown as the web page shows it; a plain text would stand there as it is."""
+def _as_markdown(markdown: str) -> dg.MarkdownMetadataValue:
+    """Mark a text as markdown, so that Dagster's web page renders it."""
     return dg.MetadataValue.md(markdown)
 
 
 def _vocabularies(run: AssetRun) -> dict[str, list[str]]:
-    """The text of every token id, for the tokenizers whose ids were captured."""
-    sets = [run.specs.rollout_sets.get(key) for key in run.lake.keys("raw_rollouts", "rollout_set")]
+    """Return the text of every token id, for each tokenizer whose ids were captured."""
+    rollout_sets = [run.specs.rollout_sets.get(key) for key in run.lake.keys("raw_rollouts", "rollout_set")]
     evaluated = [run.specs.experiments.get(key) for key in run.lake.keys("eval_rollouts", "experiment")]
-    names = {spec.agent.tokenizer for spec in sets if spec and spec.kind != "imported"}
+    names = {spec.agent.tokenizer for spec in rollout_sets if spec and spec.kind != "imported"}
     names |= {spec.base.chat_template for spec in evaluated if spec}
     chats = [load_chat_format(name) for name in sorted(names)]
     return {chat.name: [chat.decode([number]) for number in range(chat.vocab_size)] for chat in chats}
 
 
-def _entries(run: AssetRun) -> list[leaderboard.Entry]:
+def _entries(run: AssetRun) -> list[leaderboard.EvaluatedExperiment]:
     return [
-        leaderboard.Entry(
+        leaderboard.EvaluatedExperiment(
             key, run.specs.experiments[key].title, run.lake.read(Ref("eval_metrics", "experiment", key), "metrics")
         )
         for key in run.lake.keys("eval_metrics", "experiment")
@@ -171,15 +174,15 @@ def _entries(run: AssetRun) -> list[leaderboard.Entry]:
     ]
 
 
-def _lesson(run: AssetRun, experiment: str) -> leaderboard.Lesson:
+def _teacher_data(run: AssetRun, experiment: str) -> leaderboard.TeacherData:
     spec = run.specs.experiments[experiment]
     selected = run.lake.read(Ref("selected_trajectories", "experiment", experiment), "selected")
     filtered = set(spec.select.require)
     if spec.select.min_reward is not None:
-        # A rollout cannot be solved without touching the files it is about.
+        # Solving a task requires touching its files, so a filter on the reward also filters follow_through.
         filtered |= {"solved", "follow_through"}
     scores = [run.lake.read(Ref("scored_rollouts", "rollout_set", name), "scores") for name in spec.rollout_sets]
-    return leaderboard.Lesson(
+    return leaderboard.TeacherData(
         scores=pa.concat_tables([empty("scores"), *scores]),
         selected=frozenset(selected["rollout_id"].to_pylist()),
         teachers=sorted({teacher or "unknown" for teacher in selected["teacher"].to_pylist()}),
@@ -188,12 +191,12 @@ def _lesson(run: AssetRun, experiment: str) -> leaderboard.Lesson:
 
 
 def _trained(run: AssetRun) -> pa.Table:
-    """Fine-tuned checkpoints, then reinforced ones."""
+    """Read the fine-tuned checkpoints, then the reinforced ones."""
     return pa.concat_tables([run.read(asset, "checkpoints") for asset in ("sft_checkpoint", "rl_checkpoint")])
 
 
 def _write(run: AssetRun, name: str, kind: str, text: str) -> dict:
-    """Write a report to its stable place, whole or not at all."""
+    """Write a report atomically to reports/<experiment>/<name>; return its row of `reports`."""
     folder = run.lake.root / "reports" / run.key
     folder.mkdir(parents=True, exist_ok=True)
     data = text.encode()

@@ -1,7 +1,6 @@
-"""What an experiment's report says, gathered from its tables into plain values.
+"""The figures of an experiment's report, computed from its tables as plain values.
 
-Belongs here: choosing and ordering the figures that the HTML page, its markdown and the model card share. Does not
-belong here: layout.
+The HTML page, its markdown and the model card share them; the templates lay them out.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ ROLE_ORDER = ("teacher", "base", "sft", "rl")
 
 
 @dataclass(frozen=True)
-class Sources:
+class ReportTables:
     """The tables a report reads, by their names in `etpi_resources.lake.schemas`; empty where a stage does not apply.
 
     `rollouts` and `agents` are those that the experiment could select from; `wall_seconds` and `output_tokens` suffice.
@@ -58,35 +57,35 @@ class Sources:
 
 
 def metric_rows(metrics: pa.Table, names: Sequence[str], seed: int | None = None) -> list[dict[str, Any]]:
-    """One entry a (metric, role, decoding), in reading order, of the pooled rows (`seed` None) or of one seed."""
+    """Return the rows of these metrics in reading order: the pooled ones (`seed` None), or one seed's."""
     order = {name: i for i, name in enumerate(names)}
     rows = [r for r in metrics.to_pylist() if r["metric"] in order and r["seed"] == seed]
     return sorted(rows, key=lambda r: (order[r["metric"]], ROLE_ORDER.index(r["checkpoint_role"]), r["decoding"]))
 
 
-def funnel(sources: Sources) -> list[tuple[str, int]]:
-    """Rollouts to sequences, as (what, how many)."""
-    selection_drops = sum(1 for stage in sources.dropped["stage"].to_pylist() if stage == "selection")
+def funnel(tables: ReportTables) -> list[tuple[str, int]]:
+    """Count the data from rollouts to sequences, as (name, count)."""
+    selection_drops = sum(1 for stage in tables.dropped["stage"].to_pylist() if stage == "selection")
     return [
-        ("rollouts considered", sources.selected.num_rows + selection_drops),
-        ("rollouts selected", sources.selected.num_rows),
-        ("token-in/token-out pairs", sources.pairs.num_rows),
-        ("weighted rows", sources.dataset_rows.num_rows),
-        ("merged sequences", sources.sequences.num_rows),
+        ("rollouts considered", tables.selected.num_rows + selection_drops),
+        ("rollouts selected", tables.selected.num_rows),
+        ("token-in/token-out pairs", tables.pairs.num_rows),
+        ("weighted rows", tables.dataset_rows.num_rows),
+        ("merged sequences", tables.sequences.num_rows),
     ]
 
 
-def drops(sources: Sources) -> list[tuple[str, str, int]]:
-    """(stage, reason, count), most first within a stage."""
-    counts = Counter((row["stage"], row["reason"]) for row in sources.dropped.to_pylist())
+def drops(tables: ReportTables) -> list[tuple[str, str, int]]:
+    """Count dropped rows as (stage, reason, count), most frequent first within a stage."""
+    counts = Counter((row["stage"], row["reason"]) for row in tables.dropped.to_pylist())
     return [
         (stage, reason, n) for (stage, reason), n in sorted(counts.items(), key=lambda i: (i[0][0], -i[1], i[0][1]))
     ]
 
 
-def pair_details(sources: Sources, limit: int = 48) -> list[dict[str, Any]]:
-    """One entry an evaluated pair of the last trained role (first seed, first decoding), failures first."""
-    rollouts = sources.eval_rollouts.to_pylist()
+def pair_details(tables: ReportTables, limit: int = 48) -> list[dict[str, Any]]:
+    """Return the evaluated pairs of the last trained role (first seed, first decoding), weakest first."""
+    rollouts = tables.eval_rollouts.to_pylist()
     trained = [r for r in rollouts if r["checkpoint_role"] != "base"]
     if not trained:
         return []
@@ -95,12 +94,12 @@ def pair_details(sources: Sources, limit: int = 48) -> list[dict[str, Any]]:
     key = min((r["seed"], r["decoding"], r["sample_seed"]) for r in of_role)
     chosen = {r["rollout_id"]: r for r in of_role if (r["seed"], r["decoding"], r["sample_seed"]) == key}
     agents: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in sources.eval_agent_scores.to_pylist():
+    for row in tables.eval_agent_scores.to_pylist():
         if row["rollout_id"] in chosen:
             agents[row["rollout_id"]].append({**row, "entities": json.loads(row["plan_entities"] or "[]")})
     details = [
         {**score, "rollout": chosen[score["rollout_id"]], "agents": agents[score["rollout_id"]]}
-        for score in sources.eval_scores.to_pylist()
+        for score in tables.eval_scores.to_pylist()
         if score["rollout_id"] in chosen
     ]
     details.sort(
@@ -115,11 +114,15 @@ def pair_details(sources: Sources, limit: int = 48) -> list[dict[str, Any]]:
 def coloured_tokens(
     sequences: pa.Table, decode: Callable[[Sequence[int]], str], count: int = 2, most: int = 1200, around: int = 100
 ) -> list[dict[str, Any]]:
-    """The first training sequences token by token: [{"rollout_id", "agent_id", "tokens": [(text, weight)], "cut"}].
+    """Return the first training sequences as [{"rollout_id", "agent_id", "tokens": [(text, weight)], "cut"}].
 
-    Neighbouring tokens of one weight stay separate, so that the page shows where tokens begin and end. A weight of 0.0
-    means the token is read, not learnt; of a long stretch of those only the `around` first and last are shown, and
-    between them (how many more, None): a prompt of thousands must not push what is learnt off the page.
+    Each token is an entry of its own, so that the page shows token boundaries. Tokens of weight 0.0 are context without
+    loss. Of a long stretch of context only the first and last `around` tokens are returned, with the entry (number of
+    tokens between, None), so that a long prompt does not push the trained tokens off the page.
+
+    Args:
+        count: how many sequences.
+        most: the most entries of a sequence; `cut` is the number of tokens after them.
     """
     shown = []
     train = [row for row in sequences.slice(0, 50).to_pylist() if row["split"] == "train"]
@@ -135,7 +138,7 @@ def coloured_tokens(
 
 
 def _places(weights: Sequence[float], around: int) -> list[int]:
-    """The places of the tokens that are shown, in order; -n where n of a stretch that is only read are left out."""
+    """Return the positions of the tokens to show, in order; -n stands for n omitted context tokens."""
     places: list[int] = []
     for weight, stretch in groupby(range(len(weights)), key=weights.__getitem__):
         run = list(stretch)
@@ -145,40 +148,40 @@ def _places(weights: Sequence[float], around: int) -> list[int]:
 
 
 def loss_curves(log: pa.Table) -> list[Curve]:
-    """The loss of the last trained role over its steps."""
+    """Return the loss curves of the last trained role."""
     rows = log.to_pylist()
     last = max({row["role"] for row in rows}, key=ROLE_ORDER.index, default=None)
     return curves([row for row in rows if row["role"] == last])
 
 
 def rl_curves(log: pa.Table) -> list[Curve]:
-    """What reinforcement's rollouts parse, solve and call tools in, over its steps."""
+    """Return the shares of reinforcement's rollouts that parsed, were solved, and called a tool, over its steps."""
     return rates(log.to_pylist())
 
 
-def cost(sources: Sources) -> list[tuple[str, str]]:
-    """Wall time and tokens by stage, as (what, figure)."""
-    rows = sources.checkpoints.to_pylist()
+def cost(tables: ReportTables) -> list[tuple[str, str]]:
+    """Return wall time and tokens by stage, as (name, figure)."""
+    rows = tables.checkpoints.to_pylist()
     trained = [r for r in rows if r["role"] != "base" and r["final"]]
-    figures = _rolled_out("teachers'", sources.rollouts, sources.agents)
+    figures = _rollout_cost("teacher", tables.rollouts, tables.agents)
     figures += [("training wall time", _seconds(sum(r["wall_seconds"] or 0 for r in trained)))]
     if tokens := sum(r["label_tokens"] or 0 for r in trained):
-        figures.append(("label tokens an epoch, all seeds", f"{tokens:,}"))
-    return figures + _rolled_out("evaluation", sources.eval_rollouts, sources.eval_agents)
+        figures.append(("label tokens per epoch, all seeds", f"{tokens:,}"))
+    return figures + _rollout_cost("evaluation", tables.eval_rollouts, tables.eval_agents)
 
 
-def _rolled_out(whose: str, rollouts: pa.Table, agents: pa.Table) -> list[tuple[str, str]]:
+def _rollout_cost(origin: str, rollouts: pa.Table, agents: pa.Table) -> list[tuple[str, str]]:
     seconds = sum(s or 0 for s in rollouts["wall_seconds"].to_pylist())
     output = sum(t or 0 for t in agents["output_tokens"].to_pylist())
     return [
-        (f"{whose} rollouts", f"{rollouts.num_rows:,}"),
-        (f"{whose} rollout time, summed over concurrent rollouts", _seconds(seconds)),
-        (f"{whose} output tokens", f"{output:,}"),
+        (f"{origin} rollouts", f"{rollouts.num_rows:,}"),
+        (f"{origin} rollout time, summed over concurrent rollouts", _seconds(seconds)),
+        (f"{origin} output tokens", f"{output:,}"),
     ]
 
 
 def percent(row: Mapping[str, Any]) -> str:
-    """A metric as people read it: a rate in per cent with its interval and n, a mean as a plain figure."""
+    """Format a metric with its interval and n: a rate in per cent, a mean as a plain number."""
     if row["interval"].startswith("mean"):
         return f"{row['value']:.1f} [{row['ci_low']:.1f}, {row['ci_high']:.1f}], n = {row['n']}"
     return f"{row['value']:.1%} [{row['ci_low']:.1%}, {row['ci_high']:.1%}], n = {row['n']}"

@@ -1,12 +1,11 @@
-"""Findings as comparisons, and whether what was measured bears each out.
+"""The findings of `findings.toml`: claims that compare two conditions, each judged by the measured figures.
 
-Belongs here: reading `findings.toml`, the two figures of a comparison, and the verdict. Does not belong here:
-measuring, how an interval is made (`scoring.intervals`), or layout (`results`).
-
-A verdict is one of five: "there", the interval of the difference lies on the claimed side of 0, and no training seed
-has it the other way round; "not there", no difference of the size that matters is left in the interval, or it lies on
-the other side; "undecided at this n"; "not measured", an experiment has not run; "not comparable", a side has no such
-figure.
+A verdict is one of
+- "supported": the interval of the difference lies on the claimed side of 0, and no training seed contradicts it;
+- "not supported": the interval contains no difference large enough to matter, or lies on the other side of 0;
+- "undecided at this n";
+- "not measured": an experiment has not run;
+- "not comparable": a side lacks the figure.
 """
 
 from __future__ import annotations
@@ -25,16 +24,18 @@ from etpi_assets.scoring.intervals import Estimate, difference, rate, wilson
 DECLARED = Path(__file__).parent / "findings.toml"
 PROBE, REINFORCED = "probe:", "rl:"
 LATE = 0.2
-"""The share of reinforcement's steps, the last ones, that its figures are of."""
+"""The last share of reinforcement's steps, which its figures are computed over."""
 
 Rows = Sequence[Mapping[str, Any]]
 Table = Literal["metrics", "probes", "rl_samples", "stages"]
 Read = Callable[[str, Table], Rows | None]
-"""(experiment, table) -> the rows of its current version, of `stages` what sql/reports/solved_paired.sql answers; None
-where there is none."""
+"""(experiment, table) -> the rows of its current version, None if there is none.
+
+The rows of "stages" are the result of sql/reports/solved_paired.sql.
+"""
 
 
-class Condition(BaseModel):
+class ComparisonSide(BaseModel):
     """One side of a comparison."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -48,20 +49,20 @@ class Condition(BaseModel):
 
 
 class Finding(BaseModel):
-    """A claim: `more` has more of `figure` than `less`. `least`: the smallest difference that matters."""
+    """The claim that `figure` is higher in `more` than in `less`; `least` is the smallest difference that matters."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     claim: str
     figure: str
-    more: Condition
-    less: Condition
+    more: ComparisonSide
+    less: ComparisonSide
     least: float = Field(default=0.1, gt=0)
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What became of a finding: its two figures and their difference, where they were measured."""
+class FindingVerdict:
+    """A judged finding, with its two figures and their difference if they were measured."""
 
     finding: Finding
     word: str
@@ -71,44 +72,46 @@ class Verdict:
 
 
 def declared(path: Path = DECLARED) -> list[Finding]:
-    """The findings of a file, in its order. Raises pydantic.ValidationError for what is none."""
+    """Read the findings of a file, in its order; raises pydantic.ValidationError for a malformed one."""
     return [Finding.model_validate(table) for table in tomllib.loads(path.read_text(encoding="utf-8"))["finding"]]
 
 
 def experiments() -> list[str]:
-    """The experiments that the declared findings compare, in their order."""
+    """Return the experiments that the declared findings compare, in their order."""
     return list(dict.fromkeys(side.experiment for f in declared() for side in (f.more, f.less)))
 
 
-def judge(finding: Finding, read: Read) -> Verdict:
-    """The verdict on a finding, from the experiments as they stand."""
+def judge(finding: Finding, read: Read) -> FindingVerdict:
+    """Judge a finding by the current versions of its experiments."""
     table, name, measured = _figure(finding.figure)
-    conditions = finding.more, finding.less
-    sides = [read(condition.experiment, table) for condition in conditions]
-    if any(rows is None for rows in sides):
-        return Verdict(finding, "not measured")
-    pooled = [measured(name, condition, rows or ()) for condition, rows in zip(conditions, sides, strict=True)]
-    more, less = (by_seed.pop(None, None) for by_seed in pooled)
+    sides = finding.more, finding.less
+    tables = [read(side.experiment, table) for side in sides]
+    if any(rows is None for rows in tables):
+        return FindingVerdict(finding, "not measured")
+    by_seed = [measured(name, side, rows or ()) for side, rows in zip(sides, tables, strict=True)]
+    more, less = (estimates.pop(None, None) for estimates in by_seed)
     if more is None or less is None:
-        return Verdict(finding, "not comparable", more, less)
+        return FindingVerdict(finding, "not comparable", more, less)
     between = _paired(finding, read) or difference(more, less)
-    shared = pooled[0].keys() & pooled[1].keys()
-    contrary = any(pooled[0][seed].value < pooled[1][seed].value for seed in shared)
-    return Verdict(finding, _word(between, finding.least, contrary), more, less, between)
+    shared = by_seed[0].keys() & by_seed[1].keys()
+    contrary = any(by_seed[0][seed].value < by_seed[1][seed].value for seed in shared)
+    return FindingVerdict(finding, _word(between, finding.least, contrary), more, less, between)
 
 
-def _figure(figure: str) -> tuple[Table, str, Callable[[str, Condition, Rows], dict[int | None, Estimate]]]:
-    """The table that a figure is in, its name there, and how it is read."""
+def _figure(figure: str) -> tuple[Table, str, Callable[[str, ComparisonSide, Rows], dict[int | None, Estimate]]]:
+    """Return the table of a figure, the figure's name there, and the function that reads it."""
     if figure.startswith(PROBE):
-        return "probes", figure.removeprefix(PROBE), _on_the_way
+        return "probes", figure.removeprefix(PROBE), _mean_over_checkpoints
     if figure.startswith(REINFORCED):
-        return "rl_samples", figure.removeprefix(REINFORCED), _at_the_end
+        return "rl_samples", figure.removeprefix(REINFORCED), _last_steps
     return "metrics", figure, _metric
 
 
 def _paired(finding: Finding, read: Read) -> Estimate | None:
-    """The difference task by task, where a finding compares what two stages of one experiment solve: each task is its
-    own control, so the interval leaves out how tasks differ."""
+    """Return the paired difference if a finding compares what two stages of one experiment solve, else None.
+
+    Each task is its own control, so that the spread between tasks does not widen the interval.
+    """
     more, less = finding.more, finding.less
     if finding.figure != "solved" or (more.experiment, more.decoding) != (less.experiment, less.decoding):
         return None
@@ -120,49 +123,51 @@ def _paired(finding: Finding, read: Read) -> Estimate | None:
 
 def _word(between: Estimate, least: float, contrary: bool) -> str:
     if between.ci_low > 0:
-        return "undecided at this n" if contrary else "there"
+        return "undecided at this n" if contrary else "supported"
     if between.ci_high < least:
-        return "not there"
+        return "not supported"
     return "undecided at this n"
 
 
-def _metric(name: str, condition: Condition, rows: Rows) -> dict[int | None, Estimate]:
-    """The metric of a condition by training seed, pooled under None."""
-    decoding = "as_rolled_out" if condition.role == "teacher" else condition.decoding
+def _metric(name: str, side: ComparisonSide, rows: Rows) -> dict[int | None, Estimate]:
+    """Return a side's metric by training seed; the pooled one under None."""
+    decoding = "as_rolled_out" if side.role == "teacher" else side.decoding
     return {
         row["seed"]: Estimate(row["value"], row["n"], row["n"], row["ci_low"], row["ci_high"], row["interval"])
         for row in rows
-        if (row["metric"], row["checkpoint_role"], row["decoding"]) == (name, condition.role, decoding)
+        if (row["metric"], row["checkpoint_role"], row["decoding"]) == (name, side.role, decoding)
     }
 
 
-def _on_the_way(name: str, condition: Condition, rows: Rows) -> dict[int | None, Estimate]:
-    """A probe's share on held-out prompts, the mean over the checkpoints of training, by seed and pooled under None.
+def _mean_over_checkpoints(name: str, side: ComparisonSide, rows: Rows) -> dict[int | None, Estimate]:
+    """Average a probe's share on held-out prompts over the intermediate checkpoints, by seed and pooled under None.
 
-    Every checkpoint and seed is asked the same prompts, so their number is taken as the effective size.
+    All checkpoints and seeds answer the same prompts, so the effective size is the number of prompts.
     """
-    found = [r for r in rows if (r["probe"], r["prompt_set"], r["role"]) == (name, "heldout", condition.role)]
-    found = [row for row in found if row["step"] is not None]
-    seeds: set[int | None] = {row["seed"] for row in found}
+    of_probe = [r for r in rows if (r["probe"], r["prompt_set"], r["role"]) == (name, "heldout", side.role)]
+    intermediate = [row for row in of_probe if row["step"] is not None]
+    seeds: set[int | None] = {row["seed"] for row in intermediate}
     estimates = {}
     for seed in [*seeds, *([None] if seeds else [])]:
-        mine = [row for row in found if seed is None or row["seed"] == seed]
-        n = min(row["n"] for row in mine)
-        value = math.fsum(row["value"] for row in mine) / len(mine)
+        of_seed = [row for row in intermediate if seed is None or row["seed"] == seed]
+        n = min(row["n"] for row in of_seed)
+        value = math.fsum(row["value"] for row in of_seed) / len(of_seed)
         estimates[seed] = Estimate(value, n, n, *wilson(value * n, n), "wilson_clustered")
     return estimates
 
 
-def _at_the_end(name: str, condition: Condition, rows: Rows) -> dict[int | None, Estimate]:
-    """The share of attempts of the last steps of reinforcement, by seed and pooled under None; nothing of a condition
-    that was not reinforced."""
-    if not rows or condition.role != "rl":
+def _last_steps(name: str, side: ComparisonSide, rows: Rows) -> dict[int | None, Estimate]:
+    """Return the share of attempts in the last steps of reinforcement, by seed and pooled under None.
+
+    Empty for a side without reinforcement.
+    """
+    if not rows or side.role != "rl":
         return {}
     begins = (1 - LATE) * (1 + max(row["step"] for row in rows))
     late = [row for row in rows if row["step"] >= begins and row[name] is not None]
     estimates: dict[int | None, Estimate] = {}
     for seed in (None, *{row["seed"] for row in late}):
-        mine = [row for row in late if seed is None or row["seed"] == seed]
-        if estimate := rate([row[name] for row in mine], [row["task_id"] for row in mine]):
+        of_seed = [row for row in late if seed is None or row["seed"] == seed]
+        if estimate := rate([row[name] for row in of_seed], [row["task_id"] for row in of_seed]):
             estimates[seed] = estimate
     return estimates

@@ -1,7 +1,6 @@
-"""The experiment report: one self-contained HTML page, and the same in markdown.
+"""Renders the experiment report as a self-contained HTML page and as markdown.
 
-Belongs here: turning facts into the page. Does not belong here: which figures it shows (`facts`) or drawing
-(`etpi_resources.charts`).
+`facts` computes the figures, `etpi_resources.charts` draws the charts.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from markupsafe import Markup, escape
 from etpi_assets.curation.merge import merge_savings
 from etpi_assets.curation.upweight import loss_share_by_turn
 from etpi_assets.reports import facts, reinforcement
-from etpi_assets.reports.facts import Sources
+from etpi_assets.reports.facts import ReportTables
 from etpi_assets.reports.leaderboard import CEILING_METRICS
 from etpi_assets.scoring.intervals import clears, wilson
 from etpi_assets.specs.experiment import Threshold
@@ -35,22 +34,22 @@ TEMPLATES = jinja2.Environment(
 TEMPLATES.filters["percent"] = facts.percent
 TEMPLATES.filters["code"] = lambda text: Markup(re.sub(r"`([^`\n]+)`", r"<code>\1</code>", str(escape(text))))
 
-_WORDS = {True: "clears", False: "below", None: "undecided at this n"}
+_WORDS = {True: "clears the threshold", False: "below the threshold", None: "undecided at this n"}
 
 
 @dataclass(frozen=True)
-class Subject:
-    """What the report is about.
+class ReportedExperiment:
+    """The experiment that a report describes.
 
     Attributes:
-        name, title, notes: of the experiment.
+        name, title, notes: as in its spec.
         spec: the resolved spec, as plain values.
-        thresholds: metric -> the bar it has to clear.
-        inputs: "asset/key" -> data version of everything it was made from.
-        checks: check outcomes as JSON, each with the "asset" it stands in.
+        thresholds: metric -> the rate it has to reach.
+        inputs: "asset/key" -> data version of every input.
+        checks: check outcomes as JSON, each with its "asset".
         seeds: training seeds.
-        published: figures that others published of it.
-        published_source: where, when, and what they said of it.
+        published: figures that others published of the experiment.
+        published_source: where and when they did, and their note.
     """
 
     name: str
@@ -65,39 +64,41 @@ class Subject:
     published_source: str = ""
 
 
-def render(subject: Subject, sources: Sources, decode: Callable[[Sequence[int]], str]) -> tuple[str, str]:
-    """(html, markdown). The page carries its style and charts and needs no network and no script."""
-    headline = facts.metric_rows(sources.metrics, facts.HEADLINE)
-    changed = reinforcement.changed(
-        sources.eval_rollouts, sources.eval_scores, sources.eval_agent_scores, sources.tasks
-    )
+def render(
+    experiment: ReportedExperiment, tables: ReportTables, decode: Callable[[Sequence[int]], str]
+) -> tuple[str, str]:
+    """Render a report as (HTML, markdown). The page is self-contained: it loads nothing and needs no script."""
+    headline = facts.metric_rows(tables.metrics, facts.HEADLINE)
+    changed = reinforcement.changed(tables.eval_rollouts, tables.eval_scores, tables.eval_agent_scores, tables.tasks)
     values = {
-        "subject": subject,
+        "experiment": experiment,
         "headline": headline,
         "table": _by_metric(headline),
-        "detail": facts.metric_rows(sources.metrics, facts.DETAIL),
-        "per_seed": [row for seed in subject.seeds for row in facts.metric_rows(sources.metrics, facts.HEADLINE, seed)],
-        "verdicts": _verdicts(headline, subject.thresholds),
-        "published": _published(subject.published, headline),
-        "funnel": facts.funnel(sources),
-        "drops": facts.drops(sources),
-        "tokens": merge_savings(sources.dataset_rows, sources.pairs, sources.sequences),
-        "probes": sources.probes.to_pylist(),
-        "checkpoints": sources.checkpoints.to_pylist(),
-        "pairs": facts.pair_details(sources),
-        "transcripts": facts.coloured_tokens(sources.sequences, decode),
-        "cost": facts.cost(sources),
-        "metrics_plot": _metrics_plot(headline, subject.thresholds),
+        "detail": facts.metric_rows(tables.metrics, facts.DETAIL),
+        "per_seed": [
+            row for seed in experiment.seeds for row in facts.metric_rows(tables.metrics, facts.HEADLINE, seed)
+        ],
+        "verdicts": _verdicts(headline, experiment.thresholds),
+        "published": _published(experiment.published, headline),
+        "funnel": facts.funnel(tables),
+        "drops": facts.drops(tables),
+        "tokens": merge_savings(tables.dataset_rows, tables.pairs, tables.sequences),
+        "probes": tables.probes.to_pylist(),
+        "checkpoints": tables.checkpoints.to_pylist(),
+        "pairs": facts.pair_details(tables),
+        "transcripts": facts.coloured_tokens(tables.sequences, decode),
+        "cost": facts.cost(tables),
+        "metrics_plot": _metrics_plot(headline, experiment.thresholds),
         "teacher_plot": _teacher_plot(headline),
-        "loss_plot": charts.line_chart("Loss", facts.loss_curves(sources.training_log), "optimiser step", log_y=True),
-        "rates_plot": charts.line_chart("Rollouts of reinforcement", facts.rl_curves(sources.rl_log), "optimiser step")
-        if sources.rl_log.num_rows
+        "loss_plot": charts.line_chart("Loss", facts.loss_curves(tables.training_log), "optimiser step", log_y=True),
+        "rates_plot": charts.line_chart("Rollouts of reinforcement", facts.rl_curves(tables.rl_log), "optimiser step")
+        if tables.rl_log.num_rows
         else "",
         "changed": changed,
         "changes": reinforcement.counts(changed),
         "share_plot": charts.bars(
             "Share of the loss by turn",
-            [(f"turn {t}", 100 * s) for t, s in list(loss_share_by_turn(sources.dataset_rows).items())[:16]],
+            [(f"turn {t}", 100 * s) for t, s in list(loss_share_by_turn(tables.dataset_rows).items())[:16]],
             " %",
         ),
     }
@@ -123,22 +124,22 @@ def _by_metric(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _published(stated: Sequence[Published], rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Each published figure, with the interval its counts allow, and the trained student's figures of the metric."""
-    found = []
+    """Return each published figure with the interval of its counts, and our trained checkpoints' figures."""
+    rows_of_table = []
     for figure in stated:
         interval = wilson(figure.hits, figure.n) if figure.hits is not None and figure.n else None
         ours = [r for r in rows if r["metric"] == figure.metric and r["checkpoint_role"] in ("sft", "rl")]
-        found.append({"figure": figure, "interval": interval, "ours": ours})
-    return found
+        rows_of_table.append({"figure": figure, "interval": interval, "ours": ours})
+    return rows_of_table
 
 
 def _verdicts(rows: Sequence[Mapping[str, Any]], thresholds: Mapping[Threshold, float]) -> list[dict[str, Any]]:
     verdicts = []
     for row in rows:
         if row["metric"] in thresholds and row["checkpoint_role"] in ("sft", "rl"):
-            bar = thresholds[row["metric"]]
-            word = _WORDS[clears(row["ci_low"], row["ci_high"], bar)]
-            verdicts.append({**row, "threshold": bar, "word": word})
+            threshold = thresholds[row["metric"]]
+            word = _WORDS[clears(row["ci_low"], row["ci_high"], threshold)]
+            verdicts.append({**row, "threshold": threshold, "word": word})
     return verdicts
 
 
@@ -152,7 +153,7 @@ def _metrics_plot(rows: Sequence[Mapping[str, Any]], thresholds: Mapping[Thresho
 
 
 def _teacher_plot(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Each rate of the student against its teacher's, as the teacher rolled out; empty where either has none."""
+    """Plot each rate of the student against its teacher's over all rollouts; empty if there are no common rates."""
     teacher = {row["metric"]: row["value"] for row in rows if row["checkpoint_role"] == "teacher"}
     student = [row for row in rows if row["checkpoint_role"] in ("sft", "rl") and row["metric"] in CEILING_METRICS]
     points = [

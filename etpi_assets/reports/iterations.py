@@ -1,7 +1,6 @@
-"""The experiments that are evaluated on one suite, ours and published, side by side.
+"""A table of all experiments evaluated on one suite, ours beside published ones.
 
-Belongs here: which there are, the one figure of each that is shown, and the table. Does not belong here: whether a
-difference means anything (`findings`).
+It does not say whether a difference is significant; `findings` does.
 """
 
 from __future__ import annotations
@@ -22,8 +21,12 @@ METRICS = ("plan_first", "plan_content", "follow_through", "solved")
 
 @dataclass(frozen=True)
 class Iteration:
-    """One experiment: the pooled row of its last trained role under its first decoding and the figure published of it,
-    by metric."""
+    """One experiment's figures, by metric.
+
+    Attributes:
+        ours: the pooled rows of the last trained role under its first decoding.
+        published: the figures that others published.
+    """
 
     name: str
     title: str
@@ -32,42 +35,43 @@ class Iteration:
 
 
 def iterations(suite: str, specs: Mapping[str, ExperimentSpec], metrics: Mapping[str, pa.Table]) -> list[Iteration]:
-    """The experiments of a suite that were run or published, by date of publication and name; none where there is only
-    one.
+    """Return the experiments of a suite that were run or published, by publication date and name.
+
+    Returns an empty list if there is only one, since there is nothing to compare.
 
     Args:
-        metrics: experiment -> its `metrics` table, of all that are evaluated.
+        metrics: experiment -> its `metrics` table, for every evaluated experiment.
     """
-    found = []
+    chosen = []
     for name, spec in specs.items():
         if spec.evaluate is None or spec.evaluate.suite != suite:
             continue
         ours = _student(metrics[name].to_pylist()) if name in metrics else {}
         published = {figure.metric: figure for figure in figures(spec.published)}
         if ours or published:
-            found.append(Iteration(name, spec.title, ours, published))
-    found.sort(key=lambda one: (str(specs[one.name].published.get("date", "")), one.name))
-    return found if len(found) > 1 else []
+            chosen.append(Iteration(name, spec.title, ours, published))
+    chosen.sort(key=lambda row: (str(specs[row.name].published.get("date", "")), row.name))
+    return chosen if len(chosen) > 1 else []
 
 
-def iterations_board(found: Sequence[Iteration], most: int) -> str:
-    """The experiments as a markdown table of at most `most` characters, a column a metric."""
-    lines = [[one.name, one.title, *(_cell(one, metric) for metric in METRICS)] for one in found]
+def iterations_board(rows: Sequence[Iteration], most: int) -> str:
+    """Format the experiments as a markdown table of at most `most` characters, with a column per metric."""
+    lines = [[row.name, row.title, *(_cell(row, metric) for metric in METRICS)] for row in rows]
     return markdown_table(["experiment", "title", *METRICS], lines, most)
 
 
-def _cell(one: Iteration, metric: str) -> str:
+def _cell(iteration: Iteration, metric: str) -> str:
     cells = []
-    if row := one.ours.get(metric):
+    if row := iteration.ours.get(metric):
         cells.append(figure(row["value"], row["ci_low"], row["ci_high"], row["n"]))
-    if published := one.published.get(metric):
+    if published := iteration.published.get(metric):
         of = f" ({published.hits:g} of {published.n})" if published.n else ""
         cells.append(f"published {published.value:.2f}{of}")
     return "; ".join(cells)
 
 
 def _student(rows: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Metric -> the pooled row of the last trained role, of its first decoding by name."""
+    """Return metric -> the pooled row of the last trained role, under its first decoding by name."""
     pooled = [row for row in rows if row["seed"] is None and row["checkpoint_role"] in ("sft", "rl")]
     if not pooled:
         return {}

@@ -1,7 +1,4 @@
-"""All experiments side by side, and each student beside its teacher.
-
-Belongs here: the two tables across experiments. Does not belong here: any single experiment's figures.
-"""
+"""The two tables across experiments: the leaderboard, and each student beside its teacher."""
 
 from __future__ import annotations
 
@@ -18,13 +15,13 @@ from etpi_resources.lake.schemas import from_rows
 
 CEILING_METRICS = ("plan_first", "plan_content", "follow_through", "solved")
 BOARD_METRICS = (*CEILING_METRICS, "called")
-"""The board has a column for those of them that some experiment was measured by."""
+"""The columns of the board; metrics that no experiment measured are left out."""
 PAGE_CHARACTERS = 40_000
-"""Of a board; the web page's store takes 50 KB an entry."""
+"""The most characters of a board; the store of Dagster's web page takes 50 KB per entry."""
 
 
 @dataclass(frozen=True)
-class Entry:
+class EvaluatedExperiment:
     """One evaluated experiment: its title and its `metrics` table."""
 
     experiment: str
@@ -33,9 +30,15 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """What an experiment's student was shown: `scores` of all its rollouts, the ids selected among them, the teachers'
-    names, and the predicates that selection filtered on."""
+class TeacherData:
+    """The rollouts that an experiment's student was trained on.
+
+    Attributes:
+        scores: `scores` of all rollouts that the experiment could select from.
+        selected: ids of the selected rollouts.
+        teachers: names of the teachers.
+        filtered_on: the metrics that selection filtered on.
+    """
 
     scores: pa.Table
     selected: frozenset[str]
@@ -43,8 +46,8 @@ class Lesson:
     filtered_on: frozenset[str]
 
 
-def leaderboard(entries: Iterable[Entry]) -> pa.Table:
-    """The pooled figures of every experiment, one row a (experiment, role, decoding, metric)."""
+def leaderboard(entries: Iterable[EvaluatedExperiment]) -> pa.Table:
+    """Collect the pooled figures of every experiment, a row per (experiment, role, decoding, metric)."""
     rows = []
     for entry in sorted(entries, key=lambda e: e.experiment):
         metrics = entry.metrics.to_pylist()
@@ -55,23 +58,24 @@ def leaderboard(entries: Iterable[Entry]) -> pa.Table:
         for row in metrics:
             if row["seed"] is None and row["metric"] in (*HEADLINE, *DETAIL):
                 key = (row["checkpoint_role"], row["decoding"], row["metric"])
-                kept = ("experiment", "checkpoint_role", "decoding", "metric", "value", "n", "ci_low", "ci_high")
-                rows.append({**{k: row[k] for k in kept}, "title": entry.title, "seeds": len(seeds.get(key, ()))})
+                columns = ("experiment", "checkpoint_role", "decoding", "metric", "value", "n", "ci_low", "ci_high")
+                figures = {name: row[name] for name in columns}
+                rows.append({**figures, "title": entry.title, "seeds": len(seeds.get(key, ()))})
     return from_rows("leaderboard", rows)
 
 
-def teacher_ceiling(entries: Iterable[Entry], lessons: Mapping[str, Lesson]) -> pa.Table:
-    """The teacher's rate as rolled out, its rate among what was trained on, and each student's, by metric and decoding.
+def teacher_ceiling(entries: Iterable[EvaluatedExperiment], teachers: Mapping[str, TeacherData]) -> pa.Table:
+    """Compare each student with its teacher, over all rollouts and over the selected ones, by metric and decoding.
 
-    "Bounded by the teacher" can be claimed only where `filtered` is false: a filtered student saw selected rollouts.
+    A student is "bounded by the teacher" only where `filtered` is false; otherwise it saw only rollouts that passed.
     """
     rows = []
     for entry in sorted(entries, key=lambda e: e.experiment):
-        lesson = lessons.get(entry.experiment)
-        if lesson is None:
+        teacher = teachers.get(entry.experiment)
+        if teacher is None:
             continue
-        scores = [r for r in lesson.scores.to_pylist() if not r["infrastructure_error"]]
-        chosen = [r for r in scores if r["rollout_id"] in lesson.selected]
+        scores = [r for r in teacher.scores.to_pylist() if not r["infrastructure_error"]]
+        selected = [r for r in scores if r["rollout_id"] in teacher.selected]
         for row in entry.metrics.to_pylist():
             if (
                 row["seed"] is not None
@@ -82,13 +86,13 @@ def teacher_ceiling(entries: Iterable[Entry], lessons: Mapping[str, Lesson]) -> 
             rows.append(
                 {
                     "experiment": entry.experiment,
-                    "teacher": ", ".join(lesson.teachers),
-                    "filtered": row["metric"] in lesson.filtered_on,
+                    "teacher": ", ".join(teacher.teachers),
+                    "filtered": row["metric"] in teacher.filtered_on,
                     "checkpoint_role": row["checkpoint_role"],
                     "decoding": row["decoding"],
                     "metric": row["metric"],
                     "teacher_value": _rate(scores, row["metric"]),
-                    "selected_value": _rate(chosen, row["metric"]),
+                    "selected_value": _rate(selected, row["metric"]),
                     "student_value": row["value"],
                     "student_ci_low": row["ci_low"],
                     "student_ci_high": row["ci_high"],
@@ -99,27 +103,30 @@ def teacher_ceiling(entries: Iterable[Entry], lessons: Mapping[str, Lesson]) -> 
 
 
 def board(table: pa.Table) -> str:
-    """The leaderboard as people read it: a line an (experiment, role, decoding), a column a headline rate."""
-    found: dict[tuple[str, str, str], dict[str, str]] = {}
+    """Format the leaderboard: a line per (experiment, role, decoding), a column per headline rate."""
+    cells: dict[tuple[str, str, str], dict[str, str]] = {}
     for row in table.to_pylist():
         key = row["experiment"], row["checkpoint_role"], row["decoding"] or ""
-        found.setdefault(key, {})[row["metric"]] = figure(row["value"], row["ci_low"], row["ci_high"], row["n"])
-    order = sorted(found, key=lambda key: (key[0], ROLE_ORDER.index(key[1]), key[2]))
-    shown = [metric for metric in BOARD_METRICS if any(metric in figures for figures in found.values())]
-    lines = [[*key, *(found[key].get(metric, "") for metric in shown)] for key in order]
-    return markdown_table(["experiment", "who", "decoding", *shown], lines, PAGE_CHARACTERS)
+        cells.setdefault(key, {})[row["metric"]] = figure(row["value"], row["ci_low"], row["ci_high"], row["n"])
+    order = sorted(cells, key=lambda key: (key[0], ROLE_ORDER.index(key[1]), key[2]))
+    shown = [metric for metric in BOARD_METRICS if any(metric in figures for figures in cells.values())]
+    lines = [[*key, *(cells[key].get(metric, "") for metric in shown)] for key in order]
+    return markdown_table(["experiment", "role", "decoding", *shown], lines, PAGE_CHARACTERS)
 
 
 def ceiling_board(table: pa.Table) -> str:
-    """Each student beside its teacher, a line a role, metric and decoding."""
+    """Format `teacher_ceiling`: a line per role, metric and decoding."""
     lines = [[row["experiment"], row["teacher"] or "", *ceiling_cells(row, unknown="")] for row in table.to_pylist()]
-    head = ["experiment", "teacher", "role", "metric", "decoding", "filtered", "as rolled out", "trained on", "student"]
+    head = ["experiment", "teacher", "role", "metric", "decoding", "filtered"]
+    head += ["teacher, all rollouts", "teacher, selected", "student"]
     return markdown_table(head, lines, PAGE_CHARACTERS)
 
 
 def ceiling_cells(row: Mapping[str, Any], unknown: str) -> list[str]:
-    """What a row of `teacher_ceiling` says: role, metric, decoding, filtered or not, the teacher's two rates and the
-    student's; `unknown` for a rate that there is none of."""
+    """Format a row of `teacher_ceiling`: role, metric, decoding, filtered, the teacher's two rates, the student's rate.
+
+    `unknown` stands for a rate that was not measured.
+    """
     return [
         row["checkpoint_role"],
         row["metric"],
@@ -131,7 +138,7 @@ def ceiling_cells(row: Mapping[str, Any], unknown: str) -> list[str]:
 
 
 def _rate(scores: Sequence[Mapping], metric: str) -> float | None:
-    """The pair-level mean of a metric over scores; follow_through is already a share of the pair's agents."""
+    """Return the mean of a metric over pairs; follow_through is already a share of the pair's agents."""
     if metric == "solved":
         values = [float(r["reward"] == 1.0) for r in scores if r["reward"] is not None]
     else:

@@ -1,8 +1,4 @@
-"""The model card, in the manner of the hub.
-
-Belongs here: what a stranger needs before loading the checkpoint. Does not belong here: the experiment's full account,
-which is the report's.
-"""
+"""Renders the model card of an experiment in the format of the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -30,8 +26,14 @@ def render(
     tasks: pa.Table,
     rollout_sets: Mapping[str, RolloutSetSpec],
 ) -> str:
-    """The card as markdown, from tables of those names (`base` is base_checkpoint's `checkpoints`, `checkpoints` are of
-    fine-tuning and reinforcement) and the specs of rollout sets."""
+    """Render the card as markdown.
+
+    Args:
+        metrics, dataset_rows, tasks: tables of those names.
+        checkpoints: the `checkpoints` of fine-tuning and reinforcement.
+        base: the `checkpoints` of base_checkpoint.
+        rollout_sets: name -> spec of every rollout set.
+    """
     train_rows = [row for row in dataset_rows.to_pylist() if row["split"] == "train"]
     repos = Counter(row["repo"] for row in train_rows)
     finals = [c for c in checkpoints.to_pylist() if c["final"] and c["role"] != "base"]
@@ -70,7 +72,7 @@ def render(
 
 
 def data_sources(tasks: pa.Table, rollout_sets: Sequence[tuple[str, RolloutSetSpec]]) -> list[tuple[str, str, str]]:
-    """(source, licence, how much of it) of imported rollouts and of training tasks, where they state a licence."""
+    """Return (source, licence, amount) of the imported rollouts and training tasks that state a licence."""
     stated = [(name, spec.license, "imported rollouts") for name, spec in rollout_sets if spec.license]
     counted: Counter[tuple[str, str]] = Counter()
     for row in tasks.to_pylist():
@@ -96,16 +98,20 @@ def _method(spec: ExperimentSpec) -> str:
 
 
 def _trained_on(finals: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The devices, and what was trained with on each."""
-    found = [json.loads(row["hyperparameters"]) for row in finals]
-    told = [(f["device"], ", ".join(f"{n} {v}" for n, v in f["libraries"].items())) for f in found if "libraries" in f]
-    return [f"{device}; {packages}" for device, packages in dict.fromkeys(told)]
+    """Return each training device with the versions of the libraries used on it."""
+    settings = [json.loads(row["hyperparameters"]) for row in finals]
+    used = [
+        f"{s['device']}; {', '.join(f'{name} {version}' for name, version in s['libraries'].items())}"
+        for s in settings
+        if "libraries" in s
+    ]
+    return list(dict.fromkeys(used))
 
 
 def _precision(finals: Sequence[Mapping[str, Any]]) -> str:
-    """What the trainings computed in; weights and optimiser states are float32 beside it."""
+    """Return the dtypes of the computation; weights and optimiser states are float32 in any case."""
     used = sorted({row["dtype"] for row in finals if row["dtype"]})
-    return ", ".join(used) or "nothing was trained"
+    return ", ".join(used) or "not trained"
 
 
 def _selection(spec: ExperimentSpec) -> str:
@@ -119,10 +125,10 @@ def _selection(spec: ExperimentSpec) -> str:
 
 
 def _limitations(spec: ExperimentSpec, metrics: pa.Table) -> list[str]:
-    lines = [f"Trained on rollouts of {', '.join(spec.rollout_sets)} alone; other task types are untested."]
+    lines = [f"Trained only on rollouts of {', '.join(spec.rollout_sets)}; other task types are untested."]
     sizes = {(row["unit"], row["n"]) for row in metrics.to_pylist() if row["seed"] is None and row["unit"] == "pair"}
     if sizes:
-        lines.append(f"Evaluated on {min(n for _, n in sizes)} held-out pairs at the fewest; read the intervals.")
+        lines.append(f"Some figures are over only {min(n for _, n in sizes)} held-out pairs; read the intervals.")
     if spec.serving.template_kwargs:
-        lines.append(f"Serve with the template arguments {json.dumps(spec.serving.template_kwargs)}, as trained.")
+        lines.append(f"Serve it with the template arguments of training: {json.dumps(spec.serving.template_kwargs)}.")
     return lines

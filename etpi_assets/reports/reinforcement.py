@@ -1,8 +1,4 @@
-"""What reinforcement changed, task by task.
-
-Belongs here: asking `sql/reports/changed_by_reinforcement.sql` of one experiment's tables. Does not belong here: the
-query, which a person asks of the catalog, or layout.
-"""
+"""The held-out tasks that reinforcement changed: runs sql/reports/changed_by_reinforcement.sql on one experiment."""
 
 from __future__ import annotations
 
@@ -16,20 +12,27 @@ KINDS = ("newly_parsed", "parse_lost", "newly_solved", "newly_lost")
 
 
 def changed(rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, tasks: pa.Table) -> list[dict[str, Any]]:
-    """Held-out tasks that the fine-tuned and the reinforced checkpoint parse or solve differently, in the query's
-    order. The tables are an experiment's evaluation and its suites' tasks, named as in `lake.schemas`."""
+    """Return the held-out tasks that the fine-tuned and the reinforced checkpoint parse or solve differently.
+
+    Args:
+        rollouts, scores, agent_scores: tables of one experiment's evaluation.
+        tasks: the tasks of its suites.
+
+    Returns:
+        The query's rows, in its order.
+    """
     import duckdb
 
     with duckdb.connect() as connection:
         for name, table in (("rollouts", rollouts), ("scores", scores), ("agent_scores", agent_scores)):
-            kept = table.drop_columns([c for c in ("experiment", "origin") if c in table.column_names])
-            connection.register(f"{name}_given", kept)
-            connection.execute(f"CREATE VIEW {name} AS SELECT *, '' AS experiment, 'eval' AS origin FROM {name}_given")
+            table = table.drop_columns([c for c in ("experiment", "origin") if c in table.column_names])
+            connection.register(f"{name}_table", table)
+            connection.execute(f"CREATE VIEW {name} AS SELECT *, '' AS experiment, 'eval' AS origin FROM {name}_table")
         connection.register("tasks", tasks)
         query = sql_folder() / "reports" / "changed_by_reinforcement.sql"
         return connection.execute(query.read_text(encoding="utf-8")).to_arrow_table().to_pylist()
 
 
 def counts(rows: list[dict[str, Any]]) -> list[tuple[str, int]]:
-    """How many tasks changed in which way, over decodings and seeds, as (what, how many)."""
+    """Count the tasks by kind of change, over decodings and seeds: (kind, count)."""
     return [(kind.replace("_", " "), sum(bool(row[kind]) for row in rows)) for kind in KINDS]

@@ -1,7 +1,4 @@
-"""docs/results.md: what every experiment on the embedded world gave, over several seeds.
-
-Belongs here: laying out measured figures as one markdown page. Does not belong here: measuring, or a judgement.
-"""
+"""docs/results.md: the measured figures of the experiments on the embedded world, over several seeds."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from etpi_assets.reports import findings
-from etpi_assets.reports.findings import Rows, Verdict
+from etpi_assets.reports.findings import FindingVerdict, Rows
 from etpi_assets.reports.leaderboard import ceiling_cells
 from etpi_assets.reports.markdown import figure, markdown_table
 from etpi_assets.scoring.intervals import Estimate
@@ -21,53 +18,61 @@ from etpi_resources.lake.catalog import sql_folder
 from etpi_resources.lake.lake import Lake, Manifest, Ref
 
 METRICS = ("plan_first", "plan_content", "follow_through", "solved", "called", "parse_rate", "adherence")
-"""An experiment's table has those of them that it was measured by."""
+"""The columns of an experiment's table; metrics that it does not measure are left out."""
 
 Stages = Callable[[str], Rows | None]
-"""An experiment of the lake -> its rows of sql/reports/solved_paired.sql; None where it was not evaluated."""
+"""Experiment -> its rows of sql/reports/solved_paired.sql; None if it was not evaluated."""
 
-_HOLDER = {"metrics": "eval_metrics", "probes": "serving_probe", "rl_samples": "rl_checkpoint"}
-"""Table of a finding -> the asset that holds it."""
+_ASSET_OF = {"metrics": "eval_metrics", "probes": "serving_probe", "rl_samples": "rl_checkpoint"}
+"""Table that a finding reads -> its asset."""
 
 _HEAD = """# Results on the embedded world
 
-Written from the lake by `make results{arguments}`; do not edit. A model of the method: these figures are about the
-pipeline, never about language models. Rates are pooled over the training seeds, on held-out repositories, with n and a
-95 % interval clustered by pair; "by seed" lists each seed's own value. A teacher's rates are over its own rollouts.
+Generated from the lake by `make results{arguments}`; do not edit. The embedded world is a small model of the method:
+these figures describe the pipeline, not language models. Rates are measured on held-out repositories and pooled over
+the training seeds, with n and a 95 % interval clustered by pair; "by seed" lists the value of each seed. A teacher's
+rates are over its own rollouts.
 """
 
 
 _FINDINGS = """## Findings
 
-Each compares two conditions that differ in one thing (`etpi_assets/reports/findings.toml`). *There*: the 95 % interval
-of the difference lies on the claimed side of 0, and no training seed has it the other way round. *Not there*: the
-interval holds no difference of the size that matters (0.1 where nothing else is said). Intervals are over tasks, not
-over training seeds: with few seeds a difference between runs can pass for one between methods. A figure `probe:` is the
-share of first turns on held-out prompts, the mean over the checkpoints of training; `rl:` the share of the attempts of
-reinforcement's last fifth of steps. What two stages of one experiment solve is compared task by task.
+Each finding compares two conditions that differ in one thing (`etpi_assets/reports/findings.toml`).
+
+- *Supported*: the 95 % interval of the difference lies on the claimed side of 0, and no training seed contradicts it.
+- *Not supported*: the interval contains no difference large enough to matter (0.1 unless the file says otherwise), or
+  lies on the other side of 0.
+- *Undecided at this n*: neither.
+
+Intervals are over tasks, not over training seeds: with few seeds, a difference between two runs can look like a
+difference between two methods. A `probe:` figure is a share of first turns on held-out prompts, averaged over the
+checkpoints of training; an `rl:` figure is a share of the attempts in the last fifth of reinforcement's steps. Where a
+finding compares what two stages of one experiment solve, the difference is paired by task.
 
 """
 
 _PAIRED = """## Task by task
 
-Each held-out task before and after a stage of training, a task's seeds averaged: what is solved, the paired difference
-with its 95 % interval, and the tokens of thought a turn (`sql/reports/solved_paired.sql`).
+Held-out tasks before and after a training stage, each task averaged over its seeds: the share solved, the paired
+difference with its 95 % interval, and the think tokens per turn (`sql/reports/solved_paired.sql`).
 
 """
 
 _SOON = """## How soon
 
-The first optimiser step from which nine in ten first turns on held-out prompts show it, in every later checkpoint too
-(`sql/reports/steps_to_learn.sql`), for the experiments whose checkpoints on the way were probed; a value a training
-seed, a dash where it ends below.
+The first optimiser step from which nine in ten first turns on held-out prompts show the behaviour, at every later
+checkpoint too (`sql/reports/steps_to_learn.sql`): one value per training seed, and a dash where the last checkpoint is
+below nine in ten. Only experiments with probed intermediate checkpoints are listed.
 
 """
 
 
 def render(lake: Lake, specs: Specs, experiments: Mapping[str, str], *, complete: bool = True) -> str:
-    """The page, for experiments as {shown name: name in the lake}. One that failed stands there as such.
+    """Render the page.
 
-    `complete`: whether these are all that a finding compares; the command that makes the page names them where not.
+    Args:
+        experiments: name on the page -> name in the lake. A failed experiment is listed without metrics.
+        complete: whether these are all experiments that findings compare; if not, the page's command names them.
     """
     seeds = sorted({seed for name in experiments.values() for seed in specs.experiments[name].seeds})
     chosen = "" if complete else f' EXPERIMENTS="{" ".join(experiments)}"'
@@ -80,43 +85,43 @@ def render(lake: Lake, specs: Specs, experiments: Mapping[str, str], *, complete
     ]
     for shown, name in experiments.items():
         spec = specs.experiments[name]
-        manifest = _good(lake, "eval_metrics", name)
+        manifest = _current(lake, "eval_metrics", name)
         parts.append(f"## {shown}\n\n{spec.title}. Rollout sets: {', '.join(spec.rollout_sets)}.\n")
-        parts.append(_metrics(lake, manifest) if manifest else "No metrics: see `make status`.\n")
+        parts.append(_metrics(lake, manifest) if manifest else "No metrics; `make status` says why.\n")
     parts.append(_ceiling(lake, {name: shown for shown, name in experiments.items()}))
     return "\n".join(parts)
 
 
 def _findings(lake: Lake, experiments: Mapping[str, str], stages: Stages) -> str:
-    """What was claimed, and what was measured of it; findings on experiments that are not asked for are left out."""
+    """Render the findings whose experiments are all on the page, with their verdicts."""
 
     def read(experiment: str, table: str) -> Rows | None:
         if table == "stages":
             return stages(experiments[experiment])
-        manifest = _good(lake, _HOLDER[table], experiments[experiment])
+        manifest = _current(lake, _ASSET_OF[table], experiments[experiment])
         return lake.read(manifest.ref, table).to_pylist() if manifest else None
 
-    asked = [f for f in findings.declared() if {f.more.experiment, f.less.experiment} <= experiments.keys()]
-    rows = [_finding(findings.judge(finding, read)) for finding in asked]
+    chosen = [f for f in findings.declared() if {f.more.experiment, f.less.experiment} <= experiments.keys()]
+    rows = [_finding(findings.judge(finding, read)) for finding in chosen]
     return (
         _FINDINGS + markdown_table(["finding", "more", "less", "figure", "difference", "verdict"], rows) if rows else ""
     )
 
 
 def _how_soon(lake: Lake, experiments: Mapping[str, str]) -> str:
-    """The step at which each experiment had learnt what its first turns are probed for."""
-    question, rows = (sql_folder() / "reports" / "steps_to_learn.sql").read_text(), []
+    """Render how many steps each experiment needs until its first turns show the probed behaviours."""
+    query, rows = (sql_folder() / "reports" / "steps_to_learn.sql").read_text(), []
     for shown, name in experiments.items():
-        probed, trained = _good(lake, "serving_probe", name), _good(lake, "sft_checkpoint", name)
+        probed, trained = _current(lake, "serving_probe", name), _current(lake, "sft_checkpoint", name)
         if probed is None or trained is None:
             continue
         probes = lake.read(probed.ref, "probes")
-        answers = lake.query(
-            question,
+        results = lake.query(
+            query,
             probes=probes.append_column("experiment", pa.array([name] * len(probes), pa.string())),
             checkpoints=lake.read(trained.ref, "checkpoints"),
         ).to_pylist()
-        curves = [row for row in answers if row["checkpoints"] > 1]
+        curves = [row for row in results if row["checkpoints"] > 1]
         for probe in sorted({row["probe"] for row in curves}):
             seeds = [row for row in curves if row["probe"] == probe]
             steps = ["–" if row["learnt_at_step"] is None else str(row["learnt_at_step"]) for row in seeds]
@@ -126,7 +131,7 @@ def _how_soon(lake: Lake, experiments: Mapping[str, str]) -> str:
 
 
 def _task_by_task(specs: Specs, experiments: Mapping[str, str], stages: Stages) -> str:
-    """What each stage changed, for the experiments that bind the thought or reinforce."""
+    """Render what each stage changed, for experiments with a think structure or reinforcement."""
     rows = []
     for shown, name in experiments.items():
         spec = specs.experiments[name]
@@ -144,28 +149,28 @@ def _task_by_task(specs: Specs, experiments: Mapping[str, str], stages: Stages) 
                     f"{row['think_before']:.0f} → {row['think_after']:.0f}, ÷ {ratio}",
                 ]
             )
-    head = ["experiment", "stages", "tasks", "solved", "difference", "thought"]
+    head = ["experiment", "stages", "tasks", "solved", "difference", "think tokens"]
     return _PAIRED + markdown_table(head, rows) if rows else ""
 
 
 def _stages(lake: Lake, name: str) -> Rows | None:
-    rolled, judged = _good(lake, "eval_rollouts", name), _good(lake, "eval_metrics", name)
-    if rolled is None or judged is None:
+    rollouts, metrics = _current(lake, "eval_rollouts", name), _current(lake, "eval_metrics", name)
+    if rollouts is None or metrics is None:
         return None
-    tables = {"rollouts": rolled, "scores": judged, "agent_scores": judged}
-    relations = {table: _evaluated(lake.read(held.ref, table), name) for table, held in tables.items()}
+    tables = {"rollouts": rollouts, "scores": metrics, "agent_scores": metrics}
+    relations = {table: _evaluated(lake.read(manifest.ref, table), name) for table, manifest in tables.items()}
     return lake.query((sql_folder() / "reports" / "solved_paired.sql").read_text(), **relations).to_pylist()
 
 
 def _evaluated(table: pa.Table, experiment: str) -> pa.Table:
-    """A table of an evaluation with the columns that the catalog's views give it."""
+    """Add the columns `experiment` and `origin`, as the catalog's views do."""
     for name, value in (("experiment", experiment), ("origin", "eval")):
         table = table.drop_columns([name]) if name in table.column_names else table
         table = table.append_column(name, pa.array([value] * len(table), pa.string()))
     return table
 
 
-def _finding(verdict: Verdict) -> list[str]:
+def _finding(verdict: FindingVerdict) -> list[str]:
     finding, between = verdict.finding, verdict.between
     return [
         finding.claim,
@@ -182,7 +187,8 @@ def _estimate(estimate: Estimate | None) -> str:
     return figure(estimate.value, estimate.ci_low, estimate.ci_high, estimate.n)
 
 
-def _good(lake: Lake, asset: str, key: str) -> Manifest | None:
+def _current(lake: Lake, asset: str, key: str) -> Manifest | None:
+    """Return the current version, None if there is none or a newer one is blocked."""
     ref = Ref(asset, "experiment", key)
     return None if lake.blocked(ref) else lake.current(ref)
 
@@ -221,8 +227,18 @@ def _ceiling(lake: Lake, names: Mapping[str, str]) -> str:
         for row in lake.read(ref, "teacher_ceiling").to_pylist()
         if row["experiment"] in names
     ]
-    head = ["experiment", "role", "metric", "decoding", "filtered", "teacher", "trained on", "student"]
+    head = [
+        "experiment",
+        "role",
+        "metric",
+        "decoding",
+        "filtered",
+        "teacher, all rollouts",
+        "teacher, selected",
+        "student",
+    ]
     return (
-        "## Teacher and student\n\nA student is bounded by its teacher only in what selection did not filter.\n\n"
+        "## Teacher and student\n\n"
+        "A student is bounded by its teacher only in metrics that selection did not filter on.\n\n"
         + markdown_table(head, rows)
     )

@@ -200,8 +200,8 @@ def test_the_teacher_gate_refuses_the_teacher_that_does_not_follow_through(name)
     assert weak == ("teacher_gate" in spec(name).published["answered_by"]) == (teacher["name"] == "Qwen3-8B, prompted")
 
 
-def test_the_page_has_a_row_a_teacher_with_the_report_s_rates():
-    section = history.page(SPECS).split("## Teachers")[1].split("## Readings")[0]
+def test_history_page_has_a_row_per_teacher():
+    section = history.page(SPECS).split("## Teachers")[1].split("## Interpretations")[0]
     cells = [line.removeprefix("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
     rows = {name: figures for name, *figures, _, _ in cells[1:]}
     assert rows == {
@@ -435,9 +435,9 @@ def test_published_figures_stand_in_the_leaderboard_with_the_interval_their_coun
     assert (follow["ci_low"], follow["ci_high"]) == pytest.approx(wilson(2, 4), abs=1e-5)
 
 
-def test_published_figures_stand_in_the_report_beside_ours():
+def test_report_shows_published_figures_beside_ours():
     found = spec("plan_first_v5_tf")
-    subject = html.Subject(
+    experiment = html.ReportedExperiment(
         "plan_first_v5_tf",
         found.title,
         "",
@@ -449,19 +449,19 @@ def test_published_figures_stand_in_the_report_beside_ours():
         figures(found.published),
         "Row 8",
     )
-    nothing = facts.Sources(
-        **{field.name: empty(TABLE_OF.get(field.name, field.name)) for field in fields(facts.Sources)}
+    no_tables = facts.ReportTables(
+        **{field.name: empty(TABLE_OF.get(field.name, field.name)) for field in fields(facts.ReportTables)}
     )
-    for page in html.render(subject, nothing, str):
+    for page in html.render(experiment, no_tables, str):
         assert "Published elsewhere" in page and "Row 8" in page and "3 of 4" in page and "75.0 %" in page
-    for page in html.render(replace(subject, published=()), nothing, str):
+    for page in html.render(replace(experiment, published=()), no_tables, str):
         assert "Published elsewhere" not in page
 
 
 # --- the page --------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_of_the_history_is_current():
+def test_history_page_is_current():
     page = Path(__file__).parents[2] / "docs" / "history.md"
     assert page.read_text() == history.page(SPECS), "python -m etpi_assets.reports.history docs/history.md"
     assert all(f"`{name}`" in page.read_text() for name in (*TEMPLATED, *RETOKENISED, *NATIVE))

@@ -1,4 +1,4 @@
-"""Reports: what stands on the page follows from the tables, and nothing in them can break out of it."""
+"""Reports: the page shows the figures of the tables, and escapes their texts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _rollout(i: int, role: str, seed: int | None) -> dict:
 
 
 @pytest.fixture(scope="module")
-def sources() -> facts.Sources:
+def tables() -> facts.ReportTables:
     rollouts = [_rollout(i, *who) for i in range(12) for who in (("base", None), ("sft", 0))]
     scores = [
         {
@@ -81,15 +81,15 @@ def sources() -> facts.Sources:
         for r in rollouts
         for agent in ("agent1", "agent2")
     ]
-    tables = from_rows("rollouts", rollouts), from_rows("scores", scores), from_rows("agent_scores", agents)
-    return facts.Sources(
-        metrics=measure(*tables, experiment="demo"),
+    evaluated = from_rows("rollouts", rollouts), from_rows("scores", scores), from_rows("agent_scores", agents)
+    return facts.ReportTables(
+        metrics=measure(*evaluated, experiment="demo"),
         rollouts=from_rows("rollouts", [{"rollout_id": "a", "wall_seconds": 60.0}] * 4),
         agents=from_rows("agents", [{"rollout_id": "a", "output_tokens": 250}] * 8),
-        eval_rollouts=tables[0],
+        eval_rollouts=evaluated[0],
         eval_agents=from_rows("agents", [{"rollout_id": a["rollout_id"], "output_tokens": 100} for a in agents]),
-        eval_scores=tables[1],
-        eval_agent_scores=tables[2],
+        eval_scores=evaluated[1],
+        eval_agent_scores=evaluated[2],
         selected=from_rows("selected", [{"rollout_id": "a"}]),
         dropped=from_rows("dropped", [{"stage": "selection", "rollout_id": "b", "reason": "reward_below"}]),
         pairs=from_rows("pairs", [{"pair_id": str(t), "input_tokens": 10 * t, "output_ids": [1, 2]} for t in range(3)]),
@@ -152,11 +152,11 @@ def sources() -> facts.Sources:
     )
 
 
-def _subject() -> html.Subject:
+def _experiment() -> html.ReportedExperiment:
     checks = [
         {"asset": "tito_pairs", "name": "no_think", "passed": False, "blocking": True, "message": "1 row <script>"}
     ]
-    return html.Subject(
+    return html.ReportedExperiment(
         "demo",
         SPEC.title,
         "",
@@ -188,8 +188,8 @@ class _Wellformed(HTMLParser):
         assert self.open and self.open.pop() == tag, tag
 
 
-def test_the_page_is_whole_self_contained_and_escaped(sources):
-    page, _ = html.render(_subject(), sources, lambda ids: f"<tok{ids[0]}>")
+def test_page_is_wellformed_self_contained_and_escaped(tables):
+    page, _ = html.render(_experiment(), tables, lambda ids: f"<tok{ids[0]}>")
     parser = _Wellformed()
     parser.feed(page)
     assert parser.open == []
@@ -199,71 +199,71 @@ def test_the_page_is_whole_self_contained_and_escaped(sources):
     assert page.count('title="weight 12.0"') == 2
 
 
-def test_what_stands_between_backticks_is_code_on_the_page_and_escaped_like_the_rest(sources):
+def test_text_between_backticks_is_escaped_code(tables):
     notes = "Turn `dataset.<factor>` & run `make run`; a lone ` stays."
-    page, markdown = html.render(replace(_subject(), notes=notes, published_source="`x` of a report"), sources, str)
+    page, markdown = html.render(replace(_experiment(), notes=notes, published_source="`x` of a report"), tables, str)
     assert "Turn <code>dataset.&lt;factor&gt;</code> &amp; run <code>make run</code>; a lone ` stays." in page
     assert notes in markdown
 
 
-def test_page_and_markdown_show_the_same_figures(sources):
-    page, markdown = html.render(_subject(), sources, str)
+def test_page_and_markdown_show_the_same_figures_of_the_trained_role(tables):
+    page, markdown = html.render(_experiment(), tables, str)
     assert "100.0 %" in page and "sft (greedy)" in markdown
     assert "| plan_first |" in markdown
     assert "first action not send_message" not in page, "the base's pairs are not the trained role's"
     assert "reward_below" in page and "reward_below" in markdown
 
 
-def _experiment(title: str, suite: str = "coop_tiny", **published) -> ExperimentSpec:
+def _evaluated_spec(title: str, suite: str = "coop_tiny", **published) -> ExperimentSpec:
     return ExperimentSpec.model_validate(
         {"title": title, "rollout_sets": ["s"], "evaluate": {"suite": suite}, "published": published}
     )
 
 
-def test_experiments_of_a_suite_are_compared_with_published_ones(sources):
+def test_experiments_of_a_suite_are_compared_with_published_ones(tables):
     specs = {
-        "demo": _experiment("Ours"),
-        "later": _experiment("Published", date="2026-05-13", plan_first={"value": 0.5, "hits": 1, "n": 2}),
-        "earlier": _experiment("Published too", date="2026-05-11", plan_content=0.0),
-        "elsewhere": _experiment("Elsewhere", suite="other", plan_first=1.0),
-        "unfinished": _experiment("Unfinished"),
+        "demo": _evaluated_spec("Ours"),
+        "later": _evaluated_spec("Published", date="2026-05-13", plan_first={"value": 0.5, "hits": 1, "n": 2}),
+        "earlier": _evaluated_spec("Published too", date="2026-05-11", plan_content=0.0),
+        "elsewhere": _evaluated_spec("Elsewhere", suite="other", plan_first=1.0),
+        "unfinished": _evaluated_spec("Unfinished"),
     }
-    found = iterations("coop_tiny", specs, {"demo": sources.metrics})
-    assert [i.name for i in found] == ["demo", "earlier", "later"]
-    assert {i["checkpoint_role"] for i in found[0].ours.values()} == {"sft"}
-    board = iterations_board(found, 10_000)
+    chosen = iterations("coop_tiny", specs, {"demo": tables.metrics})
+    assert [i.name for i in chosen] == ["demo", "earlier", "later"]
+    assert {i["checkpoint_role"] for i in chosen[0].ours.values()} == {"sft"}
+    board = iterations_board(chosen, 10_000)
     assert "| later | Published | published 0.50 (1 of 2) |" in board and "| demo | Ours | 1.00 [" in board
-    assert iterations("coop_tiny", {"demo": specs["demo"]}, {"demo": sources.metrics}) == []
+    assert iterations("coop_tiny", {"demo": specs["demo"]}, {"demo": tables.metrics}) == []
 
 
-def test_the_student_stands_over_its_teacher(sources):
-    assert "Student and teacher" not in html.render(_subject(), sources, str)[0]
-    scores = from_rows("scores", [{**row, "plan_first": True} for row in sources.eval_scores.to_pylist()])
-    teacher = measure(sources.eval_rollouts, scores, sources.eval_agent_scores, experiment="demo", teacher=True)
-    page, _ = html.render(_subject(), replace(sources, metrics=pa.concat_tables([sources.metrics, teacher])), str)
+def test_page_plots_student_against_teacher(tables):
+    assert "Student and teacher" not in html.render(_experiment(), tables, str)[0]
+    scores = from_rows("scores", [{**row, "plan_first": True} for row in tables.eval_scores.to_pylist()])
+    teacher = measure(tables.eval_rollouts, scores, tables.eval_agent_scores, experiment="demo", teacher=True)
+    page, _ = html.render(_experiment(), replace(tables, metrics=pa.concat_tables([tables.metrics, teacher])), str)
     assert "Student and teacher" in page and "plan_first, greedy, sft</text>" in page
 
 
-def test_weakest_pairs_stand_first(sources):
-    assert facts.pair_details(sources)[0]["task_id"] == "task3"
+def test_weakest_pairs_come_first(tables):
+    assert facts.pair_details(tables)[0]["task_id"] == "task3"
 
 
-def test_loss_share_follows_the_weights(sources):
-    assert loss_share_by_turn(sources.dataset_rows)[0] == pytest.approx(12 / 15)
+def test_loss_share_follows_the_weights(tables):
+    assert loss_share_by_turn(tables.dataset_rows)[0] == pytest.approx(12 / 15)
 
 
-def test_report_compares_tokens_of_rows_and_of_merged_sequences(sources):
-    _, markdown = html.render(_subject(), sources, str)
+def test_report_compares_tokens_of_rows_and_of_merged_sequences(tables):
+    _, markdown = html.render(_experiment(), tables, str)
     assert "46; merged: 6" in markdown
 
 
-def _card(sources: facts.Sources, spec: ExperimentSpec = SPEC) -> str:
+def _card(tables: facts.ReportTables, spec: ExperimentSpec = SPEC) -> str:
     return model_card.render(
         "demo",
         spec,
-        metrics=sources.metrics,
-        checkpoints=sources.checkpoints,
-        dataset_rows=sources.dataset_rows,
+        metrics=tables.metrics,
+        checkpoints=tables.checkpoints,
+        dataset_rows=tables.dataset_rows,
         base=from_rows("checkpoints", [{"checkpoint_id": "b" * 64, "role": "base"}]),
         tasks=from_rows(
             "tasks",
@@ -276,8 +276,8 @@ def _card(sources: facts.Sources, spec: ExperimentSpec = SPEC) -> str:
     )
 
 
-def test_card_names_base_data_and_intervals(sources):
-    card = _card(sources)
+def test_card_names_base_data_and_intervals(tables):
+    card = _card(tables)
     assert "| omni | mit | 2 tasks |" in card
     assert f"| {SPEC.rollout_sets[0]} | cc-by-4.0 | imported rollouts |" in card
     assert card.startswith("---\nlicense: apache-2.0")
@@ -285,20 +285,20 @@ def test_card_names_base_data_and_intervals(sources):
     assert "tiny `bbbbbbbbbbbbbbbb`" in card and "strong" in card and "| plan_first | sft | greedy | 100.0% [" in card
 
 
-def test_card_states_each_stage_and_the_batch_that_training_took(sources):
-    assert "; 8,192 tokens a step |" in _card(sources) and "stage 2" not in _card(sources)
+def test_card_states_each_stage_and_the_batch_size(tables):
+    assert "8,192 tokens per step" in _card(tables) and "stage 2" not in _card(tables)
     rl = {"method": "grpo", "suite": "terminal_tiny", "rewards": [{"function": "format"}]}
     train = {"batch_sequences": 16, "max_steps": 42}
-    card = _card(sources, ExperimentSpec.model_validate({**SPEC.model_dump(), "rl": rl, "train": train}))
-    assert ", 42 steps at most; 16 sequences a step |" in card
+    card = _card(tables, ExperimentSpec.model_validate({**SPEC.model_dump(), "rl": rl, "train": train}))
+    assert "at most 42 steps; 16 sequences per step" in card
     assert "└── stage 1, fine-tuning: strong" in card and "└── stage 2, GRPO: terminal_tiny (this model)" in card
 
 
-def test_the_card_s_inference_gives_a_checkpoint_the_prompt_as_it_was_trained(sources, tmp_path):
+def test_inference_code_of_the_card_renders_the_prompt_of_training(tables, tmp_path):
     pytest.importorskip("torch")
     chat = load_chat_format("tiny")
-    trained = {**sources.checkpoints.to_pylist()[0], "path": str(make_base(tmp_path / "base", chat))}
-    code = _card(replace(sources, checkpoints=from_rows("checkpoints", [trained])))
+    trained = {**tables.checkpoints.to_pylist()[0], "path": str(make_base(tmp_path / "base", chat))}
+    code = _card(replace(tables, checkpoints=from_rows("checkpoints", [trained])))
     code = code.partition("```python\n")[2].partition("```")[0].replace("max_new_tokens=256", "max_new_tokens=4")
     names: dict[str, Any] = {}
     exec(compile(code, "card", "exec"), names)
@@ -307,7 +307,7 @@ def test_the_card_s_inference_gives_a_checkpoint_the_prompt_as_it_was_trained(so
     assert 0 < names["output"].shape[1] - len(prompt) <= 4
 
 
-def test_the_page_says_what_reinforcement_changed(sources):
+def test_page_lists_tasks_that_reinforcement_changed(tables):
     after = {
         "task1": (1.0, 1.0), "task2": (0.0, 1.0), "task3": (1.0, 1.0), "task4": (0.0, 0.5),
     }  # fmt: skip
@@ -322,25 +322,25 @@ def test_the_page_says_what_reinforcement_changed(sources):
     agents = [{"rollout_id": i, "agent_id": "agent1", "parse_rate": outcome[role][t][1]} for i, t, role in found]
     log = [{"role": "rl", "seed": 0, "step": s, "parsed": 0.1 * s, "solved": 0.0, "called": 0.5} for s in range(4)]
     changed = replace(
-        sources,
+        tables,
         eval_rollouts=rollouts,
         eval_scores=from_rows("scores", scores),
         eval_agent_scores=from_rows("agent_scores", agents),
         rl_log=from_rows("training_log", log),
         tasks=from_rows("tasks", [{"task_id": "task3", "instruction": "Count <them>."}]),
     )
-    page, markdown = html.render(_subject(), changed, str)
+    page, markdown = html.render(_experiment(), changed, str)
     assert "newly parsed 1, parse lost 1, newly solved 1, newly lost 2" in markdown
     assert "| task3 | greedy | 0 | newly parsed, newly solved |" in markdown
     assert "| task4 | greedy | 0 | no longer parsed, newly lost |" in markdown
     assert "task1 |" not in markdown.partition("## Reinforcement")[2].partition("## Checks")[0]
     assert "Count &lt;them&gt;." in page and "called" in page
     # Where nothing was reinforced there is no such section.
-    assert "Reinforcement" not in html.render(_subject(), sources, str)[1]
+    assert "Reinforcement" not in html.render(_experiment(), tables, str)[1]
 
 
-def test_leaderboard_and_ceiling_keep_filtered_apart(sources):
-    entry = leaderboard.Entry("demo", "Demo", sources.metrics)
+def test_leaderboard_and_ceiling_keep_filtered_apart(tables):
+    entry = leaderboard.EvaluatedExperiment("demo", "Demo", tables.metrics)
     board = leaderboard.leaderboard([entry]).to_pylist()
     (row,) = [r for r in board if r["metric"] == "solved" and r["checkpoint_role"] == "sft"]
     assert row["value"] == pytest.approx(11 / 12) and row["seeds"] == 1
@@ -358,8 +358,8 @@ def test_leaderboard_and_ceiling_keep_filtered_apart(sources):
             for i in range(4)
         ],
     )
-    lesson = leaderboard.Lesson(teacher_scores, frozenset({"0"}), ("strong",), frozenset({"follow_through"}))
-    ceiling = {r["metric"]: r for r in leaderboard.teacher_ceiling([entry], {"demo": lesson}).to_pylist()}
+    teacher = leaderboard.TeacherData(teacher_scores, frozenset({"0"}), ("strong",), frozenset({"follow_through"}))
+    ceiling = {r["metric"]: r for r in leaderboard.teacher_ceiling([entry], {"demo": teacher}).to_pylist()}
     assert ceiling["follow_through"]["teacher_value"] == pytest.approx(0.25)
     assert ceiling["follow_through"]["selected_value"] == pytest.approx(1.0)
     assert ceiling["follow_through"]["filtered"] and not ceiling["plan_first"]["filtered"]
@@ -373,21 +373,22 @@ def test_charts_survive_nothing_and_one_point():
     assert charts.as_image(charts.bars("b", []), "b").startswith("![b](data:image/svg+xml;base64,")
 
 
-def test_a_board_has_a_line_a_condition_and_says_what_it_leaves_out(sources, monkeypatch):
-    entries = [leaderboard.Entry("demo", "Demo", sources.metrics)]
+def test_board_has_a_line_per_condition_and_counts_omitted_rows(tables, monkeypatch):
+    entries = [leaderboard.EvaluatedExperiment("demo", "Demo", tables.metrics)]
     table = leaderboard.leaderboard(entries)
     lines = leaderboard.board(table).splitlines()
     assert [line.split(" | ")[:3] for line in lines[2:]] == [["| demo", role, "greedy"] for role in ("base", "sft")]
     assert "| 0.92 [0.65, 0.99], n 12 |" in lines[3] and lines[0].count("|") == lines[3].count("|")
-    assert "called" not in lines[0], "nobody was offered a tool"
-    monkeypatch.setattr(leaderboard, "PAGE_CHARACTERS", len("\n".join(lines[:3])))
-    assert leaderboard.board(table).endswith("… and 1 more, in the view of this name.\n")
-    lesson = leaderboard.Lesson(sources.eval_scores, frozenset({"sft00"}), ("a|b",), frozenset({"plan_first"}))
-    found = leaderboard.ceiling_board(leaderboard.teacher_ceiling(entries, {"demo": lesson}))
-    assert "| demo | a\\|b | sft | plan_first | greedy | yes | 0.50 | 1.00 | 1.00 [0.76, 1.00], n 12 |" in found
+    assert "called" not in lines[0], "no tools were offered"
+    with monkeypatch.context() as patch:
+        patch.setattr(leaderboard, "PAGE_CHARACTERS", len("\n".join(lines[:3])))
+        assert leaderboard.board(table).rpartition("\n\n")[2].startswith("… and 1 more")
+    teacher = leaderboard.TeacherData(tables.eval_scores, frozenset({"sft00"}), ("a|b",), frozenset({"plan_first"}))
+    ceiling = leaderboard.ceiling_board(leaderboard.teacher_ceiling(entries, {"demo": teacher}))
+    assert "| demo | a\\|b | sft | plan_first | greedy | yes | 0.50 | 1.00 | 1.00 [0.76, 1.00], n 12 |" in ceiling
 
 
-def test_the_share_that_calls_a_tool_stands_where_it_was_measured():
+def test_board_shows_called_where_it_was_measured():
     row = {"experiment": "demo", "checkpoint_role": "rl", "decoding": "greedy", "unit": "rollout", "excluded": 0}
     row |= {"interval": "wilson", "ci_low": 0.4, "ci_high": 0.6, "n": 96}
     metrics = from_rows(
@@ -395,14 +396,14 @@ def test_the_share_that_calls_a_tool_stands_where_it_was_measured():
     )
     assert [m["metric"] for m in facts.metric_rows(metrics, facts.HEADLINE)] == ["solved", "called"]
     head, _, line = leaderboard.board(
-        leaderboard.leaderboard([leaderboard.Entry("demo", "Demo", metrics)])
+        leaderboard.leaderboard([leaderboard.EvaluatedExperiment("demo", "Demo", metrics)])
     ).splitlines()
-    assert head == "| experiment | who | decoding | solved | called |"
+    assert head == "| experiment | role | decoding | solved | called |"
     assert line.endswith("| 0.50 [0.40, 0.60], n 96 | 0.52 [0.40, 0.60], n 96 |")
 
 
-def test_what_is_learnt_stays_on_the_page_after_a_long_prompt(sources):
-    row = sources.sequences.to_pylist()[0]
+def test_long_context_is_cut_so_that_trained_tokens_stay_on_the_page(tables):
+    row = tables.sequences.to_pylist()[0]
     row |= {"input_ids": list(range(5000)), "span_starts": [4000, 4600], "span_ends": [4010, 4610]}
     row |= {"span_weights": [12.0, 1.0]}
     (shown,) = facts.coloured_tokens(from_rows("sequences", [row]), lambda ids: f"<{ids[0]}>")
@@ -413,16 +414,16 @@ def test_what_is_learnt_stays_on_the_page_after_a_long_prompt(sources):
     (shown,) = facts.coloured_tokens(from_rows("sequences", [row]), str, most=205)
     assert len(shown["tokens"]) == 205 and sum(w is not None for _, w in shown["tokens"]) + 3800 + shown["cut"] == 5000
     assert (
-        "3,800 more that are read"
-        in html.render(_subject(), replace(sources, sequences=from_rows("sequences", [row])), str)[0]
+        "3,800 more context tokens"
+        in html.render(_experiment(), replace(tables, sequences=from_rows("sequences", [row])), str)[0]
     )
 
 
-def test_cost_counts_the_teachers_rollouts_too(sources):
-    found = dict(facts.cost(sources))
-    assert (found["teachers' rollouts"], found["teachers' output tokens"]) == ("4", "2,000")
-    assert found["teachers' rollout time, summed over concurrent rollouts"] == "4.0 min"
-    assert (found["training wall time"], found["evaluation rollouts"]) == ("9 s", "24")
+def test_cost_counts_teacher_rollouts(tables):
+    figures = dict(facts.cost(tables))
+    assert (figures["teacher rollouts"], figures["teacher output tokens"]) == ("4", "2,000")
+    assert figures["teacher rollout time, summed over concurrent rollouts"] == "4.0 min"
+    assert (figures["training wall time"], figures["evaluation rollouts"]) == ("9 s", "24")
 
 
 SUITE = 'title = "s"\nfamily = "coop_tiny"\n[params]\ntrain = 8\nheldout = 2\n'
@@ -441,7 +442,7 @@ gates = {format_exposure = 1}
 """
 
 
-def test_the_assets_lay_out_what_the_web_page_shows(tmp_path):
+def test_assets_show_their_reports_as_markdown_metadata(tmp_path):
     for kind, name, text in (
         ("suites", "small", SUITE), ("rollout_sets", "planned", SET), ("experiments", "few", UNTRAINED),
     ):  # fmt: skip
@@ -457,11 +458,11 @@ def test_the_assets_lay_out_what_the_web_page_shows(tmp_path):
     board, plot, ceiling = (
         shown[a][k] for a, k in (("leaderboard", "board"), ("teacher_ceiling", "plot"), ("teacher_ceiling", "board"))
     )
-    for found in (board, plot, ceiling, shown["experiment_report"]["summary"], shown["model_card"]["card"]):
-        assert isinstance(found, dg.MarkdownMetadataValue), "text would stand on the page as it is"
+    for shown_value in (board, plot, ceiling, shown["experiment_report"]["summary"], shown["model_card"]["card"]):
+        assert isinstance(shown_value, dg.MarkdownMetadataValue)
     assert "| few | teacher | as_rolled_out | 1.00 [" in board.value
     page = Path(shown["experiment_report"]["report"]).read_text()
     collected = Ref("raw_rollouts", "rollout_set", "planned")
     count = resources.lake.require(collected).rows["rollouts"]
-    assert f'<td>teachers&#39; rollouts</td><td class="figure">{count}</td>' in page
-    assert f"<td>{collected}</td>" in page, "its lineage"
+    assert f'<td>teacher rollouts</td><td class="figure">{count}</td>' in page
+    assert f"<td>{collected}</td>" in page, "lineage"
