@@ -126,10 +126,11 @@ ui: environment  ## Dagster's web page on http://localhost:3000 (PORT=…)
 test: setup lint consumers  ## lint, types, SQL lint, tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
-lint: environment  ## ruff, pyright, sqlfluff
+lint: environment  ## ruff, pyright, layers of imports, sqlfluff
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet . || { echo "run: $(BIN)/ruff format"; exit 1; }
 	@$(BIN)/pyright
+	@$(BIN)/lint-imports
 	@$(BIN)/sqlfluff lint sql
 
 bench: setup  ## what the parts cost: figures for docs

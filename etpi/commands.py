@@ -28,9 +28,9 @@ def run_experiments(names: Sequence[str], specs_folder: Path | None = None, cons
         SpecError: an experiment does not exist, or a spec of its chain is invalid.
         SandboxUnavailable: the run needs sandboxes that cannot start on this machine; nothing was run.
     """
+    from etpi_assets.planner import across, consent_refusal, open_steps, plan
     from etpi_assets.resources import Resources
     from etpi_assets.runs.preflight import require_sandboxes
-    from etpi_assets.specs.planner import across, consent_refusal, open_steps, plan
     from etpi_resources.lake.catalog import default_path
     from etpi_resources.lake.lake import Lake
 
@@ -71,8 +71,8 @@ def run_experiments(names: Sequence[str], specs_folder: Path | None = None, cons
 
 def show_status(names: Sequence[str]) -> int:
     """Print the state of the named experiments (default: all); always 0."""
+    from etpi_assets.planner import plan
     from etpi_assets.runs.console_table import states_table
-    from etpi_assets.specs.planner import plan
     from etpi_resources.lake.lake import Lake
 
     specs, lake = load_specs(), Lake.open()
@@ -114,7 +114,7 @@ def compare(names: Sequence[str], consent: Collection[str] = ()) -> int:
 
 def explain_partition(asset: str, key: str, between: Sequence[str]) -> int:
     """Print the inputs of a partition's key, and how two of its versions differ; always 0."""
-    from etpi_assets.versioning.explain import explain
+    from etpi_assets.runs.explain import explain
     from etpi_resources.lake.lake import Lake
 
     for line in explain(asset, key, load_specs(), Lake.open(), between):
@@ -124,7 +124,7 @@ def explain_partition(asset: str, key: str, between: Sequence[str]) -> int:
 
 def accept_change(asset: str, key: str, because: str) -> int:
     """Keep a version although the code that makes it changed; always 0."""
-    from etpi_assets.versioning.acceptance import accept
+    from etpi_assets.runs.acceptance import accept
     from etpi_resources.lake.lake import Lake
 
     manifest = accept(asset, key, load_specs(), Lake.open(), because=because)
@@ -134,7 +134,7 @@ def accept_change(asset: str, key: str, because: str) -> int:
 
 def accept_changes(experiment: str, because: str) -> int:
     """Keep every version of an experiment's chain whose code changed; always 0."""
-    from etpi_assets.versioning.acceptance import accept_all
+    from etpi_assets.runs.acceptance import accept_all
     from etpi_resources.lake.lake import Lake
 
     steps = accept_all(experiment, load_specs(), Lake.open(), because=because)

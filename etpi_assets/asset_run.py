@@ -18,9 +18,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from etpi_assets.graph import GRAPH, Node
-from etpi_assets.resources import Resources, accelerators, require_hardware
-from etpi_assets.specs.load import AnySpec, Specs
-from etpi_assets.specs.planner import (
+from etpi_assets.planner import (
     SPEC_CHANGED,
     Change,
     Consent,
@@ -31,6 +29,8 @@ from etpi_assets.specs.planner import (
     remedy,
     upstream_refs,
 )
+from etpi_assets.resources import Resources, accelerators, require_hardware
+from etpi_assets.specs.load import AnySpec, Specs
 from etpi_assets.versioning.keys import PartitionCode, code_of
 from etpi_resources.lake import parquet
 from etpi_resources.lake.checks import CheckOutcome

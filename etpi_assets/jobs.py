@@ -1,23 +1,24 @@
-"""Jobs: the selections of `graph.JOBS`, and the one that brings an experiment with everything it rests on.
-
-Belongs here: what can be started by name. Does not belong here: what an asset does.
-"""
+"""Dagster jobs: the selections of `graph.JOBS`, and `bring_experiment`, which also computes an experiment's inputs."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from uuid import uuid4
 
 import dagster as dg
-from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
-from dagster._core.definitions.selector import PartitionRangeSelector, PartitionsByAssetSelector, PartitionsSelector
-from dagster._core.execution.backfill import PartitionBackfill
-from dagster._core.utils import make_new_backfill_id
 
+from etpi_assets.dagster_private import (
+    AssetGraph,
+    PartitionBackfill,
+    PartitionRangeSelector,
+    PartitionsByAssetSelector,
+    PartitionsSelector,
+)
 from etpi_assets.graph import JOBS
 from etpi_assets.partitions import PARTITION_TAG, SpecPartitions, partition_sets
+from etpi_assets.planner import Step, open_steps, plan
 from etpi_assets.specs.load import SpecError, Specs
-from etpi_assets.specs.planner import Step, open_steps, plan
 
 _DESCRIPTIONS = {
     "prepare_suite": "Make a suite's tasks and prove them.",
@@ -48,7 +49,7 @@ def build_jobs(specs: Specs) -> list[dg.JobDefinition | dg.UnresolvedAssetJobDef
 def _bring_experiment(experiments: SpecPartitions) -> dg.JobDefinition:
     @dg.op(required_resource_keys={"etpi"})
     def submit_chain(context) -> None:
-        """Submit what is missing or stale of an experiment as one backfill."""
+        """Submit the missing and stale partitions of an experiment as one backfill."""
         resources = context.resources.etpi
         name = context.run.tags.get(PARTITION_TAG, "")
         try:
@@ -70,7 +71,7 @@ def _bring_experiment(experiments: SpecPartitions) -> dg.JobDefinition:
     @dg.job(
         name="bring_experiment",
         partitions_def=experiments,
-        description="Submit an experiment with everything it rests on that is missing or stale, as one backfill.",
+        description="Submit as one backfill whatever is missing or stale of an experiment and its inputs.",
     )
     def bring_experiment() -> None:
         submit_chain()
@@ -81,10 +82,10 @@ def _bring_experiment(experiments: SpecPartitions) -> dg.JobDefinition:
 def chain_backfill(
     experiment: str, steps: Sequence[Step], asset_graph: AssetGraph, instance: dg.DagsterInstance
 ) -> PartitionBackfill:
-    """One backfill over exactly the partitions that are not ok, and after them the tables across experiments.
+    """Build one backfill of exactly the partitions that are not ok, followed by the tables across experiments.
 
-    Dagster has no public way to say this outside GraphQL's `partitionsByAssets`, which this is the inside of; the web
-    page's own backfill of assets with different partitions can only say "all partitions" of each.
+    Dagster's web page can only backfill assets with different partitions over all partitions of each; see
+    `dagster_private` for the classes used here.
     """
     keys: dict[str, list[str]] = {asset: [] for asset in JOBS["publish_catalog"][1]}
     for step in open_steps(steps):
@@ -97,7 +98,7 @@ def chain_backfill(
         for asset, names in keys.items()
     ]
     return PartitionBackfill.from_partitions_by_assets(
-        backfill_id=make_new_backfill_id(),
+        backfill_id=uuid4().hex[:8],
         asset_graph=asset_graph,
         backfill_timestamp=time.time(),
         tags={"etpi/experiment": experiment},

@@ -26,10 +26,10 @@ from etpi_assets.asset_run import (
 )
 from etpi_assets.graph import GRAPH, JOBS, Node
 from etpi_assets.partitions import PARTITION_TAG, mapping, partition_sets
+from etpi_assets.planner import CONSENTS, Consent
 from etpi_assets.resources import EngineUnavailable, HardwareMissing, Resources, require_hardware
 from etpi_assets.specs.load import SpecError, Specs
 from etpi_assets.specs.paths import PathError
-from etpi_assets.specs.planner import CONSENTS, Consent
 from etpi_assets.versioning.keys import asset_code
 from etpi_resources.lake.checks import BadData
 from etpi_resources.lake.lake import Lake, LakeError

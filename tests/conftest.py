@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from etpi_assets import asset_run
+from etpi_assets import asset_run, planner
 from etpi_assets.graph import GRAPH
-from etpi_assets.specs import planner
-from etpi_assets.versioning import acceptance as changes
-from etpi_assets.versioning import explain
+from etpi_assets.runs import acceptance as changes
+from etpi_assets.runs import explain
 from etpi_assets.versioning.codebase import CodeVersion
 from etpi_assets.versioning.keys import PartitionCode
 from etpi_resources.sandboxes import SandboxFactory

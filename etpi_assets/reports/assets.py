@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from etpi_assets.graph import GRAPH
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
+from etpi_assets.planner import accepted
 from etpi_assets.reports import facts, html, leaderboard, model_card
 from etpi_assets.reports.iterations import iterations, iterations_board
-from etpi_assets.specs.planner import accepted
 from etpi_assets.specs.published import figures
 from etpi_resources import charts
 from etpi_resources.chat.format import load_chat_format

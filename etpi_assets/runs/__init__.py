@@ -1,1 +1,1 @@
-"""Runs started from the command line: preflight, several experiments in parallel, progress and tables on a terminal."""
+"""What the console command does: preflight, parallel runs, progress and tables, accepting and explaining versions."""

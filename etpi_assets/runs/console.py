@@ -17,12 +17,11 @@ from dataclasses import replace
 from typing import TextIO
 
 import dagster as dg
-from dagster._core.log_manager import LOG_RECORD_METADATA_ATTR
-from dagster._core.utils import coerce_valid_log_level
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from etpi_assets.dagster_private import LOG_RECORD_METADATA_ATTR
 from etpi_resources.process.progress import NOT_ON_CONSOLE, Activity, LogDisplay, display, shown_on
 
 REFRESHES_A_SECOND = 4
@@ -159,6 +158,6 @@ def console_logger(context: dg.InitLoggerContext) -> logging.Logger:
     handler = _ToDisplay()
     handler.setFormatter(_Lines())
     handler.addFilter(_OwnLines())
-    logger = logging.Logger("etpi", coerce_valid_log_level(context.logger_config["log_level"]))
+    logger = logging.Logger("etpi", context.logger_config["log_level"])
     logger.addHandler(handler)
     return logger

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from etpi_assets.specs.planner import Step
+from etpi_assets.planner import Step
 from etpi_resources.lake.lake import Lake, Ref
 
 METRICS = {

@@ -1,7 +1,7 @@
 """Dagster jobs run in this process, one after the other.
 
 Belongs here: starting the jobs that bring an experiment up to date, and saying how each went. Does not belong here:
-what is missing or stale (`specs.planner`), or several processes (`lanes`).
+what is missing or stale (`planner`), or several processes (`lanes`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import dagster as dg
 
 from etpi_assets.asset_run import CONSENT_TAG
 from etpi_assets.definitions import build_defs
+from etpi_assets.planner import Step, open_steps, plan
 from etpi_assets.resources import Resources
 from etpi_assets.runs.stopping import StopRequests
 from etpi_assets.specs.load import Specs
-from etpi_assets.specs.planner import Step, open_steps, plan
 from etpi_resources.lake.lake import Lake
 from etpi_resources.process.progress import Activity, acting_for, display
 

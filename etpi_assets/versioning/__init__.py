@@ -1,1 +1,1 @@
-"""Input keys and code versions: computed from specs, inputs and sources, explained, and accepted by a person."""
+"""Input keys and code versions, computed from specs, inputs and sources."""

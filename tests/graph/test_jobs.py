@@ -18,10 +18,10 @@ from etpi.dagster_home import SETTINGS
 from etpi_assets import resources
 from etpi_assets.graph import GRAPH, JOBS
 from etpi_assets.jobs import chain_backfill
+from etpi_assets.planner import plan
 from etpi_assets.runs import runner
 from etpi_assets.runs.stopping import StopRequests
 from etpi_assets.specs.load import load_specs
-from etpi_assets.specs.planner import plan
 from etpi_resources.lake.lake import Lake, Ref
 from tests.support.graph import EXPERIMENT, failures, write_spec
 

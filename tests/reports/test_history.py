@@ -18,6 +18,7 @@ from etpi_assets.curation import gates
 from etpi_assets.curation.upweight import loss_share_by_turn
 from etpi_assets.evaluation.probes import prompt_parity
 from etpi_assets.graph import GRAPH
+from etpi_assets.planner import plan
 from etpi_assets.reports import facts, history, html
 from etpi_assets.resources import Resources
 from etpi_assets.rollouts.plan_first.paths import FIXED, choose
@@ -25,7 +26,6 @@ from etpi_assets.rollouts.plan_first.script import Seat, turns
 from etpi_assets.scoring.intervals import wilson
 from etpi_assets.specs import assets as spec_assets
 from etpi_assets.specs.load import load_specs
-from etpi_assets.specs.planner import plan
 from etpi_assets.specs.published import figures
 from etpi_assets.specs.rollout_set import ScoringSection, TemplatedSection
 from etpi_resources.chat.format import load_chat_format

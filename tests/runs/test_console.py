@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 
+from etpi_assets.planner import Step
 from etpi_assets.reports.results import render
 from etpi_assets.runs.console_table import ending, failures_table, metrics_table, states_table
 from etpi_assets.specs.load import load_specs
-from etpi_assets.specs.planner import Step
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.lake.schemas import from_rows
 from etpi_resources.process import progress

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from etpi_assets.planner import Step, plan
 from etpi_assets.runs.preflight import require_sandboxes, sandbox_kind
 from etpi_assets.specs.load import load_specs
-from etpi_assets.specs.planner import Step, plan
 from etpi_resources.lake.lake import Lake
 from etpi_resources.sandboxes import SandboxUnavailable, namespaces
 

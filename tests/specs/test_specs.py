@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from etpi_assets.graph import GRAPH
+from etpi_assets.planner import plan
 from etpi_assets.resources import HardwareMissing, require_hardware
 from etpi_assets.specs.experiment import ServingSection
 from etpi_assets.specs.load import MODELS, SpecError, load_specs
 from etpi_assets.specs.paths import PathError, expand, fingerprint
-from etpi_assets.specs.planner import plan
 from etpi_assets.specs.training import RLSection
 from etpi_resources.lake.lake import Lake
 from tests.support.graph import EXPERIMENT, ROLLOUT_SET, SUITE, small_world, write_spec

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from etpi_assets.asset_run import Recipe
+from etpi_assets.planner import plan
 from etpi_assets.resources import HardwareMissing, Resources, require_hardware
 from etpi_assets.specs.load import load_specs
-from etpi_assets.specs.planner import plan
 from etpi_assets.training import pointers
 from etpi_assets.training.assets import sft_checkpoint
 from etpi_resources.chat.grammars import SLOTS

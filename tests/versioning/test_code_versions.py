@@ -21,8 +21,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from etpi_assets import planner
 from etpi_assets.graph import GRAPH
-from etpi_assets.specs import planner
 from etpi_assets.specs.load import Specs, load_specs
 from etpi_assets.versioning import keys as versions
 from etpi_assets.versioning.choices import CHOICES, INFRASTRUCTURE, narrowing
@@ -211,13 +211,13 @@ print(json.dumps({"file": load.__file__, **found}))
 # --- completeness ----------------------------------------------------------------------------------------------------
 
 PROGRAMS = {
-    "etpi_assets.versioning.acceptance": "etpi accept: records a judgement",
+    "etpi_assets.runs.acceptance": "etpi accept: records a judgement",
     "etpi_assets.versioning": "computes versions",
     "etpi_assets.runs.console": "commands for people",
     "etpi_assets.runs.console_table": "the list of commands",
     "etpi_assets.definitions": "hands Dagster the assets",
     "etpi_assets.exports": "writes data for other programs; no asset holds it",
-    "etpi_assets.versioning.explain": "etpi explain: shows keys and differences",
+    "etpi_assets.runs.explain": "etpi explain: shows keys and differences",
     "etpi_assets.runs.preflight": "checks before a run",
     "etpi_assets.tiny_bases.rebuild": "rebuilds the shipped tiny bases, a command",
     "etpi_assets.jobs": "groups assets for Dagster",

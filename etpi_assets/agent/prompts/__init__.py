@@ -11,11 +11,10 @@ from functools import cache
 from pathlib import Path
 from string import Template
 
-from etpi_assets import worlds
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Role, Task
 
-FOLDERS = (Path(__file__).parent, Path(worlds.__file__).parent)
+FOLDERS = (Path(__file__).parent, Path(__file__).parents[2] / "worlds")
 """Shared prompts, one folder each; then the embedded worlds, each with a folder `prompts`."""
 STEERING_SEPARATOR = "\n\n"
 

@@ -1,7 +1,7 @@
 """What the key of an asset partition is made of, and how two of its versions differ.
 
 Belongs here: putting manifests, the planner's verdict and differences between tables into words. Does not belong here:
-deciding what is stale (`specs.planner`).
+deciding what is stale (`planner`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import duckdb
 
 from etpi_assets.graph import GRAPH, Node
+from etpi_assets.planner import accepted, chain, changed_keys, inputs_of
 from etpi_assets.specs.load import SpecError, Specs
-from etpi_assets.specs.planner import accepted, chain, changed_keys, inputs_of
 from etpi_assets.versioning.keys import code_of, file_of
 from etpi_resources.lake.catalog import sql_folder
 from etpi_resources.lake.lake import Lake, LakeError, Manifest, Ref

@@ -1,6 +1,6 @@
 """A person's judgement that a change of code does not matter to a version.
 
-Belongs here: recording it. Does not belong here: which code changed (`specs.planner`), or rebuilding.
+Belongs here: recording it. Does not belong here: which code changed (`planner`), or rebuilding.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from etpi_assets.graph import GRAPH
+from etpi_assets.planner import SETS, Step, chain, expected_key, inputs_of
 from etpi_assets.specs.load import SpecError, Specs
-from etpi_assets.specs.planner import SETS, Step, chain, expected_key, inputs_of
 from etpi_assets.versioning.keys import code_of
 from etpi_resources.lake.lake import Lake, LakeError, Manifest, Ref
 

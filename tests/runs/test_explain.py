@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from etpi_assets.runs.explain import explain
 from etpi_assets.specs.load import SpecError
-from etpi_assets.versioning.explain import explain
 from etpi_resources.lake.lake import Lake, LakeError, Ref
 from etpi_resources.lake.schemas import from_rows
 from tests.support.graph import EXPERIMENT, write_spec
