@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 from etpi_assets.agent.prompts import render_prompts, steering_text, template_path
 from etpi_assets.agent.tools import tool_schemas
 from etpi_assets.curation import gates, integrity, merge, select, upweight
-from etpi_assets.curation.captured import COLUMNS, Default, captured_agents
+from etpi_assets.curation.captured import COLUMNS, DefaultPrompt, captured_agents
 from etpi_assets.curation.label_syntax import LabelSyntax
 from etpi_assets.curation.pairs import CapturedAgent, make_pairs
-from etpi_assets.curation.steering import FirstPrompt, Traces
+from etpi_assets.curation.steering import FirstPrompt, SteeringNgrams
 from etpi_assets.curation.student_form import StudentForm
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
 from etpi_assets.specs.check_names import DATASET, OVERRIDABLE, PAIRS, SELECTED
@@ -36,9 +36,12 @@ from etpi_resources.lake.schemas import empty
 from etpi_resources.lake.stored import Stored, batches, columns_of, counts, dicts
 
 _COMPARED_ROLLOUTS = 100
-"""Rollouts of a set whose prompts are made a second time, from the captured ids."""
+"""Rollouts of a set whose re-tokenised prompts are compared with the captured ids."""
 _COMPARED_PROMPTS = 400
-"""First-turn prompts of each side whose lengths and template are compared: medians need no more."""
+"""First-turn prompts of training and of evaluation that are compared; a median needs no more."""
+
+
+# --- selected_trajectories -------------------------------------------------------------------------------------------
 
 
 @etpi_asset("selected_trajectories", checks=SELECTED)
@@ -46,111 +49,138 @@ def selected_trajectories(run: AssetRun) -> Produced:
     spec: ExperimentSpec = run.spec
     rollouts = run.read("raw_rollouts", "rollouts", columns=select.COLUMNS)
     scores = run.read("scored_rollouts", "scores")
-    lacking = scores.filter(pc.field("output_tokens").is_null())["rollout_id"].to_pylist()
-    chosen = select.select(rollouts, scores, spec.select, _counted(run, lacking) if lacking else None)
-    reasons = Counter(chosen["dropped"]["reason"].to_pylist())
+    uncounted = scores.filter(pc.field("output_tokens").is_null())["rollout_id"].to_pylist()
+    tables = select.select(rollouts, scores, spec.select, _count_tokens(run, uncounted) if uncounted else None)
+    selected, dropped = tables["selected"], tables["dropped"]
+    reasons = Counter(dropped["reason"].to_pylist())
     return Produced(
-        tables=chosen,
-        checks=_with_overrides(spec, [select.counts_reconcile(rollouts, **chosen)]),
+        tables=tables,
+        checks=_with_overrides(spec, [select.counts_reconcile(rollouts, selected, dropped)]),
         metadata={
-            "selected": len(chosen["selected"]),
-            "offered": len(chosen["selected"]) + len(chosen["dropped"]),
+            "selected": len(selected),
+            "offered": len(selected) + len(dropped),
             "dropped": dict(reasons.most_common()),
-            "repos": dict(Counter(chosen["selected"]["repo"].to_pylist())),
-            "output_tokens": sum(chosen["selected"]["output_tokens"].to_pylist()),
+            "repos": dict(Counter(selected["repo"].to_pylist())),
+            "output_tokens": sum(selected["output_tokens"].to_pylist()),
         },
     )
 
 
-def _counted(run: AssetRun, rollout_ids: Sequence[str]) -> dict[str, int]:
-    """Output tokens of rollouts without ids: their assistant messages in the student's form and tokenizer."""
+def _count_tokens(run: AssetRun, rollout_ids: Sequence[str]) -> dict[str, int]:
+    """Return the output tokens of rollouts without ids, from their messages in the student's form and tokenizer."""
     chat = student_format(run.spec)
     student = StudentForm(chat)
-    count = dict.fromkeys(rollout_ids, 0)
+    tokens = dict.fromkeys(rollout_ids, 0)
     columns = ["rollout_id", "role", "kind", "content", "tool_calls"]
     for row in dicts(run.stored("raw_rollouts", "messages"), columns):
-        if row["kind"] == "action" and row["rollout_id"] in count:
+        if row["kind"] == "action" and row["rollout_id"] in tokens:
             calls = json.loads(row["tool_calls"]) if row["tool_calls"] else None
-            count[row["rollout_id"]] += len(chat.encode(student.text(student.message(row["content"] or "", calls))))
-    return count
+            tokens[row["rollout_id"]] += len(chat.encode(student.text(student.message(row["content"] or "", calls))))
+    return tokens
+
+
+# --- tito_pairs ------------------------------------------------------------------------------------------------------
 
 
 @etpi_asset("tito_pairs", checks=PAIRS)
 def tito_pairs(run: AssetRun) -> Produced:
     spec: ExperimentSpec = run.spec
-    chat = student_format(spec)
-    section, kwargs = spec.pairs, spec.serving.template_kwargs
-    native = section.model_copy(update={"capture": "native"})
     tasks = {task.task_id: task for task in read_tasks(run.read("tasks", "tasks"))}
     selected = run.read("selected_trajectories", "selected", columns=["rollout_id", "rollout_set"])
     dropped: list[pa.Table] = [empty("dropped")]
-    read: list[pa.Table] = [empty("pairs")]
-    seen, syntax = _Seen(), LabelSyntax(chat, spec.gates)
+    references, syntax = _PairReferences(), LabelSyntax(student_format(spec), spec.gates)
     with run.spool("pairs") as spool:
         for name in spec.rollout_sets:
             rollout_set: RolloutSetSpec = run.specs.get("rollout_set", name)  # pyright: ignore[reportAssignmentType]
-            _same_vocabulary(name, rollout_set, spec)
-            tools = tool_schemas(rollout_set.agent.tools if section.capture == "native" else section.tools)
-            default = _default_prompts(run, rollout_set, tasks, tools, seen.steering)
-            chosen = selected.filter(pc.field("rollout_set") == name)["rollout_id"].to_pylist()
-            compares = section.capture == "retokenised" and _same_form(rollout_set, chat)
-            some = frozenset(_spread(chosen, _COMPARED_ROLLOUTS) if compares else ())
-            for block in _blocks(run, name, frozenset(chosen)):
-                agents = captured_agents(block, section, chat, default, kwargs, tools)
-                made = make_pairs(syntax.noted(seen.noted(agents)), section, chat)
-                syntax.add(made["pairs"], made["dropped"])
-                seen.offered.append(block["turns"].select(integrity.KEY))
-                spool.add(made["pairs"])
-                dropped.append(made["dropped"])
-                if some:
-                    agents = captured_agents(_of(block, some), native, chat, default, kwargs)
-                    read.append(make_pairs(agents, native, chat)["pairs"])
-    return _pairs_produced(run, seen, syntax.outcome(), pa.concat_tables(dropped), pa.concat_tables(read))
+            _require_same_vocabulary(name, rollout_set, spec)
+            rollout_ids = selected.filter(pc.field("rollout_set") == name)["rollout_id"].to_pylist()
+            for tables in _pairs_of_set(run, name, rollout_set, rollout_ids, tasks, references, syntax):
+                spool.add(tables["pairs"])
+                dropped.append(tables["dropped"])
+    return _pairs_produced(run, references, syntax.outcome(), pa.concat_tables(dropped))
 
 
 @dataclass
-class _Seen:
-    """What pairs are held against, taken from the rollouts on the way."""
+class _PairReferences:
+    """References that the checks of pairs compare with, collected while the pairs are built.
 
-    offered: list[pa.Table] = field(default_factory=lambda: [empty("turns").select(integrity.KEY)])
-    expected: dict[tuple[str, str], Sequence[int] | np.ndarray] = field(default_factory=dict)
+    Attributes:
+        turns: keys of the turns of the selected rollouts.
+        captured: for a few re-tokenised rollouts, the pairs that their captured ids give.
+        default_prompts: (rollout_id, agent_id) -> ids of the prompt that serving renders.
+        steering, systems: texts of the steering, and of the default system messages.
+        rerendered: conversations whose earlier messages the template rewrites.
+    """
+
+    turns: list[pa.Table] = field(default_factory=lambda: [empty("turns").select(integrity.KEY)])
+    captured: list[pa.Table] = field(default_factory=lambda: [empty("pairs")])
+    default_prompts: dict[tuple[str, str], Sequence[int] | np.ndarray] = field(default_factory=dict)
     steering: set[str] = field(default_factory=set)
     systems: set[str] = field(default_factory=set)
-    written_anew: int = 0
+    rerendered: int = 0
 
-    def noted(self, agents: Iterable[CapturedAgent]) -> Iterator[CapturedAgent]:
-        """The agents as they pass."""
+    def collect(self, agents: Iterable[CapturedAgent]) -> Iterator[CapturedAgent]:
+        """Yield the agents and collect their default prompts."""
         for agent in agents:
-            self.written_anew += not agent.appended
+            self.rerendered += not agent.appended
             if agent.default is not None:
-                self.expected[agent.rollout_id, agent.agent_id] = agent.default.ids
+                self.default_prompts[agent.rollout_id, agent.agent_id] = agent.default.ids
                 self.systems.update(m["content"] for m in agent.default.messages if m["role"] == "system")
             yield agent
 
 
+def _pairs_of_set(
+    run: AssetRun,
+    name: str,
+    rollout_set: RolloutSetSpec,
+    rollout_ids: Sequence[str],
+    tasks: Mapping[str, Task],
+    references: _PairReferences,
+    syntax: LabelSyntax,
+) -> Iterator[dict[str, pa.Table]]:
+    """Yield {"pairs", "dropped"} of a few rollouts of the set at a time; extend `references` and `syntax`."""
+    spec: ExperimentSpec = run.spec
+    chat, section, kwargs = student_format(spec), spec.pairs, spec.serving.template_kwargs
+    native = section.model_copy(update={"capture": "native"})
+    tools = tool_schemas(rollout_set.agent.tools if section.capture == "native" else section.tools)
+    default_prompt = _default_prompts(run, rollout_set, tasks, tools, references.steering)
+    comparable = section.capture == "retokenised" and _same_form(rollout_set, chat)
+    compared = frozenset(_spread(rollout_ids, _COMPARED_ROLLOUTS) if comparable else ())
+    for block in _blocks(run, name, frozenset(rollout_ids)):
+        agents = captured_agents(block, section, chat, default_prompt, kwargs, tools)
+        tables = make_pairs(syntax.collect(references.collect(agents)), section, chat)
+        syntax.add(tables["pairs"], tables["dropped"])
+        references.turns.append(block["turns"].select(integrity.KEY))
+        if compared:
+            agents = captured_agents(_of_rollouts(block, compared), native, chat, default_prompt, kwargs)
+            references.captured.append(make_pairs(agents, native, chat)["pairs"])
+        yield tables
+
+
 def _blocks(run: AssetRun, rollout_set: str, rollout_ids: frozenset[str]) -> Iterator[dict[str, pa.Table]]:
-    """What pairs are made of, of those rollouts, a few at a time."""
+    """Yield the tables that pairs are built from, a few of those rollouts at a time."""
     tables = {table: run.stored("raw_rollouts", table, key=rollout_set) for table in COLUMNS}
-    return (_of(block, rollout_ids) for block in blocks(tables, COLUMNS))
+    return (_of_rollouts(block, rollout_ids) for block in blocks(tables, COLUMNS))
 
 
-def _of(block: Mapping[str, pa.Table], rollout_ids: frozenset[str]) -> dict[str, pa.Table]:
+def _of_rollouts(block: Mapping[str, pa.Table], rollout_ids: frozenset[str]) -> dict[str, pa.Table]:
     wanted = [name for name in block["rollouts"]["rollout_id"].to_pylist() if name in rollout_ids]
-    named = pc.field("rollout_id").isin(pa.array(wanted, pa.string()))
-    return {name: table.filter(named) for name, table in block.items()}
+    is_wanted = pc.field("rollout_id").isin(pa.array(wanted, pa.string()))
+    return {name: table.filter(is_wanted) for name, table in block.items()}
 
 
-def _pairs_produced(run: AssetRun, seen: _Seen, syntax: CheckOutcome, dropped: pa.Table, read: pa.Table) -> Produced:
+def _pairs_produced(run: AssetRun, references: _PairReferences, syntax: CheckOutcome, dropped: pa.Table) -> Produced:
     spec: ExperimentSpec = run.spec
     chat, section, pairs = student_format(spec), spec.pairs, run.spooled("pairs")
+    steering = SteeringNgrams.build(sorted(references.steering), sorted(references.systems), chat)
     checks = [
         syntax,
-        integrity.pairs_reconcile(pa.concat_tables(seen.offered), pairs, dropped),
+        integrity.pairs_reconcile(pa.concat_tables(references.turns), pairs, dropped),
         integrity.capture_not_mixed(pairs, section),
-        integrity.history_as_captured(pairs, read, chat),
+        integrity.history_as_captured(pairs, pa.concat_tables(references.captured), chat),
         integrity.no_think_in_output(pairs, section, chat),
-        integrity.no_steering_leak(pairs, Traces.of(sorted(seen.steering), sorted(seen.systems), chat)),
-        integrity.prompt_is_default_render(pairs, seen.expected, section, chat),
+        integrity.no_steering_leak(pairs, steering),
+        integrity.prompt_is_default_render(pairs, references.default_prompts, section, chat),
     ]
     narrow = columns_of(pairs, ["think_removed", "prefix_turn"])
     return Produced(
@@ -162,23 +192,23 @@ def _pairs_produced(run: AssetRun, seen: _Seen, syntax: CheckOutcome, dropped: p
             "think_ids_removed": pc.sum(narrow["think_removed"]).as_py() or 0,  # pyright: ignore[reportAttributeAccessIssue]
             "output_tokens": sum(len(batch.column(0).flatten()) for batch in batches(pairs, ["output_ids"])),
             "chained": len(narrow) - narrow["prefix_turn"].null_count,
-            "conversations_the_template_writes_anew": seen.written_anew,
+            "conversations_the_template_writes_anew": references.rerendered,
         },
     )
 
 
-def _same_vocabulary(name: str, rollout_set: RolloutSetSpec, spec: ExperimentSpec) -> None:
-    """Ids of one tokenizer mean nothing to another, and no check of ids alone could tell."""
+def _require_same_vocabulary(name: str, rollout_set: RolloutSetSpec, spec: ExperimentSpec) -> None:
+    """Raise SpecError if native ids are of another tokenizer than the student's, which no check of ids could notice."""
     captured = rollout_set.agent.tokenizer
     if spec.pairs.capture == "native" and rollout_set.kind != "imported" and captured != spec.base.tokenizer:
         raise SpecError(
             f"rollout set {name!r} was captured in the ids of {captured!r}, the student reads {spec.base.tokenizer!r}: "
-            'set pairs.capture = "retokenised", or take a base of that tokenizer'
+            'set pairs.capture = "retokenised", or use a base with that tokenizer'
         )
 
 
 def _same_form(rollout_set: RolloutSetSpec, chat: ChatFormat) -> bool:
-    """Whether the set was captured in the student's own tokenizer and template, so that prompts can be compared."""
+    """Return whether the set was captured in the student's tokenizer and template, so that prompts can be compared."""
     if rollout_set.kind == "imported" or rollout_set.agent.tokenizer != chat.name:
         return False
     return load_chat_format(rollout_set.agent.tokenizer).template == chat.template
@@ -190,15 +220,18 @@ def _default_prompts(
     tasks: Mapping[str, Task],
     tools: Sequence[Any] | None,
     steering: set[str],
-) -> Default:
-    """What a student reads first at a task of the set; the steering it could have had is added to `steering`."""
+) -> DefaultPrompt:
+    """Return a function to the first prompt of a student at a task of the set.
+
+    The function adds the steering that the set's teacher may have had at that task to `steering`.
+    """
     if rollout_set.kind == "imported" or rollout_set.suite is None:
         return lambda task_id, agent_id: None
     family = load_family(run.specs.suites[rollout_set.suite].family)
     agent, chat, kwargs = rollout_set.agent, student_format(run.spec), run.spec.serving.template_kwargs
 
     @cache
-    def default(task_id: str | None, agent_id: str) -> FirstPrompt | None:
+    def default_prompt(task_id: str | None, agent_id: str) -> FirstPrompt | None:
         task = tasks.get(task_id or "")
         if task is None:
             return None
@@ -208,7 +241,10 @@ def _default_prompts(
         messages = student_prompt(agent, task, role)
         return FirstPrompt(messages, np.asarray(chat.prompt_ids(messages, tools=tools, **kwargs), dtype=np.int32))
 
-    return default
+    return default_prompt
+
+
+# --- upweighted_dataset ----------------------------------------------------------------------------------------------
 
 
 @etpi_asset("upweighted_dataset", checks=DATASET)
@@ -217,18 +253,43 @@ def upweighted_dataset(run: AssetRun) -> Produced:
     pairs, tasks = run.stored("tito_pairs", "pairs"), run.read("tasks", "tasks")
     heldout = tasks.filter(pc.field("split") == "heldout")
     weighed = upweight.weigh(pairs, spec.dataset, set(heldout["task_id"].to_pylist()))
+    dropped = weighed["dropped"]
     with run.spool("sequences") as spool:
         rows = merge.merge(weighed["dataset_rows"], pairs, spec.dataset.max_length, spool.add)
-    dropped, sequences = weighed["dropped"], run.spooled("sequences")
+    sequences = run.spooled("sequences")
+    savings = merge.merge_savings(rows, pairs, sequences)
+    loss_share = upweight.loss_share_by_turn(rows)
+    return Produced(
+        tables={"dataset_rows": rows, "sequences": sequences, "dropped": dropped},
+        checks=_with_overrides(spec, _dataset_checks(run, tasks, rows, sequences, dropped)),
+        metadata={
+            "rows": dict(counts(rows, "split")),
+            "dropped": dict(counts(dropped, "reason")),
+            "sequences": len(sequences),
+            "forking_sequences": sum(len(row["node_starts"]) > 1 for row in dicts(sequences, ["node_starts"])),
+            "tokens_saved_by_merging": f"{savings['ratio']:.2f}x",
+            "loss_share_by_turn": {str(turn): round(share, 4) for turn, share in loss_share.items()},
+            "label_tokens": pc.sum(rows["output_tokens"]).as_py() or 0,  # pyright: ignore[reportAttributeAccessIssue]
+        },
+        notes={"merging": savings},
+    )
+
+
+def _dataset_checks(
+    run: AssetRun, tasks: pa.Table, rows: pa.Table, sequences: Stored, dropped: pa.Table
+) -> list[CheckOutcome]:
+    spec: ExperimentSpec = run.spec
+    pairs = run.stored("tito_pairs", "pairs")
     selected = run.read("selected_trajectories", "selected")
     agent_scores = run.read("scored_rollouts", "agent_scores")
     rollouts = run.read("raw_rollouts", "rollouts", columns=["rollout_id", "task_id", "source"])
     scores = run.read("scored_rollouts", "scores")
-    ours, theirs = _training_prompts(rows, pairs), _evaluation_prompts(run, tasks)
+    heldout = tasks.filter(pc.field("split") == "heldout")
     heldout_repos = {*heldout["repo"].to_pylist(), *spec.dataset.heldout_repos}
-    lost = _lost(run, rollouts, scores, selected, rows, dropped)
-    found = len(rollouts) + len(run.read("raw_rollouts", "quarantined", columns=["source"]))
-    checks = [
+    training, evaluation = _training_prompts(rows, pairs), _evaluation_prompts(run, tasks)
+    inputs = len(rollouts) + len(run.read("raw_rollouts", "quarantined", columns=["source"]))
+    lost = _lost_inputs(run, rollouts, scores, selected, rows, dropped)
+    return [
         integrity.dataset_reconciles(pairs, rows, dropped),
         integrity.label_tokens(rows, pairs, sequences),
         integrity.heldout_split(rows, heldout_repos, set(heldout["task_id"].to_pylist())),
@@ -236,47 +297,30 @@ def upweighted_dataset(run: AssetRun) -> Produced:
         gates.turn_loss_share(rows, spec.gates),
         gates.format_exposure(rows, pairs, spec.gates),
         gates.role_balance(rows, pairs, spec.gates),
-        gates.plan_paths_in_task(selected, agent_scores, _task_texts(run, tasks), spec.gates),
-        gates.prompt_length_ratio([len(p) for p in ours], [len(p) for p in theirs], spec.gates),
-        gates.template_distance(ours, theirs, spec.gates),
-        gates.skip_rate(found, lost, spec.gates),
+        gates.plan_paths_in_task(selected, agent_scores, _with_entities(run, tasks), spec.gates),
+        gates.prompt_length_ratio([len(p) for p in training], [len(p) for p in evaluation], spec.gates),
+        gates.template_distance(training, evaluation, spec.gates),
+        gates.skip_rate(inputs, lost, spec.gates),
         gates.turns_lost(rows, run.read("tito_pairs", "dropped"), dropped, spec.gates),
     ]
-    saved = merge.merge_savings(rows, pairs, sequences)
-    return Produced(
-        tables={"dataset_rows": rows, "sequences": sequences, "dropped": dropped},
-        checks=_with_overrides(spec, checks),
-        metadata={
-            "rows": dict(counts(rows, "split")),
-            "dropped": dict(counts(dropped, "reason")),
-            "sequences": len(sequences),
-            "forking_sequences": sum(len(row["node_starts"]) > 1 for row in dicts(sequences, ["node_starts"])),
-            "tokens_saved_by_merging": f"{saved['ratio']:.2f}x",
-            "loss_share_by_turn": {
-                str(turn): round(share, 4) for turn, share in upweight.loss_share_by_turn(rows).items()
-            },
-            "label_tokens": pc.sum(rows["output_tokens"]).as_py() or 0,  # pyright: ignore[reportAttributeAccessIssue]
-        },
-        notes={"merging": saved},
-    )
 
 
 def _training_prompts(rows: pa.Table, pairs: Stored) -> list[Sequence[int]]:
-    """First-turn inputs of the training rows, evenly spread over them."""
-    chosen = rows.filter((pc.field("split") == "train") & (pc.field("turn") == 0))["pair_id"].to_pylist()
-    names = set(_spread(chosen))
+    """Return first-turn inputs of the training rows, evenly spread over them."""
+    first_turns = rows.filter((pc.field("split") == "train") & (pc.field("turn") == 0))["pair_id"].to_pylist()
+    chosen = set(_spread(first_turns))
     columns = ["pair_id", "turn", "prefix_turn", "suffix_ids"]
-    first = (batch.filter(batch["turn"].to_numpy() == 0) for batch in batches(pairs, columns))
+    parts = (batch.filter(batch["turn"].to_numpy() == 0) for batch in batches(pairs, columns))
     return [
         ids.values.to_numpy().tolist()
-        for batch in first
-        for name, prefix, ids in zip(batch["pair_id"], batch["prefix_turn"], batch["suffix_ids"], strict=True)
-        if name.as_py() in names and not prefix.is_valid
+        for part in parts
+        for name, prefix, ids in zip(part["pair_id"], part["prefix_turn"], part["suffix_ids"], strict=True)
+        if name.as_py() in chosen and not prefix.is_valid
     ]
 
 
 def _evaluation_prompts(run: AssetRun, tasks: pa.Table) -> list[Sequence[int]]:
-    """First-turn prompts of evaluation as serving renders them; none where nothing is evaluated."""
+    """Return first-turn prompts of evaluation as serving renders them; none if nothing is evaluated."""
     spec: ExperimentSpec = run.spec
     if spec.evaluate is None:
         return []
@@ -284,17 +328,17 @@ def _evaluation_prompts(run: AssetRun, tasks: pa.Table) -> list[Sequence[int]]:
     family = load_family(run.specs.suites[spec.evaluate.suite].family)
     chat, agent = student_format(spec), spec.evaluate.agent
     tools, kwargs = tool_schemas(agent.tools), spec.serving.template_kwargs
-    seats = [(task, role) for task in read_tasks(suite, spec.evaluate.split) for role in family.roles(task)]
-    return [chat.prompt_ids(student_prompt(agent, task, role), tools=tools, **kwargs) for task, role in _spread(seats)]
+    agents = [(task, role) for task in read_tasks(suite, spec.evaluate.split) for role in family.roles(task)]
+    return [chat.prompt_ids(student_prompt(agent, task, role), tools=tools, **kwargs) for task, role in _spread(agents)]
 
 
 def _spread(items: Sequence[Any], n: int = _COMPARED_PROMPTS) -> Sequence[Any]:
-    """About `n` of the items, evenly spread."""
+    """Return about `n` of the items, evenly spread."""
     return items[:: max(1, len(items) // n)]
 
 
-def _task_texts(run: AssetRun, tasks: pa.Table) -> pa.Table:
-    """The tasks, the entities that their family knows of them behind their instruction."""
+def _with_entities(run: AssetRun, tasks: pa.Table) -> pa.Table:
+    """Return the tasks with the entities that their family knows appended to their instruction."""
     texts = []
     for task in read_tasks(tasks):
         entities = load_family(run.specs.suites[task.suite].family).entities(task)
@@ -303,27 +347,30 @@ def _task_texts(run: AssetRun, tasks: pa.Table) -> pa.Table:
     return tasks.set_column(index, tasks.schema.field(index), pa.array(texts, pa.string()))
 
 
-def _lost(
+def _lost_inputs(
     run: AssetRun, rollouts: pa.Table, scores: pa.Table, selected: pa.Table, rows: pa.Table, dropped: pa.Table
 ) -> dict[str, str]:
-    """Inputs lost before training for reasons other than selection: name -> reason."""
+    """Return name -> reason of every input that was lost before training, other than by selection."""
     lost = {
         row["source"]: f"quarantined: {row['reason']}"
         for row in run.read("raw_rollouts", "quarantined", columns=["source", "reason"]).to_pylist()
     }
-    named = {
+    names = {
         row["rollout_id"]: row["source"] or f"{row['task_id']} ({row['rollout_id'][:8]})"
         for row in rollouts.to_pylist()
     }
     for row in scores.to_pylist():
         if row["infrastructure_error"]:
-            lost[named[row["rollout_id"]]] = f"infrastructure: {row['exit_status']}"
+            lost[names[row["rollout_id"]]] = f"infrastructure: {row['exit_status']}"
     heldout = dropped.filter(pc.field("reason").isin(["heldout_repo", "heldout_task"]))
     used = {name for table in (rows, heldout) for name in table["rollout_id"].unique().to_pylist()}
     for rollout_id in selected["rollout_id"].to_pylist():
         if rollout_id not in used:
-            lost[named[rollout_id]] = "no turn is left"
+            lost[names[rollout_id]] = "no turn is left"
     return lost
+
+
+# --- common ----------------------------------------------------------------------------------------------------------
 
 
 def _role(family: Family, task: Task, agent_id: str) -> Role:
@@ -331,12 +378,12 @@ def _role(family: Family, task: Task, agent_id: str) -> Role:
 
 
 def student_prompt(agent: AgentSection, task: Task, role: Role) -> list[dict[str, str]]:
-    """The first messages without steering, whatever the teacher's prompt has."""
+    """Return the first messages without steering, whatever the teacher's prompt has."""
     return render_prompts(agent.model_copy(update={"steering": False}), task, role)
 
 
 def student_format(spec: ExperimentSpec) -> ChatFormat:
-    """The chat format the student is trained and served in."""
+    """Return the chat format in which the student is trained and served."""
     return load_chat_format(spec.base.tokenizer, spec.base.chat_template)
 
 

@@ -1,7 +1,4 @@
-"""Rollouts of one set as the agents that `pairs` takes: whole ids, and the prompt a student reads.
-
-Belongs here: joining the tables of a rollout set, by capture. Does not belong here: editing ids.
-"""
+"""Joins the tables of a rollout set into `CapturedAgent`s: whole token ids per turn, and the prompt a student reads."""
 
 from __future__ import annotations
 
@@ -23,8 +20,8 @@ from etpi_assets.trajectories.tables import iter_prompts
 from etpi_resources.chat.format import ChatFormat
 
 AgentKey = tuple[str, str]
-Default = Callable[[str | None, str], FirstPrompt | None]
-"""(task id, agent id) -> what a student reads first there; None where nobody knows it."""
+DefaultPrompt = Callable[[str | None, str], FirstPrompt | None]
+"""(task id, agent id) -> the first prompt of a student at that task; None if it is unknown."""
 
 _KEY = ("rollout_id", "agent_id")
 _FACTS = ("task_id", "repo", "teacher", "suite", "rollout_set", "sample")
@@ -35,65 +32,81 @@ COLUMNS = {
     "turns": (*_KEY, *_TURN, "prefix_turn", "suffix_ids", "output_ids"),
     "messages": (*_KEY, "index", "turn", "role", "content", "tool_calls", "kind"),
 }
-"""What is read of each table."""
+"""The columns that curation reads of each table."""
 
 
 def captured_agents(
     tables: Mapping[str, pa.Table],
     section: PairsSection,
     chat: ChatFormat,
-    default: Default,
+    default_prompt: DefaultPrompt,
     template_kwargs: Mapping[str, Any],
     tools: Sequence[Any] | None = None,
 ) -> Iterator[CapturedAgent]:
-    """The agents of the rollouts, in the order of `agents`; the whole prompts of one are held at a time.
+    """Yield the agents of the rollouts in the order of `agents`, with the whole prompts of one agent in memory.
 
     Args:
-        tables: `rollouts`, `agents`, `turns` and `messages` of rollouts of one set, in one order; `COLUMNS` of them.
-        template_kwargs, tools: what a student's chat template gets besides the messages, for turns that are
-            re-tokenised. Without `tools`, a rollout's own recorded schemas are offered.
+        tables: `rollouts`, `agents`, `turns` and `messages` of rollouts of one set, all in the same order; at least
+            `COLUMNS`.
+        template_kwargs, tools: arguments of the student's chat template for turns that are re-tokenised. Without
+            `tools`, each rollout's own recorded schemas are offered.
+
+    Raises:
+        ValueError: the turns are in another order than the agents.
     """
     rollouts = {row["rollout_id"]: row for row in tables["rollouts"].select(COLUMNS["rollouts"]).to_pylist()}
     native = section.capture == "native"
     prompts = groupby(iter_prompts(tables["turns"]) if native else (), key=lambda item: item[0][:2])
-    given = next(prompts, None)
-    turns: defaultdict[AgentKey, list[dict[str, Any]]] = defaultdict(list)
-    plain = tables["turns"].select([*_KEY, *_TURN]).to_pylist()
-    for row, output in zip(plain, tables["turns"]["output_ids"], strict=True):
-        turns[_key(row)].append({**row, "output": output.values.to_numpy() if output.is_valid else None})
-    messages: defaultdict[AgentKey, list[dict[str, Any]]] = defaultdict(list)
-    for row in tables["messages"].select(COLUMNS["messages"]).to_pylist():
-        messages[_key(row)].append(row)
-    for agent in tables["agents"].select(COLUMNS["agents"]).to_pylist():
-        key = _key(agent)
+    upcoming = next(prompts, None)
+    turns, messages = _turns_by_agent(tables["turns"]), _messages_by_agent(tables["messages"])
+    for row in tables["agents"].select(COLUMNS["agents"]).to_pylist():
+        key = _key(row)
         rollout = rollouts[key[0]]
-        told = sorted(messages[key], key=lambda row: row["index"])
-        wanted = default(rollout["task_id"], agent["agent_id"])
-        facts = {name: rollout[name] for name in _FACTS}
-        facts["role"] = agent["role"]
-        finished = agent["exit_status"] == "Submitted"
+        default = default_prompt(rollout["task_id"], row["agent_id"])
+        agent = CapturedAgent(
+            *key,
+            turns=(),
+            default=default,
+            facts={**{name: rollout[name] for name in _FACTS}, "role": row["role"]},
+            finished=row["exit_status"] == "Submitted",
+            tools=tools,
+        )
         if native:
-            whole: dict[int, np.ndarray] = {}
-            if given is not None and given[0] == key:
-                whole = {turn: prompt for (_, _, turn), prompt in given[1]}
-                given = next(prompts, None)
-            found = [_turn(row, whole.get(row["turn"]), row["output"], row["capture"]) for row in turns[key]]
-            yield CapturedAgent(
-                *key, found, _before(told) if wanted else None, wanted, facts, finished=finished, tools=tools
-            )
+            prompt_of: dict[int, np.ndarray] = {}
+            if upcoming is not None and upcoming[0] == key:
+                prompt_of = {turn: prompt for (_, _, turn), prompt in upcoming[1]}
+                upcoming = next(prompts, None)
+            captured = [_captured_turn(t, prompt_of.get(t["turn"]), t["output"], t["capture"]) for t in turns[key]]
+            yield replace(agent, turns=captured, captured=_first_messages(messages[key]) if default else None)
         else:
             offered = recorded_tools(rollout["tools"]) if tools is None else tools
-            found, appended = _retokenised(turns[key], told, wanted, chat, template_kwargs, offered)
-            yield CapturedAgent(
-                *key, found, default=wanted, facts=facts, appended=appended, finished=finished, tools=offered
-            )
-    if given is not None:
-        raise ValueError(f"the turns of {given[0]} do not stand where `agents` has that agent; they are in one order")
+            captured, appended = _retokenised(turns[key], messages[key], default, chat, template_kwargs, offered)
+            yield replace(agent, turns=captured, appended=appended, tools=offered)
+    if upcoming is not None:
+        raise ValueError(f"the turns of {upcoming[0]} are in another order than the agents; rebuild raw_rollouts")
 
 
 def recorded_tools(column: str | None) -> list[Any] | None:
-    """The schemas of a rollout's `tools` column; None where it has none."""
+    """Return the schemas in a rollout's `tools` column, None if it has none."""
     return None if column is None else json.loads(column) or None
+
+
+def _turns_by_agent(table: pa.Table) -> dict[AgentKey, list[dict[str, Any]]]:
+    """Return the rows of each agent, their output ids as "output"."""
+    turns: defaultdict[AgentKey, list[dict[str, Any]]] = defaultdict(list)
+    rows = table.select([*_KEY, *_TURN]).to_pylist()
+    for row, output in zip(rows, table["output_ids"], strict=True):
+        turns[_key(row)].append({**row, "output": output.values.to_numpy() if output.is_valid else None})
+    return turns
+
+
+def _messages_by_agent(table: pa.Table) -> dict[AgentKey, list[dict[str, Any]]]:
+    messages: defaultdict[AgentKey, list[dict[str, Any]]] = defaultdict(list)
+    for row in table.select(COLUMNS["messages"]).to_pylist():
+        messages[_key(row)].append(row)
+    for rows in messages.values():
+        rows.sort(key=lambda row: row["index"])
+    return messages
 
 
 def _retokenised(
@@ -104,40 +117,56 @@ def _retokenised(
     template_kwargs: Mapping[str, Any],
     tools: Sequence[Any] | None,
 ) -> tuple[list[CapturedTurn], bool]:
-    """The turns as text in the student's ids, and whether the template only appends to the conversation; steering goes
-    with the messages that hold it, before anything is ids.
+    """Return the turns' text as the student's ids, and whether the template only appends to the conversation.
 
-    An agent of ours reads observations in the role that the loop will give them when the student acts, whatever a chat
-    endpoint asked for: a tool's answer only where tools are offered and something could be read of the turn.
+    With a default prompt, its messages replace the captured ones, and steering with them, before tokenising.
     """
     if default is not None:
-        answered = {row["turn"] for row in turns if tools and row["parse_error"] is None}
-        told = [
-            {**m, "role": "tool" if m["turn"] in answered else "user"} if m["kind"] == "observation" else m
-            for m in messages
-            if m["kind"] != "prompt"
-        ]
-        messages = [{**m, "kind": "prompt", "turn": None, "tool_calls": None} for m in default.messages] + told
+        messages = _as_student_reads(turns, messages, default, tools)
     truncated = {row["turn"] for row in turns if row["finish_reason"] == "length"}
-    pairs = retokenise(messages, chat, truncated=truncated, tools=tools, template_kwargs=template_kwargs)
-    made = {pair.turn: pair for pair in pairs}
-    found = []
+    retokenised = {
+        turn.turn: turn
+        for turn in retokenise(messages, chat, truncated=truncated, tools=tools, template_kwargs=template_kwargs)
+    }
+    captured = []
     for row in turns:
-        pair = made.get(row["turn"])
-        prompt, output = (None, None) if pair is None else (_ids(pair.prompt_ids), _ids(pair.output_ids))
-        made_turn = _turn(row, prompt, output, "none" if pair is None else "retokenised")
-        if pair is not None:
-            made_turn = replace(made_turn, calls=pair.calls, parse_error=made_turn.parse_error or pair.fault)
-        found.append(made_turn)
-    return found, all(pair.appended for pair in made.values())
+        turn = retokenised.get(row["turn"])
+        if turn is None:
+            captured.append(_captured_turn(row, None, None, "none"))
+            continue
+        with_ids = _captured_turn(row, _ids(turn.prompt_ids), _ids(turn.output_ids), "retokenised")
+        captured.append(replace(with_ids, calls=turn.calls, parse_error=with_ids.parse_error or turn.fault))
+    return captured, all(turn.appended for turn in retokenised.values())
 
 
-def _before(messages: Sequence[Mapping[str, Any]]) -> Messages:
-    """The first messages as the teacher read them."""
+def _as_student_reads(
+    turns: Sequence[Mapping[str, Any]],
+    messages: Sequence[Mapping[str, Any]],
+    default: FirstPrompt,
+    tools: Sequence[Any] | None,
+) -> list[dict[str, Any]]:
+    """Return the messages with the default prompt, and observations in the role that the agent loop gives them.
+
+    The loop answers as `tool` only where tools are offered and the turn could be parsed, otherwise as `user`, whatever
+    role the teacher's chat endpoint required.
+    """
+    answered = {row["turn"] for row in turns if tools and row["parse_error"] is None}
+    later = [
+        {**m, "role": "tool" if m["turn"] in answered else "user"} if m["kind"] == "observation" else dict(m)
+        for m in messages
+        if m["kind"] != "prompt"
+    ]
+    return [{**m, "kind": "prompt", "turn": None, "tool_calls": None} for m in default.messages] + later
+
+
+def _first_messages(messages: Sequence[Mapping[str, Any]]) -> Messages:
+    """Return the messages of the first prompt as the teacher read them."""
     return [{"role": m["role"], "content": m["content"]} for m in messages if m["kind"] == "prompt"]
 
 
-def _turn(row: Mapping[str, Any], prompt: np.ndarray | None, output: np.ndarray | None, capture: str) -> CapturedTurn:
+def _captured_turn(
+    row: Mapping[str, Any], prompt: np.ndarray | None, output: np.ndarray | None, capture: str
+) -> CapturedTurn:
     return CapturedTurn(row["turn"], prompt, output, capture, row["finish_reason"] == "length", row["parse_error"])
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etpi_assets.curation.merge import expand, turns_of
-from etpi_assets.curation.steering import RUN_IDS, Traces
+from etpi_assets.curation.steering import NGRAM_IDS, SteeringNgrams
 from etpi_assets.curation.strip_think import close_tail, has_think, without_tail
 from etpi_assets.specs.experiment import PairsSection
 from etpi_assets.trajectories.tables import iter_prompts
@@ -56,7 +56,7 @@ def _reconcile(
     told += f" ({', '.join(f'{reason} {n}' for reason, n in reasons.most_common()) or 'none'})"
     figures = {"offered": len(offered), "kept": training, "dropped": len(dropped), "reasons": dict(reasons)}
     if wrong := _unbalanced(offered, kept, dropped):
-        told += f": {len(wrong)} are lost or doubled, first {wrong[:_SHOWN]}; do not use this version"
+        told += f": {len(wrong)} are missing or duplicated, first {wrong[:_SHOWN]}; do not use this version"
         return CheckOutcome(name, False, told, figures=figures)
     if not training:
         remedy = {
@@ -158,7 +158,7 @@ def no_think_in_output(pairs: Rows, section: PairsSection, chat: ChatFormat) -> 
     return CheckOutcome("no_think_in_output", False, message, figures=figures)
 
 
-def no_steering_leak(pairs: Rows, traces: Traces) -> CheckOutcome:
+def no_steering_leak(pairs: Rows, traces: SteeringNgrams) -> CheckOutcome:
     """No run of steering, as ids or as words, in any input or output."""
     found: list[tuple[str, str]] = []
     agent: tuple[str, str] | None = None
@@ -174,7 +174,7 @@ def no_steering_leak(pairs: Rows, traces: Traces) -> CheckOutcome:
             ids = np.concatenate([seam, _array(suffix), _array(output)])
             run = traces.find(ids)
             # A leak is one pair's, not also the next one's.
-            before[turn.as_py()] = ids[-4 * RUN_IDS :].copy() if run is None else ids[:0]
+            before[turn.as_py()] = ids[-4 * NGRAM_IDS :].copy() if run is None else ids[:0]
             if run is not None:
                 found.append((name.as_py(), run))
     figures = {"pairs": len(pairs), "leaks": len(found)}

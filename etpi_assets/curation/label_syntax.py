@@ -1,11 +1,8 @@
-"""The check that comes first: labels call tools in the syntax that the prompt asks for and that serving reads.
+"""The check `label_syntax`: labels call tools in the syntax that the prompt requests and that serving parses.
 
-Belongs here: that one check over pairs, as they are made. Does not belong here: a form's syntax
-(`etpi_resources.chat.tool_forms`), or how many turns a data set loses (`gates.turns_lost`).
-
-A chat template that is given tools tells the model how to call them. A data set whose labels call them otherwise trains
-a student that no parser understands, with a healthy loss. So every label is read with the parser that serving uses, and
-what the template itself writes for the same calls is compared with the label.
+A chat template that receives tools tells the model how to call them. Labels in another syntax train a student whose
+calls no parser reads, with a healthy loss. So each label is parsed with the parser that serving uses, and compared with
+what the template writes for the same calls.
 """
 
 from __future__ import annotations
@@ -28,36 +25,36 @@ _SHOWN = 3
 _TEXT = 120
 """Characters shown of a label."""
 _RENDERED = 400
-"""Labels of a data set that are held against the template's own rendering: one that departs, departs in all."""
+"""Labels compared with the template's own rendering; a template that differs, differs in all of them."""
 
 _NAME = "label_syntax"
 
 
 class LabelSyntax:
-    """The check, fed with the agents and pairs of a few rollouts at a time."""
+    """The check, over the agents and pairs of a few rollouts at a time."""
 
     def __init__(self, chat: ChatFormat, section: GatesSection) -> None:
-        self._chat, self._bound = chat, section.turns_lost
+        self._chat, self._turns_lost = chat, section.turns_lost
         self._agents: list[CapturedAgent] = []
         self._unknown: str | None = None
         try:
             self._form = chat.tool_form
         except UnknownToolForm as error:
             self._form, self._unknown = None, str(error)
-        self._asks: dict[str, bool] = {}
+        self._prompt_shows_tools: dict[str, bool] = {}
         self._figures: Counter[str] = Counter()
         self._faults: dict[str, list[str]] = {}
         self._lost_endings: Counter[str] = Counter()
         self._rendered = 0
 
-    def noted(self, agents: Iterable[CapturedAgent]) -> Iterator[CapturedAgent]:
-        """The agents as they pass on their way to pairs; `add` gets the pairs made of them."""
+    def collect(self, agents: Iterable[CapturedAgent]) -> Iterator[CapturedAgent]:
+        """Yield the agents and remember them until `add` gets the pairs built from them."""
         for agent in agents:
             self._agents.append(agent)
             yield agent
 
     def add(self, pairs: pa.Table, dropped: pa.Table) -> None:
-        """The pairs and dropped turns of the agents that were noted since the last call."""
+        """Check the pairs and dropped turns of the agents collected since the last call."""
         labels = {
             (row["rollout_id"], row["agent_id"], row["turn"]): row
             for row in pairs.select(["rollout_id", "agent_id", "turn", "pair_id", "output_ids", "capture"]).to_pylist()
@@ -67,11 +64,11 @@ class LabelSyntax:
             for row in dropped.select(["rollout_id", "agent_id", "turn", "reason"]).to_pylist()
         }
         for agent in self._agents:
-            asks = self._asks_for_calls(agent.tools)
+            shows_tools = self._shows_tools(agent.tools)
             for turn in agent.turns:
                 row = labels.get((agent.rollout_id, agent.agent_id, turn.turn))
                 if row is not None:
-                    self._label(row, turn, asks, agent.tools)
+                    self._check_label(row, turn, shows_tools, agent.tools)
             if agent.finished and agent.turns:
                 last = (agent.rollout_id, agent.agent_id, agent.turns[-1].turn)
                 self._figures["finished"] += 1
@@ -80,37 +77,39 @@ class LabelSyntax:
         self._agents = []
 
     def outcome(self) -> CheckOutcome:
-        """The verdict over everything added."""
+        """Return the verdict over all that was added."""
         form = self._form.name if self._form else None
         lost = sum(self._lost_endings.values())
         finished = self._figures["finished"]
         figures: dict[str, object] = {"form": form, **self._figures, "endings_lost": lost}
         figures |= {kind: len(names) for kind, names in self._faults.items()}
         problems = [f"{len(names)} labels {kind}, first {names[:_SHOWN]}" for kind, names in self._faults.items()]
-        if finished and lost / finished > self._bound:
-            told = ", ".join(f"{reason} {n}" for reason, n in self._lost_endings.most_common())
+        if finished and lost / finished > self._turns_lost:
+            reasons = ", ".join(f"{reason} {n}" for reason, n in self._lost_endings.most_common())
             problems.append(
-                f"the last turn of {lost} of {finished} finished conversations is not trained on ({told}; bound "
-                f"{self._bound:.2f}, gates.turns_lost): the student would not learn to stop"
+                f"the last turn of {lost} of {finished} finished conversations is dropped ({reasons}; bound "
+                f"{self._turns_lost:.2f}, gates.turns_lost): the student would not learn to stop"
             )
-        if self._unknown and (self._figures["with_calls"] or any(self._asks.values())):
+        if self._unknown and (self._figures["with_calls"] or any(self._prompt_shows_tools.values())):
             problems.insert(0, self._unknown)
         if problems:
             message = (
-                f"{'; '.join(problems)}. The prompts ask for {form or 'an unknown syntax'}, which is what serving "
-                "reads. Import structured calls (`tool_calls`) so that the template writes them, or take the "
-                "base.chat_template whose syntax the rollouts use."
+                f"{'; '.join(problems)}. The prompts ask for {form or 'an unknown syntax'}, which serving parses. "
+                "Import structured calls (`tool_calls`) so that the template writes them, or use the "
+                "base.chat_template whose syntax the rollouts have."
             )
             return CheckOutcome(_NAME, False, message, figures=figures)
         labels, calls, bare = (self._figures[name] for name in ("labels", "with_calls", "calls_without_tools"))
-        message = f"{labels} labels end their turn; {calls} hold calls, each read back as {form}."
+        message = f"{labels} labels end their turn; {calls} contain calls, and {form} parses all of them."
         if self._rendered:
-            message += f" {self._rendered} compared with the template's own rendering, all equal."
+            message += f" {self._rendered} are equal to the template's own rendering."
         if bare:
-            message += f" {bare} hold calls although their prompts offer no tools: see pairs.tools."
+            message += f" {bare} contain calls although their prompts offer no tools: see pairs.tools."
         return CheckOutcome(_NAME, True, message, figures=figures)
 
-    def _label(self, row: dict[str, Any], turn: CapturedTurn, asks: bool, tools: Sequence[Any] | None) -> None:
+    def _check_label(
+        self, row: dict[str, Any], turn: CapturedTurn, shows_tools: bool, tools: Sequence[Any] | None
+    ) -> None:
         self._figures["labels"] += 1
         ids: list[int] = row["output_ids"]
         ended = bool(ids) and ids[-1] == self._chat.end_id
@@ -121,20 +120,21 @@ class LabelSyntax:
         if self._form is None:
             self._figures["with_calls"] += bool(turn.calls)
             return
-        read = self._form.parse(body)
-        self._figures["with_calls"] += bool(read)
+        parsed = self._form.parse(body)
+        self._figures["with_calls"] += bool(parsed)
         if turn.calls:
             self._figures["calls_without_tools"] += not tools
-            if not self._form.same(read, turn.calls):
+            if not self._form.same(parsed, turn.calls):
                 self._fault(f"are not read back as the captured calls by the {self._form.name} parser", row["pair_id"],
                             body)  # fmt: skip
             else:
-                self._compare(row, turn.calls, tools, text)
-        elif asks and (wrong := self._other_syntax(body, read)):
-            self._fault(wrong, row["pair_id"], body)
+                self._compare_with_template(row, turn.calls, tools, text)
+        elif shows_tools and (problem := self._wrong_syntax(body, parsed)):
+            self._fault(problem, row["pair_id"], body)
 
-    def _compare(self, row: dict[str, Any], calls: Sequence[Call], tools: Sequence[Any] | None, text: str) -> None:
-        """Hold a label against what the template writes for its calls."""
+    def _compare_with_template(
+        self, row: dict[str, Any], calls: Sequence[Call], tools: Sequence[Any] | None, text: str
+    ) -> None:
         if self._rendered >= _RENDERED:
             return
         self._rendered += 1
@@ -142,27 +142,27 @@ class LabelSyntax:
         if not text.rstrip().endswith(written):
             self._fault("are not what the template itself writes for the same calls", row["pair_id"], text)
 
-    def _other_syntax(self, body: str, read: Sequence[Call | str]) -> str | None:
-        """What is wrong with a label whose prompt asks for calls in the template's form."""
+    def _wrong_syntax(self, body: str, parsed: Sequence[Call | str]) -> str | None:
+        """Return what is wrong with a label whose prompt asks for calls in the template's form, None if nothing is."""
         assert self._form is not None
-        if any(isinstance(call, Call) for call in read):
+        if any(isinstance(call, Call) for call in parsed):
             return None
         for form in FORMS.values():
             if form is self._form or form.mark is None or form.mark not in body:
                 continue
             if any(isinstance(call, Call) for call in form.parse(body)):
                 return f"call tools as {form.name} where the prompt asks for {self._form.name}"
-        return f"hold a call that the {self._form.name} parser cannot read" if read else None
+        return f"hold a call that the {self._form.name} parser cannot read" if parsed else None
 
-    def _asks_for_calls(self, tools: Sequence[Any] | None) -> bool:
-        """Whether the template shows the tools, and so tells the model how to call them."""
+    def _shows_tools(self, tools: Sequence[Any] | None) -> bool:
+        """Return whether the template shows the tools, and so tells the model how to call them."""
         if not tools or self._chat.calls_in_content:
             return False
         key = repr(tools)
-        if key not in self._asks:
+        if key not in self._prompt_shows_tools:
             user = [{"role": "user", "content": "x"}]
-            self._asks[key] = self._chat.prompt_ids(user, tools=tools) != self._chat.prompt_ids(user)
-        return self._asks[key]
+            self._prompt_shows_tools[key] = self._chat.prompt_ids(user, tools=tools) != self._chat.prompt_ids(user)
+        return self._prompt_shows_tools[key]
 
     def _fault(self, kind: str, pair_id: str, text: str) -> None:
         self._faults.setdefault(kind, []).append(f"{pair_id}: {text[-_TEXT:]!r}" if text else pair_id)

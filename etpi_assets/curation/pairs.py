@@ -1,11 +1,9 @@
-"""From the turns of selected rollouts to token-in/token-out pairs.
+"""Converts the turns of selected rollouts to token-in/token-out pairs: the table `pairs`, and the turns it drops.
 
-Belongs here: what a turn's input and output become for the student, which turns are dropped, and the `pairs` table.
-Does not belong here: the edits (`steering`, `strip_think`), re-tokenising (`retokenise`), weights (`upweight`).
-
-Edits commute with extension. A captured prompt that extends an earlier turn's prompt + output is rebuilt from the
-edited earlier turn, so a chain of turns stays a chain wherever the edited output is also what the student's history
-holds. A pair is stored as the ids it adds to the latest earlier pair that it extends, found by comparison.
+A captured prompt that extends an earlier turn's prompt + output is rebuilt from that turn as edited. So turns that
+extend each other still do after editing, unless the history that the student reads differs from the trained output. A
+pair is stored as the ids that it adds to the latest earlier pair that it extends. That relation is computed again after
+editing, because it can differ from the captured one (`prefix_turn` of `turns`) in both directions.
 """
 
 from __future__ import annotations
@@ -30,8 +28,12 @@ from etpi_resources.token_ids import begins_with
 
 @dataclass(frozen=True)
 class CapturedTurn:
-    """One turn as its capture gives it: whole prompt and output, (n,) int32, None where nothing was captured; `calls`:
-    the structured calls that the output was made of."""
+    """One turn as captured.
+
+    Attributes:
+        prompt, output: whole ids, (n,) int32; None if no ids were captured.
+        calls: the structured calls that the output was rendered from.
+    """
 
     turn: int
     prompt: np.ndarray | None
@@ -47,12 +49,12 @@ class CapturedAgent:
     """One agent's turns in order.
 
     Attributes:
-        captured, default: its first messages as the teacher read them, and the prompt that a student reads; None where
-            the captured prompt is to stay as it is.
-        facts: what every pair's `metadata` holds (task_id, repo, teacher, role, ...).
-        appended: whether one rendering held all prompts; False where the template writes earlier messages anew.
+        captured, default: its first messages as the teacher read them, and the first prompt of a student; None to keep
+            the captured prompt.
+        facts: values for every pair's `metadata` (task_id, repo, teacher, role, ...).
+        appended: whether the template only appends to the conversation; False if it rewrites earlier messages.
         finished: whether the agent ended the conversation itself.
-        tools: the schemas that the prompts offer, None where they offer none.
+        tools: the schemas that the prompts offer, None if they offer none.
     """
 
     rollout_id: str
@@ -68,7 +70,14 @@ class CapturedAgent:
 
 @dataclass(frozen=True)
 class Pair:
-    """A turn for the student."""
+    """A turn as the student trains on it.
+
+    Attributes:
+        edits: what was edited in the input, of "spliced" and "stripped".
+        removed: think ids removed from the output.
+        tail: form of the captured prompt's tail, see `ChatFormat.tail_form`.
+        source_tokens: length of the captured output.
+    """
 
     turn: int
     input: np.ndarray
@@ -81,7 +90,7 @@ class Pair:
 
 
 def make_pairs(agents: Iterable[CapturedAgent], section: PairsSection, chat: ChatFormat) -> dict[str, pa.Table]:
-    """Pairs and dropped turns of every agent, in order: {"pairs", "dropped"}; together they are all the turns.
+    """Return {"pairs", "dropped"} of every agent, in order; each turn is in one of them.
 
     Raises:
         ValueError: steering cannot be spliced, or an open tail cannot be closed; names the rollout and agent.
@@ -89,54 +98,59 @@ def make_pairs(agents: Iterable[CapturedAgent], section: PairsSection, chat: Cha
     pairs: list[dict[str, Any]] = []
     dropped: list[dict[str, Any]] = []
     for agent in agents:
-        name = f"{agent.rollout_id}/{agent.agent_id}"
-        key = {"rollout_id": agent.rollout_id, "agent_id": agent.agent_id}
-        kept: list[Pair] = []
+        own: list[Pair] = []
         try:
             for turn, result in zip(agent.turns, _edit(agent, section, chat), strict=True):
                 if isinstance(result, Pair):
-                    kept.append(result)
+                    own.append(result)
                 else:
-                    reason, detail = result
-                    tokens = None if turn.output is None else len(turn.output)
-                    dropped.append(
-                        {"stage": "pairs", **key, "turn": turn.turn, "reason": reason, "detail": detail,
-                         "output_tokens": tokens}
-                    )  # fmt: skip
+                    dropped.append(_dropped_row(agent, turn, *result))
         except ValueError as error:
-            raise ValueError(f"rollout {name}: {error}") from error
-        for index, pair in enumerate(kept):
-            prefix = extended(pair.input, kept[:index])
-            known = 0 if prefix is None else len(prefix.input) + len(prefix.output)
-            pairs.append(
-                {
-                    "pair_id": f"{name}/{pair.turn}",
-                    **key,
-                    "turn": pair.turn,
-                    "prefix_turn": None if prefix is None else prefix.turn,
-                    "suffix_ids": pair.input[known:],
-                    "output_ids": pair.output,
-                    "input_tokens": len(pair.input),
-                    "capture": pair.capture,
-                    "prompt_edit": "+".join(pair.edits) or "none",
-                    "think_removed": pair.removed,
-                    "format_tokens": format_tokens(pair.output, chat),
-                    "metadata": json.dumps(
-                        {**agent.facts, "source_output_tokens": pair.source_tokens, "tail": pair.tail}, sort_keys=True
-                    ),
-                }
-            )
+            raise ValueError(f"rollout {agent.rollout_id}/{agent.agent_id}: {error}") from error
+        pairs += [_pair_row(agent, pair, extended(pair.input, own[:index]), chat) for index, pair in enumerate(own)]
     return {"pairs": from_rows("pairs", pairs), "dropped": from_rows("dropped", dropped)}
 
 
+def _pair_row(agent: CapturedAgent, pair: Pair, prefix: Pair | None, chat: ChatFormat) -> dict[str, Any]:
+    prefix_length = 0 if prefix is None else len(prefix.input) + len(prefix.output)
+    facts = {**agent.facts, "source_output_tokens": pair.source_tokens, "tail": pair.tail}
+    return {
+        "pair_id": f"{agent.rollout_id}/{agent.agent_id}/{pair.turn}",
+        "rollout_id": agent.rollout_id,
+        "agent_id": agent.agent_id,
+        "turn": pair.turn,
+        "prefix_turn": None if prefix is None else prefix.turn,
+        "suffix_ids": pair.input[prefix_length:],
+        "output_ids": pair.output,
+        "input_tokens": len(pair.input),
+        "capture": pair.capture,
+        "prompt_edit": "+".join(pair.edits) or "none",
+        "think_removed": pair.removed,
+        "format_tokens": format_tokens(pair.output, chat),
+        "metadata": json.dumps(facts, sort_keys=True),
+    }
+
+
+def _dropped_row(agent: CapturedAgent, turn: CapturedTurn, reason: str, detail: str) -> dict[str, Any]:
+    return {
+        "stage": "pairs",
+        "rollout_id": agent.rollout_id,
+        "agent_id": agent.agent_id,
+        "turn": turn.turn,
+        "reason": reason,
+        "detail": detail,
+        "output_tokens": None if turn.output is None else len(turn.output),
+    }
+
+
 def extended(prompt: np.ndarray, earlier: Sequence[Pair]) -> Pair | None:
-    """The latest earlier pair whose input + output the prompt begins with."""
+    """Return the latest earlier pair whose input + output the prompt begins with."""
     return next((pair for pair in reversed(earlier) if begins_with(prompt, pair.input, pair.output)), None)
 
 
 @dataclass(frozen=True)
-class _History:
-    """A turn as captured, and what stands in its place in the student's later prompts."""
+class _PastTurn:
+    """A turn's prompt + output as captured, and the ids that replace them in the student's later prompts."""
 
     captured: np.ndarray
     edited: np.ndarray
@@ -144,8 +158,8 @@ class _History:
 
 
 def _edit(agent: CapturedAgent, section: PairsSection, chat: ChatFormat) -> Iterator[Pair | tuple[str, str]]:
-    """For each turn its pair, or (reason, detail) why there is none."""
-    past: list[_History] = []
+    """Yield for each turn its pair, or (reason, detail) why it is dropped."""
+    past: list[_PastTurn] = []
     for turn in agent.turns:
         if turn.prompt is None or turn.output is None or turn.capture != section.capture:
             yield "not_captured", f"capture is {turn.capture}, pairs.capture asks for {section.capture}"
@@ -154,54 +168,62 @@ def _edit(agent: CapturedAgent, section: PairsSection, chat: ChatFormat) -> Iter
         tail = chat.tail_form(turn.prompt.tolist())
         opened = section.strip_rule == "opened"
         stripped = strip_opened(turn.output, chat) if opened else strip_output(turn.output, tail, chat)
-        cut = stripped.reason is None
-        closes = cut and tail == "open"
+        can_strip = stripped.reason is None
+        closes = can_strip and tail == "open"
         closed = close_tail(prompt, chat) if closes else prompt
-        through = section.history_think == "strip" and cut
+        in_history = section.history_think == "strip" and can_strip
         past.append(
-            _History(
+            _PastTurn(
                 np.concatenate([turn.prompt, turn.output]),
-                np.concatenate([closed, stripped.ids] if through else [prompt, turn.output]),
-                (*edits, *_stripped(through and (stripped.removed > 0 or closes))),
+                np.concatenate([closed, stripped.ids] if in_history else [prompt, turn.output]),
+                (*edits, *_stripped(in_history and (stripped.removed > 0 or closes))),
             )
         )
-        if section.drop_unparseable and turn.parse_error is not None:
-            yield "unparseable", turn.parse_error
-        elif section.drop_truncated and turn.truncated:
-            yield "truncated", f"{len(turn.output)} ids, no end of turn"
-        elif section.strip_think and stripped.reason is not None:
-            yield stripped.reason, f"tail {tail}, {len(turn.output)} output ids"
-        else:
-            final = stripped if section.strip_think else Stripped(turn.output)
-            yield Pair(
-                turn.turn,
-                closed if section.strip_think else prompt,
-                final.ids,
-                turn.capture,
-                _ordered((*edits, *_stripped(section.strip_think and closes))),
-                final.removed,
-                tail,
-                len(turn.output),
-            )
+        if drop := _drop_reason(turn, turn.output, stripped, tail, section):
+            yield drop
+            continue
+        yield Pair(
+            turn=turn.turn,
+            input=closed if section.strip_think else prompt,
+            output=stripped.ids if section.strip_think else turn.output,
+            capture=turn.capture,
+            edits=_ordered((*edits, *_stripped(section.strip_think and closes))),
+            removed=stripped.removed if section.strip_think else 0,
+            tail=tail,
+            source_tokens=len(turn.output),
+        )
+
+
+def _drop_reason(
+    turn: CapturedTurn, output: np.ndarray, stripped: Stripped, tail: str, section: PairsSection
+) -> tuple[str, str] | None:
+    """Return (reason, detail) if the turn must be dropped, else None."""
+    if section.drop_unparseable and turn.parse_error is not None:
+        return "unparseable", turn.parse_error
+    if section.drop_truncated and turn.truncated:
+        return "truncated", f"{len(output)} ids, no end of turn"
+    if section.strip_think and stripped.reason is not None:
+        return stripped.reason, f"tail {tail}, {len(output)} output ids"
+    return None
 
 
 def _edited_prompt(
-    prompt: np.ndarray, past: Sequence[_History], agent: CapturedAgent, section: PairsSection, chat: ChatFormat
+    prompt: np.ndarray, past: Sequence[_PastTurn], agent: CapturedAgent, section: PairsSection, chat: ChatFormat
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The prompt as a student reads it, and what was done to it."""
+    """Return the prompt as a student reads it, and its edits."""
     for earlier in reversed(past):
         if begins_with(prompt, earlier.captured):
-            added, more = _without_old_thoughts(prompt[len(earlier.captured) :], section, chat)
+            added, more = _strip_history_think(prompt[len(earlier.captured) :], section, chat)
             return np.concatenate([earlier.edited, added]), _ordered((*earlier.edits, *more))
     edits: tuple[str, ...] = ()
     if agent.captured is not None and agent.default is not None:
         prompt, spliced = splice(prompt, agent.captured, agent.default, chat)
         edits = ("spliced",) if spliced else ()
-    prompt, more = _without_old_thoughts(prompt, section, chat)
+    prompt, more = _strip_history_think(prompt, section, chat)
     return prompt, _ordered((*edits, *more))
 
 
-def _without_old_thoughts(
+def _strip_history_think(
     ids: np.ndarray, section: PairsSection, chat: ChatFormat
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     if section.history_think == "keep" or not has_think(ids, chat):
@@ -219,8 +241,11 @@ def _ordered(edits: Sequence[str]) -> tuple[str, ...]:
 
 
 def format_tokens(output: np.ndarray, chat: ChatFormat) -> int:
-    """Ids of an output that belong to the form of its tool calls: all from the opening id to the closing one, but for
-    what stands between the last tag before a parameter's value and the tag after it. 0 where there is no call."""
+    """Return how many ids of an output are the syntax of its tool calls, 0 if it has no call.
+
+    These are the ids from the opening to the closing one, without those between the first parameter's opening tag and
+    the last parameter's closing tag.
+    """
     if chat.tool_open_id is None:
         return 0
     count = 0

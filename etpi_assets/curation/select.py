@@ -1,10 +1,8 @@
-"""Rejection sampling: which rollouts train the student, which do not, and why.
+"""Rejection sampling: selects the rollouts to train on and records why the others are dropped.
 
-Belongs here: the rules of `SelectSection`, applied in one order, and the account that selected + dropped = offered.
-Does not belong here: scoring, or what becomes of a selected rollout's turns.
-
-The order: rollouts of evaluation and reinforcement are never read; infrastructure errors; excluded repositories; the
-reward; the required behaviours; shortest-correct; the first N. A rollout is dropped by the first rule it fails.
+Only rollouts of origin "set" are candidates, not those of evaluation and reinforcement. The rules of `SelectSection`
+apply in this order, and the first that a rollout fails drops it: infrastructure errors, excluded repositories, the
+reward, the required behaviours, shortest-correct, the first N.
 """
 
 from __future__ import annotations
@@ -22,12 +20,12 @@ from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.schemas import from_rows
 
 COLUMNS = ["rollout_id", "origin", "rollout_set", "suite", "task_id", "repo", "teacher", "sample"]
-"""What is read of `rollouts`."""
+"""The columns that selection reads of `rollouts`."""
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A rollout with what the rules look at. `order`: position of its task among the tasks, as first met."""
+class RolloutCandidate:
+    """A rollout and the values that the rules use; `order` is its task's position in order of first appearance."""
 
     rollout: Mapping[str, Any]
     score: Mapping[str, Any]
@@ -35,84 +33,92 @@ class Candidate:
     order: int
 
     @property
+    def rollout_id(self) -> str:
+        return self.rollout["rollout_id"]
+
+    @property
     def length(self) -> tuple[int, int, int]:
-        """What shortest-correct minimises: output tokens, then turns, then the sample."""
+        """The key that shortest-correct minimises: output tokens, then turns, then the sample."""
         return self.tokens, self.score["turns"], self.rollout["sample"]
 
 
 def select(
     rollouts: pa.Table, scores: pa.Table, section: SelectSection, tokens: Mapping[str, int] | None = None
 ) -> dict[str, pa.Table]:
-    """{"selected", "dropped"}, in task order, then by sample.
+    """Return {"selected", "dropped"}: the selected rollouts in task order, then by sample.
 
     Args:
         rollouts, scores: tables of those names; every rollout of origin "set" has one score.
-        tokens: output tokens of rollouts whose score has none (nothing was captured), in the student's tokenizer.
+        tokens: output tokens, in the student's tokenizer, of rollouts without captured ids, whose score has none.
 
-    Shortest-correct looks at rollouts with reward 1 alone, so it drops all others even where `min_reward` is none.
-    Tokens are counted as captured, before think is stripped, over all agents.
+    Shortest-correct considers only rollouts with reward 1, so it drops all others even if `min_reward` is none. Tokens
+    are counted as captured, over all agents, before think blocks are stripped.
 
     Raises:
         ValueError: a rollout has no score, or no token count where one is needed; names it.
     """
     candidates = _candidates(rollouts, scores, section, tokens or {})
-    dropped: list[dict[str, Any]] = []
-
-    def drop(candidate: Candidate, reason: str, detail: str) -> None:
-        row = {"stage": "selection", "rollout_id": candidate.rollout["rollout_id"], "reason": reason, "detail": detail}
-        dropped.append(row)
-
-    kept: list[Candidate] = []
+    drops: dict[str, tuple[str, str]] = {}
+    remaining: list[RolloutCandidate] = []
     for candidate in candidates:
-        failed = _fails(candidate, section)
-        if failed:
-            drop(candidate, *failed)
+        if reason := _failed_rule(candidate, section):
+            drops[candidate.rollout_id] = reason
         else:
-            kept.append(candidate)
+            remaining.append(candidate)
     if section.shortest_correct:
-        shortest: dict[int, Candidate] = {}
-        for candidate in kept:
-            best = shortest.setdefault(candidate.order, candidate)
-            if candidate.length < best.length:
-                shortest[candidate.order] = candidate
-        for candidate in kept:
-            best = shortest[candidate.order]
-            if candidate is not best:
-                drop(candidate, "not_the_shortest", f"{_figures(candidate)}; {_figures(best)} was taken")
-        kept = list(shortest.values())
-    kept.sort(key=lambda c: (c.order, c.rollout["rollout_set"] or "", c.rollout["sample"]))
+        remaining = _shortest(remaining, drops)
+    remaining.sort(key=lambda c: (c.order, c.rollout["rollout_set"] or "", c.rollout["sample"]))
     if section.max_rollouts is not None:
-        taken = _spread(kept, section.max_rollouts)
-        for candidate in kept:
-            if candidate.rollout["rollout_id"] not in taken:
-                drop(candidate, "over_max_rollouts", f"select.max_rollouts = {section.max_rollouts}")
-        kept = [candidate for candidate in kept if candidate.rollout["rollout_id"] in taken]
-    rows = [_row(candidate, section) for candidate in kept]
-    if len(rows) + len(dropped) != len(candidates):
-        raise AssertionError(f"{len(rows)} selected + {len(dropped)} dropped is not the {len(candidates)} offered")
-    order = {candidate.rollout["rollout_id"]: i for i, candidate in enumerate(candidates)}
-    dropped.sort(key=lambda row: order[row["rollout_id"]])
-    return {"selected": from_rows("selected", rows), "dropped": from_rows("dropped", dropped)}
+        chosen = _first_per_task(remaining, section.max_rollouts)
+        for candidate in remaining:
+            if candidate.rollout_id not in chosen:
+                drops[candidate.rollout_id] = "over_max_rollouts", f"select.max_rollouts = {section.max_rollouts}"
+        remaining = [candidate for candidate in remaining if candidate.rollout_id in chosen]
+    selected = [_selected_row(candidate, section) for candidate in remaining]
+    dropped = [
+        {"stage": "selection", "rollout_id": name, "reason": drops[name][0], "detail": drops[name][1]}
+        for name in (candidate.rollout_id for candidate in candidates)
+        if name in drops
+    ]
+    if len(selected) + len(dropped) != len(candidates):
+        raise AssertionError(f"{len(selected)} selected + {len(dropped)} dropped rollouts of {len(candidates)} offered")
+    return {"selected": from_rows("selected", selected), "dropped": from_rows("dropped", dropped)}
 
 
-def _spread(kept: Sequence[Candidate], limit: int) -> set[str]:
-    """The ids of the first `limit`, every task's first rollout before any task's second: what is learnt from so many
-    rows hangs on how many tasks they are of."""
+def _shortest(candidates: Sequence[RolloutCandidate], drops: dict[str, tuple[str, str]]) -> list[RolloutCandidate]:
+    """Return the shortest candidate of each task; add the others to `drops`."""
+    shortest: dict[int, RolloutCandidate] = {}
+    for candidate in candidates:
+        best = shortest.setdefault(candidate.order, candidate)
+        if candidate.length < best.length:
+            shortest[candidate.order] = candidate
+    for candidate in candidates:
+        best = shortest[candidate.order]
+        if candidate is not best:
+            drops[candidate.rollout_id] = "not_the_shortest", f"{_figures(candidate)}; {_figures(best)} was taken"
+    return list(shortest.values())
+
+
+def _first_per_task(candidates: Sequence[RolloutCandidate], limit: int) -> set[str]:
+    """Return the ids of the first `limit` rollouts, every task's first rollout before any task's second.
+
+    The same number of rows teaches more if it covers more tasks.
+    """
     seen: Counter[int] = Counter()
     ranked = []
-    for candidate in kept:
-        ranked.append((seen[candidate.order], candidate.order, candidate.rollout["rollout_id"]))
+    for candidate in candidates:
+        ranked.append((seen[candidate.order], candidate.order, candidate.rollout_id))
         seen[candidate.order] += 1
     return {name for _, _, name in sorted(ranked)[:limit]}
 
 
 def _candidates(
     rollouts: pa.Table, scores: pa.Table, section: SelectSection, tokens: Mapping[str, int]
-) -> list[Candidate]:
+) -> list[RolloutCandidate]:
     scored = {row["rollout_id"]: row for row in scores.to_pylist()}
     offered = rollouts.select(COLUMNS).filter(pc.field("origin") == "set")
     order: dict[tuple[Any, Any], int] = {}
-    found = []
+    candidates = []
     for row in offered.to_pylist():
         name = row["rollout_id"]
         if name not in scored:
@@ -123,16 +129,16 @@ def _candidates(
         count = tokens.get(name) if score["output_tokens"] is None else score["output_tokens"]
         if count is None and section.shortest_correct and not score["infrastructure_error"]:
             raise ValueError(
-                f"rollout {name} has no token count and no text was tokenised for it; it cannot be compared"
+                f"rollout {name} has no token count, from ids or from text, so its length cannot be compared"
             )
-        # A rollout of an unknown task is a task of its own.
+        # Each rollout of an unknown task counts as a task.
         task = (row["suite"], row["task_id"]) if row["task_id"] is not None else ("", name)
-        found.append(Candidate(row, score, count or 0, order.setdefault(task, len(order))))
-    return found
+        candidates.append(RolloutCandidate(row, score, count or 0, order.setdefault(task, len(order))))
+    return candidates
 
 
-def _fails(candidate: Candidate, section: SelectSection) -> tuple[str, str] | None:
-    """The first rule the rollout fails on its own, as (reason, detail)."""
+def _failed_rule(candidate: RolloutCandidate, section: SelectSection) -> tuple[str, str] | None:
+    """Return the first rule that the rollout fails by itself, as (reason, detail)."""
     score, repo = candidate.score, candidate.rollout["repo"]
     if score["infrastructure_error"]:
         return "infrastructure", score["exit_status"] or ""
@@ -153,7 +159,7 @@ def _fails(candidate: Candidate, section: SelectSection) -> tuple[str, str] | No
     return None
 
 
-def _row(candidate: Candidate, section: SelectSection) -> dict[str, Any]:
+def _selected_row(candidate: RolloutCandidate, section: SelectSection) -> dict[str, Any]:
     rules = [] if section.min_reward is None else [f"reward >= {section.min_reward:g}"]
     rules += [*section.require, *(["shortest_correct"] if section.shortest_correct else [])]
     return {
@@ -168,26 +174,23 @@ def _row(candidate: Candidate, section: SelectSection) -> dict[str, Any]:
     }
 
 
-def _figures(candidate: Candidate) -> str:
+def _figures(candidate: RolloutCandidate) -> str:
     return f"{candidate.tokens} tokens in {candidate.score['turns']} turns (sample {candidate.rollout['sample']})"
 
 
 def counts_reconcile(rollouts: pa.Table, selected: pa.Table, dropped: pa.Table) -> CheckOutcome:
-    """Selected + dropped are the rollouts of origin "set", each once, and something was selected."""
+    """Check that selected + dropped are the rollouts of origin "set", each once, and that some were selected."""
     offered = Counter(rollouts.filter(pc.field("origin") == "set")["rollout_id"].to_pylist())
-    found = Counter(selected["rollout_id"].to_pylist()) + Counter(dropped["rollout_id"].to_pylist())
+    accounted = Counter(selected["rollout_id"].to_pylist()) + Counter(dropped["rollout_id"].to_pylist())
     reasons = Counter(dropped["reason"].to_pylist())
     figures = {"offered": offered.total(), "selected": len(selected), "dropped": len(dropped), "reasons": dict(reasons)}
-    told = f"{offered.total()} rollouts = {len(selected)} selected + {len(dropped)} dropped ({_told(reasons)})"
-    if found != offered:
-        wrong = sorted((found - offered) + (offered - found))
-        message = f"{told}: {len(wrong)} are lost or doubled, first {wrong[:3]}; do not use this version"
+    by_reason = ", ".join(f"{reason} {n}" for reason, n in reasons.most_common()) or "none"
+    balance = f"{offered.total()} rollouts = {len(selected)} selected + {len(dropped)} dropped ({by_reason})"
+    if accounted != offered:
+        wrong = sorted((accounted - offered) + (offered - accounted))
+        message = f"{balance}: {len(wrong)} are missing or duplicated, first {wrong[:3]}; do not use this version"
         return CheckOutcome("selection_reconciles", False, message, figures=figures)
     if not len(selected):
-        message = f"{told}: nothing is left to train on; loosen `select`, or collect rollouts from a better teacher"
+        message = f"{balance}: no rollout is left to train on; loosen `select`, or collect rollouts of a better teacher"
         return CheckOutcome("selection_reconciles", False, message, figures=figures)
-    return CheckOutcome("selection_reconciles", True, told, figures=figures)
-
-
-def _told(reasons: Counter[str]) -> str:
-    return ", ".join(f"{reason} {n}" for reason, n in reasons.most_common()) or "none"
+    return CheckOutcome("selection_reconciles", True, balance, figures=figures)

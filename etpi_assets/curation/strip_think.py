@@ -1,17 +1,15 @@
-"""Taking think blocks out of training data: on ids, never on text.
+"""Removes think blocks from outputs and histories: on ids, never on text.
 
-Belongs here: what of an output is its think block, when a row must be dropped instead of cut, the same for earlier
-assistant turns in a prompt, and the tail of a generation prompt. Does not belong here: which rows there are (`pairs`).
-
-What happens to an output, by the form of its prompt's tail (`ChatFormat.tail_form`) and the think ids before its first
-tool-call id; a close after that id delimits nothing:
+An output is kept, cut or dropped by the form of its prompt's tail (`ChatFormat.tail_form`) and by the think ids before
+its first tool-call id. A closing id after the tool-call id is ignored.
 
     tail \\ output   neither              opens only           closes, or both
-    none            as it is             drop                 cut
+    none            keep                 drop                 cut
     open            drop                 drop                 cut
-    closed          as it is             drop                 cut
+    closed          keep                 drop                 cut
 
-Cut is: through the first close and the newline ids after it. Whatever think id is left then drops the row.
+Cutting removes everything up to the first closing id and the newline ids after it. If a think id is left, the output is
+dropped.
 """
 
 from __future__ import annotations
@@ -33,8 +31,13 @@ EMPTY = "nothing_but_think"
 
 @dataclass(frozen=True)
 class Stripped:
-    """An output without its think block. `reason`: why the row must be dropped, where it must; `ids` is then the output
-    as it was. `removed`: ids cut."""
+    """An output without its think block.
+
+    Attributes:
+        ids: what is left of the output; the whole output if it must be dropped.
+        removed: the number of ids cut.
+        reason: why the output must be dropped, None if it is kept.
+    """
 
     ids: np.ndarray
     removed: int = 0
@@ -42,7 +45,7 @@ class Stripped:
 
 
 def strip_output(output: np.ndarray, tail: Tail, chat: ChatFormat) -> Stripped:
-    """The table above for one output, shape (n,) int32."""
+    """Apply the table above to one output, (n,) int32."""
     if chat.think_open_id is None or chat.think_close_id is None:
         return Stripped(output)
     before_call = output[: _first(output, chat.tool_open_id, len(output))]
@@ -59,21 +62,24 @@ def strip_output(output: np.ndarray, tail: Tail, chat: ChatFormat) -> Stripped:
 
 
 def strip_opened(output: np.ndarray, chat: ChatFormat) -> Stripped:
-    """The published rule: only an output whose first id opens a think block is cut. What a prompt opened or closed
-    before it is not looked at, so reasoning that such a prompt lets begin unopened stays, its `</think>` with it."""
+    """Cut an output only if its first id opens a think block, as the published rule does.
+
+    The rule ignores the prompt, so reasoning after a prompt that ends in an open think block stays whole.
+    """
     if chat.think_open_id is None or not len(output) or output[0] != chat.think_open_id:
         return Stripped(output)
     return strip_output(output, "none", chat)
 
 
 def has_think(ids: np.ndarray, chat: ChatFormat) -> bool:
-    """Whether a think id, opening or closing, is among the ids."""
+    """Return whether an opening or closing think id is among the ids."""
     return bool(_is_think(ids, chat).any())
 
 
 def close_tail(prompt: np.ndarray, chat: ChatFormat) -> np.ndarray:
-    """The prompt with its open tail replaced by what the template writes with enable_thinking = false, as serving then
-    renders it too; another prompt as it is.
+    """Replace an open tail by what the template writes with enable_thinking = false, which serving renders too.
+
+    A prompt without an open tail is returned unchanged.
 
     Raises:
         ValueError: the tail is open and the template cannot close it.
@@ -85,7 +91,7 @@ def close_tail(prompt: np.ndarray, chat: ChatFormat) -> np.ndarray:
 
 
 def without_tail(prompt: np.ndarray, chat: ChatFormat) -> np.ndarray:
-    """The prompt up to the think block, open or closed, that its generation prompt ends in."""
+    """Return the prompt up to the think block, open or closed, at the end of its generation prompt."""
     last = _last_turn(prompt, chat)
     if chat.tail_form(last.tolist()) == "none":
         return prompt
@@ -98,42 +104,44 @@ def _closed_tail(chat: ChatFormat) -> tuple[int, ...]:
     if chat.tail_form(prompt) != "closed":
         raise ValueError(
             f"chat format {chat.name!r}: prompts end in an open think block, and its template closes none with "
-            "enable_thinking = false; keep think blocks (pairs.strip_think = false) or take another chat_template"
+            "enable_thinking = false; keep think blocks (pairs.strip_think = false) or use another chat_template"
         )
     last = len(prompt) - 1 - _first(np.asarray(prompt[::-1]), chat.think_open_id, 0)
     return tuple(prompt[last:])
 
 
 def strip_history(prompt: np.ndarray, chat: ChatFormat) -> tuple[np.ndarray, int]:
-    """A prompt without the think blocks of its earlier assistant messages, and how many ids that cut.
+    """Remove the think blocks of a prompt's earlier assistant messages; return the prompt and the number of ids cut.
 
-    A block that holds nothing but newlines is the template's own and stays, for serving renders it too; one that is
-    never closed, or only after a tool call, stays because nothing says where it ends.
+    A block of newlines only stays: the template wrote it, and serving renders it too. A block that is not closed before
+    the first tool call stays, because its end is unknown.
     """
     if chat.think_close_id is None or chat.think_close_id not in prompt:
         return prompt, 0
     starts = [*np.flatnonzero(prompt == chat.turn_id).tolist(), len(prompt)]
-    kept = [prompt[: starts[0]]]
-    # The last segment is the generation prompt, which is not history.
+    pieces = [prompt[: starts[0]]]
+    # The last segment is the generation prompt, not history.
     for start, end in pairwise(starts):
         segment = prompt[start:end]
         body = _assistant_body(segment, chat) if end < len(prompt) else None
         if body is None:
-            kept.append(segment)
+            pieces.append(segment)
             continue
         content = segment[body:]
-        found = strip_output(content, "none", chat)
-        block = content[: found.removed]
+        stripped = strip_output(content, "none", chat)
+        block = content[: stripped.removed]
         inside = block[~_is_think(block, chat)]
         empty = _after_newlines(inside, 0, chat) == len(inside)
-        kept.append(segment if empty else np.concatenate([segment[:body], found.ids]))
-    edited = np.concatenate(kept)
+        pieces.append(segment if empty else np.concatenate([segment[:body], stripped.ids]))
+    edited = np.concatenate(pieces)
     return edited, len(prompt) - len(edited)
 
 
 def _assistant_body(segment: np.ndarray, chat: ChatFormat) -> int | None:
-    """Where the text of an assistant message begins in its segment (`<|im_start|>assistant\\n…`); None for other roles,
-    and where the newline is one id with what follows."""
+    """Return where the text of an assistant message begins in its segment (`<|im_start|>assistant\\n…`).
+
+    None for other roles, and if the newline and the text after it share an id.
+    """
     return next((n for n in range(2, 6) if chat.decode(segment[1:n].tolist()) == "assistant\n"), None)
 
 
@@ -147,13 +155,15 @@ def _last_turn(prompt: np.ndarray, chat: ChatFormat) -> np.ndarray:
 
 
 def _first(ids: np.ndarray, wanted: int | None, default: int) -> int:
-    found = np.flatnonzero(ids == wanted)
-    return int(found[0]) if wanted is not None and len(found) else default
+    places = np.flatnonzero(ids == wanted)
+    return int(places[0]) if wanted is not None and len(places) else default
 
 
 def _after_newlines(ids: Sequence[int] | np.ndarray, at: int, chat: ChatFormat) -> int:
-    """The first position from `at` on whose id is not made of newlines alone. An id that joins a newline with text
-    stays whole: cutting inside an id would be re-tokenising."""
+    """Return the first position from `at` on whose id is not only newlines.
+
+    An id that joins a newline with text stays whole: cutting inside an id would be re-tokenising.
+    """
     while at < len(ids) and _is_newline(chat, int(ids[at])):
         at += 1
     return at

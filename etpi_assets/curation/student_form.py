@@ -1,8 +1,7 @@
-"""A captured turn as the message that the student's chat template renders.
+"""Converts a captured turn to the message that the student's chat template renders.
 
-Belongs here: turning structured or flattened calls (`[tool_use NAME] {…}`, `[tool_result] …`) into the template's own
-form. What a model itself wrote into its text, a fenced block or a `<tool_call>`, stays as it is. Does not belong here:
-ids, or the syntax of a form (`etpi_resources.chat.tool_forms`).
+Structured and flattened calls (`[tool_use NAME] {…}`, `[tool_result] …`) get the template's own form. Text that the
+model itself wrote, such as a fenced block or a `<tool_call>`, stays unchanged.
 
 Under a template that writes tool calls, a turn's calls stay structured and the template writes them. Under etpi's own
 templates, which write none, they become Qwen's XML inside the text.
@@ -29,12 +28,12 @@ _DECODER = json.JSONDecoder(strict=False)
 
 @dataclass(frozen=True)
 class StudentForm:
-    """How one student reads and writes assistant turns.
+    """The form in which one student reads and writes assistant turns.
 
     Attributes:
         chat: its tokenizer and template.
-        tools: the schemas that its prompts offer, None where they offer none.
-        template_kwargs: what its template gets besides, as in serving.
+        tools: the schemas that its prompts offer, None if they offer none.
+        template_kwargs: further arguments of its template, as in serving.
     """
 
     chat: ChatFormat
@@ -42,10 +41,10 @@ class StudentForm:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def message(self, content: str, tool_calls: Sequence[Any] | None = None) -> dict[str, Any]:
-        """The assistant message that the template is given: `content`, and `tool_calls` where it has any.
+        """Return the assistant message for the template: `content`, and `tool_calls` if it has any.
 
         Raises:
-            UnknownToolForm: the template writes calls in a form that nothing here reads.
+            UnknownToolForm: no known form matches the calls that the template writes.
         """
         if self.chat.calls_in_content:
             return {"role": "assistant", "content": turn_text(content, tool_calls)}
@@ -65,7 +64,7 @@ class StudentForm:
         return message
 
     def text(self, message: Mapping[str, Any]) -> str:
-        """The text that the student is to write for a message of `message`, without the end of the turn.
+        """Return the text that the student writes for a message from `message`, without the end-of-turn token.
 
         Raises:
             UnknownToolForm: the message has calls, and the template writes none.
@@ -76,38 +75,42 @@ class StudentForm:
         return self.chat.turn_text(message["content"], calls, tools=self.tools, **self.template_kwargs)
 
     def fault(self, message: Mapping[str, Any], text: str) -> str | None:
-        """Why the parser of the template's form does not read the message's calls back from its text; None where it
-        does. A form without escapes cannot carry a text that holds its own closing tag."""
+        """Return why the form's parser does not read the message's calls back from its text, None if it does.
+
+        A form without escapes cannot carry a value that contains the form's own closing tag.
+        """
         calls, form = calls_of(message), self.chat.tool_form
         if not calls or form is None:
             return None
-        read = form.parse(text[max(0, text.find("</think>")) :])
-        if form.same(read, calls):
+        parsed = form.parse(text[max(0, text.find("</think>")) :])
+        if form.same(parsed, calls):
             return None
-        wrong = next((call for call in read if isinstance(call, str)), "other calls are read")
+        wrong = next((call for call in parsed if isinstance(call, str)), "other calls are read")
         return f"{form.name} does not read its {len(calls)} call(s) back: {wrong}"
 
     def _name(self, name: str) -> str:
-        """The tool's name as the prompt offers it; a shell tool by another name is `bash` where that is offered."""
+        """Return the tool's name as the prompt offers it: any shell tool is `bash` if the prompt offers `bash`."""
         offered = {tool_name(tool) for tool in self.tools or ()}
         return "bash" if name not in offered and name.lower() in _SHELLS and "bash" in offered else name
 
 
 def calls_of(message: Mapping[str, Any]) -> list[Call]:
-    """The calls of a message of `StudentForm.message`."""
-    read = [structured(raw) for raw in message.get("tool_calls") or ()]
-    return [call for call in read if isinstance(call, Call)]
+    """Return the calls of a message from `StudentForm.message`."""
+    parsed = [structured(raw) for raw in message.get("tool_calls") or ()]
+    return [call for call in parsed if isinstance(call, Call)]
 
 
 def tool_name(tool: Any) -> str | None:
-    """The name in a tool's schema: OpenAI's `{"function": {"name"}}`, or flat."""
+    """Return the name in a tool's schema: OpenAI's `{"function": {"name"}}`, or flat."""
     function = tool.get("function", tool) if isinstance(tool, Mapping) else None
     return function.get("name") if isinstance(function, Mapping) else None
 
 
 def turn_text(content: str, tool_calls: Sequence[Any] | None = None) -> str:
-    """The text of an assistant turn under etpi's own templates: its content, flattened calls rewritten in place, then
-    its structured calls, a line break between them. The end-of-turn token is not part of it."""
+    """Return the text of an assistant turn under etpi's own templates, without the end-of-turn token.
+
+    It is the content with flattened calls rewritten in place, then the structured calls, separated by newlines.
+    """
     parts = [_rewrite_flattened(content, format_call)] if content else []
     for raw in tool_calls or ():
         call = structured(raw)
@@ -116,21 +119,25 @@ def turn_text(content: str, tool_calls: Sequence[Any] | None = None) -> str:
 
 
 def observation_text(content: str) -> str:
-    """An observation's text without the mark that flattening put before it."""
+    """Return an observation's text without the leading `[tool_result]` of a flattened conversation."""
     return _RESULT.sub("", content)
 
 
 def format_call(name: str, arguments: Mapping[str, Any]) -> str:
-    """A call as a student under etpi's own templates writes it; `read_actions` reads it back. Shell tools go by one
-    name, `bash`. Where a value holds a closing tag of the form, the call is written as JSON instead."""
+    """Return a call as a student under etpi's own templates writes it; `read_actions` reads it back.
+
+    Every shell tool is named `bash`. If a value contains a closing tag of the form, the call is written as JSON.
+    """
     call = Call("bash" if name.lower() in _SHELLS else name, arguments)
     plain = "".join(json.dumps(value, ensure_ascii=False) for value in arguments.values())
     return hermes_call(call) if any(tag in plain for tag in _CLOSING) else xml_call(call)
 
 
 def _split_flattened(content: str) -> tuple[str, list[Call]]:
-    """The content without the flattened calls it ends in, and those calls. One with text after it stays in the text:
-    a template writes calls behind a turn's text alone."""
+    """Split the content into its text and the flattened calls at its end.
+
+    A call with text after it stays in the text, because a template writes calls only after the text.
+    """
     pieces: list[tuple[int, int, Call]] = []
     _rewrite_flattened(content, lambda name, arguments: "", pieces)
     calls: list[Call] = []
@@ -146,8 +153,10 @@ def _split_flattened(content: str) -> tuple[str, list[Call]]:
 def _rewrite_flattened(
     content: str, write: Callable[[str, Mapping[str, Any]], str], pieces: list[tuple[int, int, Call]] | None = None
 ) -> str:
-    """`[tool_use NAME] {…}` at the start of a line becomes a call; one whose JSON does not parse stays text. `pieces`
-    gets (start, end, call) of each."""
+    """Replace each `[tool_use NAME] {…}` at the start of a line by `write(name, arguments)`.
+
+    One whose JSON does not parse stays text. (start, end, call) of each is appended to `pieces`.
+    """
     parts: list[str] = []
     at = 0
     for match in _FLATTENED.finditer(content):
@@ -165,5 +174,5 @@ def _rewrite_flattened(
 
 
 def _unreadable(raw: Any) -> str:
-    """A call that nothing can read, in the text as it was captured: reading it gives the same error."""
+    """Return the text of a call that cannot be parsed, as captured, so that parsing the text fails in the same way."""
     return f"<tool_call>\n{json.dumps(raw, ensure_ascii=False)}\n</tool_call>"

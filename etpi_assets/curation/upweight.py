@@ -1,9 +1,7 @@
-"""From pairs to weighted training rows: which pairs train, which validate, and how much each counts.
+"""Converts pairs to training rows: weights, the split by repository, and the length limit.
 
-Belongs here: weights, the split by repository, the length limit. Does not belong here: the pairs, or their merging.
-
-A row of weight w and a row repeated w times are the same full-dataset function, sum(w * nll) / sum(w). The weighted
-form stores `weight` = w and `copies` = 1; the duplicating form `weight` = 1 and `copies` = w.
+A row of weight w and a row repeated w times give the same loss over the data set, sum(w * nll) / sum(w). The weighting
+form stores `weight` = w and `copies` = 1; the duplicating form stores `weight` = 1 and `copies` = w.
 """
 
 from __future__ import annotations
@@ -28,14 +26,13 @@ _READ = ["pair_id", *_KEY, "metadata"]
 
 
 def weigh(pairs: Rows, section: DatasetSection, heldout_tasks: Collection[str] = ()) -> dict[str, pa.Table]:
-    """{"dataset_rows", "dropped"}: a row a pair that trains or validates, and every other pair with the reason.
+    """Return {"dataset_rows", "dropped"}: a row for each pair to train or validate on, the other pairs with reasons.
 
-    Rows stand in the order of `pairs`; their sequence and span are null until `merge` sets them. Pairs of
-    `section.heldout_repos` and of `heldout_tasks` never train. A pair longer than `section.max_length` is dropped,
-    never cut.
+    Rows are in the order of `pairs`; `merge` sets their sequence and span later. Pairs of `section.heldout_repos` and
+    of `heldout_tasks` are dropped. A pair longer than `section.max_length` is dropped, never truncated.
 
     Raises:
-        ValueError: the duplicating form with a factor that is no whole number.
+        ValueError: the factor of the duplicating form is not a whole number.
     """
     if section.upweight_form == "duplicate" and section.upweight_factor != int(section.upweight_factor):
         raise ValueError(
@@ -43,20 +40,20 @@ def weigh(pairs: Rows, section: DatasetSection, heldout_tasks: Collection[str] =
         )
     rows: list[pa.Table] = []
     dropped: list[pa.Table] = []
-    taken, left = TableBuilder("dataset_rows", rows.append), TableBuilder("dropped", dropped.append)
+    row_builder, dropped_builder = TableBuilder("dataset_rows", rows.append), TableBuilder("dropped", dropped.append)
     for pair, (_, prompt, output) in zip(dicts(pairs, _READ), iter_turns(pairs), strict=True):
         assert output is not None, "every pair has an output"
         facts = json.loads(pair.pop("metadata"))
-        if reason := _fails(facts, len(prompt) + len(output), section, heldout_tasks):
+        if drop := _drop_reason(facts, len(prompt) + len(output), section, heldout_tasks):
             key = {name: pair[name] for name in _KEY}
-            left.add(
-                {"stage": "dataset", **key, "reason": reason[0], "detail": reason[1], "output_tokens": len(output)}
+            dropped_builder.add(
+                {"stage": "dataset", **key, "reason": drop[0], "detail": drop[1], "output_tokens": len(output)}
             )
             continue
         factor = section.upweight_factor if pair["turn"] in section.upweight_turns else 1.0
-        repeated = section.upweight_form == "duplicate"
-        weight, copies = (1.0, int(factor)) if repeated else (float(factor), 1)
-        taken.add(
+        duplicates = section.upweight_form == "duplicate"
+        weight, copies = (1.0, int(factor)) if duplicates else (float(factor), 1)
+        row_builder.add(
             {
                 **pair,
                 "dataset_row_id": _row_id(pair["pair_id"], prompt, output, weight, copies),
@@ -66,21 +63,20 @@ def weigh(pairs: Rows, section: DatasetSection, heldout_tasks: Collection[str] =
                 "output_tokens": len(output),
             }
         )
-    taken.flush()
-    left.flush()
+    row_builder.flush()
+    dropped_builder.flush()
     return {"dataset_rows": _split(pa.concat_tables(rows), section.val_fraction), "dropped": pa.concat_tables(dropped)}
 
 
 def _split(rows: pa.Table, val_fraction: float) -> pa.Table:
-    """The rows with their split."""
+    """Fill the column `split`."""
     validate = validation_repos(rows["repo"].unique().to_pylist(), val_fraction)
-    kept = pc.is_in(rows["repo"], value_set=pa.array(sorted(validate, key=str), pa.string()))  # pyright: ignore[reportAttributeAccessIssue]
-    return rows.set_column(rows.schema.get_field_index("split"), "split", pc.if_else(kept, "val", "train"))  # pyright: ignore[reportAttributeAccessIssue]
+    is_val = pc.is_in(rows["repo"], value_set=pa.array(sorted(validate, key=str), pa.string()))  # pyright: ignore[reportAttributeAccessIssue]
+    return rows.set_column(rows.schema.get_field_index("split"), "split", pc.if_else(is_val, "val", "train"))  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def validation_repos(repos: Iterable[str | None], fraction: float) -> set[str | None]:
-    """The repositories kept for validation: round(fraction * n) of them, never all, in an order that depends on their
-    names alone."""
+    """Return the validation repositories: the first round(fraction * n) in the order of their hashes, never all."""
     names = sorted(set(repos), key=lambda repo: hashlib.sha256(str(repo).encode()).digest())
     return set(names[: min(len(names) - 1, round(fraction * len(names)))]) if names else set()
 
@@ -98,7 +94,7 @@ def loss_share_by_turn(rows: pa.Table) -> dict[int, float]:
     return {turn: weight / total for turn, weight in sorted(weights.items())} if total else {}
 
 
-def _fails(
+def _drop_reason(
     facts: dict[str, Any], length: int, section: DatasetSection, heldout_tasks: Collection[str]
 ) -> tuple[str, str] | None:
     if facts.get("repo") in section.heldout_repos:
@@ -111,7 +107,7 @@ def _fails(
 
 
 def _row_id(pair_id: str, prompt: np.ndarray, output: np.ndarray, weight: float, copies: int) -> str:
-    """32 hex digits over where the row is from, its ids, and how it counts."""
+    """Return 32 hex digits over the row's pair, ids, weight and copies."""
     digest = hashlib.sha256(json.dumps([pair_id, len(prompt), weight, copies]).encode())
     digest.update(prompt.astype("<i4").tobytes())
     digest.update(output.astype("<i4").tobytes())

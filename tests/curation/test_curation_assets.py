@@ -145,7 +145,7 @@ def _require_nothing(room, name):
 
 
 def test_steering_left_in_the_prompt_blocks(room, monkeypatch):
-    monkeypatch.setattr(captured, "_before", lambda told: None)
+    monkeypatch.setattr(captured, "_first_messages", lambda messages: None)
     room.experiment("steered")
     failed = room.failures("steered")
     assert set(failed) == {"no_steering_leak", "prompt_is_default_render"}
@@ -161,12 +161,12 @@ def test_think_left_in_outputs_blocks(room, monkeypatch):
 
 
 def test_the_published_strip_rule_blocks_where_reasoning_was_not_opened(room, monkeypatch):
-    opened, turn = load_chat_format("tiny").think_open_id, captured._turn
+    opened, turn = load_chat_format("tiny").think_open_id, captured._captured_turn
 
     def unopened(row, prompt, output, capture):
         return turn(row, prompt, output[1:] if output[0] == opened else output, capture)
 
-    monkeypatch.setattr(captured, "_turn", unopened)
+    monkeypatch.setattr(captured, "_captured_turn", unopened)
     room.experiment("as_published", more='[pairs]\nstrip_rule = "opened"\n')
     failed = room.failures("as_published")
     assert set(failed) == {"no_think_in_output"}
@@ -185,7 +185,7 @@ def test_evaluated_repositories_stay_out_and_block_where_they_do_not(room, monke
     assert room.failures("tested") == {}
     dropped = room.lake.read(Ref("upweighted_dataset", "experiment", "tested"), "dropped")
     assert set(dropped["reason"].to_pylist()) == {"heldout_task"}
-    monkeypatch.setattr(upweight, "_fails", lambda *facts: None)
+    monkeypatch.setattr(upweight, "_drop_reason", lambda *facts: None)
     room.experiment("leaked", "everything", more="[dataset]\nmax_length = 2000\n")
     failed = room.failures("leaked")
     assert set(failed) == {"heldout_split"}

@@ -12,7 +12,7 @@ from etpi_assets.agent.prompts import steering_text
 from etpi_assets.curation import gates, integrity
 from etpi_assets.curation.assets import student_prompt
 from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn, make_pairs
-from etpi_assets.curation.steering import Traces
+from etpi_assets.curation.steering import SteeringNgrams
 from etpi_assets.scoring.checks import every_rollout_scored
 from etpi_assets.specs.check_names import OVERRIDABLE
 from etpi_assets.specs.experiment import GatesSection, PairsSection
@@ -25,7 +25,7 @@ from tests.support.datasets import CHAT, HELDOUT, TASKS, dataset, default
 GATES = GatesSection()
 SECTION = PairsSection()
 STEERING = [steering_text("coop", role) for role in FAMILY.roles(TASKS[0])]
-TRACES = Traces.of(STEERING, [], CHAT)
+STEERING_NGRAMS = SteeringNgrams.build(STEERING, [], CHAT)
 
 
 def changed(table, row, **values):
@@ -88,9 +88,9 @@ def test_pairs_reconcile():
         integrity.pairs_reconcile(turns, made.pairs, made.pairs_dropped),
         "69 turns = 64 pairs + 5 dropped (unparseable 5)",
     )
-    fails(integrity.pairs_reconcile(turns, without(made.pairs, 5), made.pairs_dropped), "1 are lost or doubled")
+    fails(integrity.pairs_reconcile(turns, without(made.pairs, 5), made.pairs_dropped), "1 are missing or duplicated")
     twice = pa.concat_tables([made.pairs, made.pairs.slice(0, 1)])
-    fails(integrity.pairs_reconcile(turns, twice, made.pairs_dropped), "1 are lost or doubled")
+    fails(integrity.pairs_reconcile(turns, twice, made.pairs_dropped), "1 are missing or duplicated")
 
 
 def test_a_capture_that_is_not_there_says_what_to_set():
@@ -108,7 +108,7 @@ def test_a_capture_that_is_not_there_says_what_to_set():
 def test_dataset_reconciles():
     made = dataset()
     passes(integrity.dataset_reconciles(made.pairs, made.rows, made.dropped), "64 pairs = 64 rows + 0 dropped")
-    fails(integrity.dataset_reconciles(made.pairs, without(made.rows, 1), made.dropped), "1 are lost or doubled")
+    fails(integrity.dataset_reconciles(made.pairs, without(made.rows, 1), made.dropped), "1 are missing or duplicated")
     short = dataset(weights={"max_length": 64})
     fails(integrity.dataset_reconciles(short.pairs, short.rows, short.dropped), "raise dataset.max_length")
     fails(
@@ -150,19 +150,23 @@ def test_no_think_in_output():
 
 def test_no_steering_leak():
     pairs = dataset().pairs
-    passes(integrity.no_steering_leak(pairs, TRACES), "No run of steering in 64 pairs")
+    passes(integrity.no_steering_leak(pairs, STEERING_NGRAMS), "No run of steering in 64 pairs")
     for column in ("suffix_ids", "output_ids"):
         ids = pairs[column].to_pylist()[7]
         for part in (STEERING[0].strip(), " ".join(STEERING[0].split()[-7:])):
             leak = changed(pairs, 7, **{column: [*ids, *CHAT.encode(part)]})
-            fails(integrity.no_steering_leak(leak, TRACES), "1 pairs hold steering", pairs["pair_id"].to_pylist()[7])
+            fails(
+                integrity.no_steering_leak(leak, STEERING_NGRAMS),
+                "1 pairs hold steering",
+                pairs["pair_id"].to_pylist()[7],
+            )
 
 
 def test_steering_that_was_never_spliced_is_found():
     made = dataset()
     agents = [CapturedAgent(a.rollout_id, a.agent_id, a.turns, facts=a.facts) for a in made.agents]
     pairs = make_pairs(agents, SECTION, CHAT)["pairs"]
-    fails(integrity.no_steering_leak(pairs, TRACES), "12 pairs hold steering", "a prompt it never gets")
+    fails(integrity.no_steering_leak(pairs, STEERING_NGRAMS), "12 pairs hold steering", "a prompt it never gets")
     fails(
         integrity.prompt_is_default_render(pairs, expected(made), SECTION, CHAT),
         "12 of 12 agents' prompts",
@@ -180,7 +184,7 @@ def test_steering_across_the_seam_of_two_turns_is_found():
     ]
     pairs = make_pairs([CapturedAgent("r", "a", turns)], SECTION, CHAT)["pairs"]
     assert pairs["prefix_turn"].to_pylist() == [None, 0]
-    fails(integrity.no_steering_leak(pairs, TRACES), "first r/a/1")
+    fails(integrity.no_steering_leak(pairs, STEERING_NGRAMS), "first r/a/1")
 
 
 def expected(made):

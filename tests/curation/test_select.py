@@ -1,4 +1,4 @@
-"""Rejection sampling: every rule, the tie-breakers, and that nobody goes missing."""
+"""Rejection sampling: every rule, the tie-breakers, and that no rollout goes missing."""
 
 from __future__ import annotations
 
@@ -15,32 +15,31 @@ SHORTEST = SelectSection(require=())
 
 
 def tables(*rows):
-    """Rollouts and scores from {"id", ...}: what a row does not say is a solved rollout that plans and follows."""
+    """Return rollouts and scores of rows {"id", ...}; by default a rollout is solved, plans first and follows through."""
     rollouts, scores = [], []
     for row in rows:
-        given_ = {"task_id": "t1", "repo": "harbor", "sample": 0, "origin": "set", "rollout_set": "s", **row}
-        name = given_.pop("id")
+        values = {"task_id": "t1", "repo": "harbor", "sample": 0, "origin": "set", "rollout_set": "s", **row}
+        name = values.pop("id")
         facts = ("task_id", "repo", "sample", "origin", "rollout_set", "suite")
-        rollouts.append({"rollout_id": name, "teacher": "strong", **{k: given_[k] for k in facts if k in given_}})
+        rollouts.append({"rollout_id": name, "teacher": "strong", **{k: values[k] for k in facts if k in values}})
         score = {
             "reward": 1.0, "verdict": "passed", "plan_first": True, "plan_content": True, "follow_through": 1.0,
             "output_tokens": 100, "turns": 10, "exit_status": "Submitted", "infrastructure_error": False,
         }  # fmt: skip
-        scores.append({"rollout_id": name, **score, **{k: v for k, v in given_.items() if k in score or "reason" in k}})
+        scores.append({"rollout_id": name, **score, **{k: v for k, v in values.items() if k in score or "reason" in k}})
     return from_rows("rollouts", rollouts), from_rows("scores", scores)
 
 
 def chosen(section, *rows, tokens=None):
     rollouts, scores = tables(*rows)
-    found = select(rollouts, scores, section, tokens)
-    assert counts_reconcile(rollouts, found["selected"], found["dropped"]).figures["offered"] == len(
-        found["selected"]
-    ) + len(found["dropped"])
-    reasons = {row["rollout_id"]: (row["reason"], row["detail"]) for row in found["dropped"].to_pylist()}
-    return found["selected"]["rollout_id"].to_pylist(), reasons
+    result = select(rollouts, scores, section, tokens)
+    figures = counts_reconcile(rollouts, **result).figures
+    assert figures["offered"] == len(result["selected"]) + len(result["dropped"])
+    reasons = {row["rollout_id"]: (row["reason"], row["detail"]) for row in result["dropped"].to_pylist()}
+    return result["selected"]["rollout_id"].to_pylist(), reasons
 
 
-def test_the_fewest_tokens_then_turns_then_the_lowest_sample():
+def test_shortest_correct_compares_tokens_then_turns_then_sample():
     rows = [
         {"id": "long", "output_tokens": 120, "turns": 2, "sample": 0},
         {"id": "turns", "output_tokens": 90, "turns": 9, "sample": 1},
@@ -50,8 +49,8 @@ def test_the_fewest_tokens_then_turns_then_the_lowest_sample():
         {"id": "other", "task_id": "t2", "output_tokens": 500},
     ]
     for order in (rows, rows[::-1]):
-        found, reasons = chosen(SHORTEST, *order)
-        assert sorted(found) == ["best", "other"]
+        selected, reasons = chosen(SHORTEST, *order)
+        assert sorted(selected) == ["best", "other"]
         assert reasons["late"] == (
             "not_the_shortest",
             "90 tokens in 8 turns (sample 3); 90 tokens in 8 turns (sample 2) was taken",
@@ -71,37 +70,37 @@ def test_the_fewest_tokens_then_turns_then_the_lowest_sample():
         ({"follow_through": 0.5}, "no_follow_through"),
     ],
 )
-def test_a_rollout_is_dropped_by_the_first_rule_it_fails(change, reason):
+def test_first_failed_rule_drops_the_rollout(change, reason):
     section = SelectSection(require=("plan_first", "plan_content", "follow_through"), exclude_repos=("quay",))
-    found, reasons = chosen(section, {"id": "r", **change}, {"id": "good", "task_id": "t2"})
-    assert found == ["good"] and reasons["r"][0] == reason and reasons["r"][1]
+    selected, reasons = chosen(section, {"id": "r", **change}, {"id": "good", "task_id": "t2"})
+    assert selected == ["good"] and reasons["r"][0] == reason and reasons["r"][1]
     if reason == "no_plan_first":
         assert reasons["r"][1] == "agent1: no INBOX"
 
 
-def test_the_reward_does_not_filter_where_it_is_switched_off():
+def test_min_reward_none_keeps_every_reward_but_shortest_correct_still_requires_one():
     rows = [{"id": "a", "reward": 0.0}, {"id": "b", "reward": None, "sample": 1}, {"id": "c", "sample": 2}]
     assert chosen(ALL, *rows)[0] == ["a", "b", "c"]
-    found, reasons = chosen(SelectSection(min_reward=None, require=()), *rows)
-    assert found == ["c"] and reasons["a"][0] == "not_correct", "shortest-correct is among the correct"
+    selected, reasons = chosen(SelectSection(min_reward=None, require=()), *rows)
+    assert selected == ["c"] and reasons["a"][0] == "not_correct"
 
 
-def test_sizes_are_equalised_over_as_many_tasks_as_there_are():
+def test_max_rollouts_takes_one_rollout_per_task_before_a_second():
     rows = [{"id": f"r{t}{s}", "task_id": f"t{t}", "sample": s} for s in (1, 0) for t in (2, 10, 1)]
     section = SelectSection(min_reward=None, require=(), shortest_correct=False, max_rollouts=3)
-    found, reasons = chosen(section, *rows)
-    assert found == ["r20", "r100", "r10"], "tasks as first met, one of each"
+    selected, reasons = chosen(section, *rows)
+    assert selected == ["r20", "r100", "r10"], "one of each task, in order of first appearance"
     assert {reason for reason, _ in reasons.values()} == {"over_max_rollouts"}
     section = section.model_copy(update={"max_rollouts": 4})
-    assert chosen(section, *rows)[0] == ["r20", "r21", "r100", "r10"], "a second only after all firsts"
+    assert chosen(section, *rows)[0] == ["r20", "r21", "r100", "r10"]
 
 
-def test_only_rollouts_of_a_set_are_read():
-    found, reasons = chosen(SHORTEST, {"id": "eval", "origin": "eval"}, {"id": "rl", "origin": "rl"}, {"id": "set"})
-    assert found == ["set"] and not reasons
+def test_rollouts_of_evaluation_and_reinforcement_are_ignored():
+    selected, reasons = chosen(SHORTEST, {"id": "eval", "origin": "eval"}, {"id": "rl", "origin": "rl"}, {"id": "set"})
+    assert selected == ["set"] and not reasons
 
 
-def test_tasks_of_two_suites_and_unknown_tasks_are_not_one_task():
+def test_tasks_of_two_suites_and_unknown_tasks_are_separate():
     rows = [
         {"id": "a", "suite": "x"},
         {"id": "b", "suite": "y"},
@@ -111,28 +110,28 @@ def test_tasks_of_two_suites_and_unknown_tasks_are_not_one_task():
     assert chosen(SHORTEST, *rows)[0] == ["a", "b", "c", "d"]
 
 
-def test_rollouts_without_ids_are_compared_by_the_students_tokenizer():
+def test_rollouts_without_ids_are_compared_by_counted_tokens():
     rows = [{"id": "a", "output_tokens": None}, {"id": "b", "output_tokens": None, "sample": 1}]
     assert chosen(SHORTEST, *rows, tokens={"a": 9, "b": 8})[0] == ["b"]
-    with pytest.raises(ValueError, match="rollout a has no token count"):
+    with pytest.raises(ValueError, match="rollout a "):
         chosen(SHORTEST, *rows)
 
 
-def test_a_rollout_without_a_score_is_an_error():
+def test_rollout_without_score_raises():
     rollouts, scores = tables({"id": "a"}, {"id": "b"})
-    with pytest.raises(ValueError, match="rollout b has no score; materialize scored_rollouts of 's'"):
+    with pytest.raises(ValueError, match="rollout b .*scored_rollouts"):
         select(rollouts, scores.slice(0, 1), SHORTEST)
 
 
-def test_the_account_is_checked():
+def test_selection_reconciles_fails_on_a_missing_rollout_and_on_an_empty_selection():
     rollouts, scores = tables({"id": "a"}, {"id": "b", "reward": 0.0})
-    found = select(rollouts, scores, SHORTEST)
-    good = counts_reconcile(rollouts, **found)
-    assert good.passed and good.message == "2 rollouts = 1 selected + 1 dropped (low_reward 1)"
-    lost = counts_reconcile(rollouts, found["selected"], found["dropped"].slice(0, 0))
+    result = select(rollouts, scores, SHORTEST)
+    good = counts_reconcile(rollouts, **result)
+    assert good.passed and good.figures["reasons"] == {"low_reward": 1}
+    lost = counts_reconcile(rollouts, result["selected"], result["dropped"].slice(0, 0))
     assert not lost.passed and "'b'" in lost.message
-    nothing = counts_reconcile(rollouts.slice(1), found["selected"].slice(1), found["dropped"])
-    assert not nothing.passed and "nothing is left" in nothing.message
+    empty = counts_reconcile(rollouts.slice(1), result["selected"].slice(1), result["dropped"])
+    assert not empty.passed and empty.figures["selected"] == 0
 
 
 rollout_rows = st.lists(
@@ -157,14 +156,14 @@ sections = st.builds(
 
 
 @given(rollout_rows, sections, st.randoms())
-def test_nobody_goes_missing_and_samples_may_come_in_any_order(rows, section, random):
+def test_each_rollout_is_selected_or_dropped_whatever_the_order_of_samples(rows, section, random):
     rows = [{"id": f"r{i}", "sample": i, **row} for i, row in enumerate(rows)]
-    found, reasons = chosen(section, *rows)
-    assert len(found) + len(reasons) == len(rows) and not set(found) & set(reasons)
-    taken = [row for row in rows if row["id"] in found]
+    selected, reasons = chosen(section, *rows)
+    assert len(selected) + len(reasons) == len(rows) and not set(selected) & set(reasons)
+    kept_rows = [row for row in rows if row["id"] in selected]
     if section.shortest_correct:
-        assert len({row["task_id"] for row in taken}) == len(taken)
-        assert all(row["reward"] == 1.0 for row in taken)
+        assert len({row["task_id"] for row in kept_rows}) == len(kept_rows)
+        assert all(row["reward"] == 1.0 for row in kept_rows)
     if section.max_rollouts is None:
         shuffled = random.sample(rows, len(rows))
-        assert sorted(chosen(section, *shuffled)[0]) == sorted(found)
+        assert sorted(chosen(section, *shuffled)[0]) == sorted(selected)

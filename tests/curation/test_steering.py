@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etpi_assets.agent.prompts import render_prompts, steering_text
-from etpi_assets.curation.steering import FirstPrompt, Traces, segments, splice
+from etpi_assets.curation.steering import FirstPrompt, SteeringNgrams, segments, splice
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.worlds.coop_tiny import FAMILY
 from etpi_assets.worlds.coop_tiny.generate import draw_tasks
@@ -22,7 +22,7 @@ ROLE = FAMILY.roles(TASK)[0]
 STEERED = render_prompts(AgentSection(steering=True), TASK, ROLE)
 DEFAULT = render_prompts(AgentSection(steering=False), TASK, ROLE)
 TEXT = steering_text("coop", ROLE)
-TRACES = Traces.of([TEXT], [m["content"] for m in DEFAULT], CHAT)
+STEERING_NGRAMS = SteeringNgrams.build([TEXT], [m["content"] for m in DEFAULT], CHAT)
 
 
 def array(ids):
@@ -74,11 +74,11 @@ def test_a_prompt_that_does_not_hold_the_message_is_refused():
 
 
 def test_steering_is_found_in_ids_and_in_words():
-    assert TRACES.find(STEERED_IDS) is not None
-    assert TRACES.find(DEFAULT_IDS) is None
+    assert STEERING_NGRAMS.find(STEERED_IDS) is not None
+    assert STEERING_NGRAMS.find(DEFAULT_IDS) is None
     respelled = noncanonical(STEERED_IDS)
-    assert not any(run in TRACES.ids for run in ids_only(respelled)), "the premise: no canonical run is left"
-    assert "plan" in (TRACES.find(respelled) or "")
+    assert not any(run in STEERING_NGRAMS.ids for run in ids_only(respelled)), "the premise: no canonical run is left"
+    assert "plan" in (STEERING_NGRAMS.find(respelled) or "")
 
 
 def ids_only(ids):
@@ -88,21 +88,21 @@ def ids_only(ids):
 def test_a_part_of_the_steering_is_found_and_short_echoes_are_not():
     words = TEXT.split()
     for start in (0, 8, len(words) - 7):
-        assert TRACES.find(array(CHAT.encode("so: " + " ".join(words[start : start + 7])))) is not None
-    assert TRACES.find(array(CHAT.encode("Plan: I'll take a.py, then do your part."))) is None
+        assert STEERING_NGRAMS.find(array(CHAT.encode("so: " + " ".join(words[start : start + 7])))) is not None
+    assert STEERING_NGRAMS.find(array(CHAT.encode("Plan: I'll take a.py, then do your part."))) is None
 
 
 def test_a_run_of_ids_is_found_where_there_are_too_few_words():
-    traces = Traces.of(["Steps: (1) -> [2]; {3} => <4>, !5! ~6~"], [], CHAT)
+    traces = SteeringNgrams.build(["Steps: (1) -> [2]; {3} => <4>, !5! ~6~"], [], CHAT)
     few = array(CHAT.encode("[2]; {3} => <4>"))
     assert len(few) >= 8 and traces.find(few) is not None
     assert traces.find(array(CHAT.encode("[2]; {4} => <3>"))) is None
 
 
 def test_what_the_default_prompt_says_too_is_no_trace():
-    assert Traces.of([TEXT], [TEXT], CHAT).find(STEERED_IDS) is None
+    assert SteeringNgrams.build([TEXT], [TEXT], CHAT).find(STEERED_IDS) is None
 
 
 def test_a_steering_text_too_short_to_find_is_refused():
     with pytest.raises(ValueError, match="Plan first"):
-        Traces.of(["Plan first!"], [], CHAT)
+        SteeringNgrams.build(["Plan first!"], [], CHAT)

@@ -89,7 +89,7 @@ def test_pairs_and_scores_of_blocks_are_those_of_the_whole(tmp_path, monkeypatch
 def test_turns_of_an_agent_that_is_not_there_are_not_passed_over():
     tables = dict(rollouts())
     tables["agents"] = tables["agents"].slice(0, len(tables["agents"]) - 1)
-    with pytest.raises(ValueError, match="do not stand where `agents` has that agent"):
+    with pytest.raises(ValueError, match="another order"):
         list(captured_agents(tables, PairsSection(), CHAT, default, {}))
 
 
