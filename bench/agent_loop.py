@@ -31,7 +31,7 @@ from machine import machine
 os.environ.setdefault("MSWEA_SILENT_STARTUP", "1")
 
 from etpi_assets.agent.actions import format_action
-from etpi_assets.agent.loop import SUBMIT, Identity, run_rollout
+from etpi_assets.agent.loop import SUBMIT, Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Needs, Role, Task, Verdict
 from etpi_resources.chat.format import load_chat_format
@@ -94,10 +94,11 @@ def ours() -> Callable[[], int]:
     engine = ScriptedEngine(policy, chat, "bench")
     agent = AgentSection(prompt="coop", max_steps=len(COMMANDS), max_model_len=100_000, max_tokens=512)
     identity = Identity(spec_key="bench", origin="set", engine="scripted")
-    task = Task("t", "bench", "r", "train", "do it", {}, "h")
+    job = RolloutJob(Task("t", "bench", "r", "train", "do it", {}, "h"), agent, identity)
+    runtime = RolloutRuntime(family, engine, boxes, chat)  # type: ignore[arg-type]
 
     def run() -> int:
-        record = run_rollout(task, family, engine, boxes, agent, chat, identity=identity)  # type: ignore[arg-type]
+        record = run_rollout(job, runtime)
         assert record.error is None and record.agents[0].exit_status == "Submitted", record.error
         return len(record.agents[0].turns)
 

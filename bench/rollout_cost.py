@@ -16,7 +16,7 @@ from pathlib import Path
 
 from machine import machine
 
-from etpi_assets.agent.loop import Identity, run_rollout
+from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.rollouts.journal import Journal
 from etpi_assets.rollouts.teachers import make_engine
 from etpi_assets.specs.load import load_specs
@@ -84,10 +84,11 @@ def roll_out(count: int, sandboxes: Recording) -> tuple[float, float]:
     engine = make_engine(spec.engine, "coop_tiny", family, chat, spec.seed, Lake.open())
     tasks = [t for t in family.load("coop_tiny", 0, {"train": count + 1, "heldout": 0}) if isinstance(t, Task)]
     identity = Identity(spec_key="bench", origin="set", engine="scripted")
+    runtime = RolloutRuntime(family, engine, sandboxes, chat)
     with tempfile.TemporaryDirectory() as folder, Journal(Path(folder), "bench") as journal:
 
         def run(task: Task) -> None:
-            journal.append(run_rollout(task, family, engine, sandboxes, spec.agent, chat, identity=identity))
+            journal.append(run_rollout(RolloutJob(task, spec.agent, identity), runtime))
 
         run(tasks[0])  # loads what all share
         sandboxes.counts.clear()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from machine import machine
 
-from etpi_assets.agent.loop import Identity, run_rollout
+from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.rollouts.collect import collect
 from etpi_assets.rollouts.journal import Journal
 from etpi_assets.specs.rollout_set import AgentSection
@@ -65,8 +65,10 @@ def pairs(count: int, folder: Path) -> None:
     engine, agent = ScriptedEngine(CoopTinyPolicy(Skill()), chat, "bench"), AgentSection(steering=True)
     identity = Identity(spec_key="bench", origin="set", engine="scripted")
 
+    runtime = RolloutRuntime(family, engine, BOXES, chat)
+
     def run(task: Task, sample: int):
-        return run_rollout(task, family, engine, BOXES, agent, chat, identity=identity, sample=sample)
+        return run_rollout(RolloutJob(task, agent, identity, sample), runtime)
 
     with Journal(folder, "bench") as journal:
         collect(tasks, 1, run, journal, concurrency=2 * (os.cpu_count() or 1))

@@ -108,8 +108,8 @@ _NODES = (
             "options",
         ),
         kept=(
-            "etpi_assets.rollouts.assets:_place",
-            "etpi_assets.rollouts.assets:_actor",
+            "etpi_assets.rollouts.assets:_family_and_sandboxes",
+            "etpi_assets.rollouts.assets:_open_engine",
             "etpi_assets.rollouts.assets:_rollout_function",
         ),
         lock="sandboxes",

@@ -7,7 +7,7 @@ whatever a model writes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,7 +68,6 @@ def format_contract(thinking: str, command: str) -> str:
 def read_turn(
     text: str,
     agent: AgentSection,
-    message_commands: Collection[str] = ("send_message",),
     tool_calls: Sequence[Any] | None = None,
     form: ToolForm | None = None,
 ) -> tuple[list[Action], str | None]:
@@ -77,7 +76,7 @@ def read_turn(
     if agent.action_format == "tool_or_answer" and not tool_calls and not _calls_tools(after_think(text), form):
         return [], None
     if agent.action_format != "thinking_bash":
-        return read_actions(text, tool_calls, message_commands=message_commands, form=form)
+        return read_actions(text, tool_calls, form=form)
     read = read_contract(text)
     return ([], read) if isinstance(read, str) else ([Action("bash", read.command, form="fenced")], None)
 

@@ -1,8 +1,4 @@
-"""Messages between the agents of one rollout.
-
-Belongs here: who gets what, in order. Does not belong here: how a message is written (`commands`) or shown
-(`observation`).
-"""
+"""Messages between the agents of one rollout."""
 
 from __future__ import annotations
 
@@ -10,14 +6,16 @@ from collections.abc import Sequence
 
 
 class Mailbox:
-    """One inbox an agent. Messages stand in the order they were sent; taking them empties the inbox."""
+    """One inbox per agent, messages in the order in which they were sent."""
 
     def __init__(self, agent_ids: Sequence[str]) -> None:
         self._inboxes: dict[str, list[dict[str, str]]] = {agent_id: [] for agent_id in agent_ids}
 
     def send(self, sender: str, to: str | None, message: str) -> list[str]:
-        """Put `message` in the inbox of `to` (None: of everybody else) and return who got it: nobody where `to` is no
-        other agent of this rollout."""
+        """Put `message` in the inbox of `to` (None: of every other agent) and return the recipients.
+
+        There are none if `to` is not another agent of this rollout.
+        """
         others = [agent_id for agent_id in self._inboxes if agent_id != sender]
         recipients = others if to is None else [agent_id for agent_id in others if agent_id == to]
         for agent_id in recipients:
@@ -25,10 +23,10 @@ class Mailbox:
         return recipients
 
     def take(self, agent_id: str) -> list[dict[str, str]]:
-        """The agent's messages as {"from", "message"}, oldest first; the inbox is empty afterwards."""
+        """Remove and return the agent's messages as {"from", "message"}, oldest first."""
         messages, self._inboxes[agent_id] = self._inboxes[agent_id], []
         return messages
 
-    def holds_for(self, agent_id: str) -> bool:
-        """Whether the agent's inbox holds anything."""
+    def has_messages(self, agent_id: str) -> bool:
+        """Return whether the agent's inbox holds messages."""
         return bool(self._inboxes[agent_id])

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from etpi_assets.agent.loop import Identity, run_rollout
+from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.rollouts.collect import MODEL_CONCURRENCY, collect
 from etpi_assets.rollouts.journal import Journal
 from etpi_assets.specs.experiment import Budget, Decoding, EvaluateSection
@@ -131,19 +131,10 @@ def roll_out(
         decoding=condition.decoding,
     )
 
+    runtime = RolloutRuntime(setting.family, engine, setting.sandboxes, setting.chat, setting.template_kwargs)
+
     def run(task: Task, sample: int) -> RolloutRecord:
-        return run_rollout(
-            task,
-            setting.family,
-            engine,
-            setting.sandboxes,
-            condition.agent,
-            setting.chat,
-            identity=identity,
-            sample=sample,
-            sample_seed=condition.sample_seed,
-            template_kwargs=setting.template_kwargs,
-        )
+        return run_rollout(RolloutJob(task, condition.agent, identity, sample, condition.sample_seed), runtime)
 
     with Journal(journals, key, wait=True) as journal:  # another experiment may roll out the same checkpoint
         for record in collect(setting.tasks, 1, run, journal, concurrency=MODEL_CONCURRENCY, advance=advance):

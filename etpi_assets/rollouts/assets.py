@@ -1,4 +1,4 @@
-"""The rollouts stage as an asset."""
+"""The asset `raw_rollouts`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from etpi_assets.agent.loop import Identity, run_rollout
+from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.asset_run import shared_lock
 from etpi_assets.importers import find_units
 from etpi_assets.importers.bulk import Source, import_in_bulk
@@ -18,7 +18,7 @@ from etpi_assets.materialize import AssetRun, Produced, etpi_asset
 from etpi_assets.rollouts.collect import MODEL_CONCURRENCY, collect
 from etpi_assets.rollouts.journal import Journal
 from etpi_assets.rollouts.models import accelerated
-from etpi_assets.rollouts.plan_first import rehearsal
+from etpi_assets.rollouts.plan_first import rollout as plan_first
 from etpi_assets.rollouts.teachers import SCRIPTED_KINDS, make_engine
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.paths import expand
@@ -50,41 +50,41 @@ CHECKS = ("prompts_reconstruct", "native_ids_present", "counts_reconcile", "task
 
 @etpi_asset("raw_rollouts", checks=CHECKS)
 def raw_rollouts(run: AssetRun) -> Produced:
-    return _imported(run) if run.spec.kind == "imported" else _rolled_out(run)
+    return _import_set(run) if run.spec.kind == "imported" else _roll_out_set(run)
 
 
-def _rolled_out(run: AssetRun) -> Produced:
+def _roll_out_set(run: AssetRun) -> Produced:
     spec: RolloutSetSpec = run.spec
-    assert spec.suite and spec.engine  # as the spec's model has made sure
+    assert spec.suite and spec.engine  # the spec's model requires both for this kind
     suite = run.specs.suites[spec.suite]
     chat = load_chat_format(spec.agent.tokenizer)
     tasks = read_tasks(run.read("tasks", "tasks"), spec.split, spec.tasks)
-    family, sandboxes = _place(run, spec, suite.family)
-    with _actor(run, spec, family, chat) as engine:
-        tables, digests = _collected(run, spec, engine, tasks, family, sandboxes, chat)
+    family, sandboxes = _family_and_sandboxes(run, spec, suite.family)
+    with _open_engine(run, spec, family, chat) as engine:
+        tables, digests = _collect_tables(run, spec, RolloutRuntime(family, engine, sandboxes, chat), tasks)
     tables["quarantined"] = empty("quarantined")
-    # An endpoint that gives no ids is not asked for them, and a template has none: their turns are re-tokenised later.
+    # Chat endpoints and templates give no token ids: curation tokenises their turns again.
     captured = spec.engine.kind != "openai" and not spec.templated
-    produced = _produced(tables, digests, len(tasks), spec, live=captured)
+    result = _result(tables, digests, len(tasks), spec, live=captured)
     if spec.templated:
-        lacking = rehearsal.fallbacks(tasks, family, spec)
-        told = f"{len(lacking)} of {len(tasks)} tasks: {', '.join(lacking[:5]) or 'none'}"
-        produced = replace(produced, metadata={**produced.metadata, "fell_back": told}, notes={"fell_back": lacking})
-    return produced
+        lacking = plan_first.tasks_with_fixed_files(tasks, family, spec)
+        text = f"{len(lacking)} of {len(tasks)} tasks: {', '.join(lacking[:5]) or 'none'}"
+        result = replace(result, metadata={**result.metadata, "fell_back": text}, notes={"fell_back": lacking})
+    return result
 
 
-def _place(run: AssetRun, spec: RolloutSetSpec, family: str) -> tuple[Family, SandboxFactory]:
-    """Who judges the set's rollouts, and where their commands run."""
+def _family_and_sandboxes(run: AssetRun, spec: RolloutSetSpec, family: str) -> tuple[Family, SandboxFactory]:
+    """Return what judges the set's rollouts, and what runs their commands."""
     if spec.templated:
-        return load_family(family), rehearsal.Props()
+        return load_family(family), plan_first.ScriptSandboxes()
     if spec.kind == "templated":
-        return _emulation(family)
+        return _emulated_world(family)
     return load_family(family), run.resources.sandboxes(spec.sandbox)
 
 
 @contextmanager
-def _actor(run: AssetRun, spec: RolloutSetSpec, family: Family, chat: ChatFormat) -> Iterator[Engine]:
-    """The set's engine, closed on leaving; what computes on this machine has its accelerator to itself."""
+def _open_engine(run: AssetRun, spec: RolloutSetSpec, family: Family, chat: ChatFormat) -> Iterator[Engine]:
+    """Open the set's engine and close it on exit; an engine that computes on this machine locks its accelerator."""
     assert spec.suite and spec.engine
     with ExitStack() as stack:
         if accelerated(spec.engine):
@@ -92,27 +92,21 @@ def _actor(run: AssetRun, spec: RolloutSetSpec, family: Family, chat: ChatFormat
                 run.lake.lock(shared_lock("accelerator"), log=run.log, what="the accelerator", doing="using")
             )
         if spec.templated:
-            yield rehearsal.engine(spec, family)
+            yield plan_first.plan_first_engine(spec, family)
             return
         engine = make_engine(spec.engine, run.specs.suites[spec.suite].family, family, chat, spec.seed, run.lake)
         stack.callback(engine.close)
         yield engine
 
 
-def _collected(
-    run: AssetRun,
-    spec: RolloutSetSpec,
-    engine: Engine,
-    tasks: Sequence[Task],
-    family: Family,
-    sandboxes: SandboxFactory,
-    chat: ChatFormat,
+def _collect_tables(
+    run: AssetRun, spec: RolloutSetSpec, runtime: RolloutRuntime, tasks: Sequence[Task]
 ) -> tuple[dict[str, pa.Table], dict[str, str]]:
-    """(the tables of every rollout, the digest of each one's prompts as captured)."""
+    """Return the tables of every rollout, and rollout_id -> digest of its prompts as captured."""
     assert spec.engine
-    spec_key, roll_out = _rollout_function(run, spec, engine, family, sandboxes, chat)
+    spec_key, roll_out = _rollout_function(run, spec, runtime)
     scripted = spec.engine.kind in SCRIPTED_KINDS
-    # A rollout that other code made is not this set's: code counts in where the journal is, not in what ids are.
+    # Rollouts of another code version must not be reused. The code is part of the journal's folder, not of the ids.
     journals, code = run.lake.scratch(f"rollouts/{run.key}"), run.kept_code
     with (
         Journal(journals / code, spec_key) as journal,
@@ -127,24 +121,24 @@ def _collected(
             advance=progress.advance,
         )
         digests: dict[str, str] = {}
-        tables = to_tables(_watched(records, digests, run.key), chat.decode)
-    for other in journals.iterdir():
-        if other.name != code:
-            shutil.rmtree(other)
+        tables = to_tables(_labelled(records, digests, run.key), runtime.chat.decode)
+    for folder in journals.iterdir():
+        if folder.name != code:
+            shutil.rmtree(folder)
     return tables, digests
 
 
 def _rollout_function(
-    run: AssetRun, spec: RolloutSetSpec, engine: Engine, family: Family, sandboxes: SandboxFactory, chat: ChatFormat
+    run: AssetRun, spec: RolloutSetSpec, runtime: RolloutRuntime
 ) -> tuple[str, Callable[[Task, int], RolloutRecord]]:
-    """(the key that rollouts are kept by, task and sample number -> one rollout)."""
+    """Return the journal's key, and the function (task, sample) -> rollout."""
     assert spec.engine
-    # What a rollout is: not how many there are, so that more tasks or samples leave the others as they are.
+    # `tasks` and `k` are left out, so that more tasks or samples keep the rollouts that exist.
     depends = {
         "rollout_set": run.key,
         "kind": spec.kind,
         "agent": spec.agent.identity(),
-        "engine": engine.fingerprint(),
+        "engine": runtime.engine.fingerprint(),
         "seed": spec.seed,
         "sandbox": spec.sandbox,
     }
@@ -160,45 +154,46 @@ def _rollout_function(
     )
 
     def roll_out(task: Task, sample: int) -> RolloutRecord:
+        job = RolloutJob(task, spec.agent, identity, sample, spec.seed)
         if spec.templated:
-            return rehearsal.rehearse(task, sample, family, engine, sandboxes, spec, identity)
-        record = run_rollout(
-            task, family, engine, sandboxes, spec.agent, chat, identity=identity, sample=sample, sample_seed=spec.seed
-        )
+            return plan_first.run_plan_first(job, runtime, spec.templated)
+        record = run_rollout(job, runtime)
         if spec.kind == "templated":
-            record.outcome = None  # nobody judged it
+            record.outcome = None  # the emulated family does not judge
         return record
 
     return spec_key, roll_out
 
 
-def _emulation(family: str) -> tuple[Family, SandboxFactory]:
-    """The family without its verdicts and workspaces without processes: scripted conversations in bulk."""
+def _emulated_world(family: str) -> tuple[Family, SandboxFactory]:
+    """Return a family without verdicts and workspaces without processes, for scripted conversations in bulk."""
     if family != "coop_tiny":
         raise SpecError(f'kind = "templated": the family {family!r} has no emulated workspaces, only coop_tiny has')
     return Unjudged(), EmulatedFactory()
 
 
-def _imported(run: AssetRun) -> Produced:
+def _import_set(run: AssetRun) -> Produced:
     spec: RolloutSetSpec = run.spec
     assert spec.path
     hashes: dict[str, str] = {}
     if spec.suite:
-        known = run.read("tasks", "tasks", columns=["task_id", "content_hash"])
-        hashes = dict(zip(known["task_id"].to_pylist(), known["content_hash"].to_pylist(), strict=True))
+        tasks = run.read("tasks", "tasks", columns=["task_id", "content_hash"])
+        hashes = dict(zip(tasks["task_id"].to_pylist(), tasks["content_hash"].to_pylist(), strict=True))
     path = expand(spec.path)
     source = Source(spec.format, str(path), spec.options, run.key, spec.suite)
     with run.progress("read", len(find_units(spec.format, path))) as progress:
-        made = import_in_bulk(source, run.lake.scratch(f"import/{run.key}"), hashes=hashes, advance=progress.advance)
-    figures = made.figures
+        imported = import_in_bulk(
+            source, run.lake.scratch(f"import/{run.key}"), hashes=hashes, advance=progress.advance
+        )
+    figures = imported.figures
     quarantined = sum(figures["reasons"].values())
     return Produced(
-        tables=made.tables,
+        tables=imported.tables,
         checks=(
             prompts_outcome(figures["prompts"]),
             captures_outcome(figures["capture"], live=False),
-            counts_outcome(figures["counts"], found=made.found, quarantined=quarantined),
-            tasks_as_asked(None, made.found, spec.split),
+            counts_outcome(figures["counts"], found=imported.found, quarantined=quarantined),
+            tasks_as_asked(None, imported.found, spec.split),
         ),
         metadata={
             "exits": figures["exits"],
@@ -213,19 +208,19 @@ def _imported(run: AssetRun) -> Produced:
 
 
 def decoding_name(temperature: float) -> str:
-    """ "greedy" at temperature 0, else "t" and the temperature: t1, t0.7."""
+    """Return "greedy" at temperature 0, else "t" and the temperature: t1, t0.7."""
     return "greedy" if temperature == 0 else f"t{temperature:g}"
 
 
-def _watched(records: Iterator[RolloutRecord], digests: dict[str, str], rollout_set: str) -> Iterator[RolloutRecord]:
-    """The records on their way into the tables, each under its set's name and its prompts' digest taken."""
+def _labelled(records: Iterator[RolloutRecord], digests: dict[str, str], rollout_set: str) -> Iterator[RolloutRecord]:
+    """Yield the records with their set's name, and put the digest of each one's prompts into `digests`."""
     for record in records:
         record.rollout_set = rollout_set
         digests[record.rollout_id] = captured_digest(record)
         yield record
 
 
-def _produced(
+def _result(
     tables: dict[str, pa.Table], digests: dict[str, str], tasks: int, spec: RolloutSetSpec, *, live: bool
 ) -> Produced:
     rollouts, turns = tables["rollouts"], tables["turns"]

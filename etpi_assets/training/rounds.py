@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from etpi_assets.agent.loop import Identity, run_rollout
+from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.agent.prompts import render_prompts
 from etpi_assets.agent.tools import tool_schemas
 from etpi_assets.rollouts.collect import MODEL_CONCURRENCY
@@ -132,23 +132,12 @@ class Rounds:
             update={"max_model_len": len(prompt) + self.section.max_response_tokens, "steering": False}
         )
 
-        def roll() -> RolloutRecord:
-            return run_rollout(
-                task,
-                self.ground.family,
-                engine,
-                self.ground.sandboxes,
-                agent,
-                self.ground.chat,
-                identity=self.identity,
-                sample=sample,
-                sample_seed=self.seed,
-                template_kwargs=self.ground.template_kwargs,
-            )
-
-        record = roll()
+        ground = self.ground
+        runtime = RolloutRuntime(ground.family, engine, ground.sandboxes, ground.chat, ground.template_kwargs)
+        job = RolloutJob(task, agent, self.identity, sample, self.seed)
+        record = run_rollout(job, runtime)
         if record.error is not None:
-            record = roll()  # what infrastructure broke may hold the second time, as in any collection
+            record = run_rollout(job, runtime)  # an infrastructure error may pass, so one retry, as in `collect`
         if record.error is not None:
             raise RolloutsFailed(f"task {task.task_id} sample {sample} broke twice: {record.error}")
         return record

@@ -177,14 +177,22 @@ CHOICES = (
     Choice(
         "rollouts",
         tuple(
-            f"{_ROLLOUTS}.assets:{name}" for name in ("raw_rollouts", "_rolled_out", "_place", "_actor", "_collected")
+            f"{_ROLLOUTS}.assets:{name}"
+            for name in (
+                "raw_rollouts",
+                "_roll_out_set",
+                "_family_and_sandboxes",
+                "_open_engine",
+                "_collect_tables",
+                "_rollout_function",
+            )
         ),
         _fixed(
-            live=(f"{_ROLLOUTS}.assets:_rolled_out", "etpi_assets.agent.loop:run_rollout"),
+            live=(f"{_ROLLOUTS}.assets:_roll_out_set", "etpi_assets.agent.loop:run_rollout"),
             engine=(f"{_ROLLOUTS}.teachers:make_engine",),
-            imported=(f"{_ROLLOUTS}.assets:_imported",),
-            emulated=(f"{_ROLLOUTS}.assets:_emulation",),
-            rehearsed=(f"{_ROLLOUTS}.plan_first.rehearsal:*", f"{_ROLLOUTS}.plan_first.rehearsal:"),
+            imported=(f"{_ROLLOUTS}.assets:_import_set",),
+            emulated=(f"{_ROLLOUTS}.assets:_emulated_world",),
+            plan_first=(f"{_ROLLOUTS}.plan_first.rollout:*", f"{_ROLLOUTS}.plan_first.rollout:"),
         ),
     ),
     Choice(
@@ -279,7 +287,7 @@ def _of_rollout_set(spec: RolloutSetSpec, specs: Specs) -> Selection:
     way = {
         "imported": ["imported"],
         "live": ["live", "engine"],
-        "templated": ["live", *(["rehearsed"] if spec.templated else ["engine", "emulated"])],
+        "templated": ["live", *(["plan_first"] if spec.templated else ["engine", "emulated"])],
     }
     worlds = [engine.tiny.world] if engine and engine.tiny and builds else []
     return _frozen(

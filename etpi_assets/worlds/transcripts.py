@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, cast
 
-from etpi_assets.agent.loop import Identity, run_rollout
+from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Family, Task
 from etpi_assets.worlds.words import NoTokens, Words
@@ -34,11 +34,11 @@ def transcripts(
 
     Raises RuntimeError where a rollout broke, naming its task and the error.
     """
-    engine, chat = Words(policy), cast("ChatFormat", NoTokens())
+    runtime = RolloutRuntime(family, Words(policy), sandboxes, cast("ChatFormat", NoTokens()))
     identity = Identity(spec_key=f"templated/{seed}", origin="set", engine="scripted", teacher="templated")
     left = n
     for task in tasks:
-        record = run_rollout(task, family, engine, sandboxes, agent, chat, identity=identity)
+        record = run_rollout(RolloutJob(task, agent, identity), runtime)
         if record.error:
             raise RuntimeError(f"templated rollout of {task.task_id} broke: {record.error}")
         for one in record.agents[:left]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from etpi_assets.agent.actions import format_action
-from etpi_assets.agent.loop import SUBMIT, Identity, rollout_id, run_rollout
+from etpi_assets.agent.loop import SUBMIT, Identity, RolloutJob, RolloutRuntime, rollout_id, run_rollout
 from etpi_assets.agent.oracle import null_policy, reference_policy
 from etpi_assets.specs.rollout_set import AgentSection, GrammarSection
 from etpi_assets.tasks.family import Needs, Role, Task, Verdict
@@ -73,7 +73,8 @@ def script(**turns: list[str] | Callable[[Request], str]):
 def roll(policy, family=None, noncanonical=0.3, **agent):
     engine = ScriptedEngine(policy, CHAT, "t", noncanonical=noncanonical)
     section = AgentSection(**{"max_tokens": 128, **agent})
-    return run_rollout(TASK, family or Pair(), engine, BOX, section, CHAT, identity=IDENTITY)  # pyright: ignore[reportArgumentType]
+    runtime = RolloutRuntime(family or Pair(), engine, BOX, CHAT)  # pyright: ignore[reportArgumentType]
+    return run_rollout(RolloutJob(TASK, section, IDENTITY), runtime)
 
 
 def test_every_prompt_extends_the_last_and_decodes_to_the_conversation():
@@ -269,8 +270,9 @@ def test_without_a_sandbox_nothing_is_recorded():
             raise SandboxUnavailable("install it")
 
     engine = ScriptedEngine(null_policy, CHAT, "t")
+    runtime = RolloutRuntime(Pair(), engine, Nowhere(), CHAT)  # pyright: ignore[reportArgumentType]
     with pytest.raises(SandboxUnavailable, match="install it"):
-        run_rollout(TASK, Pair(), engine, Nowhere(), AgentSection(), CHAT, identity=IDENTITY)  # pyright: ignore[reportArgumentType]
+        run_rollout(RolloutJob(TASK, AgentSection(), IDENTITY), runtime)
 
 
 def test_one_agent_alone():
@@ -286,7 +288,7 @@ def test_reference_and_null_prove_a_suite():
         engine = ScriptedEngine(policy, CHAT, "t")
         section = AgentSection(max_tokens=2000, max_model_len=8000)
         for task in tasks:
-            record = run_rollout(task, family, engine, BOX, section, CHAT, identity=IDENTITY)
+            record = run_rollout(RolloutJob(task, section, IDENTITY), RolloutRuntime(family, engine, BOX, CHAT))
             assert record.outcome and record.outcome["reward"] == reward, record
             assert record.error is None
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from etpi_assets.agent.interpreter import cell_command, cell_in, cell_of
-from etpi_assets.agent.loop import Identity, run_rollout
+from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.scoring.behaviours import ScoringOptions, score
 from etpi_assets.scoring.rewards import tools
 from etpi_assets.scoring.rewards.attempt import Attempt, attempt_of
@@ -103,9 +103,8 @@ def roll(*texts: str, agent: AgentSection = AGENT) -> RolloutRecord:
         return texts[min(sum(m["role"] == "assistant" for m in request.messages), len(texts) - 1)]
 
     engine = ScriptedEngine(policy, chat, "t")
-    record = run_rollout(
-        TASK, FAMILY, engine, BubblewrapFactory(), agent, chat, identity=Identity("k", "set", "scripted", "t")
-    )
+    job = RolloutJob(TASK, agent, Identity("k", "set", "scripted", "t"))
+    record = run_rollout(job, RolloutRuntime(FAMILY, engine, BubblewrapFactory(), chat))
     assert record.error is None, record.error
     return record
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.agent.loop import SUBMIT, Identity, run_rollout
+from etpi_assets.agent.loop import SUBMIT, Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import ANSWER, Task
@@ -86,7 +86,8 @@ class Targets:
         prompt = "coop" if len(made.roles(task)) == 2 else "solo"
         agent = AgentSection(prompt=prompt, max_steps=len(commands) + 2, max_model_len=64_000, max_tokens=8000)
         engine = ScriptedEngine(_typed(commands), chat, "t")
-        record = run_rollout(task, made, engine, self.factory, agent, chat, identity=Identity("k", "set", "x", "t"))
+        job = RolloutJob(task, agent, Identity("k", "set", "x", "t"))
+        record = run_rollout(job, RolloutRuntime(made, engine, self.factory, chat))
         assert record.outcome is not None
         return Outcome(record.outcome["reward"], record.outcome["verdict"])
 

@@ -22,7 +22,7 @@ from etpi_assets.planner import plan
 from etpi_assets.reports import facts, history, html
 from etpi_assets.resources import Resources
 from etpi_assets.rollouts.plan_first.paths import FIXED, choose
-from etpi_assets.rollouts.plan_first.script import Seat, turns
+from etpi_assets.rollouts.plan_first.script import PlanFirstAgent, write_turns
 from etpi_assets.scoring.intervals import wilson
 from etpi_assets.specs import assets as spec_assets
 from etpi_assets.specs.load import load_specs
@@ -244,7 +244,7 @@ def test_every_answer_is_a_check_of_the_graph():
 @settings(max_examples=25, deadline=None)
 def test_turns_read_back_through_the_parser_of_inference(second, calls, first, random, path):
     section = TemplatedSection(second=second, calls=calls)
-    said = turns(Seat("agent1", "agent2", path, "b/c.py", first), section, random)
+    said = write_turns(PlanFirstAgent("agent1", "agent2", path, "b/c.py", first), section, random)
     read = [read_actions(text) for text in said]
     assert all(error is None and len(actions) == 1 for actions, error in read)
     waits = second == "wait" and not first

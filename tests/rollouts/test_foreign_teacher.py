@@ -14,7 +14,7 @@ import dagster as dg
 import pytest
 
 from etpi_assets.agent.actions import format_action, read_actions
-from etpi_assets.agent.loop import Identity, run_rollout
+from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.agent.prompts import render_prompts
 from etpi_assets.definitions import build_defs
 from etpi_assets.resources import Resources
@@ -206,13 +206,8 @@ def test_the_student_would_read_these_very_ids(made):
 
         engine = ScriptedEngine(policy, CHAT, "again", noncanonical=0.0)
         again = run_rollout(
-            TASKS[row["task_id"]],
-            FAMILY,
-            engine,
-            BubblewrapFactory(),
-            STUDENT,
-            CHAT,
-            identity=Identity("k", "eval", "scripted"),
+            RolloutJob(TASKS[row["task_id"]], STUDENT, Identity("k", "eval", "scripted")),
+            RolloutRuntime(FAMILY, engine, BubblewrapFactory(), CHAT),
         )
         for agent in again.agents:
             for turn in agent.turns:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from etpi_assets.agent.loop import Identity, rollout_id, run_rollout
+from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, rollout_id, run_rollout
 from etpi_assets.rollouts.collect import collect
 from etpi_assets.rollouts.journal import Journal, JournalError, to_line
 from etpi_assets.specs.rollout_set import AgentSection
@@ -192,12 +192,13 @@ def collect_world(folder: Path, count: int = 10) -> list[RolloutRecord]:
     family, chat = CoopTiny(), load_chat_format("tiny")
     tasks = [task for task in family.load("coop_tiny", 1, {"train": count, "heldout": 0}) if isinstance(task, Task)]
     engine = ScriptedEngine(CoopTinyPolicy(Skill()), chat, "t")
-    identity, boxes = Identity(spec_key="world", origin="set", engine="scripted"), BubblewrapFactory()
+    identity = Identity(spec_key="world", origin="set", engine="scripted")
+    runtime = RolloutRuntime(family, engine, BubblewrapFactory(), chat)
     ran = folder / "ran"
     folder.mkdir(exist_ok=True)
 
     def run(task, sample):
-        record = run_rollout(task, family, engine, boxes, AgentSection(), chat, identity=identity, sample=sample)
+        record = run_rollout(RolloutJob(task, AgentSection(), identity, sample), runtime)
         with ran.open("a") as log:
             log.write(record.rollout_id + "\n")
         return record

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etpi_assets.agent.loop import Identity, run_rollout
+from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.curation import merge, select, upweight
 from etpi_assets.curation.assets import student_prompt
 from etpi_assets.curation.captured import captured_agents
@@ -43,9 +43,10 @@ def rollouts(steering: bool = True, history_think: Any = "keep") -> Mapping[str,
     skill = Skill(verbose_think=0.6, malformed=0.05, markdown=0.05, ack=0.3)
     engine = ScriptedEngine(CoopTinyPolicy(skill, 0), CHAT, "made")
     identity = Identity(spec_key="made", origin="set", engine="scripted", teacher="made", rollout_set="made")
+    runtime = RolloutRuntime(Unjudged(), engine, EmulatedFactory(), CHAT)
     records = []
     for task in TASKS:
-        record = run_rollout(task, Unjudged(), engine, EmulatedFactory(), agent, CHAT, identity=identity)
+        record = run_rollout(RolloutJob(task, agent, identity), runtime)
         assert record.error is None, record.error
         record.outcome = {"reward": 1.0, "verdict": "passed"}
         records.append(record)

@@ -105,7 +105,7 @@ def imported(*formats: str) -> Where:
 live = sets(lambda s: s.kind == "live")
 spoken = sets(lambda s: s.kind != "imported")
 """Rollouts that the agent loop makes, with or without sandboxes."""
-rehearsed = sets(lambda s: s.templated is not None)
+plan_first = sets(lambda s: s.templated is not None)
 builds_base = sets(lambda s: s.engine is not None and s.engine.model == "tiny")
 
 
@@ -249,7 +249,7 @@ EDITS = (
     Edit("etpi_assets/worlds/repo_fix_tiny/policy.py", "if wrong and rng.random() < 0.5:", "if wrong and rng.random() < 0.4:", "repo_fix_tiny's policy", {"base_checkpoint": base("tiny", "repo_fix_tiny"), "raw_rollouts": base_of_set("repo_fix_tiny")}),
     Edit("etpi_assets/worlds/running_sum/policy.py", 'return str(format_action("sh next"))', 'return str(format_action("sh  next"))', "running_sum's policy", {"raw_rollouts": set_family("running_sum")}),
     Edit(f"{R}/teachers.py", "SCRIPTED_KINDS = (", 'SCRIPTED_KINDS = ("openai", ', "which engines are scripts", {"raw_rollouts": spoken}),
-    Edit("etpi_assets/rollouts/plan_first/script.py", 'WAITING = "echo waiting"', 'WAITING = "echo wait"', "words of rehearsed rollouts", {"raw_rollouts": rehearsed}),
+    Edit("etpi_assets/rollouts/plan_first/script.py", 'WAITING = "echo waiting"', 'WAITING = "echo wait"', "words of templated plan-first rollouts", {"raw_rollouts": plan_first}),
     Edit("etpi_assets/worlds/repo_fix_tiny/conversations.py", "return transcripts(seed, n, BASE_HABITS,", "return transcripts(seed + 2, n, BASE_HABITS,", "the corpus of repo_fix_tiny", {"base_checkpoint": base("tiny", "repo_fix_tiny"), "raw_rollouts": base_of_set("repo_fix_tiny")}),
     Edit("etpi_assets/tiny_bases/recipe.py", "weights.append(1.0 if own", "weights.append(2.0 if own", "weights of a tiny base's corpus", tiny_base),
     Edit("etpi_assets/trajectories/tables.py", "_DRIFT_IDS = 16", "_DRIFT_IDS = 8", "how much of a drift is kept", {"raw_rollouts": every, "eval_rollouts": every, "rl_checkpoint": every}),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from etpi_assets.agent.loop import SUBMIT, Identity, run_rollout
+from etpi_assets.agent.loop import SUBMIT, Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.agent.oracle import null_policy, reference_policy
 from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.rollout_set import AgentSection
@@ -92,7 +92,7 @@ def roll(task: Task, factory: SandboxFactory, policy: Any) -> dict[str, Any]:
     agent = AgentSection(prompt="solo", max_steps=6, max_model_len=4096, max_tokens=2000)
     engine = ScriptedEngine(policy, chat, "t")
     identity = Identity("k", "set", "scripted", "t")
-    record = run_rollout(task, FAMILY, engine, factory, agent, chat, identity=identity)
+    record = run_rollout(RolloutJob(task, agent, identity), RolloutRuntime(FAMILY, engine, factory, chat))
     assert record.error is None and record.outcome, record.error
     return record.outcome
 

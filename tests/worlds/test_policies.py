@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from etpi_assets.agent.actions import read_actions
-from etpi_assets.agent.loop import Identity, run_rollout
+from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.specs.rollout_set import AgentSection, ScoringSection
 from etpi_assets.tasks.family import Task, Verdict
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
@@ -49,15 +49,11 @@ def roll(
 ) -> RolloutRecord:
     """One rollout: emulated and unjudged, unless told otherwise."""
     chat = load_chat_format("tiny")
+    engine = ScriptedEngine(CoopTinyPolicy(skill, seed), chat, "scripted")
+    identity = Identity(spec_key=f"test/{seed}", origin="set", engine="scripted")
     return run_rollout(
-        task,
-        options.get("family", Unjudged()),
-        ScriptedEngine(CoopTinyPolicy(skill, seed), chat, "scripted"),
-        sandboxes or EmulatedFactory(),
-        options.get("agent", AGENT),
-        chat,
-        identity=Identity(spec_key=f"test/{seed}", origin="set", engine="scripted"),
-        sample=options.get("sample", 0),
+        RolloutJob(task, options.get("agent", AGENT), identity, options.get("sample", 0)),
+        RolloutRuntime(options.get("family", Unjudged()), engine, sandboxes or EmulatedFactory(), chat),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from etpi_assets.agent.loop import Identity, run_rollout
+from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.scoring.structure import adheres
 from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.rollout_set import AgentSection, EngineSection, TinySection
@@ -36,7 +36,8 @@ def roll(skill: RepoFixSkill, task: Task = TASK, sandboxes: SandboxFactory | Non
     chat = load_chat_format("tiny")
     engine = ScriptedEngine(RepoFixPolicy(skill), chat, "t", noncanonical=0.0)
     identity = Identity("k", "set", "scripted", "t")
-    return run_rollout(task, FAMILY, engine, sandboxes or BubblewrapFactory(), AGENT, chat, identity=identity)
+    runtime = RolloutRuntime(FAMILY, engine, sandboxes or BubblewrapFactory(), chat)
+    return run_rollout(RolloutJob(task, AGENT, identity), runtime)
 
 
 def verdict(**changes: str | None) -> Any:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from etpi_assets.agent import loop
-from etpi_assets.agent.loop import Identity, run_rollout
+from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.curation import integrity
 from etpi_assets.curation.captured import captured_agents
 from etpi_assets.curation.pairs import make_pairs
@@ -38,7 +38,7 @@ COMPACTED = AGENT.model_copy(update={"compact_after": 3})
 def roll(task: Task, agent: AgentSection = AGENT):
     engine = ScriptedEngine(RunningSumPolicy({}), CHAT, "t", noncanonical=0.5)
     identity = Identity(spec_key=str(agent.compact_after), origin="set", engine="scripted")
-    return run_rollout(task, FAMILY, engine, BOX, agent, CHAT, identity=identity)
+    return run_rollout(RolloutJob(task, agent, identity), RolloutRuntime(FAMILY, engine, BOX, CHAT))
 
 
 def verdict(task: Task, sums: str):

@@ -9,7 +9,7 @@ from itertools import islice
 import pytest
 
 from etpi_assets.agent.contract import read_contract
-from etpi_assets.agent.loop import Identity, run_rollout
+from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.scoring.rewards.terminal import asked_verbs, run_verbs
 from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.rollout_set import AgentSection
@@ -65,7 +65,7 @@ def roll(task: Task, policy):
     chat = load_chat_format("tiny")
     identity = Identity("k", "set", "scripted", "t")
     engine = ScriptedEngine(policy, chat, "t")
-    return run_rollout(task, FAMILY, engine, BubblewrapFactory(), AGENT, chat, identity=identity)
+    return run_rollout(RolloutJob(task, AGENT, identity), RolloutRuntime(FAMILY, engine, BubblewrapFactory(), chat))
 
 
 def test_one_turn_submits_what_it_does_and_a_turn_out_of_form_does_nothing():

@@ -1,1 +1,1 @@
-"""Plan-first conversations from a template: which files a plan names, what is said, and the loop that plays it."""
+"""Templated plan-first conversations: which files a plan names, the script, and the rollout that plays it."""

@@ -1,10 +1,6 @@
-"""The two files that a templated plan names.
+"""The two files that a templated plan names: from the task's own texts, or from a fixed list.
 
-Belongs here: choosing them, from the task's own texts or from one fixed list. Does not belong here: what is said of
-them (`script`).
-
-Paths are read by the pattern that the behaviours are scored with (`scoring.path_pattern`), so that a plan made of them
-is one that scoring recognises.
+Paths are matched by the pattern that scoring uses (`scoring.path_pattern`), so that scoring recognises the plan.
 """
 
 from __future__ import annotations
@@ -21,35 +17,35 @@ FIXED: tuple[tuple[str, str], ...] = (
     ("server/routes.py", "server/models.py"),
     ("lib/parser.py", "lib/printer.py"),
 )
-"""Pairs of files that have nothing to do with any task."""
+"""Pairs of files that no task has."""
 
 
 def task_paths(texts: Sequence[str], pattern: str) -> list[list[str]]:
-    """For each text the relative paths it names: normalised, each once, in order. Raises re.error for a bad pattern."""
-    found = []
+    """Return the relative paths in each text: normalised, distinct, in order. Raises re.error for a bad pattern."""
+    paths = []
     for text in texts:
-        named = (posixpath.normpath(re.sub("/+", "/", match[0])) for match in re.finditer(pattern, text))
-        found.append([path for path in dict.fromkeys(named) if not path.startswith(("/", ".."))])
-    return found
+        matches = (posixpath.normpath(re.sub("/+", "/", match[0])) for match in re.finditer(pattern, text))
+        paths.append([path for path in dict.fromkeys(matches) if not path.startswith(("/", ".."))])
+    return paths
 
 
 def falls_back(texts: Sequence[str], pattern: str) -> bool:
-    """Whether the texts name fewer than two files between them, so that no plan can be made of their own."""
-    return len({path for named in task_paths(texts, pattern) for path in named}) < 2
+    """Return whether the texts name fewer than two files in all, too few for a plan."""
+    return len({path for paths in task_paths(texts, pattern) for path in paths}) < 2
 
 
 def choose(texts: Sequence[str], pattern: str, how: str, rng: random.Random) -> tuple[str, str]:
-    """(the first agent's file, the second's), two different ones.
+    """Choose two different files: (the first agent's, the second's).
 
     Args:
-        texts: what each agent is told of the task, the first agent's first.
-        how: "task" takes each agent's file from its own text where that names one that the other's choice leaves, and
-            a pair of the fixed list where the texts name fewer than two; "fixed" always takes one of the list.
+        texts: the instruction of each agent, in order.
+        how: "task" prefers a file from the agent's own text, and takes a pair of the fixed list if the texts name fewer
+            than two files; "fixed" always takes a pair of the list.
     """
     if how == "fixed" or falls_back(texts, pattern):
         return rng.choice(FIXED)
-    named = task_paths(texts, pattern)
-    anything = list(dict.fromkeys(path for paths in named for path in paths))
-    first = rng.choice(named[0] or anything)
-    left = [path for path in named[-1] if path != first] or [path for path in anything if path != first]
-    return first, rng.choice(left)
+    by_agent = task_paths(texts, pattern)
+    every = list(dict.fromkeys(path for paths in by_agent for path in paths))
+    first = rng.choice(by_agent[0] or every)
+    rest = [path for path in by_agent[-1] if path != first] or [path for path in every if path != first]
+    return first, rng.choice(rest)

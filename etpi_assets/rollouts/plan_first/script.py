@@ -1,10 +1,6 @@
-"""What an agent of a templated plan-first conversation writes, turn by turn.
+"""The script of a templated plan-first conversation: phrases, order of the steps, form of a call.
 
-Belongs here: the phrases, the order of the steps, the form of a call. Does not belong here: which files are named
-(`paths`), or playing the turns (`rehearsal`).
-
-Every turn is read back by the parser that inference uses before it is given out: a turn that would not be understood
-there is an error here.
+Every turn is parsed back by the parser that inference uses; a turn that this parser does not understand is an error.
 """
 
 from __future__ import annotations
@@ -21,52 +17,56 @@ WAITING = "echo waiting"
 
 
 @dataclass(frozen=True)
-class Seat:
-    """One agent's place: who it is, whom it writes to, its own file and its partner's, whether it speaks first."""
+class PlanFirstAgent:
+    """One agent of the script: its id, its partner's, the file that each of them changes, whether it writes first."""
 
     agent_id: str
     partner: str
-    own: str
-    other: str
+    own_file: str
+    partner_file: str
     first: bool
 
+    @property
+    def words(self) -> dict[str, str]:
+        """Values of the placeholders in the phrases."""
+        return {"partner": self.partner, "own": self.own_file, "other": self.partner_file}
 
-def turns(seat: Seat, section: TemplatedSection, rng: random.Random) -> list[str]:
-    """The agent's turns in order, the last one submits. Raises ValueError where one does not read back."""
-    words = {"partner": seat.partner, "own": seat.own, "other": seat.other}
-    if seat.first or section.second == "plan":
-        # A partner that waits first answers a round later, and bash before its answer would not be planning first.
-        opening = [_message(seat, rng.choice(_PLANS), rng.choice(_BEFORE_PLAN), section, section.second == "wait")]
+
+def write_turns(agent: PlanFirstAgent, section: TemplatedSection, rng: random.Random) -> list[str]:
+    """Write the agent's turns in order; the last one submits. Raises ValueError if a turn does not parse back."""
+    if agent.first or section.second == "plan":
+        # A partner that waits first answers a round later. Bash before its answer would not be plan-first.
+        opening = [_message(agent, rng.choice(_PLANS), rng.choice(_BEFORE_PLAN), section, section.second == "wait")]
     else:
         opening = [
-            _bash(WAITING, rng.choice(_BEFORE_WAIT).format(**words), section),
-            _message(seat, rng.choice(_ANSWERS), rng.choice(_BEFORE_ANSWER), section, False),
+            _bash(WAITING, rng.choice(_BEFORE_WAIT).format(**agent.words), section),
+            _message(agent, rng.choice(_ANSWERS), rng.choice(_BEFORE_ANSWER), section, False),
         ]
     work = [
-        (f"cat {seat.own}", _BEFORE_READ),
-        (f"sed -i 's/[[:space:]]*$//' {seat.own}", _BEFORE_EDIT),
-        (f"git diff --stat {seat.own}", _BEFORE_DIFF),
+        (f"cat {agent.own_file}", _BEFORE_READ),
+        (f"sed -i 's/[[:space:]]*$//' {agent.own_file}", _BEFORE_EDIT),
+        (f"git diff --stat {agent.own_file}", _BEFORE_DIFF),
         (f"echo {SUBMIT}", _BEFORE_SUBMIT),
     ]
-    return opening + [_bash(command, rng.choice(said).format(**words), section) for command, said in work]
+    return opening + [_bash(command, rng.choice(phrases).format(**agent.words), section) for command, phrases in work]
 
 
 def _bash(command: str, prose: str, section: TemplatedSection) -> str:
     text = _turn(prose, command, section)
     actions, error = read_actions(text)
     if error or [(a.kind, a.command) for a in actions] != [("bash", command)]:
-        raise ValueError(f"the turn {text!r} reads back as {actions or error}, not as the command {command!r}")
+        raise ValueError(f"the turn {text!r} parses back as {actions or error}, not as the command {command!r}")
     return text
 
 
-def _message(seat: Seat, template: str, prose: str, section: TemplatedSection, wait: bool) -> str:
-    message = template.format(partner=seat.partner, own=seat.own, other=seat.other)
-    command = f"send_message {'--wait ' * wait}{seat.partner} <<'MSG'\n{message}\nMSG"
-    text = _turn(prose.format(partner=seat.partner), command, section)
+def _message(agent: PlanFirstAgent, template: str, prose: str, section: TemplatedSection, wait: bool) -> str:
+    message = template.format(**agent.words)
+    command = f"send_message {'--wait ' * wait}{agent.partner} <<'MSG'\n{message}\nMSG"
+    text = _turn(prose.format(partner=agent.partner), command, section)
     actions, error = read_actions(text)
-    read = [(a.kind, a.to, a.message, a.pure, a.wait) for a in actions]
-    if error or read != [("send_message", seat.partner, message, True, wait)]:
-        raise ValueError(f"the turn {text!r} reads back as {actions or error}, not as a message to {seat.partner}")
+    parsed = [(a.kind, a.to, a.message, a.pure, a.wait) for a in actions]
+    if error or parsed != [("send_message", agent.partner, message, True, wait)]:
+        raise ValueError(f"the turn {text!r} parses back as {actions or error}, not as a message to {agent.partner}")
     return text
 
 

@@ -1,8 +1,6 @@
-"""Playing a templated conversation through the agent loop, so that prompts, INBOX lines and observations are those of
-live rollouts.
+"""Templated plan-first rollouts: the agent loop plays the script, without workspaces or a judge.
 
-Belongs here: the policy that speaks the script, the family without workspaces and verdicts, the workspace that knows
-the script's commands. Does not belong here: the script, or anything a model writes.
+So prompts, INBOX lines and observations have the form of live rollouts.
 """
 
 from __future__ import annotations
@@ -13,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self, cast
 
-from etpi_assets.agent.loop import SUBMIT, Identity, run_rollout
+from etpi_assets.agent.loop import SUBMIT, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.rollouts.plan_first.paths import choose, falls_back
-from etpi_assets.rollouts.plan_first.script import Seat, turns
+from etpi_assets.rollouts.plan_first.script import PlanFirstAgent, write_turns
 from etpi_assets.specs.rollout_set import RolloutSetSpec, TemplatedSection
 from etpi_assets.tasks.family import Family, Needs, Role, Task, Verdict
 from etpi_assets.trajectories.records import RolloutRecord
@@ -27,8 +25,8 @@ if TYPE_CHECKING:
     from etpi_resources.chat.format import ChatFormat
 
 
-class PlanFirst:
-    """The policy: `policy(request)` is the turn asked for, by (seed, rollout, agent) alone."""
+class PlanFirstPolicy:
+    """Scripted policy: `policy(request)` is the requested turn, a function of (seed, rollout, agent, turn number)."""
 
     def __init__(self, family: Family, section: TemplatedSection, pattern: str, seed: int) -> None:
         self._family, self._section, self._pattern, self._seed = family, section, pattern, seed
@@ -37,74 +35,60 @@ class PlanFirst:
         rollout, _, agent_id = request.session.rpartition("/")
         roles = self._family.roles(request.privileged["task"])
         role = next(role for role in roles if role.agent_id == agent_id)
-        # Both agents of a rollout name the same two files.
-        chosen = choose(
+        # The seed leaves the agent out, so both agents of a rollout name the same two files.
+        files = choose(
             [r.instruction for r in roles], self._pattern, self._section.paths, random.Random(f"{self._seed}/{rollout}")
         )
         first = role.agent_id == roles[0].agent_id
-        own, other = chosen if first else chosen[::-1]
-        seat = Seat(agent_id, role.partner or "", own, other, first)
-        said = turns(seat, self._section, random.Random(f"{self._seed}/{rollout}/{agent_id}"))
-        turn = sum(message["role"] == "assistant" for message in request.messages)
-        return said[min(turn, len(said) - 1)]
+        own_file, partner_file = files if first else files[::-1]
+        agent = PlanFirstAgent(agent_id, role.partner or "", own_file, partner_file, first)
+        turns = write_turns(agent, self._section, random.Random(f"{self._seed}/{rollout}/{agent_id}"))
+        number = sum(message["role"] == "assistant" for message in request.messages)
+        return turns[min(number, len(turns) - 1)]
 
 
-def engine(spec: RolloutSetSpec, family: Family) -> Engine:
-    """The engine of a set with a [templated] section."""
-    assert spec.engine and spec.templated  # as the spec's model has made sure
+def plan_first_engine(spec: RolloutSetSpec, family: Family) -> Engine:
+    """Return the engine of a rollout set with a [templated] section."""
+    assert spec.engine and spec.templated  # the spec's model requires both
     pattern = spec.scoring.path_pattern
     settings = {**spec.templated.model_dump(), "path_pattern": pattern, "seed": spec.seed}
-    return Words(PlanFirst(family, spec.templated, pattern, spec.seed), spec.engine.teacher, settings)
+    return Words(PlanFirstPolicy(family, spec.templated, pattern, spec.seed), spec.engine.teacher, settings)
 
 
-def rehearse(
-    task: Task,
-    sample: int,
-    family: Family,
-    speaker: Engine,
-    sandboxes: SandboxFactory,
-    spec: RolloutSetSpec,
-    identity: Identity,
-) -> RolloutRecord:
-    """One conversation as a record, without a verdict; the proposer's alone where the template says so.
+def run_plan_first(job: RolloutJob, runtime: RolloutRuntime, section: TemplatedSection) -> RolloutRecord:
+    """Play one conversation; the record has no outcome, and only the proposer if `section.roles` says so.
+
+    Args:
+        runtime: its chat format is replaced by one without ids, its family by one that neither sets up nor judges.
 
     Raises:
-        ValueError: the task does not seat two agents.
-        RuntimeError: a turn did not read back, or used a command that the workspace does not know.
+        ValueError: the task is not for two agents.
+        RuntimeError: a turn did not parse back, or ran a command that the script does not have.
     """
-    assert spec.templated
-    roles = family.roles(task)
+    task = job.task
+    roles = runtime.family.roles(task)
     if len(roles) != 2:
-        raise ValueError(f"{task.task_id} seats {len(roles)} agent(s); a plan-first template is for two")
-    record = run_rollout(
-        task,
-        cast(Family, _Stage(family)),
-        speaker,
-        sandboxes,
-        spec.agent,
-        cast("ChatFormat", NoTokens()),
-        identity=identity,
-        sample=sample,
-        sample_seed=spec.seed,
-    )
+        raise ValueError(f"{task.task_id} has {len(roles)} agent(s); a plan-first template is for two")
+    family, chat = cast(Family, _FamilyWithoutWorkspaces(runtime.family)), cast("ChatFormat", NoTokens())
+    record = run_rollout(job, replace(runtime, family=family, chat=chat))
     if record.error:
-        raise RuntimeError(f"templated rollout of {task.task_id}, sample {sample}: {record.error}")
-    record.outcome = None  # nobody judged it
-    if spec.templated.roles == "proposer":
+        raise RuntimeError(f"templated rollout of {task.task_id}, sample {job.sample}: {record.error}")
+    record.outcome = None
+    if section.roles == "proposer":
         record = replace(record, agents=record.agents[:1])
     return record
 
 
-def fallbacks(tasks: Iterable[Task], family: Family, spec: RolloutSetSpec) -> list[str]:
-    """The tasks, by id, whose texts name too few files, so that their plans name files of the fixed list."""
+def tasks_with_fixed_files(tasks: Iterable[Task], family: Family, spec: RolloutSetSpec) -> list[str]:
+    """Return the ids of tasks whose texts name fewer than two files, so that their plans use the fixed list instead."""
     if spec.templated is None or spec.templated.paths == "fixed":
         return []
     pattern = spec.scoring.path_pattern
     return [task.task_id for task in tasks if falls_back([r.instruction for r in family.roles(task)], pattern)]
 
 
-class _Stage:
-    """A suite family without workspaces and verdicts."""
+class _FamilyWithoutWorkspaces:
+    """The roles of a suite family, with empty workspaces and no verdicts."""
 
     def __init__(self, family: Family) -> None:
         self._family = family
@@ -122,8 +106,8 @@ class _Stage:
         return Verdict(0.0, "unknown", {})
 
 
-class _Prop:
-    """A workspace that answers the script's commands and no others; it holds no files and runs no process."""
+class _ScriptSandbox:
+    """A sandbox without files or processes that answers the script's commands alone."""
 
     _ANSWERS = (
         (re.compile(r"echo (waiting|" + SUBMIT + ")"), r"\1\n"),
@@ -136,7 +120,7 @@ class _Prop:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Nothing is held."""
+        """There is nothing to close."""
 
     def write_files(self, files: Mapping[str, str]) -> None:
         raise ValueError("the templated workspace holds no files")
@@ -153,8 +137,8 @@ class _Prop:
         raise ValueError(f"the templated workspace does not know {command!r}; it answers the script alone")
 
 
-class Props:
-    """Makes workspaces that answer the script's commands."""
+class ScriptSandboxes:
+    """Factory of sandboxes that answer the script's commands."""
 
     name = "templated"
 
@@ -163,5 +147,5 @@ class Props:
         files: Mapping[str, str],
         limits: Limits | None = None,
         environment: Environment | None = None,
-    ) -> _Prop:
-        return _Prop()
+    ) -> _ScriptSandbox:
+        return _ScriptSandbox()
