@@ -1,8 +1,4 @@
-"""llama.cpp's own converter of Hugging Face checkpoints to GGUF, run where it is installed.
-
-Belongs here: finding `convert_hf_to_gguf.py`, running it, and saying why it refused. Does not belong here: converting
-anything (each architecture and each tokenizer is the converter's business), or which checkpoints there are.
-"""
+"""Runs `convert_hf_to_gguf.py`, llama.cpp's converter of Hugging Face checkpoints, and explains its errors."""
 
 from __future__ import annotations
 
@@ -26,37 +22,37 @@ LAST_LINES = 15
 
 _PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH")
 _ENVIRONMENT: Mapping[str, str] = {
-    "HF_HUB_OFFLINE": "1",  # a folder is converted; nothing is looked up
+    "HF_HUB_OFFLINE": "1",  # the checkpoint is a local folder
     "PYTHONUNBUFFERED": "1",
 }
 _OUTTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 _REASONS = {
-    "pre-tokenizer was not recognized": "llama.cpp does not know this tokenizer, so nothing that reads GGUF could "
-    "split text as it does. It knows those of published models; the embedded tiny vocabulary is none of them",
+    "pre-tokenizer was not recognized": "llama.cpp does not know this tokenizer, so no program that reads GGUF "
+    "could tokenise text as it does. It knows the tokenizers of published models, not the embedded tiny one",
     r"Model \S+ is not supported": "this llama.cpp does not know the architecture; a newer one may",
-    "ModuleNotFoundError": f"the interpreter that ran it lacks what it imports: install that (sentencepiece is what "
-    f"etpi's own lacks), or name another as {CONVERTER_VARIABLE}='PYTHON {SCRIPT}'",
+    "ModuleNotFoundError": f"its interpreter lacks a package it imports: install that (etpi's own lacks "
+    f"sentencepiece), or set another interpreter with {CONVERTER_VARIABLE}='PYTHON {SCRIPT}'",
 }
-"""What the converter says (a pattern) -> what that means."""
+"""Pattern in the converter's output -> its cause."""
 
 
 class NotConverted(RuntimeError):
-    """There is no converter, or it refused; the message says what to do."""
+    """There is no converter, or it failed; the message says what to do."""
 
 
 def converter() -> list[str]:
-    """The converter's command line: $ETPI_GGUF_CONVERTER, or `convert_hf_to_gguf.py` on PATH.
+    """Return the converter's command line: $ETPI_GGUF_CONVERTER, or `convert_hf_to_gguf.py` on PATH.
 
-    The variable holds a command ("/opt/llama/python /opt/llama.cpp/convert_hf_to_gguf.py") or the script's path alone;
-    a script that is not executable runs in this interpreter.
+    The variable holds a command ("/opt/llama/python /opt/llama.cpp/convert_hf_to_gguf.py") or only the script's path; a
+    script that is not executable runs in this interpreter.
 
     Raises:
         NotConverted: there is none.
     """
     words = shlex.split(os.environ.get(CONVERTER_VARIABLE, "")) or [SCRIPT]
-    found = shutil.which(words[0])
-    if found is not None:
-        return [found, *words[1:]]
+    program = shutil.which(words[0])
+    if program is not None:
+        return [program, *words[1:]]
     if words[0].endswith(".py") and Path(words[0]).is_file():
         return [sys.executable, str(Path(words[0]).resolve()), *words[1:]]
     raise NotConverted(
@@ -66,20 +62,22 @@ def converter() -> list[str]:
 
 
 def convert(folder: Path, to: Path, metadata: Mapping[str, Any]) -> None:
-    """Write a checkpoint as GGUF in the type that its weights are stored in, so that none of them is rounded.
+    """Write a checkpoint as GGUF in the dtype of its stored weights, so that none is rounded.
 
     Args:
-        folder: a whole checkpoint: config.json, safetensors, tokenizer.
+        folder: a full checkpoint: config.json, safetensors, tokenizer.
         to: the file to write.
-        metadata: GGUF keys and what they shall hold ("general.name", ...), over what the converter guesses.
+        metadata: GGUF keys ("general.name", ...) and their values, which override the converter's guesses.
 
     Raises:
-        NotConverted: there is no converter, the checkpoint is an adapter alone, or the converter failed; the message
-            holds its last lines.
+        NotConverted: there is no converter, the checkpoint is only an adapter, or the converter failed; the message
+            ends with its last lines.
     """
     if not (folder / "config.json").is_file():
-        what = "an adapter alone; merge it with its base" if (folder / "adapter_config.json").is_file() else "no model"
-        raise NotConverted(f"{folder} holds {what}: GGUF is made of a whole checkpoint")
+        content = (
+            "only an adapter; merge it with its base" if (folder / "adapter_config.json").is_file() else "no model"
+        )
+        raise NotConverted(f"{folder} contains {content}: GGUF needs a full checkpoint")
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     command = converter()
     with tempfile.TemporaryDirectory() as scratch:
@@ -96,8 +94,8 @@ def convert(folder: Path, to: Path, metadata: Mapping[str, Any]) -> None:
         raise NotConverted(_refusal(folder, command, ran.returncode, ran.stdout))
 
 
-def _refusal(folder: Path, command: list[str], status: int, said: str) -> str:
-    reason = next((f": {words}" for sign, words in _REASONS.items() if re.search(sign, said)), "")
-    last = "\n".join(f"  {line}" for line in said.splitlines()[-LAST_LINES:]) or "  (nothing)"
-    how = f"ended with status {status}" if status else "ended without a file"
-    return f"{folder} was not converted{reason}. {shlex.join(command)} {how}; its last lines:\n{last}"
+def _refusal(folder: Path, command: list[str], status: int, output: str) -> str:
+    reason = next((f": {words}" for pattern, words in _REASONS.items() if re.search(pattern, output)), "")
+    last = "\n".join(f"  {line}" for line in output.splitlines()[-LAST_LINES:]) or "  (no output)"
+    end = f"ended with status {status}" if status else "ended without a file"
+    return f"{folder} was not converted{reason}. {shlex.join(command)} {end}; its last lines:\n{last}"

@@ -1,7 +1,6 @@
-"""Experiments in other programs' formats: one module a format or two, one registry, a manifest beside every export.
+"""Exports an experiment in the formats of other programs, with a manifest that keeps its lineage.
 
-Belongs here: which formats there are, and the manifest, so that lineage does not end at the door. Does not belong here:
-any format. A format is an `Export`; adding one is adding it to EXPORTS.
+EXPORTS is the registry. To add a format, write a module with an `Export` and add it here.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from etpi_assets.exports import atif, conversations, gguf, hub, swe_bench, token_ids, verl_prompts
-from etpi_assets.exports.format import Export
+from etpi_assets.exports.format import Export, Written
 from etpi_assets.exports.source import ExportSource
 from etpi_assets.resources import Resources
 from etpi_assets.specs.load import SpecError
@@ -31,53 +30,66 @@ MANIFEST = "manifest.json"
 
 
 def export(experiment: str, format: str, to: Path, resources: Resources) -> dict[str, Any]:
-    """Write an experiment in a format; return the manifest, which is written beside it last.
+    """Export an experiment to a folder and return the manifest.
 
-    Nothing stands at `to` where it fails. The same data gives the same bytes.
+    The folder appears only when it is complete. Equal data give equal bytes.
 
     Args:
-        to: a folder that is not there yet, or is empty.
+        to: a folder that does not exist or is empty.
 
     Raises:
-        SpecError: no such experiment or format, or something stands at `to`.
-        LakeError: what is exported is not built, or a check of it failed.
-        NotConverted: GGUF cannot be made of the checkpoints.
+        SpecError: the experiment or format is unknown, or `to` is not empty.
+        LakeError: an exported asset is not built, or one of its checks failed.
+        NotConverted: the checkpoints cannot be converted to GGUF.
     """
     if format not in EXPORTS:
         near = difflib.get_close_matches(format, EXPORTS, n=1, cutoff=0.0)[0]
-        raise SpecError(f"export format {format!r} is unknown, the nearest is {near!r}; known: {', '.join(EXPORTS)}")
+        raise SpecError(f"unknown export format {format!r}; did you mean {near!r}? Known formats: {', '.join(EXPORTS)}")
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise SpecError(f"{to} is not empty: an export is a folder of its own; name another, or remove it")
+        raise SpecError(f"{to} is not empty; an export needs a folder of its own: name another, or remove this one")
     source = ExportSource(experiment, resources, EXPORTS[format].assets)
     versions = source.versions()
-    beside = to.with_name(f".{to.name}.{uuid.uuid4().hex[:8]}")
-    beside.mkdir(parents=True)
+    staging = to.with_name(f".{to.name}.{uuid.uuid4().hex[:8]}")
+    staging.mkdir(parents=True)
     try:
-        written = EXPORTS[format].write(source, beside)
-        files = sorted(path for path in beside.rglob("*") if path.is_file())
-        names = [path.relative_to(beside).as_posix() for path in files]
-        if set(names) != set(written.rows):
-            raise AssertionError(f"{format} wrote {names}, and says {sorted(written.rows)}")
-        manifest = {
-            "etpi_export": 1,
-            "experiment": experiment,
-            "format": format,
-            "versions": versions,
-            "spec_hash": source.manifest().spec_hash,
-            "tokenizer": source.spec.base.tokenizer,
-            "chat_template": source.spec.base.chat_template,
-            "files": [
-                {"path": name, "rows": written.rows[name], "bytes": path.stat().st_size, "sha256": sha256_of(path)}
-                for name, path in zip(names, files, strict=True)
-            ],
-            "left_out": written.left_out,
-            "notes": list(written.notes),
-        }
-        (beside / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        written = EXPORTS[format].write(source, staging)
+        if set(files := _files(staging)) != set(written.rows):
+            raise AssertionError(f"the {format} export wrote {files}, but reported {sorted(written.rows)}")
+        manifest = _manifest(source, format, versions, written, staging)
+        (staging / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         to.parent.mkdir(parents=True, exist_ok=True)
         if to.exists():
             to.rmdir()
-        beside.rename(to)
+        staging.rename(to)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
     return manifest
+
+
+def _manifest(source: ExportSource, format: str, versions: Mapping[str, str], written: Written, folder: Path) -> dict:
+    """Describe an export: the data versions behind it, its files, what was left out, and notes for its reader."""
+    return {
+        "etpi_export": 1,
+        "experiment": source.experiment,
+        "format": format,
+        "versions": versions,
+        "spec_hash": source.manifest().spec_hash,
+        "tokenizer": source.spec.base.tokenizer,
+        "chat_template": source.spec.base.chat_template,
+        "files": [
+            {
+                "path": name,
+                "rows": written.rows[name],
+                "bytes": (folder / name).stat().st_size,
+                "sha256": sha256_of(folder / name),
+            }
+            for name in _files(folder)
+        ],
+        "left_out": written.left_out,
+        "notes": list(written.notes),
+    }
+
+
+def _files(folder: Path) -> list[str]:
+    """Return the paths of all files below a folder, relative to it, in order."""
+    return [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]

@@ -1,9 +1,7 @@
-"""Harbor's Agent Trajectory Interchange Format, version 1.7: a document a rollout.
+"""Harbor's Agent Trajectory Interchange Format, version 1.7: one document per rollout.
 
-Belongs here: a rollout's turns as steps. Does not belong here: reading such documents (`rollouts.importers.atif`).
-
-A turn is one step, so that the blocks a harness wrote it down in become one message. What the format has no field for
-stands in `extra.etpi`, where the importer finds it. The other agents of a rollout are its subagent trajectories.
+A turn becomes one step, even if the harness recorded it in several blocks. Values without a field in the format go into
+`extra.etpi`, where the importer reads them. Further agents of a rollout become subagent trajectories.
 """
 
 from __future__ import annotations
@@ -25,15 +23,15 @@ VERSION = "ATIF-v1.7"
 
 
 def document(record: RolloutRecord) -> dict[str, Any]:
-    """The rollout as a document (JSON)."""
+    """Convert a rollout to a document (JSON)."""
     first, *others = record.agents
-    whole = _of_agent(record, first)
+    trajectory = _of_agent(record, first)
     reward = (record.outcome or {}).get("reward")
     about = {"rollout_id": record.rollout_id, "task_id": record.task_id, "repo": record.repo, "reward": reward}
-    whole["extra"][OURS] |= _given(about)
+    trajectory["extra"][OURS] |= _without_nulls(about)
     if others:
-        whole["subagent_trajectories"] = [_of_agent(record, agent) for agent in others]
-    return whole
+        trajectory["subagent_trajectories"] = [_of_agent(record, agent) for agent in others]
+    return trajectory
 
 
 def _of_agent(record: RolloutRecord, agent: AgentRecord) -> dict[str, Any]:
@@ -43,32 +41,34 @@ def _of_agent(record: RolloutRecord, agent: AgentRecord) -> dict[str, Any]:
         "schema_version": VERSION,
         "session_id": record.rollout_id,
         "trajectory_id": agent.agent_id,
-        "agent": _given({"name": record.engine, "version": "unknown", "model_name": record.teacher}),
+        "agent": _without_nulls({"name": record.engine, "version": "unknown", "model_name": record.teacher}),
         "steps": steps,
-        "extra": {OURS: _given(about)},
+        "extra": {OURS: _without_nulls(about)},
     }
 
 
 def _steps(agent: AgentRecord) -> Iterator[dict[str, Any]]:
     turns = {turn.turn: turn for turn in agent.turns}
-    step: dict[str, Any] | None = None  # the turn's, which its observations belong to
-    told: set[int] = set()
+    step: dict[str, Any] | None = None  # the current turn's step, to which its observations belong
+    converted: set[int] = set()
     answers = Counter(m.turn for m in agent.messages if m.role != "assistant")
     for message in agent.messages:
         if message.role == "assistant" and message.kind == "action" and message.turn in turns:
-            if message.turn not in told:
+            if message.turn not in converted:
                 if step is not None:
                     yield step
-                told.add(message.turn)
+                converted.add(message.turn)
                 blocks = [m for m in agent.messages if m.turn == message.turn and m.kind == "action"]
                 step = _turn(turns[message.turn], blocks)
         elif message.role == "assistant":
             if step is not None:
                 yield step
                 step = None
-            # Nobody's turn: read before it (a demonstration, a summary), or not a model's at all.
+            # Not a captured turn: context (a demonstration, a summary), or text that no model wrote.
             mark = {"is_copied_context": True} if message.kind == "prompt" else {"llm_call_count": 0}
-            yield _given({"source": "agent", "message": message.content, "timestamp": _time(message.at), **mark})
+            yield _without_nulls(
+                {"source": "agent", "message": message.content, "timestamp": _time(message.at), **mark}
+            )
         elif step is not None:
             results = step.setdefault("observation", {"results": []})["results"]
             results.append(_result(message, step))
@@ -76,11 +76,13 @@ def _steps(agent: AgentRecord) -> Iterator[dict[str, Any]]:
                 turn = turns[message.turn]
                 for result in results:
                     result["extra"][OURS]["inbox"] = []
-                results[-1]["extra"][OURS] |= _given({"exit_code": turn.exit_code, "inbox": turn.inbox})
+                results[-1]["extra"][OURS] |= _without_nulls({"exit_code": turn.exit_code, "inbox": turn.inbox})
         else:
             source = "system" if message.role == "system" else "user"
-            about = {OURS: _given({"kind": message.kind, "role": message.role})}
-            yield _given({"source": source, "message": message.content, "timestamp": _time(message.at), "extra": about})
+            about = {OURS: _without_nulls({"kind": message.kind, "role": message.role})}
+            yield _without_nulls(
+                {"source": source, "message": message.content, "timestamp": _time(message.at), "extra": about}
+            )
     if step is not None:
         yield step
 
@@ -92,25 +94,25 @@ def _turn(turn: Turn, blocks: Sequence[Message]) -> dict[str, Any]:
         "completion_token_ids": turn.output_ids,
         "logprobs": turn.logprobs,
         "completion_tokens": None if turn.output_ids is None else len(turn.output_ids),
-        "extra": _given({"finish_reason": turn.finish_reason}) or None,
+        "extra": _without_nulls({"finish_reason": turn.finish_reason}) or None,
     }
     if turn.capture == "retokenised":
         metrics["extra"] = {**(metrics["extra"] or {}), OURS: {"capture": "retokenised"}}
-    return _given(
+    return _without_nulls(
         {
             "source": "agent",
             "message": turn.content,
             "timestamp": _time(turn.at),
             "reasoning_content": turn.reasoning,
             "tool_calls": [_call(call, f"{turn.turn}-{i}") for i, call in enumerate(calls)] or None,
-            "metrics": _given(metrics) or None,
+            "metrics": _without_nulls(metrics) or None,
             "extra": {OURS: {"actions": [asdict(action) for action in turn.actions]}} if turn.actions else None,
         }
     )
 
 
 def _call(call: Any, name: str) -> dict[str, Any]:
-    """A call by the format's fields, and as it was captured."""
+    """Convert a tool call; `extra` keeps it as captured."""
     function = call.get("function", call) if isinstance(call, dict) else {}
     function = function if isinstance(function, dict) else {}
     arguments = function.get("arguments", function.get("input"))
@@ -119,9 +121,9 @@ def _call(call: Any, name: str) -> dict[str, Any]:
             arguments = json.loads(arguments, strict=False)
         except (ValueError, RecursionError):
             arguments = {"arguments": arguments}
-    given = call.get("id") if isinstance(call, dict) else None
+    call_id = call.get("id") if isinstance(call, dict) else None
     return {
-        "tool_call_id": given if isinstance(given, str) and given else name,
+        "tool_call_id": call_id if isinstance(call_id, str) and call_id else name,
         "function_name": str(function.get("name") or "unknown"),
         "arguments": arguments if isinstance(arguments, dict) else {},
         "extra": {OURS: {"call": call}},
@@ -129,11 +131,11 @@ def _call(call: Any, name: str) -> dict[str, Any]:
 
 
 def _result(message: Message, step: dict[str, Any]) -> dict[str, Any]:
-    """What came back; whose call it answers where there are as many calls before it as answers."""
+    """Convert an observation; tool messages are matched to the step's calls in order."""
     calls = step.get("tool_calls") or []
     answered = [r for r in step["observation"]["results"] if "source_call_id" in r]
     about = {"role": message.role, "kind": message.kind, "at": _time(message.at)}
-    result: dict[str, Any] = {"content": message.content, "extra": {OURS: _given(about)}}
+    result: dict[str, Any] = {"content": message.content, "extra": {OURS: _without_nulls(about)}}
     if message.role == "tool" and len(answered) < len(calls):
         result["source_call_id"] = calls[len(answered)]["tool_call_id"]
     return result
@@ -143,7 +145,7 @@ def _time(at: datetime | None) -> str | None:
     return None if at is None else at.isoformat()
 
 
-def _given(values: dict[str, Any]) -> dict[str, Any]:
+def _without_nulls(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
@@ -159,12 +161,11 @@ def _write(source: ExportSource, folder: Path) -> Written:
 
 EXPORT = Export(
     "atif",
-    title="Harbor's Agent Trajectory Interchange Format, 1.7",
-    files="`trajectories/<rollout_id>.json`, a document a rollout",
-    keeps="every selected rollout as captured: turns with content, reasoning, calls, observations, ids, "
-    "log-probabilities, times; prompts, steering included; every agent; task, repository, model, reward, patch, exit "
-    "status",
-    loses="the blocks a turn was written down in, the verdict but for its reward",
+    title="Harbor's Agent Trajectory Interchange Format (ATIF), version 1.7",
+    files="`trajectories/<rollout_id>.json`, one document per rollout",
+    keeps="every selected rollout as captured: all agents; turns with content, reasoning, tool calls, observations, "
+    "ids, log-probabilities and times; prompts with steering; task, repository, model, reward, patch, exit status",
+    loses="the division of a turn into blocks; the verdict, except its reward",
     read_by="harbor.models.trajectories.Trajectory, atif.Trajectory",
     importer="atif",
     write=_write,

@@ -1,10 +1,8 @@
-"""Rows of messages, as supervised trainers read them: TRL's and verl's.
+"""Rows of messages for the supervised trainers of TRL and verl: one row per agent's conversation.
 
-Belongs here: one row an agent's conversation, as the student's chat template is given it. Does not belong here: token
-ids (`token_ids`).
-
-Under a template that writes tool calls, messages have `tool_calls` and rows have `tools`; arguments and schemas are
-JSON text, because parquet gives every row the same columns.
+The messages are the ones the student's chat template renders. If that template writes tool calls, messages have
+`tool_calls` and rows have `tools`, with arguments and schemas as JSON text, because parquet gives all rows the same
+columns.
 """
 
 from __future__ import annotations
@@ -17,18 +15,18 @@ from typing import Any
 import pyarrow as pa
 
 from etpi_assets.exports.format import Export, Written, write_splits
-from etpi_assets.exports.source import Conversation, ExportSource
+from etpi_assets.exports.source import ExportSource, StudentConversation
 
 _MESSAGE = [("role", pa.string()), ("content", pa.string())]
 _FUNCTION = pa.struct([("name", pa.string()), ("arguments", pa.string())])
 _CALLS = pa.list_(pa.struct([("id", pa.string()), ("type", pa.string()), ("function", _FUNCTION)]))
 MESSAGES = pa.list_(pa.struct(_MESSAGE))
 _FACTS = ("rollout_id", "agent_id", "task_id", "repo", "teacher")
-_LEFT = "turns that the data set dropped are among the messages, and every turn counts once"
+_LEFT = "the messages include turns that the data set dropped, and every turn counts once"
 
 
 def message_columns(source: ExportSource, *more: tuple[str, pa.DataType]) -> list[tuple[str, pa.DataType]]:
-    """The columns `messages`, and `tools` where the student's template writes tool calls.
+    """Return the column `messages`, and `tools` if the student's template writes tool calls.
 
     Args:
         more: further fields of a message.
@@ -39,12 +37,12 @@ def message_columns(source: ExportSource, *more: tuple[str, pa.DataType]) -> lis
     return [("messages", pa.list_(message)), ("tools", pa.string())]
 
 
-def message_fields(source: ExportSource, told: Conversation) -> dict[str, Any]:
-    """The values of `message_columns`."""
+def message_fields(source: ExportSource, conversation: StudentConversation) -> dict[str, Any]:
+    """Return the values of `message_columns`."""
     if source.chat.calls_in_content:
-        return {"messages": told.messages}
-    tools = None if told.tools is None else json.dumps(told.tools, ensure_ascii=False)
-    return {"messages": [_with_text_arguments(message) for message in told.messages], "tools": tools}
+        return {"messages": conversation.messages}
+    tools = None if conversation.tools is None else json.dumps(conversation.tools, ensure_ascii=False)
+    return {"messages": [_with_text_arguments(message) for message in conversation.messages], "tools": tools}
 
 
 def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
@@ -58,12 +56,12 @@ def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "tool_calls": calls}
 
 
-def facts_of(told: Conversation) -> dict[str, Any]:
-    """What a row says of its conversation besides the messages."""
-    record = told.record
+def facts_of(conversation: StudentConversation) -> dict[str, Any]:
+    """Return the columns of a conversation besides its messages."""
+    record = conversation.record
     return {
         "rollout_id": record.rollout_id,
-        "agent_id": told.agent.agent_id,
+        "agent_id": conversation.agent.agent_id,
         "task_id": record.task_id,
         "repo": record.repo,
         "teacher": record.teacher,
@@ -75,10 +73,10 @@ def _trl(source: ExportSource, folder: Path) -> Written:
     schema = pa.schema([*message_columns(source), *facts])
 
     def rows(split: str) -> Iterator[dict[str, Any]]:
-        for told in source.conversations():
-            if told.split == split:
-                reward = source.rewards.get(told.record.rollout_id)
-                yield {**message_fields(source, told), **facts_of(told), "reward": reward}
+        for conversation in source.conversations():
+            if conversation.split == split:
+                reward = source.rewards.get(conversation.record.rollout_id)
+                yield {**message_fields(source, conversation), **facts_of(conversation), "reward": reward}
 
     return Written(write_splits(folder, schema, rows), notes=(_LEFT,))
 
@@ -91,41 +89,47 @@ def _verl(source: ExportSource, folder: Path) -> Written:
     if "tools" in columns:
         columns["tools"] = _nested_tools(source)
         if columns["tools"] == pa.null():
-            notes.append("`tools` is empty: verl reads schemas as columns, and these would get each other's fields")
+            notes.append("`tools` is empty: verl reads schemas as columns, which would mix the fields of these schemas")
 
     def rows(split: str) -> Iterator[dict[str, Any]]:
-        told = (t for t in source.conversations() if t.split == split)
-        for index, one in enumerate(told):
-            about = {"split": split, "index": index, **facts_of(one)}
-            given = message_fields(source, one)
-            if "tools" in given:
-                given["tools"] = None if columns["tools"] == pa.null() else one.tools
-            yield {**given, "data_source": source.experiment, "extra_info": about}
+        of_split = (c for c in source.conversations() if c.split == split)
+        for index, conversation in enumerate(of_split):
+            about = {"split": split, "index": index, **facts_of(conversation)}
+            values = message_fields(source, conversation)
+            if "tools" in values:
+                values["tools"] = None if columns["tools"] == pa.null() else conversation.tools
+            yield {**values, "data_source": source.experiment, "extra_info": about}
 
     schema = pa.schema([*columns.items(), ("data_source", pa.string()), ("extra_info", extra)])
     return Written(write_splits(folder, schema, rows), notes=tuple(notes))
 
 
 def _nested_tools(source: ExportSource) -> pa.DataType:
-    """The type of the tool schemas as nested columns, which verl hands to the template as they are; null where Arrow
-    would pad one schema with the fields of another."""
-    distinct = {json.dumps(told.tools): told.tools for told in source.conversations() if told.tools}
-    given = list(distinct.values())
+    """Return the type of the tool schemas as nested columns, which verl passes to the template unchanged.
+
+    The type is null if Arrow would pad one schema with the fields of another.
+    """
+    distinct = {
+        json.dumps(conversation.tools): conversation.tools
+        for conversation in source.conversations()
+        if conversation.tools
+    }
+    schemas = list(distinct.values())
     try:
-        nested = pa.array(given)
-    except (pa.ArrowInvalid, pa.ArrowTypeError):  # a field that is text in one schema and an object in another
+        nested = pa.array(schemas)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):  # a field is text in one schema and an object in another
         return pa.null()
-    return nested.type if given and nested.to_pylist() == given else pa.null()
+    return nested.type if schemas and nested.to_pylist() == schemas else pa.null()
 
 
 TRL = Export(
     "trl_messages",
     title="TRL's conversational rows: `messages`",
-    files="`data/train.parquet`, `data/val.parquet`, a row an agent",
-    keeps="the conversation as the student's template is given it, with `tool_calls` and `tools` (JSON text) where the "
-    "template writes calls, steering taken out; task, repository, teacher, reward; the split",
-    loses="token ids, weights, which turns were dropped, think that was stripped (it stands in the text), reasoning "
-    "kept apart",
+    files="`data/train.parquet`, `data/val.parquet`, one row per agent",
+    keeps="the messages that the student's template renders, with `tool_calls` and `tools` (JSON text) if it writes "
+    "tool calls, without steering; task, repository, teacher, reward; the split",
+    loses="token ids, weights, which turns were dropped, that think blocks were stripped (the text still has them), "
+    "separate reasoning",
     read_by="trl.SFTTrainer",
     importer="messages",
     write=_trl,
@@ -133,8 +137,8 @@ TRL = Export(
 VERL = Export(
     "verl_sft",
     title="verl's multi-turn supervised rows: `messages`",
-    files="`data/train.parquet`, `data/val.parquet`, a row an agent",
-    keeps="what `trl_messages` keeps, but for the reward; ids of the rollout in `extra_info`",
+    files="`data/train.parquet`, `data/val.parquet`, one row per agent",
+    keeps="what `trl_messages` keeps, except the reward; ids of the rollout in `extra_info`",
     loses="what `trl_messages` loses, and the reward",
     read_by="verl.utils.dataset.multiturn_sft_dataset.MultiTurnSFTDataset",
     importer="messages",

@@ -1,8 +1,4 @@
-"""What an export format is, and how its files are written.
-
-Belongs here: the one description that the registry, the command and docs/formats.md are made of. Does not belong here:
-any format.
-"""
+"""The description of an export format, which the command and docs/formats.md use, and the writers of parquet files."""
 
 from __future__ import annotations
 
@@ -22,12 +18,12 @@ SPLITS = ("train", "val")
 
 @dataclass(frozen=True)
 class Written:
-    """What an exporter did.
+    """The result of an exporter.
 
     Attributes:
-        rows: file, relative to the folder -> its rows.
-        left_out: reason -> how many of the experiment's rollouts or agents are not in it.
-        notes: what its reader has to know.
+        rows: path relative to the folder -> number of rows.
+        left_out: reason -> number of the experiment's rollouts or agents that were left out.
+        notes: what readers of the files must know.
     """
 
     rows: dict[str, int]
@@ -40,14 +36,14 @@ class Export:
     """One export format.
 
     Attributes:
-        name: what the command's `--format` says.
-        title: what it is, in one line.
-        files: which files it writes.
-        keeps, loses: what of the experiment arrives in them, and what does not.
-        read_by: whose code reads it.
-        importer: the importer that reads it back, None where none does.
-        write: writes it into an empty folder.
-        assets: what it holds of an experiment.
+        name: the value of the command's `--format`.
+        title: the format, in one line.
+        files: the files it writes.
+        keeps, loses: the data of an experiment that the files contain, and that they lack.
+        read_by: the code that reads the files.
+        importer: the importer that reads the files back; None if there is none.
+        write: writes the files into an empty folder.
+        assets: the exported assets.
     """
 
     name: str
@@ -62,25 +58,25 @@ class Export:
 
 
 def write_parquet(path: Path, schema: pa.Schema, rows: Iterable[dict[str, Any]]) -> int:
-    """Write rows as parquet, some at a time, and return how many; a file is written even where there are none."""
+    """Write rows as parquet in batches and return their number; writes a file even if there are no rows."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    count, waiting = 0, []
+    count, batch = 0, []
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         for row in rows:
-            waiting.append(row)
+            batch.append(row)
             count += 1
-            if len(waiting) == _BATCH_ROWS:
-                writer.write_table(pa.Table.from_pylist(waiting, schema))
-                waiting = []
-        if waiting:
-            writer.write_table(pa.Table.from_pylist(waiting, schema))
+            if len(batch) == _BATCH_ROWS:
+                writer.write_table(pa.Table.from_pylist(batch, schema))
+                batch = []
+        if batch:
+            writer.write_table(pa.Table.from_pylist(batch, schema))
     return count
 
 
 def write_splits(
     folder: Path, schema: pa.Schema, rows: Callable[[str], Iterable[dict[str, Any]]], under: str = "data"
 ) -> dict[str, int]:
-    """`<under>/train.parquet` and, where there is any, `<under>/val.parquet`: file -> rows."""
+    """Write `<under>/train.parquet` and, unless it is empty, `<under>/val.parquet`; return file -> number of rows."""
     written = {}
     for split in SPLITS:
         path = folder / under / f"{split}.parquet"

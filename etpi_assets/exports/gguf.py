@@ -1,7 +1,7 @@
-"""GGUF: what an experiment trained, for llama.cpp and what is built on it.
+"""GGUF: an experiment's trained checkpoints, for llama.cpp and programs built on it.
 
-Belongs here: which checkpoints are exported, and what their metadata says of where they are from. Does not belong here:
-the conversion, which is llama.cpp's (`etpi_resources.gguf_converter`).
+This module chooses the checkpoints and writes their metadata; llama.cpp's own script converts them
+(`etpi_resources.gguf_converter`).
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def _write(source: ExportSource, folder: Path) -> Written:
 
 EXPORT = Export(
     "gguf",
-    title="The trained checkpoints for llama.cpp, through its own converter",
-    files="`<experiment>-<sft or rl>-seed<n>.gguf`, a file a seed: the last stage that trained, adapters merged",
-    keeps="every weight in the type it is stored in, tokenizer and chat template; experiment, seed, step and hash of "
-    "the checkpoint in `general.description`",
-    loses="the adapter apart from its base, and steps from the middle of training; a tokenizer that llama.cpp does not "
-    "know (the embedded tiny one) is refused",
+    title="The trained checkpoints for llama.cpp, converted by its own script",
+    files="`<experiment>-<sft or rl>-seed<n>.gguf`, one file per seed: the last trained stage, adapters merged",
+    keeps="every weight in its stored type, tokenizer and chat template; experiment, seed, step and hash of the "
+    "checkpoint in `general.description`",
+    loses="the adapter as separate weights, and intermediate checkpoints; a tokenizer that llama.cpp does not know "
+    "(the embedded tiny one) is refused",
     read_by="llama.cpp, gguf.GGUFReader",
     importer=None,
     write=_write,

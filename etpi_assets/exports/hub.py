@@ -1,7 +1,4 @@
-"""A data set folder as the hub has them: parquet by configuration, and a card.
-
-Belongs here: the card and the two configurations. Does not belong here: uploading.
-"""
+"""A data set folder in the layout of the Hugging Face Hub: parquet files by configuration, and a card."""
 
 from __future__ import annotations
 
@@ -30,18 +27,18 @@ def _write(source: ExportSource, folder: Path) -> Written:
 
 
 def _rows(source: ExportSource, split: str) -> Iterator[dict[str, Any]]:
-    for told in source.conversations():
-        if told.split != split:
+    for conversation in source.conversations():
+        if conversation.split != split:
             continue
-        learnt = set(told.learnt)
-        given = message_fields(source, told)
-        given["messages"] = [
-            {**message, "weight": int(i in learnt) if message["role"] == "assistant" else None}
-            for i, message in enumerate(given["messages"])
+        trained = set(conversation.trained)
+        values = message_fields(source, conversation)
+        values["messages"] = [
+            {**message, "weight": int(i in trained) if message["role"] == "assistant" else None}
+            for i, message in enumerate(values["messages"])
         ]
-        record, agent = told.record, told.agent
+        record, agent = conversation.record, conversation.agent
         yield {
-            **given,
+            **values,
             "rollout_id": record.rollout_id,
             "agent_id": agent.agent_id,
             "role": agent.role,
@@ -58,8 +55,8 @@ def _card(source: ExportSource, files: Mapping[str, int]) -> str:
     spec = source.spec
     configs = []
     for name in ("messages", "tokens"):
-        found = [path for path in files if path.startswith(f"{name}/")]
-        data = [{"split": "validation" if "val" in Path(p).stem else "train", "path": p} for p in found]
+        paths = [path for path in files if path.startswith(f"{name}/")]
+        data = [{"split": "validation" if "val" in Path(p).stem else "train", "path": p} for p in paths]
         configs.append({"config_name": name, "data_files": data, **({"default": True} if name == "messages" else {})})
     head = {
         "license": spec.card.license,
@@ -80,13 +77,13 @@ def _card(source: ExportSource, files: Mapping[str, int]) -> str:
         "",
         "| configuration | a row is | files |",
         "|---|---|---|",
-        f"| `messages` | one agent's conversation; `weight` 1 marks what is learnt | {counted['messages']} |",
+        f"| `messages` | one agent's conversation; `weight` is 1 for messages with loss | {counted['messages']} |",
         f"| `tokens` | one training sequence: `input_ids`, `labels`, weighted spans | {counted['tokens']} |",
         "",
-        f"Token ids are of the tokenizer `{spec.base.tokenizer}` under the template `{spec.base.chat_template}`, "
-        f"capture `{spec.pairs.capture}`.",
+        f"Token ids belong to the tokenizer `{spec.base.tokenizer}` and the chat template `{spec.base.chat_template}`; "
+        f"capture: `{spec.pairs.capture}`.",
         "",
-        "## Where it comes from",
+        "## Data versions",
         "",
         "| data | version |",
         "|---|---|",
@@ -102,12 +99,12 @@ def _counted(files: Mapping[str, int], under: str) -> str:
 
 EXPORT = Export(
     "hub",
-    title="A data set folder for the hub, with its card",
-    files="`README.md`, `messages/*.parquet` (a row an agent), `tokens/*.parquet` (a row a branch of a merged "
-    "sequence)",
-    keeps="what `trl_messages` and `trl` keep, and which turns are learnt (`weight`), role, exit status, patch; "
+    title="A data set folder for the Hugging Face Hub, with its card",
+    files="`README.md`, `messages/*.parquet` (one row per agent), `tokens/*.parquet` (one row per branch of a "
+    "merged sequence)",
+    keeps="what `trl_messages` and `trl` keep; which turns have loss (`weight`), role, exit status, patch; data "
     "versions in the card",
-    loses="reasoning kept apart, log-probabilities, the verdict but for its reward",
+    loses="separate reasoning, log-probabilities, the verdict except its reward",
     read_by="datasets.load_dataset",
     importer="messages",
     write=_write,

@@ -1,10 +1,7 @@
-"""What an experiment has to export: its selected trajectories, its data set, its checkpoints, and the versions they
-are of.
+"""Reads an experiment's selected trajectories, data set and checkpoints from the lake, with their data versions.
 
-Belongs here: reading the lake for exporters. Does not belong here: any format, or writing.
-
-An export never reads what is blocked. Conversations are given as a student reads them: steering, which stands in the
-first messages alone, is replaced by the default prompt wherever the suite's family knows one.
+Blocked versions are never read. Conversations are returned as the student reads them: the steering in the first
+messages is replaced by the default prompt, if the suite's family knows it.
 """
 
 from __future__ import annotations
@@ -40,31 +37,34 @@ CHECKPOINTS = ("sft_checkpoint", "rl_checkpoint")
 
 
 @dataclass(frozen=True)
-class Conversation:
-    """One agent's conversation as the student's chat template is given it: {"role", "content"} messages, and
-    `tool_calls` where the template writes calls (inside the content under etpi's own templates).
+class StudentConversation:
+    """One agent's conversation, as the student's chat template renders it.
 
     Attributes:
-        learnt: positions of the messages that are turns of the data set.
-        tools: the schemas that the prompts offer, None where they offer none.
+        messages: {"role", "content"} messages, with `tool_calls` if the template writes tool calls. Under etpi's own
+            templates the calls are part of the content.
+        trained: positions of the messages that are turns of the data set.
+        tools: the schemas of the tools that the prompts offer; None if they offer none.
     """
 
     record: RolloutRecord
     agent: AgentRecord
     split: str
     messages: list[dict[str, Any]]
-    learnt: tuple[int, ...]
+    trained: tuple[int, ...]
     tools: list[Any] | None = None
 
 
 class ExportSource:
-    """An experiment in the lake.
+    """Reads an experiment from the lake for exporters.
 
     Args:
-        assets: what is exported of it, the last of them what came last.
+        assets: the exported assets, the last stage last.
 
-    Raises, on reading: MissingInput where what is exported is not built, BlockedInput where a check of it failed;
-    SpecError where there is no such experiment.
+    Raises:
+        SpecError: the experiment is unknown.
+        MissingInput: on reading, an exported asset is not built.
+        BlockedInput: on reading, a check of an exported asset failed.
     """
 
     def __init__(self, experiment: str, resources: Resources, assets: Sequence[str] = DATASET) -> None:
@@ -75,21 +75,20 @@ class ExportSource:
         self.spec = spec
 
     def versions(self) -> dict[str, str]:
-        """Every data version that the export rests on, as {"asset/key": version}: what is exported, and all it was
-        made of."""
-        found: dict[str, str] = {}
+        """Return {"asset/key": version} of the exported assets and of all their inputs."""
+        versions: dict[str, str] = {}
         todo = [self._ref(asset) for asset in self.assets]
         while todo:
             ref = todo.pop()
             manifest = self.lake.require(ref)
-            found[f"{ref.asset}/{ref.key}"] = manifest.version
+            versions[f"{ref.asset}/{ref.key}"] = manifest.version
             for name, version in manifest.inputs.items():
                 asset, _, key = name.partition("/")
-                if name not in found:
-                    found[name] = version
+                if name not in versions:
+                    versions[name] = version
                     if asset in GRAPH:
                         todo.append(Ref(asset, GRAPH[asset].set, key))
-        return dict(sorted(found.items()))
+        return dict(sorted(versions.items()))
 
     def manifest(self) -> Manifest:
         """Of the data set, or what else is exported."""
@@ -99,37 +98,37 @@ class ExportSource:
         return self.lake.read(self._ref(asset), table)
 
     def checkpoints(self) -> list[dict[str, Any]]:
-        """Rows of `checkpoints`, what fine-tuning made before what reinforcement made of it."""
+        """Return the rows of `checkpoints`: those of fine-tuning, then those of reinforcement."""
         return [row for asset in CHECKPOINTS for row in self.table(asset, "checkpoints").to_pylist()]
 
     def records(self) -> Iterator[RolloutRecord]:
-        """The selected rollouts, in the order of selection's rollout sets."""
-        for name, wanted in self._selected.items():
+        """Yield the selected rollouts, in the order of the rollout sets in the selection."""
+        for name, rollout_ids in self._selected.items():
             tables = {
                 table: self.lake.read(Ref("raw_rollouts", "rollout_set", name), table).filter(
-                    pc.field("rollout_id").isin(wanted)
+                    pc.field("rollout_id").isin(rollout_ids)
                 )
                 for table in TABLES
             }
             yield from from_tables(tables)
 
-    def conversations(self) -> Iterator[Conversation]:
-        """The agents that have turns in the data set, whatever else was selected."""
+    def conversations(self) -> Iterator[StudentConversation]:
+        """Yield the conversations of all agents with turns in the data set."""
         turns: dict[tuple[str, str], dict[int, str]] = {}
         for row in self.rows.select(["rollout_id", "agent_id", "turn", "split"]).to_pylist():
             turns.setdefault((row["rollout_id"], row["agent_id"]), {})[row["turn"]] = row["split"]
         for record in self.records():
             for agent in record.agents:
-                taken = turns.get((record.rollout_id, agent.agent_id))
-                if taken is None:
+                splits = turns.get((record.rollout_id, agent.agent_id))
+                if splits is None:
                     continue
                 tools = self._tools(record)
-                told, positions = conversation(self._messages(record, agent), StudentForm(self.chat, tools))
-                learnt = tuple(position for turn, position in positions if turn in taken)
-                yield Conversation(record, agent, next(iter(taken.values())), told, learnt, tools)
+                messages, positions = conversation(self._messages(record, agent), StudentForm(self.chat, tools))
+                trained = tuple(position for turn, position in positions if turn in splits)
+                yield StudentConversation(record, agent, next(iter(splits.values())), messages, trained, tools)
 
     def pairs(self) -> Iterator[tuple[Mapping[str, Any], np.ndarray, Mapping[str, Any]]]:
-        """(row of `dataset_rows`, whole input ids (n,) int32, row of `pairs`), in the order of the pairs."""
+        """Yield (row of `dataset_rows`, whole prompt ids (n,) int32, row of `pairs`), in the order of the pairs."""
         rows = {row["pair_id"]: row for row in self.rows.to_pylist()}
         pairs = self.table("tito_pairs", "pairs")
         plain = pairs.drop_columns(["suffix_ids"]).to_pylist()
@@ -139,12 +138,12 @@ class ExportSource:
 
     @cached_property
     def rows(self) -> pa.Table:
-        """`dataset_rows`."""
+        """The table `dataset_rows`."""
         return self.table("upweighted_dataset", "dataset_rows")
 
     @cached_property
     def rewards(self) -> dict[str, float | None]:
-        """rollout_id -> the reward it was selected with."""
+        """Rollout id -> its reward at selection."""
         selected = self.table("selected_trajectories", "selected")
         return dict(zip(selected["rollout_id"].to_pylist(), selected["reward"].to_pylist(), strict=True))
 
@@ -154,13 +153,13 @@ class ExportSource:
         return load_chat_format(self.spec.base.tokenizer, self.spec.base.chat_template)
 
     def first_messages(self, record: RolloutRecord, agent: AgentRecord) -> list[dict[str, Any]]:
-        """What a student reads before the agent's first turn."""
-        told, positions = conversation(self._messages(record, agent), StudentForm(self.chat, self._tools(record)))
-        return told[: positions[0][1]] if positions else told
+        """Return the messages that a student reads before the agent's first turn."""
+        messages, positions = conversation(self._messages(record, agent), StudentForm(self.chat, self._tools(record)))
+        return messages[: positions[0][1]] if positions else messages
 
     def _messages(self, record: RolloutRecord, agent: AgentRecord) -> list[dict[str, Any]]:
-        """Rows as `conversation` reads them, the default prompt in the place of the captured one."""
-        told = [
+        """Return message rows with the default prompt in place of the captured one, if the suite's family knows it."""
+        captured = [
             {
                 "role": m.role,
                 "content": m.content,
@@ -172,17 +171,17 @@ class ExportSource:
         ]
         default = self._default(record, agent)
         if default is None:
-            return told
-        rest = [message for message in told if message["kind"] != "prompt"]
+            return captured
+        rest = [message for message in captured if message["kind"] != "prompt"]
         return [{**m, "turn": None, "kind": "prompt", "tool_calls": None} for m in default] + rest
 
     def _tools(self, record: RolloutRecord) -> list[Any] | None:
-        """The schemas that the agent's prompts offer, as `tito_pairs` has them."""
+        """Return the tool schemas that the agent's prompts offer, as in `tito_pairs`."""
         rollout_set = self.specs.get("rollout_set", record.rollout_set or "")
         assert isinstance(rollout_set, RolloutSetSpec)
         native = self.spec.pairs.capture == "native"
-        named = tool_schemas(rollout_set.agent.tools if native else self.spec.pairs.tools)
-        return record.tools if named is None else named
+        schemas = tool_schemas(rollout_set.agent.tools if native else self.spec.pairs.tools)
+        return record.tools if schemas is None else schemas
 
     def _default(self, record: RolloutRecord, agent: AgentRecord) -> list[dict[str, str]] | None:
         rollout_set = self.specs.get("rollout_set", record.rollout_set or "")

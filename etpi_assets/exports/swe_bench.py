@@ -1,7 +1,4 @@
-"""SWE-bench predictions: a patch an instance, as its harness reads them.
-
-Belongs here: those lines. Does not belong here: judging them.
-"""
+"""SWE-bench predictions: one patch per instance, in the format of its harness."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from etpi_assets.exports.source import ExportSource
 
 
 def _write(source: ExportSource, folder: Path) -> Written:
-    """A file for each sample: the harness takes one prediction an instance."""
+    """Write a file for each sample, since the harness takes one prediction per instance."""
     left: Counter[str] = Counter()
     lines: dict[int, list[str]] = {0: []}
     samples: Counter[str] = Counter()
@@ -34,10 +31,10 @@ def _write(source: ExportSource, folder: Path) -> Written:
             }
             lines.setdefault(sample, []).append(json.dumps(line, ensure_ascii=False) + "\n")
     rows = {}
-    for sample, found in lines.items():
+    for sample, predictions in lines.items():
         name = "predictions.jsonl" if sample == 0 else f"predictions-{sample}.jsonl"
-        (folder / name).write_text("".join(found), encoding="utf-8")
-        rows[name] = len(found)
+        (folder / name).write_text("".join(predictions), encoding="utf-8")
+        rows[name] = len(predictions)
     return Written(rows, dict(left))
 
 

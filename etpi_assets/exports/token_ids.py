@@ -1,7 +1,4 @@
-"""Rows of token ids: TRL's `input_ids` with `labels`, and the pairs `{input_ids, output_ids, metadata}`.
-
-Belongs here: the data set id for id. Does not belong here: text.
-"""
+"""Rows of token ids: TRL's `input_ids` with `labels`, and the pairs `{input_ids, output_ids, metadata}`."""
 
 from __future__ import annotations
 
@@ -35,30 +32,30 @@ PAIRS = pa.schema([("input_ids", IDS), ("output_ids", IDS), ("metadata", _METADA
 
 
 def sequence_rows(source: ExportSource, split: str) -> Iterator[dict[str, Any]]:
-    """The merged sequences of a split, a row a branch, -100 where nothing is learnt."""
+    """Yield the merged sequences of a split, a row per branch; labels are -100 where there is no loss."""
     sequences = source.table("upweighted_dataset", "sequences").filter(pc.field("split") == split)
     for row in sequences.to_pylist():
-        kept = {name: row[name] for name in SEQUENCES.names if name in row}
+        columns = {name: row[name] for name in SEQUENCES.names if name in row}
         for branch in branches(row):
             ids, labels = branch["input_ids"].tolist(), branch["labels"].tolist()
-            yield {**kept, **branch, "input_ids": ids, "labels": labels, "capture": source.spec.pairs.capture}
+            yield {**columns, **branch, "input_ids": ids, "labels": labels, "capture": source.spec.pairs.capture}
 
 
 def weights_note(source: ExportSource) -> tuple[str, ...]:
-    """Said where a reader that takes no weights would learn something else."""
+    """Return a note if some rows have another weight than 1, because most trainers ignore weights."""
     columns = [source.rows[name].to_pylist() for name in ("weight", "copies")]
     weights = {weight * copies for weight, copies in zip(*columns, strict=True)}
     if weights <= {1.0}:
         return ()
-    told = ", ".join(f"{weight:g}" for weight in sorted(weights))
-    return (f"rows weigh {told}; TRL's own loss takes no weights",)
+    values = ", ".join(f"{weight:g}" for weight in sorted(weights))
+    return (f"rows weigh {values}; TRL's own loss ignores weights",)
 
 
 def _trl(source: ExportSource, folder: Path) -> Written:
     longest = max((len(ids) for ids in source.table("upweighted_dataset", "sequences")["input_ids"]), default=0)
-    cut = f"the longest sequence has {longest} ids; SFTConfig's max_length of 1024 would cut it in silence"
+    truncation = f"the longest sequence has {longest} ids; SFTConfig's max_length of 1024 would truncate it silently"
     rows = write_splits(folder, SEQUENCES, lambda split: sequence_rows(source, split))
-    return Written(rows, notes=(*weights_note(source), *([cut] if longest > 1024 else [])))
+    return Written(rows, notes=(*weights_note(source), *([truncation] if longest > 1024 else [])))
 
 
 def _tito(source: ExportSource, folder: Path) -> Written:
@@ -80,9 +77,9 @@ def _role(pair: Mapping[str, Any]) -> str | None:
 TRL = Export(
     "trl",
     title="TRL's tokenised rows: `input_ids` with `labels`",
-    files="`data/train.parquet`, `data/val.parquet`, a row a branch of a merged sequence",
-    keeps="every id and label as training has them, spans with their weights, where each sequence is from, the split",
-    loses="text; the weights are columns that TRL does not read",
+    files="`data/train.parquet`, `data/val.parquet`, one row per branch of a merged sequence",
+    keeps="all ids and labels as in training, spans with their weights, rollout and agent of each sequence, the split",
+    loses="text; TRL does not read the columns of weights",
     read_by="trl.SFTTrainer",
     importer="trl",
     write=_trl,
@@ -90,7 +87,7 @@ TRL = Export(
 TITO = Export(
     "tito",
     title="Token-in/token-out pairs: `{input_ids, output_ids, metadata}`",
-    files="`data/train.parquet`, `data/val.parquet`, a row a turn",
+    files="`data/train.parquet`, `data/val.parquet`, one row per turn",
     keeps="whole input and output ids, turn, agent, role, task, repository, teacher, weight, reward, capture, the "
     "split",
     loses="text; turns that the data set dropped",

@@ -1,7 +1,4 @@
-"""verl's rows for training by reward: a prompt, and what a reward function needs to judge the answer.
-
-Belongs here: those rows. Does not belong here: the reward function, which is the reader's.
-"""
+"""verl's rows for reinforcement learning: a prompt, and the data a reward function needs to judge the answer."""
 
 from __future__ import annotations
 
@@ -30,33 +27,35 @@ _SCHEMA = pa.schema(
 def _write(source: ExportSource, folder: Path) -> Written:
     def rows(split: str) -> Iterator[dict[str, Any]]:
         seen: set[tuple[str | None, str]] = set()
-        for told in source.conversations():
-            key = (told.record.task_id, told.agent.agent_id)
-            if told.split != split or key in seen:
+        for conversation in source.conversations():
+            key = (conversation.record.task_id, conversation.agent.agent_id)
+            if conversation.split != split or key in seen:
                 continue
             seen.add(key)
-            record = told.record
+            record = conversation.record
             about = {name: getattr(record, name, None) for name in ("task_id", "task_hash", "repo", "suite")}
-            about |= {"split": split, "index": len(seen) - 1, "agent_id": key[1], "feature_id": told.agent.feature_id}
+            about |= {"split": split, "index": len(seen) - 1, "agent_id": key[1]}
+            about["feature_id"] = conversation.agent.feature_id
             yield {
                 "data_source": record.suite or source.experiment,
-                "prompt": source.first_messages(record, told.agent),
+                "prompt": source.first_messages(record, conversation.agent),
                 "ability": "code",
                 "reward_model": {"style": "rule", "ground_truth": record.task_id},
                 "extra_info": about,
             }
 
     return Written(
-        write_splits(folder, _SCHEMA, rows), notes=("`ground_truth` is the task's id: judging is its suite's",)
+        write_splits(folder, _SCHEMA, rows),
+        notes=("`ground_truth` is the id of the task, whose suite judges the answer",),
     )
 
 
 EXPORT = Export(
     "verl_rl",
-    title="verl's prompts for training by reward",
-    files="`data/train.parquet`, `data/val.parquet`, a row a task and agent",
-    keeps="the prompt as a student reads it, task, agent, repository, suite, the split",
-    loses="everything the agents did; the verifier, which is code",
+    title="verl's prompts for reinforcement learning",
+    files="`data/train.parquet`, `data/val.parquet`, one row per task and agent",
+    keeps="the prompt as the student reads it, task, agent, repository, suite, the split",
+    loses="everything the agents did; the verifier's code",
     read_by="verl.utils.dataset.rl_dataset.RLHFDataset",
     importer=None,
     write=_write,

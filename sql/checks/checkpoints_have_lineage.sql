@@ -1,4 +1,4 @@
--- Trained checkpoints that no training row stands behind: their data version is unknown or was pruned.
+-- Trained checkpoints without training rows: the data version they were trained on is unknown or was pruned.
 SELECT
     c.experiment,
     c.role,

@@ -1,4 +1,4 @@
--- Pairs whose input does not come back at the length it was made with.
+-- Pairs whose rebuilt input has another length than the original.
 SELECT
     experiment,
     pair_id,

@@ -1,4 +1,4 @@
--- Turns whose prompt does not come back at the length it was captured with.
+-- Turns whose rebuilt prompt has another length than the captured one.
 SELECT
     origin,
     rollout_set,

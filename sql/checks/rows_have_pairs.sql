@@ -1,4 +1,4 @@
--- Training rows of pairs that are not in the lake, though both are of the versions in force.
+-- Training rows whose pair is missing from the lake, although both tables are current versions.
 SELECT
     d.experiment,
     d.dataset_row_id,

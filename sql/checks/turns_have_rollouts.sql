@@ -1,4 +1,4 @@
--- Turns of rollouts that are not in the lake.
+-- Turns whose rollout is missing from the lake.
 SELECT
     t.origin,
     t.rollout_set,

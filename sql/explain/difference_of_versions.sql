@@ -1,6 +1,6 @@
--- How two versions of a table differ: rows that were added, removed or changed.
--- Reads old_keyed and new_keyed: (row_key, cells: a list of the other columns as text); `etpi explain` makes them
--- of two versions. Several rows of one key are paired in the order of their content.
+-- The rows that were added, removed or changed between two versions of a table. Reads old_keyed and new_keyed:
+-- (row_key, cells: a list of the other columns as text), which `etpi explain` creates from two versions. Rows with the
+-- same key are paired in the order of their content.
 WITH old_numbered AS (
     SELECT
         row_key,

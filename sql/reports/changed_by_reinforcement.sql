@@ -1,5 +1,5 @@
--- Which held-out tasks does reinforcement newly parse or solve, and which are lost, task by task, SFT against RL?
--- SET VARIABLE experiment = 'name' for one experiment. Parsed: every turn held a readable action.
+-- Which held-out tasks does the reinforced checkpoint newly parse or solve, and which does it lose, compared with SFT?
+-- SET VARIABLE experiment = 'name' for one experiment. Parsed: every turn had a readable action.
 WITH read AS (
     SELECT
         experiment,

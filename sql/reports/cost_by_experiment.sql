@@ -1,5 +1,5 @@
--- What did each experiment cost: the rollouts it could choose from, the tokens it learnt from, training, evaluation?
--- Rollout sets are shared, so their cost counts with every experiment that draws on them.
+-- What did each experiment cost: collecting its rollouts, its training tokens, training, and evaluation?
+-- Rollout sets are shared, so each experiment that selects from a set is charged the set's full cost.
 WITH per_rollout AS (
     SELECT
         r.origin,

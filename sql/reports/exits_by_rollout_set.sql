@@ -1,4 +1,4 @@
--- How do rollouts end, set by set and model by model? Exits stand apart from verdicts.
+-- How do rollouts end, by rollout set and model? Exit statuses are separate from verdicts.
 WITH counted AS (
     SELECT
         r.origin,

@@ -1,4 +1,4 @@
--- Which checks fail now, what do they say, and which of them stop everything downstream?
+-- Which checks fail now, what do they report, and which of them block everything downstream?
 SELECT
     asset,
     set,

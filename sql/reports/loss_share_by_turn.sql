@@ -1,4 +1,4 @@
--- What share of an experiment's training loss does each turn carry, once weights and copies count?
+-- What share of an experiment's training loss does each turn have, with weights and copies?
 -- SET VARIABLE experiment = 'name' for one experiment.
 SELECT
     experiment,

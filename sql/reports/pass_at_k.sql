@@ -1,7 +1,7 @@
--- How often is one rollout of a task right, and how often is one of K, for every rollout set and evaluation?
--- SET VARIABLE rollout_set = 'name' or experiment = 'name' for one. K is the fewest rollouts that any task has; of n
--- rollouts with c right, pass@K is 1 - C(n - c, K) / C(n, K), the unbiased estimate of Chen et al. 2021, a mean over
--- tasks.
+-- How often does one rollout of a task succeed, and how often at least one of K, by rollout set and evaluation?
+-- SET VARIABLE rollout_set = 'name' or experiment = 'name' for one of them. K is the smallest number of rollouts of any
+-- task. With c of n rollouts right, pass@K = 1 - C(n - c, K) / C(n, K), the unbiased estimate of Chen et al. 2021,
+-- averaged over tasks.
 WITH judged AS (
     SELECT
         r.origin,

@@ -1,5 +1,6 @@
--- From which turn on is state lost? Held-out rollouts of tasks that count their own steps (running_sum): a row a depth
--- k, the share of those with k steps or more that were right up to the k-th, and of k-step tasks that were solved.
+-- From which step on do agents lose the state of a task? For held-out rollouts of running_sum, whose tasks count their
+-- own steps: for each depth k, the share of rollouts with at least k steps that were right up to step k, and the share
+-- of tasks with exactly k steps that were solved.
 WITH counted AS (
     SELECT
         experiment,

@@ -1,7 +1,7 @@
--- Task by task, does a later checkpoint solve what an earlier one solved, and what does it think meanwhile?
--- SET VARIABLE experiment = 'name' for one experiment. The difference is a mean over held-out tasks, each a mean over
--- its seeds; its interval is the normal one at 95 % from the tasks' own differences. think_ratio: tokens a turn, before
--- over after.
+-- Which share of the tasks do an earlier and a later checkpoint solve, paired by task, and how much do they think?
+-- SET VARIABLE experiment = 'name' for one experiment. The difference is the mean over held-out tasks, each averaged
+-- over its seeds, with a normal 95 % interval from the differences of the tasks. think_ratio is think tokens per turn,
+-- before / after.
 WITH thought AS (
     SELECT
         experiment,

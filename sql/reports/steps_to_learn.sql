@@ -1,5 +1,6 @@
--- How soon was a behaviour learnt? The first step from which nine in ten first turns on held-out prompts show it, a row
--- an experiment, training seed and probe; null where it ends below. Needs train.save_steps: intermediate checkpoints.
+-- How soon does training teach a behaviour? The first step from which nine in ten first turns on held-out prompts show
+-- it, by experiment, seed and probe; null if the last checkpoint is below nine in ten. Needs train.save_steps, which
+-- saves intermediate checkpoints.
 WITH curve AS (
     SELECT DISTINCT
         checkpoints.experiment,

@@ -1,4 +1,4 @@
--- How much does each model think and say after it, turn by turn, and does its think block keep to the structure?
+-- How much does each model think, and write after thinking, turn by turn? Do its think blocks have the structure?
 -- SET VARIABLE rollout_set = 'name' for one rollout set; SET VARIABLE experiment = 'name' for one evaluation.
 SELECT
     r.origin,

@@ -1,4 +1,4 @@
--- What does the teacher do, and what do base and student do, with n and 95 % intervals?
+-- How do teacher, base and student compare on each metric, with n and 95 % intervals?
 -- SET VARIABLE experiment = 'name' for one experiment; SET VARIABLE metric = 'plan_first' for one metric.
 WITH wanted AS (
     SELECT
@@ -26,7 +26,7 @@ students AS (
 ),
 
 teachers AS (
-    -- A teacher was rolled out under its own sampler: its figure stands beside each of the student's.
+    -- A teacher has one decoding, that of its rollout set; it is compared with every decoding of the student.
     SELECT
         experiment,
         metric,

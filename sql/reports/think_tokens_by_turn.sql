@@ -1,4 +1,4 @@
--- How much does each model think, turn by turn, and how much does it write besides?
+-- How many tokens does each model think, turn by turn, and how many other tokens does it write?
 -- SET VARIABLE rollout_set = 'name' for one rollout set; SET VARIABLE experiment = 'name' for one evaluation.
 SELECT
     r.origin,

@@ -1,7 +1,8 @@
--- What exactly did the model read and write in this turn, token by token?
+-- Which tokens exactly did the model read and write in a turn?
 -- SET VARIABLE rollout = 'rollout_id'; SET VARIABLE agent = 'agent1'; SET VARIABLE turn = 0;
--- SET VARIABLE tokenizer = 'tiny' where the specs do not say which it was. By default the first captured turn 0.
--- A variable is a constant to the views below, so that they read this rollout's ids alone; a subquery would not be.
+-- SET VARIABLE tokenizer = 'tiny' if the specs do not name it. The default is the first captured turn 0.
+-- DuckDB treats a variable as a constant, so the views below read only this rollout's ids; with a subquery they would
+-- read all.
 SET VARIABLE asked = coalesce(
     getvariable('rollout'),
     (

@@ -1,6 +1,6 @@
--- How do tool calls and right answers go as reinforcement goes on? A line a step: the share of its attempts in which a
--- tool was called, that were right, and that were right among those with a call and among those without.
--- SET VARIABLE experiment = 'name' for one experiment.
+-- How do tool calls and right answers develop during reinforcement?
+-- For each step: the share of attempts that called a tool, that were right, and that were right among those with and
+-- without a call. SET VARIABLE experiment = 'name' for one experiment.
 SELECT
     experiment,
     seed,

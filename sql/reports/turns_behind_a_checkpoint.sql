@@ -1,5 +1,5 @@
--- Which turns trained this checkpoint, of which task, whose, and how were they sampled?
--- SET VARIABLE checkpoint = 'checkpoint_id'; the first final fine-tuned checkpoint by default.
+-- Which turns was this checkpoint trained on: of which task and teacher, and how were they sampled?
+-- SET VARIABLE checkpoint = 'checkpoint_id'; the default is the first final fine-tuned checkpoint.
 SET VARIABLE asked = coalesce(
     getvariable('checkpoint'),
     (

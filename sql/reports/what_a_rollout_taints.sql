@@ -1,5 +1,5 @@
--- Which experiments and checkpoints does this bad rollout taint, and how much of their loss was it?
--- SET VARIABLE rollout = 'rollout_id'; the first one that trained anything by default.
+-- Which experiments and checkpoints were trained on this bad rollout, and what share of their loss did it have?
+-- SET VARIABLE rollout = 'rollout_id'; the default is the first rollout that any checkpoint was trained on.
 WITH shares AS (
     SELECT
         checkpoint_id,

@@ -1,5 +1,5 @@
--- Why was this rollout dropped? What every experiment that saw it did with it, beside what scoring said.
--- SET VARIABLE rollout = 'rollout_id'; the first dropped one by default.
+-- Why was this rollout dropped? What each experiment did with it, beside its scores.
+-- SET VARIABLE rollout = 'rollout_id'; the default is the first dropped rollout.
 WITH fate AS (
     SELECT
         experiment,

@@ -1,4 +1,4 @@
--- One row a scored agent; origin, rollout_set and experiment as in rollouts.
+-- One row per scored agent; origin, rollout_set and experiment as in rollouts.
 CREATE OR REPLACE VIEW agent_scores AS
 SELECT
     *,

@@ -1,4 +1,4 @@
--- One row an agent of a rollout; origin, rollout_set and experiment as in rollouts.
+-- One row per agent of a rollout; origin, rollout_set and experiment as in rollouts.
 CREATE OR REPLACE VIEW agents AS
 SELECT
     *,

@@ -1,4 +1,4 @@
--- One row a checkpoint: where an experiment starts from, and what it trained, intermediate steps included.
+-- One row per checkpoint: the base of an experiment, and the checkpoints it trained, with intermediate steps.
 CREATE OR REPLACE VIEW checkpoints AS
 SELECT * FROM base_checkpoint.checkpoints
 UNION ALL BY NAME

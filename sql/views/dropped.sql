@@ -1,4 +1,4 @@
--- One row a rollout or turn left out of an experiment, at selection, pairs or dataset, with the reason.
+-- One row per rollout or turn that an experiment dropped at selection, pairs or dataset, with the reason.
 CREATE OR REPLACE VIEW dropped AS
 SELECT * FROM selected_trajectories.dropped
 UNION ALL BY NAME

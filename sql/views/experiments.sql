@@ -1,4 +1,4 @@
--- One row an experiment: what it is trained on, and how.
+-- One row per experiment: its training data and method.
 CREATE OR REPLACE VIEW experiments AS
 SELECT
     name AS experiment,

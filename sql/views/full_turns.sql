@@ -1,4 +1,4 @@
--- One row an assistant turn with its whole prompt_ids, rebuilt without loss; NULL where no ids were captured.
+-- One row per assistant turn with its whole prompt_ids, rebuilt losslessly; NULL where no ids were captured.
 CREATE OR REPLACE VIEW full_turns AS
 WITH placed AS (
     SELECT

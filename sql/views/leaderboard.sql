@@ -1,5 +1,5 @@
--- One row a headline metric of an experiment, pooled over seeds; among them the figures that others published of it,
--- under checkpoint_role 'published', with a Wilson interval where they gave counts.
+-- One row per headline metric of an experiment, pooled over seeds. Figures that others published have checkpoint_role
+-- 'published', with a Wilson interval if they gave counts.
 CREATE OR REPLACE VIEW leaderboard AS
 WITH stated AS (
     SELECT

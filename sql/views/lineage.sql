@@ -1,7 +1,8 @@
--- One row a training row behind a checkpoint, from checkpoint to task. via_checkpoint_id is the checkpoint whose own
--- training read it: the checkpoint itself, or one that it was trained from. The rows are those of the data version that
--- the trainer read, also where the data set was rebuilt since. origin is set for a row of a data set; rl for a turn
--- that a policy wrote and was reinforced on: its weight is the advantage, its dataset_row_id and dataset_version null.
+-- One row per training row behind a checkpoint, from checkpoint to task. via_checkpoint_id is the checkpoint that was
+-- trained on the row: the checkpoint itself, or an ancestor. Rows are those of the data version that the trainer read,
+-- even if the data set was rebuilt since. origin is 'set' for a row of a data set, and 'rl' for a turn that a policy
+-- wrote and was reinforced on; the weight of the latter is the advantage, and its dataset_row_id and dataset_version
+-- are null.
 CREATE OR REPLACE VIEW lineage AS
 WITH RECURSIVE parents AS (
     SELECT DISTINCT
@@ -16,7 +17,7 @@ ancestry AS (
         checkpoint_id,
         checkpoint_id AS via_checkpoint_id
     FROM checkpoints
-    UNION -- not ALL: a cycle of pins ends here
+    UNION -- not ALL, so that a cycle of pinned checkpoints ends
     SELECT
         a.checkpoint_id,
         p.parent_id

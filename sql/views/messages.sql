@@ -1,4 +1,4 @@
--- One row a chat message as captured; origin, rollout_set and experiment as in rollouts.
+-- One row per captured chat message; origin, rollout_set and experiment as in rollouts.
 CREATE OR REPLACE VIEW messages AS
 SELECT
     *,

@@ -1,3 +1,3 @@
--- One row a measured rate or mean, with n and its 95 % interval.
+-- One row per measured rate or mean, with n and its 95 % interval.
 CREATE OR REPLACE VIEW metrics AS
 SELECT * FROM eval_metrics.metrics;

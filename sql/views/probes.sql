@@ -1,3 +1,3 @@
--- One row a probe of a served checkpoint.
+-- One row per probe of a served checkpoint.
 CREATE OR REPLACE VIEW probes AS
 SELECT * FROM serving_probe.probes;

@@ -1,6 +1,6 @@
--- One row an agent: what full_turns and tito_pairs rebuild prompts from. pieces[i] is what turn numbers[i] adds: prompt
--- and output. paths[i] are the positions of the pieces that it begins with, first to last: none ([]) for a whole
--- prompt, and NULL, never a guess, where a turn claims to extend one that is not there or has no ids.
+-- One row per agent: the data from which full_turns and tito_pairs rebuild prompts. pieces[i] is what turn numbers[i]
+-- adds: prompt and output. paths[i] lists the positions of the pieces that its prompt begins with, in order: [] for a
+-- whole prompt, and NULL if the turn claims to extend a turn that is missing or has no ids.
 CREATE OR REPLACE VIEW prompt_chains AS
 WITH stored AS (
     SELECT
@@ -51,9 +51,9 @@ SELECT
     agent_id,
     numbers,
     pieces,
-    -- A fold over the turns in order: the path of a turn is that of the turn it extends, and that turn. 0 stands for
-    -- "whole". The elements are lists of lists because a fold's elements have the type of its result. (The linter's
-    -- grammar knows LAMBDA with one parameter only.)
+    -- Folds over the turns in order: a turn's path is the path of the turn it extends, plus that turn. 0 means a whole
+    -- prompt. Elements are lists of lists because they must have the type of the fold's result. (noqa: the linter only
+    -- parses a LAMBDA with one parameter.)
     list_reduce( -- noqa: PRS
         list_transform(
             prefix_turns, LAMBDA p : [[CASE WHEN p IS NULL THEN 0 ELSE list_position(extendable, p) END]]

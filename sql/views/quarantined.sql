@@ -1,4 +1,4 @@
--- One row an input that was not taken, and why: of a suite or of a rollout set.
+-- One row per rejected input of a suite or rollout set, with the reason.
 CREATE OR REPLACE VIEW quarantined AS
 SELECT * FROM tasks.quarantined
 UNION ALL BY NAME

@@ -1,4 +1,4 @@
--- One row a written report.
+-- One row per written report.
 CREATE OR REPLACE VIEW reports AS
 SELECT * FROM experiment_report.reports
 UNION ALL BY NAME

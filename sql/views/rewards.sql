@@ -1,5 +1,5 @@
--- One row a reward function's word on a rollout of reinforcement: as training was told it (applied), and as the
--- function says it now.
+-- One row per value of a reward function for a rollout of reinforcement: the value that training used (applied), and
+-- the value that the function returns now.
 CREATE OR REPLACE VIEW rewards AS
 SELECT * FROM rl_checkpoint.rewards
 UNION ALL BY NAME

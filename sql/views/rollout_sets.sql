@@ -1,4 +1,4 @@
--- One row a rollout set: who rolled out what, how often.
+-- One row per rollout set: kind, suite, teacher and samples per task.
 CREATE OR REPLACE VIEW rollout_sets AS
 SELECT
     name AS rollout_set,

@@ -1,4 +1,5 @@
--- One row a rollout: origin is set (a rollout set), eval or rl; made_for the set or experiment; model who spoke.
+-- One row per rollout. origin is 'set' (a rollout set), 'eval' or 'rl'; made_for is the rollout set or experiment;
+-- model is the checkpoint role or the teacher.
 CREATE OR REPLACE VIEW rollouts AS
 SELECT
     *,

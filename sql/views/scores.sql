@@ -1,4 +1,4 @@
--- One row a scored rollout; origin, made_for, rollout_set and experiment as in rollouts.
+-- One row per scored rollout; origin, made_for, rollout_set and experiment as in rollouts.
 CREATE OR REPLACE VIEW scores AS
 SELECT
     *,

@@ -1,3 +1,3 @@
--- One row a rollout taken into an experiment, and the rule that took it.
+-- One row per rollout selected for an experiment, with the rule that selected it.
 CREATE OR REPLACE VIEW selected AS
 SELECT * FROM selected_trajectories.selected;

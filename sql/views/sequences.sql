@@ -1,3 +1,3 @@
--- One row a merged training sequence.
+-- One row per merged training sequence.
 CREATE OR REPLACE VIEW sequences AS
 SELECT * FROM upweighted_dataset.sequences;

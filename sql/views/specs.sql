@@ -1,4 +1,4 @@
--- One row a resolved spec of any kind.
+-- One row per resolved spec of any kind.
 CREATE OR REPLACE VIEW specs AS
 SELECT
     kind,

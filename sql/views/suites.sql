@@ -1,4 +1,4 @@
--- One row a suite: a set of tasks.
+-- One row per suite, a set of tasks.
 CREATE OR REPLACE VIEW suites AS
 SELECT
     name AS suite,

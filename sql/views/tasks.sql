@@ -1,3 +1,3 @@
--- One row a task of a suite.
+-- One row per task of a suite.
 CREATE OR REPLACE VIEW tasks AS
 SELECT * FROM tasks.tasks;

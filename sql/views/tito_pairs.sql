@@ -1,4 +1,4 @@
--- One row an assistant turn as the student sees it, with whole input_ids, rebuilt without loss.
+-- One row per assistant turn as the student sees it, with whole input_ids, rebuilt losslessly.
 CREATE OR REPLACE VIEW tito_pairs AS
 WITH placed AS (
     SELECT

@@ -1,4 +1,4 @@
--- One row an assistant turn, held against a structure of its think block; origin and made_for are its rollout's.
+-- One row per assistant turn, with whether its think block has the structure; origin and made_for as in rollouts.
 CREATE OR REPLACE VIEW turn_scores AS
 SELECT
     *,

@@ -1,4 +1,5 @@
--- One row an assistant turn as stored, its prompt as what it adds to an earlier turn; full_turns has whole prompts.
+-- One row per assistant turn as stored: its prompt holds only what it adds to an earlier turn. full_turns has whole
+-- prompts.
 CREATE OR REPLACE VIEW turns AS
 SELECT
     *,

@@ -1,4 +1,4 @@
--- One row an asset partition: the version in force, and the newer one that stands blocked, if one does.
+-- One row per asset partition: the current version, and the newer blocked one if there is one.
 CREATE OR REPLACE VIEW versions AS
 SELECT
     asset,

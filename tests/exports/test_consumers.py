@@ -1,6 +1,6 @@
-"""Exports read by the packages they are made for: verl's data sets and SWE-bench's harness (`make consumers`).
+"""Exports as read by their target packages: verl's data sets and SWE-bench's harness (`make consumers`).
 
-They run in a process of their own, on their own path: what they bring must not reach etpi's.
+The packages run in a separate process with their own path, because their dependencies conflict with etpi's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.support.rollouts import planning_pair, rollout
 
 CONSUMERS = Path(__file__).parents[2] / ".consumers"
 pytestmark = pytest.mark.skipif(
-    not (CONSUMERS / "ready").exists(), reason="`make consumers` installs what reads exports"
+    not (CONSUMERS / "ready").exists(), reason="`make consumers` installs the packages that read exports"
 )
 
 VERL_SFT = """
@@ -32,8 +32,8 @@ from verl.utils import hf_tokenizer
 from verl.utils.dataset.multiturn_sft_dataset import MultiTurnSFTDataset
 
 settings = OmegaConf.create({"pad_mode": "no_padding", "max_length": 8192})
-tokenizer = hf_tokenizer(asked["tokenizer"])
-rows = MultiTurnSFTDataset(asked["file"], tokenizer, settings)
+tokenizer = hf_tokenizer(arguments["tokenizer"])
+rows = MultiTurnSFTDataset(arguments["file"], tokenizer, settings)
 answer = [tokenizer.decode(row["input_ids"][row["loss_mask"].bool()]) for row in (rows[i] for i in range(len(rows)))]
 """
 VERL_RL = """
@@ -41,8 +41,8 @@ from omegaconf import OmegaConf
 from verl.utils import hf_tokenizer
 from verl.utils.dataset.rl_dataset import RLHFDataset, collate_fn
 
-settings = OmegaConf.create({"max_prompt_length": 4096, "cache_dir": asked["folder"]})
-rows = RLHFDataset(asked["file"], hf_tokenizer(asked["tokenizer"]), settings)
+settings = OmegaConf.create({"max_prompt_length": 4096, "cache_dir": arguments["folder"]})
+rows = RLHFDataset(arguments["file"], hf_tokenizer(arguments["tokenizer"]), settings)
 batch = collate_fn([rows[i] for i in range(len(rows))])
 names = ("index", "data_source", "reward_model", "raw_prompt")
 answer = [dict(zip(names, row)) for row in zip(*(batch[name].tolist() for name in names))]
@@ -50,23 +50,23 @@ answer = [dict(zip(names, row)) for row in zip(*(batch[name].tolist() for name i
 SWE_BENCH = """
 from swebench.harness.utils import get_predictions_from_file
 
-answer = get_predictions_from_file(asked["file"], "princeton-nlp/SWE-bench", "test")
+answer = get_predictions_from_file(arguments["file"], "princeton-nlp/SWE-bench", "test")
 """
 
 
-def read_by(script: str, **asked: object) -> Any:
-    """What a script makes of `asked`, run where the consumers are."""
-    program = f"import json, sys\nasked = json.loads(sys.argv[1])\n{script}\nprint(json.dumps(answer))"
-    given = json.dumps({name: str(value) for name, value in asked.items()})
+def read_by(script: str, **arguments: object) -> Any:
+    """Run a script with `arguments` where the consumers are installed; return its `answer`."""
+    program = f"import json, sys\narguments = json.loads(sys.argv[1])\n{script}\nprint(json.dumps(answer))"
+    encoded = json.dumps({name: str(value) for name, value in arguments.items()})
     environment = {**os.environ, "PYTHONPATH": str(CONSUMERS), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, "-c", program, given], env=environment, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", program, encoded], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The exports of a small experiment, and its tokenizer."""
+    """Export a small experiment, and save its tokenizer."""
     room = Room.with_rollouts(tmp_path_factory.mktemp("room"))
     assert room.failures("clean") == {}
     for name in ("verl_sft", "verl_rl"):
@@ -75,25 +75,25 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return room.folder
 
 
-def test_verl_learns_what_the_assistant_wrote_and_nothing_else(exported: Path) -> None:
+def test_verl_loss_covers_exactly_the_assistant_messages(exported: Path) -> None:
     file = exported / "verl_sft/data/train.parquet"
-    learnt = read_by(VERL_SFT, file=file, tokenizer=exported / "tokenizer")
+    trained = read_by(VERL_SFT, file=file, tokenizer=exported / "tokenizer")
     rows = pq.read_table(file).to_pylist()
-    for text, row in zip(learnt, rows, strict=True):
-        wrote = [m["content"] for m in row["messages"] if m["role"] == "assistant"]
-        assert text == "".join(f"{content}<|im_end|>\n" for content in wrote)
+    for text, row in zip(trained, rows, strict=True):
+        written = [m["content"] for m in row["messages"] if m["role"] == "assistant"]
+        assert text == "".join(f"{content}<|im_end|>\n" for content in written)
 
 
-def test_verl_prompts_with_what_a_student_reads(exported: Path) -> None:
+def test_verl_prompts_are_those_of_the_student(exported: Path) -> None:
     file = exported / "verl_rl/data/train.parquet"
-    found = read_by(VERL_RL, file=file, tokenizer=exported / "tokenizer", folder=exported / "cache")
+    prompts = read_by(VERL_RL, file=file, tokenizer=exported / "tokenizer", folder=exported / "cache")
     rows = pq.read_table(file).to_pylist()
-    assert [row["index"] for row in found] == list(range(len(rows)))
-    assert [row["raw_prompt"] for row in found] == [row["prompt"] for row in rows]
-    assert [row["reward_model"]["ground_truth"] for row in found] == [row["extra_info"]["task_id"] for row in rows]
+    assert [row["index"] for row in prompts] == list(range(len(rows)))
+    assert [row["raw_prompt"] for row in prompts] == [row["prompt"] for row in rows]
+    assert [row["reward_model"]["ground_truth"] for row in prompts] == [row["extra_info"]["task_id"] for row in rows]
 
 
-def test_swe_bench_reads_the_predictions(tmp_path: Path) -> None:
+def test_swe_bench_reads_predictions(tmp_path: Path) -> None:
     agent = planning_pair().agents[0]
     agent.patch = "diff --git a/x b/x\n"
 
@@ -102,5 +102,5 @@ def test_swe_bench_reads_the_predictions(tmp_path: Path) -> None:
             return iter([rollout(agent, task_id="a__b-1", teacher="t")])
 
     EXPORTS["swe_bench"].write(Solo(), tmp_path)  # pyright: ignore[reportArgumentType]
-    found = read_by(SWE_BENCH, file=tmp_path / "predictions.jsonl")
-    assert found == [{"instance_id": "a__b-1", "model_name_or_path": "t", "model_patch": agent.patch}]
+    predictions = read_by(SWE_BENCH, file=tmp_path / "predictions.jsonl")
+    assert predictions == [{"instance_id": "a__b-1", "model_name_or_path": "t", "model_patch": agent.patch}]

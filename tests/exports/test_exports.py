@@ -1,4 +1,4 @@
-"""Exports of a real experiment: what their readers load, what comes back through the importers, and what is refused."""
+"""Exports of a real experiment: their readers load them, importers read them back, and bad requests are refused."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def read_back(path: Path, format: str, **options: Any) -> list[RolloutRecord]:
 
 
 @pytest.mark.parametrize("name", OF_DATA)
-def test_a_manifest_names_the_versions_behind_an_export(exported, room: Room, name: str) -> None:
+def test_manifest_names_the_versions_behind_an_export(exported, room: Room, name: str) -> None:
     folder = exported(name)
     manifest = json.loads((folder / "manifest.json").read_text())
     assert (manifest["experiment"], manifest["format"]) == ("clean", name)
@@ -82,7 +82,7 @@ def test_a_manifest_names_the_versions_behind_an_export(exported, room: Room, na
     assert all((folder / file["path"]).stat().st_size == file["bytes"] for file in manifest["files"])
 
 
-def test_the_same_data_give_the_same_bytes(exported, resources: Resources, tmp_path: Path) -> None:
+def test_equal_data_give_equal_bytes(exported, resources: Resources, tmp_path: Path) -> None:
     for name in OF_DATA:
         export("clean", name, tmp_path / name, resources)
         for file in sorted(exported(name).rglob("*")):
@@ -93,7 +93,7 @@ def test_the_same_data_give_the_same_bytes(exported, resources: Resources, tmp_p
 # --- TRL ------------------------------------------------------------------------------------------------------------
 
 
-def test_trl_ids_round_trip_and_are_the_sequences(exported, room: Room) -> None:
+def test_trl_ids_are_the_sequences_and_round_trip(exported, room: Room) -> None:
     folder = exported("trl")
     rows = [row for split in ("train", "val") for row in pq.read_table(folder / f"data/{split}.parquet").to_pylist()]
     sequences = {row["sequence_id"]: row for row in table(room, "upweighted_dataset", "sequences")}
@@ -155,33 +155,41 @@ def test_trl_trains_on_both_forms(exported, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["trl_messages", "verl_sft"])
 def test_conversations_round_trip(exported, resources: Resources, name: str) -> None:
-    told = sorted(ExportSource("clean", resources).conversations(), key=lambda t: ("train", "val").index(t.split))
+    conversations = sorted(
+        ExportSource("clean", resources).conversations(), key=lambda c: ("train", "val").index(c.split)
+    )
     records = read_back(exported(name) / "data", "messages")
-    assert len(records) == len(told) == 48
-    for record, one in zip(records, told, strict=True):
+    assert len(records) == len(conversations) == 48
+    for record, conversation in zip(records, conversations, strict=True):
         agent = record.agents[0]
-        assert [(m.role, m.content) for m in agent.messages] == [(m["role"], m["content"]) for m in one.messages]
+        assert [(m.role, m.content) for m in agent.messages] == [
+            (m["role"], m["content"]) for m in conversation.messages
+        ]
         assert [t.actions for t in agent.turns] == [
-            t.actions for t in one.agent.turns if t.actions or not t.parse_error
+            t.actions for t in conversation.agent.turns if t.actions or not t.parse_error
         ]
         if name == "trl_messages":
-            assert (record.task_id, record.repo, record.teacher) == (one.record.task_id, one.record.repo, "made")
+            assert (record.task_id, record.repo, record.teacher) == (
+                conversation.record.task_id,
+                conversation.record.repo,
+                "made",
+            )
 
 
-def test_no_steering_leaves_with_the_conversations(exported, resources: Resources) -> None:
+def test_exported_conversations_have_no_steering(exported, resources: Resources) -> None:
     captured = next(iter(ExportSource("clean", resources).records())).agents[0].messages[0].content
     assert "Plan-First" in captured
     for name in ("trl_messages", "verl_sft", "verl_rl", "hub"):
         for file in exported(name).rglob("*.parquet"):
             columns = pq.read_table(file).to_pylist()
-            told = [row.get("messages") or row.get("prompt") for row in columns]
-            assert columns and "Plan-First" not in json.dumps(told)
+            messages = [row.get("messages") or row.get("prompt") for row in columns]
+            assert columns and "Plan-First" not in json.dumps(messages)
 
 
 # --- verl -----------------------------------------------------------------------------------------------------------
 
 
-def test_verl_rows_have_the_columns_its_data_sets_read(exported) -> None:
+def test_verl_rows_have_the_columns_that_its_data_sets_read(exported) -> None:
     """MultiTurnSFTDataset reads `messages`; RLHFDataset reads `prompt`, `data_source`, `reward_model` and
     `extra_info.index`. What they make of them: tests/test_consumers.py."""
     sft = pq.read_table(exported("verl_sft") / "data/train.parquet").to_pylist()
@@ -198,8 +206,8 @@ def test_verl_rows_have_the_columns_its_data_sets_read(exported) -> None:
 # --- ATIF -----------------------------------------------------------------------------------------------------------
 
 
-def kept(record: RolloutRecord) -> Any:
-    """What ATIF keeps of a rollout."""
+def kept_by_atif(record: RolloutRecord) -> Any:
+    """Return the parts of a rollout that ATIF keeps."""
     agents = [
         (
             agent.agent_id,
@@ -228,10 +236,10 @@ def test_atif_round_trips_and_is_valid(exported, resources: Resources) -> None:
         read = atif.Trajectory.model_validate_json(file.read_text())
         assert [step.step_id for step in read.steps] == list(range(1, len(read.steps) + 1))
     back = read_back(exported("atif") / "trajectories", "auto")
-    assert [kept(record) for record in back] == [kept(records[file.stem]) for file in files]
+    assert [kept_by_atif(record) for record in back] == [kept_by_atif(records[file.stem]) for file in files]
 
 
-def test_atif_round_trips_what_every_importer_gives(tmp_path: Path) -> None:
+def test_atif_round_trips_the_records_of_every_importer(tmp_path: Path) -> None:
     import atif
 
     (tmp_path / "in").mkdir()
@@ -242,18 +250,18 @@ def test_atif_round_trips_what_every_importer_gives(tmp_path: Path) -> None:
         samples[name] = write_lines(tmp_path / f"{name}.jsonl", [row])
     for name, path in samples.items():
         (record,) = read_back(path, name)
-        made = document(record)
-        atif.Trajectory.model_validate(made)
+        exported_document = document(record)
+        atif.Trajectory.model_validate(exported_document)
         (tmp_path / "out").mkdir(exist_ok=True)
-        (tmp_path / "out/t.json").write_text(json.dumps(made))
+        (tmp_path / "out/t.json").write_text(json.dumps(exported_document))
         (back,) = read_back(tmp_path / "out", "atif")
-        assert kept(back) == kept(record), name
+        assert kept_by_atif(back) == kept_by_atif(record), name
 
 
 # --- the others -----------------------------------------------------------------------------------------------------
 
 
-def test_the_hub_folder_loads_and_its_card_names_the_versions(exported, room: Room, tmp_path: Path) -> None:
+def test_hub_folder_loads_and_its_card_names_the_versions(exported, room: Room, tmp_path: Path) -> None:
     from datasets import load_dataset
     from huggingface_hub import DatasetCard
 
@@ -267,12 +275,12 @@ def test_the_hub_folder_loads_and_its_card_names_the_versions(exported, room: Ro
     assert {"input_ids", "labels"} <= set(tokens.column_names)
     rows = table(room, "upweighted_dataset", "dataset_rows")
     records = read_back(folder / "messages", "messages")
-    assert sum(len(record.agents[0].turns) for record in records) == len(rows), "only what is learnt is a turn"
+    assert sum(len(record.agents[0].turns) for record in records) == len(rows), "only messages with loss become turns"
 
 
 def test_pairs_round_trip(exported, room: Room, resources: Resources) -> None:
     records = read_back(exported("tito") / "data", "auto", tokenizer="tiny")
-    found = {
+    pairs = {
         (row["rollout_id"], row["agent_id"], row["turn"]): (prompt.tolist(), list(pair["output_ids"]), pair["capture"])
         for row, prompt, pair in ExportSource("clean", resources).pairs()
     }
@@ -286,21 +294,21 @@ def test_pairs_round_trip(exported, room: Room, resources: Resources) -> None:
         for agent in record.agents
         for turn in agent.turns
     }
-    assert back == found
+    assert back == pairs
 
 
-def test_predictions_are_of_rollouts_with_one_patch(exported, tmp_path: Path) -> None:
+def test_rollouts_with_several_agents_have_no_prediction(exported, tmp_path: Path) -> None:
     folder = exported("swe_bench")
-    assert (folder / "predictions.jsonl").read_text() == "", "two agents leave two patches"
+    assert (folder / "predictions.jsonl").read_text() == "", "two agents have two patches"
     assert json.loads((folder / "manifest.json").read_text())["left_out"] == {
         "more than one agent, so more than one patch": 24
     }
 
 
 def test_predictions_of_solo_rollouts(tmp_path: Path) -> None:
-    given = [("a__b-1", "diff 1"), ("a__b-1", "diff 2"), ("a__b-2", None)]
-    solo = [replace(planning_pair().agents[0], patch=patch) for _, patch in given]
-    records = [rollout(agent, task_id=task, teacher="t") for agent, (task, _) in zip(solo, given, strict=True)]
+    patches = [("a__b-1", "diff 1"), ("a__b-1", "diff 2"), ("a__b-2", None)]
+    solo = [replace(planning_pair().agents[0], patch=patch) for _, patch in patches]
+    records = [rollout(agent, task_id=task, teacher="t") for agent, (task, _) in zip(solo, patches, strict=True)]
 
     class Solo:
         def records(self):
@@ -312,8 +320,10 @@ def test_predictions_of_solo_rollouts(tmp_path: Path) -> None:
     assert line == {"instance_id": "a__b-1", "model_name_or_path": "t", "model_patch": "diff 2"}
 
 
-def test_what_cannot_be_exported_is_said(room: Room, resources: Resources, tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="nearest is 'verl_sft'"):
+def test_unknown_formats_full_folders_and_missing_inputs_are_refused(
+    room: Room, resources: Resources, tmp_path: Path
+) -> None:
+    with pytest.raises(SpecError, match="verl_sft"):
         export("clean", "verlsft", tmp_path / "a", resources)
     (tmp_path / "b").mkdir()
     (tmp_path / "b/x").touch()
@@ -323,10 +333,10 @@ def test_what_cannot_be_exported_is_said(room: Room, resources: Resources, tmp_p
     fresh = Resources(lake=room.lake, specs_folder=room.folder / "specs")
     with pytest.raises(MissingInput, match="upweighted_dataset"):
         export("unbuilt", "trl", tmp_path / "c", fresh)
-    assert [path.name for path in tmp_path.iterdir()] == ["b"], "nothing is left behind"
+    assert [path.name for path in tmp_path.iterdir()] == ["b"], "no staging folder remains"
 
 
-def test_a_blocked_data_set_is_not_exported(room: Room, tmp_path: Path) -> None:
+def test_blocked_data_set_is_not_exported(room: Room, tmp_path: Path) -> None:
     text = (room.folder / "specs/experiments/clean.toml").read_text()
     room.write("experiments", "thin", text.replace("format_exposure = 50", "format_exposure = 10000000"))
     assert "format_exposure" in room.failures("thin")
@@ -335,5 +345,5 @@ def test_a_blocked_data_set_is_not_exported(room: Room, tmp_path: Path) -> None:
         export("thin", "trl", tmp_path / "a", fresh)
 
 
-def test_what_reads_an_export_back_is_an_importer() -> None:
+def test_every_named_importer_exists() -> None:
     assert {export.importer for export in EXPORTS.values() if export.importer} <= set(IMPORTERS)

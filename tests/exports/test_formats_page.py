@@ -1,4 +1,4 @@
-"""docs/formats.md is what the registries say."""
+"""docs/formats.md follows the registries."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from etpi_assets.exports.reference import page
 from etpi_assets.importers import IMPORTERS
 
 
-def test_the_page_is_current() -> None:
+def test_page_is_current() -> None:
     written = Path(__file__).parents[2] / "docs/formats.md"
     assert written.read_text() == page(), "run: python -m etpi_assets.exports.reference"
 
 
-def test_every_format_says_what_it_keeps_and_loses() -> None:
+def test_every_format_states_what_it_keeps_and_loses() -> None:
     for format in (*IMPORTERS.values(), *EXPORTS.values()):
         for text in (format.title, format.files, format.keeps, format.loses):
             assert len(text) > 5 and not text.endswith("."), format.name

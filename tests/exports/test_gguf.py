@@ -1,4 +1,4 @@
-"""Checkpoints as GGUF: what the real converter makes of them, where it is installed, and what is said otherwise."""
+"""GGUF exports: the real converter's result, if it is installed, and the errors if it is missing or fails."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from tests.support.small_lake import put
 STAND_IN = """
 import json, os, sys
 from pathlib import Path
-given = dict(zip(sys.argv[2::2], sys.argv[3::2]))
-told = {"model": sys.argv[1], "environment": dict(os.environ), **given}
-told["--metadata"] = json.loads(Path(given["--metadata"]).read_text())
-Path(given["--outfile"]).write_text(json.dumps(told))
+arguments = dict(zip(sys.argv[2::2], sys.argv[3::2]))
+result = {"model": sys.argv[1], "environment": dict(os.environ), **arguments}
+result["--metadata"] = json.loads(Path(arguments["--metadata"]).read_text())
+Path(arguments["--outfile"]).write_text(json.dumps(result))
 """
 
 
-def why_not() -> str | None:
-    """Why the real converter cannot be tested here."""
+def missing() -> str | None:
+    """Return why the real converter cannot be tested here; None if it can."""
     try:
         converter()
     except NotConverted as error:
@@ -41,18 +41,18 @@ def why_not() -> str | None:
     return next((f"{name}, {what}, is not installed" for name, what in wanted.items() if find_spec(name) is None), None)
 
 
-needs_converter = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+needs_converter = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 
 
 class Trained:
-    """A lake with an experiment whose training ended in given checkpoints."""
+    """A lake with an experiment whose trained checkpoints are the published folders."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.lake = folder, Lake(folder / "lake")
         self.resources = Resources(lake=self.lake, specs_folder=small_world(folder / "specs"))
 
     def put(self, role: str, *folders: Path, checks: tuple[CheckOutcome, ...] = ()) -> None:
-        """Publish a checkpoint a seed, and one from the middle of training beside each."""
+        """Publish a final and an intermediate checkpoint per seed."""
         rows = []
         for seed, folder in enumerate(folders):
             identity, _ = self.lake.adopt_checkpoint(folder)
@@ -73,7 +73,7 @@ def trained(tmp_path: Path) -> Trained:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Callable[..., Path]:
-    """Writes what looks like a checkpoint."""
+    """Write a folder with the files of a checkpoint."""
 
     def save(name: str, **config: str) -> Path:
         folder = tmp_path / name
@@ -87,7 +87,7 @@ def saved(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Puts a script in the converter's place."""
+    """Replace the converter by a script."""
 
     def put_in_place(script: str) -> None:
         (tmp_path / "convert_hf_to_gguf.py").write_text(script)
@@ -101,8 +101,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
 
 @needs_converter
 @pytest.mark.slow
-def test_a_checkpoint_arrives_whole(trained: Trained, tmp_path: Path) -> None:
-    """Tensors to the bit, the vocabulary id for id, the template, and where it is from."""
+def test_conversion_keeps_tensors_vocabulary_template_and_origin(trained: Trained, tmp_path: Path) -> None:
     import gguf
     from safetensors.numpy import load_file
 
@@ -110,15 +109,15 @@ def test_a_checkpoint_arrives_whole(trained: Trained, tmp_path: Path) -> None:
     trained.put("sft", folder := make_base(tmp_path / "model", chat))
     trained.put("rl")
     weights = load_file(next(trained.lake.root.glob("checkpoints/*/model.safetensors")))
-    assert not folder.exists(), "the lake has it"
+    assert not folder.exists(), "moved into the lake"
     read = gguf.GGUFReader(trained.export() / "first-sft-seed0.gguf")
 
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, 2)
-    wanted = {names.get_name(name, (".weight",)): array for name, array in weights.items()}
-    found = {tensor.name: tensor.data for tensor in read.tensors}
-    assert set(found) == set(wanted) and len(found) == 24
-    assert all(found[name].dtype == array.dtype for name, array in wanted.items())
-    assert all((found[name].reshape(array.shape) == array).all() for name, array in wanted.items())
+    expected = {names.get_name(name, (".weight",)): array for name, array in weights.items()}
+    tensors = {tensor.name: tensor.data for tensor in read.tensors}
+    assert set(tensors) == set(expected) and len(tensors) == 24
+    assert all(tensors[name].dtype == array.dtype for name, array in expected.items())
+    assert all((tensors[name].reshape(array.shape) == array).all() for name, array in expected.items())
 
     def field(name: str):
         return read.fields[name].contents()
@@ -133,7 +132,7 @@ def test_a_checkpoint_arrives_whole(trained: Trained, tmp_path: Path) -> None:
 
 @needs_converter
 @pytest.mark.slow
-def test_a_vocabulary_that_llama_cpp_does_not_know_is_refused(trained: Trained, tmp_path: Path) -> None:
+def test_unknown_tokenizer_is_refused(trained: Trained, tmp_path: Path) -> None:
     trained.put("sft", make_base(tmp_path / "model", load_chat_format("tiny")))
     trained.put("rl")
     with pytest.raises(NotConverted, match="does not know this tokenizer"):
@@ -182,38 +181,38 @@ def test_a_command_names_the_interpreter_too(saved, stand_in, monkeypatch, tmp_p
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 
-def test_what_the_converter_said_last_is_shown(trained: Trained, saved, stand_in, tmp_path: Path) -> None:
+def test_error_shows_the_last_lines_of_the_converter(trained: Trained, saved, stand_in, tmp_path: Path) -> None:
     trained.put("sft", saved("a"))
     trained.put("rl")
     refusal = "ERROR: Model OddForCausalLM is not supported"
     stand_in(f"import sys\nfor i in range(99): print('line', i)\nsys.exit('{refusal}')")
-    with pytest.raises(NotConverted, match=r"(?s)a newer one may.*status 1.*line 98\n.*OddForCausalLM") as refused:
+    with pytest.raises(NotConverted, match=r"(?s)status 1.*line 98\n.*OddForCausalLM") as refused:
         trained.export()
     assert "line 80\n" not in str(refused.value)
     stand_in("print('done')")
-    with pytest.raises(NotConverted, match="ended without a file"):
+    with pytest.raises(NotConverted, match="without a file"):
         trained.export()
     assert not (tmp_path / "out").exists()
 
 
-def test_no_converter_is_said_by_the_command(trained: Trained, saved, monkeypatch, capsys) -> None:
+def test_command_says_that_there_is_no_converter(trained: Trained, saved, monkeypatch, capsys) -> None:
     trained.put("sft", saved("a"))
     trained.put("rl")
     monkeypatch.setenv("ETPI_DATA", str(trained.lake.root))
     monkeypatch.setenv("ETPI_SPECS", str(trained.folder / "specs"))
     monkeypatch.setenv(CONVERTER_VARIABLE, "/nowhere/convert_hf_to_gguf.py")
     assert main(["export", "first", "--format", "gguf", "--to", str(trained.folder / "out")]) == 1
-    said = capsys.readouterr().err
-    assert "no GGUF converter: /nowhere/convert_hf_to_gguf.py" in said and f"set {CONVERTER_VARIABLE}" in said
+    error = capsys.readouterr().err
+    assert "/nowhere/convert_hf_to_gguf.py" in error and CONVERTER_VARIABLE in error
 
 
-def test_an_adapter_alone_is_no_checkpoint(tmp_path: Path) -> None:
+def test_adapter_without_its_base_is_refused(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(NotConverted, match="an adapter alone; merge it with its base"):
+    with pytest.raises(NotConverted, match="adapter"):
         convert(tmp_path, tmp_path / "a.gguf", {})
 
 
-def test_an_experiment_without_a_checkpoint_in_force_is_refused(trained: Trained, saved) -> None:
+def test_experiment_without_current_checkpoint_is_refused(trained: Trained, saved) -> None:
     with pytest.raises(MissingInput, match="rl_checkpoint"):
         trained.export()
     trained.put("sft")
