@@ -1,7 +1,4 @@
-"""Locks between processes that the kernel frees when their holder dies.
-
-Belongs here: taking a lock file, and saying who holds it. Does not belong here: what a lock protects.
-"""
+"""File locks between processes, which the kernel frees when the holder dies."""
 
 from __future__ import annotations
 
@@ -20,11 +17,11 @@ from etpi_resources.process.progress import acting_name
 
 POLL_SECONDS = 0.1
 QUIET_SECONDS = 1.0
-"""A wait is reported once it has lasted so long."""
+"""A wait longer than this is logged."""
 
 
 class LockHeld(RuntimeError):
-    """Another holder has the lock; the message says which."""
+    """Another process or thread holds the lock; the message names it."""
 
 
 @contextmanager
@@ -36,37 +33,30 @@ def file_lock(
     what: str | None = None,
     doing: str = "holding",
 ) -> Iterator[None]:
-    """Hold an exclusive lock on `path` (made where missing; its text names the holder while it is held).
+    """Hold an exclusive lock on `path`, a file that is created if missing and names its holder.
 
-    Every call opens the file anew, so two threads exclude each other as two processes do, and a holder that asks again
-    waits for itself. Where a lock file is removed by its last holder, the next one locks the new file.
+    Every call opens the file itself, so two threads exclude each other as two processes do, and a thread that locks the
+    same path twice deadlocks. If a lock file was deleted meanwhile, the lock is taken on the new file.
 
     Args:
-        wait: false raises LockHeld at once where another holds it.
-        log: told once, after a second of waiting, who waits for what that whom is doing what with; the module's logger
-            by default.
-        what: what the lock protects, in words ("the tiny base"); the file's name by default.
+        wait: false: raise LockHeld at once if the lock is held.
+        log: called once, after a second of waiting, with a line that names the waiting and the holding process; by
+            default the module's logger.
+        what: what the lock protects, for that line ("the tiny base"); by default the file's name.
         doing: what a holder does with it ("building").
     """
-    tell = log or logging.getLogger(__name__).info
     path.parent.mkdir(parents=True, exist_ok=True)
-    started, told = time.monotonic(), False
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_still(path, descriptor):
-                break
-            os.close(descriptor)
-        except BlockingIOError:
-            os.close(descriptor)
-            if not wait:
-                raise LockHeld(f"{path.stem} is held by {holder_of(path)}") from None
-            if not told and time.monotonic() - started >= QUIET_SECONDS:
-                me = acting_name() or f"process {os.getpid()}"
-                tell(f"{me} waits for {what or path.stem} that {holder_of(path)} is {doing}")
-                told = True
-            time.sleep(POLL_SECONDS)
+    started, logged = time.monotonic(), False
+    while (descriptor := _try_lock(path)) is None:
+        if not wait:
+            raise LockHeld(f"{path.stem} is held by {holder_of(path)}")
+        if not logged and time.monotonic() - started >= QUIET_SECONDS:
+            me = acting_name() or f"process {os.getpid()}"
+            (log or logging.getLogger(__name__).info)(
+                f"{me} waits for {what or path.stem} that {holder_of(path)} is {doing}"
+            )
+            logged = True
+        time.sleep(POLL_SECONDS)
     try:
         command = " ".join([os.path.basename(sys.argv[0]), *sys.argv[1:]])[:200]
         since = datetime.now(UTC).isoformat(timespec="seconds")
@@ -79,8 +69,22 @@ def file_lock(
         os.close(descriptor)
 
 
-def _is_still(path: Path, descriptor: int) -> bool:
-    """Whether the locked file is still the one that `path` names."""
+def _try_lock(path: Path) -> int | None:
+    """Lock the file and return its descriptor; None if another holds the lock."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        if _is_same_file(path, descriptor):
+            return descriptor
+        os.close(descriptor)
+
+
+def _is_same_file(path: Path, descriptor: int) -> bool:
+    """Whether `path` still names the locked file."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except FileNotFoundError:
@@ -88,7 +92,7 @@ def _is_still(path: Path, descriptor: int) -> bool:
 
 
 def holder_of(path: Path) -> str:
-    """Who holds the lock: the experiment it works for, else the process."""
+    """Return the holder of a lock: the experiment it works for, else the process."""
     try:
         holder = json.loads(path.read_text())
         return holder["for"] or f"process {holder['pid']} ({holder['command']}, since {holder['since']})"

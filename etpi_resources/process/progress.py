@@ -1,7 +1,6 @@
-"""Progress of long work: what a process is doing, how far it is, and where that is shown.
+"""Progress of long work: counters, the events that a display shows, and the plain display for log files.
 
-Belongs here: the events that a display is given, counting, and the plain display for log files. Does not belong here:
-the display for a terminal (`etpi_assets.runs.console`), or deciding what is worth showing.
+The display for a terminal is `etpi_assets.runs.console`.
 """
 
 from __future__ import annotations
@@ -17,26 +16,26 @@ from types import TracebackType
 from typing import Protocol, Self, TextIO
 
 WORKER_VARIABLE = "ETPI_LANE"
-"""Environment variable: the number of this process among those that run experiments side by side."""
+"""Environment variable with the number of this worker process, if several run experiments side by side."""
 NOT_ON_CONSOLE = "etpi_not_on_console"
-"""Attribute of a log record that Dagster's log gets and the display does not: it shows the same in another form."""
+"""Attribute of log records for Dagster's log only: the display shows the same fact in another form."""
 UPDATE_SECONDS = 0.5
-"""A display gets at most one update of a stage in so many seconds."""
+"""The shortest time between two updates of a stage on a display."""
 FIRST_LOG_SECONDS = 5.0
 LOG_SECONDS = 20.0
-"""A log gets a line of a stage that runs so long, and then one every so often."""
+"""A log gets the first line of a stage after FIRST_LOG_SECONDS, and then one every LOG_SECONDS."""
 
 
 @dataclass(frozen=True)
 class Activity:
-    """What one process is doing now.
+    """The current activity of one process.
 
     Attributes:
         label: the asset and its partition.
-        stage: what is counted; "" where nothing is.
-        done, total: how far the stage is.
+        stage: what is counted; "" if nothing is.
+        done, total: units counted so far, and in all.
         seconds: how long the activity has been running.
-        note: shown at the end of the line (the loss, say).
+        note: shown at the end of the line, for example the loss.
     """
 
     label: str
@@ -59,29 +58,29 @@ class Activity:
 
 
 class Display(Protocol):
-    """Shows what processes say. Every method may be called from any thread."""
+    """Shows lines and activities of processes. Thread-safe."""
 
     def line(self, text: str) -> None:
-        """Show a line (or several) that stays."""
+        """Show one or more permanent lines."""
         ...
 
     def show(self, activity: Activity | None, source: str = "") -> None:
-        """Show what a process is doing; None: nothing any more.
+        """Show the current activity of a process; None removes it.
 
         Args:
-            source: names the process where one display serves several.
+            source: the name of the process, if the display serves several.
         """
         ...
 
 
 class LogDisplay:
-    """Plain lines with the time of day: a stage after 5 s and then every 20 s, so that a log stays readable.
+    """Writes plain lines with the time of day: a stage after 5 s and then every 20 s, so that a log stays readable.
 
-    Nothing says that a stage is complete: the line of its asset follows.
+    The end of a stage has no line of its own, because the line of its asset follows.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        """`stream`: standard error, as it is when a line is written, by default."""
+        """`stream`: by default standard error, looked up for each line."""
         self._stream = stream
         self._current: dict[str, Activity] = {}
         self._next: dict[str, float] = {}
@@ -109,7 +108,7 @@ class LogDisplay:
             stream.write(f"{time.strftime('%H:%M:%S')} {text}\n")
             stream.flush()
         except (OSError, ValueError):
-            return  # the terminal went away; the work goes on
+            return  # the terminal is closed, but the work must go on
 
 
 _display: Display = LogDisplay()
@@ -117,26 +116,26 @@ _acting_for: ContextVar[str | None] = ContextVar("acting_for", default=None)
 
 
 def display() -> Display:
-    """The display of this process: plain lines on standard error unless `shown_on` says otherwise."""
+    """Return the display of this process: plain lines on standard error, unless `shown_on` sets another."""
     return _display
 
 
 @contextmanager
-def shown_on(other: Display) -> Iterator[Display]:
-    """Show everything on another display."""
+def shown_on(new: Display) -> Iterator[Display]:
+    """Use another display for the duration of the context."""
     global _display
-    before, _display = _display, other
+    before, _display = _display, new
     try:
-        yield other
+        yield new
     finally:
         _display = before
 
 
 @contextmanager
 def acting_for(name: str) -> Iterator[None]:
-    """Work on behalf of an experiment (or another partition), which messages about waiting name.
+    """Name the experiment (or other partition) that this thread works for, for messages of waiting processes.
 
-    The outermost name counts: a suite that is made because an experiment needs it is made for the experiment.
+    The outermost name wins: a suite that an experiment needs is built for the experiment.
     """
     token = _acting_for.set(_acting_for.get() or name)
     try:
@@ -146,14 +145,14 @@ def acting_for(name: str) -> Iterator[None]:
 
 
 def acting_name() -> str | None:
-    """The name given to `acting_for`; None outside of it."""
+    """Return the name passed to `acting_for`; None outside of it."""
     return _acting_for.get()
 
 
 class Progress:
-    """Counts towards `total` and shows it, at most twice a second. Thread-safe; use it as a context manager.
+    """Counts towards `total` and shows the count at most twice a second. Thread-safe; use it as a context manager.
 
-    When it is closed, the display shows the label alone again.
+    When it closes, the display shows the label only.
     """
 
     def __init__(self, label: str, stage: str, total: int) -> None:
@@ -168,7 +167,7 @@ class Progress:
         return self._activity.done
 
     def advance(self, n: int = 1, note: str = "") -> None:
-        """Count `n` more units as done; a `note` replaces the one before."""
+        """Count `n` more units as done; a `note` replaces the previous one."""
         with self._lock:
             now = time.monotonic()
             self._activity = replace(self._now(now), done=self._activity.done + n, note=note or self._activity.note)
@@ -177,11 +176,11 @@ class Progress:
                 _display.show(self._activity)
 
     def line(self) -> str:
-        """The line as it would be shown now."""
+        """Return the line that a display would show now."""
         return str(self._now(time.monotonic()))
 
     def close(self) -> None:
-        """Show that the asset goes on without this stage."""
+        """Show the asset without this stage."""
         _display.show(Activity(self._activity.label))
 
     def _now(self, now: float) -> Activity:
@@ -197,7 +196,7 @@ class Progress:
 
 
 def clock(seconds: float) -> str:
-    """Seconds as m:ss or h:mm:ss."""
+    """Format seconds as m:ss or h:mm:ss."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,7 +1,6 @@
-"""The Sandbox protocol: where model-written commands run.
+"""The Sandbox protocol: where commands written by a model run.
 
-Belongs here: the values that cross the boundary. Does not belong here: any sandbox, each a module of this package.
-There is no sandbox on the bare host and no fallback to one.
+Each sandbox is a module of this package. There is none on the bare host, and no fallback to it.
 """
 
 from __future__ import annotations
@@ -13,19 +12,19 @@ from typing import Protocol, Self, runtime_checkable
 
 
 class SandboxUnavailable(RuntimeError):
-    """No sandbox can be started here; the message says what to install or start."""
+    """No sandbox can start on this machine; the message says what to install or start."""
 
 
 class EnvironmentUnavailable(RuntimeError):
-    """One task's environment cannot be had (its image, its checkout); other tasks' may. The message says what to do."""
+    """One task's image or checkout is not available; other tasks are not affected. The message says what to do."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a sandbox may use. Seconds, bytes and counts.
+    """The limits of a sandbox, in seconds, bytes and counts.
 
-    file_bytes bounds a file, and what each writable place holds in all. cores is what all commands together may use
-    where a control group can bound it (docker).
+    `file_bytes` limits each file and the total of each writable place. `cores` limits all commands together, in docker
+    only, through a control group.
     """
 
     command_seconds: float = 20.0
@@ -38,16 +37,16 @@ class Limits:
 
 @dataclass(frozen=True)
 class Environment:
-    """What a task's commands need beside its own files: an image for docker, or a checkout for bubblewrap.
+    """The environment that a task's commands need besides its files: an image (docker) or a checkout (bubblewrap).
 
     Attributes:
-        workdir: the workspace's absolute path inside.
-        image: the name of an image whose `workdir` is what the workspace starts as.
-        build: a folder with a Dockerfile that `image` is built from where it is not there yet; None: it is pulled.
+        workdir: the workspace's absolute path inside the sandbox.
+        image: the name of an image; its `workdir` is the initial workspace.
+        build: a folder with a Dockerfile to build the image from if it does not exist; None: the image is pulled.
         checkout: a folder whose tree is copied into the workspace.
-        tools: folders that are shown read-only at their own paths; the `bin` of each comes first on PATH.
+        tools: folders mounted read-only at their own paths; the `bin` of each comes first on PATH.
         places: further absolute paths that are writable, empty and of bounded size.
-        unread: names of folders that hold no work of an agent's; `read_files` leaves them out at any depth.
+        unread: names of folders that `read_files` skips at any depth, because they contain no work of an agent.
     """
 
     workdir: str = "/workspace"
@@ -61,8 +60,14 @@ class Environment:
 
 @dataclass(frozen=True)
 class CommandResult:
-    """One command's outcome: stdout and stderr interleaved as text (undecodable bytes replaced), cut at
-    `Limits.output_bytes` with a note; the exit code (124 where the time limit ended it); wall seconds."""
+    """The result of one command.
+
+    Attributes:
+        output: stdout and stderr interleaved as text (undecodable bytes replaced), cut at `Limits.output_bytes` with a
+            note.
+        exit_code: the command's own; 124 if it exceeded the time limit, 137 if another limit or the sandbox ended it.
+        seconds: wall time.
+    """
 
     output: str
     exit_code: int
@@ -73,15 +78,17 @@ class CommandResult:
 
 @runtime_checkable
 class Sandbox(Protocol):
-    """One isolated workspace: no network, no host files, no host environment. Used as a context manager; started once
-    a rollout, and every command is a fresh shell inside it with the workspace as its directory."""
+    """One isolated workspace without network, host files or host environment; a context manager.
+
+    A rollout starts it once. Every command runs in a new shell in the workspace.
+    """
 
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *exc: object) -> None: ...
 
     def run(self, command: str, *, timeout: float | None = None) -> CommandResult:
-        """Run one bash command; never raises for what the command does."""
+        """Run one bash command; never raises, whatever the command does."""
         ...
 
     def write_files(self, files: Mapping[str, str]) -> None:
@@ -89,27 +96,30 @@ class Sandbox(Protocol):
         ...
 
     def read_files(self) -> dict[str, str]:
-        """Every regular UTF-8 file of the workspace by relative path, links not followed, within the size limits; not
-        what `Environment.unread` names."""
+        """Return every regular UTF-8 file of the workspace by relative path, within the size limits. Links are not
+        followed, and folders that `Environment.unread` names are skipped."""
         ...
 
 
 class SandboxFactory(Protocol):
-    """Makes sandboxes of one kind; raises SandboxUnavailable with the remedy where the kind cannot work here."""
+    """Creates sandboxes of one kind."""
 
     name: str
 
     def create(
         self, files: Mapping[str, str], limits: Limits = Limits(), environment: Environment | None = None
     ) -> Sandbox:
-        """A sandbox whose workspace holds `files`, over what the environment puts there; nothing runs until it is
-        entered. EnvironmentUnavailable, when entered, where the environment cannot be had in this kind."""
+        """Create a sandbox with `files` written over the environment's workspace; it starts when it is entered.
+
+        Entering raises SandboxUnavailable, with the remedy, if this kind does not work on this machine, and
+        EnvironmentUnavailable if this kind cannot provide the environment.
+        """
         ...
 
 
 class HostFactory(SandboxFactory, Protocol):
-    """A factory whose sandboxes run on this machine, or on its container engine."""
+    """A factory whose sandboxes run on this machine or its container engine."""
 
     def check(self) -> None:
-        """Raise SandboxUnavailable, with the cause and remedies, where no sandbox of this kind can start."""
+        """Raise SandboxUnavailable, with the cause and remedies, if no sandbox of this kind can start."""
         ...

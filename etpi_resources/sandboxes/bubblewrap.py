@@ -1,16 +1,14 @@
-"""The local default sandbox: namespaces through bubblewrap, limits, and a guest that runs the commands.
+"""The default sandbox: namespaces through bubblewrap, limits, and a guest that runs the commands.
 
-Belongs here: building the cage, and the pipes to its guest. Does not belong here: what happens inside (`guest`), what
-is asked of it (`guest_connection`), and the denied system calls (`seccomp`).
+The host is isolated from commands by: new namespaces for users, mounts, processes, network, IPC and host name; no
+capabilities and no further user namespace; /usr and the loader's cache mounted read-only, and no other files of the
+host; private /proc, /dev, /tmp and /workspace, the writable ones of bounded size; an empty environment; limits on
+memory, processes, file size, open files and CPU time; a system call filter (`seccomp`); a wall clock. If root starts a
+sandbox, it runs as an unprivileged user, because the process limit does not apply to root and root could read its own
+processes' files in /proc.
 
-What stands between a command and the host: namespaces of its own for users, mounts, processes, network, IPC and host
-name; no capability, no further user namespace; /usr and the loader's cache read-only, and nothing else of the host's
-files; private /proc, /dev, /tmp and /workspace, the writable ones of bounded size; an empty environment; limits on
-memory, processes, file size, open files and CPU time; a filter of system calls; a wall clock. Started by root, the cage
-belongs to an unprivileged user: the process limit does not bind root, and root's files in /proc stay closed.
-
-Memory is bounded for each process by the kernel, and for all together by the guest, which looks every 50 ms and ends
-the command: a control group would do it without the look, but only root, or a session manager, may make one.
+The kernel limits the memory of each process. The guest limits the memory of all together: it checks every 50 ms and
+ends the command. A control group would need no checks, but only root or a session manager can create one.
 """
 
 from __future__ import annotations
@@ -30,22 +28,28 @@ from pathlib import Path
 from typing import Self
 
 from etpi_resources.sandboxes import Environment, EnvironmentUnavailable, Limits, SandboxUnavailable, namespaces
-from etpi_resources.sandboxes.guest_connection import GRACE_SECONDS, GUEST, GuestConnection, GuestUnreachable, settings
+from etpi_resources.sandboxes.guest_connection import (
+    GRACE_SECONDS,
+    GUEST,
+    GuestConnection,
+    GuestUnreachable,
+    guest_arguments,
+)
 from etpi_resources.sandboxes.seccomp import filter_program
 
 _USER = 64_117
-"""The unprivileged user and group that a sandbox started by root runs as; any id that owns no files will do."""
+"""The unprivileged user and group of a sandbox that root starts; any id that owns no files works."""
 
 _COPY_SECONDS = 120.0
-"""How long a checkout may take to get into the workspace."""
+"""How long copying a checkout into the workspace may take."""
 
 _BOOT = "import marshal; exec(marshal.load(open(0, 'rb', closefd=False)))"
 _COMPILE = (
     "import marshal, sys; "
     "marshal.dump(compile(sys.stdin.buffer.read(), 'guest', 'exec', optimize=2), sys.stdout.buffer)"
 )
-"""The guest comes first on its own stdin, so that it is not to be seen from inside, and compiled once for all sandboxes
-by the interpreter that will run it."""
+"""The guest's code arrives on its own stdin, so commands cannot read it in a file. The interpreter that runs the guest
+compiles it once for all sandboxes."""
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 _TOOLS = "/run/tools"
@@ -56,8 +60,7 @@ _READABLE = (
 
 
 class BubblewrapFactory:
-    """Makes bubblewrap sandboxes. Cheap to make and share between threads; nothing is looked up before the first
-    sandbox starts."""
+    """Creates bubblewrap sandboxes. Thread-safe; it looks for the programs it needs when the first sandbox starts."""
 
     name = "bubblewrap"
 
@@ -67,9 +70,14 @@ class BubblewrapFactory:
         limits: Limits = Limits(),  # noqa: B008
         environment: Environment | None = None,
     ) -> BubblewrapSandbox:
-        """A sandbox whose workspace holds `files` (relative path -> text) over the environment's checkout. Raises
-        ValueError for a path that is absolute or climbs; when entered, SandboxUnavailable where bubblewrap cannot work,
-        and EnvironmentUnavailable where the environment is an image alone or its folders cannot be read."""
+        """Create a sandbox with `files` (relative path -> text) written over the environment's checkout.
+
+        Entering raises SandboxUnavailable if bubblewrap does not work on this machine, and EnvironmentUnavailable if
+        the environment is only an image or its folders cannot be read.
+
+        Raises:
+            ValueError: a path is absolute or contains `..`.
+        """
         return BubblewrapSandbox(self._command, files, limits, environment)
 
     def check(self) -> None:
@@ -83,14 +91,14 @@ class BubblewrapFactory:
 
 
 class _Command:
-    """The command line that starts a cage, as far as it is the same for all."""
+    """The parts of the command line that are the same for all sandboxes, and the compiled guest and filter."""
 
     def __init__(self, head: list[str], binds: list[str], python: str, seccomp: bytes, guest: bytes) -> None:
         self.head, self.binds, self.python, self.seccomp, self.guest = head, binds, python, seccomp, guest
 
     @classmethod
     def here(cls) -> _Command:
-        """For this machine. Raises SandboxUnavailable where something is missing."""
+        """Build it for this machine. Raises SandboxUnavailable if a program is missing."""
         bwrap = shutil.which("bwrap")
         if bwrap is None:
             raise SandboxUnavailable(namespaces.not_installed())
@@ -102,44 +110,31 @@ class _Command:
         if os.geteuid() == 0:
             setpriv = shutil.which("setpriv")
             if setpriv is None:
-                raise SandboxUnavailable("setpriv is missing; root needs it to give up its rights. Install util-linux.")
+                raise SandboxUnavailable(
+                    "setpriv is missing; root needs it to drop its privileges. Install util-linux."
+                )
             head = [setpriv, f"--reuid={_USER}", f"--regid={_USER}", "--clear-groups", "--", bwrap]
         python, prefix = _interpreter()
-        binds: list[str] = []
-        for path in _SYSTEM:
-            if os.path.islink(path):
-                binds += ["--symlink", os.readlink(path), path]
-            elif os.path.isdir(path):
-                binds += ["--ro-bind", path, path]
-        for path in ("/etc/ld.so.cache", "/etc/alternatives"):
-            binds += ["--ro-bind-try", path, path]
-        # What people have added to their machine is not part of the sandbox's, and slows its interpreter down.
-        hidden = ["/usr/local"] if prefix != "/usr/local" and os.path.isdir("/usr/local") else []
-        for path in [*hidden, *map(str, Path("/usr/lib").glob("python3*/dist-packages"))]:
-            binds += ["--tmpfs", path, "--remount-ro", path]
-        if prefix is not None and not prefix.startswith("/usr/"):
-            binds += ["--ro-bind", prefix, prefix]
-        for name in ("python", "python3"):
-            binds += ["--symlink", python, f"{_TOOLS}/{name}"]
         compiled = subprocess.run(
             [python, "-I", "-S", "-c", _COMPILE], input=GUEST.read_bytes(), capture_output=True, check=True, env={}
         )
-        return cls(head, binds, python, seccomp, compiled.stdout)
+        return cls(head, _system_binds(python, prefix), python, seccomp, compiled.stdout)
 
     def line(self, limits: Limits, environment: Environment, seccomp_fd: int) -> list[str]:
+        """Return the command line of one sandbox; the filter is read from `seccomp_fd`."""
         disk = str(limits.file_bytes)
         variables = {
             "PATH": ":".join([*(f"{folder}/bin" for folder in environment.tools), _TOOLS, "/usr/bin", "/bin"]),
             "HOME": "/tmp",
             "USER": "agent",
-            "LC_CTYPE": "C.UTF-8",  # what LANG would add is C's own, and a dozen files to open in every program
+            "LC_CTYPE": "C.UTF-8",  # LANG would make every program open a dozen more files, for the same settings
             "TERM": "dumb",
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         workdir = environment.workdir
-        shown = [word for folder in environment.tools for word in ("--ro-bind", str(folder), str(folder))]
+        mounts = [word for folder in environment.tools for word in ("--ro-bind", str(folder), str(folder))]
         if environment.checkout is not None:
-            shown += ["--ro-bind", str(environment.checkout), _CHECKOUT]
+            mounts += ["--ro-bind", str(environment.checkout), _CHECKOUT]
         places = ["/tmp", *environment.places, workdir]
         # fmt: off
         return [
@@ -151,16 +146,40 @@ class _Command:
             *self.binds,
             "--proc", "/proc",
             "--dev", "/dev", "--size", disk, "--tmpfs", "/dev/shm", "--remount-ro", "/dev",
-            *(word for place in places for word in ("--size", disk, "--tmpfs", place)), *shown, "--remount-ro", "/",
+            *(word for place in places for word in ("--size", disk, "--tmpfs", place)), *mounts, "--remount-ro", "/",
             "--chdir", workdir,
             self.python, "-I", "-S", "-c", _BOOT,
-            *settings(limits, address=limits.memory_bytes, processes=limits.processes, places=["/dev/shm", *places]),
+            *guest_arguments(
+                limits, address=limits.memory_bytes, processes=limits.processes, places=["/dev/shm", *places]
+            ),
         ]
         # fmt: on
 
 
+def _system_binds(python: str, prefix: str | None) -> list[str]:
+    """Return the mounts of the host's programs, libraries and interpreter."""
+    binds: list[str] = []
+    for path in _SYSTEM:
+        if os.path.islink(path):
+            binds += ["--symlink", os.readlink(path), path]
+        elif os.path.isdir(path):
+            binds += ["--ro-bind", path, path]
+    for path in ("/etc/ld.so.cache", "/etc/alternatives"):
+        binds += ["--ro-bind-try", path, path]
+    # Hide what users installed on the machine: it is not part of the sandbox, and it slows the interpreter's start.
+    hidden = ["/usr/local"] if prefix != "/usr/local" and os.path.isdir("/usr/local") else []
+    for path in [*hidden, *map(str, Path("/usr/lib").glob("python3*/dist-packages"))]:
+        binds += ["--tmpfs", path, "--remount-ro", path]
+    if prefix is not None and not prefix.startswith("/usr/"):
+        binds += ["--ro-bind", prefix, prefix]
+    for name in ("python", "python3"):
+        binds += ["--symlink", python, f"{_TOOLS}/{name}"]
+    return binds
+
+
 class BubblewrapSandbox(GuestConnection):
-    """One cage with one guest. To be entered, used and left in one thread: it dies with the thread that entered it."""
+    """One bubblewrap process with one guest. Enter, use and leave it in one thread: it dies with the thread that
+    entered it."""
 
     def __init__(
         self, command: _Command, files: Mapping[str, str], limits: Limits, environment: Environment | None = None
@@ -170,9 +189,9 @@ class BubblewrapSandbox(GuestConnection):
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        self._refuse_what_is_not_here()
+        self._check_environment()
         read_end, write_end = os.pipe()
-        os.write(write_end, self._command.seccomp)  # far below what a pipe holds
+        os.write(write_end, self._command.seccomp)  # far smaller than a pipe's buffer
         os.close(write_end)
         try:
             self._process = subprocess.Popen(
@@ -186,11 +205,11 @@ class BubblewrapSandbox(GuestConnection):
             )
         finally:
             os.close(read_end)
-        self._channel = _Pipes(self._process)
+        self._channel = _PipeChannel(self._process)
         try:
-            self._greet(self._command.guest)
+            self._start_guest(self._command.guest)
         except GuestUnreachable:
-            reason = self._last_words()
+            reason = self._stderr()
             self.__exit__()
             if any(str(folder) in reason for folder in self._folders()):
                 raise EnvironmentUnavailable(
@@ -198,7 +217,7 @@ class BubblewrapSandbox(GuestConnection):
                 ) from None
             raise SandboxUnavailable(namespaces.refused(reason)) from None
         try:
-            self._fill()
+            self._fill_workspace()
         except BaseException:
             self.__exit__()
             raise
@@ -211,9 +230,9 @@ class BubblewrapSandbox(GuestConnection):
             return
         assert process.stdin and process.stdout and process.stderr
         with contextlib.suppress(OSError):
-            process.stdin.close()  # the guest ends when its stdin does, and everything inside with it
+            process.stdin.close()  # the guest exits at the end of its stdin, and every process inside with it
         deadline = time.monotonic() + (0 if self._ended else GRACE_SECONDS)
-        try:  # its end closes its stdout, which is heard of at once; Popen.wait with a timeout sleeps in steps
+        try:  # wait for the end of its stdout, which comes at once; Popen.wait with a timeout polls in steps
             while True:
                 _wait(process.stdout.fileno(), select.POLLIN, deadline)
                 if not os.read(process.stdout.fileno(), 1 << 16):
@@ -228,7 +247,8 @@ class BubblewrapSandbox(GuestConnection):
         checkout = self._environment.checkout
         return [*self._environment.tools, *([] if checkout is None else [checkout])]
 
-    def _refuse_what_is_not_here(self) -> None:
+    def _check_environment(self) -> None:
+        """Raise EnvironmentUnavailable for an image without a checkout, and for a missing folder."""
         environment = self._environment
         if environment.image is not None and environment.checkout is None:
             raise EnvironmentUnavailable(
@@ -239,24 +259,25 @@ class BubblewrapSandbox(GuestConnection):
             if not folder.is_dir():
                 raise EnvironmentUnavailable(f"{folder} is no folder; prepare it as docs/sandboxes.md says")
 
-    def _fill(self) -> None:
+    def _fill_workspace(self) -> None:
         if self._environment.checkout is not None:
-            copied = self.run(f"cp -a {_CHECKOUT}/. {shlex.quote(self._environment.workdir)}", timeout=_COPY_SECONDS)
-            if copied.exit_code:
+            copy = self.run(f"cp -a {_CHECKOUT}/. {shlex.quote(self._environment.workdir)}", timeout=_COPY_SECONDS)
+            if copy.exit_code:
                 raise EnvironmentUnavailable(
-                    f"{self._environment.checkout} does not fit into the workspace: {copied.output[-500:].strip()}. "
+                    f"{self._environment.checkout} does not fit into the workspace: {copy.output[-500:].strip()}. "
                     f"{_READABLE} The disk limit is {self._limits.file_bytes >> 20} MiB."
                 )
         self._write(self._files)
 
-    def _last_words(self) -> str:
+    def _stderr(self) -> str:
+        """Kill the sandbox and return its stderr."""
         assert self._process and self._process.stderr
         self._process.kill()
         return self._process.stderr.read().decode("utf-8", "replace").strip()[-2000:] or "it said nothing"
 
 
-class _Pipes:
-    """The guest's stdin and stdout."""
+class _PipeChannel:
+    """A channel over the guest's stdin and stdout."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdin and process.stdout
@@ -265,7 +286,7 @@ class _Pipes:
     def put(self, data: bytes, deadline: float) -> None:
         view = memoryview(data)
         try:
-            while view:  # a guest that hangs must not hang the host: never more than a ready pipe takes at once
+            while view:  # write no more than a ready pipe accepts at once, so that a hung guest cannot block the host
                 _wait(self._in, select.POLLOUT, deadline)
                 view = view[os.write(self._in, view[: select.PIPE_BUF]) :]
         except OSError:
@@ -291,7 +312,7 @@ def _wait(fd: int, event: int, deadline: float) -> None:
 
 
 def _interpreter() -> tuple[str, str | None]:
-    """The interpreter for commands and guest, and the folder to show for it where that is not the system's own."""
+    """Return the interpreter for commands and guest, and its prefix to mount; None for the system's own."""
     for path in ("/usr/bin/python3", "/usr/local/bin/python3"):
         if os.access(path, os.X_OK):
             return path, None if path.startswith("/usr/bin") else "/usr/local"

@@ -1,16 +1,13 @@
-"""The container sandbox: one container a rollout through the Docker API, with the same guest inside as bubblewrap.
+"""The container sandbox: one container per rollout through the Docker API, with the same guest as bubblewrap.
 
-Belongs here: making containers, and the attached stream to their guests. Does not belong here: images
-(`docker_images`), whose containers are whose (`docker_owner`), what is asked of a guest (`guest_connection`).
+The host is isolated from commands by: a container without network, capabilities, new privileges or host folders;
+control groups for memory, processes and cores; the engine's and our own system call filter; and inside, the guest's
+limits on output, files and time. A task without an image runs as an unprivileged user on a read-only root, in a
+workspace of bounded size. A task's own image is writable, because its workspace is in it, and runs as the user that the
+image names; its disk use is checked twice a second, and a command that exceeds the limit is ended.
 
-What stands between a command and the host: a container without network, capabilities, new privileges or host folders;
-control groups for memory, processes and cores; the engine's and our own filter of system calls; and in it the guest's
-limits on output, files and time. A task without an image of its own runs as an unprivileged user on a read-only root,
-in a workspace of bounded size. A task's own image stays writable, for its workspace is in it, and runs as the user the
-image names; what it writes is looked at twice a second, and a command that passes the limit is ended.
-
-The guest ends with the connection that carries its stdin, and the engine removes the container that it was. So a
-process that dies leaves nothing behind; what an engine kept all the same, the reaper removes at the next start.
+The guest exits when the connection with its stdin closes, and the engine then removes the container. So a process that
+dies leaves no containers; if an engine keeps one, the next start removes it (`docker_owner`).
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -34,7 +31,7 @@ from etpi_resources.sandboxes.guest_connection import (
     GuestConnection,
     GuestUnreachable,
     frame,
-    settings,
+    guest_arguments,
 )
 from etpi_resources.sandboxes.seccomp import filter_program
 
@@ -42,22 +39,22 @@ if TYPE_CHECKING:
     from docker import APIClient
 
 USER = "64117:64117"
-"""The unprivileged user and group of containers without an image of their own."""
+"""The unprivileged user and group of containers of the default image."""
 
 API_SECONDS = 120
 _OLDEST_API = "1.41"
-LOOK_SECONDS = 0.5
-"""Seconds between looks at what a container has written."""
+DISK_CHECK_SECONDS = 0.5
+"""Seconds between checks of a container's disk use."""
 
 OVERHEAD = 64 * 1024**2
-"""Bytes of memory for the guest and the kernel's own, besides what commands and files may use."""
+"""Bytes of memory for the guest and the kernel, in addition to the limits of commands and files."""
 
 _ULIMITS = {"nofile": OPEN_FILES, "core": 0, "nproc": 32_768}
-"""nproc counts a user's processes on the whole engine, so the control group bounds them; it is named because podman
-would set it to more than an engine that is itself in a container may."""
+"""nproc counts a user's processes on the whole engine, so the control group limits processes instead. It is set because
+podman's default exceeds what an engine that runs in a container may set."""
 
-_SHUT = ("/run", "/var/tmp")
-"""podman makes these writable in a container whose root is read-only, as large as memory is; so they are made small."""
+_PODMAN_TMPFS = ("/run", "/var/tmp")
+"""podman makes these writable in a container with a read-only root, as large as memory; so they are mounted small."""
 
 _BOOT = Path(__file__).with_name("docker_boot.py")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -75,8 +72,8 @@ _NO_ENGINE = (
 
 
 class DockerFactory:
-    """Makes containers on the engine that DOCKER_HOST names. Share it between threads; nothing is looked up before the
-    first sandbox starts, which also removes what dead processes left on the engine."""
+    """Creates containers on the engine that DOCKER_HOST names. Thread-safe; it connects when the first sandbox starts,
+    and then also removes containers of dead processes."""
 
     name = "docker"
 
@@ -90,13 +87,18 @@ class DockerFactory:
         limits: Limits = Limits(),  # noqa: B008
         environment: Environment | None = None,
     ) -> DockerSandbox:
-        """A sandbox whose workspace holds `files` (relative path -> text) over what its image has there. Raises
-        ValueError for a path that is absolute or climbs; when entered, SandboxUnavailable where the engine is missing,
-        full or refuses, and EnvironmentUnavailable where this task's image cannot be had."""
+        """Create a sandbox with `files` (relative path -> text) written over the image's workspace.
+
+        Entering raises SandboxUnavailable if the engine is missing, full or refuses, and EnvironmentUnavailable if this
+        task's image is not available.
+
+        Raises:
+            ValueError: a path is absolute or contains `..`.
+        """
         return DockerSandbox(self._get_engine, files, limits, environment)
 
     def check(self) -> None:
-        """Ask the engine to answer; raises SandboxUnavailable. Looks up no image, since tasks may bring their own."""
+        """Raise SandboxUnavailable if the engine does not answer. No image is checked: tasks may have their own."""
         self._get_engine()
 
     def _get_engine(self) -> _Engine:
@@ -106,7 +108,7 @@ class DockerFactory:
 
 
 class _Engine:
-    """A connection to an engine, and what is the same for all containers on it."""
+    """A connection to an engine, with its images and the programs that every container runs."""
 
     def __init__(self, client: APIClient) -> None:
         self.client, self.images = client, Images(client)
@@ -114,6 +116,7 @@ class _Engine:
 
     @classmethod
     def connect(cls) -> _Engine:
+        """Connect to the engine and remove containers of dead processes; raises SandboxUnavailable."""
         try:
             import docker
             from docker.errors import DockerException
@@ -125,21 +128,21 @@ class _Engine:
         import requests
 
         options = kwargs_from_env()
-        try:  # /_ping says the version at once; /version of podman asks the system's package manager first
-            pinged = docker.APIClient(version=_OLDEST_API, timeout=API_SECONDS, **options)
-            answer = pinged.get(f"{pinged.base_url}/_ping")
+        try:  # /_ping returns the version at once; podman's /version first queries the system's package manager
+            probe = docker.APIClient(version=_OLDEST_API, timeout=API_SECONDS, **options)
+            answer = probe.get(f"{probe.base_url}/_ping")
             answer.raise_for_status()
             client = docker.APIClient(
                 version=answer.headers.get("Api-Version", _OLDEST_API), timeout=API_SECONDS, **options
             )
         except (DockerException, requests.RequestException) as error:
             raise SandboxUnavailable(f"no container engine answers: {error}. {_NO_ENGINE}") from error
-        with _told():
+        with _engine_errors():
             reap(client)
         return cls(client)
 
     def seccomp(self, image: Image) -> bytes:
-        """The filter of system calls for containers of an image."""
+        """Return the system call filter for the image's architecture."""
         machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(image.machine, image.machine)
         try:
             return filter_program(machine)
@@ -160,10 +163,12 @@ class _Engine:
             pids_limit=limits.processes + 1,
             shm_size=disk,
             tmpfs={
-                **dict.fromkeys(() if _own(environment) else _SHUT, "rw,noexec,nosuid,nodev,size=64k,mode=755"),
+                **dict.fromkeys(
+                    () if _has_image(environment) else _PODMAN_TMPFS, "rw,noexec,nosuid,nodev,size=64k,mode=755"
+                ),
                 **dict.fromkeys(places, f"rw,exec,nosuid,nodev,size={disk},mode=1777"),
             },
-            read_only=not _own(environment),
+            read_only=not _has_image(environment),
             cap_drop=["ALL"],
             security_opt=["no-new-privileges"],
             ulimits=[Ulimit(name=name, soft=most, hard=most) for name, most in _ULIMITS.items()],
@@ -173,55 +178,63 @@ class _Engine:
 
 
 class DockerSandbox(GuestConnection):
-    """One container with one guest. To be used in one thread."""
+    """One container with one guest, for use in one thread."""
 
-    def __init__(self, engine: Any, files: Mapping[str, str], limits: Limits, environment: Environment | None) -> None:
+    def __init__(
+        self,
+        get_engine: Callable[[], _Engine],
+        files: Mapping[str, str],
+        limits: Limits,
+        environment: Environment | None,
+    ) -> None:
         super().__init__(files, limits, environment)
-        self._get_engine = engine
-        self._stream: _Attached | None = None
+        self._get_engine = get_engine
+        self._stream: _ContainerChannel | None = None
         self._id: str | None = None
-        self._written = self._unlooked = 0.0
+        self._disk_bytes = self._unchecked_seconds = 0.0
 
     def __enter__(self) -> Self:
-        engine: _Engine = self._get_engine()
-        self._engine = engine
-        if self._environment.checkout is not None and not _own(self._environment):
+        engine = self._engine = self._get_engine()
+        if self._environment.checkout is not None and not _has_image(self._environment):
             raise EnvironmentUnavailable(
                 f"the task's environment is the checkout {self._environment.checkout}, which containers do not take: "
                 'name its image, or use sandbox = "bubblewrap"'
             )
-        with _told():
+        with _engine_errors():
             image = engine.images.get(self._environment)
             seccomp = engine.seccomp(image)
-            self._id = self._make(image.name)
+            self._id = container = self._create(image.name)
         try:
-            with _told():
-                sock = engine.client.attach_socket(self._id, {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
-                self._stream = self._channel = _Attached(sock)
-                engine.client.start(self._id)
-            variables = {**_variables(image), "LANG": "C.UTF-8", "TERM": "dumb", "PYTHONDONTWRITEBYTECODE": "1"}
-            lines = b"\0".join(f"{key}={value}".encode() for key, value in variables.items())
-            self._greet(frame(lines) + frame(seccomp) + frame(engine.guest))
-            self._write(self._files)
-            self._written = self._size()
+            self._start(container, image, seccomp)
         except GuestUnreachable:
             assert self._stream
-            reason = self._stream.last_words()
+            reason = self._stream.stderr()
             self.__exit__()
-            if _own(self._environment):
-                hint = (
-                    " The image needs bash and Python 3.9 or newer at /usr/bin/python3." if _NO_PYTHON in reason else ""
-                )
-                raise EnvironmentUnavailable(
-                    f"the image {image.name} could not run the guest: {reason}.{hint}"
-                ) from None
-            raise SandboxUnavailable(
-                f"the engine could not start a container of {image.name}: {reason}. {_NO_ENGINE}"
-            ) from None
+            raise self._start_error(image, reason) from None
         except BaseException:
             self.__exit__()
             raise
         return self
+
+    def _start(self, container: str, image: Image, seccomp: bytes) -> None:
+        """Attach to the container, start it, send the boot program's frames and write the files."""
+        engine = self._engine
+        with _engine_errors():
+            sock = engine.client.attach_socket(container, {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
+            self._stream = self._channel = _ContainerChannel(sock)
+            engine.client.start(container)
+        variables = {**_variables(image), "LANG": "C.UTF-8", "TERM": "dumb", "PYTHONDONTWRITEBYTECODE": "1"}
+        lines = b"\0".join(f"{key}={value}".encode() for key, value in variables.items())
+        self._start_guest(frame(lines) + frame(seccomp) + frame(engine.guest))
+        self._write(self._files)
+        self._disk_bytes = self._measure_disk()
+
+    def _start_error(self, image: Image, reason: str) -> EnvironmentUnavailable | SandboxUnavailable:
+        """Return the error for a guest that did not start: the task's image is at fault, or else the engine."""
+        if _has_image(self._environment):
+            hint = " The image needs bash and Python 3.9 or newer at /usr/bin/python3." if _NO_PYTHON in reason else ""
+            return EnvironmentUnavailable(f"the image {image.name} could not run the guest: {reason}.{hint}")
+        return SandboxUnavailable(f"the engine could not start a container of {image.name}: {reason}. {_NO_ENGINE}")
 
     def __exit__(self, *exc: object) -> None:
         stream, self._stream, self._channel = self._stream, None, None
@@ -230,26 +243,27 @@ class DockerSandbox(GuestConnection):
         if self._id is not None:
             from docker.errors import DockerException
 
-            with contextlib.suppress(DockerException, OSError):  # gone already, or on its way
+            with contextlib.suppress(DockerException, OSError):  # the engine has removed it, or is about to
                 self._engine.client.remove_container(self._id, force=True, v=True)
             self._id = None
 
     def run(self, command: str, *, timeout: float | None = None) -> CommandResult:
-        """As `GuestConnection.run`; a command that makes the container's own disk pass the limit is ended too."""
+        """Run one bash command, as `GuestConnection.run`; also end it if the container's disk exceeds the limit."""
         result = super().run(command, timeout=timeout)
-        self._unlooked += result.seconds
-        if self._unlooked > LOOK_SECONDS and not self._ended:
-            self._written, self._unlooked = self._size(), 0.0
+        self._unchecked_seconds += result.seconds
+        if self._unchecked_seconds > DISK_CHECK_SECONDS and not self._ended:
+            self._disk_bytes, self._unchecked_seconds = self._measure_disk(), 0.0
         return result
 
-    def _make(self, image: str) -> str:
+    def _create(self, image: str) -> str:
+        """Create the container; return its id."""
         environment, engine = self._environment, self._engine
-        made = engine.client.create_container(
+        container = engine.client.create_container(
             image,
             name=f"etpi-{uuid.uuid4().hex[:12]}",
             entrypoint=["/bin/sh", "-c", _FIND_PYTHON, engine.boot],
-            command=settings(self._limits, address=0, processes=0, places=["/dev/shm", *_places(environment)]),
-            user=None if _own(environment) else USER,
+            command=guest_arguments(self._limits, address=0, processes=0, places=["/dev/shm", *_places(environment)]),
+            user=None if _has_image(environment) else USER,
             working_dir=environment.workdir,
             hostname="sandbox",
             labels={OWNER: owner()},
@@ -257,41 +271,44 @@ class DockerSandbox(GuestConnection):
             network_disabled=True,
             host_config=engine.host_config(self._limits, environment),
         )
-        return made["Id"]
+        return container["Id"]
 
     def _watch(self, deadline: float) -> None:
-        """While a command of a task's own image runs: end it where it makes the container pass the disk limit, or grow
-        where it is past it."""
-        if not _own(self._environment) or self._stream is None:
+        """While a command runs in a task's own image: end it if the container exceeds the disk limit, or grows after it
+        has exceeded it."""
+        if not _has_image(self._environment) or self._stream is None:
             return
-        bound = max(self._limits.file_bytes, self._written)
-        while not self._stream.readable(min(deadline, time.monotonic() + LOOK_SECONDS)):
+        bound = max(self._limits.file_bytes, self._disk_bytes)
+        while not self._stream.readable(min(deadline, time.monotonic() + DISK_CHECK_SECONDS)):
             if time.monotonic() >= deadline:
                 return
-            if self._size() > bound:
+            if self._measure_disk() > bound:
                 self._stream.put(frame(b"K"), deadline)
                 return
 
-    def _size(self) -> float:
-        """Bytes that the container has written over its image; 0 where nothing is written there."""
-        if not _own(self._environment):
+    def _measure_disk(self) -> float:
+        """Return the bytes that the container has written over its image; 0 for a read-only root."""
+        if not _has_image(self._environment):
             return 0.0
-        with _told():
-            found = self._engine.client.containers(all=True, size=True, filters={"id": self._id})
-        return float(found[0].get("SizeRw") or 0) if found else 0.0
+        with _engine_errors():
+            containers = self._engine.client.containers(all=True, size=True, filters={"id": self._id})
+        return float(containers[0].get("SizeRw") or 0) if containers else 0.0
 
 
-class _Attached:
-    """A container's stdin and stdout through the engine: frames of a kind, three zeros, a length, and that many bytes.
-    What the container writes to stderr is kept for its last words."""
+class _ContainerChannel:
+    """A channel over a container's stdin and stdout, through the engine.
+
+    The engine sends frames of one byte that names the stream, three zeros, a length, and that many bytes. The end of
+    stderr is kept for error messages.
+    """
 
     def __init__(self, sock: Any) -> None:
-        self._holder = sock
+        self._response = sock
         self._sock: socket.socket = getattr(sock, "_sock", sock)
         self._sock.setblocking(False)
-        self._out = bytearray()
+        self._stdout = bytearray()
         self._raw = bytearray()
-        self._said = b""
+        self._stderr = b""
 
     def put(self, data: bytes, deadline: float) -> None:
         view = memoryview(data)
@@ -305,16 +322,16 @@ class _Attached:
                 raise GuestUnreachable from None
 
     def take(self, count: int, deadline: float) -> bytes:
-        while len(self._out) < count:
+        while len(self._stdout) < count:
             self._wait(select.POLLIN, deadline)
-            self._fill()
-        data = bytes(self._out[:count])
-        del self._out[:count]
+            self._receive()
+        data = bytes(self._stdout[:count])
+        del self._stdout[:count]
         return data
 
     def readable(self, deadline: float) -> bool:
-        """Whether anything comes before the deadline (or has come)."""
-        if self._out:
+        """Wait until there is data to read; return False if the deadline passes first."""
+        if self._stdout:
             return True
         try:
             self._wait(select.POLLIN, deadline)
@@ -322,21 +339,21 @@ class _Attached:
             return False
         return True
 
-    def last_words(self) -> str:
-        """What the container said on stderr before it ended."""
+    def stderr(self) -> str:
+        """Return the end of the container's stderr."""
         with contextlib.suppress(GuestUnreachable):
             while True:
                 self._wait(select.POLLIN, time.monotonic() + 2)
-                self._fill()
-        return self._said.decode("utf-8", "replace").strip()[-1000:] or "it said nothing"
+                self._receive()
+        return self._stderr.decode("utf-8", "replace").strip()[-1000:] or "it said nothing"
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(OSError):
-            self._holder.close()
+            self._response.close()
 
-    def _fill(self) -> None:
+    def _receive(self) -> None:
         try:
             part = self._sock.recv(1 << 18)
         except BlockingIOError:
@@ -351,9 +368,9 @@ class _Attached:
             if len(self._raw) < 8 + length:
                 return
             if self._raw[0] == 1:
-                self._out += self._raw[8 : 8 + length]
+                self._stdout += self._raw[8 : 8 + length]
             else:
-                self._said = (self._said + self._raw[8 : 8 + length])[-4000:]
+                self._stderr = (self._stderr + self._raw[8 : 8 + length])[-4000:]
             del self._raw[: 8 + length]
 
     def _wait(self, event: int, deadline: float) -> None:
@@ -363,14 +380,14 @@ class _Attached:
             raise GuestUnreachable
 
 
-def _own(environment: Environment) -> bool:
-    """Whether the task brings its image, whose workspace it then is."""
+def _has_image(environment: Environment) -> bool:
+    """Whether the task has its own image; the workspace is then in the image."""
     return environment.image is not None or environment.build is not None
 
 
 def _places(environment: Environment) -> list[str]:
-    """The places in memory: all that is writable, but the workspace of an image."""
-    return ["/tmp", *environment.places, *([] if _own(environment) else [environment.workdir])]
+    """Return the writable folders in memory: all writable ones except an image's workspace."""
+    return ["/tmp", *environment.places, *([] if _has_image(environment) else [environment.workdir])]
 
 
 def _variables(image: Image) -> dict[str, str]:
@@ -379,19 +396,19 @@ def _variables(image: Image) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
-    """Errors of the engine as SandboxUnavailable, with what to do."""
+def _engine_errors() -> Iterator[None]:
+    """Raise the engine's errors as SandboxUnavailable, with a remedy."""
     import requests
     from docker.errors import APIError, DockerException
 
     try:
         yield
     except APIError as error:
-        said = str(error.explanation or error)
-        if "no space left" in said.lower() or "quota exceeded" in said.lower():
-            remedy = "Its disk is full: free some (docker system prune), or move its storage."
+        message = str(error.explanation or error)
+        if "no space left" in message.lower() or "quota exceeded" in message.lower():
+            remedy = "Its disk is full: free some space (docker system prune), or move its storage."
         else:
             remedy = "Look at the engine's log (docker info, journalctl -u docker)."
-        raise SandboxUnavailable(f"the container engine refuses: {said}. {remedy}") from error
+        raise SandboxUnavailable(f"the container engine refuses: {message}. {remedy}") from error
     except (DockerException, requests.RequestException) as error:
         raise SandboxUnavailable(f"the container engine does not answer: {error}. {_NO_ENGINE}") from error

@@ -1,10 +1,9 @@
-"""What a container starts with: the filter of system calls, the commands' environment, then the guest.
+"""The first program in a container: it sets the environment, installs the system call filter and runs the guest.
 
-Belongs here: what has to be done inside a container before the guest runs and what bubblewrap does from outside. Does
-not belong here: the guest (`guest`), or anything on the host: never imported, sent as a program's text.
+bubblewrap does this from outside. The host sends this file as a program's text and never imports it.
 
-Its stdin begins with three frames (four bytes of length, a body): the environment as `NAME=value` lines separated by
-NUL, the filter program, the guest's source. The guest goes on with the same stdin.
+Its stdin starts with three frames (four bytes of length, a body): the environment as `NAME=value` pairs separated by
+NUL, the filter program, the guest's source. The guest then reads the same stdin.
 """
 
 import ctypes

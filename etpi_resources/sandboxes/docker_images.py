@@ -1,7 +1,4 @@
-"""Images for containers: found, pulled or built, each once, a few at a time.
-
-Belongs here: getting an environment's image onto the engine. Does not belong here: running it (`docker`).
-"""
+"""Images for containers: looked up, pulled or built, each once, at most two at a time."""
 
 from __future__ import annotations
 
@@ -19,11 +16,11 @@ if TYPE_CHECKING:
     from docker import APIClient
 
 DEFAULT_IMAGE = "docker.io/library/python:3.11-slim-bookworm"
-"""For tasks that bring no image of their own; the environment variable ETPI_DOCKER_IMAGE names another. It needs bash
-and Python 3.9 or newer."""
+"""The image for tasks without one; the environment variable ETPI_DOCKER_IMAGE overrides it. It needs bash and Python
+3.9 or newer."""
 
-AT_ONCE = 2
-"""Pulls and builds under way at once: each takes the engine's disk and a core."""
+MAX_CONCURRENT = 2
+"""The most pulls and builds at once: each uses the engine's disk and a core."""
 
 BUILD_SECONDS = 3600
 LABEL = "etpi.image"
@@ -31,7 +28,7 @@ LABEL = "etpi.image"
 
 @dataclass(frozen=True)
 class Image:
-    """An image that is on the engine: its name, `NAME=value` variables, and machine as Docker writes it (amd64)."""
+    """An image on the engine: its name, its `NAME=value` variables, and Docker's name of its architecture (amd64)."""
 
     name: str
     environment: tuple[str, ...]
@@ -39,45 +36,45 @@ class Image:
 
 
 class Images:
-    """The images of one engine. Threads share it; what two of them want is got once."""
+    """The images of one engine. Thread-safe: an image that two threads need is pulled or built once."""
 
     def __init__(self, client: APIClient) -> None:
         self._client = client
-        self._turn = threading.BoundedSemaphore(AT_ONCE)
-        self._wanted: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
-        self._found: dict[str, Image] = {}
+        self._semaphore = threading.BoundedSemaphore(MAX_CONCURRENT)
+        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._images: dict[str, Image] = {}
 
     def get(self, environment: Environment) -> Image:
-        """The environment's image.
+        """Return the environment's image; pull or build it if the engine does not have it.
 
         Raises:
-            EnvironmentUnavailable: it is not there and cannot be pulled or built.
-            SandboxUnavailable: the same of the default image, without which no rollout can start.
+            EnvironmentUnavailable: the task's image cannot be pulled or built.
+            SandboxUnavailable: the default image, which most rollouts need, cannot be pulled.
         """
         if environment.build is not None:
             name = f"etpi-task:{_fingerprint(environment.build)}"
         else:
             name = environment.image or os.environ.get("ETPI_DOCKER_IMAGE") or DEFAULT_IMAGE
-        with self._wanted[name]:
-            if name not in self._found:
-                self._found[name] = self._look(name) or self._fetch(name, environment)
-        return self._found[name]
+        with self._locks[name]:
+            if name not in self._images:
+                self._images[name] = self._inspect(name) or self._fetch(name, environment)
+        return self._images[name]
 
-    def _look(self, name: str) -> Image | None:
+    def _inspect(self, name: str) -> Image | None:
         from docker.errors import ImageNotFound
 
         try:
-            found = self._client.inspect_image(name)
+            answer = self._client.inspect_image(name)
         except ImageNotFound:
             return None
-        return Image(name, tuple((found.get("Config") or {}).get("Env") or ()), found["Architecture"])
+        return Image(name, tuple((answer.get("Config") or {}).get("Env") or ()), answer["Architecture"])
 
     def _fetch(self, name: str, environment: Environment) -> Image:
-        with self._turn:
+        with self._semaphore:
             problem = self._build(name, environment.build) if environment.build else self._pull(name)
-        found = None if problem else self._look(name)
-        if found is not None:
-            return found
+        image = None if problem else self._inspect(name)
+        if image is not None:
+            return image
         problem = problem or "the engine says it is done, and has no such image"
         if environment.build:
             raise EnvironmentUnavailable(f"the image of {environment.build} could not be built: {problem}")
@@ -118,18 +115,18 @@ class Images:
 
 
 def _problem(lines: Any) -> str:
-    """What went wrong in a stream of progress, with what was said before it; "" where nothing did."""
-    said: list[str] = []
+    """Return the error in a stream of progress, with the lines before it; "" if there is none."""
+    output: list[str] = []
     for line in lines:
         if error := line.get("error"):
-            return f"{error} (before it: {' '.join(said[-8:]).strip()[-600:]})"
+            return f"{error} (before it: {' '.join(output[-8:]).strip()[-600:]})"
         if text := line.get("stream"):
-            said.append(text)
+            output.append(text)
     return ""
 
 
 def _fingerprint(folder: Path) -> str:
-    """16 hex digits of the paths and contents of a build's folder."""
+    """Return a hash, 16 hex digits, of the paths and contents of a build's folder."""
     if not (folder / "Dockerfile").is_file():
         raise EnvironmentUnavailable(f"{folder} has no Dockerfile to build the task's image from")
     digest = hashlib.sha256()

@@ -1,24 +1,22 @@
 """The program that runs commands inside a sandbox, as its process 1.
 
-Belongs here: what must happen beside the commands themselves: limits, output, the clock, the end of whatever they
-leave running, and moving files. Does not belong here: isolation, which stands before this starts. The guest is in the
-cage with the commands, under the same limits; one that a command subverts can only lie about its own workspace, and
-the host believes its answers no further than that.
+It enforces limits, collects output, keeps the clock, ends processes that commands leave running, and moves files. The
+sandbox is isolated before this program starts. The guest runs under the same isolation and limits as the commands; a
+command that subverts it can only falsify its own workspace, and the host trusts its answers no further than that.
 
-Started as process 1 of the cage with the pipes to the host as its stdin and stdout and `LIMIT=N` as arguments, 0 for a
-limit that the cage sets by other means; never imported by the host. It imports only what is cheap to load: its start is
-on every rollout's bill.
+The host never imports it. Its stdin and stdout are pipes to the host; its arguments are `LIMIT=N`, 0 for a limit that
+the sandbox sets by other means, and folders. It imports only modules that load fast, since every rollout starts it.
 
-A frame is four bytes of length, most significant first, and a body. The first byte of a request says what it is:
-    R timeout newline command         run it; answer: exit code, flags, seconds, output bytes left out, newline, output
-    W (length path length data)...    write files; answer: empty, or what went wrong
-    F (name /)...                     read all files but those in folders so named; answer: (length path length data)...
-    K                                 end the command that runs, with flag d; no answer of its own
-Flags: t the time was up, m the memory, n the number of files, d the disk; - none of them.
-The guest says an empty frame when it is ready, and ends when its stdin does.
+A frame is four bytes of length, most significant first, and a body. The first byte of a request is its kind:
+    R timeout newline command         run it; answer: exit code, flag, seconds, output bytes left out, newline, output
+    W (length path length data)...    write files; answer: empty, or the error
+    F (name /)...                     read files outside folders of these names; answer: (length path length data)...
+    K                                 end the running command with flag d; no answer of its own
+Flags name the limit that ended the command: t time, m memory, n number of files, d disk; - none.
+The guest sends an empty frame when it is ready, and exits at the end of its stdin.
 """
 
-# What signal and ctypes add to these for people costs more than all the rest here together.
+# The public modules signal and ctypes take longer to import than everything else here together.
 import _ctypes  # pyright: ignore[reportMissingImports]
 import _signal  # pyright: ignore[reportMissingImports]
 import os
@@ -28,10 +26,10 @@ import sys
 import time
 
 WATCH = 0.05
-"""Seconds between looks at what all processes together use."""
+"""Seconds between checks of what all processes together use."""
 
 MOST_FILES = 50_000
-"""Files, folders and links in the writable places: each holds kernel memory that no limit counts."""
+"""The most files, folders and links in the writable places: each uses kernel memory that no limit counts."""
 
 PR_SET_DUMPABLE = 4
 
@@ -44,15 +42,15 @@ OUT_OF_MEMORY = [
     for path in (b"/sys/fs/cgroup/memory.events", b"/sys/fs/cgroup/memory/memory.oom_control")
     if os.access(path, os.R_OK)
 ]
-"""Where a control group counts the processes that the kernel ended for it (versions 2 and 1)."""
+"""Files in which a control group counts its out-of-memory kills (versions 2 and 1)."""
 LONGEST_ARGUMENT = 100_000
-"""Bytes; the kernel takes at most 128 KiB in one argument, so a longer command goes through a file."""
+"""Bytes; the kernel accepts at most 128 KiB in one argument, so a longer command goes through a file."""
 
 
 def main():
-    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # process 1 gets only the signals it handles: none
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # process 1 receives only signals that it handles: none
     prctl = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")  # pyright: ignore[reportArgumentType]
-    _ctypes.call_function(prctl, (PR_SET_DUMPABLE, 0, 0, 0, 0))  # commands get at nothing of it in /proc
+    _ctypes.call_function(prctl, (PR_SET_DUMPABLE, 0, 0, 0, 0))  # commands cannot read this process in /proc
     for kind, limit in (
         (resource.RLIMIT_AS, LIMITS["address"]),
         (resource.RLIMIT_NPROC, LIMITS["processes"]),
@@ -85,7 +83,7 @@ def exactly(count):
     while count:
         part = os.read(0, min(count, 1 << 20))
         if not part:
-            os._exit(0)  # the host is gone, and with process 1 everything here is
+            os._exit(0)  # the host is gone; the end of process 1 ends every process here
         parts.append(part)
         count -= len(part)
     return b"".join(parts)
@@ -128,15 +126,17 @@ def run(command, timeout):
         put(b"/proc/%d/oom_score_adj" % pid, b"1000")  # where memory runs out, commands go before this process
     except OSError:
         pass  # it has ended
-    keep = Output(out)
-    flag = watch(pid, keep, started + timeout)
+    output = Output(out)
+    flag = watch(pid, output, started + timeout)
     status = end_all(pid)
-    keep.drain()
+    output.drain()
     os.close(out)
     code = os.waitstatus_to_exitcode(status)
     if not flag and out_of_memory() > ended_before:
         flag = "m"
-    return answer(124 if flag == "t" else code if code >= 0 else 128 - code, flag, started, keep.left_out, keep.kept)
+    return answer(
+        124 if flag == "t" else code if code >= 0 else 128 - code, flag, started, output.left_out, output.kept
+    )
 
 
 def answer(code, flag, started, left_out, output):
@@ -144,7 +144,7 @@ def answer(code, flag, started, left_out, output):
 
 
 class Output:
-    """A command's output: the first bytes are kept, the rest is read and counted so that its writer goes on."""
+    """A command's output: keeps the first bytes, and reads and counts the rest so that the writer does not block."""
 
     def __init__(self, fd):
         self.fd, self.kept, self.left_out = fd, b"", 0
@@ -161,32 +161,32 @@ class Output:
             pass
 
 
-def watch(pid, keep, deadline):
-    """Read output until the command's shell ends; the flag of what was up before that, or ""."""
+def watch(pid, output, deadline):
+    """Read output until the command's shell ends; return the flag of a limit that was exceeded before that, or ""."""
     poll = select.poll()
     exit_fd = os.pidfd_open(pid)
     poll.register(exit_fd, select.POLLIN)
-    poll.register(keep.fd, select.POLLIN)
+    poll.register(output.fd, select.POLLIN)
     poll.register(0, select.POLLIN)
-    look = time.monotonic() + WATCH
-    most_files = max(MOST_FILES, files_used())  # a command that removes some of too many is let be
+    next_check = time.monotonic() + WATCH
+    most_files = max(MOST_FILES, files_used())  # a command may remove files when there are already too many
     try:
         while True:
             now = time.monotonic()
             if now >= deadline:
                 return "t"
-            if now >= look:
+            if now >= next_check:
                 if memory_used() > LIMITS["memory"]:
                     return "m"
                 if files_used() > most_files:
                     return "n"
-                look = now + WATCH
-            ready = dict(poll.poll(max(1, 1000 * (min(look, deadline) - now))))
+                next_check = now + WATCH
+            ready = dict(poll.poll(max(1, 1000 * (min(next_check, deadline) - now))))
             if 0 in ready:
-                receive()  # the one request that may come now, or the end of everything
+                receive()  # the only request that can come now is K; at the end of stdin the guest exits
                 return "d"
-            if keep.fd in ready and not keep.read():
-                poll.unregister(keep.fd)  # its outputs are closed; it may still run
+            if output.fd in ready and not output.read():
+                poll.unregister(output.fd)  # the command closed its outputs; it may still run
             if exit_fd in ready:
                 return ""
     finally:
@@ -194,7 +194,7 @@ def watch(pid, keep, deadline):
 
 
 def memory_used():
-    """Bytes that all other processes hold for themselves or share among themselves, pages of files not counted."""
+    """Return the bytes of anonymous and shared memory of all other processes, without pages of files."""
     total = 0
     for name in os.listdir(b"/proc"):
         if not name.isdigit() or name == b"1":
@@ -237,8 +237,8 @@ def files_used():
 
 
 def end_all(pid):
-    """End everything but this process and return the status of `pid`. A process that a command left behind is a child
-    of process 1 by the time its parent is gone, so that no children left means nothing left."""
+    """Kill every process but this one and return the status of `pid`. Orphans become children of process 1, so when no
+    children are left, no processes are left."""
     try:  # noqa: SIM105 - contextlib is one more import
         os.kill(-1, _signal.SIGKILL)
     except ProcessLookupError:
@@ -287,17 +287,17 @@ def put(path, data):
 
 
 def read(unread):
-    """Regular files by name order, links not followed, until the next would pass the limit of one file in all: a few
-    sparse files can claim more than any disk."""
+    """Read regular files in name order, without following links, up to the limit of one file in total: a few sparse
+    files can claim more bytes than any disk has."""
     parts, room, folders = [], LIMITS["file"], [b""]
     while folders:
         folder = folders.pop()
         try:
             with os.scandir(folder or b".") as scan:
-                found = sorted((entry.name, entry) for entry in scan)
+                entries_by_name = sorted((entry.name, entry) for entry in scan)
         except OSError:
             continue
-        for name, entry in found:
+        for name, entry in entries_by_name:
             path = folder + b"/" + name if folder else name
             if entry.is_dir(follow_symlinks=False):
                 if name not in unread:

@@ -1,11 +1,8 @@
-"""Why a machine does not let bubblewrap start, and the commands that allow it.
+"""Why bubblewrap cannot start on a machine, and the commands that fix it.
 
-Belongs here: reading the kernel's settings, and the remedies as text. Does not belong here: starting a sandbox
-(`bubblewrap`), or a weaker one: there is none.
-
-Sources: man 7 user_namespaces; Ubuntu's release notes of 24.04 for AppArmor's rule. What containers need was tried with
-podman and runc: a filter of system calls that allows `sethostname` and `mount`, and a /proc without masked paths, since
-the kernel mounts a fresh /proc only where an unmasked one is visible (mount_too_revealing in fs/namespace.c).
+Sources: man 7 user_namespaces; Ubuntu's release notes of 24.04 for AppArmor's rule. Tried with podman and runc: a
+container needs a system call filter that allows `sethostname` and `mount`, and a /proc without masked paths, because
+the kernel mounts a new /proc only if an unmasked one is visible (mount_too_revealing in fs/namespace.c).
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ CONTAINER_OPTIONS = (
     " --security-opt systempaths=unconfined",
     "podman run --security-opt seccomp=unconfined --security-opt 'unmask=/proc/*'",
 )
-"""What lets bubblewrap start in a container of an ordinary user, without any capability."""
+"""Options that let bubblewrap start in the container of an ordinary user, without any capability."""
 
 _SYSCTLS = {
     "user.max_user_namespaces": ("0", "15000"),
@@ -40,22 +37,23 @@ _CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv", "/var/run/secrets/kuber
 
 
 def not_installed() -> str:
-    """The message where there is no `bwrap` program."""
+    """Return the message for a machine without a `bwrap` program."""
     return _message("bubblewrap (bwrap) is not installed", [INSTALL])
 
 
-def refused(words: str, root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> str:
-    """The message where bubblewrap did not start.
+def refused(stderr: str, root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> str:
+    """Return the message for a bubblewrap that did not start.
 
     Args:
-        words: what it wrote on stderr.
-        root: where this machine's /proc and marks of containers are looked for.
+        stderr: bubblewrap's own message.
+        root: the folder with /proc and the files that mark a container; tests set it.
     """
-    cause, remedies = _cause(words, root, environment)
-    return _message(f"bubblewrap could not start a sandbox: {cause}. It said: {words}", remedies)
+    cause, remedies = _cause(stderr, root, environment)
+    return _message(f"bubblewrap could not start a sandbox: {cause}. Its message: {stderr}", remedies)
 
 
-def _cause(words: str, root: Path, environment: Mapping[str, str]) -> tuple[str, list[str]]:
+def _cause(stderr: str, root: Path, environment: Mapping[str, str]) -> tuple[str, list[str]]:
+    """Return the cause and the remedies."""
     container = "container" in environment or any((root / mark.lstrip("/")).exists() for mark in _CONTAINER_MARKS)
     where = " on the host of this container" if container else ""
     for name, (forbids, allows) in _SYSCTLS.items():
@@ -66,7 +64,7 @@ def _cause(words: str, root: Path, environment: Mapping[str, str]) -> tuple[str,
                 [f"Allow them{where}: sudo sysctl -w {name}={allows}; to keep it: {keep}"],
             )
     if container:
-        if words.startswith("setpriv:") or "Unexpected capabilities" in words:
+        if stderr.startswith("setpriv:") or "Unexpected capabilities" in stderr:
             return (
                 "this container's user has some of root's rights and lacks others",
                 ["Start it as an ordinary user without added capabilities: --user 1000 --cap-drop ALL"],
@@ -91,7 +89,7 @@ def _cause(words: str, root: Path, environment: Mapping[str, str]) -> tuple[str,
 
 
 def _sysctl(root: Path, name: str) -> str | None:
-    """A kernel setting as text; None where this kernel has none of that name."""
+    """Return a kernel setting as text; None if this kernel does not have it."""
     try:
         return (root / "proc/sys" / name.replace(".", "/")).read_text().strip()
     except OSError:

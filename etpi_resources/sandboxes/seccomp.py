@@ -1,8 +1,7 @@
-"""The system calls that no command in a sandbox needs, as a filter for the kernel.
+"""A seccomp filter that denies system calls no command in a sandbox needs.
 
-Belongs here: the list and its compiled form. Does not belong here: what namespaces and limits already settle; this
-closes what they leave: memory that no process is charged for, looking into other processes, and rarely used parts of
-the kernel.
+It closes what namespaces and limits leave open: memory that no process is charged for, access to other processes, and
+rarely used parts of the kernel.
 """
 
 from __future__ import annotations
@@ -74,14 +73,14 @@ _DENIED = {
 }
 _CLONE = (56, 220)
 _CLONE3 = 435
-"""clone3 hides its flags from a filter; "no such call" makes the C library use clone."""
+"""A filter cannot see the flags of clone3; ENOSYS makes the C library fall back to clone."""
 
 
 def filter_program(machine: str) -> bytes:
-    """The filter as the kernel reads it (an array of sock_filter), for `platform.machine()`.
+    """Compile the filter for a `platform.machine()`, as the kernel reads it (an array of sock_filter).
 
-    Denied calls fail with EPERM; a call of another architecture fails the same way. Raises KeyError for a machine whose
-    call numbers are not listed.
+    Denied calls, and calls of another architecture, fail with EPERM. Raises KeyError for a machine whose call numbers
+    are not listed.
     """
     column = list(_ARCHITECTURES).index(machine) if machine in _ARCHITECTURES else None
     if column is None:
