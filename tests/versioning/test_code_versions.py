@@ -215,6 +215,7 @@ PROGRAMS = {
     "etpi_assets.versioning": "computes versions",
     "etpi_assets.runs.console": "commands for people",
     "etpi_assets.runs.console_table": "the list of commands",
+    "etpi_assets.checks": "describes checks for the web page and the reference",
     "etpi_assets.definitions": "hands Dagster the assets",
     "etpi_assets.exports": "writes data for other programs; no asset holds it",
     "etpi_assets.runs.explain": "etpi explain: shows keys and differences",

@@ -1,0 +1,61 @@
+"""docs/reference/checks.md: every check, from `etpi_assets.checks` and docs/faults.md."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from etpi.reference.markdown import anchor, prose, table
+from etpi_assets.checks import CHECKS, CheckInfo
+from etpi_assets.graph import GRAPH
+
+_HEAD = """# Checks
+
+A check judges the result of one asset, every time the asset is made. A failed **blocking** check keeps the version from
+becoming current and stops every consumer; a **warning** is only shown. The lake stores every outcome, with its message
+and figures: query the view `checks`. A failure that you accept is named, with its reason, in `gates.override` of the
+experiment's spec; this covers the checks of `selected_trajectories`, `tito_pairs`, `upweighted_dataset` and
+`serving_probe`.
+
+*Seen before* names the failure of published work that a check answers. Links to [faults.md](../faults.md) are failures
+that a test injects into a real run of the graph, where the check stops them.
+"""
+
+
+def page(faults_page: str) -> str:
+    """Return the page; `faults_page`: the text of docs/faults.md."""
+    faults = _faults(faults_page)
+    lines = [_HEAD, *_summary(), ""]
+    for asset in (name for name in GRAPH if name in CHECKS):
+        lines += [f"## {asset}", "", prose(GRAPH[asset].summary), ""]
+        for info in CHECKS[asset]:
+            lines += [*_entry(info, faults[asset, info.name]), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _summary() -> list[str]:
+    assets = [name for name in GRAPH if name in CHECKS]
+    rows = [[f"[{name}]({anchor(name)})", ", ".join(f"`{info.name}`" for info in CHECKS[name])] for name in assets]
+    return table(["Asset", "Checks"], rows)
+
+
+def _entry(info: CheckInfo, faults: list[str]) -> list[str]:
+    seen = [prose(info.answers)] if info.answers else []
+    seen += [f"[{fault}](../faults.md)" for fault in faults]
+    return [
+        f"**`{info.name}`** ({'blocking' if info.blocking else 'warning'})",
+        "",
+        f"- Catches: {prose(info.catches)}",
+        f"- Remedy: {prose(info.remedy)}",
+        *([f"- Seen before: {'; '.join(seen)}."] if seen else []),
+    ]
+
+
+def _faults(text: str) -> Mapping[tuple[str, str], list[str]]:
+    """Return the faults of docs/faults.md by asset and check."""
+    faults: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if len(cells) == 4 and cells[1].startswith("`"):
+            faults[cells[1].strip("`"), cells[2].strip("`")].append(cells[0])
+    return faults

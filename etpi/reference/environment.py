@@ -1,0 +1,143 @@
+"""docs/reference/environment.md: the registry of environment variables that etpi reads or sets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from etpi.reference.markdown import prose, table
+
+
+@dataclass(frozen=True)
+class Variable:
+    """An environment variable: its meaning, the value without it, and the module (or spec) that reads it."""
+
+    name: str
+    meaning: str
+    default: str
+    reader: str
+
+
+FOLDERS_AND_PROGRAMS: Sequence[Variable] = (
+    Variable(
+        "ETPI_DATA",
+        "Folder for everything that etpi writes: the lake, the catalog and Dagster's home.",
+        "`data`, `etpi.duckdb` and `.dagster_home` in the working folder",
+        "etpi_resources.lake.lake, etpi_resources.lake.catalog, etpi.dagster_home",
+    ),
+    Variable("ETPI_CATALOG", "File of the catalog.", "`etpi.duckdb` as above", "etpi_resources.lake.catalog"),
+    Variable("DAGSTER_HOME", "Dagster's home.", "`.dagster_home` as above", "etpi.dagster_home"),
+    Variable(
+        "ETPI_SPECS",
+        "Folder of your own specs, with `suites`, `rollout_sets` and `experiments`; they add to the shipped ones and "
+        "override them by name. `etpi results` refuses to run with it.",
+        "shipped specs only",
+        "etpi_assets.specs.load",
+    ),
+    Variable(
+        "ETPI_TRAINER_PYTHON",
+        "Interpreter that trainers run in, such as one of an environment with CUDA.",
+        "the interpreter that runs etpi",
+        "etpi_resources.trainers.pipes",
+    ),
+    Variable(
+        "ETPI_VLLM",
+        "The `vllm` program.",
+        "`.venv-vllm/bin/vllm` of the checkout",
+        "etpi_resources.engines.vllm_server",
+    ),
+    Variable(
+        "ETPI_GGUF_CONVERTER",
+        "llama.cpp's `convert_hf_to_gguf.py`, or an interpreter and the script, for `etpi export --format gguf`.",
+        "the script on PATH",
+        "etpi_resources.gguf_converter",
+    ),
+    Variable(
+        "ETPI_DOCKER_IMAGE",
+        "Image of Docker sandboxes for tasks that bring none; it needs bash and Python.",
+        "the image named in the module",
+        "etpi_resources.sandboxes.docker_images",
+    ),
+    Variable(
+        "ETPI_MICRO_TOKENS",
+        "Most tokens of one forward pass in fine-tuning; lower it if the GPU runs out of memory.",
+        "8192",
+        "etpi_assets.training.sft",
+    ),
+)
+"""Read by etpi itself."""
+
+INPUTS: Sequence[Variable] = (
+    Variable("ETPI_TRAJECTORIES", "Folder of recorded runs.", "none", "rollout sets cooperbench_logs, ..."),
+    Variable("ETPI_COOPERBENCH", "CooperBench's data set.", "none", "suite cooperbench"),
+    Variable("ETPI_PYPI_BUGS", "Folder that `etpi pypi-bugs` wrote.", "none", "suite pypi_bugs"),
+    Variable("ETPI_R2E_GYM", "R2E-Gym's rows.", "none", "suite r2e_gym_lite"),
+    Variable("ETPI_SWE_BENCH", "SWE-bench Verified's rows.", "none", "suite swe_bench_verified"),
+    Variable("ETPI_TERMINAL_BENCH", "Folder of Terminal-Bench tasks.", "none", "suite terminal_bench"),
+    Variable("ETPI_OPEN_AGENTRL", "Open-AgentRL's training rows.", "none", "suite open_agentrl"),
+    Variable("ETPI_OPEN_AGENTRL_HELDOUT", "Open-AgentRL's held-out rows.", "none", "suite open_agentrl_heldout"),
+    Variable("ETPI_OPEN_AGENTRL_SFT", "Open-AgentRL's conversations.", "none", "rollout set open_agentrl_sft"),
+)
+"""Named by shipped specs as `${VARIABLE}`: a spec of yours may name any other."""
+
+READ_FROM_THE_SYSTEM: Sequence[Variable] = (
+    Variable("TERM", "`dumb` turns the live display of a run off.", "the terminal's", "etpi_assets.runs.console"),
+    Variable("PYTHONPATH", "Kept behind etpi's own folder for workers.", "empty", "etpi_resources.trainers.pipes, ..."),
+    Variable(
+        "container",
+        "Set by container engines; it only shapes the advice when sandboxes cannot start.",
+        "unset",
+        "etpi_resources.sandboxes.namespaces",
+    ),
+    Variable(
+        "PATH",
+        "Passed to the GGUF converter, as are HOME, LANG, LC_ALL, TMPDIR and LD_LIBRARY_PATH.",
+        "the system's",
+        "etpi_resources.gguf_converter",
+    ),
+)
+"""Variables of the system."""
+
+SET_FOR_PROCESSES: Sequence[Variable] = (
+    Variable("ETPI_LANE", "Number of a process that runs experiments side by side.", "unset", "etpi_assets.runs.pool"),
+    Variable("DAGSTER_PIPES_CONTEXT", "Dagster Pipes' channel to a worker.", "unset", "Dagster; workers.reporting"),
+    Variable("RANK", "Rank of a worker's process in sharded training.", "0", "workers.reporting"),
+    Variable("WORLD_SIZE", "Number of a worker's processes.", "1", "workers.sharding"),
+    Variable(
+        "OMP_NUM_THREADS",
+        "Threads of each process that shares the cores with others.",
+        "its share of the cores",
+        "etpi_assets.runs.pool, workers.ranks",
+    ),
+    Variable("GLOO_SOCKET_IFNAME", "Network interface on which a worker's processes meet.", "lo", "workers.ranks"),
+)
+"""Set by etpi for processes that it starts; a value of yours wins where one is useful."""
+
+_SECTIONS = (
+    ("Folders and programs", "", FOLDERS_AND_PROGRAMS),
+    (
+        "Inputs of shipped specs",
+        "A spec names files as `${VARIABLE}/...`. Only the specs in the last column need these; a run that lacks one "
+        "says which to export. An `[engine]` names the variable of its API key in `api_key_env`.",
+        INPUTS,
+    ),
+    ("Variables of the system", "", READ_FROM_THE_SYSTEM),
+    (
+        "Set by etpi for its own processes",
+        "You need not set these. Besides them, trainers and vLLM servers start with quiet defaults (no telemetry, no "
+        "downloads while serving); a variable in your environment overrides each of those.",
+        SET_FOR_PROCESSES,
+    ),
+)
+
+REGISTRY: Sequence[Variable] = tuple(variable for _, _, variables in _SECTIONS for variable in variables)
+
+
+def page() -> str:
+    """Return the page."""
+    lines = ["# Environment variables", ""]
+    for heading, text, variables in _SECTIONS:
+        rows = [[f"`{v.name}`", prose(v.meaning), prose(v.default), prose(v.reader)] for v in variables]
+        lines += [f"## {heading}", "", *([prose(text), ""] if text else [])]
+        lines += [*table(["Variable", "Meaning", "Default", "Read by"], rows), ""]
+    return "\n".join(lines).rstrip() + "\n"

@@ -1,0 +1,108 @@
+"""docs/reference: every page is current, and leaves nothing out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from etpi.reference import environment, specs
+from etpi.reference.pages import COMMAND, REFERENCE, ROOT
+from etpi_assets.checks import CHECKS
+from etpi_assets.definitions import STAGES
+from etpi_assets.specs.load import MODELS, inner_section
+
+PACKAGES = ("etpi", "etpi_assets", "etpi_resources")
+READ = re.compile(r"environ(?:b)?(?:\.get|\.setdefault|\.pop)?[\[(]\s*([\"']?)(\w+)\1")
+TESTED = re.compile(r"([\"']?)\b([A-Z_]+|container)\1 (?:not )?in (?:os\.)?environ(?:ment)?\b")
+DYNAMIC = {"match", "name"}
+"""Variables that a spec or a list names; the page says so."""
+
+
+@pytest.mark.parametrize("name", REFERENCE)
+def test_page_is_current(name):
+    written = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    assert written == REFERENCE[name](), f"docs/{name} is not current: run `{COMMAND}`"
+
+
+def test_every_spec_key_has_a_description():
+    lacking = [f"{model.__name__}.{name}" for model, name, field in _fields() if not field.description]
+    assert lacking == []
+    vague = [f"{model.__name__}.{name}" for model, name, field in _fields() if not field.description.endswith(".")]
+    assert vague == [], "a description is a sentence"
+
+
+def test_every_spec_key_is_on_the_page():
+    page = specs.page()
+    assert [name for _, name, _ in _fields() if f"| `{name}` |" not in page] == []
+    assert page.count("\n| `") == len(list(_fields())) > 200
+
+
+def _fields() -> Iterator[tuple[type[BaseModel], str, object]]:
+    """Every key of every section, each section once."""
+    seen: set[type[BaseModel]] = set()
+
+    def walk(model):
+        if model in seen:
+            return
+        seen.add(model)
+        for name, field in model.model_fields.items():
+            yield model, name, field
+            if inner := inner_section(field.annotation):
+                yield from walk(inner)
+
+    for model in MODELS.values():
+        yield from walk(model)
+
+
+def test_every_declared_check_is_described_in_order():
+    declared = {recipe.node.name: recipe.checks for stage in STAGES for recipe in stage.ASSETS if recipe.checks}
+    assert {asset: tuple(info.name for info in infos) for asset, infos in CHECKS.items()} == declared
+
+
+def test_checks_that_never_block_are_described_as_warnings():
+    """A name beside `blocking=False` in the sources is a warning on the page."""
+    calls = [
+        match[1]
+        for path in _sources()
+        for match in re.finditer(r"CheckOutcome\(\s*(?:name=)?([\"\w]+)[^)]*?blocking=False", path.read_text("utf-8"))
+    ]
+    names = {call.strip('"') for call in calls if call.startswith('"')}
+    warnings = {info.name for infos in CHECKS.values() for info in infos if not info.blocking}
+    assert names <= warnings and len(names) > 1
+
+
+def test_every_environment_variable_is_documented():
+    known = {variable.name for variable in environment.REGISTRY}
+    constants = {
+        match[1]: match[2]
+        for path in _sources()
+        for match in re.finditer(r"^([A-Z_]+)(?:: \w+)? = \"(\w+)\"$", path.read_text("utf-8"), re.MULTILINE)
+    }
+    used = set()
+    for path in _sources():
+        text = path.read_text("utf-8")
+        for quote, name in (*READ.findall(text), *TESTED.findall(text)):
+            used.add(name if quote else constants.get(name, name))
+    for path in (ROOT / "etpi_assets" / "specs").rglob("*.toml"):
+        used |= set(re.findall(r"\$\{(\w+)\}", path.read_text("utf-8")))
+    assert used - known - DYNAMIC == set(), "describe it in etpi/reference/environment.py"
+    unread = {name for name in known if name.startswith("ETPI_")} - used
+    assert unread - {"ETPI_LANE"} == set(), "no code reads it any more"
+
+
+def test_view_columns_have_meanings():
+    assert [line for line in REFERENCE["reference/tables.md"]().splitlines() if line.endswith("|  |")] == []
+
+
+def test_make_docs_writes_the_pages():
+    assert re.search(
+        r"^docs:.*\n\t@\$\(BIN\)/python -m etpi\.reference$", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )
+
+
+def _sources() -> list[Path]:
+    return [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
