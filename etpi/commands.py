@@ -51,15 +51,15 @@ def run_experiments(names: Sequence[str], specs_folder: Path | None = None, cons
     # Importing Dagster takes seconds; a mistyped name is refused before.
     from etpi_assets.runs.console import showing
     from etpi_assets.runs.console_table import failures_table
-    from etpi_assets.runs.pool import side_by_side
+    from etpi_assets.runs.pool import run_experiments_in_parallel
     from etpi_assets.runs.runner import Runner
 
     with showing():
         runner = Runner(specs, specs_folder, consent)
         if alone := len(names) == 1:
-            failures = {names[0]: runner.bring(names[0])}
+            failures = {names[0]: runner.bring_up_to_date(names[0])}
         else:
-            failures = side_by_side(names, specs, specs_folder, consent)
+            failures = run_experiments_in_parallel(names, specs, specs_folder, consent)
         failed = {name: reasons for name, reasons in failures.items() if reasons}
         # The catalog then has the results of the experiments that succeeded.
         if (failed or not alone) and (reasons := runner.run("publish_catalog", None)):

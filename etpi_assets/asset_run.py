@@ -1,7 +1,6 @@
-"""One materialization of one asset partition, without Dagster: inputs, the skip rule, locks, publishing.
+"""Materialize one asset partition without Dagster: check inputs, skip what is up to date, lock, compute, publish.
 
-Belongs here: everything an asset has in common besides how Dagster sees it (`materialize`). Does not belong here: what
-any asset computes.
+`materialize` turns the same into Dagster assets.
 """
 
 from __future__ import annotations
@@ -43,24 +42,24 @@ Log = Callable[[str], None]
 
 
 class CodeChanged(LakeError):
-    """An expensive version was made by other code, and nobody has said whether that matters."""
+    """Code behind an expensive version has changed, and nobody has accepted the change or asked for a rebuild."""
 
 
 CONSENT_TAG = "etpi/"
-"""Begins the run tags that give a consent: etpi/rebuild, etpi/recollect."""
+"""Prefix of the run tags that give consent: etpi/rebuild, etpi/recollect."""
 
 
 @dataclass
 class Produced:
-    """What an asset function returns.
+    """The result of an asset function.
 
     Attributes:
-        tables: every table of its node, by name: a table, what was spooled (`AssetRun.spool`), or a stream of record
+        tables: every table of the node, by name: a table, a spooled table (`AssetRun.spool`), or a stream of record
             batches.
-        checks: the outcome of every check the asset declares.
-        metadata: shown on the asset's page: plain values, or Dagster's own MetadataValue.
-        notes: kept in the manifest (JSON).
-        seeds: the seeds behind the result, kept in the manifest.
+        checks: the outcome of every check that the asset declares.
+        metadata: shown on the asset's page: plain values, or Dagster's MetadataValue.
+        notes: recorded in the manifest (JSON).
+        seeds: the seeds behind the result, recorded in the manifest.
     """
 
     tables: Mapping[str, pa.Table | Spooled | Iterable[pa.RecordBatch]]
@@ -71,22 +70,22 @@ class Produced:
 
     @classmethod
     def not_applicable(cls, node_name: str, reason: str) -> Self:
-        """An empty version that says why there is nothing; its checks pass for want of data."""
+        """An empty version with the reason why the asset does not apply; it reports no checks."""
         tables = {name: empty(name) for name in GRAPH[node_name].tables}
         return cls(tables=tables, metadata={"not_applicable": reason}, notes={"not_applicable": reason})
 
 
 class AssetRun:
-    """What an asset function is handed.
+    """The argument of an asset function: its partition, specs, inputs and resources.
 
     Attributes:
-        node: its node of the graph.
-        key: its partition ("all" where it has none).
-        specs: every spec, as of the start of the run.
+        node: the asset's node in the graph.
+        key: the partition key; "all" for an asset without partitions.
+        specs: every spec, as loaded at the start of the run.
         resources: lake, sandboxes, engines.
         log: writes one line to the run's log.
-        context: Dagster's execution context, for trainers that speak through Pipes; None without Dagster.
-        folder: where tables are spooled until they are published; None where nothing is made.
+        context: Dagster's execution context, which trainers need for Pipes; None without Dagster.
+        folder: tables are spooled here until they are published; None where nothing is computed.
     """
 
     def __init__(self, node: Node, key: str, resources: Resources, log: Log = print, context: Any = None) -> None:
@@ -104,7 +103,7 @@ class AssetRun:
         return None if self.node.set == "all" else self.specs.get(self.node.set, self.key)
 
     def refs(self, asset: str) -> list[Ref]:
-        """The partitions of an upstream asset that this one reads, in spec order.
+        """The partitions of an upstream asset that this partition reads, in spec order.
 
         Raises:
             LakeError: the graph does not name the asset as upstream, so its version would not be in the input key.
@@ -116,14 +115,15 @@ class AssetRun:
         return upstream_refs(self.node, self.key, self.specs, self.lake, asset)
 
     def read(self, asset: str, table: str, key: str | None = None, columns: Sequence[str] | None = None) -> pa.Table:
-        """A table of an upstream asset, of one of its partitions or of all that this one reads, one after the other.
+        """Read a table of an upstream asset: of the partition `key`, or of all that this partition reads, concatenated.
 
-        Raises as `Lake.read` and `refs` do; a key that this partition does not read is a LakeError.
+        Raises:
+            LakeError: as `refs` and `Lake.read`, or this partition does not read `key`.
         """
         return parquet.read(table, self.stored(asset, table, key).paths, columns)
 
     def stored(self, asset: str, table: str, key: str | None = None) -> Stored:
-        """What `read` reads, to be read piece by piece: for tables of a row a turn, which may be longer than memory."""
+        """The same table for reading in pieces: tables with a row for each turn may be larger than memory."""
         refs = self.refs(asset)
         if key is not None:
             if key not in [ref.key for ref in refs]:
@@ -134,35 +134,38 @@ class AssetRun:
         return Stored(table, [path for ref in refs for path in self.lake.files(ref, table)])
 
     def spool(self, table: str) -> parquet.Writer:
-        """A writer of a table of this asset, piece by piece; use it as a context manager, then `spooled`."""
+        """A context manager that writes a table of this asset in pieces; afterwards `spooled` gives the table."""
         return parquet.Writer(table, self._spooled(table))
 
     def spooled(self, table: str) -> Spooled:
-        """What was written there: to be read again by checks, and to be published."""
+        """The table that `spool` wrote, for checks to read and for `Produced.tables`."""
         return Spooled(table, [self._spooled(table)])
 
     def _spooled(self, table: str) -> Path:
-        assert self.folder is not None, "only a run that publishes has a place to spool in"
+        assert self.folder is not None, "only a run that computes has a folder to spool into"
         return self.folder / f"{table}.parquet"
 
     @cached_property
     def code(self) -> PartitionCode:
-        """The code behind the partition."""
+        """The code versions of this partition."""
         return code_of(self.node, self.key, self.specs)
 
     @cached_property
     def kept_code(self) -> str:
-        """The code version under which expensive results of this partition are kept: its own, or the one of before
-        where a person has accepted the change since."""
-        assert self.code.kept is not None, f"{self.node.name} keeps nothing; its node says what does"
-        have = self.lake.current(Ref(self.node.name, self.node.set, self.key))
-        recorded = have.code if have else {}
+        """The code version that names this partition's expensive results (journals, trainings).
+
+        It is the current version of that code, or the older one that computed the results if a person has accepted the
+        change since.
+        """
+        assert self.code.kept is not None, f"the node of {self.node.name} declares no expensive code"
+        current = self.lake.current(Ref(self.node.name, self.node.set, self.key))
+        recorded = current.code if current else {}
         same = recorded.get("kept") == self.code.kept.digest
         return recorded.get("kept_root", self.code.kept.digest) if same else self.code.kept.digest
 
     @property
     def keeps_older(self) -> bool:
-        """Whether results kept by an older code version, accepted since, may be part of this one."""
+        """Whether expensive results of an older, accepted code version may be part of this version."""
         return self.code.kept is not None and self.kept_code != self.code.kept.digest
 
     @property
@@ -177,7 +180,14 @@ class AssetRun:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A materialization: the version in force (or blocked), whether it stood already, what to show, wall seconds."""
+    """The result of `AssetRecipe.execute`.
+
+    Attributes:
+        manifest: the current version, or the blocked one that was just published.
+        skipped: whether it existed already.
+        metadata: as `Produced.metadata`; empty where skipped.
+        seconds: wall time.
+    """
 
     manifest: Manifest
     skipped: bool
@@ -186,8 +196,8 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """An asset before Dagster: its node, the function that computes it, the names of its checks."""
+class AssetRecipe:
+    """An asset without Dagster: its node, the function that computes it, and the names of its checks."""
 
     node: Node
     function: Callable[[AssetRun], Produced]
@@ -203,16 +213,17 @@ class Recipe:
     ) -> Outcome:
         """Bring the partition up to date.
 
-        Where the version in force has the same input key, nothing is computed. A version whose blocking check failed
-        is published as evidence and returned; the caller looks at `manifest.blocked`.
+        Nothing is computed where the current version has the input key that a new one would get. A version whose
+        blocking check fails is published as evidence, without becoming current, and returned: look at
+        `manifest.blocked`.
 
         Raises:
-            CodeChanged: the version in force was expensive, only code has changed since, and `consent` does not cover
-                it.
+            CodeChanged: only code has changed since the current version was computed, computing it again is expensive,
+                and `consent` does not allow it.
             SpecError: the spec is unknown or invalid.
-            LakeError: an input is missing (with the commands that make it), blocked, or moved meanwhile; or the
-                function returned other tables or checks than declared.
-            HardwareMissing: the experiment wants hardware that is not here.
+            LakeError: an input is missing (the message has the commands that compute it), is blocked, or changed during
+                the run; or the function returned other tables or checks than the asset declares.
+            HardwareMissing: the experiment requires hardware that this machine lacks.
         """
         start = time.monotonic()
         run = AssetRun(self.node, key, resources, log, context)
@@ -220,24 +231,24 @@ class Recipe:
             require_hardware(run.spec, key)
         require_inputs(self.node, key, resources)
         inputs = inputs_of(self.node, key, run.specs, run.lake, run.lake.current)
-        wanted = expected_key(self.node, key, run.specs, inputs, run.code)
+        input_key = expected_key(self.node, key, run.specs, inputs, run.code)
         ref = Ref(self.node.name, self.node.set, key)
-        if manifest := self._unchanged(run.lake, ref, wanted):
+        if manifest := self._unchanged(run.lake, ref, input_key):
             return Outcome(manifest, True, {}, time.monotonic() - start)
         before = run.lake.current(ref)
         change = before and compare(self.node, key, run.specs, inputs, run.code, before, run.lake)
         if before and change:
-            self._ask(run, before, change, consent)
-        with self._alone(run), run.lake.staging() as run.folder:
-            # Another process may have made it while this one waited.
-            if manifest := self._unchanged(run.lake, ref, wanted):
+            self._require_consent(run, before, change, consent)
+        with self._locks(run), run.lake.staging() as run.folder:
+            # Another process may have published it while this one waited for the lock.
+            if manifest := self._unchanged(run.lake, ref, input_key):
                 return Outcome(manifest, True, {}, time.monotonic() - start)
             produced = self.function(run)
             self._verify(run, produced, inputs)
             manifest = run.lake.publish(
                 ref,
                 produced.tables,
-                input_key=wanted,
+                input_key=input_key,
                 inputs=inputs,
                 spec_hash=run.specs.section_hash(self.node.set, key, self.node.sections),
                 spec=run.specs.sections(self.node.set, key, self.node.sections),
@@ -252,11 +263,11 @@ class Recipe:
             run.lake.keep_code(run.code.whole.digest, run.code.whole.definitions)
         return Outcome(manifest, False, produced.metadata, time.monotonic() - start)
 
-    def _ask(self, run: AssetRun, before: Manifest, change: Change, consent: Set[Consent]) -> None:
-        """Raise CodeChanged where an expensive result would be computed again without anybody having asked for it."""
+    def _require_consent(self, run: AssetRun, before: Manifest, change: Change, consent: Set[Consent]) -> None:
+        """Raise CodeChanged where only changed code would recompute an expensive result, without consent."""
         option = consent_for(self.node.name)
-        asks = change.needs_consent(self.node, run.key, run.specs, run.code, before)
-        if asks and option not in consent and run.lake.blocked(before.ref) is None:
+        needed = change.needs_consent(self.node, run.key, run.specs, run.code, before)
+        if needed and option not in consent and run.lake.blocked(before.ref) is None:
             cost = f" It took {before.seconds:.0f} s last time." if before.seconds else ""
             raise CodeChanged(
                 f"{run.key}: {change.reason}.{cost} Compute it again with --{option} (as a run tag: "
@@ -264,22 +275,21 @@ class Recipe:
                 f'etpi accept {self.node.name} {run.key} --because "..."'
             )
 
-    def _unchanged(self, lake: Lake, ref: Ref, wanted: str) -> Manifest | None:
-        """The version in force, if it is what would be made; else an earlier one that is, put in force again (a knob
-        was turned and turned back). The catalog is made anew each time: somebody may have removed the file."""
+    def _unchanged(self, lake: Lake, ref: Ref, input_key: str) -> Manifest | None:
+        """The version with this input key, or None; an earlier version (a knob was turned back) becomes current again."""
         if not self.node.tables:
-            return None
+            return None  # the catalog is rebuilt every time: its file lies outside the lake and may be gone
         current = lake.current(ref)
-        if current is not None and current.input_key == wanted and lake.blocked(ref) is None:
+        if current is not None and current.input_key == input_key and lake.blocked(ref) is None:
             for table in current.tables:
                 lake.files_of(current, table)
             return current
-        earlier = [m for m in lake.history(ref) if m.input_key == wanted and not m.blocked]
+        earlier = [m for m in lake.history(ref) if m.input_key == input_key and not m.blocked]
         return lake.reinstate(earlier[-1]) if earlier else None
 
     @contextmanager
-    def _alone(self, run: AssetRun) -> Iterator[None]:
-        """Hold what nobody else may use meanwhile: this partition, and what the node's lock stands for."""
+    def _locks(self, run: AssetRun) -> Iterator[None]:
+        """Hold the locks on this partition and on the machine resource that the node names."""
         partition = run.lake.lock(f"{self.node.name}-{run.key}", log=run.log, what=run.label, doing="making")
         with partition, ExitStack() as stack:
             if name := self.node.lock:
@@ -289,7 +299,7 @@ class Recipe:
     def _verify(self, run: AssetRun, produced: Produced, inputs: Mapping[str, str]) -> None:
         if set(produced.tables) != set(self.node.tables):
             raise LakeError(
-                f"{self.node.name} made tables {sorted(produced.tables)}, its node says {sorted(self.node.tables)}"
+                f"{self.node.name} returned tables {sorted(produced.tables)}; declared are {sorted(self.node.tables)}"
             )
         reported = [check.name for check in produced.checks]
         expected = [] if "not_applicable" in produced.notes else self.checks
@@ -304,7 +314,7 @@ class Recipe:
 
 
 def _cause(change: Change | None) -> str:
-    """What `Manifest.cause` records."""
+    """The value of `Manifest.cause`: "first", "code", "spec" or "inputs"."""
     if change is None:
         return "first"
     if change.state == "code" or change.by_code:
@@ -313,26 +323,28 @@ def _cause(change: Change | None) -> str:
 
 
 def label(asset: str, key: str) -> str:
-    """An asset and its partition, for messages."""
+    """The name of an asset partition in messages."""
     return asset if key == "all" else f"{asset} of {key}"
 
 
 def shared_lock(name: str) -> str:
-    """The lock on what several runs share, "accelerator" or "sandboxes": the machine's own, or, where nothing but cores
-    is shared, the lane's, which has its part of them."""
-    lane = os.environ.get(WORKER_VARIABLE)
-    return f"{name}-{lane}" if lane and not accelerators() else name
+    """The lock for a machine resource, "accelerator" or "sandboxes".
+
+    Without an accelerator, each pool worker has cores of its own and so a lock of its own.
+    """
+    worker = os.environ.get(WORKER_VARIABLE)
+    return f"{name}-{worker}" if worker and not accelerators() else name
 
 
 def require_inputs(node: Node, key: str, resources: Resources, but: Collection[str] = ()) -> None:
-    """Raise where an input of the partition is missing or blocked, save of the assets named by `but`.
+    """Raise where an input of the partition is missing or blocked; assets in `but` are not checked.
 
     Raises:
-        MissingInput: with the commands that make the whole chain.
-        BlockedInput: with the message of the check that failed.
+        MissingInput: the message has the commands that compute the whole chain.
+        BlockedInput: the message has that of the failed check.
     """
     if node.set == "all":
-        return  # it reads whatever there is
+        return  # it reads the experiments that have results
     lake, specs = resources.lake, resources.specs
     for ref in upstream_refs(node, key, specs, lake):
         if ref.asset in but:

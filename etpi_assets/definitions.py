@@ -1,7 +1,6 @@
-"""The code location: every asset, job and resource of etpi.
+"""The Dagster code location: every asset, job and resource of etpi.
 
-Belongs here: putting them together. Does not belong here: anything else. Importing this takes under three seconds: no
-torch, no network.
+Importing this module takes under three seconds: no torch, no network.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ STAGES = (specs_stage, tasks, rollouts, scoring, curation, training, evaluation,
 
 
 class EtpiResource(dg.ConfigurableResource):
-    """What a run has at hand. Its settings are operational: none changes a result."""
+    """Dagster's form of `Resources`; none of its settings changes a result."""
 
     concurrency: int = CONCURRENCY
 
@@ -39,7 +38,7 @@ class EtpiResource(dg.ConfigurableResource):
 
 
 def build_defs(specs: Specs | None = None, resource_overrides: Mapping[str, Any] | None = None) -> dg.Definitions:
-    """The definitions for a reading of the specs (default: the shipped ones and the user's)."""
+    """Build the definitions for the given specs (default: the shipped specs and the user's)."""
     specs = specs or load_specs()
     return dg.Definitions(
         assets=[build_asset(recipe, specs) for stage in STAGES for recipe in stage.ASSETS],

@@ -1,7 +1,6 @@
-"""From a node of the graph and a plain function to a Dagster asset.
+"""Turn a node of the graph and a plain function into a Dagster asset: partitions, dependencies, checks, metadata.
 
-Belongs here: how an asset looks in Dagster, once for all: partitions, dependencies, versions, checks, metadata.
-Does not belong here: what any asset computes, or the skip rule and publishing (`asset_run`).
+The skip rule and publishing are in `asset_run`.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ import pyarrow.parquet as pq
 
 from etpi_assets.asset_run import (
     CONSENT_TAG,
+    AssetRecipe,
     AssetRun,
     Outcome,
     Produced,
-    Recipe,
     label,
     require_inputs,
 )
@@ -54,27 +53,27 @@ EXPECTED_FAILURES = (
     WorkerFailed,
     BadData,
 )
-"""Errors that say all a person needs; their traceback would only hide it."""
+"""Errors whose message is complete; Dagster shows them without a traceback."""
 
 
-# A check's partitions are what makes it stand beside the partition it judged; Dagster calls them a preview.
+# With partitions, a check result is shown beside the partition it checked. Dagster warns that this is a preview.
 warnings.filterwarnings("ignore", message="Specifying a partitions_def on an AssetCheckSpec")
 
 
-def etpi_asset(name: str, checks: tuple[str, ...] = ()) -> Callable[[Callable[[AssetRun], Produced]], Recipe]:
+def etpi_asset(name: str, checks: tuple[str, ...] = ()) -> Callable[[Callable[[AssetRun], Produced]], AssetRecipe]:
     """Declare the function that computes the asset `name` of `graph.GRAPH`, and the names of the checks it reports.
 
     Everything else (partitions, inputs, sections, code, lock, description) comes from the node.
     """
 
-    def declare(function: Callable[[AssetRun], Produced]) -> Recipe:
-        return Recipe(GRAPH[name], function, checks)
+    def declare(function: Callable[[AssetRun], Produced]) -> AssetRecipe:
+        return AssetRecipe(GRAPH[name], function, checks)
 
     return declare
 
 
-def build_asset(recipe: Recipe, specs: Specs) -> dg.AssetsDefinition:
-    """The Dagster asset of a recipe, its partitions and mappings taken from the specs."""
+def build_asset(recipe: AssetRecipe, specs: Specs) -> dg.AssetsDefinition:
+    """Build the Dagster asset of a recipe; its partitions and mappings come from the specs."""
     node = recipe.node
 
     @dg.asset(
@@ -106,13 +105,13 @@ def build_asset(recipe: Recipe, specs: Specs) -> dg.AssetsDefinition:
         try:
             key = _key(context, node, resources.specs)
             if node.group == "specs":
-                _refuse_early(recipe.node, key, _chosen(context), resources)
+                _require_inputs_of_run(recipe.node, key, _selected_assets(context), resources)
             display().show(Activity(label(node.name, key)))
             with acting_for(key):
                 outcome = recipe.execute(key, resources, context.log.info, context, _consent(context))
         except EXPECTED_FAILURES as error:
             raise dg.Failure(description=f"{node.name}: {error}", allow_retries=False) from None
-        _say(context, node, key, outcome)
+        _log_outcome(context, node, key, outcome)
         yield dg.MaterializeResult(
             data_version=dg.DataVersion(outcome.manifest.version),
             metadata={
@@ -123,8 +122,8 @@ def build_asset(recipe: Recipe, specs: Specs) -> dg.AssetsDefinition:
             check_results=_check_results(recipe, outcome),
         )
         if outcome.manifest.blocked:
-            # Dagster would fail the step too, but with the check's name alone.
-            raise dg.Failure(description=_failed(node, key, outcome), allow_retries=False)
+            # Dagster itself would fail the step with nothing but the check's name.
+            raise dg.Failure(description=_failure_message(node, key, outcome), allow_retries=False)
 
     return materialize
 
@@ -133,7 +132,11 @@ def build_asset(recipe: Recipe, specs: Specs) -> dg.AssetsDefinition:
 
 
 def _key(context: dg.AssetExecutionContext, node: Node, specs: Specs) -> str:
-    """The partition's name. `dagster job launch` checks nothing: a run may have been submitted without one, or any."""
+    """The partition key. `dagster job launch` does not validate it, so it may be missing or unknown.
+
+    Raises:
+        SpecError: it is missing or unknown; the message lists the valid ones.
+    """
     if node.set == "all":
         return "all"
     key = context.run.tags.get(PARTITION_TAG)
@@ -148,27 +151,27 @@ def _key(context: dg.AssetExecutionContext, node: Node, specs: Specs) -> str:
 
 
 def _consent(context: dg.AssetExecutionContext) -> frozenset[Consent]:
-    """What the run's tags agree to."""
+    """The consent that the run's tags give."""
     return frozenset(o for o in CONSENTS if context.run.tags.get(f"{CONSENT_TAG}{o}", "").lower() == "true")
 
 
-def _chosen(context: dg.AssetExecutionContext) -> set[str]:
-    """The assets of this run."""
-    chosen = context.run.asset_selection
-    return {key.path[-1] for key in chosen} if chosen else set(JOBS[context.run.job_name][1])
+def _selected_assets(context: dg.AssetExecutionContext) -> set[str]:
+    """The names of the assets in this run."""
+    selection = context.run.asset_selection
+    return {key.path[-1] for key in selection} if selection else set(JOBS[context.run.job_name][1])
 
 
-def _refuse_early(node: Node, key: str, chosen: set[str], resources: Resources) -> None:
-    """A spec is the first step of its jobs: what a later step will lack is said here, not after hours of others."""
-    mine = [GRAPH[name] for name in GRAPH if name in chosen and GRAPH[name].set == node.set]
-    if any(other.lock == "accelerator" for other in mine):
+def _require_inputs_of_run(node: Node, key: str, selected: set[str], resources: Resources) -> None:
+    """Fail in the first step, the spec asset, where a later step of the run would miss an input or hardware."""
+    nodes = [GRAPH[name] for name in GRAPH if name in selected and GRAPH[name].set == node.set]
+    if any(later.lock == "accelerator" for later in nodes):
         require_hardware(resources.specs.get(node.set, key), key)
-    for other in mine:
-        require_inputs(other, key, resources, but=chosen)
+    for later in nodes:
+        require_inputs(later, key, resources, but=selected)
 
 
 def _deps(node: Node, specs: Specs) -> list[dg.AssetDep]:
-    """The node's upstream assets, and its spec. The catalog holds everything, so it comes after everything."""
+    """The node's upstream assets and its spec asset; for the catalog, which holds all tables, every other asset."""
     names = list(node.upstream) if node.tables else [name for name in GRAPH if name != node.name]
     if node.set != "all" and node.group != "specs":
         names.append(f"{node.set}_spec")
@@ -176,7 +179,7 @@ def _deps(node: Node, specs: Specs) -> list[dg.AssetDep]:
 
 
 def _cpu_seconds() -> float:
-    """CPU time of this process and of those it has waited for: workers and sandboxes."""
+    """CPU seconds of this process and of its ended children: workers and sandboxes."""
     uses = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(use.ru_utime + use.ru_stime for use in uses)
 
@@ -190,7 +193,7 @@ def _description(node: Node) -> str:
 
 
 def _columns(node: Node) -> dict[str, Any]:
-    """Column schemas: the first table's where Dagster looks for it, the others' under their names."""
+    """Column schemas: of the first table under the name that Dagster shows, of the others under `columns/TABLE`."""
 
     def schema(name: str) -> dg.TableSchema:
         columns = [dg.TableColumn(n, str(t), description=d) for n, t, d in TABLES[name].columns]
@@ -218,17 +221,17 @@ def _metadata(node: Node, outcome: Outcome, lake: Lake) -> dict[str, Any]:
 
 
 def _carried_over(context: dg.AssetExecutionContext, node: Node, outcome: Outcome) -> Mapping[str, Any]:
-    """Plots and figures of the last event of the same version: a skipped run must not empty the asset's page."""
+    """Metadata of the last event of the same version, so that a skipped run does not empty the asset's page."""
     if not outcome.skipped:
         return {}
-    found = context.instance.fetch_materializations(
+    result = context.instance.fetch_materializations(
         dg.AssetRecordsFilter(
             asset_key=dg.AssetKey(node.name),
             asset_partitions=None if node.set == "all" else [outcome.manifest.ref.key],
         ),
         limit=1,
     )
-    for record in found.records:
+    for record in result.records:
         event = record.asset_materialization
         if event and (event.tags or {}).get("dagster/data_version") == outcome.manifest.version:
             return event.metadata
@@ -236,7 +239,7 @@ def _carried_over(context: dg.AssetExecutionContext, node: Node, outcome: Outcom
 
 
 def _preview(lake: Lake, outcome: Outcome, table: str) -> str:
-    """The first rows as a markdown table; long values and lists are cut, so that it stays far below 50 KB."""
+    """The first rows as a markdown table. Long values are cut: Dagster limits metadata to about 50 KB."""
     files = lake.files_of(outcome.manifest, table)
     rows: list[dict[str, Any]] = []
     for path in files:
@@ -261,12 +264,12 @@ def _cell(value: Any) -> str:
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", "⏎").replace("<", "&lt;")
 
 
-def _check_results(recipe: Recipe, outcome: Outcome) -> list[dg.AssetCheckResult]:
-    """Every declared check; one that did not apply passes and says so."""
-    found = {check["name"]: check for check in outcome.manifest.checks}
+def _check_results(recipe: AssetRecipe, outcome: Outcome) -> list[dg.AssetCheckResult]:
+    """A result for every declared check; a check that does not apply passes and says so."""
+    reported = {check["name"]: check for check in outcome.manifest.checks}
     results = []
     for name in recipe.checks:
-        check = found.get(name)
+        check = reported.get(name)
         results.append(
             dg.AssetCheckResult(
                 check_name=name,
@@ -283,24 +286,24 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (str, int, float, bool, dict, list)) else json.dumps(value)
 
 
-def _say(context: dg.AssetExecutionContext, node: Node, key: str, outcome: Outcome) -> None:
+def _log_outcome(context: dg.AssetExecutionContext, node: Node, key: str, outcome: Outcome) -> None:
     name, manifest = label(node.name, key), outcome.manifest
     rows = ", ".join(f"{n} {table}" for table, n in manifest.rows.items() if n)
-    counted = {NOT_ON_CONSOLE: True}  # in the line that ends a job
+    quiet = {NOT_ON_CONSOLE: True}  # the line that ends the job counts it
     if outcome.skipped:
-        context.log.info(f"{name} unchanged: version {manifest.version}", extra=counted)
+        context.log.info(f"{name} unchanged: version {manifest.version}", extra=quiet)
     elif reason := manifest.notes.get("not_applicable"):
-        context.log.info(f"{name} not applicable: {reason}", extra=counted)
+        context.log.info(f"{name} not applicable: {reason}", extra=quiet)
     else:
         of = f"; {rows or 'no rows'}" if node.tables else ""
-        extra = counted if node.group == "specs" else None
+        extra = quiet if node.group == "specs" else None
         context.log.info(f"{name} made in {outcome.seconds:.1f} s{of}", extra=extra)
     for check in manifest.checks:
         if not check["passed"] and not check["blocking"]:
             context.log.warning(f"{name}: {check['name']}: {check['message']}")
 
 
-def _failed(node: Node, key: str, outcome: Outcome) -> str:
+def _failure_message(node: Node, key: str, outcome: Outcome) -> str:
     lines = [f"  {check['name']}: {check['message']}" for check in outcome.manifest.failures]
     of = "" if key == "all" else f" of {key}"
     return f"{node.name}{of}: blocked by failed checks; nothing downstream will read it.\n" + "\n".join(lines)

@@ -1,7 +1,4 @@
-"""Partitions: the names of suites, rollout sets and experiments, and which of one rests on which of another.
-
-Belongs here: turning specs into Dagster's partition sets and mappings. Does not belong here: reading specs.
-"""
+"""Dagster's partition sets (suites, rollout sets, experiments) and partition mappings, built from the specs."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ PARTITION_TAG = "dagster/partition"
 
 
 class UnknownPartition(dg.DagsterUnknownPartitionError, click.ClickException):
-    """A partition that no spec has. Being click's error too, `dg launch` prints the message and no traceback."""
+    """No spec has this name. It is also a click error, so that `dg launch` prints the message without a traceback."""
 
     def __init__(self, message: str) -> None:
         dg.DagsterUnknownPartitionError.__init__(self, message)
@@ -26,7 +23,7 @@ class UnknownPartition(dg.DagsterUnknownPartitionError, click.ClickException):
 
 
 class SpecPartitions(dg.StaticPartitionsDefinition):
-    """One partition a spec file. An unknown name is refused with the valid ones, the nearest first."""
+    """One partition for each spec file. The error for an unknown name lists the valid names, the nearest first."""
 
     def __init__(self, set_name: str, partition_keys: Sequence[str]) -> None:
         super().__init__(list(partition_keys))
@@ -43,8 +40,11 @@ def partition_sets(specs: Specs) -> Mapping[str, SpecPartitions]:
 
 
 def mapping(node: Node, upstream: Node, specs: Specs) -> dg.PartitionMapping | None:
-    """Which upstream partitions a partition of `node` reads; None where Dagster's default is right (the same set, or an
-    asset without partitions, which reads all). A spec that is invalid maps to nothing."""
+    """Map the partitions of `node` to the upstream partitions that they read.
+
+    None where Dagster's default is right: the same set, or an asset without partitions, which reads all. An invalid
+    spec maps to nothing.
+    """
     if "all" in (node.set, upstream.set) or node.set == upstream.set:
         return None
     known = specs.keys(upstream.set)

@@ -1,8 +1,4 @@
-"""What a run has at hand: the lake, the specs, sandboxes and engines.
-
-Belongs here: choosing an implementation by what a spec says. Does not belong here: the implementations
-(`etpi_resources`), or Dagster.
-"""
+"""Resources of a run: the lake, the specs, and the sandboxes and engines that a spec selects."""
 
 from __future__ import annotations
 
@@ -26,23 +22,24 @@ if TYPE_CHECKING:
 __all__ = ["EngineUnavailable", "HardwareMissing", "Resources", "require_hardware"]
 
 CONCURRENCY = 2 * (os.cpu_count() or 1)
-"""Rollouts wait for sandboxes half of their time, so two a core keep the machine busy."""
+"""Rollouts wait for sandboxes half of the time, so two for each core keep the machine busy."""
 
 ACCELERATORS = ("nvidia[0-9]*", "kfd")
-"""Device files that say that there is one."""
+"""Patterns of the device files of an NVIDIA or AMD accelerator."""
 
 
 class HardwareMissing(RuntimeError):
-    """An experiment wants hardware that this machine does not have; the message says which."""
+    """An experiment requires hardware that this machine lacks; the message names it."""
 
 
 @dataclass
 class Resources:
-    """Everything an asset may use besides its inputs. One is made a run, so that a run sees one reading of the specs.
+    """Everything an asset may use besides its inputs; one object for each run, which loads the specs once.
 
     Attributes:
-        lake: where tables are.
-        concurrency: rollouts under way at once; operational, so it never changes a result.
+        lake: the lake with all tables.
+        concurrency: the number of rollouts at once; it does not change results.
+        specs_folder: the user's specs; None: the folder that ETPI_SPECS names, if any.
     """
 
     lake: Lake = field(default_factory=Lake.open)
@@ -54,10 +51,10 @@ class Resources:
         return load_specs(self.specs_folder)
 
     def sandboxes(self, kind: str) -> HostFactory:
-        """The factory of a kind.
+        """The sandbox factory of a kind.
 
         Raises:
-            SandboxUnavailable: the kind is not built in, or cannot work here; the message says what to install.
+            SandboxUnavailable: the kind is unknown or cannot work on this machine; the message says what to install.
         """
         if kind == "bubblewrap":
             from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
@@ -67,10 +64,10 @@ class Resources:
             from etpi_resources.sandboxes.docker import DockerFactory
 
             return DockerFactory()
-        raise SandboxUnavailable(f'sandbox = {kind!r} is no kind of sandbox; use "bubblewrap" or "docker"')
+        raise SandboxUnavailable(f'sandbox = {kind!r} is not a kind of sandbox; use "bubblewrap" or "docker"')
 
     def serving(self, section: ServingSection, chat: ChatFormat, checkpoints: Sequence[Checkpoint]) -> Serving:
-        """What serves the checkpoints of an experiment one after another; the caller closes it."""
+        """Serve the checkpoints of an experiment one after another; the caller closes the result."""
         from etpi_resources.engines import serving
 
         if section.engine == "transformers":
@@ -86,8 +83,8 @@ class Resources:
 
 
 def accelerators() -> bool:
-    """Whether this machine has one. Looks at device files alone: no torch."""
-    return any(found for pattern in ACCELERATORS for found in Path("/dev").glob(pattern))
+    """Whether this machine has an accelerator, judged by device files alone, without importing torch."""
+    return any(path for pattern in ACCELERATORS for path in Path("/dev").glob(pattern))
 
 
 def require_hardware(spec: AnySpec | None, experiment: str) -> None:
@@ -96,7 +93,7 @@ def require_hardware(spec: AnySpec | None, experiment: str) -> None:
         return
     if not accelerators():
         raise HardwareMissing(
-            f'experiment {experiment!r} says requires = "gpu", and this machine has none (/dev/nvidia*, /dev/kfd). '
-            "Run it where there is one; its dataset can be built here: "
+            f'experiment {experiment!r} says requires = "gpu", and this machine has no GPU (/dev/nvidia*, /dev/kfd). '
+            "Run it on a machine with one. Its dataset can be built here: "
             f"dg launch --job build_dataset --partition {experiment}"
         )

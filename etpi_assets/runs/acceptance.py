@@ -1,7 +1,4 @@
-"""A person's judgement that a change of code does not matter to a version.
-
-Belongs here: recording it. Does not belong here: which code changed (`planner`), or rebuilding.
-"""
+"""Record that a person accepts a change of code: it does not matter to an existing version."""
 
 from __future__ import annotations
 
@@ -17,17 +14,22 @@ from etpi_resources.lake.lake import Lake, LakeError, Manifest, Ref
 
 
 class NotAcceptable(LakeError):
-    """There is no change of code to accept; the message says what there is instead."""
+    """There is no change of code to accept; the message names the actual state."""
 
 
 def accept(asset: str, key: str, specs: Specs, lake: Lake, *, because: str, by: str | None = None) -> Manifest:
-    """Keep a version although the code that makes it has changed since: its manifest says who judged so, when and why,
-    from which code version to which. Its data version stays, so nothing downstream changes.
+    """Keep a version although the code that computes it has changed.
+
+    The manifest records who accepted the change, when, why, and the two code versions. The data version does not
+    change, so nothing downstream becomes stale.
 
     Args:
-        by: who judged; default: the user this process runs as.
+        because: the reason.
+        by: who accepts; default: the user this process runs as.
+
     Returns:
-        The manifest now in force.
+        The manifest that is now current.
+
     Raises:
         NotAcceptable: the partition is not in the state "code", or no reason is given.
         SpecError: there is no such asset or partition.
@@ -36,51 +38,52 @@ def accept(asset: str, key: str, specs: Specs, lake: Lake, *, because: str, by: 
         raise SpecError(f"there is no asset {asset!r}; there are {', '.join(GRAPH)}")
     node = GRAPH[asset]
     if node.set == "all":
-        raise NotAcceptable(f"{asset} is rebuilt from all there is whenever a run ends; there is nothing to accept")
+        raise NotAcceptable(f"{asset} is rebuilt at the end of every run; there is nothing to accept")
     if not because.strip():
         raise NotAcceptable('say why the change does not matter: --because "..."')
     specs.entry(node.set, key)
     step = next(s for s in chain(node.set, key, specs, lake) if (s.asset, s.key) == (asset, key))
     if step.state != "code":
-        said = f": {step.reason}" if step.reason else ""
-        raise NotAcceptable(f"{asset} of {key} is {step.state}{said}; only a change of code can be accepted")
-    have = lake.current(Ref(asset, node.set, key))
-    assert have is not None  # it has the state "code"
+        reason = f": {step.reason}" if step.reason else ""
+        raise NotAcceptable(f"{asset} of {key} is {step.state}{reason}; only a change of code can be accepted")
+    current = lake.current(Ref(asset, node.set, key))
+    assert current is not None  # it has the state "code"
     code = code_of(node, key, specs)
     inputs = inputs_of(node, key, specs, lake, lake.current)
-    root = have.code.get("kept_root") or have.code.get("kept")
+    root = current.code.get("kept_root") or current.code.get("kept")
     entry = {
         "by": by or getpass.getuser(),
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "because": because.strip(),
-        "from": have.code.get("version") or "an older version of etpi",
+        "from": current.code.get("version") or "an older version of etpi",
         "to": code.whole.digest,
     }
     judged = replace(
-        have,
+        current,
         code={**code.to_json(), **({"kept_root": root} if root else {})},
         spec_hash=specs.section_hash(node.set, key, node.sections),
         spec=specs.sections(node.set, key, node.sections),
         inputs=inputs,
         input_key=expected_key(node, key, specs, inputs, code),
-        accepted=[*have.accepted, entry],
+        accepted=[*current.accepted, entry],
     )
     lake.keep_code(code.whole.digest, code.whole.definitions)
     return lake.accept(judged)
 
 
 def accept_all(experiment: str, specs: Specs, lake: Lake, *, because: str, by: str | None = None) -> list[Step]:
-    """Accept every change of code in an experiment's chain; the steps that were accepted.
+    """Accept every change of code in an experiment's chain; return the accepted steps.
 
-    Raises as `accept` does.
+    Raises:
+        NotAcceptable, SpecError: as `accept`.
     """
-    taken: list[Step] = []
-    # In the order of the graph: a partition whose inputs were accepted just now is judged after them.
+    accepted: list[Step] = []
+    # In the order of the graph, and planned again for each step: accepting an input may change a later step's state.
     for set_name in SETS:
         for asset in (name for name, node in GRAPH.items() if node.set == set_name):
             for key in specs.upstream_keys("experiment", experiment, set_name):
                 step = next(s for s in chain(set_name, key, specs, lake) if (s.asset, s.key) == (asset, key))
                 if step.state == "code":
                     accept(asset, key, specs, lake, because=because, by=by)
-                    taken.append(step)
-    return taken
+                    accepted.append(step)
+    return accepted

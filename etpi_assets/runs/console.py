@@ -1,7 +1,7 @@
-"""What a run shows to the person who started it: lines that stay, and on a terminal a block of what is running.
+"""What a run prints: log lines, and on a terminal below them a live block with one line for each running process.
 
-Belongs here: the form of log lines, and the display for a terminal. Does not belong here: what is logged; Dagster's web
-page has everything. Dagster uses a logger only where the run's configuration names it, which `runner` does.
+Dagster's own log of a run, in its web page, has everything. Dagster uses a logger only where the run config names it,
+which `runner` does.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ REFRESHES_A_SECOND = 4
 
 @contextmanager
 def showing() -> Iterator[None]:
-    """Show what this process does on standard error until the end of the block: as a live block on a terminal, as plain
-    lines anywhere else."""
+    """Show this process's progress on stderr: as a live block on a terminal, else as plain lines."""
     with ExitStack() as stack:
         if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
             terminal = stack.enter_context(os.fdopen(os.dup(sys.stderr.fileno()), "w"))
@@ -45,7 +44,7 @@ def showing() -> Iterator[None]:
 
 
 class TerminalDisplay:
-    """Lines above a block that is rewritten in place: a line for each process that is doing something."""
+    """Prints lines above a block that is redrawn in place, with one line for each running process."""
 
     def __init__(self, terminal: TextIO) -> None:
         self._rows: dict[str, tuple[Activity, float]] = {}
@@ -65,7 +64,7 @@ class TerminalDisplay:
         self._console.print(Text(f"{time.strftime('%H:%M:%S')} {text}"), soft_wrap=True)
 
     def show(self, activity: Activity | None, source: str = "") -> None:
-        """Replace the line of a process, or take it away."""
+        """Replace the line of a process; None removes it."""
         now = time.monotonic()
         with self._lock:
             if activity is None:
@@ -89,11 +88,13 @@ class TerminalDisplay:
 
 @contextmanager
 def _captured(stream: TextIO, line: Callable[[str], None]) -> Iterator[None]:
-    """Hand every line written to a stream's descriptor, by this process or its children, to `line`: written straight to
-    the terminal, it would land in the block."""
+    """Pass every line that this process or a child writes to the stream's descriptor to `line`.
+
+    Written straight to the terminal, it would land inside the live block.
+    """
     descriptor = stream.fileno()
     stream.flush()
-    kept = os.dup(descriptor)
+    original = os.dup(descriptor)
     reading, writing = os.pipe()
     os.dup2(writing, descriptor)
     os.close(writing)
@@ -109,35 +110,35 @@ def _captured(stream: TextIO, line: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         stream.flush()
-        os.dup2(kept, descriptor)
-        os.close(kept)
-        # A process that outlives this one for a moment may still hold the other end of the pipe.
+        os.dup2(original, descriptor)
+        os.close(original)
+        # A child that ends a moment later may still hold the other end of the pipe.
         reader.join(timeout=1.0)
 
 
-class _ToDisplay(logging.Handler):
+class _DisplayHandler(logging.Handler):
     """Shows records on the display of this process."""
 
     def emit(self, record: logging.LogRecord) -> None:
         display().line(self.format(record))
 
 
-class _Lines(logging.Formatter):
-    """A message alone; a failed step is its own words, with a traceback only where the error was not foreseen."""
+class _MessageFormatter(logging.Formatter):
+    """Formats the message alone; of a failed step its description, or an unexpected error with its traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         meta = getattr(record, LOG_RECORD_METADATA_ATTR, {})
         event = meta.get("dagster_event")
         if event is None or not event.is_step_failure:
             return str(meta.get("orig_message") or record.getMessage())
-        error, foreseen = event.step_failure_data.error, event.step_failure_data.user_failure_data
+        error, expected = event.step_failure_data.error, event.step_failure_data.user_failure_data
         if error and error.cls_name == "DagsterExecutionInterruptedError":
             return f"{event.step_key} was interrupted"
-        return f"FAILED: {foreseen.description if foreseen else f'{event.step_key}: {error}'}"
+        return f"FAILED: {expected.description if expected else f'{event.step_key}: {error}'}"
 
 
-class _OwnLines(logging.Filter):
-    """Assets' own lines and failures; not Dagster's account of every step and process, which is in its log."""
+class _AssetLines(logging.Filter):
+    """Passes lines that assets log, and failures; not Dagster's lines on every step and process."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if hasattr(record, NOT_ON_CONSOLE):
@@ -151,13 +152,13 @@ class _OwnLines(logging.Filter):
 
 @dg.logger(
     {"log_level": dg.Field(str, is_required=False, default_value="INFO", description="the threshold")},
-    description="One line for what an asset made.",
+    description="One line for each asset.",
 )
 def console_logger(context: dg.InitLoggerContext) -> logging.Logger:
-    """Shows an asset's own lines on the display of this process."""
-    handler = _ToDisplay()
-    handler.setFormatter(_Lines())
-    handler.addFilter(_OwnLines())
+    """Show the lines that assets log on the display of this process."""
+    handler = _DisplayHandler()
+    handler.setFormatter(_MessageFormatter())
+    handler.addFilter(_AssetLines())
     logger = logging.Logger("etpi", context.logger_config["log_level"])
     logger.addHandler(handler)
     return logger

@@ -1,7 +1,4 @@
-"""Tables for a terminal: experiments beside each other, and the state of a chain.
-
-Belongs here: laying out what the lake and the planner say. Does not belong here: figuring anything out, or HTML.
-"""
+"""Tables for a terminal: metrics of experiments, failures, and the state of an experiment's chain."""
 
 from __future__ import annotations
 
@@ -21,9 +18,9 @@ METRICS = {
     "plan_content": "the plans name files and functions of the task",
     "parse_rate": "a turn holds an action that can be read",
 }
-"""Metrics by importance, each with what it is the share of: where a line has no room, the last ones are left out."""
+"""Metrics in order of importance, with their meaning; those that do not fit the width are left out from the end."""
 WIDTH = 100
-"""Columns of a table where there is no terminal."""
+"""Width of a table where there is no terminal."""
 _ROLES = {
     "teacher": "the agents whose rollouts were trained on",
     "base": "the student before training",
@@ -32,7 +29,7 @@ _ROLES = {
 }
 _DECODINGS = {"greedy": "always the most likely token", "t1": "sampled at temperature 1"}
 _TEACHER_DECODINGS = ("as_rolled_out", "recorded")
-_SIGNS = {
+_STATE_LABELS = {
     "ok": "ok",
     "missing": "missing",
     "stale": "STALE",
@@ -47,26 +44,25 @@ Figures = dict[tuple[str, str], dict[str, Mapping[str, Any]]]
 
 
 def metrics_table(lake: Lake, experiments: Sequence[str], width: int = WIDTH) -> str:
-    """Every experiment's metrics, the teacher above the student: value, 95 % interval and n, pooled over seeds.
-    A legend below says what the words mean.
+    """Tabulate every experiment's metrics: value, 95 % interval and n, pooled over seeds, with a legend below.
 
-    Experiments with the same metrics share a head line. A metric without any value has no column.
+    Experiments with the same metrics share a header. A metric without any value has no column.
 
     Args:
-        width: columns to stay within: metrics that do not fit are named below instead.
+        width: characters in a line; metrics that do not fit are named below the table.
     """
-    found = {name: _figures(lake, name) for name in experiments}
-    sections = groupby(experiments, key=lambda name: _measured(found[name]))
+    figures = {name: _figures(lake, name) for name in experiments}
+    sections = groupby(experiments, key=lambda name: _measured(figures[name]))
     blocks, left_out = [], dict[str, None]()
     for metrics, names in sections:
-        block, dropped = _section({name: found[name] for name in names}, metrics, width)
+        block, dropped = _section({name: figures[name] for name in names}, metrics, width)
         blocks.append(block)
         left_out |= dict.fromkeys(dropped)
-    return "\n\n".join(filter(None, [*blocks, _legend(found.values(), list(left_out))]))
+    return "\n\n".join(filter(None, [*blocks, _legend(figures.values(), list(left_out))]))
 
 
 def ending(lake: Lake, experiments: Sequence[str]) -> str:
-    """Three things to do next."""
+    """The end of a run's output: three next steps."""
     pages = [path for name in experiments if (path := _page(lake, name))]
     report = pages[0] if pages else "none yet; `etpi status` says what is missing"
     more = f" (and {len(pages) - 1} more beside it)" if len(pages) > 1 else ""
@@ -81,7 +77,7 @@ def ending(lake: Lake, experiments: Sequence[str]) -> str:
 
 
 def failures_table(failures: Mapping[str, Sequence[str]]) -> str:
-    """Which experiments failed, why, and what to do next."""
+    """List the experiments that failed, their reasons, and what to do next."""
     reasons = [f"  {name}: {reason}" for name, lines in failures.items() for reason in lines]
     first = next(iter(failures))
     status = "" if first == "publish_catalog" else f" (`etpi status {first}` says what is missing)"
@@ -90,25 +86,25 @@ def failures_table(failures: Mapping[str, Sequence[str]]) -> str:
         [
             f"etpi: failed: {', '.join(failures)}.",
             *reasons,
-            f"Next: mend the cause, then run {how}; what is finished is kept.",
+            f"Next: fix the cause, then run {how}; finished assets are not computed again.",
             "`etpi ui` shows the whole log of every run.",
         ]
     )
 
 
 def _figures(lake: Lake, experiment: str) -> Figures | str:
-    """An experiment's figures, in the order of the table; a text where it has none."""
+    """An experiment's figures in the order of the table, or a text where it has none."""
     ref = Ref("eval_metrics", "experiment", experiment)
     if lake.blocked(ref):
         return f"metrics blocked by a failed check: etpi status {experiment}"
     if not lake.current(ref):
         return "no metrics yet"
-    found: Figures = {}
+    figures: Figures = {}
     for row in lake.read(ref, "metrics").to_pylist():
         if row["seed"] is None and row["metric"] in METRICS and row["value"] is not None:
-            found.setdefault((row["checkpoint_role"], row["decoding"] or ""), {})[row["metric"]] = row
+            figures.setdefault((row["checkpoint_role"], row["decoding"] or ""), {})[row["metric"]] = row
     order = list(_ROLES)
-    return {pair: found[pair] for pair in sorted(found, key=lambda pair: (order.index(pair[0]), pair[1]))}
+    return {pair: figures[pair] for pair in sorted(figures, key=lambda pair: (order.index(pair[0]), pair[1]))}
 
 
 def _measured(figures: Figures | str) -> tuple[str, ...]:
@@ -117,19 +113,19 @@ def _measured(figures: Figures | str) -> tuple[str, ...]:
     return tuple(metric for metric in METRICS if any(metric in row for row in figures.values()))
 
 
-def _section(found: Mapping[str, Figures | str], metrics: Sequence[str], width: int) -> tuple[str, Sequence[str]]:
-    """Experiments with the same metrics as a table, and the metrics that it has no room for."""
+def _section(experiments: Mapping[str, Figures | str], metrics: Sequence[str], width: int) -> tuple[str, Sequence[str]]:
+    """A table of experiments with the same metrics, and the metrics that do not fit."""
     if not metrics:
-        return "\n".join(f"{name}: {text or 'not evaluated'}" for name, text in found.items()), ()
+        return "\n".join(f"{name}: {text or 'not evaluated'}" for name, text in experiments.items()), ()
     for shown in range(len(metrics), 0, -1):
         rows = [["", *metrics[:shown]]]
-        for name, figures in found.items():
+        for name, figures in experiments.items():
             assert not isinstance(figures, str)
             rows.append([name, *[""] * shown])
             for (role, decoding), row in figures.items():
                 rows.append([_who(role, decoding), *(_figure(row.get(metric)) for metric in metrics[:shown])])
-        # Names of experiments stand alone on their lines, so they need no column.
-        named = dict.fromkeys(found, "")
+        # An experiment's name is alone on its line, so it does not widen the first column.
+        named = dict.fromkeys(experiments, "")
         table = _aligned([[named.get(row[0], row[0]), *row[1:]] for row in rows]).split("\n")
         if shown == 1 or max(map(len, table)) <= width:
             lines = [row[0] if row[0] in named else line for row, line in zip(rows, table, strict=True)]
@@ -141,9 +137,9 @@ def _who(role: str, decoding: str) -> str:
     return f"  {role}" if decoding in ("", *_TEACHER_DECODINGS) else f"  {role} {decoding}"
 
 
-def _legend(found: Iterable[Figures | str], left_out: Sequence[str]) -> str:
-    """What the words of the tables mean, as far as they occur; "" where no figure does."""
-    tables = [figures for figures in found if not isinstance(figures, str)]
+def _legend(results: Iterable[Figures | str], left_out: Sequence[str]) -> str:
+    """Define the words that occur in the tables; "" where there are no figures."""
+    tables = [figures for figures in results if not isinstance(figures, str)]
     roles = {role for figures in tables for role, _ in figures}
     decodings = {decoding for figures in tables for _, decoding in figures}
     metrics = {metric: row for figures in tables for row in figures.values() for metric in row}
@@ -165,13 +161,13 @@ def _defined(words: Mapping[str, str]) -> str:
 
 
 def states_table(experiment: str, steps: Sequence[Step], everything: bool) -> str:
-    """The chain of an experiment; only what is not ok unless `everything` is asked for."""
+    """Tabulate an experiment's chain: all steps, or only stale, changed, blocked and invalid ones."""
     counts: dict[str, int] = {}
     for step in steps:
         counts[step.state] = counts.get(step.state, 0) + 1
-    title = f"{experiment}: " + ", ".join(f"{n} {_SIGNS[state]}" for state, n in counts.items())
+    title = f"{experiment}: " + ", ".join(f"{n} {_STATE_LABELS[state]}" for state, n in counts.items())
     shown = [step for step in steps if everything or step.state not in ("ok", "missing", "waiting")]
-    rows = [["", step.asset, step.key, _SIGNS[step.state], step.reason.replace("\n", " ")] for step in shown]
+    rows = [["", step.asset, step.key, _STATE_LABELS[step.state], step.reason.replace("\n", " ")] for step in shown]
     return f"{title}\n{_aligned(rows)}" if rows else title
 
 

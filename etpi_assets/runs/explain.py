@@ -1,8 +1,4 @@
-"""What the key of an asset partition is made of, and how two of its versions differ.
-
-Belongs here: putting manifests, the planner's verdict and differences between tables into words. Does not belong here:
-deciding what is stale (`planner`).
-"""
+"""Explain an asset partition: its state, the parts of its input key, and how two of its versions differ."""
 
 from __future__ import annotations
 
@@ -29,17 +25,18 @@ ROW_KEYS: Mapping[str, tuple[str, ...]] = {
     "checkpoints": ("checkpoint_id",),
     "metrics": ("checkpoint_role", "seed", "decoding", "metric"),
 }
-"""The columns that a row of a table is known by in both versions."""
+"""The columns that identify a row of a table in both versions; of another table, all columns."""
 EXAMPLES = 5
 Cells = Sequence[str | None] | None
 """A row's columns as text; None where the version has no such row."""
 
 
 def explain(asset: str, key: str, specs: Specs, lake: Lake, between: Sequence[str] = ()) -> Iterator[str]:
-    """Lines on a partition: its state, the parts of its key, and the difference between two of its versions.
+    """Yield lines on a partition: its state, the parts of its key, and the difference between two of its versions.
 
     Args:
-        between: two versions, the older first; by default the two last that were published, where there are two.
+        between: two versions, the older first; default: the last two that were published, if there are two.
+
     Raises:
         SpecError: there is no such asset or partition.
         LakeError: `between` names a version that was never published.
@@ -51,9 +48,9 @@ def explain(asset: str, key: str, specs: Specs, lake: Lake, between: Sequence[st
         specs.entry(node.set, key)
         step = next(s for s in chain(node.set, key, specs, lake) if (s.asset, s.key) == (asset, key))
         yield f"{asset} of {key}: {step.state}" + (f": {step.reason}" if step.reason else "")
-    if (have := lake.current(ref)) is not None:
-        yield from _version(have)
-    yield from _key(node, key, specs, lake, have)
+    if (current := lake.current(ref)) is not None:
+        yield from _version(current)
+    yield from _key(node, key, specs, lake, current)
     older, newer = _pair(history, between, ref)
     if older and newer:
         yield ""
@@ -68,31 +65,31 @@ def _node(asset: str) -> Node:
     return GRAPH[asset]
 
 
-def _version(have: Manifest) -> Iterator[str]:
-    took = f" in {have.seconds:.1f} s" if have.seconds is not None else ""
-    why = f", because of {have.cause}" if have.cause and have.cause != "first" else ""
-    yield f"  version {have.version}, made {have.created_at[:19]}{took}{why}; rows: " + (
-        ", ".join(f"{n} {table}" for table, n in have.rows.items()) or "none"
+def _version(current: Manifest) -> Iterator[str]:
+    took = f" in {current.seconds:.1f} s" if current.seconds is not None else ""
+    why = f", because of {current.cause}" if current.cause and current.cause != "first" else ""
+    yield f"  version {current.version}, made {current.created_at[:19]}{took}{why}; rows: " + (
+        ", ".join(f"{n} {table}" for table, n in current.rows.items()) or "none"
     )
-    if note := accepted(have):
+    if note := accepted(current):
         yield f"  {note}"
 
 
-def _key(node: Node, key: str, specs: Specs, lake: Lake, have: Manifest | None) -> Iterator[str]:
-    """The parts of the key that a version made now would have; beside each what the version in force has instead."""
+def _key(node: Node, key: str, specs: Specs, lake: Lake, current: Manifest | None) -> Iterator[str]:
+    """The parts of the key that a new version would have, each with the current version's where it differs."""
     yield "key: asset, spec, inputs, code"
-    yield f"  spec: {', '.join(node.sections) or 'nothing of it'}"
-    if have and have.spec:
-        for change in changed_keys(have.spec, specs.sections(node.set, key, node.sections)):
+    yield f"  spec: {', '.join(node.sections) or 'none of its sections'}"
+    if current and current.spec:
+        for change in changed_keys(current.spec, specs.sections(node.set, key, node.sections)):
             yield f"    changed: {change}"
     yield "  inputs:"
     inputs = inputs_of(node, key, specs, lake, lake.current)
-    was = have.inputs if have else {}
+    was = current.inputs if current else {}
     for name in dict.fromkeys([*inputs, *was]):
         now, before = inputs.get(name, "none"), was.get(name, "none")
-        yield f"    {name}: {now}" + (f" (was {before})" if have and before != now else "")
+        yield f"    {name}: {now}" + (f" (was {before})" if current and before != now else "")
     code = code_of(node, key, specs)
-    modules = have.code.get("modules", {}) if have else {}
+    modules = current.code.get("modules", {}) if current else {}
     yield f"  code {code.whole.digest}: {len(code.whole.modules)} modules and data files"
     for name, digest in code.whole.modules.items():
         mark = "" if not modules or modules.get(name) == digest else " (changed)" if name in modules else " (new)"
@@ -102,7 +99,7 @@ def _key(node: Node, key: str, specs: Specs, lake: Lake, have: Manifest | None) 
 
 
 def _pair(history: Sequence[Manifest], between: Sequence[str], ref: Ref) -> tuple[Manifest | None, Manifest | None]:
-    """The two publications to compare, the older first."""
+    """The two versions to compare, the older first; (None, None) where there is only one."""
     by_version = {manifest.version: manifest for manifest in history}
     if between:
         for version in between:
@@ -114,7 +111,7 @@ def _pair(history: Sequence[Manifest], between: Sequence[str], ref: Ref) -> tupl
 
 
 def _causes(older: Manifest, newer: Manifest) -> Iterator[str]:
-    """What the two were made from that differs."""
+    """The differences in spec, inputs and code behind two versions."""
     for change in changed_keys(older.spec, newer.spec):
         yield f"  spec: {change}"
     for name in dict.fromkeys([*older.inputs, *newer.inputs]):
@@ -127,7 +124,7 @@ def _causes(older: Manifest, newer: Manifest) -> Iterator[str]:
 
 
 def _rows(older: Manifest, newer: Manifest, lake: Lake) -> Iterator[str]:
-    """Rows added, removed and changed, table by table, with the columns that changed and a few of the rows."""
+    """Rows added, removed and changed in each table, with the changed columns and a few examples."""
     query = (sql_folder() / "explain" / "difference_of_versions.sql").read_text()
     with duckdb.connect() as connection:
         for table in newer.tables:
@@ -137,18 +134,18 @@ def _rows(older: Manifest, newer: Manifest, lake: Lake) -> Iterator[str]:
                 files = [str(path) for path in lake.files_of(manifest, table)]
                 connection.read_parquet(files).create_view(name, replace=True)
             columns = [row[0] for row in connection.execute("DESCRIBE new_rows").fetchall()]
-            known_by = ROW_KEYS.get(table, tuple(columns))
-            others = [column for column in columns if column not in known_by]
-            connection.execute(_keyed("old_rows", known_by, others, "old_keyed"))
-            connection.execute(_keyed("new_rows", known_by, others, "new_keyed"))
-            found: dict[str, list[str]] = {}
+            key_columns = ROW_KEYS.get(table, tuple(columns))
+            values = [column for column in columns if column not in key_columns]
+            connection.execute(_keyed("old_rows", key_columns, values, "old_keyed"))
+            connection.execute(_keyed("new_rows", key_columns, values, "new_keyed"))
+            differences: dict[str, list[str]] = {}
             for row, was, now in connection.execute(query).fetchall():
-                for difference in _difference(was, now, others):
-                    found.setdefault(difference, []).append(row)
-            yield f"  {table}: {older.rows[table]} → {newer.rows[table]} rows" + ("" if found else ", the same")
-            for difference, rows in sorted(found.items()):
-                some = ", ".join(rows[:EXAMPLES]) + (", …" if len(rows) > EXAMPLES else "")
-                yield f"    {len(rows)} {difference}: {some}"
+                for difference in _difference(was, now, values):
+                    differences.setdefault(difference, []).append(row)
+            yield f"  {table}: {older.rows[table]} → {newer.rows[table]} rows" + ("" if differences else ", the same")
+            for difference, rows in sorted(differences.items()):
+                examples = ", ".join(rows[:EXAMPLES]) + (", …" if len(rows) > EXAMPLES else "")
+                yield f"    {len(rows)} {difference}: {examples}"
 
 
 def _difference(
@@ -159,13 +156,13 @@ def _difference(
     return [f"changed in {column}" for column, old, new in zip(columns, was, now, strict=True) if old != new]
 
 
-def _keyed(rows: str, known_by: Sequence[str], others: Sequence[str], name: str) -> str:
-    """A view of (row_key, cells): what a row is known by, and its other columns in order, all as text."""
+def _keyed(rows: str, key_columns: Sequence[str], values: Sequence[str], name: str) -> str:
+    """SQL of a view (row_key, cells): the key columns joined, and the other columns in order, all as text."""
 
     def text(column: str) -> str:
         return '"' + column.replace('"', '""') + '"::VARCHAR'
 
-    key = ", ".join(f"coalesce({text(column)}, '')" for column in known_by)
-    cells = f"[{', '.join(map(text, others))}]::VARCHAR[]"
+    key = ", ".join(f"coalesce({text(column)}, '')" for column in key_columns)
+    cells = f"[{', '.join(map(text, values))}]::VARCHAR[]"
     select = f"SELECT concat_ws(' ', {key}) AS row_key, {cells} AS cells FROM {rows}"
     return f"CREATE OR REPLACE TEMP VIEW {name} AS {select}"

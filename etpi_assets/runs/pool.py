@@ -1,18 +1,14 @@
-"""Experiments side by side: each lane a process of its own that runs one experiment after the other.
-
-Belongs here: how many lanes, what a lane is told and answers, and its share of the machine. Does not belong here: what
-brings an experiment (`runner`), the tables across experiments, which come after (`cli`), or the look of what is shown
-(`console`).
+"""Run several experiments at once, in a pool of worker processes that each run one experiment after another.
 
 A network of the embedded world keeps little more than one core busy, so on a machine without an accelerator two
-experiments at once take little longer than one. Not so where both rest on what is not made yet: one makes it and the
-other waits. So a lane takes what has least in common with what the others run. It runs under the supervisor, so it ends
-with whoever started it, and everything it started with it.
+experiments at once take little longer than one. Two experiments that need the same missing rollouts or base gain
+nothing: one computes them while the other waits. So a worker takes the experiment that shares the fewest inputs with
+the experiments that run already. Workers run under the supervisor and end with the process that started them.
 
-The protocol: a lane reads names of experiments on its stdin, a line each, and writes events on its stdout, a JSON
-object a line, of one key: `line` (text to show), `activity` (fields of an `Activity`, or null), and, once for each
-experiment, `failures` (why it failed, a line a step; empty where it succeeded). Anything else that its jobs print goes
-to stderr.
+Protocol: a worker reads the names of experiments from its stdin, one a line, and writes events to its stdout, one JSON
+object a line with one key: `line` (text to show), `activity` (the fields of an `Activity`, or null), and once for each
+experiment `failures` (one line for each failed step; empty where it succeeded). Whatever else its jobs print goes to
+stderr.
 """
 
 from __future__ import annotations
@@ -37,89 +33,92 @@ from etpi_assets.specs.load import Specs, load_specs
 from etpi_resources.process.progress import WORKER_VARIABLE, Activity, display, shown_on
 from etpi_resources.process.supervise import supervised
 
-MOST = 4
-"""Lanes; each holds a base, a batch in training and an interpreter: some 1 GB."""
+MAX_WORKERS = 4
+"""A worker holds a base, a batch in training and an interpreter: about 1 GB."""
 
-OWN = tuple(name for name in JOBS["run_experiment"][1] if GRAPH[name].set == "experiment")
-"""What a lane makes of an experiment: the rest is across experiments."""
-
-
-def lanes_here(experiments: int) -> int:
-    """How many lanes for so many experiments: one where an accelerator is shared by all, else one a core."""
-    return 1 if accelerators() else max(1, min(experiments, os.cpu_count() or 1, MOST))
+EXPERIMENT_ASSETS = tuple(name for name in JOBS["run_experiment"][1] if GRAPH[name].set == "experiment")
+"""The assets that a worker computes; the tables across experiments are computed once, after all of them."""
 
 
-def side_by_side(
+def worker_count(experiments: int) -> int:
+    """How many workers to start: one where an accelerator is shared, else one for each core, at most MAX_WORKERS."""
+    return 1 if accelerators() else max(1, min(experiments, os.cpu_count() or 1, MAX_WORKERS))
+
+
+def run_experiments_in_parallel(
     names: Sequence[str], specs: Specs, specs_folder: Path | None = None, consent: Collection[str] = ()
 ) -> dict[str, list[str]]:
-    """Run experiments, as many at once as there are lanes: why each failed, in order; empty where it succeeded.
+    """Run experiments in a pool of workers.
 
     Args:
         consent: as for `Runner`.
 
+    Returns:
+        For each experiment, in order, why its steps failed, one line each; empty where it succeeded.
+
     Raises:
-        KeyboardInterrupt: this process was asked to stop; the lanes have ended.
+        KeyboardInterrupt: this process received SIGINT or SIGTERM; the workers have ended.
     """
-    lanes = lanes_here(len(names))
-    waiting = Waiting({name: rests_on(name, specs) for name in names})
-    started: list[subprocess.Popen[str]] = []
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with ThreadPoolExecutor(lanes) as pool:
+    count = worker_count(len(names))
+    queue = ExperimentQueue({name: shared_inputs(name, specs) for name in names})
+    workers: list[subprocess.Popen[str]] = []
+    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with ThreadPoolExecutor(count) as threads:
         try:
-            started += (_start(number, lanes, specs_folder, consent) for number in range(lanes))
-            served = pool.map(lambda lane: _serve(lane, waiting), started)
-            ended = {name: failures for answers in served for name, failures in answers.items()}
+            workers += (_start(number, count, specs_folder, consent) for number in range(count))
+            results = threads.map(lambda worker: _serve(worker, queue), workers)
+            failures = {name: lines for result in results for name, lines in result.items()}
         except BaseException:
-            for lane in started:
-                lane.terminate()
+            for worker in workers:
+                worker.terminate()
             raise
-        finally:  # the pool waits for its threads, and they for their lanes
-            for lane in started:
-                lane.wait()
-            signal.signal(signal.SIGTERM, before)
-    return {name: ended.get(name, ["no process was left to run it"]) for name in names}
+        finally:  # the thread pool waits for its threads, and they wait for their workers
+            for worker in workers:
+                worker.wait()
+            signal.signal(signal.SIGTERM, handler)
+    return {name: failures.get(name, ["no process was left to run it"]) for name in names}
 
 
-class Waiting:
-    """Experiments that no lane has taken yet, in order."""
+class ExperimentQueue:
+    """Experiments that no worker has taken yet."""
 
-    def __init__(self, parts: Mapping[str, Collection[str]]) -> None:
-        """`parts`: what each rests on, by name."""
-        self._parts = {name: frozenset(found) for name, found in parts.items()}
-        self._left, self._running, self._lock = list(parts), list[str](), Lock()
+    def __init__(self, inputs: Mapping[str, Collection[str]]) -> None:
+        """`inputs`: for each experiment, in order, the inputs that it may share with others."""
+        self._inputs = {name: frozenset(parts) for name, parts in inputs.items()}
+        self._waiting, self._running, self._lock = list(inputs), list[str](), Lock()
 
-    def taken(self) -> Iterator[str]:
-        """One lane's experiments; each counts as running until the next is asked for, or the iterator is closed."""
-        while name := self._take():
+    def take(self) -> Iterator[str]:
+        """Yield one worker's experiments. Each counts as running until the next is taken or the iterator is closed."""
+        while name := self._next():
             try:
                 yield name
             finally:
                 with self._lock:
                     self._running.remove(name)
 
-    def _take(self) -> str | None:
+    def _next(self) -> str | None:
         with self._lock:
-            if not self._left:
+            if not self._waiting:
                 return None
-            name = min(self._left, key=self._in_common)
-            self._left.remove(name)
+            name = min(self._waiting, key=self._overlap)
+            self._waiting.remove(name)
             self._running.append(name)
             return name
 
-    def _in_common(self, name: str) -> int:
-        return sum(len(self._parts[name] & self._parts[other]) for other in self._running)
+    def _overlap(self, name: str) -> int:
+        return sum(len(self._inputs[name] & self._inputs[running]) for running in self._running)
 
 
-def rests_on(name: str, specs: Specs) -> set[str]:
-    """Names of what an experiment rests on that others may rest on too: suites, rollout sets, and its base."""
+def shared_inputs(name: str, specs: Specs) -> set[str]:
+    """Names of an experiment's inputs that other experiments may use too: suites, rollout sets and its base."""
     keys = {
         f"{kind} {key}" for kind in ("suite", "rollout_set") for key in specs.upstream_keys("experiment", name, kind)
     }
     return keys | {f"base {specs.experiments[name].base.model_dump_json()}"}
 
 
-def _start(number: int, lanes: int, specs_folder: Path | None, consent: Collection[str]) -> subprocess.Popen[str]:
-    threads = str(max(1, (os.cpu_count() or 1) // lanes))
+def _start(number: int, count: int, specs_folder: Path | None, consent: Collection[str]) -> subprocess.Popen[str]:
+    threads = str(max(1, (os.cpu_count() or 1) // count))
     return subprocess.Popen(
         supervised([sys.executable, "-m", "etpi_assets.runs.pool", str(specs_folder or ""), *sorted(consent)]),
         env={"OMP_NUM_THREADS": threads, **os.environ, WORKER_VARIABLE: str(number)},
@@ -129,23 +128,25 @@ def _start(number: int, lanes: int, specs_folder: Path | None, consent: Collecti
     )
 
 
-def _serve(lane: subprocess.Popen[str], waiting: Waiting) -> dict[str, list[str]]:
-    """Hand names to a lane until none waits, then let it end: the failures of each. A lane that dies fails what it
-    had."""
-    assert lane.stdin and lane.stdout
-    ended: dict[str, list[str]] = {}
-    with suppress(BrokenPipeError), lane.stdout, lane.stdin:
-        for name in waiting.taken():
-            ended[name] = ["the process that ran it was killed; the machine may have run out of memory"]
-            print(name, file=lane.stdin, flush=True)
-            if (failures := _answer(lane.stdout, source=str(lane.pid))) is None:
+def _serve(worker: subprocess.Popen[str], queue: ExperimentQueue) -> dict[str, list[str]]:
+    """Give a worker experiments until the queue is empty, then let it end; return each one's failures.
+
+    A worker that dies fails the experiment it was running.
+    """
+    assert worker.stdin and worker.stdout
+    results: dict[str, list[str]] = {}
+    with suppress(BrokenPipeError), worker.stdout, worker.stdin:
+        for name in queue.take():
+            results[name] = ["the process that ran it was killed; the machine may have run out of memory"]
+            print(name, file=worker.stdin, flush=True)
+            if (failures := _show_until_done(worker.stdout, source=str(worker.pid))) is None:
                 break
-            ended[name] = failures
-    return ended
+            results[name] = failures
+    return results
 
 
-def _answer(events: IO[str], source: str) -> list[str] | None:
-    """Show a lane's events until it answers: the failures of its experiment; None where the lane died."""
+def _show_until_done(events: IO[str], source: str) -> list[str] | None:
+    """Show a worker's events until its experiment ends; return the failures, or None where the worker died."""
     try:
         for text in events:
             event = json.loads(text)
@@ -160,8 +161,8 @@ def _answer(events: IO[str], source: str) -> list[str] | None:
         display().show(None, source)
 
 
-class LaneDisplay:
-    """Sends everything to the process that started this lane."""
+class WorkerDisplay:
+    """Sends what a worker would show to the process that started it."""
 
     def __init__(self, events: TextIO) -> None:
         self._events, self._lock = events, Lock()
@@ -173,21 +174,21 @@ class LaneDisplay:
         self.send({"activity": asdict(activity) if activity else None})
 
     def send(self, event: Mapping[str, Any]) -> None:
-        """Write an event."""
+        """Write one event."""
         with self._lock:
             print(json.dumps(event), file=self._events, flush=True)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """A lane's own process: `python -m etpi_assets.runs.pool SPECS [CONSENT ...]`; SPECS may be empty."""
-    answers = LaneDisplay(os.fdopen(os.dup(sys.stdout.fileno()), "w"))
+    """Run a worker: `python -m etpi_assets.runs.pool SPECS [CONSENT ...]`; SPECS may be empty."""
+    parent = WorkerDisplay(os.fdopen(os.dup(sys.stdout.fileno()), "w"))
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     folder = Path(arguments[0]) if arguments and arguments[0] else None
-    with shown_on(answers):
+    with shown_on(parent):
         runner = Runner(load_specs(folder), folder, arguments[1:])
         try:
             for line in sys.stdin:
-                answers.send({"failures": runner.bring(line.strip(), OWN)})
+                parent.send({"failures": runner.bring_up_to_date(line.strip(), EXPERIMENT_ASSETS)})
         except KeyboardInterrupt:
             return 130
     return 0

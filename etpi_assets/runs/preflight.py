@@ -1,8 +1,4 @@
-"""Whether the sandboxes that a run needs can start on this machine, asked before the run spends anything.
-
-Belongs here: which open steps of a plan need which kind of sandbox, and the message that stops the run. Does
-not belong here: how a kind is checked (`etpi_resources.sandboxes`).
-"""
+"""Check, before a run spends anything, that the sandboxes it needs can start on this machine."""
 
 from __future__ import annotations
 
@@ -21,10 +17,10 @@ def require_sandboxes(steps: Iterable[Step], specs: Specs, factory: Callable[[st
     """Check each kind of sandbox that the open steps need.
 
     Args:
-        factory: a kind's name -> its factory (`Resources.sandboxes`).
+        factory: from the name of a kind to its factory (`Resources.sandboxes`).
 
     Raises:
-        SandboxUnavailable: one cannot start; the message names the first step that needs it, the cause and remedies.
+        SandboxUnavailable: one cannot start; the message names the first step that needs it, cause and remedies.
     """
     needed: dict[str, Step] = {}
     for step in open_steps(steps):

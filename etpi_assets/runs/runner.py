@@ -1,7 +1,6 @@
-"""Dagster jobs run in this process, one after the other.
+"""Run Dagster jobs in this process, one after another, to bring an experiment up to date.
 
-Belongs here: starting the jobs that bring an experiment up to date, and saying how each went. Does not belong here:
-what is missing or stale (`planner`), or several processes (`lanes`).
+`planner` says what is missing or stale; `pool` runs several experiments at once.
 """
 
 from __future__ import annotations
@@ -24,47 +23,52 @@ from etpi_resources.process.progress import Activity, acting_for, display
 
 _QUIET = {"loggers": {"console": {"config": {}}}}
 LONGEST_REASON = 300
-"""Characters of a failure's reason at the end of a run; the whole message was shown where the step failed."""
+"""Characters of a failure in the summary of a run; the whole message was shown when the step failed."""
 
 
 class Runner:
     """Runs jobs against the persistent Dagster instance, so that the web page shows them."""
 
     def __init__(self, specs: Specs, specs_folder: Path | None = None, consent: Collection[str] = ()) -> None:
-        """`consent`: options that agree to expensive work for changed code (`asset_run.Consent`)."""
+        """`consent`: the options that allow expensive work because code changed (`planner.Consent`)."""
         self._specs, self._lake = specs, Lake.open()
         self._tags = {f"{CONSENT_TAG}{option}": "true" for option in consent}
         resources = Resources(lake=self._lake, specs_folder=specs_folder)
         self._defs = build_defs(specs, {"etpi": resources})
         self._instance = dg.DagsterInstance.get()
 
-    def bring(self, name: str, assets: Sequence[str] | None = None) -> list[str]:
-        """Bring an experiment, or some of its assets, and all it rests on up to date: why that failed, a line a step;
-        empty where it succeeded.
+    def bring_up_to_date(self, name: str, assets: Sequence[str] | None = None) -> list[str]:
+        """Compute what is missing or stale of an experiment's inputs, then of the experiment or the named assets.
 
-        Only jobs with something to do are started for what it rests on; `run_experiment` always is, and skips what
-        is up to date. Raises as `run` does.
+        Jobs for inputs start only where they have something to do; `run_experiment` always starts, and skips the
+        assets that are up to date.
+
+        Returns:
+            One line for each failed step; empty where all succeeded.
+
+        Raises:
+            KeyboardInterrupt: as `run`.
         """
         steps = plan(name, self._specs, self._lake)
         display().line(_opening(name, steps))
         with acting_for(name):
-            for job, key in _before(steps):
+            for job, key in _input_jobs(steps):
                 if failures := self.run(job, key):
                     return failures
             return self.run("run_experiment", name, assets)
 
     def run(self, job: str, key: str | None, assets: Sequence[str] | None = None) -> list[str]:
-        """Run the job, or some of its assets: why steps failed, a line each; empty where it succeeded.
+        """Run a job, or the named ones of its assets; return one line for each failed step.
 
         Raises:
-            KeyboardInterrupt: this process was asked to stop meanwhile.
+            KeyboardInterrupt: this process received SIGINT or SIGTERM meanwhile.
         """
         start = time.monotonic()
         name = f"{job} of {key}" if key else job
         display().line(f"-- {name}")
         display().show(Activity(name))
         try:
-            with StopRequests() as asked:
+            with StopRequests() as requests:
                 result = self._defs.resolve_job_def(job).execute_in_process(
                     instance=self._instance,
                     partition_key=key,
@@ -73,18 +77,18 @@ class Runner:
                     raise_on_error=False,
                     asset_selection=None if assets is None else [dg.AssetKey(name) for name in assets],
                 )
-                stop = asked.any()
+                stop = requests.any()
         finally:
             display().show(None)
         state = "done" if result.success else "FAILED"
         display().line(f"-- {name}: {state} in {time.monotonic() - start:.1f} s{_counted(result)}")
         if stop:
-            raise KeyboardInterrupt  # Dagster took it for a failed run, if at all; no further job is wanted
+            raise KeyboardInterrupt  # Dagster reports a failed run at most; no further job may start
         return [] if result.success else _failures(result) or [f"{job}: Dagster's page of run {result.run_id} says why"]
 
 
 def _counted(result: dg.ExecuteInProcessResult) -> str:
-    """How many assets a run made, left as they were, or had no use for."""
+    """Count the assets that a run computed, skipped as unchanged, or found not applicable."""
     counts = Counter[str]()
     for event in result.all_events:
         if event.is_step_materialization:
@@ -95,7 +99,7 @@ def _counted(result: dg.ExecuteInProcessResult) -> str:
 
 
 def _failures(result: dg.ExecuteInProcessResult) -> list[str]:
-    """Why the steps of a run failed, shortened to a line each."""
+    """One line for each failed step of a run."""
     lines = []
     for event in result.all_events:
         if event.is_step_failure:
@@ -107,20 +111,20 @@ def _failures(result: dg.ExecuteInProcessResult) -> list[str]:
 
 
 def _one_line(text: str) -> str:
-    """A message on one line: of a long one its beginning and its end, where a worker's error is."""
+    """A message on one line; of a long one the beginning, and the end, which holds a worker's error."""
     line = " ".join(text.split())
     return line if len(line) <= LONGEST_REASON else f"{line[: LONGEST_REASON // 2]} ... {line[-LONGEST_REASON // 2 :]}"
 
 
-def _before(steps: Sequence[Step]) -> list[tuple[str, str]]:
-    """The jobs that make what an experiment rests on, as far as they have something to do."""
+def _input_jobs(steps: Sequence[Step]) -> list[tuple[str, str]]:
+    """The jobs for an experiment's inputs that have something to do, as (job, partition key)."""
     todo = {(step.set, step.key): None for step in open_steps(steps) if step.set != "experiment"}
     jobs = {"suite": "prepare_suite", "rollout_set": "collect_rollouts"}
     return [(jobs[set_name], key) for set_name, key in todo]
 
 
 def _opening(name: str, steps: Sequence[Step]) -> str:
-    """How many assets are to be made, and of what."""
+    """The line that opens a run: how many assets are missing or stale, and which inputs come first."""
     todo = open_steps(steps)
     if not todo:
         return f"== {name}: nothing is missing or stale"

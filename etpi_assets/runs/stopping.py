@@ -1,7 +1,4 @@
-"""Whether this process was asked to stop.
-
-Belongs here: noticing SIGINT and SIGTERM whichever handler stands for them. Does not belong here: acting on them.
-"""
+"""Notice SIGINT and SIGTERM whichever handlers are installed."""
 
 from __future__ import annotations
 
@@ -11,28 +8,28 @@ from typing import Self
 
 
 class StopRequests:
-    """Remembers SIGINT and SIGTERM from entering on, in the main thread.
+    """Records SIGINT and SIGTERM while its block runs, in the main thread.
 
-    Dagster puts handlers of its own around a run and forgets a signal that comes between two of its checks. Python
-    writes each signal to the wakeup descriptor before any handler, so none is lost here.
+    Dagster installs its own handlers around a run and loses a signal that arrives between two of its checks. Python
+    writes each signal to the wakeup descriptor before it calls a handler, so this class loses none.
     """
 
     def __enter__(self) -> Self:
-        self._read, self._written = socket.socketpair()
-        self._read.setblocking(False)
-        self._written.setblocking(False)
-        self._before = signal.set_wakeup_fd(self._written.fileno(), warn_on_full_buffer=False)
+        self._receiver, self._sender = socket.socketpair()
+        self._receiver.setblocking(False)
+        self._sender.setblocking(False)
+        self._previous = signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        signal.set_wakeup_fd(self._before)
-        self._read.close()
-        self._written.close()
+        signal.set_wakeup_fd(self._previous)
+        self._receiver.close()
+        self._sender.close()
 
     def any(self) -> bool:
-        """Whether one came since the last call."""
+        """Whether one arrived since the last call."""
         try:
-            caught = self._read.recv(4096)
+            caught = self._receiver.recv(4096)
         except BlockingIOError:
             return False
         return bool({signal.SIGINT, signal.SIGTERM}.intersection(caught))

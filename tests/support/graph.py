@@ -14,7 +14,7 @@ from pathlib import Path
 import dagster as dg
 import pyarrow as pa
 
-from etpi_assets.asset_run import AssetRun, Produced, Recipe
+from etpi_assets.asset_run import AssetRecipe, AssetRun, Produced
 from etpi_assets.graph import GRAPH
 from etpi_assets.jobs import build_jobs
 from etpi_assets.materialize import build_asset, etpi_asset
@@ -63,7 +63,7 @@ class World:
         self.failing: set[str] = set()
         self.changed: set[str] = set()
         own = {recipe.node.name: recipe for recipe in specs_assets.ASSETS}
-        self.recipes: dict[str, Recipe] = {name: own.get(name) or self._recipe(name) for name in GRAPH}
+        self.recipes: dict[str, AssetRecipe] = {name: own.get(name) or self._recipe(name) for name in GRAPH}
 
     def resources(self) -> Resources:
         """As a new run would have them: the specs are read anew."""
@@ -94,7 +94,7 @@ class World:
             self.make(name, keys[node.set])
         return [pair for pair in self.made[before:] if not pair[0].endswith("_spec")]
 
-    def _recipe(self, name: str) -> Recipe:
+    def _recipe(self, name: str) -> AssetRecipe:
         @etpi_asset(name, checks=("sound",))
         def function(run: AssetRun) -> Produced:
             self.made.append((name, run.key))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from etpi_assets.asset_run import Recipe
+from etpi_assets.asset_run import AssetRecipe
 from etpi_assets.planner import plan
 from etpi_assets.resources import HardwareMissing, Resources, require_hardware
 from etpi_assets.specs.load import load_specs
@@ -66,6 +66,6 @@ def test_without_a_gpu_it_says_what_it_wants_before_anything_else(tmp_path: Path
     monkeypatch.setattr("etpi_assets.resources.ACCELERATORS", ())
     with pytest.raises(HardwareMissing, match=f"'{NAME}' says requires = \"gpu\""):
         require_hardware(SPEC, NAME)
-    assert isinstance(sft_checkpoint, Recipe)
+    assert isinstance(sft_checkpoint, AssetRecipe)
     with pytest.raises(HardwareMissing):
         sft_checkpoint.execute(NAME, Resources(lake=Lake(tmp_path)), lambda line: None)

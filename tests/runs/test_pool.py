@@ -1,4 +1,4 @@
-"""Experiments side by side: real lanes, each a process that runs real jobs."""
+"""Experiments in parallel: real worker processes that run real jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from etpi_assets import resources
 from etpi_assets.asset_run import shared_lock
-from etpi_assets.runs import pool as lanes
+from etpi_assets.runs import pool
 from etpi_assets.specs.load import load_specs
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.process.progress import WORKER_VARIABLE
@@ -27,34 +27,36 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Where specs, lake and Dagster's home are. What the experiments below rest on is there."""
-    made = tmp_path_factory.mktemp("lanes")
-    write_small_specs(made / "specs")
-    with _started(made, "first") as process:
+    """A folder with specs, lake and Dagster home, in which the inputs of the experiments below are up to date."""
+    path = tmp_path_factory.mktemp("pool")
+    write_small_specs(path / "specs")
+    with _started(path, "first") as process:
         assert process.stderr
-        said = process.stderr.read()
-        assert process.wait() == 0, said
-    assert "-- collect_rollouts of little_strong: done" in said
-    return made
+        output = process.stderr.read()
+        assert process.wait() == 0, output
+    assert "-- collect_rollouts of little_strong: done" in output
+    return path
 
 
-def test_a_lane_takes_what_has_least_in_common_with_what_the_others_run():
+def test_worker_takes_the_experiment_that_shares_fewest_inputs_with_running_ones():
     suite = {"suite a", "base a"}
-    waiting = lanes.Waiting(
+    queue = pool.ExperimentQueue(
         {"a1": {*suite, "set 1"}, "a2": {*suite, "set 1"}, "a3": {*suite, "set 2"}, "b": {"suite b"}}
     )
-    first, second = waiting.taken(), waiting.taken()
+    first, second = queue.take(), queue.take()
     assert (next(first), next(second)) == ("a1", "b")
     assert next(second) == "a3", "another rollout set, so less to wait for than for a2"
     assert (next(first, None), next(first, None), next(second, None)) == ("a2", None, None)
 
 
-def test_what_the_shipped_experiments_share():
+def test_shared_inputs_of_shipped_experiments():
     specs = load_specs()
-    found = {name: lanes.rests_on(name, specs) for name in ("plan_first_tiny", "plan_first_tiny_weak", "grpo_tcr_tiny")}
-    assert found["grpo_tcr_tiny"].isdisjoint(found["plan_first_tiny"])
-    assert len(found["plan_first_tiny"] & found["plan_first_tiny_weak"]) == 2
-    assert lanes.rests_on("grpo_tcr_tiny_without", specs) == found["grpo_tcr_tiny"]
+    inputs = {
+        name: pool.shared_inputs(name, specs) for name in ("plan_first_tiny", "plan_first_tiny_weak", "grpo_tcr_tiny")
+    }
+    assert inputs["grpo_tcr_tiny"].isdisjoint(inputs["plan_first_tiny"])
+    assert len(inputs["plan_first_tiny"] & inputs["plan_first_tiny_weak"]) == 2
+    assert pool.shared_inputs("grpo_tcr_tiny_without", specs) == inputs["grpo_tcr_tiny"]
 
 
 def _started(folder: Path, *names: str) -> subprocess.Popen[str]:
@@ -78,25 +80,25 @@ def _until(lines: Iterable[str], wanted: str) -> None:
     raise AssertionError(f"never said {wanted!r}:\n{''.join(seen)}")
 
 
-def test_several_experiments_run_side_by_side_and_one_that_fails_stops_no_other(folder):
+def test_failed_experiment_stops_no_other(folder):
     for name in ("left", "right", "third"):
         write_spec(folder / "specs", "experiments", name, DATA_ALONE)
     write_spec(folder / "specs", "experiments", "right", DATA_ALONE.replace("teacher = {}", "teacher.solved = 1.01"))
     with _started(folder, "left", "right", "third") as process:
         assert process.stderr
-        said = process.stderr.read()
-        assert process.wait() == 1, said
-    assert "etpi: failed: right.\n  right: " in said and "etpi status right" in said
-    assert "-- run_experiment of right: FAILED" in said
-    assert "collect_rollouts" not in said and said.count("-- publish_catalog: done") == 1
+        output = process.stderr.read()
+        assert process.wait() == 1, output
+    assert "etpi: failed: right.\n  right: " in output and "etpi status right" in output
+    assert "-- run_experiment of right: FAILED" in output
+    assert "collect_rollouts" not in output and output.count("-- publish_catalog: done") == 1
     lake = Lake(folder / "data")
     for name in ("left", "third"):
         dataset = lake.current(Ref("upweighted_dataset", "experiment", name))
-        assert dataset and dataset.rows["sequences"] > 0, said
+        assert dataset and dataset.rows["sequences"] > 0, output
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)])
-def test_a_stopped_command_leaves_no_lane(folder, number, code):
+def test_stopped_command_leaves_no_worker(folder, number, code):
     names = [f"stopped_{number}_{letter}" for letter in "ab"]
     for name in names:
         write_spec(folder / "specs", "experiments", name, DATA_ALONE)
@@ -104,7 +106,7 @@ def test_a_stopped_command_leaves_no_lane(folder, number, code):
         assert process.stderr
         _until(process.stderr, f"-- run_experiment of {names[0]}")
         below = descendants(process.pid)
-        assert {_lane_of(pid) for pid in below} >= {"0", "1"}
+        assert {_worker_number(pid) for pid in below} >= {"0", "1"}
         process.send_signal(number)
         process.stderr.read()
         assert process.wait(60) == code
@@ -114,42 +116,44 @@ def test_a_stopped_command_leaves_no_lane(folder, number, code):
         time.sleep(0.1)
 
 
-def test_a_lane_that_dies_fails_what_it_had_alone(folder):
+def test_worker_that_dies_fails_only_its_own_experiment(folder):
     for name in ("one", "two", "three"):
         write_spec(folder / "specs", "experiments", name, DATA_ALONE)
     with _started(folder, "one", "two", "three") as process:
         assert process.stderr
         _until(process.stderr, "-- run_experiment of one")
-        os.kill(next(pid for pid in descendants(process.pid) if _lane_of(pid) == "0"), signal.SIGKILL)
-        said = process.stderr.read()
+        os.kill(next(pid for pid in descendants(process.pid) if _worker_number(pid) == "0"), signal.SIGKILL)
+        output = process.stderr.read()
         assert process.wait() == 1
-    failed = [name for name in ("one", "two", "three") if f"etpi: failed: {name}.\n" in said]
-    assert len(failed) == 1 and "the process that ran it was killed" in said, said
+    failed = [name for name in ("one", "two", "three") if f"etpi: failed: {name}.\n" in output]
+    assert len(failed) == 1 and "the process that ran it was killed" in output, output
 
 
-def _lane_of(pid: int) -> str | None:
-    """The number of the lane that a process is; None for a supervisor of it."""
+def _worker_number(pid: int) -> str | None:
+    """The number of the pool worker with this pid; None for its supervisor and other processes."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    given = dict(pair.split(b"=", 1) for pair in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if b"=" in pair)
-    return given.get(b"ETPI_LANE", b"").decode() if words[1:3] == [b"-m", b"etpi_assets.runs.pool"] else None
+    environment = dict(
+        pair.split(b"=", 1) for pair in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if b"=" in pair
+    )
+    return environment.get(b"ETPI_LANE", b"").decode() if words[1:3] == [b"-m", b"etpi_assets.runs.pool"] else None
 
 
-def test_a_shared_accelerator_is_one_lane(monkeypatch):
+def test_one_worker_shares_an_accelerator_else_one_a_core(monkeypatch):
     monkeypatch.setattr(resources, "ACCELERATORS", ("null",))
-    assert lanes.lanes_here(8) == 1
+    assert pool.worker_count(8) == 1
     monkeypatch.setattr(resources, "ACCELERATORS", ())
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
-    assert [lanes.lanes_here(n) for n in (1, 2, 8)] == [1, 2, 3]
+    assert [pool.worker_count(n) for n in (1, 2, 8)] == [1, 2, 3]
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    assert lanes.lanes_here(8) == lanes.MOST
+    assert pool.worker_count(8) == pool.MAX_WORKERS
 
 
 @pytest.mark.parametrize(
-    ("lane", "shared", "lock"), [("1", (), "sandboxes-1"), ("0", ("null",), "sandboxes"), (None, (), "sandboxes")]
+    ("worker", "shared", "lock"), [("1", (), "sandboxes-1"), ("0", ("null",), "sandboxes"), (None, (), "sandboxes")]
 )
-def test_a_lane_waits_for_another_s_rollouts_only_where_they_share_an_accelerator(monkeypatch, lane, shared, lock):
+def test_workers_share_the_sandbox_lock_only_on_one_accelerator(monkeypatch, worker, shared, lock):
     monkeypatch.setattr(resources, "ACCELERATORS", shared)
     monkeypatch.delenv(WORKER_VARIABLE, raising=False)
-    if lane:
-        monkeypatch.setenv(WORKER_VARIABLE, lane)
+    if worker:
+        monkeypatch.setenv(WORKER_VARIABLE, worker)
     assert shared_lock("sandboxes") == lock
