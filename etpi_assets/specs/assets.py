@@ -1,4 +1,4 @@
-"""The specs stage as assets: suite_spec, rollout_set_spec, experiment_spec."""
+"""The assets suite_spec, rollout_set_spec and experiment_spec: resolved specs as rows."""
 
 from __future__ import annotations
 

@@ -60,6 +60,11 @@ def test_unknown_key_names_file_key_and_nearest(folder, text, key, near):
     assert near in message
 
 
+def test_unknown_key_shows_the_meaning_of_the_nearest(folder):
+    error = _experiment(folder, EXPERIMENT + "[train]\nlearning_rat = 1").error
+    assert "'train.learning_rate' (Peak learning rate" in str(error)
+
+
 def test_all_unknown_keys_are_named_together(folder):
     message = str(_experiment(folder, 'title = "e"\nrollout_sets = ["few"]\nsead = 1\ntitel = 2').error)
     assert "sead" in message and "titel" in message
