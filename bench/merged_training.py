@@ -95,9 +95,12 @@ def ours(place: Path, room: int) -> Any:
     import torch
 
     from etpi_assets.specs.training import TrainSection
+    from etpi_assets.training.sft import settings
+    from etpi_resources.trainers.contracts import SftWorkerConfig
     from etpi_resources.trainers.workers import sft_worker
     from etpi_resources.trainers.workers.checkpointing import load_model
     from etpi_resources.trainers.workers.collate import read_sequences
+    from etpi_resources.trainers.workers.device import Compute
     from etpi_resources.trainers.workers.reporting import CONFIG_FILE, Worker
 
     sft_worker.GRADIENT_NORM = 1e9  # pyright: ignore[reportAttributeAccessIssue]
@@ -105,16 +108,18 @@ def ours(place: Path, room: int) -> Any:
         dtype="fp32", epochs=2, batch_tokens=10**9, optimizer="sgd", learning_rate=0.1, schedule="constant",
         warmup_ratio=0,
     )  # fmt: skip
-    config = {"base": str(place), "seed": 0, "train": train.model_dump()}
+    config = SftWorkerConfig(
+        label="merged", base=str(place), base_name="base", files=(), seed=0, chat_template=None, device="auto",
+        micro_tokens=room, train=settings(train),
+    )  # fmt: skip
     (place / "ours").mkdir(exist_ok=True)
-    (place / "ours" / CONFIG_FILE).write_text(json.dumps(config))
+    (place / "ours" / CONFIG_FILE).write_text(config.model_dump_json())
     model = load_model(place, torch.float32)
     stored = read_sequences([place / "sequences.parquet"], "train", vocabulary=1 << 20, longest=LONGEST)
-    sequences, plan, _, _ = sft_worker.lay_out(stored, config, room, model)
-    assert plan.steps == 2, "an epoch is one step"
-    trainer = sft_worker.build_trainer(
-        Worker(place / "ours"), model, plan, sequences, gpu=False, dtype="fp32", at_once=False
-    )
+    layout = sft_worker.lay_out(stored, config, room, model)
+    assert layout.plan.steps == 2, "an epoch is one step"
+    worker, compute = Worker(place / "ours", SftWorkerConfig), Compute(gpu=False, dtype="fp32")
+    trainer = sft_worker.build_trainer(worker, model, layout.plan, layout.sequences, compute=compute, replicated=False)
     trainer.pad_id = 0  # the tokenizer's is beyond a folded vocabulary
     return trainer
 

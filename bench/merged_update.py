@@ -47,8 +47,10 @@ def updater(way: str, place: Path) -> Any:
     from transformers import AutoTokenizer
 
     from etpi_assets.specs.training import RLSection
+    from etpi_assets.training.grpo import settings
     from etpi_resources.trainers.policy_link import Sample
     from etpi_resources.trainers.workers.checkpointing import load_model
+    from etpi_resources.trainers.workers.device import Compute
     from etpi_resources.trainers.workers.grpo_worker import trainer_arguments
     from etpi_resources.trainers.workers.policy_trainer import PolicyTrainer
 
@@ -63,13 +65,13 @@ def updater(way: str, place: Path) -> Any:
         "schedule": "constant", "max_grad_norm": 1e9,
         "max_response_tokens": max(map(len, answers)),
     }  # fmt: skip
-    rl = RLSection.model_validate(section).model_dump(mode="json")
+    rl = settings(RLSection.model_validate(section))
     tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=True)
     tokenizer.pad_token_id = 0  # its own is beyond a folded vocabulary
     trainer: Any = PolicyTrainer(
         lambda step, rows: samples,
         model=load_model(place, torch.float32),
-        args=trainer_arguments(rl, place / way, 0, gpu=False, dtype="fp32"),
+        args=trainer_arguments(rl, place / way, 0, Compute(gpu=False, dtype="fp32")),
         train_dataset=datasets.Dataset.from_dict({"prompt": ["0"] * GROUP}),
         processing_class=tokenizer,
     )

@@ -10,7 +10,6 @@ counts, in wall time and in CPU time, which a busy machine leaves alone.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from pathlib import Path
@@ -23,10 +22,13 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, PrinterCallback, Qwen3Config, Qwen3ForCausalLM
 
 from etpi_assets.specs.training import TrainSection
+from etpi_assets.training.sft import settings
 from etpi_resources.lake import schemas
 from etpi_resources.prefix_tree import CHAIN
+from etpi_resources.trainers.contracts import SftWorkerConfig
 from etpi_resources.trainers.workers.checkpointing import load_model
 from etpi_resources.trainers.workers.collate import Sequences, collate, read_sequences
+from etpi_resources.trainers.workers.device import Compute
 from etpi_resources.trainers.workers.label_head import add_label_head
 from etpi_resources.trainers.workers.plan import Plan, make_plan
 from etpi_resources.trainers.workers.reporting import CONFIG_FILE, Worker
@@ -83,11 +85,13 @@ def bare_loop(base: Path, plan: Plan, sequences: Sequences) -> tuple[float, floa
 
 def trainer_loop(base: Path, folder: Path, plan: Plan, sequences: Sequences) -> tuple[float, float]:
     """(wall, CPU) seconds of the plan by the worker's trainer."""
-    config = {"base": str(base), "seed": 0, "train": TrainSection().model_dump()}
-    (folder / CONFIG_FILE).write_text(json.dumps(config))
-    trainer = build_trainer(
-        Worker(folder), load_model(base, torch.float32), plan, sequences, gpu=False, dtype="fp32", at_once=False
-    )
+    config = SftWorkerConfig(
+        label="overhead", base=str(base), base_name="base", files=(), seed=0, chat_template=None, device="auto",
+        micro_tokens=0, train=settings(TrainSection()),
+    )  # fmt: skip
+    (folder / CONFIG_FILE).write_text(config.model_dump_json())
+    model, compute = load_model(base, torch.float32), Compute(gpu=False, dtype="fp32")
+    trainer = build_trainer(Worker(folder, SftWorkerConfig), model, plan, sequences, compute=compute, replicated=False)
     trainer.remove_callback(PrinterCallback)
     wall, cpu = time.perf_counter(), time.process_time()
     trainer.train()

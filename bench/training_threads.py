@@ -10,10 +10,9 @@ the steps after the first ten counts, in wall time.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,10 @@ from machine import machine
 from etpi_assets.specs.rollout_set import TinySection
 from etpi_assets.specs.training import TrainSection
 from etpi_assets.tiny_bases.recipe import prepare
+from etpi_assets.training.sft import settings
 from etpi_resources.chat.format import load_chat_format
-from etpi_resources.trainers.workers import base_worker, sft_worker, twins
+from etpi_resources.trainers.contracts import SftWorkerConfig, WorkerModel
+from etpi_resources.trainers.workers import base_worker, replicas, sft_worker
 from etpi_resources.trainers.workers.reporting import CONFIG_FILE, Worker
 
 CORPUS = TinySection(conversations=400, exercises=400)
@@ -33,16 +34,14 @@ FIRST = 10
 """Steps left out: new shapes cost time once."""
 
 
-def tokens_a_second(
-    run: Callable[[Worker], Mapping[str, Any]], folder: Path, config: Mapping[str, Any], parts: int, threads: int
-) -> float:
+def tokens_a_second(run: Callable[[Any], Any], folder: Path, config: WorkerModel, parts: int, threads: int) -> float:
     folder.mkdir(parents=True)
-    (folder / CONFIG_FILE).write_text(json.dumps(config))
-    twins.PARTS = parts
+    (folder / CONFIG_FILE).write_text(config.model_dump_json())
+    replicas.REPLICAS = parts  # pyright: ignore[reportAttributeAccessIssue]
     torch.set_num_threads(threads)
-    log = run(Worker(folder))["log"]
-    counted = [line for line in log if line["step"] >= FIRST]
-    return (counted[-1]["tokens"] - counted[0]["tokens"]) / (counted[-1]["seconds"] - counted[0]["seconds"])
+    log = run(Worker(folder, type(config))).log
+    counted = [line for line in log if line.step >= FIRST]
+    return (counted[-1].tokens - counted[0].tokens) / (counted[-1].seconds - counted[0].seconds)
 
 
 def main() -> None:
@@ -53,11 +52,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         pretraining = prepare(CORPUS, load_chat_format("tiny"), folder / "corpus")
-        tuning = {
-            "label": "fine-tuning", "base": str(folder / "pretraining-0-1" / "model"), "base_name": "base",
-            "files": pretraining["files"], "seed": 0, "chat_template": None, "device": "auto",
-            "micro_tokens": TUNING.batch_tokens, "train": TUNING.model_dump(),
-        }  # fmt: skip
+        tuning = SftWorkerConfig(
+            label="fine-tuning", base=str(folder / "pretraining-0-1" / "model"), base_name="base",
+            files=pretraining.files, seed=0, chat_template=None, device="auto",
+            micro_tokens=TUNING.batch_tokens, train=settings(TUNING),
+        )  # fmt: skip
         for what, run, config in (
             ("pretraining", base_worker.run, pretraining),
             ("fine-tuning", sft_worker.run, tuning),

@@ -181,7 +181,7 @@ _NODES = (
         upstream=("base_checkpoint", "sft_checkpoint", "tasks"),
         sections=("rl", "seeds", "requires", "base", "serving.template_kwargs"),
         kept=(
-            "etpi_assets.training.assets:_ground",
+            "etpi_assets.training.assets:_environment",
             "etpi_assets.training.rounds:Rounds",
             "etpi_assets.training.grpo:worker_config",
             "etpi_resources.trainers.workers.grpo_worker:!",

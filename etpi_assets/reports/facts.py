@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from etpi_assets.training.curves import Curve, curves, rates
+from etpi_assets.training.curves import Curve, curves, rollout_shares
 
 HEADLINE = ("plan_first", "plan_content", "follow_through", "solved", "called", "parsed", "parse_rate", "submitted")
 DETAIL = (
@@ -156,7 +156,7 @@ def loss_curves(log: pa.Table) -> list[Curve]:
 
 def rl_curves(log: pa.Table) -> list[Curve]:
     """Return the shares of reinforcement's rollouts that parsed, were solved, and called a tool, over its steps."""
-    return rates(log.to_pylist())
+    return rollout_shares(log.to_pylist())
 
 
 def cost(tables: ReportTables) -> list[tuple[str, str]]:

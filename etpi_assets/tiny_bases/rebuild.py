@@ -21,6 +21,7 @@ from etpi_assets.tiny_bases import recipe as tiny_base
 from etpi_assets.tiny_bases import shipped as shipped_bases
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.lake.lake import sha256_of
+from etpi_resources.trainers.contracts import BaseWorkerResult
 from etpi_resources.trainers.pipes import run_worker
 
 MODEL_FILES = ("config.json", "generation_config.json", shipped_bases.WEIGHTS)
@@ -45,8 +46,8 @@ def rebuild(section: TinySection, chat: ChatFormat) -> shipped_bases.Recipe:
     """
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "base"
-        report = run_worker(tiny_base.WORKER, tiny_base.prepare(section, chat, folder), folder)
-        return ship(section, chat, report, folder / report["folder"])
+        result = run_worker(tiny_base.WORKER, tiny_base.prepare(section, chat, folder), folder, BaseWorkerResult)
+        return ship(section, chat, result.model_dump(mode="json"), folder / result.folder)
 
 
 def ship(section: TinySection, chat: ChatFormat, report: Mapping[str, Any], model: Path) -> shipped_bases.Recipe:

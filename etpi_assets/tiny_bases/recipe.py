@@ -32,6 +32,7 @@ from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.lake import Lake
 from etpi_resources.lake.schemas import TABLES
 from etpi_resources.prefix_tree import CHAIN
+from etpi_resources.trainers.contracts import BaseWorkerConfig, BaseWorkerResult
 from etpi_resources.trainers.pipes import run_worker
 
 WORKER = "etpi_resources.trainers.workers.base_worker"
@@ -74,9 +75,12 @@ def build(
 
     def pretrain(folder: Path) -> dict[str, Any]:
         shutil.rmtree(folder)
-        report = run_worker(WORKER, prepare(section, chat, folder), folder, context=context, echo=echo)
-        checkpoint, _ = lake.adopt_checkpoint(folder / report["folder"])
-        return report | {"checkpoint_id": checkpoint, "checkpoints": [{"checkpoint_id": checkpoint}]}
+        result = run_worker(
+            WORKER, prepare(section, chat, folder), folder, BaseWorkerResult, context=context, echo=echo
+        )
+        checkpoint, _ = lake.adopt_checkpoint(folder / result.folder)
+        ids = {"checkpoint_id": checkpoint, "checkpoints": [{"checkpoint_id": checkpoint}]}
+        return result.model_dump(mode="json") | ids
 
     return kept.once(
         lake,
@@ -89,15 +93,29 @@ def build(
     )
 
 
-def prepare(section: TinySection, chat: ChatFormat, folder: Path) -> dict[str, Any]:
-    """Write corpus and tokenizer under `folder`; the worker's configuration."""
+def prepare(section: TinySection, chat: ChatFormat, folder: Path) -> BaseWorkerConfig:
+    """Write corpus and tokenizer under `folder`; return the worker's config."""
     folder.mkdir(parents=True, exist_ok=True)
     corpus = folder / "corpus.parquet"
     schema = TABLES["sequences"].schema
     pq.write_table(pa.Table.from_pylist(list(corpus_rows(section, chat)), schema=schema), corpus)
     chat.save(folder / "tokenizer")
-    size = section.model_dump(exclude={"world", "conversations", "exercises", "reading_weight"})
-    return {"files": [str(corpus)], "tokenizer": str(folder / "tokenizer"), "vocabulary": chat.vocab_size, **size}
+    return BaseWorkerConfig(
+        files=(str(corpus),),
+        tokenizer=str(folder / "tokenizer"),
+        vocabulary=chat.vocab_size,
+        seed=section.seed,
+        epochs=section.epochs,
+        batch_tokens=section.batch_tokens,
+        hidden=section.hidden,
+        intermediate=section.intermediate,
+        layers=section.layers,
+        heads=section.heads,
+        head_dim=section.head_dim,
+        positions=section.positions,
+        matrix_learning_rate=section.matrix_rate,
+        learning_rate=section.rate,
+    )
 
 
 def corpus_rows(section: TinySection, chat: ChatFormat) -> Iterator[dict[str, Any]]:

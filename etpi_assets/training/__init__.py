@@ -1,1 +1,1 @@
-"""Training recipes; the workers that run them are in `etpi_resources.trainers`."""
+"""Training recipes; the worker programs that they start are in `etpi_resources.trainers`."""

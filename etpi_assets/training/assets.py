@@ -14,9 +14,10 @@ from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.table import read_tasks
 from etpi_assets.tiny_bases import recipe as base
 from etpi_assets.training import grpo, grpo_checks, pointers, sft, sft_checks
-from etpi_assets.training.curves import loss_plot, rates_plot
+from etpi_assets.training.checkpoints import SftReport
+from etpi_assets.training.curves import loss_plot, rollout_shares_plot
 from etpi_assets.training.device import dtype_here
-from etpi_assets.training.rounds import Ground
+from etpi_assets.training.rounds import RLEnvironment
 from etpi_assets.trajectories.tables import from_tables
 from etpi_assets.versioning.keys import tiny_base_code
 from etpi_resources.lake.checks import CheckOutcome
@@ -32,11 +33,11 @@ def base_checkpoint(run: AssetRun) -> Produced:
     row = {"experiment": run.key, "role": "base", "step": 0, "final": True, "method": "base"}
     if section.kind == "tiny":
         return _tiny_base(run, row)
-    found, pinned = pointers.hub_pointer(section) if section.kind == "hub" else pointers.path_pointer(section)
+    pointer, pinned = pointers.hub_pointer(section) if section.kind == "hub" else pointers.path_pointer(section)
     elsewhere = [
         CheckOutcome(name, passed=True, message="trained elsewhere") for name in (base.LEARNT, base.RECIPE_UNCHANGED)
     ]
-    return Produced(tables={"checkpoints": from_rows("checkpoints", [row | found])}, checks=(pinned, *elsewhere))
+    return Produced(tables={"checkpoints": from_rows("checkpoints", [row | pointer])}, checks=(pinned, *elsewhere))
 
 
 def _tiny_base(run: AssetRun, row: dict[str, Any]) -> Produced:
@@ -55,7 +56,7 @@ def _tiny_base(run: AssetRun, row: dict[str, Any]) -> Produced:
         "wall_seconds": report["seconds"],
         "hyperparameters": section.tiny.model_dump_json(),
     }
-    pinned = CheckOutcome(pointers.PINNED, passed=True, message="named by its content")
+    pinned = CheckOutcome(pointers.PINNED, passed=True, message="its id is the hash of its content")
     curve = [{"role": "base", "seed": section.tiny.seed, "val_loss": None, **line} for line in report["log"]]
     return Produced(
         tables={"checkpoints": from_rows("checkpoints", [row])},
@@ -75,13 +76,13 @@ def sft_checkpoint(run: AssetRun) -> Produced:
             f'{run.key} has no base to train from: base.kind = "none". Name one, or set train.method = "none" for an '
             "experiment that ends with its dataset"
         )
+    from etpi_resources.chat.format import load_chat_format
+
     dataset = run.lake.require(run.refs("upweighted_dataset")[0])
     files = run.lake.files_of(dataset, "sequences")
     hashes = [entry["sha256"] for entry in dataset.tables["sequences"]["files"]]
-    from etpi_resources.chat.format import load_chat_format
-
     requests = {
-        seed: sft.Request(
+        seed: sft.SftRequest(
             experiment=run.key,
             base_id=bases[0]["checkpoint_id"],
             base_folder=pointers.checkpoint_folder(run.lake.root, bases[0]["path"]),
@@ -95,38 +96,38 @@ def sft_checkpoint(run: AssetRun) -> Produced:
         )
         for seed in spec.seeds
     }
-    expected = sft_checks.expected_of(run.lake, files)
+    split = sft_checks.training_split(run.lake, files)
     reports = {
-        seed: sft.train_once(run.lake, request, expected=expected, context=run.context, echo=run.log)
+        seed: sft.train_once(run.lake, request, split=split, context=run.context, echo=run.log)
         for seed, request in requests.items()
     }
     rows = [row for seed, r in requests.items() for row in sft.checkpoint_rows(r, reports[seed], dataset.version)]
     log = [row for seed, r in requests.items() for row in sft.log_rows(r, reports[seed])]
     return Produced(
         tables={"checkpoints": from_rows("checkpoints", rows), "training_log": from_rows("training_log", log)},
-        checks=sft_checks.checks(reports, expected),
+        checks=sft_checks.checks(reports, split),
         metadata={"loss": dg.MetadataValue.md(loss_plot(log)), **_figures(reports)},
         notes={"keys": {str(seed): request.key for seed, request in requests.items()}},
         seeds=spec.seeds,
     )
 
 
-def _figures(reports: dict[int, dict[str, Any]]) -> dict[str, Any]:
-    """What the page shows of the runs, one entry a seed."""
+def _figures(reports: dict[int, SftReport]) -> dict[str, Any]:
+    """Figures of the runs for the asset's page, one entry per seed."""
     return {
         f"seed {seed}": {
-            "steps": report["plan"]["steps"],
-            "epochs": round(report["plan"]["epochs"], 3),
-            "loss": report["checkpoints"][-1]["train_loss"],
-            "mean token accuracy": report["checkpoints"][-1]["token_accuracy"],
-            "validation loss": report["checkpoints"][-1]["val_loss"],
-            "tokens a second": round(report["log"][-1]["tokens"] / max(report["seconds"]["train"], 1e-9)),
-            "padding": round(report["plan"]["padding"], 3),
-            "layout": f"{report['plan']['layout']}: {report['plan']['layout_because']}",
-            "seconds": {name: round(value, 1) for name, value in report["seconds"].items()},
-            "device": report["device"],
-            "dtype": report["dtype"],
-            "trained before": report["reused"],
+            "steps": report.plan.steps,
+            "epochs": round(report.plan.epochs, 3),
+            "loss": report.checkpoints[-1].train_loss,
+            "mean token accuracy": report.checkpoints[-1].token_accuracy,
+            "validation loss": report.checkpoints[-1].val_loss,
+            "tokens a second": round(report.log[-1].tokens / max(report.seconds.train, 1e-9)),
+            "padding": round(report.plan.padding, 3),
+            "layout": f"{report.plan.layout}: {report.plan.layout_because}",
+            "seconds": {name: round(value, 1) for name, value in report.seconds},
+            "device": report.device,
+            "dtype": report.dtype,
+            "trained before": report.reused,
         }
         for seed, report in reports.items()
     }
@@ -138,16 +139,16 @@ def rl_checkpoint(run: AssetRun) -> Produced:
     if spec.rl.method == "none":
         return Produced.not_applicable(run.node.name, 'nothing is reinforced: rl.method = "none"')
     check_terms(spec.rl.rewards)
-    starts = _starts(run)
-    ground = _ground(run, spec)
+    starts = _start_checkpoints(run)
+    environment = _environment(run, spec)
     requests = {
-        seed: grpo.Request(
+        seed: grpo.GrpoRequest(
             experiment=run.key,
             base_id=starts[seed]["checkpoint_id"],
             base_folder=pointers.checkpoint_folder(run.lake.root, starts[seed]["path"]),
             section=spec.rl,
             seed=seed,
-            ground=ground,
+            environment=environment,
             gpu=spec.requires == "gpu",
             dtype=dtype_here(spec.rl.dtype),
             code=run.kept_code,
@@ -169,7 +170,7 @@ def rl_checkpoint(run: AssetRun) -> Produced:
         tables=tables,
         checks=grpo_checks.checks(spec.rl, reports, tables),
         metadata={
-            "rates": dg.MetadataValue.md(rates_plot(log)),
+            "rates": dg.MetadataValue.md(rollout_shares_plot(log)),
             **{f"seed {seed}": grpo.figures(report) for seed, report in reports.items()},
             "rewards": {term.function: version_of(term.function) for term in spec.rl.rewards},
         },
@@ -181,12 +182,12 @@ def rl_checkpoint(run: AssetRun) -> Produced:
     )
 
 
-def _ground(run: AssetRun, spec: ExperimentSpec) -> Ground:
-    """Where the policy is rolled out: tasks, judge, sandboxes, chat format."""
+def _environment(run: AssetRun, spec: ExperimentSpec) -> RLEnvironment:
+    """The tasks of the spec's suite and all that rolls the policy out on them."""
     from etpi_resources.chat.format import load_chat_format
 
-    assert spec.rl.suite  # as the spec's model has made sure
-    return Ground(
+    assert spec.rl.suite  # RLSection requires it
+    return RLEnvironment(
         tasks=read_tasks(run.read("tasks", "tasks", key=spec.rl.suite), "train", spec.rl.tasks),
         family=load_family(run.specs.suites[spec.rl.suite].family),
         sandboxes=run.resources.sandboxes(spec.rl.sandbox),
@@ -195,8 +196,8 @@ def _ground(run: AssetRun, spec: ExperimentSpec) -> Ground:
     )
 
 
-def _starts(run: AssetRun) -> dict[int, dict[str, Any]]:
-    """What each seed starts from: its own fine-tuned checkpoint, or the base where nothing was fine-tuned."""
+def _start_checkpoints(run: AssetRun) -> dict[int, dict[str, Any]]:
+    """The checkpoint that each seed starts from: its own fine-tuned one, or the base where nothing was fine-tuned."""
     tuned = [row for row in run.read("sft_checkpoint", "checkpoints").to_pylist() if row["final"]]
     bases = run.read("base_checkpoint", "checkpoints").to_pylist()
     if not tuned and not bases:
@@ -215,12 +216,12 @@ def rl_rewards(run: AssetRun) -> Produced:
         return Produced.not_applicable(run.node.name, "nothing was reinforced")
     tasks = {task.task_id: task for task in read_tasks(run.read("tasks", "tasks", key=spec.rl.suite))}
     applied = run.read("rl_checkpoint", "rewards")
-    again = rescore.rescore_rollouts(
+    rescored = rescore.rescore_rollouts(
         from_tables(tables), tasks, run.read("rl_checkpoint", "rl_samples"), spec.rl.rewards
     )
     return Produced(
-        tables={"rewards": again},
-        checks=(rescore.rewards_as_applied(applied, again),),
+        tables={"rewards": rescored},
+        checks=(rescore.rewards_as_applied(applied, rescored),),
         metadata={"rewards": {term.function: version_of(term.function) for term in spec.rl.rewards}},
     )
 

@@ -1,7 +1,4 @@
-"""Figures of a training run over its steps.
-
-Belongs here: picking series out of a training log. Does not belong here: drawing (`etpi_resources.charts`).
-"""
+"""Series of a training log over its steps, and their plots."""
 
 from __future__ import annotations
 
@@ -12,12 +9,15 @@ from etpi_resources import charts
 
 Curve = tuple[str, list[tuple[float, float]]]
 _LOSS = (("train", "loss"), ("val", "val_loss"))
-_RATES = (("parsed", "parsed"), ("solved", "solved"), ("called", "called"))
+_SHARES = (("parsed", "parsed"), ("solved", "solved"), ("called", "called"))
 
 
 def curves(log: Sequence[Mapping[str, Any]], series: Sequence[tuple[str, str]] = _LOSS) -> list[Curve]:
-    """Rows of `training_log` as (name, [(step, value), ...]), one curve a seed and series, in step order; `series` are
-    names and columns, the losses by default."""
+    """Rows of `training_log` as (name, [(step, value), ...]), one curve per seed and series, in step order.
+
+    Args:
+        series: (name, column) pairs.
+    """
     rows = sorted(log, key=lambda row: (row["seed"], row["step"]))
     return [
         (name, points)
@@ -27,18 +27,19 @@ def curves(log: Sequence[Mapping[str, Any]], series: Sequence[tuple[str, str]] =
     ]
 
 
-def rates(log: Sequence[Mapping[str, Any]]) -> list[Curve]:
-    """What reinforcement's rollouts parse, solve and call tools in, as `curves` gives it."""
-    return curves(log, _RATES)
+def rollout_shares(log: Sequence[Mapping[str, Any]]) -> list[Curve]:
+    """Shares of reinforcement's rollouts that parse, solve their task and call tools, as `curves`."""
+    return curves(log, _SHARES)
 
 
 def loss_plot(log: Sequence[Mapping[str, Any]]) -> str:
-    """The same as a markdown image of a few kilobytes, for an asset's page."""
+    """The losses as a markdown image of a few kilobytes, for an asset's page."""
     return charts.as_image(charts.line_chart("Loss", curves(log), "optimiser step", log_y=True), "loss over steps")
 
 
-def rates_plot(log: Sequence[Mapping[str, Any]]) -> str:
-    """What reinforcement's rollouts parse, solve and call tools in, against the step, as a markdown image."""
+def rollout_shares_plot(log: Sequence[Mapping[str, Any]]) -> str:
+    """`rollout_shares` as a markdown image."""
     return charts.as_image(
-        charts.line_chart("Parsed, solved, called", rates(log), "optimiser step"), "shares of rollouts over steps"
+        charts.line_chart("Parsed, solved, called", rollout_shares(log), "optimiser step"),
+        "shares of rollouts over steps",
     )

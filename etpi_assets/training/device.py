@@ -1,45 +1,40 @@
-"""The device that a training would run on, looked up before it starts.
-
-Belongs here: facts about the trainer's device that name a training, and whether the worker saw the same. Does not
-belong here: what a dtype means on it (`precision`), or using it (the workers).
-"""
+"""Looks up, before a training starts, the device and dtype that it will use; both are part of its key."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
-from collections.abc import Mapping
 from functools import cache
-from typing import Any
 
 from etpi_assets.resources import accelerators
+from etpi_resources.trainers.contracts import TrainingFigures
 from etpi_resources.trainers.pipes import ROOT, WorkerFailed, trainer_python
 from etpi_resources.trainers.workers import precision
 from etpi_resources.trainers.workers.precision import Dtype, Gpu, SpecDtype, training_dtype
 
 
 def dtype_here(requested: SpecDtype) -> Dtype:
-    """The dtype that a training with this `dtype` in its spec computes in on this machine."""
+    """The dtype that a training computes in on this machine if its spec requests `requested`."""
     return training_dtype(requested, trainer_gpu())
 
 
-def confirm_dtype(report: Mapping[str, Any], expected: Dtype, label: str) -> None:
-    """Raise WorkerFailed where the worker computed in another dtype than the training is named by."""
-    if report["dtype"] != expected:
+def confirm_dtype(report: TrainingFigures, expected: Dtype, label: str) -> None:
+    """Raise WorkerFailed if the worker computed in another dtype than the training's key has."""
+    if report.dtype != expected:
         raise WorkerFailed(
-            f"{label}: the worker trained in {report['dtype']} on {report['device']}, and {expected} was expected of "
-            "this machine, so the result is not kept. Did its GPU come or go meanwhile? Run it again"
+            f"{label}: the worker trained in {report.dtype} on {report.device}, but this machine was expected to use "
+            f"{expected}, so the result is not kept. Did the GPU become available or unavailable? Run it again"
         )
 
 
 @cache
 def trainer_gpu() -> Gpu | None:
-    """The GPU that a worker's interpreter sees, which may have another torch than this one. Without a device file no
-    interpreter is started.
+    """The GPU that the workers' interpreter sees, which may have another torch than this one. Starts that interpreter
+    only if the machine has a device file of an accelerator.
 
     Raises:
-        RuntimeError: the interpreter cannot say; the message holds its last line.
+        RuntimeError: the interpreter failed; the message holds its last line.
     """
     if not accelerators():
         return None
@@ -47,10 +42,10 @@ def trainer_gpu() -> Gpu | None:
     command = [trainer_python(), "-m", precision.MODULE]
     probe = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if probe.returncode:
-        last = (probe.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        last = (probe.stderr.strip().splitlines() or ["no output"])[-1]
         raise RuntimeError(
-            f"{' '.join(command)} failed with status {probe.returncode}: {last}. It is to say whether its torch sees a "
-            "GPU; repair that interpreter, or name another one in ETPI_TRAINER_PYTHON"
+            f"{' '.join(command)} failed with status {probe.returncode}: {last}. It checks whether torch sees a GPU; "
+            "repair that interpreter, or name another one in ETPI_TRAINER_PYTHON"
         )
-    answer = json.loads(probe.stdout.splitlines()[-1])
-    return answer and Gpu(**answer)
+    gpu = json.loads(probe.stdout.splitlines()[-1])
+    return gpu and Gpu(**gpu)

@@ -1,20 +1,15 @@
-"""Reinforcement as a recipe: what is asked of the trainer, how a run that was killed goes on, and what becomes of its
-checkpoints, rollouts and lines.
+"""GRPO as a recipe: from a checkpoint, tasks and an `rl` section to checkpoints in the lake and rows of its tables.
 
-Belongs here: from a checkpoint, tasks and an `rl` section to checkpoints in the lake and rows of its tables. Not here:
-the training itself (`etpi_resources.trainers.workers.grpo_worker`), rounds of rollouts (`rounds`), Dagster.
-
-The trainer holds the policy and generates; tasks, sandboxes, judging and rewards stay here, and the two speak over
-`policy_link`. So the worker needs nothing of etpi_assets, and a rollout of reinforcement is run by the same loop,
-judged by the same family and recorded in the same form as any other.
+The worker process holds the policy and generates; tasks, sandboxes, judging and rewards stay in this process, and the
+two communicate over `policy_link`. So the worker needs no etpi_assets, and a rollout of reinforcement goes through the
+same loop, judge and recording as any other.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +18,17 @@ import pyarrow as pa
 
 from etpi_assets.agent.loop import Identity
 from etpi_assets.specs.training import RLSection
+from etpi_assets.training import checkpoints
+from etpi_assets.training.checkpoints import GrpoReport, adopt_checkpoints
 from etpi_assets.training.device import confirm_dtype
-from etpi_assets.training.rounds import Ground, Lesson, Rounds, drop_after, first_prompt, read_rounds
+from etpi_assets.training.rounds import (
+    RewardedSample,
+    RLEnvironment,
+    Rounds,
+    drop_rounds_from,
+    first_prompt,
+    read_rounds,
+)
 from etpi_assets.training.sft_checks import proofs
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import to_tables
@@ -32,33 +36,40 @@ from etpi_resources.hashes import json_hash
 from etpi_resources.lake import kept
 from etpi_resources.lake.lake import Lake
 from etpi_resources.lake.schemas import from_rows
+from etpi_resources.trainers.contracts import (
+    GrpoLogLine,
+    GrpoSettings,
+    GrpoWorkerConfig,
+    GrpoWorkerResult,
+    PolicyServerConfig,
+)
 from etpi_resources.trainers.pipes import WorkerFailed, run_worker
 from etpi_resources.trainers.policy_link import PolicyServer
-from etpi_resources.trainers.workers.grpo_worker import last_whole
+from etpi_resources.trainers.workers.grpo_worker import last_complete_step
 from etpi_resources.trainers.workers.precision import Dtype
 
 WORKER = "etpi_resources.trainers.workers.grpo_worker"
 RESUME_CHECKPOINTS = 10
-"""A run of many steps can be resumed from about so many of them."""
+"""About how many checkpoints a long run has to resume from."""
 
-LOGGED = (
+LOG_COLUMNS = (
     "step", "loss", "learning_rate", "tokens", "seconds", "reward", "reward_std", "parsed", "solved", "called",
     "constant_groups", "staleness", "logprob_gap", "logprob_gap_max", "entropy", "clip_share", "kl",
 )  # fmt: skip
-"""What of a trainer's line stands in `training_log`."""
+"""The fields of a GrpoLogLine that are columns of `training_log`."""
 
 
 @dataclass(frozen=True)
-class Request:
+class GrpoRequest:
     """One run of reinforcement.
 
     Attributes:
-        experiment: whose it is; no part of the result.
-        base_id, base_folder: the checkpoint it starts from, and where its files are.
-        section: the spec's. seed: order of the tasks and of the draws.
-        ground: tasks, judge, sandboxes, chat format.
+        experiment: no part of the key.
+        base_id, base_folder: the checkpoint that training starts from, and the folder of its files.
+        section: the spec's. seed: of the tasks' order and of sampling.
+        environment: tasks, judge, sandboxes, chat format.
         gpu: whether a GPU is required; otherwise one is used where there is one.
-        dtype: what the passes compute in here, whatever the section leaves open.
+        dtype: of the passes on this machine, where the section may say "auto".
         code: version of the code that rolls out, rewards and trains.
     """
 
@@ -67,33 +78,33 @@ class Request:
     base_folder: Path
     section: RLSection
     seed: int
-    ground: Ground
+    environment: RLEnvironment
     gpu: bool
     dtype: Dtype
     code: str
 
     @property
     def label(self) -> str:
-        """What the trainer's lines are headed."""
+        """Heads the trainer's log lines."""
         return f"grpo of {self.experiment}, seed {self.seed}"
 
     @property
     def key(self) -> str:
-        """What the result depends on, as a hash."""
+        """A hash of all that the result depends on."""
         depends = {
             "base": self.base_id,
             "section": self.section.model_dump(mode="json") | {"dtype": self.dtype},
             "seed": self.seed,
-            "tasks": [task.content_hash for task in self.ground.tasks],
-            "chat_template": self.ground.chat.template,
-            "template_kwargs": dict(self.ground.template_kwargs),
+            "tasks": [task.content_hash for task in self.environment.tasks],
+            "chat_template": self.environment.chat.template,
+            "template_kwargs": dict(self.environment.template_kwargs),
             "code": self.code,
         }
         return json_hash(depends)[:16]
 
     @property
     def identity(self) -> Identity:
-        """What its rollouts are recorded under."""
+        """The names and keys that its rollouts are recorded with."""
         return Identity(
             spec_key=self.key,
             origin="rl",
@@ -108,168 +119,158 @@ class Request:
 
 
 def reinforce_once(
-    lake: Lake, request: Request, *, context: Any = None, echo: Callable[[str], None] = print
-) -> dict[str, Any]:
-    """Train, go on where a killed run stopped, or find what the same request gave before.
-
-    Returns:
-        The worker's result (see `grpo_worker.run`), its checkpoints with `checkpoint_id` and `adapter_hash` instead of
-        folders, `rounds` (the folder of its rollouts, relative to the lake's root) and `reused`.
+    lake: Lake, request: GrpoRequest, *, context: Any = None, echo: Callable[[str], None] = print
+) -> GrpoReport:
+    """Train, resume a run that was killed, or return the report of the same training done before.
 
     Raises:
-        BadReward, RolloutsFailed: a row cannot be rewarded or learnt from; the message names it.
+        BadReward, RolloutsFailed: a rollout cannot be rewarded or trained on; the message names it.
         WorkerFailed: the trainer failed; the message holds its last lines.
     """
 
     def reinforce(folder: Path) -> dict[str, Any]:
-        for task in request.ground.tasks:
-            first_prompt(request.section, request.ground, task)
+        for task in request.environment.tasks:
+            first_prompt(request.section, request.environment, task)
         rounds_folder = lake.root / "checkpoints" / "rounds" / request.key
-        resume = last_whole(folder)
-        if resume is None:
-            shutil.rmtree(folder)
-        dropped = drop_after(rounds_folder, resume or 0)
-        if resume is not None:
-            echo(f"{request.label}: going on from step {resume}; {dropped} later rounds will be rolled out again")
-        rounds = Rounds(request.section, request.ground, request.identity, request.seed, rounds_folder)
+        resume = _prepare(folder, rounds_folder, request.label, echo)
+        rounds = Rounds(request.section, request.environment, request.identity, request.seed, rounds_folder)
         with PolicyServer(rounds, request.identity.teacher or "policy") as server:
+            config = worker_config(lake, request, str(server.path), resume)
             try:
-                config = worker_config(lake, request, str(server.path), resume)
-                report = run_worker(WORKER, config, folder, context=context, echo=echo)
+                result = run_worker(WORKER, config, folder, GrpoWorkerResult, context=context, echo=echo)
             except WorkerFailed:
                 if server.error is not None:
                     raise server.error from None
                 raise
-        confirm_dtype(report, request.dtype, request.label)
-        report["checkpoints"] = [kept.adopt(lake, folder, checkpoint) for checkpoint in report["checkpoints"]]
-        report["rounds"] = rounds_folder.relative_to(lake.root).as_posix()
-        return report
+        confirm_dtype(result, request.dtype, request.label)
+        rounds_path = rounds_folder.relative_to(lake.root).as_posix()
+        return adopt_checkpoints(lake, folder, result) | {"rounds": rounds_path}
 
-    return kept.once(
-        lake,
-        request.key,
-        "reinforce",
-        reinforce,
-        good=lambda report: all(check.passed for check in proofs({request.seed: report})),
-        what=request.label,
-        log=echo,
+    def passes(report: Mapping[str, Any]) -> bool:
+        return all(check.passed for check in proofs({request.seed: _report(report, reused=False)}))
+
+    return _report(kept.once(lake, request.key, "reinforce", reinforce, good=passes, what=request.label, log=echo))
+
+
+def _prepare(folder: Path, rounds_folder: Path, label: str, echo: Callable[[str], None]) -> int | None:
+    """Clear what a new or resumed run does not continue from; the step to resume from, if any."""
+    resume = last_complete_step(folder)
+    if resume is None:
+        shutil.rmtree(folder)
+    dropped = drop_rounds_from(rounds_folder, resume or 0)
+    if resume is not None:
+        echo(f"{label}: resuming from step {resume}; {dropped} later rounds will be rolled out again")
+    return resume
+
+
+def _report(stored: Mapping[str, Any], **more: Any) -> GrpoReport:
+    return GrpoReport.model_validate({**stored, **more})
+
+
+def worker_config(lake: Lake, request: GrpoRequest, link: str, resume: int | None) -> GrpoWorkerConfig:
+    """The trainer's config."""
+    section, environment = request.section, request.environment
+    return GrpoWorkerConfig(
+        label=request.label,
+        base=str(request.base_folder),
+        base_name=request.base_id,
+        link=link,
+        tasks=len(environment.tasks),
+        seed=request.seed,
+        chat_template=environment.chat.template,
+        device="cuda" if request.gpu else "auto",
+        resume=resume,
+        resume_every=max(1, section.steps // RESUME_CHECKPOINTS),
+        server=_server(lake, request) if section.engine == "vllm" else None,
+        rl=settings(section),
     )
 
 
-def worker_config(lake: Lake, request: Request, link: str, resume: int | None) -> dict[str, Any]:
-    """The trainer's configuration (see `grpo_worker`)."""
-    section, ground = request.section, request.ground
-    return {
-        "label": request.label,
-        "base": str(request.base_folder),
-        "base_name": request.base_id,
-        "link": link,
-        "tasks": len(ground.tasks),
-        "seed": request.seed,
-        "chat_template": ground.chat.template,
-        "device": "cuda" if request.gpu else "auto",
-        "resume": resume,
-        "resume_every": max(1, section.steps // RESUME_CHECKPOINTS),
-        "server": _server(lake, request) if section.engine == "vllm" else None,
-        "rl": section.model_dump(mode="json"),
-    }
+def settings(section: RLSection) -> GrpoSettings:
+    """What the trainer uses of an rl section."""
+    names = GrpoSettings.model_fields.keys() - {"temperature"}
+    values = {name: getattr(section, name) for name in names}
+    return GrpoSettings.model_validate({**values, "temperature": section.agent.temperature})
 
 
-def _server(lake: Lake, request: Request) -> dict[str, Any]:
-    """What the trainer starts its vLLM with (see `HandedPolicy`)."""
-    section, ground = request.section, request.ground
-    return {
-        "options": section.options,
-        "log": str(lake.scratch("servers") / f"policy-{request.key}.log"),
-        "lock": str(lake.lock_file("server")),
-        "probe": first_prompt(section, ground, ground.tasks[0]),
-    }
+def _server(lake: Lake, request: GrpoRequest) -> PolicyServerConfig:
+    """The vLLM server that the trainer starts."""
+    section, environment = request.section, request.environment
+    return PolicyServerConfig(
+        options=section.options,
+        log=str(lake.scratch("servers") / f"policy-{request.key}.log"),
+        lock=str(lake.lock_file("server")),
+        probe=tuple(first_prompt(section, environment, environment.tasks[0])),
+    )
 
 
 # --- rows ----------------------------------------------------------------------------------------------------------
 
 
-def checkpoint_rows(request: Request, report: Mapping[str, Any]) -> list[dict[str, Any]]:
+def checkpoint_rows(request: GrpoRequest, report: GrpoReport) -> list[dict[str, Any]]:
     """Rows of the table `checkpoints`, in order of steps."""
-    settings = {**request.section.model_dump(mode="json"), **{name: report[name] for name in ("device", "libraries")}}
-    rows = []
-    for checkpoint in report["checkpoints"]:
-        path = f"checkpoints/{checkpoint['checkpoint_id']}"
-        rows.append(
-            {
-                "checkpoint_id": checkpoint["checkpoint_id"],
-                "experiment": request.experiment,
-                "role": "rl",
-                "seed": request.seed,
-                "step": checkpoint["step"],
-                "final": checkpoint["final"],
-                "method": request.section.tuning,
-                "dtype": report["dtype"],
-                "path": path,
-                "adapter_path": f"{path}/adapter" if checkpoint["adapter_hash"] else None,
-                "adapter_hash": checkpoint["adapter_hash"],
-                "parent_id": request.base_id,
-                "train_loss": checkpoint["train_loss"],
-                "wall_seconds": report["log"][-1]["seconds"],
-                "hyperparameters": json.dumps(settings, sort_keys=True),
-            }
-        )
-    return rows
+    shared = {
+        "experiment": request.experiment,
+        "role": "rl",
+        "seed": request.seed,
+        "method": request.section.tuning,
+        "parent_id": request.base_id,
+        "wall_seconds": report.log[-1].seconds,
+    }
+    return checkpoints.checkpoint_rows(report, shared, request.section, {})
 
 
-def log_rows(request: Request, report: Mapping[str, Any]) -> list[dict[str, Any]]:
+def log_rows(request: GrpoRequest, report: GrpoReport) -> list[dict[str, Any]]:
     """Rows of the table `training_log`."""
     key = {"experiment": request.experiment, "role": "rl", "seed": request.seed}
-    return [{**key, **{name: line[name] for name in LOGGED}} for line in report["log"]]
+    return [key | line.model_dump(include=set(LOG_COLUMNS)) for line in report.log]
 
 
-def recorded(
-    lake: Lake, requests: Mapping[int, Request], reports: Mapping[int, Mapping[str, Any]]
-) -> dict[str, pa.Table]:
-    """Every rollout of every seed as tables: rollouts, agents, turns, messages, rewards, rl_samples."""
-    lessons: list[tuple[Lesson, RolloutRecord]] = []
+def recorded(lake: Lake, requests: Mapping[int, GrpoRequest], reports: Mapping[int, GrpoReport]) -> dict[str, pa.Table]:
+    """All rollouts of all seeds as tables: rollouts, agents, turns, messages, rewards, rl_samples."""
+    rollouts: list[tuple[RewardedSample, RolloutRecord]] = []
     for seed, request in requests.items():
-        for lesson, record in read_rounds(lake.root / reports[seed]["rounds"], request.key):
-            lessons.append((lesson, _relabelled(record, request)))
-    decode = next(iter(requests.values())).ground.chat.decode
-    tables = to_tables((record for _, record in lessons), decode)
+        for sample, record in read_rounds(lake.root / reports[seed].rounds, request.key):
+            rollouts.append((sample, _relabelled(record, request)))
+    decode = next(iter(requests.values())).environment.chat.decode
+    tables = to_tables((record for _, record in rollouts), decode)
     samples, rewards = [], []
-    for lesson, record in lessons:
-        key = {"rollout_id": record.rollout_id, "task_id": record.task_id, "seed": record.seed, "step": lesson.step}
-        figures = (
+    for sample, record in rollouts:
+        key = {"rollout_id": record.rollout_id, "task_id": record.task_id, "seed": record.seed, "step": sample.step}
+        columns = (
             "place", "reward", "advantage", "parsed", "solved", "called", "prompt_tokens", "policy_tokens",
             "read_tokens",
         )  # fmt: skip
-        samples.append(key | {name: getattr(lesson, name) for name in figures})
-        rewards += [key | {"applied": True, **vars(score)} for score in lesson.scores]
+        samples.append(key | {name: getattr(sample, name) for name in columns})
+        rewards += [key | {"applied": True, **vars(score)} for score in sample.scores]
     return {**tables, "rl_samples": from_rows("rl_samples", samples), "rewards": from_rows("rewards", rewards)}
 
 
-def _relabelled(record: RolloutRecord, request: Request) -> RolloutRecord:
-    """The rollout as this experiment's: an id of its own, since another experiment may share the training."""
+def _relabelled(record: RolloutRecord, request: GrpoRequest) -> RolloutRecord:
+    """Give the rollout this experiment's name and an id of its own, since experiments may share a training."""
     record.rollout_id = hashlib.sha256(f"{request.experiment}/rl/{record.rollout_id}".encode()).hexdigest()[:32]
     record.experiment = request.experiment
     return record
 
 
-def figures(report: Mapping[str, Any]) -> dict[str, Any]:
-    """What the asset's page shows of a run: its first and last tenth side by side."""
-    log = report["log"]
+def figures(report: GrpoReport) -> dict[str, Any]:
+    """Figures of a run for the asset's page; "a -> b" are means over its first and last tenth."""
+    log = report.log
     tenth = max(1, len(log) // 10)
 
-    def mean(lines: list[Mapping[str, Any]], name: str) -> float:
-        return round(sum(line[name] for line in lines) / len(lines), 3)
+    def mean(lines: Sequence[GrpoLogLine], name: str) -> float:
+        return round(sum(getattr(line, name) for line in lines) / len(lines), 3)
 
     shown = {
         name: f"{mean(log[:tenth], name)} -> {mean(log[-tenth:], name)}"
         for name in ("reward", "parsed", "solved", "called")
     }
     return {
-        "steps": log[-1]["step"],
+        "steps": log[-1].step,
         **shown,
         "groups without variance": mean(log, "constant_groups"),
-        "seconds": {name: round(value, 1) for name, value in report["seconds"].items()},
-        "device": report["device"],
-        "resumed from step": report["resumed"],
-        "trained before": report["reused"],
+        "seconds": {name: round(value, 1) for name, value in report.seconds},
+        "device": report.device,
+        "resumed from step": report.resumed,
+        "trained before": report.reused,
     }

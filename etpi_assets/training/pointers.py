@@ -1,8 +1,4 @@
-"""Bases that are not made here: a pinned revision of a model on the hub, or a local folder with its hash.
-
-Belongs here: naming and verifying them. Does not belong here: the tiny base that is built here (`base`), or finding
-their files when something needs them (`etpi_resources.checkpoints`).
-"""
+"""Bases trained elsewhere: a pinned revision of a model on the hub, or a local folder with its hash."""
 
 from __future__ import annotations
 
@@ -20,34 +16,34 @@ PINNED = "base_is_pinned"
 
 
 def hub_pointer(base: BaseSection) -> tuple[dict[str, str], CheckOutcome]:
-    """(checkpoint_id and path of a hub base, whether it is pinned). Nothing is downloaded: `checkpoint_folder` does."""
+    """(checkpoint_id and path of a hub base, whether it is pinned). `checkpoint_folder` downloads it, not this."""
     path = f"{HUB}{base.repo}@{base.revision}"
     row = {"checkpoint_id": hashlib.sha256(path.encode()).hexdigest()[:16], "path": path}
     if COMMIT.fullmatch(base.revision or ""):
         return row, CheckOutcome(PINNED, True, f"{base.repo} at commit {base.revision}")
-    words = (
-        f"base.revision = {base.revision!r} is a branch or tag, which can move; name the commit (40 hex digits, under "
-        f"'Files and versions' of {base.repo})"
+    message = (
+        f"base.revision = {base.revision!r} is a branch or tag, which may change; name the commit (40 hex digits, "
+        f"under 'Files and versions' of {base.repo})"
     )
-    return row, CheckOutcome(PINNED, False, words, figures={"revision": base.revision})
+    return row, CheckOutcome(PINNED, False, message, figures={"revision": base.revision})
 
 
 def path_pointer(base: BaseSection) -> tuple[dict[str, str], CheckOutcome]:
     """(checkpoint_id and path of a local base, whether its files hash to `base.sha256`).
 
-    The hash is that of `lake.folder_hash`: the name of a checkpoint's folder in a lake is its hash already.
+    The hash is `lake.folder_hash`, which is also the name of a checkpoint's folder in a lake.
 
     Raises:
         LakeError: the folder does not exist or holds no model.
         PathError: the path names a variable that is not set.
     """
-    assert base.path and base.sha256  # what a path base has to have, as its model says
+    assert base.path and base.sha256  # BaseSection requires both of a path base
     folder = expand(base.path).resolve()
     if not (folder / "config.json").is_file():
         raise LakeError(f"base.path = {base.path!r} ({folder}) holds no config.json; name a folder with a saved model")
-    found = folder_hash(folder)
-    row = {"checkpoint_id": found, "path": str(folder)}
-    if found == base.sha256:
-        return row, CheckOutcome(PINNED, True, f"{folder} hashes to {found}")
-    words = f"{folder} hashes to {found}, the spec says {base.sha256}; put the right files there, or set base.sha256"
-    return row, CheckOutcome(PINNED, False, words, figures={"found": found, "wanted": base.sha256})
+    actual = folder_hash(folder)
+    row = {"checkpoint_id": actual, "path": str(folder)}
+    if actual == base.sha256:
+        return row, CheckOutcome(PINNED, True, f"{folder} hashes to {actual}")
+    message = f"{folder} hashes to {actual}, the spec says {base.sha256}; put the right files there, or set base.sha256"
+    return row, CheckOutcome(PINNED, False, message, figures={"found": actual, "wanted": base.sha256})

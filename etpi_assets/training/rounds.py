@@ -1,10 +1,8 @@
-"""The rollouts of reinforcement: run, rewarded, written down, and handed to whoever trains.
+"""Rounds of reinforcement: roll the policy out on the tasks that the trainer names, reward, store, return samples.
 
-Belongs here: one round (all rollouts of a generation) from the rows a trainer names to samples with advantages, and the
-file that keeps it. Does not belong here: the agent loop, rewards and advantages themselves, or the trainer.
-
-A round is one file, written when all of it is there: a header line with what the trainer was told, then a line a
-rollout. A run that is resumed drops the rounds after its checkpoint, because other weights will roll them out.
+A round is all rollouts between two updates of the generating weights. It is one file, written when the round is
+complete: a header line with the rewarded samples, then one line per rollout. A resumed run drops the rounds after its
+checkpoint, because other weights will generate them.
 """
 
 from __future__ import annotations
@@ -36,15 +34,18 @@ from etpi_resources.trainers.policy_link import Sample
 if TYPE_CHECKING:
     from etpi_resources.chat.format import ChatFormat
 
+SAMPLES_KEY = "lessons"
+"""The key of a round file's header that has the rewarded samples."""
+
 
 class RolloutsFailed(BadData):
-    """A round cannot be learnt from; the message names the row and the remedy."""
+    """A round cannot be trained on; the message names the rollout or task and what to do."""
 
 
 @dataclass(frozen=True)
-class Ground:
-    """Where the policy is rolled out: the tasks in the order of the trainer's rows, what judges them, the sandboxes,
-    the chat format and its template's arguments."""
+class RLEnvironment:
+    """What the policy is rolled out with: tasks in the order of the trainer's rows, their family (which judges),
+    sandboxes, the chat format and its template's arguments."""
 
     tasks: Sequence[Task]
     family: Family
@@ -54,14 +55,14 @@ class Ground:
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """What a rollout taught: columns of the tables `rl_samples` and `rewards`, besides the rollout's own.
+class RewardedSample:
+    """A rollout with its rewards and advantage; columns of the tables `rl_samples` and `rewards`.
 
     Attributes:
         step: optimiser steps done when it was generated. place: its position in the round.
-        reward: the weighted sum of `scores`. called: whether an action ran and was answered.
-        prompt_tokens, policy_tokens, read_tokens: ids of the first prompt, of the policy's own, and of what it read
-            after.
+        reward: the weighted sum of `scores`. called: whether an action ran and returned an observation.
+        prompt_tokens, policy_tokens, read_tokens: ids of the first prompt, ids that the policy generated, and ids of
+            the observations.
     """
 
     rollout_id: str
@@ -83,27 +84,43 @@ class Rounds:
 
     Args:
         section: the spec's.
-        identity: whose rollouts they are; its spec_key has all they depend on besides task, sample and weights.
+        identity: names in the rollouts' records; its spec_key covers all that they depend on except task, sample and
+            weights.
         seed: of the sampler.
-        folder: where rounds are kept.
+        folder: of the rounds' files.
     """
 
-    def __init__(self, section: RLSection, ground: Ground, identity: Identity, seed: int, folder: Path) -> None:
-        self.section, self.ground, self.identity, self.seed, self.folder = section, ground, identity, seed, folder
+    def __init__(
+        self, section: RLSection, environment: RLEnvironment, identity: Identity, seed: int, folder: Path
+    ) -> None:
+        self.section, self.environment, self.identity, self.seed, self.folder = (
+            section,
+            environment,
+            identity,
+            seed,
+            folder,
+        )
         folder.mkdir(parents=True, exist_ok=True)
 
     def __call__(self, step: int, rows: Sequence[int], engine: Engine) -> list[Sample]:
-        """Raises RolloutsFailed where a rollout broke or forked, BadReward where a reward has no value."""
+        """Roll out, reward and store one round.
+
+        Raises:
+            RolloutsFailed: a rollout broke twice, or is no single sequence.
+            BadReward: a reward has no value.
+        """
         size = self.section.group_size
-        wanted = [(self.ground.tasks[row], step * size + place % size) for place, row in enumerate(rows)]
-        for at in range(0, len(rows), size):
-            if len(set(rows[at : at + size])) != 1:
-                raise RolloutsFailed(f"the trainer asked for rows {rows[at : at + size]}, which are no group of {size}")
-        with ThreadPoolExecutor(min(len(wanted), MODEL_CONCURRENCY), thread_name_prefix="rollout") as pool:
-            records = list(pool.map(lambda item: self._one(item[0], item[1], engine), wanted))
-        attempts = [attempt_of(record, task) for record, (task, _) in zip(records, wanted, strict=True)]
+        for start in range(0, len(rows), size):
+            if len(set(rows[start : start + size])) != 1:
+                raise RolloutsFailed(
+                    f"the trainer requested rows {rows[start : start + size]}, which are no group of {size}"
+                )
+        requested = [(self.environment.tasks[row], step * size + place % size) for place, row in enumerate(rows)]
+        with ThreadPoolExecutor(min(len(requested), MODEL_CONCURRENCY), thread_name_prefix="rollout") as pool:
+            records = list(pool.map(lambda item: self._roll_out(item[0], item[1], engine), requested))
+        attempts = [attempt_of(record, task) for record, (task, _) in zip(records, requested, strict=True)]
         scores = [score_attempt(attempt, self.section.rewards) for attempt in attempts]
-        rewards = [sum(score.weighted for score in found) for found in scores]
+        rewards = [sum(score.weighted for score in of_rollout) for of_rollout in scores]
         advantages = group_advantages(
             rewards,
             size,
@@ -111,29 +128,31 @@ class Rounds:
             ddof=self.section.advantage_ddof,
             scale=self.section.scale_advantage,
         )
-        samples, lessons = [], []
+        samples, rewarded = [], []
         for place, record in enumerate(records):
             prompt, completion, mask, logprobs = as_sequence(record)
             parsed, solved, called = _parsed(record), _solved(record), bool(attempts[place].tool_turns)
             reward, advantage = rewards[place], advantages[place]
             samples.append(Sample(prompt, completion, mask, logprobs, reward, advantage, parsed, solved or 0.0, called))
-            lessons.append(
-                Lesson(
+            rewarded.append(
+                RewardedSample(
                     record.rollout_id, step, place, reward, advantage, parsed, solved, called,
                     len(prompt), sum(mask), len(mask) - sum(mask), scores[place],
                 )
             )  # fmt: skip
-        self._keep(step, lessons, records)
+        self._write(step, rewarded, records)
         return samples
 
-    def _one(self, task: Task, sample: int, engine: Engine) -> RolloutRecord:
-        prompt = first_prompt(self.section, self.ground, task)
+    def _roll_out(self, task: Task, sample: int, engine: Engine) -> RolloutRecord:
+        prompt = first_prompt(self.section, self.environment, task)
         agent = self.section.agent.model_copy(
             update={"max_model_len": len(prompt) + self.section.max_response_tokens, "steering": False}
         )
 
-        ground = self.ground
-        runtime = RolloutRuntime(ground.family, engine, ground.sandboxes, ground.chat, ground.template_kwargs)
+        environment = self.environment
+        runtime = RolloutRuntime(
+            environment.family, engine, environment.sandboxes, environment.chat, environment.template_kwargs
+        )
         job = RolloutJob(task, agent, self.identity, sample, self.seed)
         record = run_rollout(job, runtime)
         if record.error is not None:
@@ -144,10 +163,10 @@ class Rounds:
 
     # --- rounds on disk ----------------------------------------------------------------------------------------------
 
-    def _keep(self, step: int, lessons: Sequence[Lesson], records: Sequence[RolloutRecord]) -> None:
+    def _write(self, step: int, samples: Sequence[RewardedSample], records: Sequence[RolloutRecord]) -> None:
         path = _path(self.folder, step)
         beside = path.with_suffix(".new")
-        header = json.dumps({"step": step, "lessons": [asdict(lesson) for lesson in lessons]}, allow_nan=False)
+        header = json.dumps({"step": step, SAMPLES_KEY: [asdict(sample) for sample in samples]}, allow_nan=False)
         with beside.open("wb") as file:
             file.write(header.encode() + b"\n")
             for record in records:
@@ -157,47 +176,49 @@ class Rounds:
         beside.replace(path)
 
 
-def drop_after(folder: Path, step: int) -> int:
-    """Remove the rounds that a run resumed at `step` will roll out again; how many there were."""
+def drop_rounds_from(folder: Path, step: int) -> int:
+    """Remove the rounds that a run resumed at `step` will roll out again; return how many there were."""
     late = [path for path in folder.glob("round-*") if path.suffix == ".new" or _step(path) >= step]
     for path in late:
         path.unlink()
     return len(late)
 
 
-def read_rounds(folder: Path, spec_key: str) -> Iterator[tuple[Lesson, RolloutRecord]]:
-    """What was kept, in order of steps and places."""
+def read_rounds(folder: Path, spec_key: str) -> Iterator[tuple[RewardedSample, RolloutRecord]]:
+    """The stored rollouts, in order of steps and places."""
     for path in sorted(folder.glob("round-*.jsonl"), key=_step):
         with path.open("rb") as file:
             header = json.loads(file.readline())
-            for lesson, line in zip(header["lessons"], file, strict=True):
-                yield _lesson(lesson), from_line(line, spec_key)
+            for row, line in zip(header[SAMPLES_KEY], file, strict=True):
+                yield _rewarded_sample(row), from_line(line, spec_key)
 
 
-def first_prompt(section: RLSection, ground: Ground, task: Task) -> list[int]:
-    """The ids a rollout of the task begins with.
+def first_prompt(section: RLSection, environment: RLEnvironment, task: Task) -> list[int]:
+    """The prompt ids of the first turn of the task's rollouts.
 
     Raises:
-        RolloutsFailed: the task seats several agents, or its prompt is longer than `max_prompt_tokens`.
+        RolloutsFailed: the task has several agents, or its prompt is longer than `max_prompt_tokens`.
     """
-    roles = ground.family.roles(task)
+    roles = environment.family.roles(task)
     if len(roles) != 1:
-        raise RolloutsFailed(f"task {task.task_id} seats {len(roles)} agents; reinforcement takes suites that seat one")
+        raise RolloutsFailed(f"task {task.task_id} has {len(roles)} agents; reinforcement needs suites with one agent")
     messages = render_prompts(section.agent, task, roles[0])
-    prompt = ground.chat.prompt_ids(messages, tools=tool_schemas(section.agent.tools), **ground.template_kwargs)
+    prompt = environment.chat.prompt_ids(
+        messages, tools=tool_schemas(section.agent.tools), **environment.template_kwargs
+    )
     if len(prompt) > section.max_prompt_tokens:
         raise RolloutsFailed(
             f"the prompt of task {task.task_id} is {len(prompt)} ids long; raise rl.max_prompt_tokens "
-            f"({section.max_prompt_tokens}), or leave the task out of the suite"
+            f"({section.max_prompt_tokens}), or remove the task from the suite"
         )
     return prompt
 
 
 def as_sequence(record: RolloutRecord) -> tuple[list[int], list[int], list[int], list[float]]:
-    """A single agent's turns as (first prompt, everything after it, 1 where the policy wrote, log-probabilities).
+    """A single agent's turns as (first prompt, all ids after it, mask with 1 for generated ids, log-probs).
 
     Raises:
-        RolloutsFailed: a turn has no ids or log-probabilities, or its prompt does not extend the turn before it.
+        RolloutsFailed: a turn has no ids or log-probs, or its prompt does not extend the turn before it.
     """
     row = f"rollout {record.rollout_id} of task {record.task_id}"
     turns = record.agents[0].turns
@@ -205,7 +226,7 @@ def as_sequence(record: RolloutRecord) -> tuple[list[int], list[int], list[int],
     whole, mask, logprobs = list(prompt), [], []
     for turn in turns:
         if turn.prompt_ids is None or turn.output_ids is None or turn.logprobs is None:
-            raise RolloutsFailed(f"{row}, turn {turn.turn}: the engine reported no ids or log-probabilities")
+            raise RolloutsFailed(f"{row}, turn {turn.turn}: the engine reported no ids or log-probs")
         if turn.prompt_ids[: len(whole)] != whole:
             raise RolloutsFailed(f"{row}, turn {turn.turn}: its prompt does not extend the turn before it")
         read = turn.prompt_ids[len(whole) :]
@@ -224,8 +245,8 @@ def _solved(record: RolloutRecord) -> bool | None:
     return None if reward is None else reward == 1.0
 
 
-def _lesson(row: Mapping[str, Any]) -> Lesson:
-    return Lesson(**{**row, "scores": [Score(**score) for score in row["scores"]]})
+def _rewarded_sample(row: Mapping[str, Any]) -> RewardedSample:
+    return RewardedSample(**{**row, "scores": [Score(**score) for score in row["scores"]]})
 
 
 def _path(folder: Path, step: int) -> Path:

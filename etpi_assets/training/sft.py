@@ -1,16 +1,11 @@
-"""Supervised fine-tuning as a recipe: what is asked of the trainer, what its answer proves, and what becomes of its
-files.
+"""Fine-tuning as a recipe: from a base, a dataset and a train section to checkpoints in the lake and their rows.
 
-Belongs here: from a base, a dataset and a train section to checkpoints in the lake, their rows and their checks. Does
-not belong here: the training itself (`etpi_resources.trainers.workers`), Dagster, or the base (`base`).
-
-The same base, sequences, train section, seed, template and trainer code give the same checkpoints, whichever experiment
-asks: they are found again (`kept`) and not trained twice.
+The same base, sequences, train section, seed, template and trainer code give the same checkpoints for every experiment,
+so `kept` stores them by these and no experiment trains them again.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -19,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from etpi_assets.specs.training import TrainSection
+from etpi_assets.training import checkpoints
+from etpi_assets.training.checkpoints import SftReport, adopt_checkpoints
 from etpi_assets.training.device import confirm_dtype
-from etpi_assets.training.sft_checks import Expected, checks
+from etpi_assets.training.sft_checks import TrainingSplit, checks
 from etpi_resources.hashes import json_hash
 from etpi_resources.lake import kept
 from etpi_resources.lake.lake import Lake
+from etpi_resources.trainers.contracts import SftSettings, SftWorkerConfig, SftWorkerResult
 from etpi_resources.trainers.pipes import run_worker
 from etpi_resources.trainers.workers.precision import Dtype
 
@@ -33,17 +31,17 @@ MICRO_TOKENS = 8192
 
 
 @dataclass(frozen=True)
-class Request:
-    """One training run.
+class SftRequest:
+    """One fine-tuning run.
 
     Attributes:
-        experiment: whose it is; heads the trainer's lines, no part of the result.
-        base_id, base_folder: the checkpoint trained from, and where its files are.
-        files: sequence files (parquet) and the sha256 of each.
-        train: the spec's section. seed: order of the data, and the adapter's first values.
-        chat_template: the template the dataset was rendered with; the checkpoint carries it.
+        experiment: heads the trainer's log lines; no part of the key.
+        base_id, base_folder: the checkpoint that training starts from, and the folder of its files.
+        files: sequence files (parquet) -> sha256 of each.
+        train: the spec's section. seed: of the data's order and the adapter's initial values.
+        chat_template: the template that the dataset was rendered with; the checkpoint gets it too.
         gpu: whether a GPU is required; otherwise one is used where there is one.
-        dtype: what the passes compute in here, whatever the section leaves open.
+        dtype: of the passes on this machine, where the section may say "auto".
         code: version of the code that trains.
     """
 
@@ -60,12 +58,12 @@ class Request:
 
     @property
     def label(self) -> str:
-        """What the trainer's lines are headed."""
+        """Heads the trainer's log lines."""
         return f"sft of {self.experiment}, seed {self.seed}"
 
     @property
     def key(self) -> str:
-        """What the result depends on, as a hash."""
+        """A hash of all that the result depends on."""
         depends = {
             "base": self.base_id,
             "files": list(self.files.values()),
@@ -79,17 +77,16 @@ class Request:
 
 def train_once(
     lake: Lake,
-    request: Request,
+    request: SftRequest,
     *,
-    expected: Expected,
+    split: TrainingSplit,
     context: Any = None,
     echo: Callable[[str], None] = print,
-) -> dict[str, Any]:
-    """Train, or find what the same request gave before.
+) -> SftReport:
+    """Train, or return the report of the same training done before.
 
-    Returns:
-        The worker's result (see `sft_worker.run`), its checkpoints with `checkpoint_id` and `adapter_hash` instead of
-        folders, and `reused`. Only a result whose checks passed is kept to be found again.
+    Args:
+        split: what the dataset has to train on; only a report whose checks pass against it is kept for reuse.
 
     Raises:
         WorkerFailed: the trainer failed; the message holds its last lines.
@@ -97,81 +94,69 @@ def train_once(
 
     def train(folder: Path) -> dict[str, Any]:
         shutil.rmtree(folder)
-        config, processes = worker_config(request), request.train.shards
-        report = run_worker(WORKER, config, folder, processes=processes, context=context, echo=echo)
-        confirm_dtype(report, request.dtype, request.label)
-        report["checkpoints"] = [kept.adopt(lake, folder, checkpoint) for checkpoint in report["checkpoints"]]
-        return report
+        result = run_worker(
+            WORKER,
+            worker_config(request),
+            folder,
+            SftWorkerResult,
+            processes=request.train.shards,
+            context=context,
+            echo=echo,
+        )
+        confirm_dtype(result, request.dtype, request.label)
+        return adopt_checkpoints(lake, folder, result)
 
-    return kept.once(
-        lake,
-        request.key,
-        "train",
-        train,
-        good=lambda report: all(check.passed for check in checks({request.seed: report}, expected)),
-        what=request.label,
-        log=echo,
+    def passes(report: Mapping[str, Any]) -> bool:
+        return all(check.passed for check in checks({request.seed: _report(report, reused=False)}, split))
+
+    return _report(kept.once(lake, request.key, "train", train, good=passes, what=request.label, log=echo))
+
+
+def _report(stored: Mapping[str, Any], **more: Any) -> SftReport:
+    return SftReport.model_validate({**stored, **more})
+
+
+def worker_config(request: SftRequest) -> SftWorkerConfig:
+    """The trainer's config."""
+    return SftWorkerConfig(
+        label=request.label,
+        base=str(request.base_folder),
+        base_name=request.base_id,
+        files=tuple(str(path) for path in request.files),
+        seed=request.seed,
+        chat_template=request.chat_template,
+        device="cuda" if request.gpu else "auto",
+        micro_tokens=int(os.environ.get(MICRO_TOKENS_VARIABLE) or MICRO_TOKENS),
+        train=settings(request.train),
     )
 
 
-def worker_config(request: Request) -> dict[str, Any]:
-    """The trainer's configuration (see `sft_worker`)."""
-    return {
-        "label": request.label,
-        "base": str(request.base_folder),
-        "base_name": request.base_id,
-        "files": [str(path) for path in request.files],
-        "seed": request.seed,
-        "chat_template": request.chat_template,
-        "device": "cuda" if request.gpu else "auto",
-        "micro_tokens": int(os.environ.get(MICRO_TOKENS_VARIABLE) or MICRO_TOKENS),
-        "train": request.train.model_dump(mode="json"),
-    }
+def settings(section: TrainSection) -> SftSettings:
+    """What the trainer uses of a train section."""
+    return SftSettings.model_validate({name: getattr(section, name) for name in SftSettings.model_fields})
 
 
 # --- rows ----------------------------------------------------------------------------------------------------------
 
 
-def checkpoint_rows(request: Request, report: Mapping[str, Any], dataset_version: str) -> list[dict[str, Any]]:
+def checkpoint_rows(request: SftRequest, report: SftReport, dataset_version: str) -> list[dict[str, Any]]:
     """Rows of the table `checkpoints`, in order of steps."""
-    settings = {
-        **request.train.model_dump(mode="json"),
-        "steps": report["plan"]["steps"],
-        "step_weight": report["plan"]["step_weight"],
-        "sequences": report["plan"]["sequences"],
-        "weighted_rows": report["plan"]["weighted_rows"],
-        "device": report["device"],
-        "libraries": report["libraries"],
+    plan = report.plan
+    shared = {
+        "experiment": request.experiment,
+        "role": "sft",
+        "seed": request.seed,
+        "method": request.train.method,
+        "parent_id": request.base_id,
+        "dataset_version": dataset_version,
+        "label_tokens": report.counted.labels,
+        "wall_seconds": report.seconds.total,
     }
-    rows = []
-    for checkpoint in report["checkpoints"]:
-        path = f"checkpoints/{checkpoint['checkpoint_id']}"
-        rows.append(
-            {
-                "checkpoint_id": checkpoint["checkpoint_id"],
-                "experiment": request.experiment,
-                "role": "sft",
-                "seed": request.seed,
-                "step": checkpoint["step"],
-                "final": checkpoint["final"],
-                "method": request.train.method,
-                "dtype": report["dtype"],
-                "path": path,
-                "adapter_path": f"{path}/adapter" if checkpoint["adapter_hash"] else None,
-                "adapter_hash": checkpoint["adapter_hash"],
-                "parent_id": request.base_id,
-                "dataset_version": dataset_version,
-                "label_tokens": report["counted"]["labels"],
-                "train_loss": checkpoint["train_loss"],
-                "token_accuracy": checkpoint["token_accuracy"],
-                "val_loss": checkpoint["val_loss"],
-                "wall_seconds": sum(report["seconds"].values()),
-                "hyperparameters": json.dumps(settings, sort_keys=True),
-            }
-        )
-    return rows
+    planned = {name: getattr(plan, name) for name in ("steps", "step_weight", "sequences", "weighted_rows")}
+    return checkpoints.checkpoint_rows(report, shared, request.train, planned)
 
 
-def log_rows(request: Request, report: Mapping[str, Any]) -> list[dict[str, Any]]:
+def log_rows(request: SftRequest, report: SftReport) -> list[dict[str, Any]]:
     """Rows of the table `training_log`."""
-    return [{"experiment": request.experiment, "role": "sft", "seed": request.seed, **line} for line in report["log"]]
+    key = {"experiment": request.experiment, "role": "sft", "seed": request.seed}
+    return [key | line.model_dump() for line in report.log]

@@ -1,7 +1,5 @@
-"""What a fine-tuning report proves: that the labels were learnt, nothing cut, and what was saved is what was trained.
-
-Belongs here: judging a trainer's report against the dataset's own table. Does not belong here: training (`sft`).
-"""
+"""Checks of a trainer's report against the dataset: all labels entered the loss, no sequence was cut, the loss falls,
+and the saved checkpoint is the trained one."""
 
 from __future__ import annotations
 
@@ -9,34 +7,36 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.lake import Lake, LakeError
+from etpi_resources.trainers.contracts import SftFigures, TrainingFigures
 
 PROOFS = ("weights_differ_from_base", "adapter_not_zero", "reload_equals_saved")
-"""What every trainer's report proves of its checkpoint."""
+"""The checks of a checkpoint that SFT and GRPO have in common."""
 
 CHECKS = ("label_tokens_match", "no_sequence_cut", "loss_finite_and_falls", *PROOFS)
 
-Verdict = tuple[bool, str, dict[str, Any]]
-"""Whether it holds, in words, and the figures."""
+Judgement = tuple[bool, str, dict[str, Any]]
+"""(whether the check passes, the message, the figures)."""
+Report = TypeVar("Report", bound=TrainingFigures)
 
 SAME_IN_FLOAT32 = 1e-4
 SAME_IN_HALF = 5e-2
-"""Largest relative difference of logits that rounding explains, where the weights are kept in float32 or in 16 bits."""
+"""Largest relative difference of logits that rounding explains, of weights saved in float32 and in 16 bits."""
 
 
 @dataclass(frozen=True)
-class Expected:
-    """What the training split of a dataset holds, read from its table and not from the trainer."""
+class TrainingSplit:
+    """Counts of a dataset's training split, read from its table and not from the trainer."""
 
     sequences: int
     labels: int
     tokens: int
 
 
-def expected_of(lake: Lake, files: Sequence[Path]) -> Expected:
+def training_split(lake: Lake, files: Sequence[Path]) -> TrainingSplit:
     """Count the training split of sequence files.
 
     Raises:
@@ -50,115 +50,116 @@ def expected_of(lake: Lake, files: Sequence[Path]) -> Expected:
     row = lake.query(sql, sequences=files).to_pylist()[0]
     if not row["sequences"]:
         raise LakeError(
-            "upweighted_dataset holds no training sequence; see its table `dropped` for where the rollouts went"
+            "upweighted_dataset has no training sequence; its table `dropped` has the reason for each rollout"
         )
-    return Expected(int(row["sequences"]), int(row["labels"]), int(row["tokens"]))
+    return TrainingSplit(int(row["sequences"]), int(row["labels"]), int(row["tokens"]))
 
 
-def checks(reports: Mapping[int, Mapping[str, Any]], expected: Expected) -> list[CheckOutcome]:
+def checks(reports: Mapping[int, SftFigures], split: TrainingSplit) -> list[CheckOutcome]:
     """Every check of `CHECKS` over the reports of all seeds, blocking."""
-    found = {
-        "label_tokens_match": lambda r: _counts(r, "labels", expected.labels, expected.sequences),
-        "no_sequence_cut": lambda r: _counts(r, "tokens", expected.tokens, expected.sequences),
+    judges: dict[str, Callable[[SftFigures], Judgement]] = {
+        "label_tokens_match": lambda r: _counts(r, "labels", split.labels, split.sequences),
+        "no_sequence_cut": lambda r: _counts(r, "tokens", split.tokens, split.sequences),
         "loss_finite_and_falls": _loss,
     }
-    return [*_outcomes(found, reports), *proofs(reports)]
+    return [*_outcomes(judges, reports), *proofs(reports)]
 
 
-def proofs(reports: Mapping[int, Mapping[str, Any]]) -> list[CheckOutcome]:
-    """Every check of `PROOFS` over the reports of all seeds, of whatever trainer; blocking."""
+def proofs(reports: Mapping[int, TrainingFigures]) -> list[CheckOutcome]:
+    """Every check of `PROOFS` over the reports of all seeds, blocking."""
     judges = {"weights_differ_from_base": _differs, "adapter_not_zero": _adapter, "reload_equals_saved": _reload}
     return _outcomes(judges, reports)
 
 
-def _outcomes(
-    found: Mapping[str, Callable[[Mapping[str, Any]], Verdict]], reports: Mapping[int, Mapping[str, Any]]
-) -> list[CheckOutcome]:
+def _outcomes(judges: Mapping[str, Callable[[Report], Judgement]], reports: Mapping[int, Report]) -> list[CheckOutcome]:
+    """One outcome per check; its message is of the seeds that failed, or of all."""
     outcomes = []
-    for name, judge in found.items():
-        verdicts = {seed: judge(report) for seed, report in reports.items()}
-        failed = {seed: words for seed, (passed, words, _) in verdicts.items() if not passed}
-        words = failed or {seed: said for seed, (_, said, _) in verdicts.items()}
-        message = "; ".join(f"seed {seed}: {said}" for seed, said in words.items())
-        figures = {str(seed): figure for seed, (_, _, figure) in verdicts.items()}
+    for name, judge in judges.items():
+        judgements = {seed: judge(report) for seed, report in reports.items()}
+        failed = {seed: message for seed, (passed, message, _) in judgements.items() if not passed}
+        messages = failed or {seed: message for seed, (_, message, _) in judgements.items()}
+        message = "; ".join(f"seed {seed}: {text}" for seed, text in messages.items())
+        figures = {str(seed): figures for seed, (_, _, figures) in judgements.items()}
         outcomes.append(CheckOutcome(name, not failed, message, figures=figures))
     return outcomes
 
 
-def _counts(report: Mapping[str, Any], what: str, in_dataset: int, sequences: int) -> Verdict:
-    """What entered the loss in the first pass against the dataset's own table; against the trainer's plan where the
-    run ended before its first pass did."""
-    counted = report["counted"]
-    seen, complete = counted[what], counted["complete"]
-    wanted = in_dataset if complete else counted[f"{what}_planned"]
-    read = report["plan"]["sequences"]
-    figures = {"seen": seen, "expected": wanted, "whole_pass": complete, "sequences": read}
+def _counts(report: SftFigures, what: str, in_dataset: int, sequences: int) -> Judgement:
+    """Compare the labels or tokens of the first pass with the dataset's table, or, where the run ended within its first
+    pass, with the trainer's plan."""
+    counted = report.counted
+    seen, complete = getattr(counted, what), counted.complete
+    expected = in_dataset if complete else getattr(counted, f"{what}_planned")
+    read = report.plan.sequences
+    figures = {"seen": seen, "expected": expected, "whole_pass": complete, "sequences": read}
     where = "one pass" if complete else "the part of a pass that was trained"
-    if seen == wanted and read == sequences:
+    if seen == expected and read == sequences:
         return True, f"{seen} {what} entered the loss in {where}", figures
     return (
         False,
-        f"{seen} {what} entered the loss in {where}, and the dataset has {wanted} ({read} of {sequences} sequences "
-        "were read); the trainer ignores or cuts what it is given: look at collate and compute_loss",
+        f"{seen} {what} entered the loss in {where}, and the dataset has {expected} ({read} of {sequences} sequences "
+        "were read); the trainer ignores or cuts data: look at collate and compute_loss",
         figures,
     )
 
 
-def _loss(report: Mapping[str, Any]) -> Verdict:
-    """Validation loss at the end below that before the first step; without a validation split, training loss at the
-    end below that of the first step."""
-    log = report["log"]
-    kind = "validation" if log[0]["val_loss"] is not None else "training"
-    values = [line["val_loss" if kind == "validation" else "loss"] for line in log]
+def _loss(report: SftFigures) -> Judgement:
+    """The last validation loss is below the one before the first step; without a validation split, the last training
+    loss is below the first."""
+    log = report.log
+    kind = "validation" if log[0].val_loss is not None else "training"
+    values = [line.val_loss if kind == "validation" else line.loss for line in log]
     values = [value for value in values if value is not None]
     first, last = values[0], values[-1]
     figures = {"kind": kind, "first": first, "last": last}
-    said = f"{kind} loss {first:.3f} -> {last:.3f}"
+    change = f"{kind} loss {first:.3f} -> {last:.3f}"
     if not all(math.isfinite(value) for value in values):
-        return False, f"{said}: not finite; lower train.learning_rate", figures
+        return False, f"{change}: not finite; lower train.learning_rate", figures
     if len(values) == 1:
-        return True, f"{said}: one step and no validation split, nothing to compare", figures
+        return True, f"{change}: one step and no validation split, nothing to compare", figures
     if last < first:
-        return True, said, figures
-    return False, f"{said}: it does not fall; look at train.learning_rate, the labels and the base", figures
+        return True, change, figures
+    return False, f"{change}: it does not fall; look at train.learning_rate, the labels and the base", figures
 
 
-def _differs(report: Mapping[str, Any]) -> Verdict:
-    saved = report["saved"]
-    same, difference = saved.get("unchanged", []), saved["base_difference"]
-    figures = {"logits_differ_by": difference, "unchanged": same[:10], "trained": saved.get("trained")}
-    if difference > 0 and not same:
+def _differs(report: TrainingFigures) -> Judgement:
+    saved = report.saved
+    unchanged, difference = saved.unchanged or (), saved.base_difference
+    figures = {"logits_differ_by": difference, "unchanged": list(unchanged[:10]), "trained": saved.trained}
+    if difference > 0 and not unchanged:
         return True, f"logits differ from the base's by {difference:.2g} of their largest", figures
-    what = (
-        f"{len(same)} of {saved['trained']} trained tensors equal the base's ({same[0]} ...)" if same else "its logits"
-    )
-    return False, f"{what}: training did nothing there; is train.learning_rate zero or a part frozen?", figures
+    if unchanged:
+        reason = f"{len(unchanged)} of {saved.trained} trained tensors equal the base's ({unchanged[0]} ...)"
+    else:
+        reason = "the logits equal the base's"
+    return False, f"{reason}: training changed nothing; is train.learning_rate zero or a part frozen?", figures
 
 
-def _adapter(report: Mapping[str, Any]) -> Verdict:
-    saved = report["saved"]
-    if "adapters" not in saved:
+def _adapter(report: TrainingFigures) -> Judgement:
+    saved = report.saved
+    if saved.adapters is None:
         return True, "full fine-tuning: there is no adapter", {}
-    zero, count = saved["zero_adapters"], saved["adapters"]
-    figures = {"adapters": count, "zero": zero[:10]}
+    zero, count = saved.zero_adapters or (), saved.adapters
+    figures = {"adapters": count, "zero": list(zero[:10])}
     if count and not zero:
         return True, f"none of {count} lora_B is zero", figures
     first = f" ({zero[0]} ...)" if zero else ""
     return (
         False,
-        f"{len(zero)} of {count} lora_B are zero{first}: the adapter equals the base there; is train.learning_rate "
-        "zero, or does train.target_modules name modules that are not used?",
+        f"{len(zero)} of {count} lora_B are zero{first}: the adapter adds nothing there; is train.learning_rate zero, "
+        "or does train.target_modules name modules that are not used?",
         figures,
     )
 
 
-def _reload(report: Mapping[str, Any]) -> Verdict:
-    saved = report["saved"]
-    bound = SAME_IN_FLOAT32 if saved["dtype"] == "float32" else SAME_IN_HALF
-    apart = {key: saved[key] for key in ("reload_difference", "merge_difference") if key in saved}
-    figures = {**apart, "bound": bound, "differing": saved["differing"][:10]}
-    worst = max(apart.values())
-    if not saved["differing"] and worst <= bound:
-        return True, f"what is read back equals what was trained (logits within {worst:.1g})", figures
-    what = f"tensors that read back otherwise: {saved['differing'][:3]}" if saved["differing"] else str(apart)
-    return False, f"the saved checkpoint is not what was trained: {what}, bound {bound}; do not serve it", figures
+def _reload(report: TrainingFigures) -> Judgement:
+    saved = report.saved
+    bound = SAME_IN_FLOAT32 if saved.dtype == "float32" else SAME_IN_HALF
+    measured = {"reload_difference": saved.reload_difference, "merge_difference": saved.merge_difference}
+    differences = {name: value for name, value in measured.items() if value is not None}
+    figures = {**differences, "bound": bound, "differing": list(saved.differing[:10])}
+    worst = max(differences.values())
+    if not saved.differing and worst <= bound:
+        return True, f"the files read back equal the trained weights (logits within {worst:.1g})", figures
+    reason = f"tensors that read back otherwise: {list(saved.differing[:3])}" if saved.differing else str(differences)
+    return False, f"the saved checkpoint is not the trained one: {reason}, bound {bound}; do not serve it", figures

@@ -1,15 +1,13 @@
-"""A policy that is being trained, spoken to from another process.
+"""Connects a trainer, which generates from the policy's weights, with the process that rolls the policy out.
 
-Belongs here: the conversation between a trainer, which holds the weights and generates, and whoever rolls out, who
-holds tasks, sandboxes and rewards; both sides of it, with the standard library alone. Does not belong here: training,
-the agent loop, or what is generated with.
-
-Lines of JSON over a Unix socket in a folder that only this user can open. The trainer opens every exchange:
+Both sides are here, with the standard library alone: the trainer's (`connect`, PolicyClient), and that of the process
+with tasks, sandboxes and rewards (PolicyServer). They exchange lines of JSON over a Unix socket in a folder that only
+this user can open. The trainer starts every exchange:
 
     trainer  {"do": "roll_out", "step": optimiser steps done, "rows": [task row, ...]}
-    caller   {"do": "complete", "id": n, "requests": [...]}      any number, several at once
+    server   {"do": "complete", "id": n, "requests": [...]}      any number, several at the same time
     trainer  {"do": "completed", "id": n, "completions": [...]}  or {"do": "failed", "id": n, "error": text}
-    caller   {"do": "rolled_out", "samples": [...]}              or {"do": "stop", "error": text}
+    server   {"do": "rolled_out", "samples": [...]}              or {"do": "stop", "error": text}
 """
 
 from __future__ import annotations
@@ -29,42 +27,42 @@ from typing import Any
 from etpi_resources.engines import Completion, Engine, Request, Sampler
 
 ENGINE_THREADS = 64
-"""Calls the trainer's side has under way at once; a call holds a thread while it is generated."""
+"""Calls that the trainer's side runs at the same time; each takes a thread while it is generated."""
 
 POLL_SECONDS = 0.5
 
 GAP_IN_FLOAT32, GAP_IN_HALF = 0.005, 0.1
-"""Largest mean difference, in nats, between the log-probability a token was drawn with and the trainer's, that rounding
-explains where both compute in float32, or either in 16 bits."""
+"""Largest mean difference, in nats, that rounding explains between the log-prob a token was sampled with and the
+trainer's: if both compute in float32, or if either computes in 16 bits."""
 
 
 def largest_gap(*dtypes: str) -> float:
-    """The bound of that difference where these are computed with, by any library's name of them."""
+    """The bound of that difference for computations in these dtypes, by any library's names."""
     return GAP_IN_FLOAT32 if set(dtypes) <= {"fp32", "float32", "float"} else GAP_IN_HALF
 
 
 class LinkBroken(ConnectionError):
-    """The other side is gone, or said why it stops."""
+    """The other side closed the link, or stopped with a reason."""
 
 
-class Lines:
-    """A socket as lines of JSON; several threads may send."""
+class JsonLines:
+    """Lines of JSON over a socket; several threads may send."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self._reader = connection, connection.makefile("rb")
         self._sending = threading.Lock()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Raises LinkBroken where the other side is gone; ValueError for a figure that is not finite."""
+        """Raises LinkBroken if the other side has closed; ValueError for a number that is not finite."""
         line = json.dumps(message, allow_nan=False, separators=(",", ":")).encode() + b"\n"
         try:
             with self._sending:
                 self._connection.sendall(line)
         except OSError as error:
-            raise LinkBroken(f"the other side of the policy link is gone: {error}") from error
+            raise LinkBroken(f"the other side closed the policy link: {error}") from error
 
     def receive(self) -> dict[str, Any] | None:
-        """The next message; None where the other side has closed."""
+        """The next message; None if the other side has closed."""
         try:
             line = self._reader.readline()
         except OSError:
@@ -72,26 +70,26 @@ class Lines:
         return json.loads(line) if line.endswith(b"\n") else None
 
     def close(self) -> None:
-        """Also wakes whoever waits in `receive`."""
+        """Close the socket; a thread that waits in `receive` gets None."""
         with self._sending:
-            with suppress(OSError):  # the other side was first
+            with suppress(OSError):  # the other side may have closed first
                 self._connection.shutdown(socket.SHUT_RDWR)
             self._connection.close()
 
 
-# --- whoever rolls out ---------------------------------------------------------------------------------------------
+# --- the side that rolls out -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What the trainer learns from one rollout.
+    """One rollout as the trainer sees it.
 
     Attributes:
-        prompt_ids: the first prompt. completion_ids: everything after it, observations included.
-        mask: 1 where the policy wrote the id, 0 where it read it. logprobs: of each id under the sampling distribution,
-            0.0 where it read it. All three (n,).
+        prompt_ids: the first prompt. completion_ids: all ids after it, observations included.
+        mask: 1 for ids that the policy generated, 0 for observations. logprobs: of each id under the sampling
+            distribution, 0.0 for observations. All three (n,).
         reward: the sum of the weighted rewards. advantage: group-relative.
-        parsed, solved, called: shares to log, 0 or 1 (called: whether a tool was).
+        parsed, solved, called: 0 or 1, to be logged as shares (called: whether the policy called a tool).
     """
 
     prompt_ids: Sequence[int]
@@ -106,15 +104,15 @@ class Sample:
 
 
 RollOut = Callable[[int, Sequence[int], Engine], Sequence[Sample]]
-"""(optimiser steps done, rows of tasks, the policy) -> a sample a row, in order."""
+"""(optimiser steps done, rows of tasks, the policy) -> one sample per row, in order."""
 
 
 class PolicyServer:
-    """Rolls out whatever one trainer asks for, until that trainer leaves. Use as a context manager.
+    """Serves the requests of one trainer for rollouts until the trainer disconnects. A context manager.
 
     Attributes:
-        path: the socket, for the trainer's configuration.
-        error: what rolling out raised; the trainer was told to stop.
+        path: the socket, for the trainer's config.
+        error: the exception that stopped the rollouts; the trainer then got "stop".
     """
 
     def __init__(self, roll_out: RollOut, name: str) -> None:
@@ -145,62 +143,63 @@ class PolicyServer:
                 connection, _ = self._listener.accept()
             except TimeoutError:
                 continue
-            lines = Lines(connection)
-            policy = _Policy(lines, self._name)
+            lines = JsonLines(connection)
+            policy = _RemotePolicy(lines, self._name)
             try:
-                self._converse(lines, policy)
+                self._dispatch(lines, policy)
             finally:
                 policy.close()
                 lines.close()
             return
 
-    def _converse(self, lines: Lines, policy: _Policy) -> None:
+    def _dispatch(self, lines: JsonLines, policy: _RemotePolicy) -> None:
         with ThreadPoolExecutor(1, thread_name_prefix="rollouts") as pool:
             while (message := lines.receive()) is not None:
                 if message["do"] == "roll_out":
-                    pool.submit(self._answer, lines, policy, message)
+                    pool.submit(self._run_round, lines, policy, message)
                 else:
-                    policy.take(message)
-            policy.close()  # rollouts under way hear that there is no policy any more
+                    policy.receive(message)
+            policy.close()  # running rollouts then fail instead of waiting for the trainer
 
-    def _answer(self, lines: Lines, policy: _Policy, message: Mapping[str, Any]) -> None:
+    def _run_round(self, lines: JsonLines, policy: _RemotePolicy, message: Mapping[str, Any]) -> None:
         try:
             samples = self._roll_out(message["step"], message["rows"], policy)
             lines.send({"do": "rolled_out", "samples": [asdict(sample) for sample in samples]})
         except LinkBroken:
-            pass  # the trainer has gone, and says why itself
-        except BaseException as error:  # the trainer must not wait for ever
+            pass  # the trainer has ended, and its own error says why
+        except BaseException as error:  # whatever it is, the trainer must not wait for ever
             self.error = error
             with suppress(LinkBroken):
                 lines.send({"do": "stop", "error": f"{type(error).__name__}: {error}"})
 
 
-class _Policy:
+class _RemotePolicy:
     """The trainer's policy as an Engine."""
 
-    def __init__(self, lines: Lines, name: str) -> None:
+    def __init__(self, lines: JsonLines, name: str) -> None:
         self.name, self._lines = name, lines
         self._waiting: dict[int, Future[list[dict[str, Any]]]] = {}
-        self._lock, self._next, self._gone = threading.Lock(), 0, False
+        self._lock, self._next, self._closed = threading.Lock(), 0, False
 
     def complete(self, requests: Sequence[Request]) -> list[Completion]:
-        """One completion a request. Raises LinkBroken where the trainer is gone, RuntimeError where that failed."""
+        """One completion per request. Raises LinkBroken if the trainer is gone, RuntimeError if generating failed."""
         answer: Future[list[dict[str, Any]]] = Future()
         with self._lock:
-            if self._gone:
+            if self._closed:
                 raise LinkBroken("the trainer is gone")
             number, self._next = self._next, self._next + 1
             self._waiting[number] = answer
         self._lines.send({"do": "complete", "id": number, "requests": [_request_line(r) for r in requests]})
         return [
-            Completion(prompt_ids=list(request.prompt_ids), **found)
-            for request, found in zip(requests, answer.result(), strict=True)
+            Completion(prompt_ids=list(request.prompt_ids), **completion)
+            for request, completion in zip(requests, answer.result(), strict=True)
         ]
 
     def fingerprint(self) -> Mapping[str, Any]:
         return {"engine": "policy", "model": self.name}
 
-    def take(self, message: Mapping[str, Any]) -> None:
+    def receive(self, message: Mapping[str, Any]) -> None:
+        """Pass an answer of the trainer to the call that waits for it."""
         with self._lock:
             answer = self._waiting.pop(message["id"])
         if message["do"] == "completed":
@@ -210,7 +209,7 @@ class _Policy:
 
     def close(self) -> None:
         with self._lock:
-            self._gone, waiting = True, list(self._waiting.values())
+            self._closed, waiting = True, list(self._waiting.values())
             self._waiting.clear()
         for answer in waiting:
             answer.set_exception(LinkBroken("the trainer is gone"))
@@ -218,7 +217,7 @@ class _Policy:
 
 def _request_line(request: Request) -> dict[str, Any]:
     if request.grammar is not None:
-        raise ValueError(f"{request.request_id}: a policy that is trained is not bound by a grammar")
+        raise ValueError(f"{request.request_id}: a policy in training does not support grammars")
     return {
         "request_id": request.request_id,
         "session": request.session,
@@ -227,15 +226,15 @@ def _request_line(request: Request) -> dict[str, Any]:
     }
 
 
-# --- the trainer ---------------------------------------------------------------------------------------------------
+# --- the trainer's side ----------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def connect(path: str) -> Iterator[PolicyClient]:
-    """The trainer's side of the link whose socket is at `path`. Raises OSError where nobody listens."""
+    """The trainer's side of the link at the socket `path`. Raises OSError if no server listens there."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(path)
-    client = PolicyClient(Lines(connection))
+    client = PolicyClient(JsonLines(connection))
     try:
         yield client
     finally:
@@ -243,14 +242,14 @@ def connect(path: str) -> Iterator[PolicyClient]:
 
 
 class PolicyClient:
-    """Asks for rollouts, and generates for them meanwhile."""
+    """Requests rollouts, and generates their completions meanwhile."""
 
-    def __init__(self, lines: Lines) -> None:
+    def __init__(self, lines: JsonLines) -> None:
         self._lines = lines
         self._pool = ThreadPoolExecutor(ENGINE_THREADS, thread_name_prefix="generate")
 
     def roll_out(self, step: int, rows: Sequence[int], engine: Engine) -> list[Sample]:
-        """A sample a row, generated by `engine`. Raises LinkBroken where the other side stops, with its reason."""
+        """One sample per row, generated by `engine`. Raises LinkBroken with the reason if the other side stops."""
         self._lines.send({"do": "roll_out", "step": step, "rows": list(rows)})
         while (message := self._lines.receive()) is not None:
             if message["do"] == "complete":
@@ -258,8 +257,8 @@ class PolicyClient:
             elif message["do"] == "rolled_out":
                 return [Sample(**sample) for sample in message["samples"]]
             else:
-                raise LinkBroken(f"rolling out stopped at step {step}: {message['error']}")
-        raise LinkBroken(f"whoever rolls out is gone at step {step}")
+                raise LinkBroken(f"the rollouts stopped at step {step}: {message['error']}")
+        raise LinkBroken(f"the process that rolls out is gone at step {step}")
 
     def _complete(self, message: Mapping[str, Any], engine: Engine) -> None:
         try:
@@ -267,7 +266,7 @@ class PolicyClient:
                 Request(r["request_id"], r["session"], r["prompt_ids"], (), Sampler(**r["sampler"]))
                 for r in message["requests"]
             ]
-            found = [
+            completions = [
                 {
                     "output_ids": list(c.output_ids or ()),
                     "logprobs": list(c.logprobs or ()),
@@ -277,8 +276,8 @@ class PolicyClient:
                 }
                 for c in engine.complete(requests)
             ]
-            self._lines.send({"do": "completed", "id": message["id"], "completions": found})
-        except Exception as error:  # whoever waits must hear of it
+            self._lines.send({"do": "completed", "id": message["id"], "completions": completions})
+        except Exception as error:  # the call that waits must not hang
             self._lines.send({"do": "failed", "id": message["id"], "error": f"{type(error).__name__}: {error}"})
 
     def close(self) -> None:

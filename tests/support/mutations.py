@@ -278,7 +278,7 @@ EDITS = (
     Edit(f"{F}/rounds.py", "if len(prompt) > section.max_prompt_tokens:", "if len(prompt) >= section.max_prompt_tokens:", "which prompts are too long", {"rl_checkpoint": every}),
     Edit(f"{F}/grpo.py", "RESUME_CHECKPOINTS = 10", "RESUME_CHECKPOINTS = 5", "how often reinforcement is saved", {"rl_checkpoint": every}),
     Edit(f"{F}/pointers.py", 'if COMMIT.fullmatch(base.revision or ""):', "if base.revision:", "what a pinned revision is", {"base_checkpoint": base("hub")}),
-    Edit(f"{W}/base_worker.py", "LAST_RATE = 0.05", "LAST_RATE = 0.1", "a tiny base's learning rate", tiny_base),
+    Edit(f"{W}/base_worker.py", "LAST_LEARNING_RATE = 0.05", "LAST_LEARNING_RATE = 0.1", "a tiny base's learning rate", tiny_base),
     Edit(f"{W}/induction.py", "GAIN = 2.0", "GAIN = 3.0", "a tiny base's first weights", tiny_base),
     Edit(f"{W}/packing.py", "LENGTH_MULTIPLE = 64", "LENGTH_MULTIPLE = 32", "padding", {"sft_checkpoint": every, **tiny_base}),
     Edit(f"{W}/weighted_trainer.py", 'return (nll * inputs["weights"]).sum(), hits', "return nll.sum(), hits", "the loss", {"sft_checkpoint": every}),

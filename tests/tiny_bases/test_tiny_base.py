@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from etpi_resources.trainers.workers.twins import Twins
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from etpi_assets.specs.rollout_set import TinySection
@@ -17,7 +18,6 @@ from etpi_resources.trainers.pipes import run_worker
 from etpi_resources.trainers.workers.base_worker import _backward
 from etpi_resources.trainers.workers.induction import put_copying_heads
 from etpi_resources.trainers.workers.muon import Muon, orthogonal
-from etpi_resources.trainers.workers.twins import Twins
 
 SMALL = TinySection(conversations=16, exercises=8, batch_tokens=4096, layers=2)
 

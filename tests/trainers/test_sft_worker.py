@@ -8,13 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from etpi_assets.specs.training import TrainSection
+from etpi_assets.training.sft import settings
+from etpi_resources.trainers.contracts import FirstPass, SftWorkerConfig, SftWorkerResult
 from etpi_resources.trainers.pipes import WorkerFailed, run_worker
 from etpi_resources.trainers.workers import sft_worker, weighted_trainer
 from etpi_resources.trainers.workers.checkpointing import load_model, logits_of
 from etpi_resources.trainers.workers.collate import BadSequences, read_sequences
+from etpi_resources.trainers.workers.device import Compute
 from etpi_resources.trainers.workers.plan import make_plan
 from etpi_resources.trainers.workers.reporting import CONFIG_FILE, Worker
 from tests.support.tiny_training import TEMPLATE, VOCABULARY, learnable, make_base, naive_sums, sequence, write
@@ -29,24 +33,29 @@ def base(tmp_path_factory) -> Path:
     return make_base(tmp_path_factory.mktemp("base"))
 
 
-def config_of(base: Path, files: list[Path], micro_tokens: int = 512, seed: int = 0, **train) -> dict:
+def config_of(base: Path, files: list[Path], micro_tokens: int = 512, seed: int = 0, **train) -> SftWorkerConfig:
     defaults = {"dtype": "fp32", "batch_tokens": 1024, "epochs": 1.0}
-    section = TrainSection.model_validate({**defaults, **train}).model_dump()
-    return {
-        "label": "sft", "base": str(base), "base_name": "tiny", "files": [str(f) for f in files], "seed": seed,
-        "chat_template": None, "device": "auto", "micro_tokens": micro_tokens, "train": section,
-    }  # fmt: skip
+    return SftWorkerConfig(
+        label="sft", base=str(base), base_name="tiny", files=tuple(map(str, files)), seed=seed, chat_template=None,
+        device="auto", micro_tokens=micro_tokens, train=settings(TrainSection.model_validate({**defaults, **train})),
+    )  # fmt: skip
 
 
-def in_process(folder: Path, config: dict) -> dict:
-    folder.mkdir(parents=True)
-    (folder / CONFIG_FILE).write_text(json.dumps(config))
-    return sft_worker.run(Worker(folder))
+def worker_in(folder: Path, config: SftWorkerConfig) -> Worker[SftWorkerConfig]:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG_FILE).write_text(config.model_dump_json())
+    return Worker(folder, SftWorkerConfig)
 
 
-def one_step_gradient(folder: Path, base: Path, rows: list[dict], monkeypatch, at_once=False, **train):
-    """The gradient of one optimiser step over all rows, as the trainer's own loop applies it (plain SGD of rate 1,
-    unclipped: the weights move by minus the gradient), by tensor name, and the plan."""
+def in_process(folder: Path, config: SftWorkerConfig) -> SftWorkerResult:
+    result = sft_worker.run(worker_in(folder, config))
+    assert result is not None
+    return result
+
+
+def one_step_gradient(folder: Path, base: Path, rows: list[dict], monkeypatch, replicated=False, **train):
+    """(gradient of one optimiser step over all rows by tensor name, the plan, the trainer). The trainer's own loop
+    applies it: with plain SGD of learning rate 1, unclipped, the weights move by minus the gradient."""
     monkeypatch.setattr(sft_worker, "GRADIENT_NORM", 1e9)
     folder.mkdir()
     plain = {
@@ -57,15 +66,16 @@ def one_step_gradient(folder: Path, base: Path, rows: list[dict], monkeypatch, a
         "batch_tokens": 10**6,
     }
     config = config_of(base, [write(rows, folder / "sequences.parquet")], **plain, **train)
-    (folder / CONFIG_FILE).write_text(json.dumps(config))
-    sequences = read_sequences(config["files"], "train", vocabulary=VOCABULARY, longest=512)
+    sequences = read_sequences(config.files, "train", vocabulary=VOCABULARY, longest=512)
     plan = make_plan(
         sequences.lengths().tolist(), sequences.rows.tolist(), sequences.totals(sequences.weights).tolist(),
         epochs=1.0, max_steps=None, batch_tokens=10**6, micro_tokens=256, schedule="constant", warmup=0.0, seed=0,
     )  # fmt: skip
     model = load_model(base, torch.float32)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    trainer = sft_worker.build_trainer(Worker(folder), model, plan, sequences, gpu=False, dtype="fp32", at_once=at_once)
+    trainer = sft_worker.build_trainer(
+        worker_in(folder, config), model, plan, sequences, compute=Compute(False, "fp32"), replicated=replicated
+    )
     trainer.train()
     return {name: before[name] - p.detach() for name, p in model.named_parameters()}, plan, trainer
 
@@ -77,12 +87,12 @@ def relative(a: dict, b: dict) -> float:
 
 
 @pytest.mark.usefixtures("own_threads")
-@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("replicated", [False, True])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_an_accumulated_step_is_the_gradient_of_the_weighted_mean(tmp_path, base, monkeypatch, checkpointing, at_once):
+def test_accumulated_step_is_gradient_of_weighted_mean(tmp_path, base, monkeypatch, checkpointing, replicated):
     rows = learnable(9)
     got, plan, trainer = one_step_gradient(
-        tmp_path / "run", base, rows, monkeypatch, at_once, gradient_checkpointing=checkpointing
+        tmp_path / "run", base, rows, monkeypatch, replicated, gradient_checkpointing=checkpointing
     )
     assert plan.steps == 1 and len(plan.batches) > 2, "the step must be an accumulated one"
     model = load_model(base, torch.float32)
@@ -94,7 +104,7 @@ def test_an_accumulated_step_is_the_gradient_of_the_weighted_mean(tmp_path, base
     assert float(trainer.first_pass.weight) == pytest.approx(weight)
 
 
-def test_doubling_a_row_s_weight_is_the_row_standing_there_twice(tmp_path, base, monkeypatch):
+def test_row_of_double_weight_equals_two_rows(tmp_path, base, monkeypatch):
     rows = learnable(5)
     first, *_ = rows
     doubled = sequence(
@@ -117,10 +127,9 @@ def trained(base, tmp_path_factory):
     folder = tmp_path_factory.mktemp("full")
     rows = learnable(120, validation=12)
     files = [write(rows[:70], folder / "a.parquet"), write(rows[70:], folder / "b.parquet")]
-    config = config_of(base, files, epochs=4.0, learning_rate=1e-2, save_steps=10, batch_tokens=1024) | {
-        "chat_template": "other template"
-    }
-    return run_worker(sft_worker.MODULE, config, folder / "run", echo=None), folder / "run", rows
+    config = config_of(base, files, epochs=4.0, learning_rate=1e-2, save_steps=10, batch_tokens=1024)
+    config = config.model_copy(update={"chat_template": "other template"})
+    return run_worker(sft_worker.MODULE, config, folder / "run", SftWorkerResult, echo=None), folder / "run", rows
 
 
 def test_every_label_and_token_of_the_dataset_enters_the_loss(trained):
@@ -128,41 +137,41 @@ def test_every_label_and_token_of_the_dataset_enters_the_loss(trained):
     train = [row for row in rows if row["split"] == "train"]
     spans = sum(e - s for row in train for s, e in zip(row["span_starts"], row["span_ends"], strict=True))
     tokens = sum(len(row["input_ids"]) for row in train)
-    assert result["counted"] == {
-        "complete": True, "labels": spans, "labels_planned": spans, "tokens": tokens, "tokens_planned": tokens,
-    }  # fmt: skip
-    assert result["libraries"]["torch"].startswith("2.") and result["libraries"]["trl"]
-    assert result["plan"]["sequences"] == 120 and result["plan"]["epochs"] == pytest.approx(4.0)
+    assert result.counted == FirstPass(
+        complete=True, labels=spans, labels_planned=spans, tokens=tokens, tokens_planned=tokens
+    )
+    assert result.libraries["torch"].startswith("2.") and result.libraries["trl"]
+    assert result.plan.sequences == 120 and result.plan.epochs == pytest.approx(4.0)
 
 
-def test_it_learns_and_validation_is_the_weighted_mean_over_the_split(trained, base):
+def test_loss_falls_and_validation_is_weighted_mean_over_the_split(trained, base):
     result, folder, rows = trained
     validation = [row for row in rows if row["split"] == "val"]
     log = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert log == result["log"]
+    assert log == [line.model_dump() for line in result.log]
     assert set(log[0]) == {
         "step", "epoch", "loss", "token_accuracy", "val_loss", "learning_rate", "tokens", "seconds"
     }  # fmt: skip
     assert 0 <= log[1]["token_accuracy"] < log[-1]["token_accuracy"] <= 1
-    assert result["checkpoints"][-1]["token_accuracy"] == log[-1]["token_accuracy"]
+    assert result.checkpoints[-1].token_accuracy == log[-1]["token_accuracy"]
     with torch.no_grad():
-        for line, checkpoint in ((log[0], base), (log[-1], folder / result["checkpoints"][-1]["folder"])):
+        for line, checkpoint in ((log[0], base), (log[-1], folder / result.checkpoints[-1].folder)):
             nll, weight = naive_sums(load_model(checkpoint, torch.float32), validation)
             assert line["val_loss"] == pytest.approx(float(nll) / weight, rel=1e-4)
     assert log[-1]["loss"] < 0.5 * log[1]["loss"]
-    assert log[-1]["step"] == result["plan"]["steps"]
+    assert log[-1]["step"] == result.plan.steps
     assert [line["epoch"] for line in log if line["val_loss"] is not None] == pytest.approx([0, 1, 2, 3, 4], abs=0.1)
     fed = 4 * sum(len(row["input_ids"]) for row in rows if row["split"] == "train")
     assert log[-1]["tokens"] == fed
 
 
-def test_every_saved_step_is_a_model_of_its_own_and_the_last_is_final(trained, base):
+def test_every_saved_step_is_a_whole_model_and_the_last_is_final(trained, base):
     result, folder, _ = trained
-    steps = [c["step"] for c in result["checkpoints"]]
-    assert steps == [*range(10, steps[-1], 10), result["plan"]["steps"]]
-    assert [c["final"] for c in result["checkpoints"]] == [False] * (len(steps) - 1) + [True]
+    steps = [c.step for c in result.checkpoints]
+    assert steps == [*range(10, steps[-1], 10), result.plan.steps]
+    assert [c.final for c in result.checkpoints] == [False] * (len(steps) - 1) + [True]
     ids = torch.arange(3, 40)[None]
-    seen = [logits_of(load_model(folder / c["folder"], torch.float32), ids) for c in result["checkpoints"]]
+    seen = [logits_of(load_model(folder / c.folder, torch.float32), ids) for c in result.checkpoints]
     for earlier, later in zip([logits_of(load_model(base, torch.float32), ids), *seen], seen, strict=False):
         assert not torch.allclose(earlier, later)
     files = {p.name for p in (folder / f"step-{steps[-1]}").iterdir()}
@@ -171,8 +180,8 @@ def test_every_saved_step_is_a_model_of_its_own_and_the_last_is_final(trained, b
         "chat_template.jinja",
     }  # fmt: skip
     assert (folder / f"step-{steps[-1]}" / "chat_template.jinja").read_text() == "other template"
-    assert result["saved"]["unchanged"] == [] and result["saved"]["differing"] == []
-    assert result["saved"]["reload_difference"] < 1e-6
+    assert result.saved.unchanged == [] and result.saved.differing == []
+    assert result.saved.reload_difference < 1e-6
 
 
 def digest(folder: Path) -> dict[str, str]:
@@ -190,7 +199,7 @@ def test_lora_leaves_adapter_and_merged_model_that_agree_and_the_same_seed_the_s
         base, files, method="lora", lora_rank=4, learning_rate=1e-2, save_steps=3, epochs=2.0, max_steps=5
     )
     result = in_process(tmp_path / "one", config)
-    assert [(c["step"], c["adapter"]) for c in result["checkpoints"]] == [
+    assert [(c.step, c.adapter) for c in result.checkpoints] == [
         (3, "step-3/adapter"), (5, "step-5/adapter"),
     ]  # fmt: skip
     ids = torch.arange(3, 40)[None]
@@ -204,13 +213,13 @@ def test_lora_leaves_adapter_and_merged_model_that_agree_and_the_same_seed_the_s
         assert adapter_config["base_model_name_or_path"] == "tiny"
         assert adapter_config["target_modules"] == sorted(adapter_config["target_modules"])
         assert (folder / "chat_template.jinja").read_text() == TEMPLATE
-    saved = result["saved"]
-    assert saved["zero_adapters"] == [] and saved["adapters"] == 14 and saved["differing"] == []
-    assert saved["reload_difference"] < 1e-5 and saved["merge_difference"] < 1e-5
+    saved = result.saved
+    assert saved.zero_adapters == [] and saved.adapters == 14 and saved.differing == []
+    assert saved.reload_difference < 1e-5 and saved.merge_difference < 1e-5
     again = in_process(tmp_path / "two", config)
     assert digest(tmp_path / "one" / "step-5") == digest(tmp_path / "two" / "step-5")
-    assert again["log"][-1]["loss"] == result["log"][-1]["loss"]
-    in_process(tmp_path / "three", config | {"seed": 1})
+    assert again.log[-1].loss == result.log[-1].loss
+    in_process(tmp_path / "three", config.model_copy(update={"seed": 1}))
     assert digest(tmp_path / "one" / "step-5") != digest(tmp_path / "three" / "step-5")
 
 
@@ -219,25 +228,25 @@ def test_a_base_stored_in_16_bits_is_trained_in_32_and_saved_in_16(tmp_path, met
     base = make_base(tmp_path / "base", dtype="bfloat16")
     files = [write(learnable(20), tmp_path / "sequences.parquet")]
     result = in_process(tmp_path / "run", config_of(base, files, method=method, learning_rate=1e-3))
-    folder = tmp_path / "run" / result["checkpoints"][-1]["folder"]
+    folder = tmp_path / "run" / result.checkpoints[-1].folder
     stored, of_base = (load_file(f / "model.safetensors") for f in (folder, base))
     assert set(stored) == set(of_base), "tied weights must be stored once"
     assert {t.dtype for t in stored.values()} == {torch.bfloat16}
     assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
-    saved = result["saved"]
-    assert saved["dtype"] == "bfloat16" and saved["differing"] == [] and saved["reload_difference"] < 0.05
-    assert not saved.get("unchanged") and not saved.get("zero_adapters")
+    saved = result.saved
+    assert saved.dtype == "bfloat16" and saved.differing == [] and saved.reload_difference < 0.05
+    assert not saved.unchanged and not saved.zero_adapters
 
 
 def test_a_learning_rate_of_zero_shows_as_adapters_of_zero_and_weights_unchanged(tmp_path, base):
     files = [write(learnable(6), tmp_path / "sequences.parquet")]
     lora = in_process(tmp_path / "lora", config_of(base, files, method="lora", learning_rate=0.0, max_steps=1))
-    assert len(lora["saved"]["zero_adapters"]) == lora["saved"]["adapters"] > 0
+    assert len(lora.saved.zero_adapters) == lora.saved.adapters > 0
     full = in_process(tmp_path / "full", config_of(base, files, learning_rate=0.0, max_steps=1))
-    assert len(full["saved"]["unchanged"]) == full["saved"]["trained"] > 0
+    assert len(full.saved.unchanged) == full.saved.trained > 0
 
 
-def test_labels_lost_on_the_way_to_the_loss_are_counted_as_missing(tmp_path, base, monkeypatch):
+def test_labels_dropped_before_the_loss_are_counted_as_missing(tmp_path, base, monkeypatch):
     honest = weighted_trainer.collate
 
     def forgetful(*arguments):
@@ -247,15 +256,15 @@ def test_labels_lost_on_the_way_to_the_loss_are_counted_as_missing(tmp_path, bas
 
     monkeypatch.setattr(weighted_trainer, "collate", forgetful)
     files = [write(learnable(20), tmp_path / "sequences.parquet")]
-    counted = in_process(tmp_path / "run", config_of(base, files, epochs=2.0))["counted"]
-    assert 0 < counted["labels"] < counted["labels_planned"]
-    assert counted["tokens"] == counted["tokens_planned"]
+    counted = in_process(tmp_path / "run", config_of(base, files, epochs=2.0)).counted
+    assert 0 < counted.labels < counted.labels_planned
+    assert counted.tokens == counted.tokens_planned
 
 
-def test_a_run_that_ends_within_its_first_pass_counts_what_it_was_to_see(tmp_path, base):
+def test_run_that_ends_within_first_pass_counts_the_planned_part(tmp_path, base):
     files = [write(learnable(60), tmp_path / "sequences.parquet")]
-    counted = in_process(tmp_path / "run", config_of(base, files, max_steps=2))["counted"]
-    assert not counted["complete"] and 0 < counted["labels"] == counted["labels_planned"]
+    counted = in_process(tmp_path / "run", config_of(base, files, max_steps=2)).counted
+    assert not counted.complete and 0 < counted.labels == counted.labels_planned
 
 
 @pytest.mark.parametrize(
@@ -267,21 +276,38 @@ def test_a_run_that_ends_within_its_first_pass_counts_what_it_was_to_see(tmp_pat
         (sequence("x", [5] * 20, [(5, 21, 1.0)]), "of 20 tokens"),
         (sequence("x", [5] * 20, [(5, 9, 0.0)]), "weight 0.0"),
         (sequence("x", [5] * 20, [(5, 9, float("nan"))]), "weight nan"),
-        (sequence("x", [5] * 19 + [VOCABULARY], [(5, 9, 1.0)]), f"holds token {VOCABULARY}.*another tokenizer"),
-        (sequence("x", [5] * 600, [(5, 9, 1.0)]), "600 tokens, the model takes 512.*max_length"),
+        (sequence("x", [5] * 19 + [VOCABULARY], [(5, 9, 1.0)]), f"token {VOCABULARY}.*base.tokenizer"),
+        (sequence("x", [5] * 600, [(5, 9, 1.0)]), "600 tokens.*512.*max_length"),
     ],
 )
-def test_a_sequence_that_cannot_be_trained_on_is_refused_by_name(tmp_path, row, words):
+def test_invalid_sequence_is_refused_by_name(tmp_path, row, words):
     file = write([*learnable(2), row], tmp_path / "sequences.parquet")
     with pytest.raises(BadSequences, match=words):
         read_sequences([file], "train", vocabulary=VOCABULARY, longest=512)
 
 
-def test_a_gpu_that_is_not_there_and_a_bad_file_end_the_worker_with_words(tmp_path, base):
+def test_missing_gpu_and_invalid_file_fail_with_a_remedy(tmp_path, base):
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     files = [write([sequence("x", [5] * 20, [(0, 5, 1.0)])], tmp_path / "sequences.parquet")]
-    with pytest.raises(RuntimeError, match="CUDA GPU is asked for.*ETPI_TRAINER_PYTHON"):
-        in_process(tmp_path / "gpu", config_of(base, files) | {"device": "cuda"})
-    with pytest.raises(WorkerFailed, match="spans start at 1 or later"):
-        run_worker(sft_worker.MODULE, config_of(base, files), tmp_path / "bad", echo=None)
+    with pytest.raises(RuntimeError, match="CUDA GPU.*ETPI_TRAINER_PYTHON"):
+        in_process(tmp_path / "gpu", config_of(base, files).model_copy(update={"device": "cuda"}))
+    with pytest.raises(WorkerFailed, match="sequence x .*spans start"):
+        run_worker(sft_worker.MODULE, config_of(base, files), tmp_path / "bad", SftWorkerResult, echo=None)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (lambda config: config.pop("seed"), "seed"),
+        (lambda config: config.update(sed=1), "sed"),
+        (lambda config: config["train"].pop("lora_rank"), "train.lora_rank"),
+        (lambda config: config["train"].update(rank=1), "train.rank"),
+    ],
+)
+def test_missing_or_unknown_config_key_is_refused_by_name(tmp_path, base, change, field):
+    config = json.loads(config_of(base, []).model_dump_json())
+    change(config)
+    (tmp_path / CONFIG_FILE).write_text(json.dumps(config))
+    with pytest.raises(ValidationError, match=f"(?m)^{field}$"):
+        Worker(tmp_path, SftWorkerConfig)

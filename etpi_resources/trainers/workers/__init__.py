@@ -1,5 +1,5 @@
-"""Programs that train. Each runs in an interpreter of its own, which may have other packages than the caller's.
+"""Programs that train. Each runs in its own interpreter, which may have other packages than the process that starts it.
 
-Belongs here: what imports torch to train. Does not belong here: Dagster (workers speak to it through `dagster_pipes`
-alone), the lake, or specs: a worker reads `config.json` in its folder and leaves its result there.
+A worker imports torch, and neither Dagster (only `dagster_pipes`) nor etpi_assets: it reads `config.json` in its folder
+and leaves `result.json` there (`trainers.contracts`).
 """

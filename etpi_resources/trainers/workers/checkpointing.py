@@ -1,12 +1,8 @@
-"""What a trained model leaves behind, and proof that it is what was trained.
+"""Loads and saves checkpoints, and compares models with their base and with saved files.
 
-Belongs here: saving weights (safetensors), adapters and tokenizer so that the same training gives the same bytes, and
-the comparisons with the base and with what is read back. Does not belong here: judging the comparisons (the recipe
-does).
-
-A checkpoint folder is a Hugging Face model (config, weights, tokenizer, chat template); a LoRA checkpoint is the merged
-model, with the adapter in `adapter/`. No time, path or name of a machine enters a file: its content hash is its
-identity.
+A checkpoint folder is a Hugging Face model (safetensors, config, tokenizer, chat template); a LoRA checkpoint is the
+merged model, with the adapter in `adapter/`. A checkpoint's content hash is its identity, so the same training writes
+the same bytes: no time, path or machine name enters a file.
 """
 
 from __future__ import annotations
@@ -34,7 +30,7 @@ def load_model(folder: str | Path, dtype: torch.dtype, *, attention: str = "sdpa
 
 
 def stored_dtype(folder: str | Path) -> torch.dtype:
-    """The dtype a model's folder says its weights have; what is trained from it is saved in the same."""
+    """The dtype in a model folder's config; checkpoints trained from it are saved in the same dtype."""
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     dtype = config.get_text_config().dtype
     return dtype if isinstance(dtype, torch.dtype) else torch.float32
@@ -43,10 +39,10 @@ def stored_dtype(folder: str | Path) -> torch.dtype:
 def save_model(
     model: PreTrainedModel, folder: Path, dtype: torch.dtype, tokenizer: Path, chat_template: str | None
 ) -> None:
-    """Save weights in `dtype` and the config, and the tokenizer's files as they stand in the folder `tokenizer`.
+    """Save weights in `dtype`, the config, and copies of the tokenizer's files in the folder `tokenizer`.
 
     Args:
-        chat_template: the template the dataset was rendered with, where it is not the tokenizer's own.
+        chat_template: the template that the dataset was rendered with; None keeps the tokenizer's own.
     """
     converted: dict[int, torch.Tensor] = {}
     weights = {}
@@ -67,35 +63,33 @@ def save_model(
 
 
 def save_adapter(model: Any, folder: Path, base_name: str) -> None:
-    """Save a PEFT model's adapter, naming its base as `base_name` instead of a path of this machine."""
+    """Save a PEFT model's adapter; its config names the base as `base_name`, not as a path of this machine."""
     model.save_pretrained(folder, safe_serialization=True)
     (folder / "README.md").unlink(missing_ok=True)
     path = folder / "adapter_config.json"
     config = json.loads(path.read_text()) | {"base_model_name_or_path": base_name}
     if isinstance(config["target_modules"], list):
-        # Kept as a set, so written in another order by every process.
+        # PEFT keeps a set, whose order differs in every process.
         config["target_modules"].sort()
     path.write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
 
 
 def attach_adapter(base: str | Path, adapter: Path) -> Any:
-    """A PEFT model in float32: the base with an adapter read from disk; `merge_and_unload` of it folds the adapter
-    in."""
+    """A PEFT model in float32: the base with an adapter read from disk."""
     from peft import PeftModel
 
     return PeftModel.from_pretrained(load_model(base, torch.float32), adapter).eval()
 
 
 def zero_adapters(folder: Path) -> tuple[list[str], int]:
-    """Names of the adapter's B matrices that are all zero (the adapter then adds nothing there), and how many B there
-    are."""
+    """(names of the adapter's B matrices that are all zero, where it adds nothing; how many B matrices there are)."""
     tensors = load_file(folder / "adapter_model.safetensors")
     up = [name for name in tensors if "lora_B" in name or "lora_embedding_B" in name]
     return [name for name in up if not tensors[name].any()], len(up)
 
 
 def unchanged(model: PreTrainedModel, base: str | Path) -> tuple[list[str], int]:
-    """Names of the trained tensors that equal the base's, and how many were trained. Compared in float32."""
+    """(names of the trained tensors that equal the base's in float32; how many were trained)."""
     before = load_model(base, torch.float32).state_dict()
     trained = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
     same = [name for name, tensor in trained.items() if torch.equal(tensor.detach().float().cpu(), before[name])]
@@ -122,5 +116,9 @@ def largest_difference(a: torch.Tensor, b: torch.Tensor) -> float:
 def same_weights(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> list[str]:
     """Names of the tensors of a saved folder that differ from the model's, both in `dtype`."""
     saved = load_model(folder, dtype).state_dict()
-    own = model.state_dict()
-    return [name for name in own if name not in saved or not torch.equal(own[name].cpu().to(dtype), saved[name])]
+    weights = model.state_dict()
+    return [
+        name
+        for name, tensor in weights.items()
+        if name not in saved or not torch.equal(tensor.cpu().to(dtype), saved[name])
+    ]

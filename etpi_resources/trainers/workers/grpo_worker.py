@@ -1,16 +1,7 @@
 """Group-relative policy optimisation of one model with TRL, full or LoRA, on rollouts that another process runs.
 
-Belongs here: one training run, from configuration to saved checkpoints and the figures its checks need. Does not belong
-here: tasks, sandboxes, rewards and advantages (whoever rolls out, over `policy_link`), the trainer (`policy_trainer`).
-
-The policy generates in this process, from the very weights that are trained, or in a vLLM server that is handed them
-before each round (`hand_over`). A run that was killed goes on from its last whole checkpoint: `resume` names it, and
-the lines logged after it are dropped.
-
-Configuration (`config.json`): `label`, `base` (folder), `base_name`, `link` (socket), `tasks` (how many rows), `seed`,
-`chat_template` (text), `device` ("auto" or "cuda"), `resume` (step or null), `resume_every` (steps between checkpoints
-to resume from), `server` (null, or that of a vLLM: `options`, `log`, `lock`, `probe`; see `HandedPolicy`), `rl` (the
-spec's section). Result: see `run`.
+The policy generates in this process, from the weights that are trained, or in a vLLM server that gets them before each
+round (`hand_over`). A run that was killed resumes from its last complete checkpoint; log lines after it are dropped.
 """
 
 from __future__ import annotations
@@ -22,22 +13,33 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from etpi_resources.trainers.workers.reporting import Worker, open_worker
+from etpi_resources.trainers.contracts import (
+    GrpoLogLine,
+    GrpoSettings,
+    GrpoWorkerConfig,
+    GrpoWorkerResult,
+    PhaseSeconds,
+    PolicyServerConfig,
+    SavedCheckpoint,
+)
+from etpi_resources.trainers.workers.reporting import Stage, Worker, open_worker
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+    from trl.trainer.grpo_config import GRPOConfig
 
     from etpi_resources.chat.format import ChatFormat
+    from etpi_resources.engines.live import LiveEngine
+    from etpi_resources.trainers.workers.device import Compute
     from etpi_resources.trainers.workers.hand_over import HandedPolicy
     from etpi_resources.trainers.workers.policy_trainer import PolicyTrainer
-    from etpi_resources.trainers.workers.precision import Dtype
 
 CHECK_TOKENS = 128
-WHOLE = "whole"
-"""Stands in a trainer's checkpoint when all of it is written."""
+COMPLETE_MARK = "whole"
+"""A file in a trainer's checkpoint, written after all others."""
 
 METRICS = "metrics.jsonl"
-_TRL = {
+_TRL_METRICS = {
     "entropy": "entropy",
     "clip_share": "clip_ratio/region_mean",
     "kl": "kl",
@@ -45,97 +47,89 @@ _TRL = {
     "response_tokens": "completions/mean_length",
     "truncated": "completions/clipped_ratio",
 }
-"""Our name of a figure -> TRL's."""
+"""Our name of a metric -> TRL's."""
 
 
-def run(worker: Worker) -> dict[str, Any]:
-    """Train, save, read back.
-
-    Returns:
-        `checkpoints`: [{step, final, folder, adapter (folder or null), train_loss, val_loss}], folders relative to the
-        worker's. `log`: a line a step, see `_Log`. `saved`: as `sft_worker.run` says. `seconds`: {start, train, save}.
-        `device`, `dtype` (what was computed in, "bf16" or "fp32"), `resumed` (step or null).
+def run(worker: Worker[GrpoWorkerConfig]) -> GrpoWorkerResult:
+    """Load, train on rollouts, prove what was saved.
 
     Raises:
-        RuntimeError: a GPU is asked for and there is none; a figure is not finite.
-        LinkBroken: whoever rolls out stopped; the message says why.
+        RuntimeError: the config requires a GPU and there is none; a metric is not finite.
+        LinkBroken: the process that rolls out stopped; the message says why.
     """
     began = time.monotonic()
-    config, rl = worker.config, worker.config["rl"]
-    import torch
-    from transformers import PrinterCallback
     from transformers.utils import logging as transformers_logging
 
     from etpi_resources.trainers.policy_link import connect
     from etpi_resources.trainers.workers import proof
-    from etpi_resources.trainers.workers.checkpointing import load_model, stored_dtype
-    from etpi_resources.trainers.workers.device import device_name, libraries, use_dtype, use_gpu
+    from etpi_resources.trainers.workers.device import choose_compute, device_name, libraries
 
     transformers_logging.disable_progress_bar()
-    gpu = use_gpu(config["device"])
-    dtype = use_dtype(worker, rl["dtype"], gpu)
-    lora = rl["tuning"] == "lora"
-    model = load_model(config["base"], stored_dtype(config["base"]) if lora and gpu else torch.float32)
-    device, used_libraries = device_name(gpu), libraries()
-    with connect(config["link"]) as link:
-        trainer, engine = build_trainer(worker, model, link, gpu=gpu, dtype=dtype)
-        stage = worker.stage(f"seed {config['seed']}, step", rl["steps"])
-        stage.advance(config["resume"] or 0)
-        log = _Log(worker, trainer, stage)
-        trainer.add_callback(log.callback())
-        trainer.remove_callback(PrinterCallback)
-        worker.say(
-            f"{config['label']}: {rl['steps']} steps of {rl['device_batch'] * rl['accumulate']} rollouts, "
-            f"{rl['tuning']} tuning in {dtype} on {device}"
-            + (f", going on from step {config['resume']}" if config["resume"] else "")
+    config, rl = worker.config, worker.config.rl
+    compute = choose_compute(worker, config.device, rl.dtype)
+    model = load(config, compute)
+    device, used_libraries = device_name(compute.gpu), libraries()
+    with connect(config.link) as link:
+        trainer, engine = build_trainer(worker, model, link, compute=compute)
+        log = add_log(worker, trainer)
+        worker.log(
+            f"{config.label}: {rl.steps} steps of {rl.device_batch * rl.accumulate} rollouts, {rl.tuning} tuning in "
+            f"{compute.dtype} on {device}" + (f", resumed from step {config.resume}" if config.resume else "")
         )
         started = time.monotonic()
         try:
-            trainer.train(resume_from_checkpoint=_resumable(worker, config["resume"]))
+            trainer.train(resume_from_checkpoint=resume_folder(worker))
         finally:
             engine.close()
     trained = time.monotonic()
-    steps = sorted(int(p.name.partition("-")[2]) for p in worker.folder.glob("step-*"))
-    folders = {step: worker.folder / f"step-{step}" for step in steps}
-    ids = torch.tensor([log.prompt[:CHECK_TOKENS]])
-    saved = proof.finish(config, trainer, lora, folders, ids)
+    folders = saved_folders(worker.folder)
+    saved = proof.finish(config, trainer, rl.tuning == "lora", folders, log.check_ids())
     shutil.rmtree(worker.folder / "trl")
-    return {
-        "checkpoints": [_entry(step, step == rl["steps"], log.lines, lora) for step in steps],
-        "log": log.lines,
-        "saved": saved,
-        "seconds": {"start": started - began, "train": trained - started, "save": time.monotonic() - trained},
-        "device": device,
-        "dtype": dtype,
-        "libraries": used_libraries,
-        "resumed": config["resume"],
-    }
+    return GrpoWorkerResult(
+        checkpoints=tuple(checkpoint_entry(rl, step, log.lines) for step in folders),
+        log=tuple(log.lines),
+        saved=saved,
+        seconds=PhaseSeconds(start=started - began, train=trained - started, save=time.monotonic() - trained),
+        device=device,
+        dtype=compute.dtype,
+        libraries=used_libraries,
+        resumed=config.resume,
+    )
+
+
+# --- loading and preparing -------------------------------------------------------------------------------------------
+
+
+def load(config: GrpoWorkerConfig, compute: Compute) -> PreTrainedModel:
+    """The start checkpoint. Weights that are trained are kept in float32; a frozen base on a GPU keeps its stored
+    dtype."""
+    import torch
+
+    from etpi_resources.trainers.workers.checkpointing import load_model, stored_dtype
+
+    frozen = config.rl.tuning == "lora" and compute.gpu
+    return load_model(config.base, stored_dtype(config.base) if frozen else torch.float32)
 
 
 def build_trainer(
-    worker: Worker, model: PreTrainedModel, link: Any, *, gpu: bool, dtype: Dtype
-) -> tuple[PolicyTrainer, Any]:
-    """The trainer, and the engine that generates from its model."""
+    worker: Worker[GrpoWorkerConfig], model: PreTrainedModel, link: Any, *, compute: Compute
+) -> tuple[PolicyTrainer, LiveEngine | HandedPolicy]:
+    """The trainer, and the engine that generates from its model.
+
+    Args:
+        link: what requests rollouts; see `policy_link.PolicyClient`.
+    """
     import datasets
     from transformers import AutoTokenizer
 
     from etpi_resources.chat.format import ChatFormat
     from etpi_resources.engines.live import LiveEngine
+    from etpi_resources.trainers.workers.adapters import lora_config
     from etpi_resources.trainers.workers.policy_trainer import PolicyTrainer
 
-    config, rl = worker.config, worker.config["rl"]
-    tokenizer = AutoTokenizer.from_pretrained(config["base"], local_files_only=True)
-    adapter = None
-    if rl["tuning"] == "lora":
-        from peft import LoraConfig
-
-        adapter = LoraConfig(
-            task_type="CAUSAL_LM",
-            r=rl["lora_rank"],
-            lora_alpha=rl["lora_alpha"],
-            lora_dropout=rl["lora_dropout"],
-            target_modules=rl["target_modules"],
-        )
+    config, rl = worker.config, worker.config.rl
+    tokenizer = AutoTokenizer.from_pretrained(config.base, local_files_only=True)
+    adapter = lora_config(rl) if rl.tuning == "lora" else None
 
     def roll_out(step: int, rows: Any) -> Any:
         with engine.generating(step):
@@ -144,86 +138,88 @@ def build_trainer(
     trainer = PolicyTrainer(
         roll_out,
         model=model,
-        args=trainer_arguments(rl, worker.folder / "trl", config["seed"], gpu, dtype),
-        train_dataset=datasets.Dataset.from_dict({"prompt": [str(row) for row in range(config["tasks"])]}),
+        args=trainer_arguments(rl, worker.folder / "trl", config.seed, compute),
+        train_dataset=datasets.Dataset.from_dict({"prompt": [str(row) for row in range(config.tasks)]}),
         processing_class=tokenizer,
         peft_config=adapter,
     )
     unwrapped: Any = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
     policy = unwrapped.get_base_model() if adapter else unwrapped
-    chat = ChatFormat(config["base_name"], tokenizer, config["chat_template"])
-    if config["server"] is None:
-        engine = LiveEngine(policy, config["base_name"], chat)
+    chat = ChatFormat(config.base_name, tokenizer, config.chat_template)
+    if config.server is None:
+        engine = LiveEngine(policy, config.base_name, chat)
     else:
-        engine = _served(worker, policy, chat, dtype)
+        engine = _served(worker, config.server, policy, chat, compute)
         trainer.largest_gap = engine.bound
     return trainer, engine
 
 
-def _served(worker: Worker, policy: Any, chat: ChatFormat, dtype: Dtype) -> HandedPolicy:
-    """The policy in a vLLM server of this worker, which computes in what the base is stored in unless the spec says
-    otherwise."""
+def _served(
+    worker: Worker[GrpoWorkerConfig], server: PolicyServerConfig, policy: Any, chat: ChatFormat, compute: Compute
+) -> HandedPolicy:
+    """The policy in a vLLM server of this worker. The server computes in the base's stored dtype unless the spec's
+    options set another."""
     from etpi_resources.trainers.policy_link import largest_gap
     from etpi_resources.trainers.workers.checkpointing import stored_dtype
     from etpi_resources.trainers.workers.hand_over import HandedPolicy
 
-    config, rl = worker.config, worker.config["rl"]
-    stored = stored_dtype(config["base"])
+    config, rl = worker.config, worker.config.rl
+    stored = stored_dtype(config.base)
     defaults: dict[str, Any] = {
         "dtype": str(stored).removeprefix("torch."),
-        "max-model-len": rl["max_prompt_tokens"] + rl["max_response_tokens"],
+        "max-model-len": rl.max_prompt_tokens + rl.max_response_tokens,
     }
     if policy.device.type == "cpu":
-        # There weights are packed anew when they are read, out of sight of what was compiled over the old ones.
+        # On a CPU vLLM packs new weights into new tensors, and a compiled graph would keep using the old ones.
         defaults["enforce-eager"] = True
-    options = {**defaults, **{name.replace("_", "-"): value for name, value in config["server"]["options"].items()}}
-    worker.say(f"{config['label']}: starting vLLM, which says all in {config['server']['log']}")
+    options = {**defaults, **{name.replace("_", "-"): value for name, value in server.options.items()}}
+    worker.log(f"{config.label}: starting vLLM, which logs to {server.log}")
     return HandedPolicy(
         policy,
-        config["base_name"],
+        config.base_name,
         chat,
-        base=Path(config["base"]),
+        base=Path(config.base),
         folder=worker.folder / "policy",
         dtype=stored,
-        bound=largest_gap(dtype, options["dtype"]),
-        server={**config["server"], "options": options},
+        bound=largest_gap(compute.dtype, options["dtype"]),
+        server=server.model_copy(update={"options": options}),
     )
 
 
-def trainer_arguments(rl: dict[str, Any], folder: Path, seed: int, gpu: bool, dtype: Dtype) -> Any:
-    """TRL's GRPOConfig of an `rl` section. Raises ValueError where TRL refuses the combination."""
+def trainer_arguments(rl: GrpoSettings, folder: Path, seed: int, compute: Compute) -> GRPOConfig:
+    """TRL's arguments for an rl section. Raises ValueError if TRL refuses the combination."""
     from trl.trainer.grpo_config import GRPOConfig
 
     return GRPOConfig(
         output_dir=str(folder),
-        max_steps=rl["steps"],
-        num_generations=rl["group_size"],
-        per_device_train_batch_size=rl["device_batch"],
-        gradient_accumulation_steps=rl["accumulate"],
-        steps_per_generation=rl["accumulate"],
-        num_iterations=rl["iterations"],
-        learning_rate=rl["learning_rate"],
-        lr_scheduler_type=rl["schedule"],
-        warmup_steps=rl["warmup_steps"],
-        weight_decay=rl["weight_decay"],
-        max_grad_norm=rl["max_grad_norm"],
-        optim=rl["optimizer"],
-        loss_type=rl["loss"],
-        beta=rl["beta"],
-        epsilon=rl["clip_low"],
-        epsilon_high=rl["clip_high"],
-        scale_rewards="group" if rl["scale_advantage"] else "none",
-        mask_truncated_completions=rl["mask_truncated"],
-        max_completion_length=rl["max_response_tokens"],
-        temperature=rl["agent"]["temperature"],
+        max_steps=rl.steps,
+        num_generations=rl.group_size,
+        per_device_train_batch_size=rl.device_batch,
+        gradient_accumulation_steps=rl.accumulate,
+        steps_per_generation=rl.accumulate,
+        num_iterations=rl.iterations,
+        learning_rate=rl.learning_rate,
+        lr_scheduler_type=rl.schedule,
+        warmup_steps=rl.warmup_steps,
+        weight_decay=rl.weight_decay,
+        max_grad_norm=rl.max_grad_norm,
+        optim=rl.optimizer,
+        loss_type=rl.loss,
+        beta=rl.beta,
+        epsilon=rl.clip_low,
+        epsilon_high=rl.clip_high,
+        scale_rewards="group" if rl.scale_advantage else "none",
+        mask_truncated_completions=rl.mask_truncated,
+        max_completion_length=rl.max_response_tokens,
+        temperature=rl.temperature,
         top_p=1.0,
-        # Few shapes: on a CPU each new one costs more than what padding does.
+        # Few shapes: on a CPU a new shape costs more than the padding.
         pad_to_multiple_of=32,
-        bf16=dtype == "bf16",
-        use_cpu=not gpu,
-        gradient_checkpointing=rl["gradient_checkpointing"],
+        bf16=compute.dtype == "bf16",
+        use_cpu=not compute.gpu,
+        gradient_checkpointing=rl.gradient_checkpointing,
         seed=seed,
-        # When to save is ours (see _Log); what is saved to resume from is the trainer's own.
+        # GrpoLog decides when to save; what a checkpoint to resume from contains is TRL's.
         save_strategy="no",
         save_total_limit=2,
         logging_steps=1,
@@ -233,26 +229,40 @@ def trainer_arguments(rl: dict[str, Any], folder: Path, seed: int, gpu: bool, dt
     )
 
 
-class _Log:
-    """A line a step into metrics.jsonl, checkpoints to resume from and to keep.
+# --- training --------------------------------------------------------------------------------------------------------
 
-    A line: step (steps done), loss, learning_rate, tokens (of the policy's own, so far), seconds (so far, resumed runs
-    added up), reward, reward_std, parsed, solved, called, constant_groups (share), staleness (steps since the weights
-    that generated), logprob_gap, logprob_gap_max (nats), and what `_TRL` names.
+
+class GrpoLog:
+    """Writes a line per step to metrics.jsonl, and saves checkpoints: those of the result, and those to resume from.
+
+    Attributes:
+        lines: all lines so far; of a resumed run, including those before.
     """
 
-    def __init__(self, worker: Worker, trainer: PolicyTrainer, stage: Any) -> None:
+    def __init__(self, worker: Worker[GrpoWorkerConfig], trainer: PolicyTrainer, stage: Stage) -> None:
         self.worker, self.trainer, self.stage = worker, trainer, stage
-        self.rl, self.path = worker.config["rl"], worker.folder / METRICS
-        done = worker.config["resume"] or 0
-        known = self.path.read_text().splitlines() if done else []
-        self.lines = [line for line in map(json.loads, known) if line["step"] <= done]
-        self.path.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
-        self.before = self.lines[-1] if self.lines else {"tokens": 0, "seconds": 0.0}
-        self.started, self.tokens = time.monotonic(), self.before["tokens"]
-        self.prompt: list[int] = []
+        self.rl, self.path = worker.config.rl, worker.folder / METRICS
+        self.lines = self._lines_before(worker.config.resume or 0)
+        self.path.write_text("".join(map(_as_json, self.lines)))
+        self.tokens = self.lines[-1].tokens if self.lines else 0
+        self.seconds_before = self.lines[-1].seconds if self.lines else 0.0
+        self.started = time.monotonic()
+        self._first_ids: list[int] = []
+
+    def _lines_before(self, step: int) -> list[GrpoLogLine]:
+        """The lines that an earlier run wrote until `step`."""
+        written = self.path.read_text().splitlines() if step else []
+        lines = [GrpoLogLine.model_validate_json(line) for line in written]
+        return [line for line in lines if line.step <= step]
+
+    def check_ids(self) -> Any:
+        """Ids (1, L) of the run's first rollout, on which logits are compared."""
+        import torch
+
+        return torch.tensor([self._first_ids[:CHECK_TOKENS]])
 
     def callback(self) -> Any:
+        """The TrainerCallback that saves and logs."""
         from transformers import TrainerCallback
 
         log = self
@@ -262,7 +272,7 @@ class _Log:
                 log.save(state.global_step, control)
 
             def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-                (Path(args.output_dir) / f"checkpoint-{state.global_step}" / WHOLE).touch()
+                (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE_MARK).touch()
 
             def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
                 if logs and "loss" in logs:
@@ -271,73 +281,116 @@ class _Log:
         return Callback()
 
     def save(self, step: int, control: Any) -> None:
-        keep = step == self.rl["steps"] or (self.rl["save_steps"] and step % self.rl["save_steps"] == 0)
-        if keep:
+        """Save a checkpoint of the result if this step is one, and have TRL save one to resume from."""
+        rl, config = self.rl, self.worker.config
+        publish = step == rl.steps or bool(rl.save_steps and step % rl.save_steps == 0)
+        if publish:
             from etpi_resources.trainers.workers import proof
 
-            lora = self.rl["tuning"] == "lora"
-            proof.save_step(self.worker.config, self.trainer, lora, self.worker.folder / f"step-{step}")
-        # What is kept must be resumable from, or a resumed run would keep it twice.
-        control.should_save = step < self.rl["steps"] and bool(keep or step % self.worker.config["resume_every"] == 0)
+            proof.save_step(config, self.trainer, rl.tuning == "lora", self.worker.folder / f"step-{step}")
+        # The result's checkpoints must be resumable too, or a resumed run would save them twice.
+        control.should_save = step < rl.steps and (publish or step % config.resume_every == 0)
 
     def write(self, step: int, logs: dict[str, float]) -> None:
-        trainer, samples = self.trainer, self.trainer.round
-        self.prompt = self.prompt or [*samples[0].prompt_ids, *samples[0].completion_ids]
-        size = self.rl["group_size"]
-        rewards = [sample.reward for sample in samples]
-        groups = [rewards[at : at + size] for at in range(0, len(rewards), size)]
-        mean = sum(rewards) / len(rewards)
-        fresh = [gap for gap in trainer.gaps if gap[3] == 0]
-        stale = [gap[3] for gap in trainer.gaps]
-        trainer.gaps = []
+        """Log a step. Raises RuntimeError if a metric is not finite."""
+        samples = self.trainer.round
+        self._first_ids = self._first_ids or [*samples[0].prompt_ids, *samples[0].completion_ids]
         self.tokens += sum(sum(sample.mask) for sample in samples)
-        line = {
+        metrics = {
             "step": step,
             "loss": logs["loss"],
             "learning_rate": logs["learning_rate"],
             "tokens": self.tokens,
-            "seconds": self.before["seconds"] + time.monotonic() - self.started,
-            "reward": mean,
-            "reward_std": math.sqrt(sum((r - mean) ** 2 for r in rewards) / len(rewards)),
+            "seconds": self.seconds_before + time.monotonic() - self.started,
             "parsed": sum(sample.parsed for sample in samples) / len(samples),
             "solved": sum(sample.solved for sample in samples) / len(samples),
             "called": sum(sample.called for sample in samples) / len(samples),
-            "constant_groups": sum(max(group) == min(group) for group in groups) / len(groups),
-            "staleness": sum(stale) / len(stale) if stale else 0.0,
-            "logprob_gap": sum(g[0] for g in fresh) / sum(g[2] for g in fresh) if fresh else None,
-            "logprob_gap_max": max(g[1] for g in fresh) if fresh else None,
-            **{name: logs.get(theirs) for name, theirs in _TRL.items()},
+            **self._reward_metrics(),
+            **self._gap_metrics(),
+            **{name: logs.get(of_trl) for name, of_trl in _TRL_METRICS.items()},
         }
-        bad = [name for name, value in line.items() if value is not None and not math.isfinite(value)]
-        if bad:
-            raise RuntimeError(f"{', '.join(bad)} at step {step} is not finite; lower rl.learning_rate")
+        infinite = [name for name, value in metrics.items() if value is not None and not math.isfinite(value)]
+        if infinite:
+            raise RuntimeError(f"{', '.join(infinite)} at step {step} is not finite; lower rl.learning_rate")
+        line = GrpoLogLine.model_validate(metrics)
         self.lines.append(line)
         with self.path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-        self.stage.advance(note=f"reward {mean:.2f}, parsed {line['parsed']:.2f}, solved {line['solved']:.2f}")
+            file.write(_as_json(line))
+        self.stage.advance(note=f"reward {line.reward:.2f}, parsed {line.parsed:.2f}, solved {line.solved:.2f}")
+
+    def _reward_metrics(self) -> dict[str, float]:
+        """Mean and deviation of the round's rewards, and the share of its groups without variance."""
+        size = self.rl.group_size
+        rewards = [sample.reward for sample in self.trainer.round]
+        groups = [rewards[start : start + size] for start in range(0, len(rewards), size)]
+        mean = sum(rewards) / len(rewards)
+        return {
+            "reward": mean,
+            "reward_std": math.sqrt(sum((r - mean) ** 2 for r in rewards) / len(rewards)),
+            "constant_groups": sum(max(group) == min(group) for group in groups) / len(groups),
+        }
+
+    def _gap_metrics(self) -> dict[str, Any]:
+        """Staleness and log-prob gaps of the passes since the last call."""
+        gaps, self.trainer.gaps = self.trainer.gaps, []
+        fresh = [gap for gap in gaps if gap[3] == 0]
+        stale = [gap[3] for gap in gaps]
+        return {
+            "staleness": sum(stale) / len(stale) if stale else 0.0,
+            "logprob_gap": sum(gap[0] for gap in fresh) / sum(gap[2] for gap in fresh) if fresh else None,
+            "logprob_gap_max": max(gap[1] for gap in fresh) if fresh else None,
+        }
 
 
-def last_whole(folder: Path) -> int | None:
-    """The last step that a run in `folder` can be resumed from; None where there is none."""
-    found = [int(p.parent.name.partition("-")[2]) for p in (folder / "trl").glob(f"checkpoint-*/{WHOLE}")]
-    return max(found, default=None)
+def add_log(worker: Worker[GrpoWorkerConfig], trainer: PolicyTrainer) -> GrpoLog:
+    """Have the trainer log, report progress and save; returns the log that it fills."""
+    from transformers import PrinterCallback
+
+    stage = worker.stage(f"seed {worker.config.seed}, step", worker.config.rl.steps)
+    stage.advance(worker.config.resume or 0)
+    log = GrpoLog(worker, trainer, stage)
+    trainer.add_callback(log.callback())
+    trainer.remove_callback(PrinterCallback)
+    return log
 
 
-def _resumable(worker: Worker, step: int | None) -> str | None:
+def _as_json(line: GrpoLogLine) -> str:
+    return json.dumps(line.model_dump()) + "\n"
+
+
+def resume_folder(worker: Worker[GrpoWorkerConfig]) -> str | None:
+    """The TRL checkpoint that the run continues from, if any."""
+    step = worker.config.resume
     return None if step is None else str(worker.folder / "trl" / f"checkpoint-{step}")
 
 
-def _entry(step: int, final: bool, lines: list[dict[str, Any]], lora: bool) -> dict[str, Any]:
-    return {
-        "step": step,
-        "final": final,
-        "folder": f"step-{step}",
-        "adapter": f"step-{step}/adapter" if lora else None,
-        "train_loss": next(line["loss"] for line in reversed(lines) if line["step"] <= step),
-        "val_loss": None,
-    }
+def last_complete_step(folder: Path) -> int | None:
+    """The last step that a run in `folder` can be resumed from, if any."""
+    complete = (folder / "trl").glob(f"checkpoint-*/{COMPLETE_MARK}")
+    return max((int(mark.parent.name.partition("-")[2]) for mark in complete), default=None)
+
+
+# --- reporting -------------------------------------------------------------------------------------------------------
+
+
+def saved_folders(folder: Path) -> dict[int, Path]:
+    """Step -> folder of the saved steps, in order; also those that a run saved before it was resumed."""
+    steps = sorted(int(path.name.partition("-")[2]) for path in folder.glob("step-*"))
+    return {step: folder / f"step-{step}" for step in steps}
+
+
+def checkpoint_entry(rl: GrpoSettings, step: int, lines: list[GrpoLogLine]) -> SavedCheckpoint:
+    """The result's entry of a saved step."""
+    return SavedCheckpoint(
+        step=step,
+        final=step == rl.steps,
+        folder=f"step-{step}",
+        adapter=f"step-{step}/adapter" if rl.tuning == "lora" else None,
+        train_loss=next(line.loss for line in reversed(lines) if line.step <= step),
+        val_loss=None,
+    )
 
 
 if __name__ == "__main__":
-    with open_worker() as worker:
+    with open_worker(GrpoWorkerConfig) as worker:
         worker.finish(run(worker))

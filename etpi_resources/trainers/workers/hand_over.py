@@ -1,11 +1,8 @@
-"""A vLLM server as the engine of the policy that is trained in this process.
+"""A vLLM server that generates the rollouts of the policy that this process trains.
 
-Belongs here: handing the policy's weights over before each round of rollouts, and the proof that they arrived. Does not
-belong here: the server's calls (`engines.vllm`), its process (`engines.vllm_server`), or training.
-
-A LoRA policy is handed over merged, so that one way serves both kinds: safetensors in a folder, read in place by the
-server. Its answer is not believed: the log-probabilities that it then gives a fixed prompt must be the policy's of now,
-within what rounding explains, and must not be those of the round before.
+Before each round the policy's weights are handed over as safetensors in a folder that the server reads; a LoRA policy
+is merged first. The server's success answer is not trusted: its log-probs of a fixed prompt must be those of the
+current policy, up to rounding, and must not be those of the previous round's.
 """
 
 from __future__ import annotations
@@ -25,31 +22,32 @@ from etpi_resources.engines import Completion, Request
 from etpi_resources.engines.endpoints import Endpoints
 from etpi_resources.engines.vllm import RELOAD_ENVIRONMENT, VllmEngine, reload_weights
 from etpi_resources.engines.vllm_server import VllmServer
+from etpi_resources.trainers.contracts import PolicyServerConfig
 from etpi_resources.trainers.workers.checkpointing import logits_of
 
 PROBE_IDS = 128
-"""How much of a prompt is compared; all of its logits are in memory at once."""
+"""How many ids of the prompt are compared; all of their logits are in memory at the same time."""
 
 NEARER = 3.0
-"""A server so many times nearer to the last round's policy than to this one's has not taken the new weights."""
+"""A server whose log-probs are this many times nearer to the previous policy's still has the old weights."""
 
 
 class HandOverFailed(RuntimeError):
-    """The server does not generate from the policy's weights; the message names the step and the remedy."""
+    """The server does not generate from the policy's weights; the message names the step and what to do."""
 
 
 class HandedPolicy:
-    """An engine whose model is trained here and generates there; only within `generating`.
+    """An engine over the policy in a vLLM server; to be used within `generating`.
 
     Args:
-        model: the policy, adapters in place; `name`: what it goes by.
-        base: the checkpoint it started from; the server starts from it too, and has its tokenizer.
-        folder: where weights stand while they are handed over.
+        model: the policy, with its adapters. name: its name in completions.
+        base: the checkpoint that training starts from; the server starts with its weights and tokenizer.
+        folder: for the weights while they are handed over.
         dtype: of the weights that are handed over.
-        bound: the largest mean difference of log-probabilities that is rounding (nats a token).
-        server: `options` of `vllm serve`, `log` and `lock` (see `VllmServer`), `probe` (ids of a prompt).
+        bound: the largest mean difference of log-probs that rounding explains (nats a token).
+
     Raises:
-        EngineUnavailable: there is no vLLM, or the server did not get ready.
+        EngineUnavailable: vLLM is not installed, or the server did not become ready.
     """
 
     def __init__(
@@ -62,20 +60,20 @@ class HandedPolicy:
         folder: Path,
         dtype: torch.dtype,
         bound: float,
-        server: Mapping[str, Any],
+        server: PolicyServerConfig,
     ) -> None:
         self.name = self._policy = name
         self.bound = bound
         self._model, self._folder, self._dtype = model, folder, dtype
-        self._probe = list(server["probe"])[:PROBE_IDS]
+        self._probe = list(server.probe)[:PROBE_IDS]
         self._before: torch.Tensor | None = None
         self._server = VllmServer(
             base,
             f"policy-{name[:12]}",
-            log=Path(server["log"]),
-            lock=Path(server["lock"]),
-            # Reported of each id: its probability under the distribution it was drawn from, temperature included.
-            options={**server["options"], "logprobs-mode": "processed_logprobs"},
+            log=Path(server.log),
+            lock=Path(server.lock),
+            # Reported log-probs are those of the distribution that was sampled from, temperature included.
+            options={**server.options, "logprobs-mode": "processed_logprobs"},
             environment=RELOAD_ENVIRONMENT,
         )
         try:
@@ -87,22 +85,24 @@ class HandedPolicy:
 
     @contextmanager
     def generating(self, step: int) -> Iterator[None]:
-        """The server with the weights of now.
+        """Hand the current weights over; yield while the server generates from them.
 
         Args:
-            step: optimiser steps done; completions are of the model "name+step".
+            step: optimiser steps done; completions name the model "name+step".
+
         Raises:
-            EngineUnavailable: the server did not take them. HandOverFailed: it says so, and generates from others.
+            EngineUnavailable: the server did not load the weights.
+            HandOverFailed: it reported success, and generates from other weights.
         """
         self.name = f"{self._policy}+{step}"
         shutil.rmtree(self._folder, ignore_errors=True)
-        save_whole(self._model, self._folder, self._dtype)
+        save_merged(self._model, self._folder, self._dtype)
         reload_weights(self._endpoints, self._folder)
         self._prove(step)
         yield
 
     def complete(self, requests: Sequence[Request]) -> list[Completion]:
-        """As `VllmEngine.complete`; log-probabilities are of the distribution that was drawn from."""
+        """As `VllmEngine.complete`; log-probs are those of the distribution that was sampled from."""
         return [replace(completion, model=self.name) for completion in self._engine.complete(requests)]
 
     def fingerprint(self) -> Mapping[str, Any]:
@@ -117,33 +117,34 @@ class HandedPolicy:
         self._server.close()
 
     def _prove(self, step: int) -> None:
+        """Compare the server's log-probs of the probe with the policy's, now and before."""
         ids = torch.tensor([self._probe])
         logprobs = logits_of(self._model, ids)[0, :-1].log_softmax(-1)
-        now = logprobs.gather(1, ids[0, 1:, None])[:, 0]
+        current = logprobs.gather(1, ids[0, 1:, None])[:, 0]
         served = torch.tensor(self._engine.prompt_logprobs(self._probe))
-        gap = float((served - now).abs().mean())
-        where = f"step {step}: the weights were handed to vLLM, but on a fixed prompt its log-probabilities "
+        gap = float((served - current).abs().mean())
+        where = f"step {step}: the weights were handed to vLLM, but on a fixed prompt its log-probs "
         if not gap <= self.bound:
             raise HandOverFailed(
-                f"{where}differ from the policy's by {gap:.2g} nats a token (bound {self.bound:g}). Look into "
-                f"{self._server.log} for weights that were not loaded, let rl.options.dtype be what is trained in, or "
-                'set rl.engine = "transformers"'
+                f"{where}differ from the policy's by {gap:.2g} nats a token (bound {self.bound:g}). Look in "
+                f"{self._server.log} for weights that were not loaded, set rl.options.dtype to the dtype of training, "
+                'or set rl.engine = "transformers"'
             )
         if self._before is not None and gap > NEARER * (late := float((served - self._before).abs().mean())):
             raise HandOverFailed(
-                f"{where}are those of the round before (off by {late:.2g} nats a token, and by {gap:.2g} from the "
-                f"policy's of now): it goes on with old weights. Look into {self._server.log}, or set "
+                f"{where}are those of the previous round (they differ by {late:.2g} nats a token, and by {gap:.2g} "
+                f"from the current policy's): it still has the old weights. Look in {self._server.log}, or set "
                 'rl.engine = "transformers"'
             )
-        self._before = now
+        self._before = current
 
 
 @torch.no_grad()
-def save_whole(model: Any, folder: Path, dtype: torch.dtype) -> None:
-    """Save the weights of a model in `dtype`, named as in its base's files, LoRA merged in; the model is left alone.
+def save_merged(model: Any, folder: Path, dtype: torch.dtype) -> None:
+    """Save copies of a model's weights in `dtype`, with LoRA merged, under the names of its base's files.
 
-    Tied weights are copies, written under each of their names: on a CPU vLLM packs each apart, and would go on with the
-    old one of a name that it does not find.
+    Tied weights are written under each of their names: on a CPU vLLM packs each of them separately, and would keep the
+    old weights of a name that is missing.
     """
     weights = {
         name.replace(".base_layer.", "."): tensor for name, tensor in model.state_dict().items() if ".lora_" not in name

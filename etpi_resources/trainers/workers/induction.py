@@ -1,15 +1,15 @@
-"""Copying heads put in place before the first step, so that a tiny model need not spend its training on finding them.
-
-Belongs here: the one initialisation. Does not belong here: training.
+"""Initialises a tiny model with copying heads, so that it need not spend its training on forming them.
 
 A transformer copies an unseen name by induction (Olsson et al. 2022, "In-context Learning and Induction Heads"): a head
-of one layer brings each position its previous token; a head of the next layer finds the position whose previous token
-is the current one, and copies what stands there. From a random start a model of this size needs over a million tokens
-of repeated sequences before such heads form; here both are written into the weights, and training moves them on.
+of one layer gives each position its previous token; a head of the next layer attends to the position whose previous
+token is the current one, and copies the token there. From random weights a model of this size needs over a million
+tokens of repeated sequences before such heads form. Here both are written into the weights, and training continues from
+there.
 
-With rotary positions a head can look a fixed distance back if its query and key are constant vectors, the query turned
-by that distance: the high frequencies make the match sharp. Matching content far away needs the opposite: the low
-frequencies alone, which hardly turn over a context. The constant comes from one coordinate that all embeddings share.
+With rotary positions a head attends a fixed distance back if its query and key are constant vectors and the query is
+rotated by that distance: the high frequencies make the match sharp. Matching content far away needs the opposite: only
+the low frequencies, which hardly rotate over a context. The constant comes from one coordinate that all embeddings
+share.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ EMBEDDING = 0.1
 """Standard deviation of the token embeddings."""
 
 PREVIOUS = (1, 2, 3)
-"""How far back the heads of the first layer look."""
+"""How far back the heads of the first layer attend."""
 
 SHARP_FREQUENCIES = 6
-"""The highest rotary frequencies, by which a head of the first layer finds its distance."""
+"""How many of the highest rotary frequencies a head of the first layer uses for its distance."""
 
 LOW_FREQUENCY = 0.003
-"""Radians a token below which a rotary frequency counts as standing still over a context of a few hundred tokens."""
+"""Radians per token below which a rotary frequency hardly rotates over a context of a few hundred tokens."""
 
 GAIN = 2.0
-"""Of the query and key norms: how sharply heads attend."""
+"""Weight of the query and key norms: a larger one makes attention sharper."""
 
 COPY = 6.0
-"""How loudly a copied token speaks over the current one."""
+"""Scale of a copied token's contribution against the current token's."""
 
 
 @torch.no_grad()
 def put_copying_heads(model: Qwen3ForCausalLM, seed: int) -> None:
-    """Write previous-token heads into layer 0 and matching heads into layer 1; everything else stays as it is.
+    """Write previous-token heads into layer 0 and matching heads into layer 1; other weights stay as they are.
 
     Raises:
-        ValueError: the model has no room for them: it needs two layers, two heads of their own keys, and a head
+        ValueError: the model is too small: it needs two layers, three heads with keys of their own, and a head
             dimension with low frequencies.
     """
     config: Any = model.config
@@ -55,61 +55,96 @@ def put_copying_heads(model: Qwen3ForCausalLM, seed: int) -> None:
         or config.num_attention_heads < len(PREVIOUS)
     ):
         raise ValueError(f"copying heads need two layers and {len(PREVIOUS)} heads, each with keys of its own")
-    generator = torch.Generator().manual_seed(seed)
-    half = head // 2
     frequencies = config.rope_parameters["rope_theta"] ** (-torch.arange(0, head, 2) / head)
-    still = [i for i in range(half) if frequencies[i] < LOW_FREQUENCY]
-    kept = still + [i + half for i in still]
-    if len(PREVIOUS) * len(kept) > hidden - 1 or not kept:
+    low = [i for i in range(head // 2) if frequencies[i] < LOW_FREQUENCY]
+    content = low + [i + head // 2 for i in low]  # the dimensions of a head by which it matches content
+    if len(PREVIOUS) * len(content) > hidden - 1 or not content:
         raise ValueError(
-            f"head_dim = {head} at hidden = {hidden} leaves {len(kept)} still dimensions; none or too many"
+            f"head_dim = {head} at hidden = {hidden} has {len(content)} dimensions of low frequency; none or too many"
         )
-    embedding: Any = model.model.embed_tokens.weight
-    embedding.copy_(torch.randn(embedding.shape, generator=generator) * EMBEDDING)
-    embedding[:, 0] = EMBEDDING * math.sqrt(hidden)
+    generator = torch.Generator().manual_seed(seed)
+    _put_embeddings(model, generator)
     layers: Any = model.model.layers
     first, second = layers[0].self_attn, layers[1].self_attn
     for norm in (first.q_norm, first.k_norm, second.q_norm, second.k_norm):
         norm.weight.fill_(GAIN)
-    rooms = _orthogonal(hidden - 1, generator)
-    what = torch.zeros(len(kept), hidden)
-    what[:, 1:] = _orthogonal(hidden - 1, generator)[: len(kept)]
-    before = []
+    subspaces = _orthogonal(hidden - 1, generator)  # one for each head of the first layer to write into
+    current = torch.zeros(len(content), hidden)  # reads the content of the current token
+    current[:, 1:] = _orthogonal(hidden - 1, generator)[: len(content)]
+    previous = _put_previous_token_heads(first, frequencies, current, subspaces)
+    _put_matching_heads(second, content, current, previous, generator)
+
+
+def _put_embeddings(model: Any, generator: torch.Generator) -> None:
+    """Random embeddings, with one coordinate that all of them share."""
+    embedding = model.model.embed_tokens.weight
+    embedding.copy_(torch.randn(embedding.shape, generator=generator) * EMBEDDING)
+    embedding[:, 0] = EMBEDDING * math.sqrt(embedding.shape[1])
+
+
+def _put_previous_token_heads(
+    attention: Any, frequencies: torch.Tensor, current: torch.Tensor, subspaces: torch.Tensor
+) -> list[torch.Tensor]:
+    """Write a head for each distance of PREVIOUS, which copies the content of the token that far back into a subspace.
+
+    Args:
+        current: (content, hidden), reads the content of the current token.
+    Returns:
+        For each distance, (content, hidden): reads the content that the head has copied.
+    """
+    size, hidden = current.shape
+    half = len(frequencies)
+    head = 2 * half
+    previous = []
     for number, distance in enumerate(PREVIOUS):
         rows = slice(number * head, (number + 1) * head)
-        turn = distance * frequencies[:SHARP_FREQUENCIES]
+        angle = distance * frequencies[:SHARP_FREQUENCIES]
         key, query = torch.zeros(head), torch.zeros(head)
         key[:SHARP_FREQUENCIES] = 1.0
-        query[:SHARP_FREQUENCIES], query[half : half + SHARP_FREQUENCIES] = torch.cos(turn), -torch.sin(turn)
-        # The rotation turns query and key by their positions; turned back by the distance, they agree that far apart.
-        for weight, constant in ((first.q_proj.weight, query), (first.k_proj.weight, key)):
+        query[:SHARP_FREQUENCIES], query[half : half + SHARP_FREQUENCIES] = torch.cos(angle), -torch.sin(angle)
+        # Rotary embedding rotates query and key by their positions. Rotated back by the distance, they match that far
+        # apart.
+        for weight, constant in ((attention.q_proj.weight, query), (attention.k_proj.weight, key)):
             weight[rows] *= 0.1
             weight[rows, 0] = constant
-        where = torch.zeros(hidden, len(kept))
-        where[1:] = rooms[number * len(kept) : (number + 1) * len(kept)].T
-        first.v_proj.weight[rows] = 0.0
-        first.v_proj.weight[rows][: len(kept)] = what
-        first.o_proj.weight[:, rows] = 0.0
-        first.o_proj.weight[:, rows][:, : len(kept)] = 2 * EMBEDDING * where
-        before.append(where.T)
+        subspace = torch.zeros(hidden, size)
+        subspace[1:] = subspaces[number * size : (number + 1) * size].T
+        attention.v_proj.weight[rows] = 0.0
+        attention.v_proj.weight[rows][:size] = current
+        attention.o_proj.weight[:, rows] = 0.0
+        attention.o_proj.weight[:, rows][:, :size] = 2 * EMBEDDING * subspace
+        previous.append(subspace.T)
+    return previous
+
+
+def _put_matching_heads(
+    attention: Any,
+    content: list[int],
+    current: torch.Tensor,
+    previous: list[torch.Tensor],
+    generator: torch.Generator,
+) -> None:
+    """Write two heads that attend to the position whose previous tokens are the current ones, and copy its token."""
+    size, hidden = current.shape
+    head = attention.head_dim
     copied = torch.zeros(2 * head, hidden)
     copied[: hidden - 1, 1:] = _orthogonal(hidden - 1, generator)[: 2 * head]
-    # One token alone is ambiguous in a text where words recur, so a head matches the last few: the current token
-    # against the previous one, and, each mixed apart, the previous against the one before it, and so on.
-    mix, apart = _orthogonal(len(kept), generator), torch.eye(len(kept))
-    query, key = torch.zeros_like(what), torch.zeros_like(what)
-    for now, then in zip((what, *before), before, strict=False):
-        query += apart @ now
-        key += apart @ then
-        apart = mix @ apart
+    # A single token is ambiguous in a text where words recur, so a head matches the last few: the current token against
+    # a key's previous one, the previous against the one before it, and so on, each pair in a rotation of its own.
+    mix, rotation = _orthogonal(size, generator), torch.eye(size)
+    query, key = torch.zeros_like(current), torch.zeros_like(current)
+    for of_query, of_key in zip((current, *previous), previous, strict=False):
+        query += rotation @ of_query
+        key += rotation @ of_key
+        rotation = mix @ rotation
     for number in range(2):
         rows = slice(number * head, (number + 1) * head)
-        second.q_proj.weight[rows] = 0.0
-        second.k_proj.weight[rows] = 0.0
-        second.q_proj.weight[rows][kept] = query
-        second.k_proj.weight[rows][kept] = key
-        second.v_proj.weight[rows] = copied[rows]
-        second.o_proj.weight[:, rows] = COPY * EMBEDDING * copied[rows].T
+        attention.q_proj.weight[rows] = 0.0
+        attention.k_proj.weight[rows] = 0.0
+        attention.q_proj.weight[rows][content] = query
+        attention.k_proj.weight[rows][content] = key
+        attention.v_proj.weight[rows] = copied[rows]
+        attention.o_proj.weight[:, rows] = COPY * EMBEDDING * copied[rows].T
 
 
 def _orthogonal(size: int, generator: torch.Generator) -> torch.Tensor:

@@ -1,7 +1,6 @@
 """Muon in float32: momentum whose update is orthogonalised (Jordan et al. 2024).
 
-Belongs here: the optimizer of the tiny base's matrices. `torch.optim.Muon` is the same but for one thing: it
-orthogonalises in bfloat16, which most CPUs emulate (see `precision`).
+`torch.optim.Muon` differs in one point: it orthogonalises in bfloat16, which most CPUs emulate (see `precision`).
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Iterable
 import torch
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the quintic Newton-Schulz iteration, chosen by Jordan et al. for the steepest slope at zero."""
+"""Of the quintic Newton-Schulz iteration; Jordan et al. chose them for the steepest slope at zero."""
 
 STEPS = 5
 EPSILON = 1e-7

@@ -1,13 +1,11 @@
-"""Which sequences a training run sees, when, in which shape, and at which learning rate. Numbers alone, no torch.
+"""The batches of a training run and the learning rate of each step. Numbers alone, no torch.
 
-Belongs here: batches and schedule. Does not belong here: tokens, models, or the loss.
-
-Rows, weights and steps. A sequence carries one or more dataset rows; its weighted rows are the sum of their weights.
-One epoch is every sequence once, so E epochs are E times the data's weighted rows, and a fractional epoch ends at the
-first optimiser step that reaches it. The learning rate follows the share of weighted rows consumed, not the number of
-steps: a step that carries more weight moves further along the schedule. A step's loss is divided by the constant
-`step_weight`, the expected sum of token weights of one step; dividing by each batch's own sum would make the weight of
-a row depend on its neighbours, and no longer be that of a row that stands there several times.
+A sequence carries one or more dataset rows; its weighted rows are the sum of their weights. One epoch is every sequence
+once, so E epochs are E times the data's weighted rows, and a fractional epoch ends at the first optimiser step that
+reaches it. The learning rate follows the share of weighted rows consumed, not the number of steps: a step that carries
+more weight moves further along the schedule. A step's loss is divided by the constant `step_weight`, the expected sum
+of token weights of one step. Dividing by each batch's own sum would make the weight of a row depend on the rest of its
+batch, and a row of weight 2 would no longer count as two rows.
 """
 
 from __future__ import annotations
@@ -26,8 +24,8 @@ Schedule = Literal["cosine", "linear", "constant"]
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one forward pass sees: positions of sequences in the dataset, and the length of its rows. A sequence is a
-    row, padded; or, packed, they stand one after the other in a single row."""
+    """One forward pass: positions of its sequences in the dataset, and the length of its rows. Each sequence is a
+    padded row; if `packed`, all are concatenated in a single row."""
 
     sequences: tuple[int, ...]
     length: int
@@ -41,15 +39,15 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Plan:
-    """A whole run.
+    """The batches of a run, and the learning rate of its steps.
 
     Attributes:
         batches: every micro-batch in order.
         accumulate: micro-batches of one optimiser step; the last step may have fewer.
         pass_batches: micro-batches of one pass over the data.
         step_weight: expected sum of token weights of one optimiser step, the constant the loss is divided by.
-        consumed: after each optimiser step, the epochs done, in weighted rows; shape (steps,).
-        rates: learning rate multiplier of each optimiser step, in (0, 1]; shape (steps,).
+        consumed: epochs done after each optimiser step, in weighted rows; shape (steps,).
+        learning_rates: of each optimiser step, as a share of the peak, in (0, 1]; shape (steps,).
     """
 
     batches: tuple[MicroBatch, ...]
@@ -57,7 +55,7 @@ class Plan:
     pass_batches: int
     step_weight: float
     consumed: np.ndarray
-    rates: np.ndarray
+    learning_rates: np.ndarray
 
     @property
     def packed(self) -> bool:
@@ -65,10 +63,10 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        return len(self.rates)
+        return len(self.learning_rates)
 
     def step_after(self, epochs: float) -> int:
-        """The first optimiser step after which so many epochs are done. Raises ValueError where they never are."""
+        """The first optimiser step after which `epochs` are done. Raises ValueError if the run ends before."""
         reached = np.flatnonzero(self.consumed >= epochs - 1e-9)
         if not len(reached):
             raise ValueError(f"train.use_epoch = {epochs:g}, and training ends after {self.consumed[-1]:g} epochs")
@@ -84,8 +82,8 @@ class Plan:
 
 
 def make_pass(lengths: Sequence[int], micro_tokens: int, rng: np.random.Generator, *, packed: bool) -> list[MicroBatch]:
-    """Every sequence once, in micro-batches of random order: packed rows of few lengths (see `pack`), as many in every
-    pass; or rows of one sequence each (see `one_pass`)."""
+    """Every sequence once, in micro-batches of random order: packed rows of few lengths (see `pack`), or rows of one
+    sequence each (see `one_pass`). Every pass has equally many."""
     if not packed:
         return one_pass(lengths, padded_lengths(lengths), micro_tokens, rng)
     rows = [MicroBatch(members, length, packed=True) for members, length in pack(lengths, micro_tokens, rng)]
@@ -97,8 +95,8 @@ def one_pass(
 ) -> list[MicroBatch]:
     """Every sequence once, in random micro-batches of one padded length each, in random order.
 
-    A micro-batch holds as many sequences as fit `micro_tokens`, at least one; what is left over of a length is a
-    smaller one. So there are at most two shapes a length, the same in every pass.
+    A micro-batch holds as many sequences as fit `micro_tokens`, at least one; the remainder of a length is a smaller
+    one. So each length has at most two shapes, the same in every pass.
     """
     filling: dict[int, list[int]] = {length: [] for length in buckets}
     for index in rng.permutation(len(lengths)):
@@ -134,29 +132,29 @@ def make_plan(
     batch_sequences: int | None = None,
     packed: bool = False,
 ) -> Plan:
-    """The plan of a run over sequences given by length (tokens), weighted rows, and sum of token weights.
+    """Plan a run over sequences given by length (tokens), weighted rows, and sum of token weights.
 
     Args:
         batch_tokens: tokens of one optimiser step, padding included; a longer sequence is a step of its own.
         micro_tokens: tokens of one forward pass, at most `batch_tokens`.
         epochs, max_steps: the run ends at whichever comes first.
-        batch_sequences: sequences of one optimiser step, one a forward pass; then neither bound on tokens counts. What
-            is left of a pass fills a step with the next: n sequences in E epochs are ceil(E * n / batch_sequences)
-            steps, where a trainer that leaves it out counts E * floor(n / batch_sequences).
+        batch_sequences: sequences of one optimiser step, one a forward pass; then neither bound on tokens counts. The
+            remainder of a pass shares a step with the next pass: n sequences in E epochs are
+            ceil(E * n / batch_sequences) steps, where a trainer that drops it counts E * floor(n / batch_sequences).
         packed: a forward pass is one row of `micro_tokens` tokens that holds several sequences.
 
     Raises:
-        ValueError: no sequences, or none of any weight.
+        ValueError: there are no sequences, or their weights are all 0.
     """
     if not len(lengths) or sum(token_weights) <= 0:
-        raise ValueError("there is nothing to learn: no training sequence carries weight")
+        raise ValueError("there is nothing to train on: no training sequence carries weight")
     rng = np.random.default_rng(seed)
-    room = 0 if batch_sequences else micro_tokens
-    passes = [make_pass(lengths, room, rng, packed=packed) for _ in range(math.ceil(epochs))]
+    row_tokens = 0 if batch_sequences else micro_tokens
+    passes = [make_pass(lengths, row_tokens, rng, packed=packed) for _ in range(math.ceil(epochs))]
     pass_batches = len(passes[0])
     # A step is never more than one pass, so data smaller than `batch_tokens` makes one step an epoch.
     accumulate = min(batch_sequences or max(1, batch_tokens // micro_tokens), pass_batches)
-    batches = [batch for one in passes for batch in one]
+    batches = [batch for of_pass in passes for batch in of_pass]
     steps = [batches[i : i + accumulate] for i in range(0, len(batches), accumulate)]
     rows = np.array([sum(weighted_rows[s] for b in step for s in b.sequences) for step in steps])
     consumed = np.cumsum(rows) / sum(weighted_rows)
@@ -171,5 +169,5 @@ def make_plan(
         pass_batches=pass_batches,
         step_weight=float(sum(token_weights)) * accumulate / pass_batches,
         consumed=consumed,
-        rates=learning_rates(middle / consumed[-1], schedule, warmup),
+        learning_rates=learning_rates(middle / consumed[-1], schedule, warmup),
     )

@@ -1,10 +1,7 @@
-"""TRL's GRPOTrainer on rollouts that somebody else runs and rewards.
+"""TRL's GRPOTrainer on rollouts that another process runs and rewards.
 
-Belongs here: what differs from TRL: where completions, rewards and advantages come from, what is measured of them, and
-that no probability is compared unawares. Does not belong here: the loss and its clipping, which are TRL's; the run
-(`grpo_worker`), rewards or advantages.
-
-TRL's own advantage (float32, an eps of 1e-4 that cannot be set) is replaced by the one that came with each rollout.
+Loss and clipping are TRL's. Its advantage (float32, an eps of 1e-4 that cannot be set) is replaced by the one that
+comes with each rollout. The trainer also measures how far rollout and trainer log-probs differ.
 """
 
 from __future__ import annotations
@@ -21,19 +18,19 @@ from etpi_resources.trainers.workers.sample_trees import pack_samples
 from etpi_resources.trainers.workers.tree_attention import refuses_trees
 
 RollOut = Callable[[int, Sequence[int]], Sequence[Sample]]
-"""(optimiser steps done, rows of tasks) -> a sample a row, in order."""
+"""(optimiser steps done, rows of tasks) -> one sample per row, in order."""
 
 
 class PolicyTrainer(GRPOTrainer):
     """GRPOTrainer whose dataset is a column of task rows ("prompt": the row's number as text).
 
     Attributes:
-        round: the samples of the generation in use, in the order they came.
+        round: the samples that are trained on, in the order of generation.
         generated_at: optimiser steps done when they were generated.
-        gaps: what a pass measured of rollout against trainer log-probabilities, emptied by whoever logs: (sum of
-            absolute differences, largest, tokens, mean staleness in steps) a pass.
-        largest_gap: a mean difference above this stops the run before it is learnt from; None: it is logged alone.
-        no_trees: why the samples of a prompt are not packed as a tree (see `sample_trees`); None where they are.
+        gaps: rollout against trainer log-probs, for each pass (sum of absolute differences, largest, tokens, staleness
+            in steps); the log empties it.
+        largest_gap: a mean difference above this stops the run before the update; None only logs it.
+        no_trees: why the samples of a prompt are not packed as a tree (see `sample_trees`); None if they are.
     """
 
     def __init__(self, roll_out: RollOut, **arguments: Any) -> None:
@@ -53,12 +50,12 @@ class PolicyTrainer(GRPOTrainer):
         self.generated_at = self.state.global_step
         self.round = list(self._roll_out(self.generated_at, [int(prompt) for prompt in prompts]))
         if len(self.round) != len(prompts):
-            raise RuntimeError(f"{len(self.round)} rollouts came back for {len(prompts)} prompts")
+            raise RuntimeError(f"{len(prompts)} prompts returned {len(self.round)} rollouts")
         for sample in self.round:
             if not len(sample.completion_ids) == len(sample.mask) == len(sample.logprobs) or not any(sample.mask):
                 raise RuntimeError(
                     f"a rollout of {len(sample.completion_ids)} ids has {len(sample.mask)} mask bits, "
-                    f"{len(sample.logprobs)} log-probabilities and {sum(sample.mask)} ids of the policy's own"
+                    f"{len(sample.logprobs)} log-probs and {sum(sample.mask)} ids of the policy"
                 )
         return {
             "prompt_ids": [list(s.prompt_ids) for s in self.round],
@@ -79,25 +76,25 @@ class PolicyTrainer(GRPOTrainer):
         return output
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
-        """As TRL's, of a row in which the samples of a prompt are branches of a tree, where the model takes one."""
+        """As TRL's, but of prefix trees of each prompt's samples if the model can be trained on them."""
         if self.no_trees is None and not named.get("compute_aux_loss"):
             model, *batch = arguments
             samples = pack_samples(*batch[:3])
             with self.accelerator.autocast():
                 row = model(**samples.arguments, fused_lm_head=True)
-            entropies = samples.back(row.entropy) if named.get("compute_entropy") else None
-            found = samples.back(row.log_probs), entropies, None
+            entropies = samples.unpack(row.entropy) if named.get("compute_entropy") else None
+            scores = samples.unpack(row.log_probs), entropies, None
         else:
-            found = super()._get_per_token_logps_and_entropies(*arguments, **named)
+            scores = super()._get_per_token_logps_and_entropies(*arguments, **named)
         if named.get("compute_entropy"):
-            self._logps = found[0].detach()
-        return found
+            self._logps = scores[0].detach()
+        return scores
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
         loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        assert self._logps is not None  # the loss has just computed them
+        assert self._logps is not None  # set by the call above
         mask = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
         gap = (self._logps - inputs["sampling_per_token_logps"]).abs()[mask]
         if gap.numel():
@@ -105,12 +102,12 @@ class PolicyTrainer(GRPOTrainer):
             self.gaps.append((float(gap.sum()), float(gap.max()), gap.numel(), staleness))
             if staleness == 0 and self.largest_gap is not None and not float(gap.mean()) <= self.largest_gap:
                 raise RuntimeError(
-                    f"step {self.generated_at}: rollouts were drawn with log-probabilities that differ from the "
-                    f"trainer's by {float(gap.mean()):.2g} nats a token (bound {self.largest_gap:g}); nothing was "
-                    "learnt from them. Generate in the dtype that is trained in (rl.options.dtype), or set "
+                    f"step {self.generated_at}: rollouts were sampled with log-probs that differ from the trainer's by "
+                    f"{float(gap.mean()):.2g} nats a token (bound {self.largest_gap:g}); the update was not applied. "
+                    "Generate in the dtype of training (rl.options.dtype), or set "
                     'rl.engine = "transformers"'
                 )
         return loss
 
     def create_model_card(self, *arguments: Any, **named: Any) -> None:
-        """Nothing: the model card is an asset of its own."""
+        """Do nothing: the model card is an asset of its own."""

@@ -1,9 +1,7 @@
-"""The dtype that a training computes in: one decision for every worker, and for whoever names a training by it.
+"""The dtype that a training computes in, from its spec's `dtype` and the device.
 
-Belongs here: what a spec's `dtype` means on the device at hand. Does not belong here: what weights are stored in
-(`checkpointing.stored_dtype`). Only `find_gpu` imports torch, so that the process that starts workers can use the rest.
-
-Run as a program (`python -m ...precision`) it prints the GPU of its interpreter as JSON, or null.
+Workers and the process that starts them both use it, because the dtype is part of a training's key. Only `find_gpu`
+imports torch. Run as a program (`python -m ...precision`) it prints the GPU of its interpreter as JSON, or null.
 """
 
 from __future__ import annotations
@@ -18,24 +16,24 @@ SpecDtype = Literal["auto", "bf16", "fp32"]
 Dtype = Literal["bf16", "fp32"]
 
 BF16_CAPABILITY = (8, 0)
-"""Compute capability from which a GPU multiplies matrices in bfloat16; older ones emulate it, slower than float32."""
+"""Compute capability from which a GPU multiplies matrices in bfloat16; older GPUs emulate it, slower than float32."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """The GPU that a worker would train on; `bf16`: whether it has bfloat16 matrix instructions."""
+    """The GPU that a worker trains on; `bf16`: whether it has bfloat16 matrix instructions."""
 
     bf16: bool
 
 
 def training_dtype(requested: SpecDtype, gpu: Gpu | None) -> Dtype:
-    """The dtype of forward and backward passes; weights that are trained are stored in float32 anyway.
+    """The dtype of forward and backward passes; trained weights are in float32 either way.
 
     Args:
         requested: the spec's. "auto" is bf16 on a GPU that has it, else fp32.
         gpu: None on a CPU, where every training computes in float32: few CPUs have bfloat16 instructions, the others
-            run a scalar loop (measured: 1.1 GFLOP/s where float32 gives 41; pytorch#118499, #146508), and one spec is
-            to give one model.
+            run a scalar loop (measured: 1.1 GFLOP/s where float32 gives 41; pytorch#118499, #146508), and one spec
+            must give one model.
     """
     if gpu is None:
         return "fp32"
@@ -45,7 +43,7 @@ def training_dtype(requested: SpecDtype, gpu: Gpu | None) -> Dtype:
 
 
 def overruled(requested: SpecDtype, used: Dtype) -> str | None:
-    """One sentence for the log where a training does not compute in the dtype that its spec names; else None."""
+    """A warning for the log if a training does not compute in the dtype that its spec names; else None."""
     if requested in ("auto", used):
         return None
     return (
@@ -64,5 +62,5 @@ def find_gpu() -> Gpu | None:
 
 
 if __name__ == "__main__":
-    found = find_gpu()
-    print(json.dumps(found and asdict(found)))
+    gpu = find_gpu()
+    print(json.dumps(gpu and asdict(gpu)))

@@ -1,10 +1,7 @@
-"""A worker as several processes of this machine, through PyTorch's own launcher.
-
-Belongs here: starting them, ending the others when one fails, and saying which failed first and why. Does not belong
-here: what they do (`sharding`), or starting this program (`trainers.pipes`).
+"""Starts a worker as several processes of this machine with PyTorch's elastic launcher; if one fails, ends the others.
 
 `python -m etpi_resources.trainers.workers.ranks N MODULE FOLDER` runs `python -m MODULE FOLDER` N times, with RANK and
-WORLD_SIZE in the environment; the processes meet at a free port of the loopback interface.
+WORLD_SIZE in the environment; the processes connect over a free port of the loopback interface.
 """
 
 from __future__ import annotations
@@ -19,18 +16,18 @@ from typing import Any
 MODULE = "etpi_resources.trainers.workers.ranks"
 LOOPBACK = "127.0.0.1"
 GRACE = 5
-"""Seconds the others have to end when one has failed."""
+"""Seconds that the other processes have to end after one has failed."""
 
 
 def launch(processes: int, module: str, folder: Path) -> int:
-    """Run the worker to its end; the status to exit with: that of the process that failed first, or 128 + N where
-    signal N ended it."""
+    """Run the worker to its end; return the exit status of the process that failed first, or 128 + N if signal N killed
+    it."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # Left alone, every process would have a thread a core.
+    # By default every process would start a thread per core.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // processes)))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     config = LaunchConfig(
@@ -41,18 +38,18 @@ def launch(processes: int, module: str, folder: Path) -> int:
     try:
         elastic_launch(config, sys.executable)("-m", module, str(folder))
     except ChildFailedError as failed:
-        # When one is killed the others fail too, their peer being gone, and may be seen first.
-        rank, failure = min(failed.failures.items(), key=lambda found: (found[1].exitcode > 0, found[1].timestamp))
+        # When one process is killed the others fail because their peer is gone, and may be reported first.
+        rank, failure = min(failed.failures.items(), key=lambda item: (item[1].exitcode > 0, item[1].timestamp))
         if failure.exitcode < 0:
-            how = f"was ended by {signal.Signals(-failure.exitcode).name}"
+            how = f"was killed by {signal.Signals(-failure.exitcode).name}"
         else:
-            said: Any = failure.message  # as the worker recorded it, or a word of how to make it record one
-            reason = f": {said['message']}" if isinstance(said, dict) else ""
+            message: Any = failure.message  # a dict where the worker recorded its error
+            reason = f": {message['message']}" if isinstance(message, dict) else ""
             how = f"failed with status {failure.exitcode}{reason}"
-        print(f"process {rank} of {processes} {how}; the others were ended", file=sys.stderr, flush=True)
+        print(f"rank {rank} of {processes} {how}; the other ranks were stopped", file=sys.stderr, flush=True)
         return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
-    except SignalException as asked:
-        return 128 + asked.sigval
+    except SignalException as received:
+        return 128 + received.sigval
     return 0
 
 

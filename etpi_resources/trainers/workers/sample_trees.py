@@ -1,10 +1,7 @@
-"""Samples of a prompt as a prefix tree in one row: what a policy update reads of the prompt, it reads once.
+"""Packs the samples of a prompt as a prefix tree in one row, so that a policy update processes each prompt once.
 
-Belongs here: from a batch of padded samples to a packed row and back. Does not belong here: attention
-(`tree_attention`), or the loss, which is the trainer's.
-
-A branch begins with the prompt's last token, repeated, so that every sample's first token is predicted from a position
-of its own branch: the head that scores a row has one label a position.
+A branch begins with a copy of the prompt's last token, so that every sample's first token is predicted from a position
+of its own branch: the head that scores a row has one label per position.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ from etpi_resources.prefix_tree import PrefixTree
 from etpi_resources.trainers.workers.tree_attention import RowLayout, tree_arguments
 
 ROW_MULTIPLE = 128
-"""Rows are padded to a multiple of this, so that shapes repeat."""
+"""Rows are padded to a multiple of this, so that they have few shapes."""
 
 
 @dataclass(frozen=True)
@@ -29,34 +26,34 @@ class PackedSamples:
     """A row of L tokens for B samples of at most C tokens.
 
     Attributes:
-        arguments: what the model is called with: input_ids (1, L), shift_labels (1, L), positions and layout.
-        places: (B, C) int64, where in the row each token of a sample is predicted; 0 after its end.
-        real: (B, C) bool, whether there is such a token.
+        arguments: of the model's call: input_ids (1, L), shift_labels (1, L), positions and layout.
+        places: (B, C) int64, the position in the row that predicts each token of a sample; 0 after its end.
+        real: (B, C) bool, whether the sample has this token.
     """
 
     arguments: dict[str, Any]
     places: torch.Tensor
     real: torch.Tensor
 
-    def back(self, scores: torch.Tensor) -> torch.Tensor:
-        """Scores of a row's positions (1, L) as those of the samples' tokens (B, C), 0 after their ends."""
+    def unpack(self, scores: torch.Tensor) -> torch.Tensor:
+        """Scores of the row's positions (1, L) as those of the samples' tokens (B, C), 0 after a sample's end."""
         return torch.where(self.real, scores[0][self.places], scores.new_zeros(()))
 
 
 def pack_samples(input_ids: torch.Tensor, attention_mask: torch.Tensor, sample_tokens: int) -> PackedSamples:
-    """Pack samples that stand side by side: ids and mask (B, P + C), prompts padded on the left, samples of at most C =
-    `sample_tokens` on the right."""
+    """Pack a batch of samples: ids and mask (B, P + C), prompts padded on the left, samples of at most C =
+    `sample_tokens` tokens padded on the right."""
     rows, mask = input_ids.cpu().numpy(), attention_mask.cpu().numpy().astype(bool)
     edge = rows.shape[1] - sample_tokens
-    of_prompt: defaultdict[bytes, list[int]] = defaultdict(list)
+    groups: defaultdict[bytes, list[int]] = defaultdict(list)
     for number in range(len(rows)):
-        of_prompt[rows[number, :edge][mask[number, :edge]].tobytes()].append(number)
+        groups[rows[number, :edge][mask[number, :edge]].tobytes()].append(number)
     places = np.zeros((len(rows), sample_tokens), dtype=np.int64)
     pieces: list[np.ndarray] = []
     labels: list[np.ndarray] = []
     trees: list[PrefixTree] = []
     base = 0
-    for members in of_prompt.values():
+    for members in groups.values():
         prompt = rows[members[0], :edge][mask[members[0], :edge]]
         trunk = prompt[:-1]
         starts, at = [0] * bool(len(trunk)), len(trunk)
@@ -91,7 +88,7 @@ def pack_samples(input_ids: torch.Tensor, attention_mask: torch.Tensor, sample_t
 
 
 def _fork(starts: list[int], trunk: int, length: int) -> PrefixTree:
-    """A trunk and its branches, all at its end."""
+    """A tree of a trunk and of branches that all start at its end."""
     parents, positions = np.zeros(len(starts), dtype=np.int64), np.full(len(starts), trunk)
     parents[0], positions[0] = -1, 0
     return PrefixTree(np.array(starts, dtype=np.int64), parents, positions, length)

@@ -1,278 +1,259 @@
 """Supervised fine-tuning of one model on merged, weighted sequences with TRL, full or LoRA.
 
-Belongs here: one training run, from configuration to saved checkpoints and the figures its checks need. Does not belong
-here: what to train on what (the recipe), the loss (`weighted_trainer`), files (`checkpointing`).
-
-Configuration (`config.json`): `label` (what the lines are headed), `base` (folder), `base_name` (how adapters name it),
-`files` (parquet files of sequences), `seed`, `chat_template` (text or null), `device` ("auto" or "cuda"),
-`micro_tokens` (tokens of one forward pass), `train` (the spec's train section). Result: see `run`.
-
 With `train.shards` above 1 this program runs in as many processes (see `ranks`), each with a share of the model and of
-every step; the first of them speaks, writes and proves what was saved.
+every step; rank 0 logs, writes and proves the checkpoints.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from etpi_resources.trainers.contracts import (
+    FirstPass,
+    PhaseSeconds,
+    PlanSummary,
+    SavedCheckpoint,
+    SftLogLine,
+    SftSettings,
+    SftWorkerConfig,
+    SftWorkerResult,
+)
 from etpi_resources.trainers.workers.reporting import Worker, open_worker
 
 if TYPE_CHECKING:
-    from peft import LoraConfig
+    import torch
     from transformers import PreTrainedModel
     from trl.trainer.sft_config import SFTConfig
 
     from etpi_resources.trainers.workers.collate import Sequences
+    from etpi_resources.trainers.workers.device import Compute
     from etpi_resources.trainers.workers.plan import Plan
-    from etpi_resources.trainers.workers.precision import Dtype
-    from etpi_resources.trainers.workers.weighted_trainer import Log, WeightedSFTTrainer
+    from etpi_resources.trainers.workers.weighted_trainer import StepLog, WeightedSFTTrainer
 
 MODULE = "etpi_resources.trainers.workers.sft_worker"
 GRADIENT_NORM = 1.0
 CHECK_TOKENS = 128
 LOG_LINES = 100
-PADDING_BORNE = 0.15
-"""Share of padding up to which sequences that do not fork stay a row each, in the fused causal kernels: on a CPU those
-train as fast, and keep no kernel for every length that a packed row brings (a process of 1.1 GB and not of 2.6)."""
+MAX_PADDING = 0.15
+"""Share of padding up to which sequences that do not fork stay a row each, in the fused causal kernels. On a CPU those
+train as fast as packed rows, and need no kernel for every length that a packed row brings (1.1 GB instead of 2.6)."""
 
 
-def run(worker: Worker) -> dict[str, Any]:
-    """Train, save, read back.
+@dataclass(frozen=True)
+class Layout:
+    """The rows that are trained on.
 
-    Returns:
-        `checkpoints`: [{step, final, folder, adapter (folder or null), train_loss, token_accuracy, val_loss}], folders
-        relative to the worker's. `log`: the lines of metrics.jsonl. `counted`: what entered the loss in the first pass
-        (or in all there was): {complete, labels, labels_planned, tokens, tokens_planned}. `saved`, of the last
-        checkpoint: {dtype, base_difference (of logits, relative), differing (tensors that read back otherwise),
-        reload_difference (of logits, relative)}, and for full fine-tuning {unchanged (names), trained (count)}, for
-        LoRA {zero_adapters (names), adapters (count), merge_difference}. `plan`: {steps, sequences, epochs,
-        weighted_rows, padding, shapes, step_weight, accumulate, layout, branches, layout_because}; the layout is "rows"
-        (a sequence each), "trees" (packed) or "branches" (a row each, where the model cannot be trained on trees).
-        `seconds`: {start, train, save}. `device`. `dtype`: what was computed in, "bf16" or "fp32".
+    Attributes:
+        sequences: of which the rows are made; the stored ones, or their branches.
+        plan: the batches.
+        name, because: the layout and why it was chosen; see `contracts.PlanSummary`.
+    """
+
+    sequences: Sequences
+    plan: Plan
+    name: Literal["rows", "trees", "branches"]
+    because: str
+
+
+def run(worker: Worker[SftWorkerConfig]) -> SftWorkerResult | None:
+    """Load, lay out, train, prove what was saved. None on every rank but 0.
 
     Raises:
-        RuntimeError: a GPU is asked for and this interpreter's torch sees none.
+        RuntimeError: the config requires a GPU and this interpreter's torch sees none.
         BadSequences, ValueError: the sequences cannot be trained on; the message says why.
     """
     began = time.monotonic()
-    config, train = worker.config, worker.config["train"]
-    import torch
-    from transformers import AutoConfig, PrinterCallback
     from transformers.utils import logging as transformers_logging
 
     from etpi_resources.trainers.workers import proof
-    from etpi_resources.trainers.workers.collate import read_sequences
-    from etpi_resources.trainers.workers.device import device_name, libraries, use_dtype, use_gpu
-    from etpi_resources.trainers.workers.twins import PARTS, draws
-    from etpi_resources.trainers.workers.weighted_trainer import Log
+    from etpi_resources.trainers.workers.device import choose_compute, device_name, libraries
 
     transformers_logging.disable_progress_bar()
-    shards = train.get("shards", 1)
-    gpu = use_gpu(config["device"])
-    dtype = use_dtype(worker, train["dtype"], gpu)
-    text = AutoConfig.from_pretrained(config["base"], local_files_only=True).get_text_config()
-    limits = {"vocabulary": text.vocab_size, "longest": text.max_position_embeddings}
-    stored = read_sequences(config["files"], "train", **limits)
-    validation = read_sequences(config["files"], "val", **limits)
-    lora = train["method"] == "lora"
-    model = load(config, gpu, dtype)
-    at_once = shards == 1 and not gpu and not (lora and train["lora_dropout"]) and not draws(model)
-    micro_tokens = min(config["micro_tokens"], -(-train["batch_tokens"] // (PARTS if at_once else shards)))
-    sequences, plan, layout, because = lay_out(stored, config, micro_tokens, model)
-    validation = validation.branches() if layout == "branches" else validation
-    trainer = build_trainer(worker, model, plan, sequences, gpu=gpu, dtype=dtype, at_once=at_once)
-    device = f"{shards} x {device_name(gpu)}" if shards > 1 else device_name(gpu)
+    config = worker.config
+    shards = config.train.shards
+    compute = choose_compute(worker, config.device, config.train.dtype)
+    stored, validation = read_splits(config)
+    model = load(config, compute)
+    replicated = can_replicate(config.train, compute, model)
+    micro_tokens = pass_tokens(config, replicated)
+    layout = lay_out(stored, config, micro_tokens, model)
+    trainer = build_trainer(worker, model, layout.plan, layout.sequences, compute=compute, replicated=replicated)
+    device = f"{shards} x {device_name(compute.gpu)}" if shards > 1 else device_name(compute.gpu)
     used_libraries = libraries()
-    worker.say(
-        f"{config['label']}: {len(stored)} sequences, {plan.steps} steps of up to {train['batch_tokens']} tokens, "
-        f"{train['method']} fine-tuning in {dtype} on {device}; {because}"
+    worker.log(
+        f"{config.label}: {len(stored)} sequences, {layout.plan.steps} steps of up to {config.train.batch_tokens} "
+        f"tokens, {config.train.method} fine-tuning in {compute.dtype} on {device}; {layout.because}"
     )
-    stage = worker.stage(f"seed {config['seed']}, step", plan.steps)
-    saved_steps: list[int] = []
-    used = plan.step_after(train["use_epoch"]) if train.get("use_epoch") else plan.steps
-
-    def on_step(step: int, note: str) -> None:
-        stage.advance(note=note)
-        if step in (used, plan.steps) or (train["save_steps"] and step % train["save_steps"] == 0):
-            if held := whole(config, trainer):
-                proof.save_step(config, held, lora, _folder(worker, step))
-            saved_steps.append(step)
-
-    every = max(1, plan.steps // LOG_LINES)
-    log = Log(
-        worker.folder / "metrics.jsonl", trainer, validation if len(validation) else None, micro_tokens, every, on_step
-    )
-    trainer.add_callback(log)
-    trainer.remove_callback(PrinterCallback)
+    saver = CheckpointSaver(worker, trainer, layout.plan)
+    validation = validation.branches() if layout.name == "branches" else validation
+    log = add_log(worker, trainer, saver, validation, micro_tokens)
     started = time.monotonic()
     trainer.train()
     trained = time.monotonic()
-    ids = torch.from_numpy(sequences.ids[: min(CHECK_TOKENS, sequences.offsets[1])].astype("int64"))[None]
-    counted, held = _counted(trainer, sequences), whole(config, trainer)
-    folders = {step: _folder(worker, step) for step in saved_steps}
-    saved = proof.finish(config, held, lora, folders, ids) if held else {}
-    ended = time.monotonic()
-    return {
-        "checkpoints": [_entry(step, step == used, log, lora) for step in saved_steps],
-        "log": log.lines,
-        "counted": counted,
-        "saved": saved,
-        "plan": {
-            "steps": plan.steps,
-            "sequences": len(stored),
-            "epochs": float(plan.consumed[-1]),
-            "weighted_rows": float(sequences.rows.sum()),
-            "padding": plan.padding(sequences.lengths()),
-            "shapes": sorted({(1 if b.packed else len(b.sequences), b.length) for b in plan.batches}),
-            "layout": layout,
-            "branches": len(sequences) if layout == "branches" else sum(t.leaves for t in stored.trees),
-            "layout_because": because,
-            "step_weight": plan.step_weight,
-            "accumulate": plan.accumulate,
-        },
-        "seconds": {"start": started - began, "train": trained - started, "save": ended - trained},
-        "device": device,
-        "dtype": dtype,
-        "libraries": used_libraries,
-    }
+    counted, gathered = first_pass(trainer, layout.sequences), gather(config, trainer)
+    if gathered is None:
+        return None
+    saved = proof.finish(config, gathered, saver.lora, saver.folders, check_ids(layout.sequences))
+    return SftWorkerResult(
+        checkpoints=tuple(saver.entry(step, log.lines) for step in saver.folders),
+        log=tuple(log.lines),
+        counted=counted,
+        saved=saved,
+        plan=summary(stored, layout),
+        seconds=PhaseSeconds(start=started - began, train=trained - started, save=time.monotonic() - trained),
+        device=device,
+        dtype=compute.dtype,
+        libraries=used_libraries,
+    )
 
 
-def load(config: Mapping[str, Any], gpu: bool, dtype: Dtype) -> PreTrainedModel:
-    """The base, or this process's share of it. Weights that are trained are kept in float32; a frozen base may stay as
-    small as it is stored."""
+# --- loading ---------------------------------------------------------------------------------------------------------
+
+
+def read_splits(config: SftWorkerConfig) -> tuple[Sequences, Sequences]:
+    """(training sequences, validation sequences), checked against the base model's limits."""
+    from transformers import AutoConfig
+
+    from etpi_resources.trainers.workers.collate import read_sequences
+
+    text = AutoConfig.from_pretrained(config.base, local_files_only=True).get_text_config()
+    limits = {"vocabulary": text.vocab_size, "longest": text.max_position_embeddings}
+    return read_sequences(config.files, "train", **limits), read_sequences(config.files, "val", **limits)
+
+
+def load(config: SftWorkerConfig, compute: Compute) -> PreTrainedModel:
+    """The base, or this process's share of it. Weights that are trained are kept in float32; a frozen base on a GPU
+    keeps its stored dtype."""
     import torch
 
     from etpi_resources.trainers.workers.checkpointing import load_model, stored_dtype
     from etpi_resources.trainers.workers.sharding import load_sharded
 
-    base, train = config["base"], config["train"]
-    if train.get("shards", 1) > 1:
-        return load_sharded(base, train["shards"], gpu=gpu, bf16=dtype == "bf16")
-    return load_model(base, stored_dtype(base) if train["method"] == "lora" and gpu else torch.float32)
+    base, train = config.base, config.train
+    if train.shards > 1:
+        return load_sharded(base, train.shards, gpu=compute.gpu, bf16=compute.dtype == "bf16")
+    return load_model(base, stored_dtype(base) if train.method == "lora" and compute.gpu else torch.float32)
 
 
-def whole(config: Mapping[str, Any], trainer: WeightedSFTTrainer) -> Any:
-    """The trainer as `proof` wants it, its model in one piece. Of several processes, which all must ask, the first
-    alone has it; None in the others."""
-    from etpi_resources.trainers.workers import sharding
+def can_replicate(train: SftSettings, compute: Compute, model: PreTrainedModel) -> bool:
+    """Whether the micro-batches of a step run at the same time (see `replicas`): on a CPU, where no dropout is
+    sampled."""
+    from etpi_resources.trainers.workers.replicas import uses_dropout
 
-    if trainer.args.world_size == 1:
-        return trainer
-    sharded: Any = trainer.model
-    model = sharding.whole(sharded, config["base"])
-    return None if model is None else SimpleNamespace(model=model, accelerator=trainer.accelerator)
+    dropout = train.method == "lora" and train.lora_dropout
+    return train.shards == 1 and not compute.gpu and not dropout and not uses_dropout(model)
 
 
-def lay_out(
-    stored: Sequences, config: Mapping[str, Any], micro_tokens: int, model: PreTrainedModel
-) -> tuple[Sequences, Plan, str, str]:
-    """(what is trained on, the plan, the layout's name, why that one).
+def pass_tokens(config: SftWorkerConfig, replicated: bool) -> int:
+    """Tokens of one forward pass: as configured, but at most a step's share of each replica or shard."""
+    from etpi_resources.trainers.workers.replicas import REPLICAS
+
+    train = config.train
+    return min(config.micro_tokens, -(-train.batch_tokens // (REPLICAS if replicated else train.shards)))
+
+
+# --- preparing -------------------------------------------------------------------------------------------------------
+
+
+def lay_out(stored: Sequences, config: SftWorkerConfig, micro_tokens: int, model: PreTrainedModel) -> Layout:
+    """Choose the rows to train on.
 
     Sequences that do not fork are a row each where that pads little. Otherwise they are packed as trees, if the model
     can be trained on those; if it cannot, each branch is a row.
     """
-    from etpi_resources.trainers.workers.plan import make_plan
     from etpi_resources.trainers.workers.tree_attention import refuses_trees
 
-    train = config["train"]
-
-    def plan_of(sequences: Sequences, packed: bool) -> Plan:
-        return make_plan(
-            sequences.lengths().tolist(),
-            sequences.rows.tolist(),
-            sequences.totals(sequences.weights).tolist(),
-            epochs=train["epochs"],
-            max_steps=train["max_steps"],
-            batch_tokens=train["batch_tokens"],
-            micro_tokens=micro_tokens,
-            batch_sequences=train.get("batch_sequences"),
-            schedule=train["schedule"],
-            warmup=train["warmup_ratio"],
-            seed=config["seed"],
-            packed=packed,
-        )
-
-    if not stored.fork:
-        rows = plan_of(stored, False)
-        padding = rows.padding(stored.lengths())
-        if padding <= PADDING_BORNE:
-            return stored, rows, "rows", f"nothing forks and {padding:.1%} of a row each is padding"
-        packed = plan_of(stored, True)
-        gain = f"{padding:.1%} of a row each would be padding, {packed.padding(stored.lengths()):.1%} packed"
-        if packed.padding(stored.lengths()) >= padding:
-            return stored, rows, "rows", f"nothing forks, {gain}"
+    if stored.fork:
         if refusal := refuses_trees(model):
-            return stored, rows, "rows", f"nothing forks, {gain}, but the model takes no packed rows: {refusal}"
-        return stored, packed, "trees", gain
+            branches = stored.branches()
+            plan = plan_batches(config, branches, micro_tokens, packed=False)
+            return Layout(branches, plan, "branches", f"the model cannot be trained on trees: {refusal}")
+        return Layout(stored, plan_batches(config, stored, micro_tokens, packed=True), "trees", "sequences fork")
+    rows = plan_batches(config, stored, micro_tokens, packed=False)
+    padding = rows.padding(stored.lengths())
+    if padding <= MAX_PADDING:
+        return Layout(stored, rows, "rows", f"nothing forks and {padding:.1%} of a row each is padding")
+    packed = plan_batches(config, stored, micro_tokens, packed=True)
+    gain = f"{padding:.1%} of a row each would be padding, {packed.padding(stored.lengths()):.1%} packed"
+    if packed.padding(stored.lengths()) >= padding:
+        return Layout(stored, rows, "rows", f"nothing forks, {gain}")
     if refusal := refuses_trees(model):
-        branches = stored.branches()
-        return branches, plan_of(branches, False), "branches", f"the model cannot be trained on trees: {refusal}"
-    return stored, plan_of(stored, True), "trees", "sequences fork"
+        return Layout(
+            stored, rows, "rows", f"nothing forks, {gain}, but the model cannot be trained on packed rows: {refusal}"
+        )
+    return Layout(stored, packed, "trees", gain)
+
+
+def plan_batches(config: SftWorkerConfig, sequences: Sequences, micro_tokens: int, *, packed: bool) -> Plan:
+    """The plan of a run over these sequences."""
+    from etpi_resources.trainers.workers.plan import make_plan
+
+    train = config.train
+    return make_plan(
+        sequences.lengths().tolist(),
+        sequences.rows.tolist(),
+        sequences.totals(sequences.weights).tolist(),
+        epochs=train.epochs,
+        max_steps=train.max_steps,
+        batch_tokens=train.batch_tokens,
+        micro_tokens=micro_tokens,
+        batch_sequences=train.batch_sequences,
+        schedule=train.schedule,
+        warmup=train.warmup_ratio,
+        seed=config.seed,
+        packed=packed,
+    )
 
 
 def build_trainer(
-    worker: Worker,
+    worker: Worker[SftWorkerConfig],
     model: PreTrainedModel,
     plan: Plan,
     sequences: Sequences,
     *,
-    gpu: bool,
-    dtype: Dtype,
-    at_once: bool,
+    compute: Compute,
+    replicated: bool,
 ) -> WeightedSFTTrainer:
-    """The trainer of a plan; `at_once`: the micro-batches of a step run in threads (see `twins`)."""
+    """The trainer of a plan; `replicated`: the micro-batches of a step run at the same time (see `replicas`)."""
     import datasets
     from transformers import AutoTokenizer
 
+    from etpi_resources.trainers.workers.adapters import lora_config
     from etpi_resources.trainers.workers.label_head import add_label_head
     from etpi_resources.trainers.workers.weighted_trainer import WeightedSFTTrainer
 
     add_label_head(model)
-    config, train = worker.config, worker.config["train"]
-    tokenizer = AutoTokenizer.from_pretrained(config["base"], local_files_only=True)
-    passes = -(-plan.accumulate // train.get("shards", 1))
+    config, train = worker.config, worker.config.train
+    tokenizer = AutoTokenizer.from_pretrained(config.base, local_files_only=True)
+    passes = -(-plan.accumulate // train.shards)
     pad_id = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
     return WeightedSFTTrainer(
         plan=plan,
         sequences=sequences,
         pad_id=pad_id,
-        at_once=at_once,
+        replicated=replicated,
         model=model,
         args=sft_arguments(
             train,
             worker.folder / "trl",
             steps=plan.steps,
-            accumulate=1 if at_once else passes,
-            seed=config["seed"],
-            gpu=gpu,
-            dtype=dtype,
+            accumulate=1 if replicated else passes,
+            seed=config.seed,
+            compute=compute,
         ),
         train_dataset=datasets.Dataset(sequences.table()),
         data_collator=lambda batch: batch,
         processing_class=tokenizer,
-        peft_config=lora_config(train) if train["method"] == "lora" else None,
-    )
-
-
-def lora_config(train: Mapping[str, Any]) -> LoraConfig:
-    """The adapter that a train section asks for."""
-    from peft import LoraConfig
-
-    return LoraConfig(
-        task_type="CAUSAL_LM",
-        r=train["lora_rank"],
-        lora_alpha=train["lora_alpha"],
-        lora_dropout=train["lora_dropout"],
-        target_modules=train["target_modules"],
+        peft_config=lora_config(train) if train.method == "lora" else None,
     )
 
 
 def sft_arguments(
-    train: Mapping[str, Any], folder: Path, *, steps: int, accumulate: int, seed: int, gpu: bool, dtype: Dtype
+    train: SftSettings, folder: Path, *, steps: int, accumulate: int, seed: int, compute: Compute
 ) -> SFTConfig:
     """TRL's arguments for a train section."""
     from trl.trainer.sft_config import SFTConfig
@@ -281,21 +262,21 @@ def sft_arguments(
         output_dir=str(folder),
         max_steps=steps,
         gradient_accumulation_steps=accumulate,
-        learning_rate=train["learning_rate"],
-        weight_decay=train["weight_decay"],
+        learning_rate=train.learning_rate,
+        weight_decay=train.weight_decay,
         max_grad_norm=GRADIENT_NORM,
-        optim=train["optimizer"],
-        bf16=dtype == "bf16",
-        use_cpu=not gpu,
-        gradient_checkpointing=train["gradient_checkpointing"],
+        optim=train.optimizer,
+        bf16=compute.dtype == "bf16",
+        use_cpu=not compute.gpu,
+        gradient_checkpointing=train.gradient_checkpointing,
         seed=seed,
-        # The sequences are tokens with labels already: nothing is prepared, cut or packed by the trainer.
+        # The sequences are already tokens with labels, so the trainer must not prepare, cut or pack anything.
         dataset_kwargs={"skip_prepare_dataset": True},
         max_length=None,
         packing=False,
         completion_only_loss=False,
         remove_unused_columns=False,
-        # Saving, logging and evaluation are ours (see Log); the trainer's own would stall each step.
+        # StepLog and CheckpointSaver log, evaluate and save; the trainer's own would delay each step.
         save_strategy="no",
         logging_strategy="no",
         eval_strategy="no",
@@ -305,55 +286,150 @@ def sft_arguments(
     )
 
 
-def _folder(worker: Worker, step: int) -> Path:
-    return worker.folder / f"step-{step}"
+# --- training --------------------------------------------------------------------------------------------------------
 
 
-def _entry(step: int, final: bool, log: Log, lora: bool) -> dict[str, Any]:
-    """A checkpoint's row: its figures are the last measured at or before its step."""
-    lines = [line for line in log.lines if line["step"] <= step]
-    last = {
-        key: next((line[key] for line in reversed(lines) if line[key] is not None), None)
-        for key in ("loss", "token_accuracy", "val_loss")
-    }
-    return {
-        "step": step,
-        "final": final,
-        "folder": f"step-{step}",
-        "adapter": f"step-{step}/adapter" if lora else None,
-        "train_loss": last["loss"],
-        "token_accuracy": last["token_accuracy"],
-        "val_loss": last["val_loss"],
-    }
+class CheckpointSaver:
+    """Saves the steps that the config names.
+
+    Attributes:
+        folders: step -> folder of each saved step, in order.
+        lora: whether a checkpoint is an adapter.
+    """
+
+    def __init__(self, worker: Worker[SftWorkerConfig], trainer: WeightedSFTTrainer, plan: Plan) -> None:
+        self._worker, self._trainer, self._plan = worker, trainer, plan
+        train = worker.config.train
+        self._every = train.save_steps
+        self._final = plan.step_after(train.use_epoch) if train.use_epoch else plan.steps
+        self.lora = train.method == "lora"
+        self.folders: dict[int, Path] = {}
+
+    def save(self, step: int) -> None:
+        """Save this step if it is to be kept. A collective: every rank calls it."""
+        from etpi_resources.trainers.workers import proof
+
+        if step not in (self._final, self._plan.steps) and not (self._every and step % self._every == 0):
+            return
+        config, folder = self._worker.config, self._worker.folder / f"step-{step}"
+        if gathered := gather(config, self._trainer):
+            proof.save_step(config, gathered, self.lora, folder)
+        self.folders[step] = folder
+
+    def entry(self, step: int, lines: list[SftLogLine]) -> SavedCheckpoint:
+        """The result's entry of a saved step."""
+        until = [line for line in reversed(lines) if line.step <= step]
+        folder = self.folders[step].name
+        return SavedCheckpoint(
+            step=step,
+            final=step == self._final,
+            folder=folder,
+            adapter=f"{folder}/adapter" if self.lora else None,
+            train_loss=next((line.loss for line in until if line.loss is not None), None),
+            token_accuracy=next((line.token_accuracy for line in until if line.token_accuracy is not None), None),
+            val_loss=next((line.val_loss for line in until if line.val_loss is not None), None),
+        )
 
 
-def _counted(trainer: WeightedSFTTrainer, sequences: Any) -> dict[str, Any]:
-    """What entered the loss in the first pass beside what the plan meant to feed it."""
+def gather(config: SftWorkerConfig, trainer: WeightedSFTTrainer) -> Any:
+    """The trainer as `proof` takes it, with the whole model. A collective: every rank calls it, and all but rank 0 get
+    None."""
+    from etpi_resources.trainers.workers import sharding
+
+    if trainer.args.world_size == 1:
+        return trainer
+    sharded: Any = trainer.model
+    model = sharding.gather(sharded, config.base)
+    return None if model is None else SimpleNamespace(model=model, accelerator=trainer.accelerator)
+
+
+def add_log(
+    worker: Worker[SftWorkerConfig],
+    trainer: WeightedSFTTrainer,
+    saver: CheckpointSaver,
+    validation: Sequences,
+    micro_tokens: int,
+) -> StepLog:
+    """Have the trainer log, report progress and save; returns the log that it fills."""
+    from transformers import PrinterCallback
+
+    from etpi_resources.trainers.workers.weighted_trainer import StepLog
+
+    stage = worker.stage(f"seed {worker.config.seed}, step", trainer.plan.steps)
+
+    def on_step(step: int, note: str) -> None:
+        stage.advance(note=note)
+        saver.save(step)
+
+    log = StepLog(
+        worker.folder / "metrics.jsonl",
+        trainer,
+        validation if len(validation) else None,
+        micro_tokens,
+        every=max(1, trainer.plan.steps // LOG_LINES),
+        on_step=on_step,
+    )
+    trainer.add_callback(log)
+    trainer.remove_callback(PrinterCallback)
+    return log
+
+
+# --- reporting -------------------------------------------------------------------------------------------------------
+
+
+def first_pass(trainer: WeightedSFTTrainer, sequences: Sequences) -> FirstPass:
+    """What entered the loss in the first pass, and what the plan meant to feed it. A collective."""
     import numpy as np
 
-    plan, tally = trainer.plan, trainer.of_all(trainer.first_pass)
+    plan, tally = trainer.plan, trainer.sum_over_ranks(trainer.first_pass)
     fed = [s for batch in plan.batches[: plan.pass_batches] for s in batch.sequences]
-    return {
-        "complete": len(fed) == len(sequences),
-        "labels": int(tally.labels),
-        "labels_planned": int(sequences.totals(sequences.labels >= 0)[fed].sum()),
-        # What several branches share is one token of the dataset.
-        "tokens": int(tally.tokens - tally.repeated),
-        "tokens_planned": int(np.sum((sequences.lengths() - sequences.repeated)[fed])),
-    }
+    return FirstPass(
+        complete=len(fed) == len(sequences),
+        labels=int(tally.labels),
+        labels_planned=int(sequences.totals(sequences.labels >= 0)[fed].sum()),
+        # A token that several branches share is one token of the dataset.
+        tokens=int(tally.tokens - tally.repeated),
+        tokens_planned=int(np.sum((sequences.lengths() - sequences.repeated)[fed])),
+    )
+
+
+def check_ids(sequences: Sequences) -> torch.Tensor:
+    """Ids (1, L) of the first sequence, on which logits are compared."""
+    import torch
+
+    return torch.from_numpy(sequences.ids[: min(CHECK_TOKENS, sequences.offsets[1])].astype("int64"))[None]
+
+
+def summary(stored: Sequences, layout: Layout) -> PlanSummary:
+    """The plan of a run as it is reported."""
+    plan, sequences = layout.plan, layout.sequences
+    leaves = sum(tree.leaves for tree in stored.trees)
+    return PlanSummary(
+        steps=plan.steps,
+        sequences=len(stored),
+        epochs=float(plan.consumed[-1]),
+        weighted_rows=float(sequences.rows.sum()),
+        padding=plan.padding(sequences.lengths()),
+        shapes=tuple(sorted({(1 if b.packed else len(b.sequences), b.length) for b in plan.batches})),
+        layout=layout.name,
+        branches=len(sequences) if layout.name == "branches" else leaves,
+        layout_because=layout.because,
+        step_weight=plan.step_weight,
+        accumulate=plan.accumulate,
+    )
 
 
 def main() -> None:
     import torch.distributed as dist
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    with open_worker() as worker:
-        # `record` leaves the reason of a failure to whoever started several of this process.
+    with open_worker(SftWorkerConfig) as worker:
+        # `record` leaves the reason of a failure to the launcher of several processes.
         result = record(run)(worker)
         if dist.is_initialized():
             dist.destroy_process_group()
-        assert result is not None
-        worker.finish(result)
+        if result is not None:
+            worker.finish(result)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,9 @@
-"""Attention over rows of prefix trees: a token sees its own branch, and nothing of any other tree.
+"""Attention over rows of prefix trees: a token attends to its own branch alone, never to another branch or tree.
 
-Belongs here: the kernel, how a model is given it, and whether a model can take it. Does not belong here: the form of a
-tree (`etpi_resources.prefix_tree`) or the tensors of a batch (`collate`).
-
-Instead of masking a row x row matrix, a row is cut into runs: a node with the first children below it, which stand side
-by side and are one branch. A run sees itself causally and, before that, the nodes from its tree's root to its parent:
-tin[key] <= tin[query] < tout[key] and never a later key. So the work is that of the branches' own tokens, memory does
-not grow with the square of a row, and what packs several trees into a row costs attention nothing.
+Instead of masking a row x row matrix, a row is cut into runs: a node, its first child, that one's first child and so
+on, which are adjacent in the row. A run attends to itself causally and to the nodes from its tree's root to its parent:
+tin[key] <= tin[query] < tout[key] and never a later key. So the work is that of the branches, memory does not grow with
+the square of a row, and several trees in a row cost no more than each alone.
 """
 
 from __future__ import annotations
@@ -26,12 +23,13 @@ from etpi_resources.prefix_tree import PrefixTree
 
 ATTENTION = "prefix_tree"
 QUERIES = 512
-"""Queries of one kernel call that needs a mask: bounds the mask's rows."""
+"""Most queries of one kernel call that needs a mask; bounds the mask's rows."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """Nodes [first, last) of a row, one continuing the other, and the nodes they continue."""
+class NodeRun:
+    """Nodes [first, last) of a row, each the parent of the next; `context`: the nodes from the root to the first's
+    parent."""
 
     first: int
     last: int
@@ -43,15 +41,15 @@ class RowLayout:
     """A row of tokens cut into nodes of `sizes` tokens, and its runs in order."""
 
     sizes: tuple[int, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[NodeRun, ...]
 
     @classmethod
     def of(cls, trees: Sequence[PrefixTree], length: int) -> RowLayout:
-        """Trees side by side, padded to `length` tokens; the padding is a tree of its own."""
+        """The layout of concatenated trees, padded to `length` tokens; the padding is a tree of its own."""
         padding = length - sum(tree.length for tree in trees)
         whole = [*trees, PrefixTree.chain(padding)] if padding else trees
         sizes: list[int] = []
-        runs: list[Run] = []
+        runs: list[NodeRun] = []
         for tree in whole:
             base = len(sizes)
             sizes += (tree.ends - tree.starts).tolist()
@@ -59,7 +57,7 @@ class RowLayout:
             for node in range(1, len(tree) + 1):
                 if node == len(tree) or tree.parents[node] != node - 1:
                     context = tuple(base + n for n in tree.path(first)[:-1])
-                    runs.append(Run(base + first, base + node, context))
+                    runs.append(NodeRun(base + first, base + node, context))
                     first = node
         return cls(tuple(sizes), tuple(runs))
 
@@ -69,23 +67,22 @@ def tree_attention(
     attention_mask: torch.Tensor | None, dropout: float = 0.0, scaling: float | None = None,
     layout: RowLayout | None = None, **named: Any,
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
-    """Attention as transformers asks for it: query (B, heads, L, D), key and value (B, key heads, L, D) to (B, L,
-    heads, D). Without a layout it is transformers' own; with one, `attention_mask` only keeps the model from making a
-    mask of its own."""
+    """An attention function of transformers: query (B, heads, L, D), key and value (B, key heads, L, D) to (B, L,
+    heads, D). Without a layout it calls transformers' sdpa; with one it ignores the mask (see `tree_arguments`)."""
     if layout is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **named)
     if named.get("sliding_window") is not None:
-        raise ValueError("a layer of it sees a window only")
+        raise ValueError("one of its layers has a sliding window")
     groups = query.shape[1] // key.shape[1]
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
-    # Split once: the gradient of a split is one concatenation, that of a slice is a row of zeros a slice.
+    # Split once: the gradient of a split is one concatenation, the gradient of each slice a whole row of zeros.
     queries, keys, values = (x.split(layout.sizes, dim=2) for x in (query, key, value))
     options: dict[str, Any] = {"dropout_p": dropout, "scale": scaling}
     pieces = []
     for run in layout.runs:
-        own = range(run.first, run.last)
-        q = _joined(queries, own)
-        k, v = (_joined(x, (*run.context, *own)) for x in (keys, values))
+        nodes = range(run.first, run.last)
+        q = _joined(queries, nodes)
+        k, v = (_joined(x, (*run.context, *nodes)) for x in (keys, values))
         if not run.context:
             pieces.append(scaled_dot_product_attention(q, k, v, is_causal=True, **options))
             continue
@@ -104,11 +101,10 @@ def _joined(nodes: Sequence[torch.Tensor], which: Sequence[int]) -> torch.Tensor
 
 
 def _lower_right(queries: int, keys: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """The additive causal mask (queries, keys) of queries that stand at the end of the keys: a view of one that is kept
-    for all of a size."""
+    """The additive causal mask (queries, keys) of queries at the end of the keys: a view of a cached larger mask."""
     most = -(-keys // 4096) * 4096
     whole = _corner(QUERIES + most, dtype, device)
-    # Row i of it sees the first `most` + i + 1 columns.
+    # Row i admits the first `most` + i + 1 columns.
     return whole[:queries, most + queries - keys : most + queries]
 
 
@@ -123,39 +119,40 @@ AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 
 def tree_arguments(layout: RowLayout, positions: torch.Tensor) -> dict[str, Any]:
-    """What a model in this attention is called with besides its ids; `positions` (1, L)."""
-    # A mask of four dimensions is taken as it is; without one, models would make a mask of row x row.
+    """Arguments for a model with this attention, besides its ids; `positions` (1, L)."""
+    # transformers does not change a mask of four dimensions; without one, models would create a mask of row x row.
     return {"layout": layout, "position_ids": positions, "attention_mask": positions.new_zeros((1, 1, 1, 1))}
 
 
 def refuses_trees(model: PreTrainedModel) -> str | None:
-    """Why a model cannot be trained on trees, in words; None where it can, and then it has this attention.
+    """Give a model this attention and return None, or return why it cannot be trained on trees.
 
-    Tried on a row of two trees, one of which forks, against the branches one by one.
+    Compares its logits on a row of two trees, one of which forks, with its logits on the branches one by one.
     """
     layers = set(getattr(model.config.get_text_config(), "layer_types", None) or ["full_attention"])
     if layers != {"full_attention"}:
         return f"its layers are {', '.join(sorted(layers))}"
-    kept = model.config._attn_implementation or "sdpa"
+    before = model.config._attn_implementation or "sdpa"
     try:
         model.set_attn_implementation(ATTENTION)
         difference = _difference(model)
     except (TypeError, ValueError, RuntimeError) as error:
-        reason = f"it does not take one ({type(error).__name__}: {str(error).splitlines()[0]})"
+        reason = f"it does not run on one ({type(error).__name__}: {str(error).splitlines()[0]})"
     else:
-        if difference < _AGREE:
+        if difference < _ROUNDING:
             return None
         reason = f"on a row of trees its logits differ by {difference:.2g} from those of the branches"
-    model.set_attn_implementation(kept)
+    model.set_attn_implementation(before)
     return reason
 
 
-_AGREE = 0.05
-"""Largest relative difference of logits that rounding explains in 16 bits; one token too many moves them by more."""
+_ROUNDING = 0.05
+"""Largest relative difference of logits that rounding explains in 16 bits; attending to a wrong token exceeds it."""
 
 
 @torch.no_grad()
 def _difference(model: PreTrainedModel) -> float:
+    """Largest relative difference between logits of packed trees and of their branches."""
     import numpy as np
 
     columns = ([0, 6, 10], [-1, 0, 0], [0, 6, 6])

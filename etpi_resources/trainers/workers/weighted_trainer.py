@@ -1,8 +1,4 @@
-"""TRL's SFTTrainer with weighted labels: the loss, the batches of a plan, the schedule, and what it counts while it
-trains.
-
-Belongs here: what differs from TRL. Does not belong here: reading data (`collate`), planning (`plan`), saving
-(`checkpointing`).
+"""TRL's SFTTrainer with weighted labels, the batches and learning rates of a plan, and counts of what it trained on.
 
 The loss of a micro-batch is sum(w * nll) / step_weight, natural logarithm, with step_weight constant over the run (see
 `plan`): micro-batches add up to the step's loss, and steps to the full-dataset function sum(w * nll) / sum(w).
@@ -26,19 +22,24 @@ from transformers import TrainerCallback
 from trl.trainer.sft_trainer import SFTTrainer
 
 from etpi_resources.labels import IGNORE_INDEX
+from etpi_resources.trainers.contracts import SftLogLine
 from etpi_resources.trainers.workers.collate import Sequences, collate
 from etpi_resources.trainers.workers.plan import MicroBatch, Plan, make_pass
-from etpi_resources.trainers.workers.sharding import reshard, shares, unlearnt
+from etpi_resources.trainers.workers.replicas import ThreadReplicas
+from etpi_resources.trainers.workers.sharding import batches_of_rank, reshard, without_labels
 from etpi_resources.trainers.workers.tree_attention import tree_arguments
-from etpi_resources.trainers.workers.twins import Twins
 
 
 def nll_at_labels(model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """(negative log-likelihood of each label, (B, P) float32, 0 where the label is -100; how many labels the model
-    ranks first, a scalar). `inputs` as `collate` makes them, of a model with a label head."""
+    ranks first, a scalar). The model has a label head, and `inputs` are those of `collate`."""
     trees = tree_arguments(inputs["layout"], inputs["position_ids"]) if "layout" in inputs else {}
     nll, hits = model(
-        input_ids=inputs["input_ids"], learnt=inputs["positions"], labels=inputs["labels"], use_cache=False, **trees
+        input_ids=inputs["input_ids"],
+        label_positions=inputs["positions"],
+        labels=inputs["labels"],
+        use_cache=False,
+        **trees,
     )
     return nll, hits.sum()
 
@@ -50,11 +51,11 @@ def weighted_nll(model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch.
 
 
 class Batches(Dataset):
-    """Micro-batches as tensors, each with its `order` among them.
+    """Micro-batches as tensors; `order` is the position of each among them.
 
     Args:
-        items: which micro-batches make each item, by position; None stands for one that nothing is learnt from (see
-            `sharding.shares`).
+        items: positions of the micro-batches of each item; None is a micro-batch without labels (see
+            `sharding.batches_of_rank`).
     """
 
     def __init__(
@@ -71,13 +72,13 @@ class Batches(Dataset):
     def _tensors(self, position: int | None) -> dict[str, Any]:
         if position is None:
             smallest = min(self.batches, key=lambda batch: batch.tokens)
-            return unlearnt(collate(smallest, self.sequences, self.pad_id)) | {"order": 0}
+            return without_labels(collate(smallest, self.sequences, self.pad_id)) | {"order": 0}
         return collate(self.batches[position], self.sequences, self.pad_id) | {"order": position}
 
 
 @dataclass
 class Tally:
-    """What entered the loss since it was last emptied, kept on the device so that counting does not stall it."""
+    """Counts of what entered the loss, kept on the device so that counting does not stall it."""
 
     nll: torch.Tensor | float = 0.0
     weight: torch.Tensor | float = 0.0
@@ -99,61 +100,61 @@ class Tally:
         return float(self.nll) / float(self.weight)
 
     def accuracy(self) -> float | None:
-        """The share of labels that the model ranked first, unweighted: what TRL calls mean_token_accuracy. None where
-        there was no label."""
+        """The unweighted share of labels that the model ranks first, TRL's mean_token_accuracy; None without labels."""
         return float(self.hits) / float(self.labels) if float(self.labels) else None
 
 
 class WeightedSFTTrainer(SFTTrainer):
-    """SFTTrainer over a plan of weighted, pre-tokenised sequences, in one process or in several that share each step's
-    micro-batches (see `sharding`).
+    """SFTTrainer over a plan of weighted, pre-tokenised sequences, in one process or in several that divide each step's
+    micro-batches among them (see `sharding`).
 
     Args:
-        at_once: all micro-batches of a step are given to one call of `training_step`, which runs them in threads (see
-            `twins`); the arguments' accumulation is then 1.
+        replicated: one call of `training_step` gets all micro-batches of a step and runs them in threads (see
+            `replicas`); the arguments' accumulation is then 1.
     """
 
     # The loss is divided by the weight of a whole optimiser step, so accumulation must not divide it again.
     loss_is_scaled_for_ga = True
 
-    def __init__(self, *, plan: Plan, sequences: Sequences, pad_id: int, at_once: bool, **arguments: Any) -> None:
+    def __init__(self, *, plan: Plan, sequences: Sequences, pad_id: int, replicated: bool, **arguments: Any) -> None:
         self.plan, self.sequences, self.pad_id = plan, sequences, pad_id
         self.window = Tally()
         self.first_pass = Tally()
-        self._at_once = at_once
+        self._replicated = replicated
         super().__init__(**arguments)
 
     def get_train_dataloader(self) -> DataLoader:
-        # batch_size None: the plan's micro-batches are the batches. Collating one costs about a millisecond, less than
-        # a worker process would.
+        # batch_size None: the plan's micro-batches are the batches. Collating one takes about a millisecond, less than
+        # handing it over from a data loader process.
         batches, accumulate = self.plan.batches, self.plan.accumulate
-        if self._at_once:
+        if self._replicated:
             positions = range(len(batches))
             steps = [positions[i : i + accumulate] for i in positions[::accumulate]]
             return DataLoader(Batches(batches, steps, self.sequences, self.pad_id), batch_size=None)
-        return DataLoader(self._mine(batches, accumulate, self.sequences), batch_size=None)
+        return DataLoader(self._of_rank(batches, accumulate, self.sequences), batch_size=None)
 
-    def _mine(self, batches: Sequence[MicroBatch], accumulate: int, sequences: Sequences) -> Batches:
-        """The micro-batches that this process goes through, one an item."""
-        positions = shares(batches, accumulate, self.args.process_index, self.args.world_size)
+    def _of_rank(self, batches: Sequence[MicroBatch], accumulate: int, sequences: Sequences) -> Batches:
+        """The micro-batches of this process, one per item."""
+        positions = batches_of_rank(batches, accumulate, self.args.process_index, self.args.world_size)
         return Batches(batches, [[position] for position in positions], sequences, self.pad_id)
 
     @cached_property
-    def _twins(self) -> Twins:
-        return Twins(self.model_wrapped)  # made at the first step: by then it is what is trained
+    def _replicas(self) -> ThreadReplicas:
+        # Created at the first step, when Trainer has finished preparing the model.
+        return ThreadReplicas(self.model_wrapped)
 
     def training_step(self, model: torch.nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """The loss of the micro-batches `inputs`, after their gradients."""
-        if not self._at_once:
+        """Compute the gradients of the micro-batches `inputs`; return their loss."""
+        if not self._replicated:
             (batch,) = inputs
             return super().training_step(model, batch, num_items_in_batch)
         model.train()
         losses = []
-        for batch, (weighted, hits) in zip(inputs, self._twins.backward(inputs, self._learn), strict=True):
+        for batch, (weighted, hits) in zip(inputs, self._replicas.backward(inputs, self._backward), strict=True):
             losses.append(self._counted(weighted, hits, batch))
         return torch.stack(losses).sum()
 
-    def _learn(self, model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _backward(self, model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         weighted, hits = weighted_nll(model, inputs)
         (weighted / self.plan.step_weight).backward()
         return weighted.detach(), hits
@@ -165,22 +166,22 @@ class WeightedSFTTrainer(SFTTrainer):
         return self._counted(*weighted_nll(model, inputs), inputs)
 
     def _counted(self, weighted: torch.Tensor, hits: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
-        """The share in the step's loss of one micro-batch, which is entered in the tallies."""
+        """Count one micro-batch; return its share of the step's loss."""
         self.window.add(weighted, hits, inputs)
         if inputs["order"] < self.plan.pass_batches:
             self.first_pass.add(weighted, hits, inputs)
         return weighted / self.plan.step_weight
 
     def create_optimizer(self, model: Any = None) -> Any:
-        given: Any = self.model
-        reshard(given)
+        model_to_train: Any = self.model
+        reshard(model_to_train)
         return super().create_optimizer(model)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        # The scheduler is stepped once more after the last step.
-        rates = [*self.plan.rates.tolist(), self.plan.rates[-1].item()]
-        chosen: Any = optimizer or self.optimizer
-        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(chosen, lambda step: rates[step])
+        # Trainer advances the scheduler once more after the last step.
+        learning_rates = [*self.plan.learning_rates.tolist(), self.plan.learning_rates[-1].item()]
+        scheduled: Any = optimizer or self.optimizer
+        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(scheduled, lambda step: learning_rates[step])
         self._created_lr_scheduler = True
         return self.lr_scheduler
 
@@ -195,35 +196,45 @@ class WeightedSFTTrainer(SFTTrainer):
         model: Any = self.model_wrapped
         model.eval()
         with torch.no_grad():
-            # Not through a DataLoader, which draws a random number: validation must not change what is trained.
-            mine = self._mine(batches, len(batches), sequences)
-            for (batch,) in map(mine.__getitem__, range(len(mine))):
+            # A DataLoader would take a random number, and validation must not change the training.
+            of_rank = self._of_rank(batches, len(batches), sequences)
+            for (batch,) in map(of_rank.__getitem__, range(len(of_rank))):
                 inputs = self._prepare_inputs(batch)
                 tally.add(*weighted_nll(model, inputs), inputs)
         model.train()
         reshard(model)
-        return self.of_all(tally).loss()
+        return self.sum_over_ranks(tally).loss()
 
-    def of_all(self, tally: Tally) -> Tally:
-        """The sum of what every process counted; all of them must ask."""
+    def sum_over_ranks(self, tally: Tally) -> Tally:
+        """The sum of the counts of all processes. A collective: every rank calls it."""
         counted = torch.tensor([float(x) for x in vars(tally).values()], dtype=torch.float64, device=self.args.device)
         summed: Any = self.accelerator.reduce(counted)
         return Tally(*summed.tolist())
 
 
-class Log(TrainerCallback):
-    """Writes `metrics.jsonl`: step, epoch, loss, token_accuracy, val_loss, lr, tokens, seconds; and calls back at each
-    step.
+class StepLog(TrainerCallback):
+    """Writes a line of `metrics.jsonl` (SftLogLine) now and then, and calls back at each step.
 
-    Loss and accuracy of a line are those of the steps since the line before; `tokens` are those fed so far, padding
-    left out. Validation is measured before the first step, at the end of each epoch and at the end.
+    Validation is measured before the first step, at the end of each epoch and at the end.
+
+    Args:
+        every: steps between lines; the first step and the end of an epoch always get one.
+        on_step: (steps done, note for the display).
     """
 
-    def __init__(self, path: Path, trainer: WeightedSFTTrainer, validation: Sequences | None, micro_tokens: int,
-                 every: int, on_step: Callable[[int, str], None]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        path: Path,
+        trainer: WeightedSFTTrainer,
+        validation: Sequences | None,
+        micro_tokens: int,
+        *,
+        every: int,
+        on_step: Callable[[int, str], None],
+    ) -> None:
         self.path, self.trainer, self.validation, self.micro_tokens = path, trainer, validation, micro_tokens
         self.every, self.on_step = every, on_step
-        self.lines: list[dict[str, Any]] = []
+        self.lines: list[SftLogLine] = []
         self.tokens = 0
         self.start = time.monotonic()
 
@@ -238,30 +249,44 @@ class Log(TrainerCallback):
         last = step == plan.steps
         ends_epoch = last or int(epoch + 1e-9) > int(before + 1e-9)
         if last or ends_epoch or step == 1 or step % self.every == 0:
-            window, self.trainer.window = self.trainer.of_all(self.trainer.window), Tally()
+            window, self.trainer.window = self.trainer.sum_over_ranks(self.trainer.window), Tally()
             self.tokens += int(window.tokens)
-            rate = args.learning_rate * float(plan.rates[step - 1])
+            learning_rate = args.learning_rate * float(plan.learning_rates[step - 1])
             loss = window.loss()
             if not math.isfinite(loss):
                 raise FloatingPointError(
                     f"the loss is {loss} at step {step} of {plan.steps}; lower train.learning_rate, lengthen "
                     "train.warmup_ratio, or train in fp32"
                 )
-            self._write(step, epoch, loss, window.accuracy(), rate, self._validate() if ends_epoch else None)
-        self.on_step(step, f"loss {self.lines[-1]['loss']:.3f}")
+            val_loss = self._validate() if ends_epoch else None
+            self._write(step, epoch, loss, window.accuracy(), learning_rate, val_loss)
+        self.on_step(step, f"loss {self.lines[-1].loss:.3f}")
 
     def _validate(self) -> float | None:
         if self.validation is None:
             return None
         return self.trainer.validation_loss(self.validation, self.micro_tokens)
 
-    def _write(self, step: int, epoch: float, loss: float | None, accuracy: float | None, rate: float | None,
-               val_loss: float | None) -> None:  # fmt: skip
-        line = {
-            "step": step, "epoch": epoch, "loss": loss, "token_accuracy": accuracy, "val_loss": val_loss,
-            "learning_rate": rate, "tokens": self.tokens, "seconds": time.monotonic() - self.start,
-        }  # fmt: skip
+    def _write(
+        self,
+        step: int,
+        epoch: float,
+        loss: float | None,
+        token_accuracy: float | None,
+        learning_rate: float | None,
+        val_loss: float | None,
+    ) -> None:
+        line = SftLogLine(
+            step=step,
+            epoch=epoch,
+            loss=loss,
+            token_accuracy=token_accuracy,
+            val_loss=val_loss,
+            learning_rate=learning_rate,
+            tokens=self.tokens,
+            seconds=time.monotonic() - self.start,
+        )
         self.lines.append(line)
         if self.trainer.is_world_process_zero():
             with self.path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+                file.write(json.dumps(line.model_dump()) + "\n")

@@ -1,0 +1,88 @@
+"""Trained checkpoints in the lake: the reports of trainings that are kept there, and their rows of `checkpoints`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from etpi_resources.lake import kept
+from etpi_resources.lake.lake import Lake
+from etpi_resources.trainers.contracts import GrpoFigures, GrpoWorkerResult, SftFigures, SftWorkerResult, WorkerModel
+
+
+class LakeCheckpoint(WorkerModel):
+    """One saved step in the lake, named by its content; `adapter_hash` is of LoRA checkpoints alone."""
+
+    checkpoint_id: str
+    adapter_hash: str | None
+    step: int
+    final: bool
+    train_loss: float | None
+    token_accuracy: float | None = None
+    val_loss: float | None
+
+
+class SftReport(SftFigures):
+    """A fine-tuning run whose checkpoints are in the lake; `reused`: it was trained before."""
+
+    checkpoints: tuple[LakeCheckpoint, ...]
+    reused: bool
+
+
+class GrpoReport(GrpoFigures):
+    """A GRPO run whose checkpoints are in the lake; `rounds` is the folder of its rollouts, relative to the lake."""
+
+    checkpoints: tuple[LakeCheckpoint, ...]
+    rounds: str
+    reused: bool
+
+
+def adopt_checkpoints(lake: Lake, folder: Path, result: SftWorkerResult | GrpoWorkerResult) -> dict[str, Any]:
+    """Move a worker's checkpoints from `folder` into the lake; return its result as JSON, with LakeCheckpoints."""
+    adopted = [kept.adopt(lake, folder, checkpoint.model_dump()) for checkpoint in result.checkpoints]
+    return result.model_dump(mode="json") | {"checkpoints": adopted}
+
+
+def checkpoint_rows(
+    report: SftReport | GrpoReport, shared: Mapping[str, Any], section: BaseModel, settings: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Rows of the table `checkpoints`, in order of steps.
+
+    Args:
+        shared: columns that have the same value in all rows.
+        section, settings: the spec's section and what else the training was set to; together `hyperparameters`.
+    """
+    hyperparameters = {
+        **section.model_dump(mode="json"),
+        **settings,
+        "device": report.device,
+        "libraries": report.libraries,
+    }
+    return [_row(checkpoint, report, shared, hyperparameters) for checkpoint in report.checkpoints]
+
+
+def _row(
+    checkpoint: LakeCheckpoint,
+    report: SftReport | GrpoReport,
+    shared: Mapping[str, Any],
+    hyperparameters: Mapping[str, Any],
+) -> dict[str, Any]:
+    path = f"checkpoints/{checkpoint.checkpoint_id}"
+    return {
+        **shared,
+        "checkpoint_id": checkpoint.checkpoint_id,
+        "step": checkpoint.step,
+        "final": checkpoint.final,
+        "dtype": report.dtype,
+        "path": path,
+        "adapter_path": f"{path}/adapter" if checkpoint.adapter_hash else None,
+        "adapter_hash": checkpoint.adapter_hash,
+        "train_loss": checkpoint.train_loss,
+        "token_accuracy": checkpoint.token_accuracy,
+        "val_loss": checkpoint.val_loss,
+        "hyperparameters": json.dumps(hyperparameters, sort_keys=True),
+    }

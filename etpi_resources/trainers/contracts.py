@@ -1,0 +1,371 @@
+"""What a training worker reads from `config.json` and writes to `result.json`, one pair of models per worker.
+
+Both sides import this module: the process that starts a worker, and the worker in its own interpreter. It imports
+neither torch nor etpi_assets. A key that is missing or unknown is a validation error on the side that reads.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from etpi_resources.trainers.workers.precision import Dtype, SpecDtype
+
+
+class WorkerModel(BaseModel):
+    """What configs and results have in common: unknown keys are refused, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+# --- pretraining a tiny base (`base_worker`) -------------------------------------------------------------------------
+
+
+class BaseWorkerConfig(WorkerModel):
+    """Pretraining of a Qwen3 model from random weights.
+
+    Attributes:
+        files: parquet files of sequences. tokenizer: the folder of the tokenizer. vocabulary: its size.
+        batch_tokens: tokens of one optimiser step, padding included.
+        matrix_learning_rate, learning_rate: peaks of Muon (matrices) and of AdamW (all other parameters).
+    """
+
+    files: tuple[str, ...]
+    tokenizer: str
+    vocabulary: int
+    seed: int
+    epochs: float
+    batch_tokens: int
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    head_dim: int
+    positions: int
+    matrix_learning_rate: float
+    learning_rate: float
+
+
+class BaseLogLine(WorkerModel):
+    """One logged step: `loss` is the weighted mean over the step's tokens (nats), `tokens` and `seconds` so far."""
+
+    step: int
+    loss: float
+    tokens: int
+    seconds: float
+
+
+class BaseWorkerResult(WorkerModel):
+    """A pretrained base; `folder` is relative to the worker's, `libraries` maps name -> version."""
+
+    folder: str
+    log: tuple[BaseLogLine, ...]
+    parameters: int
+    seconds: float
+    dtype: Dtype
+    device: str
+    libraries: dict[str, str]
+
+
+# --- training from a checkpoint (`sft_worker`, `grpo_worker`) --------------------------------------------------------
+
+
+class LoraSettings(WorkerModel):
+    """The adapter of LoRA training; a full training ignores it."""
+
+    lora_rank: int
+    lora_alpha: int
+    lora_dropout: float
+    target_modules: str
+
+
+class TunedModel(WorkerModel):
+    """The checkpoint that training starts from, and how the trained one is saved.
+
+    Attributes:
+        label: heads the worker's log lines.
+        base: folder of the start checkpoint. base_name: its name in an adapter's config.
+        chat_template: written beside the trained weights; None keeps the tokenizer's own.
+        device: "cuda" requires a GPU, "auto" uses one where there is one.
+    """
+
+    label: str
+    base: str
+    base_name: str
+    seed: int
+    chat_template: str | None
+    device: Literal["auto", "cuda"]
+
+
+class SavedCheckpoint(WorkerModel):
+    """One saved step, its folders relative to the worker's; its figures are the last measured at or before the step."""
+
+    step: int
+    final: bool
+    folder: str
+    adapter: str | None
+    train_loss: float | None
+    token_accuracy: float | None = None
+    val_loss: float | None
+
+
+class SavedFigures(WorkerModel):
+    """The last checkpoint against the base and against what is read back from disk.
+
+    Attributes:
+        dtype: of the saved weights.
+        base_difference, reload_difference, merge_difference: of logits, relative to the largest: trained against base,
+            read back against trained, adapter merged against adapter attached (LoRA alone).
+        differing: names of tensors that read back otherwise.
+        unchanged, trained: names of trained tensors that equal the base's, and how many were trained (full alone).
+        zero_adapters, adapters: names of lora_B that are all zero, and how many lora_B there are (LoRA alone).
+    """
+
+    dtype: str
+    base_difference: float
+    differing: tuple[str, ...]
+    reload_difference: float
+    merge_difference: float | None = None
+    unchanged: tuple[str, ...] | None = None
+    trained: int | None = None
+    zero_adapters: tuple[str, ...] | None = None
+    adapters: int | None = None
+
+
+class PhaseSeconds(WorkerModel):
+    """Wall time of a worker's phases."""
+
+    start: float
+    train: float
+    save: float
+
+    @property
+    def total(self) -> float:
+        return sum((self.start, self.train, self.save))
+
+
+class TrainingFigures(WorkerModel):
+    """What SFT and GRPO report alike; `dtype` is what the passes computed in."""
+
+    saved: SavedFigures
+    seconds: PhaseSeconds
+    device: str
+    dtype: Dtype
+    libraries: dict[str, str]
+
+
+# --- supervised fine-tuning ------------------------------------------------------------------------------------------
+
+
+class SftSettings(LoraSettings):
+    """What the SFT worker uses of a spec's train section (`etpi_assets.specs.training.TrainSection` documents it)."""
+
+    method: Literal["lora", "full"]
+    epochs: float
+    max_steps: int | None
+    learning_rate: float
+    schedule: Literal["cosine", "linear", "constant"]
+    warmup_ratio: float
+    weight_decay: float
+    batch_tokens: int
+    batch_sequences: int | None
+    save_steps: int | None
+    use_epoch: float | None
+    dtype: SpecDtype
+    gradient_checkpointing: bool
+    optimizer: str
+    shards: int
+
+
+class SftWorkerConfig(TunedModel):
+    """One fine-tuning run; `files` are parquet files of sequences, `micro_tokens` the tokens of one forward pass."""
+
+    files: tuple[str, ...]
+    micro_tokens: int
+    train: SftSettings
+
+
+class SftLogLine(WorkerModel):
+    """One logged step. Loss and accuracy are of the steps since the line before, `tokens` and `seconds` so far."""
+
+    step: int
+    epoch: float
+    loss: float | None
+    token_accuracy: float | None
+    val_loss: float | None
+    learning_rate: float | None
+    tokens: int
+    seconds: float
+
+
+class FirstPass(WorkerModel):
+    """What entered the loss in the first pass over the data, and what the plan meant to feed it.
+
+    `complete` is False where the run ended before its first pass did; the counts are then of the part that was trained.
+    """
+
+    complete: bool
+    labels: int
+    labels_planned: int
+    tokens: int
+    tokens_planned: int
+
+
+class PlanSummary(WorkerModel):
+    """The batches of a run (`workers.plan`).
+
+    Attributes:
+        padding: share of all tokens that is padding. shapes: (rows, tokens a row) of its micro-batches.
+        layout: "rows" (a row per sequence), "trees" (prefix trees packed into rows) or "branches" (a row per branch,
+            for models that cannot be trained on trees); `layout_because` says why.
+        step_weight: the constant that a step's loss is divided by. accumulate: micro-batches a step.
+    """
+
+    steps: int
+    sequences: int
+    epochs: float
+    weighted_rows: float
+    padding: float
+    shapes: tuple[tuple[int, int], ...]
+    layout: Literal["rows", "trees", "branches"]
+    branches: int
+    layout_because: str
+    step_weight: float
+    accumulate: int
+
+
+class SftFigures(TrainingFigures):
+    """What fine-tuning reports of a run besides its checkpoints."""
+
+    log: tuple[SftLogLine, ...]
+    counted: FirstPass
+    plan: PlanSummary
+
+
+class SftWorkerResult(SftFigures):
+    """A finished fine-tuning run; its checkpoints in order of steps."""
+
+    checkpoints: tuple[SavedCheckpoint, ...]
+
+
+# --- GRPO ------------------------------------------------------------------------------------------------------------
+
+
+class GrpoSettings(LoraSettings):
+    """What the GRPO worker uses of a spec's rl section (`etpi_assets.specs.training.RLSection` documents it);
+    `temperature` is that of the section's agent."""
+
+    tuning: Literal["full", "lora"]
+    temperature: float
+    group_size: int
+    device_batch: int
+    accumulate: int
+    iterations: int
+    steps: int
+    learning_rate: float
+    schedule: str
+    warmup_steps: int
+    weight_decay: float
+    optimizer: str
+    max_grad_norm: float
+    loss: Literal["grpo", "bnpo", "dr_grpo", "dapo"]
+    beta: float
+    clip_low: float
+    clip_high: float
+    scale_advantage: bool
+    mask_truncated: bool
+    max_prompt_tokens: int
+    max_response_tokens: int
+    save_steps: int | None
+    dtype: SpecDtype
+    gradient_checkpointing: bool
+
+
+class PolicyServerConfig(WorkerModel):
+    """The vLLM server that generates a policy's rollouts (`workers.hand_over`).
+
+    Attributes:
+        options: of `vllm serve`. log, lock: files (`engines.vllm_server`). probe: ids of the prompt that checks each
+            hand-over of weights.
+    """
+
+    options: dict[str, Any]
+    log: str
+    lock: str
+    probe: tuple[int, ...]
+
+
+class GrpoWorkerConfig(TunedModel):
+    """One GRPO run.
+
+    Attributes:
+        link: socket of the process that rolls out (`policy_link`). tasks: how many task rows it has.
+        resume: the step whose checkpoint the run continues from; None starts it. resume_every: steps between such
+            checkpoints.
+        server: None where the worker generates itself.
+    """
+
+    chat_template: str  # pyright: ignore[reportIncompatibleVariableOverride]: it is frozen, so narrower is safe
+    link: str
+    tasks: int
+    resume: int | None
+    resume_every: int
+    server: PolicyServerConfig | None
+    rl: GrpoSettings
+
+
+class GrpoLogLine(WorkerModel):
+    """One optimiser step.
+
+    Attributes:
+        step: steps done. tokens, seconds: generated and spent so far, resumed runs included.
+        parsed, solved, called, constant_groups: shares of the step's rollouts, and of its groups.
+        staleness: steps since the weights that generated the rollouts.
+        logprob_gap, logprob_gap_max: mean and largest difference between rollout and trainer log-probs, nats a token,
+            of passes with staleness 0; None where there were none.
+        entropy, clip_share, kl, gradient_norm, response_tokens, truncated: as TRL measures them.
+    """
+
+    step: int
+    loss: float
+    learning_rate: float
+    tokens: int
+    seconds: float
+    reward: float
+    reward_std: float
+    parsed: float
+    solved: float
+    called: float
+    constant_groups: float
+    staleness: float
+    logprob_gap: float | None
+    logprob_gap_max: float | None
+    entropy: float | None
+    clip_share: float | None
+    kl: float | None
+    gradient_norm: float | None
+    response_tokens: float | None
+    truncated: float | None
+
+
+class GrpoFigures(TrainingFigures):
+    """What GRPO reports of a run besides its checkpoints; `resumed` is the step that it continued from."""
+
+    log: tuple[GrpoLogLine, ...]
+    resumed: int | None
+
+
+class GrpoWorkerResult(GrpoFigures):
+    """A finished GRPO run; its checkpoints in order of steps."""
+
+    checkpoints: tuple[SavedCheckpoint, ...]
+
+
+class StageProgress(WorkerModel):
+    """How far a worker's stage is; `note` ends the displayed line."""
+
+    stage: str
+    done: int
+    total: int
+    note: str
