@@ -7,17 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from etpi_resources.trainers.workers.twins import Twins
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from etpi_assets.specs.rollout_set import TinySection
 from etpi_assets.tiny_bases import recipe as base
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake.lake import Lake
+from etpi_resources.trainers.contracts import BaseWorkerResult
 from etpi_resources.trainers.pipes import run_worker
-from etpi_resources.trainers.workers.base_worker import _backward
+from etpi_resources.trainers.workers.base_worker import backward
 from etpi_resources.trainers.workers.induction import put_copying_heads
 from etpi_resources.trainers.workers.muon import Muon, orthogonal
+from etpi_resources.trainers.workers.replicas import ThreadReplicas
 
 SMALL = TinySection(conversations=16, exercises=8, batch_tokens=4096, layers=2)
 
@@ -82,13 +83,13 @@ def _step(model: Qwen3ForCausalLM) -> None:
 
 
 @pytest.mark.usefixtures("own_threads")
-def test_parts_of_a_batch_in_threads_train_as_the_whole_would():
+def test_replicas_train_as_the_whole_batch_would():
     model, plain = _model(), _model()
-    twins = Twins(model)
+    replicas = ThreadReplicas(model)
     for seed in (1, 3):  # the second sees the weights after a step
         parts = [_part(seed, 40), _part(seed + 1, 64)]
         whole = float(sum(part["weights"].sum() for part in parts))
-        value = sum(twins.backward(parts, partial(_backward, whole=whole)))
+        value = sum(replicas.backward(parts, partial(backward, step_weight=whole)))
         losses = []
         for part in parts:
             logits = plain(input_ids=part["input_ids"]).logits[:, :-1]
@@ -118,7 +119,7 @@ def test_the_corpus_has_the_form_of_the_loop(world: str):
     assert rows == list(base.corpus_rows(section, chat))
 
 
-def test_it_is_built_once_and_found_by_content(tmp_path: Path):
+def test_same_section_gives_the_same_checkpoint(tmp_path: Path):
     chat, lake, said = load_chat_format("tiny"), Lake(tmp_path / "data"), []
     first = base.build(lake, SMALL, chat, "code", echo=said.append)
     folder = lake.checkpoint_dir(first["checkpoint_id"])
@@ -128,11 +129,13 @@ def test_it_is_built_once_and_found_by_content(tmp_path: Path):
     assert first["log"][-1]["loss"] < first["log"][0]["loss"]
     # So few steps give no competent base, and what failed its check is not kept to be found again.
     assert not base.learnt(first).passed and "base.tiny.conversations" in base.learnt(first).message
-    again = run_worker(base.WORKER, base.prepare(SMALL, chat, tmp_path / "again"), tmp_path / "again", echo=None)
-    assert lake.adopt_checkpoint(tmp_path / "again" / again["folder"])[0] == first["checkpoint_id"]
+    again = run_worker(
+        base.WORKER, base.prepare(SMALL, chat, tmp_path / "again"), tmp_path / "again", BaseWorkerResult, echo=None
+    )
+    assert lake.adopt_checkpoint(tmp_path / "again" / again.folder)[0] == first["checkpoint_id"]
 
 
-def test_a_good_base_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_good_base_is_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(base, "LOSS_BOUND", 100.0)
     chat, lake = load_chat_format("tiny"), Lake(tmp_path / "data")
     first = base.build(lake, SMALL, chat, "code", echo=lambda line: None)

@@ -10,34 +10,79 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
+from pydantic import BaseModel, ValidationError
 
 from etpi_resources.trainers.pipes import PYTHON_VARIABLE, WorkerFailed, run_worker
-from etpi_resources.trainers.workers.reporting import UPDATE_MARK
+from etpi_resources.trainers.workers.reporting import PROGRESS_MARK
 
 ROOT = Path(__file__).resolve().parents[2]
 
 ECHO = """
 import os, signal, sys, time
+from typing import Any
+from pydantic import BaseModel
 from etpi_resources.trainers.workers.reporting import open_worker
 
-with open_worker() as worker:
-    asked = worker.config
-    stage = worker.stage("counting", asked.get("count", 0))
-    for i in range(asked.get("count", 0)):
-        stage.advance(note=f"at {i}")
-    if asked.get("fail"):
-        raise ValueError("the third wheel is missing")
-    if asked.get("die"):
-        os.kill(os.getpid(), signal.SIGKILL)
-    if "sleep" in asked:
-        worker.say(f"sleeping as {os.getpid()}")
-        time.sleep(asked["sleep"])
-    if not asked.get("silent"):
-        worker.finish({"python": sys.executable, "dagster": "dagster" in sys.modules, "echo": asked.get("echo")})
+class EchoConfig(BaseModel):
+    count: int = 0
+    fail: bool = False
+    die: bool = False
+    sleep: float | None = None
+    silent: bool = False
+    echo: Any = None
+
+class EchoResult(BaseModel):
+    python: str
+    dagster: bool
+    echo: Any
+
+if __name__ == "__main__":
+    with open_worker(EchoConfig) as worker:
+        config = worker.config
+        stage = worker.stage("counting", config.count)
+        for i in range(config.count):
+            stage.advance(note=f"at {i}")
+        if config.fail:
+            raise ValueError("the third wheel is missing")
+        if config.die:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if config.sleep is not None:
+            worker.log(f"sleeping as {os.getpid()}")
+            time.sleep(config.sleep)
+        if not config.silent:
+            worker.finish(EchoResult(python=sys.executable, dagster="dagster" in sys.modules, echo=config.echo))
 """
+
+
+class EchoConfig(BaseModel):
+    """As the worker's own; it runs in another process."""
+
+    count: int = 0
+    fail: bool = False
+    die: bool = False
+    sleep: float | None = None
+    silent: bool = False
+    echo: Any = None
+
+
+class EchoResult(BaseModel):
+    python: str
+    dagster: bool
+    echo: Any
+
+
+class StrictResult(BaseModel):
+    figure: float
+
+
+def run_echo(folder: Path, *, processes: int = 1, context: Any = None, echo: Any = None, **config: Any) -> EchoResult:
+    return run_worker(
+        "echo_worker", EchoConfig(**config), folder, EchoResult, processes=processes, context=context, echo=echo
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -49,50 +94,57 @@ def echo_module(tmp_path, monkeypatch):
 
 def test_result_and_lines_come_back_and_stay_in_the_folder(tmp_path):
     lines: list[str] = []
-    result = run_worker("echo_worker", {"echo": [1, "ß"], "count": 3}, tmp_path / "run", echo=lines.append)
-    assert result["echo"] == [1, "ß"]
-    assert not result["dagster"], "a worker must not import dagster"
+    config = EchoConfig(echo=[1, "ß"], count=3)
+    result = run_worker("echo_worker", config, tmp_path / "run", EchoResult, echo=lines.append)
+    assert result.echo == [1, "ß"]
+    assert not result.dagster, "a worker must not import dagster"
     assert [line for line in lines if line.startswith("echo_worker: counting 3/3 (100%), ") and line.endswith("(at 2)")]
-    assert not any(UPDATE_MARK in line for line in lines)
+    assert not any(PROGRESS_MARK in line for line in lines)
     assert (tmp_path / "run" / "worker.log").read_text().splitlines() == lines
 
 
-def test_of_several_processes_one_speaks_and_a_failure_names_the_first_to_fail(tmp_path):
+def test_only_rank_0_logs_and_a_failure_names_the_first_rank_to_fail(tmp_path):
     lines: list[str] = []
-    result = run_worker("echo_worker", {"echo": 3, "count": 1}, tmp_path / "run", processes=2, echo=lines.append)
-    assert result["echo"] == 3
+    assert run_echo(tmp_path / "run", processes=2, echo=lines.append, count=1).echo is None
     assert sum("counting 1/1" in line for line in lines) == 1
-    with pytest.raises(WorkerFailed, match="(?s)the third wheel is missing.*process [01] of 2 failed with status 1"):
-        run_worker("echo_worker", {"fail": True}, tmp_path / "run", processes=2, echo=None)
+    with pytest.raises(WorkerFailed, match="(?s)the third wheel is missing.*rank [01] of 2 .*status 1"):
+        run_echo(tmp_path / "run", processes=2, fail=True)
 
 
-def test_a_failure_surfaces_the_worker_s_last_lines(tmp_path):
+def test_failure_has_the_last_lines_and_the_log_s_path(tmp_path):
     with pytest.raises(WorkerFailed, match="the third wheel is missing") as failure:
-        run_worker("echo_worker", {"fail": True}, tmp_path / "run", echo=None)
+        run_echo(tmp_path / "run", fail=True)
     assert str(tmp_path / "run" / "worker.log") in str(failure.value)
 
 
-def test_a_killed_worker_says_by_what_and_an_old_result_is_not_taken_for_its_own(tmp_path):
-    run_worker("echo_worker", {}, tmp_path / "run", echo=None)
-    with pytest.raises(WorkerFailed, match="signal 9.*out of memory"):
-        run_worker("echo_worker", {"die": True}, tmp_path / "run", echo=None)
+def test_killed_worker_reports_the_signal_and_no_earlier_result(tmp_path):
+    run_echo(tmp_path / "run")
+    with pytest.raises(WorkerFailed, match="signal 9.*memory"):
+        run_echo(tmp_path / "run", die=True)
     with pytest.raises(WorkerFailed, match="without a result"):
-        run_worker("echo_worker", {"silent": True}, tmp_path / "run", echo=None)
+        run_echo(tmp_path / "run", silent=True)
 
 
-def test_the_interpreter_can_be_chosen_and_a_missing_one_is_named(tmp_path, monkeypatch):
+def test_result_of_another_form_is_refused(tmp_path):
+    with pytest.raises(ValidationError, match="figure"):
+        run_worker("echo_worker", EchoConfig(), tmp_path / "run", StrictResult, echo=None)
+
+
+def test_interpreter_can_be_chosen_and_a_missing_one_is_named(tmp_path, monkeypatch):
     other = tmp_path / "other-python"
     other.write_text(f'#!/bin/sh\nexport CHOSEN=yes\nexec {sys.executable} "$@"\n')
     other.chmod(0o755)
     monkeypatch.setenv(PYTHON_VARIABLE, str(other))
     (tmp_path / "modules" / "chosen.py").write_text(
-        "import os\nfrom etpi_resources.trainers.workers.reporting import open_worker\n"
-        "with open_worker() as w:\n    w.finish({'chosen': os.environ.get('CHOSEN')})\n"
+        "import os\nfrom echo_worker import EchoConfig, EchoResult\n"
+        "from etpi_resources.trainers.workers.reporting import open_worker\n"
+        "with open_worker(EchoConfig) as worker:\n"
+        "    worker.finish(EchoResult(python='', dagster=False, echo=os.environ.get('CHOSEN')))\n"
     )
-    assert run_worker("chosen", {}, tmp_path / "run", echo=None) == {"chosen": "yes"}
+    assert run_worker("chosen", EchoConfig(), tmp_path / "run", EchoResult, echo=None).echo == "yes"
     monkeypatch.setenv(PYTHON_VARIABLE, "/nowhere/python")
     with pytest.raises(FileNotFoundError, match=f"{PYTHON_VARIABLE} names /nowhere/python"):
-        run_worker("echo_worker", {}, tmp_path / "run", echo=None)
+        run_echo(tmp_path / "run")
 
 
 def test_kill_9_of_the_caller_leaves_no_worker(tmp_path):
@@ -100,8 +152,9 @@ def test_kill_9_of_the_caller_leaves_no_worker(tmp_path):
         [sys.executable, "-u", "-c", textwrap.dedent("""
             import sys
             from pathlib import Path
+            from echo_worker import EchoConfig, EchoResult
             from etpi_resources.trainers.pipes import run_worker
-            run_worker("echo_worker", {"sleep": 60}, Path(sys.argv[1]))
+            run_worker("echo_worker", EchoConfig(sleep=60), Path(sys.argv[1]), EchoResult)
          """), str(tmp_path / "run")],
         stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ['PYTHONPATH']}"},
     )  # fmt: skip
@@ -132,7 +185,7 @@ def test_an_interrupt_ends_the_worker_before_it_is_passed_on(tmp_path):
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         with pytest.raises(Interrupted):
-            run_worker("echo_worker", {"sleep": 60}, tmp_path / "run", echo=echo)
+            run_echo(tmp_path / "run", echo=echo, sleep=60)
     finally:
         signal.signal(signal.SIGALRM, before)
     assert not Path(f"/proc/{pids[0]}").exists()
@@ -141,7 +194,8 @@ def test_an_interrupt_ends_the_worker_before_it_is_passed_on(tmp_path):
 def test_under_dagster_the_lines_reach_the_run_s_log(tmp_path):
     @dg.asset
     def made_by_a_worker(context):
-        assert run_worker("echo_worker", {"count": 2, "echo": "x"}, tmp_path / "run", context=context)["echo"] == "x"
+        config = EchoConfig(count=2, echo="x")
+        assert run_worker("echo_worker", config, tmp_path / "run", EchoResult, context=context).echo == "x"
         return dg.MaterializeResult()
 
     with dg.DagsterInstance.ephemeral() as instance:
@@ -156,7 +210,7 @@ def test_under_dagster_the_lines_reach_the_run_s_log(tmp_path):
 def test_under_dagster_a_worker_s_failure_fails_the_asset_with_its_words(tmp_path):
     @dg.asset
     def broken(context):
-        run_worker("echo_worker", {"fail": True}, tmp_path / "run", context=context)
+        run_echo(tmp_path / "run", context=context, fail=True)
 
     result = dg.materialize([broken], raise_on_error=False)
     assert not result.success

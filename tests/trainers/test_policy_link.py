@@ -66,7 +66,7 @@ def test_what_rolling_out_raises_stops_the_trainer_with_its_words():
         raise ValueError("row 7 has no reward")
 
     with PolicyServer(roll_out, "policy") as server, connect(str(server.path)) as client:
-        with pytest.raises(LinkBroken, match="step 4: ValueError: row 7 has no reward"):
+        with pytest.raises(LinkBroken, match="step 4.*ValueError: row 7 has no reward"):
             client.roll_out(4, [7], Echo())
         assert isinstance(server.error, ValueError)
 

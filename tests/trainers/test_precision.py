@@ -16,6 +16,7 @@ from etpi_assets.tiny_bases import recipe as tiny_base
 from etpi_assets.training import device, grpo, sft
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake.lake import Ref
+from etpi_resources.trainers.contracts import BaseWorkerResult, SftWorkerResult, TrainingFigures
 from etpi_resources.trainers.pipes import WorkerFailed, run_worker
 from etpi_resources.trainers.workers.precision import Gpu, overruled, training_dtype
 from tests.support import tiny_training
@@ -70,8 +71,8 @@ def test_fine_tuning_multiplies_no_bfloat16_on_a_cpu_and_says_why(tmp_path: Path
     files = [tiny_training.write(tiny_training.learnable(12, validation=2), tmp_path / "sequences.parquet")]
     config = test_sft_worker.config_of(base, files, method=method, dtype="bf16", max_steps=2)
     said: list[str] = []
-    report = run_worker(recorded(sft.WORKER), config, tmp_path / "run", echo=said.append)
-    assert report["dtype"] == "fp32"
+    result = run_worker(recorded(sft.WORKER), config, tmp_path / "run", SftWorkerResult, echo=said.append)
+    assert result.dtype == "fp32"
     (warning,) = [line for line in said if "bf16" in line]
     assert warning.startswith('sft: warning: dtype = "bf16" is not used on a CPU') and "same model" in warning
     assert_float32(recorded.found())
@@ -81,8 +82,8 @@ def test_fine_tuning_multiplies_no_bfloat16_on_a_cpu_and_says_why(tmp_path: Path
 def test_pretraining_multiplies_no_bfloat16_on_a_cpu(tmp_path: Path, recorded):
     section = TinySection(conversations=6, exercises=4, batch_tokens=4096, layers=2)
     config = tiny_base.prepare(section, load_chat_format("tiny"), tmp_path / "run")
-    report = run_worker(recorded(tiny_base.WORKER), config, tmp_path / "run", echo=None)
-    assert report["dtype"] == "fp32"
+    result = run_worker(recorded(tiny_base.WORKER), config, tmp_path / "run", BaseWorkerResult, echo=None)
+    assert result.dtype == "fp32"
     assert_float32(recorded.found())
 
 
@@ -98,37 +99,38 @@ def test_reinforcement_multiplies_no_bfloat16_on_a_cpu(tmp_path: Path, recorded,
     assert_float32(recorded.found())
 
 
-def request(**changes) -> sft.Request:
-    given = sft.Request(
+def request(**changes) -> sft.SftRequest:
+    default = sft.SftRequest(
         experiment="e", base_id="b", base_folder=Path("b"), files={}, train=TrainSection(), seed=0, chat_template="t",
         gpu=False, dtype="fp32", code="c",
     )  # fmt: skip
-    return replace(given, **changes)
+    return replace(default, **changes)
 
 
-def test_a_training_in_float32_is_not_found_for_one_in_bfloat16():
+def test_training_in_float32_is_not_reused_for_one_in_bfloat16():
     assert request().key != request(dtype="bf16").key
     # What counts is what is computed in, not how the spec came to it.
     assert request(train=TrainSection(dtype="fp32")).key == request().key
     assert request(train=TrainSection(dtype="bf16"), dtype="bf16").key == request(dtype="bf16").key
 
 
-def test_a_worker_that_computed_in_another_dtype_is_not_believed():
-    with pytest.raises(WorkerFailed, match="trained in fp32 on cpu, and bf16 was expected"):
-        device.confirm_dtype({"dtype": "fp32", "device": "cpu"}, "bf16", "sft of e")
-    device.confirm_dtype({"dtype": "fp32", "device": "cpu"}, "fp32", "sft of e")
+def test_worker_that_computed_in_another_dtype_fails():
+    figures = TrainingFigures.model_construct(dtype="fp32", device="cpu")
+    with pytest.raises(WorkerFailed, match="fp32 on cpu.*bf16"):
+        device.confirm_dtype(figures, "bf16", "sft of e")
+    device.confirm_dtype(figures, "fp32", "sft of e")
 
 
 @pytest.fixture
 def fresh():
-    """The trainer's GPU is looked up once a process: forget what other tests learnt of it."""
+    """The trainer's GPU is looked up once per process; forget the answer of other tests."""
     device.trainer_gpu.cache_clear()
     yield
     device.trainer_gpu.cache_clear()
 
 
 @pytest.mark.usefixtures("fresh")
-def test_the_trainer_s_own_interpreter_is_asked_and_only_where_there_is_a_device(tmp_path, monkeypatch):
+def test_gpu_is_looked_up_in_the_trainer_s_interpreter_and_only_if_there_is_a_device(tmp_path, monkeypatch):
     monkeypatch.setenv("ETPI_TRAINER_PYTHON", str(tmp_path / "python"))
     monkeypatch.setattr(device, "accelerators", lambda: False)
     assert device.dtype_here("auto") == "fp32", "no interpreter is started"
@@ -143,6 +145,6 @@ def test_the_trainer_s_own_interpreter_is_asked_and_only_where_there_is_a_device
         device.dtype_here("auto")
 
 
-def test_naming_a_training_imports_no_torch():
+def test_training_s_key_and_config_import_no_torch():
     program = "import sys, etpi_assets.training.sft, etpi_assets.training.device; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)

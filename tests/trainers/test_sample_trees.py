@@ -68,7 +68,7 @@ def gradient(net: Qwen3ForCausalLM, loss: torch.Tensor) -> torch.Tensor:
 def test_a_packed_group_has_the_gradient_of_its_rows(net: Qwen3ForCausalLM, group: Group) -> None:
     ids, mask, width = padded(group)
     packed = pack_samples(ids, mask, width)
-    found = packed.back(net(**packed.arguments, fused_lm_head=True).log_probs)
+    found = packed.unpack(net(**packed.arguments, fused_lm_head=True).log_probs)
     weights = torch.linspace(-1, 1.5, found.numel()).view_as(found)  # an advantage a token: an error of place shows
     apart = torch.zeros_like(found)
     for row, (prompt, sample) in enumerate(group):

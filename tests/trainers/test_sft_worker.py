@@ -180,7 +180,7 @@ def test_every_saved_step_is_a_whole_model_and_the_last_is_final(trained, base):
         "chat_template.jinja",
     }  # fmt: skip
     assert (folder / f"step-{steps[-1]}" / "chat_template.jinja").read_text() == "other template"
-    assert result.saved.unchanged == [] and result.saved.differing == []
+    assert result.saved.unchanged == () and result.saved.differing == ()
     assert result.saved.reload_difference < 1e-6
 
 
@@ -214,7 +214,7 @@ def test_lora_leaves_adapter_and_merged_model_that_agree_and_the_same_seed_the_s
         assert adapter_config["target_modules"] == sorted(adapter_config["target_modules"])
         assert (folder / "chat_template.jinja").read_text() == TEMPLATE
     saved = result.saved
-    assert saved.zero_adapters == [] and saved.adapters == 14 and saved.differing == []
+    assert saved.zero_adapters == () and saved.adapters == 14 and saved.differing == ()
     assert saved.reload_difference < 1e-5 and saved.merge_difference < 1e-5
     again = in_process(tmp_path / "two", config)
     assert digest(tmp_path / "one" / "step-5") == digest(tmp_path / "two" / "step-5")
@@ -234,7 +234,7 @@ def test_a_base_stored_in_16_bits_is_trained_in_32_and_saved_in_16(tmp_path, met
     assert {t.dtype for t in stored.values()} == {torch.bfloat16}
     assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
     saved = result.saved
-    assert saved.dtype == "bfloat16" and saved.differing == [] and saved.reload_difference < 0.05
+    assert saved.dtype == "bfloat16" and saved.differing == () and saved.reload_difference < 0.05
     assert not saved.unchanged and not saved.zero_adapters
 
 

@@ -21,10 +21,11 @@ from safetensors.torch import load_file
 from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.training import TrainSection
 from etpi_resources.process.supervise import descendants
+from etpi_resources.trainers.contracts import SftWorkerResult
 from etpi_resources.trainers.pipes import WorkerFailed, run_worker
 from etpi_resources.trainers.workers import sft_worker
 from etpi_resources.trainers.workers.plan import MicroBatch
-from etpi_resources.trainers.workers.sharding import shares
+from etpi_resources.trainers.workers.sharding import batches_of_rank
 from tests.curation.test_upweight_merge import built, pairs_of
 from tests.support.tiny_training import learnable, make_base, write
 from tests.trainers.test_sft_worker import config_of, digest, in_process
@@ -36,9 +37,9 @@ SAME = 1e-4
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(1, 9), st.integers(1, 5))
-def test_every_micro_batch_of_a_step_goes_to_one_process_and_all_take_as_many_turns(lengths, accumulate, ranks):
+def test_every_micro_batch_of_a_step_goes_to_one_rank_and_all_ranks_run_equally_many(lengths, accumulate, ranks):
     batches = [MicroBatch((i,), 64 * length) for i, length in enumerate(lengths)]
-    taken = [shares(batches, accumulate, rank, ranks) for rank in range(ranks)]
+    taken = [batches_of_rank(batches, accumulate, rank, ranks) for rank in range(ranks)]
     assert len({len(mine) for mine in taken}) == 1
     if ranks == 1:
         assert taken == [list(range(len(batches)))]
@@ -55,16 +56,16 @@ def test_every_micro_batch_of_a_step_goes_to_one_process_and_all_take_as_many_tu
         ({"optimizer": "adamw_8bit"}, "'adamw_8bit', whose states are no shards; one of adamw_torch,"),
     ],
 )
-def test_what_cannot_be_sharded_is_refused_by_the_spec(section, words):
+def test_spec_refuses_settings_that_cannot_be_sharded(section, words):
     assert "shards" not in TrainSection.model_validate(section).model_dump(), "off, it leaves the section's hash alone"
     with pytest.raises(ValidationError, match=words):
         TrainSection.model_validate({**section, "shards": 2})
 
 
 @pytest.mark.slow
-def test_one_process_is_not_taken_for_two(tmp_path):
+def test_wrong_number_of_processes_is_refused(tmp_path):
     base, files = make_base(tmp_path / "base"), [write(learnable(2), tmp_path / "s.parquet")]
-    with pytest.raises(RuntimeError, match="shards = 2 wants as many processes, and 1 started.*processes=train.shards"):
+    with pytest.raises(RuntimeError, match="train.shards = 2.* 1 started.*processes=train.shards"):
         in_process(tmp_path / "run", config_of(base, files, shards=2))
 
 
@@ -93,13 +94,14 @@ CASES = {
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_threads")
 @pytest.mark.parametrize("case", CASES)
-def test_two_processes_train_what_one_does(tmp_path, case):
+def test_two_processes_give_the_same_checkpoints_as_one(tmp_path, case):
     make, train = CASES[case]
     base, files = make_base(tmp_path / "base"), [make(tmp_path / "sequences.parquet")]
-    two = run_worker(
-        sft_worker.MODULE, config_of(base, files, **train, shards=2), tmp_path / "two", processes=2, echo=None
+    config = config_of(base, files, **train, shards=2)
+    two = run_worker(sft_worker.MODULE, config, tmp_path / "two", SftWorkerResult, processes=2, echo=None).model_dump(
+        mode="json"
     )
-    one = json.loads(json.dumps(in_process(tmp_path / "one", config_of(base, files, **train))))
+    one = in_process(tmp_path / "one", config_of(base, files, **train)).model_dump(mode="json")
 
     assert two["plan"] == one["plan"] and two["plan"]["accumulate"] % 2
     assert two["plan"]["layout"] == ("trees" if case == "forks" else "rows")
@@ -107,9 +109,9 @@ def test_two_processes_train_what_one_does(tmp_path, case):
     log = [json.loads(line) for line in (tmp_path / "two" / "metrics.jsonl").read_text().splitlines()]
     assert log == two["log"] and len(log) == len(one["log"])
     for mine, wanted in zip(two["log"], one["log"], strict=True):
-        told = {key for key, figure in wanted.items() if figure is not None} - {"seconds"}
-        assert told == {key for key, figure in mine.items() if figure is not None} - {"seconds"}
-        assert {key: mine[key] for key in told} == pytest.approx({key: wanted[key] for key in told}, rel=1e-5)
+        measured = {key for key, figure in wanted.items() if figure is not None} - {"seconds"}
+        assert measured == {key for key, figure in mine.items() if figure is not None} - {"seconds"}
+        assert {key: mine[key] for key in measured} == pytest.approx({key: wanted[key] for key in measured}, rel=1e-5)
 
     steps = [checkpoint["folder"] for checkpoint in one["checkpoints"]]
     assert [c["folder"] for c in two["checkpoints"]] == steps and len(steps) > 1
@@ -137,7 +139,7 @@ def rank_of(pid: int) -> str | None:
 
 
 @pytest.mark.slow
-def test_a_killed_process_ends_the_run_with_its_reason_and_nothing_stays(tmp_path):
+def test_killed_rank_ends_the_run_with_its_reason_and_leaves_no_process(tmp_path):
     base, files = make_base(tmp_path / "base"), [write(learnable(60), tmp_path / "s.parquet")]
     before, killed = set(descendants(os.getpid())), []
 
@@ -150,9 +152,9 @@ def test_a_killed_process_ends_the_run_with_its_reason_and_nothing_stays(tmp_pat
 
     killer = threading.Thread(target=kill_second, daemon=True)
     killer.start()
-    with pytest.raises(WorkerFailed, match="(?s)ended by signal 9.*process 1 of 2 was ended by SIGKILL"):
+    with pytest.raises(WorkerFailed, match="(?s)signal 9.*rank 1 of 2 .*SIGKILL"):
         config = config_of(base, files, shards=2, epochs=5000.0)
-        run_worker(sft_worker.MODULE, config, tmp_path / "run", processes=2, echo=None)
+        run_worker(sft_worker.MODULE, config, tmp_path / "run", SftWorkerResult, processes=2, echo=None)
     killer.join()
     assert set(descendants(os.getpid())) <= before
     assert not (tmp_path / "run" / "result.json").exists()

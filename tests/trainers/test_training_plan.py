@@ -1,4 +1,4 @@
-"""Which sequences a run sees, when, in which shape and at which rate."""
+"""Batches and learning rates of a training run."""
 
 from __future__ import annotations
 
@@ -74,24 +74,25 @@ def test_epochs_are_counted_in_weighted_rows(lengths, epochs, accumulate):
 def test_max_steps_ends_the_run_and_the_schedule():
     plan = plan_of([500] * 100, epochs=3, max_steps=7)
     assert plan.steps == 7
-    assert plan.rates[-1] < 0.1, "the schedule must end where the run does"
+    assert plan.learning_rates[-1] < 0.1, "the schedule must end where the run does"
 
 
-def test_the_rate_follows_weighted_rows_not_steps():
+def test_learning_rate_follows_weighted_rows_not_steps():
     lengths = [500] * 40
     heavy_first = [12.0] * 20 + [1.0] * 20
     plan = plan_of(lengths, heavy_first, schedule="linear", warmup=0.0)
     rows = np.diff(np.concatenate([[0.0], plan.consumed]))
     middle = plan.consumed - rows / 2
-    assert plan.rates == pytest.approx(1 - middle)
-    assert len(set(np.round(np.diff(plan.rates), 6))) > 1, "steps of unlike weight must move the rate unlike far"
+    assert plan.learning_rates == pytest.approx(1 - middle)
+    steps = np.diff(plan.learning_rates)
+    assert len(set(np.round(steps, 6))) > 1, "steps of different weight change it by different amounts"
 
 
-def test_scaling_every_weight_changes_neither_batches_nor_rates():
+def test_scaling_every_weight_changes_neither_batches_nor_learning_rates():
     lengths = list(range(100, 600, 13))
     one, twelve = plan_of(lengths), plan_of(lengths, np.full(len(lengths), 12.0))
     assert one.batches == twelve.batches
-    assert one.rates == pytest.approx(twelve.rates)
+    assert one.learning_rates == pytest.approx(twelve.learning_rates)
     assert twelve.step_weight == pytest.approx(12 * one.step_weight)
 
 
@@ -109,7 +110,7 @@ def test_another_seed_is_another_order_and_the_same_seed_the_same():
 
 
 def test_nothing_to_learn_is_an_error():
-    with pytest.raises(ValueError, match="nothing to learn"):
+    with pytest.raises(ValueError, match="no training sequence"):
         plan_of([])
     with pytest.raises(ValueError, match="no training sequence carries weight"):
         plan_of([10, 20], [0.0, 0.0])

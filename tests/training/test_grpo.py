@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -18,14 +17,17 @@ from etpi_assets.graph import GRAPH
 from etpi_assets.resources import Resources
 from etpi_assets.specs.training import RLSection
 from etpi_assets.tasks.table import task_table
-from etpi_assets.training import assets, grpo_checks
+from etpi_assets.training import assets, grpo, grpo_checks
 from etpi_assets.worlds.terminal_tiny.generate import draw_tasks
+from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake.catalog import build, connect
 from etpi_resources.lake.lake import Lake, Ref, folder_hash
 from etpi_resources.lake.schemas import empty, from_rows
+from etpi_resources.trainers.contracts import GrpoWorkerConfig
 from etpi_resources.trainers.policy_link import Sample
 from etpi_resources.trainers.workers import grpo_worker
 from etpi_resources.trainers.workers.checkpointing import load_model
+from etpi_resources.trainers.workers.device import Compute
 from etpi_resources.trainers.workers.reporting import CONFIG_FILE, Worker
 from tests.support.graph import ROLLOUT_SET, SUITE, write_spec
 from tests.support.tiny_training import make_speaking_base
@@ -85,7 +87,7 @@ def catalog_of(lake: Lake, path: Path):
     return connect(build(lake, GRAPH.values(), path))
 
 
-def test_every_rollout_is_recorded_and_leads_from_the_checkpoint_to_its_tasks(tmp_path, base, monkeypatch):
+def test_every_rollout_is_recorded_and_in_the_checkpoint_s_lineage(tmp_path, base, monkeypatch):
     lake = prepared(tmp_path, base)
     outcome = make(tmp_path, lake, "rl_checkpoint")
     assert not outcome.manifest.blocked, outcome.manifest.failures
@@ -130,7 +132,7 @@ def test_every_rollout_is_recorded_and_leads_from_the_checkpoint_to_its_tasks(tm
     assert not {r["rollout_id"] for r in theirs} & {r["rollout_id"] for r in samples}
 
 
-def test_a_hybrid_policy_is_reinforced_on_what_the_trainer_computes(tmp_path):
+def test_hybrid_policy_generates_with_the_trainer_s_log_probs(tmp_path):
     """Its recurrent layers, read a token at a time while rolling out and a whole row at once in the update, agree."""
     lake = prepared(tmp_path, make_speaking_base(tmp_path / "base", hybrid=True), steps="2", save_steps="2")
     outcome = make(tmp_path, lake, "rl_checkpoint")
@@ -151,7 +153,7 @@ test_grpo.make(folder, test_grpo.Lake(folder / "data"), "rl_checkpoint")
 """
 
 
-def test_a_run_that_is_killed_goes_on_from_its_last_checkpoint(tmp_path, base):
+def test_killed_run_resumes_from_its_last_checkpoint(tmp_path, base):
     """SIGKILL to the whole run after its third checkpoint: no step is missing or doubled afterwards."""
     lake = prepared(tmp_path, base, steps="20", device_batch="4")
     script = KILLED
@@ -170,7 +172,7 @@ def test_a_run_that_is_killed_goes_on_from_its_last_checkpoint(tmp_path, base):
         time.sleep(1.5)
     [kept] = tmp_path.glob("data/checkpoints/rounds/*")
     before = {path.name: path.read_bytes() for path in sorted(kept.iterdir())}
-    resumed_at = grpo_worker.last_whole(staging)
+    resumed_at = grpo_worker.last_complete_step(staging)
     assert resumed_at and resumed_at >= 6 and not (staging / "result.json").exists()
 
     outcome = make(tmp_path, lake, "rl_checkpoint")
@@ -187,7 +189,7 @@ def test_a_run_that_is_killed_goes_on_from_its_last_checkpoint(tmp_path, base):
 # --- the gradient ----------------------------------------------------------------------------------------------------
 
 
-def config_of(base: Path, **rl) -> dict:
+def worker_in(folder: Path, base: Path, **rl) -> Worker[GrpoWorkerConfig]:
     section = RLSection.model_validate(
         {
             "method": "grpo", "suite": "s", "rewards": [{"function": "format"}], "steps": 1, "device_batch": 4,
@@ -195,15 +197,17 @@ def config_of(base: Path, **rl) -> dict:
             "schedule": "constant", "max_grad_norm": 1e9, "agent": {"temperature": 0.7}, **rl,
         }
     )  # fmt: skip
-    return {
-        "label": "grpo", "base": str(base), "base_name": "b", "link": "", "tasks": 8, "seed": 0, "chat_template": "",
-        "device": "auto", "resume": None, "resume_every": 1,
-        "server": None, "rl": section.model_dump(mode="json"),
-    }  # fmt: skip
+    config = GrpoWorkerConfig(
+        label="grpo", base=str(base), base_name="b", link="", tasks=8, seed=0,
+        chat_template=load_chat_format("tiny").template, device="auto", resume=None, resume_every=1, server=None,
+        rl=grpo.settings(section),
+    )  # fmt: skip
+    (folder / CONFIG_FILE).write_text(config.model_dump_json())
+    return Worker(folder, GrpoWorkerConfig)
 
 
-class Given:
-    """A link that hands out samples that were made beforehand; their log-probabilities are the base's own."""
+class FixedLink:
+    """A link that returns prepared samples; their log-probs are invented."""
 
     def __init__(self, samples: list[Sample]) -> None:
         self.samples = samples
@@ -243,16 +247,11 @@ def naive_gradient(base: Path, samples: list[Sample], temperature: float, loss: 
 
 
 @pytest.mark.parametrize("loss", ["grpo", "dapo"])
-def test_one_step_is_the_policy_gradient_of_the_given_advantages(tmp_path, base, loss):
-    config, samples = config_of(base, loss=loss), made_samples()
-    (tmp_path / CONFIG_FILE).write_text(json.dumps(config))
+def test_one_step_is_the_policy_gradient_of_the_advantages(tmp_path, base, loss):
+    worker, samples = worker_in(tmp_path, base, loss=loss), made_samples()
     model = load_model(base, torch.float32)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    from etpi_resources.chat.format import load_chat_format
-
-    config["chat_template"] = load_chat_format("tiny").template
-    (tmp_path / CONFIG_FILE).write_text(json.dumps(config))
-    trainer, engine = grpo_worker.build_trainer(Worker(tmp_path), model, Given(samples), gpu=False, dtype="fp32")
+    trainer, engine = grpo_worker.build_trainer(worker, model, FixedLink(samples), compute=Compute(False, "fp32"))
     try:
         trainer.train()
     finally:
@@ -266,28 +265,25 @@ def test_one_step_is_the_policy_gradient_of_the_given_advantages(tmp_path, base,
     assert sum(tokens for _, _, tokens, _ in trainer.gaps) == sum(sum(s.mask) for s in samples)
 
 
-def test_rollouts_of_another_policy_are_not_learnt_from_where_a_bound_is_given(tmp_path, base):
-    from etpi_resources.chat.format import load_chat_format
-
-    config = config_of(base) | {"chat_template": load_chat_format("tiny").template}
-    (tmp_path / CONFIG_FILE).write_text(json.dumps(config))
-    model = load_model(base, torch.float32)
-    trainer, engine = grpo_worker.build_trainer(Worker(tmp_path), model, Given(made_samples()), gpu=False, dtype="fp32")
-    trainer.largest_gap = 1e-3  # the samples' log-probabilities are made up
+def test_log_probs_of_another_policy_stop_the_update_if_there_is_a_bound(tmp_path, base):
+    worker, model = worker_in(tmp_path, base), load_model(base, torch.float32)
+    link, compute = FixedLink(made_samples()), Compute(gpu=False, dtype="fp32")
+    trainer, engine = grpo_worker.build_trainer(worker, model, link, compute=compute)
+    trainer.largest_gap = 1e-3
     try:
-        with pytest.raises(RuntimeError, match=r"step 0: rollouts were drawn with .* nothing was learnt"):
+        with pytest.raises(RuntimeError, match=r"step 0: .*log-probs"):
             trainer.train()
     finally:
         engine.close()
     assert trainer.state.global_step == 0
 
 
-def test_the_reference_s_settings_build_their_trainer(tmp_path):
+def test_full_size_spec_gives_valid_trainer_arguments(tmp_path):
     """The full-size spec, as far as this machine goes: it resolves, and TRL takes its arguments."""
     from etpi_assets.specs.load import load_specs
 
     rl = load_specs().experiments["terminal_grpo_0_8b"].rl
-    arguments = grpo_worker.trainer_arguments(rl.model_dump(mode="json"), tmp_path, 0, gpu=False, dtype="bf16")
+    arguments = grpo_worker.trainer_arguments(grpo.settings(rl), tmp_path, 0, Compute(gpu=False, dtype="bf16"))
     assert (arguments.num_generations, arguments.learning_rate, arguments.max_steps) == (4, 5e-6, 200)
     assert (arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps) == (4, 2)
     assert (arguments.warmup_steps, arguments.optim, arguments.beta) == (10, "paged_adamw_32bit", 0.04)

@@ -16,9 +16,11 @@ from etpi_assets.specs.load import SHIPPED, load_specs
 from etpi_assets.specs.training import TrainSection
 from etpi_assets.tasks.assets import tasks
 from etpi_assets.tasks.families import load_family
+from etpi_assets.training.grpo import settings
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.trainers.workers import grpo_worker
+from etpi_resources.trainers.workers.device import Compute
 from etpi_resources.trainers.workers.plan import Plan
 from tests.support.graph import write_spec
 
@@ -40,7 +42,7 @@ def test_the_full_size_is_the_reference_s(tmp_path):
     assert (rows, rl.steps * 4) == (2000, 3 * rows)
     assert set(suite.params["licenses"]) == set(suite.params["sources"])
 
-    arguments = grpo_worker.trainer_arguments(rl.model_dump(mode="json"), tmp_path, 0, gpu=False, dtype="bf16")
+    arguments = grpo_worker.trainer_arguments(settings(rl), tmp_path, 0, Compute(gpu=False, dtype="bf16"))
     assert (arguments.num_generations, arguments.max_steps, arguments.learning_rate) == (8, 1500, 1e-6)
     assert (arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps) == 32
     assert (arguments.epsilon, arguments.epsilon_high, arguments.beta, arguments.loss_type) == (0.2, 0.28, 0.0, "dapo")
@@ -58,11 +60,11 @@ def test_it_says_what_hardware_it_wants_and_what_its_library_chose():
 def test_its_prompt_offers_the_tool_and_fits():
     suite = SPECS.suites["arithmetic_tiny"]
     task = next(iter(load_family(suite.family).load("s", 0, {"train": 1, "heldout": 0})))
-    from etpi_assets.training.rounds import Ground, first_prompt
+    from etpi_assets.training.rounds import RLEnvironment, first_prompt
 
     chat = load_chat_format(FULL.base.tokenizer, FULL.base.chat_template)
-    ground = Ground([task], load_family("answers"), None, chat)  # type: ignore[list-item,arg-type]
-    text = chat.decode(first_prompt(FULL.rl, ground, task))  # type: ignore[arg-type]
+    environment = RLEnvironment([task], load_family("answers"), None, chat)  # type: ignore[list-item,arg-type]
+    text = chat.decode(first_prompt(FULL.rl, environment, task))  # type: ignore[arg-type]
     assert '"name": "code_interpreter"' in text and "<tool_call>" in text and text.endswith("<|im_start|>assistant\n")
 
 

@@ -13,10 +13,13 @@ from etpi_assets.resources import HardwareMissing, Resources, require_hardware
 from etpi_assets.specs.load import load_specs
 from etpi_assets.training import pointers
 from etpi_assets.training.assets import sft_checkpoint
+from etpi_assets.training.sft import settings
 from etpi_resources.chat.grammars import SLOTS
 from etpi_resources.lake.lake import Lake
+from etpi_resources.trainers.workers.adapters import lora_config
+from etpi_resources.trainers.workers.device import Compute
 from etpi_resources.trainers.workers.plan import make_plan
-from etpi_resources.trainers.workers.sft_worker import lora_config, sft_arguments
+from etpi_resources.trainers.workers.sft_worker import sft_arguments
 
 SPECS = load_specs()
 NAME = "etpi_phase1"
@@ -42,18 +45,18 @@ def test_it_resolves_and_its_base_is_pinned(tmp_path: Path):
 
 def test_the_trainer_gets_the_card_s_hyper_parameters(tmp_path: Path):
     rows = SPEC.published["stated"]["trajectories"]
-    train = SPEC.train.model_dump(mode="json")
+    train = settings(SPEC.train)
     made = make_plan(
-        [6000] * rows, [1.0] * rows, [900.0] * rows, epochs=train["epochs"], max_steps=train["max_steps"],
-        batch_tokens=train["batch_tokens"], micro_tokens=8192, batch_sequences=train["batch_sequences"],
-        schedule=train["schedule"], warmup=train["warmup_ratio"], seed=0,
+        [6000] * rows, [1.0] * rows, [900.0] * rows, epochs=train.epochs, max_steps=train.max_steps,
+        batch_tokens=train.batch_tokens, micro_tokens=8192, batch_sequences=train.batch_sequences,
+        schedule=train.schedule, warmup=train.warmup_ratio, seed=0,
     )  # fmt: skip
     assert made.accumulate == 8 and {len(batch.sequences) for batch in made.batches} == {1}
     assert made.steps == 80, "ceil(2 * 318 / 8): what is left of an epoch fills a step with the next"
-    assert made.rates.argmax() == pytest.approx(0.03 * made.steps, abs=1.5) and made.rates[-1] < 0.01
-    arguments = sft_arguments(
-        train, tmp_path, steps=made.steps, accumulate=made.accumulate, seed=0, gpu=False, dtype=train["dtype"]
-    )
+    assert made.learning_rates.argmax() == pytest.approx(0.03 * made.steps, abs=1.5)
+    assert made.learning_rates[-1] < 0.01
+    compute = Compute(gpu=False, dtype="bf16")
+    arguments = sft_arguments(train, tmp_path, steps=made.steps, accumulate=made.accumulate, seed=0, compute=compute)
     assert (arguments.learning_rate, arguments.gradient_accumulation_steps) == (2e-4, 8)
     assert arguments.optim == "adamw_8bit" and arguments.bf16 and arguments.gradient_checkpointing
     adapter = lora_config(train)

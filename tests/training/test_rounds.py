@@ -16,7 +16,14 @@ from etpi_assets.scoring.rewards.rescore import rescore_rollouts, rewards_as_app
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.specs.training import RewardTerm, RLSection
 from etpi_assets.tasks.families import load_family
-from etpi_assets.training.rounds import Ground, RolloutsFailed, Rounds, as_sequence, drop_after, read_rounds
+from etpi_assets.training.rounds import (
+    RLEnvironment,
+    RolloutsFailed,
+    Rounds,
+    as_sequence,
+    drop_rounds_from,
+    read_rounds,
+)
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, Turn
 from etpi_assets.worlds.terminal_tiny.generate import KEYWORDS, draw_tasks
 from etpi_resources.chat.format import load_chat_format
@@ -64,38 +71,38 @@ class Mixed:
 
 
 def rounds(folder, section: RLSection = SECTION) -> Rounds:
-    ground = Ground(TASKS, load_family("terminal_tiny"), BubblewrapFactory(), CHAT)
+    environment = RLEnvironment(TASKS, load_family("terminal_tiny"), BubblewrapFactory(), CHAT)
     identity = Identity("k" * 16, "rl", "policy", teacher="p", experiment="e", checkpoint_role="rl", seed=0)
-    return Rounds(section, ground, identity, 0, folder)
+    return Rounds(section, environment, identity, 0, folder)
 
 
-def test_a_round_is_rewarded_recorded_and_read_back(tmp_path):
+def test_round_is_rewarded_stored_and_read_back(tmp_path):
     samples = rounds(tmp_path)(3, [2, 2, 2, 2, 5, 5, 5, 5], Mixed())
     kept = list(read_rounds(tmp_path, "k" * 16))
-    assert [lesson.place for lesson, _ in kept] == list(range(8)) and {lesson.step for lesson, _ in kept} == {3}
+    assert [rewarded.place for rewarded, _ in kept] == list(range(8)) and {rewarded.step for rewarded, _ in kept} == {3}
     assert len({record.rollout_id for _, record in kept}) == 8
-    for sample, (lesson, record) in zip(samples, kept, strict=True):
+    for sample, (rewarded, record) in zip(samples, kept, strict=True):
         [turn] = record.agents[0].turns
-        assert (record.origin, record.experiment, record.sample) == ("rl", "e", 12 + lesson.place % 4)
+        assert (record.origin, record.experiment, record.sample) == ("rl", "e", 12 + rewarded.place % 4)
         assert list(sample.prompt_ids) == turn.prompt_ids and list(sample.completion_ids) == turn.output_ids
         assert set(sample.mask) == {1} and set(sample.logprobs) == {-0.25}
-        assert (sample.reward, sample.advantage) == (lesson.reward, lesson.advantage)
-        values = {score.function: score.value for score in lesson.scores}
-        assert lesson.reward == 1.5 * values["format"] + values["relevance"]
-        assert lesson.parsed == (turn.parse_error is None) == bool(values["format"])
-        assert lesson.solved == (record.outcome or {})["reward"] == (values["relevance"] == 1.0)
+        assert (sample.reward, sample.advantage) == (rewarded.reward, rewarded.advantage)
+        values = {score.function: score.value for score in rewarded.scores}
+        assert rewarded.reward == 1.5 * values["format"] + values["relevance"]
+        assert rewarded.parsed == (turn.parse_error is None) == bool(values["format"])
+        assert rewarded.solved == (record.outcome or {})["reward"] == (values["relevance"] == 1.0)
     for at in (0, 4):
         assert sum(sample.advantage for sample in samples[at : at + 4]) == pytest.approx(0.0, abs=1e-9)
-    assert {lesson.reward for lesson, _ in kept} == {0.0, 1.5, 2.5}, "the policy must have answered all three ways"
+    assert {rewarded.reward for rewarded, _ in kept} == {0.0, 1.5, 2.5}, "the policy must have answered all three ways"
 
 
-def test_rounds_after_a_checkpoint_are_dropped_and_the_same_step_asks_the_same_draws(tmp_path):
+def test_dropped_round_is_rolled_out_again_with_the_same_samples(tmp_path):
     one = rounds(tmp_path)
     for step in range(4):
         one(step, [step] * 4, Mixed())
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     (tmp_path / "round-000004.new").write_text("torn")
-    assert drop_after(tmp_path, 2) == 3
+    assert drop_rounds_from(tmp_path, 2) == 3
     assert sorted(path.name for path in tmp_path.iterdir()) == ["round-000000.jsonl", "round-000001.jsonl"]
     one(2, [2] * 4, Mixed())
     again = json.loads((tmp_path / "round-000002.jsonl").read_text().splitlines()[0])
@@ -110,10 +117,10 @@ def test_a_missing_or_nan_reward_stops_the_run_with_the_row(tmp_path, monkeypatc
     monkeypatch.setitem(functions.FUNCTIONS, "format", nan)  # pyright: ignore[reportArgumentType]
     with pytest.raises(BadReward, match=f"task {TASKS[1].task_id}: the reward 'format' is nan"):
         rounds(tmp_path)(0, [0] * 4 + [1] * 4, Mixed())
-    assert not list(tmp_path.iterdir()), "a round that taught nothing must not be kept"
+    assert not list(tmp_path.iterdir()), "a round without rewards must not be stored"
 
 
-def test_what_breaks_once_is_rolled_out_again_and_what_breaks_twice_names_the_task(tmp_path):
+def test_broken_rollout_is_retried_once_and_then_names_the_task(tmp_path):
     assert len(rounds(tmp_path)(0, [0] * 4, Mixed(broken=1))) == 4
     with pytest.raises(RolloutsFailed, match=f"task {TASKS[0].task_id} sample .*the socket is gone"):
         rounds(tmp_path)(1, [0] * 4, Mixed(broken=99))
@@ -125,7 +132,7 @@ def test_a_prompt_that_is_too_long_is_named_instead_of_cut(tmp_path):
         rounds(tmp_path, section)(0, [0] * 4, Mixed())
 
 
-def test_several_turns_become_one_sequence_in_which_what_was_read_is_masked():
+def test_several_turns_become_one_sequence_with_observations_masked():
     turns = [
         Turn(0, "a", prompt_ids=[1, 2], output_ids=[3, 4], logprobs=[-1.0, -2.0], capture="native"),
         Turn(1, "b", prompt_ids=[1, 2, 3, 4, 7, 8, 9], output_ids=[5], logprobs=[-3.0], capture="native"),
@@ -136,16 +143,16 @@ def test_several_turns_become_one_sequence_in_which_what_was_read_is_masked():
     with pytest.raises(RolloutsFailed, match="turn 1: its prompt does not extend"):
         as_sequence(record)
     turns[1].prompt_ids, turns[1].logprobs = [1, 2, 3, 4], None
-    with pytest.raises(RolloutsFailed, match="reported no ids or log-probabilities"):
+    with pytest.raises(RolloutsFailed, match="reported no ids"):
         as_sequence(record)
 
 
 def test_old_rollouts_are_scored_again_by_a_changed_reward_without_running(tmp_path, monkeypatch):
     rounds(tmp_path)(0, [0] * 4, Mixed())
     kept = list(read_rounds(tmp_path, "k" * 16))
-    keys = [{"rollout_id": lesson.rollout_id, "seed": 0, "step": lesson.step} for lesson, _ in kept]
+    keys = [{"rollout_id": rewarded.rollout_id, "seed": 0, "step": rewarded.step} for rewarded, _ in kept]
     samples = from_rows("rl_samples", keys)
-    rows = [key | vars(s) for key, (lesson, _) in zip(keys, kept, strict=True) for s in lesson.scores]
+    rows = [key | vars(s) for key, (rewarded, _) in zip(keys, kept, strict=True) for s in rewarded.scores]
     applied = from_rows("rewards", [row | {"applied": True} for row in rows])
     tasks = {task.task_id: task for task in TASKS}
     records = [record for _, record in kept]
@@ -162,7 +169,7 @@ def test_old_rollouts_are_scored_again_by_a_changed_reward_without_running(tmp_p
     assert {r["value"] for r in changed.to_pylist() if r["function"] == "format"} == {0.5}
 
 
-def test_a_section_that_cannot_be_learnt_from_is_refused():
+def test_section_that_cannot_be_trained_on_is_refused():
     for change, words in (
         ({"agent": AGENT.model_copy(update={"top_p": 0.9})}, "top_p = 1"),
         ({"agent": AGENT.model_copy(update={"temperature": 0.0})}, "temperature above 0"),

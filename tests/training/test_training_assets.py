@@ -7,6 +7,7 @@ import json
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -14,11 +15,14 @@ import pytest
 from etpi_assets.asset_run import Outcome
 from etpi_assets.materialize import RESOURCE, build_asset
 from etpi_assets.resources import Resources
-from etpi_assets.specs.training import BaseSection, TrainSection
+from etpi_assets.specs.server import ServerSection
+from etpi_assets.specs.training import BaseSection, RLSection, TrainSection
 from etpi_assets.training import assets, pointers, sft, sft_checks
+from etpi_assets.training.checkpoints import SftReport
 from etpi_assets.training.curves import loss_plot
 from etpi_resources.lake.lake import BlockedInput, Lake, LakeError, Ref, folder_hash
 from etpi_resources.lake.schemas import empty, from_rows
+from etpi_resources.trainers.contracts import GrpoSettings, SftLogLine, SftSettings
 from etpi_resources.trainers.pipes import WorkerFailed
 from tests.support.faults_page import stopped
 from tests.support.graph import ROLLOUT_SET, SUITE, write_spec
@@ -76,7 +80,7 @@ def training(tmp_path, base) -> Training:
 
 
 @pytest.mark.slow
-def test_a_checkpoint_a_seed_with_its_intermediate_steps_log_and_checks(training, monkeypatch):
+def test_every_seed_has_checkpoints_log_and_checks(training, monkeypatch):
     training.experiment(seeds="[0, 1]", save_steps="4")
     training.dataset(rows := learnable(40, validation=6))
     assert not training.failures(training.make("base_checkpoint"))
@@ -156,7 +160,7 @@ def test_an_adapter_is_published_beside_the_merged_model(training):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["lora", "full"])
-def test_training_that_did_nothing_is_published_as_evidence_and_stops_its_consumers(training, method):
+def test_training_without_effect_is_blocked(training, method):
     training.experiment(method=f'"{method}"', learning_rate="0.0", max_steps="2")
     training.dataset(learnable(12, validation=4))
     training.make("base_checkpoint")
@@ -183,7 +187,7 @@ collate.collate = masked
 
 
 @pytest.mark.slow
-def test_a_trainer_that_ignores_labels_is_stopped_whatever_its_loss(training, monkeypatch):
+def test_trainer_that_ignores_labels_is_blocked_though_its_loss_falls(training, monkeypatch):
     (training.folder / "sitecustomize.py").write_text(IGNORES_LABELS)
     monkeypatch.setenv("PYTHONPATH", str(training.folder), prepend=os.pathsep)
     training.experiment()
@@ -193,12 +197,12 @@ def test_a_trainer_that_ignores_labels_is_stopped_whatever_its_loss(training, mo
     assert set(failed) == {"label_tokens_match"}, "its loss falls"
     stopped(
         "labels that the trainer ignores, while its loss looks healthy", "sft_checkpoint", failed, "label_tokens_match",
-        "the trainer ignores or cuts what it is given",
+        "the trainer ignores or cuts data",
     )  # fmt: skip
 
 
 @pytest.mark.slow
-def test_a_loss_that_leaves_the_numbers_ends_the_training_with_the_remedy(training):
+def test_loss_that_is_not_finite_ends_the_training_with_a_remedy(training):
     training.experiment(learning_rate="1e18", warmup_ratio="0.0", max_steps="20")
     training.dataset(learnable(40, validation=4))
     training.make("base_checkpoint")
@@ -206,7 +210,7 @@ def test_a_loss_that_leaves_the_numbers_ends_the_training_with_the_remedy(traini
         training.make("sft_checkpoint")
 
 
-def test_what_does_not_apply_says_why_and_what_cannot_be_trained_says_what_to_do(training):
+def test_missing_base_or_sequences_say_what_to_do(training):
     training.dataset(learnable(4))
     training.experiment(method='"none"')
     training.make("base_checkpoint")
@@ -283,18 +287,27 @@ def test_a_hub_model_s_folder_is_what_the_hub_client_gives(monkeypatch, tmp_path
 # --- the checks, one fault each --------------------------------------------------------------------------------------
 
 
-def report(**changes) -> dict:
-    good = {
+def report(**changes) -> SftReport:
+    """A report that passes every check, but for the changes to its fields."""
+    default: dict[str, Any] = {
         "counted": {"complete": True, "labels": 50, "labels_planned": 50, "tokens": 90, "tokens_planned": 90},
-        "log": [{"val_loss": 3.0, "loss": None}, {"val_loss": None, "loss": 2.9}, {"val_loss": 1.0, "loss": 1.1}],
+        "log": [{"val_loss": 3.0}, {"loss": 2.9}, {"val_loss": 1.0, "loss": 1.1}],
         "saved": {
             "dtype": "float32", "base_difference": 0.3, "differing": [], "reload_difference": 0.0,
             "merge_difference": 1e-6, "adapters": 14, "zero_adapters": [],
         },
-        "plan": {"sequences": 4},
+        "plan": {
+            "steps": 2, "sequences": 4, "epochs": 1.0, "weighted_rows": 4.0, "padding": 0.0, "shapes": [(1, 64)],
+            "layout": "rows", "branches": 4, "layout_because": "nothing forks", "step_weight": 1.0, "accumulate": 1,
+        },
+        "seconds": {"start": 0.0, "train": 0.0, "save": 0.0}, "device": "cpu", "dtype": "fp32", "libraries": {},
+        "checkpoints": [], "reused": False,
     }  # fmt: skip
-    return {key: {**value, **changes.get(key, {})} if isinstance(value, dict) else changes.get(key, value)
-            for key, value in good.items()}  # fmt: skip
+    for name, value in changes.items():
+        default[name] = {**default[name], **value} if isinstance(value, dict) else value
+    line = dict.fromkeys(SftLogLine.model_fields) | {"epoch": 0.0, "tokens": 0, "seconds": 0.0}
+    default["log"] = [{**line, "step": step, **measured} for step, measured in enumerate(default["log"])]
+    return SftReport.model_validate(default)
 
 
 FAULTS = {
@@ -303,13 +316,13 @@ FAULTS = {
     "part of a pass": (
         "label_tokens_match", {"counted": {"complete": False, "labels": 20, "labels_planned": 21}}, "dataset has 21"),
     "sequences cut": ("no_sequence_cut", {"counted": {"tokens": 80}}, "80 tokens entered.*dataset has 90"),
-    "loss rises": ("loss_finite_and_falls", {"log": [{"val_loss": 1.0, "loss": None}, {"val_loss": 2.0, "loss": 2.0}]},
+    "loss rises": ("loss_finite_and_falls", {"log": [{"val_loss": 1.0}, {"val_loss": 2.0, "loss": 2.0}]},
                    "1.000 -> 2.000.*learning_rate"),
     "loss rises, no validation": (
         "loss_finite_and_falls",
-        {"log": [{"val_loss": None, "loss": 1.0}, {"val_loss": None, "loss": 2.0}]}, "training loss 1.000 -> 2.000"),
+        {"log": [{"loss": 1.0}, {"loss": 2.0}]}, "training loss 1.000 -> 2.000"),
     "loss not finite": ("loss_finite_and_falls", {"log": [{"val_loss": 1.0}, {"val_loss": math.nan}]}, "not finite"),
-    "base unchanged": ("weights_differ_from_base", {"saved": {"base_difference": 0.0}}, "training did nothing"),
+    "base unchanged": ("weights_differ_from_base", {"saved": {"base_difference": 0.0}}, "logits.*learning_rate"),
     "a part frozen": (
         "weights_differ_from_base", {"saved": {"unchanged": ["lm_head"], "trained": 3}}, "1 of 3.*lm_head"),
     "a dead adapter": ("adapter_not_zero", {"saved": {"zero_adapters": ["q.lora_B"]}}, "1 of 14.*q.lora_B"),
@@ -318,11 +331,11 @@ FAULTS = {
     "logits differ": ("reload_equals_saved", {"saved": {"reload_difference": 0.01}}, "0.01"),
     "merged wrongly": ("reload_equals_saved", {"saved": {"merge_difference": 0.01}}, "0.01"),
 }  # fmt: skip
-EXPECTED = sft_checks.Expected(sequences=4, labels=50, tokens=90)
+SPLIT = sft_checks.TrainingSplit(sequences=4, labels=50, tokens=90)
 
 
 def test_a_good_report_passes_every_check():
-    assert all(check.passed and check.blocking for check in sft_checks.checks({0: report(), 1: report()}, EXPECTED))
+    assert all(check.passed and check.blocking for check in sft_checks.checks({0: report(), 1: report()}, SPLIT))
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -330,20 +343,27 @@ def test_each_fault_fails_its_check_and_says_which_seed(fault):
     import re
 
     name, changes, words = FAULTS[fault]
-    outcomes = {check.name: check for check in sft_checks.checks({0: report(), 7: report(**changes)}, EXPECTED)}
+    outcomes = {check.name: check for check in sft_checks.checks({0: report(), 7: report(**changes)}, SPLIT)}
     assert not outcomes[name].passed
     assert re.search(words, outcomes[name].message) and "seed 7" in outcomes[name].message
     assert "seed 0" not in outcomes[name].message
 
 
-def test_the_request_s_key_follows_everything_the_result_depends_on(tmp_path):
-    def request(**changes) -> sft.Request:
+def test_settings_have_every_key_of_their_spec_section_or_leave_it_to_the_starter():
+    of_starter = {"method", "suite", "tasks", "agent", "sandbox", "rewards", "advantage_eps", "advantage_ddof"}
+    of_server = set(ServerSection.model_fields) | {"engine", "options"}
+    assert set(SftSettings.model_fields) == set(TrainSection.model_fields)
+    assert set(GrpoSettings.model_fields) - {"temperature"} == set(RLSection.model_fields) - of_starter - of_server
+
+
+def test_request_s_key_follows_everything_the_result_depends_on(tmp_path):
+    def request(**changes) -> sft.SftRequest:
         train = TrainSection.model_validate(changes.pop("train", {}))
         same = {
             "experiment": "a", "base_id": "b", "base_folder": tmp_path, "files": {tmp_path / "f": "sha"}, "seed": 0,
             "chat_template": "t", "gpu": False, "dtype": "fp32", "code": "c",
         }  # fmt: skip
-        return sft.Request(train=train, **{**same, **changes})
+        return sft.SftRequest(train=train, **{**same, **changes})
 
     key = request().key
     assert request(experiment="other", base_folder=Path("/elsewhere"), files={Path("/g"): "sha"}).key == key

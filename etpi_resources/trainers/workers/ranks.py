@@ -38,8 +38,12 @@ def launch(processes: int, module: str, folder: Path) -> int:
     try:
         elastic_launch(config, sys.executable)("-m", module, str(folder))
     except ChildFailedError as failed:
-        # When one process is killed the others fail because their peer is gone, and may be reported first.
-        rank, failure = min(failed.failures.items(), key=lambda item: (item[1].exitcode > 0, item[1].timestamp))
+        # When one process is killed the others fail because their peer is gone, and may be reported first. SIGTERM is
+        # how the launcher itself stops the others.
+        rank, failure = min(
+            failed.failures.items(),
+            key=lambda item: (item[1].exitcode == -signal.SIGTERM, item[1].exitcode > 0, item[1].timestamp),
+        )
         if failure.exitcode < 0:
             how = f"was killed by {signal.Signals(-failure.exitcode).name}"
         else:
