@@ -343,6 +343,6 @@ SAME: tuple[tuple[str, str, str], ...] = (
     ),
     (f"{K}/terminal.jinja", "that follows. An earlier", "that follows; an earlier"),
     (f"{B}/guest.py", "MOST_FILES = 50_000", "MOST_FILES = 50000  # enough"),
-    (f"{W}/packing.py", "MOST_LENGTHS = 8", "MOST_LENGTHS = 0x8"),
+    (f"{W}/packing.py", "MAX_LENGTHS = 8", "MAX_LENGTHS = 0x8"),
 )
 """(file, old, new): edits of words and layout alone."""
