@@ -1,9 +1,8 @@
-"""Floors and bounds that a data set must clear before a GPU is rented for it.
+"""Gates: checks of a data set before training, against the floors and bounds of the spec's `gates` section.
 
-Belongs here: what the spec's `gates` section measures, each verdict with the figures and the remedy, and overriding one
-by name with a reason. Does not belong here: invariants that no spec can move (`integrity`).
-
-A gate over a rate carries n and its interval and says where n cannot decide; it then passes or fails by the estimate.
+Each message has the figures and a remedy, and a spec can override a failed check by name with a reason. A gate over a
+rate reports n and the interval, and whether n is too small to decide; then the estimate decides. Invariants that no
+spec can change are in `integrity`.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from etpi_resources.lake.stored import Rows, batches, columns_of, counts, dicts
 _SHOWN = 3
 _PAIR_RATES = ("plan_first", "plan_content", "solved")
 _AGENT_RATES = ("follow_through", "follow_own", "follow_edited", "follow_by_turn_5")
-_RUN = 6
+_NGRAM = 6
 _COMMON = 0.9
 _HELD_OUT = ("heldout_repo", "heldout_task")
 _REMEDIES = {
@@ -42,26 +41,19 @@ _REMEDIES = {
 
 
 def validate_overrides(section: GatesSection, names: Collection[str]) -> None:
-    """Hold that every override names a check and gives a reason.
-
-    Args:
-        names: every check that an experiment has.
-
-    Raises:
-        ValueError: one does not.
-    """
+    """Raise ValueError unless every override names one of the checks `names` and gives a reason."""
     for name, reason in section.override.items():
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1, cutoff=0)
+            nearest = difflib.get_close_matches(name, names, n=1, cutoff=0)
             raise ValueError(
-                f"gates.override.{name}: no such check, the nearest is {near[0]!r}; there are {sorted(names)}"
+                f"gates.override.{name}: no such check; did you mean {nearest[0]!r}? The checks are {sorted(names)}"
             )
         if not reason.strip():
-            raise ValueError(f"gates.override.{name}: say why its failure is accepted")
+            raise ValueError(f"gates.override.{name}: give the reason why its failure is accepted")
 
 
 def apply_overrides(outcomes: Iterable[CheckOutcome], section: GatesSection) -> list[CheckOutcome]:
-    """The outcomes, those that failed and that `gates.override` names passed with the reason in front."""
+    """Return the outcomes, with failed checks that `gates.override` names passed and the reason before the message."""
     return [
         replace(o, passed=True, blocking=False, message=f"overridden: {section.override[o.name]} ({o.message})")
         if not o.passed and o.name in section.override
@@ -71,7 +63,7 @@ def apply_overrides(outcomes: Iterable[CheckOutcome], section: GatesSection) -> 
 
 
 def teacher_gate(rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, section: GatesSection) -> CheckOutcome:
-    """The teacher's own rates, over every rollout it made, against `gates.teacher`: a student is bounded by them.
+    """Compare the teacher's rates over all its rollouts with `gates.teacher`, since a student is bounded by them.
 
     Raises:
         ValueError: `gates.teacher` names a metric that is not measured.
@@ -83,25 +75,23 @@ def teacher_gate(rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, s
     counted = [row for row in scores.to_pylist() if not row["infrastructure_error"]]
     names = {row["rollout_id"] for row in counted}
     agents = [row for row in agent_scores.to_pylist() if row["rollout_id"] in names]
-    sentences, passed = [], True
+    verdicts, passed = [], True
     figures: dict[str, float] = {"excluded": len(scores) - len(counted)}
     for metric, floor in sorted(section.teacher.items()):
         rows = agents if metric in _AGENT_RATES else counted
-        read = [(_value(row, metric), str(task.get(row["rollout_id"]) or row["rollout_id"])) for row in rows]
-        hits = [(value, cluster) for value, cluster in read if value is not None]
-        estimate = rate([value for value, _ in hits], [cluster for _, cluster in hits])
+        values = [(_value(row, metric), str(task.get(row["rollout_id"]) or row["rollout_id"])) for row in rows]
+        measured = [(value, cluster) for value, cluster in values if value is not None]
+        estimate = rate([value for value, _ in measured], [cluster for _, cluster in measured])
         if estimate is None:
             passed = False
-            sentences.append(f"{metric} was not measured on any rollout: take it out of gates.teacher")
+            verdicts.append(f"{metric} was not measured on any rollout: remove it from gates.teacher")
             continue
         passed = passed and estimate.value >= floor
-        sentences.append(f"{metric} {decide(estimate, floor)[1]}")
+        verdicts.append(f"{metric} {decide(estimate, floor)[1]}")
         figures[metric] = estimate.value
-    message = "; ".join(sentences) or "gates.teacher names no metric"
+    message = "; ".join(verdicts) or "gates.teacher names no metric"
     if not passed:
-        message += (
-            ". A student is bounded by its teacher: take a stronger one, or say in gates.override why this one will do"
-        )
+        message += ". A student is bounded by its teacher: take a stronger one, or give a reason in gates.override"
     return CheckOutcome("teacher_gate", passed, message, figures=figures)
 
 
@@ -112,17 +102,17 @@ def _value(row: Mapping[str, Any], metric: str) -> float | None:
 
 
 def turn_loss_share(rows: pa.Table, section: GatesSection) -> CheckOutcome:
-    """Turn 0's share of the loss weight of the training rows, against its floor: per-turn rows bury the first turn."""
+    """Compare turn 0's share of the training loss with its floor; the many rows of later turns can bury turn 0."""
     share = loss_share_by_turn(rows)
     first = share.get(0, 0.0)
     floor = section.first_turn_loss_share
-    told = ", ".join(f"turn {turn} {value:.3f}" for turn, value in list(share.items())[:6])
-    message = f"Turn 0 carries {first:.3f} of the loss, floor {floor:.3f} ({told})."
+    first_turns = ", ".join(f"turn {turn} {value:.3f}" for turn, value in list(share.items())[:6])
+    message = f"Turn 0 carries {first:.3f} of the loss, floor {floor:.3f} ({first_turns})."
     passed = first >= floor
     if not passed:
         factor = (1 - first) * floor / max(1e-9, first * (1 - floor))
         message += (
-            " No training row has turn 0: look at `dropped`."
+            " No training row is of turn 0: see the table `dropped`."
             if first == 0
             else f" Later turns bury it: raise dataset.upweight_factor about {factor:.1f} times for turn 0."
         )
@@ -130,46 +120,46 @@ def turn_loss_share(rows: pa.Table, section: GatesSection) -> CheckOutcome:
 
 
 def format_exposure(rows: pa.Table, pairs: Rows, section: GatesSection) -> CheckOutcome:
-    """Tool-call openings learnt in one epoch, each counted with its row's weight and copies, against their floor."""
+    """Compare the tool calls trained on in one epoch, each with its row's weight and copies, with their floor."""
     training = rows.filter(pc.field("split") == "train").select(["pair_id", "weight", "copies"])
-    told = training.join(columns_of(pairs, ["pair_id", "format_tokens"]), "pair_id")
-    openings = told.filter(pc.field("format_tokens") > 0)
-    exposure = sum(row["weight"] * row["copies"] for row in dicts(openings, ["weight", "copies"]))
+    with_format = training.join(columns_of(pairs, ["pair_id", "format_tokens"]), "pair_id")
+    calling = with_format.filter(pc.field("format_tokens") > 0)
+    exposure = sum(row["weight"] * row["copies"] for row in dicts(calling, ["weight", "copies"]))
     floor = section.format_exposure
     figures = {
         "exposure": exposure,
-        "rows_with_call": len(openings),
+        "rows_with_call": len(calling),
         "rows": len(training),
-        "format_tokens": pc.sum(told["format_tokens"]).as_py() or 0,  # pyright: ignore[reportAttributeAccessIssue]
+        "format_tokens": pc.sum(with_format["format_tokens"]).as_py() or 0,  # pyright: ignore[reportAttributeAccessIssue]
     }
     message = (
-        f"{len(openings)} of {len(training)} training rows hold a tool call, {exposure:.0f} by weight; floor {floor}."
+        f"{len(calling)} of {len(training)} training rows have a tool call, {exposure:.0f} by weight; floor {floor}."
     )
     if exposure < floor:
-        message += (
-            " The format would not be learnt: "
-            + ("the teacher writes no <tool_call>, so re-tokenise or take another teacher." if not openings else "")
-            + ("collect more rollouts, or raise dataset.upweight_factor." if openings else "")
+        message += " The format would not be learnt: " + (
+            "collect more rollouts, or raise dataset.upweight_factor."
+            if calling
+            else "the teacher writes no <tool_call>, so re-tokenise or take another teacher."
         )
     return CheckOutcome("format_exposure", exposure >= floor, message, figures=figures)
 
 
 def role_balance(rows: pa.Table, pairs: Rows, section: GatesSection) -> CheckOutcome:
-    """The rarer role's share of training rows, where agents work in pairs."""
+    """Compare the rarer role's share of the training rows with its floor, if agents work in pairs."""
     roles = {"pair_id": pa.string(), "role": pa.string()}
     parts = [pa.schema(roles).empty_table()]
     for batch in batches(pairs, ["pair_id", "metadata"]):
         role = pa.array([json.loads(facts).get("role") for facts in batch["metadata"].to_pylist()], pa.string())
         parts.append(pa.table([batch["pair_id"], role], list(roles)))
     training = rows.filter(pc.field("split") == "train").select(["pair_id"])
-    count = counts(training.join(pa.concat_tables(parts), "pair_id"), "role")
-    figures = {str(role): n for role, n in count.items()}
-    if set(count) <= {"solo"}:
+    rows_of = counts(training.join(pa.concat_tables(parts), "pair_id"), "role")
+    figures = {str(role): n for role, n in rows_of.items()}
+    if set(rows_of) <= {"solo"}:
         return CheckOutcome("role_balance", True, "One agent alone: no roles to balance.", figures=figures)
-    sides = {role: count.get(role, 0) for role in ("proposer", "responder")}
-    share = min(sides.values()) / max(1, sum(sides.values()))
+    pair_roles = {role: rows_of.get(role, 0) for role in ("proposer", "responder")}
+    share = min(pair_roles.values()) / max(1, sum(pair_roles.values()))
     floor = section.role_balance
-    message = f"Rows by role {sides}: the rarer has {share:.2f}, floor {floor:.2f}."
+    message = f"Rows by role {pair_roles}: the rarer has {share:.2f}, floor {floor:.2f}."
     if share < floor:
         message += " A student trained on one role fails the other: select rollouts whole, with both agents' turns."
     return CheckOutcome("role_balance", share >= floor, message, figures=figures)
@@ -178,13 +168,13 @@ def role_balance(rows: pa.Table, pairs: Rows, section: GatesSection) -> CheckOut
 def plan_paths_in_task(
     selected: pa.Table, agent_scores: pa.Table, tasks: pa.Table, section: GatesSection
 ) -> CheckOutcome:
-    """The share of the selected agents' plans of which every entity occurs in the task's text, against its floor.
+    """Compare the share of the selected agents' plans whose entities all occur in the task's text with its floor.
 
-    A plan that names nothing does not pass. Plans of unknown tasks are left out and counted.
+    A plan without entities counts as a miss. Plans of unknown tasks are excluded and counted.
     """
     text = dict(zip(tasks["task_id"].to_pylist(), tasks["instruction"].to_pylist(), strict=True))
     task = dict(zip(selected["rollout_id"].to_pylist(), selected["task_id"].to_pylist(), strict=True))
-    hits, clusters, strange, unknown, plans = [], [], [], 0, 0
+    hits, clusters, foreign, unknown, plans = [], [], [], 0, 0
     for row in agent_scores.to_pylist():
         if row["rollout_id"] not in task or row["plan_entities"] is None:
             continue
@@ -193,10 +183,10 @@ def plan_paths_in_task(
         if instruction is None:
             unknown += 1
             continue
-        named = json.loads(row["plan_entities"])
-        missing = [entity for entity in named if entity not in instruction]
-        strange += [f"{entity} ({task[row['rollout_id']]})" for entity in missing]
-        hits.append(float(bool(named) and not missing))
+        entities = json.loads(row["plan_entities"])
+        missing = [entity for entity in entities if entity not in instruction]
+        foreign += [f"{entity} ({task[row['rollout_id']]})" for entity in missing]
+        hits.append(float(bool(entities) and not missing))
         clusters.append(str(task[row["rollout_id"]]))
     floor = section.plan_paths_in_task
     figures = {"plans": plans, "unknown_task": unknown, "judged": len(hits)}
@@ -208,14 +198,14 @@ def plan_paths_in_task(
     message = f"Plans whose entities all occur in their task: {decide(estimate, floor)[1]}; {unknown} of unknown tasks."
     if not passed:
         message += (
-            f" Plans name what the task does not, first {strange[:_SHOWN]}: the student would learn names that "
+            f" Plans name what the task does not, first {foreign[:_SHOWN]}: the student would learn names that "
             "have nothing to do with its task. Require plan_content, or take another teacher."
         )
     return CheckOutcome("plan_paths_in_task", passed, message, figures={**figures, "rate": estimate.value})
 
 
 def prompt_length_ratio(training: Sequence[int], evaluation: Sequence[int], section: GatesSection) -> CheckOutcome:
-    """Median first-turn prompt of evaluation and of training, in tokens: neither may be many times the other."""
+    """Compare the ratio of the median first-turn prompts of training and evaluation, in tokens, with its bound."""
     name, bound = "prompt_length_ratio", section.prompt_length_ratio
     figures = {"training": len(training), "evaluation": len(evaluation)}
     if not training or not evaluation:
@@ -223,11 +213,11 @@ def prompt_length_ratio(training: Sequence[int], evaluation: Sequence[int], sect
         return CheckOutcome(
             name, True, f"Cannot be decided: there are no first-turn prompts of {side}.", figures=figures
         )
-    ours, theirs = median(training), median(evaluation)
-    ratio = max(ours / theirs, theirs / ours)
+    train_median, eval_median = median(training), median(evaluation)
+    ratio = max(train_median / eval_median, eval_median / train_median)
     message = (
-        f"Median first prompt {ours:.0f} tokens in training (n = {len(training)}), {theirs:.0f} in evaluation "
-        f"(n = {len(evaluation)}): ratio {ratio:.2f}, bound {bound:.2f}."
+        f"Median first prompt {train_median:.0f} tokens in training (n = {len(training)}), {eval_median:.0f} in "
+        f"evaluation (n = {len(evaluation)}): ratio {ratio:.2f}, bound {bound:.2f}."
     )
     if ratio > bound:
         message += " What is learnt on one length fails on the other: take tasks of the evaluation's registers."
@@ -237,79 +227,82 @@ def prompt_length_ratio(training: Sequence[int], evaluation: Sequence[int], sect
 def template_distance(
     training: Sequence[Sequence[int]], evaluation: Sequence[Sequence[int]], section: GatesSection
 ) -> CheckOutcome:
-    """How much of what all evaluation prompts have in common the training prompts lack, against its bound.
+    """Compare how much of the evaluation prompts' common part the training prompts lack with its bound.
 
-    The common part is the runs of 6 ids in at least 90 % of the evaluation's first-turn prompts; the distance is the
-    mean share of them that a training prompt has not: 0 for the same template, 1 for another.
+    The common part is the 6-grams of ids in at least 90 % of the evaluation's first-turn prompts. The distance is the
+    mean share of them that a training prompt lacks: 0 for the same template, 1 for another.
     """
     name, bound = "template_distance", section.template_distance
     figures: dict[str, Any] = {"training": len(training), "evaluation": len(evaluation)}
     if not training or len(evaluation) < 2:
-        message = "Cannot be decided: it takes a training prompt and two of evaluation to tell a template from a task."
+        message = "Cannot be decided: at least one training prompt and two evaluation prompts are needed."
         return CheckOutcome(name, True, message, figures=figures)
-    seen: Counter[tuple[int, ...]] = Counter(run for prompt in evaluation for run in _runs(prompt))
-    common = {run for run, n in seen.items() if n >= _COMMON * len(evaluation)}
+    occurrences: Counter[tuple[int, ...]] = Counter(ngram for prompt in evaluation for ngram in _ngrams(prompt))
+    common = {ngram for ngram, n in occurrences.items() if n >= _COMMON * len(evaluation)}
     if not common:
         message = f"Cannot be decided: {len(evaluation)} evaluation prompts have nothing in common."
         return CheckOutcome(name, True, message, figures=figures)
-    distance = float(np.mean([1 - len(common & _runs(prompt)) / len(common) for prompt in training]))
+    distance = float(np.mean([1 - len(common & _ngrams(prompt)) / len(common) for prompt in training]))
     message = (
         f"Training prompts lack {distance:.2f} of what {len(evaluation)} evaluation prompts share, bound {bound:.2f}."
     )
     if distance > bound:
         message += (
-            " The student would be trained on another template than it is given: compare system and user messages."
+            " The student would be trained on another template than it is served: compare system and user messages."
         )
     return CheckOutcome(
         name, distance <= bound, message, figures={**figures, "distance": distance, "common": len(common)}
     )
 
 
-def _runs(prompt: Sequence[int]) -> set[tuple[int, ...]]:
-    return {tuple(prompt[i : i + _RUN]) for i in range(len(prompt) - _RUN + 1)}
+def _ngrams(prompt: Sequence[int]) -> set[tuple[int, ...]]:
+    return {tuple(prompt[i : i + _NGRAM]) for i in range(len(prompt) - _NGRAM + 1)}
 
 
-def skip_rate(found: int, lost: Mapping[str, str], section: GatesSection) -> CheckOutcome:
-    """The share of inputs lost before training for reasons other than selection, with their names.
+def skip_rate(inputs: int, lost: Mapping[str, str], section: GatesSection) -> CheckOutcome:
+    """Compare the share of inputs lost before training, other than by selection, with its bound; name the inputs.
 
     Args:
-        found: rollouts and quarantined inputs.
-        lost: name -> reason of each one lost.
+        inputs: the number of rollouts and quarantined inputs.
+        lost: name -> reason of each lost input.
     """
-    share = len(lost) / found if found else 1.0
+    share = len(lost) / inputs if inputs else 1.0
     reasons = Counter(reason.partition(":")[0] for reason in lost.values())
     bound = section.skip_rate
-    named = ", ".join(f"{name} ({reason})" for name, reason in list(lost.items())[:10])
-    message = f"{len(lost)} of {found} inputs lost ({share:.2f}, bound {bound:.2f})"
-    message += f": {named}{', ...' if len(lost) > 10 else ''}." if lost else "."
+    first = ", ".join(f"{name} ({reason})" for name, reason in list(lost.items())[:10])
+    message = f"{len(lost)} of {inputs} inputs lost ({share:.2f}, bound {bound:.2f})"
+    message += f": {first}{', ...' if len(lost) > 10 else ''}." if lost else "."
     if share > bound:
-        message += " Mend what refuses them, or say in gates.override why the rest is enough."
-    return CheckOutcome("skip_rate", share <= bound, message, figures={"found": found, "lost": len(lost), **reasons})
+        message += " Correct the cause, or give a reason in gates.override why the rest is enough."
+    return CheckOutcome("skip_rate", share <= bound, message, figures={"found": inputs, "lost": len(lost), **reasons})
 
 
 def turns_lost(rows: pa.Table, from_pairs: pa.Table, from_rows: pa.Table, section: GatesSection) -> CheckOutcome:
-    """The share of turns, and of their output tokens, that the selected rollouts lost on the way to the data set.
+    """Compare the share of the selected rollouts' turns, and of their output tokens, that were lost with its bound.
+
+    Held-out turns are not lost. A turn without ids counts as a turn, but has no tokens.
 
     Args:
-        rows: `dataset_rows`. from_pairs, from_rows: what `tito_pairs` and `upweighted_dataset` dropped. Turns that are
-            held out on purpose are no loss; a turn without ids counts as a turn, not in tokens.
+        rows: `dataset_rows`.
+        from_pairs, from_rows: the tables `dropped` of `tito_pairs` and `upweighted_dataset`.
     """
     lost = pa.concat_tables([from_pairs, from_rows])
     lost = lost.filter(~pc.field("reason").isin(_HELD_OUT))
     reasons = Counter(lost["reason"].to_pylist())
     turns = len(rows) + len(lost)
-    gone, kept = (pc.sum(t["output_tokens"]).as_py() or 0 for t in (lost, rows))  # pyright: ignore[reportAttributeAccessIssue]
+    lost_tokens, kept_tokens = (pc.sum(t["output_tokens"]).as_py() or 0 for t in (lost, rows))  # pyright: ignore[reportAttributeAccessIssue]
     share = len(lost) / turns if turns else 1.0
-    token_share = gone / (gone + kept) if gone + kept else 1.0
+    tokens = lost_tokens + kept_tokens
+    token_share = lost_tokens / tokens if tokens else 1.0
     bound = section.turns_lost
-    told = ", ".join(f"{reason} {n}" for reason, n in reasons.most_common()) or "none"
+    by_reason = ", ".join(f"{reason} {n}" for reason, n in reasons.most_common()) or "none"
     message = (
-        f"{len(lost)} of {turns} turns lost ({share:.2f}) and {gone} of {gone + kept} output tokens "
-        f"({token_share:.2f}), bound {bound:.2f}: {told}."
+        f"{len(lost)} of {turns} turns lost ({share:.2f}) and {lost_tokens} of {tokens} output tokens "
+        f"({token_share:.2f}), bound {bound:.2f}: {by_reason}."
     )
     passed = max(share, token_share) <= bound
     if not passed:
         remedy = _REMEDIES.get(reasons.most_common(1)[0][0], "see the tables `dropped` for each turn's reason")
-        message += f" The student would be trained on the rest alone: {remedy}, or raise gates.turns_lost."
-    figures = {"turns": turns, "turns_lost": len(lost), "tokens": gone + kept, "tokens_lost": gone, **reasons}
+        message += f" The student would train on the rest only: {remedy}, or raise gates.turns_lost."
+    figures = {"turns": turns, "turns_lost": len(lost), "tokens": tokens, "tokens_lost": lost_tokens, **reasons}
     return CheckOutcome("turns_lost", passed, message, figures=figures)

@@ -1,7 +1,6 @@
-"""What must hold of pairs and datasets, whatever the experiment: ids, counts, labels, leaks.
+"""Checks of pairs and data sets that a correct build always passes: ids, counts, labels, leaks.
 
-Belongs here: checks that a correct build always passes, each naming what to do. Does not belong here: floors and bounds
-that a spec sets (`gates`).
+Checks whose floors and bounds a spec sets are in `gates`.
 """
 
 from __future__ import annotations
@@ -30,50 +29,51 @@ from etpi_resources.token_ids import common_prefix
 
 _SHOWN = 3
 _TEXT = 60
-"""Characters shown of a prompt where it departs."""
+"""Characters shown of a prompt from the first difference on."""
 
 TurnKey = tuple[str, str, int]
 KEY = ["rollout_id", "agent_id", "turn"]
 
 
 def pairs_reconcile(turns: pa.Table, pairs: Rows, dropped: pa.Table) -> CheckOutcome:
-    """Pairs + dropped are the turns of the selected rollouts (their `KEY` columns), each once, and there are pairs."""
-    told = f"{len(turns)} turns = {len(pairs)} pairs + {len(dropped)} dropped"
-    return _reconcile("pairs_reconcile", turns, columns_of(pairs, KEY), dropped, len(pairs), told)
+    """Check that pairs + dropped are the turns of the selected rollouts (`KEY` columns), each once, and that there are
+    pairs."""
+    balance = f"{len(turns)} turns = {len(pairs)} pairs + {len(dropped)} dropped"
+    return _reconcile("pairs_reconcile", turns, columns_of(pairs, KEY), dropped, len(pairs), balance)
 
 
 def dataset_reconciles(pairs: Rows, rows: pa.Table, dropped: pa.Table) -> CheckOutcome:
-    """Rows + dropped are the pairs, each once, and there are rows to train on."""
-    told = f"{len(pairs)} pairs = {len(rows)} rows + {len(dropped)} dropped"
+    """Check that rows + dropped are the pairs, each once, and that there are training rows."""
+    balance = f"{len(pairs)} pairs = {len(rows)} rows + {len(dropped)} dropped"
     training = counts(rows, "split")["train"]
-    return _reconcile("dataset_reconciles", columns_of(pairs, KEY), rows, dropped, training, told)
+    return _reconcile("dataset_reconciles", columns_of(pairs, KEY), rows, dropped, training, balance)
 
 
 def _reconcile(
-    name: str, offered: pa.Table, kept: pa.Table, dropped: pa.Table, training: int, told: str
+    name: str, offered: pa.Table, kept: pa.Table, dropped: pa.Table, training: int, balance: str
 ) -> CheckOutcome:
     reasons = counts(dropped, "reason")
-    told += f" ({', '.join(f'{reason} {n}' for reason, n in reasons.most_common()) or 'none'})"
+    message = balance + f" ({', '.join(f'{reason} {n}' for reason, n in reasons.most_common()) or 'none'})"
     figures = {"offered": len(offered), "kept": training, "dropped": len(dropped), "reasons": dict(reasons)}
     if wrong := _unbalanced(offered, kept, dropped):
-        told += f": {len(wrong)} are missing or duplicated, first {wrong[:_SHOWN]}; do not use this version"
-        return CheckOutcome(name, False, told, figures=figures)
+        message += f": {len(wrong)} are missing or duplicated, first {wrong[:_SHOWN]}; do not use this version"
+        return CheckOutcome(name, False, message, figures=figures)
     if not training:
-        remedy = {
+        remedies = {
             "not_captured": 'the rollouts have no such ids: set pairs.capture = "retokenised", or collect native ones',
             "over_max_length": "raise dataset.max_length",
         }
         commonest = next(iter(dict(reasons.most_common())), "")
-        told += f": nothing is left to train on; {remedy.get(commonest, 'see the table `dropped` for the reasons')}"
-        return CheckOutcome(name, False, told, figures=figures)
-    return CheckOutcome(name, True, told, figures=figures)
+        remedy = remedies.get(commonest, "see the table `dropped` for the reasons")
+        return CheckOutcome(name, False, f"{message}: nothing is left to train on; {remedy}", figures=figures)
+    return CheckOutcome(name, True, message, figures=figures)
 
 
-def _unbalanced(offered: pa.Table, *found: pa.Table) -> list[TurnKey]:
-    """The turns that are not found exactly as often as offered, sorted."""
+def _unbalanced(offered: pa.Table, *accounted: pa.Table) -> list[TurnKey]:
+    """Return the turns whose number of rows in `accounted` differs from that in `offered`, sorted."""
     signed = [
         table.select(KEY).append_column("n", pa.array(np.full(len(table), sign, dtype=np.int64)))
-        for table, sign in ((offered, 1), *((table, -1) for table in found))
+        for table, sign in ((offered, 1), *((table, -1) for table in accounted))
     ]
     sums = pa.concat_tables(signed).group_by(KEY).aggregate([("n", "sum")])
     wrong = sums.filter(pc.field("n_sum") != 0)
@@ -81,109 +81,109 @@ def _unbalanced(offered: pa.Table, *found: pa.Table) -> list[TurnKey]:
 
 
 def capture_not_mixed(pairs: Rows, section: PairsSection) -> CheckOutcome:
-    """Every pair is of the capture that the spec asks for."""
-    found = counts(pairs, "capture")
-    passed = set(found) <= {section.capture}
-    message = f"{found[section.capture]} pairs, all {section.capture}."
+    """Check that every pair is of the capture that the spec asks for."""
+    captures = counts(pairs, "capture")
+    passed = set(captures) <= {section.capture}
+    message = f"{captures[section.capture]} pairs, all {section.capture}."
     if not passed:
         message = (
-            f"Pairs of capture {dict(found)}, the spec asks for {section.capture}: native and re-tokenised ids in one "
-            "dataset teach two spellings. Make an experiment of each, or set pairs.capture."
+            f"Pairs of capture {dict(captures)}, the spec asks for {section.capture}: native and re-tokenised ids in "
+            "one data set train two spellings. Create an experiment for each, or set pairs.capture."
         )
-    return CheckOutcome("capture_not_mixed", passed, message, figures=dict(found))
+    return CheckOutcome("capture_not_mixed", passed, message, figures=dict(captures))
 
 
 def history_as_captured(pairs: Rows, captured: pa.Table, chat: ChatFormat) -> CheckOutcome:
-    """Every prompt put together again from messages reads as the one the model was given, both edited alike.
+    """Check that prompts re-tokenised from messages have the text of the captured prompts, both edited alike.
 
     Args:
-        captured: the pairs that the captured ids give, of any of the same turns; without rows, nothing is decided.
+        captured: pairs built from the captured ids of some of the same turns; the check passes if there are none.
     """
-    read = dict(iter_prompts(captured))
+    captured_prompts = dict(iter_prompts(captured))
     compared, wrong, first = 0, 0, ""
-    for key, ids in iter_prompts(pairs) if read else ():
-        if key not in read:
+    for key, ids in iter_prompts(pairs) if captured_prompts else ():
+        if key not in captured_prompts:
             continue
         compared += 1
-        theirs, ours = chat.decode(read[key].tolist()), chat.decode(ids.tolist())
-        if theirs == ours:
+        original, rebuilt = chat.decode(captured_prompts[key].tolist()), chat.decode(ids.tolist())
+        if original == rebuilt:
             continue
         wrong += 1
         if not first:
-            at = len(os.path.commonprefix([theirs, ours]))
+            at = len(os.path.commonprefix([original, rebuilt]))
             first = (
-                f"{'/'.join(map(str, key))}: it read {theirs[at : at + _TEXT]!r} where the dataset has "
-                f"{ours[at : at + _TEXT]!r}"
+                f"{'/'.join(map(str, key))}: the model read {original[at : at + _TEXT]!r} where the data set has "
+                f"{rebuilt[at : at + _TEXT]!r}"
             )
     figures: dict[str, object] = {"compared": compared, "pairs": len(pairs)}
     if not compared:
-        message = f"Cannot be decided: for none of {len(pairs)} pairs are there captured ids to compare with."
+        message = f"Cannot be decided: none of {len(pairs)} pairs has captured ids to compare with."
         return CheckOutcome("history_as_captured", True, message, figures=figures)
     figures["departing"] = wrong
-    message = f"{compared} of {len(pairs)} prompts compared with what was captured, all read the same."
+    message = f"{compared} of {len(pairs)} prompts were compared with the captured ones; all have the same text."
     if wrong:
         message = (
-            f"{wrong} of {compared} prompts are not what the model was given, first {first}. A history that was "
-            'compacted or edited on the way is in the captured ids alone: set pairs.capture = "native".'
+            f"{wrong} of {compared} prompts are not what the model was given, first {first}. Only the captured ids "
+            'have a history that was compacted or edited during the rollout: set pairs.capture = "native".'
         )
     return CheckOutcome("history_as_captured", not wrong, message, figures=figures)
 
 
 def no_think_in_output(pairs: Rows, section: PairsSection, chat: ChatFormat) -> CheckOutcome:
-    """No think id in any output, and no input that leaves a think block open, where think is stripped."""
+    """Check that no output has a think id and no input ends in an open think block, if think is stripped."""
     tails: Counter[str] = Counter()
-    left: list[str] = []
+    thinking: list[str] = []
     opened: list[str] = []
     for batch in batches(pairs, ["pair_id", "metadata", "suffix_ids", "output_ids"]):
         for name, facts, suffix, output in zip(*batch.columns, strict=True):
             tails[json.loads(facts.as_py())["tail"]] += 1
             if section.strip_think:
-                left += [name.as_py()] if has_think(_array(output), chat) else []
+                thinking += [name.as_py()] if has_think(_array(output), chat) else []
                 opened += [name.as_py()] if chat.tail_form(_array(suffix).tolist()) == "open" else []
     figures: dict[str, object] = {"tokenizer": chat.name, "prompt_tails": dict(tails)}
     if not section.strip_think:
         return CheckOutcome(
             "no_think_in_output", True, "Think blocks are kept (pairs.strip_think = false).", figures=figures
         )
-    figures |= {"outputs_with_think": len(left), "open_prompts": len(opened)}
-    if not left and not opened:
+    figures |= {"outputs_with_think": len(thinking), "open_prompts": len(opened)}
+    if not thinking and not opened:
         message = f"No think id in {len(pairs)} outputs; prompt tails of {chat.name}: {dict(tails)}."
         return CheckOutcome("no_think_in_output", True, message, figures=figures)
     message = (
-        f"{len(left)} outputs hold a think id and {len(opened)} inputs end in an open think block, first "
-        f"{(left + opened)[:_SHOWN]}; prompt tails of {chat.name}: {dict(tails)}. The strip does not know this "
-        "tokenizer's form: look at one such turn token by token, mend curation/strip_think.py, or set "
+        f"{len(thinking)} outputs contain a think id and {len(opened)} inputs end in an open think block, first "
+        f"{(thinking + opened)[:_SHOWN]}; prompt tails of {chat.name}: {dict(tails)}. The strip does not know this "
+        "tokenizer's form: look at one such turn token by token, correct curation/strip_think.py, or set "
         "pairs.strip_think = false."
     )
     return CheckOutcome("no_think_in_output", False, message, figures=figures)
 
 
-def no_steering_leak(pairs: Rows, traces: SteeringNgrams) -> CheckOutcome:
-    """No run of steering, as ids or as words, in any input or output."""
-    found: list[tuple[str, str]] = []
+def no_steering_leak(pairs: Rows, steering: SteeringNgrams) -> CheckOutcome:
+    """Check that no n-gram of steering, of ids or of words, is in any input or output."""
+    leaks: list[tuple[str, str]] = []
     agent: tuple[str, str] | None = None
-    before: dict[int, np.ndarray] = {}
+    ends: dict[int, np.ndarray] = {}
     columns = ["rollout_id", "agent_id", "turn", "prefix_turn", "suffix_ids", "output_ids", "pair_id"]
     for batch in batches(pairs, columns):
         for rollout_id, agent_id, turn, prefix, suffix, output, name in zip(*batch.columns, strict=True):
             if agent != (key := (rollout_id.as_py(), agent_id.as_py())):
-                agent, before = key, {}
-            # What stands before the suffix was searched with the pair it belongs to; its end is read again for runs
-            # that cross the seam.
-            seam = before.get(prefix.as_py(), np.empty(0, dtype=np.int32))
+                agent, ends = key, {}
+            # The pair that this one extends was searched before. Its last ids are searched again with this suffix, for
+            # n-grams that begin in one and end in the other.
+            seam = ends.get(prefix.as_py(), np.empty(0, dtype=np.int32))
             ids = np.concatenate([seam, _array(suffix), _array(output)])
-            run = traces.find(ids)
-            # A leak is one pair's, not also the next one's.
-            before[turn.as_py()] = ids[-4 * NGRAM_IDS :].copy() if run is None else ids[:0]
-            if run is not None:
-                found.append((name.as_py(), run))
-    figures = {"pairs": len(pairs), "leaks": len(found)}
-    if not found:
-        return CheckOutcome("no_steering_leak", True, f"No run of steering in {len(pairs)} pairs.", figures=figures)
+            ngram = steering.find(ids)
+            # A leak counts for one pair, not for those that extend it.
+            ends[turn.as_py()] = ids[-4 * NGRAM_IDS :].copy() if ngram is None else ids[:0]
+            if ngram is not None:
+                leaks.append((name.as_py(), ngram))
+    figures = {"pairs": len(pairs), "leaks": len(leaks)}
+    if not leaks:
+        return CheckOutcome("no_steering_leak", True, f"No n-gram of steering in {len(pairs)} pairs.", figures=figures)
     message = (
-        f"{len(found)} pairs hold steering, first {found[0][0]}: {found[0][1]!r}. The student would learn to obey a "
-        "prompt it never gets. If it stands in inputs, the rollout set's messages and its agent section disagree; if "
-        "in outputs, the teacher quotes it: drop those rollouts, or change the steering text."
+        f"{len(leaks)} pairs contain steering, first {leaks[0][0]}: {leaks[0][1]!r}. The student would learn to follow "
+        "a prompt that it never gets. If it is in inputs, the rollout set's messages and its agent section disagree. "
+        "If it is in outputs, the teacher quotes it: drop those rollouts, or change the steering text."
     )
     return CheckOutcome("no_steering_leak", False, message, figures=figures)
 
@@ -191,7 +191,9 @@ def no_steering_leak(pairs: Rows, traces: SteeringNgrams) -> CheckOutcome:
 def prompt_is_default_render(
     pairs: Rows, expected: Mapping[tuple[str, str], Sequence[int] | np.ndarray], section: PairsSection, chat: ChatFormat
 ) -> CheckOutcome:
-    """Every agent's first input is the prompt that serving renders, id for id; where turn 0 was dropped, it begins so.
+    """Check that every agent's first input is the prompt that serving renders, id for id.
+
+    If turn 0 was dropped, the first input must begin with that prompt.
 
     Args:
         expected: (rollout_id, agent_id) -> ids of the default prompt, generation prompt included. Agents without an
@@ -209,7 +211,7 @@ def prompt_is_default_render(
         wanted = np.asarray(expected[agent], dtype=np.int32)
         if turn == 0:
             wanted = close_tail(wanted, chat) if section.strip_think else wanted
-        else:  # what follows the generation prompt's tail is the turns before
+        else:  # earlier turns follow the generation prompt, without the think block at its end
             wanted = without_tail(wanted, chat)
         same = common_prefix(wanted, prompt)
         if same < len(wanted) or (turn == 0 and len(prompt) > len(wanted)):
@@ -218,8 +220,8 @@ def prompt_is_default_render(
     if wrong:
         message = (
             f"{len(wrong)} of {compared} agents' prompts are not the default render, first {wrong[:_SHOWN]}: the "
-            "student would be trained on a prompt that serving never gives. Compare agent.prompt, agent.tools, "
-            "base.tokenizer and base.chat_template with what the rollouts were made with."
+            "student would train on a prompt that serving never renders. Compare agent.prompt, agent.tools, "
+            "base.tokenizer and base.chat_template with those of the rollouts."
         )
         return CheckOutcome("prompt_is_default_render", False, message, figures=figures)
     message = f"{compared} of {len(agents)} agents' prompts compared with the default render, all equal."
@@ -231,63 +233,63 @@ def prompt_is_default_render(
 
 
 def label_tokens(rows: pa.Table, pairs: Rows, sequences: Rows) -> CheckOutcome:
-    """Labels of the sequences are exactly the outputs of the rows, each on a branch behind its own input, and there are
-    some.
+    """Check that the labels of the sequences are the outputs of the rows, each after its own input, and that there are
+    labels.
 
-    Rows stand in the order of the pairs, sequences in that of their first rows: few sequences are held at a time.
+    Rows are in the order of the pairs and sequences in the order of their first rows, so few sequences are in memory.
     """
     wanted = pc.sum(rows["output_tokens"]).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
     expected_weight = 0.0
-    shelf = _Shelf(sequences)
+    reader = _SequenceReader(sequences)
     wrong: list[str] = []
     columns = ["pair_id", "sequence_id", "span_start", "span_end", "weight", "copies", "output_tokens"]
     for row, prompt, output in turns_of(rows, pairs, columns):
         expected_weight += row["weight"] * row["copies"] * row["output_tokens"]
-        if prompt is None or output is None or not _in_place(row, shelf.take(row["sequence_id"]), prompt, output):
+        if prompt is None or output is None or not _is_in_place(row, reader.take(row["sequence_id"]), prompt, output):
             wrong.append(row["pair_id"])
-    shelf.read_on()
+    reader.read_rest()
     figures = {
-        "label_tokens": shelf.labelled, "row_tokens": wanted, "weighted_tokens": shelf.weighted,
+        "label_tokens": reader.labelled, "row_tokens": wanted, "weighted_tokens": reader.weighted,
         "sequences": len(sequences),
     }  # fmt: skip
-    passed = not wrong and shelf.labelled == wanted > 0 and np.isclose(shelf.weighted, expected_weight, rtol=1e-5)
-    message = f"{shelf.labelled} label tokens in {len(sequences)} sequences, exactly the outputs of {len(rows)} rows."
+    passed = not wrong and reader.labelled == wanted > 0 and np.isclose(reader.weighted, expected_weight, rtol=1e-5)
+    message = f"{reader.labelled} label tokens in {len(sequences)} sequences, exactly the outputs of {len(rows)} rows."
     if not passed:
         message = (
-            f"{shelf.labelled} label tokens (weight {shelf.weighted:.0f}) in the sequences, {wanted} (weight "
-            f"{expected_weight:.0f}) in the rows, {len(wrong)} rows not where they say, first {wrong[:_SHOWN]}: a "
+            f"{reader.labelled} label tokens (weight {reader.weighted:.0f}) in the sequences, {wanted} (weight "
+            f"{expected_weight:.0f}) in the rows, {len(wrong)} rows not at their span, first {wrong[:_SHOWN]}: a "
             "healthy loss would hide this. Materialize upweighted_dataset again; if it stays, the merge is broken."
         )
     return CheckOutcome("label_tokens", bool(passed), message, figures=figures)
 
 
-class _Shelf:
-    """The sequences, read forwards and kept until each of their rows was asked for; what is labelled is counted."""
+class _SequenceReader:
+    """Reads sequences forwards, keeps each until all its rows were taken, and counts labels and their weights."""
 
     def __init__(self, sequences: Rows) -> None:
-        self._coming = _sequences(sequences)
+        self._unread = _sequences(sequences)
         self._open: dict[str, dict[str, Any]] = {}
-        self._asked: Counter[str] = Counter()
+        self._taken: Counter[str] = Counter()
         self.labelled, self.weighted = 0, 0.0
 
     def take(self, name: str | None) -> Mapping[str, Any] | None:
-        """The sequence of a row; None where there is none, or all its rows were asked for already."""
-        while name not in self._open and self._read():
+        """Return the sequence of a row, None if there is none or all its rows were taken already."""
+        while name not in self._open and self._read_next():
             pass
         if name is None or (sequence := self._open.get(name)) is None:
             return None
-        self._asked[name] += 1
-        if self._asked[name] == sequence["rows"]:
-            del self._open[name], self._asked[name]
+        self._taken[name] += 1
+        if self._taken[name] == sequence["rows"]:
+            del self._open[name], self._taken[name]
         return sequence
 
-    def read_on(self) -> None:
-        """Count what is left."""
-        while self._read():
+    def read_rest(self) -> None:
+        """Read and count the remaining sequences."""
+        while self._read_next():
             self._open.clear()
 
-    def _read(self) -> bool:
-        sequence = next(self._coming, None)
+    def _read_next(self) -> bool:
+        sequence = next(self._unread, None)
         if sequence is None:
             return False
         _, labels, weights = expand(sequence)
@@ -298,7 +300,7 @@ class _Shelf:
 
 
 def _sequences(sequences: Rows) -> Iterator[dict[str, Any]]:
-    """Rows of `sequences`, lists as arrays."""
+    """Yield the rows of `sequences`, with lists as arrays."""
     lists = ["input_ids", "node_starts", "node_parents", "node_positions", "span_starts", "span_ends", "span_weights"]
     columns = ["sequence_id", "rows", *lists]
     for batch in batches(sequences, columns):
@@ -307,7 +309,7 @@ def _sequences(sequences: Rows) -> Iterator[dict[str, Any]]:
             yield plain | dict(zip(lists, (column.values.to_numpy() for column in arrays), strict=True))
 
 
-def _in_place(row: Mapping, sequence: Mapping[str, Any] | None, prompt: np.ndarray, output: np.ndarray) -> bool:
+def _is_in_place(row: Mapping, sequence: Mapping[str, Any] | None, prompt: np.ndarray, output: np.ndarray) -> bool:
     if sequence is None or row["span_end"] - row["span_start"] != len(output):
         return False
     if (row["span_start"], row["span_end"]) not in zip(sequence["span_starts"], sequence["span_ends"], strict=True):
@@ -322,36 +324,34 @@ def _in_place(row: Mapping, sequence: Mapping[str, Any] | None, prompt: np.ndarr
 
 
 def heldout_split(rows: pa.Table, heldout_repos: Collection[str], heldout_tasks: Collection[str] = ()) -> CheckOutcome:
-    """No held-out repository or task in the data set, no repository on both sides of train and val, none unknown.
+    """Check that no row is of a held-out repository or task, and that each repository is known and in one split.
 
     Args:
-        heldout_repos, heldout_tasks: what evaluation is done on, and what the spec holds out besides.
+        heldout_repos, heldout_tasks: those of the evaluation, and those that the spec names.
     """
-    sides: dict[str | None, set[str]] = {}
+    splits_of: dict[str | None, set[str]] = {}
     tasks = set(rows["task_id"].unique().to_pylist())
     for row in rows.group_by(["repo", "split"]).aggregate([]).to_pylist():
-        sides.setdefault(row["repo"], set()).add(row["split"])
+        splits_of.setdefault(row["repo"], set()).add(row["split"])
     problems = []
-    if leaked := sorted(repo for repo in sides if repo in set(heldout_repos)):
+    if leaked := sorted(repo for repo in splits_of if repo in set(heldout_repos)):
         problems.append(
             f"held-out repositories {leaked} are in it: add them to select.exclude_repos or split by repository"
         )
-    if seen := sorted(str(task) for task in tasks & set(heldout_tasks)):
-        problems.append(f'held-out tasks are in it, first {seen[:_SHOWN]}: set the rollout set\'s split = "train"')
-    if both := sorted(str(repo) for repo, splits in sides.items() if len(splits) > 1):
-        problems.append(f"{both} stand in train and in val: materialize upweighted_dataset again")
-    if None in sides:
+    if in_tasks := sorted(str(task) for task in tasks & set(heldout_tasks)):
+        problems.append(f'held-out tasks are in it, first {in_tasks[:_SHOWN]}: set the rollout set\'s split = "train"')
+    if both := sorted(str(repo) for repo, splits in splits_of.items() if len(splits) > 1):
+        problems.append(f"{both} are in train and in val: materialize upweighted_dataset again")
+    if None in splits_of:
         problems.append("rows without a repository cannot be held out: name it in the rollout set's options.repo")
     figures = {
-        "repos": {str(repo): "+".join(sorted(splits)) for repo, splits in sides.items()},
+        "repos": {str(repo): "+".join(sorted(splits)) for repo, splits in splits_of.items()},
         "heldout_repos": sorted(heldout_repos),
     }
-    message = "; ".join(problems) or f"{len(sides)} repositories, none of the {len(set(heldout_repos))} held-out ones."
+    message = (
+        "; ".join(problems) or f"{len(splits_of)} repositories, none of the {len(set(heldout_repos))} held-out ones."
+    )
     return CheckOutcome("heldout_split", not problems, message, figures=figures)
-
-
-def _keys(table: pa.Table) -> Counter[TurnKey]:
-    return Counter(zip(*(table[name].to_pylist() for name in ("rollout_id", "agent_id", "turn")), strict=True))
 
 
 def _array(scalar: pa.ListScalar) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The curation stage in real runs of its assets: clean data pass every check, and faults at their source block."""
+"""The curation assets in real runs: clean data pass every check, and each injected fault blocks its asset."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Room:
 
     @classmethod
     def with_rollouts(cls, folder: Path, more: str = "") -> Self:
-        """One in which the set `good` is rolled out and scored, for the experiment `clean` to be made of."""
+        """Return one with the set `good` rolled out and scored, and the experiment `clean` on it."""
         room = cls(folder)
         room.write("suites", "small", SUITE)
         room.rollout_set("good")
@@ -88,7 +88,7 @@ class Room:
             assert not self.make(asset, name).manifest.blocked
 
     def failures(self, experiment: str) -> dict[str, str]:
-        """Make the dataset of an experiment, up to the first version that is blocked: its failed checks."""
+        """Build the data set up to the first blocked version; return its failed checks as name -> message."""
         for asset in CURATION:
             manifest = self.make(asset, experiment).manifest
             if manifest.failures:
@@ -101,7 +101,7 @@ def room(tmp_path_factory):
     return Room.with_rollouts(tmp_path_factory.mktemp("room"))
 
 
-def test_the_clean_run_fires_nothing_and_accounts_for_everything(room):
+def test_clean_run_passes_every_check_and_keeps_every_pair(room):
     assert room.failures("clean") == {}
     read = {a: {t: room.lake.read(Ref(a, "experiment", "clean"), t) for t in RECIPES[a].node.tables} for a in CURATION}
     selected, pairs, rows = (read[a][t] for a, t in zip(CURATION, ("selected", "pairs", "dataset_rows"), strict=True))
@@ -110,7 +110,7 @@ def test_the_clean_run_fires_nothing_and_accounts_for_everything(room):
     assert sum(read["upweighted_dataset"]["sequences"]["rows"].to_pylist()) == len(rows)
 
 
-def test_the_same_inputs_give_the_same_versions(room):
+def test_same_inputs_give_same_versions(room):
     room.experiment("again")
     assert room.failures("clean") == room.failures("again") == {}
     for asset in CURATION:
@@ -118,7 +118,7 @@ def test_the_same_inputs_give_the_same_versions(room):
         assert first.version == second.version
 
 
-def test_a_teacher_that_does_not_plan_blocks_and_may_be_overridden_with_a_reason(room):
+def test_teacher_that_does_not_plan_blocks_unless_overridden_with_a_reason(room):
     room.rollout_set("planless", "plan_first = 0.2")
     room.make_set("planless")
     more = "[dataset]\nmax_length = 1500\n"
@@ -149,18 +149,18 @@ def test_steering_left_in_the_prompt_blocks(room, monkeypatch):
     room.experiment("steered")
     failed = room.failures("steered")
     assert set(failed) == {"no_steering_leak", "prompt_is_default_render"}
-    stopped("the steering prompt left in training data", "tito_pairs", failed, "no_steering_leak", "hold steering")
-    assert "48 of 48 agents' prompts are not the default render" in failed["prompt_is_default_render"]
+    stopped("the steering prompt left in training data", "tito_pairs", failed, "no_steering_leak", "contain steering")
+    assert "48 of 48" in failed["prompt_is_default_render"]
 
 
 def test_think_left_in_outputs_blocks(room, monkeypatch):
     monkeypatch.setattr(pairs, "strip_output", lambda output, tail, chat: Stripped(output))
     room.experiment("thinking")
     failed = room.failures("thinking")
-    assert set(failed) == {"no_think_in_output"} and "outputs hold a think id" in failed["no_think_in_output"]
+    assert set(failed) == {"no_think_in_output"}
 
 
-def test_the_published_strip_rule_blocks_where_reasoning_was_not_opened(room, monkeypatch):
+def test_published_strip_rule_blocks_if_outputs_do_not_open_their_think_block(room, monkeypatch):
     opened, turn = load_chat_format("tiny").think_open_id, captured._captured_turn
 
     def unopened(row, prompt, output, capture):
@@ -178,7 +178,7 @@ def test_the_published_strip_rule_blocks_where_reasoning_was_not_opened(room, mo
     assert room.failures("delimited") == {}
 
 
-def test_evaluated_repositories_stay_out_and_block_where_they_do_not(room, monkeypatch):
+def test_heldout_tasks_are_dropped_and_block_if_they_are_not(room, monkeypatch):
     room.rollout_set("everything", split="all")
     room.make_set("everything")
     room.experiment("tested", "everything")
@@ -195,15 +195,15 @@ def test_evaluated_repositories_stay_out_and_block_where_they_do_not(room, monke
     )  # fmt: skip
 
 
-def test_short_prompts_against_long_ones_block(room):
+def test_short_training_prompts_for_long_evaluation_prompts_block(room):
     room.write("suites", "long", SUITE.replace("train = 24", 'train = 2\nregisters = ["pull_request"]'))
     room.make("tasks", "long")
     room.experiment("short", gates="prompt_length_ratio = 1.2", suite="long")
     failed = room.failures("short")
-    assert set(failed) == {"prompt_length_ratio"} and "the evaluation's registers" in failed["prompt_length_ratio"]
+    assert set(failed) == {"prompt_length_ratio"} and "registers" in failed["prompt_length_ratio"]
 
 
-def test_a_buried_first_turn_blocks(room):
+def test_buried_first_turn_blocks(room):
     room.experiment("buried", gates="first_turn_loss_share = 0.9")
     failed = room.failures("buried")
     assert set(failed) == {"turn_loss_share"}
@@ -213,7 +213,7 @@ def test_a_buried_first_turn_blocks(room):
     )  # fmt: skip
 
 
-def test_a_teacher_that_writes_fenced_blocks_teaches_no_call(room):
+def test_teacher_that_writes_fenced_blocks_blocks_for_lack_of_calls(room):
     room.rollout_set("fenced", "plan_first = 1.0, markdown = 1.0")
     room.make_set("fenced")
     room.experiment("fenced", "fenced")
@@ -223,16 +223,16 @@ def test_a_teacher_that_writes_fenced_blocks_teaches_no_call(room):
     )  # fmt: skip
 
 
-def test_nothing_selected_blocks(room):
+def test_empty_selection_blocks(room):
     room.experiment("solved")
     path = room.folder / "specs" / "experiments" / "solved.toml"
     path.write_text(path.read_text().replace('min_reward = "none"', "min_reward = 1.0"))
     assert "no_reward 24" in room.failures("solved")["selection_reconciles"]
 
 
-def test_native_ids_of_another_vocabulary_are_refused(room):
+def test_native_ids_of_another_vocabulary_raise(room):
     room.experiment("foreign", more='[base]\nkind = "none"\ntokenizer = "qwen3"\nchat_template = "qwen3"\n')
-    with pytest.raises(SpecError, match=r'captured in the ids of .tiny.*pairs\.capture = "retokenised"'):
+    with pytest.raises(SpecError, match=r'tiny.*pairs\.capture = "retokenised"'):
         room.failures("foreign")
     room.experiment(
         "again_in_qwen3",
@@ -245,7 +245,7 @@ TOOLS = 'tools = ["bash", "send_message"]\n'
 
 
 def tooled(room, name, *, captured="", pairs="", served=TOOLS, gates=""):
-    """An experiment in a template that writes tools after the system text, with tools where they are given."""
+    """Return the failed checks of an experiment in a template that writes tools after the system text."""
     folder = room.folder / "tokenizer"
     load_chat_format("tiny", "qwen3").save(folder)
     room.rollout_set(name, agent=f'tokenizer = "{folder}"\n{captured}')
@@ -260,8 +260,8 @@ def tooled(room, name, *, captured="", pairs="", served=TOOLS, gates=""):
     [{"captured": TOOLS}, {"captured": TOOLS, "pairs": f'capture = "retokenised"\n{TOOLS}'}],
     ids=["native", "retokenised"],
 )
-def test_tools_stand_in_a_students_prompts(room, given, request):
-    """Captured ones stay when the steering beside them is spliced out; re-tokenising writes those the spec names."""
+def test_tools_are_in_the_students_prompts(room, given, request):
+    """Captured tools stay when steering beside them is spliced out; re-tokenising writes those that the spec names."""
     name = f"tools_{request.node.callspec.id}"
     gates = 'override.label_syntax = "the scripted policy writes XML whatever the prompt says"\n'
     assert tooled(room, name, gates=gates, **given) == {}
@@ -270,24 +270,24 @@ def test_tools_stand_in_a_students_prompts(room, given, request):
     assert len(first) == 48 and all(text.count('"name": "send_message"') == 1 for text in first)
 
 
-def test_labels_in_another_syntax_than_the_prompt_asks_for_block(room):
+def test_labels_in_another_syntax_than_the_prompts_block(room):
     failed = tooled(room, "other_syntax", captured=TOOLS)
     assert set(failed) == {"label_syntax"}
-    assert "labels call tools as qwen_xml where the prompt asks for hermes" in failed["label_syntax"]
+    assert all(form in failed["label_syntax"] for form in ("qwen_xml", "hermes"))
 
 
-def test_tools_in_one_place_alone_are_found(room):
+def test_tools_in_evaluation_only_block(room):
     failed = tooled(room, "serving_alone", gates="template_distance = 0.2")
-    assert set(failed) == {"template_distance"} and "trained on another template" in failed["template_distance"]
+    assert set(failed) == {"template_distance"}
 
 
-def test_an_override_that_names_no_check_is_an_error(room):
+def test_override_of_unknown_check_raises(room):
     room.experiment("misspelt", gates='override.teacher_gat = "x"')
-    with pytest.raises(ValueError, match="the nearest is 'teacher_gate'"):
+    with pytest.raises(ValueError, match="'teacher_gate'"):
         room.failures("misspelt")
 
 
-def test_a_history_that_nobody_read_blocks_and_may_be_overridden(room):
+def test_history_rebuilt_from_messages_blocks_if_it_was_compacted(room):
     room.write("suites", "sums", 'extends = "running_sum_tiny"\n[params]\ntrain = 10\nheldout = 5\n')
     room.make("tasks", "sums")
     room.write("rollout_sets", "sums", 'extends = "running_sum_compacted"\nsuite = "sums"\n')

@@ -1,4 +1,4 @@
-"""Every check before training: clean data pass, the injected fault is found, and the message says what to do."""
+"""The checks before training: clean data pass, and each injected fault fails the check that names it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STEERING_NGRAMS = SteeringNgrams.build(STEERING, [], CHAT)
 
 
 def changed(table, row, **values):
-    """The table with one row changed."""
+    """Return the table with one row changed."""
     rows = table.to_pylist()
     rows[row] |= values
     name = next(name for name, known in TABLES.items() if known.schema.names == table.schema.names)
@@ -45,34 +45,32 @@ def every(table, **values):
     return from_rows(name, [{**row, **values} for row in table.to_pylist()])
 
 
-def fails(outcome, *told):
-    """The check failed, blocks, and its message says each of these."""
+def fails(outcome, *terms, **figures):
+    """Assert that the check failed, blocks, names these terms, and has these figures."""
     assert not outcome.passed and outcome.blocking
-    for words in told:
-        assert words in outcome.message, outcome.message
-    json.dumps(outcome.to_json())
+    _has(outcome, terms, figures)
 
 
-def passes(outcome, *told):
+def passes(outcome, *terms, **figures):
     assert outcome.passed, outcome.message
-    for words in told:
-        assert words in outcome.message, outcome.message
+    _has(outcome, terms, figures)
+
+
+def _has(outcome, terms, figures):
+    assert [term for term in terms if term not in outcome.message] == [], outcome.message
+    assert {name: outcome.figures[name] for name in figures} == figures
     json.dumps(outcome.to_json())
 
 
 # --- counts ----------------------------------------------------------------------------------------------------------
 
 
-def test_every_rollout_scored():
+def test_every_rollout_scored_fails_without_a_score():
     made = dataset()
     tables = made.tables["rollouts"], made.tables["agents"]
-    outcome = every_rollout_scored(*tables, made.scores, made.agent_scores)
-    passes(outcome)
-    assert (outcome.figures["rollouts"], outcome.figures["agents"]) == (6, 12)
-    fails(
-        every_rollout_scored(*tables, without(made.scores, 0), made.agent_scores),
-        made.selected["rollout_id"][0].as_py(),
-    )
+    passes(every_rollout_scored(*tables, made.scores, made.agent_scores), rollouts=6, agents=12)
+    missing = every_rollout_scored(*tables, without(made.scores, 0), made.agent_scores)
+    fails(missing, made.selected["rollout_id"][0].as_py())
     fails(every_rollout_scored(*tables, made.scores, without(made.agent_scores, 3)))
 
 
@@ -81,100 +79,84 @@ def offered(made):
     return from_rows("turns", [dict(zip(integrity.KEY, key, strict=True)) for key in keys])
 
 
-def test_pairs_reconcile():
+def test_pairs_reconcile_fails_on_a_missing_and_on_a_duplicate_pair():
     made = dataset()
     turns = offered(made)
-    passes(
-        integrity.pairs_reconcile(turns, made.pairs, made.pairs_dropped),
-        "69 turns = 64 pairs + 5 dropped (unparseable 5)",
-    )
-    fails(integrity.pairs_reconcile(turns, without(made.pairs, 5), made.pairs_dropped), "1 are missing or duplicated")
+    outcome = integrity.pairs_reconcile(turns, made.pairs, made.pairs_dropped)
+    passes(outcome, offered=69, kept=64, dropped=5, reasons={"unparseable": 5})
+    missing = integrity.pairs_reconcile(turns, without(made.pairs, 5), made.pairs_dropped)
+    fails(missing, made.pairs["rollout_id"][5].as_py())
     twice = pa.concat_tables([made.pairs, made.pairs.slice(0, 1)])
-    fails(integrity.pairs_reconcile(turns, twice, made.pairs_dropped), "1 are missing or duplicated")
+    fails(integrity.pairs_reconcile(turns, twice, made.pairs_dropped), made.pairs["rollout_id"][0].as_py())
 
 
-def test_a_capture_that_is_not_there_says_what_to_set():
+def test_rollouts_without_the_capture_fail_and_name_the_option():
     made = dataset()
     agents = [
         CapturedAgent(a.rollout_id, a.agent_id, [CapturedTurn(t.turn, None, None, "none") for t in a.turns])
         for a in made.agents
     ]
-    nothing = make_pairs(agents, SECTION, CHAT)
-    turns = offered(made)
-    outcome = integrity.pairs_reconcile(turns, nothing["pairs"], nothing["dropped"])
-    fails(outcome, "not_captured 69", 'pairs.capture = "retokenised"')
+    tables = make_pairs(agents, SECTION, CHAT)
+    outcome = integrity.pairs_reconcile(offered(made), tables["pairs"], tables["dropped"])
+    fails(outcome, 'pairs.capture = "retokenised"', reasons={"not_captured": 69})
 
 
-def test_dataset_reconciles():
+def test_dataset_reconciles_fails_on_a_missing_row_and_without_training_rows():
     made = dataset()
-    passes(integrity.dataset_reconciles(made.pairs, made.rows, made.dropped), "64 pairs = 64 rows + 0 dropped")
-    fails(integrity.dataset_reconciles(made.pairs, without(made.rows, 1), made.dropped), "1 are missing or duplicated")
+    outcome = integrity.dataset_reconciles(made.pairs, made.rows, made.dropped)
+    passes(outcome, offered=64, dropped=0)
+    fails(integrity.dataset_reconciles(made.pairs, without(made.rows, 1), made.dropped))
     short = dataset(weights={"max_length": 64})
-    fails(integrity.dataset_reconciles(short.pairs, short.rows, short.dropped), "raise dataset.max_length")
-    fails(
-        integrity.dataset_reconciles(made.pairs, every(made.rows, split="val"), made.dropped),
-        "nothing is left to train on",
-    )
+    fails(integrity.dataset_reconciles(short.pairs, short.rows, short.dropped), "dataset.max_length")
+    fails(integrity.dataset_reconciles(made.pairs, every(made.rows, split="val"), made.dropped), kept=0)
 
 
 # --- ids -------------------------------------------------------------------------------------------------------------
 
 
-def test_capture_not_mixed():
+def test_capture_not_mixed_fails_on_two_captures():
     pairs = dataset().pairs
-    passes(integrity.capture_not_mixed(pairs, SECTION), "64 pairs, all native")
-    fails(integrity.capture_not_mixed(changed(pairs, 3, capture="retokenised"), SECTION), "an experiment of each")
-    fails(integrity.capture_not_mixed(pairs, PairsSection(capture="retokenised")), "asks for retokenised")
+    passes(integrity.capture_not_mixed(pairs, SECTION), native=64)
+    mixed = integrity.capture_not_mixed(changed(pairs, 3, capture="retokenised"), SECTION)
+    fails(mixed, native=63, retokenised=1)
+    fails(integrity.capture_not_mixed(pairs, PairsSection(capture="retokenised")), native=64)
 
 
-def test_no_think_in_output():
+def test_no_think_in_output_fails_on_think_ids_and_open_prompts():
     pairs = dataset().pairs
-    passes(
-        integrity.no_think_in_output(pairs, SECTION, CHAT), "No think id in 64 outputs", "tails of tiny: {'none': 64}"
-    )
-    ids = pairs["output_ids"].to_pylist()[4]
+    clean = {"outputs_with_think": 0, "open_prompts": 0, "prompt_tails": {"none": 64}}
+    passes(integrity.no_think_in_output(pairs, SECTION, CHAT), **clean)
+    ids, name = pairs["output_ids"].to_pylist()[4], pairs["pair_id"].to_pylist()[4]
     for think in (CHAT.think_open_id, CHAT.think_close_id):
         leak = changed(pairs, 4, output_ids=[think, *ids])
-        fails(
-            integrity.no_think_in_output(leak, SECTION, CHAT),
-            "1 outputs",
-            pairs["pair_id"].to_pylist()[4],
-            "strip_think = false",
-        )
+        fails(integrity.no_think_in_output(leak, SECTION, CHAT), name, "strip_think = false", outputs_with_think=1)
     opened = changed(pairs, 4, suffix_ids=[*pairs["suffix_ids"].to_pylist()[4], CHAT.think_open_id])
-    fails(integrity.no_think_in_output(opened, SECTION, CHAT), "1 inputs end in an open think block")
+    fails(integrity.no_think_in_output(opened, SECTION, CHAT), name, open_prompts=1)
     kept = dataset({"strip_think": False, "history_think": "keep"}).pairs
-    passes(integrity.no_think_in_output(kept, PairsSection(strip_think=False), CHAT), "kept")
-    fails(integrity.no_think_in_output(kept, SECTION, CHAT), "outputs hold a think id")
+    passes(integrity.no_think_in_output(kept, PairsSection(strip_think=False), CHAT))
+    fails(integrity.no_think_in_output(kept, SECTION, CHAT))
 
 
-def test_no_steering_leak():
+def test_no_steering_leak_finds_steering_in_inputs_and_outputs():
     pairs = dataset().pairs
-    passes(integrity.no_steering_leak(pairs, STEERING_NGRAMS), "No run of steering in 64 pairs")
+    passes(integrity.no_steering_leak(pairs, STEERING_NGRAMS), pairs=64, leaks=0)
+    name = pairs["pair_id"].to_pylist()[7]
     for column in ("suffix_ids", "output_ids"):
         ids = pairs[column].to_pylist()[7]
         for part in (STEERING[0].strip(), " ".join(STEERING[0].split()[-7:])):
             leak = changed(pairs, 7, **{column: [*ids, *CHAT.encode(part)]})
-            fails(
-                integrity.no_steering_leak(leak, STEERING_NGRAMS),
-                "1 pairs hold steering",
-                pairs["pair_id"].to_pylist()[7],
-            )
+            fails(integrity.no_steering_leak(leak, STEERING_NGRAMS), name, leaks=1)
 
 
-def test_steering_that_was_never_spliced_is_found():
+def test_steering_that_was_not_spliced_fails_two_checks():
     made = dataset()
     agents = [CapturedAgent(a.rollout_id, a.agent_id, a.turns, facts=a.facts) for a in made.agents]
     pairs = make_pairs(agents, SECTION, CHAT)["pairs"]
-    fails(integrity.no_steering_leak(pairs, STEERING_NGRAMS), "12 pairs hold steering", "a prompt it never gets")
-    fails(
-        integrity.prompt_is_default_render(pairs, expected(made), SECTION, CHAT),
-        "12 of 12 agents' prompts",
-        "at position",
-    )
+    fails(integrity.no_steering_leak(pairs, STEERING_NGRAMS), leaks=12)
+    fails(integrity.prompt_is_default_render(pairs, expected(made), SECTION, CHAT), compared=12, differ=12)
 
 
-def test_steering_across_the_seam_of_two_turns_is_found():
+def test_no_steering_leak_finds_steering_across_two_turns():
     text = CHAT.encode(" ".join(STEERING[0].split()[:8]))
     head = CHAT.encode("<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n", allow_special=True)
     first, second = text[: len(text) // 2], text[len(text) // 2 :]
@@ -184,7 +166,7 @@ def test_steering_across_the_seam_of_two_turns_is_found():
     ]
     pairs = make_pairs([CapturedAgent("r", "a", turns)], SECTION, CHAT)["pairs"]
     assert pairs["prefix_turn"].to_pylist() == [None, 0]
-    fails(integrity.no_steering_leak(pairs, STEERING_NGRAMS), "first r/a/1")
+    fails(integrity.no_steering_leak(pairs, STEERING_NGRAMS), "r/a/1", leaks=1)
 
 
 def expected(made):
@@ -192,65 +174,66 @@ def expected(made):
     return {(a.rollout_id, a.agent_id): default(task[a.rollout_id], a.agent_id).ids for a in made.agents}
 
 
-def test_prompt_is_default_render():
+def test_prompt_is_default_render_fails_on_one_differing_id():
     made = dataset()
-    wanted = expected(made)
-    passes(
-        integrity.prompt_is_default_render(made.pairs, wanted, SECTION, CHAT), "12 of 12 agents' prompts", "all equal"
-    )
-    passes(integrity.prompt_is_default_render(made.pairs, {}, SECTION, CHAT), "Cannot be decided")
+    prompts = expected(made)
+    passes(integrity.prompt_is_default_render(made.pairs, prompts, SECTION, CHAT), agents=12, compared=12, differ=0)
+    passes(integrity.prompt_is_default_render(made.pairs, {}, SECTION, CHAT), compared=0)
     first = made.pairs["turn"].to_pylist().index(0)
     ids = made.pairs["suffix_ids"].to_pylist()[first]
-    for wrong in ([*ids[:20], ids[20] + 1, *ids[21:]], ids[:-1], [*ids, ids[-1]]):
-        outcome = integrity.prompt_is_default_render(
-            changed(made.pairs, first, suffix_ids=wrong), wanted, SECTION, CHAT
-        )
-        fails(outcome, "1 of 12 agents' prompts", "base.chat_template")
-    # Where turn 0 was dropped, the first pair goes on from the default prompt.
+    places = (20, len(ids) - 1, len(ids))
+    for wrong, place in zip(([*ids[:20], ids[20] + 1, *ids[21:]], ids[:-1], [*ids, ids[-1]]), places, strict=True):
+        pairs = changed(made.pairs, first, suffix_ids=wrong)
+        outcome = integrity.prompt_is_default_render(pairs, prompts, SECTION, CHAT)
+        fails(outcome, f"position {place}", "base.chat_template", differ=1)
+    # If turn 0 was dropped, the first pair continues the default prompt.
     agents = [
         CapturedAgent(a.rollout_id, a.agent_id, [broken(a.turns[0]), *a.turns[1:]], a.captured, a.default, a.facts)
         for a in made.agents
     ]
     later = make_pairs(agents, SECTION, CHAT)["pairs"]
     assert 0 not in later["turn"].to_pylist()
-    passes(integrity.prompt_is_default_render(later, wanted, SECTION, CHAT), "12 of 12")
+    passes(integrity.prompt_is_default_render(later, prompts, SECTION, CHAT), compared=12, differ=0)
 
 
 def broken(turn):
     return CapturedTurn(turn.turn, turn.prompt, turn.output, turn.capture, parse_error="no command found")
 
 
-def test_label_tokens():
+def test_label_tokens_fails_unless_each_span_is_its_rows_output():
     made = dataset()
-    told = integrity.label_tokens(made.rows, made.pairs, made.sequences)
-    passes(told, f"{sum(made.rows['output_tokens'].to_pylist())} label tokens in 12 sequences")
+    labels = sum(made.rows["output_tokens"].to_pylist())
+    outcome = integrity.label_tokens(made.rows, made.pairs, made.sequences)
+    passes(outcome, label_tokens=labels, row_tokens=labels, sequences=12)
     sequence = made.sequences.to_pylist()[0]
     no_mask = changed(made.sequences, 0, span_starts=[], span_ends=[], span_weights=[])
-    fails(integrity.label_tokens(made.rows, made.pairs, no_mask), "a healthy loss would hide this")
+    fails(integrity.label_tokens(made.rows, made.pairs, no_mask), row_tokens=labels)
     shifted = changed(
         made.sequences,
         0,
         span_starts=[s - 1 for s in sequence["span_starts"]],
         span_ends=[s - 1 for s in sequence["span_ends"]],
     )
-    fails(integrity.label_tokens(made.rows, made.pairs, shifted), f"{sequence['rows']} rows not where they say")
+    fails(integrity.label_tokens(made.rows, made.pairs, shifted), f"{sequence['rows']} rows", label_tokens=labels)
     other = changed(made.sequences, 0, input_ids=[0, *sequence["input_ids"][1:]])
-    fails(integrity.label_tokens(made.rows, made.pairs, other), "rows not where they say")
+    fails(integrity.label_tokens(made.rows, made.pairs, other), label_tokens=labels)
     light = changed(made.sequences, 0, span_weights=[0.5] * len(sequence["span_weights"]))
-    fails(integrity.label_tokens(made.rows, made.pairs, light), "weight")
+    fails(integrity.label_tokens(made.rows, made.pairs, light), label_tokens=labels)
     nothing = made.rows.slice(0, 0), made.pairs, made.sequences.slice(0, 0)
-    fails(integrity.label_tokens(*nothing), "0 label tokens")
+    fails(integrity.label_tokens(*nothing), label_tokens=0)
 
 
-def test_heldout_split():
+def test_heldout_split_fails_on_leaks_shared_and_unknown_repositories():
     rows = dataset().rows
     repos = {task.repo for task in HELDOUT}
-    passes(integrity.heldout_split(rows, repos, {task.task_id for task in HELDOUT}), "6 repositories, none of the 4")
+    clean = integrity.heldout_split(rows, repos, {task.task_id for task in HELDOUT})
+    passes(clean, heldout_repos=sorted(repos))
+    assert len(clean.figures["repos"]) == 6
     leaked = changed(rows, 0, repo=HELDOUT[0].repo, split="val")
     fails(integrity.heldout_split(leaked, repos), HELDOUT[0].repo, "select.exclude_repos")
     fails(integrity.heldout_split(rows, set(), {TASKS[2].task_id}), TASKS[2].task_id, 'split = "train"')
     other = {"train": "val", "val": "train"}[rows["split"].to_pylist()[0]]
-    fails(integrity.heldout_split(changed(rows, 0, split=other), repos), TASKS[0].repo, "stand in train and in val")
+    fails(integrity.heldout_split(changed(rows, 0, split=other), repos), TASKS[0].repo)
     fails(integrity.heldout_split(changed(rows, 0, repo=None), repos), "options.repo")
 
 
@@ -258,7 +241,7 @@ def test_heldout_split():
 
 
 def measured(n, plan, follow=1.0, **columns):
-    """n scored pairs of one task each, the first `plan` of which planned."""
+    """Return n scored rollouts of one task each, of which the first `plan` planned."""
     rollouts = from_rows("rollouts", [{"rollout_id": f"r{i}", "task_id": f"t{i}"} for i in range(n)])
     score = {"infrastructure_error": False, "reward": 1.0}
     scores = [
@@ -272,30 +255,29 @@ def measured(n, plan, follow=1.0, **columns):
     return rollouts, from_rows("scores", scores), from_rows("agent_scores", agents)
 
 
-def test_teacher_gate():
+def test_teacher_gate_compares_each_rate_with_its_floor():
     section = GatesSection(teacher={"plan_first": 0.7, "follow_through": 0.6})
-    passes(gates.teacher_gate(*measured(40, 38), section), "plan_first clears", "n = 40")
-    fails(gates.teacher_gate(*measured(40, 10), section), "plan_first below: 0.250", "take a stronger one")
-    fails(gates.teacher_gate(*measured(40, 38, follow=0.1), section), "follow_through below", "n = 80 in 40 clusters")
+    passes(gates.teacher_gate(*measured(40, 38), section), "n = 40", plan_first=0.95, follow_through=1.0)
+    fails(gates.teacher_gate(*measured(40, 10), section), plan_first=0.25)
+    fails(gates.teacher_gate(*measured(40, 38, follow=0.1), section), "n = 80", "40 clusters", follow_through=0.1)
     passes(gates.teacher_gate(*measured(2, 2), section), "undecided at this n (the estimate is above)")
     fails(gates.teacher_gate(*measured(2, 1), section), "undecided at this n (the estimate is below)")
     solo = measured(5, 5, plan_first=None, plan_content=None)
-    fails(gates.teacher_gate(*solo, section), "plan_first was not measured", "take it out of gates.teacher")
-    passes(gates.teacher_gate(*measured(4, 0), GatesSection(teacher={})), "names no metric")
+    fails(gates.teacher_gate(*solo, section), "plan_first", "gates.teacher")
+    passes(gates.teacher_gate(*measured(4, 0), GatesSection(teacher={})))
     with pytest.raises(ValueError, match=r"gates\.teacher\.plan_frist"):
         gates.teacher_gate(*measured(2, 2), GatesSection(teacher={"plan_frist": 0.5}))
 
 
-def test_infrastructure_errors_do_not_count_against_a_teacher():
+def test_teacher_gate_excludes_infrastructure_errors():
     rollouts, scores, agents = measured(10, 8)
     broken_rows = [row | {"infrastructure_error": not row["plan_first"]} for row in scores.to_pylist()]
     outcome = gates.teacher_gate(rollouts, from_rows("scores", broken_rows), agents, GATES)
-    passes(outcome, "1.000")
-    assert outcome.figures["excluded"] == 2
+    passes(outcome, plan_first=1.0, excluded=2)
 
 
 def weighted(*rows):
-    """Training rows from (turn, weight x copies, output tokens)."""
+    """Return training rows from (turn, weight x copies, output tokens)."""
     return from_rows(
         "dataset_rows",
         [
@@ -305,58 +287,62 @@ def weighted(*rows):
     )
 
 
-def test_turn_loss_share():
+def test_turn_loss_share_fails_if_later_turns_bury_turn_0():
     buried = [(0, 1.0, 10), *[(t, 1.0, 20) for t in range(1, 60)]]
     section = GatesSection(first_turn_loss_share=0.05)
     outcome = gates.turn_loss_share(weighted(*buried), section)
-    fails(outcome, "Turn 0 carries 0.008", "upweight_factor about 6.2 times")
+    fails(outcome, "upweight_factor about 6.2 times")
+    assert outcome.figures["turn_0"] == pytest.approx(10 / 1190)
     assert outcome.figures["turn_1"] == pytest.approx(20 / 1190)
-    passes(gates.turn_loss_share(weighted((0, 6.3, 10), *buried[1:]), section), "Turn 0 carries 0.051")
+    passes(gates.turn_loss_share(weighted((0, 6.3, 10), *buried[1:]), section), "0.051")
     copies = changed(weighted(*buried), 0, copies=7)
     passes(gates.turn_loss_share(copies, section))
-    fails(gates.turn_loss_share(weighted(*buried[1:]), section), "No training row has turn 0")
-    fails(gates.turn_loss_share(changed(weighted((0, 9.0, 10), (1, 1.0, 1)), 0, split="val"), section), "No training")
-    passes(gates.turn_loss_share(dataset().rows, GATES), "turn 1")
+    fails(gates.turn_loss_share(weighted(*buried[1:]), section), "`dropped`")
+    fails(gates.turn_loss_share(changed(weighted((0, 9.0, 10), (1, 1.0, 1)), 0, split="val"), section), "`dropped`")
+    passes(gates.turn_loss_share(dataset().rows, GATES))
 
 
-def test_format_exposure():
+def test_format_exposure_counts_calls_by_weight():
     made = dataset()
-    passes(
-        gates.format_exposure(made.rows, made.pairs, GatesSection(format_exposure=40)), "training rows hold a tool call"
-    )
-    fails(gates.format_exposure(made.rows, made.pairs, GATES), "floor 200", "raise dataset.upweight_factor")
+    passes(gates.format_exposure(made.rows, made.pairs, GatesSection(format_exposure=40)), rows=53)
+    fails(gates.format_exposure(made.rows, made.pairs, GATES), "floor 200", "dataset.upweight_factor")
     louder = dataset(weights={"upweight_factor": 12})
     passes(gates.format_exposure(louder.rows, louder.pairs, GATES))
     plain = every(made.pairs, format_tokens=0)
-    fails(gates.format_exposure(made.rows, plain, GatesSection(format_exposure=1)), "0 of 53", "no <tool_call>")
+    fails(
+        gates.format_exposure(made.rows, plain, GatesSection(format_exposure=1)),
+        "<tool_call>",
+        rows_with_call=0,
+        rows=53,
+    )
 
 
-def test_role_balance():
+def test_role_balance_fails_on_rows_of_one_role():
     made = dataset()
     passes(gates.role_balance(made.rows, made.pairs, GATES), "proposer", "responder", "floor 0.25")
     proposers = [r["pair_id"] for r in made.pairs.to_pylist() if json.loads(r["metadata"])["role"] == "proposer"]
     one_sided = made.rows.filter(pa.compute.is_in(made.rows["pair_id"], pa.array(proposers)))  # pyright: ignore[reportAttributeAccessIssue]
-    fails(gates.role_balance(one_sided, made.pairs, GATES), "'responder': 0", "both agents' turns")
+    fails(gates.role_balance(one_sided, made.pairs, GATES), "'responder': 0")
     solo = every(made.pairs, metadata='{"role": "solo"}')
-    passes(gates.role_balance(made.rows, solo, GATES), "One agent alone")
+    passes(gates.role_balance(made.rows, solo, GATES), solo=53)
 
 
-def test_plan_paths_in_task():
+def test_plan_paths_in_task_fails_on_entities_that_the_task_lacks():
     made = dataset()
-    passes(gates.plan_paths_in_task(made.selected, made.agent_scores, made.tasks, GATES), "1.000", "0 of unknown tasks")
+    passes(gates.plan_paths_in_task(made.selected, made.agent_scores, made.tasks, GATES), rate=1.0, unknown_task=0)
     strange = every(made.agent_scores, plan_entities='["src/cli.py"]')
     fails(
         gates.plan_paths_in_task(made.selected, strange, made.tasks, GATES),
-        "0.000",
         "src/cli.py (made-",
-        "Require plan_content",
+        "plan_content",
+        rate=0.0,
     )
     nameless = every(made.agent_scores, plan_entities="[]")
-    fails(gates.plan_paths_in_task(made.selected, nameless, made.tasks, GATES), "0.000")
+    fails(gates.plan_paths_in_task(made.selected, nameless, made.tasks, GATES), rate=0.0)
     passes(
         gates.plan_paths_in_task(made.selected, made.agent_scores, made.tasks.slice(0, 0), GATES),
-        "Cannot be decided",
-        "12 plans",
+        plans=12,
+        unknown_task=12,
     )
 
 
@@ -364,36 +350,33 @@ def first_prompts(tasks, section):
     return [CHAT.prompt_ids(student_prompt(section, task, role)) for task in tasks for role in FAMILY.roles(task)]
 
 
-OURS, THEIRS = (first_prompts(tasks, AgentSection()) for tasks in (TASKS, HELDOUT))
+TRAINING, EVALUATION = (first_prompts(tasks, AgentSection()) for tasks in (TASKS, HELDOUT))
 
 
-def test_prompt_length_ratio():
-    lengths = [len(p) for p in OURS], [len(p) for p in THEIRS]
-    passes(gates.prompt_length_ratio(*lengths, GATES), "n = 12", "n = 8", "bound 4.00")
+def test_prompt_length_ratio_fails_either_way():
+    lengths = [len(p) for p in TRAINING], [len(p) for p in EVALUATION]
+    passes(gates.prompt_length_ratio(*lengths, GATES), "bound 4.00", training=12, evaluation=8)
     long = [10 * n for n in lengths[1]]
     for pair in ((lengths[0], long), (long, lengths[0])):
-        fails(gates.prompt_length_ratio(*pair, GATES), "take tasks of the evaluation's registers")
-    passes(
-        gates.prompt_length_ratio(lengths[0], [], GATES),
-        "Cannot be decided: there are no first-turn prompts of evaluation",
-    )
+        fails(gates.prompt_length_ratio(*pair, GATES), "registers")
+    passes(gates.prompt_length_ratio(lengths[0], [], GATES), training=12, evaluation=0)
 
 
-def test_template_distance():
-    passes(gates.template_distance(OURS, THEIRS, GATES), "lack 0.00 of what 8 evaluation prompts share")
+def test_template_distance_fails_on_another_template():
+    passes(gates.template_distance(TRAINING, EVALUATION, GATES), distance=0.0, evaluation=8)
     synthetic = [
         CHAT.prompt_ids([{"role": "user", "content": f"Fix {task.payload['files']}."[:200]}]) for task in TASKS
     ]
-    fails(gates.template_distance(synthetic, THEIRS, GATES), "another template than it is given")
-    passes(gates.template_distance(OURS, THEIRS[:1], GATES), "Cannot be decided")
-    passes(gates.template_distance(OURS, [[1, 2, 3], [4, 5, 6]], GATES), "have nothing in common")
+    fails(gates.template_distance(synthetic, EVALUATION, GATES), "template")
+    passes(gates.template_distance(TRAINING, EVALUATION[:1], GATES), evaluation=1)
+    passes(gates.template_distance(TRAINING, [[1, 2, 3], [4, 5, 6]], GATES), evaluation=2)
 
 
-def test_skip_rate():
-    passes(gates.skip_rate(24, {"a/b": "quarantined: empty"}, GATES), "1 of 24 inputs lost", "a/b (quarantined: empty)")
+def test_skip_rate_names_lost_inputs():
+    passes(gates.skip_rate(24, {"a/b": "quarantined: empty"}, GATES), "a/b (quarantined: empty)", found=24, lost=1)
     lost = {f"task{i}": "infrastructure: Error" for i in range(12)}
-    fails(gates.skip_rate(24, lost, GATES), "12 of 24", "task9 (infrastructure: Error), ...", "Mend what refuses them")
-    fails(gates.skip_rate(0, {}, GATES), "0 of 0")
+    fails(gates.skip_rate(24, lost, GATES), "task9 (infrastructure: Error), ...", found=24, lost=12, infrastructure=12)
+    fails(gates.skip_rate(0, {}, GATES), found=0)
 
 
 # --- overriding ------------------------------------------------------------------------------------------------------
@@ -402,17 +385,17 @@ BAD = CheckOutcome("role_balance", False, "only proposers")
 GOOD = CheckOutcome("skip_rate", True, "fine")
 
 
-def test_a_failed_gate_is_overridden_by_name_with_the_reason():
+def test_override_passes_a_failed_check_and_keeps_its_message():
     section = GatesSection(override={"role_balance": "one role is what we study", "skip_rate": "never mind"})
     bad, good = gates.apply_overrides([BAD, GOOD], section)
     assert bad.passed and not bad.blocking
-    assert bad.message == "overridden: one role is what we study (only proposers)"
-    assert good is GOOD, "what passes needs no excuse"
+    assert all(part in bad.message for part in ("overridden", "one role is what we study", BAD.message))
+    assert good is GOOD
     assert gates.apply_overrides([BAD], GATES) == [BAD]
 
 
-def test_an_override_must_name_a_check_and_give_a_reason():
-    with pytest.raises(ValueError, match="the nearest is 'role_balance'"):
+def test_override_of_unknown_check_or_without_reason_raises():
+    with pytest.raises(ValueError, match="'role_balance'"):
         gates.validate_overrides(GatesSection(override={"role_balanse": "x"}), OVERRIDABLE)
-    with pytest.raises(ValueError, match="say why"):
+    with pytest.raises(ValueError, match="reason"):
         gates.validate_overrides(GatesSection(override={"role_balance": " "}), OVERRIDABLE)

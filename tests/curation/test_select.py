@@ -15,7 +15,7 @@ SHORTEST = SelectSection(require=())
 
 
 def tables(*rows):
-    """Return rollouts and scores of rows {"id", ...}; by default a rollout is solved, plans first and follows through."""
+    """Return rollouts and scores of rows {"id", ...}; by default they are solved, plan first and follow through."""
     rollouts, scores = [], []
     for row in rows:
         values = {"task_id": "t1", "repo": "harbor", "sample": 0, "origin": "set", "rollout_set": "s", **row}

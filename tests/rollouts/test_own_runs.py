@@ -1,4 +1,4 @@
-"""Chat-format runs of a user's own, from import to export: labels are what the student's template writes."""
+"""A user's own chat-format runs, from import to export: labels are what the student's template writes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ CHATML = (
     "qwen3", "qwen3_training", "qwen3_instruct_2507", "qwen3_vl", "qwen3_5_think", "qwen3_5_nothink", "qwen3_6",
     "qwen3_8", "qwen2_5", "nemotron_3_nano",
 )  # fmt: skip
-"""TRL's templates with tool calls that speak ChatML."""
+"""TRL's ChatML templates with tool calls."""
 PLAIN = {"enable_thinking": False}
-"""The runs hold no thoughts, so prompts that open a think block are told to close it."""
+"""The runs have no reasoning, so templates must close the think block that they open."""
 TOOLS = [
     {
         "type": "function",
@@ -47,7 +47,7 @@ ANSWER = "Fixed: `total` now adds the last row too."
 
 
 def made_run(number: int, turns: int, answer: bool = True) -> dict[str, Any]:
-    """One run: a system prompt, structured calls with their results, and a final answer."""
+    """Return one run: a system prompt, structured calls with their results, and a final answer."""
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": "You fix bugs."},
         {"role": "user", "content": f"Mend case {number}."},
@@ -114,7 +114,7 @@ def labels(room: Room, name: str) -> dict[tuple[str, int], str]:
 
 
 @pytest.mark.parametrize("template", CHATML)
-def test_labels_and_prompts_are_what_the_template_renders_for_the_users_messages(room: Room, template: str) -> None:
+def test_labels_and_prompts_equal_the_templates_rendering_of_the_messages(room: Room, template: str) -> None:
     assert room.failures(template) == {}
     chat = load_chat_format("qwen3", template)
     form = chat.tool_form
@@ -143,29 +143,28 @@ def test_labels_and_prompts_are_what_the_template_renders_for_the_users_messages
 
 
 def as_objects(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with arguments as objects, as servers hand them to a template."""
-    told = json.loads(json.dumps(messages))
-    for message in told:
+    """Return the messages with arguments as objects, as servers pass them to a template."""
+    parsed = json.loads(json.dumps(messages))
+    for message in parsed:
         for call in message.get("tool_calls", ()):
             call["function"]["arguments"] = json.loads(call["function"]["arguments"])
-    return told
+    return parsed
 
 
-def test_the_final_answer_is_trained_on_and_ends_the_turn(room: Room) -> None:
+def test_final_answer_is_a_label_with_end_of_turn(room: Room) -> None:
     assert room.failures("qwen3") == {}
     ends = [text for text in labels(room, "qwen3").values() if text.startswith("Fixed")]
     assert ends == [f"{ANSWER}<|im_end|>"] * len(RUNS)
 
 
-def test_turns_that_do_not_fit_block_with_counts_and_reason(room: Room) -> None:
+def test_turns_over_max_length_block_and_name_the_option(room: Room) -> None:
     room.write("experiments", "short", EXPERIMENT.replace("TEMPLATE", "qwen3").replace("LENGTH", "700"))
     failed = room.failures("short")
     assert "turns_lost" in failed
-    assert "of 57 turns lost" in failed["turns_lost"] and "over_max_length" in failed["turns_lost"]
-    assert "raise dataset.max_length" in failed["turns_lost"]
+    assert all(term in failed["turns_lost"] for term in ("of 57", "over_max_length", "dataset.max_length"))
 
 
-def test_exports_hand_on_tools_and_structured_calls(room: Room, tmp_path: Path) -> None:
+def test_exports_keep_tools_and_structured_calls(room: Room, tmp_path: Path) -> None:
     assert room.failures("qwen3") == {}
     resources = Resources(lake=room.lake, specs_folder=room.folder / "specs")
     for name in ("trl_messages", "verl_sft", "hub"):
@@ -180,8 +179,8 @@ def test_exports_hand_on_tools_and_structured_calls(room: Room, tmp_path: Path) 
     assert all(isinstance(record, RolloutRecord) and record.tools == TOOLS for record in records)
 
 
-def test_trl_renders_the_export_as_the_labels(room: Room, tmp_path: Path) -> None:
-    """The rendering of TRL's own code, with the columns as its trainer reads them."""
+def test_trl_renders_the_export_to_the_same_labels(room: Room, tmp_path: Path) -> None:
+    """Render with TRL's own code, from the columns that its trainer reads."""
     from trl.data_utils import apply_chat_template
 
     assert room.failures("qwen3") == {}
@@ -197,7 +196,7 @@ def test_trl_renders_the_export_as_the_labels(room: Room, tmp_path: Path) -> Non
 
 
 def test_calls_written_as_text_in_another_syntax_block(room: Room) -> None:
-    """The prompt asks for JSON; the messages hold XML in their text."""
+    """The prompt asks for JSON calls; the messages have XML calls in their text."""
     runs = json.loads(json.dumps([made_run(9, 2)]))
     for message in runs[0]["messages"]:
         if message.pop("tool_calls", None):
@@ -212,10 +211,10 @@ def test_calls_written_as_text_in_another_syntax_block(room: Room) -> None:
     room.make_set("mine_xml")
     failed = room.failures("xml")
     assert set(failed) == {"label_syntax"}
-    assert "2 labels call tools as qwen_xml where the prompt asks for hermes" in failed["label_syntax"]
+    assert all(form in failed["label_syntax"] for form in ("qwen_xml", "hermes"))
 
 
-def test_a_call_that_the_form_cannot_carry_is_dropped_with_its_reason(room: Room) -> None:
+def test_call_that_the_syntax_cannot_express_is_dropped_with_its_reason(room: Room) -> None:
     run = made_run(8, 6)
     spoilt = run["messages"][2]["tool_calls"][0]["function"]
     spoilt["arguments"] = json.dumps({"command": "echo '</parameter>'"})
@@ -228,4 +227,4 @@ def test_a_call_that_the_form_cannot_carry_is_dropped_with_its_reason(room: Room
     assert room.failures("spoilt") == {}
     (dropped,) = room.lake.read(Ref("tito_pairs", "experiment", "spoilt"), "dropped").to_pylist()
     assert (dropped["turn"], dropped["reason"]) == (0, "unparseable")
-    assert "qwen_xml does not read its 1 call(s) back" in dropped["detail"]
+    assert "qwen_xml" in dropped["detail"]
