@@ -160,7 +160,7 @@ def room(tmp_path_factory):
     shutil.rmtree(folder)
 
 
-def test_a_clean_serving_fires_nothing_and_is_evaluated(room):
+def test_clean_server_passes_all_probes_and_is_evaluated(room):
     assert room.probe("clean") == {}
     probes = room.lake.read(Ref("serving_probe", "experiment", "clean"), "probes").to_pylist()
     curve = {(r["step"], r["probe"]) for r in probes if r["step"] is not None}
@@ -171,7 +171,7 @@ def test_a_clean_serving_fires_nothing_and_is_evaluated(room):
     rows = room.lake.read(Ref("eval_rollouts", "experiment", "clean"), "rollouts").to_pylist()
     assert [(r["checkpoint_role"], r["seed"]) for r in rows] == [("base", None)] * 2 + [("sft", 0)] * 2
     assert len({r["rollout_id"] for r in rows}) == 4 and {r["origin"] for r in rows} == {"eval"}
-    # Another experiment on the same checkpoints has rows and ids of its own, and rolls nothing out again.
+    # Another experiment on the same checkpoints reuses the rollouts, with its own rows and ids.
     room.experiment("same", "agent = {max_steps = 12}\n[metrics]\nthresholds = {plan_first = 0.9}\n")
     assert room.probe("same") == {}
     room.make("eval_rollouts", "same")
@@ -190,7 +190,7 @@ def test_a_clean_serving_fires_nothing_and_is_evaluated(room):
         ("an adapter that never loaded", ["differs_from_base", "first_turn_parses"], "other weights were served"),
     ],
 )
-def test_a_fault_of_the_server_blocks_at_its_own_check(room, fault, checks, words):
+def test_server_fault_blocks_at_its_own_check(room, fault, checks, words):
     name = f"faulty_{checks[0]}"
     room.experiment(name)
     failed = room.probe(name, fault)
@@ -198,13 +198,13 @@ def test_a_fault_of_the_server_blocks_at_its_own_check(room, fault, checks, word
     stopped(fault, "serving_probe", failed, checks[0], words)
     with pytest.raises(BlockedInput, match=checks[0]):
         room.make("eval_rollouts", name)
-    # Mended, it goes on.
+    # After the fix, evaluation continues.
     assert room.probe(name) == {}
     assert not room.make("eval_rollouts", name).manifest.blocked
 
 
-def test_a_prompt_that_only_serving_has_blocks(room):
-    # The steering section stands in what is served, and was spliced out of what was trained.
+def test_system_prompt_that_training_lacks_blocks(room):
+    # Serving renders the steering section, which training removed.
     room.experiment("steered", "agent = {steering = true}\n")
     failed = room.probe("steered")
     assert set(failed) == {"prompt_parity"}
@@ -216,8 +216,8 @@ def test_a_prompt_that_only_serving_has_blocks(room):
     assert room.probe("excused") == {}
 
 
-def test_a_template_argument_that_only_serving_gives_blocks(room, monkeypatch):
-    # The student's template as most have it: a switch that closes an empty think block in the prompt.
+def test_template_argument_that_training_lacks_blocks(room, monkeypatch):
+    # Like most templates, this one has a switch that adds an empty think block to the prompt.
     template = TEMPLATE.read_text() + "{%- if enable_thinking is false %}{{ '<think>\\n\\n</think>\\n' }}{%- endif %}"
     chat = ChatFormat("tiny", load_chat_format("tiny").tokenizer, template)
     monkeypatch.setattr(evaluation, "load_chat_format", lambda *names: chat)

@@ -1,4 +1,4 @@
-"""Every question of sql/reports has an answer on a lake with data and on one without."""
+"""Every query of sql/reports returns rows on a lake with data, and runs on an empty one."""
 
 from __future__ import annotations
 
@@ -38,61 +38,61 @@ def ask(path: Path, report: str, **variables: object) -> list[dict]:
 
 
 @pytest.mark.parametrize("report", REPORTS)
-def test_a_report_names_its_question_and_runs_by_hand(report: str, full: Path, bare: Path) -> None:
+def test_report_begins_with_a_question_and_runs(report: str, full: Path, bare: Path) -> None:
     text = REPORTS[report].read_text()
     assert text.startswith("-- ") and "?" in text.splitlines()[0]
-    assert ask(full, report), "the small lake has an answer to every question"
+    assert ask(full, report), "every query has rows on the small lake"
     assert ask(bare, report) == []
 
 
 @pytest.mark.parametrize("report", REPORTS)
-def test_a_report_stands_on_the_views_alone(report: str) -> None:
-    """So that its query is one a user could have written."""
+def test_report_reads_only_views(report: str) -> None:
+    """A user must be able to write the same query."""
     sources = re.findall(r"\b(?:FROM|JOIN)\s+(\w+(?:\.\w+)?)", REPORTS[report].read_text())
     assert sources and not [source for source in sources if "." in source]
 
 
 def test_turns_behind_a_checkpoint(full: Path) -> None:
-    found = ask(full, "turns_behind_a_checkpoint", checkpoint="sft1")
-    assert len(found) == 5 and {row["rollout_id"] for row in found} == {"r1"}
-    assert {row["instruction"] for row in found} == {"fold the lantern"}
-    assert {row["turn"]: row["total_weight"] for row in found} == {0: 12.0, 1: 1.0, 2: 1.0}
-    assert {row["sampler"] for row in found} == {'{"temperature": 0.7}'}
+    rows = ask(full, "turns_behind_a_checkpoint", checkpoint="sft1")
+    assert len(rows) == 5 and {row["rollout_id"] for row in rows} == {"r1"}
+    assert {row["instruction"] for row in rows} == {"fold the lantern"}
+    assert {row["turn"]: row["total_weight"] for row in rows} == {0: 12.0, 1: 1.0, 2: 1.0}
+    assert {row["sampler"] for row in rows} == {'{"temperature": 0.7}'}
 
 
 def test_turns_behind_a_reinforced_checkpoint(full: Path) -> None:
-    """Its own attempts, weighted by their advantage, and what the checkpoint before it learnt from."""
-    found = ask(full, "turns_behind_a_checkpoint", checkpoint="rl1")
-    own = [row for row in found if row["via_checkpoint_id"] == "rl1"]
+    """The rows are its own attempts, weighted by their advantage, and the training rows of its parent."""
+    rows = ask(full, "turns_behind_a_checkpoint", checkpoint="rl1")
+    own = [row for row in rows if row["via_checkpoint_id"] == "rl1"]
     assert {(row["rollout_id"], row["total_weight"]) for row in own} == {("s-0", 0.7), ("s-1", -0.7)} and len(own) == 12
     assert {(row["instruction"], json.loads(row["sampler"])["temperature"]) for row in own} == {("fold the lantern", 1)}
-    assert {row["rollout_id"] for row in found} == {"s-0", "s-1", "r1"}
+    assert {row["rollout_id"] for row in rows} == {"s-0", "s-1", "r1"}
 
 
 def test_why_was_a_rollout_dropped(full: Path) -> None:
-    found = ask(full, "why_was_a_rollout_dropped", rollout="r2")
-    fates = {(row["experiment"], row["fate"], row["stage"], row["reason"]) for row in found}
+    rows = ask(full, "why_was_a_rollout_dropped", rollout="r2")
+    fates = {(row["experiment"], row["fate"], row["stage"], row["reason"]) for row in rows}
     assert ("strong", "dropped", "selection", "reward_below_minimum") in fates
     assert ("follow_up", "taken", "selection", "shortest_correct") in fates
-    assert {row["plan_first_reason"] for row in found} == {"ls before the first message"}
+    assert {row["plan_first_reason"] for row in rows} == {"ls before the first message"}
     assert {row["turn"] for row in ask(full, "why_was_a_rollout_dropped", rollout="r1")} == {None, 3}
 
 
 def test_think_tokens_by_turn(full: Path) -> None:
-    found = ask(full, "think_tokens_by_turn", rollout_set="strong_set")
-    assert [(row["turn"], row["n"], row["think_mean"]) for row in found] == [(0, 4, 2.5), (1, 4, 1.5), (2, 4, 0.5)]
+    rows = ask(full, "think_tokens_by_turn", rollout_set="strong_set")
+    assert [(row["turn"], row["n"], row["think_mean"]) for row in rows] == [(0, 4, 2.5), (1, 4, 1.5), (2, 4, 0.5)]
     assert {row["made_for"] for row in ask(full, "think_tokens_by_turn", experiment="strong")} == {"strong"}
 
 
 def test_solved_by_depth(full: Path) -> None:
-    found = [row for row in ask(full, "solved_by_depth") if row["checkpoint_role"] == "rl"]
-    assert [(row["k"], row["n"], row["right_up_to_k"], row["solved"]) for row in found] == [(3, 1, 0.0, 0.0)]
+    rows = [row for row in ask(full, "solved_by_depth") if row["checkpoint_role"] == "rl"]
+    assert [(row["k"], row["n"], row["right_up_to_k"], row["solved"]) for row in rows] == [(3, 1, 0.0, 0.0)]
 
 
 def test_structured_cot(full: Path) -> None:
-    found = ask(full, "structured_cot", rollout_set="strong_set")
-    assert [(row["turn"], row["n"], row["adherence"]) for row in found] == [(0, 4, 1.0), (1, 4, 0.5), (2, 4, 0.5)]
-    assert [(row["think_mean"], row["after_mean"]) for row in found] == [(20.0, 30.0), (19.0, 31.0), (18.0, 32.0)]
+    rows = ask(full, "structured_cot", rollout_set="strong_set")
+    assert [(row["turn"], row["n"], row["adherence"]) for row in rows] == [(0, 4, 1.0), (1, 4, 0.5), (2, 4, 0.5)]
+    assert [(row["think_mean"], row["after_mean"]) for row in rows] == [(20.0, 30.0), (19.0, 31.0), (18.0, 32.0)]
     assert ask(full, "structured_cot", experiment="strong") == []
 
 
@@ -103,8 +103,8 @@ def test_teacher_against_student(full: Path) -> None:
 
 
 def test_what_a_rollout_taints(full: Path) -> None:
-    found = ask(full, "what_a_rollout_taints", rollout="r1")
-    assert {(row["experiment"], row["checkpoint_id"]) for row in found} == {
+    rows = ask(full, "what_a_rollout_taints", rollout="r1")
+    assert {(row["experiment"], row["checkpoint_id"]) for row in rows} == {
         ("strong", "sft1"),
         ("strong", "sft1-100"),
         ("follow_up", "sft2"),
@@ -123,14 +123,14 @@ def test_exits_by_rollout_set(full: Path) -> None:
 def test_drift_by_rollout_set(full: Path, tmp_path: Path) -> None:
     (kept,) = ask(full, "drift_by_rollout_set", rollout_set="strong_set")
     assert (kept["turns"], kept["later_turns"], kept["extend_the_last"], kept["with_drift"]) == (12, 8, 8, 0)
-    told = small_lake.conversation("r1")
-    for turn in told["turns"][1:3]:  # the server cut a thought, so that these prompts were rendered anew
-        departure = {"drift_at": 2, "drift": json.dumps({"expected_text": "<think>", "found_text": "ls"})}
-        turn |= {"prefix_turn": None, "prompt_tokens": 8, **departure}
-    told["turns"][4] |= {"output_ids": None, "output_tokens": None}
+    conversation = small_lake.conversation("r1")
+    for turn in conversation["turns"][1:3]:  # the server removed a thought, which breaks the prefix
+        drift = {"drift_at": 2, "drift": json.dumps({"expected_text": "<think>", "found_text": "ls"})}
+        turn |= {"prefix_turn": None, "prompt_tokens": 8, **drift}
+    conversation["turns"][4] |= {"output_ids": None, "output_tokens": None}
     lake = Lake(tmp_path / "data")
     small_lake.put(
-        lake, "raw_rollouts", "chat", {"rollouts": [small_lake.rollout("r1", "t", rollout_set="chat")], **told}
+        lake, "raw_rollouts", "chat", {"rollouts": [small_lake.rollout("r1", "t", rollout_set="chat")], **conversation}
     )
     (drifted,) = ask(catalog.build(lake, GRAPH.values()), "drift_by_rollout_set")
     assert (drifted["without_ids"], drifted["extend_the_last"], drifted["with_drift"]) == (1, 2, 2)
@@ -165,10 +165,10 @@ def test_steps_to_learn(full: Path) -> None:
 
 
 def test_tokens_of_a_turn(full: Path) -> None:
-    found = ask(full, "tokens_of_a_turn", rollout="r1", agent="agent2", turn=1)
-    assert "".join(row["text"] for row in found) == "<10><11><12><20><30><40><1><2><21><30><40>"
-    assert [row["side"] for row in found].count("output") == 3
-    assert [row["logprob"] for row in found][-3:] == pytest.approx([-0.1, -0.2, -0.3])
+    rows = ask(full, "tokens_of_a_turn", rollout="r1", agent="agent2", turn=1)
+    assert "".join(row["text"] for row in rows) == "<10><11><12><20><30><40><1><2><21><30><40>"
+    assert [row["side"] for row in rows].count("output") == 3
+    assert [row["logprob"] for row in rows][-3:] == pytest.approx([-0.1, -0.2, -0.3])
 
 
 def test_changed_by_reinforcement(full: Path) -> None:
@@ -179,8 +179,8 @@ def test_changed_by_reinforcement(full: Path) -> None:
 
 
 def test_pass_at_k(full: Path) -> None:
-    found = {row["made_for"]: row for row in ask(full, "pass_at_k") if row["origin"] == "set"}
-    strong = found["strong_set"]
+    rows = {row["made_for"]: row for row in ask(full, "pass_at_k") if row["origin"] == "set"}
+    strong = rows["strong_set"]
     assert (strong["k"], strong["tasks"], strong["rollouts"]) == (2, 1, 2)
     assert (strong["pass_at_1"], strong["pass_at_k"]) == pytest.approx((0.5, 1.0))
     assert {row["made_for"] for row in ask(full, "pass_at_k", experiment="strong")} == {"strong"}
@@ -192,7 +192,7 @@ def test_solved_paired(full: Path) -> None:
     assert (row["difference"], row["ci_low"], row["think_ratio"]) == (1.0, None, 1.0), "one task says nothing of others"
 
 
-def test_solved_paired_goes_by_task_and_its_interval_by_the_tasks_differences() -> None:
+def test_solved_paired_averages_seeds_by_task_and_uses_the_spread_of_differences() -> None:
     rewards = {("base", "a"): 1, ("base", "b"): 0, ("base", "c"): 1, ("sft", "a"): 1, ("sft", "b"): 1, ("sft", "d"): 0}
     with duckdb.connect() as db:
         of = "origin TEXT, experiment TEXT, rollout_id TEXT"

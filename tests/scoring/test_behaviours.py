@@ -1,4 +1,4 @@
-"""Behaviours of recorded rollouts: each predicate, each of its reasons, and what must not change it."""
+"""Behaviours of recorded rollouts: each predicate, each reason of failure, and the variations it must ignore."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.rollouts import INSTRUCTION, PLAN, REPLY, agent, planning_pai
 SCORING = ScoringSection()
 
 
-def judged(*records, scoring=SCORING, task_table=None, messages=False):
+def score_records(*records, scoring=SCORING, task_table=None, messages=False):
     tables = to_tables(records)
     scored = score(
         tables["rollouts"],
@@ -31,14 +31,14 @@ def judged(*records, scoring=SCORING, task_table=None, messages=False):
     return scored["scores"].to_pylist(), scored["agent_scores"].to_pylist()
 
 
-def one(*agents, **options):
+def score_pair(*agents, **options):
     columns = {k: options.pop(k) for k in ("outcome", "error", "task_id") if k in options}
-    scores, rows = judged(rollout(*agents, **columns), **options)
+    scores, rows = score_records(rollout(*agents, **columns), **options)
     return scores[0], rows
 
 
 def replies(first=None, *rest, mail=None):
-    """The second agent of a pair that plans, unless told otherwise."""
+    """Return the second agent of a pair, which acknowledges the plan by default."""
     mail = {"agent1": PLAN} if mail is None else mail
     return agent("agent2", [(first or say(REPLY, "agent1"), mail), *rest], role="responder")
 
@@ -47,8 +47,8 @@ def plans(*rest, text=PLAN, mail=None):
     return agent("agent1", [(say(text), {"agent2": REPLY} if mail is None else mail), *rest])
 
 
-def test_a_pair_that_plans_and_does_its_part_passes_everything():
-    scores, rows = judged(planning_pair())
+def test_pair_that_plans_and_follows_through_passes_everything():
+    scores, rows = score_records(planning_pair())
     assert scores[0]["plan_first"] and scores[0]["plan_content"] and scores[0]["follow_through"] == 1.0
     assert scores[0]["reward"] == 1.0 and scores[0]["verdict"] == "passed" and scores[0]["output_tokens"] == 60
     assert not [key for key in ("plan_first_reason", "plan_content_reason") if scores[0][key]]
@@ -69,32 +69,32 @@ def test_a_pair_that_plans_and_does_its_part_passes_everything():
         ("I would plan.", "agent1: no readable action"),
     ],
 )
-def test_the_first_action_is_a_pure_message(first, reason):
-    score_row, rows = one(agent("agent1", [(first, {"agent2": REPLY})]), replies())
+def test_plan_first_needs_a_pure_message_as_first_action(first, reason):
+    score_row, rows = score_pair(agent("agent1", [(first, {"agent2": REPLY})]), replies())
     assert score_row["plan_first"] is False and score_row["plan_first_reason"] == reason
     assert [row["plan_first"] for row in rows] == [False, True]
 
 
-def test_an_unreadable_turn_is_no_action():
+def test_unreadable_turn_is_not_an_action():
     waits = agent("agent1", ["hm, let me think", (say(PLAN), {"agent2": REPLY}), run("ls")])
-    assert one(waits, replies())[0]["plan_first"]
+    assert score_pair(waits, replies())[0]["plan_first"]
 
 
-def test_inbox_comes_before_bash():
+def test_plan_first_needs_an_inbox_before_bash():
     late = agent("agent1", [say(PLAN), (run("ls"), {"agent2": REPLY})])
-    assert one(late, replies())[0]["plan_first_reason"] == "agent1: no INBOX before bash"
+    assert score_pair(late, replies())[0]["plan_first_reason"] == "agent1: no INBOX before bash"
     never = agent("agent1", [say(PLAN), say("still there?")])
-    assert one(never, replies())[0]["plan_first_reason"] == "agent1: no INBOX"
+    assert score_pair(never, replies())[0]["plan_first_reason"] == "agent1: no INBOX"
     own = agent("agent1", [(say(PLAN), {"agent1": PLAN}), run("ls")])
-    assert one(own, replies())[0]["plan_first_reason"] == "agent1: no INBOX before bash"
+    assert score_pair(own, replies())[0]["plan_first_reason"] == "agent1: no INBOX before bash"
     second_round = agent("agent1", [say(PLAN), (say("well?"), {"agent2": REPLY}), run("ls")])
-    assert one(second_round, replies())[0]["plan_first"]
+    assert score_pair(second_round, replies())[0]["plan_first"]
 
 
 def test_two_calls_in_one_turn_are_two_actions():
     both = say(PLAN) + "\n" + run("ls")
     assert (
-        one(agent("agent1", [(both, {"agent2": REPLY})]), replies())[0]["plan_first_reason"]
+        score_pair(agent("agent1", [(both, {"agent2": REPLY})]), replies())[0]["plan_first_reason"]
         == "agent1: no INBOX before bash"
     )
 
@@ -108,30 +108,30 @@ def test_two_calls_in_one_turn_are_two_actions():
         ("I take src/harbor/quay.py and src/harbor/ropes.py.", "agent2: acknowledgement names 1 of 2 paths"),
     ],
 )
-def test_a_responder_passes_with_an_acknowledgement_of_both_paths(answer, reason):
+def test_responder_passes_if_it_acknowledges_both_paths(answer, reason):
     responder = agent("agent2", [("hm", {"agent1": PLAN}), say(answer, "agent1"), run("ls")], role="responder")
-    assert one(plans(run("ls")), responder)[0]["plan_first_reason"] == reason
+    assert score_pair(plans(run("ls")), responder)[0]["plan_first_reason"] == reason
 
 
-def test_a_responder_names_the_one_path_there_is():
+def test_responder_names_the_only_path_of_the_task():
     task = tasks({"instruction": "fold_lantern and moor_skiff in src/harbor/tides.py"})
     responder = agent("agent2", [("hm", {"agent1": "I'll do src/harbor/tides.py"}), say("tides.py: fine", "agent1")])
-    assert one(plans(run("ls"), text="I'll do src/harbor/tides.py"), responder, task_table=task)[0]["plan_first"]
+    assert score_pair(plans(run("ls"), text="I'll do src/harbor/tides.py"), responder, task_table=task)[0]["plan_first"]
 
 
-def test_mail_before_the_first_turn_makes_a_responder():
+def test_message_before_the_first_turn_makes_a_responder():
     responder = agent("agent2", [say("Fine.", "agent1")], role="responder")
     responder.messages = [prompt(INSTRUCTION), Message("user", f"[Message from agent1]: {PLAN}", kind="inbox")]
-    found, _ = one(plans(), responder, messages=True)
-    assert found["plan_first_reason"] == "agent2: acknowledgement names 0 of 2 paths"
+    score_row, _ = score_pair(plans(), responder, messages=True)
+    assert score_row["plan_first_reason"] == "agent2: acknowledgement names 0 of 2 paths"
 
 
-def test_missing_turns_and_missing_agents_have_their_reason():
-    found, rows = one(agent("agent1", [], exit_status="LimitsExceeded"), replies())
-    assert found["plan_first_reason"] == "agent1: missing assistant turns" and not found["plan_first"]
-    assert found["plan_content_reason"] == "agent1: missing assistant turns"
+def test_missing_turns_and_agents_have_a_reason():
+    score_row, rows = score_pair(agent("agent1", [], exit_status="LimitsExceeded"), replies())
+    assert score_row["plan_first_reason"] == "agent1: missing assistant turns" and not score_row["plan_first"]
+    assert score_row["plan_content_reason"] == "agent1: missing assistant turns"
     assert rows[0]["reason"] == "missing assistant turns" and rows[0]["parse_rate"] is None
-    assert one()[0]["plan_first_reason"] == "missing agents"
+    assert score_pair()[0]["plan_first_reason"] == "missing agents"
 
 
 # --- plan_content ------------------------------------------------------------------------------------------------
@@ -155,23 +155,23 @@ def test_missing_turns_and_missing_agents_have_their_reason():
         ("first step: tides.py", None),
     ],
 )
-def test_a_plan_has_two_keywords_and_an_entity_of_the_task(text, reason):
-    found, _ = one(plans(text=text), replies())
-    assert found["plan_content_reason"] == (f"agent1: {reason}" if reason else None)
-    assert found["plan_content"] is (reason is None)
+def test_plan_content_needs_two_keywords_and_a_task_entity(text, reason):
+    score_row, _ = score_pair(plans(text=text), replies())
+    assert score_row["plan_content_reason"] == (f"agent1: {reason}" if reason else None)
+    assert score_row["plan_content"] is (reason is None)
 
 
-def test_the_message_counts_whenever_it_was_sent_and_every_form_of_it():
+def test_plan_content_accepts_any_turn_and_any_quoting():
     for quoting in ("heredoc", "double", "single"):
-        assert one(agent("agent1", [run("ls"), say(PLAN, quoting=quoting)]), replies())[0]["plan_content"]
-    assert one(agent("agent1", [run("ls")]), replies())[0]["plan_content_reason"] == "agent1: no message sent"
+        assert score_pair(agent("agent1", [run("ls"), say(PLAN, quoting=quoting)]), replies())[0]["plan_content"]
+    assert score_pair(agent("agent1", [run("ls")]), replies())[0]["plan_content_reason"] == "agent1: no message sent"
 
 
-def test_an_unknown_task_is_read_from_the_prompt_or_said_to_be_unknown():
+def test_unknown_task_is_read_from_the_prompt_or_reported():
     first = plans()
     first.messages = [prompt(INSTRUCTION)]
-    assert one(first, replies(), task_id="stale", messages=True)[0]["plan_content"]
-    reason = one(plans(), replies(), task_id="stale")[0]["plan_content_reason"]
+    assert score_pair(first, replies(), task_id="stale", messages=True)[0]["plan_content"]
+    reason = score_pair(plans(), replies(), task_id="stale")[0]["plan_content_reason"]
     assert reason.startswith("agent1: the task is unknown")
 
 
@@ -179,7 +179,7 @@ def test_an_unknown_task_is_read_from_the_prompt_or_said_to_be_unknown():
 
 
 def followed(*commands, plan=PLAN, scoring=SCORING, second=REPLY):
-    _, rows = one(plans(*map(run, commands), text=plan), replies(say(second, "agent1")), scoring=scoring)
+    _, rows = score_pair(plans(*map(run, commands), text=plan), replies(say(second, "agent1")), scoring=scoring)
     return rows[0]
 
 
@@ -203,7 +203,7 @@ def followed(*commands, plan=PLAN, scoring=SCORING, second=REPLY):
         ("cat > src/harbor/quay.py <<'EOF'\nx = 1\nEOF", True, False, True),
     ],
 )
-def test_bash_after_the_plan_touches_an_entity(command, union, own, edit):
+def test_follow_through_needs_bash_that_names_an_entity_after_the_plan(command, union, own, edit):
     row = followed(command, plan="Plan: I'll take src/harbor/tides.py")
     assert (row["follow_through"], row["follow_own"], row["follow_edited"]) == (union, own, edit)
     assert (row["reason"] is None) is union
@@ -211,7 +211,7 @@ def test_bash_after_the_plan_touches_an_entity(command, union, own, edit):
         assert row["reason"].startswith("never touched: ")
 
 
-def test_text_inside_a_message_never_counts():
+def test_paths_inside_a_message_do_not_count_as_follow_through():
     row = followed(
         "send_message agent2 'I cat src/harbor/tides.py now'",
         "echo hi; send_message agent2 <<'M'\nsrc/harbor/tides.py\nM",
@@ -219,15 +219,15 @@ def test_text_inside_a_message_never_counts():
     assert not row["follow_through"]
 
 
-def test_what_came_before_the_plan_never_counts():
+def test_bash_before_the_plan_does_not_count_as_follow_through():
     early = agent("agent1", [run("cat src/harbor/tides.py"), (say(PLAN), {"agent2": REPLY}), run("ls")])
-    assert not one(early, replies())[1][0]["follow_through"]
-    assert one(agent("agent1", [run("cat src/harbor/tides.py")]), replies())[1][0]["reason"] == "no plan message"
-    assert one(plans(), replies())[1][0]["reason"] == "no bash after the plan"
+    assert not score_pair(early, replies())[1][0]["follow_through"]
+    assert score_pair(agent("agent1", [run("cat src/harbor/tides.py")]), replies())[1][0]["reason"] == "no plan message"
+    assert score_pair(plans(), replies())[1][0]["reason"] == "no bash after the plan"
     assert followed("cat src/harbor/tides.py", plan="I'll plan", second="ok")["reason"] == "plan names no entity"
 
 
-def test_window_and_turn_five():
+def test_follow_through_respects_window_and_turn_five():
     late = ["ls"] * 5 + ["cat src/harbor/tides.py"]
     row = followed(*late)
     assert row["follow_through"] and not row["follow_by_turn_5"]
@@ -240,11 +240,11 @@ def replace_window(window):
     return ScoringSection.model_validate({"window": window})
 
 
-def test_any_word_with_an_underscore_is_no_function_of_the_task():
+def test_word_with_underscore_is_not_a_function_unless_the_task_names_it():
     assert followed("grep stand_by .", plan="I'll stand_by first", second="ok")["reason"] == "plan names no entity"
 
 
-def test_a_new_file_can_be_followed_through_though_the_task_does_not_name_it():
+def test_new_file_counts_though_the_task_does_not_name_it():
     assert followed("touch src/harbor/ropes.py", plan="Plan: I'll add src/harbor/ropes.py")["follow_own"]
 
 
@@ -272,14 +272,14 @@ def test_a_new_file_can_be_followed_through_though_the_task_does_not_name_it():
         ("test 1 -gt 0 && grep -c '=>' src/a.py", set()),
     ],
 )
-def test_what_counts_as_an_edit(command, files):
+def test_commands_that_count_as_edits(command, files):
     known = KnownFiles(["src/a.py", "src/b.py"])
-    found = edited(command, Patterns.of(SCORING), known)
-    assert {name for name in found if name.endswith(".py")} == files
+    written = edited(command, Patterns.of(SCORING), known)
+    assert {name for name in written if name.endswith(".py")} == files
     assert files <= touched(command, Patterns.of(SCORING), known)
 
 
-def test_spellings_of_one_file():
+def test_spellings_of_one_file_have_one_canonical_path():
     files = KnownFiles(["src/a.py", "lib/a.py", "setup.py", "src/click/termui.py"])
     same = {"./src/a.py", "a/src/a.py", "/w/repo/src/a.py", "src//a.py", "src/x/../a.py"}
     assert {files.canonical(path) for path in same} == {"src/a.py"}
@@ -291,32 +291,32 @@ def test_spellings_of_one_file():
 # --- who counts ----------------------------------------------------------------------------------------------------
 
 
-def test_infrastructure_errors_are_marked_and_crashed_agents_stay_in():
-    broken, rows = one(plans(), replies(), error="engine: ConnectionError")
+def test_infrastructure_errors_are_marked_and_crashed_agents_count():
+    broken, rows = score_pair(plans(), replies(), error="engine: ConnectionError")
     assert broken["infrastructure_error"] and broken["plan_first"] is None and broken["follow_through"] is None
     assert broken["verdict"] == "infrastructure" and rows[0]["reason"] == "infrastructure error"
-    crashed, rows = one(replace(plans(), exit_status="Error"), replies())
+    crashed, rows = score_pair(replace(plans(), exit_status="Error"), replies())
     assert (
         not crashed["infrastructure_error"] and crashed["follow_through"] == 0.0 and rows[0]["exit_status"] == "Error"
     )
 
 
-def test_one_agent_alone_has_no_pair_behaviour():
-    found, rows = one(agent("solo", [run("ls")]))
-    assert found["plan_first"] is None and found["plan_first_reason"] == "one agent alone"
-    assert rows[0]["plan_first"] is None and rows[0]["follow_through"] is None and found["follow_through"] is None
+def test_single_agent_has_no_pair_behaviour():
+    score_row, rows = score_pair(agent("solo", [run("ls")]))
+    assert score_row["plan_first"] is None and score_row["plan_first_reason"] == "one agent alone"
+    assert rows[0]["plan_first"] is None and rows[0]["follow_through"] is None and score_row["follow_through"] is None
 
 
-def test_message_commands_of_the_scoring_section_are_read_where_the_capture_did_not_know_them():
+def test_message_commands_of_the_scoring_section_split_captured_bash():
     steps = [(run(f'coop-send agent2 "{PLAN}"'), {"agent2": REPLY}), run("cat src/harbor/tides.py")]
-    assert not one(agent("agent1", steps), replies())[0]["plan_first"]
-    found, rows = one(
+    assert not score_pair(agent("agent1", steps), replies())[0]["plan_first"]
+    score_row, rows = score_pair(
         agent("agent1", steps), replies(), scoring=ScoringSection(message_commands=("send_message", "coop-send"))
     )
-    assert found["plan_first"] and rows[0]["follow_own"]
+    assert score_row["plan_first"] and rows[0]["follow_own"]
 
 
-def test_verdicts_are_read_and_nonsense_is_refused():
+def test_verdicts_are_read_and_malformed_outcomes_rejected():
     assert read_reward(None, None).verdict == "unknown" and read_reward(None, None).reward is None
     assert read_reward('{"reward": 0, "verdict": "merge_conflict"}', None).reward == 0.0
     assert read_reward('{"reward": null, "verdict": "infrastructure"}', None).infrastructure

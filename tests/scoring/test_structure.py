@@ -1,4 +1,4 @@
-"""Adherence to a structured think block, measured: on the text a turn wrote, in the tables and in the metrics."""
+"""Adherence to a structured think block: of a turn's text, in the tables and in the metrics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CALL = "\n<tool_call>\n<function=bash>\n<parameter=command>\nls\n</parameter>\n<
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=str)
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_what_the_engine_may_write_adheres_and_nothing_else(grammar: ThinkGrammar, data: st.DataObject) -> None:
+def test_text_adheres_exactly_if_the_engine_may_write_it(grammar: ThinkGrammar, data: st.DataObject) -> None:
     """llguidance over the vocabulary's ids says whether the block may be written; the text says whether it adheres."""
     chat = load_chat_format("tiny")
     block, rest = data.draw(blocks(grammar)), data.draw(st.sampled_from(["", CALL, "\n\n", "<", "</think>"]))
@@ -62,11 +62,11 @@ def may_write(grammar: ThinkGrammar, ids: list[int]) -> bool:
         ("<think>\n\n</think>\n\n" + BLOCK, None, False),
     ],
 )
-def test_what_adheres(content: str, reasoning: str | None, expected: bool) -> None:
+def test_which_blocks_adhere(content: str, reasoning: str | None, expected: bool) -> None:
     assert adheres(content, reasoning, GRAMMAR) is expected
 
 
-def test_the_structure_is_the_scoring_sections_or_what_bound_the_agent() -> None:
+def test_structure_is_that_of_the_scoring_section_or_of_the_agents_grammar() -> None:
     bound, named = AgentSection(grammar=GrammarSection(slots=("A",))), ScoringSection(structure=GrammarSection())
     assert structure_of(ScoringSection(), AgentSection()) is None
     assert structure_of(ScoringSection(), bound) == ThinkGrammar.of(("A",))
@@ -99,18 +99,18 @@ def _scored(structure: ThinkGrammar | None) -> dict:
     }
 
 
-def test_turns_agents_and_metrics_say_it() -> None:
+def test_turn_scores_agent_scores_and_metrics_count_adherence() -> None:
     scored = _scored(GRAMMAR)
     assert scored["turn_scores"]["adheres"].to_pylist() == [True, False, True, False, False, False]
     assert scored["agent_scores"]["adherent_turns"].to_pylist() == [2, 0]
     assert scored["agent_scores"]["post_think_tokens"].to_pylist() == [24, 24]
     metrics = measure(scored["rollouts"], scored["scores"], scored["agent_scores"], experiment="e").to_pylist()
-    found = {row["metric"]: row for row in metrics if row["seed"] == 0}
-    assert found["adherence"]["value"] == pytest.approx(2 / 6) and found["adherence"]["n"] == 6
-    assert found["post_think_tokens_per_turn"]["value"] == pytest.approx(8)
+    by_metric = {row["metric"]: row for row in metrics if row["seed"] == 0}
+    assert by_metric["adherence"]["value"] == pytest.approx(2 / 6) and by_metric["adherence"]["n"] == 6
+    assert by_metric["post_think_tokens_per_turn"]["value"] == pytest.approx(8)
 
 
-def test_where_no_structure_is_asked_nothing_is_claimed() -> None:
+def test_without_a_structure_there_is_no_adherence() -> None:
     scored = _scored(None)
     assert scored["turn_scores"].num_rows == 0
     assert scored["agent_scores"]["adherent_turns"].to_pylist() == [None, None]

@@ -10,7 +10,7 @@ import pytest
 
 from etpi_assets.agent.contract import read_contract
 from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
-from etpi_assets.scoring.rewards.terminal import asked_verbs, run_verbs
+from etpi_assets.scoring.rewards.terminal import requested_verbs, run_verbs
 from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.checks import check_tasks
@@ -55,7 +55,7 @@ def test_a_command_that_also_harms_has_not_solved_the_task():
 
 def test_a_request_asks_for_its_verb_alone_and_its_command_runs_it():
     for task in TASKS:
-        assert asked_verbs(task.instruction, KEYWORDS) == {task.payload["verb"]}
+        assert requested_verbs(task.instruction, KEYWORDS) == {task.payload["verb"]}
         assert run_verbs(task.payload["command"]) == [task.payload["verb"]]
     [term] = [t for t in load_specs().experiments["terminal_grpo_tiny"].rl.rewards if t.function == "relevance"]
     assert term.params["keywords"] == {verb: list(words) for verb, words in KEYWORDS.items()}

@@ -32,7 +32,7 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 def form(attempt: Attempt) -> float:
     """Return 1.0 if the turn follows the contract and adds nothing to it, else 0.0."""
-    return float(isinstance(read_contract(words_of(attempt)), Contract))
+    return float(isinstance(read_contract(text_of(attempt)), Contract))
 
 
 def relevance(attempt: Attempt, *, keywords: Mapping[str, Sequence[str]] = KEYWORDS) -> float:
@@ -41,9 +41,9 @@ def relevance(attempt: Attempt, *, keywords: Mapping[str, Sequence[str]] = KEYWO
     Args:
         keywords: command verb -> words or phrases of a request that ask for it (whole words, case folded).
     """
-    asked = asked_verbs(request_of(attempt), keywords)
-    read = read_contract(words_of(attempt))
-    return float(len(asked & set(run_verbs(read.command)))) if isinstance(read, Contract) else 0.0
+    requested = requested_verbs(request_of(attempt), keywords)
+    contract = read_contract(text_of(attempt))
+    return float(len(requested & set(run_verbs(contract.command)))) if isinstance(contract, Contract) else 0.0
 
 
 def conciseness(attempt: Attempt, *, free: int = 300, scale: int = 300) -> float:
@@ -51,7 +51,7 @@ def conciseness(attempt: Attempt, *, free: int = 300, scale: int = 300) -> float
 
     Silence therefore earns nothing.
     """
-    text = words_of(attempt)
+    text = text_of(attempt)
     return shortness(text, free, scale) if isinstance(read_contract(text), Contract) else 0.0
 
 
@@ -60,7 +60,7 @@ def shortness(text: str, free: int, scale: int) -> float:
     return max(0.0, 1.0 - max(0, len(text) - free) / scale)
 
 
-def asked_verbs(request: str, keywords: Mapping[str, Sequence[str]]) -> set[str]:
+def requested_verbs(request: str, keywords: Mapping[str, Sequence[str]]) -> set[str]:
     """Return the verbs of which the request contains a keyword."""
     folded = request.casefold()
     return {
@@ -86,7 +86,7 @@ def run_verbs(command: str) -> list[str]:
     return verbs
 
 
-def words_of(attempt: Attempt) -> str:
+def text_of(attempt: Attempt) -> str:
     """Return the attempt's text; raises BadReward if none was recorded."""
     if attempt.text is None:
         raise BadReward(f"rollout {attempt.rollout_id} of task {attempt.task_id}: no text was recorded")
