@@ -276,7 +276,7 @@ class AssetRecipe:
             )
 
     def _unchanged(self, lake: Lake, ref: Ref, input_key: str) -> Manifest | None:
-        """The version with this input key, or None; an earlier version (a knob was turned back) becomes current again."""
+        """The version with this input key, or None; an earlier one (a knob turned back) becomes current again."""
         if not self.node.tables:
             return None  # the catalog is rebuilt every time: its file lies outside the lake and may be gone
         current = lake.current(ref)
