@@ -309,7 +309,7 @@ def test_every_method_of_a_reached_class_is_called_by_name_or_known_to_be_unused
         for name in names & (source.definitions.keys() if source else set()):
             if versions.CODE.by_method(f"{module}:{name}"):
                 unused |= {f"{name}.{m}" for m in versions.CODE.definition(f"{module}:{name}").methods} - names
-    fingerprints = {f"{name}.fingerprint" for name in ("_Policy", "HandedPolicy")}
+    fingerprints = {f"{name}.fingerprint" for name in ("_RemotePolicy", "HandedPolicy")}
     assert unused == {"Journal.digests", *fingerprints}, (
         "nothing names these methods: unused, or called by another package (then: codebase.CALLED_ELSEWHERE)"
     )
