@@ -60,7 +60,7 @@ def own_threads():
 def _engine_process():
     if reason := container_engine.missing():
         pytest.skip(reason)
-    engine = container_engine.Engine()
+    engine = container_engine.PodmanService()
     try:
         engine.make_image()
         engine.start()

@@ -1,5 +1,5 @@
-"""A live vLLM server on this machine's CPU: capture, adapters, the serving probe and each fault that turns it red, and
-what stays of a server that is killed."""
+"""A live vLLM server on this machine's CPU: capture, adapters, the faults that serving_probe detects, and the end of
+killed servers."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ from tests.support.serving import (
     failed_probes,
     little_lake,
     make_models,
-    probe_room,
     rollout_set,
+    serving_lake,
     start,
 )
 
@@ -75,51 +75,51 @@ def engine(server) -> Iterator[VllmEngine]:
 
 
 def requests(n: int, max_tokens: int = 24, **more: Any) -> list[Request]:
-    found = []
+    first_turns = []
     for task in TASKS[:n]:
         for role in FAMILY.roles(task):
             name, messages = f"{task.task_id}/{role.agent_id}", render_prompts(AgentSection(), task, role)
-            found.append(
+            first_turns.append(
                 Request(name, name, CHAT.prompt_ids(messages), messages, Sampler(max_tokens=max_tokens), **more)
             )
-    return found
+    return first_turns
 
 
-def test_greedy_tokens_are_those_of_transformers(engine, models):
-    here = TransformersEngine(models.base, "base", CHAT)
-    asked = requests(len(TASKS))
-    assert len(asked) >= 50
+def test_greedy_output_equals_the_transformers_engine(engine, models):
+    transformers = TransformersEngine(models.base, "base", CHAT)
+    batch = requests(len(TASKS))
+    assert len(batch) >= 50
     try:
-        for there, mine, request in zip(engine.complete(asked), here.complete(asked), asked, strict=True):
-            assert there.prompt_ids == request.prompt_ids and there.output_ids == mine.output_ids
-            assert there.text == mine.text and there.finish_reason == mine.finish_reason
-            assert there.logprobs == pytest.approx(mine.logprobs, abs=1e-3)
+        for served, local, request in zip(engine.complete(batch), transformers.complete(batch), batch, strict=True):
+            assert served.prompt_ids == request.prompt_ids and served.output_ids == local.output_ids
+            assert served.text == local.text and served.finish_reason == local.finish_reason
+            assert served.logprobs == pytest.approx(local.logprobs, abs=1e-3)
     finally:
-        here.close()
+        transformers.close()
 
 
-def test_a_chat_request_gives_the_ids_of_the_same_template(engine):
-    for given in ([], tool_schemas(("bash", "send_message"))):
-        (request,) = requests(1, tools=given or ())[:1]
+def test_chat_request_renders_the_prompt_of_the_same_template(engine):
+    for tools in ([], tool_schemas(("bash", "send_message"))):
+        (request,) = requests(1, tools=tools or ())[:1]
         (turn,) = engine.chat([request])
-        assert turn.prompt_ids == CHAT.prompt_ids(request.messages, tools=given or None)
+        assert turn.prompt_ids == CHAT.prompt_ids(request.messages, tools=tools or None)
         assert turn.output_ids and turn.logprobs and turn.message and turn.message["role"] == "assistant"
 
 
-def test_a_grammar_binds_the_think_block(engine):
+def test_grammar_constrains_the_think_block(engine):
     (request,) = requests(1, max_tokens=400, grammar=ThinkGrammar.of(max_chars=12))[:1]
     (turn,) = engine.complete([request])
     assert turn.text.startswith("<think>\nSTATE: ") and "\nACTION: " in turn.text and "\nEXPECT: " in turn.text
 
 
-def test_an_adapter_is_served_while_it_is_loaded_and_no_name_twice(engine, server, models):
-    endpoints, asked, name = Endpoints([server.url]), requests(2), f"sft-{folder_hash(models.adapter)}"
+def test_adapter_is_served_until_unloaded_and_its_name_cannot_be_reused(engine, server, models):
+    endpoints, batch, name = Endpoints([server.url]), requests(2), f"sft-{folder_hash(models.adapter)}"
     with loaded_adapter(endpoints, name, models.adapter):
         adapted = VllmEngine(endpoints, name, CHAT)
         (card,) = [card for card in adapted.list_models() if card.name == name]
         assert (card.root, card.parent) == (str(models.adapter), server.name)
-        pairs = zip(adapted.complete(asked), engine.complete(asked), strict=True)
-        assert all(mine.output_ids != base.output_ids for mine, base in pairs)
+        pairs = zip(adapted.complete(batch), engine.complete(batch), strict=True)
+        assert all(turn.output_ids != base.output_ids for turn, base in pairs)
         with (
             pytest.raises(EngineUnavailable, match="name that is taken"),
             loaded_adapter(endpoints, name, models.zeros),
@@ -132,8 +132,7 @@ def test_an_adapter_is_served_while_it_is_loaded_and_no_name_twice(engine, serve
 # --- rollout sets ----------------------------------------------------------------------------------------------------
 
 
-def test_sets_of_eight_pairs_are_captured_and_their_drift_is_in_a_table(server, models, tmp_path):
-    """The same set with ids as prompts and through the server's template: no turn without ids either way."""
+def test_drift_of_chat_requests_is_recorded_and_token_requests_have_none(server, models, tmp_path):
     lake = little_lake(tmp_path)
     agent = f'tokenizer = "{models.base}"\nmax_steps = 3\nmax_tokens = 16\nmax_model_len = 4096\n'
     for request in ("tokens", "chat"):
@@ -144,12 +143,12 @@ def test_sets_of_eight_pairs_are_captured_and_their_drift_is_in_a_table(server, 
         outcome = raw_rollouts.execute(request, resources, log=lambda line: None)
         assert not outcome.manifest.blocked and outcome.manifest.rows["rollouts"] == 8
     with catalog.connect(catalog.build(lake, GRAPH.values())) as db:
-        found = {row["rollout_set"]: row for row in db.execute(REPORT.read_text()).to_arrow_table().to_pylist()}
-    for row in found.values():
+        rows = {row["rollout_set"]: row for row in db.execute(REPORT.read_text()).to_arrow_table().to_pylist()}
+    for row in rows.values():
         assert row["without_ids"] == 0 and row["turns"] == 48 and row["later_turns"] == 32
-    assert (found["tokens"]["extend_the_last"], found["tokens"]["with_drift"]) == (32, 0)
-    # What a random model wrote does not come back as it was from text: each departure is on record, with both sides.
-    chat = found["chat"]
+    assert (rows["tokens"]["extend_the_last"], rows["tokens"]["with_drift"]) == (32, 0)
+    # A random model's text re-tokenises to other ids; each difference is recorded with both texts.
+    chat = rows["chat"]
     assert chat["with_drift"] > 0 and chat["extend_the_last"] + chat["with_drift"] == 32
     turns = lake.read(Ref("raw_rollouts", "rollout_set", "chat"), "turns").to_pylist()
     assert {row["capture"] for row in turns} == {"native"}
@@ -165,58 +164,58 @@ def attached(server, monkeypatch):
     attach(monkeypatch, server)
 
 
-def test_a_served_adapter_passes_the_probe(models, tmp_path):
-    """The server is started, given the adapter and ended by the asset itself."""
+def test_served_adapter_passes_the_probe(models, tmp_path):
+    """The asset itself starts the server, loads the adapter and ends the server."""
     options = "\n[serving.options]\ndtype = 'float32'\nenforce-eager = true\nmax-model-len = 4096\n"
-    resources = probe_room(tmp_path, models, models.adapter, serving=options)
+    resources = serving_lake(tmp_path, models, models.adapter, serving=options)
     assert failed_probes(resources) == {}
     rows = resources.lake.read(Ref("serving_probe", "experiment", "e"), "probes").to_pylist()
-    asked = {row["probe"] for row in rows if row["role"] == "sft"}
-    assert {"served_root", "content_visible", "calls_round_trip", "prompt_parity", "differs_from_base"} <= asked
+    probes = {row["probe"] for row in rows if row["role"] == "sft"}
+    assert {"served_root", "content_visible", "calls_round_trip", "prompt_parity", "differs_from_base"} <= probes
     assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or ())]
 
 
 @pytest.mark.usefixtures("attached")
 @pytest.mark.parametrize(
-    ("given", "red"),
+    ("options", "check"),
     [
         ({"agent": 'tools = ["bash"]'}, "prompt_parity"),
         ({"serving": "template_kwargs = {enable_thinking = false}"}, "prompt_parity"),
     ],
 )
-def test_what_serving_alone_renders_is_found(models, tmp_path, given, red):
-    found = failed_probes(probe_room(tmp_path, models, models.adapter, **given))
-    assert set(found) == {red} and "same messages, tools, template" in found[red]
+def test_probe_detects_tools_and_arguments_that_only_serving_has(models, tmp_path, options, check):
+    failed = failed_probes(serving_lake(tmp_path, models, models.adapter, **options))
+    assert set(failed) == {check}
 
 
 @pytest.mark.usefixtures("attached")
-def test_an_adapter_of_zeros_is_found(models, tmp_path):
-    assert set(failed_probes(probe_room(tmp_path, models, models.zeros))) == {"differs_from_base"}
+def test_probe_detects_an_adapter_of_zeros(models, tmp_path):
+    assert set(failed_probes(serving_lake(tmp_path, models, models.zeros))) == {"differs_from_base"}
 
 
 @pytest.mark.usefixtures("attached")
-def test_an_adapter_name_used_again_is_found(server, models, tmp_path, monkeypatch):
-    resources, name = probe_room(tmp_path, models, models.adapter), f"sft-{folder_hash(models.adapter)}"
+def test_probe_detects_a_reused_adapter_name(server, models, tmp_path, monkeypatch):
+    resources, name = serving_lake(tmp_path, models, models.adapter), f"sft-{folder_hash(models.adapter)}"
     with loaded_adapter(Endpoints([server.url]), name, models.zeros):
         with pytest.raises(EngineUnavailable, match="name that is taken must be unloaded"):
             failed_probes(resources)
-        # Who loads nothing because the name is there serves the old weights.
-        monkeypatch.setattr(vllm_module, "loaded_adapter", lambda *given: nullcontext())
-        found = failed_probes(resources)
-        assert set(found) == {"served_root", "differs_from_base"} and str(models.zeros) in found["served_root"]
+        # A program that skips the load because the name exists serves the old weights.
+        monkeypatch.setattr(vllm_module, "loaded_adapter", lambda *arguments: nullcontext())
+        failed = failed_probes(resources)
+        assert set(failed) == {"served_root", "differs_from_base"} and str(models.zeros) in failed["served_root"]
 
 
-def test_a_reasoning_parser_that_eats_the_output_is_found(models, tmp_path):
+def test_probe_detects_a_reasoning_parser_that_takes_the_output(models, tmp_path):
     options = "\n[serving.options]\ndtype = 'float32'\nenforce-eager = true\nreasoning-parser = 'deepseek_r1'\n"
-    found = failed_probes(probe_room(tmp_path, models, models.adapter, serving=options + "max-model-len = 4096\n"))
-    assert "content_visible" in found and "reasoning parser" in found["content_visible"]
+    failed = failed_probes(serving_lake(tmp_path, models, models.adapter, serving=options + "max-model-len = 4096\n"))
+    assert "content_visible" in failed and "reasoning parser" in failed["content_visible"]
 
 
 # --- ends ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_server_killed_in_the_middle_leaves_nothing_and_the_set_resumes(models, tmp_path):
-    """The run dies with its server; then the server alone; each time nothing stays and finished rollouts are kept."""
+def test_killed_server_leaves_no_process_and_the_set_resumes(models, tmp_path):
+    """First the run is killed, then only its server."""
     pin = f'kind = "vllm"\nmodel = "{models.base}"\nsha256 = "{folder_hash(models.base)}"\n'
     agent = f'tokenizer = "{models.base}"\nmax_steps = 3\nmax_tokens = 16\nmax_model_len = 4096\n'
     rollout_set(tmp_path, "live", pin + "[engine.options]\ndtype = 'float32'\nenforce-eager = true\n", agent)
@@ -240,9 +239,9 @@ def test_a_server_killed_in_the_middle_leaves_nothing_and_the_set_resumes(models
             for process in owned:
                 if "EngineCore" in process.name() or "EngineCore" in " ".join(process.cmdline()):
                     process.kill()
-        _, said = run.communicate(timeout=300)
+        _, stderr = run.communicate(timeout=300)
         assert run.returncode != 0
-        assert victim == "run" or "vLLM server" in said or "answers" in said, said
+        assert victim == "run" or "vLLM server" in stderr or "answers" in stderr, stderr
         _, alive = psutil.wait_procs(owned, timeout=60)
         assert not alive
         with file_lock(lake.root / "locks" / "server.lock", wait=False), pytest.raises(httpx.ConnectError):
@@ -253,7 +252,7 @@ def test_a_server_killed_in_the_middle_leaves_nothing_and_the_set_resumes(models
 
 
 def serving_url(lake: Lake) -> str | None:
-    """Where the lake's server answers, once it does."""
+    """Return the URL of the lake's server once it answers."""
     for log in lake.root.glob("scratch/servers/*.log"):
         text = log.read_text(errors="replace")
         for word in text.split():
@@ -265,7 +264,7 @@ def serving_url(lake: Lake) -> str | None:
 def wait_for(what: Any, run: subprocess.Popen[str], seconds: float = 600) -> str:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and run.poll() is None:
-        if found := what():
-            return found
+        if result := what():
+            return result
         time.sleep(0.2)
     raise AssertionError(f"the run ended or hung: {run.communicate(timeout=5)[1]}")

@@ -1,5 +1,5 @@
-"""A live vLLM server behind each of TRL's Qwen3 templates, with the real vocabulary: what it renders is what was
-trained, departures are found, and a grammar binds the think block wherever the prompt leaves it."""
+"""A live vLLM server with each of TRL's Qwen3 templates and the real vocabulary: prompt parity, and grammars for every
+ending of the prompt."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.support.serving import (
     failed_probes,
     little_lake,
     make_models,
-    probe_room,
     rollout_set,
+    serving_lake,
     start,
 )
 
@@ -38,8 +38,8 @@ SLOTS = "[SECTION]\nslots = ['STATE', 'ACTION', 'EXPECT']\nmax_chars = 8\n"
 
 
 @dataclass
-class Live:
-    """A server behind one template, and what its prompts end in."""
+class TemplateServer:
+    """A server with one template, and the messages of a prompt."""
 
     template: str
     models: Models
@@ -58,12 +58,11 @@ def live(request, tmp_path_factory):
     calls = "qwen3_xml" if "<function=" in chat.template else "hermes"
     server = start(models, models.base.parent / "log", **{"tool-call-parser": calls})
     messages = render_prompts(AgentSection(), TASKS[0], FAMILY.roles(TASKS[0])[0])
-    yield Live(request.param, models, server, messages)
+    yield TemplateServer(request.param, models, server, messages)
     server.close()
 
 
-def test_parity_holds_for_what_was_trained_and_for_nothing_else(live, tmp_path, monkeypatch):
-    """With the tools on both sides; with them at serving alone; with another argument of the template at serving."""
+def test_prompt_parity_fails_if_only_serving_has_tools_or_a_template_argument(live, tmp_path, monkeypatch):
     attach(monkeypatch, live.server)
     chat = live.models.chat
     closed = chat.prompt_ids(live.messages, enable_thinking=False) != chat.prompt_ids(live.messages)
@@ -73,28 +72,28 @@ def test_parity_holds_for_what_was_trained_and_for_nothing_else(live, tmp_path, 
         ("serving", {"agent": TOOLS}, {"prompt_parity"}),
         ("closed", {"serving": NO_THINKING}, {"prompt_parity"} if closed else set()),
     ):
-        room = probe_room(tmp_path / name, live.models, live.models.adapter, template=live.template, **given)
-        assert set(failed_probes(room)) == red, name
+        resources = serving_lake(tmp_path / name, live.models, live.models.adapter, template=live.template, **given)
+        assert set(failed_probes(resources)) == red, name
 
 
-def test_a_grammar_binds_the_block_wherever_the_prompt_leaves_it(live, tmp_path):
-    """Adherence of a random model, measured on its turns: all that were bound, none that were held against it alone."""
+def test_all_turns_adhere_with_a_grammar_and_none_without(live, tmp_path):
+    """The model is random, so without a grammar it never adheres."""
     if live.tail == "closed":
         pytest.skip("the prompt closes the block: a grammar is refused (tests/test_grammars.py)")
     lake = little_lake(tmp_path)
     engine = f'kind = "vllm"\nmodel = "{live.server.name}"\nurls = ["{live.server.url}"]'
-    # The names and 24 characters of at most four bytes, each of which may be a token: no bound turn is cut.
+    # The slot names and 24 characters of up to four bytes, each perhaps a token: max_tokens cuts no constrained turn.
     agent = f'tokenizer = "{live.models.base}"\nmax_steps = 2\nmax_tokens = 128\nmax_model_len = 4096\n'
     for name, section in (("bound", "agent.grammar"), ("free", "scoring.structure")):
         rollout_set(tmp_path, name, engine, agent, tasks=2, more=SLOTS.replace("SECTION", section))
     resources = Resources(lake=lake, specs_folder=tmp_path / "specs")
-    found, said = {}, {}
+    adheres, contents = {}, {}
     for name in ("bound", "free"):
         for asset in (raw_rollouts, scored_rollouts):
             assert not asset.execute(name, resources, log=lambda line: None).manifest.blocked
         rows = resources.lake.read(Ref("scored_rollouts", "rollout_set", name), "turn_scores").to_pylist()
-        found[name] = [row["adheres"] for row in rows]
+        adheres[name] = [row["adheres"] for row in rows]
         turns = resources.lake.read(Ref("raw_rollouts", "rollout_set", name), "turns").to_pylist()
-        said[name] = [turn["content"] for turn in turns]
+        contents[name] = [turn["content"] for turn in turns]
         assert turns[0]["content"].startswith("<think>\nSTATE: ") == (name == "bound" and live.tail == "none")
-    assert len(found["bound"]) == 8 and all(found["bound"]) and not any(found["free"]), said
+    assert len(adheres["bound"]) == 8 and all(adheres["bound"]) and not any(adheres["free"]), contents

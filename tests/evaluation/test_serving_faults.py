@@ -1,5 +1,5 @@
-"""Faults of serving, each put where it happens, in real runs of the evaluation assets: its check blocks, names what to
-do, and binds what comes after; the clean run fires none."""
+"""Faults of serving in real runs of the evaluation assets: each fails its own check, which blocks later assets and
+names the remedy; a run without a fault fails no check."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def make_base(folder: Path, chat: ChatFormat) -> Path:
     return folder
 
 
-class Altered:
-    """An engine whose completions are changed on their way out."""
+class ChangedCompletions:
+    """An engine that changes another engine's completions."""
 
     def __init__(self, engine: Engine, change: Callable[[Completion], Completion], name: str | None = None) -> None:
         self._engine, self._change, self.name = engine, change, name or engine.name
@@ -93,7 +93,7 @@ class Altered:
 
 
 class FaultyServing(TransformersServing):
-    """Serves the base as it is, and everything trained with one fault."""
+    """Serves the base correctly, and trained checkpoints with one fault."""
 
     def __init__(self, chat: ChatFormat, fault: str) -> None:
         super().__init__(chat)
@@ -107,17 +107,17 @@ class FaultyServing(TransformersServing):
             checkpoint = replace(checkpoint, folder=checkpoint.base)
         with super().engine(checkpoint) as engine:
             if trained and self._fault == "an adapter name reused":
-                yield Altered(engine, lambda c: c, name="plan-first")
+                yield ChangedCompletions(engine, lambda c: c, name="plan-first")
             elif trained and self._fault == "a reasoning parser that eats the output":
-                yield Altered(engine, lambda c: replace(c, text=""))
+                yield ChangedCompletions(engine, lambda c: replace(c, text=""))
             elif trained and self._fault == "a server that returns no ids":
-                yield Altered(engine, lambda c: replace(c, output_ids=[]))
+                yield ChangedCompletions(engine, lambda c: replace(c, output_ids=[]))
             else:
                 yield engine
 
 
 @dataclass
-class Faulty(Resources):
+class FaultyResources(Resources):
     """Resources whose serving has a fault."""
 
     fault: str = ""
@@ -126,8 +126,8 @@ class Faulty(Resources):
         return FaultyServing(chat, self.fault)
 
 
-class Room:
-    """A lake in which a base and its fine-tuned student stand, and the experiment whose student is served."""
+class ServingLake:
+    """A lake with a base and the rollouts that its students train on; writes experiments and materializes them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.lake = folder, Lake(folder / "lake")
@@ -143,41 +143,41 @@ class Room:
         write_spec(self.folder / "specs", "experiments", name, text + more)
 
     def make(self, asset: str, key: str, fault: str = "") -> Outcome:
-        resources = Faulty(lake=self.lake, specs_folder=self.folder / "specs", fault=fault)
+        resources = FaultyResources(lake=self.lake, specs_folder=self.folder / "specs", fault=fault)
         return RECIPES[asset].execute(key, resources, lambda line: None)
 
     def probe(self, name: str, fault: str = "") -> dict[str, str]:
-        """Make an experiment up to its serving probe; the probe's failed checks."""
+        """Materialize an experiment up to serving_probe; return the probe's failed checks."""
         for asset in (*MADE, "rl_checkpoint"):
             assert not self.make(asset, name).manifest.blocked
         return {c["name"]: c["message"] for c in self.make("serving_probe", name, fault).manifest.failures}
 
 
 @pytest.fixture(scope="module")
-def room(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("room")
-    yield Room(folder)
+def serving_lake(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("serving")
+    yield ServingLake(folder)
     shutil.rmtree(folder)
 
 
-def test_clean_server_passes_all_probes_and_is_evaluated(room):
-    assert room.probe("clean") == {}
-    probes = room.lake.read(Ref("serving_probe", "experiment", "clean"), "probes").to_pylist()
+def test_serving_without_a_fault_fails_no_check_and_is_evaluated(serving_lake):
+    assert serving_lake.probe("clean") == {}
+    probes = serving_lake.lake.read(Ref("serving_probe", "experiment", "clean"), "probes").to_pylist()
     curve = {(r["step"], r["probe"]) for r in probes if r["step"] is not None}
     assert curve == {(step, probe) for step in (60, 120) for probe in ("first_turn_parses", "first_turn_message")}
-    rollouts = room.make("eval_rollouts", "clean")
+    rollouts = serving_lake.make("eval_rollouts", "clean")
     assert not rollouts.manifest.blocked
-    assert not room.make("eval_metrics", "clean").manifest.blocked
-    rows = room.lake.read(Ref("eval_rollouts", "experiment", "clean"), "rollouts").to_pylist()
+    assert not serving_lake.make("eval_metrics", "clean").manifest.blocked
+    rows = serving_lake.lake.read(Ref("eval_rollouts", "experiment", "clean"), "rollouts").to_pylist()
     assert [(r["checkpoint_role"], r["seed"]) for r in rows] == [("base", None)] * 2 + [("sft", 0)] * 2
     assert len({r["rollout_id"] for r in rows}) == 4 and {r["origin"] for r in rows} == {"eval"}
-    # Another experiment on the same checkpoints reuses the rollouts, with its own rows and ids.
-    room.experiment("same", "agent = {max_steps = 12}\n[metrics]\nthresholds = {plan_first = 0.9}\n")
-    assert room.probe("same") == {}
-    room.make("eval_rollouts", "same")
-    again = room.lake.read(Ref("eval_rollouts", "experiment", "same"), "rollouts").to_pylist()
-    assert [r["started_at"] for r in again] == [r["started_at"] for r in rows]
-    assert {r["rollout_id"] for r in again}.isdisjoint(r["rollout_id"] for r in rows)
+    # Another experiment with the same checkpoints has its own rows and ids, and no new rollouts.
+    serving_lake.experiment("same", "agent = {max_steps = 12}\n[metrics]\nthresholds = {plan_first = 0.9}\n")
+    assert serving_lake.probe("same") == {}
+    serving_lake.make("eval_rollouts", "same")
+    same = serving_lake.lake.read(Ref("eval_rollouts", "experiment", "same"), "rollouts").to_pylist()
+    assert [r["started_at"] for r in same] == [r["started_at"] for r in rows]
+    assert {r["rollout_id"] for r in same}.isdisjoint(r["rollout_id"] for r in rows)
 
 
 @pytest.mark.parametrize(
@@ -190,41 +190,41 @@ def test_clean_server_passes_all_probes_and_is_evaluated(room):
         ("an adapter that never loaded", ["differs_from_base", "first_turn_parses"], "other weights were served"),
     ],
 )
-def test_server_fault_blocks_at_its_own_check(room, fault, checks, words):
+def test_server_fault_fails_its_own_check_and_blocks_evaluation(serving_lake, fault, checks, words):
     name = f"faulty_{checks[0]}"
-    room.experiment(name)
-    failed = room.probe(name, fault)
+    serving_lake.experiment(name)
+    failed = serving_lake.probe(name, fault)
     assert sorted(failed) == checks
     stopped(fault, "serving_probe", failed, checks[0], words)
     with pytest.raises(BlockedInput, match=checks[0]):
-        room.make("eval_rollouts", name)
-    # After the fix, evaluation continues.
-    assert room.probe(name) == {}
-    assert not room.make("eval_rollouts", name).manifest.blocked
+        serving_lake.make("eval_rollouts", name)
+    # Without the fault it passes.
+    assert serving_lake.probe(name) == {}
+    assert not serving_lake.make("eval_rollouts", name).manifest.blocked
 
 
-def test_system_prompt_that_training_lacks_blocks(room):
-    # Serving renders the steering section, which training removed.
-    room.experiment("steered", "agent = {steering = true}\n")
-    failed = room.probe("steered")
+def test_steering_only_at_serving_fails_prompt_parity(serving_lake):
+    # Curation removes the steering section from training prompts.
+    serving_lake.experiment("steered", "agent = {steering = true}\n")
+    failed = serving_lake.probe("steered")
     assert set(failed) == {"prompt_parity"}
     stopped(
         "a system prompt that only serving has", "serving_probe", failed, "prompt_parity",
         "give serving and training the same messages, tools, template",
     )  # fmt: skip
-    room.experiment("excused", 'agent = {steering = true}\n[gates.override]\nprompt_parity = "studied"\n')
-    assert room.probe("excused") == {}
+    serving_lake.experiment("excused", 'agent = {steering = true}\n[gates.override]\nprompt_parity = "studied"\n')
+    assert serving_lake.probe("excused") == {}
 
 
-def test_template_argument_that_training_lacks_blocks(room, monkeypatch):
-    # Like most templates, this one has a switch that adds an empty think block to the prompt.
+def test_template_argument_only_at_serving_fails_prompt_parity(serving_lake, monkeypatch):
+    # As in most templates, a switch adds an empty, closed think block to the prompt.
     template = TEMPLATE.read_text() + "{%- if enable_thinking is false %}{{ '<think>\\n\\n</think>\\n' }}{%- endif %}"
     chat = ChatFormat("tiny", load_chat_format("tiny").tokenizer, template)
     monkeypatch.setattr(evaluation, "load_chat_format", lambda *names: chat)
-    room.experiment("unthinking", "[serving]\nuntrained_kwargs = {enable_thinking = false}\n")
+    serving_lake.experiment("unthinking", "[serving]\nuntrained_kwargs = {enable_thinking = false}\n")
     stopped(
-        "an empty think block in the prompt at serving alone", "serving_probe", room.probe("unthinking"),
+        "an empty think block in the prompt at serving alone", "serving_probe", serving_lake.probe("unthinking"),
         "prompt_parity", "give serving and training the same messages, tools, template",
     )  # fmt: skip
-    room.experiment("thinking")
-    assert room.probe("thinking") == {}
+    serving_lake.experiment("thinking")
+    assert serving_lake.probe("thinking") == {}

@@ -1,4 +1,4 @@
-"""A supervised tree never outlives whoever started it, whichever of its processes is ended and however."""
+"""A supervised process tree never outlives its caller, whichever process is killed and however."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from etpi_resources.process.supervise import descendants, supervised
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# A command whose tree holds a plain child, a daemon of its own session, and one that ignores SIGTERM.
+# A command whose tree contains a plain child, a daemon in its own session, and a child that ignores SIGTERM.
 TREE = """
 sleep {tag} &
 setsid sh -c 'sleep {tag}' >/dev/null 2>&1 &
@@ -36,8 +36,8 @@ process.wait()
 
 
 def running(tag: str) -> list[int]:
-    """Pids of processes whose command line holds the tag; zombies have none."""
-    found = []
+    """Return the pids of processes with the tag in their command line; zombies have none."""
+    pids = []
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid():
             try:
@@ -45,8 +45,8 @@ def running(tag: str) -> list[int]:
             except OSError:
                 continue
             if tag.encode() in line:
-                found.append(int(entry))
-    return found
+                pids.append(int(entry))
+    return pids
 
 
 def wait_for(condition, seconds: float = 10.0) -> bool:
@@ -60,7 +60,7 @@ def wait_for(condition, seconds: float = 10.0) -> bool:
 
 @pytest.fixture
 def tag():
-    """A sleep length no other process has, by which the test's processes are found again."""
+    """A sleep length that no other process has, which marks the test's processes."""
     value = f"3{uuid.uuid4().int % 10**7:07d}.5"
     yield value
     for pid in running(value):
@@ -79,21 +79,21 @@ def caller(tag):
     assert process.stdout is not None
     supervisor = int(process.stdout.readline())
     assert process.stdout.readline() == "ready\n"
-    # Three sleeps, three shells, both halves of the supervisor, the caller.
+    # Three sleeps, three shells, both supervisor processes, the caller.
     assert wait_for(lambda: len(running(tag)) >= 8)
     yield process, supervisor
     process.kill()
     process.wait()
 
 
-def test_kill_9_of_the_caller_leaves_nothing(caller, tag):
+def test_killing_the_caller_ends_the_tree(caller, tag):
     process, _ = caller
     process.kill()
     process.wait()
     assert wait_for(lambda: not running(tag)), running(tag)
 
 
-def test_terminating_the_direct_child_leaves_nothing(caller, tag):
+def test_terminating_the_supervisor_ends_the_tree(caller, tag):
     process, supervisor = caller
     os.kill(supervisor, signal.SIGTERM)
     assert process.wait(timeout=10) == 0
@@ -101,14 +101,14 @@ def test_terminating_the_direct_child_leaves_nothing(caller, tag):
 
 
 @pytest.mark.parametrize("half", ["outer", "inner", "command"])
-def test_kill_9_of_any_link_of_the_chain_leaves_nothing(caller, tag, half):
+def test_killing_any_process_of_the_chain_ends_the_tree(caller, tag, half):
     process, outer = caller
     inner = descendants(outer)[0]
     os.kill({"outer": outer, "inner": inner, "command": descendants(inner)[0]}[half], signal.SIGKILL)
     assert wait_for(lambda: not [p for p in running(tag) if p != process.pid]), running(tag)
 
 
-def test_a_child_that_ignores_the_request_is_killed_after_the_grace(tag):
+def test_child_that_ignores_sigterm_is_killed_after_the_grace_period(tag):
     script = f"trap '' TERM; echo ready; while :; do sleep {tag}; done"
     process = subprocess.Popen(supervised(["sh", "-c", script], grace=0.3), stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
@@ -119,7 +119,7 @@ def test_a_child_that_ignores_the_request_is_killed_after_the_grace(tag):
     assert not running(tag)
 
 
-def test_the_request_reaches_the_child_once_and_it_may_finish(tmp_path):
+def test_signal_reaches_the_child_once_and_it_may_finish(tmp_path):
     program = textwrap.dedent("""
         import signal, sys, time
         heard = []
@@ -139,7 +139,7 @@ def test_the_request_reaches_the_child_once_and_it_may_finish(tmp_path):
     assert out.read_text() == "1"
 
 
-def test_an_ordinary_end_takes_what_was_left_behind(tag):
+def test_ordinary_end_kills_background_processes(tag):
     finished = subprocess.run(
         supervised(["sh", "-c", f"setsid sleep {tag} >/dev/null 2>&1 & exit 5"]), check=False, timeout=10
     )
@@ -148,17 +148,17 @@ def test_an_ordinary_end_takes_what_was_left_behind(tag):
 
 
 @pytest.mark.parametrize(("script", "status"), [("exit 0", 0), ("exit 3", 3), ("kill -SEGV $$", 128 + signal.SIGSEGV)])
-def test_the_status_is_the_command_s_own(script, status):
+def test_exit_status_is_the_commands(script, status):
     assert subprocess.run(supervised(["sh", "-c", script]), check=False, timeout=10).returncode == status
 
 
-def test_a_command_that_does_not_exist_says_so():
+def test_missing_command_is_reported_with_status_127():
     finished = subprocess.run(supervised(["no-such-program"]), check=False, capture_output=True, text=True, timeout=10)
     assert finished.returncode == 127
     assert "No such file" in finished.stderr
 
 
-def test_the_caller_s_thread_may_end_without_ending_the_child(tag):
+def test_child_survives_the_end_of_the_thread_that_started_it(tag):
     import threading
 
     started = []
@@ -168,7 +168,7 @@ def test_the_caller_s_thread_may_end_without_ending_the_child(tag):
     end = time.monotonic() + 30
     while not running(tag) and time.monotonic() < end:
         time.sleep(0.05)
-    # Longer than the supervisor takes to look after its caller.
+    # Longer than the supervisor's interval of checking its caller.
     time.sleep(0.6)
     assert started[0].poll() is None
     started[0].terminate()
@@ -176,7 +176,7 @@ def test_the_caller_s_thread_may_end_without_ending_the_child(tag):
     assert not running(tag)
 
 
-def test_the_lock_is_held_until_the_tree_is_gone_and_a_successor_waits(tmp_path, tag):
+def test_lock_is_held_until_the_tree_is_gone_and_the_next_command_waits(tmp_path, tag):
     lock = tmp_path / "accelerator.lock"
     first = subprocess.Popen(
         supervised(["sh", "-c", f"trap '' TERM; echo up; while :; do sleep {tag}; done"], grace=0.8, lock=lock),
@@ -189,11 +189,11 @@ def test_the_lock_is_held_until_the_tree_is_gone_and_a_successor_waits(tmp_path,
     )
     out, err = second.communicate(timeout=10)
     assert out == "through\n" and "waiting for" in err
-    assert not running(tag), "the successor started while the predecessor's tree still stood"
+    assert not running(tag), "the second command started before the first one's tree was gone"
     first.wait(timeout=10)
 
 
-def test_with_both_halves_killed_at_once_the_command_itself_still_ends(tag):
+def test_killing_both_supervisor_processes_at_once_ends_the_command(tag):
     process = subprocess.Popen(supervised(["sleep", tag]))
     assert wait_for(lambda: len(descendants(process.pid)) == 2)
     inner, command = descendants(process.pid)

@@ -1,4 +1,4 @@
-"""A collection in containers whose process is killed: nothing stays, and the next one goes on where it was."""
+"""Killing a collection in containers: no container remains, and the next collection resumes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ raw_rollouts.execute("little", Resources(lake=Lake(folder / "lake"), specs_folde
 
 
 def finished(folder: Path) -> dict[str, str]:
-    """Rollout id -> when it started, of the whole lines of the journals."""
+    """Return rollout id -> start time of the journals' complete lines."""
     lines = [
         json.loads(line)
         for file in (folder / "lake" / "scratch").rglob("journal-*.jsonl")
@@ -43,7 +43,7 @@ def finished(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_a_killed_collection_leaves_nothing_and_resumes(engine, tmp_path):
+def test_killed_collection_leaves_no_container_and_resumes(engine, tmp_path):
     for kind, text in (("suites", SUITE), ("rollout_sets", SET)):
         (tmp_path / "specs" / kind).mkdir(parents=True)
         (tmp_path / "specs" / kind / "little.toml").write_text(text)
@@ -54,12 +54,12 @@ def test_a_killed_collection_leaves_nothing_and_resumes(engine, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     host = subprocess.Popen([sys.executable, "-c", COLLECT, str(tmp_path)], env=environment)
     deadline = time.monotonic() + 120
-    while not (kept := finished(tmp_path)) and time.monotonic() < deadline and host.poll() is None:
+    while not finished(tmp_path) and time.monotonic() < deadline and host.poll() is None:
         time.sleep(0.05)
-    assert kept and host.poll() is None, "killed in the middle"
+    assert finished(tmp_path) and host.poll() is None, "the premise: the collection is killed in the middle"
     host.send_signal(signal.SIGKILL)
     host.wait()
-    kept = finished(tmp_path)
+    journaled = finished(tmp_path)
 
     outcome = raw_rollouts.execute("little", resources)
     assert not outcome.manifest.blocked
@@ -68,8 +68,8 @@ def test_a_killed_collection_leaves_nothing_and_resumes(engine, tmp_path):
     assert {row["error"] for row in rows} == {None}
     assert all(json.loads(row["outcome"])["reward"] in (0.0, 1.0) for row in rows)
     started = {row["rollout_id"]: row["started_at"] for row in rows}
-    assert kept and len(kept) < 3
-    for rollout, at in kept.items():  # what was finished is not run again
+    assert journaled and len(journaled) < 3
+    for rollout, at in journaled.items():  # finished rollouts are not run again
         assert started[rollout] == datetime.fromisoformat(at)
     deadline = time.monotonic() + 20
     while set(engine.containers()) - before and time.monotonic() < deadline:

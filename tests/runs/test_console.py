@@ -1,4 +1,4 @@
-"""What a terminal shows: progress, the table of figures, the state of a chain."""
+"""The terminal's output: progress, the metrics table, the states table."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def _clock(monkeypatch):
     return now
 
 
-class _Remembering:
-    """A display that keeps what it is shown."""
+class _RecordingDisplay:
+    """A display that records its calls."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -34,7 +34,7 @@ class _Remembering:
         self.shown.append(activity)
 
 
-def test_progress_says_stage_share_rate_and_time_left(monkeypatch):
+def test_progress_shows_stage_share_rate_and_time_left(monkeypatch):
     now = _clock(monkeypatch)
     counted = Progress("raw_rollouts of few", "rolled out", 100)
     now[0] += 20
@@ -46,29 +46,29 @@ def test_progress_says_stage_share_rate_and_time_left(monkeypatch):
     assert "30.0 s each, 1:00 so far, 4:00 left (loss 0.5)" in slow.line()
 
 
-def test_a_display_gets_two_updates_a_second_and_a_log_a_line_every_20_s(monkeypatch):
-    now, log, every = _clock(monkeypatch), io.StringIO(), _Remembering()
-    with shown_on(every), Progress("a", "b", 1000) as counted:
+def test_display_gets_two_updates_a_second_and_log_a_line_every_20_s(monkeypatch):
+    now, log, recorded = _clock(monkeypatch), io.StringIO(), _RecordingDisplay()
+    with shown_on(recorded), Progress("a", "b", 1000) as counted:
         for _ in range(620):
             now[0] += 0.1
             counted.advance()
-    assert 100 <= len(every.shown) <= 130
-    written = LogDisplay(log)
-    for activity in every.shown:
-        written.show(activity)
+    assert 100 <= len(recorded.shown) <= 130
+    display = LogDisplay(log)
+    for activity in recorded.shown:
+        display.show(activity)
     assert len(log.getvalue().splitlines()) == 3, "after 5, 25 and 45 s"
     assert "0:05 so far" in log.getvalue().splitlines()[0]
 
 
-def test_a_log_says_nothing_of_short_stages_and_throttles_each_process_by_itself():
+def test_log_skips_short_stages_and_throttles_each_process_separately():
     log = io.StringIO()
-    written = LogDisplay(log)
+    display = LogDisplay(log)
     for second in range(4):
-        written.show(Activity("tasks", "validated", second, 10, second))
+        display.show(Activity("tasks", "validated", second, 10, second))
     assert log.getvalue() == ""
     for second in range(30):
         for source in "01":
-            written.show(Activity(f"of {source}", "step", second, 100, second), source)
+            display.show(Activity(f"of {source}", "step", second, 100, second), source)
     assert [line.count("of 0") for line in log.getvalue().splitlines()] == [1, 0, 1, 0]
 
 

@@ -1,4 +1,4 @@
-"""What bubblewrap alone does; what both kinds of sandbox do is in `test_sandboxes`."""
+"""Tests of the bubblewrap sandbox only; tests of both kinds of sandbox are in `test_sandboxes`."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ FACTORY = BubblewrapFactory()
 
 
 @pytest.fixture
-def shown():
-    """A folder that everybody can enter, which pytest's own is not."""
+def readable_folder():
+    """A folder that every user can enter, unlike pytest's `tmp_path`."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         yield Path(folder)
 
 
-def test_without_bubblewrap_it_says_what_to_do(monkeypatch):
+def test_missing_bubblewrap_is_reported_with_the_remedy(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(SandboxUnavailable, match="apt-get install bubblewrap"), BubblewrapFactory().create({}):
         pass
 
 
-def test_a_cage_that_does_not_start_says_why(tmp_path, monkeypatch):
+def test_bubblewrap_that_does_not_start_is_reported_with_its_message(tmp_path, monkeypatch):
     fake = tmp_path / "bwrap"
     fake.write_text("#!/bin/sh\necho 'bwrap: No permissions to create a new namespace' >&2\nexit 1\n")
     fake.chmod(0o755)
     tmp_path.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr("shutil.which", lambda name: str(fake) if name == "bwrap" else f"/usr/bin/{name}")
-    with pytest.raises(SandboxUnavailable, match="(?s)could not start a sandbox.*(No permissions|Permission denied)"):
+    with pytest.raises(SandboxUnavailable, match="(?s)bubblewrap.*(No permissions|Permission denied)"):
         BubblewrapFactory().create({}).__enter__()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_it_works_without_root():
+def test_sandbox_works_without_root():
     program = (
         "from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory\n"
         "with BubblewrapFactory().create({'a': 'x'}) as s: print(s.run('cat a').output, s.read_files())"
@@ -54,7 +54,7 @@ def test_it_works_without_root():
     assert done.stdout == "x {'a': 'x'}\n", done.stderr
 
 
-def test_nothing_of_the_machine_but_its_programs_is_shown():
+def test_only_programs_of_the_host_are_visible():
     with FACTORY.create({}) as box:
         for path in ("/etc/shadow", "/etc/passwd", "/root", "/home", "/var", "/sys"):
             assert box.run(f"cat {path} || ls {path}").exit_code != 0, path
@@ -63,8 +63,8 @@ def test_nothing_of_the_machine_but_its_programs_is_shown():
         assert sorted(box.run("ls -A /etc").output.split()) in (["alternatives", "ld.so.cache"], ["ld.so.cache"])
 
 
-def test_a_checkout_becomes_the_workspace_and_stays_as_it_was(shown):
-    checkout, tools = shown / "checkout", shown / "tools"
+def test_checkout_is_copied_into_the_workspace_and_not_changed(readable_folder):
+    checkout, tools = readable_folder / "checkout", readable_folder / "tools"
     (checkout / ".git").mkdir(parents=True)
     (checkout / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
     (checkout / "a.py").write_text("a = 1\n")
@@ -83,19 +83,19 @@ def test_a_checkout_becomes_the_workspace_and_stays_as_it_was(shown):
     ]
 
 
-def test_an_environment_that_cannot_be_had_says_so(shown):
+def test_unavailable_environment_is_reported_with_the_remedy(readable_folder):
     def start(environment: Environment, limits: Limits = Limits()) -> None:  # noqa: B008
         with FACTORY.create({}, limits, environment):
             pass
 
     with pytest.raises(EnvironmentUnavailable, match='(?s)image repo:1.*sandbox = "docker"'):
         start(Environment(image="repo:1"))
-    with pytest.raises(EnvironmentUnavailable, match="nowhere is no folder"):
-        start(Environment(checkout=shown / "nowhere"))
+    with pytest.raises(EnvironmentUnavailable, match="nowhere"):
+        start(Environment(checkout=readable_folder / "nowhere"))
     for name in "abcd":
-        (shown / name).write_bytes(b"x" * 600_000)
-    with pytest.raises(EnvironmentUnavailable, match="(?s)No space left.*disk limit is 1 MiB"):
-        start(Environment(checkout=shown), Limits(file_bytes=1 << 20))
-    (shown / "a").chmod(0)
+        (readable_folder / name).write_bytes(b"x" * 600_000)
+    with pytest.raises(EnvironmentUnavailable, match="(?s)No space left.* 1 MiB"):
+        start(Environment(checkout=readable_folder), Limits(file_bytes=1 << 20))
+    (readable_folder / "a").chmod(0)
     with pytest.raises(EnvironmentUnavailable, match="(?s)Permission denied.*chmod"):
-        start(Environment(checkout=shown))
+        start(Environment(checkout=readable_folder))

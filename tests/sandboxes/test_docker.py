@@ -1,4 +1,4 @@
-"""What the container sandbox alone does; what both kinds of sandbox do is in `test_sandboxes`."""
+"""Tests of the container sandbox only; tests of both kinds of sandbox are in `test_sandboxes`."""
 
 from __future__ import annotations
 
@@ -40,44 +40,45 @@ def dockerfile(folder: Path, *lines: str) -> Environment:
 # --- what is missing -----------------------------------------------------------------------------------------------
 
 
-def test_without_an_engine_it_says_what_to_do(monkeypatch):
+def test_missing_engine_is_reported_with_the_remedy(monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
-    with pytest.raises(SandboxUnavailable, match="(?s)no container engine answers.*podman.*DOCKER_HOST.*bubblewrap"):
+    with pytest.raises(SandboxUnavailable, match="(?s)podman.*DOCKER_HOST.*bubblewrap"):
         start()
 
 
-def test_without_the_sdk_it_says_what_to_install(monkeypatch):
+def test_missing_sdk_is_reported_with_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "docker", None)
     with pytest.raises(SandboxUnavailable, match=r"pip install \"etpi\[docker\]\""):
         start()
 
 
-def test_an_image_that_is_not_there_and_cannot_be_pulled(engine, monkeypatch):
-    with pytest.raises(EnvironmentUnavailable, match="(?s)localhost:1/absent:1 .*cannot be pulled.*docker pull"):
+def test_image_that_cannot_be_pulled_is_reported_with_the_remedy(engine, monkeypatch):
+    with pytest.raises(EnvironmentUnavailable, match="(?s)localhost:1/absent:1 .*docker pull"):
         start(Environment(image="localhost:1/absent:1"))
     monkeypatch.setenv("ETPI_DOCKER_IMAGE", "localhost:1/absent:2")
-    with pytest.raises(SandboxUnavailable, match="(?s)default image localhost:1/absent:2.*ETPI_DOCKER_IMAGE"):
+    with pytest.raises(SandboxUnavailable, match="(?s)localhost:1/absent:2.*ETPI_DOCKER_IMAGE"):
         start()
     with pytest.raises(EnvironmentUnavailable, match="checkout"):
         start(Environment(checkout=Path("/usr")))
 
 
 @pytest.mark.parametrize(
-    ("said", "remedy"), [("write /x: no space left on device", "docker system prune"), ("denied by a policy", "log")]
+    ("message", "remedy"),
+    [("write /x: no space left on device", "docker system prune"), ("denied by a policy", "log")],
 )
-def test_a_full_or_refusing_engine_says_what_to_do(engine, monkeypatch, said, remedy):
+def test_full_or_refusing_engine_is_reported_with_the_remedy(engine, monkeypatch, message, remedy):
     from docker import APIClient
     from docker.errors import APIError
 
     def refuse(*_: object, **__: object) -> None:
-        raise APIError("500 Server Error", explanation=said)
+        raise APIError("500 Server Error", explanation=message)
 
     monkeypatch.setattr(APIClient, "create_container", refuse)
-    with pytest.raises(SandboxUnavailable, match=f"(?s)refuses: {said}.*{remedy}"):
+    with pytest.raises(SandboxUnavailable, match=f"(?s){message}.*{remedy}"):
         start()
 
 
-def test_an_engine_that_stops_ends_the_rollout_with_a_name(engine):
+def test_command_after_the_engine_stops_reports_an_ended_sandbox(engine):
     with DockerFactory().create({}, SMALL) as sandbox:
         assert sandbox.run("echo up").output == "up\n"
         engine.stop()
@@ -92,24 +93,24 @@ def test_an_engine_that_stops_ends_the_rollout_with_a_name(engine):
 # --- images --------------------------------------------------------------------------------------------------------
 
 
-def test_an_image_is_built_once_for_all_who_want_it(engine, tmp_path, monkeypatch):
+def test_image_is_built_once_for_concurrent_sandboxes(engine, tmp_path, monkeypatch):
     from docker import APIClient
 
     built, build = [], APIClient.build
 
-    def watched(self: APIClient, **options: object) -> object:
+    def recorded_build(self: APIClient, **options: object) -> object:
         built.append(options["tag"])
         return build(self, **options)
 
-    monkeypatch.setattr(APIClient, "build", watched)
+    monkeypatch.setattr(APIClient, "build", recorded_build)
     (tmp_path / "context").mkdir()
     (tmp_path / "context" / "note.txt").write_text("from the image\n")
     environment = dockerfile(tmp_path / "context", "COPY note.txt /repo/note.txt", "ENV COLOUR=green")
-    factory, said = DockerFactory(), []
+    factory, results = DockerFactory(), []
 
     def work() -> None:
         with factory.create({"own.txt": "own\n"}, SMALL, environment) as sandbox:
-            said.append((sandbox.run("pwd; echo $COLOUR; cat note.txt own.txt").output, sandbox.read_files()))
+            results.append((sandbox.run("pwd; echo $COLOUR; cat note.txt own.txt").output, sandbox.read_files()))
 
     threads = [threading.Thread(target=work) for _ in range(3)]
     for thread in threads:
@@ -117,19 +118,19 @@ def test_an_image_is_built_once_for_all_who_want_it(engine, tmp_path, monkeypatc
     for thread in threads:
         thread.join()
     files = {"note.txt": "from the image\n", "own.txt": "own\n"}
-    assert said == [("/repo\ngreen\nfrom the image\nown\n", files)] * 3
+    assert results == [("/repo\ngreen\nfrom the image\nown\n", files)] * 3
     assert len(built) == 1
 
 
-def test_an_image_that_does_not_build_says_why(engine, tmp_path):
-    with pytest.raises(EnvironmentUnavailable, match="(?s)could not be built.*nothing.txt"):
+def test_failed_build_is_reported_with_the_cause(engine, tmp_path):
+    with pytest.raises(EnvironmentUnavailable, match="nothing.txt"):
         start(dockerfile(tmp_path / "bad", "COPY nothing.txt /repo/"))
     (tmp_path / "none").mkdir()
-    with pytest.raises(EnvironmentUnavailable, match="has no Dockerfile"):
+    with pytest.raises(EnvironmentUnavailable, match="no Dockerfile"):
         start(Environment(build=tmp_path / "none"))
 
 
-def test_an_image_without_python_says_so(engine, tmp_path):
+def test_image_without_python_is_reported(engine, tmp_path):
     folder = tmp_path / "bare"
     environment = dockerfile(folder)
     for line in subprocess.run(["ldd", "/bin/sh"], capture_output=True, text=True).stdout.split():
@@ -148,7 +149,7 @@ def test_an_image_without_python_says_so(engine, tmp_path):
 # --- a task's own image --------------------------------------------------------------------------------------------
 
 
-def test_the_disk_of_an_own_image_is_bounded(engine, tmp_path):
+def test_disk_use_in_a_tasks_image_is_bounded(engine, tmp_path):
     environment = dockerfile(tmp_path / "context", "WORKDIR /repo")
     with DockerFactory().create({"a.txt": "a\n"}, SMALL, environment) as sandbox:
         result = sandbox.run("i=0; while :; do i=$((i+1)); head -c 5000000 /dev/zero > fill$i; sleep 0.05; done")
@@ -160,18 +161,18 @@ def test_the_disk_of_an_own_image_is_bounded(engine, tmp_path):
         assert sandbox.run("head -c 30000000 /dev/zero > one").exit_code != 0
 
 
-def test_an_own_image_has_no_privileges_either(engine, tmp_path):
+def test_command_in_a_tasks_image_has_no_privileges(engine, tmp_path):
     environment = dockerfile(tmp_path / "context", "WORKDIR /repo")
     with DockerFactory().create({}, SMALL, environment) as sandbox:
         status = sandbox.run("cat /proc/self/status").output
         assert "CapEff:\t0000000000000000" in status and "NoNewPrivs:\t1" in status
-        for tried in (
+        for command in (
             "mount -t tmpfs none /tmp",
             "chroot / true",
             "echo 1 > /proc/sys/vm/swappiness",
             "cat /proc/1/mem",
         ):
-            assert sandbox.run(tried).exit_code != 0, tried
+            assert sandbox.run(command).exit_code != 0, command
         assert sandbox.run("bomb() { bomb | bomb & }; bomb; sleep 30", timeout=1.5).exit_code != 0
         assert sandbox.run("echo on").output == "on\n"
 
@@ -179,41 +180,42 @@ def test_an_own_image_has_no_privileges_either(engine, tmp_path):
 # --- what is left behind -------------------------------------------------------------------------------------------
 
 
-def test_the_next_start_removes_what_dead_processes_left_and_nothing_else(client, engine):
+def test_start_removes_containers_of_dead_processes_only(client, engine):
     ended = subprocess.Popen(["true"])
     ended.wait()
-    mine = owner()
-    place = mine.rsplit(" ", 2)[0]
-    host, boot, space = place.split(" ")
+    this_process = owner()
+    prefix = this_process.rsplit(" ", 2)[0]
+    host, boot, namespace = prefix.split(" ")
     owners = {
-        "dead": f"{place} {ended.pid} 1",
-        "another process of that id": f"{place} {os.getpid()} 1",
-        "before the boot": f"{host} another-boot {space} 1 1",
-        "living": mine,
-        "elsewhere": f"other-host {boot} {space} 1 1",
-        "unseen": f"{host} {boot} 1 1 1",
+        "dead": f"{prefix} {ended.pid} 1",
+        "reused pid": f"{prefix} {os.getpid()} 1",
+        "earlier boot": f"{host} another-boot {namespace} 1 1",
+        "living": this_process,
+        "other host": f"other-host {boot} {namespace} 1 1",
+        "other pid namespace": f"{host} {boot} 1 1 1",
     }
-    made = {
+    containers = {
         name: client.create_container(IMAGE, labels={OWNER: label}, command=["sleep", "60"])["Id"]
         for name, label in owners.items()
     }
     foreign = client.create_container(IMAGE, command=["sleep", "60"])["Id"]
     try:
         removed = set(reap(client))
-        assert {name for name, container in made.items() if container in removed} == {
+        assert {name for name, container in containers.items() if container in removed} == {
             "dead",
-            "another process of that id",
-            "before the boot",
+            "reused pid",
+            "earlier boot",
         }
         start()
-        left = {container["Id"] for container in client.containers(all=True)}
-        assert foreign in left and {made["living"], made["elsewhere"], made["unseen"]} <= left
+        remaining = {container["Id"] for container in client.containers(all=True)}
+        assert foreign in remaining
+        assert {containers[name] for name in ("living", "other host", "other pid namespace")} <= remaining
     finally:
         for container in client.containers(all=True, filters={"status": "created"}):
             client.remove_container(container["Id"], force=True)
 
 
-def test_containers_are_labelled_with_their_process_and_gone_when_left(client, engine):
+def test_container_has_its_owners_label_and_is_removed_when_left(client, engine):
     before = set(engine.containers())
     with DockerFactory().create({}, SMALL) as sandbox:
         assert client.inspect_container(sandbox._id)["Config"]["Labels"] == {OWNER: owner()}

@@ -1,4 +1,4 @@
-"""Both kinds of sandbox: what they do for honest commands, and that hostile ones stay inside and pass."""
+"""Both kinds of sandbox: honest commands work, and hostile ones neither leave the sandbox nor break it."""
 
 from __future__ import annotations
 
@@ -49,37 +49,37 @@ def alive(sandbox):
 # --- honest work ---------------------------------------------------------------------------------------------------
 
 
-def test_it_is_the_protocol(factory):
+def test_sandbox_implements_the_protocol(factory):
     assert isinstance(factory.create({}), Sandbox)
     assert factory.name in ("bubblewrap", "docker")
 
 
-def test_commands_run_in_the_workspace_each_in_a_fresh_shell(box):
+def test_commands_run_in_the_workspace_each_in_a_new_shell(box):
     assert box.run("pwd; cat notes.txt").output == "/workspace\nno newline"
     box.run("cd src; export X=1")
     assert box.run("pwd; echo $X; python src/a.py").output == "/workspace\n\nhello\n"
 
 
-def test_output_is_interleaved_and_the_exit_code_kept(box):
+def test_output_is_interleaved_and_exit_code_is_the_commands(box):
     result = box.run("echo one; echo two >&2; echo three; exit 7")
     assert (result.output, result.exit_code) == ("one\ntwo\nthree\n", 7)
     assert not result.timed_out and not result.truncated
     assert box.run("no_such_command").exit_code == 127
 
 
-def test_files_go_in_and_come_out(own):
+def test_files_are_written_and_read(own):
     own.write_files({"deep/er/b.txt": "b ≥ é", "empty": ""})
     own.run("rm a.txt; printf '\\377\\376' > binary; echo new > c; ln -s c link; mkfifo pipe; mkdir none")
     assert own.read_files() == {"deep/er/b.txt": "b ≥ é", "empty": "", "c": "new\n"}
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../up", "a/../../up", "", "nul\0"])
-def test_a_path_that_leaves_the_workspace_is_refused(factory, path):
-    with pytest.raises(ValueError, match="relative to the workspace"):
+def test_path_outside_the_workspace_is_refused(factory, path):
+    with pytest.raises(ValueError, match="relative"):
         factory.create({path: "x"})
 
 
-def test_long_commands_and_impossible_ones(own):
+def test_long_command_runs_and_command_with_nul_fails(own):
     assert own.run("true " + "x" * 300_000 + "; echo done").output == "done\n"
     assert own.run("echo a\0b").exit_code == 126
     alive(own)
@@ -88,7 +88,7 @@ def test_long_commands_and_impossible_ones(own):
 # --- the host ------------------------------------------------------------------------------------------------------
 
 
-def test_no_network(box):
+def test_command_has_no_network(box):
     server = socket.create_server(("127.0.0.1", 0))
     port = server.getsockname()[1]
     result = python(
@@ -105,7 +105,7 @@ def test_no_network(box):
     assert [line.split(":")[0].strip() for line in box.run("tail -n +3 /proc/net/dev").output.splitlines()] == ["lo"]
 
 
-def test_no_host_files(box, tmp_path):
+def test_command_sees_no_host_files(box, tmp_path):
     secret = tmp_path / f"planted-{os.getpid()}"
     secret.write_text("planted")
     for path in (secret, tmp_path, Path.cwd(), __file__, f"/proc/{os.getpid()}", "/dev/sda", "/dev/mem"):
@@ -114,7 +114,7 @@ def test_no_host_files(box, tmp_path):
     assert box.run("ls -A /root /home 2>/dev/null | grep -v :").output.split() == []
 
 
-def test_no_host_environment(factory, monkeypatch):
+def test_command_sees_no_host_environment(factory, monkeypatch):
     monkeypatch.setenv("PLANTED_KEY", "planted-value")
     with factory.create({}, LIMITS) as sandbox:
         assert "planted" not in sandbox.run("env; cat /proc/*/environ; cat /proc/*/cmdline").output.lower()
@@ -135,12 +135,12 @@ def test_no_host_environment(factory, monkeypatch):
     }
 
 
-def test_nothing_outside_the_bounded_places_can_be_written(box):
+def test_only_bounded_places_are_writable(box):
     bounded = ("/workspace", "/tmp", "/dev/shm", "/var/tmp", "/dev/mqueue")  # the last two of a few KiB
-    found = box.run("find / -type d -writable -not -path '/proc/*' 2>/dev/null").output.split()
-    assert {"/workspace", "/tmp", "/dev/shm"} <= set(found)
-    tried = "; ".join(f"(echo x > {place}/x) 2>/dev/null && echo WROTE {place}" for place in found)
-    written = {line.split()[1] for line in box.run(tried).output.splitlines()}
+    writable = box.run("find / -type d -writable -not -path '/proc/*' 2>/dev/null").output.split()
+    assert {"/workspace", "/tmp", "/dev/shm"} <= set(writable)
+    write_all = "; ".join(f"(echo x > {place}/x) 2>/dev/null && echo WROTE {place}" for place in writable)
+    written = {line.split()[1] for line in box.run(write_all).output.splitlines()}
     assert {place for place in written if not place.startswith(bounded)} == set()
     fill = "head -c 10000000 /dev/zero > /var/tmp/x; du -k /var/tmp | cut -f1; rm /var/tmp/x"
     assert int(box.run(f"test -d /var/tmp || exec echo 0; ({fill}) 2>/dev/null").output) <= 64
@@ -160,7 +160,7 @@ def test_links_out_of_the_workspace_are_not_followed(own, tmp_path):
     assert secret.read_text() == "planted"
 
 
-def test_no_privileges(box):
+def test_command_has_no_privileges(box):
     lines = box.run("cat /proc/self/status").output.splitlines()
     status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
     assert status["NoNewPrivs"] == "1" and status["Seccomp"] == "2"
@@ -173,7 +173,7 @@ def test_no_privileges(box):
     assert int(result.output.splitlines()[0]) >= 1000 and result.exit_code != 0
 
 
-def test_denied_system_calls(box):
+def test_denied_system_calls_fail_with_eperm(box):
     result = python(
         box,
         """
@@ -214,7 +214,7 @@ def test_denied_system_calls(box):
         "echo -17 > /proc/1/oom_score_adj",
     ],
 )
-def test_proc_tricks(box, command):
+def test_attack_through_proc_fails(box, command):
     assert box.run(f"({command})").exit_code != 0
     assert box.run("echo on").output == "on\n"
 
@@ -222,20 +222,20 @@ def test_proc_tricks(box, command):
 # --- resources -----------------------------------------------------------------------------------------------------
 
 
-def test_fork_bomb(own):
+def test_fork_bomb_is_ended(own):
     result = own.run("bomb() { bomb | bomb & }; bomb; sleep 30", timeout=1.5)
     assert result.exit_code != 0
     assert own.run("ls /proc | grep -c '^[0-9]*$'").output.strip() in ("3", "4", "5")
     alive(own)
 
 
-def test_memory_bomb_of_one_process(own):
+def test_memory_bomb_of_one_process_is_ended(own):
     result = python(own, "x = b'x' * 10**9")
     assert result.exit_code != 0 and ("MemoryError" in result.output or "256 MiB of memory" in result.output)
     alive(own)
 
 
-def test_memory_bomb_of_many_processes(own):
+def test_memory_bomb_of_many_processes_is_ended(own):
     program = """
         import os, time
         for _ in range(20):
@@ -252,7 +252,7 @@ def test_memory_bomb_of_many_processes(own):
 
 
 @pytest.mark.parametrize("place", ["/workspace", "/tmp", "/dev/shm"])
-def test_disk_fill(own, place):
+def test_disk_use_is_bounded(own, place):
     fill = f"for i in $(seq 100); do head -c 10000000 /dev/zero > {place}/fill$i || break; done"
     result = own.run(f"{fill}; du -sm {place}")
     assert "No space left" in result.output
@@ -261,7 +261,7 @@ def test_disk_fill(own, place):
     alive(own)
 
 
-def test_more_files_than_anyone_needs(own):
+def test_number_of_files_is_bounded(own):
     program = """
         import os
         for i in range(10**7):
@@ -279,7 +279,7 @@ def test_sparse_files_do_not_fill_the_host(own):
     alive(own)
 
 
-def test_endless_output(own):
+def test_endless_output_is_truncated_at_the_time_limit(own):
     result = own.run("yes", timeout=1)
     assert result.timed_out and result.truncated and result.exit_code == 124
     assert result.output.startswith("y\ny\n") and "more bytes left out" in result.output
@@ -287,7 +287,7 @@ def test_endless_output(own):
     alive(own)
 
 
-def test_output_bounds_are_exact(own):
+def test_output_limit_is_exact(own):
     assert not own.run(f"head -c {LIMITS.output_bytes} /dev/zero | tr '\\0' x").truncated
     result = own.run(f"head -c {LIMITS.output_bytes + 1} /dev/zero | tr '\\0' x")
     assert result.truncated and result.output.endswith("x\n[1 more bytes left out]")
@@ -303,7 +303,7 @@ def test_output_bounds_are_exact(own):
         "while :; do :; done",
     ],
 )
-def test_the_clock(own, command):
+def test_command_is_ended_at_its_time_limit(own, command):
     started = time.monotonic()
     result = own.run(command, timeout=0.7)
     assert (result.timed_out, result.exit_code) == (True, 124)
@@ -319,7 +319,7 @@ def test_stdin_is_empty(own):
 # --- processes -----------------------------------------------------------------------------------------------------
 
 
-def test_a_daemonised_child_does_not_outlive_its_command(own):
+def test_daemon_does_not_outlive_its_command(own):
     started = time.monotonic()
     daemon = "(setsid nohup sh -c 'sleep 1; touch survived; sleep 60' >/dev/null 2>&1 &)"
     result = own.run(f"{daemon}; sleep 60 & echo started")
@@ -329,12 +329,12 @@ def test_a_daemonised_child_does_not_outlive_its_command(own):
 
 
 @pytest.mark.parametrize("kill", ["-9 1", "-9 -1", "-9 $PPID", "-INT 1", "-9 0", "-STOP 1"])
-def test_the_guest_is_not_killed(own, kill):
+def test_guest_survives_signals_from_commands(own, kill):
     own.run(f"kill {kill}")
     alive(own)
 
 
-def test_an_ended_sandbox_says_so(own):
+def test_ended_sandbox_returns_exit_code_137_and_no_files(own):
     end(own)
     result = own.run("echo x")
     assert (result.exit_code, result.output) == (137, "[the sandbox has ended]")
@@ -343,7 +343,7 @@ def test_an_ended_sandbox_says_so(own):
         own.write_files({"x": "x"})
 
 
-def test_removing_everything(own):
+def test_sandbox_works_after_a_command_removes_everything(own):
     own.run("rm -rf / --no-preserve-root; rm -rf /workspace/* /workspace/.*", timeout=3)
     assert own.read_files() == {}
     own.write_files({"a.txt": "a\n"})
@@ -351,11 +351,11 @@ def test_removing_everything(own):
 
 
 def end(sandbox):
-    """End what holds the sandbox, as nothing inside can."""
+    """End the sandbox from outside, as no command can."""
     if isinstance(sandbox, DockerSandbox):
         try:
             sandbox._engine.client.kill(sandbox._id)
-        except APIError as error:  # podman looks for it once more after the kill, and by then may have removed it
+        except APIError as error:  # podman looks the container up after the kill, and may have removed it by then
             assert "no container with" in str(error)
     else:
         os.kill(sandbox._process.pid, signal.SIGKILL)
@@ -363,11 +363,11 @@ def end(sandbox):
 
 
 @pytest.mark.parametrize("how", ["leave", "kill -9"])
-def test_nothing_stays_when_the_host_process_ends(factory, how, tmp_path):
+def test_no_process_survives_the_host_process(factory, how, tmp_path):
     mark = f"31{os.getpid()}.{time.time_ns() % 10**6}"
     program = f"""
 import os, signal
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell starts in the background
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 from {type(factory).__module__} import {type(factory).__name__} as Factory
 sandbox = Factory().create({{}})
 sandbox.__enter__()
@@ -390,20 +390,21 @@ sandbox.run("(setsid sleep {mark} &) ; sleep {mark}", timeout=60)
 
 
 def processes(mark):
-    found = []
+    """Return the pids of other processes with `mark` in their command line."""
+    pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if mark.encode() in path.read_bytes() and int(path.parent.name) != os.getpid():
-                found.append(path.parent.name)
+                pids.append(path.parent.name)
         except OSError:
             continue
-    return found
+    return pids
 
 
 # --- strange data --------------------------------------------------------------------------------------------------
 
 
-def test_huge_and_strange_names(own):
+def test_files_with_long_and_strange_names_are_read(own):
     result = python(
         own,
         """
@@ -421,13 +422,13 @@ def test_huge_and_strange_names(own):
     alive(own)
 
 
-def test_binary_output_and_no_newline(own):
+def test_binary_output_is_decoded_with_replacement(own):
     result = own.run("head -c 5000 /dev/urandom; printf '\\0\\1\\033[31m'; printf end")
     assert result.exit_code == 0 and result.output.endswith("\0\1\x1b[31mend")
     assert own.run("printf '%s' x").output == "x"
 
 
-def test_sandboxes_in_threads_do_not_meet(factory):
+def test_sandboxes_in_threads_are_isolated_from_each_other(factory):
     results: dict[int, list[str]] = {}
 
     def work(number: int) -> None:

@@ -1,7 +1,7 @@
-"""A real Docker API for tests: podman's service on a socket of its own, and an image made from this machine's tools.
+"""A real Docker API for tests: podman's service on its own socket, and an image of this machine's programs.
 
-Everything lies in one folder and ends with the process that made it. Nothing is pulled: the image is a copy of the
-programs, the libraries and the Python that are here.
+All its files are in one folder, and it ends with the process that starts it. Nothing is pulled: the image is a copy of
+this machine's programs, libraries and Python.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _SETTINGS = """
 default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]
 http_proxy = false
 """
-"""podman's own defaults raise limits above what a machine that is a container itself may allow."""
+"""podman's defaults set higher limits than a machine that is itself a container may allow."""
 
 
 def missing() -> str | None:
-    """Why there can be no engine here; None where there can."""
+    """Return why no engine can start on this machine; None if one can."""
     if os.geteuid() != 0:
         return "podman as root serves the Docker API; these tests are not run as root"
     if absent := [name for name in ("podman", "runc") if shutil.which(name) is None]:
@@ -56,8 +56,8 @@ def missing() -> str | None:
     return None
 
 
-class Engine:
-    """podman's service; `address` is what DOCKER_HOST names."""
+class PodmanService:
+    """podman's service; `address` is the value for DOCKER_HOST."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="etpi-engine-"))
@@ -91,7 +91,7 @@ class Engine:
             time.sleep(0.02)
 
     def stop(self) -> None:
-        """End the service alone; containers stay as they are."""
+        """End the service but no containers."""
         if self._service is not None:
             self._service.kill()
             self._service.wait()
@@ -111,11 +111,11 @@ class Engine:
         changes: Sequence[str] = (),
         files: Sequence[str | Path] = (),
     ) -> None:
-        """An image of this machine's programs, with the tree `extra` over it.
+        """Create an image of this machine's programs, with the tree `extra` copied over it.
 
         Args:
-            changes: settings, as podman's `--change` takes them.
-            files: further programs and libraries of this machine, with the libraries that they load.
+            changes: settings for podman's `--change`.
+            files: further programs and libraries of this machine; the libraries that they load are added.
         """
         tree = self.folder / "tree"
         if not tree.exists():
@@ -123,8 +123,8 @@ class Engine:
         for path in [*files, *linked(*files)]:
             _copy(Path(path), tree)
         if extra is not None:
-            # A link of the tree may lead to this machine's own files (/lib64/ld-linux-x86-64.so.2 does): it is
-            # replaced, never written through.
+            # A link in the tree may point to this machine's own files (/lib64/ld-linux-x86-64.so.2 does), so replace
+            # links instead of writing through them.
             subprocess.run(["cp", "-a", "--remove-destination", *extra.iterdir(), tree], check=True)
         packed = subprocess.Popen(["tar", "-C", str(tree), "-c", "."], stdout=subprocess.PIPE)
         settings = [word for change in ("ENV IN_IMAGE=yes", *changes) for word in ("--change", change)]
@@ -175,7 +175,7 @@ def _make_tree(root: Path) -> None:
 
 
 def linked(*files: str | Path) -> list[str]:
-    """The shared libraries that programs or libraries load, as absolute paths."""
+    """Return the absolute paths of the shared libraries that programs or libraries load."""
     if not files:
         return []
     words = subprocess.run(["ldd", *files], capture_output=True, text=True).stdout.split()
@@ -183,17 +183,17 @@ def linked(*files: str | Path) -> list[str]:
 
 
 def _copy(path: Path, root: Path) -> None:
-    """The file, and where it is a link, what it leads to as well."""
-    place = path.parent.resolve() / path.name
-    target = root / str(place).lstrip("/")
+    """Copy a file; of a link, copy the link and its target."""
+    source = path.parent.resolve() / path.name
+    target = root / str(source).lstrip("/")
     if target.exists() or target.is_symlink():
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    if place.is_symlink():
-        target.symlink_to(os.readlink(place))
-        _copy(place.parent / os.readlink(place), root)
+    if source.is_symlink():
+        target.symlink_to(os.readlink(source))
+        _copy(source.parent / os.readlink(source), root)
     else:
-        shutil.copy2(place, target)
+        shutil.copy2(source, target)
 
 
 def _die_with_parent() -> None:

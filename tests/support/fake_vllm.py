@@ -1,4 +1,4 @@
-"""A program with the arguments and endpoints of `vllm serve`, over a transformers model: enough to roll a policy out.
+"""A program with the arguments and endpoints of `vllm serve` that runs a transformers model, for rollouts of a policy.
 
 `python fake_vllm.py serve FOLDER --port N --served-model-name NAME ...`. With FAKE_VLLM = "deaf" in its environment it
 says that it took new weights, and goes on with those it has.
@@ -23,10 +23,10 @@ from tests.support.loopback import Loopback
 
 
 class FakeVllm(Loopback):
-    """Real weights behind the endpoints.
+    """A loopback server with a real model.
 
     Attributes:
-        deaf: whether new weights are acknowledged and not read.
+        deaf: whether it acknowledges new weights without loading them.
     """
 
     def __init__(self, folder: Path, name: str, port: int = 0, deaf: bool = False) -> None:
@@ -46,13 +46,13 @@ class FakeVllm(Loopback):
                 return {"success": True}
         if "prompt_logprobs" in body:
             ids = body["prompt"]
-            found = logits_of(self.weights, torch.tensor([ids]))[0].log_softmax(-1)
-            entries = [{str(token): {"logprob": float(found[at, token])}} for at, token in enumerate(ids[1:])]
+            logprobs = logits_of(self.weights, torch.tensor([ids]))[0].log_softmax(-1)
+            entries = [{str(token): {"logprob": float(logprobs[at, token])}} for at, token in enumerate(ids[1:])]
             return {"choices": [{"prompt_logprobs": [None, *entries]}]}
         sampler = Sampler(body["temperature"], body["top_p"], body["max_tokens"], body["seed"])
         (turn,) = self.engine.complete([Request("r", str(body["seed"]), body["prompt"], (), sampler)])
-        found = {"token_ids": turn.output_ids, "logprobs": {"token_logprobs": turn.logprobs}}
-        return {"choices": [found | {"prompt_token_ids": turn.prompt_ids, "finish_reason": turn.finish_reason}]}
+        output = {"token_ids": turn.output_ids, "logprobs": {"token_logprobs": turn.logprobs}}
+        return {"choices": [output | {"prompt_token_ids": turn.prompt_ids, "finish_reason": turn.finish_reason}]}
 
 
 if __name__ == "__main__":
@@ -61,7 +61,7 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     parser.add_argument("--port", type=int)
     parser.add_argument("--served-model-name")
-    given, _ = parser.parse_known_args()
+    options, _ = parser.parse_known_args()
     torch.set_num_threads(1)
-    with FakeVllm(given.folder, given.served_model_name, given.port, os.environ.get("FAKE_VLLM") == "deaf"):
+    with FakeVllm(options.folder, options.served_model_name, options.port, os.environ.get("FAKE_VLLM") == "deaf"):
         signal.pause()

@@ -1,7 +1,7 @@
-"""A hosted teacher of the embedded world: a policy's words over HTTP as an endpoint with parsers gives them.
+"""A hosted teacher for `coop_tiny`: a scripted policy behind HTTP, in the form of an endpoint with parsers.
 
-Thoughts stand apart (`reasoning_content`), calls are structured, and no answer holds an id. What it knows of a task it
-knows from the first messages, as a model would.
+Thoughts are in `reasoning_content`, calls are structured, and answers have no ids. It recognises a task by its first
+messages.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from etpi_resources.engines import Request, Sampler
 from tests.support.loopback import Loopback
 
 FILLER = "See the last result."
-"""What the loop answers all calls of a turn with but the last."""
+"""The loop's answer to every call of a turn except the last."""
 
 
 class HostedTeacher(Loopback):
-    """Speaks as `CoopTinyPolicy` does at these tasks, steered; opens its work with two calls in one turn."""
+    """Answers as the steered `CoopTinyPolicy` does for these tasks, with two calls in its first turn."""
 
     def __init__(self, tasks: Iterable[Task], skill: Skill, port: int = 0) -> None:
         super().__init__(port=port)
-        self._policy, self._seats = CoopTinyPolicy(skill), {}
+        self._policy, self._roles = CoopTinyPolicy(skill), {}
         for task in tasks:
             for role in CoopTiny().roles(task):
                 prompt = render_prompts(AgentSection(steering=True), task, role)
-                self._seats[tuple(message["content"] for message in prompt)] = task, role
-        self.say, self.message, self.change = self._said, self._message, _without_ids
+                self._roles[tuple(message["content"] for message in prompt)] = task, role
+        self.say, self.message, self.change = self._text, self._message, _without_ids
 
-    def _said(self, body: dict[str, Any]) -> str:
-        system, user, *talk = body["messages"]
-        task, role = self._seats[system["content"], user["content"]]
-        # The policy reads a conversation of its own form: observations are the user's.
-        told = [{**m, "role": "user"} if m["role"] == "tool" else m for m in talk if m["content"] != FILLER]
+    def _text(self, body: dict[str, Any]) -> str:
+        system, user, *rest = body["messages"]
+        task, role = self._roles[system["content"], user["content"]]
+        # The policy expects observations in the user's role.
+        messages = [{**m, "role": "user"} if m["role"] == "tool" else m for m in rest if m["content"] != FILLER]
         session = f"{task.task_id}/{role.agent_id}"
         privileged = {"task": task, "role": role, "payload": task.payload}
-        return self._policy(Request(session, session, (), (system, user, *told), Sampler(), privileged=privileged))
+        return self._policy(Request(session, session, (), (system, user, *messages), Sampler(), privileged=privileged))
 
     def _message(self, body: dict[str, Any], text: str) -> dict[str, Any]:
         thought, closed, _ = text.partition("</think>")
@@ -54,17 +54,17 @@ class HostedTeacher(Loopback):
             commands = ["ls", command] if command.startswith("cat ") else [command]
             calls = [call for command in commands for call in format_action(command, "tool_calls")]
             message["tool_calls"] = [{"id": f"call_{i}", **call} for i, call in enumerate(calls)]  # type: ignore[dict-item]
-        elif called:  # a call that never ends: a parser leaves it in the text
+        elif called:  # a parser leaves an unfinished call in the text
             message["content"] += called + call
         return message
 
 
 def _without_ids(answer: dict[str, Any]) -> dict[str, Any]:
-    """As a host that reports none; a turn with calls ends by them."""
+    """Remove ids from an answer, and set the finish reason of turns with calls."""
     (choice,) = answer["choices"]
-    kept = {key: value for key, value in choice.items() if key not in ("token_ids", "logprobs")}
+    fields = {key: value for key, value in choice.items() if key not in ("token_ids", "logprobs")}
     reason = "tool_calls" if choice["message"].get("tool_calls") else "stop"
     return {
         **{k: v for k, v in answer.items() if k != "prompt_token_ids"},
-        "choices": [{**kept, "finish_reason": reason}],
+        "choices": [{**fields, "finish_reason": reason}],
     }

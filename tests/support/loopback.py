@@ -1,4 +1,4 @@
-"""A small server on the loopback that answers as vLLM and OpenAI endpoints do, with faults on demand."""
+"""A small loopback server that answers like vLLM and OpenAI endpoints, with faults on demand."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Fault = Callable[["_Handler"], None]
 
 
 class Loopback:
-    """One model under one name. Use as a context manager.
+    """A server of one model; a context manager.
 
     Attributes:
-        say: the words of a turn, of the request's body.
-        faults: taken from the front, one a generation request; None answers well.
-        always: a fault of every generation request.
-        seen: the generation requests answered or failed, as (path, body).
+        say: returns a turn's text for a request's body.
+        faults: one fault per generation request, taken from the front; None: answer normally.
+        always: the fault of every generation request after those.
+        seen: all generation requests, as (path, body).
         change: rewrites an answer before it is sent.
     """
 
@@ -60,7 +60,7 @@ class Loopback:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-        for connection in self.connections:  # a client may have kept some open
+        for connection in self.connections:  # clients may keep connections open
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
@@ -120,11 +120,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Tests say enough."""
+        """Log nothing."""
 
 
 def status(code: int, message: str = "no", **headers: str) -> Fault:
-    """Answer with an error, as OpenAI endpoints word it."""
+    """Answer with an error in the form of OpenAI endpoints."""
     return lambda handler: handler.reply(code, {"error": {"message": message, "type": "e", "code": code}}, **headers)
 
 
@@ -141,5 +141,5 @@ def hang(handler: _Handler) -> None:
 
 
 def echo_key(handler: _Handler) -> None:
-    """Refuse, and repeat the key in the error, as some endpoints do."""
+    """Refuse and repeat the key in the error, as some endpoints do."""
     status(401, f"Incorrect API key provided: {handler.headers['authorization']}")(handler)

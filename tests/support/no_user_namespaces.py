@@ -1,7 +1,7 @@
 """Run a command in a user namespace in which no further one can be made: `python no_user_namespaces.py COMMAND...`.
 
-User and group ids are as outside. Exits with the command's code, or 77 where this machine lets nobody make the outer
-namespace either.
+User and group ids are the same as outside. Exits with the command's code, or 77 if this machine does not allow the
+outer namespace either.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 
 CLONE_NEWUSER = 0x10000000
 IDS = 70_000
-"""As many ids as sandboxes started by root need."""
+"""The number of ids that sandboxes started by root need."""
 
 
 def main(command: list[str]) -> int:
@@ -23,7 +23,7 @@ def main(command: list[str]) -> int:
             print(os.strerror(ctypes.get_errno()), file=sys.stderr)
             os._exit(77)
         os.write(made[1], b".")
-        os.read(may_go[0], 1)  # until its ids are mapped; an exec before that would lose its rights in the namespace
+        os.read(may_go[0], 1)  # wait for the id maps: an exec before that would lose the capabilities in the namespace
         with open("/proc/sys/user/max_user_namespaces", "w") as limit:
             limit.write("0")
         os.execvp(command[0], command)

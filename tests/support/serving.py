@@ -1,4 +1,4 @@
-"""Small models in the real Qwen3 vocabulary, and a lake with all that serving reads, for tests against a live vLLM."""
+"""Small models with the real Qwen3 vocabulary, and a lake with the inputs of serving, for tests with a live vLLM."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LORA = {"enable-lora": True, "max-lora-rank": RANK}
 
 @dataclass
 class Models:
-    """A base with its adapters, and the format that its files hold."""
+    """A base, its adapters (`zeros`: all weights zero), and the chat format in its files."""
 
     base: Path
     adapter: Path
@@ -56,13 +56,13 @@ def make_models(root: Path, chat: ChatFormat) -> Models:
 
 
 def start(models: Models, log: Path, **more: Any) -> VllmServer:
-    """A server of the base with room for its adapters, `more` options by their names."""
+    """Start a server of the base that can load its adapters; `more`: further options of `vllm serve`."""
     options = OPTIONS | LORA | {"enable-auto-tool-choice": True, **more}
     return VllmServer(models.base, f"base-{folder_hash(models.base)[:12]}", log=log, options=options)
 
 
-class Attached(VllmServing):
-    """Serves with a server that runs already."""
+class RunningServerServing(VllmServing):
+    """Serves with a server that is already running."""
 
     server: Any = None
 
@@ -71,9 +71,9 @@ class Attached(VllmServing):
 
 
 def attach(monkeypatch: pytest.MonkeyPatch, server: VllmServer) -> None:
-    """Experiments are served by this server from here on."""
-    monkeypatch.setattr("etpi_resources.engines.serving.VllmServing", Attached)
-    monkeypatch.setattr(Attached, "server", server)
+    """Let this server serve all experiments of the test."""
+    monkeypatch.setattr("etpi_resources.engines.serving.VllmServing", RunningServerServing)
+    monkeypatch.setattr(RunningServerServing, "server", server)
 
 
 def little_lake(root: Path) -> Lake:
@@ -84,13 +84,13 @@ def little_lake(root: Path) -> Lake:
 
 
 def rollout_set(root: Path, name: str, engine: str, agent: str, tasks: int = 8, more: str = "") -> None:
-    """Specs of a set of pairs, under `root`/specs; `agent` and `engine` are the lines of their sections."""
+    """Write the specs of a rollout set of pairs to `root`/specs; `agent` and `engine` are lines of their sections."""
     write_spec(root / "specs", "suites", "live", 'extends = "coop_tiny"\n')
     text = f'title = "t"\nkind = "live"\nsuite = "live"\ntasks = {tasks}\n[engine]\nteacher = "t"\n{engine}\n'
     write_spec(root / "specs", "rollout_sets", name, f"{text}[agent]\n{agent}\n{more}")
 
 
-def probe_room(
+def serving_lake(
     root: Path,
     models: Models,
     adapter: Path,
@@ -100,11 +100,11 @@ def probe_room(
     agent: str = "",
     trained_with: tuple[str, ...] = (),
 ) -> Resources:
-    """A lake with all that serving_probe reads: an experiment trained on first turns with an adapter.
+    """Make a lake with the inputs of serving_probe: an experiment that trained an adapter on first turns.
 
     Args:
         serving, agent: lines of the sections `serving` and `evaluate.agent`.
-        trained_with: the tools in the prompts that were trained on.
+        trained_with: the tools in the training prompts.
     """
     lake = little_lake(root)
     rollout_set(root, "live", 'kind = "scripted"', 'tokenizer = "qwen3"')
@@ -135,6 +135,6 @@ def probe_room(
 
 
 def failed_probes(resources: Resources) -> dict[str, str]:
-    """Materialize serving_probe: its failed checks and their words."""
+    """Materialize serving_probe; return its failed checks with their messages."""
     manifest = serving_probe.execute("e", resources, log=lambda line: None).manifest
     return {check["name"]: check["message"] for check in manifest.checks if not check["passed"]}
