@@ -1,17 +1,17 @@
-"""Steps a second of the agent loop with a policy that takes no time, against mini-swe-agent's.
+"""Steps per second of the agent loop with a policy that takes no time, against mini-swe-agent's.
 
 Run: `python bench/agent_loop.py [ROLLOUTS]`, after `pip install --constraint constraints.txt '.[bench]'`.
 
-Both sides run the same commands in bubblewrap with the same namespaces, no network, no capability and no host files
-but the system's programs; rollouts in turn, both in this process, by one worker and by four threads. A rollout is all
-of it: making the workspace, every step, reading the end off, and leaving nothing. mini-swe-agent starts bubblewrap for
-every command; here it starts once. Its side has no limits on memory, processes, files and system calls, which ours
-has; it renders text where ours keeps token ids. "its defaults" is mini-swe-agent as it comes, which shares the host's
-network and processes with the commands.
+Both sides run the same commands in bubblewrap with the same namespaces, without network, capabilities or host files
+except the system's programs, in this process, with one worker and with four threads. A rollout includes everything:
+creating the workspace, every step, detecting the end, and cleaning up. mini-swe-agent starts bubblewrap for every
+command; etpi starts it once. mini-swe-agent has no limits on memory, processes, files and system calls, and renders
+text; etpi has these limits and keeps token ids. "its defaults" is mini-swe-agent's own configuration, in which commands
+share the host's network and processes.
 
-A busy machine is shared by all: the sides are measured in short rounds, each round beginning with another one, and a
-ratio is the median of the rounds' own. CPU seconds, of this process and of all it started, are beside it: they say what
-a step costs whatever else runs.
+To be robust on a busy machine, the sides are measured in short rounds that start with a different side each, and a
+ratio is the median of the rounds' ratios. CPU seconds, of this process and of all its children, depend less on other
+load.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ ISOLATED = [
 
 
 class Bench:
-    """The family of one task whose work nobody judges."""
+    """A family with one task and no judge."""
 
     invents_names = False
 

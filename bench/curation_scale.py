@@ -1,9 +1,11 @@
-"""Time and memory of score, select, pairs, weights and merging, by turns: `python bench/curation_scale.py [TURNS]`.
+"""CPU time and memory of scoring, selecting, pairs, weights and merging by number of turns.
 
-`ETPI_TRAJECTORIES` names the folder of recorded runs. Copies of them, varied, with ids as if captured, are put in a
-lake as a rollout set: a tenth of TURNS (default 10,000), and TURNS. A process each makes the assets of the stage as a
-run of the graph does, checks and publishing included: CPU seconds and the peak memory after each, and the time at TURNS
-over the time at a tenth (11 is wanted at most). The memory of a turn between the two says where 4 GB ends.
+    ETPI_TRAJECTORIES=FOLDER python bench/curation_scale.py [TURNS]
+
+FOLDER has recorded runs. Varied copies of them, with ids as if captured, become the rollout sets of two lakes: one of a
+tenth of TURNS (default 10,000), one of TURNS. One process per lake materializes the assets of the stage, with checks
+and publishing. It prints the CPU seconds and peak memory after each asset, the ratio of the times (at most 11 wanted),
+and from the memory per turn the number of turns that fit into 4 GB.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ CURATED = ("selected_trajectories", "tito_pairs", "upweighted_dataset")
 
 
 def one(folder: Path) -> None:
-    """Every asset over the lake's rollout set, in this process."""
+    """Materialize every asset over the lake's rollout set in this process."""
     from etpi_assets.curation.assets import ASSETS as CURATION
     from etpi_assets.scoring.assets import ASSETS as SCORING
 

@@ -1,10 +1,10 @@
-"""What it gains on a CPU to attend to each conversation where it lies, over reading all to the length of the longest.
+"""The gain on a CPU of attending to each conversation in its own slot, over reading all up to the longest.
 
     python bench/engine_decode.py [ROUNDS]
 
-A network of the tiny base's shape, its weights random, answers as many conversations as a rollout of few or of many has
-at once, greedily, prompts of 100 to 1,500 ids; a third of the slots is idle. Each round answers the same prompts both
-ways, in turn, on one thread; the ids must be the same. CPU time, medians.
+A model of the tiny base's shape with random weights continues 12 and 48 conversations greedily, with prompts of 100 to
+1,500 ids; a third of the slots is idle. Each round runs the same prompts both ways, on one thread; the ids must be the
+same. Figures are medians of CPU time.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ LENGTHS = (100, 1500)
 
 
 def answered(engine: TransformersEngine, prompts: list[list[int]], name: str) -> tuple[float, list[list[int]]]:
-    """(CPU seconds of everything after the prompts were read, the ids of each answer)."""
+    """Return (CPU seconds after the prompts were read, the ids of each answer)."""
 
     def ask(number: int, tokens: int, which: list[int]) -> list[list[int]]:
-        asked = [
+        requests = [
             Request(f"{name}{i}/{number}", f"{name}{i}", prompts[i], [], Sampler(max_tokens=tokens)) for i in which
         ]
-        return [list(completion.output_ids or []) for completion in engine.complete(asked)]
+        return [list(completion.output_ids or []) for completion in engine.complete(requests)]
 
     ask(0, 1, list(range(len(prompts))))
     busy = [i for i in range(len(prompts)) if i % 3]
     began = time.process_time()
-    said = ask(1, ANSWER, busy)
-    return time.process_time() - began, said
+    answers = ask(1, ANSWER, busy)
+    return time.process_time() - began, answers
 
 
-def engine_of(folder: Path, chat: ChatFormat, *, apart: bool) -> TransformersEngine:
+def engine_of(folder: Path, chat: ChatFormat, *, by_row: bool) -> TransformersEngine:
     engine = TransformersEngine(folder, "bench", chat)
-    if not apart:
+    if not by_row:
         engine._model.set_attn_implementation("sdpa")
     return engine
 
@@ -67,15 +67,15 @@ def main() -> None:
             prompts = [torch.randint(10, vocabulary - 50, (length,)).tolist() for length in lengths]
             took: dict[bool, list[float]] = {True: [], False: []}
             for round_ in range(rounds):
-                said = []
-                for apart in took:
-                    engine = engine_of(Path(name), chat, apart=apart)
+                answers_by_way = []
+                for by_row in took:
+                    engine = engine_of(Path(name), chat, by_row=by_row)
                     seconds, answers = answered(engine, prompts, f"{round_}-")
                     engine.close()
-                    took[apart].append(seconds)
-                    said.append(answers)
-                assert said[0] == said[1]
-            ratios = [together / apart for together, apart in zip(took[False], took[True], strict=True)]
+                    took[by_row].append(seconds)
+                    answers_by_way.append(answers)
+                assert answers_by_way[0] == answers_by_way[1]
+            ratios = [together / alone for together, alone in zip(took[False], took[True], strict=True)]
             print(
                 f"{conversations} conversations, two in three busy: {statistics.median(took[True]):.2f} s of CPU, "
                 f"{statistics.median(took[False]):.2f} together: {statistics.median(ratios):.2f} times "

@@ -1,9 +1,9 @@
-"""What importing recorded runs costs against DuckDB's `read_json` of the same files, and whether memory grows.
+"""The cost of importing recorded runs against DuckDB's `read_json` of the same files, and the growth of memory.
 
-Run: `ETPI_TRAJECTORIES=<folder> python bench/import_runs.py [COPIES]`. The runs are those of `cooperbench-logs` in that
-folder, each copied so many times; without the variable, pairs of made-up agents. Ours parses, normalises, reads the
-actions, quarantines, checks and publishes four tables; DuckDB reads the same JSON and writes it as parquet, a query for
-each kind of file, and nothing else.
+Run: `ETPI_TRAJECTORIES=<folder> python bench/import_runs.py [COPIES]`. It copies each run of `cooperbench-logs` in that
+folder COPIES times; without the variable it generates runs of two agents. etpi parses, normalises, reads the actions,
+quarantines, checks and publishes four tables; DuckDB only reads the same JSON and writes it as parquet, with one query
+per kind of file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROUNDS = 3
 
 
 def copied(folder: Path, copies: int) -> Path:
-    """The runs, `copies` times, under names of their own."""
+    """Copy the runs `copies` times under different names; return their folder."""
     given = os.environ.get("ETPI_TRAJECTORIES")
     runs = (
         [run for run in (Path(given) / "cooperbench-logs").iterdir() if run.is_dir()]
@@ -105,12 +105,12 @@ def seconds(work: Callable[[], object]) -> tuple[float, float]:
 
 
 def best(work: Callable[[Path, Path], object], runs: Path, out: Path) -> tuple[float, float]:
-    """The least (wall, CPU) seconds of ROUNDS."""
+    """Return the least (wall, CPU) seconds of ROUNDS runs."""
     return min(seconds(lambda: work(runs, out)) for _ in range(ROUNDS))
 
 
 def peaks() -> tuple[float, float]:
-    """Peak MB resident so far, of this process and of the largest of its ended children."""
+    """Return the peak resident memory in MB of this process and of its largest ended child."""
     of = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     here, there = (resource.getrusage(who).ru_maxrss / 1024 for who in of)
     return here, there

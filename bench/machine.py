@@ -1,5 +1,5 @@
-"""The machine that a figure was taken on, in one line: CPU model, instruction sets that matter here, cores, and the
-variables that hold libraries back from using them. Every benchmark prints it first."""
+"""One line about the machine of a figure: CPU model, relevant instruction sets, cores, and the variables that limit
+libraries. Every benchmark prints it first."""
 
 from __future__ import annotations
 

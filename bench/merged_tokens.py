@@ -1,10 +1,15 @@
-"""Tokens an epoch processes, as per-turn rows and as merged sequences: `python bench/merged_tokens.py`.
+"""The tokens of an epoch as per-turn rows and as merged sequences: `python bench/merged_tokens.py`.
 
-`ETPI_TRAJECTORIES` names the folder of recorded runs; of those of `cooperbench-logs`, every conversation, in the real
-Qwen3 vocabulary and templates. Three histories: kept (`qwen3`); strip-think, where the learnt turns have no think block
-and the history has (made up, as the runs hold none: a turn thinks what it says, captured natively; every turn forks);
-re-rendered, where the template writes the history anew (`qwen3_5_think`; every turn forks). Tokens are counted as rows,
-as one row a branch (what merging of plain prefixes gives), and as trees; then packed in rows of several lengths.
+`ETPI_TRAJECTORIES` names the folder of recorded runs; the script reads every conversation of `cooperbench-logs`, with
+the real Qwen3 vocabulary and templates. It compares three histories:
+
+- kept (`qwen3`);
+- strip-think: trained turns have no think block and the history has one, so every turn forks. The recorded runs have no
+  think blocks, so each turn gets one with a copy of its text, captured natively;
+- re-rendered (`qwen3_5_think`): the template renders the history differently at each turn, so every turn forks.
+
+It counts tokens as rows, as one row per branch (the result of merging plain prefixes), and as trees, and then packs the
+trees in rows of several lengths.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ ROOMS = (16_384, 65_536)
 
 
 def captured(history: str, messages: list[Told]) -> Iterator[Any]:
-    """The conversations as captured agents."""
+    """Return the conversations as captured agents."""
     import numpy as np
 
     from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn
@@ -61,7 +66,7 @@ def format_of(history: str) -> Any:
 
 
 def dataset(history: str, messages: list[Told], longest: int = LONGEST) -> tuple[Any, Any, Any]:
-    """(pairs, dataset rows, sequences) of at most `longest` tokens."""
+    """Return (pairs, dataset rows, sequences) of at most `longest` tokens."""
     import pyarrow as pa
 
     from etpi_assets.curation.merge import merge
@@ -79,7 +84,7 @@ def dataset(history: str, messages: list[Told], longest: int = LONGEST) -> tuple
 
 
 def recorded() -> list[Told]:
-    """The conversations of the recorded runs; ends the program where no folder is named."""
+    """Return the conversations of the recorded runs; exit if no folder is named."""
     return conversations(runs_folder().parent)
 
 

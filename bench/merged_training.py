@@ -1,15 +1,15 @@
-"""An epoch on merged sequences against the per-turn rows through TRL's SFTTrainer: `python bench/merged_training.py`.
+"""An epoch on merged sequences against per-turn rows in TRL's SFTTrainer: `python bench/merged_training.py`.
 
 `ETPI_TRAJECTORIES` names the folder of recorded runs. The data is one whole conversation in the real Qwen3 vocabulary,
-in the histories of `merged_tokens`: of those with at most so many tokens as rows, the one whose saving of tokens is
-nearest to that of all of them. An epoch is one optimiser step over its turns. SFTTrainer sees a row a forward pass, so
-no padding; ours sees as many tokens a pass as the longest row or tree has, which is longer than a row where it forks.
-Each epoch has a process and one thread to itself, they take turns, and the second epoch of each counts, in CPU seconds;
-the losses of both epochs must be equal, so the gradient of the first was.
+with the histories of `merged_tokens`: of the conversations that have at most a given number of tokens as rows, the one
+whose saving is nearest to the saving of all. An epoch is one optimiser step over its turns. SFTTrainer processes one
+row per forward pass, so without padding; our trainer processes as many tokens per pass as the longest row or tree has.
+Each epoch has its own process and one thread. The two ways alternate, and the CPU seconds of the second epoch count.
+The losses of both epochs must be equal, which shows that the first gradient was.
 
-Two Qwen3 models of random weights. One has the real vocabulary: its output matrix is most of it, and TRL scores every
-position on a CPU where ours scores the learnt ones. One has ids folded into 4,096, where the layers count; attention,
-of which merging saves less than of the rest, has a larger share of them than of a real model's.
+There are two Qwen3 models with random weights. One has the real vocabulary: most of its work is the output matrix, and
+on a CPU TRL scores every position, ours only the trained ones. The other has ids folded into 4,096, so that the layers
+dominate; attention, which merging saves less of, has a larger share there than in a real model.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MODELS: dict[str, tuple[int, int]] = {"ids folded into 4,096": (4096, 70_000), "
 
 
 def representative(messages: list[Told], history: str, most: int) -> Told:
-    """Of the conversations with at most `most` tokens as rows, the one whose saving is nearest to that of all."""
+    """Return the conversation of at most `most` tokens as rows whose saving is nearest to that of all of them."""
     from etpi_assets.curation.merge import merge_savings
 
     savings = []
@@ -175,7 +175,7 @@ def measure(trainer: Any, figure: str = "loss", told: Callable[[], float] | None
 
 
 def peak() -> float:
-    """MB resident at most so far."""
+    """Return the peak resident memory in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

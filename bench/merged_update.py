@@ -1,10 +1,11 @@
-"""A GRPO update of a group packed as a tree against its rows through TRL: `python bench/merged_update.py`.
+"""A GRPO update of a group packed as a tree against its rows in TRL: `python bench/merged_update.py`.
 
-`ETPI_TRAJECTORIES` names the folder of recorded runs. A group is 8 samples of one prompt: of a real conversation in the
-real Qwen3 vocabulary (see `merged_training`), the history at its first and at its last turn, answered by eight of its
-turns, since no recorded run was sampled twice. The rows are TRL's: GRPOTrainer's own log-probabilities of prompt and
-sample, 8 times; the tree has the prompt once. Rollouts, advantages and loss are the same, so is the gradient's norm,
-asserted at both of two updates, the second of which counts, in CPU seconds; each has a process and one thread.
+`ETPI_TRAJECTORIES` names the folder of recorded runs. A group is 8 samples of one prompt in the real Qwen3 vocabulary.
+Since no recorded run was sampled twice, the prompt is a conversation's history at its first or at its last turn, and
+the samples are eight of its turns (see `merged_training`). The baseline is GRPOTrainer's own log-probabilities of
+prompt and sample, 8 rows; the tree contains the prompt once. Rollouts, advantages and loss are the same, and so must be
+the gradient norms of two updates. The CPU seconds of the second update count; each way has its own process and one
+thread.
 """
 
 from __future__ import annotations

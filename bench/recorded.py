@@ -1,7 +1,4 @@
-"""The recorded runs as other benches take them: with ids, curated, and as many varied copies as asked for.
-
-Belongs here: data. Does not belong here: measuring anything.
-"""
+"""Data for the other benchmarks: the recorded runs with ids, curated, and in any number of varied copies."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ Tables = Mapping[str, pa.Table]
 
 
 def runs_folder() -> Path:
-    """The recorded CooperBench runs; ends the program where none are named."""
+    """Return the folder of recorded CooperBench runs; exit if none is named."""
     root = os.environ.get("ETPI_TRAJECTORIES")
     if not root:
         sys.exit("ETPI_TRAJECTORIES names no folder of recorded runs")
@@ -53,7 +50,7 @@ def qwen3() -> ChatFormat:
 
 
 def captured(chat: ChatFormat) -> dict[str, pa.Table]:
-    """`rollouts`, `agents`, `turns` and `messages` of the runs, whose turns have ids as if a server had given them."""
+    """Return `rollouts`, `agents`, `turns` and `messages` of the runs, with ids as if a server had returned them."""
     records = [item for item in import_runs("auto", runs_folder(), MESSAGE_COMMANDS) if isinstance(item, RolloutRecord)]
     for record in records:
         record.rollout_set = SET
@@ -69,7 +66,7 @@ def captured(chat: ChatFormat) -> dict[str, pa.Table]:
 
 
 def curate(tables: Tables, chat: ChatFormat) -> Iterator[tuple[str, dict[str, pa.Table]]]:
-    """What the assets make of a rollout set in which everything is taken, stage by stage: (name, tables)."""
+    """Curate a rollout set without dropping anything; yield (name, tables) per stage."""
     scoring = ScoringSection(message_commands=tuple(MESSAGE_COMMANDS["message_commands"]))
     scored = score(
         tables["rollouts"],

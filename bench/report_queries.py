@@ -1,11 +1,11 @@
 """Every query of `sql/reports` on many turns, warm, against `read_json`: `python bench/report_queries.py [TURNS]`.
 
-`ETPI_TRAJECTORIES` names the folder of recorded runs. Varied copies of them, TURNS turns in all (default 100,000), are
-a lake: a rollout set, scored, selected, curated and learnt from; every tenth copy also rolled out by a base, a
-fine-tuned and a reinforced checkpoint. Tables that no report reads (messages, sequences) are left empty. Each report is
-run as a user would, over the catalog, with its default variables: once, then three times, of which the fastest counts.
-The baseline is DuckDB's `read_json` of as many copies of the run files, asked how agents end (what
-`exits_by_rollout_set` answers, and many others beside it).
+`ETPI_TRAJECTORIES` names the folder of recorded runs. Varied copies of them, TURNS turns in all (default 100,000), form
+a lake: a rollout set that is scored, selected, curated and trained on; every tenth copy is also a rollout of a base, a
+fine-tuned and a reinforced checkpoint. Tables that no report reads (messages, sequences) are empty. Each report runs
+over the catalog with its default variables: once to warm up, then three times, of which the fastest counts. The
+baseline is DuckDB's `read_json` over as many copies of the run files, with the query how agents end
+(`exits_by_rollout_set` answers it and more).
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def make(root: Path, raw: Mapping[str, pa.Table], copies: int) -> Lake:
 
 
 def fastest(ask: Callable[[], object], times: int = 3) -> tuple[float, float]:
-    """The least (wall, CPU) seconds of several, after one that warms."""
+    """Return the least (wall, CPU) seconds of several runs, after one to warm up."""
     ask()
     found = []
     for _ in range(times):

@@ -1,8 +1,8 @@
 """Re-tokenising recorded runs against `apply_chat_template` on every prefix: `python bench/retokenise.py [EVERY]`.
 
 `ETPI_TRAJECTORIES` names the folder of recorded runs. Both ways run in this process, on one core, over the same
-conversations, all or every so many, in CPU seconds. The ids are compared; they are equal but where a message holds a
-control token as text, which the baseline takes for structure.
+conversations (all, or every EVERY-th), in CPU seconds. The ids must be equal, except in messages with a control token
+as text, which the baseline reads as structure.
 """
 
 from __future__ import annotations

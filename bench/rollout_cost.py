@@ -1,8 +1,10 @@
-"""Where the CPU time of a scripted two-agent rollout goes, part by part: the rollout set `coop_tiny_strong`.
+"""The CPU time of a scripted two-agent rollout by part, for the rollout set `coop_tiny_strong`.
 
-Run: `python bench/rollout_cost.py [TASKS]`. One rollout a task, one thread. "This process" and "all sandboxes" are
-measured while the rollouts run. The parts of the sandboxes' time are estimates: how often a rollout does each, times
-what one costs when it is repeated alone. The last line says what they leave unexplained.
+    python bench/rollout_cost.py [TASKS]
+
+One rollout per task, on one thread. The times of this process and of all sandboxes are measured during the rollouts.
+The parts of the sandboxes' time are estimates: the number of times a rollout does each, times the cost of one when it
+is repeated alone. The last line is the time that the parts do not explain.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ Sample = tuple[Mapping[str, str], Limits, str]
 
 
 class Recording(BubblewrapFactory):
-    """Bubblewrap sandboxes that count what is done in them and keep one sample of each part."""
+    """Bubblewrap sandboxes that count their commands and keep one example of each part."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()

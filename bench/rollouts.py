@@ -1,7 +1,6 @@
-"""How long a sandbox, a command and a pair's rollout take here.
+"""The time of a sandbox, a command and a two-agent rollout: `python bench/rollouts.py [TASKS]`.
 
-Run: `python bench/rollouts.py [TASKS]`. CPU time is what counts where several rollouts share the cores: it is given for
-this process and for everything that ran in sandboxes.
+CPU time matters if several rollouts share the cores. It covers this process and everything that ran in sandboxes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Stored size of pairs against the naive forms: `python bench/stored_size.py`.
+"""The stored size of pairs against naive formats: `python bench/stored_size.py`.
 
-`ETPI_TRAJECTORIES` names the folder of recorded runs; their turns are pairs in the real Qwen3 vocabulary. Stored as the
-lake does (a prompt is what it adds to the pair it extends), as JSON lines of {input_ids, output_ids, metadata}, and as
-parquet of whole prompts with the lake's own compression. What the lake gives back must be the prompts, id for id.
+`ETPI_TRAJECTORIES` names the folder of recorded runs; their turns are pairs in the real Qwen3 vocabulary. The script
+stores them as the lake does (for each prompt only the ids that it adds to the pair it extends), as JSON lines of
+{input_ids, output_ids, metadata}, and as parquet of whole prompts with the lake's compression. The prompts read back
+from the lake must be equal, id for id.
 """
 
 from __future__ import annotations

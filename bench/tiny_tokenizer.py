@@ -1,8 +1,8 @@
-"""Make `etpi_resources/chat/tokenizers/tiny/tokenizer.json` again: `python bench/tiny_tokenizer.py [out]`.
+"""Rebuild `etpi_resources/chat/tokenizers/tiny/tokenizer.json`: `python bench/tiny_tokenizer.py [out]`.
 
-The vocabulary is shipped, not built by a run: ids in the lake mean something only under it. Learn it anew when the
-world's wording has changed so much that texts have become long, and expect every tiny dataset and checkpoint to be
-stale after it. Without `out` the shipped file is only compared.
+The vocabulary is shipped and no run builds it, because ids in the lake are valid only with it. Train it again if the
+tiny worlds' wording has changed so much that texts have become long; every tiny dataset and checkpoint is then stale.
+Without `out` the script only compares the shipped file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SEED = 20_000
 
 
 def texts() -> Iterator[str]:
-    """What both kinds of agents read and write on training tasks, with the steering prompt and without."""
+    """Return the prompts and turns of both kinds of agents on training tasks, with and without the steering prompt."""
     planner, dawdler = Skill(), Skill(follow_through=0.3, malformed=0.1)
     kinds = ((BASE_HABITS, False), (planner, True), (dawdler, False))
     for number, (skill, steering) in enumerate(kinds):

@@ -1,10 +1,10 @@
-"""How much of training is the trainer: tokens a second of the fine-tuning worker's trainer beside a bare loop.
-
-Both run the same plan of batches over the same random model of the embedded world's size (hidden 128, 3 layers,
-vocabulary 1024, sequences of 600 to 900 tokens, float32); runs alternate and the fastest of each
-counts, in wall time and in CPU time, which a busy machine leaves alone.
+"""The trainer's share of training: tokens/s of the fine-tuning worker's trainer against a bare loop.
 
     python bench/trainer_overhead.py [--steps 10] [--rounds 4]
+
+Both run the same batch plan over the same random model of the tiny bases' size (hidden 128, 3 layers, vocabulary 1024,
+sequences of 600 to 900 tokens, float32). Runs alternate and the fastest of each counts, in wall time and in CPU time,
+which other processes affect less.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def make_model(folder: Path) -> None:
 
 
 def make_sequences(file: Path, n: int = 400) -> Sequences:
-    """Random tokens, a third of them learnt, in spans of 40."""
+    """Make random tokens, a third of them trained, in spans of 40."""
     rng = np.random.default_rng(0)
     rows = []
     for i in range(n):
@@ -68,7 +68,7 @@ def make_sequences(file: Path, n: int = 400) -> Sequences:
 
 
 def bare_loop(base: Path, plan: Plan, sequences: Sequences) -> tuple[float, float]:
-    """(wall, CPU) seconds of the plan by hand."""
+    """Return the (wall, CPU) seconds of the plan in a hand-written loop."""
     model = load_model(base, torch.float32).train()
     add_label_head(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
@@ -84,7 +84,7 @@ def bare_loop(base: Path, plan: Plan, sequences: Sequences) -> tuple[float, floa
 
 
 def trainer_loop(base: Path, folder: Path, plan: Plan, sequences: Sequences) -> tuple[float, float]:
-    """(wall, CPU) seconds of the plan by the worker's trainer."""
+    """Return the (wall, CPU) seconds of the plan in the worker's trainer."""
     config = SftWorkerConfig(
         label="overhead", base=str(base), base_name="base", files=(), seed=0, chat_template=None, device="auto",
         micro_tokens=0, train=settings(TrainSection()),

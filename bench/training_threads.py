@@ -1,10 +1,10 @@
-"""What half a batch in each of two threads gains in pretraining and in fine-tuning the tiny base, over whole batches
-with two threads an operation.
-
-Each pair trains the same small corpus from the same start; runs alternate, and the median of the tokens a second over
-the steps after the first ten counts, in wall time.
+"""The gain of training half a batch in each of two threads over whole batches with two threads per operation, in
+pretraining and fine-tuning the tiny base.
 
     python bench/training_threads.py [--rounds 3]
+
+Both ways train the same small corpus from the same start. Runs alternate, and the median of the tokens per second (wall
+time) over the steps after the first ten counts.
 """
 
 from __future__ import annotations

