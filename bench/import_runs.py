@@ -22,7 +22,7 @@ from pathlib import Path
 import duckdb
 from machine import machine
 
-from etpi_assets.importers.bulk import Source, import_in_bulk
+from etpi_assets.importers.bulk import ImportSource, import_in_bulk
 from etpi_resources.lake.lake import Lake, Ref
 
 OPTIONS = {"message_commands": ["coop-send", "coop-broadcast"], "receive_commands": ["coop-recv"]}
@@ -74,7 +74,7 @@ def made(folder: Path) -> Path:
 
 
 def ours(runs: Path, lake: Path) -> dict[str, int]:
-    source = Source("cooperbench", str(runs), OPTIONS, "bench", None)
+    source = ImportSource("cooperbench", str(runs), OPTIONS, "bench", None)
     opened = Lake(lake)
     read = import_in_bulk(source, opened.scratch("import"), hashes={})
     ref = Ref("raw_rollouts", "rollout_set", "bench")

@@ -16,7 +16,7 @@ from typing import Any
 
 from etpi_assets.exports.format import Export, Written
 from etpi_assets.exports.source import ExportSource
-from etpi_assets.importers.atif import OURS
+from etpi_assets.importers.atif import EXPORT_KEY
 from etpi_assets.trajectories.records import AgentRecord, Message, RolloutRecord, Turn
 
 VERSION = "ATIF-v1.7"
@@ -28,7 +28,7 @@ def document(record: RolloutRecord) -> dict[str, Any]:
     trajectory = _of_agent(record, first)
     reward = (record.outcome or {}).get("reward")
     about = {"rollout_id": record.rollout_id, "task_id": record.task_id, "repo": record.repo, "reward": reward}
-    trajectory["extra"][OURS] |= _without_nulls(about)
+    trajectory["extra"][EXPORT_KEY] |= _without_nulls(about)
     if others:
         trajectory["subagent_trajectories"] = [_of_agent(record, agent) for agent in others]
     return trajectory
@@ -43,7 +43,7 @@ def _of_agent(record: RolloutRecord, agent: AgentRecord) -> dict[str, Any]:
         "trajectory_id": agent.agent_id,
         "agent": _without_nulls({"name": record.engine, "version": "unknown", "model_name": record.teacher}),
         "steps": steps,
-        "extra": {OURS: _without_nulls(about)},
+        "extra": {EXPORT_KEY: _without_nulls(about)},
     }
 
 
@@ -75,11 +75,11 @@ def _steps(agent: AgentRecord) -> Iterator[dict[str, Any]]:
             if message.turn in turns and len(results) == answers[message.turn]:
                 turn = turns[message.turn]
                 for result in results:
-                    result["extra"][OURS]["inbox"] = []
-                results[-1]["extra"][OURS] |= _without_nulls({"exit_code": turn.exit_code, "inbox": turn.inbox})
+                    result["extra"][EXPORT_KEY]["inbox"] = []
+                results[-1]["extra"][EXPORT_KEY] |= _without_nulls({"exit_code": turn.exit_code, "inbox": turn.inbox})
         else:
             source = "system" if message.role == "system" else "user"
-            about = {OURS: _without_nulls({"kind": message.kind, "role": message.role})}
+            about = {EXPORT_KEY: _without_nulls({"kind": message.kind, "role": message.role})}
             yield _without_nulls(
                 {"source": source, "message": message.content, "timestamp": _time(message.at), "extra": about}
             )
@@ -97,7 +97,7 @@ def _turn(turn: Turn, blocks: Sequence[Message]) -> dict[str, Any]:
         "extra": _without_nulls({"finish_reason": turn.finish_reason}) or None,
     }
     if turn.capture == "retokenised":
-        metrics["extra"] = {**(metrics["extra"] or {}), OURS: {"capture": "retokenised"}}
+        metrics["extra"] = {**(metrics["extra"] or {}), EXPORT_KEY: {"capture": "retokenised"}}
     return _without_nulls(
         {
             "source": "agent",
@@ -106,7 +106,7 @@ def _turn(turn: Turn, blocks: Sequence[Message]) -> dict[str, Any]:
             "reasoning_content": turn.reasoning,
             "tool_calls": [_call(call, f"{turn.turn}-{i}") for i, call in enumerate(calls)] or None,
             "metrics": _without_nulls(metrics) or None,
-            "extra": {OURS: {"actions": [asdict(action) for action in turn.actions]}} if turn.actions else None,
+            "extra": {EXPORT_KEY: {"actions": [asdict(action) for action in turn.actions]}} if turn.actions else None,
         }
     )
 
@@ -126,7 +126,7 @@ def _call(call: Any, name: str) -> dict[str, Any]:
         "tool_call_id": call_id if isinstance(call_id, str) and call_id else name,
         "function_name": str(function.get("name") or "unknown"),
         "arguments": arguments if isinstance(arguments, dict) else {},
-        "extra": {OURS: {"call": call}},
+        "extra": {EXPORT_KEY: {"call": call}},
     }
 
 
@@ -135,7 +135,7 @@ def _result(message: Message, step: dict[str, Any]) -> dict[str, Any]:
     calls = step.get("tool_calls") or []
     answered = [r for r in step["observation"]["results"] if "source_call_id" in r]
     about = {"role": message.role, "kind": message.kind, "at": _time(message.at)}
-    result: dict[str, Any] = {"content": message.content, "extra": {OURS: _without_nulls(about)}}
+    result: dict[str, Any] = {"content": message.content, "extra": {EXPORT_KEY: _without_nulls(about)}}
     if message.role == "tool" and len(answered) < len(calls):
         result["source_call_id"] = calls[len(answered)]["tool_call_id"]
     return result

@@ -61,9 +61,8 @@ def page() -> str:
     """Write the page as markdown."""
     lines = [_HEAD]
     for importer in IMPORTERS.values():
-        lines += _section(
-            importer.name, importer.title, Files=importer.files, Keeps=importer.keeps, Loses=importer.loses
-        )
+        doc = importer.doc
+        lines += _section(importer.name, doc.title, Files=doc.files, Keeps=doc.keeps, Loses=doc.loses)
     lines += [
         "### Options",
         "",

@@ -1,7 +1,6 @@
-"""Rollouts that other programs recorded, as records: one module a format.
+"""Importers of rollouts that other programs recorded, one module per format; the registry and format detection.
 
-Belongs here: which formats there are, telling which one a folder holds, and the account that nothing goes missing.
-Does not belong here: any format. A format is a module with a `FORMAT`; adding one is adding it to IMPORTERS.
+A format is a module with a `FORMAT`. To add one, add its module to `_MODULES`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from etpi_assets.importers import (
     verl,
 )
 from etpi_assets.importers.conversation import Options
-from etpi_assets.importers.format import Format, Item, Look
+from etpi_assets.importers.format import DetectionInput, Format, ImportResult
 from etpi_assets.trajectories.records import RolloutRecord
 
 _MODULES = (
@@ -49,23 +48,23 @@ _MODULES = (
 IMPORTERS: Mapping[str, Format] = {module.FORMAT.name: module.FORMAT for module in _MODULES}
 
 
-def import_runs(format: str, path: Path, options: Mapping[str, Any] | None = None) -> Iterator[Item]:
-    """Every rollout below `path`, in the order of the units' paths and rows; for an input that holds none, why.
+def import_runs(format: str, path: Path, options: Mapping[str, Any] | None = None) -> Iterator[ImportResult]:
+    """Yield every rollout below `path`, or the reason why an input holds none, in the order of units and rows.
 
-    As many results come out as `count_found` finds: imported + refused = found. `sample` counts the rollouts of a task.
+    The number of results is `count_found`: imported + refused = found. `sample` numbers the rollouts of a task.
 
     Args:
         format: a name of IMPORTERS, or "auto".
-        options: what `Options` holds; "options" of the rollout set.
+        options: fields of `Options`; `options` of the rollout set.
 
     Raises:
         FileNotFoundError: there is nothing at `path`.
-        ValueError: an unknown format or option, no format or several found by "auto".
+        ValueError: the format or an option is unknown, or "auto" detects no format or several.
     """
-    chosen, importer = read_options(options or {}), importer_of(format, path)
+    parsed, importer = read_options(options or {}), importer_of(format, path)
     samples: Counter[str | None] = Counter()
     for unit in importer.units(path):
-        for item in importer.read(unit, path, chosen):
+        for item in importer.read(unit, path, parsed):
             if isinstance(item, RolloutRecord):
                 item.sample = samples[item.task_id]
                 samples[item.task_id] += 1
@@ -73,18 +72,18 @@ def import_runs(format: str, path: Path, options: Mapping[str, Any] | None = Non
 
 
 def find_units(format: str, path: Path) -> list[Path]:
-    """The files and folders that `import_runs` accounts for, sorted. Raises as `import_runs` does."""
+    """Return the files and folders that `import_runs` reads, sorted. Raises as `import_runs` does."""
     return importer_of(format, path).units(path)
 
 
 def count_found(format: str, path: Path) -> int:
-    """How many results `import_runs` gives, counted without reading what they say. Raises as `import_runs` does."""
+    """Count the results of `import_runs` without parsing them. Raises as `import_runs` does."""
     importer = importer_of(format, path)
     return sum(importer.count(unit) for unit in importer.units(path))
 
 
 def importer_of(format: str, path: Path) -> Format:
-    """The importer of that name; for "auto" the one that claims the path. Raises as `import_runs` does."""
+    """Return the importer of that name; for "auto" the one that claims the path. Raises as `import_runs` does."""
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; the rollout set's `path` has to name a folder or a file")
     if format != "auto" and format not in IMPORTERS:
@@ -94,28 +93,27 @@ def importer_of(format: str, path: Path) -> Format:
 
 
 def detect(path: Path) -> str:
-    """The one format that a folder or file holds. Raises ValueError where there is none or more than one.
+    """Detect the format of a folder or file. Raises ValueError if there is none or more than one.
 
-    Of formats of different rank the lower one has it: a program's own folders before rows, a program's own columns
-    before rows that hold nothing but messages.
+    The lowest rank wins: a program's own folders before rows, a program's own columns before plain message rows.
     """
-    look = Look(path)
+    source = DetectionInput(path)
     for rank in sorted({importer.rank for importer in IMPORTERS.values()}):
-        claimed = [name for name, importer in IMPORTERS.items() if importer.rank == rank and importer.claims(look)]
-        if len(claimed) == 1:
-            return claimed[0]
-        if claimed:
+        names = [name for name, importer in IMPORTERS.items() if importer.rank == rank and importer.claims(source)]
+        if len(names) == 1:
+            return names[0]
+        if names:
             raise ValueError(
-                f"{path} holds {' and '.join(claimed)}; name one in `format`, or make one rollout set of each folder"
+                f"{path} holds {' and '.join(names)}; name one in `format`, or make one rollout set of each folder"
             )
     raise ValueError(f"{path} holds no known format ({', '.join(IMPORTERS)}); name it in `format` if it should")
 
 
-def read_options(given: Mapping[str, Any]) -> Options:
-    """The options of a spec. Raises ValueError: an unknown one, or a value that does not fit."""
+def read_options(options: Mapping[str, Any]) -> Options:
+    """Validate the `options` of a spec. Raises ValueError for an unknown key or a bad value."""
     known = {f.name for f in fields(Options)}
     values: dict[str, Any] = {}
-    for key, value in given.items():
+    for key, value in options.items():
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
             raise ValueError(f"options.{key}: unknown option; the nearest valid one is {near!r}")

@@ -1,9 +1,6 @@
-"""Many recorded runs at memory that does not grow with them: read part by part, spilled as Arrow, streamed on.
+"""Import many recorded runs in bounded memory: read parts in worker processes, spill them as Arrow, stream the tables.
 
-Belongs here: dividing a rollout set's files into parts, reading parts in worker processes, and giving the tables back
-as streams in the order of the files. Does not belong here: any format, or what must hold of the result (`checks`).
-
-The rows and their order do not depend on how files are divided or on how many workers read them.
+Rows and their order do not depend on how the files are divided into parts or on the number of workers.
 """
 
 from __future__ import annotations
@@ -33,17 +30,16 @@ from etpi_resources.lake.schemas import from_rows
 
 _PART_UNITS = 24
 _PART_BYTES = 8 << 20
-"""A part is at most so many units, of at most so many bytes where units are files; a larger file is a part by
-itself."""
-_ALONE_UNITS, _ALONE_BYTES = 96, 24 << 20
-"""What is no more than this is read in this process: a worker takes longer to start."""
+"""Upper bounds of a part: units, and bytes of units that are files. A larger file is a part of its own."""
+_IN_PROCESS_UNITS, _IN_PROCESS_BYTES = 96, 24 << 20
+"""Inputs up to this size are read in this process: starting workers would take longer."""
 _CHUNK_TURNS = 1024
 _NAMES = (*TABLES, "quarantined")
 
 
 @dataclass(frozen=True)
-class Source:
-    """What is imported, as a worker is told it."""
+class ImportSource:
+    """The import of a rollout set, as a worker receives it. `root`: the path; `suite`: as in the spec."""
 
     format: str
     root: str
@@ -53,10 +49,12 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Imported:
-    """The tables as streams of record batches, each to be read once, and the figures of every part together.
+class BulkImport:
+    """The imported tables as streams of record batches, each to be read once.
 
-    `figures` is what the checks and the asset's page are made of: see `read_part`.
+    Attributes:
+        figures: counts of all parts for the checks and the asset's page, see `read_part`.
+        found: rollouts and refusals, as `count_found` counts them.
     """
 
     tables: Mapping[str, Iterator[pa.RecordBatch]]
@@ -65,49 +63,50 @@ class Imported:
 
 
 def import_in_bulk(
-    source: Source,
+    source: ImportSource,
     spill: Path,
     *,
     hashes: Mapping[str, str],
     workers: int | None = None,
     advance: Callable[[int], None] = lambda n: None,
-) -> Imported:
-    """Read everything below the source's root.
+) -> BulkImport:
+    """Import everything below the source's root.
 
     Args:
-        spill: a folder of its own, emptied first; a table's files in it go as the table is read.
-        hashes: task id -> content hash, where the suite is known.
-        workers: processes that read; None: one a core, none where there is little to read.
-        advance: hears how many units were read.
+        spill: folder for intermediate files, emptied first; each file is deleted once its table has been read.
+        hashes: task id -> content hash, if the suite is known.
+        workers: processes that read; None: one per core, none for small inputs.
+        advance: called with the number of units read.
 
     Raises:
         FileNotFoundError, ValueError: as `import_runs` does.
-        RuntimeError: a worker died; names the files it was at.
+        RuntimeError: a worker died; the message names its files.
     """
     importer = importer_of(source.format, Path(source.root))
-    source = Source(importer.name, source.root, source.options, source.rollout_set, source.suite)
+    source = ImportSource(importer.name, source.root, source.options, source.rollout_set, source.suite)
     read_options(source.options)
     shutil.rmtree(spill, ignore_errors=True)
     spill.mkdir(parents=True)
     parts = _parts(importer.units(Path(source.root)))
     if workers is None:
         units, size = sum(len(part) for part, _ in parts), sum(size for _, size in parts)
-        workers = 0 if units <= _ALONE_UNITS and size <= _ALONE_BYTES else os.cpu_count() or 1
+        workers = 0 if units <= _IN_PROCESS_UNITS and size <= _IN_PROCESS_BYTES else os.cpu_count() or 1
     figures: list[dict[str, Any]] = []
-    read = _in_workers(min(workers, len(parts)), source, spill) if workers > 0 else _here(source, spill)
-    for part, found in zip(parts, read(parts), strict=True):
-        figures.append(found)
-        advance(len(part[0]))
+    read = _in_workers(min(workers, len(parts)), source, spill) if workers > 0 else _in_this_process(source, spill)
+    for (units, _), part_figures in zip(parts, read(parts), strict=True):
+        figures.append(part_figures)
+        advance(len(units))
     tables = {name: _stream(name, spill, len(parts)) for name in _NAMES}
-    tables["rollouts"] = _numbered(tables["rollouts"], hashes)
-    return Imported(tables, checks.merged(figures), sum(f["found"] for f in figures))
+    tables["rollouts"] = _with_task_columns(tables["rollouts"], hashes)
+    return BulkImport(tables, checks.merged(figures), sum(f["found"] for f in figures))
 
 
 _Part = tuple[Sequence[Path], int]
+"""Units that are read together, and their bytes as far as they are files."""
 
 
 def _parts(units: Sequence[Path]) -> list[_Part]:
-    """Units that are read together, in order, and their bytes where they are files."""
+    """Divide the units into parts, in order."""
     parts: list[tuple[list[Path], int]] = []
     for unit in units:
         size = unit.stat().st_size if unit.is_file() else 0
@@ -118,12 +117,15 @@ def _parts(units: Sequence[Path]) -> list[_Part]:
     return list(parts)
 
 
-def read_part(source: Source, units: Sequence[Path], number: int, spill: Path) -> dict[str, Any]:
-    """Read units and spill their rows as part `number`; return the part's figures: those of the checks, and "exits",
-    "captures", "drifted", "reasons", "errors", "first_error", "found"."""
+def read_part(source: ImportSource, units: Sequence[Path], number: int, spill: Path) -> dict[str, Any]:
+    """Read units and spill their rows as part `number`.
+
+    Returns:
+        The part's figures: those of the checks, and "exits", "drifted", "reasons", "errors", "first_error", "found".
+    """
     importer, root, options = IMPORTERS[source.format], Path(source.root), read_options(source.options)
     figures: list[dict[str, Any]] = [{"found": sum(importer.count(unit) for unit in units)}]
-    with _Spill(spill, number) as out:
+    with _PartWriter(spill, number) as out:
         rows: dict[str, list[dict[str, Any]]] = {name: [] for name in _NAMES}
         digests: dict[str, str] = {}
 
@@ -168,14 +170,14 @@ def _figures(tables: Mapping[str, pa.Table], digests: Mapping[str, str]) -> dict
     }
 
 
-class _Spill:
-    """The Arrow files of one part, one a table."""
+class _PartWriter:
+    """The Arrow files of one part, one per table."""
 
     def __init__(self, folder: Path, number: int) -> None:
         self._files = {name: pa.OSFile(str(_file(folder, name, number)), "wb") for name in _NAMES}
         self._writers = {name: pa.ipc.new_stream(file, storage_schema(name)) for name, file in self._files.items()}
 
-    def __enter__(self) -> _Spill:
+    def __enter__(self) -> _PartWriter:
         return self
 
     def write(self, tables: Mapping[str, pa.Table]) -> None:
@@ -193,7 +195,7 @@ def _file(folder: Path, table: str, number: int) -> Path:
 
 
 def _stream(table: str, folder: Path, parts: int) -> Iterator[pa.RecordBatch]:
-    """The table's batches in the order of the parts; a part's file goes when it has been read."""
+    """Yield a table's batches in the order of the parts; delete the file of each part once it has been read."""
     for number in range(parts):
         path = _file(folder, table, number)
         with pa.OSFile(str(path), "rb") as file, pa.ipc.open_stream(file) as reader:
@@ -201,45 +203,45 @@ def _stream(table: str, folder: Path, parts: int) -> Iterator[pa.RecordBatch]:
         path.unlink()
 
 
-def _numbered(batches: Iterator[pa.RecordBatch], hashes: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
-    """The rollouts with what only the whole set knows: which sample of its task each is, and the task's hash."""
+def _with_task_columns(batches: Iterator[pa.RecordBatch], hashes: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
+    """Set the columns that need the whole set: `sample`, which numbers the rollouts of a task, and `task_hash`."""
     samples: Counter[str | None] = Counter()
     for batch in batches:
+        task_ids = batch.column("task_id").to_pylist()
         numbers = []
-        for task in batch.column("task_id").to_pylist():
-            numbers.append(samples[task])
-            samples[task] += 1
-        # A run may be of a task that the suite's folder does not hold; it then has no hash.
-        found = [hashes.get(task or "") for task in batch.column("task_id").to_pylist()]
-        for name, values, kind in (("sample", numbers, pa.int32()), ("task_hash", found, pa.string())):
+        for task_id in task_ids:
+            numbers.append(samples[task_id])
+            samples[task_id] += 1
+        task_hashes = [hashes.get(task_id or "") for task_id in task_ids]  # None for tasks that the suite lacks
+        for name, values, kind in (("sample", numbers, pa.int32()), ("task_hash", task_hashes, pa.string())):
             batch = batch.set_column(batch.schema.get_field_index(name), name, pa.array(values, kind))
         yield batch
 
 
-def _here(source: Source, spill: Path) -> Callable[[Sequence[_Part]], Iterator[dict[str, Any]]]:
+def _in_this_process(source: ImportSource, spill: Path) -> Callable[[Sequence[_Part]], Iterator[dict[str, Any]]]:
     return lambda parts: (read_part(source, units, number, spill) for number, (units, _) in enumerate(parts))
 
 
-def _in_workers(count: int, source: Source, spill: Path) -> Callable[[Sequence[_Part]], Iterator[dict[str, Any]]]:
-    """Parts read by `count` processes of their own interpreter; the figures come in the order of the parts."""
+def _in_workers(count: int, source: ImportSource, spill: Path) -> Callable[[Sequence[_Part]], Iterator[dict[str, Any]]]:
+    """Return a function that reads parts in `count` worker processes and yields their figures in order."""
 
     def read(parts: Sequence[_Part]) -> Iterator[dict[str, Any]]:
         idle: SimpleQueue[subprocess.Popen[str]] = SimpleQueue()
-        workers = [_start() for _ in range(count)]
+        workers = [_start_worker() for _ in range(count)]
         for worker in workers:
             idle.put(worker)
 
-        def one(numbered: tuple[int, _Part]) -> dict[str, Any]:
+        def read_one(numbered: tuple[int, _Part]) -> dict[str, Any]:
             number, (units, _) = numbered
             worker = idle.get()
             try:
-                return _ask(worker, source, units, number, spill)
+                return _read_in_worker(worker, source, units, number, spill)
             finally:
                 idle.put(worker)
 
         try:
             with ThreadPoolExecutor(count, thread_name_prefix="import") as pool:
-                yield from pool.map(one, enumerate(parts))
+                yield from pool.map(read_one, enumerate(parts))
         finally:
             for worker in workers:
                 with suppress(BrokenPipeError):
@@ -250,7 +252,7 @@ def _in_workers(count: int, source: Source, spill: Path) -> Callable[[Sequence[_
     return read
 
 
-def _start() -> subprocess.Popen[str]:
+def _start_worker() -> subprocess.Popen[str]:
     home = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
@@ -259,20 +261,20 @@ def _start() -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def _ask(
-    worker: subprocess.Popen[str], source: Source, units: Sequence[Path], number: int, spill: Path
+def _read_in_worker(
+    worker: subprocess.Popen[str], source: ImportSource, units: Sequence[Path], number: int, spill: Path
 ) -> dict[str, Any]:
     assert worker.stdin and worker.stdout
-    asked = {"source": source.__dict__, "units": [str(unit) for unit in units], "number": number, "spill": str(spill)}
+    request = {"source": source.__dict__, "units": [str(unit) for unit in units], "number": number, "spill": str(spill)}
     try:
-        worker.stdin.write(json.dumps(asked) + "\n")
+        worker.stdin.write(json.dumps(request) + "\n")
         worker.stdin.flush()
-        answer = worker.stdout.readline()
+        reply = worker.stdout.readline()
     except BrokenPipeError:
-        answer = ""
-    if not answer:
+        reply = ""
+    if not reply:
         raise RuntimeError(
-            f"a process that read {units[0]} and {len(units) - 1} more died (exit {worker.poll()}); its words stand "
-            f"above. Where it ran out of memory, split the largest of these files"
+            f"the process that read {units[0]} and {len(units) - 1} more died (exit {worker.poll()}); its output is "
+            "above. If it ran out of memory, split the largest of these files"
         )
-    return json.loads(answer)
+    return json.loads(reply)

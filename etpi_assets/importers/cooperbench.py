@@ -1,13 +1,9 @@
-"""CooperBench run folders: `<run>/<setting>/<repo>/<task>/f<a>_f<b>/` with a trajectory an agent, result and verdict.
+"""CooperBench run folders: `<run>/<setting>/<repo>/<task>/f<a>_f<b>/` with one trajectory per agent, result, verdict.
 
-Belongs here: the folder's files, both ways its harnesses write messages, and its verdict. Does not belong here: its
-tasks.
-
-Two forms of messages: as a chat API has them, with `extra` (its own agent, token ids in `extra.token_capture`), and
-flattened to text by the adapters of other agents, a message a content block: `[thinking] …`, text,
-`[tool_use NAME] {…}`, `[tool_result] …`. Blocks of one response follow one another, so an unbroken run of assistant
-messages is one turn. (Where a harness streams tool results, two calls of one response may have a result between them;
-that cannot be told from the text, and such a response counts as two turns.)
+Messages come in two forms. CooperBench's own agent writes chat messages with `extra` (token ids in
+`extra.token_capture`). Adapters of other agents flatten them to text, one message per content block: `[thinking] …`,
+text, `[tool_use NAME] {…}`, `[tool_result] …`. There an unbroken run of assistant messages is one turn. If a harness
+streams tool results, a result may come between two calls of one response; such a response counts as two turns.
 """
 
 from __future__ import annotations
@@ -19,8 +15,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers.conversation import Entry, Options, build_agent, chat_entries
-from etpi_assets.importers.format import Look, of_runs
+from etpi_assets.importers.conversation import ChatEntry, Options, chat_entries, fill_agent
+from etpi_assets.importers.format import DetectionInput, FormatDoc, run_format
 from etpi_assets.importers.source import (
     Unreadable,
     as_list,
@@ -38,27 +34,27 @@ _TRAJECTORY = re.compile(r"(?:agent(\d+)|solo)_traj\.json(?:\.gz|\.zst)?")
 _MARKERS = ("result.json", "eval.json")
 _JSON = (".json", ".json.gz", ".json.zst")
 _HARNESS_ERROR = re.compile(r"API Error: \d{3}\b")
-"""What an adapter writes in the assistant's place when the provider refuses it; no model said it."""
+"""Text that an adapter writes as the assistant when the provider fails; no model wrote it."""
 
 
-def claims(look: Look) -> bool:
-    return look.root.is_dir() and any(_TRAJECTORY.fullmatch(file.name) for file in look.files)
+def claims(source: DetectionInput) -> bool:
+    return source.root.is_dir() and any(_TRAJECTORY.fullmatch(file.name) for file in source.files)
 
 
 def units(root: Path) -> list[Path]:
-    """Run folders, and JSON files that stand outside of one."""
+    """Return run folders, and JSON files outside of run folders."""
     folders: set[str] = set()
-    others: list[tuple[str, str]] = []
+    outside: list[tuple[str, str]] = []
     for folder, _, names in os.walk(root):
         if any(name in _MARKERS or _TRAJECTORY.fullmatch(name) for name in names):
             folders.add(folder)
         else:
-            others += [(folder, name) for name in names if name.endswith(_JSON)]
-    strays = [os.path.join(folder, name) for folder, name in others if not _within(folder, folders)]
+            outside += [(folder, name) for name in names if name.endswith(_JSON)]
+    strays = [os.path.join(folder, name) for folder, name in outside if not _inside(folder, folders)]
     return sorted(map(Path, [*folders, *strays]))
 
 
-def _within(folder: str, folders: set[str]) -> bool:
+def _inside(folder: str, folders: set[str]) -> bool:
     while folder not in folders:
         parent = os.path.dirname(folder)
         if parent == folder:
@@ -68,41 +64,31 @@ def _within(folder: str, folders: set[str]) -> bool:
 
 
 def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
-    """Raises Unreadable: `not_a_rollout`, `missing_trajectory`, `duplicate_agent`, `errored`, `empty`, `compacted`, or
-    as the files say."""
+    """Read one run folder as a rollout.
+
+    Raises:
+        Unreadable: `not_a_rollout`, `missing_trajectory`, `duplicate_agent`, `errored`, `empty`, `compacted`, or as the
+            readers of its files.
+    """
     if unit.is_file():
         raise Unreadable("not_a_rollout", f"{unit.name} stands in no run folder")
     result = as_mapping(read_json(unit / "result.json"), "result.json") if (unit / "result.json").exists() else {}
     files = {path: as_mapping(read_json(path), path.name) for path in _trajectories(unit)}
-    names = [text_field(data, "agent_id") or path.name.partition("_traj")[0] for path, data in files.items()]
     verdict = as_mapping(read_json(unit / "eval.json"), "eval.json") if (unit / "eval.json").exists() else None
-    stated = field(result, "agents")
-    stated = stated if isinstance(stated, Mapping) else {}
-    missing = sorted(set(map(str, stated)) - set(names))
-    if not files or missing:
-        lost = f"no trajectory of {', '.join(missing)}" if missing else "no trajectory"
-        raise Unreadable("missing_trajectory", f"{lost} beside {', '.join(sorted(p.name for p in unit.iterdir()))}")
-    if len(set(names)) < len(names):
-        raise Unreadable("duplicate_agent", f"two trajectories of one agent: {', '.join(sorted(names))}")
-    errors = {name: error for name in sorted(map(str, stated)) if (error := text_field(stated, name, "error"))}
-    if single := text_field(result, "agent", "error"):
-        errors["solo"] = single
+    errors = _check_agents(unit, result, files)
     if not any(_messages(data, path) for path, data in files.items()):
         _refuse_empty(files, errors)
-    times = _conversation(unit)
-    order = _speaking_order(times)
+    conversation = _conversation(unit)
+    order = _speaking_order(conversation)
     agents = [
         _agent(path, data, unit, order, options, errors)
         for path, data in sorted(files.items(), key=lambda item: text_field(item[1], "agent_id") or "")
     ]
     if not any(agent.turns for agent in agents):
         _refuse_empty(files, errors)
-    _date_messages(agents, times)
-    repo, task = (
-        text_field(result, "repo") or unit.parent.parent.name,
-        text_field(result, "task_id") or unit.parent.name,
-    )
-    seconds = number_field(result, "duration_seconds")
+    _date_messages(agents, conversation)
+    repo = text_field(result, "repo") or unit.parent.parent.name
+    task = text_field(result, "task_id") or unit.parent.name
     return RolloutRecord(
         rollout_id=content_hash(
             unit.relative_to(root).as_posix(), sorted([*files, *_existing(unit, "result.json", "eval.json")])
@@ -117,15 +103,32 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
         or next((m for d in files.values() if (m := text_field(d, "model"))), None),
         outcome=None if verdict is None else outcome(verdict),
         started_at=to_utc(field(result, "started_at")),
-        wall_seconds=seconds,
+        wall_seconds=number_field(result, "duration_seconds"),
         error="; ".join(f"{name}: {error}" for name, error in errors.items()) or None,
     )
 
 
-def outcome(verdict: Mapping[str, Any]) -> dict[str, Any]:
-    """The source's verdict: reward 1.0 iff both features pass on the merged tree; None where the evaluation failed.
+def _check_agents(unit: Path, result: Mapping[str, Any], files: Mapping[Path, Mapping[str, Any]]) -> dict[str, str]:
+    """Return agent -> error of `result.json`. Raises Unreadable: `missing_trajectory`, `duplicate_agent`."""
+    names = [text_field(data, "agent_id") or path.name.partition("_traj")[0] for path, data in files.items()]
+    stated = field(result, "agents")
+    stated = stated if isinstance(stated, Mapping) else {}
+    missing = sorted(set(map(str, stated)) - set(names))
+    if not files or missing:
+        lacking = f"no trajectory of {', '.join(missing)}" if missing else "no trajectory"
+        raise Unreadable("missing_trajectory", f"{lacking} beside {', '.join(sorted(p.name for p in unit.iterdir()))}")
+    if len(set(names)) < len(names):
+        raise Unreadable("duplicate_agent", f"two trajectories of one agent: {', '.join(sorted(names))}")
+    errors = {name: error for name in sorted(map(str, stated)) if (error := text_field(stated, name, "error"))}
+    if single := text_field(result, "agent", "error"):
+        errors["solo"] = single
+    return errors
 
-    `independent` keeps whether each feature passes on its own agent's tree, which a merge conflict hides.
+
+def outcome(verdict: Mapping[str, Any]) -> dict[str, Any]:
+    """Map CooperBench's verdict: reward 1.0 if both features pass on the merged tree, None if the evaluation failed.
+
+    `independent` says whether a feature passes on its own agent's tree, which the reward of a merge conflict hides.
     """
     merge = text_field(verdict, "merge", "status")
     passed = field(verdict, "both_passed") is True
@@ -179,8 +182,8 @@ def _messages(data: Mapping[str, Any], path: Path) -> list[Any]:
 def _refuse_empty(files: Mapping[Path, Mapping[str, Any]], errors: Mapping[str, str]) -> None:
     statuses = sorted({text_field(data, "status") or "no status" for data in files.values()})
     if errors or "Error" in statuses:
-        said = "; ".join(dict.fromkeys(error[:300] for error in errors.values())) or "no error text"
-        raise Unreadable("errored", f"no agent took a turn; status {', '.join(statuses)}: {said}")
+        text = "; ".join(dict.fromkeys(error[:300] for error in errors.values())) or "no error text"
+        raise Unreadable("errored", f"no agent took a turn; status {', '.join(statuses)}: {text}")
     raise Unreadable("empty", f"no agent took a turn; status {', '.join(statuses)}")
 
 
@@ -202,20 +205,18 @@ def _agent(
     position = order.index(agent_id) if agent_id in order else len(order)
     feature, features = text_field(data, "feature_id"), field(data, "features")
     patch_file = unit / ("solo.patch" if agent_id == "solo" else f"agent{feature}.patch")
-    return build_agent(
-        entries,
+    agent = AgentRecord(
         agent_id=agent_id,
         feature_id=feature or "+".join(map(str, features if isinstance(features, list) else ())),
         role="solo" if agent_id == "solo" else "proposer" if position == 0 else "responder",
         exit_status=status,
-        options=options,
-        blocks=flattened,
         patch=patch_file.read_text(encoding="utf-8", errors="replace") if patch_file.is_file() else None,
     )
+    return fill_agent(agent, entries, options, blocks=flattened)
 
 
-def _unflatten(entry: Entry) -> None:
-    """Put back the roles and reasoning that flattening to text hid; the content stays as captured."""
+def _unflatten(entry: ChatEntry) -> None:
+    """Restore the role and the reasoning that flattening put into the text."""
     if entry.role == "assistant" and entry.content.startswith("[thinking] "):
         entry.reasoning, _, rest = entry.content.removeprefix("[thinking] ").partition("\n[tool_use ")
         entry.content = f"[tool_use {rest}" if rest else ""
@@ -224,20 +225,20 @@ def _unflatten(entry: Entry) -> None:
 
 
 def _all_segments(unit: Path, agent_id: str, messages: list[Any]) -> list[Any]:
-    """The agent's messages, those before a compaction included.
+    """Return the agent's messages, including those before a compaction.
 
-    A compacted conversation cannot be re-rendered, for the prompt a turn saw is not the messages before it; so it is
-    taken only where every turn carries its own token ids.
+    After a compaction the prompt of a turn is not the messages before it, so a compacted conversation is imported only
+    if every turn has its own token ids.
     """
-    summarised = any(field(m, "extra", "summary") is True for m in messages)
+    compacted = any(field(m, "extra", "summary") is True for m in messages)
     whole = unit / f"{agent_id}_full_traj.json"
-    if not summarised and not whole.exists():
+    if not compacted and not whole.exists():
         return messages
     collected: list[Any] = []
     if whole.exists():
         for segment in as_list(field(read_json(whole), "segments"), f"{whole.name}.segments"):
             if field(segment, "kind") != "summarizer":
-                collected = _continued(
+                collected = _join_segments(
                     collected, as_list(field(segment, "messages"), f"{whole.name}.segments[].messages")
                 )
     turns = [
@@ -253,8 +254,8 @@ def _all_segments(unit: Path, agent_id: str, messages: list[Any]) -> list[Any]:
     return collected
 
 
-def _continued(before: list[Any], segment: list[Any]) -> list[Any]:
-    """`before` and what the segment adds: it opens with the prompt and the summary, then repeats the last turns."""
+def _join_segments(before: list[Any], segment: list[Any]) -> list[Any]:
+    """Append a segment, which begins with the prompt and a summary and then repeats the last messages of `before`."""
     if not before:
         return segment
     summary = next((i for i, m in enumerate(segment) if field(m, "extra", "summary") is True), None)
@@ -271,8 +272,10 @@ def _continued(before: list[Any], segment: list[Any]) -> list[Any]:
 
 
 def _conversation(unit: Path) -> list[tuple[datetime | None, str, str]]:
-    """(time, sender, text) of `conversation.json` in the order of time, whatever types its times have; events without a
-    time keep their place after the one before them."""
+    """Return (time, sender, text) of `conversation.json` in the order of time.
+
+    An event without a time stays after the event before it.
+    """
     if not (unit / "conversation.json").exists():
         return []
     events = []
@@ -290,34 +293,36 @@ def _conversation(unit: Path) -> list[tuple[datetime | None, str, str]]:
 
 
 def _speaking_order(conversation: Sequence[tuple[datetime | None, str, str]]) -> list[str]:
-    """The agents in the order of their first message: the first proposes, the others respond."""
+    """Return the agents in the order of their first message; the first one is the proposer."""
     return list(dict.fromkeys(sender for _, sender, _ in conversation))
 
 
 def _date_messages(agents: Sequence[AgentRecord], conversation: Sequence[tuple[datetime | None, str, str]]) -> None:
-    """Give a turn without a time that of the message it sent, where sender and text are the same."""
-    waiting = list(conversation)
+    """Date turns without a time by the message they sent, matched by sender and text."""
+    unmatched = list(conversation)
     for agent in agents:
         for turn in agent.turns:
             for action in turn.actions:
                 if action.message is None:
                     continue
-                match = next((e for e in waiting if e[1] == agent.agent_id and e[2] == action.message), None)
+                match = next((e for e in unmatched if e[1] == agent.agent_id and e[2] == action.message), None)
                 if match is not None:
-                    waiting.remove(match)
+                    unmatched.remove(match)
                     turn.at = turn.at or match[0]
 
 
-FORMAT = of_runs(
+FORMAT = run_format(
     "cooperbench",
-    title="CooperBench run folders of one, two or more agents, with messages as chat APIs have them or flattened to "
-    "text",
-    files="`<run>/<setting>/<repo>/<task>/f<a>_f<b>/` with `agent<n>_traj.json` or `solo_traj.json`, `result.json`, "
-    "`eval.json`, `conversation.json`, `agent<n>.patch`, `<agent>_full_traj.json`",
-    keeps="messages, calls, reasoning, token ids (`extra.token_capture`), the messages between agents with their "
-    "times, patches, the verdict with each feature alone, exit status, errors; every segment of a compacted "
-    "conversation",
-    loses="costs, the raw provider responses, tool definitions, the summariser's own requests, the task list of a team",
+    FormatDoc(
+        title="CooperBench run folders of one, two or more agents, with chat messages or messages flattened to text",
+        files="`<run>/<setting>/<repo>/<task>/f<a>_f<b>/` with `agent<n>_traj.json` or `solo_traj.json`, "
+        "`result.json`, `eval.json`, `conversation.json`, `agent<n>.patch`, `<agent>_full_traj.json`",
+        keeps="messages, calls, reasoning, token ids (`extra.token_capture`), the messages between agents with "
+        "their times, patches, the verdict with the result of each feature, exit status, errors; every "
+        "segment of a compacted conversation",
+        loses="costs, the raw provider responses, tool definitions, the summariser's own requests, the task list "
+        "of a team",
+    ),
     claims=claims,
     units=units,
     record=record,

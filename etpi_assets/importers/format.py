@@ -1,14 +1,12 @@
-"""What an importable format is: how it is recognised, found, counted and read, and what of it is kept.
+"""The description of an importable format, used by the registry, by detection and by docs/formats.md.
 
-Belongs here: the one description that the registry, detection and docs/formats.md are made of, and the two shapes a
-format comes in (a rollout a file or folder; a rollout a row). Does not belong here: any format, or reading bytes
-(`source`, `rows`).
+`run_format` makes one with a rollout per file or folder, `row_format` one with a rollout per row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,14 +17,14 @@ from etpi_assets.importers.source import Unreadable, bytes_of, content_hash_of
 from etpi_assets.tasks.family import Refusal
 from etpi_assets.trajectories.records import RolloutRecord
 
-Item = RolloutRecord | Refusal
+ImportResult = RolloutRecord | Refusal
 Row = Mapping[str, Any]
 FOLDERS, ROWS, PLAIN = 0, 1, 2
-"""Ranks: one program's files and folders; documents and rows of a known form; rows that hold nothing but messages."""
+"""Ranks: files and folders of one program; documents and rows of a known form; rows that hold only messages."""
 
 
-class Look:
-    """A folder or file as detection sees it; each thing is looked at once."""
+class DetectionInput:
+    """The folder or file whose format is detected; its listing and its first row are read once."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -37,7 +35,7 @@ class Look:
 
     @cached_property
     def row(self) -> Row | None:
-        """The first row that can be read of the first files that hold rows."""
+        """The first readable row of the first eight files that hold rows; None if there is none."""
         for path in rows.row_files(self.files)[:8]:
             for _, value in rows.iter_rows(path):
                 if isinstance(value, Mapping) and not rows.is_manifest(value):
@@ -47,78 +45,79 @@ class Look:
 
 
 @dataclass(frozen=True)
+class FormatDoc:
+    """The section of a format in docs/formats.md: what it is, which files hold it, what is imported and what is not."""
+
+    title: str
+    keeps: str
+    loses: str
+    files: str = ""
+
+
+@dataclass(frozen=True)
 class Format:
     """One importable format.
 
     Attributes:
-        name: what a rollout set's `format` says.
-        title: what it is, in one line.
-        files: which files hold it.
-        keeps, loses: what of it arrives in the tables, and what does not, for docs/formats.md.
-        rank: of several formats that claim a folder, the lowest rank has it.
-        claims: whether a folder or file holds it.
-        units: every input below a root that it accounts for, sorted: a run's folder, or a file.
-        count: how many rollouts and refusals a unit gives, taken without reading what they say.
-        read: a unit's rollouts and refusals.
+        name: the value of `format` in a rollout set.
+        rank: of several formats that claim a folder, the one of the lowest rank is detected.
+        claims: whether a folder or file holds the format.
+        units: the inputs below a root, sorted: run folders or files.
+        count: the number of rollouts and refusals of a unit, without parsing them.
+        read: (unit, root, options) -> the rollouts and refusals of a unit.
     """
 
     name: str
-    title: str
-    files: str
-    keeps: str
-    loses: str
+    doc: FormatDoc
     rank: int
-    claims: Callable[[Look], bool]
+    claims: Callable[[DetectionInput], bool]
     units: Callable[[Path], list[Path]]
     count: Callable[[Path], int]
-    read: Callable[[Path, Path, Options], Iterator[Item]]
+    read: Callable[[Path, Path, Options], Iterator[ImportResult]]
 
 
-def of_runs(
+def run_format(
     name: str,
+    doc: FormatDoc,
     *,
-    title: str,
-    files: str,
-    keeps: str,
-    loses: str,
-    claims: Callable[[Look], bool],
+    claims: Callable[[DetectionInput], bool],
     units: Callable[[Path], list[Path]],
     record: Callable[[Path, Path, Options], RolloutRecord],
     rank: int = FOLDERS,
 ) -> Format:
-    """A format with a rollout a file or folder. `record(unit, root, options)` raises Unreadable, and nothing else,
-    where there is none."""
+    """Describe a format with one rollout per file or folder.
 
-    def read(unit: Path, root: Path, options: Options) -> Iterator[Item]:
+    `record(unit, root, options)` returns the rollout, or raises Unreadable and nothing else.
+    """
+
+    def read(unit: Path, root: Path, options: Options) -> Iterator[ImportResult]:
         source = source_of(unit, root)
         try:
-            made = record(unit, root, options)
+            rollout = record(unit, root, options)
         except Unreadable as refused:
             yield Refusal(source, refused.reason, refused.detail)
             return
-        made.source = source
-        yield made
+        rollout.source = source
+        yield rollout
 
-    return Format(name, title, files, keeps, loses, rank, claims, units, lambda unit: 1, read)
+    return Format(name, doc, rank, claims, units, lambda unit: 1, read)
 
 
-def of_rows(
+def row_format(
     name: str,
+    doc: FormatDoc,
     *,
-    title: str,
-    keeps: str,
-    loses: str,
     claims: Callable[[Row], bool],
     record: Callable[[list[Row], str, Options], RolloutRecord],
     group: Callable[[Row], Any] | None = None,
     rank: int = ROWS,
 ) -> Format:
-    """A format with a rollout a row of JSON lines, a JSON array or parquet.
+    """Describe a format with one rollout per row of JSON lines, a JSON array or parquet.
 
     Args:
-        claims: whether a row is of this format.
-        record: (rows, name, options) -> the rollout; raises Unreadable, and nothing else, where there is none.
-        group: what rows that stand one after the other share where they are one rollout; None: a row is a rollout.
+        claims: whether a row has this format.
+        record: (rows, name for errors, options) -> the rollout; raises Unreadable and nothing else.
+        group: consecutive rows with the same value of `group(row)` are one rollout; None: every row is one.
     """
 
     def count(unit: Path) -> int:
@@ -126,44 +125,50 @@ def of_rows(
             return rows.count_rows(unit)
         return sum(1 for _ in _grouped(rows.iter_rows(unit), group))
 
-    def read(unit: Path, root: Path, options: Options) -> Iterator[Item]:
+    def read(unit: Path, root: Path, options: Options) -> Iterator[ImportResult]:
         source = source_of(unit, root)
         for number, values in _grouped(rows.iter_rows(unit), group):
             where = f"{source}, row {number}"
             try:
                 for value in values:
-                    if isinstance(value, Unreadable):
-                        raise value
-                    if not isinstance(value, Mapping):
-                        raise Unreadable("unknown_form", f"{where} is {type(value).__name__}, expected an object")
-                    if rows.is_manifest(value):
-                        raise Unreadable("not_a_rollout", f"{where} is the manifest of an export")
-                made = record(values, where, options)
+                    _check_row(value, where)
+                rollout = record(values, where, options)
             except Unreadable as refused:
                 yield Refusal(source, refused.reason, refused.detail, number)
                 continue
-            made.rollout_id = content_hash_of(f"{source}#{number}", [bytes_of(value) for value in values])
-            made.source = f"{source}#{number}"
-            yield made
+            rollout.rollout_id = content_hash_of(f"{source}#{number}", [bytes_of(value) for value in values])
+            rollout.source = f"{source}#{number}"
+            yield rollout
 
-    def holds(look: Look) -> bool:
-        return look.row is not None and claims(look.row)
+    def claims_first_row(source: DetectionInput) -> bool:
+        return source.row is not None and claims(source.row)
 
-    files = "`.jsonl`, `.json`, `.parquet`, also with `.gz` or `.zst`; a rollout " + (
-        "a row" if group is None else "a run of rows"
-    )
-    return Format(name, title, files, keeps, loses, rank, holds, rows.units, count, read)
+    per = "one rollout per row" if group is None else "one rollout per run of rows"
+    files = f"`.jsonl`, `.json`, `.parquet`, also with `.gz` or `.zst`; {per}"
+    return Format(name, replace(doc, files=files), rank, claims_first_row, rows.units, count, read)
+
+
+def _check_row(value: Any, where: str) -> None:
+    """Raise Unreadable if the row could not be read, is no object, or is the manifest of an export."""
+    if isinstance(value, Unreadable):
+        raise value
+    if not isinstance(value, Mapping):
+        raise Unreadable("unknown_form", f"{where} is {type(value).__name__}, expected an object")
+    if rows.is_manifest(value):
+        raise Unreadable("not_a_rollout", f"{where} is the manifest of an export")
 
 
 def source_of(unit: Path, root: Path) -> str:
-    """Where a unit stands, relative to the root; its name where it is the root."""
+    """Return the unit's path relative to the root; its name if it is the root."""
     return unit.relative_to(root).as_posix() if unit != root else unit.name
 
 
-def _grouped(found: Iterator[tuple[int, Any]], group: Callable[[Row], Any] | None) -> Iterator[tuple[int, list[Any]]]:
-    """Rows that belong together, under the number of the first; what cannot be read stands by itself."""
+def _grouped(
+    numbered: Iterator[tuple[int, Any]], group: Callable[[Row], Any] | None
+) -> Iterator[tuple[int, list[Any]]]:
+    """Group consecutive rows; yield (number of the first row, rows). An unreadable row is a group of its own."""
     number, values, last = 0, [], None
-    for index, value in found:
+    for index, value in numbered:
         key = group(value) if group is not None and isinstance(value, Mapping) else None
         if values and key is not None and key == last:
             values.append(value)

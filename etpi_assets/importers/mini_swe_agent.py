@@ -1,35 +1,35 @@
-"""mini-swe-agent trajectories: the bare list of messages, and `{info, messages, trajectory_format}` (1.0, 1.1).
-
-Belongs here: these files, and telling them from the others in a run's folder. Does not belong here: how messages become
-turns (`conversation`).
-"""
+"""mini-swe-agent trajectories: the bare list of messages, and `{info, messages, trajectory_format}` (1.0, 1.1)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from etpi_assets.importers.conversation import Options, build_agent, chat_entries
-from etpi_assets.importers.facts import exit_by_action, repo_of
-from etpi_assets.importers.format import Look, of_runs
+from etpi_assets.importers.conversation import Options, chat_entries, fill_agent
+from etpi_assets.importers.format import DetectionInput, FormatDoc, run_format, source_of
+from etpi_assets.importers.run_info import exit_by_action, repo_of
 from etpi_assets.importers.source import Unreadable, as_list, content_hash, read_json, text_field
-from etpi_assets.trajectories.records import RolloutRecord
+from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 
 _JSON = (".json", ".json.gz", ".json.zst")
 
 
-def claims(look: Look) -> bool:
-    return any(".traj.json" in file.name and file.name.endswith(_JSON) for file in look.files)
+def claims(source: DetectionInput) -> bool:
+    return any(".traj.json" in file.name and file.name.endswith(_JSON) for file in source.files)
 
 
 def units(root: Path) -> list[Path]:
-    """Every JSON file, compressed or not."""
+    """Return every JSON file, compressed or not."""
     files = root.rglob("*") if root.is_dir() else [root]
     return sorted(file for file in files if file.name.endswith(_JSON) and file.is_file())
 
 
 def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
-    """Raises Unreadable: `not_a_rollout`, `empty`, `unknown_form`, or as the file says."""
+    """Read one file.
+
+    Raises:
+        Unreadable: `not_a_rollout`, `empty`, `unknown_form`, or as `read_json` and `chat_entries`.
+    """
     data = read_json(unit)
     if isinstance(data, Mapping) and "messages" not in data:
         if data and all(isinstance(value, Mapping) and "model_patch" in value for value in data.values()):
@@ -45,22 +45,14 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     entries = chat_entries(messages, unit.name)
     if not any(entry.role == "assistant" for entry in entries):
         raise Unreadable("empty", f"{unit.name}: {len(messages)} message(s), none by the assistant")
-    agent = build_agent(
-        entries,
-        agent_id="agent1",
-        feature_id="",
-        role="solo",
-        exit_status="unknown",
-        options=options,
-        patch=text_field(data, "info", "submission"),
-    )
+    agent = AgentRecord("agent1", "", "solo", "unknown", patch=text_field(data, "info", "submission"))
+    fill_agent(agent, entries, options)
     agent.exit_status = text_field(data, "info", "exit_status") or exit_by_action(
         agent.turns[-1].actions if agent.turns else []
     )
-    source = unit.relative_to(root).as_posix() if unit != root else unit.name
     task_id = text_field(data, "instance_id") or unit.name.partition(".")[0]
     return RolloutRecord(
-        rollout_id=content_hash(source, [unit]),
+        rollout_id=content_hash(source_of(unit, root), [unit]),
         origin="set",
         suite=None,
         task_id=task_id,
@@ -71,13 +63,16 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     )
 
 
-FORMAT = of_runs(
+FORMAT = run_format(
     "mini_swe_agent",
-    title="mini-swe-agent trajectories: a bare list of messages, and `{info, messages, trajectory_format}` (1.0, 1.1)",
-    files="`*.traj.json`, also with `.gz` or `.zst`; other JSON files beside them are named among the quarantined",
-    keeps="messages, calls, reasoning, token ids where captured, return codes, times, the submitted patch, exit "
-    "status, the model's name",
-    loses="costs, the configuration, the raw provider responses",
+    FormatDoc(
+        title="mini-swe-agent trajectories: a bare list of messages, and `{info, messages, trajectory_format}` "
+        "(1.0, 1.1)",
+        files="`*.traj.json`, also with `.gz` or `.zst`; other JSON files in the same folders are quarantined by name",
+        keeps="messages, calls, reasoning, token ids if captured, return codes, times, the submitted patch, exit "
+        "status, the model's name",
+        loses="costs, the configuration, the raw provider responses",
+    ),
     claims=claims,
     units=units,
     record=record,

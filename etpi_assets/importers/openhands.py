@@ -1,10 +1,7 @@
-"""OpenHands: evaluation rows with an event `history` (both event forms), and data sets of its trajectories.
+"""OpenHands: evaluation rows with an event `history` (old and new events), and data sets with a `trajectory` column.
 
-Belongs here: its events as messages, and rows with a `trajectory` column. Does not belong here: rows of `messages`, as
-some data sets of its runs have them.
-
-Events are what the harness did; several calls of one response are several events with one response id, and are one turn
-again. A condensed history is refused: the prompts its later turns read are not in the file.
+The calls of one response are several events with the same response id; they become one turn. A condensed history is
+refused, because the file does not hold the prompts of the later turns.
 """
 
 from __future__ import annotations
@@ -14,10 +11,10 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from etpi_assets.importers.conversation import Entry, Options, chat_entries
-from etpi_assets.importers.facts import facts
-from etpi_assets.importers.format import Row, of_rows
+from etpi_assets.importers.conversation import ChatEntry, Options, chat_entries
+from etpi_assets.importers.format import FormatDoc, Row, row_format
 from etpi_assets.importers.messages import listed, solo
+from etpi_assets.importers.run_info import run_info
 from etpi_assets.importers.source import (
     Unreadable,
     as_mapping,
@@ -32,7 +29,7 @@ from etpi_assets.trajectories.records import RolloutRecord
 
 _SILENT = ("agent_state_changed", "change_agent_state", "null", "recall", "ConversationStateUpdateEvent", "PauseEvent",
            "LLMCompletionLogEvent", "TokenEvent", "CondensationRequest", "HookExecutionEvent")  # fmt: skip
-"""Events that no model reads. A recall's text goes into the message before it, where the file does not show it."""
+"""Kinds of events that add no message to the prompt."""
 _CONDENSED = ("condensation", "condense", "agent_condensation", "Condensation", "CondensationSummaryEvent")
 
 
@@ -41,30 +38,30 @@ def claims(row: Row) -> bool:
 
 
 def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
-    """Raises Unreadable: `errored` or `empty` without a turn, `compacted`, `unknown_form`, `unknown_role`."""
+    """Read a row. Raises Unreadable: `errored`, `empty`, `compacted`, `unknown_form`, `unknown_role`."""
     (row,) = rows
     error = text_field(row, "error")
-    found = facts(row, options)
-    found = replace(
-        found,
-        patch=found.patch or text_field(row, "test_result", "git_patch"),
-        repo=found.repo if found.repo != "unknown" else text_field(row, "instance", "repo") or "unknown",
-        teacher=found.teacher
+    info = run_info(row, options)
+    info = replace(
+        info,
+        patch=info.patch or text_field(row, "test_result", "git_patch"),
+        repo=info.repo if info.repo != "unknown" else text_field(row, "instance", "repo") or "unknown",
+        teacher=info.teacher
         or text_field(row, "metadata", "llm_config", "model")
         or text_field(row, "metadata", "llm", "model"),
-        reward=found.reward if found.reward is not None else _resolved(row),
+        reward=info.reward if info.reward is not None else _resolved(row),
     )
     name = "history" if row.get("history") is not None else "trajectory"
-    told = listed(row.get(name) or [], f"{where}, {name}")
-    if not told:
+    items = listed(row.get(name) or [], f"{where}, {name}")
+    if not items:
         raise Unreadable("errored" if error else "empty", f"{where}: no event{f'; {error[:300]}' if error else ''}")
-    if isinstance(told[0], dict) and told[0].get("role") is not None:
-        entries = chat_entries([_spoken(m) for m in told], f"{where}, {name}")
+    if isinstance(items[0], dict) and items[0].get("role") is not None:
+        entries = chat_entries([_with_content(m) for m in items], f"{where}, {name}")
     else:
-        entries = _events(told, f"{where}, {name}", text_field(row, "instruction"))
-    made = solo(entries, found, where, options)
-    made.error = error
-    return made
+        entries = _events(items, f"{where}, {name}", text_field(row, "instruction"))
+    rollout = solo(entries, info, where, options)
+    rollout.error = error
+    return rollout
 
 
 def _resolved(row: Row) -> float | None:
@@ -75,17 +72,17 @@ def _resolved(row: Row) -> float | None:
     return number_field(row, "test_result", "reward")
 
 
-def _spoken(message: Any) -> Any:
-    """Rows that name the text `text`, and a system prompt beside it."""
+def _with_content(message: Any) -> Any:
+    """Set `content` of messages that call it `text`, with the system prompt in a key of its own."""
     if isinstance(message, dict) and "content" not in message and "text" in message:
         return {**message, "content": message["text"] if message["text"] is not None else message.get("system_prompt")}
     return message
 
 
-def _events(told: Sequence[Any], name: str, instruction: str | None) -> list[Entry]:
-    events = list(chain.from_iterable(event if isinstance(event, list) else (event,) for event in told))
-    entries: list[Entry] = []
-    responses: dict[str, Entry] = {}
+def _events(items: Sequence[Any], name: str, instruction: str | None) -> list[ChatEntry]:
+    events = list(chain.from_iterable(event if isinstance(event, list) else (event,) for event in items))
+    entries: list[ChatEntry] = []
+    responses: dict[str, ChatEntry] = {}
     for index, raw in enumerate(events):
         event = as_mapping(raw, f"{name}[{index}]")
         kind = text_field(event, "kind") or text_field(event, "action") or text_field(event, "observation")
@@ -98,61 +95,65 @@ def _events(told: Sequence[Any], name: str, instruction: str | None) -> list[Ent
             continue
         if kind in _SILENT:
             continue
-        made = _event(event, f"{name}[{index}]", responses)
-        if made is not None:
-            made.at = made.at or to_utc(event.get("timestamp"))
-            entries.append(made)
+        entry = _event(event, f"{name}[{index}]", responses)
+        if entry is not None:
+            entry.at = entry.at or to_utc(event.get("timestamp"))
+            entries.append(entry)
     if instruction and not any(entry.role == "user" for entry in entries[: _first_turn(entries)]):
-        entries.insert(sum(1 for entry in entries[:1] if entry.role == "system"), Entry("user", instruction))
+        entries.insert(sum(1 for entry in entries[:1] if entry.role == "system"), ChatEntry("user", instruction))
     return entries
 
 
-def _first_turn(entries: Sequence[Entry]) -> int:
+def _first_turn(entries: Sequence[ChatEntry]) -> int:
     return next((i for i, entry in enumerate(entries) if entry.role == "assistant"), len(entries))
 
 
-def _event(event: Mapping[str, Any], name: str, responses: dict[str, Entry]) -> Entry | None:
-    """The message of an event; None where it belongs to a response that an earlier event has told already."""
+def _event(event: Mapping[str, Any], name: str, responses: dict[str, ChatEntry]) -> ChatEntry | None:
+    """Return the message of an event; None if an earlier event gave the same response.
+
+    Args:
+        responses: response id -> its message so far; added to.
+    """
     kind = text_field(event, "kind")
     if kind is not None:
-        return _typed(kind, event, name, responses)
+        return _new_event(kind, event, name, responses)
     action, arguments = text_field(event, "action"), event.get("args")
     arguments = arguments if isinstance(arguments, dict) else {}
     if action is None:
-        return Entry("tool", content_text(event.get("content"), name), exit_code=_code(event))
+        return ChatEntry("tool", content_text(event.get("content"), name), exit_code=_code(event))
     if action == "system":
-        return Entry("system", content_text(arguments.get("content"), name))
+        return ChatEntry("system", content_text(arguments.get("content"), name))
     if action == "message" and event.get("source") == "user":
-        return Entry("user", content_text(arguments.get("content"), name))
+        return ChatEntry("user", content_text(arguments.get("content"), name))
     response = field(event, "tool_call_metadata", "model_response")
     choices = field(response, "choices")
     if isinstance(choices, list) and choices:
         if (key := text_field(response, "id")) and key in responses:
             return None
-        (entry,) = chat_entries([{"role": "assistant", **_kept(field(choices[0], "message"))}], name)
+        (entry,) = chat_entries([{"role": "assistant", **_response_keys(field(choices[0], "message"))}], name)
         if key:
             responses[key] = entry
         return entry
     if action == "message":
-        return Entry("assistant", content_text(arguments.get("content"), name))
+        return ChatEntry("assistant", content_text(arguments.get("content"), name))
     thought = text_field(arguments, "thought") or ""
-    shown = {
+    relevant = {
         key: value
         for key, value in arguments.items()
         if key in ("command", "code", "path", "content", "url", "outputs")
     }
-    called = {"name": "execute_bash" if action == "run" else action, "arguments": shown}
-    return Entry("assistant", thought, tool_calls([{"function": called}], name))
+    call = {"name": "execute_bash" if action == "run" else action, "arguments": relevant}
+    return ChatEntry("assistant", thought, tool_calls([{"function": call}], name))
 
 
-def _kept(message: Any) -> dict[str, Any]:
+def _response_keys(message: Any) -> dict[str, Any]:
     keys = ("content", "tool_calls", "reasoning_content")
     return {key: message.get(key) for key in keys} if isinstance(message, dict) else {"content": ""}
 
 
-def _typed(kind: str, event: Mapping[str, Any], name: str, responses: dict[str, Entry]) -> Entry | None:
+def _new_event(kind: str, event: Mapping[str, Any], name: str, responses: dict[str, ChatEntry]) -> ChatEntry | None:
     if kind == "SystemPromptEvent":
-        return Entry("system", _text(event.get("system_prompt"), name))
+        return ChatEntry("system", _text(event.get("system_prompt"), name))
     if kind == "MessageEvent":
         message = as_mapping(event.get("llm_message"), f"{name}.llm_message")
         return chat_entries([message], f"{name}.llm_message")[0]
@@ -164,23 +165,23 @@ def _typed(kind: str, event: Mapping[str, Any], name: str, responses: dict[str, 
             earlier = responses[key]
             earlier.tool_calls = [*(earlier.tool_calls or ()), *(calls or ())]
             return None
-        entry = Entry(
+        entry = ChatEntry(
             "assistant", content_text(event.get("thought"), name), calls, text_field(event, "reasoning_content")
         )
         if key:
             responses[key] = entry
         return entry
-    if (seen := event.get("observation")) is not None:
-        text = seen.get("content", seen.get("output")) if isinstance(seen, dict) else seen
-        return Entry("tool", _text(text, name), exit_code=_code(seen))
+    if (observation := event.get("observation")) is not None:
+        text = observation.get("content", observation.get("output")) if isinstance(observation, dict) else observation
+        return ChatEntry("tool", _text(text, name), exit_code=_code(observation))
     for key in ("error", "rejection_reason", "detail"):
         if (text := text_field(event, key)) is not None:
-            return Entry("tool", text)
+            return ChatEntry("tool", text)
     raise Unreadable("unknown_form", f"{name} is an event of kind {kind!r}, which is not known")
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A call flat (`name`, `arguments`) or with its `function`."""
+    """Return the call as {"id", "function"}, from that form or from {"id", "name", "arguments"}."""
     if "function" in call:
         return dict(call)
     return {"id": call.get("id"), "function": {"name": call.get("name"), "arguments": call.get("arguments")}}
@@ -203,14 +204,16 @@ def _code(event: Any) -> int | None:
     return None
 
 
-FORMAT = of_rows(
+FORMAT = row_format(
     "openhands",
-    title="OpenHands: evaluation rows with an event `history` (old and new events), data sets with a `trajectory` of "
-    "messages",
-    keeps="messages, calls, tool schemas (a `tools` column), a final answer as a turn, "
-    "reasoning, observations with exit codes, times, patch, verdict, model, task and "
-    "repository; the calls of one response are one turn",
-    loses="state changes, recalls, costs, the configuration; a condensed history is quarantined",
+    FormatDoc(
+        title="OpenHands: evaluation rows with an event `history` (old and new events), data sets with a "
+        "`trajectory` of messages",
+        keeps="messages, calls, tool schemas (a `tools` column), a final answer as a turn, reasoning, "
+        "observations with exit codes, times, patch, verdict, model, task and repository; the calls of one "
+        "response are one turn",
+        loses="state changes, recalls, costs, the configuration; a condensed history is quarantined",
+    ),
     claims=claims,
     record=record,
 )

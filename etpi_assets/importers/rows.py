@@ -1,10 +1,7 @@
-"""Rows of files: JSON lines, a JSON array or object, parquet, compressed or not, one at a time.
+"""Iterate over the rows of JSON lines, a JSON array or object, or parquet, compressed or not.
 
-Belongs here: which files hold rows, how many, and reading them with the reason in the place of what cannot be read.
-Does not belong here: what a row means.
-
-As many values come out of `iter_rows` as `count_rows` says, whatever is wrong with the file: where its rest cannot be
-read, that rest is one value.
+`iter_rows` yields an Unreadable in place of a row that cannot be read. It always yields `count_rows` values: if the
+rest of a file cannot be read, that rest is one value.
 """
 
 from __future__ import annotations
@@ -19,18 +16,18 @@ from etpi_assets.importers.source import Unreadable, open_bytes, parse_json, rea
 _LINES = (".jsonl", ".ndjson")
 _SUFFIXES = (*_LINES, ".json", ".parquet")
 _BATCH_ROWS = 32
-"""Rows of parquet that are held as Python values at once."""
+"""Rows of parquet that are converted to Python values at a time."""
 MANIFEST = "etpi_export"
-"""The key by which the manifest of an export is known among the files of a data set."""
+"""Key that marks the manifest of an etpi export among the files of a data set."""
 
 
 def row_files(files: Iterable[Path]) -> list[Path]:
-    """Those that can hold rows, by their names."""
+    """Return the files whose suffix says that they hold rows."""
     return [path for path in files if _plain_name(path).endswith(_SUFFIXES)]
 
 
 def units(root: Path) -> list[Path]:
-    """Every file below the root that can hold rows, sorted; the root where it is a file."""
+    """Return every file below the root that can hold rows, sorted; the root itself if it is a file."""
     if not root.is_dir():
         return [root]
     return sorted(path for path in row_files(root.rglob("*")) if path.is_file())
@@ -41,7 +38,7 @@ def is_manifest(value: Mapping[str, Any]) -> bool:
 
 
 def iter_rows(path: Path) -> Iterator[tuple[int, Any]]:
-    """(row, value) of every row, rows from 0; the value is an Unreadable where it cannot be read."""
+    """Yield (row number from 0, value) of every row; the value is an Unreadable if the row cannot be read."""
     if _plain_name(path).endswith(".parquet"):
         yield from _parquet_rows(path)
     elif _plain_name(path).endswith(_LINES):
@@ -51,7 +48,7 @@ def iter_rows(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def count_rows(path: Path) -> int:
-    """How many values `iter_rows` gives, lines and parquet without reading what they say."""
+    """Count the values of `iter_rows`, without parsing lines or parquet."""
     if _plain_name(path).endswith(".parquet"):
         opened = _parquet(path)
         return 1 if isinstance(opened, Unreadable) else opened.metadata.num_rows
@@ -70,7 +67,7 @@ def _line_rows(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _lines(path: Path) -> Iterator[bytes | Unreadable]:
-    """Lines that hold anything; last, why the rest cannot be read, where it cannot."""
+    """Yield non-empty lines, and at the end an Unreadable if the rest cannot be read."""
     number = 0
     try:
         with read_errors(path), open_bytes(path) as file:
@@ -85,7 +82,7 @@ def _lines(path: Path) -> Iterator[bytes | Unreadable]:
 
 
 def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
-    """An array's items, an object as one row, or objects line by line."""
+    """Yield an array's items, an object as one row, or one object per line."""
     try:
         value = read_json(path)
     except Unreadable as refused:
@@ -125,7 +122,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _parquet(path: Path) -> Any:
-    """The open file, or why it cannot be opened."""
+    """Open the file; return an Unreadable if that fails."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,7 +1,6 @@
-"""Reading what other programs wrote: files, times and message fields, or the reason why not.
+"""Read files, times and message fields that other programs wrote, or raise Unreadable with the reason.
 
-Belongs here: everything every importer has to survive (compression, cut files, odd encodings, null-padded structs,
-times of mixed type). Does not belong here: any format.
+Covers compression, truncated files, other encodings, null-padded structs and times of mixed types.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ import orjson
 
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _MILLISECONDS_FROM = 1e11
-"""Epoch figures from here on are milliseconds: as seconds they would lie after the year 5138."""
+"""Epoch times from here on are milliseconds: as seconds they would be after the year 5138."""
 
 
 class Unreadable(Exception):
-    """An input that cannot be imported. `reason` is a short stable code, `detail` what was found and the remedy."""
+    """An input that cannot be imported. `reason` is a short stable code, `detail` the finding and what to do."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -36,7 +35,7 @@ class Unreadable(Exception):
 
 
 def read_json(path: Path) -> Any:
-    """The JSON value of a file, compressed with gzip or zstd or not.
+    """Parse a JSON file, which may be compressed with gzip or zstd.
 
     Raises:
         Unreadable: `unreadable` (the file system), `empty`, `bad_gzip`, `bad_zstd`, or as `parse_json` does.
@@ -47,7 +46,7 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(data: bytes, name: str) -> Any:
-    """The JSON value of bytes; `name` stands in the reasons.
+    """Parse JSON; `name` is the source in error messages.
 
     Raises:
         Unreadable: `empty`, `not_utf8`, `truncated_json`, `bad_json` or `lone_surrogate`.
@@ -55,7 +54,7 @@ def parse_json(data: bytes, name: str) -> Any:
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError:
-        # What the fast parser refuses (NaN, byte order marks, deep nesting, damage) the slow one takes or explains.
+        # The standard parser accepts NaN, byte order marks and deep nesting, and says where a file is damaged.
         return _slow_json(data, name)
 
 
@@ -76,7 +75,7 @@ def _slow_json(data: bytes, name: str) -> Any:
         raise Unreadable("bad_json", where) from error
     except RecursionError as error:
         raise Unreadable("bad_json", f"{name}: nested too deep to be a trajectory") from error
-    except ValueError as error:  # an integer of more digits than Python reads
+    except ValueError as error:  # an integer with more digits than Python converts
         raise Unreadable("bad_json", f"{name}: {error}") from error
     if _SURROGATE_ESCAPE.search(text):
         try:
@@ -92,8 +91,10 @@ def _slow_json(data: bytes, name: str) -> Any:
 
 @contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """The file's bytes as a stream, decompressed where they begin as gzip or zstd does, whatever its name says. Reading
-    raises as the file system and the decompressors do; `read_errors` names those."""
+    """Open a file as a byte stream, decompressed if its first bytes are those of gzip or zstd.
+
+    `read_errors` turns the errors of reading into Unreadable.
+    """
     with path.open("rb") as file:
         start = file.peek(4)[:4]
         if start.startswith(b"\x1f\x8b"):
@@ -110,7 +111,7 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def read_errors(path: Path) -> Iterator[None]:
-    """What the file system and the decompressors raise, as Unreadable: `unreadable`, `bad_gzip` or `bad_zstd`."""
+    """Raise errors of the file system and of decompression as Unreadable: `unreadable`, `bad_gzip` or `bad_zstd`."""
     try:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -122,7 +123,7 @@ def read_errors(path: Path) -> Iterator[None]:
 
 
 def content_hash(source: str, paths: Sequence[Path]) -> str:
-    """The id of an imported rollout: 32 hex digits over where it stands and the bytes of its files."""
+    """Return the id of an imported rollout: 32 hex digits of the hash of its path and the bytes of its files."""
     digest = hashlib.sha256(source.encode("utf-8", "surrogateescape"))
     for path in paths:
         digest.update(b"\0" + path.name.encode("utf-8", "surrogateescape") + b"\0")
@@ -131,7 +132,7 @@ def content_hash(source: str, paths: Sequence[Path]) -> str:
 
 
 def content_hash_of(source: str, parts: Sequence[bytes]) -> str:
-    """The same over bytes at hand: the id of a rollout that stands in rows of a file."""
+    """Return the id of a rollout that is stored in rows, as `content_hash` does for files."""
     digest = hashlib.sha256(source.encode("utf-8", "surrogateescape"))
     for part in parts:
         digest.update(b"\0" + hashlib.sha256(part).digest())
@@ -139,7 +140,7 @@ def content_hash_of(source: str, parts: Sequence[bytes]) -> str:
 
 
 def bytes_of(value: Any) -> bytes:
-    """A row's value as bytes that are the same for the same value."""
+    """Serialise a row's value deterministically."""
     try:
         return orjson.dumps(value, default=repr, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
     except TypeError:  # integers beyond 64 bits
@@ -147,11 +148,13 @@ def bytes_of(value: Any) -> bytes:
 
 
 def to_utc(value: Any) -> datetime | None:
-    """A time of any type that trajectories hold, in UTC: epoch seconds or milliseconds as a number or as digits, ISO
-    8601 with or without an offset (without: taken as UTC). None for None, "" and what is no time."""
+    """Parse a time to UTC; None for anything that is not a time.
+
+    Accepts epoch seconds or milliseconds as numbers or digits, and ISO 8601; without an offset it is taken as UTC.
+    """
     if isinstance(value, bool) or value is None:
         return None
-    if isinstance(value, datetime):  # parquet has times of its own; without a zone they are taken as UTC
+    if isinstance(value, datetime):  # from parquet; without a zone taken as UTC
         return value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
     if isinstance(value, str):
         text = value.strip()
@@ -172,72 +175,72 @@ def to_utc(value: Any) -> datetime | None:
 
 
 def as_mapping(value: Any, what: str) -> Mapping[str, Any]:
-    """`value` if it is an object. Raises Unreadable (`unknown_form`)."""
+    """Return `value` if it is an object. Raises Unreadable (`unknown_form`)."""
     if isinstance(value, dict):
         return value
     raise Unreadable("unknown_form", f"{what} is {_kind(value)}, expected an object")
 
 
 def as_list(value: Any, what: str) -> list[Any]:
-    """`value` if it is an array. Raises Unreadable (`unknown_form`)."""
+    """Return `value` if it is an array. Raises Unreadable (`unknown_form`)."""
     if isinstance(value, list):
         return value
     raise Unreadable("unknown_form", f"{what} is {_kind(value)}, expected an array")
 
 
 def field(value: Any, *keys: str) -> Any:
-    """value[k0][k1]…, None as soon as one is missing or is not an object."""
+    """Return value[k0][k1]…, None if a key is missing or a value on the way is not an object."""
     for key in keys:
-        if not isinstance(value, dict):  # what JSON and Arrow give; asking for any mapping costs as much as the rest
+        if not isinstance(value, dict):  # JSON and Arrow give dicts; a check for Mapping would double the cost
             return None
         value = value.get(key)
     return value
 
 
 def text_field(value: Any, *keys: str) -> str | None:
-    """`field` where it is a non-empty string or an integer; None otherwise."""
-    found = field(value, *keys)
-    if isinstance(found, int) and not isinstance(found, bool):
-        return str(found)
-    return found if isinstance(found, str) and found else None
+    """Return `field` if it is a non-empty string or an integer, as text; None otherwise."""
+    item = field(value, *keys)
+    if isinstance(item, int) and not isinstance(item, bool):
+        return str(item)
+    return item if isinstance(item, str) and item else None
 
 
 def number_field(value: Any, *keys: str) -> float | None:
-    """`field` where it is a finite number; None otherwise."""
-    found = field(value, *keys)
-    if isinstance(found, bool) or not isinstance(found, int | float):
+    """Return `field` if it is a finite number; None otherwise."""
+    item = field(value, *keys)
+    if isinstance(item, bool) or not isinstance(item, int | float):
         return None
-    return float(found) if abs(found) < 1e18 else None
+    return float(item) if abs(item) < 1e18 else None
 
 
 def content_text(content: Any, what: str) -> str:
-    """A message's content as text: a string, nothing, or text parts (missing keys may be padded with nulls).
+    """Return a message's content as text, from a string, nothing, or text parts (possibly null-padded).
 
     Raises:
-        Unreadable: `non_text_content` for an image or the like, `unknown_form` for anything else.
+        Unreadable: `non_text_content` for images and the like, `unknown_form` for anything else.
     """
     return content_parts(content, what).text
 
 
 @dataclass(frozen=True)
-class Parts:
-    """What a message's content holds: its text, and the calls and thoughts that some APIs put beside it."""
+class ContentParts:
+    """A message's content: its text, and the calls and reasoning that some APIs put into it."""
 
     text: str = ""
     calls: tuple[dict[str, Any], ...] = ()
     reasoning: str | None = None
 
 
-def content_parts(content: Any, what: str) -> Parts:
-    """A message's content: a string, nothing, or parts: text, `thinking`, `tool_use` and `tool_result` blocks.
+def content_parts(content: Any, what: str) -> ContentParts:
+    """Parse a message's content: a string, nothing, or text, `thinking`, `tool_use` and `tool_result` blocks.
 
     Raises:
-        Unreadable: `non_text_content` for an image or the like, `unknown_form` for anything else.
+        Unreadable: `non_text_content` for images and the like, `unknown_form` for anything else.
     """
     if isinstance(content, str):
-        return Parts(content)
+        return ContentParts(content)
     if content is None:
-        return Parts()
+        return ContentParts()
     texts: list[str] = []
     calls: list[dict[str, Any]] = []
     thoughts: list[str] = []
@@ -245,23 +248,23 @@ def content_parts(content: Any, what: str) -> Parts:
         if isinstance(part, str):
             texts.append(part)
             continue
-        given = {key: value for key, value in as_mapping(part, f"{what}.content[]").items() if value is not None}
-        kind = given.get("type", "text" if "text" in given else "/".join(sorted(map(str, given))) or "nothing")
-        if isinstance(given.get("text"), str):
-            texts.append(given["text"])
-        elif kind == "tool_use" and isinstance(given.get("name"), str):
-            calls.append({key: given[key] for key in ("id", "name", "input") if key in given})
+        block = {key: value for key, value in as_mapping(part, f"{what}.content[]").items() if value is not None}
+        kind = block.get("type", "text" if "text" in block else "/".join(sorted(map(str, block))) or "nothing")
+        if isinstance(block.get("text"), str):
+            texts.append(block["text"])
+        elif kind == "tool_use" and isinstance(block.get("name"), str):
+            calls.append({key: block[key] for key in ("id", "name", "input") if key in block})
         elif kind == "tool_result":
-            texts.append(content_text(given.get("content"), f"{what}.content[]"))
-        elif kind == "thinking" and isinstance(given.get("thinking"), str):
-            thoughts.append(given["thinking"])
+            texts.append(content_text(block.get("content"), f"{what}.content[]"))
+        elif kind == "thinking" and isinstance(block.get("thinking"), str):
+            thoughts.append(block["thinking"])
         else:
             raise Unreadable("non_text_content", f"{what} holds a part of type {kind}; only text can be imported")
-    return Parts("\n".join(texts), tuple(calls), "\n".join(thoughts) or None)
+    return ContentParts("\n".join(texts), tuple(calls), "\n".join(thoughts) or None)
 
 
 def tool_calls(value: Any, what: str) -> list[dict[str, Any]] | None:
-    """A message's structured calls without null padding, as a list or as JSON text; None where there are none."""
+    """Parse a message's structured calls, a list or JSON text, without null padding; None if there are none."""
     if isinstance(value, str) and value.strip():
         try:
             value = json.loads(value)
@@ -276,27 +279,28 @@ def tool_calls(value: Any, what: str) -> list[dict[str, Any]] | None:
 
 
 def without_padding(value: Any) -> Any:
-    """Without the null keys that columnar storage adds to structs. A null argument of a call means an absent one."""
+    """Remove the null keys that columnar storage adds to structs. A null argument of a call is an absent one."""
     if not isinstance(value, dict):
         return value
     return {key: without_padding(inner) for key, inner in value.items() if inner is not None}
 
 
 def tool_schemas_of(value: Any, what: str) -> list[dict[str, Any]] | None:
-    """The tool schemas of a column: a list, or JSON text of one, of objects or of their JSON text, without null
-    padding, keys in their order. None where there are none, and where tools are only named.
+    """Parse the tool schemas of a column, without null padding, keys in order; None for none and for mere names.
+
+    The column is a list of objects or of their JSON text, or JSON text of such a list.
 
     Raises:
-        Unreadable: `unknown_form` where it is text that is not JSON, or no list of schemas.
+        Unreadable: `unknown_form` for text that is not JSON, and for anything but a list of schemas.
     """
     if isinstance(value, str) and value.strip():
         value = _json_text(value, what)
     if not value:
         return None
-    given = as_list(value, what)
-    if all(isinstance(tool, str) and not tool.lstrip().startswith("{") for tool in given):
+    tools = as_list(value, what)
+    if all(isinstance(tool, str) and not tool.lstrip().startswith("{") for tool in tools):
         return None
-    schemas = [_json_text(tool, f"{what}[]") if isinstance(tool, str) else tool for tool in given]
+    schemas = [_json_text(tool, f"{what}[]") if isinstance(tool, str) else tool for tool in tools]
     return [dict(as_mapping(without_padding(tool), f"{what}[]")) for tool in schemas]
 
 

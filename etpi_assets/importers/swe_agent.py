@@ -1,10 +1,7 @@
-"""SWE-agent trajectories: `.traj` files with `history`, and mostly `trajectory` and `info`.
+"""SWE-agent trajectories: `.traj` files with `history`, and mostly `trajectory` and `info`, in every action format.
 
-Belongs here: these files in all of SWE-agent's action formats (a fenced block, `<command>`, function calls). Does not
-belong here: the other files of its run folders.
-
-The harness writes down what it parsed from each message (`action`); that, not a reading of our own, is what ran, so it
-is the turn's action. Demonstrations in the history are prompt, not turns.
+The harness records the command that it parsed from each message and ran (`action`); that is the turn's action, the text
+is not parsed again. Demonstrations in the history are part of the prompt, not turns.
 """
 
 from __future__ import annotations
@@ -14,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers.conversation import ROLES, Entry, Options, build_agent
-from etpi_assets.importers.facts import exit_name, repo_of
-from etpi_assets.importers.format import Look, of_runs
+from etpi_assets.importers.conversation import ROLES, ChatEntry, Options, fill_agent
+from etpi_assets.importers.format import DetectionInput, FormatDoc, run_format, source_of
+from etpi_assets.importers.run_info import exit_name, repo_of
 from etpi_assets.importers.source import (
     Unreadable,
     as_mapping,
@@ -27,23 +24,23 @@ from etpi_assets.importers.source import (
     to_utc,
     tool_calls,
 )
-from etpi_assets.trajectories.records import Action, RolloutRecord
+from etpi_assets.trajectories.records import Action, AgentRecord, RolloutRecord
 
 _TRAJ = (".traj", ".traj.gz", ".traj.zst")
 
 
-def claims(look: Look) -> bool:
-    return any(file.name.endswith(_TRAJ) for file in look.files)
+def claims(source: DetectionInput) -> bool:
+    return any(file.name.endswith(_TRAJ) for file in source.files)
 
 
 def units(root: Path) -> list[Path]:
-    """Every `.traj` file, compressed or not."""
+    """Return every `.traj` file, compressed or not."""
     files = root.rglob("*") if root.is_dir() else [root]
     return sorted(file for file in files if file.name.endswith(_TRAJ) and file.is_file())
 
 
 def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
-    """Raises Unreadable: `no_history`, `empty`, `unknown_role`, `unknown_form`, or as the file says."""
+    """Read one file. Raises Unreadable: `no_history`, `empty`, `unknown_role`, `unknown_form`, or as `read_json`."""
     data = as_mapping(read_json(unit), unit.name)
     if not isinstance(data.get("history"), list):
         raise Unreadable(
@@ -52,19 +49,12 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     entries = [_entry(raw, f"{unit.name}.history[{i}]") for i, raw in enumerate(data["history"])]
     if not any(entry.role == "assistant" and entry.learn for entry in entries):
         raise Unreadable("empty", f"{unit.name}: {len(entries)} message(s), none by the agent")
-    agent = build_agent(
-        entries,
-        agent_id="agent1",
-        feature_id="",
-        role="solo",
-        exit_status=_exit(text_field(data, "info", "exit_status"), entries),
-        options=options,
-        patch=text_field(data, "info", "submission"),
-    )
-    source = unit.relative_to(root).as_posix() if unit != root else unit.name
+    exit_status = _exit(text_field(data, "info", "exit_status"), entries)
+    agent = AgentRecord("agent1", "", "solo", exit_status, patch=text_field(data, "info", "submission"))
+    fill_agent(agent, entries, options)
     task_id = unit.name.removesuffix(".gz").removesuffix(".zst").removesuffix(".traj")
     return RolloutRecord(
-        rollout_id=content_hash(source, [unit]),
+        rollout_id=content_hash(source_of(unit, root), [unit]),
         origin="set",
         suite=None,
         task_id=task_id,
@@ -74,7 +64,7 @@ def record(unit: Path, root: Path, options: Options) -> RolloutRecord:
     )
 
 
-def _entry(raw: Any, name: str) -> Entry:
+def _entry(raw: Any, name: str) -> ChatEntry:
     message = as_mapping(raw, name)
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
@@ -84,7 +74,7 @@ def _entry(raw: Any, name: str) -> Entry:
     calls = tool_calls(message.get("tool_calls"), name)
     command = text_field(message, "action")
     acts = ROLES[role] == "assistant" and not demo and command is not None and command.strip()
-    return Entry(
+    return ChatEntry(
         role=ROLES[role],
         content=content,
         tool_calls=calls,
@@ -101,15 +91,15 @@ def _form(content: str, calls: list[dict[str, Any]] | None) -> str:
     return "xml" if "<command>" in content or "<tool_call>" in content else "fenced"
 
 
-def _exit(status: str | None, entries: list[Entry]) -> str:
-    if status is None:  # no `info`: judged by the last thing the agent did
+def _exit(status: str | None, entries: list[ChatEntry]) -> str:
+    if status is None:  # no `info`: take the last command
         last = next((e.actions[-1].command for e in reversed(entries) if e.actions), "")
         return "Submitted" if last.split(maxsplit=1)[:1] == ["submit"] else "unknown"
     return exit_name(status) or "unknown"
 
 
 def _model(config: Any) -> str | None:
-    """The model's name in the replay configuration, an object or JSON text."""
+    """Return the model's name from the replay configuration, an object or JSON text."""
     if isinstance(config, str):
         try:
             config = json.loads(config)
@@ -118,13 +108,15 @@ def _model(config: Any) -> str | None:
     return text_field(config, "agent", "model", "name") if isinstance(config, Mapping) else None
 
 
-FORMAT = of_runs(
+FORMAT = run_format(
     "swe_agent",
-    title="SWE-agent trajectories in every action format",
-    files="`*.traj`, also with `.gz` or `.zst`",
-    keeps="the history with its calls, what the harness parsed and ran as each turn's action, the submitted patch, "
-    "exit status, the model's name; demonstrations are read, never learnt",
-    loses="`trajectory` (states, execution times), costs, the environment's configuration",
+    FormatDoc(
+        title="SWE-agent trajectories in every action format",
+        files="`*.traj`, also with `.gz` or `.zst`",
+        keeps="the history with its calls, the command that the harness parsed and ran as the turn's action, the "
+        "submitted patch, exit status, the model's name; demonstrations become context, never turns",
+        loses="`trajectory` (states, execution times), costs, the environment's configuration",
+    ),
     claims=claims,
     units=units,
     record=record,

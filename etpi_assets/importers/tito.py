@@ -1,8 +1,4 @@
-"""Token-in/token-out pairs: `{input_ids, output_ids, metadata}`, a row an assistant turn.
-
-Belongs here: joining the turns of a rollout, which stand in rows one after the other. Does not belong here: making
-pairs (`curation.pairs`).
-"""
+"""Token-in/token-out pairs: `{input_ids, output_ids, metadata}`, one row per assistant turn."""
 
 from __future__ import annotations
 
@@ -10,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from etpi_assets.importers.conversation import Entry, Options, build_agent, token_ids
-from etpi_assets.importers.facts import facts, made_of
-from etpi_assets.importers.format import Row, of_rows
+from etpi_assets.importers.conversation import ChatEntry, Options, fill_agent, token_ids
+from etpi_assets.importers.format import FormatDoc, Row, row_format
 from etpi_assets.importers.messages import listed
+from etpi_assets.importers.run_info import build_rollout, run_info
 from etpi_assets.importers.source import Unreadable, field, text_field
 from etpi_assets.importers.token_rows import entries_of
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
@@ -23,55 +19,53 @@ def claims(row: Row) -> bool:
     return "input_ids" in row and "output_ids" in row
 
 
-def rollout_of(row: Row) -> Any:
-    """What the rows of one rollout share; None where a row says nothing, so that it stands by itself."""
+def rollout_id_of(row: Row) -> Any:
+    """Return the rollout that the row belongs to; None: the row is a rollout of its own."""
     return text_field(row, "metadata", "rollout_id")
 
 
 def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
-    """Raises Unreadable: `bad_token_ids`, `needs_tokenizer`, `unknown_form`."""
+    """Join the turns of one rollout. Raises Unreadable: `bad_token_ids`, `needs_tokenizer`, `unknown_form`."""
     by_agent: dict[str, list[Row]] = {}
     for row in rows:
         if not isinstance(row.get("metadata"), Mapping | None):
-            listed(row["metadata"], f"{where}, metadata")  # says what it is instead
+            listed(row["metadata"], f"{where}, metadata")  # raises with the type that it has
         by_agent.setdefault(text_field(row, "metadata", "agent_id") or "agent1", []).append(row)
     agents = [_agent(name, turns, where, options) for name, turns in by_agent.items()]
-    return made_of(agents, facts(rows[0], options), where)
+    return build_rollout(agents, run_info(rows[0], options), where)
 
 
 def _agent(name: str, rows: list[Row], where: str, options: Options) -> AgentRecord:
-    turns: list[Entry] = []
-    longest: list[Entry] = []
+    turns: list[ChatEntry] = []
+    conversation: list[ChatEntry] = []
     for number, row in enumerate(rows):
         what = f"{where}, {name}, turn {number}"
         prompt = token_ids(row.get("input_ids"), f"{what}, input_ids")
         output = token_ids(row.get("output_ids"), f"{what}, output_ids")
         capture = text_field(row, "metadata", "capture") or options.capture
-        told = entries_of([*prompt, *output], [(len(prompt), len(prompt) + len(output))], options, what, capture)
-        turns.append(told[-1])
-        longest = told  # the last prompt holds the conversation; edits of history may have made it its own
-    context = longest[:-1]
-    written = [i for i, entry in enumerate(context) if entry.role == "assistant"]
-    entries = list(context)
-    # Earlier turns stand in the last prompt as messages, the last so many of them.
-    for at, turn in zip(reversed(written), reversed(turns[:-1]), strict=False):
+        conversation = entries_of(
+            [*prompt, *output], [(len(prompt), len(prompt) + len(output))], options, what, capture
+        )
+        turns.append(conversation[-1])
+    # The last prompt shows the earlier turns as its last assistant messages; replace these by the turns with their ids.
+    entries = conversation[:-1]
+    shown = [i for i, entry in enumerate(entries) if entry.role == "assistant"]
+    for at, turn in zip(reversed(shown), reversed(turns[:-1]), strict=False):
         entries[at] = turn
-    if len(turns) - 1 > len(written):
+    if len(turns) - 1 > len(shown):
         raise Unreadable(
             "unknown_form",
-            f"{where}, {name}: {len(turns)} turns, but the last prompt shows {len(written)}: they are no one "
+            f"{where}, {name}: {len(turns)} turns, but the last prompt shows {len(shown)}: they are no one "
             f"conversation; leave `rollout_id` out of `metadata` to import each as a row of its own",
         )
-    facts_of = field(rows[0], "metadata")
-    role = text_field(facts_of, "role") or "solo"
-    agent = build_agent(
-        [*entries, turns[-1]],
+    metadata = field(rows[0], "metadata")
+    agent = AgentRecord(
         agent_id=name,
-        feature_id=text_field(facts_of, "feature_id") or "",
-        role=role,
-        exit_status=text_field(facts_of, "exit_status") or "unknown",
-        options=options,
+        feature_id=text_field(metadata, "feature_id") or "",
+        role=text_field(metadata, "role") or "solo",
+        exit_status=text_field(metadata, "exit_status") or "unknown",
     )
+    fill_agent(agent, [*entries, turns[-1]], options)
     numbers = [number if type(number := field(row, "metadata", "turn")) is int else i for i, row in enumerate(rows)]
     if numbers == sorted(set(numbers)):
         mapping = dict(enumerate(numbers))
@@ -80,14 +74,16 @@ def _agent(name: str, rows: list[Row], where: str, options: Options) -> AgentRec
     return agent
 
 
-FORMAT = of_rows(
+FORMAT = row_format(
     "tito",
-    title="Token-in/token-out pairs: `{input_ids, output_ids, metadata}`, a row a turn; rows of one "
-    "`metadata.rollout_id` that follow one another are one rollout",
-    keeps="every prompt and output id for id, turn numbers, agents and roles, task, repository, teacher, reward; with "
-    "`options.tokenizer`, the messages they say",
-    loses="other metadata",
+    FormatDoc(
+        title="Token-in/token-out pairs: `{input_ids, output_ids, metadata}`, one row per turn; consecutive rows "
+        "with the same `metadata.rollout_id` are one rollout",
+        keeps="all prompt and output ids, turn numbers, agents and roles, task, repository, teacher, reward; with "
+        "`options.tokenizer`, the decoded messages",
+        loses="other metadata",
+    ),
     claims=claims,
     record=record,
-    group=rollout_of,
+    group=rollout_id_of,
 )

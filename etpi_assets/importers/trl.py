@@ -1,17 +1,16 @@
 """TRL data sets: tokenised rows (`input_ids` with `labels` or a mask), and `prompt` with `completion`.
 
-Belongs here: those columns. Does not belong here: conversational `messages` rows (`messages`), or preferences, which
-are two answers to one prompt and no trajectory.
+Preferences are two answers to one prompt, not a trajectory; they are refused.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from etpi_assets.importers.conversation import Entry, Options, chat_entries, token_ids
-from etpi_assets.importers.facts import facts
-from etpi_assets.importers.format import Row, of_rows
+from etpi_assets.importers.conversation import ChatEntry, Options, chat_entries, token_ids
+from etpi_assets.importers.format import FormatDoc, Row, row_format
 from etpi_assets.importers.messages import solo
+from etpi_assets.importers.run_info import run_info
 from etpi_assets.importers.source import Unreadable, as_list, text_field
 from etpi_assets.importers.token_rows import entries_of, spans_of
 from etpi_assets.trajectories.records import RolloutRecord
@@ -26,7 +25,7 @@ def claims(row: Row) -> bool:
 
 
 def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
-    """Raises Unreadable: `preference`, `empty`, `bad_token_ids`, `needs_tokenizer`, `unknown_form`."""
+    """Read a row. Raises Unreadable: `preference`, `empty`, `bad_token_ids`, `needs_tokenizer`, `unknown_form`."""
     (row,) = rows
     if "input_ids" in row:
         entries = _tokenised(row, where, options)
@@ -37,10 +36,10 @@ def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
         entries = [*before, *_side(row.get("completion"), "assistant", f"{where}, completion")]
     else:
         raise Unreadable("preference", f"{where} holds two answers to one prompt, which is no trajectory")
-    return solo(entries, facts(row, options), where, options)
+    return solo(entries, run_info(row, options), where, options)
 
 
-def _tokenised(row: Row, where: str, options: Options) -> list[Entry]:
+def _tokenised(row: Row, where: str, options: Options) -> list[ChatEntry]:
     ids = token_ids(row.get("input_ids"), f"{where}, input_ids")
     if row.get("labels") is not None:
         labels = as_list(row["labels"], f"{where}, labels")
@@ -58,19 +57,22 @@ def _tokenised(row: Row, where: str, options: Options) -> list[Entry]:
     return entries_of(ids, spans, options, where, text_field(row, "capture") or options.capture)
 
 
-def _side(value: Any, role: str, name: str) -> list[Entry]:
+def _side(value: Any, role: str, name: str) -> list[ChatEntry]:
     if isinstance(value, str):
-        return [Entry("user" if role == "user" else "assistant", value)]
+        return [ChatEntry("user" if role == "user" else "assistant", value)]
     return chat_entries(as_list(value, name), name)
 
 
-FORMAT = of_rows(
+FORMAT = row_format(
     "trl",
-    title="TRL: tokenised rows (`input_ids` with `labels`, `completion_mask` or `assistant_masks`), `prompt` + "
-    "`completion`",
-    keeps="ids and which of them are learnt, one turn a labelled span; with `options.tokenizer`, the messages they "
-    "say; of prompt and completion the messages, the prompt's never learnt; tool schemas (`tools`)",
-    loses="what the template wrote besides messages (it stays in the ids), preferences (quarantined)",
+    FormatDoc(
+        title="TRL: tokenised rows (`input_ids` with `labels`, `completion_mask` or `assistant_masks`), and "
+        "`prompt` with `completion`",
+        keeps="ids and which of them are trained, one turn per labelled span; with `options.tokenizer`, the "
+        "decoded messages; messages of `prompt` as context and of `completion` as turns; tool schemas "
+        "(`tools`)",
+        loses="text of the template between messages (it stays in the ids), preferences (quarantined)",
+    ),
     claims=claims,
     record=record,
 )

@@ -1,25 +1,22 @@
-"""verl data: prompts with a reward model, single-turn supervised rows, and the rollouts its trainer writes down.
-
-Belongs here: those columns. Does not belong here: its multi-turn supervised rows, which are rows of messages.
-"""
+"""verl data: prompts with a reward model, single-turn supervised rows, and rollouts dumped by its trainer."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from etpi_assets.importers.conversation import Entry, Options, chat_entries
-from etpi_assets.importers.facts import facts
-from etpi_assets.importers.format import Row, of_rows
+from etpi_assets.importers.conversation import ChatEntry, Options, chat_entries
+from etpi_assets.importers.format import FormatDoc, Row, row_format
 from etpi_assets.importers.messages import solo
+from etpi_assets.importers.run_info import run_info
 from etpi_assets.importers.source import Unreadable, as_list, text_field
 from etpi_assets.trajectories.records import RolloutRecord
 
 
 def claims(row: Row) -> bool:
     prompts = "reward_model" in row and "prompt" in row
-    written_down = {"input", "output", "score"} <= set(row)
+    dumped = {"input", "output", "score"} <= set(row)
     supervised = ("prompt" in row and "response" in row) or _answered(row)
-    return prompts or written_down or supervised
+    return prompts or dumped or supervised
 
 
 def _answered(row: Row) -> bool:
@@ -28,9 +25,9 @@ def _answered(row: Row) -> bool:
 
 
 def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
-    """Raises Unreadable: `no_response` for a prompt that nobody answered, `unknown_form`."""
+    """Read a row. Raises Unreadable: `no_response` for a prompt without a response, `unknown_form`."""
     (row,) = rows
-    found = facts(row, options)
+    info = run_info(row, options)
     if "output" in row:
         prompt, answer = row.get("input"), row.get("output")
     elif row.get("response") is not None:
@@ -39,12 +36,12 @@ def record(rows: list[Row], where: str, options: Options) -> RolloutRecord:
         prompt, answer = row["extra_info"]["question"], row["extra_info"]["answer"]
     else:
         raise Unreadable("no_response", f"{where} is a prompt for training by reward; nobody has answered it")
-    return solo([*_prompt(prompt, where), Entry("assistant", _text(answer, where))], found, where, options)
+    return solo([*_prompt(prompt, where), ChatEntry("assistant", _text(answer, where))], info, where, options)
 
 
-def _prompt(value: Any, where: str) -> list[Entry]:
+def _prompt(value: Any, where: str) -> list[ChatEntry]:
     if isinstance(value, str):
-        return [Entry("user", value)]
+        return [ChatEntry("user", value)]
     entries = chat_entries(as_list(value, f"{where}, prompt"), f"{where}, prompt")
     for entry in entries:
         entry.learn, entry.kind = False, "prompt"
@@ -58,12 +55,16 @@ def _text(value: Any, where: str) -> str:
     return text
 
 
-FORMAT = of_rows(
+FORMAT = row_format(
     "verl",
-    title="verl: the rollouts its trainer dumps (`input`, `output`, `score`), single-turn supervised rows (`prompt` + "
-    "`response`, or `extra_info.question` + `answer`); its multi-turn rows are `messages`",
-    keeps="prompt, response, score, task and data source where named",
-    loses="what decoding lost already (special tokens), other columns; prompts without a response are quarantined",
+    FormatDoc(
+        title="verl: rollouts dumped by its trainer (`input`, `output`, `score`), single-turn supervised rows "
+        "(`prompt` with `response`, or `extra_info.question` with `answer`); its multi-turn rows are "
+        "`messages`",
+        keeps="prompt, response, score, task and data source",
+        loses="special tokens (decoding removed them already), other columns; prompts without a response are "
+        "quarantined",
+    ),
     claims=claims,
     record=record,
 )

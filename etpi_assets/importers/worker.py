@@ -1,7 +1,6 @@
-"""The process that reads parts of a rollout set: a question a line on standard input, its figures a line on output.
+"""The worker process of a bulk import: a request per line of standard input, the part's figures per line of output.
 
-Belongs here: that loop. Does not belong here: what reading a part means (`bulk`). It ends when its input does, so that
-it never outlives who asks.
+It ends when its input closes, so it cannot outlive its parent.
 """
 
 from __future__ import annotations
@@ -12,20 +11,20 @@ import os
 import sys
 from pathlib import Path
 
-from etpi_assets.importers.bulk import Source, read_part
+from etpi_assets.importers.bulk import ImportSource, read_part
 
 
 def main() -> None:
-    # Whatever else prints goes to the error stream: standard output holds answers alone.
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    # Standard output carries replies alone, so everything that prints goes to standard error.
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    gc.disable()  # records hold no cycles, and looking for some takes a fifth of the time
+    gc.disable()  # records have no reference cycles, and collection takes a fifth of the time
     for line in sys.stdin:
-        asked = json.loads(line)
-        units = [Path(unit) for unit in asked["units"]]
-        figures = read_part(Source(**asked["source"]), units, asked["number"], Path(asked["spill"]))
-        answers.write(json.dumps(figures) + "\n")
-        answers.flush()
+        request = json.loads(line)
+        units = [Path(unit) for unit in request["units"]]
+        figures = read_part(ImportSource(**request["source"]), units, request["number"], Path(request["spill"]))
+        replies.write(json.dumps(figures) + "\n")
+        replies.flush()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import pyarrow as pa
 from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.asset_run import shared_lock
 from etpi_assets.importers import find_units
-from etpi_assets.importers.bulk import Source, import_in_bulk
+from etpi_assets.importers.bulk import ImportSource, import_in_bulk
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
 from etpi_assets.rollouts.collect import MODEL_CONCURRENCY, collect
 from etpi_assets.rollouts.journal import Journal
@@ -180,7 +180,7 @@ def _import_set(run: AssetRun) -> Produced:
         tasks = run.read("tasks", "tasks", columns=["task_id", "content_hash"])
         hashes = dict(zip(tasks["task_id"].to_pylist(), tasks["content_hash"].to_pylist(), strict=True))
     path = expand(spec.path)
-    source = Source(spec.format, str(path), spec.options, run.key, spec.suite)
+    source = ImportSource(spec.format, str(path), spec.options, run.key, spec.suite)
     with run.progress("read", len(find_units(spec.format, path))) as progress:
         imported = import_in_bulk(
             source, run.lake.scratch(f"import/{run.key}"), hashes=hashes, advance=progress.advance

@@ -15,6 +15,6 @@ def test_page_is_current() -> None:
 
 
 def test_every_format_states_what_it_keeps_and_loses() -> None:
-    for format in (*IMPORTERS.values(), *EXPORTS.values()):
-        for text in (format.title, format.files, format.keeps, format.loses):
-            assert len(text) > 5 and not text.endswith("."), format.name
+    for doc in (*(importer.doc for importer in IMPORTERS.values()), *EXPORTS.values()):
+        for text in (doc.title, doc.files, doc.keeps, doc.loses):
+            assert len(text) > 5 and not text.endswith("."), doc.title

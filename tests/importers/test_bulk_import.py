@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from etpi_assets.importers import bulk, import_runs
-from etpi_assets.importers.bulk import Source, import_in_bulk
+from etpi_assets.importers.bulk import ImportSource, import_in_bulk
 from etpi_assets.trajectories.checks import captures_outcome, counts_outcome, prompts_outcome
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import TABLES, to_tables
@@ -17,13 +17,13 @@ from tests.support.recorded_runs import PAIR_OPTIONS, native_messages, pair_run,
 from tests.support.rows import messages_row, write_lines
 
 
-def source(root: Path, format: str = "cooperbench") -> Source:
-    return Source(format, str(root), PAIR_OPTIONS, "old", None)
+def source(root: Path, format: str = "cooperbench") -> ImportSource:
+    return ImportSource(format, str(root), PAIR_OPTIONS, "old", None)
 
 
 def read(
     root: Path, spill: Path, workers: int, format: str = "cooperbench"
-) -> tuple[dict[str, pa.Table], bulk.Imported]:
+) -> tuple[dict[str, pa.Table], bulk.BulkImport]:
     made = import_in_bulk(source(root, format), spill, hashes={"harbor_task/7/f1_f3": "h"}, workers=workers)
     tables = {
         name: pa.Table.from_batches(batches, schema)
@@ -101,6 +101,6 @@ def test_a_dead_worker_names_what_it_was_at(tmp_path: Path, monkeypatch: pytest.
 
 def test_an_unknown_option_is_said_before_anything_is_read(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.jsonl", [messages_row()])
-    wrong = Source("auto", str(tmp_path), {"tokeniser": "tiny"}, "old", None)
+    wrong = ImportSource("auto", str(tmp_path), {"tokeniser": "tiny"}, "old", None)
     with pytest.raises(ValueError, match="nearest valid one is 'tokenizer'"):
         import_in_bulk(wrong, tmp_path / "spill", hashes={})

@@ -1,7 +1,4 @@
-"""What a row says of its run besides the messages: task, repository, who acted, how it ended and was judged.
-
-Belongs here: the names that data sets give these columns. Does not belong here: messages.
-"""
+"""A run's task, repository, model, reward and exit status, under the column names that data sets use for them."""
 
 from __future__ import annotations
 
@@ -47,8 +44,8 @@ _EXITS = {
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What `facts` finds; None where the row does not say."""
+class RunInfo:
+    """Facts of a run besides its messages; None for a fact that the row does not have."""
 
     task_id: str | None
     repo: str
@@ -59,11 +56,11 @@ class Facts:
     tools: list[dict[str, Any]] | None = None
 
 
-def facts(row: Mapping[str, Any], options: Options) -> Facts:
-    """The row's, its `metadata`'s where the row has none; what the options name comes first.
+def run_info(row: Mapping[str, Any], options: Options) -> RunInfo:
+    """Read the facts of a run from the options, then the row, then its `metadata`.
 
     Raises:
-        Unreadable: `unknown_form` where a column of tool schemas holds none.
+        Unreadable: `unknown_form` if a column of tool schemas holds something else.
     """
     inner = row.get("metadata")
     places = (row, inner) if isinstance(inner, Mapping) else (row,)
@@ -72,7 +69,7 @@ def facts(row: Mapping[str, Any], options: Options) -> Facts:
         return next((t for place in places for name in names if (t := text_field(place, name))), None)
 
     task = first(_TASK)
-    return Facts(
+    return RunInfo(
         task_id=task,
         repo=options.repo or first(("repo", "repo_name")) or repo_of(task or ""),
         teacher=options.teacher or first(_TEACHER),
@@ -83,38 +80,37 @@ def facts(row: Mapping[str, Any], options: Options) -> Facts:
     )
 
 
-def made_of(agents: list[AgentRecord], found: Facts, where: str) -> RolloutRecord:
-    """The rollout of agents and facts; the format's reader gives it its id. A row without a task is a task by
-    itself."""
+def build_rollout(agents: list[AgentRecord], info: RunInfo, where: str) -> RolloutRecord:
+    """Build a rollout without a rollout id. `where` is the task id if the row has none."""
     return RolloutRecord(
         rollout_id="",
         origin="set",
         suite=None,
-        task_id=found.task_id or where,
-        repo=found.repo,
+        task_id=info.task_id or where,
+        repo=info.repo,
         agents=agents,
-        teacher=found.teacher,
-        outcome=outcome_of(found.reward),
+        teacher=info.teacher,
+        outcome=outcome_of(info.reward),
         started_at=next((turn.at for agent in agents for turn in agent.turns if turn.at), None),
-        tools=found.tools,
+        tools=info.tools,
     )
 
 
 def outcome_of(reward: float | None) -> dict[str, Any] | None:
-    """A verdict from a bare reward; None where there is none."""
+    """Derive a verdict from a bare reward; None if there is no reward."""
     return None if reward is None else {"reward": reward, "verdict": "passed" if reward >= 1 else "failed_tests"}
 
 
 def exit_name(status: str | None) -> str | None:
-    """The exit by the name that etpi has for it; an unknown one as written."""
+    """Map an exit status to etpi's name; an unknown status stays as written."""
     if status is None:
         return None
-    ended = _SUBMITTED_ON_EXIT.fullmatch(status)
-    return _EXITS.get(ended[1] if ended else status, status)
+    match = _SUBMITTED_ON_EXIT.fullmatch(status)
+    return _EXITS.get(match[1] if match else status, status)
 
 
 def exit_by_action(last_actions: Sequence[Action]) -> str:
-    """How a run that does not say so ended: by its last command."""
+    """Derive an exit status from the last turn's commands, for runs that do not record one."""
     submits = any(
         _SUBMITS.search(action.command) or action.command.split()[:1] in (["submit"], ["finish"])
         for action in last_actions
@@ -123,8 +119,10 @@ def exit_by_action(last_actions: Sequence[Action]) -> str:
 
 
 def repo_of(instance_id: str) -> str:
-    """The repository of a SWE-bench instance id: "owner/name" of "owner__name-123". "unknown" for other ids, so that
-    what is split by repository keeps all of those on one side."""
+    """Return "owner/name" of a SWE-bench instance id "owner__name-123", and "unknown" for other ids.
+
+    A split by repository then keeps all of the unknown ones on one side.
+    """
     match = _INSTANCE.fullmatch(instance_id)
     return f"{match['owner']}/{match['name']}" if match else "unknown"
 
