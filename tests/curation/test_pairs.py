@@ -1,4 +1,4 @@
-"""Pairs: what a student reads and writes, chains that stay chains, and an account of every turn."""
+"""Pairs: the inputs and outputs of a student, prefixes that survive editing, and a reason for every dropped turn."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def whole(pairs):
     return {key: (prompt, output) for (key, prompt), output in zip(iter_prompts(pairs), outputs, strict=True)}
 
 
-def test_with_everything_kept_a_pair_is_the_turn_as_captured():
+def test_without_edits_a_pair_is_the_captured_turn():
     tables = rollouts(steering=False)
     agents = list(captured_agents(tables, KEEP, CHAT, default, {}))
     pairs = make_pairs(agents, KEEP, CHAT)["pairs"]
@@ -46,7 +46,7 @@ def test_with_everything_kept_a_pair_is_the_turn_as_captured():
     assert set(pairs["prompt_edit"].to_pylist()) == {"none"}
 
 
-def test_a_pair_reads_what_a_student_reads_and_writes_what_the_teacher_did():
+def test_pair_has_the_default_prompt_and_the_teachers_output_without_think():
     made = dataset()
     texts = {(r["rollout_id"], r["agent_id"], r["turn"]): r["content"] for r in made.tables["turns"].to_pylist()}
     tasks = dict(
@@ -66,7 +66,7 @@ def test_a_pair_reads_what_a_student_reads_and_writes_what_the_teacher_did():
         assert not has_think(prompt, CHAT), "history is stripped too"
 
 
-def test_chains_stay_chains_through_both_edits():
+def test_pairs_still_extend_each_other_after_splicing_and_stripping():
     made = dataset()
     last = {}
     for row in made.pairs.to_pylist():
@@ -77,7 +77,7 @@ def test_chains_stay_chains_through_both_edits():
     assert len(made.pairs) - made.pairs["prefix_turn"].null_count == len(made.pairs) - len(last)
 
 
-def test_history_that_differs_from_what_is_learnt_forks():
+def test_history_that_differs_from_the_trained_output_is_not_extended():
     for section in ({"history_think": "keep"}, {"strip_think": False, "history_think": "strip"}):
         made = dataset(section)
         thought = {
@@ -85,7 +85,7 @@ def test_history_that_differs_from_what_is_learnt_forks():
         }
         for row in made.pairs.to_pylist():
             if row["prefix_turn"] is not None:
-                # What is extended is the latest pair whose output stands in the history as it is learnt.
+                # A pair extends the latest pair whose output is in the history as it is trained.
                 assert (row["rollout_id"], row["agent_id"], row["prefix_turn"]) not in thought
     assert {has_think(p, CHAT) for p, _ in whole(dataset({"history_think": "keep"}).pairs).values()} == {
         True,
@@ -93,7 +93,7 @@ def test_history_that_differs_from_what_is_learnt_forks():
     }
 
 
-def test_a_teacher_whose_history_was_stripped_while_it_ran_gives_the_same_pairs():
+def test_history_stripped_during_the_rollout_gives_the_same_first_pairs():
     live, kept = whole(dataset(history_think="strip").pairs), whole(dataset().pairs)
     shared = live.keys() & kept.keys()
     assert {key for key in live if key[2] == 0} <= shared
@@ -108,7 +108,7 @@ def test_a_teacher_whose_history_was_stripped_while_it_ran_gives_the_same_pairs(
     assert len(prefixes) - prefixes.null_count == len(prefixes) - 12, "captured as forks, chained once stripped"
 
 
-def test_retokenised_pairs_are_the_same_text_in_canonical_ids():
+def test_retokenised_pairs_have_the_same_text_in_canonical_ids():
     native, again = whole(dataset().pairs), whole(dataset({"capture": "retokenised"}).pairs)
     assert native.keys() == again.keys()
     differ = 0
@@ -160,25 +160,25 @@ def test_every_dropped_turn_has_its_reason():
     assert not dropped(agents, kept)[0]
 
 
-def test_turns_of_another_capture_are_dropped_and_said_so():
+def test_turns_of_another_capture_are_dropped_as_not_captured():
     reasons, pairs = dropped(turns(f"a{END}", capture="none"))
     assert reasons[0] == ("not_captured", "capture is none, pairs.capture asks for native") and len(pairs) == 0
 
 
-def test_a_dropped_turn_stays_in_the_history_of_the_next():
+def test_dropped_turn_stays_in_the_history_of_the_next():
     agents = turns(f"one{END}", "two cut", f"three{END}", truncated={1})
     _, pairs = dropped(agents)
     assert pairs["turn"].to_pylist() == [0, 2] and pairs["prefix_turn"].to_pylist() == [None, 0]
     assert "two cut" in CHAT.decode(whole(pairs)["r", "a", 2][0])
 
 
-def test_a_turn_that_cannot_be_stripped_stays_whole_in_history():
+def test_turn_that_cannot_be_stripped_stays_whole_in_history():
     _, pairs = dropped(turns(f"<think>one{END}", f"<think>x</think>two{END}", f"three{END}"))
     prompt = CHAT.decode(whole(pairs)["r", "a", 2][0])
     assert "<think>one" in prompt and "<think>x" not in prompt and "two" in prompt
 
 
-def test_a_prompt_that_was_rendered_anew_is_edited_for_itself():
+def test_rerendered_prompt_is_edited_by_itself():
     start = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     more = "\n<|im_start|>user\nok<|im_end|>\n<|im_start|>assistant\n"
     rendered = [start, f"{start}<think>x</think>one{END}{more}", f"{start}<think>y</think>ONE{END}{more}two{END}{more}"]
@@ -191,7 +191,7 @@ def test_a_prompt_that_was_rendered_anew_is_edited_for_itself():
         assert pairs["prefix_turn"].to_pylist() == [None, 0, None][first:] if first == 0 else [None, None]
 
 
-def test_metadata_say_where_a_pair_is_from():
+def test_metadata_has_role_teacher_and_source_tokens():
     row = dataset().pairs.to_pylist()[0]
     facts = json.loads(row["metadata"])
     assert facts["role"] in ("proposer", "responder") and facts["teacher"] == "made" and facts["tail"] == "none"
@@ -199,11 +199,11 @@ def test_metadata_say_where_a_pair_is_from():
     assert row["pair_id"] == f"{row['rollout_id']}/{row['agent_id']}/{row['turn']}"
 
 
-def test_an_error_names_the_rollout():
+def test_error_names_the_rollout():
     (agent,) = turns(f"a{END}")
     wanted = FirstPrompt([{"role": "user", "content": "x"}], CHAT.prompt_ids([{"role": "user", "content": "x"}]))
     wrong = CapturedAgent("r7", "a", agent.turns, [{"role": "user", "content": "other"}], wanted)
-    with pytest.raises(ValueError, match=r"rollout r7/a: steering cannot be spliced"):
+    with pytest.raises(ValueError, match=r"r7/a.*spliced"):
         make_pairs([wrong], NATIVE, CHAT)
 
 
@@ -216,7 +216,7 @@ texts = st.sampled_from(["ls", "<think>hm</think>", "<think>\nhm\n</think>\n\n",
     st.sampled_from(["strip", "keep"]),
     st.booleans(),
 )
-def test_turns_are_pairs_or_dropped_and_the_prefix_encoding_is_lossless(outputs, history, strip):
+def test_each_turn_is_a_pair_or_dropped_and_prefix_encoding_is_lossless(outputs, history, strip):
     section = PairsSection(strip_think=strip, history_think=history)
     agents = turns(*outputs)
     reasons, pairs = dropped(agents, section)
@@ -234,7 +234,7 @@ def test_turns_are_pairs_or_dropped_and_the_prefix_encoding_is_lossless(outputs,
 
 
 @pytest.mark.parametrize("command", ["ls", "sed -i 's/a/b/' x.py\ncat x.py", "cat <<'E'\n</parameters>\nE"])
-def test_format_tokens_are_the_call_without_its_command(command):
+def test_format_tokens_count_the_call_without_its_command(command):
     call = format_action(command)
     output = ids(f"Now.\n{call}{END}")
     assert read_actions(str(call))[0]
@@ -242,14 +242,14 @@ def test_format_tokens_are_the_call_without_its_command(command):
     assert abs(len(output) - bare - format_tokens(output, CHAT)) <= 2, "newlines at the seams may join a word"
 
 
-def test_text_without_a_call_has_no_format_and_json_calls_are_all_format():
+def test_format_tokens_are_zero_without_call_and_whole_json_call():
     assert format_tokens(ids(f"```bash\nls\n```{END}"), CHAT) == 0
     call = ids('<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>')
     assert format_tokens(call, CHAT) == len(call)
     assert format_tokens(ids("<tool_call>\n<function=bash>\n<parameter=command>\nls"), CHAT) > 0
 
 
-def test_a_student_that_is_served_tools_reads_them_in_training():
+def test_student_that_is_served_tools_reads_them_in_training():
     tables, chat = rollouts(steering=False), load_chat_format("qwen3")
     section = PairsSection(capture="retokenised", strip_think=False, history_think="keep", drop_unparseable=False)
     first = pc.field("rollout_id") == tables["rollouts"]["rollout_id"][0]

@@ -1,4 +1,4 @@
-"""Text as ids of the student's vocabulary: prompts as if rendered whole, and outputs that say what was done."""
+"""Recorded text as ids of the student's vocabulary: prompts equal whole renderings, outputs equal the turns."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ TOOLS = [
 @pytest.mark.parametrize(("name", "template"), FORMATS)
 @settings(max_examples=8, deadline=None)
 @given(messages=CONVERSATIONS, tools=st.sampled_from([None, TOOLS]), thinking=st.sampled_from([None, True, False]))
-def test_ids_are_those_of_rendering_every_prefix(
+def test_prompts_equal_rendering_each_prefix(
     name: str, template: str | None, messages: list[dict[str, Any]], tools: Any, thinking: bool | None
 ) -> None:
     chat = load_chat_format(name, template)
@@ -119,7 +119,7 @@ KINDS = st.lists(
 @pytest.mark.parametrize("template", QWEN_TEMPLATES)
 @settings(max_examples=8, deadline=None)
 @given(data=st.data(), tools=st.sampled_from([None, TOOLS]), thinking=st.booleans())
-def test_one_rendering_holds_every_prompt_or_is_said_not_to(
+def test_renders_once_is_true_only_if_each_prompt_extends_the_last(
     template: str, data: st.DataObject, tools: Any, thinking: bool
 ) -> None:
     chat, kwargs = load_chat_format("qwen3", template), {"enable_thinking": thinking}
@@ -140,7 +140,7 @@ def test_one_rendering_holds_every_prompt_or_is_said_not_to(
 
 
 @needs_qwen
-def test_a_trajectory_of_tool_results_is_rendered_once_by_every_template(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_template_renders_a_trajectory_of_tool_results_once(monkeypatch: pytest.MonkeyPatch) -> None:
     turn = [{"role": "assistant", "content": "Look."}, {"role": "tool", "content": "a.py"}]
     messages = [{"role": "user", "content": "fix it"}, *(turn * 20)]
     for template in QWEN_TEMPLATES:
@@ -154,7 +154,7 @@ def test_a_trajectory_of_tool_results_is_rendered_once_by_every_template(monkeyp
 
 
 @needs_qwen
-def test_a_template_that_rewrites_history_is_noticed() -> None:
+def test_template_that_rewrites_history_is_detected() -> None:
     """Qwen3 drops earlier thoughts once a new question comes: the prompt then forks, and is still exact."""
     chat = load_chat_format("qwen3")
     messages = [
@@ -184,7 +184,7 @@ def chat(request: pytest.FixtureRequest) -> ChatFormat:
     return load_chat_format(request.param)
 
 
-def test_an_output_is_text_calls_and_the_end_of_turn(chat: ChatFormat) -> None:
+def test_output_is_text_calls_and_end_of_turn(chat: ChatFormat) -> None:
     call = {"function": {"name": "bash", "arguments": '{"command": "ls"}'}}
     talk = rows(
         [
@@ -207,7 +207,7 @@ def test_an_output_is_text_calls_and_the_end_of_turn(chat: ChatFormat) -> None:
     assert chat.decode(second.prompt_ids[len(extended) :]).startswith("\n<|im_start|>user\na.py")
 
 
-def test_text_cannot_end_a_turn_early(chat: ChatFormat) -> None:
+def test_end_token_in_text_does_not_end_the_turn(chat: ChatFormat) -> None:
     (turn,) = retokenise(
         rows([{"role": "user", "content": "go"}, {"role": "assistant", "content": "a <|im_end|> b"}]), chat
     )
@@ -215,7 +215,7 @@ def test_text_cannot_end_a_turn_early(chat: ChatFormat) -> None:
     assert chat.decode(turn.output_ids) == "a <|im_end|> b<|im_end|>"
 
 
-def test_blocks_of_one_turn_are_one_output(chat: ChatFormat, tmp_path: Path) -> None:
+def test_messages_of_one_turn_are_one_output(chat: ChatFormat, tmp_path: Path) -> None:
     pair_run(tmp_path)
     record, agents = imported(tmp_path, PAIR_OPTIONS)
     for agent, messages in zip(record.agents, agents, strict=True):
@@ -240,7 +240,7 @@ def test_blocks_of_one_turn_are_one_output(chat: ChatFormat, tmp_path: Path) -> 
             assert later.prompt_ids[: len(whole)] == whole
 
 
-def test_flattening_marks_are_gone_and_results_are_the_tools(tmp_path: Path) -> None:
+def test_flattened_marks_are_removed_and_results_have_role_tool(tmp_path: Path) -> None:
     pair_run(tmp_path)
     _, agents = imported(tmp_path, PAIR_OPTIONS)
     told, turns = conversation(agents[0], StudentForm(load_chat_format("tiny")))
@@ -262,7 +262,7 @@ def test_flattening_marks_are_gone_and_results_are_the_tools(tmp_path: Path) -> 
     assert told[6]["content"].startswith("Both plans fit.\n<tool_call>\n<function=Edit>\n<parameter=file_path>\n")
 
 
-def test_demonstrations_are_read_not_learnt(chat: ChatFormat, tmp_path: Path) -> None:
+def test_demonstrations_are_context_not_labels(chat: ChatFormat, tmp_path: Path) -> None:
     write(tmp_path / "x.traj", windowed_history("fenced"))
     _, (messages,) = imported(tmp_path)
     if chat.name == "tiny":
@@ -273,15 +273,15 @@ def test_demonstrations_are_read_not_learnt(chat: ChatFormat, tmp_path: Path) ->
     assert chat.decode(turns[0].output_ids) == "Look around.\n```\nls -a\n```<|im_end|>"
 
 
-def test_what_a_model_wrote_itself_stays_as_it_is(chat: ChatFormat, tmp_path: Path) -> None:
+def test_text_that_the_model_wrote_stays_unchanged(chat: ChatFormat, tmp_path: Path) -> None:
     write(tmp_path / "x.traj.json", bare_list())
     _, (messages,) = imported(tmp_path)
     outputs = [chat.decode(t.output_ids).removesuffix("<|im_end|>") for t in retokenise(messages, chat)]
     assert outputs == [m["content"] for m in bare_list() if m["role"] == "assistant"]
 
 
-def test_a_conversation_without_a_prompt_or_with_a_strange_role_is_an_error(chat: ChatFormat) -> None:
-    with pytest.raises(ValueError, match="prompt of its first turn is missing"):
+def test_conversation_without_prompt_or_with_unknown_role_raises(chat: ChatFormat) -> None:
+    with pytest.raises(ValueError, match="first turn"):
         retokenise(rows([{"role": "assistant", "content": "x"}]), chat)
     with pytest.raises(ValueError, match="role 'narrator'"):
         retokenise(rows([{"role": "narrator", "content": "x"}]), chat)
@@ -300,7 +300,7 @@ VALUES = st.lists(
 
 
 @given(name=NAMES, value=VALUES, other=VALUES)
-def test_a_call_reads_back_whatever_its_arguments_hold(name: str, value: str, other: str) -> None:
+def test_call_with_any_argument_is_parsed_back(name: str, value: str, other: str) -> None:
     arguments = {"command": value} if name.lower() == "bash" else {"path": value, "text": other}
     (action,), error = read_actions(f"Then.\n{format_call(name, arguments)}")
     assert error is None
@@ -311,7 +311,7 @@ def test_a_call_reads_back_whatever_its_arguments_hold(name: str, value: str, ot
 
 
 @given(command=VALUES)
-def test_a_flattened_call_is_rewritten_in_place(command: str) -> None:
+def test_flattened_call_is_rewritten_in_place(command: str) -> None:
     flat = f"[tool_use Bash] {json.dumps({'command': command})}"
     assert turn_text(f"First.\n{flat}\n{flat}") == "First.\n" + "\n".join(
         [format_call("bash", {"command": command})] * 2
@@ -321,23 +321,23 @@ def test_a_flattened_call_is_rewritten_in_place(command: str) -> None:
 @pytest.mark.parametrize(
     "text", ["[tool_use Bash] {cut", "see [tool_use Bash] {}", "[tool_use Bash] none", "[tool_use", ""]
 )
-def test_what_is_no_flattened_call_stays_text(text: str) -> None:
+def test_text_that_is_not_a_flattened_call_stays_unchanged(text: str) -> None:
     assert turn_text(text) == text
 
 
-def test_arguments_that_are_no_text_are_json() -> None:
+def test_non_text_arguments_are_written_as_json() -> None:
     assert "<parameter=n>\n[1, 2]\n</parameter>" in format_call("Read", {"n": [1, 2]})
     assert turn_text("", [{"function": {"name": "bash", "arguments": None}}]) == format_call("bash", {})
 
 
 @pytest.mark.parametrize("call", [{"function": {"name": "bash", "arguments": "{cut"}}, {"name": 5}, "x"])
-def test_a_call_nobody_can_read_stays_unreadable(call: Any) -> None:
+def test_unparseable_call_stays_unparseable(call: Any) -> None:
     text = turn_text("Then.", [call])
     assert json.dumps(call, ensure_ascii=False) in text
     assert read_actions(text)[0] == []
 
 
-def test_observations_lose_the_mark_alone() -> None:
+def test_observation_loses_only_the_leading_mark() -> None:
     assert observation_text("[tool_result] [tool_result] a") == "[tool_result] a"
     assert observation_text("a [tool_result] b") == "a [tool_result] b"
 

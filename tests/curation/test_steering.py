@@ -1,4 +1,4 @@
-"""Steering is spliced out at message boundaries, other ids untouched, and what is left of it is found."""
+"""Steering is spliced out at message boundaries, other ids stay, and remaining steering is found."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WANTED = FirstPrompt(DEFAULT, DEFAULT_IDS)
 
 
 def noncanonical(ids, seed=0):
-    """The same text in other ids: every word token spelled by its bytes."""
+    """Return the same text in other ids: about half of the tokens spelled by characters."""
     rng = np.random.default_rng(seed)
     spelled = []
     for token in ids.tolist():
@@ -45,7 +45,7 @@ def noncanonical(ids, seed=0):
     return array(spelled)
 
 
-def test_the_spliced_prompt_is_the_one_a_student_reads():
+def test_spliced_prompt_is_the_students_prompt():
     found, spliced = splice(STEERED_IDS, STEERED, WANTED, CHAT)
     assert spliced and found.tolist() == DEFAULT_IDS.tolist()
     same, spliced = splice(DEFAULT_IDS, DEFAULT, WANTED, CHAT)
@@ -54,7 +54,7 @@ def test_the_spliced_prompt_is_the_one_a_student_reads():
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.lists(st.integers(0, CHAT.vocab_size - 1), max_size=30))
-def test_all_other_ids_stay_as_captured(seed, later):
+def test_splicing_keeps_all_other_ids_as_captured(seed, later):
     head, system, *rest = segments(STEERED_IDS, CHAT)
     rest = [noncanonical(piece, seed) for piece in rest]
     captured = np.concatenate([head, system, *rest, array(later)])
@@ -64,7 +64,7 @@ def test_all_other_ids_stay_as_captured(seed, later):
     assert np.array_equal(segments(found, CHAT)[1], segments(DEFAULT_IDS, CHAT)[1])
 
 
-def test_a_prompt_that_does_not_hold_the_message_is_refused():
+def test_prompt_without_the_captured_message_raises():
     with pytest.raises(ValueError, match="base.tokenizer"):
         splice(DEFAULT_IDS, STEERED, WANTED, CHAT)
     with pytest.raises(ValueError, match="message by message"):
@@ -73,11 +73,13 @@ def test_a_prompt_that_does_not_hold_the_message_is_refused():
         splice(array(CHAT.prompt_ids(STEERED[:1])), STEERED, WANTED, CHAT)
 
 
-def test_steering_is_found_in_ids_and_in_words():
+def test_steering_is_found_by_ids_and_by_words():
     assert STEERING_NGRAMS.find(STEERED_IDS) is not None
     assert STEERING_NGRAMS.find(DEFAULT_IDS) is None
     respelled = noncanonical(STEERED_IDS)
-    assert not any(run in STEERING_NGRAMS.ids for run in ids_only(respelled)), "the premise: no canonical run is left"
+    assert not any(ngram in STEERING_NGRAMS.ids for ngram in ids_only(respelled)), (
+        "the respelling leaves no canonical n-gram"
+    )
     assert "plan" in (STEERING_NGRAMS.find(respelled) or "")
 
 
@@ -85,24 +87,24 @@ def ids_only(ids):
     return [window.tobytes() for window in np.lib.stride_tricks.sliding_window_view(ids, 8)]
 
 
-def test_a_part_of_the_steering_is_found_and_short_echoes_are_not():
+def test_part_of_the_steering_is_found_and_short_echoes_are_not():
     words = TEXT.split()
     for start in (0, 8, len(words) - 7):
         assert STEERING_NGRAMS.find(array(CHAT.encode("so: " + " ".join(words[start : start + 7])))) is not None
     assert STEERING_NGRAMS.find(array(CHAT.encode("Plan: I'll take a.py, then do your part."))) is None
 
 
-def test_a_run_of_ids_is_found_where_there_are_too_few_words():
-    traces = SteeringNgrams.build(["Steps: (1) -> [2]; {3} => <4>, !5! ~6~"], [], CHAT)
+def test_id_ngrams_are_found_if_there_are_too_few_words():
+    ngrams = SteeringNgrams.build(["Steps: (1) -> [2]; {3} => <4>, !5! ~6~"], [], CHAT)
     few = array(CHAT.encode("[2]; {3} => <4>"))
-    assert len(few) >= 8 and traces.find(few) is not None
-    assert traces.find(array(CHAT.encode("[2]; {4} => <3>"))) is None
+    assert len(few) >= 8 and ngrams.find(few) is not None
+    assert ngrams.find(array(CHAT.encode("[2]; {4} => <3>"))) is None
 
 
-def test_what_the_default_prompt_says_too_is_no_trace():
+def test_text_of_the_default_prompt_is_no_leak():
     assert SteeringNgrams.build([TEXT], [TEXT], CHAT).find(STEERED_IDS) is None
 
 
-def test_a_steering_text_too_short_to_find_is_refused():
+def test_steering_text_shorter_than_an_ngram_raises():
     with pytest.raises(ValueError, match="Plan first"):
         SteeringNgrams.build(["Plan first!"], [], CHAT)

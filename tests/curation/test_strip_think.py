@@ -1,4 +1,4 @@
-"""Strip-think on ids: the whole table, what it must leave alone, and what it must drop."""
+"""Stripping think blocks on ids: the whole table, ids that stay, and outputs that are dropped."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def text(found, chat=CHAT):
         ("closed", f"hm\n</think>\n\n{CALL}<|im_end|>", f"{CALL}<|im_end|>"),
         ("closed", f"<think>hm</think>{CALL}<|im_end|>", f"{CALL}<|im_end|>"),
         ("closed", "<think>\nhm", UNCLOSED),
-        # A close behind the first call delimits nothing, whatever the tail.
+        # A closing id after the first call is ignored, whatever the tail.
         ("none", f"{CALL}</think><|im_end|>", AFTER_CALL),
         ("open", f"{CALL}</think>ok<|im_end|>", UNCLOSED),
         ("none", f"<think>{CALL}</think>ok<|im_end|>", UNCLOSED),
@@ -64,7 +64,7 @@ def text(found, chat=CHAT):
         ("none", f"Well. <think>a</think>\n\n  {CALL}<|im_end|>", f"  {CALL}<|im_end|>"),
     ],
 )
-def test_the_table(chat, tail, output, left):
+def test_output_is_kept_cut_or_dropped_as_in_the_table(chat, tail, output, left):
     found = strip_output(ids(output, chat), tail, chat)
     if found.reason is not None:
         assert found.reason == left
@@ -74,14 +74,14 @@ def test_the_table(chat, tail, output, left):
         assert found.removed == len(ids(output, chat)) - len(found.ids)
 
 
-def test_an_id_that_joins_a_newline_with_text_stays_whole():
+def test_id_that_joins_a_newline_with_text_stays_whole():
     joined = QWEN.encode("\n\n}")
     assert len(joined) > 1, "the premise: newlines are ids of their own here"
     by_hand = np.asarray([QWEN.think_close_id, *QWEN.encode("\n"), *QWEN.encode("\n\n"), *QWEN.encode(" \n"), 9707])
     assert text(strip_output(by_hand, "open", QWEN).ids, QWEN) == " \nHello"
 
 
-def test_a_vocabulary_without_think_ids_has_nothing_to_strip():
+def test_vocabulary_without_think_ids_is_not_stripped():
     class Plain(ChatFormat):
         def __init__(self):
             super().__init__("plain", CHAT.tokenizer, CHAT.template)
@@ -101,7 +101,7 @@ tails = st.sampled_from(["none", "open", "closed"])
 
 
 @given(outputs, tails)
-def test_what_is_kept_is_a_suffix_untouched_and_free_of_think_ids(output, tail):
+def test_kept_ids_are_a_suffix_without_think_ids(output, tail):
     found = strip_output(output, tail, CHAT)
     assert np.array_equal(found.ids, output[found.removed :])
     if found.reason is None:
@@ -121,7 +121,7 @@ def test_stripping_twice_is_stripping_once(output, tail):
 
 
 @given(outputs, tails)
-def test_the_agent_loop_takes_the_same_block_out_of_its_history(output, tail):
+def test_agent_loop_strips_the_same_block(output, tail):
     found = strip_output(output, tail, CHAT)
     if found.reason is None:
         assert think.strip_think(output.tolist(), CHAT, tail) == found.ids.tolist()
@@ -130,7 +130,7 @@ def test_the_agent_loop_takes_the_same_block_out_of_its_history(output, tail):
 # --- tails and history -------------------------------------------------------------------------------------------
 
 
-def test_an_open_tail_becomes_what_the_template_writes():
+def test_open_tail_becomes_the_templates_closed_tail():
     plain = np.asarray(QWEN.prompt_ids([USER]), dtype=np.int32)
     opened = np.concatenate([plain, ids("<think>\n", QWEN)])
     closed = QWEN.prompt_ids([USER], enable_thinking=False)
@@ -139,7 +139,7 @@ def test_an_open_tail_becomes_what_the_template_writes():
     assert close_tail(np.asarray(closed), QWEN).tolist() == closed
 
 
-def test_a_template_that_cannot_close_an_open_tail_says_so():
+def test_template_that_cannot_close_an_open_tail_raises():
     opened = np.concatenate([np.asarray(CHAT.prompt_ids([USER]), dtype=np.int32), ids("<think>\n")])
     with pytest.raises(ValueError, match=r"tiny.*pairs\.strip_think = false"):
         close_tail(opened, CHAT)
@@ -152,7 +152,7 @@ def conversation(*turns):
     return np.asarray(CHAT.prompt_ids(messages), dtype=np.int32)
 
 
-def test_history_loses_its_think_blocks_and_nothing_else():
+def test_history_loses_only_its_think_blocks():
     thinking = conversation(f"<think>\nhm\n</think>\n\n{CALL}", f"<think>ha</think>{CALL}", CALL)
     found, removed = strip_history(thinking, CHAT)
     assert text(found) == text(conversation(CALL, CALL, CALL)), "other roles keep their words"
@@ -160,13 +160,13 @@ def test_history_loses_its_think_blocks_and_nothing_else():
     assert strip_history(found, CHAT)[1] == 0
 
 
-def test_history_keeps_what_nothing_delimits_and_the_templates_empty_block():
+def test_history_keeps_unclosed_blocks_and_the_templates_empty_block():
     for output in (f"<think>{CALL}", "<think>hm", f"<think>\n\n</think>\n\n{CALL}", f"{CALL}</think>"):
         prompt = conversation(output, CALL)
         found, removed = strip_history(prompt, CHAT)
         assert removed == 0 and np.array_equal(found, prompt)
 
 
-def test_the_generation_prompt_is_not_history():
+def test_generation_prompt_is_not_stripped():
     prompt = np.concatenate([conversation(CALL), ids("<think>\nhm\n</think>\n\nSo: ")])
     assert strip_history(prompt, CHAT)[1] == 0

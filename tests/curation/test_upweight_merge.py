@@ -1,4 +1,4 @@
-"""Weights, the split by repository, and merged sequences whose objective is that of the rows one by one."""
+"""Weights, the split by repository, and merged sequences with the same objective as the rows one by one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.datasets import dataset
 
 
 def pairs_of(*agents: list, repo: str | list[str] = "harbor", task: str | list[str] | None = None):
-    """Pairs of agents, each a list of (prompt, output) with whole prompts: the `pairs` table without any prefix."""
+    """Return a `pairs` table without prefixes from agents, each a list of (whole prompt, output)."""
     rows = []
     for number, turns in enumerate(agents):
         facts = {
@@ -66,12 +66,12 @@ def test_early_turns_count_more_in_both_forms():
     assert sequences["span_weights"].to_pylist() == [[12.0, 12.0, 1.0]]
 
 
-def test_a_fraction_cannot_be_repeated():
-    with pytest.raises(ValueError, match='2.5 cannot be repeated; use upweight_form = "weight"'):
+def test_fractional_factor_cannot_be_duplicated():
+    with pytest.raises(ValueError, match="upweight_factor = 2.5"):
         built(pairs_of(CHAIN), upweight_factor=2.5, upweight_form="duplicate")
 
 
-def test_over_long_pairs_are_reported_never_cut():
+def test_pairs_over_max_length_are_dropped_never_truncated():
     rows, sequences, dropped = built(pairs_of(CHAIN, [([1] * 60, [2] * 5)]), max_length=64)
     assert rows["pair_id"].to_pylist() == ["r0/a/0", "r0/a/1", "r0/a/2"]
     assert dropped.to_pylist()[0] | {"agent_id": "a"} == {
@@ -81,7 +81,7 @@ def test_over_long_pairs_are_reported_never_cut():
     assert len(sequences) == 1
 
 
-def test_held_out_repositories_and_tasks_never_train():
+def test_heldout_repositories_and_tasks_are_dropped():
     pairs = pairs_of(CHAIN, CHAIN, CHAIN, repo=["harbor", "quay", "skiff"])
     weighed = weigh(pairs, DatasetSection(heldout_repos=("quay",)), heldout_tasks={"t2"})
     assert set(weighed["dataset_rows"]["repo"].to_pylist()) == {"harbor"}
@@ -92,13 +92,13 @@ def test_held_out_repositories_and_tasks_never_train():
 
 
 @given(st.sets(st.text(min_size=1), max_size=12), st.floats(0, 0.99))
-def test_validation_is_a_share_of_the_repositories_and_depends_on_their_names_alone(repos, fraction):
+def test_validation_repositories_depend_only_on_their_names(repos, fraction):
     chosen = validation_repos(sorted(repos), fraction)
     assert chosen <= repos and len(chosen) == min(max(0, len(repos) - 1), round(fraction * len(repos)))
     assert validation_repos([*sorted(repos, reverse=True), *repos], fraction) == chosen
 
 
-def test_no_repository_is_on_both_sides():
+def test_each_repository_is_in_one_split():
     pairs = pairs_of(*[CHAIN] * 8, repo=[f"repo{n % 5}" for n in range(8)])
     rows, sequences, _ = built(pairs, val_fraction=0.4)
     sides: dict[str, set[str]] = {}
@@ -122,7 +122,7 @@ def test_row_ids_follow_content():
 # --- merging -------------------------------------------------------------------------------------------------------
 
 
-def test_a_chain_is_one_sequence_with_a_span_for_each_output():
+def test_turns_that_extend_each_other_are_one_sequence_with_a_span_each():
     rows, sequences, _ = built(pairs_of(CHAIN))
     (sequence,) = sequences.to_pylist()
     assert sequence["input_ids"] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10] and sequence["rows"] == 3
@@ -133,7 +133,7 @@ def test_a_chain_is_one_sequence_with_a_span_for_each_output():
     assert weights[labels == IGNORE_INDEX].sum() == 0 and len(ids) == 10
 
 
-def test_a_fork_is_a_branch_that_repeats_nothing():
+def test_differing_row_is_a_branch_that_repeats_no_token():
     rows, sequences, _ = built(pairs_of(FORK))
     (sequence,) = sequences.to_pylist()
     assert sequence["input_ids"] == [1, 2, 9, 5, 8, 8, 8, 3, 4, 6, 7], "the longer branch first"
@@ -149,7 +149,7 @@ def test_a_fork_is_a_branch_that_repeats_nothing():
     assert told == [([1, 2, 9, 5, 8, 8, 8], [3, 5]), ([1, 2, 3, 4, 6, 7], [2, 5])]
 
 
-def test_an_output_that_a_later_prompt_departs_from_within_stays_one_span():
+def test_output_stays_one_span_if_a_later_prompt_branches_inside_it():
     turns = [([1, 2], [3, 4, 5]), ([1, 2, 3, 9, 9, 9, 9], [6]), ([1, 2, 3, 4, 5, 7], [8])]
     rows, sequences, _ = built(pairs_of(turns))
     (sequence,) = sequences.to_pylist()
@@ -159,7 +159,7 @@ def test_an_output_that_a_later_prompt_departs_from_within_stays_one_span():
     ]  # fmt: skip
 
 
-def test_samples_of_one_prompt_are_branches_and_each_learns_its_own_output():
+def test_samples_of_one_prompt_are_branches_with_their_own_labels():
     _, sequences, _ = built(pairs_of([([1, 2], [3]), ([1, 2], [3])]))
     assert [s["input_ids"] for s in sequences.to_pylist()] == [[1, 2, 3, 3]]
     rollouts = pairs_of([([1, 2, 3], [4])], [([1, 2, 3], [5])], task="one")
@@ -171,26 +171,26 @@ def test_samples_of_one_prompt_are_branches_and_each_learns_its_own_output():
     assert sequences["rows"].to_pylist() == [1, 1], "what they share is less than half of either"
 
 
-def test_trees_wait_for_other_samples_only_so_long(monkeypatch):
+def test_oldest_trees_are_closed_beyond_the_token_limit(monkeypatch):
     pairs = pairs_of(*([([1, 2, 3], [number])] for number in range(4, 9)), task=list("ababc"))
     rows, sequences, _ = built(pairs)
     assert sequences["rows"].to_pylist() == [2, 2, 1]
     assert sequences["sequence_id"].to_pylist() == rows["sequence_id"].unique().to_pylist()
     monkeypatch.setattr("etpi_assets.curation.merge.OPEN_TOKENS", 7)
     rows, sequences, _ = built(pairs)
-    assert sequences["rows"].to_pylist() == [1] * 5, "two trees of four tokens are more than may wait"
+    assert sequences["rows"].to_pylist() == [1] * 5, "two trees of four tokens exceed the limit"
     assert sequences["sequence_id"].to_pylist() == rows["sequence_id"].to_pylist()
     assert integrity.label_tokens(rows, pairs, sequences).passed
 
 
-def test_rows_that_are_not_of_the_pairs_are_refused():
+def test_rows_missing_among_the_pairs_raise():
     pairs = pairs_of(CHAIN)
     rows = weigh(pairs, DatasetSection(val_fraction=0.0))["dataset_rows"]
     with pytest.raises(ValueError, match="r0/a/2"):
         merge(rows, pairs.slice(0, 2), 2048, lambda table: None)
 
 
-def test_a_tree_is_no_longer_than_a_row_may_be():
+def test_tree_is_no_longer_than_max_length():
     turns = [([1] * 30, [2] * 30), ([1] * 20 + [3] * 20, [4] * 20), ([1] * 20 + [3] * 20, [5] * 4)]
     _, sequences, dropped = built(pairs_of(turns), max_length=64)
     assert [len(ids) for ids in sequences["input_ids"]] == [60, 64] and not len(dropped)
@@ -212,7 +212,7 @@ ids = st.lists(st.integers(0, 3), min_size=1, max_size=3)
 
 @st.composite
 def conversations(draw):
-    """Turns that extend an earlier one or start anew, over so few ids that prefixes coincide by chance too."""
+    """Turns that extend an earlier one or begin again, over so few ids that prefixes also coincide by chance."""
     turns: list[tuple[list[int], list[int]]] = []
     for _ in range(draw(st.integers(1, 6))):
         before = draw(st.sampled_from([[], *[p + o for p, o in turns]]))
@@ -222,7 +222,7 @@ def conversations(draw):
 
 @settings(deadline=None)
 @given(st.lists(conversations(), min_size=1, max_size=3))
-def test_every_output_stands_once_behind_its_own_input(agents):
+def test_every_output_is_once_in_the_trees_after_its_own_input(agents):
     pairs = pairs_of(*agents)
     rows, sequences, _ = built(pairs)
     stored = {s["sequence_id"]: s for s in sequences.to_pylist()}
@@ -241,8 +241,8 @@ def test_every_output_stands_once_behind_its_own_input(agents):
 
 @settings(deadline=None)
 @given(st.lists(conversations(), min_size=1, max_size=3), st.sampled_from([None, "one"]), st.sampled_from([64, 2048]))
-def test_the_branches_of_the_trees_are_the_rows_and_nothing_else(agents, task, longest):
-    """Round trip: the learnt tokens of every branch with all that stands before them are the per-turn rows."""
+def test_branches_of_the_trees_are_exactly_the_rows(agents, task, longest):
+    """Round trip: the labelled tokens of every branch, each with the tokens before them, are the per-turn rows."""
     pairs = pairs_of(*agents, task=task)
     rows, sequences, _ = built(pairs, max_length=longest)
     outputs = dict(zip(pairs["pair_id"].to_pylist(), pairs["output_ids"].to_pylist(), strict=True))
@@ -295,7 +295,7 @@ def plain(sequences):
 
 
 def one_by_one(rows, pairs):
-    """The rows as a trainer without merging has them: each its whole input and output, repeated by its copies."""
+    """Yield the rows as a trainer without merging reads them: whole input and output, repeated by `copies`."""
     outputs = dict(zip(pairs["pair_id"].to_pylist(), pairs["output_ids"].to_pylist(), strict=True))
     prompts = {"/".join(map(str, key)): prompt for key, prompt in iter_prompts(pairs)}
     for row in rows.to_pylist():
@@ -309,7 +309,7 @@ def one_by_one(rows, pairs):
 @pytest.mark.parametrize("form", ["weight", "duplicate"])
 @pytest.mark.parametrize("history", ["strip", "keep"])
 def test_merged_sequences_have_the_gradient_of_the_rows(form, history):
-    """`history = keep` makes forks of every turn whose think was stripped."""
+    """With `history = keep`, every turn whose think was stripped is a branch."""
     torch.set_num_threads(1)
     weights = {"upweight_factor": 4.0, "upweight_form": form, "val_fraction": 0.0}
     made = dataset({"history_think": history}, weights)
@@ -321,7 +321,7 @@ def test_merged_sequences_have_the_gradient_of_the_rows(form, history):
     assert (merged - apart).norm() / apart.norm() <= 1e-5
 
 
-def test_a_wrong_span_would_be_seen():
+def test_wrong_span_changes_the_gradient():
     torch.set_num_threads(1)
     rows, sequences, _ = built(pairs_of(CHAIN))
     (sequence,) = sequences.to_pylist()
