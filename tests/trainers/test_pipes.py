@@ -191,7 +191,7 @@ def test_an_interrupt_ends_the_worker_before_it_is_passed_on(tmp_path):
     assert not Path(f"/proc/{pids[0]}").exists()
 
 
-def test_under_dagster_the_lines_reach_the_run_s_log(tmp_path):
+def test_under_dagster_progress_reaches_the_run_s_log(tmp_path):
     @dg.asset
     def made_by_a_worker(context):
         config = EchoConfig(count=2, echo="x")
@@ -207,7 +207,7 @@ def test_under_dagster_the_lines_reach_the_run_s_log(tmp_path):
     assert [m for m in messages if m.startswith("made_by_a_worker: counting 2/2 (100%), ")], messages
 
 
-def test_under_dagster_a_worker_s_failure_fails_the_asset_with_its_words(tmp_path):
+def test_under_dagster_a_worker_s_failure_fails_the_asset_with_its_message(tmp_path):
     @dg.asset
     def broken(context):
         run_echo(tmp_path / "run", context=context, fail=True)

@@ -1,4 +1,4 @@
-"""The link between a trainer and whoever rolls out: calls cross it whole, and neither side waits for a dead one."""
+"""The link between a trainer and the process that rolls out: calls arrive whole, and no side waits for a dead one."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ class Echo:
         """Nothing is held."""
 
 
-def ask(engine: Engine, n: int) -> Completion:
+def request(engine: Engine, n: int) -> Completion:
     sampler = Sampler(temperature=0.9, max_tokens=n, seed=n)
-    [found] = engine.complete([Request(f"r/{n}", f"s{n}", list(range(n)), (), sampler)])
-    return found
+    [completion] = engine.complete([Request(f"r/{n}", f"s{n}", list(range(n)), (), sampler)])
+    return completion
 
 
 def sample(ids: Sequence[int]) -> Sample:
     return Sample([1], list(ids), [1] * len(ids), [-0.5] * len(ids), 1.0, 0.5, 1.0, 0.0)
 
 
-def test_many_rollouts_at_once_get_each_its_own_completion():
+def test_concurrent_rollouts_each_get_their_own_completion():
     def roll_out(step: int, rows: Sequence[int], engine: Engine) -> list[Sample]:
         with ThreadPoolExecutor(16) as pool:
-            found = list(pool.map(lambda row: ask(engine, row), rows))
-        assert [c.text for c in found] == [f"s{row}" for row in rows]
-        return [sample(c.output_ids or ()) for c in found]
+            completions = list(pool.map(lambda row: request(engine, row), rows))
+        assert [c.text for c in completions] == [f"s{row}" for row in rows]
+        return [sample(c.output_ids or ()) for c in completions]
 
     with PolicyServer(roll_out, "policy") as server, connect(str(server.path)) as client:
         for step in range(3):
@@ -61,7 +61,7 @@ def test_many_rollouts_at_once_get_each_its_own_completion():
             assert samples[0].logprobs == [-0.5] and samples[0].advantage == 0.5
 
 
-def test_what_rolling_out_raises_stops_the_trainer_with_its_words():
+def test_error_in_a_rollout_stops_the_trainer_with_its_message():
     def roll_out(step: int, rows: Sequence[int], engine: Engine) -> list[Sample]:
         raise ValueError("row 7 has no reward")
 
@@ -71,12 +71,12 @@ def test_what_rolling_out_raises_stops_the_trainer_with_its_words():
         assert isinstance(server.error, ValueError)
 
 
-def test_what_generating_raises_reaches_the_rollout():
+def test_error_in_generation_reaches_the_rollout():
     seen: list[str] = []
 
     def roll_out(step: int, rows: Sequence[int], engine: Engine) -> list[Sample]:
         with pytest.raises(RuntimeError, match="no such weights") as caught:
-            ask(engine, 3)
+            request(engine, 3)
         seen.append(str(caught.value))
         return [sample([1])]
 
@@ -85,12 +85,12 @@ def test_what_generating_raises_reaches_the_rollout():
     assert seen == ["ValueError: no such weights"]
 
 
-def test_a_trainer_that_dies_ends_the_rollouts_that_wait_for_it():
+def test_rollouts_fail_when_the_trainer_disconnects():
     ended = threading.Event()
 
     def roll_out(step: int, rows: Sequence[int], engine: Engine) -> list[Sample]:
         try:
-            ask(engine, 1)
+            request(engine, 1)
         except LinkBroken:
             ended.set()
             raise
@@ -112,7 +112,7 @@ def test_a_trainer_that_dies_ends_the_rollouts_that_wait_for_it():
     assert server.error is None and not server.path.exists()
 
 
-def test_nobody_who_rolls_out_is_said_at_once():
+def test_connecting_without_a_server_fails():
     with PolicyServer(lambda step, rows, engine: [], "policy") as server:
         path = str(server.path)
     with pytest.raises(OSError), connect(path):

@@ -35,12 +35,12 @@ NEW, OLD = Gpu(bf16=True), Gpu(bf16=False)
         ("fp32", NEW, "fp32"), ("fp32", OLD, "fp32"), ("fp32", None, "fp32"),
     ],
 )  # fmt: skip
-def test_the_dtype_follows_the_spec_on_a_gpu_and_is_float32_on_a_cpu(requested, gpu, used):
+def test_dtype_follows_the_spec_on_a_gpu_and_is_float32_on_a_cpu(requested, gpu, used):
     assert training_dtype(requested, gpu) == used
     assert (overruled(requested, used) is not None) == (requested == "bf16" and gpu is None)
 
 
-def test_specs_leave_it_open_by_default():
+def test_default_dtype_is_auto():
     assert (TrainSection().dtype, RLSection().dtype) == ("auto", "auto")
 
 
@@ -66,7 +66,7 @@ def assert_float32(found: dict[str, list[str]]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_fine_tuning_multiplies_no_bfloat16_on_a_cpu_and_says_why(tmp_path: Path, recorded, method: str):
+def test_fine_tuning_multiplies_no_bfloat16_on_a_cpu_and_warns(tmp_path: Path, recorded, method: str):
     base = tiny_training.make_base(tmp_path / "base")
     files = [tiny_training.write(tiny_training.learnable(12, validation=2), tmp_path / "sequences.parquet")]
     config = test_sft_worker.config_of(base, files, method=method, dtype="bf16", max_steps=2)

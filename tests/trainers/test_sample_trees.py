@@ -1,4 +1,4 @@
-"""A group packed as a tree is its rows: the same log-probabilities, the same gradient."""
+"""A group packed as a tree has the log-probs and the gradient of its rows."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_packed_group_has_the_gradient_of_its_rows(net: Qwen3ForCausalLM, grou
     assert (ours - theirs).norm() / theirs.norm() <= 1e-5
 
 
-def test_a_prompt_stands_once_however_many_samples_it_has() -> None:
+def test_prompt_is_stored_once_for_all_its_samples() -> None:
     ids, mask, width = padded(drawn(4, [500, 300], 8))
     packed = pack_samples(ids, mask, width)
     real = 500 + 300 + int(packed.real.sum()) + 16  # a branch repeats the prompt's last token

@@ -99,7 +99,7 @@ def test_scaling_every_weight_changes_neither_batches_nor_learning_rates():
 @pytest.mark.parametrize(
     ("schedule", "at_half", "at_end"), [("cosine", 0.5, 0.0), ("linear", 0.5, 0.0), ("constant", 1.0, 1.0)]
 )
-def test_schedules_rise_to_one_and_fall_as_named(schedule, at_half, at_end):
+def test_schedules_warm_up_to_one_and_then_fall(schedule, at_half, at_end):
     rates = learning_rates(np.array([0.0, 0.05, 0.1, 0.55, 1.0]), schedule, 0.1)
     assert rates == pytest.approx([0.0, 0.5, 1.0, at_half, at_end])
 
@@ -109,7 +109,7 @@ def test_another_seed_is_another_order_and_the_same_seed_the_same():
     assert plan_of(lengths).batches == plan_of(lengths).batches != plan_of(lengths, seed=1).batches
 
 
-def test_nothing_to_learn_is_an_error():
+def test_data_without_weight_is_an_error():
     with pytest.raises(ValueError, match="no training sequence"):
         plan_of([])
     with pytest.raises(ValueError, match="no training sequence carries weight"):

@@ -1,4 +1,4 @@
-"""Training on packed prefix trees is training on the per-turn rows: the same gradient, and nobody sees anybody else."""
+"""Packed prefix trees have the gradient of the per-turn rows, and a token attends to its own branch alone."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_packed_trees_have_the_gradient_of_the_rows_one_by_one(tmp_path, agents,
     assert (packed - apart).norm() / apart.norm() <= 1e-5
 
 
-def test_branches_of_their_own_have_the_gradient_of_the_rows_too(tmp_path):
+def test_separate_branches_have_the_gradient_of_the_rows(tmp_path):
     pairs = pairs_of(*AGENTS["mixed"])
     rows, sequences, _ = built(pairs, upweight_factor=4.0)
     stored = read(sequences, tmp_path)
@@ -136,7 +136,7 @@ def logits(ids: np.ndarray, trees: list[PrefixTree], length: int) -> torch.Tenso
 
 @settings(deadline=None, max_examples=20)
 @given(st.lists(conversations(), min_size=2, max_size=3), st.data())
-def test_a_token_is_seen_by_its_own_descendants_and_by_nobody_else(agents, data):
+def test_only_descendants_attend_to_a_token(agents, data):
     """Change one token: exactly what stands after it in a branch through it may change, bit for bit."""
     assert refuses_trees(NET) is None
     sequences = built(pairs_of(*agents))[1].to_pylist()
@@ -159,7 +159,7 @@ def test_a_token_is_seen_by_its_own_descendants_and_by_nobody_else(agents, data)
     assert ((before != after).any(1).numpy() == sees).all()
 
 
-def test_the_layout_is_the_rule_of_who_sees_whom():
+def test_layout_equals_the_attention_rule_token_by_token():
     """Runs and their contexts against tin[key] <= tin[query] < tout[key] and no later key, token by token."""
     _, sequences, _ = built(pairs_of(*AGENTS["mixed"]))
     trees = [PrefixTree.from_row(sequence) for sequence in sequences.to_pylist()]
@@ -211,7 +211,7 @@ def test_a_fork_s_last_shared_token_predicts_every_branch(tmp_path):
     assert int(inputs["tokens"]) == 6 and len(inputs["positions"]) == 256
 
 
-def test_a_model_with_recurrent_or_sliding_layers_is_refused_with_words():
+def test_model_with_recurrent_or_sliding_layers_is_refused():
     assert "sliding_attention" in (refuses_trees(model(layer_types=["sliding_attention", "full_attention"])) or "")
     config = Qwen3_5TextConfig(
         vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
@@ -221,7 +221,7 @@ def test_a_model_with_recurrent_or_sliding_layers_is_refused_with_words():
     assert "linear_attention" in (refuses_trees(Qwen3_5ForCausalLM(config)) or "")
 
 
-def test_a_model_that_ignores_the_layout_is_found_out(monkeypatch):
+def test_model_that_ignores_the_layout_is_refused(monkeypatch):
     net = model()
     honest = net.forward
     monkeypatch.setattr(net, "forward", lambda *a, layout=None, attention_mask=None, **k: honest(*a, **k))
@@ -248,7 +248,7 @@ def test_a_sequence_that_is_no_tree_is_refused_by_name(tmp_path, change, words):
         read(broken, tmp_path)
 
 
-def test_the_length_of_a_branch_is_what_a_model_must_hold(tmp_path):
+def test_longest_branch_must_fit_the_model(tmp_path):
     _, sequences, _ = built(pairs_of(FORK))
     assert len(read(sequences, tmp_path, longest=7)) == 1, "11 tokens, 7 the longest branch"
     with pytest.raises(BadSequences, match="7 tokens.* 6 positions"):
