@@ -203,8 +203,8 @@ def _definition(statements: Sequence[ast.stmt], imports: Mapping[str, set[Import
 
 
 def _shell(statement: ast.ClassDef, imports: Mapping[str, set[Import]]) -> Definition:
-    """A class without its methods, which count one by one."""
-    rest = [node for node in statement.body if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    """A class without its docstrings, and without its methods, which count one by one."""
+    rest = [node for node in statement.body if not (_is_function(node) or _is_docstring(node))]
     return Definition([*statement.bases, *statement.keywords, *statement.decorator_list, *rest], imports)
 
 
@@ -300,6 +300,10 @@ def _decorator(node: ast.AST) -> str:
 
 def _reads(node: ast.AST, name: str) -> bool:
     return any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(node))
+
+
+def _is_function(node: ast.stmt) -> bool:
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
 
 
 def _is_docstring(node: object) -> bool:

@@ -264,7 +264,7 @@ EDITS = (
     Edit(f"{S}/rewards/terminal.py", "max(0, len(text) - free) / scale)", "max(0, len(text) - free) / (scale + 1))", "the reward of short answers", rewarded("conciseness")),
     # curation
     Edit(f"{C}/strip_think.py", 'return bool(text) and not text.strip("\\r\\n")', 'return bool(text) and not text.strip("\\n")', "stripping of think blocks", {"tito_pairs": every}),
-    Edit(f"{C}/steering.py", "RUN_WORDS = 6", "RUN_WORDS = 7", "traces of steering", {"tito_pairs": every}),
+    Edit(f"{C}/steering.py", "NGRAM_WORDS = 6", "NGRAM_WORDS = 7", "traces of steering", {"tito_pairs": every}),
     Edit(f"{C}/upweight.py", 'factor = section.upweight_factor if pair["turn"]', 'factor = 1 + section.upweight_factor if pair["turn"]', "weights", {"upweighted_dataset": every}),
     Edit(f"{C}/merge.py", "if 2 * shared >= size and", "if shared >= size and", "merging of rows", {"upweighted_dataset": every}),
     Edit(f"{C}/gates.py", "_COMMON = 0.9", "_COMMON = 0.8", "the gate on templates", {"upweighted_dataset": every}),
@@ -333,13 +333,18 @@ SAME: tuple[tuple[str, str, str], ...] = (
     ("etpi_assets/agent/loop.py", "MIN_OUTPUT = 16", "MIN_OUTPUT = (16)"),
     (
         f"{C}/select.py",
-        '"""The first rule the rollout fails on its own, as (reason, detail)."""',
+        '"""Return the first rule that the rollout fails by itself, as (reason, detail)."""',
         '"""Why a rollout is dropped."""',
     ),
     (
         "etpi_assets/specs/experiment.py",
         "Floor of tool calls trained on in one epoch",
         "Least calls of an epoch",
+    ),
+    (
+        "etpi_assets/trajectories/records.py",
+        '"""One assistant turn. ',
+        '"""An assistant turn. ',
     ),
     (f"{K}/terminal.jinja", "that follows. An earlier", "that follows; an earlier"),
     (f"{B}/guest.py", "MOST_FILES = 50_000", "MOST_FILES = 50000  # enough"),
