@@ -1,11 +1,8 @@
-"""What an assistant turn does, read from whatever form its harness writes.
+"""Parse the actions of an assistant turn, and format commands as calls.
 
-Belongs here: the forms a command travels in (structured tool calls, `<tool_call>` with XML or JSON inside,
-`[tool_use …]` and fenced blocks), reading and writing them. Does not belong here: what a bash command sends
-(`commands`), or running anything.
-
-One form is read a turn, the first of those above that occurs. A call that ends unread is an error only where no other
-call of the turn could be read. Nothing here raises, and the time is linear in the text, whatever a model writes.
+Forms: structured tool calls, `<tool_call>` with XML or JSON inside, `[tool_use …]`, and fenced blocks. The parser reads
+one form per turn, the first of these that occurs. A malformed call is an error only if no other call of the turn
+parses. Nothing here raises, and the time is linear in the text.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ UNCLOSED_THINK = "the think block is not closed"
 EMPTY = "the command is empty"
 
 _READ_ANYWAY = frozenset({"hermes", "qwen_xml", "markdown"})
-"""Forms that are read under any template."""
+"""Forms that are parsed under every chat template."""
 _SHELLS = frozenset({"bash", "shell", "sh", "terminal", "execute_bash", "run_bash", "run_command", "execute_command"})
 
 
@@ -39,36 +36,36 @@ def read_actions(
     bare_calls: bool = False,
     form: ToolForm | None = None,
 ) -> tuple[list[Action], str | None]:
-    """The turn's actions in order, and why there is none (None where there is one).
+    """Parse a turn; return its actions in order, and the reason if there are none.
 
     Args:
-        content: the turn's text; a think block before the first call is not read.
+        content: the turn's text; a think block before the first call is skipped.
         tool_calls: structured calls ({"function": {"name", "arguments"}} or {"name", "arguments" | "input"}, arguments
-            as a mapping or as JSON text), read instead of the text where there are any.
+            as a mapping or as JSON text); if there are any, the text is not parsed.
         message_commands: shell commands and tools that send messages.
-        form: the form of the model's chat template, read before the others; where it finds a call, no other is tried.
-        bare_calls: whether `<function=NAME>…</function>` is a call where no `<tool_call>` is; some harnesses take it.
+        form: the form of the model's chat template, parsed before the others.
+        bare_calls: `<function=NAME>…</function>` without a `<tool_call>` is a call; some harnesses accept it.
 
-    A bash command that sends messages becomes one action a message, and one bash action for the rest where there is
-    any: its `command` has `:` in each message's place, so that message text never counts as bash. The messages are pure
-    where nothing is left. A call of another tool becomes a bash action that reads `NAME {arguments}`.
+    A bash command that sends messages becomes one action per message, and one bash action for the rest with `:` in
+    place of each message, so that message text never counts as bash. If there is no rest, the messages are pure. A call
+    of another tool becomes a bash action `NAME {arguments}`.
     """
-    found_form, calls = _calls(content, tool_calls, bare_calls, form)
+    form_name, calls = _calls(content, tool_calls, bare_calls, form)
     actions: list[Action] = []
     error: str | None = None
     for call in calls:
-        found = call if isinstance(call, str) else _actions(found_form, *call, message_commands)
-        if isinstance(found, str):
-            error = error or found
+        parsed = call if isinstance(call, str) else _actions(form_name, *call, message_commands)
+        if isinstance(parsed, str):
+            error = error or parsed
         else:
-            actions.extend(found)
+            actions.extend(parsed)
     if actions:
         return actions, None
     return [], error or (UNCLOSED_THINK if _open_think(content) else NO_ACTION)
 
 
 def format_action(command: str, form: Form = "xml") -> str | list[dict[str, Any]]:
-    """The command in a form, as a turn's text (for "tool_calls": the structured list). The inverse of reading it."""
+    """Format a command as a turn's text, for "tool_calls" as the structured list; the inverse of `read_actions`."""
     if form == "tool_calls":
         return [{"type": "function", "function": {"name": "bash", "arguments": json.dumps({"command": command})}}]
     if form == "hermes":
@@ -81,7 +78,7 @@ def format_action(command: str, form: Form = "xml") -> str | list[dict[str, Any]
 
 
 def after_think(content: str) -> str:
-    """The text after the think block; all of it where no `</think>` stands before the first call."""
+    """Return the text after the think block; all of it if no `</think>` comes before the first call."""
     close = content.find("</think>")
     if close < 0 or 0 <= content.find("<tool_call>") < close:
         return content
@@ -93,16 +90,16 @@ def _open_think(content: str) -> bool:
 
 
 def _calls(
-    content: str, tool_calls: Sequence[Any] | None, bare_calls: bool, own: ToolForm | None
+    content: str, tool_calls: Sequence[Any] | None, bare_calls: bool, template_form: ToolForm | None
 ) -> tuple[str, list[Read]]:
     if tool_calls:
         return "tool_calls", [_structured(call) for call in tool_calls]
     body = after_think(content)
-    if own is not None and own.name not in _READ_ANYWAY and (calls := own.parse(body)):
-        return own.name, calls
+    if template_form is not None and template_form.name not in _READ_ANYWAY and (calls := template_form.parse(body)):
+        return template_form.name, calls
     if "<tool_call>" in body:
-        found = list(read_tagged(body))
-        return ("hermes" if any(form == "hermes" for form, _ in found) else "xml"), [call for _, call in found]
+        tagged = list(read_tagged(body))
+        return ("hermes" if any(form == "hermes" for form, _ in tagged) else "xml"), [call for _, call in tagged]
     if _open_think(content):
         return "xml", []
     if bare_calls and "<function=" in body:
@@ -142,7 +139,7 @@ def _actions(
 
 
 def _structured(raw: Any) -> Read:
-    """A structured call; one without any arguments is not valid."""
+    """Parse a structured call; one without arguments is malformed."""
     function = raw.get("function", raw) if isinstance(raw, Mapping) else {}
     named = isinstance(function, Mapping) and isinstance(function.get("name"), str)
     if named and function.get("arguments", function.get("input")) is None:

@@ -1,10 +1,8 @@
-"""Which parts of a bash command send messages, and which programs it runs, read without running it.
+"""Parse bash commands without running them: the messages that they send, and the words of the others.
 
-Belongs here: enough of bash's word rules (quotes, heredocs, separators, redirections) to tell a message command from
-the commands around it, and its inverse. Does not belong here: how a turn carries a command (`actions`), or delivery
-(`mailbox`). One pass over the text whatever it holds; nothing here raises.
-
-A message's text is literal: the harness delivers it itself, so nothing in it is expanded or run.
+It knows enough of bash's grammar (quotes, heredocs, separators, redirections) to separate message commands from the
+commands around them, in one pass that never raises. A message's text is literal: the harness delivers it, no shell
+expands it.
 """
 
 from __future__ import annotations
@@ -16,13 +14,13 @@ from typing import Literal
 
 _PLAIN_WORD = re.compile(r"""[^'"\\ \t\r\n<>;&|()`]+""")
 _PLAIN_QUOTED = re.compile(r'[^"\\]+')
-"""Runs of characters that mean nothing but themselves, taken at once: in a word, and between double quotes."""
+"""Runs of literal characters: in a word, and between double quotes."""
 
 Quoting = Literal["heredoc", "double", "single"]
 
 
 @dataclass(frozen=True)
-class Sent:
+class SentMessage:
     """One message command: the recipient (None: everybody), the text, whether the sender waits for an answer."""
 
     to: str | None
@@ -31,18 +29,30 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Split:
-    """A command's messages, and what is left of it for the shell with `:` in each message's place ("" where nothing is
-    left, which is what makes the messages pure). `leads`: the first simple command is a message."""
+class SplitCommand:
+    """A bash command split into messages and the rest.
 
-    sent: tuple[Sent, ...]
+    Attributes:
+        rest: the command with `:` in place of each message; "" if it only sends messages.
+        leads: the first simple command is a message.
+    """
+
+    sent: tuple[SentMessage, ...]
     rest: str
     leads: bool
 
 
 @dataclass
-class _Simple:
-    """One simple command: its span, its words with whether each was quoted, and what redirections gave it."""
+class _SimpleCommand:
+    """One simple command.
+
+    Attributes:
+        start, end: its span in the text.
+        words: (word without quotes, whether any of it was quoted).
+        text: its here-string or heredoc.
+        redirected: it has other redirections.
+        bodies: spans of its heredocs.
+    """
 
     start: int
     end: int = 0
@@ -52,18 +62,18 @@ class _Simple:
     bodies: list[tuple[int, int]] = field(default_factory=list)
 
 
-def split_command(command: str, names: Collection[str] = ("send_message",)) -> Split:
+def split_command(command: str, names: Collection[str] = ("send_message",)) -> SplitCommand:
     """Split a bash command into the messages that its top-level simple commands send and the rest.
 
     A simple command is a message where its first word is one of `names`: `NAME TO <<'EOF'`, `NAME TO "text"`,
     `NAME TO 'text'`, `NAME "text"` (to everybody), with `--wait` anywhere among the words. Inside a substitution, a
-    group or a conditional it is left to the shell, for whether it would run cannot be read off.
+    group or a conditional it is left to the shell, because static parsing cannot tell whether it would run.
     """
     if not any(name in command for name in names):
-        return Split((), command, False)
+        return SplitCommand((), command, False)
     lexer = _Lexer(command)
     simples = lexer.run()
-    sent: list[Sent] = []
+    sent: list[SentMessage] = []
     cuts: list[tuple[int, int, str]] = []
     pure, leads = not lexer.joined, False
     for index, simple in enumerate(simples):
@@ -77,17 +87,17 @@ def split_command(command: str, names: Collection[str] = ("send_message",)) -> S
         cuts.append((simple.start, simple.end, ":"))
         cuts.extend((start, end, "") for start, end in simple.bodies)
     if not sent:
-        return Split((), command, False)
+        return SplitCommand((), command, False)
     rest, position = [], 0
     for start, end, put in sorted(cuts):
         rest.append(command[position:start] + put)
         position = max(position, end)
     left = "".join(rest) + command[position:]
-    return Split(tuple(sent), "" if pure else left, leads)
+    return SplitCommand(tuple(sent), "" if pure else left, leads)
 
 
 def command_words(command: str) -> list[list[str]]:
-    """The words of each top-level simple command, quotes taken off; comments, redirections and heredocs left out."""
+    """Return the words of each top-level simple command, without quotes, comments, redirections and heredocs."""
     return [[word for word, _ in simple.words] for simple in _Lexer(command).run() if simple.words]
 
 
@@ -99,7 +109,7 @@ def format_message(
     wait: Literal["before", "after"] | None = None,
     name: str = "send_message",
 ) -> str:
-    """The command that sends `message` to `to`; `split_command` reads it back unchanged."""
+    """Write the command that sends `message` to `to`, the inverse of `split_command`."""
     head = f"{name} --wait {to}" if wait == "before" else f"{name} {to}"
     tail = " --wait" if wait == "after" else ""
     if quoting == "heredoc":
@@ -118,33 +128,33 @@ def format_message(
 _QUOTE_IN_SINGLE = "'\\''"
 
 
-def _message(simple: _Simple, names: Collection[str]) -> Sent | None:
+def _message(simple: _SimpleCommand, names: Collection[str]) -> SentMessage | None:
     if not simple.words or simple.words[0][0] not in names:
         return None
     operands = [(word, quoted) for word, quoted in simple.words[1:] if quoted or word != "--wait"]
     wait = len(operands) < len(simple.words) - 1
     if simple.text is not None:
-        return Sent(operands[0][0] if operands else None, simple.text, wait)
+        return SentMessage(operands[0][0] if operands else None, simple.text, wait)
     if len(operands) == 1 and operands[0][1]:
-        return Sent(None, operands[0][0], wait)
+        return SentMessage(None, operands[0][0], wait)
     if len(operands) < 2:
         return None
-    return Sent(operands[0][0], " ".join(word for word, _ in operands[1:]), wait)
+    return SentMessage(operands[0][0], " ".join(word for word, _ in operands[1:]), wait)
 
 
 class _Lexer:
-    """One pass over a command; `i` only grows. `joined`: it holds a pipe or a `&`, which no pure message has."""
+    """Lexer of a command in one pass. `joined`: it has a pipe or a `&`, so its messages are not pure."""
 
     def __init__(self, text: str) -> None:
         self.s, self.n, self.i = text, len(text), 0
         self.depth, self.ticked = 0, False
-        self.out: list[_Simple] = []
-        self.simple: _Simple | None = None
-        self.pending: list[tuple[str, bool, _Simple]] = []
+        self.out: list[_SimpleCommand] = []
+        self.simple: _SimpleCommand | None = None
+        self.pending: list[tuple[str, bool, _SimpleCommand]] = []
         self.last = 0
         self.joined = False
 
-    def run(self) -> list[_Simple]:
+    def run(self) -> list[_SimpleCommand]:
         while self.i < self.n:
             c = self.s[self.i]
             if c == "\n":
@@ -180,9 +190,9 @@ class _Lexer:
     def _top(self) -> bool:
         return self.depth == 0 and not self.ticked
 
-    def _open(self) -> _Simple:
+    def _open(self) -> _SimpleCommand:
         if self.simple is None:
-            self.simple = _Simple(self.i)
+            self.simple = _SimpleCommand(self.i)
             self.last = self.i
         return self.simple
 
@@ -193,7 +203,7 @@ class _Lexer:
             self.simple = None
 
     def _word(self) -> tuple[str, bool]:
-        """The word at `i`, quotes taken off, and whether any of it was quoted; always moves on."""
+        """Return the word at `i` without quotes, and whether any of it was quoted; always advances `i`."""
         parts: list[str] = []
         quoted = False
         while self.i < self.n:
@@ -271,7 +281,7 @@ class _Lexer:
             simple.redirected = True
 
     def _bodies(self) -> None:
-        """Read the heredocs announced on the line that has just ended; one left open runs to the end."""
+        """Read the heredocs that the last line opened; one without an end mark runs to the end of the text."""
         for mark, tabs, simple in self.pending:
             start = self.i
             lines: list[str] = []

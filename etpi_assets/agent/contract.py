@@ -1,8 +1,6 @@
 """The terminal prompt contract: a turn is one thinking block and one bash block, and nothing else.
 
-Belongs here: reading a turn under that contract, for the agent loop and for whatever scores the form, and choosing
-between it and the other forms. Does not belong here: those forms (`actions`), or rewards. One pass over the text,
-whatever a model writes.
+`read_turn` chooses between this contract and the forms of `actions` by the agent section.
 """
 
 from __future__ import annotations
@@ -27,17 +25,17 @@ MORE = "the turn holds more than the thinking and one ```bash block"
 
 @dataclass(frozen=True)
 class Contract:
-    """A turn that keeps to the contract: what stands between its tags, and the command as written."""
+    """A turn that satisfies the contract: the text between its thinking tags, and the command."""
 
     thinking: str
     command: str
 
 
 def read_contract(text: str) -> Contract | str:
-    """The turn's parts, or why it breaks the contract.
+    """Parse a turn under the contract; return the reason if it breaks it.
 
     The form is `<thinking>…</thinking>`, white space, "```bash", the command on lines of its own, "```", and the end.
-    Neither part may hold a tag or a fence of its own, and neither may be blank.
+    Neither part may contain a tag or a fence, and neither may be blank.
     """
     if not text.startswith(OPEN):
         return NO_THINKING
@@ -61,7 +59,7 @@ def read_contract(text: str) -> Contract | str:
 
 
 def format_contract(thinking: str, command: str) -> str:
-    """The turn of a thinking and a command; `read_contract` gives them back."""
+    """Write a turn under the contract, the inverse of `read_contract`."""
     return f"{OPEN}{thinking}{CLOSE}\n{FENCE}bash\n{command}\n{FENCE}"
 
 
@@ -71,14 +69,16 @@ def read_turn(
     tool_calls: Sequence[Any] | None = None,
     form: ToolForm | None = None,
 ) -> tuple[list[Action], str | None]:
-    """A turn's actions and why there is none, in the form that `agent.action_format` allows; `tool_calls` and `form` as
-    for `read_actions`. Neither is there where a turn without a call is an answer."""
+    """Parse a turn in the form that `agent.action_format` allows; return its actions, and the reason if there are none.
+
+    An answer in words (`action_format = "tool_or_answer"`) has neither. `tool_calls`, `form`: as for `read_actions`.
+    """
     if agent.action_format == "tool_or_answer" and not tool_calls and not _calls_tools(after_think(text), form):
         return [], None
     if agent.action_format != "thinking_bash":
         return read_actions(text, tool_calls, form=form)
-    read = read_contract(text)
-    return ([], read) if isinstance(read, str) else ([Action("bash", read.command, form="fenced")], None)
+    parsed = read_contract(text)
+    return ([], parsed) if isinstance(parsed, str) else ([Action("bash", parsed.command, form="fenced")], None)
 
 
 def _calls_tools(body: str, form: ToolForm | None) -> bool:

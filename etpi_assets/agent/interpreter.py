@@ -1,10 +1,7 @@
-"""The tool `code_interpreter`: Python cells in a rollout's sandbox that share what they define.
+"""The tool `code_interpreter`: Python cells in a rollout's sandbox that share their definitions.
 
-Belongs here: which recorded action is a cell, and the command that runs it. Does not belong here: what happens inside
-(`interpreter_cell`), reading calls (`actions`).
-
-A cell is a command like any other of the rollout: under its limits, in its workspace, with everything it starts ended
-when it is done.
+A cell runs as a bash command, with the rollout's limits and workspace; processes that it starts end with it.
+`interpreter_cell` is the program that runs inside the sandbox.
 """
 
 from __future__ import annotations
@@ -17,14 +14,13 @@ from pathlib import Path
 from etpi_assets.agent.tools import INTERPRETER
 
 FOLDER = "/tmp/.interpreter"
-"""The session's folder inside; outside of the workspace, so that no cell is taken for work."""
+"""The session's folder in the sandbox, outside of the workspace so that it is not part of the patch."""
 
 _PROGRAM = Path(__file__).with_name("interpreter_cell.py")
 
 
 def cell_of(command: str) -> str | None:
-    """The code of a recorded call of the tool (`code_interpreter {"code": ...}`); None for any other command, "" where
-    the call brings no code."""
+    """Return the code of a recorded call `code_interpreter {"code": ...}`, "" without code; None for other commands."""
     name, _, arguments = command.partition(" ")
     if name != INTERPRETER:
         return None
@@ -36,7 +32,7 @@ def cell_of(command: str) -> str | None:
 
 
 def cell_command(code: str) -> str:
-    """The bash command that runs a cell; its exit code is 1 where the code raised."""
+    """Return the bash command that runs a cell; its exit code is 1 if the code raised."""
     return (
         f"mkdir -p {FOLDER} && printf %s {shlex.quote(_program())} > {FOLDER}/run.py && "
         f"printf %s {shlex.quote(code)} > {FOLDER}/cell.py && python3 -B -I {FOLDER}/run.py {FOLDER}"
@@ -44,7 +40,7 @@ def cell_command(code: str) -> str:
 
 
 def cell_in(command: str) -> str | None:
-    """The code that a command of `cell_command` runs; None for any other command."""
+    """Return the code in a command of `cell_command`; None for other commands."""
     words = shlex.split(command)
     place = words.index(f"{FOLDER}/cell.py") if f"{FOLDER}/cell.py" in words else 0
     return words[place - 2] if place >= 2 and cell_command(words[place - 2]) == command else None

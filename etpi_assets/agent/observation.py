@@ -1,8 +1,4 @@
-"""What an agent reads after its turn, as text.
-
-Belongs here: the one form of an observation, so that live rollouts, templated transcripts and training data agree to
-the byte. Does not belong here: running commands, or delivering messages.
-"""
+"""The text of an observation, the same in live rollouts, templated transcripts and training data."""
 
 from __future__ import annotations
 
@@ -18,15 +14,15 @@ def format_observation(
     sent_to: Sequence[str] = (),
     parse_error: str | None = None,
 ) -> str:
-    """The observation that answers one turn: messages that arrived, then what the turn's own action did.
+    """Format the observation of one turn: received messages, then the result of the turn's actions.
 
     Args:
-        result: the bash command's outcome, None where the turn ran none.
-        inbox: messages that arrived, as {"from", "message"}, in order of arrival.
-        sent_to: whom the turn's own messages went to.
-        parse_error: why no action could be read from the turn.
+        result: the result of the turn's bash commands; None if it ran none.
+        inbox: received messages, as {"from", "message"}, in order of arrival.
+        sent_to: recipients of the turn's messages.
+        parse_error: why the turn has no action.
 
-    A line a message and a status line for the command; no trailing newline.
+    One line per message, a status line for the commands, no trailing newline.
     """
     lines = [f"INBOX from {m['from']}: {m['message']}" for m in inbox]
     if parse_error is not None:
@@ -41,6 +37,6 @@ def format_observation(
 
 
 def format_summary(commands: Sequence[str], observation: str) -> str:
-    """What stands for the whole conversation after a compaction: the commands so far, then the last observation."""
+    """Format the summary that replaces the conversation after a compaction: commands, then the last observation."""
     done = "\n".join(f"$ {command}" for command in commands)
     return f"Done so far:\n{done}\n{observation}"

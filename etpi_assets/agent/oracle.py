@@ -1,7 +1,4 @@
-"""The two policies that prove a suite and a sandbox: one applies the reference solution, one does nothing.
-
-Belongs here: what either writes, turn by turn, for any suite family. Does not belong here: teachers.
-"""
+"""Two policies that validate a suite and a sandbox: one applies the reference solution, one submits at once."""
 
 from __future__ import annotations
 
@@ -13,8 +10,10 @@ from etpi_resources.engines.scripted import Policy
 
 
 def reference_policy(family: Family) -> Policy:
-    """The commands of the task's own solution (its files, or its patch), one a turn, then submit. They stand in the
-    turn's text, so `max_tokens` and `max_model_len` must have room for them."""
+    """Return a policy that runs the commands of the task's solution, one per turn, then submits.
+
+    The solution is in the text of the turns, so `max_tokens` and `max_model_len` must have room for it.
+    """
 
     def policy(request: Request) -> str:
         task, role = request.privileged["task"], request.privileged["role"]

@@ -1,7 +1,4 @@
-"""What an agent changed, as a unified diff.
-
-Belongs here: the diff between two sets of text files. Does not belong here: applying or merging diffs.
-"""
+"""Unified diffs between two sets of text files."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ _NO_NEWLINE = "\\ No newline at end of file\n"
 
 
 def unified_diff(before: Mapping[str, str], after: Mapping[str, str]) -> str:
-    """The changes from `before` to `after` (path -> text) in the form of `git diff`, paths in order; "" for none."""
+    """Return the changes from `before` to `after` (path -> text) as `git diff` does, paths sorted; "" if equal."""
     parts: list[str] = []
     for path in sorted(before.keys() | after.keys()):
         old, new = before.get(path), after.get(path)
@@ -30,6 +27,6 @@ def unified_diff(before: Mapping[str, str], after: Mapping[str, str]) -> str:
 
 
 def _lines(text: str | None) -> list[str]:
-    """Lines by "\\n" alone, as diff tools count them; str.splitlines would also break at form feeds and the like."""
+    """Split at "\\n" alone, as diff tools do; str.splitlines also splits at form feeds and the like."""
     lines = (text or "").split("\n")
     return [line + "\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])

@@ -1,8 +1,4 @@
-"""The think block of a turn as the agent loop sees it: on ids, never on text.
-
-Belongs here: counting its ids and those after it, and taking it out of history while a rollout runs. Does not belong
-here: what of it becomes training data, which curation decides with reasons.
-"""
+"""The think block of a turn in its token ids: its length, and its removal from the history of a rollout."""
 
 from __future__ import annotations
 
@@ -14,13 +10,13 @@ if TYPE_CHECKING:
 
 
 def think_tokens(output: Sequence[int], chat: ChatFormat, tail: str) -> int:
-    """How many ids of `output` stand inside its think block (the tags not counted), given the prompt's tail."""
+    """Count the ids inside the think block of `output`, without the tags, given the form of the prompt's tail."""
     opened, closed = _think_span(output, chat, tail)
     return 0 if opened is None else (len(output) if closed is None else closed) - opened
 
 
 def post_think_tokens(output: Sequence[int], chat: ChatFormat, tail: str) -> int:
-    """How many ids of `output` follow its think block: all where there is none, 0 where it is not closed."""
+    """Count the ids after the think block of `output`: all if there is none, 0 if it is not closed."""
     opened, closed = _think_span(output, chat, tail)
     if closed is None:
         return len(output) if opened is None else 0
@@ -28,7 +24,7 @@ def post_think_tokens(output: Sequence[int], chat: ChatFormat, tail: str) -> int
 
 
 def strip_think(output: Sequence[int], chat: ChatFormat, tail: str) -> list[int]:
-    """`output` from after its think block and the newline ids that follow; unchanged where no block is closed."""
+    """Remove the think block and the newline ids after it from `output`; unchanged if no block is closed."""
     opened, closed = _think_span(output, chat, tail)
     if opened is None or closed is None:
         return list(output)
@@ -39,7 +35,7 @@ def strip_think(output: Sequence[int], chat: ChatFormat, tail: str) -> list[int]
 
 
 def _think_span(output: Sequence[int], chat: ChatFormat, tail: str) -> tuple[int | None, int | None]:
-    """First position inside the think block, and the position of its close. A close after the first call is none."""
+    """Return the first position in the think block and that of its end tag; tags after the first call do not count."""
     calls = [i for i, token in enumerate(output) if token == chat.tool_open_id]
     limit = calls[0] if calls else len(output)
     closed = next((i for i in range(limit) if output[i] == chat.think_close_id), None)

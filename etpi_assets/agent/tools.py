@@ -1,7 +1,4 @@
-"""The tools that a prompt may offer, as chat templates and chat endpoints take them.
-
-Belongs here: their schemas. Does not belong here: reading calls (`actions`), or running them.
-"""
+"""Schemas of the tools that a prompt may offer, in the form of chat templates and chat endpoints."""
 
 from __future__ import annotations
 
@@ -31,5 +28,5 @@ TOOLS: dict[str, dict[str, Any]] = {
 
 
 def tool_schemas(names: Sequence[str]) -> list[dict[str, Any]] | None:
-    """The schemas of the named tools; None where none is named, which a template tells from an empty list."""
+    """Return the schemas of the named tools; None for no tools, because templates treat an empty list differently."""
     return [TOOLS[name] for name in names] or None

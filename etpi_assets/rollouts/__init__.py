@@ -1,1 +1,1 @@
-"""Rollouts: the agent loop, and the importers and generators that yield the same records."""
+"""The asset `raw_rollouts`: engines of rollout sets, concurrent collection, the journal, templated rollouts."""

@@ -1,8 +1,4 @@
-"""Running a set of rollouts: concurrently, resumable, each exactly once.
-
-Belongs here: which (task, sample) still runs, on how many threads, and retries. Does not belong here: a rollout itself
-(`agent`), or the file they are kept in (`journal`).
-"""
+"""Run a set of rollouts concurrently, with one retry, skipping those that the journal has."""
 
 from __future__ import annotations
 
@@ -15,10 +11,10 @@ from etpi_assets.tasks.family import Task
 from etpi_assets.trajectories.records import RolloutRecord
 
 Run = Callable[[Task, int], RolloutRecord]
-"""One rollout of a task: (task, sample) -> record, whose id is `agent.rollout_id` under the journal's spec key."""
+"""(task, sample) -> record, whose id is `agent.loop.rollout_id` with the journal's spec key."""
 
 MODEL_CONCURRENCY = 64
-"""Rollouts at once where a model acts: enough requests stand in line to fill its batches."""
+"""Concurrent rollouts of a model: enough requests to fill its batches."""
 
 
 def collect(
@@ -30,20 +26,21 @@ def collect(
     concurrency: int,
     advance: Callable[[int], None] = lambda n: None,
 ) -> Iterator[RolloutRecord]:
-    """`k` rollouts of every task; what the open journal holds is not run again. When all are finished, an iterator that
-    reads them from the journal, ordered by task and sample.
+    """Run `k` rollouts of every task, except those in the journal; then yield all from it, by task and sample.
 
-    A rollout that comes back with an infrastructure error runs once more; the second outcome stands, whatever it is.
-    `advance` hears of finished rollouts, those of the journal first. What `run` raises (no sandbox can work here, say)
-    stops the collection: rollouts under way finish and are kept, the others are not begun.
+    A rollout with an infrastructure error runs once more, and its second record is kept. An exception of `run` (for
+    example because no sandbox works) stops the collection: running rollouts finish and are kept, no others start.
+
+    Args:
+        advance: called with the number of finished rollouts, first with those of the journal.
     """
-    wanted = [(task, sample) for task in tasks for sample in range(k)]
-    missing = [(task, sample) for task, sample in wanted if not journal.holds(task, sample)]
-    advance(len(wanted) - len(missing))
+    pairs = [(task, sample) for task in tasks for sample in range(k)]
+    missing = [(task, sample) for task, sample in pairs if not journal.has(task, sample)]
+    advance(len(pairs) - len(missing))
 
     stop = threading.Event()
 
-    def one(task: Task, sample: int) -> None:
+    def run_one(task: Task, sample: int) -> None:
         if stop.is_set():
             return
         try:
@@ -57,11 +54,11 @@ def collect(
         advance(1)
 
     with ThreadPoolExecutor(max(1, concurrency), thread_name_prefix="rollout") as pool:
-        futures = [pool.submit(one, task, sample) for task, sample in missing]
+        futures = [pool.submit(run_one, task, sample) for task, sample in missing]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
         finally:
             stop.set()
     for future in futures:
         future.result()
-    return (journal.get(task, sample) for task, sample in wanted)
+    return (journal.get(task, sample) for task, sample in pairs)

@@ -1,10 +1,8 @@
-"""Finished rollouts on disk before they are a table: one line each, there to stay once written.
-
-Belongs here: appending, reading back, and what a kill leaves behind. Does not belong here: what is run, or when.
+"""Finished rollouts on disk, one line each, until they become tables; a killed run resumes from them.
 
 A line is a JSON object: `key` (the rollout id), `spec_key`, `prompts` (the digest of its prompts as captured) and
 `rows` (the rollout as rows of the four tables, prompts in their prefix form). It is synced to disk before its rollout
-counts as finished. A kill can tear the last line only; it is cut off on opening, and its rollout runs again.
+counts as finished. A kill can truncate the last line only; opening cuts it off, and its rollout runs again.
 """
 
 from __future__ import annotations
@@ -35,34 +33,38 @@ class JournalError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class _Entry:
-    """Where a line is, and what it is of."""
+class _JournalLine:
+    """Position of a line in bytes, its (suite, task id, task hash, sample), and the digest of its prompts."""
 
     offset: int
     length: int
-    what: tuple[str | None, str | None, str | None, int]
+    attempt: tuple[str | None, str | None, str | None, int]
     digest: str
 
 
 class Journal:
-    """The journal of one spec key in a folder. Use as a context manager; one process at a time, threads may share it.
-    Rollouts stay on disk: memory holds where they are. `wait`: for another process that has it open.
+    """The journal of one spec key, `<folder>/journal-<spec key>.jsonl`; a context manager.
 
-    Attributes:
-        path: `<folder>/journal-<spec key>.jsonl`.
+    One process at a time may open it, its threads may share it. Memory holds positions, not rollouts.
+
+    Args:
+        wait: wait for another process that has it open, instead of raising.
     """
 
     def __init__(self, folder: Path, spec_key: str, *, wait: bool = False) -> None:
         self.spec_key, self._wait = spec_key, wait
         self.path = folder / f"journal-{spec_key[:16]}.jsonl"
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _JournalLine] = {}
         self._end = 0
         self._lock = threading.Lock()
         self._fd: int | None = None
 
     def __enter__(self) -> Self:
-        """Read what is there and cut off a torn end. Raises JournalError where another process has it open and is not
-        waited for, or a line is not what its key says."""
+        """Index the lines and cut off an incomplete last one.
+
+        Raises:
+            JournalError: another process has it open, or a line does not match its key.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -85,18 +87,21 @@ class Journal:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def holds(self, task: Task, sample: int) -> bool:
-        """Whether the rollout of this very task content and sample is finished. Raises JournalError where the line
-        under its key is another task's."""
+    def has(self, task: Task, sample: int) -> bool:
+        """Return whether the rollout of this task content and sample is finished.
+
+        Raises:
+            JournalError: the line with its key belongs to another task.
+        """
         key = rollout_id(task, sample, self.spec_key)
         entry = self._entries.get(key)
-        if entry is not None and entry.what != (task.suite, task.task_id, task.content_hash, sample):
-            raise JournalError(f"{self.path}: {key} holds {entry.what}, asked for {task.task_id}; remove the file")
+        if entry is not None and entry.attempt != (task.suite, task.task_id, task.content_hash, sample):
+            raise JournalError(f"{self.path}: {key} holds {entry.attempt}, asked for {task.task_id}; remove the file")
         return entry is not None
 
     def get(self, task: Task, sample: int) -> RolloutRecord:
-        """That rollout. Raises KeyError where it is not finished, JournalError as `holds` does."""
-        if not self.holds(task, sample):
+        """Read that rollout. Raises KeyError if it is not finished, JournalError as `has` does."""
+        if not self.has(task, sample):
             raise KeyError(f"{self.path} has no finished rollout of {task.task_id} sample {sample}")
         entry = self._entries[rollout_id(task, sample, self.spec_key)]
         assert self._fd is not None
@@ -107,7 +112,7 @@ class Journal:
         return {key: entry.digest for key, entry in self._entries.items()}
 
     def append(self, record: RolloutRecord) -> None:
-        """Write a finished rollout down; it is on disk when this returns. A second one of the same key is refused."""
+        """Write a finished rollout and sync it to disk. Raises JournalError if its key is there already."""
         line = to_line(record, self.spec_key)
         with self._lock:
             if self._fd is None:
@@ -140,7 +145,7 @@ class Journal:
 
     def _note(self, record: RolloutRecord, length: int) -> None:
         digest = captured_digest(record)
-        self._entries[record.rollout_id] = _Entry(self._end, length, _what(record), digest)
+        self._entries[record.rollout_id] = _JournalLine(self._end, length, _attempt(record), digest)
         self._end += length
 
     def _close(self) -> None:
@@ -150,7 +155,7 @@ class Journal:
 
 
 def to_line(record: RolloutRecord, spec_key: str) -> bytes:
-    """The record as a line."""
+    """Encode a record as a line."""
     line = {
         "key": record.rollout_id,
         "spec_key": spec_key,
@@ -161,7 +166,7 @@ def to_line(record: RolloutRecord, spec_key: str) -> bytes:
 
 
 def from_line(line: bytes, spec_key: str) -> RolloutRecord:
-    """The record of a line. Raises ValueError where its key or digest is not that of what it holds."""
+    """Decode a line. Raises ValueError if its key or digest does not match its content."""
     value = json.loads(line)
     rows: Mapping[str, list[dict[str, Any]]] = value["rows"]
     for table, column in _TIMES.items():
@@ -172,14 +177,14 @@ def from_line(line: bytes, spec_key: str) -> RolloutRecord:
         raise ValueError(f"the line is of {value['key']} under spec {value['spec_key']}, not {spec_key}")
     if captured_digest(record) != value["prompts"]:
         raise ValueError(f"the prompts of {record.rollout_id} are not those that were captured")
-    suite, task_id, task_hash, sample = _what(record)
+    suite, task_id, task_hash, sample = _attempt(record)
     task = Task(task_id or "", suite or "", "", "", "", {}, task_hash or "")
     if rollout_id(task, sample, spec_key) != record.rollout_id:
         raise ValueError(f"key {record.rollout_id} is not that of task {task_id} sample {sample}")
     return record
 
 
-def _what(record: RolloutRecord) -> tuple[str | None, str | None, str | None, int]:
+def _attempt(record: RolloutRecord) -> tuple[str | None, str | None, str | None, int]:
     return record.suite, record.task_id, record.task_hash, record.sample
 
 

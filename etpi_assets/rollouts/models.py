@@ -1,11 +1,8 @@
-"""Models that act in a rollout set: from an `[engine]` section to an engine that serves one.
-
-Belongs here: which files or servers a section means, and what must be closed after. Does not belong here: scripted
-actors (`teachers`), the engines (`etpi_resources.engines`), or checkpoints of an experiment (`evaluation`).
-"""
+"""Open the model of a rollout set's `[engine]` section: local weights, a vLLM server, or a chat endpoint."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from etpi_assets.specs.paths import expand
@@ -23,29 +20,21 @@ MODEL_KINDS = ("transformers", "vllm", "openai")
 
 
 def accelerated(section: EngineSection) -> bool:
-    """Whether the engine computes on this machine, which then is not free for another."""
+    """Return whether the engine computes on this machine and so needs its accelerator alone."""
     return section.kind == "transformers" or (section.kind == "vllm" and not section.urls)
 
 
 def model_engine(section: EngineSection, chat: ChatFormat, lake: Lake) -> Engine:
-    """The engine of a section of a kind in MODEL_KINDS; closing it ends what was started for it.
+    """Open the engine of a section whose kind is in MODEL_KINDS; closing it stops the server started for it.
 
     Raises:
-        LakeError: the model's files are not there, or are others than the spec's; or the tiny base learnt nothing.
+        LakeError: the model's files are missing or differ from the spec's; or the tiny base has not learned its world.
         PathError: the model's path names a variable that is not set.
-        EngineUnavailable: no server answers or can be started, or a key is not set.
+        EngineUnavailable: no server answers or starts, or the API key is not set.
     """
     assert section.model
     if section.kind == "openai":
-        from etpi_resources.engines.openai import OpenAIEngine
-
-        return OpenAIEngine(
-            section.model,
-            url=section.urls[0],
-            key_env=section.api_key_env,
-            timeout=section.timeout,
-            template_kwargs=section.template_kwargs,
-        )
+        return _chat_endpoint(section)
     if section.urls:
         return _remote_vllm(section, chat)
     model = _built(section, chat, lake) if section.model == TINY else section.model
@@ -57,6 +46,23 @@ def model_engine(section: EngineSection, chat: ChatFormat, lake: Lake) -> Engine
         from etpi_resources.engines.transformers import TransformersEngine
 
         return TransformersEngine(folder, name, chat)
+    return _local_vllm(section, chat, lake, folder, name)
+
+
+def _chat_endpoint(section: EngineSection) -> Engine:
+    from etpi_resources.engines.openai import OpenAIEngine
+
+    assert section.model
+    return OpenAIEngine(
+        section.model,
+        url=section.urls[0],
+        key_env=section.api_key_env,
+        timeout=section.timeout,
+        template_kwargs=section.template_kwargs,
+    )
+
+
+def _local_vllm(section: EngineSection, chat: ChatFormat, lake: Lake, folder: Path, name: str) -> Engine:
     from etpi_resources.engines.endpoints import Endpoints
     from etpi_resources.engines.vllm import VllmEngine
     from etpi_resources.engines.vllm_server import VllmServer
@@ -85,11 +91,11 @@ def model_engine(section: EngineSection, chat: ChatFormat, lake: Lake) -> Engine
 
 
 def _built(section: EngineSection, chat: ChatFormat, lake: Lake) -> str:
-    """The name of the tiny base of the section, built where no experiment has built it yet."""
+    """Build the section's tiny base, unless an experiment has built it, and return its name in the lake."""
     assert section.tiny
     report = tiny_base.build(lake, section.tiny, chat, tiny_base_code(section.tiny, chat.name))
     if not (learnt := tiny_base.learnt(report)).passed:
-        raise LakeError(f"the tiny base that is to roll out has not learnt its world: {learnt.message}")
+        raise LakeError(f"the tiny base of engine.model has not learned its world: {learnt.message}")
     return f"{LAKE}{report['checkpoint_id']}"
 
 

@@ -1,8 +1,4 @@
-"""Who acts in a rollout set: from an `[engine]` section to an engine.
-
-Belongs here: which kinds there are, and which scripted policy belongs to which suite family. Does not belong here:
-models (`models`), the engines (`etpi_resources.engines`) and policies (`policies`) themselves.
-"""
+"""Open the engine of a rollout set's `[engine]` section: a scripted policy of its suite family, or a model."""
 
 from __future__ import annotations
 
@@ -35,13 +31,13 @@ POLICIES: Mapping[str, Callable[[Mapping[str, float], int], Policy]] = {
     "arithmetic_tiny": lambda skill, seed: ArithmeticTinyPolicy(ArithmeticSkill.of(skill), seed),
     "terminal_tiny": lambda skill, seed: TerminalTinyPolicy(TerminalSkill.of(skill), seed),
 }
-"""Suite family -> the scripted policy of a skill and a seed."""
+"""Suite family -> (skill, seed) -> scripted policy."""
 
 
 def make_engine(
     section: EngineSection, family_name: str, family: Family, chat: ChatFormat, seed: int, lake: Lake
 ) -> Engine:
-    """The engine of a rollout set whose suite is of that family. Close it after use.
+    """Open the engine of a rollout set whose suite has that family; the caller closes it.
 
     Raises:
         SpecError: the family has no scripted policy, or the skill has an unknown key.

@@ -1,8 +1,6 @@
-"""Train the tiny bases that come with etpi again (`make tiny-bases`): those that shipped experiments start from.
+"""Train the tiny bases of the shipped experiments again (`make tiny-bases`).
 
-Belongs here: the command. Does not belong here: the recipe (`tiny_base`), or using the files (`shipped_bases`).
-
-    python -m etpi_assets.tiny_bases.rebuild [WORLD ...]
+python -m etpi_assets.tiny_bases.rebuild [WORLD ...]
 """
 
 from __future__ import annotations
@@ -26,11 +24,11 @@ from etpi_resources.trainers.pipes import run_worker
 
 MODEL_FILES = ("config.json", "generation_config.json", shipped_bases.WEIGHTS)
 LARGEST = 4_000_000
-"""Bytes of a base's weights: every clone and wheel carries them."""
+"""Upper bound of a base's weights in bytes, since every clone and wheel contains them."""
 
 
 def used_by_shipped_specs() -> list[tuple[TinySection, ChatFormat]]:
-    """Each tiny base that a shipped experiment starts from, once, with its chat format."""
+    """Return each tiny base that a shipped experiment starts from, once, with its chat format."""
     experiments = load_specs(SHIPPED).experiments.values()
     bases = [spec.base for spec in experiments if spec.base.kind == "tiny"]
     distinct = {(b.tiny.model_dump_json(), b.tokenizer, b.chat_template): b for b in bases}
@@ -38,10 +36,10 @@ def used_by_shipped_specs() -> list[tuple[TinySection, ChatFormat]]:
 
 
 def rebuild(section: TinySection, chat: ChatFormat) -> shipped_bases.Recipe:
-    """Train a base and put it in the place of the one shipped so far.
+    """Train a base and replace the shipped one.
 
     Raises:
-        RuntimeError: it has not learnt its world, or is too large; what was shipped stays.
+        RuntimeError: its loss is too high or its weights are too large; the shipped base stays.
         WorkerFailed: the trainer failed.
     """
     with tempfile.TemporaryDirectory() as scratch:
@@ -51,7 +49,7 @@ def rebuild(section: TinySection, chat: ChatFormat) -> shipped_bases.Recipe:
 
 
 def ship(section: TinySection, chat: ChatFormat, report: Mapping[str, Any], model: Path) -> shipped_bases.Recipe:
-    """Write a trained base, from its worker's report and the folder of its model, into the package."""
+    """Write a trained base into the package, from its worker's report and the folder of its model."""
     if not (outcome := tiny_base.learnt(report)).passed:
         raise RuntimeError(f"the base of {section.world} is not shipped: {outcome.message}")
     size = (model / shipped_bases.WEIGHTS).stat().st_size

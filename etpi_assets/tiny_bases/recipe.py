@@ -1,12 +1,7 @@
-"""The recipe of the tiny base: a corpus of templated conversations, and a model pretrained on it, once by content.
-The bases of shipped experiments come with etpi, pretrained (`shipped_bases`).
+"""Build a tiny base from a spec's `base.tiny`: a corpus of templated conversations, and a model pretrained on it.
 
-Belongs here: from a spec's `base.tiny` to a checkpoint in the lake. Does not belong here: the training loop (a worker),
-the world the conversations are of, or bases that come from elsewhere (`pointers`).
-
-It stands with the rollouts, whose loop the corpus is of, because a rollout set may roll out the base itself
-(`engine.model = "tiny"`) before any experiment trains it. The base has the habits that fine-tuning is to change: of
-`coop_tiny` an agent that starts with bash and hardly ever plans first, of `repo_fix_tiny` one that thinks at length.
+The bases of shipped experiments come pretrained with etpi (`shipped`). A base has the habits that fine-tuning should
+change: in `coop_tiny` the agent starts with bash and rarely plans first, in `repo_fix_tiny` it thinks at length.
 """
 
 from __future__ import annotations
@@ -39,11 +34,13 @@ WORKER = "etpi_resources.trainers.workers.base_worker"
 LEARNT = "base_learnt"
 RECIPE_UNCHANGED = "base_recipe_unchanged"
 WORLDS = {"arithmetic_tiny": arithmetic_tiny, "coop_tiny": coop_tiny, "repo_fix_tiny": repo_fix_tiny}
-"""What `base.tiny.world` names: modules with `conversations` and `exercises`."""
+"""`base.tiny.world` -> module with `conversations` and `exercises`."""
 
 LOSS_BOUND = 0.6
-"""Nats a token, the mean over the last tenth of the run, over which the base is no competent agent: its habits are
-drawn at random, which costs about 0.2; a model that cannot copy names stays above 1."""
+"""Upper bound of the mean loss over the last tenth of the run, nats per token.
+
+The random choice of habits costs about 0.2; a model that cannot copy names stays above 1.
+"""
 
 
 def build(
@@ -55,17 +52,16 @@ def build(
     context: Any = None,
     echo: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """The shipped base of this section, vocabulary and template; where there is none, pretrain it, or find the one that
-    the same section, vocabulary and code gave before.
+    """Return the shipped base of this section, vocabulary and template, an earlier build of it, or a new one.
 
     Args:
         code: version of the code that makes corpus and model.
         context, echo: as for `run_worker`.
     Returns:
-        The worker's report (see `base_worker.run`) with `checkpoint_id` and `reused`; `seconds` are those spent here.
+        The worker's report (see `base_worker.run`) with `checkpoint_id` and `reused`; `seconds` is of this call.
     Raises:
         LakeError: the shipped weights are damaged.
-        WorkerFailed: the trainer failed; the message holds its last lines.
+        WorkerFailed: the trainer failed; the message has its last lines.
     """
 
     if (recipe := shipped_bases.find(section, chat)) is not None:
@@ -119,23 +115,25 @@ def prepare(section: TinySection, chat: ChatFormat, folder: Path) -> BaseWorkerC
 
 
 def corpus_rows(section: TinySection, chat: ChatFormat) -> Iterator[dict[str, Any]]:
-    """The corpus as rows of the table `sequences`: a conversation or exercise each, its own turns at weight 1
-    and what it reads at `reading_weight`."""
+    """Yield the corpus as rows of `sequences`, one per conversation or exercise.
+
+    Assistant turns have weight 1, the rest `reading_weight`.
+    """
     world = WORLDS[section.world]
     talks = world.conversations(section.seed, section.conversations, chat.name)
-    # Another seed: tasks that no conversation has.
+    # Another seed, so that exercises and conversations have different tasks.
     drills = world.exercises(section.seed + 1, section.exercises, chat.name)
     for number, messages in enumerate(chain(talks, drills)):
         ids = chat.prompt_ids(messages[:2])
         starts, ends, weights = [1], [len(ids)], [section.reading_weight]
         for message in messages[2:]:
-            own = message["role"] == "assistant"
+            is_turn = message["role"] == "assistant"
             text = message["content"]
-            new = [*chat.encode(text), chat.end_id] if own else chat.observation_ids(text, message["role"])
+            new = [*chat.encode(text), chat.end_id] if is_turn else chat.observation_ids(text, message["role"])
             starts.append(len(ids))
             ids += new
             ends.append(len(ids))
-            weights.append(1.0 if own else section.reading_weight)
+            weights.append(1.0 if is_turn else section.reading_weight)
         yield {
             "sequence_id": f"{number:08d}",
             "split": "train",
@@ -149,7 +147,7 @@ def corpus_rows(section: TinySection, chat: ChatFormat) -> Iterator[dict[str, An
 
 
 def recipe_unchanged(section: TinySection, chat: ChatFormat) -> CheckOutcome:
-    """A shipped base is what its recipe would give now; it only warns, since the base is a good one all the same."""
+    """Warn if a shipped base was trained with an older recipe; the base itself is still good."""
     recipe = shipped_bases.find(section, chat)
     if recipe is None:
         return CheckOutcome(
@@ -168,14 +166,14 @@ def recipe_unchanged(section: TinySection, chat: ChatFormat) -> CheckOutcome:
 
 
 def learnt(report: Mapping[str, Any]) -> CheckOutcome:
-    """The base's loss fell as far as copying names takes it."""
+    """Check that the base's final loss is below LOSS_BOUND."""
     tail = [line["loss"] for line in report["log"][-max(1, len(report["log"]) // 10) :]]
     loss = sum(tail) / len(tail)
     return CheckOutcome(
         name=LEARNT,
         passed=loss <= LOSS_BOUND,
         message=f"loss {loss:.3f} at the end, bound {LOSS_BOUND}"
-        + ("" if loss <= LOSS_BOUND else "; raise base.tiny.conversations, or look at the rates"),
+        + ("" if loss <= LOSS_BOUND else "; raise base.tiny.conversations, or look at the learning rates"),
         figures={"loss": loss, "parameters": report["parameters"], "seconds": report["seconds"]},
     )
 

@@ -1,9 +1,6 @@
-"""Tiny bases that come with etpi: weights trained once from the recipe of `tiny_base`, with the recipe beside them.
+"""Tiny bases that come with etpi: find them, verify their bytes, copy them to the lake, and compare their recipes.
 
-Belongs here: finding the base of a section, proving its bytes, putting it into the lake, and telling whether the recipe
-has changed since. Does not belong here: the recipe (`tiny_base`), or making these files (`rebuild_bases`).
-
-A base is a folder of `etpi_assets/tiny_bases`, named by its world and the hash of its weights.
+A base is a folder of `etpi_assets/tiny_bases`, named by its world and the hash of its weights. `rebuild` writes them.
 """
 
 from __future__ import annotations
@@ -30,11 +27,11 @@ FOLDER = Path(__file__).parent
 RECIPE = "recipe.json"
 WEIGHTS = "model.safetensors"
 REBUILD = "make tiny-bases"
-"""The command that trains them again, of a checkout; elsewhere `python -m etpi_assets.tiny_bases.rebuild`."""
+"""The command that trains them again in a checkout; elsewhere `python -m etpi_assets.tiny_bases.rebuild`."""
 
 
 class Corpus(BaseModel):
-    """What a base was trained on: the sha256 of its rows (`corpus_hash`), and how many rows and tokens."""
+    """Identity of a training corpus: sha256 of its rows (see `corpus_of`), number of rows and of tokens."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -53,7 +50,7 @@ class Code(BaseModel):
 
 
 class Recipe(BaseModel):
-    """`recipe.json`: what a base was made from, with what, and how its training went.
+    """`recipe.json`: the inputs of a base, the code and libraries that trained it, and its training log.
 
     Attributes:
         section, vocabulary, template: which base this is; the last two are sha256.
@@ -82,21 +79,21 @@ class Recipe(BaseModel):
 
 
 def find(section: TinySection, chat: ChatFormat) -> Recipe | None:
-    """The recipe of the shipped base of this section, vocabulary and template, if there is one."""
+    """Return the recipe of the shipped base with this section, vocabulary and template; None if there is none."""
     wanted = (section, *format_hashes(chat))
     return next((r for r in shipped() if (r.section, r.vocabulary, r.template) == wanted), None)
 
 
 def shipped() -> list[Recipe]:
-    """The recipes of all shipped bases, in order of their folders."""
+    """Return the recipes of all shipped bases, in order of their folders."""
     return [Recipe.model_validate_json(path.read_bytes()) for path in sorted(FOLDER.glob(f"*/{RECIPE}"))]
 
 
 def adopt(recipe: Recipe, lake: Lake, chat: ChatFormat) -> str:
-    """Put a copy of the base into the lake; its checkpoint id, which is that of the same weights trained here.
+    """Copy the base into the lake and return its checkpoint id, which depends on its content alone.
 
     Raises:
-        LakeError: the weights are not those of the recipe.
+        LakeError: the weights differ from the recipe's.
     """
     actual = sha256_of(recipe.folder / WEIGHTS)
     if actual != recipe.weights:
@@ -113,10 +110,10 @@ def adopt(recipe: Recipe, lake: Lake, chat: ChatFormat) -> str:
 
 
 def changed(recipe: Recipe, rows: Iterable[Mapping[str, Any]]) -> str | None:
-    """What of the recipe has changed since the base was trained, in words; None: nothing that shows in its weights.
+    """Name the part of the recipe that changed since the base was trained; None if no change affects its weights.
 
     Args:
-        rows: the corpus as it is written now; read only where the code that writes it is another.
+        rows: the current corpus; read only if the code that writes it changed.
     """
     now = recipe_code(recipe.section)
     if recipe.code.training != now.training:
@@ -127,22 +124,22 @@ def changed(recipe: Recipe, rows: Iterable[Mapping[str, Any]]) -> str | None:
 
 
 def recipe_code(section: TinySection) -> Code:
-    """The versions of the recipe's code as it is now, for a base with the tokenizer and template "tiny"."""
+    """Return the current versions of the recipe's code, for a base with the tokenizer and template "tiny"."""
     corpus, training = tiny_base_parts(section, "tiny")
     return Code(corpus=corpus.digest, training=training.digest)
 
 
 def corpus_of(rows: Iterable[Mapping[str, Any]]) -> Corpus:
-    """The identity of a corpus: what of its rows reaches the loss, in order."""
+    """Hash the columns of a corpus that reach the loss, in order."""
     digest, count, tokens = hashlib.sha256(), 0, 0
     for row in rows:
-        read = [row[name] for name in ("input_ids", "span_starts", "span_ends", "span_weights")]
-        digest.update(json.dumps(read).encode() + b"\n")
+        columns = [row[name] for name in ("input_ids", "span_starts", "span_ends", "span_weights")]
+        digest.update(json.dumps(columns).encode() + b"\n")
         count, tokens = count + 1, tokens + len(row["input_ids"])
     return Corpus(sha256=digest.hexdigest(), rows=count, tokens=tokens)
 
 
 def format_hashes(chat: ChatFormat) -> tuple[str, str]:
-    """sha256 of the tokenizer as it is written to disk, and of the chat template."""
+    """Return the sha256 of the serialised tokenizer and of the chat template."""
     vocabulary = chat.tokenizer.backend_tokenizer.to_str()
     return hashlib.sha256(vocabulary.encode()).hexdigest(), hashlib.sha256(chat.template.encode()).hexdigest()

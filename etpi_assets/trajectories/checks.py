@@ -1,7 +1,6 @@
-"""What must hold of captured rollouts before anything is built on them.
+"""The checks of `raw_rollouts` and `eval_rollouts`, as plain functions.
 
-Belongs here: the checks of `raw_rollouts` and `eval_rollouts`, as plain functions. Does not belong here: the checks of
-what is made from rollouts.
+Each check has figures that are computed per part of a set (`*_figures`), summed by `merged`, and judged by `*_outcome`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _SHOWN = 3
 
 
 def prompts_reconstruct(digests: Mapping[str, str], tables: Mapping[str, pa.Table]) -> CheckOutcome:
-    """Every prompt read back from `turns` equals the prompt as captured, id for id.
+    """Check that every prompt decoded from `turns` equals the captured prompt, id for id.
 
     `digests`: rollout_id -> `tables.captured_digest` of the record, for every rollout.
     """
@@ -29,10 +28,10 @@ def prompts_reconstruct(digests: Mapping[str, str], tables: Mapping[str, pa.Tabl
 
 
 def prompt_figures(digests: Mapping[str, str], tables: Mapping[str, pa.Table]) -> dict[str, Any]:
-    """What `prompts_reconstruct` is made of, of whole rollouts; `merged` adds those of several parts."""
+    """Compute the figures of `prompts_reconstruct`; the tables hold whole rollouts."""
     total, bad = 0, []
     seen: set[str] = set()
-    captured = tables["turns"].filter(pc.field("suffix_ids").is_valid())  # most recorded runs have no ids at all
+    captured = tables["turns"].filter(pc.field("suffix_ids").is_valid())  # most imported runs have no ids
     for rollout_id, prompts in groupby(iter_prompts(captured), key=lambda item: item[0][0]):
         turns = [(agent_id, turn, ids) for (_, agent_id, turn), ids in prompts]
         total += len(turns)
@@ -46,7 +45,7 @@ def prompt_figures(digests: Mapping[str, str], tables: Mapping[str, pa.Table]) -
 
 
 def prompts_outcome(figures: Mapping[str, Any]) -> CheckOutcome:
-    """The check of those figures."""
+    """Judge the figures."""
     total, bad, stored, whole = figures["total"], figures["bad"], figures["stored"], figures["whole"]
     message = f"{total} prompts read back as captured; {stored} ids are stored for {whole}."
     if bad:
@@ -59,12 +58,12 @@ def prompts_outcome(figures: Mapping[str, Any]) -> CheckOutcome:
 
 
 def native_ids_present(tables: Mapping[str, pa.Table], *, live: bool) -> CheckOutcome:
-    """No turn that claims native capture lacks ids; in a live set every turn is native and there are turns at all."""
+    """Check that native turns have ids; in a live set that there are turns and all are native."""
     return captures_outcome(capture_figures(tables, live=live), live=live)
 
 
 def capture_figures(tables: Mapping[str, pa.Table], *, live: bool) -> dict[str, Any]:
-    """What `native_ids_present` is made of."""
+    """Compute the figures of `native_ids_present`."""
     without: list[str] = []
     captures: Counter[str] = Counter()
     columns = ["rollout_id", "agent_id", "turn", "capture", "prompt_tokens", "output_tokens"]
@@ -78,7 +77,7 @@ def capture_figures(tables: Mapping[str, pa.Table], *, live: bool) -> dict[str, 
 
 
 def captures_outcome(figures: Mapping[str, Any], *, live: bool) -> CheckOutcome:
-    """The check of those figures."""
+    """Judge the figures."""
     captures, without = Counter(figures["captures"]), figures["without"]
     shown = {"captures": dict(captures), "turns_without_ids": len(without)}
     if live and not captures:
@@ -94,33 +93,32 @@ def captures_outcome(figures: Mapping[str, Any], *, live: bool) -> CheckOutcome:
 
 
 def counts_reconcile(tables: Mapping[str, pa.Table], *, found: int, quarantined: int) -> CheckOutcome:
-    """Rollouts + quarantined = found, ids are unique, and agents, turns and messages all belong to a rollout and are as
-    many as their parents say."""
+    """Check that rollouts + quarantined = found, ids are unique, and agents, turns and messages are complete."""
     return counts_outcome(count_figures(tables), found=found, quarantined=quarantined)
 
 
 def count_figures(tables: Mapping[str, pa.Table]) -> dict[str, Any]:
-    """What `counts_reconcile` is made of, of whole rollouts."""
+    """Compute the figures of `counts_reconcile`; the tables hold whole rollouts."""
     problems: list[str] = []
     rollouts = dict(zip(*(tables["rollouts"][name].to_pylist() for name in ("rollout_id", "agents")), strict=True))
     names = [tables["agents"][name].to_pylist() for name in ("rollout_id", "agent_id", "turns")]
-    seats = Counter(names[0])
-    if wrong := [name for name, agents in rollouts.items() if seats[name] != agents]:
-        problems.append(f"{len(wrong)} rollouts have another number of agents than they say, first {wrong[:_SHOWN]}")
-    if lost := seats.keys() - rollouts.keys():
-        problems.append(f"agents of {len(lost)} unknown rollouts, first {sorted(lost)[:_SHOWN]}")
-    said = {(rollout_id, agent_id): turns for rollout_id, agent_id, turns in zip(*names, strict=True)}
+    agent_counts = Counter(names[0])
+    if wrong := [name for name, agents in rollouts.items() if agent_counts[name] != agents]:
+        problems.append(f"{len(wrong)} rollouts whose `agents` is not their number, first {wrong[:_SHOWN]}")
+    if unknown := agent_counts.keys() - rollouts.keys():
+        problems.append(f"agents of {len(unknown)} unknown rollouts, first {sorted(unknown)[:_SHOWN]}")
+    turn_counts = {(rollout_id, agent_id): turns for rollout_id, agent_id, turns in zip(*names, strict=True)}
     turns = _agents_in(tables["turns"])
-    if wrong := [key for key, n in said.items() if turns[key] != n]:
-        problems.append(f"{len(wrong)} agents have another number of turns than they say, first {wrong[:_SHOWN]}")
-    if lost := (turns.keys() | _agents_in(tables["messages"]).keys()) - said.keys():
-        problems.append(f"turns or messages of {len(lost)} unknown agents, first {sorted(lost)[:_SHOWN]}")
+    if wrong := [key for key, n in turn_counts.items() if turns[key] != n]:
+        problems.append(f"{len(wrong)} agents have another number of turns than `agents.turns`, first {wrong[:_SHOWN]}")
+    if unknown := (turns.keys() | _agents_in(tables["messages"]).keys()) - turn_counts.keys():
+        problems.append(f"turns or messages of {len(unknown)} unknown agents, first {sorted(unknown)[:_SHOWN]}")
     ids = tables["rollouts"]["rollout_id"].to_pylist()
     return {"ids": ids, "agents": len(names[0]), "turns": turns.total(), "problems": problems}
 
 
 def counts_outcome(figures: Mapping[str, Any], *, found: int, quarantined: int) -> CheckOutcome:
-    """The check of those figures."""
+    """Judge the figures."""
     ids, problems = figures["ids"], list(figures["problems"])
     if twice := [key for key, n in Counter(ids).items() if n > 1]:
         problems.insert(0, f"{len(twice)} rollout ids occur more than once, first {twice[:_SHOWN]}")
@@ -140,25 +138,25 @@ def counts_outcome(figures: Mapping[str, Any], *, found: int, quarantined: int) 
 
 
 def tasks_as_asked(asked: int | None, had: int, split: str) -> CheckOutcome:
-    """As many tasks as the spec asks for. Fewer are less evidence than was meant; they block nothing.
+    """Warn if the suite has fewer tasks than the spec requests; rates then rest on fewer tasks.
 
     Args:
-        asked: how many; None: whatever there are, as for an import.
-        had: how many were taken.
+        asked: number of tasks in the spec; None: no limit, as for imports.
+        had: number of tasks used.
     """
     figures = {"asked": asked, "had": had}
     if asked is None or had >= asked:
-        message = f"No number is asked for; {had} were taken." if asked is None else f"{had} tasks, as asked for."
+        message = f"The spec sets no number; {had} tasks used." if asked is None else f"{had} tasks, as requested."
         return CheckOutcome("tasks_as_asked", True, message, blocking=False, figures=figures)
     message = (
-        f"{asked} tasks are asked for, the suite has {had} of split {split!r}: every rate is over fewer than meant. "
-        f"Take them from elsewhere, mend what the suite quarantined, or set tasks = {had}."
+        f"The spec requests {asked} tasks, the suite has {had} of split {split!r}: every rate is over fewer tasks. "
+        f"Add tasks, repair those that the suite quarantined, or set tasks = {had}."
     )
     return CheckOutcome("tasks_as_asked", False, message, blocking=False, figures=figures)
 
 
 def merged(figures: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The figures of several parts as those of the whole: numbers are added, lists joined, mappings merged within."""
+    """Sum the figures of several parts: add numbers, join lists, merge mappings recursively."""
     whole: dict[str, Any] = {}
     for part in figures:
         for name, value in part.items():

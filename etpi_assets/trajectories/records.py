@@ -1,8 +1,4 @@
-"""A rollout as plain values, whoever made it, and its form as tables.
-
-Belongs here: the one record that the agent loop, the importers, the generators and evaluation all yield, and the
-lossless encoding of its prompts. Does not belong here: making rollouts, or judging them.
-"""
+"""The record of a rollout that the agent loop, the importers and the templates all produce."""
 
 from __future__ import annotations
 
@@ -15,15 +11,15 @@ Capture = Literal["native", "retokenised", "none"]
 
 @dataclass(frozen=True)
 class Action:
-    """One thing an assistant turn does.
+    """One command or message of an assistant turn.
 
     Attributes:
         kind: "bash" or "send_message".
-        command: the bash command as written (for a message: the whole command that carried it).
+        command: the bash command as written (for a message: the whole command that sent it).
         to, message: recipient and text of a message.
-        form: where it was read from: "tool_calls", "xml", "hermes", "fenced" or "bracket" (`[tool_use Bash] {…}`).
-        pure: for a message: the command does nothing besides sending.
-        wait: for a message: the sender blocks until an answer comes.
+        form: the form of the call: "tool_calls", "xml", "hermes", "fenced" or "bracket" (`[tool_use Bash] {…}`).
+        pure: for a message: the command only sends.
+        wait: for a message: the sender takes no turns until an answer comes.
     """
 
     kind: Literal["bash", "send_message"]
@@ -37,7 +33,7 @@ class Action:
 
 @dataclass
 class Turn:
-    """One assistant turn. `prompt_ids` and `output_ids` are whole (int32 range), None where nothing was captured."""
+    """One assistant turn. `prompt_ids` is the whole prompt; ids are in the int32 range, None if not captured."""
 
     turn: int
     content: str
@@ -72,7 +68,7 @@ class Message:
 
 @dataclass
 class AgentRecord:
-    """One agent's part."""
+    """One agent of a rollout: its turns, its messages and its patch."""
 
     agent_id: str
     feature_id: str
@@ -85,9 +81,12 @@ class AgentRecord:
 
 @dataclass
 class RolloutRecord:
-    """One rollout: columns of the `rollouts` table, and its agents. `outcome` is the verifier's or the source's
-    verdict: {"reward": float | None, "verdict": str, ...}. `tools`: the tool schemas that an imported source recorded,
-    as it wrote them."""
+    """One rollout: columns of the `rollouts` table, and its agents.
+
+    Attributes:
+        outcome: the judge's or the source's verdict: {"reward": float | None, "verdict": str, ...}.
+        tools: the tool schemas of an imported source, as recorded.
+    """
 
     rollout_id: str
     origin: Literal["set", "eval", "rl"]

@@ -1,10 +1,7 @@
-"""Rollout records as Arrow tables and back, without loss.
-
-Belongs here: the encoding of prompts as (earlier turn, added ids), drift, and the row forms of `rollouts`, `agents`,
-`turns` and `messages`. Does not belong here: making rollouts, or the checks of the result (`checks`).
+"""Convert rollout records to the tables `rollouts`, `agents`, `turns` and `messages` and back, without loss.
 
 A prompt that extends an earlier turn's prompt + output exactly, id for id, is stored as that turn's number and the ids
-it adds; any other prompt is stored whole. So a session of n turns costs its length once instead of n times.
+it adds; any other prompt is stored whole. So a session of n turns is stored once instead of n times.
 """
 
 from __future__ import annotations
@@ -40,17 +37,18 @@ _turn_values, _action_values, _message_values = (
 _AGENT_FIELDS = ("agent_id", "feature_id", "role", "exit_status", "patch")
 
 _EXITS = ("Submitted", "LimitsExceeded", "ContextWindowExceeded", "FormatError")
-"""From best to worst; an exit that stands nowhere here is worse than these, and Error is the worst."""
+"""From best to worst. Other exits are worse than these, and Error is the worst."""
 
 _DRIFT_IDS = 16
-"""How many ids are kept on each side of a departure: enough to see what was re-rendered."""
+"""Ids stored of each side where a prompt departs from its history: enough to see what was rendered differently."""
 
 
 def to_tables(records: Iterable[RolloutRecord], decode: Decode | None = None) -> dict[str, pa.Table]:
-    """The four tables of the records, rows in the order of records, agents and turns.
+    """Build the four tables, rows in the order of records, agents and turns.
 
-    `decode` (ids -> text) puts the text beside the ids where a prompt departs from the turn before it. Records are
-    taken one by one and few are held at a time.
+    Args:
+        records: consumed one by one, so an iterator need not fit in memory.
+        decode: ids -> text; adds text to `drift`.
     """
     chunks: dict[str, list[pa.Table]] = {name: [] for name in TABLES}
     builders = {name: TableBuilder(name, chunks[name].append) for name in TABLES}
@@ -64,7 +62,7 @@ def to_tables(records: Iterable[RolloutRecord], decode: Decode | None = None) ->
 
 
 def from_tables(tables: Mapping[str, pa.Table]) -> list[RolloutRecord]:
-    """The records the tables were made of, in the order of `rollouts`."""
+    """Return the records of the tables, in the order of `rollouts`."""
     rows: dict[str, TableRows] = defaultdict(lambda: {name: [] for name in TABLES})
     for name in TABLES:
         for row in tables[name].to_pylist():
@@ -73,22 +71,22 @@ def from_tables(tables: Mapping[str, pa.Table]) -> list[RolloutRecord]:
 
 
 def to_rows(record: RolloutRecord, decode: Decode | None = None) -> TableRows:
-    """One record as rows of the four tables, ids as int32 arrays."""
+    """Convert one record to rows of the four tables, ids as int32 arrays."""
     rows: TableRows = {"rollouts": [_rollout_row(record)], "agents": [], "turns": [], "messages": []}
     for agent in record.agents:
         key = {"rollout_id": record.rollout_id, "agent_id": agent.agent_id}
         rows["agents"].append(key | _agent_row(agent))
-        added = [*_turn_rows(record.rollout_id, agent, decode)]
-        told = [_message_row(i, message) for i, message in enumerate(agent.messages)]
-        for row in (*added, *told):
+        turns = [*_turn_rows(record.rollout_id, agent, decode)]
+        messages = [_message_row(i, message) for i, message in enumerate(agent.messages)]
+        for row in (*turns, *messages):
             row.update(key)
-        rows["turns"].extend(added)
-        rows["messages"].extend(told)
+        rows["turns"].extend(turns)
+        rows["messages"].extend(messages)
     return rows
 
 
 def to_record(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> RolloutRecord:
-    """The record that `to_rows` made rows of; ids may have become lists."""
+    """Convert the rows of one record back; ids may be lists or arrays."""
     (row,) = rows["rollouts"]
     agents = {
         agent["agent_id"]: AgentRecord(**{name: agent[name] for name in _AGENT_FIELDS}) for agent in rows["agents"]
@@ -103,26 +101,25 @@ def to_record(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> RolloutRecord:
         agents[turn["agent_id"]].turns.append(_turn(turn, prompt))
     for message in rows["messages"]:
         agents[message["agent_id"]].messages.append(_message(message))
-    kept = {f.name: row[f.name] for f in fields(RolloutRecord) if f.name != "agents"}
-    kept |= {name: _loads(row[name]) for name in ("sampler", "outcome", "tools")}
-    return RolloutRecord(**kept, agents=list(agents.values()))
+    columns = {f.name: row[f.name] for f in fields(RolloutRecord) if f.name != "agents"}
+    columns |= {name: _loads(row[name]) for name in ("sampler", "outcome", "tools")}
+    return RolloutRecord(**columns, agents=list(agents.values()))
 
 
 def prompts_of(turns: Rows) -> dict[Key, list[int]]:
-    """(rollout_id, agent_id, turn) -> the turn's whole prompt as captured; turns without ids are left out."""
+    """Return (rollout_id, agent_id, turn) -> the turn's whole prompt, for turns with ids."""
     return {key: prompt.tolist() for key, prompt in iter_prompts(turns)}
 
 
 def iter_prompts(turns: Rows) -> Iterator[tuple[Key, np.ndarray]]:
-    """`prompts_of` one turn at a time, as int32 arrays, in the order of the table."""
+    """Yield what `prompts_of` returns, as int32 arrays, in the order of the table."""
     return ((key, prompt) for key, prompt, _ in iter_turns(turns))
 
 
 def iter_turns(turns: Rows) -> Iterator[tuple[Key, np.ndarray, np.ndarray | None]]:
-    """(key, whole prompt, output) of each turn that has a prompt, in the order of the table, ids as int32 arrays; holds
-    one agent's turns in memory.
+    """Yield (key, whole prompt, output) of each turn with a prompt, in the order of the table, ids as int32 arrays.
 
-    The table has an agent's turns side by side and in order, as `to_tables` writes them and parquet keeps them.
+    An agent's turns must be consecutive and in order, as `to_tables` writes them. One agent's turns are in memory.
     """
     columns = ["rollout_id", "agent_id", "turn", "prefix_turn", "suffix_ids", "output_ids"]
     agent: tuple[str, str] | None = None
@@ -139,7 +136,7 @@ def iter_turns(turns: Rows) -> Iterator[tuple[Key, np.ndarray, np.ndarray | None
             prefix = prefixes[i].as_py()
             if prefix is not None:
                 if prefix not in whole:
-                    raise ValueError(f"turn {key} extends turn {prefix}, which does not stand before it in the table")
+                    raise ValueError(f"turn {key} extends turn {prefix}, which is not before it in the table")
                 prompt = np.concatenate([whole[prefix], prompt])
             output = _ids(outputs[i])
             if output is not None:
@@ -148,8 +145,10 @@ def iter_turns(turns: Rows) -> Iterator[tuple[Key, np.ndarray, np.ndarray | None
 
 
 def prompts_digest(turns: Iterable[tuple[str, int, Sequence[int] | np.ndarray]]) -> str:
-    """What one rollout's prompts are known by: sha256 over (agent_id, turn, ids) of every turn that has ids, in order.
-    Taken from the record as captured and again from the table, it proves the encoding."""
+    """Return the sha256 over (agent_id, turn, ids) of one rollout's turns with ids, in order.
+
+    Equal digests of the captured record and of the table prove the encoding.
+    """
     digest = hashlib.sha256()
     for agent_id, turn, ids in turns:
         array = _array(ids)
@@ -158,7 +157,7 @@ def prompts_digest(turns: Iterable[tuple[str, int, Sequence[int] | np.ndarray]])
 
 
 def captured_digest(record: RolloutRecord) -> str:
-    """`prompts_digest` of a record."""
+    """Return `prompts_digest` of a record."""
     return prompts_digest(
         (agent.agent_id, turn.turn, turn.prompt_ids)
         for agent in record.agents
@@ -168,7 +167,7 @@ def captured_digest(record: RolloutRecord) -> str:
 
 
 def worst_exit(statuses: Iterable[str]) -> str:
-    """The worst of the agents' exits; "Error" where there is none."""
+    """Return the worst of the agents' exits; "Error" if there are no agents."""
 
     def rank(status: str) -> tuple[int, str]:
         if status in _EXITS:
@@ -187,7 +186,7 @@ def _array(ids: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 _encode = json.JSONEncoder(ensure_ascii=False, sort_keys=True).encode
-"""Made once: making an encoder costs as much as encoding an action."""
+"""Created once: creating an encoder costs as much as encoding an action."""
 
 
 def _dumps(value: Any) -> str | None:
@@ -195,7 +194,7 @@ def _dumps(value: Any) -> str | None:
 
 
 def _ordered(value: Any) -> str | None:
-    """JSON with the keys in their order: chat templates write schemas and arguments as they come."""
+    """Encode as JSON with keys in order, because chat templates render schemas and arguments in that order."""
     return None if value is None else json.dumps(value, ensure_ascii=False)
 
 
@@ -257,7 +256,7 @@ def _turn_rows(rollout_id: str, agent: AgentRecord, decode: Decode | None) -> It
 
 
 def _prefix_turn(prompt: np.ndarray, whole: dict[int, np.ndarray]) -> int | None:
-    """The latest earlier turn whose prompt + output the prompt begins with."""
+    """Return the latest earlier turn whose prompt + output is a prefix of the prompt."""
     return next((turn for turn in reversed(whole) if begins_with(prompt, whole[turn])), None)
 
 
@@ -272,9 +271,9 @@ def _drift(expected: np.ndarray, found: np.ndarray, decode: Decode | None) -> tu
 
 
 def _turn(row: Mapping[str, Any], prompt: list[int] | None) -> Turn:
-    kept = {name: row[name] for name in _TURN_FIELDS if name != "output_ids"}
+    columns = {name: row[name] for name in _TURN_FIELDS if name != "output_ids"}
     return Turn(
-        **kept,
+        **columns,
         prompt_ids=prompt,
         output_ids=None if row["output_ids"] is None else list(row["output_ids"]),
         actions=[Action(**action) for action in _loads(row["actions"]) or []],
@@ -289,5 +288,5 @@ def _message_row(index: int, message: Message) -> dict[str, Any]:
 
 
 def _message(row: Mapping[str, Any]) -> Message:
-    kept = {name: row[name] for name in _MESSAGE_FIELDS}
-    return Message(**kept | {"tool_calls": _loads(row["tool_calls"])})
+    columns = {name: row[name] for name in _MESSAGE_FIELDS}
+    return Message(**columns | {"tool_calls": _loads(row["tool_calls"])})

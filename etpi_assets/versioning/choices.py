@@ -203,10 +203,11 @@ CHOICES = (
             reference=("etpi_assets.agent.oracle:reference_policy", f"{_ENGINES}.scripted:"),
             null=("etpi_assets.agent.oracle:null_policy", f"{_ENGINES}.scripted:"),
             transformers=(f"{_ROLLOUTS}.models:model_engine", f"{_ENGINES}.transformers:"),
-            openai=(f"{_ROLLOUTS}.models:model_engine", f"{_ENGINES}.openai:"),
+            openai=(f"{_ROLLOUTS}.models:model_engine", f"{_ROLLOUTS}.models:_chat_endpoint", f"{_ENGINES}.openai:"),
             vllm=(
                 f"{_ROLLOUTS}.models:model_engine",
                 f"{_ROLLOUTS}.models:_remote_vllm",
+                f"{_ROLLOUTS}.models:_local_vllm",
                 *(f"{_ENGINES}.{name}:" for name in ("endpoints", "vllm", "vllm_server")),
             ),
             tiny=(f"{_ROLLOUTS}.models:_built",),

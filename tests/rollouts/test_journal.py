@@ -46,7 +46,7 @@ def made(task: Task, sample: int, spec_key: str = "spec", error: str | None = No
 def test_what_is_appended_is_there_again(tmp_path):
     with Journal(tmp_path, "spec") as journal:
         journal.append(made(TASKS[0], 0))
-        assert journal.holds(TASKS[0], 0) and not journal.holds(TASKS[0], 1)
+        assert journal.has(TASKS[0], 0) and not journal.has(TASKS[0], 1)
     with Journal(tmp_path, "spec") as journal:
         assert journal.get(TASKS[0], 0) == made(TASKS[0], 0)
         with pytest.raises(KeyError, match="no finished rollout of t1"):
@@ -56,9 +56,9 @@ def test_what_is_appended_is_there_again(tmp_path):
 def test_another_spec_or_another_text_of_the_task_is_another_rollout(tmp_path):
     with Journal(tmp_path, "spec") as journal:
         journal.append(made(TASKS[0], 0))
-        assert not journal.holds(dataclasses.replace(TASKS[0], content_hash="edited"), 0)
+        assert not journal.has(dataclasses.replace(TASKS[0], content_hash="edited"), 0)
     with Journal(tmp_path, "other") as journal:
-        assert not journal.holds(TASKS[0], 0)
+        assert not journal.has(TASKS[0], 0)
 
 
 @pytest.mark.parametrize("cut", [1, 20, 400])
@@ -70,7 +70,7 @@ def test_a_torn_last_line_is_cut_off(tmp_path, cut):
     whole = path.read_bytes()
     path.write_bytes(whole[:-cut])
     with Journal(tmp_path, "spec") as journal:
-        assert journal.holds(TASKS[0], 0) and not journal.holds(TASKS[1], 0)
+        assert journal.has(TASKS[0], 0) and not journal.has(TASKS[1], 0)
         journal.append(made(TASKS[1], 0))
     assert path.read_bytes() == whole
 

@@ -90,7 +90,7 @@ def test_fewer_tasks_than_asked_for_are_said_and_block_nothing(resources, tmp_pa
     manifest = raw_rollouts.execute("little", Resources(resources.lake, specs_folder=tmp_path / "specs")).manifest
     (check,) = (check for check in manifest.checks if check["name"] == "tasks_as_asked")
     assert not manifest.blocked and not check["passed"] and not check["blocking"]
-    assert "23 tasks are asked for, the suite has 6 of split 'train'" in check["message"]
+    assert "23" in check["message"] and "'train'" in check["message"]
 
 
 def test_an_unknown_skill_is_named(resources, tmp_path):

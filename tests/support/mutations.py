@@ -251,7 +251,7 @@ EDITS = (
     Edit(f"{R}/teachers.py", "SCRIPTED_KINDS = (", 'SCRIPTED_KINDS = ("openai", ', "which engines are scripts", {"raw_rollouts": spoken}),
     Edit("etpi_assets/rollouts/plan_first/script.py", 'WAITING = "echo waiting"', 'WAITING = "echo wait"', "words of templated plan-first rollouts", {"raw_rollouts": plan_first}),
     Edit("etpi_assets/worlds/repo_fix_tiny/conversations.py", "return transcripts(seed, n, BASE_HABITS,", "return transcripts(seed + 2, n, BASE_HABITS,", "the corpus of repo_fix_tiny", {"base_checkpoint": base("tiny", "repo_fix_tiny"), "raw_rollouts": base_of_set("repo_fix_tiny")}),
-    Edit("etpi_assets/tiny_bases/recipe.py", "weights.append(1.0 if own", "weights.append(2.0 if own", "weights of a tiny base's corpus", tiny_base),
+    Edit("etpi_assets/tiny_bases/recipe.py", "weights.append(1.0 if is_turn", "weights.append(2.0 if is_turn", "weights of a tiny base's corpus", tiny_base),
     Edit("etpi_assets/trajectories/tables.py", "_DRIFT_IDS = 16", "_DRIFT_IDS = 8", "how much of a drift is kept", {"raw_rollouts": every, "eval_rollouts": every, "rl_checkpoint": every}),
     Edit("etpi_assets/importers/cooperbench.py", 're.compile(r"API Error: \\d{3}\\b")', 're.compile(r"API Error")', "the cooperbench importer", {"raw_rollouts": imported("cooperbench")}),
     Edit("etpi_assets/importers/messages.py", 'any(entry.role == "assistant" and entry.learn for entry in entries)', 'any(entry.role == "assistant" for entry in entries)', "the messages importer", {"raw_rollouts": imported("messages")}),

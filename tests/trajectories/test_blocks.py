@@ -58,7 +58,7 @@ def test_a_table_in_another_order_is_refused(monkeypatch):
         "rollouts": from_rows("rollouts", [{"rollout_id": name} for name in "abc"]),
         "turns": from_rows("turns", [{"rollout_id": name, "turn": 0} for name in "abca"]),
     }
-    with pytest.raises(ValueError, match="turns: the rows of rollout a do not stand"):
+    with pytest.raises(ValueError, match="turns: the rows of rollout a"):
         list(blocks(tables, {"rollouts": ["rollout_id"], "turns": ["rollout_id", "turn"]}))
 
 
