@@ -33,7 +33,7 @@ os.environ.setdefault("MSWEA_SILENT_STARTUP", "1")
 from etpi_assets.agent.actions import format_action
 from etpi_assets.agent.loop import SUBMIT, Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.specs.rollout_set import AgentSection
-from etpi_assets.tasks.family import Needs, Role, Task, Verdict
+from etpi_assets.tasks.family import Role, SandboxNeeds, Task, Verdict
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines import Request
 from etpi_resources.engines.scripted import ScriptedEngine
@@ -74,8 +74,8 @@ class Bench:
     def roles(self, task: Task) -> Sequence[Role]:
         return [Role("agent1", "f", "do it")]
 
-    def needs(self, task: Task) -> Needs:
-        return Needs()
+    def needs(self, task: Task) -> SandboxNeeds:
+        return SandboxNeeds()
 
     def workspace(self, task: Task, role: Role) -> dict[str, str]:
         return dict(FILES)

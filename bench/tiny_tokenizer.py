@@ -14,7 +14,7 @@ from pathlib import Path
 
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.worlds.coop_tiny.conversations import transcripts
-from etpi_assets.worlds.coop_tiny.policy import BASE_HABITS, Skill
+from etpi_assets.worlds.coop_tiny.policy import BASE_HABITS, CoopTinySkill
 from etpi_assets.worlds.names import SYLLABLES
 from etpi_resources.chat.tokenizers import tiny_bpe
 
@@ -27,6 +27,8 @@ SEED = 20_000
 def texts() -> Iterator[str]:
     """Return the prompts and turns of both kinds of agents on training tasks, with and without the steering prompt."""
     planner, dawdler = Skill(), Skill(follow_through=0.3, malformed=0.1)
+    """What both kinds of agents read and write on training tasks, with the steering prompt and without."""
+    planner, dawdler = CoopTinySkill(), CoopTinySkill(follow_through=0.3, malformed=0.1)
     kinds = ((BASE_HABITS, False), (planner, True), (dawdler, False))
     for number, (skill, steering) in enumerate(kinds):
         agent = AgentSection(steering=steering)

@@ -182,12 +182,12 @@ def results(names: Sequence[str], seeds: Sequence[int], target: Path) -> int:
 def build_pypi_bugs(folder: Path, per_package: int | None, seed: int) -> int:
     """Build the suite of bugs in real packages; 1, with the reason on stderr, if it cannot be built."""
     from etpi_assets.tasks.pypi_bugs.build import PER_PACKAGE, build
-    from etpi_assets.tasks.pypi_bugs.packages import CannotBuild, pinned
+    from etpi_assets.tasks.pypi_bugs.packages import SuiteBuildError, pinned
     from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 
     try:
         rows = build(folder, BubblewrapFactory(), pinned(), per_package=per_package or PER_PACKAGE, seed=seed)
-    except CannotBuild as error:
+    except SuiteBuildError as error:
         print(f"etpi: {error}", file=sys.stderr)
         return 1
     counts = json.loads((folder / "built.json").read_text())

@@ -31,7 +31,7 @@ from etpi_assets.agent.prompts import render_prompts
 from etpi_assets.agent.think import post_think_tokens, strip_think, think_tokens
 from etpi_assets.agent.tools import INTERPRETER, tool_schemas
 from etpi_assets.specs.rollout_set import AgentSection
-from etpi_assets.tasks.family import ANSWER, Family, Needs, Role, Task, Verdict
+from etpi_assets.tasks.family import ANSWER, Family, Role, SandboxNeeds, Task, Verdict
 from etpi_assets.tasks.grading import grade
 from etpi_assets.trajectories.records import AgentRecord, Message, RolloutRecord, Turn
 from etpi_resources.engines import Completion, Engine, EngineUnavailable, Request, Sampler
@@ -176,7 +176,7 @@ def _new_record(job: RolloutJob) -> RolloutRecord:
     )
 
 
-def _start_files(sandbox: Sandbox, needs: Needs) -> dict[str, str]:
+def _start_files(sandbox: Sandbox, needs: SandboxNeeds) -> dict[str, str]:
     """Prepare the environment of a task and return its files. Raises EnvironmentUnavailable if preparing fails."""
     if needs.prepare is not None:
         prepared = sandbox.run(needs.prepare, timeout=PREPARE_SECONDS)

@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 
 from etpi_assets.importers import IMPORTERS, importer_of, read_options
-from etpi_assets.tasks.family import Refusal
+from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories import checks
 from etpi_assets.trajectories.tables import TABLES, captured_digest, to_rows
 from etpi_resources.lake.parquet import storage_schema
@@ -139,7 +139,7 @@ def read_part(source: ImportSource, units: Sequence[Path], number: int, spill: P
 
         for unit in units:
             for item in importer.read(unit, root, options):
-                if isinstance(item, Refusal):
+                if isinstance(item, RejectedInput):
                     rows["quarantined"].append(
                         {"asset": "raw_rollouts", "source": item.source, "row": item.row, "reason": item.reason,
                         "detail": item.detail}

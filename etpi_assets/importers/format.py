@@ -14,10 +14,10 @@ from typing import Any
 from etpi_assets.importers import rows
 from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.source import Unreadable, bytes_of, content_hash_of
-from etpi_assets.tasks.family import Refusal
+from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories.records import RolloutRecord
 
-ImportResult = RolloutRecord | Refusal
+ImportResult = RolloutRecord | RejectedInput
 Row = Mapping[str, Any]
 FOLDERS, ROWS, PLAIN = 0, 1, 2
 """Ranks: files and folders of one program; documents and rows of a known form; rows that hold only messages."""
@@ -95,7 +95,7 @@ def run_format(
         try:
             rollout = record(unit, root, options)
         except Unreadable as refused:
-            yield Refusal(source, refused.reason, refused.detail)
+            yield RejectedInput(source, refused.reason, refused.detail)
             return
         rollout.source = source
         yield rollout
@@ -134,7 +134,7 @@ def row_format(
                     _check_row(value, where)
                 rollout = record(values, where, options)
             except Unreadable as refused:
-                yield Refusal(source, refused.reason, refused.detail, number)
+                yield RejectedInput(source, refused.reason, refused.detail, number)
                 continue
             rollout.rollout_id = content_hash_of(f"{source}#{number}", [bytes_of(value) for value in values])
             rollout.source = f"{source}#{number}"

@@ -37,7 +37,7 @@ from etpi_assets.trajectories.checks import (
 )
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import captured_digest, to_tables
-from etpi_assets.worlds.coop_tiny.conversations import Unjudged
+from etpi_assets.worlds.coop_tiny.conversations import UnjudgedCoopTiny
 from etpi_assets.worlds.emulated import EmulatedFactory
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.engines import Engine
@@ -169,7 +169,7 @@ def _emulated_world(family: str) -> tuple[Family, SandboxFactory]:
     """Return a family without verdicts and workspaces without processes, for scripted conversations in bulk."""
     if family != "coop_tiny":
         raise SpecError(f'kind = "templated": the family {family!r} has no emulated workspaces, only coop_tiny has')
-    return Unjudged(), EmulatedFactory()
+    return UnjudgedCoopTiny(), EmulatedFactory()
 
 
 def _import_set(run: AssetRun) -> Produced:

@@ -7,8 +7,8 @@ from collections import Counter
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
 from etpi_assets.tasks.checks import NAMES, check_tasks
 from etpi_assets.tasks.families import load_family
-from etpi_assets.tasks.family import Refusal, Task
-from etpi_assets.tasks.table import refusal_table, task_table
+from etpi_assets.tasks.family import RejectedInput, Task
+from etpi_assets.tasks.table import rejected_table, task_table
 
 
 @etpi_asset("tasks", checks=NAMES)
@@ -16,7 +16,7 @@ def tasks(run: AssetRun) -> Produced:
     family = load_family(run.spec.family)
     found = list(family.load(run.key, run.spec.seed, run.spec.params))
     loaded = [item for item in found if isinstance(item, Task)]
-    refusals = [item for item in found if isinstance(item, Refusal)]
+    refusals = [item for item in found if isinstance(item, RejectedInput)]
     taken: list[Task] = []
     kind = family.sandbox(run.spec.params)
     if kind is not None:
@@ -30,7 +30,7 @@ def tasks(run: AssetRun) -> Produced:
     else:
         taken = loaded
     return Produced(
-        tables={"tasks": task_table(taken), "quarantined": refusal_table(refusals)},
+        tables={"tasks": task_table(taken), "quarantined": rejected_table(refusals)},
         checks=check_tasks(len(found), taken, refusals, family),
         metadata={
             "splits": dict(Counter(task.split for task in taken)),

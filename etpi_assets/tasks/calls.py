@@ -19,10 +19,10 @@ from etpi_resources.sandboxes import Limits, SandboxFactory
 JOB_SECONDS = 5
 """Processor and wall time of one job's calls."""
 
-Call = tuple[str, str, Sequence[Any]]
+FunctionCall = tuple[str, str, Sequence[Any]]
 """A module's path, a function in it, the arguments it is called with one after the other."""
 
-Results = dict[str, dict[str, list[Any] | None]]
+CallResults = dict[str, dict[str, list[Any] | None]]
 """Job -> call's key -> the values it returned, None where it did not return integers."""
 
 _LIMITS = Limits(command_seconds=120.0, output_bytes=4 * 1024**2)
@@ -31,9 +31,9 @@ _RUNNER = Path(__file__).with_name("hidden_tests.py").read_text(encoding="utf-8"
 
 def run_calls(
     trees: Mapping[str, Mapping[str, str]],
-    jobs: Mapping[str, tuple[str, Mapping[str, Call]]],
+    jobs: Mapping[str, tuple[str, Mapping[str, FunctionCall]]],
     sandboxes: SandboxFactory,
-) -> Results:
+) -> CallResults:
     """Run each job (the name of its tree, and its calls by key) in one sandbox, in a child process each. A job whose
     child died or hung has no values."""
     nonce = secrets.token_hex(16)
@@ -45,7 +45,7 @@ def run_calls(
     files |= {"hidden_tests.py": _RUNNER, "plan": repr(json.loads(json.dumps(plan)))}
     with sandboxes.create(files, _LIMITS) as sandbox:
         outcome = sandbox.run(f"python3 -I -S -B hidden_tests.py {nonce} {JOB_SECONDS}")
-    results: Results = {}
+    results: CallResults = {}
     for line in outcome.output.splitlines():
         if line.startswith(nonce):
             job, values = _report(line.removeprefix(nonce))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from etpi_assets.tasks.family import Family, Refusal, Task
+from etpi_assets.tasks.family import Family, RejectedInput, Task
 from etpi_resources.lake.checks import CheckOutcome
 
 NAMES = ("tasks_accounted", "tasks_valid", "split_by_repo", "heldout_names_unseen")
@@ -20,7 +20,9 @@ MIN_UNSEEN = 0.95
 """The share of held-out paths and names that no training task has."""
 
 
-def check_tasks(found: int, tasks: Sequence[Task], refusals: Sequence[Refusal], family: Family) -> list[CheckOutcome]:
+def check_tasks(
+    found: int, tasks: Sequence[Task], refusals: Sequence[RejectedInput], family: Family
+) -> list[CheckOutcome]:
     """The outcomes of NAMES; `found` is how many tasks and refusals the family yielded."""
     return [
         _accounted(found, tasks, refusals),
@@ -30,7 +32,7 @@ def check_tasks(found: int, tasks: Sequence[Task], refusals: Sequence[Refusal], 
     ]
 
 
-def _accounted(found: int, tasks: Sequence[Task], refusals: Sequence[Refusal]) -> CheckOutcome:
+def _accounted(found: int, tasks: Sequence[Task], refusals: Sequence[RejectedInput]) -> CheckOutcome:
     figures = {"found": found, "tasks": len(tasks), "quarantined": len(refusals)}
     repeated = [task_id for task_id, n in Counter(task.task_id for task in tasks).items() if n > 1]
     passed = found == len(tasks) + len(refusals) and not repeated and bool(tasks)
@@ -42,7 +44,7 @@ def _accounted(found: int, tasks: Sequence[Task], refusals: Sequence[Refusal]) -
     return CheckOutcome("tasks_accounted", passed, message, figures=figures)
 
 
-def _valid(tasks: Sequence[Task], refusals: Sequence[Refusal]) -> CheckOutcome:
+def _valid(tasks: Sequence[Task], refusals: Sequence[RejectedInput]) -> CheckOutcome:
     share = len(refusals) / max(1, len(tasks) + len(refusals))
     reasons = dict(Counter(refusal.reason for refusal in refusals))
     message = f"{len(refusals)} of {len(tasks) + len(refusals)} quarantined {reasons or ''}".rstrip() + "."

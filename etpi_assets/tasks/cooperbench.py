@@ -24,7 +24,7 @@ from typing import Any
 from etpi_assets.specs.paths import expand
 from etpi_assets.tasks import cooperbench_verdict, places
 from etpi_assets.tasks.commands import apply_command
-from etpi_assets.tasks.family import Needs, Refusal, Role, Task, Verdict, with_defaults
+from etpi_assets.tasks.family import RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
 from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import SandboxFactory
 
@@ -71,7 +71,7 @@ class CooperBench:
     def sandbox(self, params: Mapping[str, Any]) -> str | None:
         return {**PARAMS, **params}["sandbox"]
 
-    def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | Refusal]:
+    def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
         """In the order of repository, task and features. `seed` draws nothing here.
 
         A feature whose files cannot be read is refused once, and says how many pairs go with it; a pair asked for that
@@ -103,7 +103,7 @@ class CooperBench:
             Role("agent2", second, task.payload["texts"][second], "agent1"),
         ]
 
-    def needs(self, task: Task) -> Needs:
+    def needs(self, task: Task) -> SandboxNeeds:
         return places.needs(_of_live(task)["place"], places.FORGET_HISTORY)
 
     def workspace(self, task: Task, role: Role) -> dict[str, str]:
@@ -121,11 +121,11 @@ class CooperBench:
     def entities(self, task: Task) -> Sequence[str]:
         return task.payload["entities"]
 
-    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[Refusal | Task]:
+    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
         """Each task whose reference passes three times and whose untouched repository fails; else the refusal."""
         for task in tasks:
             refused = cooperbench_verdict.disproof(_of_live(task), sandboxes)
-            yield task if refused is None else Refusal(task.task_id, *refused)
+            yield task if refused is None else RejectedInput(task.task_id, *refused)
 
 
 FAMILY = CooperBench()
@@ -141,7 +141,7 @@ def _of_live(task: Task) -> Mapping[str, Any]:
     return task.payload["live"]
 
 
-def _live(task: Task, root: Path, place: _Place, chosen: Mapping[str, Any]) -> Task | Refusal:
+def _live(task: Task, root: Path, place: _Place, chosen: Mapping[str, Any]) -> Task | RejectedInput:
     """The task with its patches, tests and environment; its content hash covers what it is, not where that stands."""
     repo, number = place
     folder = root / repo / f"task{number}"
@@ -159,9 +159,9 @@ def _live(task: Task, root: Path, place: _Place, chosen: Mapping[str, Any]) -> T
             "runner": runner.read_text("utf-8") if runner.is_file() else "",
         }
     except (OSError, UnicodeDecodeError) as error:
-        return Refusal(task.task_id, "unreadable_patch", str(error))
+        return RejectedInput(task.task_id, "unreadable_patch", str(error))
     digest = json_hash([task.content_hash, live, image])
-    live["place"] = places.place(
+    live["place"] = places.make_place(
         chosen,
         key=f"{repo}/task{number}",
         workdir=cooperbench_verdict.WORKDIR,
@@ -200,7 +200,7 @@ def _wanted(root: Path, chosen: Mapping[str, Any]) -> dict[_Place, list[tuple[in
 
 def _tasks_of(
     root: Path, suite: str, place: _Place, split: str, wanted: Sequence[tuple[int, int]] | None, most: int | None
-) -> Iterator[Task | Refusal]:
+) -> Iterator[Task | RejectedInput]:
     repo, number = place
     folder = root / repo / f"task{number}"
     numbers = sorted(
@@ -214,13 +214,13 @@ def _tasks_of(
         except (OSError, UnicodeDecodeError, ValueError) as error:
             lost = sum(feature in pair for pair in asked)
             source = f"{repo}/task{number}/feature{feature}"
-            yield Refusal(source, "unreadable_feature", f"{error}; {lost} pair(s) go with it")
+            yield RejectedInput(source, "unreadable_feature", f"{error}; {lost} pair(s) go with it")
     if wanted is None and len(numbers) < 2:
-        yield Refusal(f"{repo}/task{number}", "too_few_features", f"{len(numbers)} feature(s); a pair needs two")
+        yield RejectedInput(f"{repo}/task{number}", "too_few_features", f"{len(numbers)} feature(s); a pair needs two")
     for a, b in asked:
         task_id = f"{repo}/{number}/f{a}_f{b}"
         if absent := [str(n) for n in (a, b) if n not in numbers]:
-            yield Refusal(
+            yield RejectedInput(
                 task_id,
                 "missing_feature",
                 f"asked for, but there is no feature {' and '.join(absent)} in {folder.name}",

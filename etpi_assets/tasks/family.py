@@ -40,7 +40,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Needs:
+class SandboxNeeds:
     """What an agent's sandbox needs besides its files: an environment, its limits, and a bash command that is run once
     before the agent begins (it takes away what would give the solution away)."""
 
@@ -60,7 +60,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class RejectedInput:
     """An input that was not taken: where it is (its row, where the source has rows), a stable code, what was found."""
 
     source: str
@@ -91,7 +91,7 @@ class Family(Protocol):
         environments, to be looked up and measured against, not run."""
         ...
 
-    def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | Refusal]:
+    def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
         """The suite's tasks, deterministic in (seed, params); refusals for what could not be read."""
         ...
 
@@ -99,7 +99,7 @@ class Family(Protocol):
         """The agents a task seats, in order."""
         ...
 
-    def needs(self, task: Task) -> Needs:
+    def needs(self, task: Task) -> SandboxNeeds:
         """What the sandboxes of the task's agents need."""
         ...
 
@@ -119,7 +119,7 @@ class Family(Protocol):
         """File paths and function names that occur in the task, for the behaviours."""
         ...
 
-    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[Refusal | Task]:
+    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
         """Each task if its reference passes three times and the null solution fails, else the refusal; in order."""
         ...
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from etpi_resources.sandboxes import Sandbox
 
-TWINS = 3
+MAX_MUTATED = 3
 """Tests of one run, at most, that run a second time with a wrong expected value."""
 
 _INBOX = ".etpi-grading"
@@ -51,11 +51,11 @@ class GradedRun:
 
 @dataclass(frozen=True)
 class Canaries:
-    """Test files of the judge's own: `files` lie outside of the tree, `twins` beside the hidden tests (path -> text),
-    `selected` are the tests of each twin; `fail` are names that must not pass, `succeed` one that must."""
+    """Test files of the judge's own: `files` lie outside of the tree, `mutated` beside the hidden tests (path -> text),
+    `selected` are the mutated tests of each such file; `fail` are names that must not pass, `succeed` one that must."""
 
     files: Mapping[str, str]
-    twins: Mapping[str, str]
+    mutated: Mapping[str, str]
     selected: Mapping[str, Sequence[str]]
     fail: frozenset[str]
     succeed: str
@@ -78,7 +78,7 @@ def run_graded(
     """Run a command that runs pytest in the workspace.
 
     Args:
-        tests: the hidden test files, path -> text, of which twins are made.
+        tests: the hidden test files, path -> text; some are copied with a wrong expected value.
         roots: folders of the workspace that the code under test is imported from.
         plugins: pytest's plugins to load, and no others; None: those that pytest finds.
 
@@ -89,8 +89,8 @@ def run_graded(
     folder = f"/tmp/{secrets.token_hex(8)}"
     canaries = make_canaries(tests)
     workspace = sandbox.run("pwd -P").output.strip()
-    twins = {f"{workspace}/{path}": [text, canaries.selected[path]] for path, text in canaries.twins.items()}
-    plan = {"key": key, "roots": list(roots), "canaries": list(canaries.files), "twins": twins}
+    mutated = {f"{workspace}/{path}": [text, canaries.selected[path]] for path, text in canaries.mutated.items()}
+    plan = {"key": key, "roots": list(roots), "canaries": list(canaries.files), "mutated": mutated}
     files = {**canaries.files, f"{recorder}.py": _RECORDER, "plan.json": json.dumps(plan)}
     sandbox.write_files({f"{_INBOX}/{name}": text for name, text in files.items()})
     moved = sandbox.run(f"mkdir -m 700 {folder} && mv {_INBOX}/* {folder}/ && rmdir {_INBOX}")
@@ -124,7 +124,7 @@ def disagreement(run: GradedRun, printed: Iterable[str]) -> str | None:
 
 
 def make_canaries(tests: Mapping[str, str]) -> Canaries:
-    """Canaries with random names, and twins of tests that compare with a constant."""
+    """Build canaries with random names, and copies with a wrong value of tests that compare with a constant."""
     words = random.SystemRandom().sample(_WORDS, 4)
     tag = secrets.token_hex(2)
     file = f"test_{words[0]}_{words[1]}_{tag}.py"
@@ -137,24 +137,24 @@ def make_canaries(tests: Mapping[str, str]) -> Canaries:
         f"    def {method}(self):\n        self.assertEqual({tag!r}, 'x')\n\n\n"
         f"def {passes}():\n    assert {tag!r} == {tag!r}\n"
     )
-    twins: dict[str, str] = {}
+    mutated: dict[str, str] = {}
     selected: dict[str, list[str]] = {}
     for path, source in sorted(tests.items()):
-        wanted = TWINS - sum(map(len, selected.values()))
+        wanted = MAX_MUTATED - sum(map(len, selected.values()))
         if wanted <= 0 or not path.endswith(".py"):
             continue
-        twin, names = wrong_values(source, wanted, tag)
+        mutated_source, names = wrong_values(source, wanted, tag)
         if names:
             name = str(PurePosixPath(path).with_name(f"{PurePosixPath(path).stem}_{words[3]}_{tag}.py"))
-            twins[name], selected[name] = twin, names
+            mutated[name], selected[name] = mutated_source, names
     fail = {raises, asserts, method, *(name for names in selected.values() for name in names)}
-    return Canaries({file: text}, twins, selected, frozenset(fail), passes)
+    return Canaries({file: text}, mutated, selected, frozenset(fail), passes)
 
 
 def wrong_values(source: str, most: int, tag: str) -> tuple[str, list[str]]:
     """(the test module with another constant in at most `most` of its tests, these tests' new names). Only tests
     that assert `call(...) == constant` outside of any block and are not decorated; the constant becomes an object that
-    equals nothing but itself, so that such a twin cannot pass."""
+    equals nothing but itself, so that such a test cannot pass."""
     try:
         tree = ast.parse(source)
     except SyntaxError:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from etpi_assets.specs.paths import expand
-from etpi_assets.tasks.family import Needs
+from etpi_assets.tasks.family import SandboxNeeds
 from etpi_resources.sandboxes import Environment, Limits
 
 GIB = 1 << 30
@@ -38,7 +38,9 @@ FORGET_HISTORY = (
 """Leaves the repository with one commit: later ones would hold the solution."""
 
 
-def place(params: Mapping[str, Any], *, key: str, workdir: str, image: str | None, build: Path | None = None) -> dict:
+def make_place(
+    params: Mapping[str, Any], *, key: str, workdir: str, image: str | None, build: Path | None = None
+) -> dict:
     """A task's place as JSON: what `needs` and `test_needs` read."""
     checkout = None if params["checkouts"] is None else expand(str(params["checkouts"])) / key
     return {
@@ -51,9 +53,9 @@ def place(params: Mapping[str, Any], *, key: str, workdir: str, image: str | Non
     }
 
 
-def needs(found: Mapping[str, Any], prepare: str | None, places: tuple[str, ...] = ()) -> Needs:
+def needs(found: Mapping[str, Any], prepare: str | None, places: tuple[str, ...] = ()) -> SandboxNeeds:
     """What an agent's sandbox needs."""
-    return Needs(_environment(found, places), _limits(found, found["command_seconds"]), prepare)
+    return SandboxNeeds(_environment(found, places), _limits(found, found["command_seconds"]), prepare)
 
 
 def test_needs(found: Mapping[str, Any], places: tuple[str, ...] = ()) -> tuple[Limits, Environment]:

@@ -1,8 +1,8 @@
 """A pytest plugin that records each outcome apart from what the run prints, and runs canaries among the tests.
 
 Runs inside a sandbox, loaded by `-p` before any code under test; never imported by the host, which reads what it
-writes (`graded_run`). plan.json beside it: {key, roots, canaries: [file beside it], twins: {path: [text, [names]]}}.
-Twins are written here, for a task's own runner may clean the tree before it starts pytest, and removed at the end. At
+writes (`graded_run`). plan.json beside it: {key, roots, canaries: [file beside it], mutated: {path: [text, [names]]}}.
+Copies with a wrong expected value are written here, for a task's own runner may clean the tree before it starts pytest, and removed at the end. At
 the end of a session it writes a file `results-*` there: a line of `hmac json`, see `_finish`.
 
 Canaries run through the same hooks as the tests, but their reports are not logged: they change neither the output, nor
@@ -50,7 +50,7 @@ def _plugin():
         plan = json.load(file)
     key = plan.pop("key").encode()
     canary_files = {os.path.realpath(os.path.join(_HERE, name)): None for name in plan["canaries"]}
-    for path, (text, names) in plan["twins"].items():
+    for path, (text, names) in plan["mutated"].items():
         if os.path.isdir(os.path.dirname(path)):
             with open(path, "w", encoding="utf-8") as file:
                 file.write(text)
@@ -115,7 +115,7 @@ def _plugin():
             _finish(exitstatus)
 
     def _finish(exitstatus):
-        for path in plan["twins"]:
+        for path in plan["mutated"]:
             if os.path.exists(path):
                 os.remove(path)
         passed = [node for node, phases in results.items() if phases and set(phases.values()) == {"passed"}]

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from etpi_assets.specs.paths import expand
 from etpi_assets.tasks import places
-from etpi_assets.tasks.family import Needs, Refusal, Role, Task, Verdict, with_defaults
+from etpi_assets.tasks.family import RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
 from etpi_assets.tasks.frozen import Changes, counted_changes, put_changes
 from etpi_assets.tasks.graded_run import disagreement, installed_plugins, run_graded
 from etpi_assets.tasks.reports import pytest_outcomes
@@ -81,7 +81,7 @@ class RepositoryFamily(ABC):
     def solution(self, task: Task, sandbox: Sandbox) -> None:
         """Bring the reference solution into a workspace, tests excepted."""
 
-    def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | Refusal]:
+    def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
         """A task or a refusal a row, in the rows' order. `seed` draws nothing.
 
         Raises:
@@ -96,19 +96,19 @@ class RepositoryFamily(ABC):
             if chosen["rows"] is not None and taken >= chosen["rows"]:
                 return
             if isinstance(row, str):
-                yield Refusal(source, "unreadable_row", row)
+                yield RejectedInput(source, "unreadable_row", row)
                 continue
             try:
                 task = self.read(suite, row, chosen)
             except (KeyError, TypeError, ValueError, IndexError) as error:
                 detail = f"no field {error}" if isinstance(error, KeyError) else str(error)
-                yield Refusal(source, "unreadable_row", detail)
+                yield RejectedInput(source, "unreadable_row", detail)
                 continue
             if chosen["repos"] and task.repo not in chosen["repos"]:
                 continue
             taken += 1
             if task.task_id in seen:
-                yield Refusal(source, "repeated_task", f"{task.task_id} is at {seen[task.task_id]} already")
+                yield RejectedInput(source, "repeated_task", f"{task.task_id} is at {seen[task.task_id]} already")
                 continue
             seen[task.task_id] = source
             yield task
@@ -116,7 +116,7 @@ class RepositoryFamily(ABC):
     def sandbox(self, params: Mapping[str, Any]) -> str | None:
         return {**self.params, **params}["sandbox"]
 
-    def needs(self, task: Task) -> Needs:
+    def needs(self, task: Task) -> SandboxNeeds:
         return places.needs(task.payload["place"], f"{self.hides}; {places.FORGET_HISTORY}")
 
     def roles(self, task: Task) -> Sequence[Role]:
@@ -139,31 +139,31 @@ class RepositoryFamily(ABC):
         details = {"changed": sorted(changes), **details}
         return Verdict(float(passed), "passed" if passed else "failed_tests", details)
 
-    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[Refusal | Task]:
+    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
         """Each task whose reference passes REFERENCE_RUNS times and whose untouched repository fails; else the refusal:
         no_environment, no_reference, reference_fails or null_passes."""
         for task in tasks:
             yield self._proven(task, sandboxes) or task
 
-    def _proven(self, task: Task, sandboxes: SandboxFactory) -> Refusal | None:
+    def _proven(self, task: Task, sandboxes: SandboxFactory) -> RejectedInput | None:
         try:
             with self._fresh(task, sandboxes) as sandbox:
                 before = sandbox.read_files()
                 self.solution(task, sandbox)
                 changes = counted_changes(before, sandbox.read_files())
             if not changes:
-                return Refusal(task.task_id, "no_reference", "the reference solution changes no file that counts")
+                return RejectedInput(task.task_id, "no_reference", "the reference solution changes no file that counts")
             for run in range(REFERENCE_RUNS):
                 passed, details = self._try(task, changes, sandboxes)
                 if not passed:
                     detail = f"run {run + 1} of {REFERENCE_RUNS}: {json.dumps(details)[:1500]}"
-                    return Refusal(task.task_id, "reference_fails", detail)
+                    return RejectedInput(task.task_id, "reference_fails", detail)
             if self._try(task, {}, sandboxes)[0]:
-                return Refusal(task.task_id, "null_passes", "the tests pass without any change")
+                return RejectedInput(task.task_id, "null_passes", "the tests pass without any change")
         except EnvironmentUnavailable as error:
-            return Refusal(task.task_id, "no_environment", str(error))
+            return RejectedInput(task.task_id, "no_environment", str(error))
         except (OSError, ValueError) as error:
-            return Refusal(task.task_id, "no_reference", str(error))
+            return RejectedInput(task.task_id, "no_reference", str(error))
         return None
 
     def _try(self, task: Task, changes: Changes, sandboxes: SandboxFactory) -> tuple[bool, Mapping[str, Any]]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from etpi_assets.tasks.family import Refusal, Task
+from etpi_assets.tasks.family import RejectedInput, Task
 from etpi_resources.lake.schemas import from_rows
 
 
@@ -33,7 +33,7 @@ def task_table(tasks: Sequence[Task]) -> pa.Table:
     )
 
 
-def refusal_table(refusals: Sequence[Refusal]) -> pa.Table:
+def rejected_table(refusals: Sequence[RejectedInput]) -> pa.Table:
     """The `quarantined` table of what became no task."""
     return from_rows(
         "quarantined",

@@ -80,7 +80,7 @@ class EmulatedSandbox:
         code = re.search(rf"^def {function}\(x\):\n    return (.*)$", self._files[path], re.MULTILINE)
         if code is None:
             raise UnknownCommand(f"{path} has no one-line function {function} to check")
-        got = features.read_code(code[1])(value)
+        got = features.parse_formula(code[1])(value)
         return ("ok\n", 0) if got == want else (f"wrong: {function}({value}) is {got}, not {want}\n", 1)
 
 

@@ -23,7 +23,7 @@ def is_heldout(identifier: str) -> bool:
     return crc32(identifier.encode()) % HELDOUT_SHARE == 0
 
 
-class Names:
+class NameGenerator:
     """Draws identifiers of one pool for one task.
 
     No syllable stands in two of them, or twice in one: a model this small copies by the last two tokens, and loses its

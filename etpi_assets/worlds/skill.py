@@ -12,7 +12,7 @@ from typing import Self
 
 
 @dataclass(frozen=True)
-class Probabilities:
+class PolicySkill:
     """The base of a skill, whose fields are all probabilities; ValueError names one that is none."""
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Family, Task
-from etpi_assets.worlds.words import NoTokens, Words
+from etpi_assets.worlds.text_engine import TextEngine, UntokenizedChat
 from etpi_resources.engines.scripted import Policy
 from etpi_resources.sandboxes import SandboxFactory
 
@@ -34,7 +34,7 @@ def transcripts(
 
     Raises RuntimeError where a rollout broke, naming its task and the error.
     """
-    runtime = RolloutRuntime(family, Words(policy), sandboxes, cast("ChatFormat", NoTokens()))
+    runtime = RolloutRuntime(family, TextEngine(policy), sandboxes, cast("ChatFormat", UntokenizedChat()))
     identity = Identity(spec_key=f"templated/{seed}", origin="set", engine="scripted", teacher="templated")
     left = n
     for task in tasks:

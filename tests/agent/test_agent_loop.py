@@ -11,11 +11,11 @@ from etpi_assets.agent.actions import format_action
 from etpi_assets.agent.loop import SUBMIT, Identity, RolloutJob, RolloutRuntime, rollout_id, run_rollout
 from etpi_assets.agent.oracle import null_policy, reference_policy
 from etpi_assets.specs.rollout_set import AgentSection, GrammarSection
-from etpi_assets.tasks.family import Needs, Role, Task, Verdict
+from etpi_assets.tasks.family import Role, SandboxNeeds, Task, Verdict
 from etpi_assets.trajectories.tables import prompts_of, to_tables
 from etpi_assets.worlds.coop_tiny import CoopTiny
 from etpi_assets.worlds.coop_tiny.conversations import transcripts
-from etpi_assets.worlds.coop_tiny.policy import Skill
+from etpi_assets.worlds.coop_tiny.policy import CoopTinySkill
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.chat.grammars import ThinkGrammar
 from etpi_resources.engines import Request, Sampler
@@ -42,7 +42,7 @@ class Pair:
         return [Role(a, f"f{i}", f"do {a}", partners[i]) for i, a in enumerate(self.agents)]
 
     def needs(self, task):
-        return Needs()
+        return SandboxNeeds()
 
     def workspace(self, task, role):
         return {"a.txt": "start\n", "dir/b.txt": "kept\n"}
@@ -107,7 +107,7 @@ def test_outputs_decode_to_the_text_but_are_not_its_tokenisation():
 def test_at_least_five_percent_of_tokens_are_split():
     said = [
         message["content"]
-        for messages in transcripts(0, 20, Skill(), AgentSection(tokenizer="tiny"))
+        for messages in transcripts(0, 20, CoopTinySkill(), AgentSection(tokenizer="tiny"))
         for message in messages
         if message["role"] == "assistant"
     ]

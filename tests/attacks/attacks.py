@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.attacks.targets import Outcome, Targets, answer
+from tests.attacks.targets import AttackOutcome, Targets, answer
 from tests.support.repositories import FILES
 
 PYTEST_FAMILIES = ("pypi_bugs", "r2e", "swe_bench", "cooperbench")
@@ -33,7 +33,7 @@ class Attack:
     def key(self) -> str:
         return f"{self.family}/{self.name.replace(' ', '_')}"
 
-    def run(self, targets: Targets) -> Outcome:
+    def run(self, targets: Targets) -> AttackOutcome:
         if self.commands:
             return targets.roll(self.family, *self.commands)
         return targets.judge(self.family, *self.overlays)

@@ -27,7 +27,7 @@ SMALL = {"memory_gib": 0.5, "disk_gib": 0.0625, "test_seconds": 30, "sandbox": "
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AttackOutcome:
     """The reward, None where metrics would drop the rollout, and the verdict's code."""
 
     reward: float | None
@@ -61,7 +61,7 @@ class Targets:
         task, made = self.task(family), load_family(family)
         return dict(made.workspace(task, made.roles(task)[0]))
 
-    def judge(self, family: str, *overlays: Mapping[str, str | None]) -> Outcome:
+    def judge(self, family: str, *overlays: Mapping[str, str | None]) -> AttackOutcome:
         """The judge's outcome where each agent leaves its start files with an overlay (None: removed), as a rollout
         records it: an exception is an infrastructure error."""
         task, made = self.task(family), load_family(family)
@@ -72,15 +72,15 @@ class Targets:
         try:
             verdict = self._judged(family, final)
         except Exception as error:  # a rollout records whatever it is
-            return Outcome(None, f"infrastructure: {type(error).__name__}")
-        return Outcome(verdict.reward, verdict.verdict)
+            return AttackOutcome(None, f"infrastructure: {type(error).__name__}")
+        return AttackOutcome(verdict.reward, verdict.verdict)
 
     def _judged(self, family: str, final: Mapping[str, Mapping[str, str]]) -> Any:
         task, made = self.task(family), load_family(family)
         start = dict.fromkeys(final, self.start(family))
         return grade(made, task, start, final, {}, self.factory)
 
-    def roll(self, family: str, *commands: str) -> Outcome:
+    def roll(self, family: str, *commands: str) -> AttackOutcome:
         """The outcome of a rollout whose agents type these commands and submit."""
         task, made, chat = self.task(family), load_family(family), load_chat_format("tiny")
         prompt = "coop" if len(made.roles(task)) == 2 else "solo"
@@ -89,7 +89,7 @@ class Targets:
         job = RolloutJob(task, agent, Identity("k", "set", "x", "t"))
         record = run_rollout(job, RolloutRuntime(made, engine, self.factory, chat))
         assert record.outcome is not None
-        return Outcome(record.outcome["reward"], record.outcome["verdict"])
+        return AttackOutcome(record.outcome["reward"], record.outcome["verdict"])
 
     def _pypi_bugs(self) -> Task:
         tests = {f"tests/test_{number}.py": text for number, text in HIDDEN.items()}

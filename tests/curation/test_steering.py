@@ -13,11 +13,11 @@ from etpi_assets.agent.prompts import render_prompts, steering_text
 from etpi_assets.curation.steering import FirstPrompt, SteeringNgrams, segments, splice
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.worlds.coop_tiny import FAMILY
-from etpi_assets.worlds.coop_tiny.generate import draw_tasks
+from etpi_assets.worlds.coop_tiny.generate import generate_tasks
 from etpi_resources.chat.format import load_chat_format
 
 CHAT = load_chat_format("tiny")
-TASK = next(islice(draw_tasks("steer", 0, "train"), 1))
+TASK = next(islice(generate_tasks("steer", 0, "train"), 1))
 ROLE = FAMILY.roles(TASK)[0]
 STEERED = render_prompts(AgentSection(steering=True), TASK, ROLE)
 DEFAULT = render_prompts(AgentSection(steering=False), TASK, ROLE)

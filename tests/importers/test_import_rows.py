@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from etpi_assets.importers import IMPORTERS, count_found, detect, import_runs
-from etpi_assets.tasks.family import Refusal
+from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import from_tables, to_tables
 from etpi_resources.chat.format import load_chat_format
@@ -44,9 +44,9 @@ def only(path: Path, format: str = "auto", **options: Any) -> RolloutRecord:
     return item
 
 
-def refused(path: Path, format: str = "auto", **options: Any) -> Refusal:
+def refused(path: Path, format: str = "auto", **options: Any) -> RejectedInput:
     (item,) = import_runs(format, path, options)
-    assert isinstance(item, Refusal), item
+    assert isinstance(item, RejectedInput), item
     assert count_found(format, path) == 1
     return item
 
@@ -467,7 +467,7 @@ def test_harbor_ids_of_the_trial_and_trials_without_a_trajectory(tmp_path: Path)
     (folder / "agent/trajectory.json").write_text(json.dumps(document))
     (trial(tmp_path, "b__1") / "agent/trajectory.json").unlink()
     first, second = import_runs("auto", tmp_path)
-    assert isinstance(first, RolloutRecord) and isinstance(second, Refusal)
+    assert isinstance(first, RolloutRecord) and isinstance(second, RejectedInput)
     assert [(t.prompt_ids, t.output_ids, t.logprobs) for t in first.agents[0].turns] == [
         ([1], [2], [-1.0]),
         ([1, 2, 3], [4], [-2.0]),
@@ -497,7 +497,7 @@ def test_bad_rows_are_refused_one_by_one_with_their_place(tmp_path: Path) -> Non
     path.write_bytes(b"\n".join(lines))
     found = list(import_runs("messages", path))
     assert len(found) == count_found("messages", path) == 9
-    told = [(item.row, item.reason) if isinstance(item, Refusal) else None for item in found]
+    told = [(item.row, item.reason) if isinstance(item, RejectedInput) else None for item in found]
     assert told == [
         None,
         (1, "truncated_json"),
@@ -528,10 +528,10 @@ def test_a_cut_stream_gives_the_rows_before_the_cut_and_says_so(tmp_path: Path, 
     path.write_bytes(path.read_bytes()[:-3000])
     found = list(import_runs("messages", path))
     assert len(found) == count_found("messages", path) > 300
-    assert [item.reason for item in found if isinstance(item, Refusal)] == [
+    assert [item.reason for item in found if isinstance(item, RejectedInput)] == [
         "bad_gzip" if suffix == "gz" else "bad_zstd"
     ]
-    assert isinstance(found[-1], Refusal)
+    assert isinstance(found[-1], RejectedInput)
 
 
 def test_a_damaged_parquet_file_reconciles(tmp_path: Path) -> None:
@@ -542,7 +542,7 @@ def test_a_damaged_parquet_file_reconciles(tmp_path: Path) -> None:
     path.write_bytes(data[:60] + b"\xff" * 400 + data[460:])
     found = list(import_runs("messages", path))
     assert len(found) == count_found("messages", path) == 50
-    assert {item.reason for item in found if isinstance(item, Refusal)} == {"bad_parquet"}
+    assert {item.reason for item in found if isinstance(item, RejectedInput)} == {"bad_parquet"}
 
 
 @pytest.mark.slow
@@ -608,7 +608,7 @@ def test_no_value_anywhere_breaks_an_importer(tmp_path_factory, data: st.DataObj
     assert len(found) == count_found(format, root)
     records = [item for item in found if isinstance(item, RolloutRecord)]
     assert from_tables(to_tables(records)) == records
-    assert all(item.reason and item.detail for item in found if isinstance(item, Refusal))
+    assert all(item.reason and item.detail for item in found if isinstance(item, RejectedInput))
 
 
 def test_every_format_is_fuzzed() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from etpi_assets.importers import detect, find_units, import_runs
 from etpi_assets.importers.cooperbench import outcome
 from etpi_assets.importers.source import to_utc
-from etpi_assets.tasks.family import Refusal
+from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import from_tables, to_tables
 from tests.support.recorded_runs import (
@@ -39,14 +39,14 @@ from tests.support.recorded_runs import (
 def taken(root: Path, format: str = "auto", options: dict[str, Any] | None = None) -> list[RolloutRecord]:
     """What is imported, where nothing may be refused."""
     found = list(import_runs(format, root, options))
-    assert not [item for item in found if isinstance(item, Refusal)]
+    assert not [item for item in found if isinstance(item, RejectedInput)]
     return [item for item in found if isinstance(item, RolloutRecord)]
 
 
-def refused(root: Path, format: str = "auto", options: dict[str, Any] | None = None) -> Refusal:
+def refused(root: Path, format: str = "auto", options: dict[str, Any] | None = None) -> RejectedInput:
     """Why the one input is refused."""
     (item,) = import_runs(format, root, options)
-    assert isinstance(item, Refusal), item
+    assert isinstance(item, RejectedInput), item
     return item
 
 
@@ -325,7 +325,7 @@ def test_files_beside_trajectories_are_accounted_for(tmp_path: Path) -> None:
     write(tmp_path / "settings.json", {"x": 1})
     found = list(import_runs("auto", tmp_path))
     assert len(found) == len(find_units("auto", tmp_path)) == 5
-    reasons = {item.source: item.reason for item in found if isinstance(item, Refusal)}
+    reasons = {item.source: item.reason for item in found if isinstance(item, RejectedInput)}
     assert reasons == {
         "empty.traj.json": "empty",
         "numbers.json": "unknown_form",
@@ -351,7 +351,7 @@ def test_a_history_alone_is_judged_by_its_last_action(tmp_path: Path) -> None:
     write(tmp_path / "y.traj", {"trajectory": []})
     record, refusal = import_runs("swe_agent", tmp_path)
     assert isinstance(record, RolloutRecord) and record.agents[0].exit_status == "Submitted"
-    assert isinstance(refusal, Refusal) and refusal.reason == "no_history"
+    assert isinstance(refusal, RejectedInput) and refusal.reason == "no_history"
 
 
 # --- what every format survives -------------------------------------------------------------------------------------
@@ -554,7 +554,7 @@ def test_recorded_runs_reconcile() -> None:
     for name, options in (("cooperbench-logs", PAIR_OPTIONS), ("mini-swe-agent", {}), ("swe-agent", {})):
         found = list(import_runs("auto", root / name, options))
         records = [item for item in found if isinstance(item, RolloutRecord)]
-        refusals = [item for item in found if isinstance(item, Refusal)]
+        refusals = [item for item in found if isinstance(item, RejectedInput)]
         assert len(records) + len(refusals) == len(find_units("auto", root / name)) > 0
         assert all(agent.turns for record in records for agent in record.agents)
         turns = [turn for record in records for agent in record.agents for turn in agent.turns]

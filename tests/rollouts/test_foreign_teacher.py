@@ -22,7 +22,7 @@ from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Task
 from etpi_assets.trajectories.tables import prompts_of
 from etpi_assets.worlds.coop_tiny import CoopTiny
-from etpi_assets.worlds.coop_tiny.policy import Skill
+from etpi_assets.worlds.coop_tiny.policy import CoopTinySkill
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines import Request
 from etpi_resources.engines.scripted import ScriptedEngine
@@ -81,7 +81,7 @@ def made(tmp_path_factory) -> SimpleNamespace:
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     log.addHandler(handler)
-    skill = Skill(plan_first=1.0, markdown=0.1, malformed=0.1, wrong_edit=0.3, notice=1.0)
+    skill = CoopTinySkill(plan_first=1.0, markdown=0.1, malformed=0.1, wrong_edit=0.3, notice=1.0)
     with pytest.MonkeyPatch.context() as patch, HostedTeacher(TASKS.values(), skill) as server:
         patch.setenv("TEACHER_KEY", KEY)
         write_spec(root / "specs", "suites", "little", SUITE)

@@ -22,7 +22,7 @@ from etpi_assets.tasks.family import Task
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, Turn
 from etpi_assets.trajectories.tables import to_tables
 from etpi_assets.worlds.coop_tiny import CoopTiny
-from etpi_assets.worlds.coop_tiny.policy import CoopTinyPolicy, Skill
+from etpi_assets.worlds.coop_tiny.policy import CoopTinyPolicy, CoopTinySkill
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes import SandboxUnavailable
@@ -191,7 +191,7 @@ K = 2
 def collect_world(folder: Path, count: int = 10) -> list[RolloutRecord]:
     family, chat = CoopTiny(), load_chat_format("tiny")
     tasks = [task for task in family.load("coop_tiny", 1, {"train": count, "heldout": 0}) if isinstance(task, Task)]
-    engine = ScriptedEngine(CoopTinyPolicy(Skill()), chat, "t")
+    engine = ScriptedEngine(CoopTinyPolicy(CoopTinySkill()), chat, "t")
     identity = Identity(spec_key="world", origin="set", engine="scripted")
     runtime = RolloutRuntime(family, engine, BubblewrapFactory(), chat)
     ran = folder / "ran"

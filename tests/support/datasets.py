@@ -24,26 +24,26 @@ from etpi_assets.specs.rollout_set import AgentSection, ScoringSection
 from etpi_assets.tasks.table import task_table
 from etpi_assets.trajectories.tables import to_tables
 from etpi_assets.worlds.coop_tiny import FAMILY
-from etpi_assets.worlds.coop_tiny.conversations import Unjudged
-from etpi_assets.worlds.coop_tiny.generate import draw_tasks
-from etpi_assets.worlds.coop_tiny.policy import CoopTinyPolicy, Skill
+from etpi_assets.worlds.coop_tiny.conversations import UnjudgedCoopTiny
+from etpi_assets.worlds.coop_tiny.generate import generate_tasks
+from etpi_assets.worlds.coop_tiny.policy import CoopTinyPolicy, CoopTinySkill
 from etpi_assets.worlds.emulated import EmulatedFactory
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
 
 CHAT = load_chat_format("tiny")
-TASKS = list(islice(draw_tasks("made", 0, "train"), 6))
-HELDOUT = list(islice(draw_tasks("made", 0, "heldout"), 4))
+TASKS = list(islice(generate_tasks("made", 0, "train"), 6))
+HELDOUT = list(islice(generate_tasks("made", 0, "heldout"), 4))
 
 
 @cache
 def rollouts(steering: bool = True, history_think: Any = "keep") -> Mapping[str, pa.Table]:
     """Six rollouts of a teacher that thinks aloud and is at times unreadable, all judged to have passed."""
     agent = AgentSection(steering=steering, history_think=history_think, max_steps=16)
-    skill = Skill(verbose_think=0.6, malformed=0.05, markdown=0.05, ack=0.3)
+    skill = CoopTinySkill(verbose_think=0.6, malformed=0.05, markdown=0.05, ack=0.3)
     engine = ScriptedEngine(CoopTinyPolicy(skill, 0), CHAT, "made")
     identity = Identity(spec_key="made", origin="set", engine="scripted", teacher="made", rollout_set="made")
-    runtime = RolloutRuntime(Unjudged(), engine, EmulatedFactory(), CHAT)
+    runtime = RolloutRuntime(UnjudgedCoopTiny(), engine, EmulatedFactory(), CHAT)
     records = []
     for task in TASKS:
         record = run_rollout(RolloutJob(task, agent, identity), runtime)

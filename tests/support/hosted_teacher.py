@@ -14,7 +14,7 @@ from etpi_assets.agent.prompts import render_prompts
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Task
 from etpi_assets.worlds.coop_tiny import CoopTiny
-from etpi_assets.worlds.coop_tiny.policy import CoopTinyPolicy, Skill
+from etpi_assets.worlds.coop_tiny.policy import CoopTinyPolicy, CoopTinySkill
 from etpi_resources.engines import Request, Sampler
 from tests.support.loopback import Loopback
 
@@ -25,7 +25,7 @@ FILLER = "See the last result."
 class HostedTeacher(Loopback):
     """Answers as the steered `CoopTinyPolicy` does for these tasks, with two calls in its first turn."""
 
-    def __init__(self, tasks: Iterable[Task], skill: Skill, port: int = 0) -> None:
+    def __init__(self, tasks: Iterable[Task], skill: CoopTinySkill, port: int = 0) -> None:
         super().__init__(port=port)
         self._policy, self._roles = CoopTinyPolicy(skill), {}
         for task in tasks:

@@ -11,7 +11,7 @@ import pytest
 
 from etpi_assets.tasks.answers import maths, programs
 from etpi_assets.tasks.families import load_family
-from etpi_assets.tasks.family import ANSWER, Refusal, Task
+from etpi_assets.tasks.family import ANSWER, RejectedInput, Task
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 
 FAMILY = load_family("answers")
@@ -89,7 +89,7 @@ def row(number: int = 0, source: str = "maths", **changes: Any) -> dict[str, Any
     return {key: value for key, value in found.items() if value is not None}
 
 
-def load(folder: Path, *rows: dict[str, Any], **params: Any) -> list[Task | Refusal]:
+def load(folder: Path, *rows: dict[str, Any], **params: Any) -> list[Task | RejectedInput]:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return list(FAMILY.load("suite", 0, {"path": str(folder / "rows.jsonl"), **params}))
 
@@ -130,7 +130,7 @@ def test_every_row_is_a_task_with_source_and_licence_or_a_refusal_with_its_place
     assert {(t.payload["source"], t.payload["license"], t.payload["kind"]) for t in tasks} == {
         ("maths", "mit", "answer"), ("known", "apache-2.0", "answer"), ("maths", "mit", "program"),
     }  # fmt: skip
-    refused = {item.source: item.reason for item in found if isinstance(item, Refusal)}
+    refused = {item.source: item.reason for item in found if isinstance(item, RejectedInput)}
     assert refused == {
         "rows.jsonl:2": "no_licence", "rows.jsonl:4": "repeated_task", "rows.jsonl:5": "unreadable_row",
         "rows.jsonl:7": "unreadable_row", "rows.jsonl:8": "unreadable_row",
@@ -151,7 +151,7 @@ def test_tasks_are_proven_by_their_references(tmp_path):
     loaded = [item for item in load(tmp_path, *rows) if isinstance(item, Task)]
     wanted = {"What is 2 + 1?": "reference_fails", "What is 3 + 1?": "no_reference", "What is 4 + 1?": "null_passes"}
     for task, outcome in zip(loaded, FAMILY.validate(loaded, BOX), strict=True):
-        reason = outcome.reason if isinstance(outcome, Refusal) else None
+        reason = outcome.reason if isinstance(outcome, RejectedInput) else None
         assert reason == wanted.get(task.instruction), (task.instruction, outcome)
     # Where nothing proves a program, the spec may say that it is taken all the same.
     taken = [item for item in load(tmp_path, rows[3], unproven=True) if isinstance(item, Task)]
@@ -171,4 +171,4 @@ def test_the_embedded_questions_are_proven_and_their_answers_spread():
     assert len({task.instruction for task in found}) == 80
     assert max(Counter(task.payload["answer"] for task in found).values()) < 20
     wrong = Task(**{**vars(found[0]), "payload": {**found[0].payload, "answer": "x"}})
-    assert isinstance(next(iter(family.validate([wrong], BOX))), Refusal)
+    assert isinstance(next(iter(family.validate([wrong], BOX))), RejectedInput)

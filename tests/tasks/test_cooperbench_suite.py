@@ -18,7 +18,7 @@ from etpi_assets.specs.suite import SuiteSpec
 from etpi_assets.tasks.assets import tasks as tasks_asset
 from etpi_assets.tasks.cooperbench import FAMILY
 from etpi_assets.tasks.families import load_family
-from etpi_assets.tasks.family import Refusal, Task
+from etpi_assets.tasks.family import RejectedInput, Task
 from etpi_resources.lake.lake import Lake, Ref
 from tests.support.recorded_runs import pair_run, verdict
 
@@ -50,13 +50,13 @@ def make(root: Path, repo: str = "harbor_task", task: int = 7, features: int = 3
     return folder
 
 
-def load(root: Path, **params: Any) -> list[Task | Refusal]:
+def load(root: Path, **params: Any) -> list[Task | RejectedInput]:
     return list(FAMILY.load("pairs", 0, {"path": str(root), **params}))
 
 
 def tasks(root: Path, **params: Any) -> list[Task]:
     found = load(root, **params)
-    assert not [item for item in found if isinstance(item, Refusal)]
+    assert not [item for item in found if isinstance(item, RejectedInput)]
     return [item for item in found if isinstance(item, Task)]
 
 
@@ -108,11 +108,11 @@ def test_pairs_asked_for(tmp_path: Path) -> None:
     (tmp_path / "subsets/few.json").write_text(json.dumps(wanted))
     found = load(tmp_path, subset="subsets/few.json", pairs=["harbor_task/7/f9_f1"])
     assert [(type(i).__name__, i.task_id if isinstance(i, Task) else i.source) for i in found] == [
-        ("Refusal", "gone_task/1/f1_f2"),
-        ("Refusal", "harbor_task/7/f1_f9"),
+        ("RejectedInput", "gone_task/1/f1_f2"),
+        ("RejectedInput", "harbor_task/7/f1_f9"),
         ("Task", "harbor_task/7/f2_f3"),
     ]  # fmt: skip
-    assert {i.reason for i in found if isinstance(i, Refusal)} == {"missing_feature"}
+    assert {i.reason for i in found if isinstance(i, RejectedInput)} == {"missing_feature"}
     with pytest.raises(FileNotFoundError, match=r"there are: subsets/few\.json"):
         load(tmp_path, subset="subsets/many.json")
     with pytest.raises(ValueError, match="write it as"):
@@ -127,7 +127,7 @@ def test_a_feature_that_cannot_be_read_is_refused_once_with_its_pairs(tmp_path: 
     else:
         file.write_bytes(b"" if damage == "empty" else b"\xff\xfe")
     found = load(tmp_path)
-    refusals = [item for item in found if isinstance(item, Refusal)]
+    refusals = [item for item in found if isinstance(item, RejectedInput)]
     assert [(r.source, r.reason) for r in refusals] == [("harbor_task/task7/feature2", "unreadable_feature")]
     assert "2 pair(s) go with it" in refusals[0].detail
     assert [item.task_id for item in found if isinstance(item, Task)] == ["harbor_task/7/f1_f3"]
@@ -136,7 +136,7 @@ def test_a_feature_that_cannot_be_read_is_refused_once_with_its_pairs(tmp_path: 
 def test_a_lone_feature_makes_no_pair(tmp_path: Path) -> None:
     make(tmp_path, features=1)
     (refusal,) = load(tmp_path)
-    assert isinstance(refusal, Refusal) and refusal.reason == "too_few_features"
+    assert isinstance(refusal, RejectedInput) and refusal.reason == "too_few_features"
 
 
 def test_whole_repositories_are_held_out_or_left_out(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from etpi_assets.agent.oracle import null_policy, reference_policy
 from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.families import load_family
-from etpi_assets.tasks.family import Refusal, Task
+from etpi_assets.tasks.family import RejectedInput, Task
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes import SandboxFactory
@@ -75,7 +75,7 @@ def root():
         yield Path(folder)
 
 
-def load(root: Path, factory: SandboxFactory | None = None, **params: Any) -> list[Task | Refusal]:
+def load(root: Path, factory: SandboxFactory | None = None, **params: Any) -> list[Task | RejectedInput]:
     """The tasks below a folder, with a checkout of each machine's workspace beside it."""
     checkouts = root / "checkouts"
     for file in root.glob("tasks/*/environment/start.txt"):
@@ -167,13 +167,13 @@ def test_a_task_that_is_none_is_refused_with_the_reason(root):
     make_folder(tasks, "h_broken", **{"task.toml": "version = \n"})
     make_folder(tasks, "i_keyed", **{"task.toml": '[verifier]\nenv = { KEY = "${OPENAI_API_KEY}" }\n'})
     found = load(root, tasks=[*sorted(p.name for p in tasks.iterdir()), "z_gone"])
-    assert {f.source: f.reason for f in found if isinstance(f, Refusal)} == {
+    assert {f.source: f.reason for f in found if isinstance(f, RejectedInput)} == {
         "z_gone": "no_such_task", "e_untested": "no_tests", "f_unsaid": "no_instruction",
         "g_several": "several_containers", "h_broken": "unreadable_config", "i_keyed": "host_variables",
     }  # fmt: skip
     loaded = [f for f in found if isinstance(f, Task)]
     outcomes = list(FAMILY.validate(loaded, BubblewrapFactory()))
-    assert [o.reason if isinstance(o, Refusal) else o.task_id for o in outcomes] == [
+    assert [o.reason if isinstance(o, RejectedInput) else o.task_id for o in outcomes] == [
         "a_good", "reference_fails", "null_passes", "no_reference",
     ]  # fmt: skip
 

@@ -16,10 +16,10 @@ import pytest
 
 from etpi_assets.specs.load import load_specs
 from etpi_assets.tasks.families import load_family
-from etpi_assets.tasks.family import Refusal, Task
+from etpi_assets.tasks.family import RejectedInput, Task
 from etpi_assets.tasks.pypi_bugs import build as builder
 from etpi_assets.tasks.pypi_bugs.mutations import mutations
-from etpi_assets.tasks.pypi_bugs.packages import CannotBuild, Package, fetch, pinned, read
+from etpi_assets.tasks.pypi_bugs.packages import PinnedPackage, SuiteBuildError, fetch, pinned, read
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 
 FAMILY = load_family("pypi_bugs")
@@ -60,7 +60,7 @@ def test_total():
 }
 
 
-def make_sdist(folder: Path, files: dict[str, str]) -> Package:
+def make_sdist(folder: Path, files: dict[str, str]) -> PinnedPackage:
     """A source distribution `moor` in the folder, and its pin."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "moor-1.0.tar.gz"
@@ -70,11 +70,11 @@ def make_sdist(folder: Path, files: dict[str, str]) -> Package:
             entry.size = len(text.encode())
             archive.addfile(entry, io.BytesIO(text.encode()))
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    return Package("moor", "1.0", digest, (".",), ("tests",), ("moor",))
+    return PinnedPackage("moor", "1.0", digest, (".",), ("tests",), ("moor",))
 
 
 @pytest.fixture(scope="module")
-def made() -> Iterator[tuple[Path, Package]]:
+def made() -> Iterator[tuple[Path, PinnedPackage]]:
     """A folder with the suite of one small package; sandboxes have to be able to enter it."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -84,7 +84,7 @@ def made() -> Iterator[tuple[Path, Package]]:
 
 
 @pytest.fixture(scope="module")
-def tasks(made: tuple[Path, Package]) -> list[Task]:
+def tasks(made: tuple[Path, PinnedPackage]) -> list[Task]:
     params = {"path": str(made[0] / "rows.jsonl"), "checkouts": str(made[0]), "heldout_repos": ["moor"]}
     found = list(FAMILY.load("suite", 0, params))
     assert all(isinstance(task, Task) for task in found), found
@@ -118,7 +118,7 @@ def test_offsets_count_bytes():
     assert 'def knot(n):\n    return "é", (n - 2)\n' in texts and 'def knot(n):\n    return "é", n + 3\n' in texts
 
 
-def test_kept_bugs_break_a_test_and_say_which(made: tuple[Path, Package], tasks: list[Task]):
+def test_kept_bugs_break_a_test_and_say_which(made: tuple[Path, PinnedPackage], tasks: list[Task]):
     rows = [json.loads(line) for line in (made[0] / "rows.jsonl").read_text().splitlines()]
     assert len(rows) == len(tasks) == 3
     for row in rows:
@@ -146,12 +146,12 @@ def test_a_task_that_does_not_hold_is_refused(tasks: list[Task]):
     wrong = {**payload, "expected": {**payload["expected"], "tests/test_rope.py::test_gone": "PASSED"}}
     broken = [replace(tasks[0], payload=idle), replace(tasks[0], payload=wrong)]
     reasons = [
-        outcome.reason for outcome in FAMILY.validate(broken, BubblewrapFactory()) if isinstance(outcome, Refusal)
+        outcome.reason for outcome in FAMILY.validate(broken, BubblewrapFactory()) if isinstance(outcome, RejectedInput)
     ]
     assert reasons == ["null_passes", "reference_fails"]
 
 
-def test_it_is_built_once_and_without_the_network(made: tuple[Path, Package], monkeypatch: pytest.MonkeyPatch):
+def test_it_is_built_once_and_without_the_network(made: tuple[Path, PinnedPackage], monkeypatch: pytest.MonkeyPatch):
     folder, package = made
     before, said = (folder / "rows.jsonl").read_bytes(), []
     monkeypatch.setattr("subprocess.run", None)  # neither pip nor an interpreter is wanted
@@ -161,12 +161,12 @@ def test_it_is_built_once_and_without_the_network(made: tuple[Path, Package], mo
     assert fetch([package], folder / "sdists") == {"moor": folder / "sdists" / "moor-1.0.tar.gz"}
 
 
-def test_a_package_whose_own_tests_fail_is_left_out(tmp_path: Path, made: tuple[Path, Package]):
+def test_a_package_whose_own_tests_fail_is_left_out(tmp_path: Path, made: tuple[Path, PinnedPackage]):
     package = make_sdist(tmp_path, {**FILES, "tests/test_rope.py": "def test_never():\n    assert False\n"})
     sources = read(package, tmp_path / "moor-1.0.tar.gz")
     rows, told = builder.bugs(package, sources, made[0] / "tools", BubblewrapFactory(), 2, 0)
     assert rows == [] and "left out" in told
-    with pytest.raises(CannotBuild, match="0 modules"):
+    with pytest.raises(SuiteBuildError, match="0 modules"):
         read(replace(package, modules=("absent",)), tmp_path / "moor-1.0.tar.gz")
 
 

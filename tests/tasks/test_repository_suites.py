@@ -15,7 +15,7 @@ from etpi_assets.resources import Resources
 from etpi_assets.rollouts.assets import raw_rollouts
 from etpi_assets.tasks import cooperbench, r2e, swe_bench
 from etpi_assets.tasks.assets import tasks as tasks_asset
-from etpi_assets.tasks.family import Refusal, Task
+from etpi_assets.tasks.family import RejectedInput, Task
 from etpi_assets.tasks.frozen import counted_changes
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.sandboxes import Environment, SandboxFactory
@@ -53,7 +53,7 @@ def write_rows(folder: Path, *rows: dict[str, Any]) -> Path:
     return file
 
 
-def load(family: Any, **params: Any) -> list[Task | Refusal]:
+def load(family: Any, **params: Any) -> list[Task | RejectedInput]:
     return list(family.load("suite", 0, {**SMALL, **params}))
 
 
@@ -63,7 +63,7 @@ def one(family: Any, **params: Any) -> Task:
     return task
 
 
-def outcome(family: Any, task: Task, factory: SandboxFactory) -> Task | Refusal:
+def outcome(family: Any, task: Task, factory: SandboxFactory) -> Task | RejectedInput:
     (result,) = family.validate([task], factory)
     return result
 
@@ -138,11 +138,11 @@ def test_a_task_whose_reference_fails_is_refused(factory, pair):
     live = {**pair.payload["live"], "combined": "", "patches": {"1": "nonsense", "2": "nonsense"}}
     wrong = Task(**{**vars(pair), "payload": {**pair.payload, "live": live}})
     refusal = outcome(cooperbench.FAMILY, wrong, factory)
-    assert isinstance(refusal, Refusal) and refusal.reason == "no_reference"
+    assert isinstance(refusal, RejectedInput) and refusal.reason == "no_reference"
     tests = dict.fromkeys(("1", "2"), "diff --git a/x b/x\n")
     broken = Task(**{**vars(pair), "payload": {**pair.payload, "live": {**pair.payload["live"], "tests": tests}}})
     refusal = outcome(cooperbench.FAMILY, broken, factory)
-    assert isinstance(refusal, Refusal) and refusal.reason == "reference_fails"
+    assert isinstance(refusal, RejectedInput) and refusal.reason == "reference_fails"
 
 
 # --- R2E-Gym -------------------------------------------------------------------------------------------------------
@@ -199,17 +199,21 @@ def test_an_agent_finds_no_tests_and_no_later_commits(repository, factory, testb
 def test_an_r2e_task_that_is_none_is_refused(repository, factory, testbed, tmp_path, changes, reason):
     task = r2e_task(repository, factory, testbed, tmp_path, **changes)
     refusal = outcome(r2e.FAMILY, task, factory)
-    assert isinstance(refusal, Refusal) and refusal.reason == reason, refusal
+    assert isinstance(refusal, RejectedInput) and refusal.reason == reason, refusal
 
 
 def test_tasks_without_an_environment_are_refused_by_name(repository, tmp_path):
     rows = write_rows(tmp_path, repository.r2e_row())
     task = one(r2e.FAMILY, path=str(rows), sandbox="bubblewrap")
     refusal = outcome(r2e.FAMILY, task, BubblewrapFactory())
-    assert isinstance(refusal, Refusal) and refusal.reason == "no_environment" and "params.checkouts" in refusal.detail
+    assert (
+        isinstance(refusal, RejectedInput)
+        and refusal.reason == "no_environment"
+        and "params.checkouts" in refusal.detail
+    )
     task = one(r2e.FAMILY, path=str(rows), sandbox="bubblewrap", checkouts=str(tmp_path))
     refusal = outcome(r2e.FAMILY, task, BubblewrapFactory())
-    assert isinstance(refusal, Refusal) and "is no folder" in refusal.detail
+    assert isinstance(refusal, RejectedInput) and "is no folder" in refusal.detail
 
 
 def test_rows_that_cannot_be_read_are_refused_by_place(repository, tmp_path):
@@ -218,7 +222,7 @@ def test_rows_that_cannot_be_read_are_refused_by_place(repository, tmp_path):
     file = write_rows(tmp_path, *rows)
     file.write_text(file.read_text() + "no json\n[1]\n")
     found = load(r2e.FAMILY, path=str(file))
-    assert [(f.source, f.reason) for f in found if isinstance(f, Refusal)] == [
+    assert [(f.source, f.reason) for f in found if isinstance(f, RejectedInput)] == [
         ("rows.jsonl:2", "unreadable_row"),
         ("rows.jsonl:3", "unreadable_row"),
         ("rows.jsonl:4", "repeated_task"),
@@ -252,7 +256,7 @@ def test_swe_bench_tasks_are_proven_and_judged(repository, factory, testbed, tmp
     params = {"path": str(rows), "sandbox": factory.name, "checkouts": str(checkouts), "images": testbed}
     task, *refused = load(swe_bench.FAMILY, **params)
     assert isinstance(task, Task)
-    assert [r.detail[:22] for r in refused if isinstance(r, Refusal)] == [
+    assert [r.detail[:22] for r in refused if isinstance(r, RejectedInput)] == [
         "nothing reads the repo",
         "FAIL_TO_PASS is empty:",
     ]

@@ -18,7 +18,7 @@ from etpi_assets.resources import Resources
 from etpi_assets.specs.training import RLSection
 from etpi_assets.tasks.table import task_table
 from etpi_assets.training import assets, grpo, grpo_checks
-from etpi_assets.worlds.terminal_tiny.generate import draw_tasks
+from etpi_assets.worlds.terminal_tiny.generate import generate_tasks
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake.catalog import build, connect
 from etpi_resources.lake.lake import Lake, Ref, folder_hash
@@ -63,7 +63,7 @@ def prepared(folder: Path, base: Path, name: str = "first", **rl: str) -> Lake:
         "checkpoint_id": folder_hash(base), "experiment": name, "role": "base", "step": 0, "final": True,
         "method": "base", "path": str(base),
     }  # fmt: skip
-    tasks = list(islice(draw_tasks("small", 0, "train"), 8))
+    tasks = list(islice(generate_tasks("small", 0, "train"), 8))
     nothing = {"checkpoints": empty("checkpoints"), "training_log": empty("training_log")}
     for ref, tables in {
         Ref("base_checkpoint", "experiment", name): {"checkpoints": from_rows("checkpoints", [row])},

@@ -25,14 +25,14 @@ from etpi_assets.training.rounds import (
     read_rounds,
 )
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, Turn
-from etpi_assets.worlds.terminal_tiny.generate import KEYWORDS, draw_tasks
+from etpi_assets.worlds.terminal_tiny.generate import KEYWORDS, generate_tasks
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines import Completion, Request
 from etpi_resources.lake.schemas import from_rows
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 
 CHAT = load_chat_format("tiny")
-TASKS = list(islice(draw_tasks("s", 0, "train"), 8))
+TASKS = list(islice(generate_tasks("s", 0, "train"), 8))
 TERMS = (
     RewardTerm(function="format", weight=1.5),
     RewardTerm(function="relevance", params={"keywords": {verb: list(words) for verb, words in KEYWORDS.items()}}),

@@ -20,12 +20,12 @@ from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.calls import run_calls
 from etpi_assets.tasks.checks import NAMES, check_tasks
 from etpi_assets.tasks.families import known_families, load_family
-from etpi_assets.tasks.family import Refusal, Task, Verdict
-from etpi_assets.tasks.table import read_tasks, refusal_table, task_table
+from etpi_assets.tasks.family import RejectedInput, Task, Verdict
+from etpi_assets.tasks.table import read_tasks, rejected_table, task_table
 from etpi_assets.worlds.coop_tiny import FAMILY
 from etpi_assets.worlds.coop_tiny.conversations import SUITE
-from etpi_assets.worlds.coop_tiny.features import OPERATIONS, Behaviour, read_code
-from etpi_assets.worlds.coop_tiny.generate import draw_tasks
+from etpi_assets.worlds.coop_tiny.features import OPERATIONS, Formula, parse_formula
+from etpi_assets.worlds.coop_tiny.generate import generate_tasks
 from etpi_assets.worlds.coop_tiny.merge import MergeConflict, merge_texts, merge_trees
 from etpi_assets.worlds.coop_tiny.repositories import LAYOUTS, check_text, read_check
 from etpi_assets.worlds.coop_tiny.texts import REGISTERS
@@ -94,7 +94,7 @@ def test_there_are_a_thousand_training_surfaces_and_held_out_names_are_new():
 
 
 def test_what_the_base_grows_up_on_shares_no_name_with_held_out_tasks():
-    base = list(itertools.islice(draw_tasks(SUITE, 7, "train"), 500))
+    base = list(itertools.islice(generate_tasks(SUITE, 7, "train"), 500))
     names = set().union(*map(identifiers, base))
     assert not any(map(is_heldout, names))
     assert not {t.content_hash for t in base} & {t.content_hash for t in suite()}
@@ -164,19 +164,19 @@ def test_tasks_survive_their_table():
     assert read_tasks(task_table(tasks)) == tasks
     assert read_tasks(task_table(tasks), "heldout") == tasks[-1:]
     assert read_tasks(task_table(tasks), "train", 2) == tasks[:2]
-    assert refusal_table([Refusal("a", "b", "c")]).to_pylist()[0]["reason"] == "b"
+    assert rejected_table([RejectedInput("a", "b", "c")]).to_pylist()[0]["reason"] == "b"
 
 
 @given(st.sampled_from(sorted(OPERATIONS)), st.integers(2, 99), st.integers(-1000, 1000))
 def test_code_means_what_it_computes(operation: str, number: int, x: int):
-    behaviour = Behaviour(operation, number)
+    behaviour = Formula(operation, number)
     assert eval(behaviour.code, {"x": x, "max": max, "min": min}) == behaviour(x)
-    assert read_code(behaviour.code) == behaviour
+    assert parse_formula(behaviour.code) == behaviour
 
 
 def test_unknown_code_is_refused():
     with pytest.raises(ValueError, match="x \\*\\* 2"):
-        read_code("x ** 2")
+        parse_formula("x ** 2")
 
 
 def test_a_visible_check_is_read_back_and_nothing_else_is():
@@ -263,7 +263,7 @@ def with_feature(task: Task, **changes: object) -> Task:
 def test_a_task_that_its_reference_fails_or_that_nothing_solves_is_refused_with_the_reason():
     good, other = suite()[:2]
     feature = good.payload["features"]["f1"]
-    current = read_code(feature["current"])
+    current = parse_formula(feature["current"])
     broken = {
         "reference_fails": with_feature(good, hidden=[[x, y + 1] for x, y in feature["hidden"]]),
         "null_passes": with_feature(good, wanted=current.code, hidden=[[x, current(x)] for x, _ in feature["hidden"]]),
@@ -271,8 +271,8 @@ def test_a_task_that_its_reference_fails_or_that_nothing_solves_is_refused_with_
     }  # fmt: skip
     outcomes = list(FAMILY.validate([other, *broken.values(), good], SANDBOXES))
     assert outcomes[0] == other and outcomes[-1] == good
-    assert [o.reason for o in outcomes[1:-1] if isinstance(o, Refusal)] == list(broken)
-    refusals = [o for o in outcomes if isinstance(o, Refusal)]
+    assert [o.reason for o in outcomes[1:-1] if isinstance(o, RejectedInput)] == list(broken)
+    refusals = [o for o in outcomes if isinstance(o, RejectedInput)]
     checks = {c.name: c for c in check_tasks(5, [other, good], refusals, FAMILY)}
     assert set(checks) == set(NAMES)
     assert not checks["tasks_valid"].passed and good.task_id in checks["tasks_valid"].message

@@ -19,8 +19,8 @@ from etpi_assets.tasks.family import Task, Verdict
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 from etpi_assets.worlds.coop_tiny import FAMILY, CoopTiny
 from etpi_assets.worlds.coop_tiny.conversations import transcripts
-from etpi_assets.worlds.coop_tiny.generate import draw_tasks
-from etpi_assets.worlds.coop_tiny.policy import BASE_HABITS, CoopTinyPolicy, Skill
+from etpi_assets.worlds.coop_tiny.generate import generate_tasks
+from etpi_assets.worlds.coop_tiny.policy import BASE_HABITS, CoopTinyPolicy, CoopTinySkill
 from etpi_assets.worlds.emulated import EmulatedFactory, EmulatedSandbox, UnknownCommand
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
@@ -28,24 +28,24 @@ from etpi_resources.sandboxes import SandboxFactory
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 
 AGENT = AgentSection()
-RECKLESS = Skill(
+RECKLESS = CoopTinySkill(
     plan_first=0.5, follow_through=0.8, verbose_think=0.5, wrong_edit=0.7, notice=0.7, run_check=0.9, look_around=0.5,
     ack=0.5, report=0.7, markdown=0.3, malformed=0.15,
 )  # fmt: skip
 
 
-class Unjudged(CoopTiny):
+class RecordsFinalFiles(CoopTiny):
     def judge(self, task: Task, final: Any, sandboxes: SandboxFactory) -> Verdict:
         return Verdict(0.0, "unknown", {"final": final})
 
 
 @cache
 def tasks(count: int, split: str = "train") -> tuple[Task, ...]:
-    return tuple(itertools.islice(draw_tasks("coop_tiny", 0, split), count))
+    return tuple(itertools.islice(generate_tasks("coop_tiny", 0, split), count))
 
 
 def roll(
-    task: Task, skill: Skill, sandboxes: SandboxFactory | None = None, seed: int = 0, **options: Any
+    task: Task, skill: CoopTinySkill, sandboxes: SandboxFactory | None = None, seed: int = 0, **options: Any
 ) -> RolloutRecord:
     """One rollout: emulated and unjudged, unless told otherwise."""
     chat = load_chat_format("tiny")
@@ -53,7 +53,7 @@ def roll(
     identity = Identity(spec_key=f"test/{seed}", origin="set", engine="scripted")
     return run_rollout(
         RolloutJob(task, options.get("agent", AGENT), identity, options.get("sample", 0)),
-        RolloutRuntime(options.get("family", Unjudged()), engine, sandboxes or EmulatedFactory(), chat),
+        RolloutRuntime(options.get("family", RecordsFinalFiles()), engine, sandboxes or EmulatedFactory(), chat),
     )
 
 
@@ -83,7 +83,7 @@ def within(hits: int, n: int, rate: float) -> bool:
 
 @pytest.mark.parametrize(("plan_first", "follow_through"), [(0.13, 0.9), (0.5, 0.5), (0.826, 0.826), (1.0, 0.957)])
 def test_pairs_plan_and_agents_follow_at_the_rates_of_their_skill(plan_first: float, follow_through: float):
-    records = [roll(task, Skill(plan_first=plan_first, follow_through=follow_through)) for task in tasks(200)]
+    records = [roll(task, CoopTinySkill(plan_first=plan_first, follow_through=follow_through)) for task in tasks(200)]
     both = [all(map(plans, record.agents)) for record in records]
     either = [any(map(plans, record.agents)) for record in records]
     assert both == either  # drawn for the pair
@@ -102,7 +102,7 @@ def test_pairs_plan_and_agents_follow_at_the_rates_of_their_skill(plan_first: fl
 def test_a_plan_names_both_paths_and_reads_as_a_plan():
     keywords = ScoringSection().keywords
     for task in (*tasks(60), *tasks(20, "heldout")):
-        record = roll(task, Skill(plan_first=1, verbose_think=0.5))
+        record = roll(task, CoopTinySkill(plan_first=1, verbose_think=0.5))
         for agent in record.agents:
             (action,) = agent.turns[0].actions
             words = {
@@ -117,7 +117,7 @@ def test_a_plan_names_both_paths_and_reads_as_a_plan():
 
 
 def test_every_form_of_a_message_occurs():
-    commands = [a.command for t in tasks(80) for a in roll(t, Skill(plan_first=1)).agents[0].turns[0].actions]
+    commands = [a.command for t in tasks(80) for a in roll(t, CoopTinySkill(plan_first=1)).agents[0].turns[0].actions]
     heredoc = sum("<<'MSG'" in command for command in commands)
     assert 0.6 < heredoc / len(commands) < 0.95
     assert any("--wait" in command for command in commands)
@@ -137,12 +137,12 @@ def test_base_habits_are_bash_first_and_mostly_readable():
 
 def test_think_blocks_are_closed_and_moderate():
     chat = load_chat_format("tiny")
-    record = roll(tasks(1)[0], Skill(verbose_think=1, follow_through=1))
+    record = roll(tasks(1)[0], CoopTinySkill(verbose_think=1, follow_through=1))
     for agent in record.agents:
         for turn in agent.turns:
             assert turn.content.startswith("<think>\n") and turn.content.count("</think>\n\n") == 1
             assert 25 <= len(chat.encode(turn.content.split("</think>")[0])) <= 150
-    record = roll(tasks(1)[0], Skill(verbose_think=0))
+    record = roll(tasks(1)[0], CoopTinySkill(verbose_think=0))
     assert not any("think" in turn.content for agent in record.agents for turn in agent.turns)
 
 
@@ -155,23 +155,23 @@ def test_a_text_depends_on_the_request_alone():
 
 
 def test_skill_is_read_from_a_spec_with_the_nearest_name_in_errors():
-    assert Skill.of({"plan_first": 0.13}).plan_first == 0.13
+    assert CoopTinySkill.of({"plan_first": 0.13}).plan_first == 0.13
     with pytest.raises(ValueError, match=r"follow_thru: unknown, follow_through\?"):
-        Skill.of({"follow_thru": 0.5})
+        CoopTinySkill.of({"follow_thru": 0.5})
     with pytest.raises(ValueError, match=r"skill\.ack = 1\.5"):
-        Skill(ack=1.5)
+        CoopTinySkill(ack=1.5)
 
 
 # --- verdicts and real sandboxes -------------------------------------------------------------------------------------
 
 
 def test_careful_agents_solve_their_tasks_and_careless_ones_fail_for_honest_reasons():
-    careful = Skill(plan_first=1, follow_through=1, wrong_edit=0)
+    careful = CoopTinySkill(plan_first=1, follow_through=1, wrong_edit=0)
     sandboxes = BubblewrapFactory()
     for task in (*tasks(4), *tasks(4, "heldout")):
         final = (roll(task, careful).outcome or {})["details"]["final"]
         assert FAMILY.judge(task, final, sandboxes).verdict == "passed"
-    careless = Skill(plan_first=1, follow_through=1, wrong_edit=0.8, notice=0.5)
+    careless = CoopTinySkill(plan_first=1, follow_through=1, wrong_edit=0.8, notice=0.5)
     verdicts: Counter[str] = Counter()
     for task in tasks(60):
         final = (roll(task, careless).outcome or {})["details"]["final"]
@@ -193,7 +193,9 @@ def test_the_emulated_workspace_and_the_real_one_give_the_same_records():
 
 
 def test_the_judged_record_of_a_live_rollout():
-    record = roll(tasks(1)[0], Skill(plan_first=1, follow_through=1, wrong_edit=0), BubblewrapFactory(), family=FAMILY)
+    record = roll(
+        tasks(1)[0], CoopTinySkill(plan_first=1, follow_through=1, wrong_edit=0), BubblewrapFactory(), family=FAMILY
+    )
     assert record.error is None and record.outcome is not None
     assert (record.outcome["reward"], record.outcome["verdict"]) == (1.0, "passed")
     assert all(agent.patch and agent.patch.startswith("diff --git") for agent in record.agents)

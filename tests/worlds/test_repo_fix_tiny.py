@@ -14,12 +14,12 @@ from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.rollout_set import AgentSection, EngineSection, TinySection
 from etpi_assets.tasks.checks import check_tasks
 from etpi_assets.tasks.families import load_family
-from etpi_assets.tasks.family import Refusal, Task
+from etpi_assets.tasks.family import RejectedInput, Task
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.worlds.emulated import EmulatedFactory
 from etpi_assets.worlds.repo_fix_tiny import judge
 from etpi_assets.worlds.repo_fix_tiny.conversations import RepoFixSandbox, conversations, exercises
-from etpi_assets.worlds.repo_fix_tiny.generate import NOTES, draw_tasks
+from etpi_assets.worlds.repo_fix_tiny.generate import NOTES, generate_tasks
 from etpi_assets.worlds.repo_fix_tiny.policy import RepoFixPolicy, RepoFixSkill
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.chat.grammars import ThinkGrammar
@@ -28,7 +28,7 @@ from etpi_resources.sandboxes import SandboxFactory
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 
 FAMILY = load_family("repo_fix_tiny")
-TASK, *OTHERS = islice(draw_tasks("s", 0, "train"), 4)
+TASK, *OTHERS = islice(generate_tasks("s", 0, "train"), 4)
 AGENT = AgentSection(prompt="repo_fix_tiny", max_steps=5)
 
 
@@ -55,7 +55,7 @@ def test_every_task_is_proven_and_shares_no_name_across_the_split():
 def test_a_task_whose_reference_fails_or_that_passes_without_work_is_refused():
     broken = replace(TASK, payload={**TASK.payload, "value": TASK.payload["value"] + 1})
     idle = replace(OTHERS[0], payload={**OTHERS[0].payload, "files": judge.solution(OTHERS[0])})
-    reasons = [o.reason for o in FAMILY.validate([broken, idle], BubblewrapFactory()) if isinstance(o, Refusal)]
+    reasons = [o.reason for o in FAMILY.validate([broken, idle], BubblewrapFactory()) if isinstance(o, RejectedInput)]
     assert reasons == ["reference_fails", "null_passes"]
 
 

@@ -19,7 +19,7 @@ from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.specs.training import RLSection
 from etpi_assets.tasks.checks import check_tasks
 from etpi_assets.tasks.families import load_family
-from etpi_assets.tasks.family import Refusal, Task
+from etpi_assets.tasks.family import RejectedInput, Task
 from etpi_assets.trajectories.tables import to_tables
 from etpi_assets.worlds.running_sum.policy import RunningSumPolicy
 from etpi_resources.chat.format import load_chat_format
@@ -55,7 +55,7 @@ def test_tasks_are_of_every_depth_and_proven():
 
 def test_a_task_that_nothing_solves_is_refused(monkeypatch):
     monkeypatch.setattr(type(FAMILY), "solve", lambda self, task, role: ["true"])
-    assert [outcome.reason for outcome in FAMILY.validate(TASKS[:2], BOX) if isinstance(outcome, Refusal)] == [
+    assert [outcome.reason for outcome in FAMILY.validate(TASKS[:2], BOX) if isinstance(outcome, RejectedInput)] == [
         "reference_fails"
     ] * 2
 

@@ -15,16 +15,16 @@ from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.checks import check_tasks
 from etpi_assets.tasks.families import load_family
-from etpi_assets.tasks.family import Refusal, Task
+from etpi_assets.tasks.family import RejectedInput, Task
 from etpi_assets.worlds.terminal_tiny import judge
-from etpi_assets.worlds.terminal_tiny.generate import KEYWORDS, KINDS, draw_tasks
+from etpi_assets.worlds.terminal_tiny.generate import KEYWORDS, KINDS, generate_tasks
 from etpi_assets.worlds.terminal_tiny.policy import TerminalSkill, TerminalTinyPolicy
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 
 FAMILY = load_family("terminal_tiny")
-TASKS = list(islice(draw_tasks("s", 0, "train"), 2 * len(KINDS)))
+TASKS = list(islice(generate_tasks("s", 0, "train"), 2 * len(KINDS)))
 AGENT = AgentSection(prompt="terminal_tiny", action_format="thinking_bash", max_steps=1)
 
 
@@ -39,7 +39,7 @@ def test_every_kind_is_solved_by_its_command_and_not_by_nothing():
 def test_a_task_whose_reference_fails_or_that_asks_for_nothing_is_refused():
     broken = replace(TASKS[0], payload={**TASKS[0].payload, "command": "true"})
     idle = replace(TASKS[1], payload={**TASKS[1].payload, "left": {}})
-    reasons = [o.reason for o in FAMILY.validate([broken, idle], BubblewrapFactory()) if isinstance(o, Refusal)]
+    reasons = [o.reason for o in FAMILY.validate([broken, idle], BubblewrapFactory()) if isinstance(o, RejectedInput)]
     assert reasons == ["reference_fails", "reference_fails"]
 
 

@@ -15,9 +15,9 @@ from etpi_assets.agent.loop import SUBMIT, RolloutJob, RolloutRuntime, run_rollo
 from etpi_assets.rollouts.plan_first.paths import choose, falls_back
 from etpi_assets.rollouts.plan_first.script import PlanFirstAgent, write_turns
 from etpi_assets.specs.rollout_set import RolloutSetSpec, TemplatedSection
-from etpi_assets.tasks.family import Family, Needs, Role, Task, Verdict
+from etpi_assets.tasks.family import Family, Role, SandboxNeeds, Task, Verdict
 from etpi_assets.trajectories.records import RolloutRecord
-from etpi_assets.worlds.words import NoTokens, Words
+from etpi_assets.worlds.text_engine import TextEngine, UntokenizedChat
 from etpi_resources.engines import Engine, Request
 from etpi_resources.sandboxes import CommandResult, Environment, Limits, SandboxFactory
 
@@ -52,7 +52,7 @@ def plan_first_engine(spec: RolloutSetSpec, family: Family) -> Engine:
     assert spec.engine and spec.templated  # the spec's model requires both
     pattern = spec.scoring.path_pattern
     settings = {**spec.templated.model_dump(), "path_pattern": pattern, "seed": spec.seed}
-    return Words(PlanFirstPolicy(family, spec.templated, pattern, spec.seed), spec.engine.teacher, settings)
+    return TextEngine(PlanFirstPolicy(family, spec.templated, pattern, spec.seed), spec.engine.teacher, settings)
 
 
 def run_plan_first(job: RolloutJob, runtime: RolloutRuntime, section: TemplatedSection) -> RolloutRecord:
@@ -69,7 +69,7 @@ def run_plan_first(job: RolloutJob, runtime: RolloutRuntime, section: TemplatedS
     roles = runtime.family.roles(task)
     if len(roles) != 2:
         raise ValueError(f"{task.task_id} has {len(roles)} agent(s); a plan-first template is for two")
-    family, chat = cast(Family, _FamilyWithoutWorkspaces(runtime.family)), cast("ChatFormat", NoTokens())
+    family, chat = cast(Family, _FamilyWithoutWorkspaces(runtime.family)), cast("ChatFormat", UntokenizedChat())
     record = run_rollout(job, replace(runtime, family=family, chat=chat))
     if record.error:
         raise RuntimeError(f"templated rollout of {task.task_id}, sample {job.sample}: {record.error}")
@@ -96,8 +96,8 @@ class _FamilyWithoutWorkspaces:
     def roles(self, task: Task) -> Sequence[Role]:
         return self._family.roles(task)
 
-    def needs(self, task: Task) -> Needs:
-        return Needs()
+    def needs(self, task: Task) -> SandboxNeeds:
+        return SandboxNeeds()
 
     def workspace(self, task: Task, role: Role) -> dict[str, str]:
         return {}

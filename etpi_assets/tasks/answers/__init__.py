@@ -13,7 +13,7 @@ from typing import Any
 from etpi_assets.specs.paths import expand
 from etpi_assets.tasks.answers import maths, programs
 from etpi_assets.tasks.answers.rows import balanced, read_questions
-from etpi_assets.tasks.family import ANSWER, Needs, Refusal, Role, Task, Verdict, with_defaults
+from etpi_assets.tasks.family import ANSWER, RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
 from etpi_resources.sandboxes import Limits, SandboxFactory
 
 PARAMS: Mapping[str, Any] = {
@@ -44,7 +44,7 @@ class Answers:
     def sandbox(self, params: Mapping[str, Any]) -> str | None:
         return {**PARAMS, **params}["sandbox"]
 
-    def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | Refusal]:
+    def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
         """A task or a refusal a row, sources in turn, so that the first N tasks are balanced too.
 
         Raises:
@@ -55,14 +55,14 @@ class Answers:
         if not chosen["path"]:
             raise ValueError(f"suite {suite}: params.path has to name the rows (.jsonl, .json, .parquet)")
         found = list(read_questions(suite, expand(str(chosen["path"])), chosen))
-        yield from (item for item in found if isinstance(item, Refusal))
+        yield from (item for item in found if isinstance(item, RejectedInput))
         yield from balanced([item for item in found if isinstance(item, Task)], chosen["per_source"], seed)
 
     def roles(self, task: Task) -> Sequence[Role]:
         return [Role("agent1", "question", task.instruction)]
 
-    def needs(self, task: Task) -> Needs:
-        return Needs(limits=limits_of(task))
+    def needs(self, task: Task) -> SandboxNeeds:
+        return SandboxNeeds(limits=limits_of(task))
 
     def workspace(self, task: Task, role: Role) -> dict[str, str]:
         return {}
@@ -79,24 +79,26 @@ class Answers:
     def entities(self, task: Task) -> Sequence[str]:
         return []
 
-    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[Refusal | Task]:
+    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
         """Each task whose reference passes (a program's REFERENCE_RUNS times; a comparison of answers has no chance in
         it) and whose empty answer fails; else the refusal no_reference, reference_fails or null_passes."""
         for task in tasks:
             yield self._proven(task, sandboxes) or task
 
-    def _proven(self, task: Task, sandboxes: SandboxFactory) -> Refusal | None:
+    def _proven(self, task: Task, sandboxes: SandboxFactory) -> RejectedInput | None:
         reference = task.payload["reference"]
         for run in range(REFERENCE_RUNS if task.payload["kind"] == "program" and reference else bool(reference)):
             verdict = judge_text(task, reference, sandboxes)
             if verdict.reward != 1.0:
-                return Refusal(task.task_id, "reference_fails", f"run {run + 1}: {verdict.verdict} {verdict.details}")
+                return RejectedInput(
+                    task.task_id, "reference_fails", f"run {run + 1}: {verdict.verdict} {verdict.details}"
+                )
         if not reference and not task.payload["unproven"]:
             remedy = "name a reference program in the row's `solution`, or set params.unproven = true"
-            return Refusal(task.task_id, "no_reference", f"nothing proves its tests; {remedy}")
+            return RejectedInput(task.task_id, "no_reference", f"nothing proves its tests; {remedy}")
         null = programs.EMPTY if task.payload["kind"] == "program" else ""
         if judge_text(task, null, sandboxes).reward == 1.0:
-            return Refusal(task.task_id, "null_passes", "the empty answer passes")
+            return RejectedInput(task.task_id, "null_passes", "the empty answer passes")
         return None
 
 

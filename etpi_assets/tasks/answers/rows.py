@@ -21,19 +21,19 @@ from pathlib import Path
 from typing import Any
 
 from etpi_assets.tasks.answers import maths, programs
-from etpi_assets.tasks.family import Refusal, Task
+from etpi_assets.tasks.family import RejectedInput, Task
 from etpi_assets.tasks.repository import read_rows
 from etpi_resources.hashes import json_hash
 
 
-def read_questions(suite: str, path: Path, chosen: Mapping[str, Any]) -> Iterator[Task | Refusal]:
+def read_questions(suite: str, path: Path, chosen: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
     """A task or a refusal a row, in the rows' order; rows of sources that are not asked for are passed over.
 
     Raises FileNotFoundError and ValueError as `repository.read_rows`."""
     seen: dict[str, str] = {}
     for place, row in read_rows(path):
         if isinstance(row, str):
-            yield Refusal(place, "unreadable_row", row)
+            yield RejectedInput(place, "unreadable_row", row)
             continue
         try:
             source = str(_first(row, "data_source", "source"))
@@ -41,13 +41,15 @@ def read_questions(suite: str, path: Path, chosen: Mapping[str, Any]) -> Iterato
                 continue
             task = _task(suite, source, place, row, chosen)
         except (KeyError, TypeError, ValueError) as error:
-            yield Refusal(place, "unreadable_row", f"no field {error}" if isinstance(error, KeyError) else str(error))
+            yield RejectedInput(
+                place, "unreadable_row", f"no field {error}" if isinstance(error, KeyError) else str(error)
+            )
             continue
         if not task.payload["license"]:
             remedy = f'state it in the row, or in params.licenses."{source}"'
-            yield Refusal(place, "no_licence", f"the licence of {source} is not stated; {remedy}")
+            yield RejectedInput(place, "no_licence", f"the licence of {source} is not stated; {remedy}")
         elif task.task_id in seen:
-            yield Refusal(place, "repeated_task", f"{task.task_id} is at {seen[task.task_id]} already")
+            yield RejectedInput(place, "repeated_task", f"{task.task_id} is at {seen[task.task_id]} already")
         else:
             seen[task.task_id] = place
             yield task

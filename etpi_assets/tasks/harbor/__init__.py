@@ -17,10 +17,10 @@ from typing import Any
 
 from etpi_assets.specs.paths import expand
 from etpi_assets.tasks import places
-from etpi_assets.tasks.family import Needs, Refusal, Role, Task, Verdict, with_defaults
+from etpi_assets.tasks.family import RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
 from etpi_assets.tasks.frozen import put_changes
 from etpi_assets.tasks.harbor import snapshot, verifier
-from etpi_assets.tasks.harbor.folder import TASK_FILE, Unreadable, read_folder
+from etpi_assets.tasks.harbor.folder import TASK_FILE, UnreadableTask, read_folder
 from etpi_resources.sandboxes import EnvironmentUnavailable, Sandbox, SandboxFactory
 
 PARAMS: Mapping[str, Any] = {
@@ -47,7 +47,7 @@ class Harbor:
     def sandbox(self, params: Mapping[str, Any]) -> str | None:
         return {**PARAMS, **params}["sandbox"]
 
-    def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | Refusal]:
+    def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
         """A task or a refusal a folder with a task.toml, in order of their paths. `seed` draws nothing.
 
         Raises:
@@ -62,19 +62,19 @@ class Harbor:
             raise FileNotFoundError(f"{root}: no {TASK_FILE} at any depth; params.path names a folder of task folders")
         names = {folder: folder.relative_to(root).as_posix() if folder != root else root.name for folder in folders}
         for name in sorted(set(chosen["tasks"]) - set(names.values())):
-            yield Refusal(name, "no_such_task", f"params.tasks names it, and {root} has no such folder")
+            yield RejectedInput(name, "no_such_task", f"params.tasks names it, and {root} has no such folder")
         for folder, name in names.items():
             if chosen["tasks"] and name not in chosen["tasks"]:
                 continue
             try:
                 yield read_folder(suite, name, folder, chosen)
-            except Unreadable as error:
-                yield Refusal(name, error.reason, str(error))
+            except UnreadableTask as error:
+                yield RejectedInput(name, error.reason, str(error))
 
     def roles(self, task: Task) -> Sequence[Role]:
         return [Role("agent1", "request", task.instruction)]
 
-    def needs(self, task: Task) -> Needs:
+    def needs(self, task: Task) -> SandboxNeeds:
         return places.needs(task.payload["place"], None, verifier.PLACES)
 
     def workspace(self, task: Task, role: Role) -> dict[str, str]:
@@ -110,25 +110,27 @@ class Harbor:
     def entities(self, task: Task) -> Sequence[str]:
         return task.payload["entities"]
 
-    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[Refusal | Task]:
+    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
         """Each task whose solution passes REFERENCE_RUNS times and whose untouched machine fails; else the refusal:
         no_environment, no_reference, reference_fails or null_passes."""
         for task in tasks:
             yield self._proven(task, sandboxes) or task
 
-    def _proven(self, task: Task, sandboxes: SandboxFactory) -> Refusal | None:
+    def _proven(self, task: Task, sandboxes: SandboxFactory) -> RejectedInput | None:
         commands = verifier.solution_commands(task)
         if not commands:
-            return Refusal(task.task_id, "no_reference", "there is no solution/solve.sh that could prove the task")
+            return RejectedInput(
+                task.task_id, "no_reference", "there is no solution/solve.sh that could prove the task"
+            )
         try:
             for run in range(REFERENCE_RUNS):
                 if found := self._try(task, commands, sandboxes):
                     detail = f"run {run + 1} of {REFERENCE_RUNS}: {json.dumps(found)[:1500]}"
-                    return Refusal(task.task_id, "reference_fails", detail)
+                    return RejectedInput(task.task_id, "reference_fails", detail)
             if not self._try(task, (), sandboxes):
-                return Refusal(task.task_id, "null_passes", "the tests pass on the untouched machine")
+                return RejectedInput(task.task_id, "null_passes", "the tests pass on the untouched machine")
         except EnvironmentUnavailable as error:
-            return Refusal(task.task_id, "no_environment", str(error))
+            return RejectedInput(task.task_id, "no_environment", str(error))
         return None
 
     def _try(self, task: Task, commands: Sequence[str], sandboxes: SandboxFactory) -> Mapping[str, Any] | None:

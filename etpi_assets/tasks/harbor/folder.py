@@ -36,7 +36,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)I?B?", re.IGNORECASE)
 _GIB = {"": 1 / (1 << 30), "K": 1 / (1 << 20), "M": 1 / 1024, "G": 1.0, "T": 1024.0}
 
 
-class Unreadable(ValueError):
+class UnreadableTask(ValueError):
     """A folder is no task that can be taken; `reason` is a stable code."""
 
     def __init__(self, reason: str, message: str) -> None:
@@ -45,14 +45,14 @@ class Unreadable(ValueError):
 
 
 def read_folder(suite: str, name: str, folder: Path, chosen: Mapping[str, Any]) -> Task:
-    """The task of a folder; `chosen` are the suite's params. Raises Unreadable."""
+    """The task of a folder; `chosen` are the suite's params. Raises UnreadableTask."""
     config = _config(folder / TASK_FILE)
     instruction = _text(folder / _INSTRUCTION).strip()
     if not instruction:
-        raise Unreadable("no_instruction", f"{_INSTRUCTION} is empty")
+        raise UnreadableTask("no_instruction", f"{_INSTRUCTION} is empty")
     tests, solution = _files(folder / _TESTS), _files(folder / _SOLUTION)
     if "test.sh" not in tests:
-        raise Unreadable("no_tests", f"there is no {_TESTS}/test.sh, by which a task is graded")
+        raise UnreadableTask("no_tests", f"there is no {_TESTS}/test.sh, by which a task is graded")
     verifier, agent, machine = (_table(config, key) for key in ("verifier", "agent", "environment"))
     payload = {
         "tests": tests,
@@ -73,23 +73,23 @@ def _config(file: Path) -> dict[str, Any]:
     try:
         config = tomllib.loads(_text(file))
     except tomllib.TOMLDecodeError as error:
-        raise Unreadable("unreadable_config", f"{file.name}: {error}") from error
+        raise UnreadableTask("unreadable_config", f"{file.name}: {error}") from error
     if config.get("steps"):
-        raise Unreadable("several_steps", "the task has several steps, each with an instruction of its own")
+        raise UnreadableTask("several_steps", "the task has several steps, each with an instruction of its own")
     return config
 
 
 def _table(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     found = config.get(key, {})
     if not isinstance(found, dict):
-        raise Unreadable("unreadable_config", f"[{key}] is no table")
+        raise UnreadableTask("unreadable_config", f"[{key}] is no table")
     return found
 
 
 def _variables(verifier: Mapping[str, Any]) -> dict[str, str]:
     variables = {str(key): str(value) for key, value in (verifier.get("env") or {}).items()}
     if wanted := [key for key, value in variables.items() if "${" in value]:
-        raise Unreadable(
+        raise UnreadableTask(
             "host_variables",
             f"[verifier] env takes {', '.join(wanted)} from the host's environment, which is not shown",
         )
@@ -103,7 +103,7 @@ def _seconds(section: Mapping[str, Any], default: float) -> float:
 def _place(name: str, folder: Path, machine: Mapping[str, Any], chosen: Mapping[str, Any]) -> tuple[dict, list[Any]]:
     """(the place, what of it identifies the task)."""
     if several := [file for file in _COMPOSE if (folder / file).is_file()]:
-        raise Unreadable("several_containers", f"environment/{several[0]}: a task here has one machine")
+        raise UnreadableTask("several_containers", f"environment/{several[0]}: a task here has one machine")
     dockerfile = folder / "Dockerfile"
     image = machine.get("docker_image")
     found = _WORKDIR.findall(_text(dockerfile)) if dockerfile.is_file() else []
@@ -114,8 +114,8 @@ def _place(name: str, folder: Path, machine: Mapping[str, Any], chosen: Mapping[
     }
     build = None if image or not dockerfile.is_file() else folder
     if image is None and build is None and chosen["checkouts"] is None:
-        raise Unreadable("no_environment", "there is neither environment/Dockerfile nor environment.docker_image")
-    place = places.place({**chosen, **bounds}, key=name, workdir=workdir, image=image, build=build)
+        raise UnreadableTask("no_environment", "there is neither environment/Dockerfile nor environment.docker_image")
+    place = places.make_place({**chosen, **bounds}, key=name, workdir=workdir, image=image, build=build)
     return place, [image, workdir, folder_hash(folder) if folder.is_dir() else None]
 
 
@@ -128,7 +128,7 @@ def _gib(machine: Mapping[str, Any], what: str) -> float | None:
         return None
     match = _SIZE.fullmatch(str(stated).strip())
     if match is None:
-        raise Unreadable("unreadable_config", f'[environment] {what} = {stated!r} is no size such as "2G"')
+        raise UnreadableTask("unreadable_config", f'[environment] {what} = {stated!r} is no size such as "2G"')
     return float(match[1]) * _GIB[match[2].upper()]
 
 
@@ -147,4 +147,4 @@ def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise Unreadable("unreadable_file", f"{file.name}: {getattr(error, 'strerror', None) or error}") from error
+        raise UnreadableTask("unreadable_file", f"{file.name}: {getattr(error, 'strerror', None) or error}") from error

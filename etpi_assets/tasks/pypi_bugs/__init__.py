@@ -17,7 +17,7 @@ from typing import Any
 
 from etpi_assets.tasks import places
 from etpi_assets.tasks.commands import write_commands
-from etpi_assets.tasks.family import Refusal, Role, Task
+from etpi_assets.tasks.family import RejectedInput, Role, Task
 from etpi_assets.tasks.frozen import put_changes
 from etpi_assets.tasks.reports import pytest_outcomes
 from etpi_assets.tasks.repository import PARAMS, REFERENCE_RUNS, RepositoryFamily, make_task
@@ -40,7 +40,7 @@ class PypiBugs(RepositoryFamily):
         files, tests, expected = (dict(row[key]) for key in ("files", "tests", "expected"))
         if expected.get(row["breaks"]) != "PASSED" or files[path] == row["fixed"]:
             raise ValueError("the row's bug breaks no test that passed without it")
-        place = places.place(chosen, key=".", workdir=WORKDIR, image=None)
+        place = places.make_place(chosen, key=".", workdir=WORKDIR, image=None)
         payload = {
             "bug": row["bug"],
             "path": path,
@@ -87,10 +87,10 @@ class PypiBugs(RepositoryFamily):
     def solution(self, task: Task, sandbox: Sandbox) -> None:
         put_changes(sandbox, {task.payload["path"]: task.payload["fixed"]})
 
-    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[Refusal | Task]:
+    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
         """As for any repository. Tasks of one package mend to the same files under the same tests: what these give is
         run REFERENCE_RUNS times for all of them."""
-        mended: dict[str, Refusal | None] = {}
+        mended: dict[str, RejectedInput | None] = {}
         for task in tasks:
             key = _mended(task)
             try:
@@ -98,18 +98,18 @@ class PypiBugs(RepositoryFamily):
                     mended[key] = self._reference_fails(task, sandboxes)
                 refused = mended[key]
                 if refused is None and self._try(task, {}, sandboxes)[0]:
-                    refused = Refusal(task.task_id, "null_passes", "the tests pass without any change")
+                    refused = RejectedInput(task.task_id, "null_passes", "the tests pass without any change")
             except EnvironmentUnavailable as error:
-                refused = Refusal(task.task_id, "no_environment", str(error))
-            yield Refusal(task.task_id, refused.reason, refused.detail) if refused else task
+                refused = RejectedInput(task.task_id, "no_environment", str(error))
+            yield RejectedInput(task.task_id, refused.reason, refused.detail) if refused else task
 
-    def _reference_fails(self, task: Task, sandboxes: SandboxFactory) -> Refusal | None:
+    def _reference_fails(self, task: Task, sandboxes: SandboxFactory) -> RejectedInput | None:
         changes = {task.payload["path"]: task.payload["fixed"]}
         for run in range(REFERENCE_RUNS):
             passed, details = self._try(task, changes, sandboxes)
             if not passed:
                 detail = f"run {run + 1} of {REFERENCE_RUNS}: {json.dumps(details)[:1500]}"
-                return Refusal(task.task_id, "reference_fails", detail)
+                return RejectedInput(task.task_id, "reference_fails", detail)
         return None
 
 

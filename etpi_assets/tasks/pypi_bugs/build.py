@@ -20,7 +20,7 @@ from typing import Any
 
 from etpi_assets.tasks.frozen import TEST_FILE
 from etpi_assets.tasks.pypi_bugs.mutations import Mutation, mutations
-from etpi_assets.tasks.pypi_bugs.packages import Package, Sources, fetch, make_tools, read
+from etpi_assets.tasks.pypi_bugs.packages import PackageFiles, PinnedPackage, fetch, make_tools, read
 from etpi_assets.tasks.reports import Outcomes, pytest_outcomes
 from etpi_assets.versioning.keys import definition_version
 from etpi_resources.hashes import json_hash
@@ -50,7 +50,7 @@ def test_command(roots: Sequence[str], tests: Sequence[str], *flags: str) -> str
 def build(
     folder: Path,
     sandboxes: SandboxFactory,
-    packages: Sequence[Package],
+    packages: Sequence[PinnedPackage],
     *,
     per_package: int = PER_PACKAGE,
     seed: int = 0,
@@ -59,7 +59,7 @@ def build(
 ) -> Path:
     """Write the suite's rows, or leave them where the same request wrote them before.
 
-    Returns the file of rows. Raises CannotBuild as `packages.fetch`, `read` and `make_tools` do.
+    Returns the file of rows. Raises SuiteBuildError as `packages.fetch`, `read` and `make_tools` do.
     """
     folder = folder.resolve()
     rows, key_file, key = folder / "rows.jsonl", folder / "built.json", _key(packages, per_package, seed)
@@ -70,7 +70,7 @@ def build(
     folder.chmod(0o755)
     sdists, tools = fetch(packages, folder / "sdists"), make_tools(folder / "tools")
 
-    def of(package: Package) -> tuple[list[dict[str, Any]], str]:
+    def of(package: PinnedPackage) -> tuple[list[dict[str, Any]], str]:
         began = time.monotonic()
         found, told = bugs(package, read(package, sdists[package.name]), tools, sandboxes, per_package, seed)
         return found, f"{package.name} {package.version}: {told}, {time.monotonic() - began:.0f} s"
@@ -88,7 +88,7 @@ def build(
 
 
 def bugs(
-    package: Package, sources: Sources, tools: Path, sandboxes: SandboxFactory, wanted: int, seed: int
+    package: PinnedPackage, sources: PackageFiles, tools: Path, sandboxes: SandboxFactory, wanted: int, seed: int
 ) -> tuple[list[dict[str, Any]], str]:
     """(rows of bugs that a test notices, at most `wanted` and one a line of source; how many were tried).
 
@@ -154,7 +154,7 @@ def issue(test: str, output: str) -> str:
     return f"`{name}` fails. It passed before, and the tests that pass now should go on passing.\n\n```\n{body}\n```"
 
 
-def _candidates(package: Package, sources: Sources, seed: int) -> Iterator[tuple[str, Mutation]]:
+def _candidates(package: PinnedPackage, sources: PackageFiles, seed: int) -> Iterator[tuple[str, Mutation]]:
     """(path, mutation) in random order, no two in one line of a module; tests are no modules."""
     modules = [path for path in sorted(sources.code) if not TEST_FILE.search(path)]
     every = [(path, mutation) for path in modules for mutation in mutations(sources.code[path])]
@@ -174,7 +174,7 @@ def _broken(done: CommandResult, expected: Outcomes) -> str | None:
     return next((t for t, o in found.items() if o == "FAILED" and expected.get(t) == "PASSED"), None)
 
 
-def _key(packages: Sequence[Package], per_package: int, seed: int) -> str:
+def _key(packages: Sequence[PinnedPackage], per_package: int, seed: int) -> str:
     """What the rows depend on: pins, numbers, and the code that builds them."""
     code = definition_version("etpi_assets.tasks.pypi_bugs.build:build")
     return json_hash([[vars(p) for p in packages], per_package, seed, code])

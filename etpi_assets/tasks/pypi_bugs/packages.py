@@ -33,12 +33,12 @@ MAX_BYTES = 300_000
 """A larger file of a distribution is left out."""
 
 
-class CannotBuild(RuntimeError):
+class SuiteBuildError(RuntimeError):
     """The suite cannot be built here; the message says what is missing and what to do."""
 
 
 @dataclass(frozen=True)
-class Package:
+class PinnedPackage:
     """One pinned distribution; see `packages.toml`."""
 
     name: str
@@ -50,26 +50,26 @@ class Package:
 
 
 @dataclass(frozen=True)
-class Sources:
+class PackageFiles:
     """A package's files, path -> text: those an agent is given, and the hidden tests with what stands beside them."""
 
     code: Mapping[str, str]
     tests: Mapping[str, str]
 
 
-def pinned(path: Path = PINS) -> list[Package]:
+def pinned(path: Path = PINS) -> list[PinnedPackage]:
     """The packages of a file of pins."""
     rows: list[dict[str, Any]] = tomllib.loads(path.read_text(encoding="utf-8"))["package"]
     lists = ("roots", "tests", "modules")
-    return [Package(**{**row, **{name: tuple(row[name]) for name in lists}}) for row in rows]
+    return [PinnedPackage(**{**row, **{name: tuple(row[name]) for name in lists}}) for row in rows]
 
 
-def fetch(packages: Sequence[Package], folder: Path) -> dict[str, Path]:
+def fetch(packages: Sequence[PinnedPackage], folder: Path) -> dict[str, Path]:
     """Name -> distribution in `folder`; pip downloads what is not there yet, from the index it is set up with, and
     refuses other content than the pins'.
 
     Raises:
-        CannotBuild: pip could not fetch one; the message has its last words.
+        SuiteBuildError: pip could not fetch one; the message has its last words.
     """
     folder.mkdir(parents=True, exist_ok=True)
     found = _held(packages, folder)
@@ -82,34 +82,36 @@ def fetch(packages: Sequence[Package], folder: Path) -> dict[str, Path]:
         wanted.unlink()
         found = _held(packages, folder)
         if lacking := [package.name for package in packages if package.name not in found]:
-            raise CannotBuild(
+            raise SuiteBuildError(
                 f"pip could not fetch the source distributions of {', '.join(lacking)}: {done.stderr[-800:].strip()}. "
                 f"Run it where a package index can be reached, or put them into {folder} by hand"
             )
     return found
 
 
-def read(package: Package, distribution: Path) -> Sources:
-    """The package's text files. Raises CannotBuild where the modules or the tests are not there."""
+def read(package: PinnedPackage, distribution: Path) -> PackageFiles:
+    """The package's text files. Raises SuiteBuildError where the modules or the tests are not there."""
     files = dict(_texts(distribution))
     tests = {path: text for path, text in files.items() if _below(path, package.tests)}
     code = {path: text for path, text in files.items() if path.endswith(".py") and _below(path, package.modules)}
     code = {path: text for path, text in code.items() if path not in tests and not RUNNER_FILE.search(path)}
     if not code or not tests:
-        raise CannotBuild(f"{distribution.name} holds {len(code)} modules and {len(tests)} tests; look at {PINS.name}")
-    return Sources(code, tests)
+        raise SuiteBuildError(
+            f"{distribution.name} holds {len(code)} modules and {len(tests)} tests; look at {PINS.name}"
+        )
+    return PackageFiles(code, tests)
 
 
 def make_tools(folder: Path) -> Path:
     """A folder whose `bin/python3` is the sandbox's interpreter with this environment's pytest; made once.
 
     Raises:
-        CannotBuild: there is no pytest in this environment.
+        SuiteBuildError: there is no pytest in this environment.
     """
     if (folder / "bin" / "python3").exists():
         return folder
     if importlib.util.find_spec("pytest") is None:
-        raise CannotBuild("pytest is not installed here: pip install 'etpi[dev]'")
+        raise SuiteBuildError("pytest is not installed here: pip install 'etpi[dev]'")
     beside = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(beside, ignore_errors=True)
     (beside / "bin").mkdir(parents=True)
@@ -131,7 +133,7 @@ def make_tools(folder: Path) -> Path:
     return folder
 
 
-def _held(packages: Sequence[Package], folder: Path) -> dict[str, Path]:
+def _held(packages: Sequence[PinnedPackage], folder: Path) -> dict[str, Path]:
     """Those distributions that are in the folder, by content."""
     by_hash = {hashlib.sha256(p.read_bytes()).hexdigest(): p for p in sorted(folder.iterdir()) if p.is_file()}
     return {package.name: by_hash[package.sha256] for package in packages if package.sha256 in by_hash}

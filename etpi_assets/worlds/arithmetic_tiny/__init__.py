@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from etpi_assets.tasks.answers import maths
-from etpi_assets.tasks.family import ANSWER, Needs, Refusal, Role, Task, Verdict, with_defaults
+from etpi_assets.tasks.family import ANSWER, RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
 from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import SandboxFactory
 
@@ -32,7 +32,7 @@ class ArithmeticTiny:
     def sandbox(self, params: Mapping[str, Any]) -> str | None:
         return str({**PARAMS, **params}["sandbox"])
 
-    def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | Refusal]:
+    def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
         """Tasks of both splits, no expression in both, deterministic in (suite, seed)."""
         chosen = with_defaults(suite, "arithmetic_tiny", params, PARAMS)
         rng = random.Random(f"{suite}/{seed}")
@@ -47,8 +47,8 @@ class ArithmeticTiny:
     def roles(self, task: Task) -> Sequence[Role]:
         return [Role("agent1", "question", task.instruction)]
 
-    def needs(self, task: Task) -> Needs:
-        return Needs()
+    def needs(self, task: Task) -> SandboxNeeds:
+        return SandboxNeeds()
 
     def workspace(self, task: Task, role: Role) -> dict[str, str]:
         return {}
@@ -64,7 +64,7 @@ class ArithmeticTiny:
     def entities(self, task: Task) -> Sequence[str]:
         return []
 
-    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[Refusal | Task]:
+    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
         """Each task whose answer is what Python makes of its expression in a sandbox; else `reference_fails`."""
         with sandboxes.create({}) as sandbox:
             program = "\n".join(f"print({task.payload['expression']})" for task in tasks)
@@ -73,7 +73,9 @@ class ArithmeticTiny:
         for task, digit in zip(tasks, found, strict=True):
             wanted = task.payload["answer"]
             right = digit == wanted and maths.judge(wanted, maths.as_answer(digit)).reward == 1.0
-            yield task if right else Refusal(task.task_id, "reference_fails", f"{digit} is found, {wanted} wanted")
+            yield (
+                task if right else RejectedInput(task.task_id, "reference_fails", f"{digit} is found, {wanted} wanted")
+            )
 
 
 FAMILY = ArithmeticTiny()

@@ -13,9 +13,9 @@ from itertools import islice
 from typing import Any
 
 from etpi_assets.tasks.commands import write_commands
-from etpi_assets.tasks.family import Needs, Refusal, Role, Task, Verdict, with_defaults
+from etpi_assets.tasks.family import RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
 from etpi_assets.worlds.coop_tiny import judge as verdicts
-from etpi_assets.worlds.coop_tiny.generate import draw_tasks, entities
+from etpi_assets.worlds.coop_tiny.generate import entities, generate_tasks
 from etpi_assets.worlds.coop_tiny.texts import REGISTERS
 from etpi_resources.sandboxes import SandboxFactory
 
@@ -32,13 +32,13 @@ class CoopTiny:
     def sandbox(self, params: Mapping[str, Any]) -> str | None:
         return str({**PARAMS, **params}["sandbox"])
 
-    def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | Refusal]:
+    def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
         chosen = with_defaults(suite, "coop_tiny", params, PARAMS)
         registers = tuple(chosen["registers"])
         if unknown := sorted(set(registers) - set(REGISTERS)):
             raise ValueError(f"suite {suite}: unknown params.registers {unknown}; there are {sorted(REGISTERS)}")
         for split in ("train", "heldout"):
-            yield from islice(draw_tasks(suite, seed, split, registers), int(chosen[split]))
+            yield from islice(generate_tasks(suite, seed, split, registers), int(chosen[split]))
 
     def roles(self, task: Task) -> Sequence[Role]:
         return [
@@ -46,8 +46,8 @@ class CoopTiny:
             for role in task.payload["roles"]
         ]
 
-    def needs(self, task: Task) -> Needs:
-        return Needs()
+    def needs(self, task: Task) -> SandboxNeeds:
+        return SandboxNeeds()
 
     def workspace(self, task: Task, role: Role) -> dict[str, str]:
         return dict(task.payload["files"])
@@ -65,7 +65,7 @@ class CoopTiny:
     def entities(self, task: Task) -> Sequence[str]:
         return entities(task.payload)
 
-    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[Refusal | Task]:
+    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
         return verdicts.validate(tasks, sandboxes)
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Task, Verdict
 from etpi_assets.worlds.coop_tiny import CoopTiny
-from etpi_assets.worlds.coop_tiny.generate import draw_tasks
-from etpi_assets.worlds.coop_tiny.policy import BASE_HABITS, CoopTinyPolicy, Skill
+from etpi_assets.worlds.coop_tiny.generate import generate_tasks
+from etpi_assets.worlds.coop_tiny.policy import BASE_HABITS, CoopTinyPolicy, CoopTinySkill
 from etpi_assets.worlds.emulated import EmulatedFactory
 from etpi_assets.worlds.transcripts import transcripts as roll_out
 from etpi_resources.sandboxes import SandboxFactory
@@ -20,16 +20,16 @@ SUITE = "coop_tiny_base"
 """Tasks are drawn under this name, so that they are others than those of a suite of the same seed."""
 
 EDIT = "sed -i"
-DILIGENT = Skill(plan_first=0.0, follow_through=1.0, verbose_think=0.0, wrong_edit=0.0)
+DILIGENT = CoopTinySkill(plan_first=0.0, follow_through=1.0, verbose_think=0.0, wrong_edit=0.0)
 
 
 def transcripts(
-    seed: int, n: int, skill: Skill | Mapping[str, float], agent: AgentSection, split: str = "train"
+    seed: int, n: int, skill: CoopTinySkill | Mapping[str, float], agent: AgentSection, split: str = "train"
 ) -> Iterator[list[dict[str, str]]]:
     """`n` conversations, deterministic in the arguments; see `templated.transcripts`."""
-    skill = skill if isinstance(skill, Skill) else Skill.of(skill)
-    tasks = draw_tasks(SUITE, seed, split)
-    return roll_out(tasks, n, Unjudged(), CoopTinyPolicy(skill, seed), EmulatedFactory(), agent, seed)
+    skill = skill if isinstance(skill, CoopTinySkill) else CoopTinySkill.of(skill)
+    tasks = generate_tasks(SUITE, seed, split)
+    return roll_out(tasks, n, UnjudgedCoopTiny(), CoopTinyPolicy(skill, seed), EmulatedFactory(), agent, seed)
 
 
 def conversations(seed: int, n: int, tokenizer: str) -> Iterator[list[dict[str, str]]]:
@@ -45,7 +45,7 @@ def exercises(seed: int, n: int, tokenizer: str) -> Iterator[list[dict[str, str]
         yield [*messages[:2], edit]
 
 
-class Unjudged(CoopTiny):
+class UnjudgedCoopTiny(CoopTiny):
     """The family without its verdicts: conversations are wanted, not rewards."""
 
     def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:

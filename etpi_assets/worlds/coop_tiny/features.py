@@ -75,7 +75,7 @@ _FORMS = {
 
 
 @dataclass(frozen=True)
-class Behaviour:
+class Formula:
     """One operation with its number."""
 
     operation: str
@@ -94,19 +94,19 @@ class Behaviour:
         return rng.choice(OPERATIONS[self.operation].phrases).format(n=self.number)
 
 
-def read_code(expression: str) -> Behaviour:
+def parse_formula(expression: str) -> Formula:
     """The behaviour an expression is the code of; ValueError where it is none of them."""
     for operation, form in _FORMS.items():
         if match := form.fullmatch(expression):
-            return Behaviour(operation, int(match[1]))
+            return Formula(operation, int(match[1]))
     raise ValueError(f"{expression!r} is the code of no behaviour; they read {[o.code for o in OPERATIONS.values()]}")
 
 
-def draw(rng: random.Random, *, unlike: Behaviour | None = None) -> Behaviour:
+def sample_formula(rng: random.Random, *, unlike: Formula | None = None) -> Formula:
     """A behaviour, of another operation and number than `unlike`."""
     operations = [name for name in OPERATIONS if unlike is None or name != unlike.operation]
     operation = rng.choice(operations)
     number = rng.choice(NUMBERS)
     while unlike is not None and number == unlike.number:
         number = rng.choice(NUMBERS)
-    return Behaviour(operation, number)
+    return Formula(operation, number)

@@ -19,17 +19,17 @@ from typing import Any
 
 from etpi_assets.tasks.family import Task
 from etpi_assets.worlds.coop_tiny import features
-from etpi_assets.worlds.coop_tiny.features import Behaviour
+from etpi_assets.worlds.coop_tiny.features import Formula
 from etpi_assets.worlds.coop_tiny.repositories import (
     LAYOUTS,
     Function,
-    Repository,
+    GeneratedRepository,
     check_text,
-    draw_repository,
+    generate_repository,
     module_texts,
 )
-from etpi_assets.worlds.coop_tiny.texts import REGISTERS, Brief, write_text
-from etpi_assets.worlds.names import Names
+from etpi_assets.worlds.coop_tiny.texts import REGISTERS, InstructionFields, write_text
+from etpi_assets.worlds.names import NameGenerator
 from etpi_resources.hashes import json_hash
 
 AGENTS = ("agent1", "agent2")
@@ -38,7 +38,7 @@ SAME_MODULE_SHARE = 0.35
 """How often both features stand in one module, where patches can conflict."""
 
 
-def draw_tasks(
+def generate_tasks(
     suite: str, seed: int, split: str, registers: Sequence[str] = tuple(REGISTERS), first: int = 0
 ) -> Iterator[Task]:
     """Tasks of a split ("train" or "heldout") without end, deterministic in (suite, seed, split, index), the split's
@@ -50,7 +50,7 @@ def draw_tasks(
     while True:
         layout = layouts[index % len(layouts)]
         rng = random.Random(f"{suite}/{seed}/{split}/{index}")
-        repository = draw_repository(layout, rng, Names(rng, heldout=heldout))
+        repository = generate_repository(layout, rng, NameGenerator(rng, heldout=heldout))
         payload = _payload(repository, rng, rng.choice(registers))
         instruction = "\n\n".join(f"[{role['agent_id']}]\n{role['instruction']}" for role in payload["roles"])
         yield Task(
@@ -65,12 +65,12 @@ def draw_tasks(
         index += 1
 
 
-def _payload(repository: Repository, rng: random.Random, register: str) -> dict[str, Any]:
+def _payload(repository: GeneratedRepository, rng: random.Random, register: str) -> dict[str, Any]:
     chosen = dict(zip(FEATURES, _choose(repository, rng), strict=True))
-    wanted = {key: features.draw(rng, unlike=function.behaviour) for key, function in chosen.items()}
+    wanted = {key: features.sample_formula(rng, unlike=function.formula) for key, function in chosen.items()}
     visible, hidden = {}, {}
     for key, function in chosen.items():
-        visible[key], hidden[key] = _cases(function.behaviour, wanted[key], rng)
+        visible[key], hidden[key] = _cases(function.formula, wanted[key], rng)
     check = repository.layout.check
     files = module_texts(repository) | {
         check: check_text({f.name: (f.path, *visible[key]) for key, f in chosen.items()})
@@ -78,11 +78,11 @@ def _payload(repository: Repository, rng: random.Random, register: str) -> dict[
     roles = []
     for own, other in ((0, 1), (1, 0)):
         key, function, partner = FEATURES[own], chosen[FEATURES[own]], chosen[FEATURES[other]]
-        brief = Brief(
+        brief = InstructionFields(
             function=function.name,
             path=function.path,
             wanted=wanted[key],
-            current=function.behaviour,
+            current=function.formula,
             partner=AGENTS[other],
             partner_function=partner.name,
             partner_path=partner.path,
@@ -101,7 +101,7 @@ def _payload(repository: Repository, rng: random.Random, register: str) -> dict[
             key: {
                 "function": function.name,
                 "path": function.path,
-                "current": function.behaviour.code,
+                "current": function.formula.code,
                 "wanted": wanted[key].code,
                 "operation": wanted[key].operation,
                 "number": wanted[key].number,
@@ -112,7 +112,7 @@ def _payload(repository: Repository, rng: random.Random, register: str) -> dict[
     }
 
 
-def _choose(repository: Repository, rng: random.Random) -> tuple[Function, Function]:
+def _choose(repository: GeneratedRepository, rng: random.Random) -> tuple[Function, Function]:
     """Two functions, of one module in SAME_MODULE_SHARE of the tasks."""
     first = rng.choice(repository.functions)
     same = rng.random() < SAME_MODULE_SHARE
@@ -120,7 +120,7 @@ def _choose(repository: Repository, rng: random.Random) -> tuple[Function, Funct
     return first, rng.choice(others)
 
 
-def _cases(current: Behaviour, wanted: Behaviour, rng: random.Random) -> tuple[tuple[int, int], list[list[int]]]:
+def _cases(current: Formula, wanted: Formula, rng: random.Random) -> tuple[tuple[int, int], list[list[int]]]:
     """A visible case and the hidden ones. Today's behaviour is wrong in the visible one and in one hidden one at least,
     and the hidden arguments lie on both sides of every number, so that no other behaviour passes by luck often."""
     while True:

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from etpi_assets.tasks.calls import Call, Results, run_calls
-from etpi_assets.tasks.family import Refusal, Task, Verdict
+from etpi_assets.tasks.calls import CallResults, FunctionCall, run_calls
+from etpi_assets.tasks.family import RejectedInput, Task, Verdict
 from etpi_assets.worlds.coop_tiny.merge import MergeConflict, merge_trees
 from etpi_resources.sandboxes import SandboxFactory
 
@@ -72,7 +72,7 @@ def solution(task: Task, feature_id: str) -> dict[str, str]:
     return files
 
 
-def validate(tasks: Sequence[Task], sandboxes: SandboxFactory, workers: int = 2) -> Iterator[Refusal | Task]:
+def validate(tasks: Sequence[Task], sandboxes: SandboxFactory, workers: int = 2) -> Iterator[RejectedInput | Task]:
     """Each task, in order, if its merged reference passes REFERENCE_RUNS times and each feature fails without work.
 
     Else the refusal: `no_reference`, `reference_conflict`, `reference_fails` or `null_passes`. Tasks share sandboxes.
@@ -83,7 +83,7 @@ def validate(tasks: Sequence[Task], sandboxes: SandboxFactory, workers: int = 2)
             yield from outcomes
 
 
-def _validate_batch(tasks: Sequence[Task], sandboxes: SandboxFactory) -> list[Refusal | Task]:
+def _validate_batch(tasks: Sequence[Task], sandboxes: SandboxFactory) -> list[RejectedInput | Task]:
     trees: dict[str, Mapping[str, str]] = {}
     jobs: dict[str, tuple[str, Mapping[str, Task]]] = {}
     refused: dict[int, tuple[str, str]] = {}
@@ -105,18 +105,20 @@ def _validate_batch(tasks: Sequence[Task], sandboxes: SandboxFactory) -> list[Re
         for run in range(REFERENCE_RUNS):
             jobs[f"{index}/reference/{run}"] = (f"{index}/reference", features)
     results = _run(trees, jobs, sandboxes)
-    outcomes: list[Refusal | Task] = []
+    outcomes: list[RejectedInput | Task] = []
     for index, task in enumerate(tasks):
         if index in refused:
-            outcomes.append(Refusal(task.task_id, *refused[index]))
+            outcomes.append(RejectedInput(task.task_id, *refused[index]))
             continue
         runs = [results.get(f"{index}/reference/{run}", {}) for run in range(REFERENCE_RUNS)]
         failing = [key for key in task.payload["features"] if not all(_passes(task, key, run) for run in runs)]
         idle = [key for key in task.payload["features"] if _passes(task, key, results.get(f"{index}/null", {}))]
         if failing:
-            outcomes.append(Refusal(task.task_id, "reference_fails", f"{failing} of {REFERENCE_RUNS} runs: {runs}"))
+            outcomes.append(
+                RejectedInput(task.task_id, "reference_fails", f"{failing} of {REFERENCE_RUNS} runs: {runs}")
+            )
         elif idle:
-            outcomes.append(Refusal(task.task_id, "null_passes", f"{idle} pass without any change"))
+            outcomes.append(RejectedInput(task.task_id, "null_passes", f"{idle} pass without any change"))
         else:
             outcomes.append(task)
     return outcomes
@@ -133,7 +135,7 @@ def _run(
     trees: Mapping[str, Mapping[str, str]],
     jobs: Mapping[str, tuple[str, Mapping[str, Task]]],
     sandboxes: SandboxFactory,
-) -> Results:
+) -> CallResults:
     """Run each job (its tree, and the features to call with the tasks they are of) in one sandbox."""
     calls = {
         job: (tree, {key: _call(task.payload["features"][key]) for key, task in features.items()})
@@ -142,5 +144,5 @@ def _run(
     return run_calls(trees, calls, sandboxes)
 
 
-def _call(feature: Mapping[str, Any]) -> Call:
+def _call(feature: Mapping[str, Any]) -> FunctionCall:
     return feature["path"], feature["function"], [argument for argument, _ in feature["hidden"]]

@@ -16,15 +16,15 @@ from typing import Any
 
 from etpi_assets.agent.actions import format_action
 from etpi_assets.worlds.coop_tiny import features
-from etpi_assets.worlds.coop_tiny.features import Behaviour
-from etpi_assets.worlds.skill import Probabilities
+from etpi_assets.worlds.coop_tiny.features import Formula
+from etpi_assets.worlds.skill import PolicySkill
 from etpi_resources.engines import Request
 
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 
 @dataclass(frozen=True)
-class Skill(Probabilities):
+class CoopTinySkill(PolicySkill):
     """Probabilities.
 
     Attributes:
@@ -54,7 +54,7 @@ class Skill(Probabilities):
     malformed: float = 0.0
 
 
-BASE_HABITS = Skill(
+BASE_HABITS = CoopTinySkill(
     plan_first=0.02,
     follow_through=1.0,
     verbose_think=0.6,
@@ -76,7 +76,7 @@ class CoopTinyPolicy:
     Reads `request.privileged` ("payload": the task's, "role": the agent's seat) and, of the messages, observations.
     """
 
-    def __init__(self, skill: Skill, seed: int = 0) -> None:
+    def __init__(self, skill: CoopTinySkill, seed: int = 0) -> None:
         self.skill, self.seed = skill, seed
 
     def __call__(self, request: Request) -> str:
@@ -105,7 +105,7 @@ class _Agent:
     """One agent at one task."""
 
     def __init__(
-        self, skill: Skill, plans: bool, rng: random.Random, payload: Mapping[str, Any], agent_id: str
+        self, skill: CoopTinySkill, plans: bool, rng: random.Random, payload: Mapping[str, Any], agent_id: str
     ) -> None:
         self.skill, self.plans, self.rng = skill, plans, rng
         role = next(role for role in payload["roles"] if role["agent_id"] == agent_id)
@@ -113,8 +113,8 @@ class _Agent:
             payload["features"][role["feature_id"]],
             next(feature for key, feature in payload["features"].items() if key != role["feature_id"]),
         )
-        self.wanted = Behaviour(own["operation"], own["number"])
-        self.current = features.read_code(own["current"])
+        self.wanted = Formula(own["operation"], own["number"])
+        self.current = features.parse_formula(own["current"])
         self.check = f"python3 {payload['check']} {own['function']}"
         self.partner = role["partner"]
         self.words = {
@@ -174,9 +174,9 @@ class _Agent:
             return f"sed -i 's/return .*/return {wanted.code}/' {path}"
         if kind == "operation":
             operation = self.rng.choice([name for name in features.OPERATIONS if name != wanted.operation])
-            return _edit(fn, Behaviour(operation, wanted.number).code, path)
+            return _edit(fn, Formula(operation, wanted.number).code, path)
         numbers = [n for n in (wanted.number - 1, wanted.number + 1, wanted.number + 10) if n in features.NUMBERS]
-        return _edit(fn, Behaviour(wanted.operation, self.rng.choice(numbers)).code, path)
+        return _edit(fn, Formula(wanted.operation, self.rng.choice(numbers)).code, path)
 
     def _message(self, texts: tuple[str, ...], thoughts: tuple[str, ...]) -> Step:
         text = self.rng.choice(texts).format(**self.words)

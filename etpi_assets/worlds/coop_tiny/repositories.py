@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from string import Formatter
 
 from etpi_assets.worlds.coop_tiny import features
-from etpi_assets.worlds.coop_tiny.features import Behaviour
-from etpi_assets.worlds.names import Names
+from etpi_assets.worlds.coop_tiny.features import Formula
+from etpi_assets.worlds.names import NameGenerator
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,11 @@ class Function:
 
     name: str
     path: str
-    behaviour: Behaviour
+    formula: Formula
 
 
 @dataclass(frozen=True)
-class Repository:
+class GeneratedRepository:
     """One repository as drawn for one task. `paths` are its modules."""
 
     layout: Layout
@@ -88,23 +88,25 @@ class Repository:
     functions: tuple[Function, ...]
 
 
-def draw_repository(layout: Layout, rng: random.Random, names: Names) -> Repository:
+def generate_repository(layout: Layout, rng: random.Random, names: NameGenerator) -> GeneratedRepository:
     """The layout with names and functions of its own: two or three a module, of any behaviours."""
     fields = sorted({field for module in layout.modules for _, field, _, _ in Formatter().parse(module) if field})
     drawn = {field: names.directory() if field in "pqr" else names.module() for field in fields}
     paths = tuple(module.format(**drawn) for module in layout.modules)
     functions = tuple(
-        Function(names.function(), path, features.draw(rng)) for path in paths for _ in range(rng.choice((2, 2, 3)))
+        Function(names.function(), path, features.sample_formula(rng))
+        for path in paths
+        for _ in range(rng.choice((2, 2, 3)))
     )
-    return Repository(layout, paths, functions)
+    return GeneratedRepository(layout, paths, functions)
 
 
 def module_text(functions: Sequence[Function]) -> str:
     """The module that holds these functions."""
-    return "\n\n".join(f"def {f.name}(x):\n    return {f.behaviour.code}\n" for f in functions)
+    return "\n\n".join(f"def {f.name}(x):\n    return {f.formula.code}\n" for f in functions)
 
 
-def module_texts(repository: Repository) -> dict[str, str]:
+def module_texts(repository: GeneratedRepository) -> dict[str, str]:
     """Every module of the repository by path."""
     return {path: module_text([f for f in repository.functions if f.path == path]) for path in repository.paths}
 

@@ -13,17 +13,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from string import Template
 
-from etpi_assets.worlds.coop_tiny.features import Behaviour
+from etpi_assets.worlds.coop_tiny.features import Formula
 
 
 @dataclass(frozen=True)
-class Brief:
+class InstructionFields:
     """What one agent is told. `check` is the command without the function's name; `example` an (argument, result)."""
 
     function: str
     path: str
-    wanted: Behaviour
-    current: Behaviour
+    wanted: Formula
+    current: Formula
     partner: str
     partner_function: str
     partner_path: str
@@ -91,7 +91,7 @@ REGISTERS: Mapping[str, Callable[[random.Random], str]] = {
 }
 
 
-def write_text(brief: Brief, register: str, rng: random.Random) -> str:
+def write_text(brief: InstructionFields, register: str, rng: random.Random) -> str:
     """The brief in words; KeyError for an unknown register."""
     value, result = brief.example
     return Template(REGISTERS[register](rng)).substitute(

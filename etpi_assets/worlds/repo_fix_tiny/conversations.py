@@ -14,7 +14,7 @@ from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Task, Verdict
 from etpi_assets.worlds.emulated import EmulatedFactory, EmulatedSandbox
 from etpi_assets.worlds.repo_fix_tiny import RepoFixTiny
-from etpi_assets.worlds.repo_fix_tiny.generate import NOTES, draw_tasks
+from etpi_assets.worlds.repo_fix_tiny.generate import NOTES, generate_tasks
 from etpi_assets.worlds.repo_fix_tiny.policy import BASE_HABITS, HOPS, RepoFixPolicy, RepoFixSkill
 from etpi_assets.worlds.transcripts import transcripts as roll_out
 from etpi_resources.sandboxes import SandboxFactory
@@ -29,8 +29,10 @@ def transcripts(
     seed: int, n: int, skill: RepoFixSkill, agent: AgentSection, split: str = "train"
 ) -> Iterator[list[dict[str, str]]]:
     """`n` conversations, deterministic in the arguments; see `templated.transcripts`."""
-    tasks = draw_tasks(SUITE, seed, split)
-    return roll_out(tasks, n, Unjudged(), RepoFixPolicy(skill, seed), EmulatedFactory(RepoFixSandbox), agent, seed)
+    tasks = generate_tasks(SUITE, seed, split)
+    return roll_out(
+        tasks, n, UnjudgedRepoFixTiny(), RepoFixPolicy(skill, seed), EmulatedFactory(RepoFixSandbox), agent, seed
+    )
 
 
 def conversations(seed: int, n: int, tokenizer: str) -> Iterator[list[dict[str, str]]]:
@@ -41,7 +43,7 @@ def conversations(seed: int, n: int, tokenizer: str) -> Iterator[list[dict[str, 
 def exercises(seed: int, n: int, tokenizer: str) -> Iterator[list[dict[str, str]]]:
     """The notes, a symptom, and both hops with the edit they lead to, as bare rows or, every third, as slots: a
     conversation holds one look-up in nine hundred tokens, too few to learn it, and slots in one of five."""
-    tasks = draw_tasks(SUITE, seed, "train")
+    tasks = generate_tasks(SUITE, seed, "train")
     for number, task in zip(range(n), tasks, strict=False):
         symptom, module, value = (task.payload[key] for key in ("symptom", "module", "value"))
         edit = format_action(f"sed -i 's/+ .*/+ {value}/' {module}.py")
@@ -65,7 +67,7 @@ class RepoFixSandbox(EmulatedSandbox):
         return super()._answer(command)
 
 
-class Unjudged(RepoFixTiny):
+class UnjudgedRepoFixTiny(RepoFixTiny):
     """The family without its verdicts: conversations are wanted, not rewards."""
 
     def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from etpi_assets.tasks.family import Task
-from etpi_assets.worlds.names import Names
+from etpi_assets.worlds.names import NameGenerator
 from etpi_resources.hashes import json_hash
 
 REPOS: Mapping[str, tuple[str, ...]] = {
@@ -35,14 +35,14 @@ NOTES = "NOTES"
 ISSUES = ("{symptom} is wrong.", "Fix {symptom}.", "See {symptom}.", "Change {symptom}.")
 
 
-def draw_tasks(suite: str, seed: int, split: str, first: int = 0) -> Iterator[Task]:
+def generate_tasks(suite: str, seed: int, split: str, first: int = 0) -> Iterator[Task]:
     """Tasks of a split ("train" or "heldout") without end, deterministic in (suite, seed, split, index), its
     repositories in turn. Names are drawn from the split's own pool."""
     repos = REPOS[split]
     index = first
     while True:
         rng = random.Random(f"{suite}/{seed}/{split}/{index}")
-        payload = _payload(rng, Names(rng, heldout=split == "heldout"))
+        payload = _payload(rng, NameGenerator(rng, heldout=split == "heldout"))
         instruction = rng.choice(ISSUES).format(symptom=payload["symptom"])
         yield Task(
             task_id=f"{suite}-{split}-{index:05d}",
@@ -65,7 +65,7 @@ def module_text(name: str, number: int) -> str:
     return f"def {name}(x):\n    return x + {number}\n"
 
 
-def _payload(rng: random.Random, names: Names) -> dict[str, Any]:
+def _payload(rng: random.Random, names: NameGenerator) -> dict[str, Any]:
     symptoms = [names.directory() for _ in range(MODULES)]
     modules = [names.directory() for _ in range(MODULES)]
     *numbers, wrong = rng.sample(list(NUMBERS), k=MODULES + 1)

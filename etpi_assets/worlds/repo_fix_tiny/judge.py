@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from etpi_assets.tasks.calls import Call, run_calls
-from etpi_assets.tasks.family import Refusal, Task, Verdict
+from etpi_assets.tasks.calls import FunctionCall, run_calls
+from etpi_assets.tasks.family import RejectedInput, Task, Verdict
 from etpi_assets.tasks.frozen import Changes, counted_changes
 from etpi_assets.worlds.repo_fix_tiny.generate import module_text
 from etpi_resources.sandboxes import SandboxFactory
@@ -50,13 +50,13 @@ def solution(task: Task) -> dict[str, str]:
     return {**task.payload["files"], f"{module}.py": module_text(module, task.payload["value"])}
 
 
-def validate(tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[Refusal | Task]:
+def validate(tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
     """Each task, in order, if its reference passes REFERENCE_RUNS times and the untouched repository fails; else the
     refusal `reference_fails` or `null_passes`. Tasks share sandboxes."""
     for at in range(0, len(tasks), BATCH):
         batch = tasks[at : at + BATCH]
         trees: dict[str, Mapping[str, str]] = {}
-        jobs: dict[str, tuple[str, Mapping[str, Call]]] = {}
+        jobs: dict[str, tuple[str, Mapping[str, FunctionCall]]] = {}
         for index, task in enumerate(batch):
             trees[f"{index}/null"] = _changed(task, {})
             trees[f"{index}/reference"] = _changed(task, counted_changes(task.payload["files"], solution(task)))
@@ -73,9 +73,11 @@ def validate(tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[Refus
             null, _ = verdicts.pop("null")
             failed = [wrong for passed, wrong in verdicts.values() if not passed]
             if failed:
-                yield Refusal(task.task_id, "reference_fails", f"{len(failed)} of {REFERENCE_RUNS} runs: {failed[0]}")
+                yield RejectedInput(
+                    task.task_id, "reference_fails", f"{len(failed)} of {REFERENCE_RUNS} runs: {failed[0]}"
+                )
             elif null:
-                yield Refusal(task.task_id, "null_passes", "the tests go as expected without any change")
+                yield RejectedInput(task.task_id, "null_passes", "the tests go as expected without any change")
             else:
                 yield task
 
@@ -86,7 +88,7 @@ def _changed(task: Task, changes: Changes) -> dict[str, str]:
     return {path: text for path, text in files.items() if text is not None}
 
 
-def _calls(task: Task) -> dict[str, Call]:
+def _calls(task: Task) -> dict[str, FunctionCall]:
     return {test: (path, function, arguments) for test, (path, function, arguments, _) in task.payload["tests"].items()}
 
 

@@ -17,12 +17,12 @@ from typing import Any
 from etpi_assets.agent.actions import format_action
 from etpi_assets.agent.loop import SUBMIT
 from etpi_assets.worlds.repo_fix_tiny.generate import NOTES
-from etpi_assets.worlds.skill import Probabilities
+from etpi_assets.worlds.skill import PolicySkill
 from etpi_resources.engines import Request
 
 
 @dataclass(frozen=True)
-class RepoFixSkill(Probabilities):
+class RepoFixSkill(PolicySkill):
     """Probabilities, drawn once a rollout and independently.
 
     Attributes:

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from etpi_assets.tasks.family import Needs, Refusal, Role, Task, Verdict, with_defaults
-from etpi_assets.tasks.together import validate_together
+from etpi_assets.tasks.batch_validation import validate_in_batches
+from etpi_assets.tasks.family import RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
 from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import SandboxFactory
 
@@ -49,7 +49,7 @@ class RunningSum:
     def sandbox(self, params: Mapping[str, Any]) -> str | None:
         return str({**PARAMS, **params}["sandbox"])
 
-    def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | Refusal]:
+    def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
         chosen = with_defaults(suite, "running_sum", params, PARAMS)
         for split in ("train", "heldout"):
             for index in range(int(chosen[split])):
@@ -69,8 +69,8 @@ class RunningSum:
     def roles(self, task: Task) -> Sequence[Role]:
         return [Role("agent1", "sum", task.instruction)]
 
-    def needs(self, task: Task) -> Needs:
-        return Needs()
+    def needs(self, task: Task) -> SandboxNeeds:
+        return SandboxNeeds()
 
     def workspace(self, task: Task, role: Role) -> dict[str, str]:
         return {"next": _NEXT, "place": "0\n", "queue": _lines([*task.payload["numbers"], END]), "sums": ""}
@@ -94,9 +94,9 @@ class RunningSum:
     def entities(self, task: Task) -> Sequence[str]:
         return ()  # none of its own: every task has the same files
 
-    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[Refusal | Task]:
+    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
         (role,) = self.roles(tasks[0])
-        return validate_together(
+        return validate_in_batches(
             tasks,
             lambda task: self.workspace(task, role),
             lambda task: "\n".join(self.solve(task, role)),

@@ -11,9 +11,9 @@ from itertools import islice
 from typing import Any
 
 from etpi_assets.tasks.commands import write_commands
-from etpi_assets.tasks.family import Needs, Refusal, Role, Task, Verdict, with_defaults
+from etpi_assets.tasks.family import RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
 from etpi_assets.worlds.terminal_tiny import judge as verdicts
-from etpi_assets.worlds.terminal_tiny.generate import draw_tasks
+from etpi_assets.worlds.terminal_tiny.generate import generate_tasks
 from etpi_resources.sandboxes import SandboxFactory
 
 PARAMS: Mapping[str, Any] = {"train": 900, "heldout": 96, "sandbox": "bubblewrap"}
@@ -28,16 +28,16 @@ class TerminalTiny:
     def sandbox(self, params: Mapping[str, Any]) -> str | None:
         return str({**PARAMS, **params}["sandbox"])
 
-    def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | Refusal]:
+    def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
         chosen = with_defaults(suite, "terminal_tiny", params, PARAMS)
         for split in ("train", "heldout"):
-            yield from islice(draw_tasks(suite, seed, split), int(chosen[split]))
+            yield from islice(generate_tasks(suite, seed, split), int(chosen[split]))
 
     def roles(self, task: Task) -> Sequence[Role]:
         return [Role("agent1", "request", task.instruction)]
 
-    def needs(self, task: Task) -> Needs:
-        return Needs()
+    def needs(self, task: Task) -> SandboxNeeds:
+        return SandboxNeeds()
 
     def workspace(self, task: Task, role: Role) -> dict[str, str]:
         return dict(task.payload["files"])
@@ -52,7 +52,7 @@ class TerminalTiny:
     def entities(self, task: Task) -> Sequence[str]:
         return task.payload["names"]
 
-    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[Refusal | Task]:
+    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
         return verdicts.validate(tasks, sandboxes)
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from etpi_assets.tasks.family import Task
-from etpi_assets.worlds.names import Names
+from etpi_assets.worlds.names import NameGenerator
 from etpi_resources.hashes import json_hash
 
 REPOS: Mapping[str, tuple[str, ...]] = {
@@ -29,7 +29,7 @@ REPOS: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Scene:
+class RequestContext:
     """What a request is about: a file in a folder with a neighbour, lines of words, a word of its, a small number."""
 
     folder: str
@@ -45,14 +45,14 @@ class Scene:
 
 
 @dataclass(frozen=True)
-class Kind:
+class RequestKind:
     """One kind of request: the verb, wordings, the command, and the text that stands in `out` afterwards. `removes`:
     nothing is written, the source is gone."""
 
     verb: str
     wordings: tuple[str, ...]
     command: str
-    text: Callable[[Scene], str] = lambda scene: ""
+    text: Callable[[RequestContext], str] = lambda context: ""
     unordered: bool = False
     removes: bool = False
 
@@ -61,38 +61,40 @@ def _joined(lines: list[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-KINDS: tuple[Kind, ...] = (
-    Kind("wc", ("Count the lines of {source} into {out}.",), "wc -l < {source} > {out}", lambda s: f"{len(s.lines)}\n"),
-    Kind(
+KINDS: tuple[RequestKind, ...] = (
+    RequestKind(
+        "wc", ("Count the lines of {source} into {out}.",), "wc -l < {source} > {out}", lambda s: f"{len(s.lines)}\n"
+    ),
+    RequestKind(
         "grep",
         ("Search {source} for {word}, lines into {out}.",),
         "grep {word} {source} > {out}",
         lambda s: _joined([line for line in s.lines if s.word in line]),
     ),
-    Kind(
+    RequestKind(
         "sort", ("Sort the lines of {source} into {out}.",), "sort {source} > {out}", lambda s: _joined(sorted(s.lines))
     ),
-    Kind(
+    RequestKind(
         "head",
         ("Put the first {number} lines of {source} into {out}.",),
         "head -n {number} {source} > {out}",
         lambda s: _joined(s.lines[: s.number]),
     ),
-    Kind(
+    RequestKind(
         "tail",
         ("Put the last {number} lines of {source} into {out}.",),
         "tail -n {number} {source} > {out}",
         lambda s: _joined(s.lines[-s.number :]),
     ),
-    Kind(
+    RequestKind(
         "find",
         ("Find the files of {folder}, paths into {out}.",),
         "find {folder} -type f > {out}",
         lambda s: _joined(sorted(path for path in s.files if path.startswith(f"{s.folder}/"))),
         unordered=True,
     ),
-    Kind("cp", ("Copy {source} to {out}.",), "cp {source} {out}", lambda s: s.files[s.source]),
-    Kind("rm", ("Remove {source}.",), "rm {source}", removes=True),
+    RequestKind("cp", ("Copy {source} to {out}.",), "cp {source} {out}", lambda s: s.files[s.source]),
+    RequestKind("rm", ("Remove {source}.",), "rm {source}", removes=True),
 )
 
 KEYWORDS: Mapping[str, tuple[str, ...]] = {
@@ -102,7 +104,7 @@ KEYWORDS: Mapping[str, tuple[str, ...]] = {
 """Verb -> the word of a request that asks for it; a suite's relevance reward is given the same map in its spec."""
 
 
-def draw_tasks(suite: str, seed: int, split: str, first: int = 0) -> Iterator[Task]:
+def generate_tasks(suite: str, seed: int, split: str, first: int = 0) -> Iterator[Task]:
     """Tasks of a split ("train" or "heldout") without end, deterministic in (suite, seed, split, index), kinds and
     machines in turn. Names are drawn from the split's own pool."""
     repos = REPOS[split]
@@ -110,7 +112,7 @@ def draw_tasks(suite: str, seed: int, split: str, first: int = 0) -> Iterator[Ta
     while True:
         rng = random.Random(f"{suite}/{seed}/{split}/{index}")
         kind = KINDS[index % len(KINDS)]
-        payload, instruction = _payload(kind, _scene(rng, heldout=split == "heldout"), rng)
+        payload, instruction = _payload(kind, _context(rng, heldout=split == "heldout"), rng)
         yield Task(
             task_id=f"{suite}-{split}-{index:05d}",
             suite=suite,
@@ -123,13 +125,13 @@ def draw_tasks(suite: str, seed: int, split: str, first: int = 0) -> Iterator[Ta
         index += 1
 
 
-def command_of(kind: Kind, payload: Mapping[str, Any]) -> str:
+def command_of(kind: RequestKind, payload: Mapping[str, Any]) -> str:
     """The command of a kind on the files of a task, whatever the task asks."""
     return kind.command.format(**payload["slots"])
 
 
-def _scene(rng: random.Random, *, heldout: bool) -> Scene:
-    names = Names(rng, heldout=heldout)
+def _context(rng: random.Random, *, heldout: bool) -> RequestContext:
+    names = NameGenerator(rng, heldout=heldout)
     folder, source, neighbour, out = (names.directory() for _ in range(4))
     words = [names.directory() for _ in range(4)]
     files = {}
@@ -141,23 +143,23 @@ def _scene(rng: random.Random, *, heldout: bool) -> Scene:
         files[path] = _joined(lines)
     path = f"{folder}/{source}"
     word = rng.choice(sorted(set(files[path].split())))
-    return Scene(folder, path, out, word, rng.randint(2, 4), files)
+    return RequestContext(folder, path, out, word, rng.randint(2, 4), files)
 
 
-def _payload(kind: Kind, scene: Scene, rng: random.Random) -> tuple[dict[str, Any], str]:
+def _payload(kind: RequestKind, context: RequestContext, rng: random.Random) -> tuple[dict[str, Any], str]:
     slots = {
-        "folder": scene.folder,
-        "source": scene.source,
-        "out": scene.out,
-        "word": scene.word,
-        "number": scene.number,
+        "folder": context.folder,
+        "source": context.source,
+        "out": context.out,
+        "word": context.word,
+        "number": context.number,
     }
     instruction = rng.choice(kind.wordings).format(**slots)
     payload = {
-        "files": dict(scene.files),
+        "files": dict(context.files),
         "verb": kind.verb,
         "command": kind.command.format(**slots),
-        "left": {scene.source: None} if kind.removes else {scene.out: kind.text(scene)},
+        "left": {context.source: None} if kind.removes else {context.out: kind.text(context)},
         "unordered": kind.unordered,
         "slots": slots,
         "names": [str(value) for key, value in slots.items() if key != "number" and str(value) in instruction],

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from etpi_assets.tasks.family import Refusal, Task, Verdict
-from etpi_assets.tasks.together import validate_together
+from etpi_assets.tasks.batch_validation import validate_in_batches
+from etpi_assets.tasks.family import RejectedInput, Task, Verdict
 from etpi_resources.sandboxes import SandboxFactory
 
 
@@ -29,13 +29,13 @@ def judge(task: Task, files: Mapping[str, str]) -> Verdict:
     return Verdict(float(not wrong), "failed_tests" if wrong else "passed", {"wrong": wrong})
 
 
-def validate(tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[Refusal | Task]:
-    """Each task, in order, if its command proves it (`validate_together`), else the refusal."""
+def validate(tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
+    """Each task, in order, if its command proves it (`validate_in_batches`), else the refusal."""
 
     def files(task: Task) -> dict[str, str]:
         return dict(task.payload["files"])
 
-    return validate_together(tasks, files, lambda task: task.payload["command"], judge, sandboxes)
+    return validate_in_batches(tasks, files, lambda task: task.payload["command"], judge, sandboxes)
 
 
 def _same(task: Task, asked: str | None, found: str | None) -> bool:

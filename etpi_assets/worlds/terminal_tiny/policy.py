@@ -10,13 +10,13 @@ import random
 from dataclasses import dataclass
 
 from etpi_assets.agent.contract import format_contract
-from etpi_assets.worlds.skill import Probabilities
+from etpi_assets.worlds.skill import PolicySkill
 from etpi_assets.worlds.terminal_tiny.generate import KINDS, command_of
 from etpi_resources.engines import Request
 
 
 @dataclass(frozen=True)
-class TerminalSkill(Probabilities):
+class TerminalSkill(PolicySkill):
     """Probabilities, drawn once a rollout and independently.
 
     Attributes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from etpi_assets.tasks.family import Refusal, Task, Verdict
+from etpi_assets.tasks.family import RejectedInput, Task, Verdict
 from etpi_resources.sandboxes import Limits, SandboxFactory
 
 REFERENCE_RUNS = 3
@@ -21,13 +21,13 @@ _LIMITS = Limits(command_seconds=240.0)
 """Seconds in all; minutes only where the machine is busy with something else."""
 
 
-def validate_together(
+def validate_in_batches(
     tasks: Sequence[Task],
     files: Callable[[Task], Mapping[str, str]],
     reference: Callable[[Task], str],
     judge: Callable[[Task, Mapping[str, str]], Verdict],
     sandboxes: SandboxFactory,
-) -> Iterator[Refusal | Task]:
+) -> Iterator[RejectedInput | Task]:
     """Each task, in order, if its reference command passes REFERENCE_RUNS times and doing nothing does not, else the
     refusal `reference_fails` or `null_passes`.
 
@@ -47,9 +47,9 @@ def validate_together(
             failed = [verdict for verdict in verdicts if verdict.verdict != "passed"]
             if failed:
                 detail = f"{reference(task)!r} failed {len(failed)} of {REFERENCE_RUNS} runs: {failed[0]}"
-                yield Refusal(task.task_id, "reference_fails", detail)
+                yield RejectedInput(task.task_id, "reference_fails", detail)
             elif judge(task, files(task)).verdict == "passed":
-                yield Refusal(task.task_id, "null_passes", "doing nothing passes")
+                yield RejectedInput(task.task_id, "null_passes", "doing nothing passes")
             else:
                 yield task
 

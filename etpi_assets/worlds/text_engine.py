@@ -13,7 +13,7 @@ from etpi_resources.engines import Completion, Request
 from etpi_resources.engines.scripted import Policy
 
 
-class Words:
+class TextEngine:
     """A policy as an engine that takes and gives text."""
 
     def __init__(self, policy: Policy, name: str = "templated", settings: Mapping[str, Any] | None = None) -> None:
@@ -30,7 +30,7 @@ class Words:
         """Nothing is held."""
 
 
-class NoTokens:
+class UntokenizedChat:
     """What the loop asks of a chat format where nothing is tokenised: lengths are not limited."""
 
     tool_form: None = None
