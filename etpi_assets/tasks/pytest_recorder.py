@@ -1,12 +1,12 @@
-"""A pytest plugin that records each outcome apart from what the run prints, and runs canaries among the tests.
+"""A pytest plugin that records each outcome separately from the output, and runs canaries among the tests.
 
-Runs inside a sandbox, loaded by `-p` before any code under test; never imported by the host, which reads what it
-writes (`graded_run`). plan.json beside it: {key, roots, canaries: [file beside it], mutated: {path: [text, [names]]}}.
-Copies with a wrong expected value are written here, for a task's own runner may clean the tree before it starts pytest, and removed at the end. At
-the end of a session it writes a file `results-*` there: a line of `hmac json`, see `_finish`.
+Runs inside a sandbox, loaded by `-p` before any code under test. The host never imports it; `graded_run` reads its
+results. plan.json beside it: {key, roots, canaries: [file beside it], mutated: {path: [text, [names]]}}. Mutated tests
+have a wrong expected value. They are written here, since a task's runner may clean the tree before it starts pytest,
+and removed at the end. At the end of a session it writes a file `results-*`: a line of `hmac json`, see `_finish`.
 
 Canaries run through the same hooks as the tests, but their reports are not logged: they change neither the output, nor
-the counts, nor the exit status. It must run on every Python that a repository's environment brings (3.6 and later).
+the counts, nor the exit status. It must run on every Python that a repository's environment has (3.6 and later).
 """
 
 import hashlib
