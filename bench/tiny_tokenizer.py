@@ -26,7 +26,7 @@ SEED = 20_000
 
 def texts() -> Iterator[str]:
     """Return the prompts and turns of both kinds of agents on training tasks, with and without the steering prompt."""
-    planner, dawdler = Skill(), Skill(follow_through=0.3, malformed=0.1)
+    planner, dawdler = CoopTinySkill(), CoopTinySkill(follow_through=0.3, malformed=0.1)
     """What both kinds of agents read and write on training tasks, with the steering prompt and without."""
     planner, dawdler = CoopTinySkill(), CoopTinySkill(follow_through=0.3, malformed=0.1)
     kinds = ((BASE_HABITS, False), (planner, True), (dawdler, False))

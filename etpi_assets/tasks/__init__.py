@@ -1,1 +1,1 @@
-"""Suites: one module a family, each making tasks and judging what agents leave."""
+"""Suite families: one module each, which loads tasks, validates them and judges the agents' workspaces."""

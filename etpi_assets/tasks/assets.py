@@ -1,4 +1,4 @@
-"""The tasks stage as an asset."""
+"""The `tasks` asset: load a suite's tasks, validate them in sandboxes, quarantine the rest."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from etpi_assets.tasks.table import rejected_table, task_table
 @etpi_asset("tasks", checks=NAMES)
 def tasks(run: AssetRun) -> Produced:
     family = load_family(run.spec.family)
-    found = list(family.load(run.key, run.spec.seed, run.spec.params))
-    loaded = [item for item in found if isinstance(item, Task)]
-    refusals = [item for item in found if isinstance(item, RejectedInput)]
-    taken: list[Task] = []
+    items = list(family.load(run.key, run.spec.seed, run.spec.params))
+    loaded = [item for item in items if isinstance(item, Task)]
+    rejected = [item for item in items if isinstance(item, RejectedInput)]
+    valid: list[Task] = []
     kind = family.sandbox(run.spec.params)
     if kind is not None:
         with run.progress("validated", len(loaded)) as progress:
             for outcome in family.validate(loaded, run.resources.sandboxes(kind)):
                 if isinstance(outcome, Task):
-                    taken.append(outcome)
+                    valid.append(outcome)
                 else:
-                    refusals.append(outcome)
+                    rejected.append(outcome)
                 progress.advance()
     else:
-        taken = loaded
+        valid = loaded
     return Produced(
-        tables={"tasks": task_table(taken), "quarantined": rejected_table(refusals)},
-        checks=check_tasks(len(found), taken, refusals, family),
+        tables={"tasks": task_table(valid), "quarantined": rejected_table(rejected)},
+        checks=check_tasks(len(items), valid, rejected, family),
         metadata={
-            "splits": dict(Counter(task.split for task in taken)),
-            "repositories": dict(Counter(task.repo for task in taken)),
+            "splits": dict(Counter(task.split for task in valid)),
+            "repositories": dict(Counter(task.repo for task in valid)),
             "runnable": kind is not None,
         },
         seeds=(run.spec.seed,),

@@ -1,7 +1,6 @@
-"""Proving many small tasks in one sandbox, each run of a reference in a folder of its own.
+"""Validation of many small tasks in one sandbox, with a folder for each run of a reference.
 
-Belongs here: validation of families whose workspaces are a few small files and whose references are quick, where a
-sandbox a run would cost more than the run. Does not belong here: tasks that bring an environment.
+For families with small workspaces and quick references, where a sandbox for each run would cost more than the run.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from etpi_assets.tasks.family import RejectedInput, Task, Verdict
 from etpi_resources.sandboxes import Limits, SandboxFactory
 
 REFERENCE_RUNS = 3
-"""A reference passes so many times, or the task is refused."""
+"""Runs of the reference solution; all must pass."""
 
 BATCH = 40
 """Tasks validated in one sandbox."""
 
 _LIMITS = Limits(command_seconds=240.0)
-"""Seconds in all; minutes only where the machine is busy with something else."""
+"""Usually seconds; minutes only on a busy machine."""
 
 
 def validate_in_batches(
@@ -28,12 +27,14 @@ def validate_in_batches(
     judge: Callable[[Task, Mapping[str, str]], Verdict],
     sandboxes: SandboxFactory,
 ) -> Iterator[RejectedInput | Task]:
-    """Each task, in order, if its reference command passes REFERENCE_RUNS times and doing nothing does not, else the
-    refusal `reference_fails` or `null_passes`.
+    """Yield each task, in order, or the rejection `reference_fails` or `null_passes`.
+
+    A task is valid if its reference passes REFERENCE_RUNS times and the untouched workspace fails.
 
     Args:
-        files, reference: a task's workspace, and the bash command (or lines of them) that solves it there.
-        judge: the verdict on the files that are left.
+        files: returns a task's workspace (path -> text).
+        reference: returns the bash command (or lines of commands) that solves the task.
+        judge: returns the verdict on the final files.
     """
     for at in range(0, len(tasks), BATCH):
         batch = tasks[at : at + BATCH]
@@ -41,9 +42,9 @@ def validate_in_batches(
         workspaces = {prefix + path: text for index, prefix in runs for path, text in files(batch[index]).items()}
         with sandboxes.create(workspaces, _LIMITS) as sandbox:
             sandbox.run("\n".join(f"(cd {prefix} && {reference(batch[index])})" for index, prefix in runs))
-            left = sandbox.read_files()
+            final = sandbox.read_files()
         for index, task in enumerate(batch):
-            verdicts = [judge(task, _below(left, prefix)) for of, prefix in runs if of == index]
+            verdicts = [judge(task, _below(final, prefix)) for of, prefix in runs if of == index]
             failed = [verdict for verdict in verdicts if verdict.verdict != "passed"]
             if failed:
                 detail = f"{reference(task)!r} failed {len(failed)} of {REFERENCE_RUNS} runs: {failed[0]}"

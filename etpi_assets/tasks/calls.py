@@ -1,9 +1,7 @@
-"""Hidden tests of invented repositories: functions of frozen trees called in a sandbox, their values compared outside.
+"""Hidden tests of generated repositories: call functions in a sandbox, and return their values to the host.
 
-Belongs here: running the calls and reading what comes back. Does not belong here: what a value should be, or a verdict.
-
-Only the arguments enter the sandbox. So nothing that runs inside can forge a pass without computing the values; tested
-code runs in a child process of its own, which `hidden_tests` forks inside.
+Only arguments enter the sandbox, never expected values: the host compares, so tested code cannot forge a pass without
+computing the values. `hidden_tests` runs inside and forks a child process for each job.
 """
 
 from __future__ import annotations
@@ -20,10 +18,10 @@ JOB_SECONDS = 5
 """Processor and wall time of one job's calls."""
 
 FunctionCall = tuple[str, str, Sequence[Any]]
-"""A module's path, a function in it, the arguments it is called with one after the other."""
+"""A module's path, the name of a function in it, and arguments: one call each."""
 
 CallResults = dict[str, dict[str, list[Any] | None]]
-"""Job -> call's key -> the values it returned, None where it did not return integers."""
+"""Job -> key of the call -> the returned values; None if they are not integers."""
 
 _LIMITS = Limits(command_seconds=120.0, output_bytes=4 * 1024**2)
 _RUNNER = Path(__file__).with_name("hidden_tests.py").read_text(encoding="utf-8")
@@ -34,8 +32,14 @@ def run_calls(
     jobs: Mapping[str, tuple[str, Mapping[str, FunctionCall]]],
     sandboxes: SandboxFactory,
 ) -> CallResults:
-    """Run each job (the name of its tree, and its calls by key) in one sandbox, in a child process each. A job whose
-    child died or hung has no values."""
+    """Run all jobs in one sandbox, each in its own child process.
+
+    Args:
+        trees: name -> files (path -> text).
+        jobs: name -> (name of its tree, calls by key).
+
+    A job whose child process dies or exceeds JOB_SECONDS has no values.
+    """
     nonce = secrets.token_hex(16)
     plan = [
         {"job": job, "tree": f"trees/{tree}", "calls": {json.dumps(key): call for key, call in calls.items()}}
@@ -54,7 +58,7 @@ def run_calls(
 
 
 def _report(text: str) -> tuple[str, dict[str, list[Any] | None]]:
-    """A line of the runner: the job, and JSON that tested code may have written, so anything may stand in it."""
+    """Parse a line of the runner as (job, values). Tested code may have written the JSON, so it may be anything."""
     job, _, values = text.strip().partition(" ")
     try:
         report = json.loads(values)

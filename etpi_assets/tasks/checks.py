@@ -1,7 +1,4 @@
-"""What must hold of a suite's tasks before anything is rolled out.
-
-Belongs here: the checks of the `tasks` asset. Does not belong here: the validity of one task, which its family proves.
-"""
+"""Checks of the `tasks` asset. A task's own validity is decided by `Family.validate`."""
 
 from __future__ import annotations
 
@@ -13,30 +10,30 @@ from etpi_resources.lake.checks import CheckOutcome
 
 NAMES = ("tasks_accounted", "tasks_valid", "split_by_repo", "heldout_names_unseen")
 
-MAX_REFUSED = 0.1
-"""A suite that loses more than this share is broken itself, or its sandbox is, or the names it asks for are gone."""
+MAX_REJECTED = 0.1
+"""Largest share of rejected inputs. Above it the suite or its sandbox is broken, or its list of names is stale."""
 
 MIN_UNSEEN = 0.95
-"""The share of held-out paths and names that no training task has."""
+"""Smallest share of held-out paths and names that must occur in no training task."""
 
 
 def check_tasks(
-    found: int, tasks: Sequence[Task], refusals: Sequence[RejectedInput], family: Family
+    loaded: int, tasks: Sequence[Task], rejected: Sequence[RejectedInput], family: Family
 ) -> list[CheckOutcome]:
-    """The outcomes of NAMES; `found` is how many tasks and refusals the family yielded."""
+    """Return the outcomes of NAMES. `loaded` is the number of items that the family yielded, rejected ones included."""
     return [
-        _accounted(found, tasks, refusals),
-        _valid(tasks, refusals),
+        _accounted(loaded, tasks, rejected),
+        _valid(tasks, rejected),
         _split_by_repo(tasks),
         _heldout_names_unseen(tasks, family),
     ]
 
 
-def _accounted(found: int, tasks: Sequence[Task], refusals: Sequence[RejectedInput]) -> CheckOutcome:
-    figures = {"found": found, "tasks": len(tasks), "quarantined": len(refusals)}
+def _accounted(loaded: int, tasks: Sequence[Task], rejected: Sequence[RejectedInput]) -> CheckOutcome:
+    figures = {"found": loaded, "tasks": len(tasks), "quarantined": len(rejected)}
     repeated = [task_id for task_id, n in Counter(task.task_id for task in tasks).items() if n > 1]
-    passed = found == len(tasks) + len(refusals) and not repeated and bool(tasks)
-    message = f"{found} found = {len(tasks)} tasks + {len(refusals)} quarantined."
+    passed = loaded == len(tasks) + len(rejected) and not repeated and bool(tasks)
+    message = f"{loaded} found = {len(tasks)} tasks + {len(rejected)} quarantined."
     if not tasks:
         message = f"{message} Nothing can be rolled out: look at the quarantined table and the spec's params."
     elif not passed:
@@ -44,15 +41,15 @@ def _accounted(found: int, tasks: Sequence[Task], refusals: Sequence[RejectedInp
     return CheckOutcome("tasks_accounted", passed, message, figures=figures)
 
 
-def _valid(tasks: Sequence[Task], refusals: Sequence[RejectedInput]) -> CheckOutcome:
-    share = len(refusals) / max(1, len(tasks) + len(refusals))
-    reasons = dict(Counter(refusal.reason for refusal in refusals))
-    message = f"{len(refusals)} of {len(tasks) + len(refusals)} quarantined {reasons or ''}".rstrip() + "."
-    if share > MAX_REFUSED:
-        message += f" More than {MAX_REFUSED:.0%}: the suite is broken, its sandbox, or its list of names is stale."
-        message += f" First: {refusals[0].source}: {refusals[0].detail}"
-    figures = {"share": share, "bound": MAX_REFUSED, **reasons}
-    return CheckOutcome("tasks_valid", share <= MAX_REFUSED, message, figures=figures)
+def _valid(tasks: Sequence[Task], rejected: Sequence[RejectedInput]) -> CheckOutcome:
+    share = len(rejected) / max(1, len(tasks) + len(rejected))
+    reasons = dict(Counter(item.reason for item in rejected))
+    message = f"{len(rejected)} of {len(tasks) + len(rejected)} quarantined {reasons or ''}".rstrip() + "."
+    if share > MAX_REJECTED:
+        message += f" More than {MAX_REJECTED:.0%}: the suite is broken, its sandbox, or its list of names is stale."
+        message += f" First: {rejected[0].source}: {rejected[0].detail}"
+    figures = {"share": share, "bound": MAX_REJECTED, **reasons}
+    return CheckOutcome("tasks_valid", share <= MAX_REJECTED, message, figures=figures)
 
 
 def _split_by_repo(tasks: Sequence[Task]) -> CheckOutcome:
@@ -67,7 +64,7 @@ def _split_by_repo(tasks: Sequence[Task]) -> CheckOutcome:
 
 
 def _heldout_names_unseen(tasks: Sequence[Task], family: Family) -> CheckOutcome:
-    """Blocks a suite whose names are invented; real repositories share conventional ones, and it only warns."""
+    """Block only where the family invents its names: real repositories share conventional names, which is no leak."""
     names: dict[bool, set[str]] = {True: set(), False: set()}
     for task in tasks:
         names[task.split == "heldout"] |= set(family.entities(task))

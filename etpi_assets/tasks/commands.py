@@ -1,7 +1,4 @@
-"""Work on files as bash commands.
-
-Belongs here: turning a solution into what an agent would type. Does not belong here: whose solution it is.
-"""
+"""Solutions as the bash commands that an agent would type."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from collections.abc import Mapping
 
 
 def write_commands(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """One bash command a changed file that turns `before` into `after` (path -> text)."""
+    """Return bash commands, one for each changed file, that turn `before` into `after` (path -> text)."""
     commands = []
     for path in sorted(before.keys() | after.keys()):
         name = shlex.quote(path)
@@ -24,5 +21,5 @@ def write_commands(before: Mapping[str, str], after: Mapping[str, str]) -> list[
 
 
 def apply_command(patch: str) -> str:
-    """The command that applies a unified diff to the repository it is run in."""
+    """Return the command that applies a unified diff to the repository in the working directory."""
     return f"printf %s {shlex.quote(patch)} | git apply --whitespace=nowarn -"

@@ -1,11 +1,8 @@
 """CooperBench task folders: `<repo>/task<id>/feature<n>/{feature.md, feature.patch, tests.patch}`.
 
-Belongs here: making a task of each pair of features. Does not belong here: runs of them (`rollouts.importers`), merging
-and testing what agents leave (`cooperbench_verdict`).
-
-A task is (repository, task, pair of features), named as CooperBench names the folder of its run:
-`<repo>/<id>/f<a>_f<b>` with a < b. Where the suite says in which sandbox, the tasks are run and judged, each from its
-image or a checkout; else they can be looked up and measured against alone.
+A task is a pair of features of one task folder, named as CooperBench names the folder of its run:
+`<repo>/<id>/f<a>_f<b>` with a < b. If params.sandbox is set, the tasks can be run and judged, each in its image or a
+checkout (`cooperbench_verdict`); else imported runs can only be compared with them.
 """
 
 from __future__ import annotations
@@ -40,11 +37,11 @@ PARAMS: Mapping[str, Any] = {
 }
 """A suite's params and their defaults.
 
-path: the folder of repositories. subset: a file below it that lists the pairs asked for
-({"tasks": [{"repo", "task_id", "pairs"}]}). pairs: those asked for, by task id. Neither: every combination, or the
-first `pairs_per_task` of each folder. repos: only these. heldout_repos: their tasks are of the split heldout, all
-others of train. images: the name of a task's image, {repo} without `_task` and with hyphens; or "build": from the
-Dockerfile in the task's folder. The key of a checkout is `<repo>/task<id>`.
+path: the folder of repositories. subset: a file below it that lists pairs
+({"tasks": [{"repo", "task_id", "pairs"}]}). pairs: task ids. Neither: every combination, or the first
+`pairs_per_task` of each folder. repos: only these. heldout_repos: their tasks are the split heldout, all others train.
+images: the name of a task's image, {repo} without `_task` and with hyphens; or "build": from the Dockerfile in the
+task's folder. The key of a checkout is `<repo>/task<id>`.
 """
 
 _TASK = re.compile(r"task(\d+)")
@@ -72,10 +69,10 @@ class CooperBench:
         return {**PARAMS, **params}["sandbox"]
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
-        """In the order of repository, task and features. `seed` draws nothing here.
+        """Yield tasks ordered by repository, task and features. `seed` has no effect.
 
-        A feature whose files cannot be read is refused once, and says how many pairs go with it; a pair asked for that
-        is not there is refused by name.
+        An unreadable feature is rejected once, with the number of pairs it removes; each requested pair that does not
+        exist is rejected by name.
 
         Raises:
             ValueError: unknown params, or no path. FileNotFoundError: nothing at the path, or no such subset.
@@ -92,9 +89,13 @@ class CooperBench:
             if only and place[0] not in only:
                 continue
             split = "heldout" if place[0] in chosen["heldout_repos"] else "train"
-            asked = None if wanted is None else wanted.get(place, [])
-            for item in _tasks_of(root, suite, place, split, asked, chosen["pairs_per_task"]):
-                yield _live(item, root, place, chosen) if isinstance(item, Task) and chosen["sandbox"] else item
+            pairs = None if wanted is None else wanted.get(place, [])
+            for item in _tasks_of(root, suite, place, split, pairs, chosen["pairs_per_task"]):
+                yield (
+                    _with_live_payload(item, root, place, chosen)
+                    if isinstance(item, Task) and chosen["sandbox"]
+                    else item
+                )
 
     def roles(self, task: Task) -> Sequence[Role]:
         first, second = task.payload["features"]
@@ -104,35 +105,36 @@ class CooperBench:
         ]
 
     def needs(self, task: Task) -> SandboxNeeds:
-        return places.needs(_of_live(task)["place"], places.FORGET_HISTORY)
+        return places.needs(_live_payload(task)["place"], places.FORGET_HISTORY)
 
     def workspace(self, task: Task, role: Role) -> dict[str, str]:
         return {}
 
     def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
-        return cooperbench_verdict.judge(_of_live(task), final, sandboxes)
+        return cooperbench_verdict.judge(_live_payload(task), final, sandboxes)
 
     def solve(self, task: Task, role: Role) -> Sequence[str]:
-        """The patch of all the folder's features where there is one, for two features' own often conflict; else the
-        feature's."""
-        live = _of_live(task)
+        """Return the command that applies the folder's combined patch if it exists, else the feature's patch.
+
+        The patches of two features often conflict."""
+        live = _live_payload(task)
         return [apply_command(live["combined"] or live["patches"][role.feature_id])]
 
     def entities(self, task: Task) -> Sequence[str]:
         return task.payload["entities"]
 
     def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
-        """Each task whose reference passes three times and whose untouched repository fails; else the refusal."""
+        """Yield each task whose reference passes three times and whose untouched repository fails, else a rejection."""
         for task in tasks:
-            refused = cooperbench_verdict.disproof(_of_live(task), sandboxes)
-            yield task if refused is None else RejectedInput(task.task_id, *refused)
+            rejection = cooperbench_verdict.validate(_live_payload(task), sandboxes)
+            yield task if rejection is None else RejectedInput(task.task_id, *rejection)
 
 
 FAMILY = CooperBench()
 
 
-def _of_live(task: Task) -> Mapping[str, Any]:
-    """What running and judging the task takes. RuntimeError where its suite gives it no environment."""
+def _live_payload(task: Task) -> Mapping[str, Any]:
+    """Return the patches, tests and environment of a task. RuntimeError if its suite sets no sandbox."""
     if "live" not in task.payload:
         raise RuntimeError(
             f"{task.task_id}: its suite gives CooperBench's tasks no environment, so they cannot be run or judged; "
@@ -141,8 +143,8 @@ def _of_live(task: Task) -> Mapping[str, Any]:
     return task.payload["live"]
 
 
-def _live(task: Task, root: Path, place: _Place, chosen: Mapping[str, Any]) -> Task | RejectedInput:
-    """The task with its patches, tests and environment; its content hash covers what it is, not where that stands."""
+def _with_live_payload(task: Task, root: Path, place: _Place, chosen: Mapping[str, Any]) -> Task | RejectedInput:
+    """Return the task with its patches, tests and environment. Its content hash is independent of their location."""
     repo, number = place
     folder = root / repo / f"task{number}"
     build = chosen["images"] == "build"
@@ -178,7 +180,7 @@ def _places(root: Path) -> Iterator[_Place]:
 
 
 def _wanted(root: Path, chosen: Mapping[str, Any]) -> dict[_Place, list[tuple[int, int]]] | None:
-    """The pairs asked for, by place; None where all are."""
+    """Return the requested pairs by task folder; None if all are."""
     names = list(chosen["pairs"])
     if chosen["subset"]:
         file = root / chosen["subset"]
@@ -206,18 +208,18 @@ def _tasks_of(
     numbers = sorted(
         int(match[1]) for p in folder.glob("feature*") if p.is_dir() and (match := _FEATURE.fullmatch(p.name))
     )
-    asked = list(combinations(numbers, 2))[:most] if wanted is None else sorted(set(wanted))
+    pairs = list(combinations(numbers, 2))[:most] if wanted is None else sorted(set(wanted))
     features: dict[int, dict[str, Any]] = {}
     for feature in numbers:
         try:
             features[feature] = _feature(root, folder / f"feature{feature}")
         except (OSError, UnicodeDecodeError, ValueError) as error:
-            lost = sum(feature in pair for pair in asked)
+            lost = sum(feature in pair for pair in pairs)
             source = f"{repo}/task{number}/feature{feature}"
             yield RejectedInput(source, "unreadable_feature", f"{error}; {lost} pair(s) go with it")
     if wanted is None and len(numbers) < 2:
         yield RejectedInput(f"{repo}/task{number}", "too_few_features", f"{len(numbers)} feature(s); a pair needs two")
-    for a, b in asked:
+    for a, b in pairs:
         task_id = f"{repo}/{number}/f{a}_f{b}"
         if absent := [str(n) for n in (a, b) if n not in numbers]:
             yield RejectedInput(
@@ -230,22 +232,22 @@ def _tasks_of(
 
 
 def _feature(root: Path, folder: Path) -> dict[str, Any]:
-    """What a feature's files hold. Raises OSError, UnicodeDecodeError, or ValueError where one is empty."""
-    read = {}
+    """Read a feature's files. Raises OSError, UnicodeDecodeError, or ValueError if one is empty."""
+    contents = {}
     for name in ("feature.md", "feature.patch", "tests.patch"):
         data = (folder / name).read_bytes()
         if not data.strip():
             raise ValueError(f"{name} is empty")
         # Patches may touch files in any encoding; the text of a task is UTF-8.
-        read[name] = data, data.decode("utf-8", "strict" if name == "feature.md" else "replace")
+        contents[name] = data, data.decode("utf-8", "strict" if name == "feature.md" else "replace")
     relative = folder.relative_to(root).as_posix()
     return {
-        "text": read["feature.md"][1],
+        "text": contents["feature.md"][1],
         "files": {
             name: {"path": f"{relative}/{name}", "sha256": hashlib.sha256(data).hexdigest()}
-            for name, (data, _) in read.items()
+            for name, (data, _) in contents.items()
         },
-        "entities": _entities(read["feature.md"][1], read["feature.patch"][1]),
+        "entities": _entities(contents["feature.md"][1], contents["feature.patch"][1]),
     }
 
 
@@ -264,14 +266,15 @@ def _task(suite: str, task_id: str, repo: str, split: str, features: Mapping[str
 
 
 def _entities(text: str, patch: str) -> set[str]:
-    """File paths and function names: those the text quotes, and those the reference patch adds or stands within. Words
-    of the language itself are none: a plan that says `None` names nothing."""
-    found = set(_CHANGED.findall(patch)) | set(_DEFINED.findall(patch))
+    """Return the file paths and function names that the text quotes, or that the reference patch changes.
+
+    Keywords and built-in names do not count: a plan that says `None` names nothing."""
+    names = set(_CHANGED.findall(patch)) | set(_DEFINED.findall(patch))
     for quoted in _QUOTED.findall(text):
         if _PATH.fullmatch(quoted):
-            found.add(quoted)
+            names.add(quoted)
         elif re.fullmatch(r"[\w.]+(?:\(.*\))?", quoted):
             name = quoted.partition("(")[0].rpartition(".")[2]
             if len(name) > 2 and not name.isdigit():
-                found.add(name)
-    return {entity for entity in found if entity not in _LANGUAGE}
+                names.add(name)
+    return {entity for entity in names if entity not in _LANGUAGE}

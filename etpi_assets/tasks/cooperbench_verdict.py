@@ -1,11 +1,9 @@
-"""CooperBench's verdict: both agents' changes as branches of one commit, merged by git, both features' tests on that.
+"""CooperBench's verdict: git merges both agents' changes, then both features' tests run on the merge.
 
-Belongs here: merging, running the tests of a feature, proving a task. Does not belong here: reading task folders.
-
-As in CooperBench: test files are taken out of both agents' work; equal work needs no merge; a clean merge is tested
-with each feature's tests; where the merge conflicts, the first agent's work alone is tested with both; no union
-merge. The tests run through the task's runner (`runner.sh <tests> <work>`, patches in /patches), which the task's
-folder has or its image. A feature passes where the runner ends with 0 and at least one test passed.
+As in CooperBench: test files are removed from both patches; equal patches need no merge; a clean merge is tested with
+each feature's tests; if the merge conflicts, the first agent's patch alone is tested with both; there is no union
+merge. The runner of the task's folder or image (`runner.sh <tests> <work>`, patches in /patches) runs the tests. A
+feature passes if the runner exits with 0 and at least one test passed.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ _GIT = "git -c user.name=etpi -c user.email=etpi@localhost -c core.hooksPath=/de
 
 
 def judge(live: Mapping[str, Any], final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
-    """Verdicts: passed (reward 1), failed_tests, merge_conflict, no_patch (nobody changed a file that counts): 0.
+    """Verdicts: passed (reward 1); failed_tests, merge_conflict, no_patch (no agent changed a counted file), all 0.
     `details`: `patched` {agent: paths}, `merge` (clean, identical, conflicts), `strategy`, `features` {id: report}."""
     limits, environment = places.test_needs(live["place"], (PATCHES,))
     with sandboxes.create({}, limits, environment) as sandbox:
@@ -46,8 +44,8 @@ def judge(live: Mapping[str, Any], final: Mapping[str, Mapping[str, str]], sandb
         return _judge(live, list(work.values()), patched, sandbox)
 
 
-def disproof(live: Mapping[str, Any], sandboxes: SandboxFactory) -> tuple[str, str] | None:
-    """Why the task is none, as (reason, detail): no_environment, no_reference, reference_fails or null_passes."""
+def validate(live: Mapping[str, Any], sandboxes: SandboxFactory) -> tuple[str, str] | None:
+    """Return None for a valid task, else (no_environment, no_reference, reference_fails or null_passes; detail)."""
     limits, environment = places.test_needs(live["place"], (PATCHES,))
     try:
         with sandboxes.create({}, limits, environment) as sandbox:
@@ -117,7 +115,7 @@ def _judge(live: Mapping[str, Any], work: list[Changes], patched: Mapping[str, l
 def _run_tests(
     live: Mapping[str, Any], sandbox: Sandbox, base: str, number: str, tests: str, work: str | None
 ) -> dict[str, Any]:
-    """The report of one feature's tests on the base commit with a patch of /patches over it."""
+    """Run one feature's tests on the base commit with a patch of /patches applied; return the report."""
     _must(
         sandbox,
         f"rm -f .git/index.lock; git checkout -q --force {base} && git reset -q --hard {base} && git clean -fdq",
@@ -144,8 +142,9 @@ def _run_tests(
 
 
 def _hidden_tests(sandbox: Sandbox, tests: str) -> dict[str, str]:
-    """The Python test files (path -> text) of a tests patch on the base commit, which is checked out again after it;
-    none where it has no Python, for then pytest is not what runs them."""
+    """Return the Python test files (path -> text) of a tests patch, and check out the base commit again.
+
+    Empty if the patch has no Python file: then another runner than pytest runs the tests."""
     names = [path for path in dict.fromkeys(_CHANGED.findall(tests)) if path.endswith(".py")]
     if not names or sandbox.run(apply_command(tests)).exit_code:
         return {}
@@ -155,8 +154,7 @@ def _hidden_tests(sandbox: Sandbox, tests: str) -> dict[str, str]:
 
 
 def _unproven(run: GradedRun, tests: str, hidden: Mapping[str, str]) -> str | None:
-    """Why the run does not show that the patch's tests pass: those that it adds and that did not pass. Where the patch
-    itself skips some, they need not pass."""
+    """Return a message that names added tests that did not pass, else None. Not checked if the patch skips tests."""
     added = "\n".join(line[1:] for line in tests.splitlines() if line.startswith("+"))
     if "skip" in added:
         return None
@@ -178,7 +176,7 @@ def _write_patch(sandbox: Sandbox, base: str, head: str, name: str) -> None:
 
 
 def _must(sandbox: Sandbox, command: str) -> CommandResult:
-    """Raises OSError with what the command said, where it fails: a rollout's infrastructure error."""
+    """Run a command; raise OSError with its output if it fails, which is an infrastructure error."""
     done = sandbox.run(command)
     if done.exit_code:
         raise OSError(f"in the judge's sandbox, {command[:100]!r} failed: {done.output[-500:]}")

@@ -1,7 +1,4 @@
-"""Finding a suite family by its name.
-
-A family is a module of `etpi_assets.tasks` or of `etpi_assets.worlds` that defines `FAMILY`.
-"""
+"""Look-up of suite families by name: modules of `etpi_assets.tasks` or `etpi_assets.worlds` that define `FAMILY`."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ PACKAGES = ("etpi_assets.tasks", "etpi_assets.worlds")
 
 
 def load_family(name: str) -> Family:
-    """The family a suite's `family` names; SpecError lists the known ones where there is none."""
+    """Return the family of this name. Raises SpecError, which lists the known names, if there is none."""
     for module in (f"{package}.{name}" for package in PACKAGES):
         if name.isidentifier() and find_spec(module) is not None:
             family = getattr(import_module(module), "FAMILY", None)
@@ -26,7 +23,7 @@ def load_family(name: str) -> Family:
 
 
 def known_families() -> list[str]:
-    """The names that `load_family` takes."""
+    """Return the names that `load_family` takes."""
     folders = [Path(location) for package in PACKAGES for location in import_module(package).__path__]
     entries = [entry for folder in folders for entry in folder.iterdir()]
     modules = [p for p in entries if p.suffix == ".py" or (p / "__init__.py").is_file()]

@@ -1,8 +1,4 @@
-"""What a suite family provides.
-
-Belongs here: the values a family yields and the Protocol the rest of etpi knows it by. Does not belong here: any
-family.
-"""
+"""The interface of a suite family (Family) and its values: tasks, roles, verdicts, rejected inputs."""
 
 from __future__ import annotations
 
@@ -13,12 +9,12 @@ from typing import Any, Protocol, runtime_checkable
 from etpi_resources.sandboxes import Environment, Limits, Sandbox, SandboxFactory
 
 ANSWER = "answer.md"
-"""Where a judge finds the last words of an agent whose action format has answers, among the files it leaves."""
+"""The file of a final workspace that holds the agent's answer, where its action format has answers."""
 
 
 @dataclass(frozen=True)
 class Role:
-    """One agent's seat at a task: its id ("agent1"), feature id, the instruction it reads, its partner's id or None."""
+    """One agent of a task: its id ("agent1"), the id of its feature, its instruction, and its partner's id or None."""
 
     agent_id: str
     feature_id: str
@@ -28,7 +24,7 @@ class Role:
 
 @dataclass(frozen=True)
 class Task:
-    """One task; `payload` is JSON-serialisable and enough to run and judge it again."""
+    """One task. `payload` is JSON-serialisable and holds all that running and judging it needs."""
 
     task_id: str
     suite: str
@@ -41,8 +37,9 @@ class Task:
 
 @dataclass(frozen=True)
 class SandboxNeeds:
-    """What an agent's sandbox needs besides its files: an environment, its limits, and a bash command that is run once
-    before the agent begins (it takes away what would give the solution away)."""
+    """Requirements of an agent's sandbox besides its files: environment, limits, and `prepare`.
+
+    `prepare` is a bash command that runs once before the agent starts; it removes hidden tests and history."""
 
     environment: Environment | None = None
     limits: Limits = Limits()
@@ -51,7 +48,7 @@ class SandboxNeeds:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the verifier says: reward in [0, 1], a stable code (passed, failed_tests, merge_conflict, no_patch,
+    """The verifier's result: reward in [0, 1], a stable code (passed, failed_tests, merge_conflict, no_patch,
     infrastructure), and details."""
 
     reward: float
@@ -61,7 +58,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class RejectedInput:
-    """An input that was not taken: where it is (its row, where the source has rows), a stable code, what was found."""
+    """A quarantined input: its source (and row, if the source has rows), a stable reason code, and the detail."""
 
     source: str
     reason: str
@@ -70,11 +67,7 @@ class RejectedInput:
 
 
 def with_defaults(suite: str, family: str, params: Mapping[str, Any], defaults: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A suite's params over its family's defaults.
-
-    Raises:
-        ValueError: a param that the family does not have.
-    """
+    """Return a suite's params merged over its family's defaults. Raises ValueError for an unknown param."""
     if unknown := sorted(set(params) - set(defaults)):
         raise ValueError(f"suite {suite}: unknown params {unknown}; {family} has {sorted(defaults)}")
     return {**defaults, **params}
@@ -84,52 +77,55 @@ class Family(Protocol):
     """One suite family, a module-level object `FAMILY` of `etpi_assets.tasks.<family>`."""
 
     invents_names: bool
-    """Whether it makes up the names in its tasks, so that held-out ones can be unseen in training."""
+    """Whether the family invents the names in its tasks, so that held-out names can be absent from training."""
 
     def sandbox(self, params: Mapping[str, Any]) -> str | None:
-        """The kind of sandbox that a suite with these params is proven in; None where its tasks come without
-        environments, to be looked up and measured against, not run."""
+        """Return the kind of sandbox that validates a suite with these params.
+
+        None if its tasks have no environments: recorded runs can be compared with them, but nothing can run them."""
         ...
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
-        """The suite's tasks, deterministic in (seed, params); refusals for what could not be read."""
+        """Yield the suite's tasks, deterministic in (seed, params), and a RejectedInput for each unreadable input."""
         ...
 
     def roles(self, task: Task) -> Sequence[Role]:
-        """The agents a task seats, in order."""
+        """Return the agents of a task, in order."""
         ...
 
     def needs(self, task: Task) -> SandboxNeeds:
-        """What the sandboxes of the task's agents need."""
+        """Return the requirements of the agents' sandboxes."""
         ...
 
     def workspace(self, task: Task, role: Role) -> dict[str, str]:
-        """The files an agent starts with, by relative path, over what its environment has there."""
+        """Return the files an agent starts with, by relative path; they overwrite those of its environment."""
         ...
 
     def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
-        """Judge what each agent left (agent_id -> files): freeze the patches, merge, add hidden tests, run."""
+        """Judge the final workspaces (agent_id -> files): take the patches, merge them, add hidden tests, run them."""
         ...
 
     def solve(self, task: Task, role: Role) -> Sequence[str]:
-        """Bash commands that leave the workspace as the reference solution does for this role, one a turn."""
+        """Return bash commands, one a turn, that apply the reference solution of this role to its workspace."""
         ...
 
     def entities(self, task: Task) -> Sequence[str]:
-        """File paths and function names that occur in the task, for the behaviours."""
+        """Return the file paths and function names of the task; the behaviours look for them."""
         ...
 
     def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
-        """Each task if its reference passes three times and the null solution fails, else the refusal; in order."""
+        """Yield each task, in order, or a RejectedInput unless its reference passes three times and no change fails."""
         ...
 
 
 @runtime_checkable
 class JudgesInPlace(Protocol):
-    """A family whose verdict is about the machines that agents leave, not about their text files alone: files of any
-    kind and mode. Its `judge` is not asked after a rollout."""
+    """A family that judges the agents' sandboxes and not only their text files: files of any kind and mode count.
+
+    After a rollout `judge_in_place` is called instead of `judge`."""
 
     def judge_in_place(self, task: Task, machines: Mapping[str, Sandbox], sandboxes: SandboxFactory) -> Verdict:
-        """Judge the sandboxes that the agents (by id) worked in; nothing of theirs runs any more. What counts is copied
-        out as data and judged in a sandbox of its own: no program that an agent could write takes part."""
+        """Judge the sandboxes that the agents (by id) worked in, after all their processes have ended.
+
+        Copy the answer out as data and judge it in a fresh sandbox, where no program of an agent runs."""
         ...

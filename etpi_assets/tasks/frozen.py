@@ -1,10 +1,7 @@
-"""What of an agent's work counts: its changes, frozen before any hidden test is there.
+"""An agent's patch: the changes that count, taken before any hidden test enters a sandbox.
 
-Belongs here: the changes between two trees, the files that no solution may bring, and putting changes into a fresh
-sandbox. Does not belong here: tests and verdicts.
-
-Tests run in the same process as the code they test, in a fresh sandbox. So a solution may not bring what decides how
-tests are collected and reported: tests, conftest files, the runners' settings, start-up hooks.
+Hidden tests run in the same process as the code they test. So a patch may not contain files that decide how tests are
+collected and reported: tests, conftest files, the runners' settings, start-up hooks.
 """
 
 from __future__ import annotations
@@ -73,14 +70,14 @@ _TOOLS = frozenset(
     ]
 )
 RESERVED = sys.stdlib_module_names | _TOOLS
-"""Top-level modules that no patch may bring into a place from which it could be imported instead of the real one."""
+"""Top-level modules that a patch may not add where they could shadow the real ones."""
 
 Changes = dict[str, str | None]
-"""Path -> the new text, None where the file is gone."""
+"""Path -> new text; None if the file is removed."""
 
 
 def counted_changes(before: Mapping[str, str], after: Mapping[str, str]) -> Changes:
-    """What changed in files that a solution may change. Nothing where `after` is empty: that sandbox had ended."""
+    """Return the changes in files that a patch may contain. Empty if `after` is: that sandbox had ended."""
     if not after:
         return {}
     changed = [path for path in sorted(before.keys() | after.keys()) if before.get(path) != after.get(path)]
@@ -90,7 +87,12 @@ def counted_changes(before: Mapping[str, str], after: Mapping[str, str]) -> Chan
 
 
 def _refused(path: str, known: Iterable[str], packages: Iterable[str]) -> bool:
-    """Whether no solution may change the file. `known`: module paths of the base; `packages`: its package folders."""
+    """Return whether a patch may not contain the file.
+
+    Args:
+        known: module paths of the base tree.
+        packages: package folders of the base tree.
+    """
     name = unicodedata.normalize("NFKC", path)
     if any(pattern.search(name) for pattern in (TEST_FILE, RUNNER_FILE, METADATA_FILE)):
         return True
@@ -103,16 +105,17 @@ def _refused(path: str, known: Iterable[str], packages: Iterable[str]) -> bool:
 
 
 def _module_names(path: str) -> list[str]:
-    """The folders of a path, and its module where it is one: each a name that an import could find."""
+    """Return every importable name on a path: its folders, and its module if the file is one."""
     parts = path.split("/")
     names = ["/".join(parts[:end]) for end in range(1, len(parts))]
     return [*names, path.removesuffix(".py")] if path.endswith(".py") else names
 
 
 def put_changes(sandbox: Sandbox, changes: Changes) -> None:
-    """Make the changes in a sandbox's workspace: removals first, so that a folder can take a file's place. Raises
-    OSError where it does not take them."""
-    gone = [path for path, text in changes.items() if text is None]
-    for at in range(0, len(gone), 500):
-        sandbox.run("rm -f -- " + " ".join(map(shlex.quote, gone[at : at + 500])))
+    """Apply the changes to a sandbox's workspace, removals first so that a folder can replace a file.
+
+    Raises OSError if the sandbox does not take the files."""
+    removed = [path for path, text in changes.items() if text is None]
+    for at in range(0, len(removed), 500):
+        sandbox.run("rm -f -- " + " ".join(map(shlex.quote, removed[at : at + 500])))
     sandbox.write_files({path: text for path, text in changes.items() if text is not None})

@@ -1,10 +1,7 @@
-"""Running a command that ends in pytest so that the code under test does not decide what the judge reads.
+"""Run pytest in a sandbox so that the code under test cannot decide its results; docs/verdicts.md has the guarantees.
 
-Belongs here: canaries, the recorder's results, and why a run is not believed. Does not belong here: what outcomes a
-task wants, and bringing the patch and the tests into the sandbox. See docs/verdicts.md for what is guaranteed.
-
-A run is believed where the recorder's results carry the key's MAC, canaries that must fail failed and the one that must
-pass passed, no function of the runner was replaced, every collected test ran, and the exit status agrees with them.
+A run is trusted if the recorder's results carry a valid MAC, the canaries that must fail failed and the one that must
+pass passed, no function of the test runner was replaced, every collected test ran, and the exit status agrees.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from typing import Any
 from etpi_resources.sandboxes import Sandbox
 
 MAX_MUTATED = 3
-"""Tests of one run, at most, that run a second time with a wrong expected value."""
+"""Tests of one run, at most, that also run with a wrong expected value."""
 
 _INBOX = ".etpi-grading"
 _RECORDER = Path(__file__).with_name("pytest_recorder.py").read_text(encoding="utf-8")
@@ -39,8 +36,8 @@ _LIST_PLUGINS = (
 
 @dataclass(frozen=True)
 class GradedRun:
-    """What a run printed, its exit status, the node ids of the tests that passed, or failed as expected, as the
-    recorder saw them, and why the run is not believed (None: it is)."""
+    """A run's output and exit status, the node ids that the recorder saw pass or xfail, and why the run is not trusted
+    (None: it is)."""
 
     output: str
     exit_code: int
@@ -51,8 +48,15 @@ class GradedRun:
 
 @dataclass(frozen=True)
 class Canaries:
-    """Test files of the judge's own: `files` lie outside of the tree, `mutated` beside the hidden tests (path -> text),
-    `selected` are the mutated tests of each such file; `fail` are names that must not pass, `succeed` one that must."""
+    """Tests that the judge adds to a run.
+
+    Attributes:
+        files: canary files outside of the tree, name -> text.
+        mutated: copies of hidden tests with a wrong expected value, path -> text.
+        selected: path of a copy -> the names of its mutated tests.
+        fail: names that must fail.
+        succeed: the name that must pass.
+    """
 
     files: Mapping[str, str]
     mutated: Mapping[str, str]
@@ -62,7 +66,7 @@ class Canaries:
 
 
 def installed_plugins(sandbox: Sandbox) -> list[str] | None:
-    """The names of the pytest plugins in a fresh environment, before any patch; None where they cannot be listed."""
+    """Return the pytest plugins of an environment before any patch; None if they cannot be listed."""
     done = sandbox.run(f"{_PYTHONS}; $p -s -c {shlex.quote(_LIST_PLUGINS)}")
     return None if done.exit_code else done.output.split()
 
@@ -75,15 +79,15 @@ def run_graded(
     roots: Sequence[str] = (),
     plugins: Sequence[str] | None = None,
 ) -> GradedRun:
-    """Run a command that runs pytest in the workspace.
+    """Run a command that starts pytest, with the recorder and canaries.
 
     Args:
         tests: the hidden test files, path -> text; some are copied with a wrong expected value.
         roots: folders of the workspace that the code under test is imported from.
-        plugins: pytest's plugins to load, and no others; None: those that pytest finds.
+        plugins: the only pytest plugins to load; None: all that pytest discovers.
 
     Raises:
-        OSError: the judge's files cannot be put into the sandbox.
+        OSError: the judge's files cannot be written to the sandbox.
     """
     key, recorder = secrets.token_hex(32), f"recorder_{secrets.token_hex(6)}"
     folder = f"/tmp/{secrets.token_hex(8)}"
@@ -106,8 +110,8 @@ def run_graded(
     }
     exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
     done = sandbox.run(f"export {exports}; {command}")
-    said = sandbox.run(f"for file in {folder}/results-*; do cat $file; echo; done; rm -rf {folder}").output
-    records = list(_records(said, key))
+    results = sandbox.run(f"for file in {folder}/results-*; do cat $file; echo; done; rm -rf {folder}").output
+    records = list(_records(results, key))
     passed, xfailed = (frozenset(name for record in records for name in record[key]) for key in ("passed", "xfailed"))
     problem = _problem(records, canaries, done.exit_code)
     if problem is None and xfailed and not any("xfail" in text for text in tests.values()):
@@ -116,7 +120,7 @@ def run_graded(
 
 
 def disagreement(run: GradedRun, printed: Iterable[str]) -> str | None:
-    """Why the tests that the output lists as passed are not those that the recorder saw; None where they are."""
+    """Return a message if the output lists passed tests that the recorder did not see pass, else None."""
     listed, seen = ({_last(name) for name in names} for names in (printed, run.passed | run.xfailed))
     if listed - seen:
         return f"the output lists passed tests that did not pass: {sorted(listed - seen)[:5]}"
@@ -152,23 +156,24 @@ def make_canaries(tests: Mapping[str, str]) -> Canaries:
 
 
 def wrong_values(source: str, most: int, tag: str) -> tuple[str, list[str]]:
-    """(the test module with another constant in at most `most` of its tests, these tests' new names). Only tests
-    that assert `call(...) == constant` outside of any block and are not decorated; the constant becomes an object that
-    equals nothing but itself, so that such a test cannot pass."""
+    """Return (the test module with a wrong expected value in at most `most` of its tests, these tests' new names).
+
+    Only undecorated tests that assert `call(...) == constant` outside of any block. The constant becomes a new
+    `object()`, which equals only itself, so such a test cannot pass."""
     try:
         tree = ast.parse(source)
     except SyntaxError:
         return source, []
     names: list[str] = []
     for function in _tests(tree):
-        if len(names) < most and not function.decorator_list and _spoil(function):
+        if len(names) < most and not function.decorator_list and _mutate(function):
             function.name = f"{function.name}_{tag}"
             names.append(function.name)
     return ast.unparse(tree) + "\n", names
 
 
 def test_names(source: str) -> list[str]:
-    """The names of the tests of a module: functions, and methods of classes."""
+    """Return the names of a module's tests: functions, and methods of classes."""
     try:
         return [function.name for function in _tests(ast.parse(source))]
     except SyntaxError:
@@ -183,7 +188,7 @@ def _tests(tree: ast.Module) -> Iterator[ast.FunctionDef]:
                 yield node
 
 
-def _spoil(function: ast.FunctionDef) -> bool:
+def _mutate(function: ast.FunctionDef) -> bool:
     for statement in function.body:
         if not isinstance(statement, ast.Assert) or not isinstance(statement.test, ast.Compare):
             continue
@@ -197,8 +202,8 @@ def _spoil(function: ast.FunctionDef) -> bool:
     return False
 
 
-def _records(said: str, key: str) -> Iterable[Mapping[str, Any]]:
-    for line in said.splitlines():
+def _records(results: str, key: str) -> Iterable[Mapping[str, Any]]:
+    for line in results.splitlines():
         mac, _, body = line.partition(" ")
         wanted = hmac.new(key.encode(), body.encode(), hashlib.sha256).hexdigest()
         if hmac.compare_digest(mac.encode(), wanted.encode()):
@@ -211,12 +216,12 @@ def _problem(records: Sequence[Mapping[str, Any]], canaries: Canaries, exit_code
     for record in records:
         if record["tampered"]:
             return f"functions of the test runner were replaced: {record['tampered'][:5]}"
-        told = {name.partition("[")[0]: outcome for name, outcome in record["canaries"].items()}
-        if wrong := sorted(name for name in canaries.fail if told.get(name) == "passed"):
+        outcomes = {name.partition("[")[0]: outcome for name, outcome in record["canaries"].items()}
+        if wrong := sorted(name for name in canaries.fail if outcomes.get(name) == "passed"):
             return f"tests that must fail passed: {wrong}"
-        if told.get(canaries.succeed) != "passed":
+        if outcomes.get(canaries.succeed) != "passed":
             return "the test that must pass did not"
-        if missing := sorted(canaries.fail - told.keys()):
+        if missing := sorted(canaries.fail - outcomes.keys()):
             return f"canaries did not run: {missing}"
         if absent := sorted(set(record["collected"]) - set(record["ran"])):
             return f"collected tests did not run: {absent[:5]}"
@@ -226,6 +231,6 @@ def _problem(records: Sequence[Mapping[str, Any]], canaries: Canaries, exit_code
 
 
 def _last(name: str) -> str:
-    """A node id from its file's name on: summaries and recorder may start from different folders."""
+    """Return a node id without its file's folder: summary and recorder may have different root folders."""
     path, separator, rest = name.partition("::")
     return f"{path.rpartition('/')[2]}{separator}{rest}"

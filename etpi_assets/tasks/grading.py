@@ -1,10 +1,8 @@
-"""Grading as a phase of its own, for all families: agents' work comes in as data, and faults have an owner.
+"""The grading phase of all families: call the judge, and attribute its failures to the agent or the infrastructure.
 
-Belongs here: what a rollout's judge is given, and who caused a fault of it. A policy of the grading phase (its network)
-belongs here too once there is one. Does not belong here: any family's verdict.
-
-A sandbox that its agent ended or broke, and work that no judge can take, are failures with reward 0: an agent must not
-be able to erase them. Faults that happen without the agent's work too are of the infrastructure and are raised.
+If an agent ended or broke its sandbox, or no judge can process its work, the reward is 0: an agent must not be able to
+turn a failure into a dropped rollout. A failure that also happens on the untouched files belongs to the infrastructure
+and is raised.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from etpi_assets.tasks.family import Family, JudgesInPlace, Task, Verdict
 from etpi_resources.sandboxes import EnvironmentUnavailable, Sandbox, SandboxFactory, SandboxUnavailable
 
 BROKEN = "broken_by_agent"
-"""The verdict on work that the judge cannot take, where it takes the untouched files."""
+"""The verdict if the judge fails on the agent's work but not on the untouched files."""
 
 Files = Mapping[str, Mapping[str, str]]
 """Agent id -> files by relative path."""
@@ -29,33 +27,32 @@ def grade(
     machines: Mapping[str, Sandbox],
     sandboxes: SandboxFactory,
 ) -> Verdict:
-    """The verdict on what agents leave.
+    """Return the verdict on the agents' work.
 
     Args:
         start, final: the files of each agent's workspace before and after its work.
-        machines: the sandboxes they worked in, still entered; a family that judges machines copies its answer out.
+        machines: the agents' sandboxes, still running; JudgesInPlace families copy the answer out of them.
 
     Raises:
-        Whatever the judge raises on the untouched files too, or SandboxUnavailable, EnvironmentUnavailable: the
-        infrastructure's faults.
+        SandboxUnavailable, EnvironmentUnavailable, and any error that the judge also raises on the untouched files.
     """
     ended = sorted(agent for agent, machine in machines.items() if not final[agent] and has_ended(machine))
     if ended:
-        with sandboxes.create({}):  # raises where no sandbox starts any more: then no agent ended this one
+        with sandboxes.create({}):  # raises if no sandbox starts at all: then the agent is not to blame
             return Verdict(0.0, BROKEN, {"ended": ended})
     problem: Exception | None = None
-    for _ in range(2):  # a fault that passes is nobody's
+    for _ in range(2):  # a transient fault is nobody's
         try:
             if isinstance(family, JudgesInPlace):
                 return family.judge_in_place(task, machines, sandboxes)
             return family.judge(task, final, sandboxes)
         except (SandboxUnavailable, EnvironmentUnavailable):
             raise
-        except Exception as error:  # judged by the control below, whatever it is
+        except Exception as error:  # the control run below decides whose fault it is
             problem = error
     assert problem is not None
     try:
-        # Untouched files can be judged without a sandbox, so that one is started here too.
+        # A judge may need no sandbox for untouched files, so start one to see whether sandboxes work.
         needs, role = family.needs(task), family.roles(task)[0]
         with sandboxes.create(family.workspace(task, role), needs.limits, needs.environment) as sandbox:
             if has_ended(sandbox):
@@ -67,6 +64,6 @@ def grade(
 
 
 def has_ended(machine: Sandbox) -> bool:
-    """Whether a sandbox that ran before answers no more."""
+    """Return whether a sandbox no longer answers."""
     done = machine.run("exit 7", timeout=10.0)
     return done.exit_code != 7

@@ -1,12 +1,10 @@
-"""Runs inside a sandbox: calls functions of frozen trees and reports what they return. It knows no expected value.
+"""Runs inside a sandbox: call functions of the patched trees and print their values. The caller compares them.
 
-Belongs here: one child process a job, its time limit, its report. Does not belong here: judging; the caller compares.
 Usage: `python3 hidden_tests.py NONCE SECONDS`. The file `plan` beside it is a Python literal: [{job, tree, calls: {key:
-[path, function, arguments]}}], each key quoted as JSON. For each job it prints `NONCE JOB {key: values or null}`, in
-JSON; a job whose child dies or hangs prints no values.
+[path, function, arguments]}}], each key quoted as JSON. Each job runs in a child process and prints
+`NONCE JOB {key: values or null}` as JSON; a job whose child process dies or times out prints no values.
 
-It does not import `json`, which loads `re`: together they take nearly as long as the start of the interpreter, in every
-verdict.
+It does not import `json`, which imports `re`: both take nearly as long as the interpreter's start, in every verdict.
 """
 
 import os
@@ -15,11 +13,11 @@ import sys
 import time
 
 SIGKILL = 9
-"""What the signal module calls so; importing it would cost more than most tests."""
+"""signal.SIGKILL; importing `signal` would take longer than most tests."""
 
 
 def load(path):
-    """The names a module defines. Nothing is imported here: what a child imports anew costs more than its tests."""
+    """Return the names that a module defines. Uses exec: in a child process an import costs more than the tests."""
     with open(path, encoding="utf-8") as file:
         code = compile(file.read(), path, "exec")
     names = {"__name__": "tested", "__file__": path}
@@ -28,7 +26,7 @@ def load(path):
 
 
 def child(job, output):
-    """In the forked child: stdin, stdout and stderr lead nowhere, the report goes to `output`."""
+    """Run a job in the forked child, with stdin, stdout and stderr on /dev/null; write the report to `output`."""
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
@@ -48,7 +46,7 @@ def child(job, output):
 
 
 def collect(job, seconds):
-    """Fork the job's child and return what it reported, empty where it did not within `seconds`."""
+    """Fork the job's child process and return its report; empty if there is none within `seconds`."""
     readable, writable = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -1,7 +1,6 @@
-"""Where a task of a real repository runs: its image, or a checkout with a prepared interpreter.
+"""The execution environment of tasks of real repositories: a container image, or a checkout with an interpreter.
 
-Belongs here: the params that suites of repositories share, and what becomes of them in a task's payload and in a
-sandbox. Does not belong here: reading data sets, running tests.
+Params that these suites share, their form in a task's payload (`place`), and the sandbox's environment and limits.
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ PARAMS: Mapping[str, Any] = {
 }
 """Params and their defaults.
 
-sandbox: docker or bubblewrap, where the suite's tasks are proven. checkouts: a folder of checkouts, for bubblewrap:
+sandbox: docker or bubblewrap, which validates the suite's tasks. checkouts: a folder of checkouts, for bubblewrap:
 `<checkouts>/<key>/repo`, and `<checkouts>/<key>/tools` or `<checkouts>/tools` with the interpreter in its `bin`; the
-key is the family's. The others: what one command, a run of tests and a sandbox may use.
+family defines the key. The others: limits of one command, of a run of the tests, and of a sandbox.
 """
 
 FORGET_HISTORY = (
     "rm -rf .git && git init -q && mkdir -p .git/info && echo .venv >> .git/info/exclude && git add -A && "
     "git -c user.name=etpi -c user.email=etpi@localhost commit -q --no-verify -m base"
 )
-"""Leaves the repository with one commit: later ones would hold the solution."""
+"""Replaces the repository's history by one commit: later commits would contain the solution."""
 
 
 def make_place(
     params: Mapping[str, Any], *, key: str, workdir: str, image: str | None, build: Path | None = None
 ) -> dict:
-    """A task's place as JSON: what `needs` and `test_needs` read."""
+    """Return the environment of a task as JSON, the input of `needs` and `test_needs`."""
     checkout = None if params["checkouts"] is None else expand(str(params["checkouts"])) / key
     return {
         "workdir": workdir,
@@ -53,36 +52,36 @@ def make_place(
     }
 
 
-def needs(found: Mapping[str, Any], prepare: str | None, places: tuple[str, ...] = ()) -> SandboxNeeds:
-    """What an agent's sandbox needs."""
-    return SandboxNeeds(_environment(found, places), _limits(found, found["command_seconds"]), prepare)
+def needs(place: Mapping[str, Any], prepare: str | None, places: tuple[str, ...] = ()) -> SandboxNeeds:
+    """Return the requirements of an agent's sandbox. `places`: further writable folders."""
+    return SandboxNeeds(_environment(place, places), _limits(place, place["command_seconds"]), prepare)
 
 
-def test_needs(found: Mapping[str, Any], places: tuple[str, ...] = ()) -> tuple[Limits, Environment]:
-    """The limits and the environment of a sandbox that tests run in."""
-    return _limits(found, found["test_seconds"], output=4 << 20), _environment(found, places)
+def test_needs(place: Mapping[str, Any], places: tuple[str, ...] = ()) -> tuple[Limits, Environment]:
+    """Return the limits and the environment of a sandbox that runs tests."""
+    return _limits(place, place["test_seconds"], output=4 << 20), _environment(place, places)
 
 
 def _tools(checkout: Path, root: Path) -> list[Path]:
     return [folder.resolve() for folder in (checkout / "tools", root / "tools") if folder.is_dir()][:1]
 
 
-def _environment(found: Mapping[str, Any], places: tuple[str, ...]) -> Environment:
+def _environment(place: Mapping[str, Any], places: tuple[str, ...]) -> Environment:
     return Environment(
-        workdir=found["workdir"],
-        image=found["image"],
-        build=None if found["build"] is None else Path(found["build"]),
-        checkout=None if found["checkout"] is None else Path(found["checkout"]),
-        tools=tuple(Path(folder) for folder in found["tools"]),
+        workdir=place["workdir"],
+        image=place["image"],
+        build=None if place["build"] is None else Path(place["build"]),
+        checkout=None if place["checkout"] is None else Path(place["checkout"]),
+        tools=tuple(Path(folder) for folder in place["tools"]),
         places=places,
     )
 
 
-def _limits(found: Mapping[str, Any], seconds: float, output: int = 16 * 1024) -> Limits:
+def _limits(place: Mapping[str, Any], seconds: float, output: int = 16 * 1024) -> Limits:
     return Limits(
         command_seconds=float(seconds),
-        memory_bytes=int(found["memory_gib"] * GIB),
+        memory_bytes=int(place["memory_gib"] * GIB),
         processes=512,
-        file_bytes=int(found["disk_gib"] * GIB),
+        file_bytes=int(place["disk_gib"] * GIB),
         output_bytes=output,
     )

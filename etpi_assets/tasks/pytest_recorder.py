@@ -25,18 +25,18 @@ _RUNNER = ("_pytest", "pluggy", "pytest", "unittest")
 
 
 def _runner_functions():
-    """{where: (function, code)} of all functions that the runner is made of at this time."""
-    found = {}
+    """Return {where: (function, code)} for all functions of the test runner that are loaded now."""
+    functions = {}
     for name, module in list(sys.modules.items()):
         if module is None or name.partition(".")[0] not in _RUNNER:
             continue
         for key, value in list(vars(module).items()):
             if isinstance(value, type) and value.__module__.partition(".")[0] in _RUNNER:
                 for inner, method in list(vars(value).items()):
-                    found[(name, key, inner)] = _code(method)
+                    functions[(name, key, inner)] = _code(method)
             else:
-                found[(name, key)] = _code(value)
-    return {where: pair for where, pair in found.items() if pair is not None}
+                functions[(name, key)] = _code(value)
+    return {where: pair for where, pair in functions.items() if pair is not None}
 
 
 def _code(value):
@@ -56,12 +56,12 @@ def _plugin():
                 file.write(text)
             canary_files[os.path.realpath(path)] = names
     before = _runner_functions()
-    canaries, results, collected, told = set(), {}, [], {}
+    canaries, results, collected, canary_outcomes = set(), {}, [], {}
 
     def is_canary(item):
         return os.path.realpath(str(item.fspath)) in canary_files
 
-    # pytest itself puts these into its own classes when a session is configured.
+    # pytest itself adds these to its classes when it configures a session.
     legacy = {code for where, (_, code) in before.items() if where[0] == "_pytest.legacypath"}
 
     def tampered():
@@ -72,7 +72,7 @@ def _plugin():
     class Recorder:
         @pytest.hookimpl(tryfirst=True)
         def pytest_configure(self, config):
-            # The tools are imported by now; the tree comes behind the standard library, before what is installed.
+            # pytest is imported by now. Put the tree after the standard library and before installed packages.
             roots = [os.path.abspath(root) for root in plan["roots"]]
             if getattr(sys.flags, "safe_path", False):
                 roots.append(os.getcwd())
@@ -82,14 +82,14 @@ def _plugin():
 
         @pytest.hookimpl(hookwrapper=True, tryfirst=True)
         def pytest_collection_modifyitems(self, session, config, items):
-            found = [item for item in items if is_canary(item)]
+            candidates = [item for item in items if is_canary(item)]
             items[:] = [item for item in items if not is_canary(item)]
             yield
             collected.extend(item.nodeid for item in items)
             files = [str(item.fspath) for item in items]
-            # Between two modules only, so that no fixture of a module is torn down for a canary.
+            # Insert only between two modules, so that no canary makes pytest tear down a module's fixtures.
             gaps = [i for i in range(len(files) + 1) if i in (0, len(files)) or files[i - 1] != files[i]]
-            for item in found:
+            for item in candidates:
                 names = canary_files[os.path.realpath(str(item.fspath))]
                 if names is None or item.name.partition("[")[0] in names:
                     canaries.add(item)
@@ -102,7 +102,7 @@ def _plugin():
                 return None
             reports = runtestprotocol(item, log=False, nextitem=nextitem)
             ran = {report.when: report.outcome for report in reports}
-            told[item.name] = "passed" if all(outcome == "passed" for outcome in ran.values()) else "failed"
+            canary_outcomes[item.name] = "passed" if all(outcome == "passed" for outcome in ran.values()) else "failed"
             return True
 
         @pytest.hookimpl(tryfirst=True)
@@ -126,7 +126,7 @@ def _plugin():
                 "ran": sorted(results),
                 "passed": sorted(passed),
                 "xfailed": sorted(xfailed),
-                "canaries": told,
+                "canaries": canary_outcomes,
                 "tampered": tampered(),
                 "exit": int(exitstatus),
             }

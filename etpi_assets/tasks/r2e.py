@@ -1,7 +1,6 @@
-"""R2E-Gym's rows: a repository before a commit, the commit's tests hidden, and the outcome each has after it.
+"""R2E-Gym: a repository before a commit, with the commit's tests hidden.
 
-Belongs here: the rows' fields, and the verdict: the parsed test summary equals the expected map exactly, both filled.
-Does not belong here: what all repositories share (`repository`), reading reports (`reports`).
+A run passes if its parsed test summary equals the expected outcomes exactly and neither is empty.
 
 Fields: repo_name, docker_image, commit_hash, problem_statement, expected_output_json (test -> outcome),
 parsed_commit_content (file_diffs with old and new contents: the reference), execution_result_content (test_file_names,
@@ -30,7 +29,7 @@ _COMMAND = (
     f"elif [ -x .venv/bin/python ]; then .venv/bin/python -W ignore -m pytest -rA {TESTS}; "
     f"else python3 -W ignore -m pytest -rA {TESTS}; fi"
 )
-"""An image of R2E-Gym brings run_tests.sh; elsewhere the tests are pytest's."""
+"""R2E-Gym's images contain run_tests.sh; without it pytest runs the tests."""
 
 _NAMED = re.compile(r"`([^`\n]{3,80})`")
 
@@ -43,11 +42,11 @@ class R2E(RepositoryFamily):
 
     def read(self, suite: str, row: Mapping[str, Any], chosen: Mapping[str, Any]) -> Task:
         repo, commit = _text(row, "repo_name"), _text(row, "commit_hash")
-        expected = {_decolour(k): str(v) for k, v in _mapping(row, "expected_output_json").items()}
+        expected = {plain(k): str(v) for k, v in _mapping(row, "expected_output_json").items()}
         if not expected:
             raise ValueError("expected_output_json is empty: nothing could be told from its tests")
-        made = _mapping(row, "execution_result_content")
-        tests = dict(zip(made["test_file_names"], made["test_file_codes"], strict=True))
+        execution = _mapping(row, "execution_result_content")
+        tests = dict(zip(execution["test_file_names"], execution["test_file_codes"], strict=True))
         if not tests:
             raise ValueError("execution_result_content names no test file")
         solution: dict[str, str | None] = {}
@@ -98,13 +97,9 @@ FAMILY = R2E()
 
 
 def _issue(statement: str) -> str:
-    """The issue's own text: data sets wrap it in [ISSUE] tags."""
+    """Return the issue's text without the [ISSUE] tags around it."""
     match = re.search(r"\[ISSUE\](.*?)\[/ISSUE\]", statement, re.DOTALL)
     return (match[1] if match else statement).strip()
-
-
-def _decolour(name: str) -> str:
-    return plain(name)
 
 
 def _text(row: Mapping[str, Any], field: str) -> str:
@@ -115,7 +110,7 @@ def _text(row: Mapping[str, Any], field: str) -> str:
 
 
 def _mapping(row: Mapping[str, Any], field: str) -> Mapping[str, Any]:
-    """A field that holds JSON, as text or already read."""
+    """Return a field that is a JSON object, either as text or already parsed."""
     value = row[field]
     value = json.loads(value) if isinstance(value, str) else value
     if not isinstance(value, Mapping):

@@ -1,7 +1,4 @@
-"""What test runners print, as a map from test to outcome.
-
-Belongs here: reading reports. Does not belong here: running tests, or what outcome a task wants.
-"""
+"""Parsers of test runners' output: test -> outcome."""
 
 from __future__ import annotations
 
@@ -18,41 +15,43 @@ _UNITTEST_WORDS = {"ok": "PASSED", "FAIL": "FAILED", "ERROR": "ERROR", "expected
 
 
 def plain(text: str) -> str:
-    """The text without terminal colours."""
+    """Return the text without terminal colours."""
     return _COLOUR.sub("", text)
 
 
 def pytest_outcomes(output: str) -> Outcomes:
-    """The outcomes that `pytest -rA` lists in its last short summary, by node id; none where there is no summary.
-    Parameters stay in the id, the reason after ` - ` does not. A test that failed and errs when it ends is an ERROR."""
+    """Return the outcomes in the last short summary of `pytest -rA`, by node id; empty if there is no summary.
+
+    The id keeps its parameters and loses the reason after ` - `. A failed test whose teardown errs is an ERROR."""
     head, _, summary = plain(output).rpartition("short test summary info")
-    found: Outcomes = {}
+    outcomes: Outcomes = {}
     if not head:
-        return found
+        return outcomes
     for line in summary.splitlines():
         if match := _PYTEST.match(line.strip()):
             word = {"XFAIL": "PASSED", "XPASS": "FAILED"}.get(match[1], match[1])
-            found[_name(match[2], word)] = word
-    return found
+            outcomes[_name(match[2], word)] = word
+    return outcomes
 
 
 def unittest_outcomes(output: str) -> Outcomes:
-    """The outcomes that `unittest` (and Django's runner) lists at verbosity 2, by `test (module.Class)`."""
-    found: Outcomes = {}
+    """Return the outcomes that `unittest` and Django's runner print at verbosity 2, by `test (module.Class)`."""
+    outcomes: Outcomes = {}
     for line in plain(output).splitlines():
         if match := _UNITTEST.match(line.strip()):
-            found[match[1]] = _UNITTEST_WORDS.get(match[2], "SKIPPED")
-    return found
+            outcomes[match[1]] = _UNITTEST_WORDS.get(match[2], "SKIPPED")
+    return outcomes
 
 
 def r2e_names(outcomes: Mapping[str, str]) -> Outcomes:
-    """Outcomes by the names that R2E-Gym's maps use: class and test joined by dots, without the file."""
+    """Return outcomes by R2E-Gym's names: class and test joined by dots, without the file."""
     return {".".join(name.split("::")[1:]) or name: outcome for name, outcome in outcomes.items()}
 
 
 def counts(output: str) -> tuple[int, int]:
-    """(passed, failed) tests as the usual runners of a few languages sum them up: Jest and Vitest, pytest, Go, Cargo. A
-    package that Go could not build fails it all."""
+    """Return (passed, failed) from the summary of Jest, Vitest, pytest, Go or Cargo.
+
+    If Go cannot build a package, no test counts as passed."""
     text = plain(output)
     if match := re.search(r"Tests:\s*(?:(\d+)\s*failed,\s*)?(\d+)\s*passed", text):
         return int(match[2]), int(match[1] or 0)
@@ -67,7 +66,7 @@ def counts(output: str) -> tuple[int, int]:
 
 
 def _name(text: str, word: str) -> str:
-    """The node id before the reason, which follows ` - ` in failures and errors alone; parameters may hold ` - `."""
+    """Return the node id without the reason, which only failures and errors have; parameters may contain ` - `."""
     if word == "PASSED":
         return text.strip()
     bracket = text.find("[")

@@ -1,11 +1,8 @@
-"""Tasks of real repositories with one agent and hidden tests: what R2E-Gym's and SWE-bench's kinds share.
+"""Tasks of real repositories with one agent and hidden tests: the base class of `r2e`, `swe_bench` and `pypi_bugs`.
 
-Belongs here: reading rows, an agent's workspace, freezing its changes, the order of a verdict, and validity. Does not
-belong here: a data set's fields and what outcome of its tests passes (`r2e`, `swe_bench`).
-
-The verdict: what the agent left is read and its sandbox ended; its counted changes go into a fresh sandbox; only then
-do the hidden tests come in. Edited tests, conftest files, settings of the test runner and the repository's own later
-commits never reach it.
+The verdict: read the agent's final files, end its sandbox, apply the counted changes in a fresh sandbox, add the hidden
+tests, run them. Edited tests, conftest files, settings of the test runner and later commits of the repository never
+reach that sandbox. Subclasses define a data set's fields and which test outcomes pass.
 """
 
 from __future__ import annotations
@@ -36,23 +33,23 @@ PARAMS: Mapping[str, Any] = {
     "rows": None,
 }
 """Besides those of `places`. path: the rows, a .jsonl, .json or .parquet file, or a folder of them. repos: only these.
-heldout_repos: of the split heldout, all others of train. rows: the first so many alone."""
+heldout_repos: these are the split heldout, all others train. rows: take only the first so many."""
 
 REFERENCE_RUNS = 3
 
 
 class RepositoryFamily(ABC):
-    """A family of such tasks; a subclass says what its rows mean."""
+    """Base class; a subclass reads its data set's rows and judges their tests."""
 
     invents_names = False
     params: Mapping[str, Any] = PARAMS
     name: str
     hides: str
-    """A bash command that removes hidden tests from an agent's workspace."""
+    """Bash command that removes hidden tests from an agent's workspace."""
 
     @abstractmethod
     def read(self, suite: str, row: Mapping[str, Any], chosen: Mapping[str, Any]) -> Task:
-        """The task of a row. KeyError, TypeError and ValueError refuse it."""
+        """Return the task of a row. KeyError, TypeError and ValueError reject the row."""
 
     @abstractmethod
     def put_tests(self, task: Task, sandbox: Sandbox) -> None:
@@ -63,26 +60,26 @@ class RepositoryFamily(ABC):
 
     @abstractmethod
     def hidden_tests(self, task: Task, sandbox: Sandbox) -> Mapping[str, str]:
-        """The hidden test files (path -> text), once they are in the sandbox."""
+        """Return the hidden test files (path -> text), after `put_tests`."""
 
     def roots(self, task: Task) -> Sequence[str]:
-        """Folders of the workspace, beside itself, that the code under test is imported from."""
+        """Return the folders of the workspace, besides its root, that the code under test is imported from."""
         return ()
 
     def runs_pytest(self, task: Task) -> bool:
-        """Whether `test_command` runs pytest; other runners are judged by what they print."""
+        """Return whether `test_command` runs pytest; other runners are judged by their output."""
         return True
 
     @abstractmethod
     def passes(self, task: Task, output: str) -> tuple[bool, Mapping[str, Any]]:
-        """Whether the tests' output is what the task wants, and what of it a person would look at."""
+        """Return whether the tests' output passes, and details for a reader."""
 
     @abstractmethod
     def solution(self, task: Task, sandbox: Sandbox) -> None:
-        """Bring the reference solution into a workspace, tests excepted."""
+        """Apply the reference solution to a workspace, without its tests."""
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
-        """A task or a refusal a row, in the rows' order. `seed` draws nothing.
+        """Yield a task or a rejection for each row, in order. `seed` has no effect.
 
         Raises:
             ValueError: unknown params, or no path. FileNotFoundError: no rows at the path.
@@ -129,25 +126,26 @@ class RepositoryFamily(ABC):
         return task.payload["entities"]
 
     def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
-        """passed (reward 1), failed_tests or no_patch (0); `details` has the paths changed, and what the tests said."""
-        (left,) = final.values()
-        with self._fresh(task, sandboxes) as sandbox:
-            changes = counted_changes(sandbox.read_files(), left)
+        """Verdicts: passed (reward 1), failed_tests, no_patch (0). `details`: changed paths and the tests' results."""
+        (files,) = final.values()
+        with self._test_sandbox(task, sandboxes) as sandbox:
+            changes = counted_changes(sandbox.read_files(), files)
             if not changes:
                 return Verdict(0.0, "no_patch", {"changed": []})
-            passed, details = self._patched(task, changes, sandbox)
+            passed, details = self._test_changes(task, changes, sandbox)
         details = {"changed": sorted(changes), **details}
         return Verdict(float(passed), "passed" if passed else "failed_tests", details)
 
     def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
-        """Each task whose reference passes REFERENCE_RUNS times and whose untouched repository fails; else the refusal:
-        no_environment, no_reference, reference_fails or null_passes."""
-        for task in tasks:
-            yield self._proven(task, sandboxes) or task
+        """Yield each task whose reference passes REFERENCE_RUNS times and whose untouched repository fails.
 
-    def _proven(self, task: Task, sandboxes: SandboxFactory) -> RejectedInput | None:
+        Else a rejection: no_environment, no_reference, reference_fails or null_passes."""
+        for task in tasks:
+            yield self._rejection(task, sandboxes) or task
+
+    def _rejection(self, task: Task, sandboxes: SandboxFactory) -> RejectedInput | None:
         try:
-            with self._fresh(task, sandboxes) as sandbox:
+            with self._test_sandbox(task, sandboxes) as sandbox:
                 before = sandbox.read_files()
                 self.solution(task, sandbox)
                 changes = counted_changes(before, sandbox.read_files())
@@ -167,12 +165,12 @@ class RepositoryFamily(ABC):
         return None
 
     def _try(self, task: Task, changes: Changes, sandboxes: SandboxFactory) -> tuple[bool, Mapping[str, Any]]:
-        with self._fresh(task, sandboxes) as sandbox:
-            return self._patched(task, changes, sandbox)
+        with self._test_sandbox(task, sandboxes) as sandbox:
+            return self._test_changes(task, changes, sandbox)
 
-    def _patched(self, task: Task, changes: Changes, sandbox: Sandbox) -> tuple[bool, Mapping[str, Any]]:
-        """Whether the changes pass the hidden tests in a fresh sandbox, and the details."""
-        plugins = installed_plugins(sandbox)  # before the patch is there
+    def _test_changes(self, task: Task, changes: Changes, sandbox: Sandbox) -> tuple[bool, Mapping[str, Any]]:
+        """Apply the changes in a fresh sandbox and run the hidden tests: (whether they pass, details)."""
+        plugins = installed_plugins(sandbox)  # listed before the patch is applied
         put_changes(sandbox, changes)
         self.put_tests(task, sandbox)
         if not self.runs_pytest(task):
@@ -188,7 +186,7 @@ class RepositoryFamily(ABC):
         tail = {} if passed else {"exit_code": done.exit_code, "output": done.output[-2000:]}
         return passed, {**details, **({} if problem is None else {"not_believed": problem}), **tail}
 
-    def _fresh(self, task: Task, sandboxes: SandboxFactory) -> Sandbox:
+    def _test_sandbox(self, task: Task, sandboxes: SandboxFactory) -> Sandbox:
         limits, environment = places.test_needs(task.payload["place"])
         return sandboxes.create(self.workspace(task, self.roles(task)[0]), limits, environment)
 
@@ -203,7 +201,7 @@ def make_task(
     payload: Mapping[str, Any],
     place: Mapping[str, Any],
 ) -> Task:
-    """A task whose content hash covers what it is, and not where this machine keeps its checkout."""
+    """Return a task whose content hash is independent of where this machine keeps its checkout."""
     split = "heldout" if repo in chosen["heldout_repos"] else "train"
     identity = {key: place[key] for key in ("image", "workdir")}
     digest = json_hash([payload, instruction, identity])
@@ -211,9 +209,9 @@ def make_task(
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any] | str]]:
-    """(file:row, the row as a mapping, or why it cannot be read) of a file, or of a folder's files in order.
+    """Yield ("file:row", the row, or the reason why it is unreadable) for a file, or for a folder's files in order.
 
-    Raises FileNotFoundError where there is no such file, ValueError for a file that is no table of rows."""
+    Raises FileNotFoundError if there is no file of rows, ValueError for any other suffix."""
     files = sorted(p for p in path.rglob("*") if p.suffix in _READERS) if path.is_dir() else [path]
     if not files or not files[0].is_file():
         raise FileNotFoundError(f"{path}: no .jsonl, .json or .parquet file of rows")

@@ -1,7 +1,4 @@
-"""SWE-bench's rows: an issue, the tests of its fix hidden, FAIL_TO_PASS and PASS_TO_PASS.
-
-Belongs here: the rows' fields, how each repository runs its tests, and the verdict: all tests of both lists pass. Does
-not belong here: what all repositories share (`repository`), reading reports (`reports`).
+"""SWE-bench: an issue, and the hidden tests of its fix. All tests of FAIL_TO_PASS and PASS_TO_PASS must pass.
 
 Fields: instance_id, repo, base_commit, problem_statement, patch, test_patch, FAIL_TO_PASS, PASS_TO_PASS (JSON lists).
 """
@@ -24,10 +21,10 @@ from etpi_resources.sandboxes import Sandbox
 WORKDIR = "/testbed"
 DJANGO = "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1"
 TEST_COMMANDS: Mapping[str, str] = {"django/django": DJANGO}
-"""Repository -> the command that runs the test files (or, for Django, the modules) named after it; pytest otherwise."""
+"""Repository -> test command, followed by test files (Django: modules); pytest for all others."""
 
 NO_READER = frozenset({"sympy/sympy"})
-"""Repositories whose runner writes a report of its own kind, which nothing here reads."""
+"""Repositories whose test reports have a format that `reports` does not parse."""
 
 _ACTIVATE = "[ -f /opt/miniconda3/bin/activate ] && . /opt/miniconda3/bin/activate testbed"
 _PYTHON = "PYTHON=python; command -v python > /dev/null || PYTHON=python3"
@@ -40,7 +37,7 @@ class SWEBench(RepositoryFamily):
 
     name = "swe_bench"
     params: Mapping[str, Any] = {**PARAMS, "images": "swebench/sweb.eval.x86_64.{instance}:latest"}
-    """images: an image's name; {instance} is the instance's id with `__` written `_1776_`, in lower case."""
+    """images: name of an instance's image; {instance} is its id in lower case with `_1776_` for `__`."""
     hides = "true"
 
     def read(self, suite: str, row: Mapping[str, Any], chosen: Mapping[str, Any]) -> Task:
@@ -70,7 +67,7 @@ class SWEBench(RepositoryFamily):
 
     def put_tests(self, task: Task, sandbox: Sandbox) -> None:
         names = " ".join(map(shlex.quote, task.payload["test_files"]))
-        # As they stand in the commit, whatever else is there; those that the patch adds are not.
+        # Restore the test files of the commit and remove those that the test patch adds.
         sandbox.run(f'for file in {names}; do git checkout -q HEAD -- "$file" 2>/dev/null || rm -f -- "$file"; done')
         _apply(task.payload["test_patch"], sandbox)
 

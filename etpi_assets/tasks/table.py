@@ -1,7 +1,4 @@
-"""Tasks as rows, and back.
-
-Belongs here: the lossless form of tasks in the `tasks` table. Does not belong here: making or checking them.
-"""
+"""Tasks as rows of the `tasks` table and back, without loss."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from etpi_resources.lake.schemas import from_rows
 
 
 def task_table(tasks: Sequence[Task]) -> pa.Table:
-    """The `tasks` table, in the order given."""
+    """Return the `tasks` table, in the given order."""
     return from_rows(
         "tasks",
         [
@@ -33,15 +30,15 @@ def task_table(tasks: Sequence[Task]) -> pa.Table:
     )
 
 
-def rejected_table(refusals: Sequence[RejectedInput]) -> pa.Table:
-    """The `quarantined` table of what became no task."""
+def rejected_table(rejected: Sequence[RejectedInput]) -> pa.Table:
+    """Return the `quarantined` table."""
     return from_rows(
         "quarantined",
-        [{"asset": "tasks", "source": r.source, "reason": r.reason, "detail": r.detail} for r in refusals],
+        [{"asset": "tasks", "source": r.source, "reason": r.reason, "detail": r.detail} for r in rejected],
     )
 
 
 def read_tasks(table: pa.Table, split: str = "all", limit: int | None = None) -> list[Task]:
-    """The tasks of a `tasks` table in its order: of one split ("all": of every), the first `limit` of them."""
+    """Return the first `limit` tasks of a split ("all": every split) of a `tasks` table, in its order."""
     rows = [row for row in table.to_pylist() if split in ("all", row["split"])][:limit]
     return [Task(**{**row, "payload": json.loads(row["payload"])}) for row in rows]

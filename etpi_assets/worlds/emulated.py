@@ -1,8 +1,7 @@
-"""A workspace that knows the few commands scripted policies use, and answers them as a real sandbox would, to the byte.
+"""An emulated sandbox for scripted policies: their few commands on a dictionary of files, without processes.
 
-Belongs here: those commands, on a dictionary of files. Does not belong here: anything a model writes. It runs no
-process and evaluates no code; a command it does not know is an error, never an approximation. A test holds it against
-the real sandbox.
+Its output equals that of a real sandbox byte for byte, which a test checks. An unknown command is an error. Never use
+it for commands of a model.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ _ECHO = re.compile(r"echo ([\w ]+)")
 
 
 class UnknownCommand(ValueError):
-    """A command that the emulation does not cover."""
+    """A command that the emulation does not support."""
 
 
 class EmulatedSandbox:
-    """One workspace of the embedded world, without processes."""
+    """One emulated workspace."""
 
     def __init__(self, files: Mapping[str, str]) -> None:
         self._files = dict(files)
@@ -34,7 +33,7 @@ class EmulatedSandbox:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Nothing is held."""
+        """Release nothing."""
 
     def write_files(self, files: Mapping[str, str]) -> None:
         self._files.update(files)
@@ -43,7 +42,7 @@ class EmulatedSandbox:
         return dict(self._files)
 
     def run(self, command: str, *, timeout: float | None = None) -> CommandResult:
-        """The command's outcome; UnknownCommand for one that no scripted policy writes."""
+        """Return the command's result. Raises UnknownCommand for a command that no scripted policy uses."""
         output, code = self._answer(command)
         return CommandResult(output, code, 0.0)
 
@@ -65,7 +64,7 @@ class EmulatedSandbox:
         )
 
     def _substitute(self, function: str | None, replacement: str, path: str) -> None:
-        """The `return` of one function, or every one of the module."""
+        """Replace the `return` of one function, or of all functions of the module."""
         if function is None:
             pattern, text = r"return .*", replacement
         else:
@@ -85,7 +84,7 @@ class EmulatedSandbox:
 
 
 class EmulatedFactory:
-    """Makes emulated workspaces, for scripted policies alone: of the kind that knows a world's commands."""
+    """Creates emulated sandboxes of a world's class, for scripted policies only."""
 
     name = "emulated"
 

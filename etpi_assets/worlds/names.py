@@ -1,10 +1,7 @@
-"""Names built of syllables, so that every task has its own and a small vocabulary still spells them all.
+"""Identifiers built of syllables: new ones for each task, which a small vocabulary can still spell.
 
-Belongs here: drawing identifiers, and keeping held-out ones apart. Does not belong here: where in a repository they
-stand.
-
-Every possible identifier belongs to one of two pools by a hash of its spelling. Held-out tasks draw from one pool,
-everything that a model may be trained on from the other, so no identifier can be in both, whatever the seeds are.
+A hash of its spelling assigns every possible identifier to one of two pools. Held-out tasks sample from one pool, all
+training data from the other, so the splits share no identifier, whatever the seeds.
 """
 
 from __future__ import annotations
@@ -15,43 +12,43 @@ from zlib import crc32
 
 SYLLABLES = tuple(c + v for c in "bdfgklmnprstvz" for v in "aeiou")
 HELDOUT_SHARE = 5
-"""One identifier in so many belongs to the held-out pool."""
+"""One in this many identifiers belongs to the held-out pool."""
 
 
 def is_heldout(identifier: str) -> bool:
-    """Whether the identifier belongs to the pool of held-out tasks."""
+    """Return whether the identifier belongs to the held-out pool."""
     return crc32(identifier.encode()) % HELDOUT_SHARE == 0
 
 
 class NameGenerator:
-    """Draws identifiers of one pool for one task.
+    """Samples identifiers of one pool for one task.
 
-    No syllable stands in two of them, or twice in one: a model this small copies by the last two tokens, and loses its
-    place in a name that repeats one.
+    No syllable occurs twice, within or across identifiers: a model this small copies by matching the last two tokens,
+    and a repeated syllable would be ambiguous.
     """
 
     def __init__(self, rng: random.Random, *, heldout: bool) -> None:
         self._rng = rng
         self._heldout = heldout
-        self._left = list(SYLLABLES)
+        self._unused = list(SYLLABLES)
 
     def function(self) -> str:
-        """Two words of two syllables."""
-        return self._draw(2, 2)
+        """Sample two words of two syllables."""
+        return self._sample(2, 2)
 
     def module(self) -> str:
-        """One word of three syllables, or two of two."""
-        return self._draw(3) if self._rng.random() < 0.7 else self._draw(2, 2)
+        """Sample one word of three syllables, or two of two."""
+        return self._sample(3) if self._rng.random() < 0.7 else self._sample(2, 2)
 
     def directory(self) -> str:
-        """One word of three syllables."""
-        return self._draw(3)
+        """Sample one word of three syllables."""
+        return self._sample(3)
 
-    def _draw(self, *syllables: int) -> str:
+    def _sample(self, *syllables: int) -> str:
         while True:
-            drawn = self._rng.sample(self._left, k=sum(syllables))
-            rest = iter(drawn)
+            chosen = self._rng.sample(self._unused, k=sum(syllables))
+            rest = iter(chosen)
             name = "_".join("".join(itertools.islice(rest, count)) for count in syllables)
             if is_heldout(name) is self._heldout:
-                self._left = [syllable for syllable in self._left if syllable not in drawn]
+                self._unused = [syllable for syllable in self._unused if syllable not in chosen]
                 return name

@@ -1,7 +1,4 @@
-"""What scripted policies are good and bad at: probabilities by name, as a spec's `engine.skill` table gives them.
-
-Belongs here: reading and refusing them. Does not belong here: any policy's own.
-"""
+"""The base class of scripted policies' skills: named probabilities from a spec's `engine.skill` table."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Self
 
 @dataclass(frozen=True)
 class PolicySkill:
-    """The base of a skill, whose fields are all probabilities; ValueError names one that is none."""
+    """A skill; all fields of a subclass are probabilities. Raises ValueError for a value outside [0, 1]."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -22,7 +19,7 @@ class PolicySkill:
 
     @classmethod
     def of(cls, values: Mapping[str, float]) -> Self:
-        """The skill that an `engine.skill` table describes; ValueError names an unknown key and the nearest."""
+        """Build the skill of an `engine.skill` table. Raises ValueError with the nearest name for an unknown key."""
         known = [field.name for field in fields(cls)]
         for key in values:
             if key not in known:

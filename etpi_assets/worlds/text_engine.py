@@ -1,8 +1,4 @@
-"""A policy as an engine of the agent loop, without token ids.
-
-Belongs here: what the loop asks of an engine and of a chat format where text alone is wanted. Does not belong here: any
-policy.
-"""
+"""An engine and a chat format for the agent loop that work on text, without token ids."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from etpi_resources.engines.scripted import Policy
 
 
 class TextEngine:
-    """A policy as an engine that takes and gives text."""
+    """An engine that returns a scripted policy's text."""
 
     def __init__(self, policy: Policy, name: str = "templated", settings: Mapping[str, Any] | None = None) -> None:
         self.name = name
@@ -27,14 +23,14 @@ class TextEngine:
         return {"kind": "templated", **self._settings}
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Release nothing."""
 
 
 class UntokenizedChat:
-    """What the loop asks of a chat format where nothing is tokenised: lengths are not limited."""
+    """A chat format that tokenises nothing, so prompts have no length limit."""
 
     tool_form: None = None
-    """There is no template that declares a form of tool calls: calls are read in every form."""
+    """No template declares a form of tool calls, so calls in any form are parsed."""
 
     def prompt_ids(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None = None, **kwargs: Any

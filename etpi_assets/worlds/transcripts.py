@@ -1,7 +1,6 @@
-"""Conversations of scripted agents on freshly named tasks, as many as one likes.
+"""Conversations of scripted agents: run the agent loop without tokens, in emulated sandboxes.
 
-Belongs here: driving the agent loop without tokens, in emulated workspaces. Does not belong here: another loop, or
-another form of prompts and observations: what is yielded is what a live rollout would record. Nor any world.
+They are equal to what a live rollout records, since the loop, prompts and observations are the same.
 """
 
 from __future__ import annotations
@@ -29,20 +28,19 @@ def transcripts(
     agent: AgentSection,
     seed: int,
 ) -> Iterator[list[dict[str, str]]]:
-    """`n` conversations of one agent each ([system, user, assistant, user, ...], the last message an observation), the
-    agents of a rollout one after the other, deterministic in the arguments.
+    """Yield `n` conversations ([system, user, assistant, user, ...], ending with an observation), one for each agent.
 
-    Raises RuntimeError where a rollout broke, naming its task and the error.
+    Deterministic in the arguments. Raises RuntimeError, with task and error, if a rollout fails.
     """
     runtime = RolloutRuntime(family, TextEngine(policy), sandboxes, cast("ChatFormat", UntokenizedChat()))
     identity = Identity(spec_key=f"templated/{seed}", origin="set", engine="scripted", teacher="templated")
-    left = n
+    remaining = n
     for task in tasks:
         record = run_rollout(RolloutJob(task, agent, identity), runtime)
         if record.error:
-            raise RuntimeError(f"templated rollout of {task.task_id} broke: {record.error}")
-        for one in record.agents[:left]:
-            yield [{"role": message.role, "content": message.content} for message in one.messages]
-        left -= len(record.agents)
-        if left <= 0:
+            raise RuntimeError(f"templated rollout of {task.task_id} failed: {record.error}")
+        for agent_record in record.agents[:remaining]:
+            yield [{"role": message.role, "content": message.content} for message in agent_record.messages]
+        remaining -= len(record.agents)
+        if remaining <= 0:
             return

@@ -1,8 +1,7 @@
-"""Questions with an answer: mathematics by the boxed result, programming by tests, from one table of rows or several.
+"""The family `answers`: mathematical questions judged by the boxed result, programming questions judged by tests.
 
-Belongs here: the family as the rest of etpi knows it. Its parts are `rows` (reading, licences, balanced sampling),
-`maths` and `programs` (verdicts). An agent answers in words (`action_format = "tool_or_answer"`); the last of them are
-in ANSWER.
+`rows` reads the questions (licences, balanced sampling), `maths` and `programs` judge. The agent's last message
+(`action_format = "tool_or_answer"`) is in the file ANSWER.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ PARAMS: Mapping[str, Any] = {
     "memory_gib": 1,
 }
 """path: a file or folder of rows (.jsonl, .json, .parquet), see `rows`. split: of all tasks. sources: only these.
-per_source: so many rows of each source, drawn by the suite's seed; none: all. licenses: source -> licence, for rows
-that state none. unproven: take programs whose row has no reference solution; their tests must still fail for no
-program. command_seconds, memory_gib: what a call of a tool, and a test, may use."""
+per_source: rows sampled from each source with the suite's seed; none: all. licenses: source -> licence, for rows
+that state none. unproven: also take programs without a reference solution; their tests must still fail for an empty
+program. command_seconds, memory_gib: limits of a tool call and of a test."""
 
 REFERENCE_RUNS = 3
-"""A reference program passes so many times, or the task is refused."""
+"""Runs of a reference program; all must pass."""
 
 
 class Answers:
@@ -45,7 +44,7 @@ class Answers:
         return {**PARAMS, **params}["sandbox"]
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
-        """A task or a refusal a row, sources in turn, so that the first N tasks are balanced too.
+        """Yield a task or a rejection for each row. Sources alternate, so that the first N tasks are balanced too.
 
         Raises:
             ValueError: unknown params, no path, or a source with fewer rows than `per_source`. FileNotFoundError: no
@@ -54,9 +53,9 @@ class Answers:
         chosen = with_defaults(suite, "answers", params, PARAMS)
         if not chosen["path"]:
             raise ValueError(f"suite {suite}: params.path has to name the rows (.jsonl, .json, .parquet)")
-        found = list(read_questions(suite, expand(str(chosen["path"])), chosen))
-        yield from (item for item in found if isinstance(item, RejectedInput))
-        yield from balanced([item for item in found if isinstance(item, Task)], chosen["per_source"], seed)
+        items = list(read_questions(suite, expand(str(chosen["path"])), chosen))
+        yield from (item for item in items if isinstance(item, RejectedInput))
+        yield from balanced([item for item in items if isinstance(item, Task)], chosen["per_source"], seed)
 
     def roles(self, task: Task) -> Sequence[Role]:
         return [Role("agent1", "question", task.instruction)]
@@ -73,19 +72,19 @@ class Answers:
         return judge_text(task, files.get(ANSWER, ""), sandboxes)
 
     def solve(self, task: Task, role: Role) -> Sequence[str]:
-        """None: an answer is words, not commands; `rows` keeps a reference for `validate`."""
+        """Return no commands: an answer is text. `validate` uses the payload's `reference`."""
         return []
 
     def entities(self, task: Task) -> Sequence[str]:
         return []
 
     def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
-        """Each task whose reference passes (a program's REFERENCE_RUNS times; a comparison of answers has no chance in
-        it) and whose empty answer fails; else the refusal no_reference, reference_fails or null_passes."""
+        """Yield each task whose reference passes and whose empty answer fails; else the rejection no_reference,
+        reference_fails or null_passes. A program runs REFERENCE_RUNS times; comparing answers is deterministic."""
         for task in tasks:
-            yield self._proven(task, sandboxes) or task
+            yield self._rejection(task, sandboxes) or task
 
-    def _proven(self, task: Task, sandboxes: SandboxFactory) -> RejectedInput | None:
+    def _rejection(self, task: Task, sandboxes: SandboxFactory) -> RejectedInput | None:
         reference = task.payload["reference"]
         for run in range(REFERENCE_RUNS if task.payload["kind"] == "program" and reference else bool(reference)):
             verdict = judge_text(task, reference, sandboxes)
@@ -106,13 +105,13 @@ FAMILY = Answers()
 
 
 def judge_text(task: Task, text: str, sandboxes: SandboxFactory) -> Verdict:
-    """The verdict on an answer's text."""
+    """Return the verdict on an answer's text."""
     if task.payload["kind"] == "program":
         return programs.judge(task.payload["tests"], text, limits_of(task), sandboxes)
     return maths.judge(task.payload["answer"], text)
 
 
 def limits_of(task: Task) -> Limits:
-    """What a sandbox of the task may use."""
-    found = task.payload["limits"]
-    return Limits(command_seconds=float(found["command_seconds"]), memory_bytes=int(found["memory_gib"] * (1 << 30)))
+    """Return the limits of the task's sandboxes."""
+    limits = task.payload["limits"]
+    return Limits(command_seconds=float(limits["command_seconds"]), memory_bytes=int(limits["memory_gib"] * (1 << 30)))

@@ -1,9 +1,7 @@
-r"""Whether a text's last `\boxed{…}` is the answer.
+r"""Judge mathematical answers: compare the last `\boxed{…}` of a text with the expected answer.
 
-Belongs here: finding the boxed answer and comparing two answers. Does not belong here: programs.
-
-Two answers are equal where they are the same text once the typography is gone, or the same rational number, or lists of
-such of one length, in order. Nothing is simplified: `2\sqrt{2}` and `\sqrt{8}` differ.
+Two answers are equal if they are the same text without typography, the same rational number, or lists whose items are
+equal in order. Nothing is simplified: `2\sqrt{2}` and `\sqrt{8}` differ.
 """
 
 from __future__ import annotations
@@ -20,11 +18,11 @@ _GONE = re.compile(
 _FRACTION = re.compile(r"(-?)\\[dt]?frac\{?(-?\d+)\}?\{?(-?\d+)\}?")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?:\D|$))")
 _LONGEST = 2000
-"""Characters of an answer; a longer one is compared as it stands."""
+"""Characters of an answer; a longer one is compared without normalisation."""
 
 
 def judge(wanted: str, text: str) -> Verdict:
-    """passed, wrong_answer or no_answer, with what was found."""
+    """Return passed, wrong_answer or no_answer, with the boxed answer in `details`."""
     found = boxed(text)
     if found is None:
         return Verdict(0.0, "no_answer", {"found": None})
@@ -33,13 +31,14 @@ def judge(wanted: str, text: str) -> Verdict:
 
 
 def as_answer(answer: str) -> str:
-    """A text that gives the answer; `boxed` finds it again."""
+    """Return a text from which `boxed` extracts the answer."""
     return answer if boxed(answer) is not None else f"\\boxed{{{answer}}}"
 
 
 def boxed(text: str) -> str | None:
-    """What the last box holds, braces within it balanced; None where there is none, or it is blank or not closed. Many
-    boxes are one answer, the last: guesses before it do not count."""
+    """Return the content of the last box; None if there is none, or it is blank or not closed.
+
+    Only the last box counts: earlier ones are guesses."""
     ends = [match.end() for match in _BOX.finditer(text)]
     if not ends:
         return None
@@ -52,7 +51,7 @@ def boxed(text: str) -> str | None:
 
 
 def equal(found: str, wanted: str) -> bool:
-    """Whether two answers are the same, as this module says."""
+    """Return whether two answers are equal (see the module)."""
     inner = boxed(wanted)
     one, two = _plain(found), _plain(wanted if inner is None else inner)
     if one == two:
@@ -66,7 +65,7 @@ def _plain(answer: str) -> str:
         return answer
     text = _THOUSANDS.sub("", _GONE.sub("", answer)).removesuffix(".")
     text = _FRACTION.sub(r"\1\2/\3", text.replace("\\{", "{").replace("\\}", "}"))
-    # A unit or a word in \text{} leaves its braces; a name before the value (`x = 3`) says nothing more.
+    # \text{...} leaves its braces; a variable before the value (`x = 3`) is dropped.
     text = re.sub(r"^[a-zA-Z]=", "", text)
     return text[1:-1] if re.fullmatch(r"\{[^{}]*\}", text) and "," not in text else text
 

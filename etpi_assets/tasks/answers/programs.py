@@ -1,15 +1,13 @@
-"""Whether the program of an answer passes its tests.
+"""Judge programming answers: run the program of an answer against its tests.
 
-Belongs here: the kinds of tests that data sets have, and running them. Does not belong here: mathematical answers.
-
-Kinds, by their keys:
-    inputs, outputs               what is typed, and what the program prints (TACO, APPS)
+Kinds of tests, by their keys:
+    inputs, outputs               stdin, and the expected stdout (TACO, APPS)
     fn_name, inputs, outputs      arguments of a function (or of a method of `Solution`), and its value
     test, entry_point             code that defines `check(candidate)`, and the candidate's expression
-                                  (LeetCodeDataset); `prelude` or `prompt`: code that stands before the program
+                                  (LeetCodeDataset); `prelude` or `prompt`: code that is put before the program
 
-Printed text and values are compared outside of the sandbox. `check` runs in one process with the program, which could
-therefore lie to it; so could it to any judge of that data set.
+The host compares stdout and values. `check` runs in the program's own process, so a program could cheat it, as it could
+cheat any judge of that data set.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from etpi_resources.sandboxes import Limits, Sandbox, SandboxFactory
 
 _BLOCK = re.compile(r"```(?:python3?|py)?[ \t]*\n(.*?)\n?```", re.DOTALL)
 EMPTY = "```python\npass\n```"
-"""The answer that does nothing."""
+"""An answer whose program does nothing."""
 
 _CALL = """
 import json, sys
@@ -49,7 +47,7 @@ print({mark!r})
 
 
 def read_tests(truth: Mapping[str, Any]) -> dict[str, Any]:
-    """The tests of a row in one form. Raises ValueError where there are none, or of no known kind."""
+    """Return the tests of a row in one form. Raises ValueError if there are none or their kind is unknown."""
     if "test" in truth and "entry_point" in truth:
         prelude = truth.get("prelude") or truth.get("prompt") or ""
         return {"test": str(truth["test"]), "entry_point": str(truth["entry_point"]), "prelude": str(prelude)}
@@ -65,18 +63,18 @@ def read_tests(truth: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_answer(program: str) -> str:
-    """A text whose program is this; one that has a block stays as it is."""
+    """Return a text from which `program_of` extracts this program; text that has a code block is unchanged."""
     return program if _BLOCK.search(program) else f"```python\n{program}\n```"
 
 
 def program_of(text: str) -> str | None:
-    """The last fenced block of Python; None where there is none."""
-    found = _BLOCK.findall(text)
-    return found[-1] if found and found[-1].strip() else None
+    """Return the last fenced block of Python; None if there is none."""
+    blocks = _BLOCK.findall(text)
+    return blocks[-1] if blocks and blocks[-1].strip() else None
 
 
 def judge(tests: Mapping[str, Any], text: str, limits: Limits, sandboxes: SandboxFactory) -> Verdict:
-    """passed, failed_tests (with the first that failed) or no_answer. The program sees inputs alone."""
+    """Return passed, failed_tests (with the first failed test) or no_answer. Only inputs enter the sandbox."""
     program = program_of(text)
     if program is None:
         return Verdict(0.0, "no_answer", {"tests": 0})
@@ -96,9 +94,9 @@ def _compared(tests: Mapping[str, Any], sandbox: Sandbox) -> dict[str, Any] | No
         sandbox.write_files(files)
         done = sandbox.run(f"python3 -B {'-I call.py' if name else 'solution.py'} < input 2>/dev/null")
         if name:
-            # Some data sets put the value in a list of its own.
-            found = _value(done.output, mark)
-            right = found is not None and found[0] in (wanted, *(wanted if _alone(wanted) else ()))
+            # Some data sets wrap the expected value in a list.
+            value = _value(done.output, mark)
+            right = value is not None and value[0] in (wanted, *(wanted if _alone(wanted) else ()))
         else:
             right = done.exit_code == 0 and _lines(done.output) == _lines(wanted)
         if not right:
@@ -120,7 +118,7 @@ def _alone(wanted: Any) -> bool:
 
 
 def _value(output: str, mark: str) -> tuple[Any] | None:
-    """The value behind the mark, in a tuple: a null that was found is no missing value."""
+    """Return the value after the mark in a tuple, to tell null from a missing value."""
     for line in reversed(output.splitlines()):
         if line.startswith(mark):
             try:
@@ -135,7 +133,7 @@ def _lines(text: str) -> Sequence[str]:
 
 
 def _typed(value: Any, name: Any) -> Any:
-    """What is typed or printed as text, lines joined; arguments and values stay JSON."""
+    """Return stdin or stdout as one text (lines joined); arguments and values of functions stay JSON."""
     if name is not None:
         return value
     return "\n".join(map(str, value)) if isinstance(value, list) else str(value)

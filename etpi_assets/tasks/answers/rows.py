@@ -1,10 +1,8 @@
-"""Rows of questions as tasks, each with its source and licence, and drawing as many of each source.
+"""Read rows of questions as tasks, each with its source and licence, and sample equally from the sources.
 
-Belongs here: the fields that data sets of questions use, and sampling. Does not belong here: judging.
-
-Fields, the first that is there: `data_source` or `source`; `prompt` (text, or chat messages), `question` or `problem`;
+Fields, the first that is present: `data_source` or `source`; `prompt` (text or chat messages), `question` or `problem`;
 `reward_model.ground_truth`, `answer` or `tests`; `license`; `solution` (a program's text), also in `extra_info`. A
-truth that is an object (or its JSON) is tests of a program, see `programs`; anything else is a mathematical answer.
+ground truth that is an object (or its JSON) holds tests of a program, see `programs`; else it is a mathematical answer.
 
 The payload of a task (JSON): kind ("answer" or "program"), answer or tests, reference (an answer's text, or null),
 unproven, source, license, row (where it came from), limits.
@@ -27,7 +25,7 @@ from etpi_resources.hashes import json_hash
 
 
 def read_questions(suite: str, path: Path, chosen: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
-    """A task or a refusal a row, in the rows' order; rows of sources that are not asked for are passed over.
+    """Yield a task or a rejection for each row, in order; skip rows of sources that params.sources leaves out.
 
     Raises FileNotFoundError and ValueError as `repository.read_rows`."""
     seen: dict[str, str] = {}
@@ -56,25 +54,27 @@ def read_questions(suite: str, path: Path, chosen: Mapping[str, Any]) -> Iterato
 
 
 def balanced(tasks: Sequence[Task], per_source: int | None, seed: int) -> Iterator[Task]:
-    """`per_source` tasks of each source (all of them where None), drawn and ordered by the seed, sources in turn.
+    """Yield `per_source` tasks of each source (None: all), sampled and shuffled with the seed, sources alternating.
 
-    Raises ValueError where a source has fewer."""
+    Raises ValueError if a source has fewer."""
     by_source: dict[str, list[Task]] = {}
     for task in tasks:
         by_source.setdefault(task.repo, []).append(task)
-    drawn = []
+    samples = []
     for source in sorted(by_source):
-        found = by_source[source]
-        if per_source is not None and len(found) < per_source:
+        candidates = by_source[source]
+        if per_source is not None and len(candidates) < per_source:
             raise ValueError(
-                f"{len(found)} usable rows of {source}, and params.per_source = {per_source}; lower it, or leave the "
-                "source out of params.sources"
+                f"{len(candidates)} usable rows of {source}, and params.per_source = {per_source}; lower it, or leave "
+                "the source out of params.sources"
             )
-        # Apart for each source: rows added to one leave what is drawn of the others as it was.
-        drawn.append(
-            random.Random(f"{seed}/{source}").sample(found, k=len(found) if per_source is None else per_source)
+        # One generator a source: rows added to one source do not change the samples of the others.
+        samples.append(
+            random.Random(f"{seed}/{source}").sample(
+                candidates, k=len(candidates) if per_source is None else per_source
+            )
         )
-    for turn in zip_longest(*drawn):
+    for turn in zip_longest(*samples):
         yield from (task for task in turn if task is not None)
 
 
@@ -115,8 +115,8 @@ def _question(value: Any) -> str:
     if isinstance(value, str):
         text = value
     else:
-        said: Iterable[Mapping[str, Any]] = value
-        text = next((str(m["content"]) for m in reversed(list(said)) if m["role"] == "user"), "")
+        messages: Iterable[Mapping[str, Any]] = value
+        text = next((str(m["content"]) for m in reversed(list(messages)) if m["role"] == "user"), "")
     if not text.strip():
         raise ValueError("the question is empty")
     return text.strip()
@@ -129,5 +129,5 @@ def _truth(row: Mapping[str, Any]) -> Any:
         try:
             return json.loads(truth)
         except ValueError:
-            return truth  # a set, as mathematicians write it
+            return truth  # a mathematical set such as {1, 2}
     return truth

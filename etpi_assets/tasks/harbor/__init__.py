@@ -1,12 +1,10 @@
-"""Harbor's task folders, the format of Terminal-Bench 2: one agent, one machine, a script that grades what it is then.
+"""The family `harbor`: Harbor's task folders, the format of Terminal-Bench 2, with one agent and one machine.
 
-Belongs here: the family as the rest of etpi knows it. Its parts are `folder` (reading task folders), `snapshot`
-(the working directory as data) and `verifier` (tests into a machine, and the reward out of it).
+`folder` reads task folders, `snapshot` copies the working directory, `verifier` runs the tests and reads the reward.
 
-The verdict is about the files of any kind and mode that the agent leaves in the working directory. They are copied out
-as data into a fresh machine, where the tests come in and run: HOME, PATH and the programs there are the image's own.
-What an agent installs elsewhere in its machine does not count, nor does anything that it started; a task that wants
-either fails its own reference and is quarantined.
+The verdict is about the working directory, with files of any kind and mode. It is copied as data into a fresh machine,
+where the tests run: HOME, PATH and the programs are the image's own. Software that the agent installs elsewhere and
+processes that it starts do not count; a task that needs either fails its own reference and is quarantined.
 """
 
 from __future__ import annotations
@@ -33,10 +31,10 @@ PARAMS: Mapping[str, Any] = {
 }
 """Besides those of `places`. path: a folder of task folders, at any depth. tasks: only these. split: of all tasks.
 workdir: where the agent works; none: the last WORKDIR of the task's Dockerfile, or /app. `memory_gib`, `disk_gib` and
-`test_seconds` are of tasks that state no such bounds of their own."""
+`test_seconds` are defaults for tasks that state no limits."""
 
 REFERENCE_RUNS = 3
-"""A reference passes so many times, or the task is refused."""
+"""Runs of the reference solution; all must pass."""
 
 
 class Harbor:
@@ -48,7 +46,7 @@ class Harbor:
         return {**PARAMS, **params}["sandbox"]
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
-        """A task or a refusal a folder with a task.toml, in order of their paths. `seed` draws nothing.
+        """Yield a task or a rejection for each folder with a task.toml, ordered by path. `seed` has no effect.
 
         Raises:
             ValueError: unknown params, or no path. FileNotFoundError: no task.toml below the path.
@@ -81,8 +79,7 @@ class Harbor:
         return {}
 
     def judge_in_place(self, task: Task, machines: Mapping[str, Sandbox], sandboxes: SandboxFactory) -> Verdict:
-        """passed where the tests' reward is 1, else failed_tests with it, or no_reward (0), see `verifier.grade`;
-        no_answer (0) where the agent's machine does not give its working directory out."""
+        """Verdicts of `verifier.grade`, or no_answer (0) if the working directory cannot be copied out."""
         (machine,) = machines.values()
         return self._graded(task, machine, sandboxes)
 
@@ -96,11 +93,11 @@ class Harbor:
             return verifier.grade(task, sandbox)
 
     def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
-        """As `judge_in_place`, of a fresh machine that gets the text files of the workspace alone."""
-        (left,) = final.values()
+        """Judge a fresh machine that gets only the text files of the workspace."""
+        (files,) = final.values()
         with self._fresh(task, sandboxes) as sandbox:
             before = sandbox.read_files()
-            changed = {path: left.get(path) for path in before.keys() | left.keys()}
+            changed = {path: files.get(path) for path in before.keys() | files.keys()}
             put_changes(sandbox, {path: text for path, text in changed.items() if text != before.get(path)})
             return verifier.grade(task, sandbox)
 
@@ -111,12 +108,12 @@ class Harbor:
         return task.payload["entities"]
 
     def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
-        """Each task whose solution passes REFERENCE_RUNS times and whose untouched machine fails; else the refusal:
-        no_environment, no_reference, reference_fails or null_passes."""
+        """Yield each task whose solution passes REFERENCE_RUNS times and whose untouched machine fails; else a
+        rejection: no_environment, no_reference, reference_fails or null_passes."""
         for task in tasks:
-            yield self._proven(task, sandboxes) or task
+            yield self._rejection(task, sandboxes) or task
 
-    def _proven(self, task: Task, sandboxes: SandboxFactory) -> RejectedInput | None:
+    def _rejection(self, task: Task, sandboxes: SandboxFactory) -> RejectedInput | None:
         commands = verifier.solution_commands(task)
         if not commands:
             return RejectedInput(
@@ -124,8 +121,8 @@ class Harbor:
             )
         try:
             for run in range(REFERENCE_RUNS):
-                if found := self._try(task, commands, sandboxes):
-                    detail = f"run {run + 1} of {REFERENCE_RUNS}: {json.dumps(found)[:1500]}"
+                if failure := self._try(task, commands, sandboxes):
+                    detail = f"run {run + 1} of {REFERENCE_RUNS}: {json.dumps(failure)[:1500]}"
                     return RejectedInput(task.task_id, "reference_fails", detail)
             if not self._try(task, (), sandboxes):
                 return RejectedInput(task.task_id, "null_passes", "the tests pass on the untouched machine")
@@ -134,11 +131,11 @@ class Harbor:
         return None
 
     def _try(self, task: Task, commands: Sequence[str], sandboxes: SandboxFactory) -> Mapping[str, Any] | None:
-        """What was found wrong after the commands; None where the tests pass."""
+        """Run the commands and judge the machine. Returns the failure's details; None if the tests pass."""
         with self._fresh(task, sandboxes) as sandbox:
-            said = [sandbox.run(command, timeout=task.payload["solution_seconds"]).output for command in commands]
+            outputs = [sandbox.run(command, timeout=task.payload["solution_seconds"]).output for command in commands]
             verdict = self._graded(task, sandbox, sandboxes)
-        return None if verdict.verdict == "passed" else {**verdict.details, "solution": "".join(said)[-500:]}
+        return None if verdict.verdict == "passed" else {**verdict.details, "solution": "".join(outputs)[-500:]}
 
     def _fresh(self, task: Task, sandboxes: SandboxFactory) -> Sandbox:
         limits, environment = places.test_needs(task.payload["place"], verifier.PLACES)

@@ -1,11 +1,9 @@
-"""One task folder as a task: `task.toml`, `instruction.md`, `environment/`, `tests/`, `solution/` if any.
-
-Belongs here: what of a folder counts, and why one is not taken. Does not belong here: running anything (`verifier`).
+"""Read a task folder: `task.toml`, `instruction.md`, `environment/`, `tests/`, and `solution/` if any.
 
 The payload of a task (JSON):
     tests, solution: {path below the folder: {data: base64, executable: bool}}
     environment: variables of the tests, from [verifier] env
-    seconds, solution_seconds: what a run of the tests, and one command of the solution, may take
+    seconds, solution_seconds: time limits of the tests, and of one command of the solution
     entities: file paths that the instruction names
     metadata: the table of that name, as written
     place: see `places.place`
@@ -37,7 +35,7 @@ _GIB = {"": 1 / (1 << 30), "K": 1 / (1 << 20), "M": 1 / 1024, "G": 1.0, "T": 102
 
 
 class UnreadableTask(ValueError):
-    """A folder is no task that can be taken; `reason` is a stable code."""
+    """A folder cannot be read as a task; `reason` is a stable code."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -45,7 +43,7 @@ class UnreadableTask(ValueError):
 
 
 def read_folder(suite: str, name: str, folder: Path, chosen: Mapping[str, Any]) -> Task:
-    """The task of a folder; `chosen` are the suite's params. Raises UnreadableTask."""
+    """Return the task of a folder; `chosen` are the suite's params. Raises UnreadableTask."""
     config = _config(folder / TASK_FILE)
     instruction = _text(folder / _INSTRUCTION).strip()
     if not instruction:
@@ -65,7 +63,7 @@ def read_folder(suite: str, name: str, folder: Path, chosen: Mapping[str, Any]) 
     }
     place, world = _place(name, folder / _ENVIRONMENT, machine, chosen)
     digest = json_hash([payload, instruction, world])
-    # A machine of its own is a task's repository: what it names stands in no other's.
+    # The task's name is also its repository: each task has its own machine.
     return Task(name, suite, name, chosen["split"], instruction, {**payload, "place": place}, digest)
 
 
@@ -101,7 +99,7 @@ def _seconds(section: Mapping[str, Any], default: float) -> float:
 
 
 def _place(name: str, folder: Path, machine: Mapping[str, Any], chosen: Mapping[str, Any]) -> tuple[dict, list[Any]]:
-    """(the place, what of it identifies the task)."""
+    """Return (the place, the parts of it that enter the content hash)."""
     if several := [file for file in _COMPOSE if (folder / file).is_file()]:
         raise UnreadableTask("several_containers", f"environment/{several[0]}: a task here has one machine")
     dockerfile = folder / "Dockerfile"
@@ -120,7 +118,7 @@ def _place(name: str, folder: Path, machine: Mapping[str, Any], chosen: Mapping[
 
 
 def _gib(machine: Mapping[str, Any], what: str) -> float | None:
-    """`memory_mb = 2048` or `memory = "2G"` in GiB; None where neither is stated."""
+    """Return `memory_mb = 2048` or `memory = "2G"` in GiB; None if neither is stated."""
     if (number := machine.get(f"{what}_mb")) is not None:
         return float(number) / 1024
     stated = machine.get(what)

@@ -1,10 +1,7 @@
-"""The working directory of one machine as text, and put into another: files of any kind, their modes, links.
+"""Copy the working directory of one machine into another: files of any kind, modes, links.
 
-Belongs here: the two commands. Does not belong here: grading.
-
-The archive is made by programs of a machine that an agent worked in, so it is data and nothing more: it is unpacked
-below the working directory alone, without owners, and links that lead out of it are removed, for where the tests lie
-they would lead to the tests.
+Programs of the agent's machine create the archive, so it is untrusted. It is unpacked only below the working directory,
+without owners, and links that lead out of it are removed: in the grading machine they could point at the tests.
 """
 
 from __future__ import annotations
@@ -34,16 +31,16 @@ find . ! -type f ! -type d ! -type l -delete
 
 
 def take(machine: Sandbox) -> str | None:
-    """The working directory as text; None where the machine cannot give it out. The machine is of no use after it."""
+    """Return the working directory as a base64 archive, None on failure. The machine is unusable afterwards."""
     machine.run(_TAKE, timeout=120.0)
     return machine.read_files().get(_ARCHIVE)
 
 
 def put(sandbox: Sandbox, answer: str) -> str | None:
-    """Make a fresh machine's working directory what was taken. Returns why it could not be unpacked, None where it was.
+    """Replace a fresh machine's working directory by the archive. Returns an error message, None on success.
 
     Raises:
-        OSError: the machine takes no files.
+        OSError: the machine does not take the archive.
     """
     sandbox.write_files({_ARCHIVE: answer})
     done = sandbox.run(_PUT)

@@ -1,10 +1,8 @@
 """Grading a machine by Harbor's convention: tests in, script run, reward file out.
 
-Belongs here: the places inside, the commands, and reading the reward. Does not belong here: task folders (`folder`).
-
-The tests lie in /tests and are run by `/tests/test.sh` from the working directory. The reward is what they leave in
-/logs/verifier: `reward.json` (an object with a number "reward"), else `reward.txt` (one number). Both folders are
-emptied first: what an agent put there counts for nothing.
+`/tests/test.sh` runs the tests from the working directory. They write the reward to /logs/verifier: `reward.json` (an
+object with a number "reward"), else `reward.txt` (one number). Both folders are emptied first, so files that an agent
+puts there have no effect.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from etpi_resources.sandboxes import Sandbox
 
 TESTS, SOLUTION, LOGS = "/tests", "/solution", "/logs"
 PLACES = (TESTS, SOLUTION, LOGS)
-"""Folders that the format expects to be writable beside the working directory."""
+"""Writable folders that the format expects besides the working directory."""
 
 _REWARDS = f"{LOGS}/verifier"
 _SHOWN = 2000
@@ -30,10 +28,10 @@ _MARK = "reward of the tests"
 
 
 def grade(task: Task, sandbox: Sandbox) -> Verdict:
-    """Run the tests in the machine. `reward` is theirs where it lies in [0, 1]; 0 and the verdict no_reward where they
-    leave none, or none that can be read: an agent must not be better off for breaking them.
+    """Run the tests in the machine and return their reward: passed (1), failed_tests, or no_reward (0).
 
-    Raises OSError where the tests cannot be put into the machine."""
+    no_reward means that the tests write no readable reward in [0, 1]: an agent must not gain by breaking them.
+    Raises OSError if the tests cannot be written to the machine."""
     put = sandbox.run(f"{empty_command(TESTS, _REWARDS)} && {put_command(TESTS, task.payload['tests'])}")
     if put.exit_code:
         raise OSError(f"task {task.task_id}: the tests could not be put into its machine: {put.output[-500:].strip()}")
@@ -51,7 +49,7 @@ def grade(task: Task, sandbox: Sandbox) -> Verdict:
 
 
 def solution_commands(task: Task) -> Sequence[str]:
-    """Bash commands that run the reference solution; none where the task has no solve.sh."""
+    """Return bash commands that run the reference solution; empty if the task has no solve.sh."""
     files = task.payload["solution"]
     if "solve.sh" not in files:
         return ()
@@ -59,27 +57,27 @@ def solution_commands(task: Task) -> Sequence[str]:
 
 
 def empty_command(*folders: str) -> str:
-    """The bash command that makes folders and takes away all they hold. A folder may be a mount, which stays."""
+    """Return the bash command that creates folders and deletes their content. A folder may be a mount."""
     made = " ".join(folders)
     held = " ".join(f"{folder}/*" for folder in folders)
     return f'mkdir -p {made} && (shopt -s dotglob nullglob; for held in {held}; do rm -rf -- "$held" || exit; done)'
 
 
 def put_command(folder: str, files: Mapping[str, Mapping[str, Any]]) -> str:
-    """The bash command that writes files (see `folder`) below a folder."""
+    """Return the bash command that writes files (see `folder`) below a folder."""
     lines = []
     for path, file in sorted(files.items()):
         name = shlex.quote(f"{folder}/{path}")
         lines.append(f"mkdir -p {shlex.quote(f'{folder}/{path}'.rpartition('/')[0])}")
         lines.append(f"printf %s {file['data']} | base64 -d > {name}")
-        # The script that grades is run by its name, whether or not it was checked out with its mode.
+        # test.sh runs by its name, so it must be executable even if its mode was lost on checkout.
         if file["executable"] or path == "test.sh":
             lines.append(f"chmod +x {name}")
     return " && ".join(lines) or "true"
 
 
 def _reward(sandbox: Sandbox) -> tuple[float | None, str]:
-    """(the reward, why there is none)."""
+    """Return (the reward or None, the reason if None)."""
     for name, read in (("reward.json", _of_json), ("reward.txt", float)):
         found = sandbox.run(f"[ -f {_REWARDS}/{name} ] && echo {shlex.quote(_MARK)} && cat {_REWARDS}/{name}").output
         mark, _, text = found.partition("\n")
@@ -88,7 +86,7 @@ def _reward(sandbox: Sandbox) -> tuple[float | None, str]:
         try:
             reward = read(text)
         except (ValueError, TypeError, KeyError) as error:
-            if name == "reward.json":  # a report without the number; the text file may have it
+            if name == "reward.json":  # the text file may have the number
                 continue
             return None, f"{name} holds no number: {error}"
         if math.isfinite(reward) and 0.0 <= reward <= 1.0:

@@ -1,7 +1,6 @@
-"""Bugs in real packages: an agent gets a package with one wrong expression, the package's own tests are hidden.
+"""The family `pypi_bugs`: real packages with one wrong expression; the package's own tests are hidden.
 
-Belongs here: the family as the rest of etpi knows it, over the rows that `build` wrote. Does not belong here: making
-bugs. The verdict is R2E-Gym's: the outcome of every test equals that of the untouched package.
+`build` writes the rows. A patch passes if every test has the same outcome as in the original package.
 
 Fields of a row: repo, version, bug (its place), function, path, fixed (that file's text without the bug), files and
 tests (path -> text), command, expected (test -> outcome), breaks (a test the bug breaks), issue.
@@ -72,7 +71,7 @@ class PypiBugs(RepositoryFamily):
         return found["roots"].split(":") if found else ()
 
     def test_command(self, task: Task) -> str:
-        """The row's, without its PYTHONPATH: the tree is put on the path once the tools are imported."""
+        """Return the row's command without PYTHONPATH: the recorder adds the roots after pytest is imported."""
         return _ROOTS.sub("", task.payload["command"])
 
     def passes(self, task: Task, output: str) -> tuple[bool, Mapping[str, Any]]:
@@ -88,20 +87,20 @@ class PypiBugs(RepositoryFamily):
         put_changes(sandbox, {task.payload["path"]: task.payload["fixed"]})
 
     def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
-        """As for any repository. Tasks of one package mend to the same files under the same tests: what these give is
-        run REFERENCE_RUNS times for all of them."""
-        mended: dict[str, RejectedInput | None] = {}
+        """Validate as in RepositoryFamily, but run the REFERENCE_RUNS only once for all tasks with the same fixed files
+        and tests."""
+        rejections: dict[str, RejectedInput | None] = {}
         for task in tasks:
-            key = _mended(task)
+            key = _fixed_hash(task)
             try:
-                if key not in mended:
-                    mended[key] = self._reference_fails(task, sandboxes)
-                refused = mended[key]
-                if refused is None and self._try(task, {}, sandboxes)[0]:
-                    refused = RejectedInput(task.task_id, "null_passes", "the tests pass without any change")
+                if key not in rejections:
+                    rejections[key] = self._reference_fails(task, sandboxes)
+                rejection = rejections[key]
+                if rejection is None and self._try(task, {}, sandboxes)[0]:
+                    rejection = RejectedInput(task.task_id, "null_passes", "the tests pass without any change")
             except EnvironmentUnavailable as error:
-                refused = RejectedInput(task.task_id, "no_environment", str(error))
-            yield RejectedInput(task.task_id, refused.reason, refused.detail) if refused else task
+                rejection = RejectedInput(task.task_id, "no_environment", str(error))
+            yield RejectedInput(task.task_id, rejection.reason, rejection.detail) if rejection else task
 
     def _reference_fails(self, task: Task, sandboxes: SandboxFactory) -> RejectedInput | None:
         changes = {task.payload["path"]: task.payload["fixed"]}
@@ -113,8 +112,8 @@ class PypiBugs(RepositoryFamily):
         return None
 
 
-def _mended(task: Task) -> str:
-    """A hash of what the reference solution leaves and how it is tested."""
+def _fixed_hash(task: Task) -> str:
+    """Return a hash of the fixed files and their tests."""
     payload = task.payload
     files = {**payload["files"], payload["path"]: payload["fixed"]}
     parts = [files, payload["tests"], payload["command"], payload["expected"]]

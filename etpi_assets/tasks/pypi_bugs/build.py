@@ -1,10 +1,7 @@
-"""Building the suite: real packages, one bug each time, kept where a test of the package notices.
+"""Build the rows of `pypi_bugs`: try mutations of real packages and keep those that break a test.
 
-Belongs here: which bugs are tried and kept, the rows. Does not belong here: packages (`packages`), how a
-bug is made (`mutations`), or what becomes of a row (`etpi_assets.tasks.pypi_bugs`).
-
-`etpi pypi-bugs FOLDER` writes FOLDER/rows.jsonl and FOLDER/tools; what was downloaded
-stays in FOLDER/sdists, and a folder that holds what would be made is left as it is. Tests run in the sandbox alone.
+`etpi pypi-bugs FOLDER` writes FOLDER/rows.jsonl and FOLDER/tools, and keeps downloads in FOLDER/sdists. It does nothing
+if the folder already holds the result of the same request. Tests run only in the sandbox.
 """
 
 from __future__ import annotations
@@ -27,21 +24,21 @@ from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import CommandResult, Environment, Limits, SandboxFactory
 
 ORIGINAL_RUNS = 3
-"""The untouched package gives the same outcomes so many times, or none of its bugs are taken."""
+"""Runs of the original package; their outcomes must be equal, or the package is skipped."""
 
 PER_PACKAGE = 20
 TRIES = 4
-"""So many bugs are tried for each that is wanted."""
+"""Mutations tried, at most, for each wanted bug."""
 
 SLOWER = 5
-"""A bug whose tests take so many times the untouched package's, and ten seconds more, hangs."""
+"""Time limit of a bug's tests: 10 s plus this many times the original package's time."""
 
 LIMITS = Limits(command_seconds=600.0, memory_bytes=1 << 30, processes=256, output_bytes=4 << 20)
 _SHOWN_LINES = 30
 
 
 def test_command(roots: Sequence[str], tests: Sequence[str], *flags: str) -> str:
-    """The command that runs a package's tests from its root, without the settings of its own project."""
+    """Return the command that runs a package's tests from its root, without the project's pytest settings."""
     settings = ["-c", "/dev/null", "--rootdir", ".", "-p", "no:cacheprovider"]
     words = ["python3", "-m", "pytest", *settings, "-rA", *flags, *tests]
     return f"PYTHONPATH={shlex.quote(':'.join(roots))} {shlex.join(words)}"
@@ -57,7 +54,7 @@ def build(
     workers: int = 2,
     echo: Callable[[str], None] = print,
 ) -> Path:
-    """Write the suite's rows, or leave them where the same request wrote them before.
+    """Write the suite's rows, unless the same request has already written them.
 
     Returns the file of rows. Raises SuiteBuildError as `packages.fetch`, `read` and `make_tools` do.
     """
@@ -70,29 +67,29 @@ def build(
     folder.chmod(0o755)
     sdists, tools = fetch(packages, folder / "sdists"), make_tools(folder / "tools")
 
-    def of(package: PinnedPackage) -> tuple[list[dict[str, Any]], str]:
+    def build_package(package: PinnedPackage) -> tuple[list[dict[str, Any]], str]:
         began = time.monotonic()
-        found, told = bugs(package, read(package, sdists[package.name]), tools, sandboxes, per_package, seed)
-        return found, f"{package.name} {package.version}: {told}, {time.monotonic() - began:.0f} s"
+        bug_rows, summary = bugs(package, read(package, sdists[package.name]), tools, sandboxes, per_package, seed)
+        return bug_rows, f"{package.name} {package.version}: {summary}, {time.monotonic() - began:.0f} s"
 
-    made: list[dict[str, Any]] = []
+    written: list[dict[str, Any]] = []
     with ThreadPoolExecutor(workers) as pool:
-        for found, told in pool.map(of, packages):
-            echo(told)
-            made += found
+        for package_rows, summary in pool.map(build_package, packages):
+            echo(summary)
+            written += package_rows
     beside = rows.with_suffix(".new")
-    beside.write_text("".join(json.dumps(row, sort_keys=True) + "\n" for row in made), encoding="utf-8")
+    beside.write_text("".join(json.dumps(row, sort_keys=True) + "\n" for row in written), encoding="utf-8")
     beside.replace(rows)
-    key_file.write_text(json.dumps({"key": key, "rows": len(made)}))
+    key_file.write_text(json.dumps({"key": key, "rows": len(written)}))
     return rows
 
 
 def bugs(
     package: PinnedPackage, sources: PackageFiles, tools: Path, sandboxes: SandboxFactory, wanted: int, seed: int
 ) -> tuple[list[dict[str, Any]], str]:
-    """(rows of bugs that a test notices, at most `wanted` and one a line of source; how many were tried).
+    """Return (rows of bugs that break a test, at most `wanted` and one a source line; a summary for the log).
 
-    None where the untouched package's outcomes differ from run to run, or where none of its tests passes.
+    No rows if the original package's outcomes differ between runs, or none of its tests passes.
     """
     environment = Environment(tools=(tools,))
     files = {**sources.code, **sources.tests}
@@ -116,9 +113,9 @@ def bugs(
                 continue
             tried += 1
             sandbox.write_files({path: text})
-            told = sandbox.run(command, timeout=patience)
+            result = sandbox.run(command, timeout=patience)
             sandbox.write_files({path: sources.code[path]})
-            if (broken := _broken(told, expected)) is not None:
+            if (broken := _broken(result, expected)) is not None:
                 rows.append(
                     {
                         "repo": package.name,
@@ -132,14 +129,14 @@ def bugs(
                         "command": test_command(package.roots, package.tests),
                         "expected": expected,
                         "breaks": broken,
-                        "issue": issue(broken, told.output),
+                        "issue": issue(broken, result.output),
                     }
                 )
     return rows, f"{len(rows)} bugs of {tried} tried"
 
 
 def issue(test: str, output: str) -> str:
-    """What a user would report: the failing check and what came of it, as the runner showed it."""
+    """Return the issue as a user would report it: the failing test and the runner's report of it."""
     name = test.split("::")[-1]
     shown: list[str] = []
     taken = False
@@ -155,7 +152,7 @@ def issue(test: str, output: str) -> str:
 
 
 def _candidates(package: PinnedPackage, sources: PackageFiles, seed: int) -> Iterator[tuple[str, Mutation]]:
-    """(path, mutation) in random order, no two in one line of a module; tests are no modules."""
+    """Yield (path, mutation) in random order, at most one a source line; test files are excluded."""
     modules = [path for path in sorted(sources.code) if not TEST_FILE.search(path)]
     every = [(path, mutation) for path in modules for mutation in mutations(sources.code[path])]
     random.Random(f"{seed}/{package.name}/{package.version}").shuffle(every)
@@ -167,14 +164,14 @@ def _candidates(package: PinnedPackage, sources: PackageFiles, seed: int) -> Ite
 
 
 def _broken(done: CommandResult, expected: Outcomes) -> str | None:
-    """The first test that passed and now fails; None where none does, or the run hung, was cut or reports nothing."""
+    """Return the first test that passed and now fails; None if there is none or the run is incomplete."""
     if done.timed_out or done.truncated:
         return None
-    found = pytest_outcomes(done.output)
-    return next((t for t, o in found.items() if o == "FAILED" and expected.get(t) == "PASSED"), None)
+    outcomes = pytest_outcomes(done.output)
+    return next((t for t, o in outcomes.items() if o == "FAILED" and expected.get(t) == "PASSED"), None)
 
 
 def _key(packages: Sequence[PinnedPackage], per_package: int, seed: int) -> str:
-    """What the rows depend on: pins, numbers, and the code that builds them."""
+    """Return a hash of all that the rows depend on: pins, numbers, and the code of `build`."""
     code = definition_version("etpi_assets.tasks.pypi_bugs.build:build")
     return json_hash([[vars(p) for p in packages], per_package, seed, code])

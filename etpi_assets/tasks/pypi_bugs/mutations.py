@@ -1,7 +1,4 @@
-"""Bugs by mutation of a module's syntax tree: one expression of one function, everything else as it was written.
-
-Belongs here: which expressions can be changed and how. Does not belong here: whether a test notices (`build`).
-"""
+"""Mutations of a module's syntax tree: each replaces one expression of one function and keeps the rest of the text."""
 
 from __future__ import annotations
 
@@ -17,13 +14,13 @@ _ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult,
 }  # fmt: skip
 _SKIPPED = (ast.JoinedStr, ast.Assert, ast.Raise, ast.AnnAssign)
-"""What is left alone: messages, and what only speaks of types. Positions inside f-strings are not the source's."""
+"""Nodes that are not mutated: messages and annotations. Positions inside f-strings are not those of the source."""
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """One change of a module: its kind, the function it is in, the line it starts at, and what stands between two
-    offsets (of the source in UTF-8) afterwards."""
+    """One change of a module: kind, enclosing function, first line, and the text that replaces the bytes from start to
+    end of the UTF-8 source."""
 
     kind: str
     function: str
@@ -33,7 +30,7 @@ class Mutation:
     replacement: str
 
     def apply(self, source: str) -> str:
-        """The module with the bug. Raises SyntaxError where it would be none."""
+        """Return the module with the bug. Raises SyntaxError if it does not parse."""
         whole = source.encode()
         text = (whole[: self.start] + self.replacement.encode() + whole[self.end :]).decode()
         ast.parse(text)
@@ -41,22 +38,22 @@ class Mutation:
 
 
 def mutations(source: str) -> list[Mutation]:
-    """Every mutation of a module, in the order of the source. Raises SyntaxError where the source is none."""
+    """Return every mutation of a module, in source order. Raises SyntaxError if the source does not parse."""
     ends = [0]
     for line in source.splitlines(keepends=True):
         ends.append(ends[-1] + len(line.encode()))
-    found = []
+    changes = []
     for function in _functions(ast.parse(source)):
         for kind, node, replacement in _changes(function):
             assert node.end_lineno is not None and node.end_col_offset is not None
             start = ends[node.lineno - 1] + node.col_offset
             end = ends[node.end_lineno - 1] + node.end_col_offset
-            found.append(Mutation(kind, function.name, node.lineno, start, end, replacement))
-    return found
+            changes.append(Mutation(kind, function.name, node.lineno, start, end, replacement))
+    return changes
 
 
 def _functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
-    """Functions and methods; those inside another function count as part of it."""
+    """Yield functions and methods; a nested function is part of its outer function."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef):
             yield node
@@ -65,18 +62,18 @@ def _functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
 
 
 def _changes(function: ast.FunctionDef) -> Iterator[tuple[str, ast.expr, str]]:
-    """(kind, the expression, what stands in its place) of a function's body."""
+    """Yield (kind, expression, replacement) for a function's body."""
     waiting: list[ast.AST] = list(reversed(function.body))
     while waiting:
         node = waiting.pop()
         if isinstance(node, _SKIPPED):
             continue
-        yield from _of(node)
+        yield from _changes_of_node(node)
         parts = node.body if isinstance(node, ast.FunctionDef | ast.ClassDef) else list(ast.iter_child_nodes(node))
         waiting += reversed(parts)
 
 
-def _of(node: ast.AST) -> Iterator[tuple[str, ast.expr, str]]:
+def _changes_of_node(node: ast.AST) -> Iterator[tuple[str, ast.expr, str]]:
     match node:
         case ast.Compare(ops=[op]) if type(op) in _COMPARISONS:
             changed = ast.Compare(node.left, [_COMPARISONS[type(op)]()], node.comparators)

@@ -1,8 +1,4 @@
-"""Real packages: which, fetched once as source distributions, and read as text.
-
-Belongs here: pins, the download through pip, unpacking in memory, the interpreter that runs their tests. Does not
-belong here: bugs (`mutations`, `build`).
-"""
+"""The suite's packages: pins, download of source distributions through pip, their files, the interpreter for tests."""
 
 from __future__ import annotations
 
@@ -27,14 +23,14 @@ PYTHON = "/usr/bin/python3"
 
 _PYTEST = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments")
 _DESCRIBED = ("pytest", "pluggy")
-"""Packages that ask for their own versions."""
+"""Packages that look up their own version, so their metadata is copied too."""
 
 MAX_BYTES = 300_000
 """A larger file of a distribution is left out."""
 
 
 class SuiteBuildError(RuntimeError):
-    """The suite cannot be built here; the message says what is missing and what to do."""
+    """The suite cannot be built; the message says what is missing and what to do."""
 
 
 @dataclass(frozen=True)
@@ -51,46 +47,45 @@ class PinnedPackage:
 
 @dataclass(frozen=True)
 class PackageFiles:
-    """A package's files, path -> text: those an agent is given, and the hidden tests with what stands beside them."""
+    """A package's files, path -> text: `code`, which the agent sees, and the hidden `tests` with their data."""
 
     code: Mapping[str, str]
     tests: Mapping[str, str]
 
 
 def pinned(path: Path = PINS) -> list[PinnedPackage]:
-    """The packages of a file of pins."""
+    """Return the packages of a file of pins."""
     rows: list[dict[str, Any]] = tomllib.loads(path.read_text(encoding="utf-8"))["package"]
     lists = ("roots", "tests", "modules")
     return [PinnedPackage(**{**row, **{name: tuple(row[name]) for name in lists}}) for row in rows]
 
 
 def fetch(packages: Sequence[PinnedPackage], folder: Path) -> dict[str, Path]:
-    """Name -> distribution in `folder`; pip downloads what is not there yet, from the index it is set up with, and
-    refuses other content than the pins'.
+    """Download missing distributions into `folder` with pip, which checks their hashes. Returns name -> file.
 
     Raises:
-        SuiteBuildError: pip could not fetch one; the message has its last words.
+        SuiteBuildError: pip could not fetch one; the message has the end of its output.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    found = _held(packages, folder)
-    if missing := [package for package in packages if package.name not in found]:
+    distributions = _present(packages, folder)
+    if missing := [package for package in packages if package.name not in distributions]:
         wanted = folder / "wanted.txt"
         wanted.write_text("".join(f"{p.name}=={p.version} --hash=sha256:{p.sha256}\n" for p in missing))
         flags = ["--quiet", "--no-deps", "--no-binary", ":all:", "--require-hashes"]
         command = [sys.executable, "-m", "pip", "download", *flags, "-r", str(wanted), "-d", str(folder)]
         done = subprocess.run(command, capture_output=True, text=True)
         wanted.unlink()
-        found = _held(packages, folder)
-        if lacking := [package.name for package in packages if package.name not in found]:
+        distributions = _present(packages, folder)
+        if lacking := [package.name for package in packages if package.name not in distributions]:
             raise SuiteBuildError(
                 f"pip could not fetch the source distributions of {', '.join(lacking)}: {done.stderr[-800:].strip()}. "
                 f"Run it where a package index can be reached, or put them into {folder} by hand"
             )
-    return found
+    return distributions
 
 
 def read(package: PinnedPackage, distribution: Path) -> PackageFiles:
-    """The package's text files. Raises SuiteBuildError where the modules or the tests are not there."""
+    """Return the package's text files. Raises SuiteBuildError if it has no modules or no tests."""
     files = dict(_texts(distribution))
     tests = {path: text for path, text in files.items() if _below(path, package.tests)}
     code = {path: text for path, text in files.items() if path.endswith(".py") and _below(path, package.modules)}
@@ -103,7 +98,7 @@ def read(package: PinnedPackage, distribution: Path) -> PackageFiles:
 
 
 def make_tools(folder: Path) -> Path:
-    """A folder whose `bin/python3` is the sandbox's interpreter with this environment's pytest; made once.
+    """Create, once, a folder whose `bin/python3` is the sandbox's interpreter with this environment's pytest.
 
     Raises:
         SuiteBuildError: there is no pytest in this environment.
@@ -133,14 +128,14 @@ def make_tools(folder: Path) -> Path:
     return folder
 
 
-def _held(packages: Sequence[PinnedPackage], folder: Path) -> dict[str, Path]:
-    """Those distributions that are in the folder, by content."""
+def _present(packages: Sequence[PinnedPackage], folder: Path) -> dict[str, Path]:
+    """Return the distributions in the folder, recognised by their hashes."""
     by_hash = {hashlib.sha256(p.read_bytes()).hexdigest(): p for p in sorted(folder.iterdir()) if p.is_file()}
     return {package.name: by_hash[package.sha256] for package in packages if package.sha256 in by_hash}
 
 
 def _texts(distribution: Path) -> Iterator[tuple[str, str]]:
-    """(path below the distribution's own folder, text) of its UTF-8 files. Nothing is written to disk."""
+    """Yield (path below the distribution's top folder, text) of its UTF-8 files. Writes nothing to disk."""
     with tarfile.open(distribution) as archive:
         for member in archive:
             path = PurePosixPath(member.name)

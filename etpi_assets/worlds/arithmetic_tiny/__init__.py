@@ -1,10 +1,8 @@
-"""The last digit of a sum: nothing a model of this size can work out, and one line of Python can.
+"""The family `arithmetic_tiny`: the last digit of a * b + c, which a tiny model cannot compute but one Python call can.
 
-Belongs here: drawing the questions, and judging an answer. Does not belong here: who answers
-(`rollouts.policies.arithmetic_tiny`). A guess is right one time in ten. It is a model of the method: what is measured
-on it says something about the pipeline, nothing about language models.
+A guess is right one time in ten. It is a toy model: results on it describe the pipeline, not language models.
 
-The payload of a task (JSON): expression, answer, and source and license, as rows of real questions have them.
+The payload of a task (JSON): expression, answer, and source and license, as in rows of `answers`.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ class ArithmeticTiny:
         return str({**PARAMS, **params}["sandbox"])
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
-        """Tasks of both splits, no expression in both, deterministic in (suite, seed)."""
+        """Yield tasks of both splits, without a repeated expression, deterministic in (suite, seed)."""
         chosen = with_defaults(suite, "arithmetic_tiny", params, PARAMS)
         rng = random.Random(f"{suite}/{seed}")
         seen: set[str] = set()
@@ -58,19 +56,19 @@ class ArithmeticTiny:
         return maths.judge(task.payload["answer"], files.get(ANSWER, ""))
 
     def solve(self, task: Task, role: Role) -> Sequence[str]:
-        """None: an answer is words, not commands."""
+        """Return no commands: an answer is text."""
         return []
 
     def entities(self, task: Task) -> Sequence[str]:
         return []
 
     def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
-        """Each task whose answer is what Python makes of its expression in a sandbox; else `reference_fails`."""
+        """Yield each task whose answer equals Python's value of its expression; else `reference_fails`."""
         with sandboxes.create({}) as sandbox:
             program = "\n".join(f"print({task.payload['expression']})" for task in tasks)
             sandbox.write_files({"all.py": program})
-            found = sandbox.run("python3 all.py").output.split()
-        for task, digit in zip(tasks, found, strict=True):
+            digits = sandbox.run("python3 all.py").output.split()
+        for task, digit in zip(tasks, digits, strict=True):
             wanted = task.payload["answer"]
             right = digit == wanted and maths.judge(wanted, maths.as_answer(digit)).reward == 1.0
             yield (

@@ -1,8 +1,4 @@
-"""Conversations of scripted agents of `arithmetic_tiny`, and what its tiny base grows up on.
-
-Belongs here: the tasks, habits, exercises and the emulated interpreter of that world. Does not belong here: driving the
-loop (`transcripts`).
-"""
+"""The training corpus of the tiny base of `arithmetic_tiny`: conversations of scripted agents, and exercises."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ from etpi_assets.worlds.emulated import EmulatedFactory, EmulatedSandbox, Unknow
 from etpi_assets.worlds.transcripts import transcripts as roll_out
 
 SUITE = "arithmetic_tiny_base"
-"""Tasks are drawn under this name, so that they are others than those of a suite of the same seed."""
+"""Suite name for the corpus's tasks, so that they differ from those of a suite with the same seed."""
 
 GUESSES = ArithmeticSkill(calls=0.0)
 
@@ -27,7 +23,7 @@ _CELL = re.compile(r"n = \((\d+) \* (\d+) \+ (\d+)\) % (\d+)(; print\(r'\\boxed\
 
 
 def transcripts(seed: int, n: int, skill: ArithmeticSkill, tokenizer: str) -> Iterator[list[dict[str, str]]]:
-    """`n` conversations, deterministic in the arguments; see `templated.transcripts`."""
+    """Yield `n` conversations, deterministic in the arguments; see `worlds.transcripts`."""
     agent = AgentSection(
         prompt="arithmetic_tiny", tools=(INTERPRETER,), action_format="tool_or_answer", tokenizer=tokenizer
     )
@@ -38,17 +34,17 @@ def transcripts(seed: int, n: int, skill: ArithmeticSkill, tokenizer: str) -> It
 
 
 def conversations(seed: int, n: int, tokenizer: str) -> Iterator[list[dict[str, str]]]:
-    """Of agents with the base's habits."""
+    """Yield conversations of agents with BASE_HABITS."""
     return transcripts(seed, n, BASE_HABITS, tokenizer)
 
 
 def exercises(seed: int, n: int, tokenizer: str) -> Iterator[list[dict[str, str]]]:
-    """A question and a guess."""
+    """Yield questions, each with a guess."""
     return transcripts(seed, n, GUESSES, tokenizer)
 
 
 class ArithmeticSandbox(EmulatedSandbox):
-    """A workspace that also knows this world's cells."""
+    """An emulated sandbox that also runs this world's Python cells."""
 
     def _answer(self, command: str) -> tuple[str, int]:
         cell = _CELL.fullmatch(cell_in(command) or "")

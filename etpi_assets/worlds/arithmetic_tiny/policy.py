@@ -1,29 +1,26 @@
-"""A scripted teacher of arithmetic that seldom calls its tool, and seldom well.
+"""The scripted policy of `arithmetic_tiny`: by default it rarely calls its tool, and rarely calls it correctly.
 
-Belongs here: what it answers, and how often which way. Does not belong here: turning text into ids (the scripted
-engine), or the tasks.
-
-A call that prints the last digit leads to the right answer, one that prints another remainder to a wrong one, and one
-that only assigns shows nothing, so that the teacher gives up. Without a call it guesses. What is printed is the answer
-as it is to be written: a model this small copies what follows the same words, not a digit that stands alone.
+A call that prints the last digit gives the right answer, one that prints another remainder a wrong answer, and one that
+only assigns prints nothing, so the policy gives up. Without a call it guesses. Calls print the whole `\\boxed{}`: a
+model this small copies text after a known context, not a lone digit.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from etpi_assets.agent.tools import INTERPRETER
+from etpi_assets.worlds.skill import PolicySkill
 from etpi_resources.engines import Request
 
 GIVEN_UP = "I cannot tell."
 
 
 @dataclass(frozen=True)
-class ArithmeticSkill:
-    """Probabilities.
+class ArithmeticSkill(PolicySkill):
+    """Probabilities of the policy's choices.
 
     Attributes:
         calls: a rollout calls the tool.
@@ -37,27 +34,14 @@ class ArithmeticSkill:
     exact: float = 0.1
     again: float = 0.2
 
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            if not 0 <= getattr(self, field.name) <= 1:
-                raise ValueError(f"skill.{field.name} = {getattr(self, field.name)}: a probability is between 0 and 1")
-
-    @classmethod
-    def of(cls, values: Mapping[str, float]) -> ArithmeticSkill:
-        """The skill a spec's `engine.skill` table describes; ValueError names an unknown key."""
-        known = [field.name for field in fields(cls)]
-        if unknown := sorted(set(values) - set(known)):
-            raise ValueError(f"engine.skill: unknown {unknown}; there are {known}")
-        return cls(**values)
-
 
 BASE_HABITS = ArithmeticSkill(calls=1.0, prints=1.0, exact=0.5)
-"""The prior of the base model: it reads what its tool prints."""
+"""Habits in the base model's corpus: it always calls its tool and answers with the printed text."""
 
 
 class ArithmeticTinyPolicy:
-    """The policy of one skill; `policy(request)` answers the task in `request.privileged["payload"]`, from what the
-    tool has shown so far."""
+    """Scripted policy: `policy(request)` answers the task in `request.privileged["payload"]`, given the tool's output
+    so far."""
 
     def __init__(self, skill: ArithmeticSkill, seed: int = 0) -> None:
         self.skill, self.seed = skill, seed
@@ -81,7 +65,7 @@ class ArithmeticTinyPolicy:
 
 
 def call(code: str) -> str:
-    """A call of the tool in Hermes form."""
+    """Return a tool call in Hermes form."""
     body = json.dumps({"name": INTERPRETER, "arguments": {"code": code}})
     return f"<tool_call>\n{body}\n</tool_call>"
 

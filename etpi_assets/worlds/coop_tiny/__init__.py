@@ -1,9 +1,7 @@
-"""The embedded world: two agents, one small Python repository each pair, two features.
+"""The family `coop_tiny`: two agents implement two features in one small Python repository.
 
-Belongs here: the family as the rest of etpi knows it. Its parts are `names`, `features`, `repositories`, `texts`,
-`generate` (tasks), `merge` and `judge` (verdicts).
-
-It is a model of the method: what is measured on it says something about the pipeline, nothing about language models.
+`generate` builds tasks from `features`, `repositories` and `texts`; `judge` merges and tests the patches.
+It is a toy model: results on it describe the pipeline, not language models.
 """
 
 from __future__ import annotations
@@ -20,8 +18,8 @@ from etpi_assets.worlds.coop_tiny.texts import REGISTERS
 from etpi_resources.sandboxes import SandboxFactory
 
 PARAMS: Mapping[str, Any] = {"train": 1000, "heldout": 100, "registers": tuple(REGISTERS), "sandbox": "bubblewrap"}
-"""A suite's params and their defaults: tasks of each split, the registers the texts are written in, and the kind of
-sandbox the tasks are proven in."""
+"""A suite's params and their defaults: tasks of each split, the registers of the instructions, and the kind of
+sandbox that validates the tasks."""
 
 
 class CoopTiny:
@@ -56,7 +54,7 @@ class CoopTiny:
         return verdicts.judge(task, final, sandboxes)
 
     def reference(self, task: Task, role: Role) -> dict[str, str]:
-        """The files as the reference solution leaves them."""
+        """Return the files after the reference solution."""
         return verdicts.solution(task, role.feature_id)
 
     def solve(self, task: Task, role: Role) -> Sequence[str]:

@@ -1,7 +1,4 @@
-"""Conversations of scripted agents of `coop_tiny`, and what its tiny base grows up on.
-
-Belongs here: the tasks, habits and exercises of that world. Does not belong here: driving the loop (`transcripts`).
-"""
+"""The training corpus of the tiny base of `coop_tiny`: conversations of scripted agents, and exercises."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from etpi_assets.worlds.transcripts import transcripts as roll_out
 from etpi_resources.sandboxes import SandboxFactory
 
 SUITE = "coop_tiny_base"
-"""Tasks are drawn under this name, so that they are others than those of a suite of the same seed."""
+"""Suite name for the corpus's tasks, so that they differ from those of a suite with the same seed."""
 
 EDIT = "sed -i"
 DILIGENT = CoopTinySkill(plan_first=0.0, follow_through=1.0, verbose_think=0.0, wrong_edit=0.0)
@@ -26,27 +23,27 @@ DILIGENT = CoopTinySkill(plan_first=0.0, follow_through=1.0, verbose_think=0.0, 
 def transcripts(
     seed: int, n: int, skill: CoopTinySkill | Mapping[str, float], agent: AgentSection, split: str = "train"
 ) -> Iterator[list[dict[str, str]]]:
-    """`n` conversations, deterministic in the arguments; see `templated.transcripts`."""
+    """Yield `n` conversations, deterministic in the arguments; see `worlds.transcripts`."""
     skill = skill if isinstance(skill, CoopTinySkill) else CoopTinySkill.of(skill)
     tasks = generate_tasks(SUITE, seed, split)
     return roll_out(tasks, n, UnjudgedCoopTiny(), CoopTinyPolicy(skill, seed), EmulatedFactory(), agent, seed)
 
 
 def conversations(seed: int, n: int, tokenizer: str) -> Iterator[list[dict[str, str]]]:
-    """Of agents with the base's habits."""
+    """Yield conversations of agents with BASE_HABITS."""
     return transcripts(seed, n, BASE_HABITS, AgentSection(tokenizer=tokenizer))
 
 
 def exercises(seed: int, n: int, tokenizer: str) -> Iterator[list[dict[str, str]]]:
-    """A task and its right edit, nothing between: a conversation holds one edit in seven hundred tokens, too few to
-    learn what each wording asks for."""
+    """Yield a task and its correct edit only: a conversation has one edit in seven hundred tokens, too few to train the
+    mapping from wordings to edits."""
     for messages in transcripts(seed, n, DILIGENT, AgentSection(tokenizer=tokenizer)):
         edit = next(m for m in messages if m["role"] == "assistant" and EDIT in m["content"])
         yield [*messages[:2], edit]
 
 
 class UnjudgedCoopTiny(CoopTiny):
-    """The family without its verdicts: conversations are wanted, not rewards."""
+    """The family without its judge, for conversations that need no reward."""
 
     def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
         return Verdict(0.0, "unknown", {})

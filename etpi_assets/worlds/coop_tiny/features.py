@@ -1,7 +1,4 @@
-"""Behaviours of a one-line function of `x`: how they are written, computed and said in words.
-
-Belongs here: the operations and their phrases. Does not belong here: where a feature stands, or whole task texts.
-"""
+"""Formulas of one-line functions of `x`: their code, their values, and phrases that describe them."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ NUMBERS = range(2, 100)
 
 @dataclass(frozen=True)
 class Operation:
-    """`code` is the expression with `{n}` for its number; each of `phrases` completes "it should …"."""
+    """`code`: expression with `{n}` for the number. `phrases`: completions of "it should …"."""
 
     code: str
     compute: Callable[[int, int], int]
@@ -76,34 +73,34 @@ _FORMS = {
 
 @dataclass(frozen=True)
 class Formula:
-    """One operation with its number."""
+    """One operation with its number, such as x + 3."""
 
     operation: str
     number: int
 
     @property
     def code(self) -> str:
-        """The expression the function returns."""
+        """Return the expression that the function returns."""
         return OPERATIONS[self.operation].code.format(n=self.number)
 
     def __call__(self, x: int) -> int:
         return OPERATIONS[self.operation].compute(x, self.number)
 
     def phrase(self, rng: random.Random) -> str:
-        """The behaviour in words, as the completion of "it should …"."""
+        """Return the formula in words, as a completion of "it should …"."""
         return rng.choice(OPERATIONS[self.operation].phrases).format(n=self.number)
 
 
 def parse_formula(expression: str) -> Formula:
-    """The behaviour an expression is the code of; ValueError where it is none of them."""
+    """Parse an expression. Raises ValueError if it is no formula."""
     for operation, form in _FORMS.items():
         if match := form.fullmatch(expression):
             return Formula(operation, int(match[1]))
-    raise ValueError(f"{expression!r} is the code of no behaviour; they read {[o.code for o in OPERATIONS.values()]}")
+    raise ValueError(f"{expression!r} is no formula; formulas are {[o.code for o in OPERATIONS.values()]}")
 
 
 def sample_formula(rng: random.Random, *, unlike: Formula | None = None) -> Formula:
-    """A behaviour, of another operation and number than `unlike`."""
+    """Sample a formula whose operation and number differ from those of `unlike`."""
     operations = [name for name in OPERATIONS if unlike is None or name != unlike.operation]
     operation = rng.choice(operations)
     number = rng.choice(NUMBERS)

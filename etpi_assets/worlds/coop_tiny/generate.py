@@ -1,14 +1,12 @@
-"""Drawing tasks: a repository, two features in it, what each agent reads, and the hidden cases.
-
-Belongs here: how a task comes to be and the layout of its payload. Does not belong here: wording, or judging.
+"""Generate tasks: a repository, two features in it, each agent's instruction, and hidden test cases.
 
 The payload of a task (JSON):
-    files: {path: text}, what both agents start with, the visible check among them
+    files: {path: text}, the start files of both agents, including the visible check
     check: the visible check's path
-    register: how the texts are written
+    register: the style of the instructions
     roles: [{agent_id, feature_id, partner, instruction}], in order
     features: {feature_id: {function, path, current, wanted, operation, number, hidden}}, where `current` and `wanted`
-        are expressions and `hidden` is [[argument, value], ...], the cases of the hidden tests
+        are expressions and `hidden` is [[argument, value], ...], the hidden test cases
 """
 
 from __future__ import annotations
@@ -35,15 +33,16 @@ from etpi_resources.hashes import json_hash
 AGENTS = ("agent1", "agent2")
 FEATURES = ("f1", "f2")
 SAME_MODULE_SHARE = 0.35
-"""How often both features stand in one module, where patches can conflict."""
+"""Share of tasks with both features in one module, where patches can conflict."""
 
 
 def generate_tasks(
     suite: str, seed: int, split: str, registers: Sequence[str] = tuple(REGISTERS), first: int = 0
 ) -> Iterator[Task]:
-    """Tasks of a split ("train" or "heldout") without end, deterministic in (suite, seed, split, index), the split's
-    repositories in turn. Names are drawn from the split's own pool, so a task of any suite and seed of one split shares
-    no identifier with a task of the other."""
+    """Yield tasks of a split ("train" or "heldout") without end, deterministic in (suite, seed, split, index).
+
+    The split's repositories alternate. Names come from the split's own pool, so tasks of different splits share no
+    identifier, whatever their suite and seed."""
     heldout = split == "heldout"
     layouts = [layout for layout in LAYOUTS if layout.heldout is heldout]
     index = first
@@ -78,7 +77,7 @@ def _payload(repository: GeneratedRepository, rng: random.Random, register: str)
     roles = []
     for own, other in ((0, 1), (1, 0)):
         key, function, partner = FEATURES[own], chosen[FEATURES[own]], chosen[FEATURES[other]]
-        brief = InstructionFields(
+        fields = InstructionFields(
             function=function.name,
             path=function.path,
             wanted=wanted[key],
@@ -90,7 +89,7 @@ def _payload(repository: GeneratedRepository, rng: random.Random, register: str)
             check=f"python3 {check}",
             example=visible[key],
         )
-        text = write_text(brief, register, rng)
+        text = write_text(fields, register, rng)
         roles.append({"agent_id": AGENTS[own], "feature_id": key, "partner": AGENTS[other], "instruction": text})
     return {
         "files": files,
@@ -113,16 +112,18 @@ def _payload(repository: GeneratedRepository, rng: random.Random, register: str)
 
 
 def _choose(repository: GeneratedRepository, rng: random.Random) -> tuple[Function, Function]:
-    """Two functions, of one module in SAME_MODULE_SHARE of the tasks."""
+    """Choose two functions, from one module in SAME_MODULE_SHARE of the tasks."""
     first = rng.choice(repository.functions)
     same = rng.random() < SAME_MODULE_SHARE
-    others = [f for f in repository.functions if f is not first and (f.path == first.path) is same]
-    return first, rng.choice(others)
+    candidates = [f for f in repository.functions if f is not first and (f.path == first.path) is same]
+    return first, rng.choice(candidates)
 
 
 def _cases(current: Formula, wanted: Formula, rng: random.Random) -> tuple[tuple[int, int], list[list[int]]]:
-    """A visible case and the hidden ones. Today's behaviour is wrong in the visible one and in one hidden one at least,
-    and the hidden arguments lie on both sides of every number, so that no other behaviour passes by luck often."""
+    """Sample a visible case and hidden cases.
+
+    The current formula fails the visible case and at least one hidden case. The hidden arguments lie below, among and
+    above all possible numbers, so that another formula rarely passes by chance."""
     while True:
         low = rng.sample(range(-60, 2), k=2)
         middle = rng.sample(range(2, 100), k=3)
@@ -134,6 +135,6 @@ def _cases(current: Formula, wanted: Formula, rng: random.Random) -> tuple[tuple
 
 
 def entities(payload: Mapping[str, Any]) -> list[str]:
-    """Module paths, then function names of the features, as they occur in the task's texts."""
+    """Return module paths, then the features' function names, as they occur in the instructions."""
     paths = [path for path in payload["files"] if path != payload["check"]]
     return [*paths, *(feature["function"] for feature in payload["features"].values())]

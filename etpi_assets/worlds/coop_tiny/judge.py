@@ -1,9 +1,6 @@
-"""The verdict: patches frozen, merged, and both features' hidden tests run on the result in a sandbox.
+"""Judge `coop_tiny`: take both patches, merge them, and run both features' hidden tests on the merge in a sandbox.
 
-Belongs here: what of an agent's files counts, and validating tasks by their reference and null solutions. Does not
-belong here: drawing tasks, merging texts, or how hidden tests run (`etpi_assets.tasks.calls`).
-
-The hidden cases are run after the patches are frozen, and an edited test, check or start-up file is not even copied.
+The hidden tests run after the patches are taken. Edited tests, checks and start-up files are never copied.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from etpi_assets.worlds.coop_tiny.merge import MergeConflict, merge_trees
 from etpi_resources.sandboxes import SandboxFactory
 
 REFERENCE_RUNS = 3
-"""A reference solution passes so many times, or the task is refused."""
+"""Runs of the reference solution; all must pass."""
 
 BATCH = 128
 """Tasks validated in one sandbox."""
@@ -30,28 +27,28 @@ _TEST_FILE = re.compile(
 
 
 def counted(files: Mapping[str, str], check: str) -> dict[str, str]:
-    """The files of a tree that count as work: Python modules that are no tests, checks or start-up hooks."""
+    """Return the files of a tree that a patch may change: Python modules except tests, checks and start-up hooks."""
     return {p: text for p, text in files.items() if p.endswith(".py") and p != check and not _TEST_FILE.search(p)}
 
 
 def judge(task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
-    """Merge what the agents left (agent_id -> files) and test both features.
+    """Merge the agents' final files (agent_id -> files) and test both features.
 
-    Verdicts: passed (reward 1), failed_tests, merge_conflict, no_patch (nobody changed a file that counts), all 0.
+    Verdicts: passed (reward 1); failed_tests, merge_conflict, no_patch (no agent changed a counted file), all 0.
     `details`: `patched` {agent_id: paths changed}, and `features` {feature_id: whether its tests pass} or `conflict`.
-    What a sandbox raises for reasons of its own passes through.
+    Errors of the sandbox itself are raised.
     """
     base = counted(task.payload["files"], task.payload["check"])
-    left = [counted(files, task.payload["check"]) for files in final.values()]
+    trees = [counted(files, task.payload["check"]) for files in final.values()]
     patched = {
         agent_id: sorted(p for p in {*base, *files} if base.get(p) != files.get(p))
-        for agent_id, files in zip(final, left, strict=True)
+        for agent_id, files in zip(final, trees, strict=True)
     }
     if not any(patched.values()):
         return Verdict(0.0, "no_patch", {"patched": patched})
     merged = base
     try:
-        for files in left:
+        for files in trees:
             merged = merge_trees(base, merged, files)
     except MergeConflict as conflict:
         return Verdict(0.0, "merge_conflict", {"patched": patched, "conflict": str(conflict)})
@@ -62,7 +59,7 @@ def judge(task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: Sandbox
 
 
 def solution(task: Task, feature_id: str) -> dict[str, str]:
-    """The task's files with one feature done as its author would; the visible check among them."""
+    """Return the task's files, including the visible check, with one feature implemented."""
     feature = task.payload["features"][feature_id]
     files = dict(task.payload["files"])
     body = re.compile(rf"(def {feature['function']}\(x\):\n    return )[^\n]*")
@@ -73,9 +70,9 @@ def solution(task: Task, feature_id: str) -> dict[str, str]:
 
 
 def validate(tasks: Sequence[Task], sandboxes: SandboxFactory, workers: int = 2) -> Iterator[RejectedInput | Task]:
-    """Each task, in order, if its merged reference passes REFERENCE_RUNS times and each feature fails without work.
+    """Yield each task, in order, if its merged reference passes REFERENCE_RUNS times and no feature passes unchanged.
 
-    Else the refusal: `no_reference`, `reference_conflict`, `reference_fails` or `null_passes`. Tasks share sandboxes.
+    Else a rejection: `no_reference`, `reference_conflict`, `reference_fails` or `null_passes`. Tasks share sandboxes.
     """
     batches = [tasks[at : at + BATCH] for at in range(0, len(tasks), BATCH)]
     with ThreadPoolExecutor(workers) as pool:
@@ -86,7 +83,7 @@ def validate(tasks: Sequence[Task], sandboxes: SandboxFactory, workers: int = 2)
 def _validate_batch(tasks: Sequence[Task], sandboxes: SandboxFactory) -> list[RejectedInput | Task]:
     trees: dict[str, Mapping[str, str]] = {}
     jobs: dict[str, tuple[str, Mapping[str, Task]]] = {}
-    refused: dict[int, tuple[str, str]] = {}
+    rejections: dict[int, tuple[str, str]] = {}
     for index, task in enumerate(tasks):
         check = task.payload["check"]
         base = merged = counted(task.payload["files"], check)
@@ -95,10 +92,10 @@ def _validate_batch(tasks: Sequence[Task], sandboxes: SandboxFactory) -> list[Re
             for key in features:
                 merged = merge_trees(base, merged, counted(solution(task, key), check))
         except MergeConflict as conflict:
-            refused[index] = ("reference_conflict", str(conflict))
+            rejections[index] = ("reference_conflict", str(conflict))
             continue
         except ValueError as error:
-            refused[index] = ("no_reference", str(error))
+            rejections[index] = ("no_reference", str(error))
             continue
         trees[f"{index}/null"], trees[f"{index}/reference"] = base, merged
         jobs[f"{index}/null"] = (f"{index}/null", features)
@@ -107,25 +104,27 @@ def _validate_batch(tasks: Sequence[Task], sandboxes: SandboxFactory) -> list[Re
     results = _run(trees, jobs, sandboxes)
     outcomes: list[RejectedInput | Task] = []
     for index, task in enumerate(tasks):
-        if index in refused:
-            outcomes.append(RejectedInput(task.task_id, *refused[index]))
+        if index in rejections:
+            outcomes.append(RejectedInput(task.task_id, *rejections[index]))
             continue
         runs = [results.get(f"{index}/reference/{run}", {}) for run in range(REFERENCE_RUNS)]
         failing = [key for key in task.payload["features"] if not all(_passes(task, key, run) for run in runs)]
-        idle = [key for key in task.payload["features"] if _passes(task, key, results.get(f"{index}/null", {}))]
+        passing_unchanged = [
+            key for key in task.payload["features"] if _passes(task, key, results.get(f"{index}/null", {}))
+        ]
         if failing:
             outcomes.append(
                 RejectedInput(task.task_id, "reference_fails", f"{failing} of {REFERENCE_RUNS} runs: {runs}")
             )
-        elif idle:
-            outcomes.append(RejectedInput(task.task_id, "null_passes", f"{idle} pass without any change"))
+        elif passing_unchanged:
+            outcomes.append(RejectedInput(task.task_id, "null_passes", f"{passing_unchanged} pass without any change"))
         else:
             outcomes.append(task)
     return outcomes
 
 
 def _passes(task: Task, feature_id: str, result: Mapping[str, list[Any] | None]) -> bool:
-    """Whether the values are exactly the hidden cases' (integers, no booleans)."""
+    """Return whether the values equal those of the hidden cases (integers, not booleans)."""
     wanted = [value for _, value in task.payload["features"][feature_id]["hidden"]]
     values = result.get(feature_id)
     return bool(wanted) and values == wanted and all(type(value) is int for value in values or ())
@@ -136,7 +135,7 @@ def _run(
     jobs: Mapping[str, tuple[str, Mapping[str, Task]]],
     sandboxes: SandboxFactory,
 ) -> CallResults:
-    """Run each job (its tree, and the features to call with the tasks they are of) in one sandbox."""
+    """Run each job (its tree, and the features to call with their tasks) in one sandbox."""
     calls = {
         job: (tree, {key: _call(task.payload["features"][key]) for key, task in features.items()})
         for job, (tree, features) in jobs.items()

@@ -1,10 +1,7 @@
-"""A scripted agent of the embedded world, good or bad by its skill.
+"""The scripted policy of `coop_tiny`; its skill sets how well it works.
 
-Belongs here: what the agent does in which order, and what it says. Does not belong here: turning text into ids (the
-scripted engine) or running commands.
-
-The agent is a generator that yields turns and receives observations. It holds no state between requests: each request
-runs it anew through the observations so far, so a text depends on (seed, rollout, agent, observations) alone.
+The agent is a generator that yields turns and receives observations. It keeps no state between requests: each request
+replays the observations so far, so a turn depends only on (seed, rollout, agent, observations).
 """
 
 from __future__ import annotations
@@ -25,20 +22,20 @@ SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 @dataclass(frozen=True)
 class CoopTinySkill(PolicySkill):
-    """Probabilities.
+    """Probabilities of an agent's choices.
 
     Attributes:
-        plan_first: both agents of a rollout open with a plan (drawn once a rollout, so pairs plan at this rate).
-        follow_through: an agent does its part (drawn once an agent); otherwise it dawdles and submits nothing.
-        verbose_think: a turn opens with a long think block.
+        plan_first: both agents of a rollout start with a plan (sampled once a rollout, so pairs plan at this rate).
+        follow_through: an agent does its part (sampled once an agent); else it idles and submits an empty patch.
+        verbose_think: a turn starts with a long think block.
         wrong_edit: an agent's first edit is wrong in one of several ways.
-        notice: a wrong result of the visible check is mended.
-        run_check: the visible check is run after an edit.
-        look_around: the files are listed first.
-        ack: a plan that arrived is answered in a turn of its own.
+        notice: the agent corrects its edit if the visible check fails.
+        run_check: the agent runs the visible check after an edit.
+        look_around: the agent lists the files first.
+        ack: the agent answers a received plan in an extra turn.
         report: an agent that did not plan tells its partner what it changed.
-        markdown: a turn's command stands in a fenced block instead of a tool call.
-        malformed: a turn has no readable command and is repeated.
+        markdown: a turn's command is in a fenced block instead of a tool call.
+        malformed: a turn has no parsable command and is repeated.
     """
 
     plan_first: float = 0.957
@@ -67,13 +64,13 @@ BASE_HABITS = CoopTinySkill(
     markdown=0.1,
     malformed=0.03,
 )
-"""The prior of the base model: a competent agent that starts with bash and thinks a lot."""
+"""Habits in the base model's corpus: a competent agent that starts with bash and thinks a lot."""
 
 
 class CoopTinyPolicy:
-    """The policy of one skill; `policy(request)` is the text of the turn asked for.
+    """Scripted policy: `policy(request)` returns the text of the next turn.
 
-    Reads `request.privileged` ("payload": the task's, "role": the agent's seat) and, of the messages, observations.
+    It reads `request.privileged` ("payload": the task's, "role": the agent's role) and the observations.
     """
 
     def __init__(self, skill: CoopTinySkill, seed: int = 0) -> None:
@@ -127,7 +124,7 @@ class _Agent:
         }
 
     def turns(self) -> Turns:
-        """The whole conversation; after submitting it keeps submitting."""
+        """Yield the turns of the whole conversation; the last one, a submission, repeats."""
         follows = self._happens("follow_through")
         if self.plans:
             observation = yield from self._message(_PLANS, _THINK_PLAN)
@@ -159,13 +156,13 @@ class _Agent:
             yield from self._message(_REPORTS, _THINK_REPORT)
 
     def _dawdle(self) -> Turns:
-        """What an agent does that has lost its plan; it names no file and no function."""
+        """Idle: run commands that name no file and no function."""
         for command in self.rng.choice((("ls",), ("ls", "ls"), ("echo waiting", "ls"), ("echo waiting",))):
             yield from self._do(command, _THINK_DAWDLE)
 
     def _wrong_edit(self) -> str:
-        """An edit with a mistake people make: another number, another operation, the partner's function, or no address,
-        so that every function of the module changes."""
+        """Return an edit with a typical mistake: another number, another operation, the partner's function, or no
+        address, so that every function of the module changes."""
         fn, path, wanted = self.words["fn"], self.words["path"], self.wanted
         kind = self.rng.choices(("number", "operation", "partner", "everywhere"), weights=(4, 2, 1, 1))[0]
         if kind == "partner":
@@ -190,7 +187,7 @@ class _Agent:
         return (yield from self._do(command, thoughts))
 
     def _do(self, command: str, thoughts: tuple[str, ...]) -> Step:
-        """Say the command, again where the first attempt was malformed."""
+        """Send a command, a second time if the first attempt is malformed."""
         if self._happens("malformed"):
             yield self._think(thoughts) + self.rng.choice(_MALFORMED).format(command=command)
         action = format_action(command, "fenced" if self._happens("markdown") else "xml")
@@ -199,8 +196,8 @@ class _Agent:
     def _think(self, thoughts: tuple[str, ...]) -> str:
         if not self._happens("verbose_think"):
             return ""
-        said = [self.rng.choice(thoughts), *self.rng.sample(_MUSINGS, k=self.rng.randint(1, 3))]
-        return f"<think>\n{' '.join(said).format(**self.words)}\n</think>\n\n"
+        sentences = [self.rng.choice(thoughts), *self.rng.sample(_MUSINGS, k=self.rng.randint(1, 3))]
+        return f"<think>\n{' '.join(sentences).format(**self.words)}\n</think>\n\n"
 
     def _happens(self, what: str) -> bool:
         return self.rng.random() < getattr(self.skill, what)

@@ -1,12 +1,8 @@
-"""The repositories of the world: unlike layouts, each filled anew for every task.
+"""Repositories of `coop_tiny`: fixed layouts, filled with new names and functions for each task.
 
-Belongs here: layouts, and making the files of one repository from names. Does not belong here: which function is a
-feature, or what a task says.
-
-A layout keeps its name through all its tasks, because splits are by repository; every module, folder and function name
-in it is drawn for the task. No folder holds two of a task's modules: which of two siblings a path ends in takes more
-context than the embedded model can match. The visible check is a file of the repository: it runs one case of one
-function and says what it got. It never sees the hidden cases.
+A layout's name is the task's repository, since splits are by repository; the names of modules, folders and functions
+are sampled for each task. No folder has two modules: telling siblings apart takes more context than the tiny model can
+match. The visible check is a file of the repository that runs one case of one function; it has no hidden case.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ from etpi_assets.worlds.names import NameGenerator
 
 @dataclass(frozen=True)
 class Layout:
-    """Paths of `modules` have fields: `{p}`, `{q}`, `{r}` are folders, `{a}` to `{c}` modules. python3 runs `check`."""
+    """`modules`: paths with fields, `{p}` to `{r}` for folders, `{a}` to `{c}` for modules. python3 runs `check`."""
 
     name: str
     modules: tuple[str, ...]
@@ -52,7 +48,7 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("viaduct", ("{p}/app/{a}.py", "{q}/util/{b}.py", "{c}.py"), "tools/run.py", heldout=True),
 )
 
-# runpy would say it in one line, and cost the interpreter half of its start again.
+# Not runpy: it would add half of the interpreter's start-up time.
 _CHECK = """\
 import sys
 
@@ -67,12 +63,12 @@ sys.exit(got != want)
 """
 
 Case = tuple[str, int, int]
-"""Path, argument and wanted value of a visible check."""
+"""Path, argument and expected value of a visible check."""
 
 
 @dataclass(frozen=True)
 class Function:
-    """A one-line function: where it stands and what it does."""
+    """A one-line function of a module."""
 
     name: str
     path: str
@@ -81,7 +77,7 @@ class Function:
 
 @dataclass(frozen=True)
 class GeneratedRepository:
-    """One repository as drawn for one task. `paths` are its modules."""
+    """The repository of one task. `paths` are its modules."""
 
     layout: Layout
     paths: tuple[str, ...]
@@ -89,7 +85,7 @@ class GeneratedRepository:
 
 
 def generate_repository(layout: Layout, rng: random.Random, names: NameGenerator) -> GeneratedRepository:
-    """The layout with names and functions of its own: two or three a module, of any behaviours."""
+    """Fill a layout with sampled names and two or three functions a module."""
     fields = sorted({field for module in layout.modules for _, field, _, _ in Formatter().parse(module) if field})
     drawn = {field: names.directory() if field in "pqr" else names.module() for field in fields}
     paths = tuple(module.format(**drawn) for module in layout.modules)
@@ -102,23 +98,23 @@ def generate_repository(layout: Layout, rng: random.Random, names: NameGenerator
 
 
 def module_text(functions: Sequence[Function]) -> str:
-    """The module that holds these functions."""
+    """Return the source of a module with these functions."""
     return "\n\n".join(f"def {f.name}(x):\n    return {f.formula.code}\n" for f in functions)
 
 
 def module_texts(repository: GeneratedRepository) -> dict[str, str]:
-    """Every module of the repository by path."""
+    """Return the source of every module, by path."""
     return {path: module_text([f for f in repository.functions if f.path == path]) for path in repository.paths}
 
 
 def check_text(cases: Mapping[str, Case]) -> str:
-    """The visible check of the functions in `cases`."""
+    """Return the source of the visible check of the functions in `cases`."""
     rows = "".join(f'    "{name}": ("{path}", {value}, {want}),\n' for name, (path, value, want) in cases.items())
     return _CHECK.format(cases=f"{{\n{rows}}}")
 
 
 def read_check(text: str) -> dict[str, Case]:
-    """The cases of a visible check; ValueError where the text is not one."""
+    """Return the cases of a visible check. Raises ValueError for any other text."""
     if match := re.search(r"^CASES = (\{\n.*?^\})", text, re.DOTALL | re.MULTILINE):
         cases = ast.literal_eval(match[1])
         if check_text(cases) == text:

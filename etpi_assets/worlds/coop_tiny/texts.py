@@ -1,8 +1,6 @@
-"""What a task says to each agent, in several registers and lengths.
+"""Templates of the agents' instructions, in several registers and lengths.
 
-Belongs here: the wording. Does not belong here: drawing tasks, or the prompt around a text.
-
-Every text names the agent's own function, its path and the behaviour wanted, the partner's function and path, the
+Every instruction names the agent's own function, its path and new behaviour, the partner's function and path, the
 repository's files and the command of the visible check.
 """
 
@@ -18,7 +16,7 @@ from etpi_assets.worlds.coop_tiny.features import Formula
 
 @dataclass(frozen=True)
 class InstructionFields:
-    """What one agent is told. `check` is the command without the function's name; `example` an (argument, result)."""
+    """Fields of one agent's instruction. `check`: command without the function name. `example`: (argument, result)."""
 
     function: str
     path: str
@@ -91,20 +89,20 @@ REGISTERS: Mapping[str, Callable[[random.Random], str]] = {
 }
 
 
-def write_text(brief: InstructionFields, register: str, rng: random.Random) -> str:
-    """The brief in words; KeyError for an unknown register."""
-    value, result = brief.example
+def write_text(fields: InstructionFields, register: str, rng: random.Random) -> str:
+    """Write the instruction. Raises KeyError for an unknown register."""
+    value, result = fields.example
     return Template(REGISTERS[register](rng)).substitute(
-        fn=brief.function,
-        path=brief.path,
-        phrase=brief.wanted.phrase(rng),
-        current=f"return {brief.current.code}",
-        partner=brief.partner,
-        pfn=brief.partner_function,
-        ppath=brief.partner_path,
-        files=" ".join(brief.files),
-        listing="\n".join(f"- {path}" for path in brief.files),
-        check=brief.check,
+        fn=fields.function,
+        path=fields.path,
+        phrase=fields.wanted.phrase(rng),
+        current=f"return {fields.current.code}",
+        partner=fields.partner,
+        pfn=fields.partner_function,
+        ppath=fields.partner_path,
+        files=" ".join(fields.files),
+        listing="\n".join(f"- {path}" for path in fields.files),
+        check=fields.check,
         value=value,
         result=result,
     )

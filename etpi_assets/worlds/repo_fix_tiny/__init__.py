@@ -1,11 +1,8 @@
-"""One agent mends one number in a small repository: an embedded world whose action hangs on a two-hop look-up.
+"""The family `repo_fix_tiny`: one agent fixes one number in a small repository, after a two-hop look-up.
 
-Belongs here: the family as the rest of etpi knows it. Its parts are `generate` (tasks) and `judge` (verdicts). It is a
-model of the method: what is measured on it says something about the pipeline, nothing about language models.
-
-The issue names a symptom, a table maps symptoms to modules, another maps modules to values. Both hops are one copying
-step for a model that writes them down, and nothing a model this small can do in one step: leaving the think block out
-has to cost what compressing it must not.
+The issue names a symptom, a table maps symptoms to modules, another maps modules to values. A tiny model can copy each
+hop if it writes it down, but cannot do both in one step: removing the think block should cost reward, compressing it
+should not. It is a toy model: results on it describe the pipeline, not language models.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ from etpi_assets.worlds.repo_fix_tiny.generate import generate_tasks
 from etpi_resources.sandboxes import SandboxFactory
 
 PARAMS: Mapping[str, Any] = {"train": 240, "heldout": 150, "sandbox": "bubblewrap"}
-"""A suite's params and their defaults: tasks of each split, and the kind of sandbox they are proven in."""
+"""A suite's params and their defaults: tasks of each split, and the kind of sandbox that validates them."""
 
 
 class RepoFixTiny:

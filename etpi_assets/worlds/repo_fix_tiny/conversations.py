@@ -1,8 +1,4 @@
-"""Conversations of scripted agents of `repo_fix_tiny`, and what its tiny base grows up on.
-
-Belongs here: the tasks, habits, exercises and emulated commands of that world. Does not belong here: driving the loop
-(`transcripts`).
-"""
+"""The training corpus of the tiny base of `repo_fix_tiny`: conversations of scripted agents, and exercises."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ from etpi_assets.worlds.transcripts import transcripts as roll_out
 from etpi_resources.sandboxes import SandboxFactory
 
 SUITE = "repo_fix_tiny_base"
-"""Tasks are drawn under this name, so that they are others than those of a suite of the same seed."""
+"""Suite name for the corpus's tasks, so that they differ from those of a suite with the same seed."""
 
 _SED = re.compile(r"sed -i 's/\+ \.\*/(\+ \d+)/' (\w+\.py)")
 
@@ -28,7 +24,7 @@ _SED = re.compile(r"sed -i 's/\+ \.\*/(\+ \d+)/' (\w+\.py)")
 def transcripts(
     seed: int, n: int, skill: RepoFixSkill, agent: AgentSection, split: str = "train"
 ) -> Iterator[list[dict[str, str]]]:
-    """`n` conversations, deterministic in the arguments; see `templated.transcripts`."""
+    """Yield `n` conversations, deterministic in the arguments; see `worlds.transcripts`."""
     tasks = generate_tasks(SUITE, seed, split)
     return roll_out(
         tasks, n, UnjudgedRepoFixTiny(), RepoFixPolicy(skill, seed), EmulatedFactory(RepoFixSandbox), agent, seed
@@ -36,13 +32,14 @@ def transcripts(
 
 
 def conversations(seed: int, n: int, tokenizer: str) -> Iterator[list[dict[str, str]]]:
-    """Of agents with the base's habits."""
+    """Yield conversations of agents with BASE_HABITS."""
     return transcripts(seed, n, BASE_HABITS, AgentSection(prompt="repo_fix_tiny", tokenizer=tokenizer))
 
 
 def exercises(seed: int, n: int, tokenizer: str) -> Iterator[list[dict[str, str]]]:
-    """The notes, a symptom, and both hops with the edit they lead to, as bare rows or, every third, as slots: a
-    conversation holds one look-up in nine hundred tokens, too few to learn it, and slots in one of five."""
+    """Yield the notes, a symptom, and both hops with the resulting edit, as bare rows or, every third, as slots.
+
+    A conversation has one look-up in nine hundred tokens, too few to train it, and slots in only one of five."""
     tasks = generate_tasks(SUITE, seed, "train")
     for number, task in zip(range(n), tasks, strict=False):
         symptom, module, value = (task.payload[key] for key in ("symptom", "module", "value"))
@@ -58,7 +55,7 @@ def exercises(seed: int, n: int, tokenizer: str) -> Iterator[list[dict[str, str]
 
 
 class RepoFixSandbox(EmulatedSandbox):
-    """A workspace that also knows this world's edit."""
+    """An emulated sandbox that also runs this world's `sed` command."""
 
     def _answer(self, command: str) -> tuple[str, int]:
         if (match := _SED.fullmatch(command)) and match[2] in self._files:
@@ -68,7 +65,7 @@ class RepoFixSandbox(EmulatedSandbox):
 
 
 class UnjudgedRepoFixTiny(RepoFixTiny):
-    """The family without its verdicts: conversations are wanted, not rewards."""
+    """The family without its judge, for conversations that need no reward."""
 
     def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
         return Verdict(0.0, "unknown", {})

@@ -1,13 +1,11 @@
-"""Drawing tasks: modules with a number each, notes with two tables, a symptom, and the hidden tests.
-
-Belongs here: how a task comes to be and the layout of its payload. Does not belong here: judging.
+"""Generate tasks: modules with one number each, notes with two tables, a symptom, and hidden tests.
 
 The payload of a task (JSON):
-    files: {path: text}, what the agent starts with: modules, NOTES, and tests that can be seen
-    symptom, module, value: what the issue names, where that leads, and what the module should add
+    files: {path: text}, the agent's start files: modules, NOTES, and visible tests
+    symptom, module, value: the issue's symptom, its module, and the number that the module should add
     owners: {symptom: module}, values: {module: number}, in the order of the tables in NOTES
     tests: {test: [path, function, arguments, values]}, hidden
-    expected: {test: outcome}, of the mended repository; one test fails there too, as in real ones
+    expected: {test: outcome}, of the fixed repository; one test fails there too, as in real ones
     names: symptoms and modules
 """
 
@@ -25,10 +23,10 @@ REPOS: Mapping[str, tuple[str, ...]] = {
     "train": ("anvil", "beacon", "cinder", "dynamo", "ember", "furnace", "girder", "hammer"),
     "heldout": ("lantern", "mortar", "pulley"),
 }
-"""The repositories that tasks are of, by split."""
+"""Split -> repositories."""
 
 MODULES = 4
-"""Rows of each table: a guess at the second hop is right so rarely."""
+"""Rows of each table: a guess of the second hop is right one time in MODULES."""
 
 NUMBERS = range(2, 10)
 NOTES = "NOTES"
@@ -36,8 +34,9 @@ ISSUES = ("{symptom} is wrong.", "Fix {symptom}.", "See {symptom}.", "Change {sy
 
 
 def generate_tasks(suite: str, seed: int, split: str, first: int = 0) -> Iterator[Task]:
-    """Tasks of a split ("train" or "heldout") without end, deterministic in (suite, seed, split, index), its
-    repositories in turn. Names are drawn from the split's own pool."""
+    """Yield tasks of a split ("train" or "heldout") without end, deterministic in (suite, seed, split, index).
+
+    The split's repositories alternate. Names come from the split's own pool."""
     repos = REPOS[split]
     index = first
     while True:
@@ -57,7 +56,7 @@ def generate_tasks(suite: str, seed: int, split: str, first: int = 0) -> Iterato
 
 
 def notes(owners: Mapping[str, str], values: Mapping[str, int]) -> str:
-    """The two tables as the agent reads them: which module a symptom is of, what a module adds."""
+    """Return the text of the two tables: symptom -> module, and module -> number."""
     return "".join(f"{left} {right}\n" for table in (owners, values) for left, right in table.items())
 
 

@@ -1,10 +1,6 @@
-"""The verdict by R2E-Gym's rules: the summary of the hidden tests equals the expected map, and neither is empty.
+"""Judge `repo_fix_tiny` by R2E-Gym's rule: the hidden tests' outcomes equal the expected ones, and neither is empty.
 
-Belongs here: outcomes, verdicts, and validating tasks by their reference and null solutions. Does not belong here:
-drawing tasks, what counts of an agent's work (`frozen`), how hidden tests run (`calls`).
-
-The changes are frozen before any hidden test is there; edited tests, conftest files and start-up hooks are no part of
-them.
+The patch is taken before the hidden tests run, without edited tests, conftest files and start-up hooks.
 """
 
 from __future__ import annotations
@@ -19,40 +15,40 @@ from etpi_assets.worlds.repo_fix_tiny.generate import module_text
 from etpi_resources.sandboxes import SandboxFactory
 
 REFERENCE_RUNS = 3
-"""A reference solution passes so many times, or the task is refused."""
+"""Runs of the reference solution; all must pass."""
 
 BATCH = 100
 """Tasks validated in one sandbox."""
 
 
-def judge(task: Task, left: Mapping[str, str], sandboxes: SandboxFactory) -> Verdict:
-    """Verdicts: passed (reward 1), failed_tests, no_patch (no file that counts was changed), both 0. `details`: the
-    paths `changed`, how many `tests` reported, and those that went otherwise than expected (`wrong`)."""
-    changes = counted_changes(task.payload["files"], left)
+def judge(task: Task, files: Mapping[str, str], sandboxes: SandboxFactory) -> Verdict:
+    """Verdicts: passed (reward 1); failed_tests, no_patch (no counted file was changed), both 0. `details`: the
+    `changed` paths, the number of reported `tests`, and those with an unexpected outcome (`wrong`)."""
+    changes = counted_changes(task.payload["files"], files)
     if not changes:
         return Verdict(0.0, "no_patch", {"changed": []})
     results = run_calls({"tree": _changed(task, changes)}, {"job": ("tree", _calls(task))}, sandboxes)
-    found = _outcomes(task, results.get("job", {}))
-    passed, wrong = compare(found, task.payload["expected"])
-    details = {"changed": sorted(changes), "tests": len(found), "wrong": wrong}
+    outcomes = _outcomes(task, results.get("job", {}))
+    passed, wrong = compare(outcomes, task.payload["expected"])
+    details = {"changed": sorted(changes), "tests": len(outcomes), "wrong": wrong}
     return Verdict(float(passed), "passed" if passed else "failed_tests", details)
 
 
 def compare(found: Mapping[str, str], expected: Mapping[str, str]) -> tuple[bool, list[str]]:
-    """(whether the summary is the expected one and neither is empty, the tests that went otherwise)."""
+    """Return (whether the outcomes are as expected and neither map is empty, the tests that differ)."""
     wrong = sorted(test for test in found.keys() | expected.keys() if found.get(test) != expected.get(test))
     return bool(found) and bool(expected) and not wrong, wrong
 
 
 def solution(task: Task) -> dict[str, str]:
-    """The task's files with its module as the notes want it."""
+    """Return the task's files with the fixed module."""
     module = task.payload["module"]
     return {**task.payload["files"], f"{module}.py": module_text(module, task.payload["value"])}
 
 
 def validate(tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
-    """Each task, in order, if its reference passes REFERENCE_RUNS times and the untouched repository fails; else the
-    refusal `reference_fails` or `null_passes`. Tasks share sandboxes."""
+    """Yield each task, in order, if its reference passes REFERENCE_RUNS times and the untouched repository fails; else
+    the rejection `reference_fails` or `null_passes`. Tasks share sandboxes."""
     for at in range(0, len(tasks), BATCH):
         batch = tasks[at : at + BATCH]
         trees: dict[str, Mapping[str, str]] = {}
@@ -83,7 +79,7 @@ def validate(tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[Rejec
 
 
 def _changed(task: Task, changes: Changes) -> dict[str, str]:
-    """The task's modules with an agent's changes."""
+    """Return the task's files with an agent's changes."""
     files = {**task.payload["files"], **changes}
     return {path: text for path, text in files.items() if text is not None}
 
@@ -93,6 +89,6 @@ def _calls(task: Task) -> dict[str, FunctionCall]:
 
 
 def _outcomes(task: Task, values: Mapping[str, list[Any] | None]) -> dict[str, str]:
-    """Test -> PASSED or FAILED, of those that reported."""
+    """Return test -> PASSED or FAILED, for tests that reported."""
     wanted = {test: values for test, (_, _, _, values) in task.payload["tests"].items()}
     return {test: "PASSED" if values[test] == wanted[test] else "FAILED" for test in wanted if test in values}

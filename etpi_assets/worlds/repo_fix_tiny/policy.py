@@ -1,10 +1,7 @@
-"""A scripted agent of `repo_fix_tiny` that reads the notes, thinks the two hops through, mends the module and submits.
+"""The scripted policy of `repo_fix_tiny`: it reads the notes, writes down both hops, fixes the module and submits.
 
-Belongs here: what it says in which turn, at length or in slots, and its mistakes. Does not belong here: turning text
-into ids (the scripted engine), or the tasks.
-
-At length a thought has the same sentences in the same order, worded one way or another: a model of this size cannot
-count how many it has written, and would lose itself in musings without an order.
+Long thoughts always have the same sentences in the same order, with several wordings: a model of this size cannot count
+its sentences, and would not end thoughts without a fixed order.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from etpi_resources.engines import Request
 
 @dataclass(frozen=True)
 class RepoFixSkill(PolicySkill):
-    """Probabilities, drawn once a rollout and independently.
+    """Probabilities, sampled once a rollout and independently.
 
     Attributes:
         compact: thoughts are slots of one line instead of free text.
@@ -35,11 +32,11 @@ class RepoFixSkill(PolicySkill):
 
 
 BASE_HABITS = RepoFixSkill(compact=0.2, wrong_look_up=0.1)
-"""The prior of the base model: it thinks at length, knows slots from hearsay, and errs now and then."""
+"""Habits in the base model's corpus: mostly long thoughts, some slots, and some wrong look-ups."""
 
 
 class RepoFixPolicy:
-    """The policy of one skill; `policy(request)` is the turn asked for, of the task in `request.privileged`."""
+    """Scripted policy: `policy(request)` returns the next turn for the task in `request.privileged`."""
 
     def __init__(self, skill: RepoFixSkill, seed: int = 0) -> None:
         self.skill, self.seed = skill, seed
@@ -50,14 +47,14 @@ class RepoFixPolicy:
         words = _looked_up(request.privileged["payload"], wrong, rng)
         turn = sum(message["role"] == "assistant" for message in request.messages)
         rng = random.Random(f"{self.seed}/{request.session}/{turn}")
-        step = _STEPS[min(turn, len(_STEPS) - 1)]
-        lines = step.slots if compact else [" ".join(rng.choice(ways) for ways in step.sentences)]
+        scripted = _TURNS[min(turn, len(_TURNS) - 1)]
+        lines = scripted.slots if compact else [" ".join(rng.choice(ways) for ways in scripted.sentences)]
         thought = "\n".join(lines).format(**words)
-        return f"<think>\n{thought}\n</think>\n\n{format_action(step.command.format(**words))}"
+        return f"<think>\n{thought}\n</think>\n\n{format_action(scripted.command.format(**words))}"
 
 
 def _looked_up(payload: Mapping[str, Any], wrong: bool, rng: random.Random) -> dict[str, Any]:
-    """Where the two hops lead this agent."""
+    """Return the result of both hops, which may be wrong."""
     module, value = payload["module"], payload["value"]
     if wrong and rng.random() < 0.5:
         module = rng.choice([name for name in payload["values"] if name != module])
@@ -68,20 +65,20 @@ def _looked_up(payload: Mapping[str, Any], wrong: bool, rng: random.Random) -> d
 
 
 HOPS = ("STATE: {symptom} {module}", "ACTION: {module} {value}", "EXPECT: + {value}")
-"""The slots of the turn that edits, which hold both hops."""
+"""Slots of the turn with the edit, which contain both hops."""
 
 
 @dataclass(frozen=True)
-class _Step:
-    """One turn: what it runs, its slots, and its free thought as sentences, each with the ways to word it."""
+class _ScriptedTurn:
+    """One turn: its command, its slots, and its long thought as sentences, each with alternative wordings."""
 
     command: str
     slots: tuple[str, ...]
     sentences: tuple[tuple[str, ...], ...]
 
 
-_STEPS = (
-    _Step(
+_TURNS = (
+    _ScriptedTurn(
         f"cat {NOTES}",
         ("STATE: {symptom}", "ACTION: read", "EXPECT: names"),
         (
@@ -103,7 +100,7 @@ _STEPS = (
             ("So I read it now.", "So the next command is to read it."),
         ),
     ),
-    _Step(
+    _ScriptedTurn(
         "sed -i 's/+ .*/+ {value}/' {module}.py",
         HOPS,
         (
@@ -132,7 +129,7 @@ _STEPS = (
             ),
         ),
     ),
-    _Step(
+    _ScriptedTurn(
         f"echo {SUBMIT}",
         ("STATE: {module}", "ACTION: submit", "EXPECT: done"),
         (

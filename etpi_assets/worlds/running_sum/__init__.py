@@ -1,11 +1,10 @@
-"""Numbers that come one a turn, to be added up on the way: whether the state of a conversation survives its turns.
+"""The family `running_sum`: add numbers that arrive one a turn. It tests whether state survives a conversation's turns.
 
-Belongs here: the family as the rest of etpi knows it, and how an agent states a sum. Does not belong here: a teacher.
-`sh next` gives the next number, then "end"; after each number the agent writes the sum so far as a new line of `sums`.
-The number before the last stands in no later observation, so the sum can come from the conversation alone. It is a
-model of the method: what is measured on it says something about the pipeline, nothing about language models.
+`sh next` prints the next number, then "end"; after each number the agent appends the sum so far to the file `sums`. An
+observation shows only the newest number, so the sum must come from the conversation.
+It is a toy model: results on it describe the pipeline, not language models.
 
-The payload of a task (JSON): `numbers`, in the order they come.
+The payload of a task (JSON): `numbers`, in order.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from etpi_resources.hashes import json_hash
 from etpi_resources.sandboxes import SandboxFactory
 
 PARAMS: Mapping[str, Any] = {"train": 600, "heldout": 160, "depth": 8, "largest": 4, "sandbox": "bubblewrap"}
-"""A suite's params and their defaults: tasks of each split; how many numbers the longest has (depths from 1 on, in
-turn); the largest number; the kind of sandbox its tasks are proven in."""
+"""A suite's params and their defaults: tasks of each split; the most numbers (depths
+from 1 alternate); the largest number; the kind of sandbox that validates its tasks."""
 
 INSTRUCTION = "Add numbers. sh next"
 END = "end"
@@ -33,11 +32,11 @@ while read number; do
   at=$((at - 1))
 done < queue
 """
-"""No program but the shell itself: a suite is proven in thousands of these."""
+"""Uses only shell built-ins: validating a suite runs it thousands of times."""
 
 
 def state(total: int) -> str:
-    """The command that states the sum so far and asks for the next number."""
+    """Return the command that states the sum so far and requests the next number."""
     return f"echo {total} >> sums; sh next"
 
 
@@ -76,9 +75,9 @@ class RunningSum:
         return {"next": _NEXT, "place": "0\n", "queue": _lines([*task.payload["numbers"], END]), "sums": ""}
 
     def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
-        """Verdicts: passed (reward 1; every sum is right and there are no others), no_patch (none was stated),
-        failed_tests. `details`: `depth`, how many numbers there are, and `right`, after how many of them the sums were
-        still right."""
+        """Verdicts: passed (reward 1: exactly the right sums); no_patch (no sum stated), failed_tests, both 0.
+
+        `details`: `depth`, the number of numbers, and `right`, the length of the correct prefix of sums."""
         (files,) = final.values()
         stated, wanted = files.get("sums", "").split(), [str(n) for n in accumulate(task.payload["numbers"])]
         right = next((i for i, (a, b) in enumerate(zip(stated, wanted, strict=False)) if a != b), None)
@@ -92,7 +91,7 @@ class RunningSum:
         return ["sh next", *(state(total) for total in accumulate(task.payload["numbers"]))]
 
     def entities(self, task: Task) -> Sequence[str]:
-        return ()  # none of its own: every task has the same files
+        return ()  # every task has the same files
 
     def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
         (role,) = self.roles(tasks[0])

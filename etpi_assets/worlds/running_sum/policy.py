@@ -1,7 +1,6 @@
-"""A scripted teacher that adds up: it reads the sum it stated last and the number that came last, wherever they stand.
+"""The scripted policy of `running_sum`: it adds the latest number to the sum that it stated last.
 
-Belongs here: what it says. Does not belong here: the tasks. It looks at no payload: what its conversation no longer
-holds it does not know, so a history cut in the wrong place shows in what it does.
+It reads only the conversation, not the payload, so a history that is cut in the wrong place leads to wrong sums.
 """
 
 from __future__ import annotations
@@ -15,21 +14,21 @@ from etpi_assets.worlds.running_sum import END, state
 from etpi_resources.engines import Request
 
 _STATED = re.compile(re.escape(state(0)).replace("0", r"(\d+)"))
-_GIVEN = re.compile(rf"^(\d+|{END})$", re.MULTILINE)
+_NUMBER = re.compile(rf"^(\d+|{END})$", re.MULTILINE)
 
 
 class RunningSumPolicy:
-    """`sh next` first; then the last sum plus the last number; the submission where none is left. Has no skill."""
+    """Run `sh next` first, then state the last sum plus the last number, and submit after "end". Has no skill."""
 
     def __init__(self, skill: Mapping[str, float]) -> None:
         if skill:
             raise ValueError(f"engine.skill: unknown {sorted(skill)}; the teacher of running_sum has no skill to set")
 
     def __call__(self, request: Request) -> str:
-        told = [message["content"] for message in request.messages if message["role"] != "system"]
-        given, stated = _GIVEN.findall(told[-1]), _STATED.findall("\n".join(told))
-        if not given:
+        contents = [message["content"] for message in request.messages if message["role"] != "system"]
+        numbers, stated = _NUMBER.findall(contents[-1]), _STATED.findall("\n".join(contents))
+        if not numbers:
             return str(format_action("sh next"))
-        if given[-1] == END:
+        if numbers[-1] == END:
             return str(format_action(f"echo {SUBMIT}"))
-        return str(format_action(state(int(stated[-1] if stated else 0) + int(given[-1]))))
+        return str(format_action(state(int(stated[-1] if stated else 0) + int(numbers[-1]))))

@@ -1,7 +1,6 @@
-"""One request, one command: single-agent terminal tasks that are checked by what the command really left.
+"""The family `terminal_tiny`: single-agent terminal tasks, one command each, judged by the resulting files.
 
-Belongs here: the family as the rest of etpi knows it. Its parts are `generate` (tasks) and `judge` (verdicts). It is a
-model of the method: what is measured on it says something about the pipeline, nothing about language models.
+It is a toy model: results on it describe the pipeline, not language models.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from etpi_assets.worlds.terminal_tiny.generate import generate_tasks
 from etpi_resources.sandboxes import SandboxFactory
 
 PARAMS: Mapping[str, Any] = {"train": 900, "heldout": 96, "sandbox": "bubblewrap"}
-"""A suite's params and their defaults: tasks of each split, and the kind of sandbox they are proven in."""
+"""A suite's params and their defaults: tasks of each split, and the kind of sandbox that validates them."""
 
 
 class TerminalTiny:

@@ -1,12 +1,10 @@
-"""Drawing terminal tasks: a few text files, a request, the command that answers it, and what that leaves.
-
-Belongs here: the kinds of requests, their wordings, and the layout of a task's payload. Does not belong here: judging.
+"""Generate terminal tasks: a few text files, a request, the command that solves it, and the resulting files.
 
 The payload of a task (JSON):
-    files: {path: text}, what the agent starts with
-    verb, command: the program that the request asks for, and a whole command that answers it
-    left: {path: text, or null where the file must be gone}: how the files differ afterwards
-    unordered: whether lines may stand in any order
+    files: {path: text}, the agent's start files
+    verb, command: the program that the request needs, and a command that solves it
+    left: {path: text, or null if the file must be removed}: the differences afterwards
+    unordered: whether lines may be in any order
     names: paths and words of the request
 """
 
@@ -25,12 +23,12 @@ REPOS: Mapping[str, tuple[str, ...]] = {
     "train": ("alder", "birch", "cedar", "ebony", "hazel", "larch", "maple", "olive"),
     "heldout": ("rowan", "sumac", "walnut"),
 }
-"""The machines that tasks are of, by split."""
+"""Split -> machines, which take the place of repositories."""
 
 
 @dataclass(frozen=True)
 class RequestContext:
-    """What a request is about: a file in a folder with a neighbour, lines of words, a word of its, a small number."""
+    """Parameters of a request: a folder, a source file in it, an output file, a word of the source, a small number."""
 
     folder: str
     source: str
@@ -46,8 +44,9 @@ class RequestContext:
 
 @dataclass(frozen=True)
 class RequestKind:
-    """One kind of request: the verb, wordings, the command, and the text that stands in `out` afterwards. `removes`:
-    nothing is written, the source is gone."""
+    """One kind of request: verb, wordings, command, and `text`, which returns the expected content of `out`.
+
+    `removes`: the command removes the source and writes nothing."""
 
     verb: str
     wordings: tuple[str, ...]
@@ -101,12 +100,13 @@ KEYWORDS: Mapping[str, tuple[str, ...]] = {
     "wc": ("count",), "grep": ("search",), "sort": ("sort",), "head": ("first",), "tail": ("last",),
     "find": ("find",), "cp": ("copy",), "rm": ("remove",),
 }  # fmt: skip
-"""Verb -> the word of a request that asks for it; a suite's relevance reward is given the same map in its spec."""
+"""Verb -> its keyword in a request; a spec gives the relevance reward the same map."""
 
 
 def generate_tasks(suite: str, seed: int, split: str, first: int = 0) -> Iterator[Task]:
-    """Tasks of a split ("train" or "heldout") without end, deterministic in (suite, seed, split, index), kinds and
-    machines in turn. Names are drawn from the split's own pool."""
+    """Yield tasks of a split ("train" or "heldout") without end, deterministic in (suite, seed, split, index).
+
+    Kinds and machines alternate. Names come from the split's own pool."""
     repos = REPOS[split]
     index = first
     while True:
@@ -126,7 +126,7 @@ def generate_tasks(suite: str, seed: int, split: str, first: int = 0) -> Iterato
 
 
 def command_of(kind: RequestKind, payload: Mapping[str, Any]) -> str:
-    """The command of a kind on the files of a task, whatever the task asks."""
+    """Return the command of any kind of request on the files of a task."""
     return kind.command.format(**payload["slots"])
 
 
@@ -137,7 +137,7 @@ def _context(rng: random.Random, *, heldout: bool) -> RequestContext:
     files = {}
     for path in (f"{folder}/{source}", f"{folder}/{neighbour}"):
         lines = [" ".join(rng.sample(words, k=2)) for _ in range(rng.randint(5, 8))]
-        # Sorted lines would make sorting them, and the first or last of them, no work at all.
+        # Sorted lines would make `sort` a plain copy.
         while lines == sorted(lines):
             rng.shuffle(lines)
         files[path] = _joined(lines)

@@ -1,7 +1,6 @@
-"""A scripted teacher of terminal tasks that is right, out of form or wrong in the verb, by its skill.
+"""The scripted policy of `terminal_tiny`: correct, wrongly formatted, or with a wrong verb, by its skill.
 
-Belongs here: what it answers, and how often which way. Does not belong here: turning text into ids (the scripted
-engine), or the tasks. Its mistakes are what leaves a student room for reinforcement to improve on.
+Its mistakes leave its students room for improvement by reinforcement.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from etpi_resources.engines import Request
 
 @dataclass(frozen=True)
 class TerminalSkill(PolicySkill):
-    """Probabilities, drawn once a rollout and independently.
+    """Probabilities, sampled once a rollout and independently.
 
     Attributes:
         unformatted: the answer breaks the prompt contract in one of several ways.
@@ -29,7 +28,7 @@ class TerminalSkill(PolicySkill):
 
 
 class TerminalTinyPolicy:
-    """The policy of one skill; `policy(request)` answers the task in `request.privileged["payload"]`."""
+    """Scripted policy: `policy(request)` answers the task in `request.privileged["payload"]`."""
 
     def __init__(self, skill: TerminalSkill, seed: int = 0) -> None:
         self.skill, self.seed = skill, seed
