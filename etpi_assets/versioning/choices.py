@@ -95,10 +95,10 @@ def _modules_below(package: str, name: str = "") -> Callable[[Codebase], Mapping
     """An option for each module directly in a package, named after it; with `name`, for each that defines it."""
 
     def options(code: Codebase) -> Mapping[str, tuple[Target, ...]]:
-        found = [m for m in code.modules if m.rpartition(".")[0] == package]
+        modules = [m for m in code.modules if m.rpartition(".")[0] == package]
         if name:
-            return {m.rpartition(".")[2]: (f"{m}:{name}", f"{m}:") for m in found if code.exists(f"{m}:{name}")}
-        return {m.rpartition(".")[2]: (f"{m}:*", f"{m}:") for m in found}
+            return {m.rpartition(".")[2]: (f"{m}:{name}", f"{m}:") for m in modules if code.exists(f"{m}:{name}")}
+        return {m.rpartition(".")[2]: (f"{m}:*", f"{m}:") for m in modules}
 
     return options
 

@@ -1,11 +1,10 @@
-"""The project's sources as a graph of definitions, and what can be reached from one of them.
+"""The project's sources as a graph of definitions: resolve references, and hash the code that a definition reaches.
 
-Belongs here: resolving references between files, and hashing what is reached. Does not belong here: parsing one file
-(`source`), or which alternatives a spec selects (`choices`).
+`source` parses one file; `choices` says which alternatives a spec selects.
 
-A reference is followed from definition to definition, not from file to file: one edited function of a module leaves
-alone what uses only the others. What cannot be told apart statically is followed as a whole: a module that is passed
-around as a value, or one that is started by its name (`"etpi_resources.trainers.workers.sft_worker"`).
+References lead from definition to definition, not from file to file, so an edit of one function does not affect code
+that uses only the other functions of its module. A module that is passed around as a value, or started by its name
+(`"etpi_resources.trainers.workers.sft_worker"`), cannot be analysed further and counts as a whole.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ ROOT = Path(__file__).resolve().parents[2]
 SQL_IN_WHEEL = "etpi_resources/sql/"
 DATA_SUFFIXES = (".sql", ".jinja", ".md", ".toml", ".json", ".txt", ".css", ".html")
 SECTION = "etpi_assets.specs.section:Section"
-"""The base class of spec tables. Their fields count through the resolved spec, which has a hash of its own, so only
-those of their methods count that the reached code calls."""
+"""The base class of spec tables. The resolved spec has its own hash, which covers their fields; of their methods, those
+that reached code calls count."""
 SPEC_HOOKS = ("model_validator", "field_validator", "model_serializer", "field_serializer")
 
 CALLED_ELSEWHERE = {"etpi_resources.engines.slots:SlotView": "transformers uses it as the cache of its layers"}
-"""Classes without a foreign base whose methods another package calls all the same, each with how."""
+"""Classes without a foreign base whose methods another package calls nevertheless, with the reason."""
 _PLAIN_BASES = (
     ("Protocol",),
     ("Generic",),
@@ -42,11 +41,11 @@ _PLAIN_BASES = (
     ("RuntimeError",),
     ("ValueError",),
 )
-"""Bases outside of the project whose code calls no method but those with two underscores."""
+"""Foreign base classes that call no methods except those with two underscores."""
 
 Target = str
-"""What a reference leads to: "module:name" (a definition), "module:*" (all of a module), "module:!" (a module as the
-program) or a path from the root (a data file)."""
+"""The target of a reference: "module:name" (a definition), "module:*" (a whole module), "module:!" (a module run as a
+program), or a path from the root (a data file)."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +67,13 @@ class CodeVersion:
 
     @cached_property
     def digest(self) -> str:
-        """16 hex digits over all of it."""
+        """16 hex digits over `modules`."""
         return digest_of(json.dumps(self.modules))
 
 
 @dataclass
 class Filter:
-    """How a walk is narrowed.
+    """Narrows a walk over the references.
 
     Attributes:
         infrastructure: modules that no reference is followed into.
@@ -88,7 +87,7 @@ class Filter:
 
 
 class Codebase:
-    """The sources below a root folder. Files are read when they are first reached, and once."""
+    """The sources below a root folder. Each file is read once, when it is first reached."""
 
     def __init__(self, root: Path = ROOT) -> None:
         self.root = root
@@ -100,7 +99,7 @@ class Codebase:
         self._by_method: dict[Target, bool] = {}
 
     def with_changed(self, file: str) -> Codebase:
-        """The same code, one file of which (a path from the root) is read again; the others stay as parsed."""
+        """The same code with one file (a path from the root) read again; the other files stay parsed."""
         other = Codebase(self.root)
         other._paths, other._files = self._paths, {path: d for path, d in self._files.items() if path != file}
         if not file.endswith(".py"):
@@ -110,11 +109,11 @@ class Codebase:
         module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         other._sources = {name: source for name, source in self._sources.items() if name != module}
         # Where the module defines or imports other names, references to it lead elsewhere.
-        own = f"{module}:"
+        prefix = f"{module}:"
         other._edges = {
             target: edges
             for target, edges in self._edges.items()
-            if not target.startswith(own) and not any(edge.startswith(own) for edge in edges)
+            if not target.startswith(prefix) and not any(edge.startswith(prefix) for edge in edges)
         }
         return other
 
@@ -146,10 +145,10 @@ class Codebase:
         """Every data file of the packages, and the SQL files as sql/..., as paths from the root, sorted; specs are
         none."""
         specs, sql = self.root / "etpi_assets" / "specs", self.file("sql")
-        found = [p for name in PACKAGES for p in (self.root / name).rglob("*") if p.suffix in DATA_SUFFIXES]
-        own = [p for p in found if p.is_file() and specs not in p.parents and SQL_IN_WHEEL not in p.as_posix()]
+        paths = [p for name in PACKAGES for p in (self.root / name).rglob("*") if p.suffix in DATA_SUFFIXES]
+        data = [p for p in paths if p.is_file() and specs not in p.parents and SQL_IN_WHEEL not in p.as_posix()]
         queries = [f"sql/{p.relative_to(sql).as_posix()}" for p in sql.rglob("*.sql")]
-        return sorted([*(p.relative_to(self.root).as_posix() for p in own), *queries])
+        return sorted([*(p.relative_to(self.root).as_posix() for p in data), *queries])
 
     def file(self, path: str) -> Path:
         """Where a data file is: an installed wheel has sql/ within a package."""
@@ -197,13 +196,13 @@ class Codebase:
     def edges(self, target: Target) -> set[Target]:
         """What the references of a definition lead to."""
         if target not in self._edges:
-            module, found = target.split(":")[0], self.definition(target)
+            module, definition = target.split(":")[0], self.definition(target)
             if self.by_method(target):
-                found = found.shell or found
-            names = found.annotations if self.is_section(target) else found.names
+                definition = definition.shell or definition
+            names = definition.annotations if self.is_section(target) else definition.names
             targets = {t for name in names for t in self.resolve(module, name)}
             if not self.is_section(target):
-                targets |= {t for text in found.texts for t in self._named(module, text)}
+                targets |= {t for text in definition.texts for t in self._named(module, text)}
             self._edges[target] = targets - {target}
         return self._edges[target]
 
@@ -222,13 +221,13 @@ class Codebase:
         another package's code may call methods of that no code here names."""
         if target not in self._by_method:
             module, _, name = target.partition(":")
-            found = self.definition(target)
+            definition = self.definition(target)
             self._by_method[target] = (
                 "." not in name
                 and target not in CALLED_ELSEWHERE
-                and found.shell is not None
+                and definition.shell is not None
                 and not self.is_section(target)
-                and all(self._own_base(module, base) for base in found.bases)
+                and all(self._own_base(module, base) for base in definition.bases)
             )
         return self._by_method[target]
 
@@ -260,14 +259,14 @@ class Codebase:
         head, rest = name[0], name[1:]
         if head in source.definitions:
             return {f"{module}:{head}"}
-        return {target for found in source.imports.get(head, ()) for target in self._imported(found, rest)}
+        return {target for imported in source.imports.get(head, ()) for target in self._imported(imported, rest)}
 
-    def _imported(self, found: Import, rest: tuple[str, ...]) -> set[Target]:
-        if self.path(found.module) is None:
+    def _imported(self, imported: Import, rest: tuple[str, ...]) -> set[Target]:
+        if self.path(imported.module) is None:
             return set()
-        if found.attribute is not None:
-            return self._member(found.module, (found.attribute, *rest))
-        return self._member(found.module, rest)
+        if imported.attribute is not None:
+            return self._member(imported.module, (imported.attribute, *rest))
+        return self._member(imported.module, rest)
 
     def _member(self, module: str, rest: tuple[str, ...]) -> set[Target]:
         """What `rest` means within a module: a definition, a submodule, or what the module itself imports."""
@@ -280,7 +279,7 @@ class Codebase:
         if self.path(f"{module}.{rest[0]}") is not None:
             return self._member(f"{module}.{rest[0]}", rest[1:])
         if rest[0] in source.imports:
-            return {t for found in source.imports[rest[0]] for t in self._imported(found, rest[1:])}
+            return {t for imported in source.imports[rest[0]] for t in self._imported(imported, rest[1:])}
         return {f"{module}:*"}
 
     def _named(self, module: str, text: str) -> Iterable[Target]:
@@ -357,31 +356,31 @@ class _Walk:
             self._follow(target)
             self._offer(self._code.section_methods(target))
         elif self._code.by_method(target):
-            found = self._code.definition(target)
-            assert found.shell is not None
-            self._reached[target] = found.shell.digest
+            definition = self._code.definition(target)
+            assert definition.shell is not None
+            self._reached[target] = definition.shell.digest
             self._follow(target)
-            self._read(found.shell)
-            self._offer(self._code.class_methods(target), found.hooks)
+            self._read(definition.shell)
+            self._offer(self._code.class_methods(target), definition.hooks)
         else:
-            found = self._code.definition(target)
-            self._reached[target] = found.digest
+            definition = self._code.definition(target)
+            self._reached[target] = definition.digest
             self._follow(target)
-            self._read(found)
+            self._read(definition)
 
     def _follow(self, target: Target) -> None:
         for other in self._narrowed.edges(target, self._code.edges(target)):
             self.add(other)
 
-    def _read(self, found: Definition) -> None:
+    def _read(self, definition: Definition) -> None:
         """Take note of the attributes that reached code reads."""
         for end, targets in self._narrowed.dotted.items():
             # Most definitions are told apart without looking at their names.
-            if found.attributes.issuperset(end[1:]) and any(name[-len(end) :] == end for name in found.names):
+            if definition.attributes.issuperset(end[1:]) and any(name[-len(end) :] == end for name in definition.names):
                 for other in targets:
                     self.add(other)
         # A text may be what getattr is given.
-        for name in (found.attributes | found.texts) - self._attributes:
+        for name in (definition.attributes | definition.texts) - self._attributes:
             self._attributes.add(name)
             for method in self._waiting.pop(name, ()):
                 self.add(method)

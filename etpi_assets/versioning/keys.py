@@ -1,8 +1,4 @@
-"""What an asset's result depends on, as hashes: its code and its input key.
-
-Belongs here: the code version of an asset partition, and the key that the skip rule and the planner compare. Does not
-belong here: reading sources (`etpi_assets.versioning`), the lake or specs.
-"""
+"""Compute the code version and the input key of an asset partition, which the skip rule and the planner compare."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ from etpi_assets.versioning.source import digest_of
 from etpi_resources.lake.schemas import TABLES
 
 CODE = Codebase()
-"""The code that is running."""
+"""The sources of the running code."""
 
 
 @dataclass(frozen=True)
@@ -29,57 +25,59 @@ class PartitionCode:
     """The code behind one asset partition.
 
     Attributes:
-        whole: everything that its content depends on.
-        kept: the part whose results are expensive and kept by this version (`Node.kept`): rollouts, trainings; None
-            for an asset that is cheap to rebuild.
+        whole: all code that the partition's content depends on.
+        kept: the part whose results are expensive and stored under this version (`Node.kept`): rollouts, trainings;
+            None for an asset that is cheap to rebuild.
     """
 
     whole: CodeVersion
     kept: CodeVersion | None
 
     def to_json(self) -> dict[str, object]:
-        """What a manifest records."""
+        """The form that a manifest records."""
         kept = {"kept": self.kept.digest} if self.kept else {}
         return {"version": self.whole.digest, **kept, "modules": self.whole.modules}
 
 
 def code_of(node: Node, key: str, specs: Specs, code: Codebase | None = None) -> PartitionCode:
-    """The code behind a partition: what its asset's function can reach, given what its spec selects.
+    """Return the code behind a partition: all that its asset's function can reach, given what its spec selects.
 
     Raises:
         SpecError: the spec is unknown or invalid.
     """
-    chosen = selection(node, key, specs)
-    frozen = tuple(sorted((kind, tuple(sorted(names))) for kind, names in chosen.items()))
+    selected = selection(node, key, specs)
+    frozen = tuple(sorted((kind, tuple(sorted(names))) for kind, names in selected.items()))
     return _code_of(node.name, frozen, applies(node, key, specs), code or CODE)
 
 
 def asset_code(node: Node) -> str:
-    """The code version that Dagster shows of an asset: over all that any spec may select, 16 hex digits."""
+    """The code version that Dagster shows for an asset, 16 hex digits: over the code that any spec may select."""
     return _code_of(node.name, (), True, CODE).whole.digest
 
 
 def tiny_base_code(section: TinySection, *templates: str) -> str:
-    """The version of the code that pretrains a tiny base with these tokenizer and template names, 16 hex digits; the
-    same for an experiment's base and for a rollout set that the base acts in."""
+    """The version of the code that pretrains a tiny base with these tokenizer and template names, 16 hex digits.
+
+    It is the same for an experiment's base and for a rollout set in which the base acts.
+    """
     parts = tiny_base_parts(section, *templates)
     return digest_of("".join(part.digest for part in parts))
 
 
 def tiny_base_parts(section: TinySection, *templates: str) -> tuple[CodeVersion, CodeVersion]:
-    """(the code that writes a tiny base's corpus, the code that trains on it)."""
+    """Return (the code that writes a tiny base's corpus, the code that trains on it)."""
     corpus, training = GRAPH["base_checkpoint"].kept
     narrowed = narrowing(CODE, selection_of_base(section, *templates))
     return CODE.reach([corpus], narrowed), CODE.reach([training], narrowed)
 
 
 def definition_version(target: str) -> str:
-    """The version of one definition ("module:name") and all it refers to, 16 hex digits; "" where it is not etpi's."""
+    """The version of a definition ("module:name") and of all it refers to, 16 hex digits; "" for foreign code."""
     return CODE.reach([target], narrowing(CODE, {})).digest if CODE.exists(target) else ""
 
 
 def file_of(module: str) -> str:
-    """The file of a module, from the root of the project; a data file or a table's columns as they are."""
+    """The path of a module from the project's root; names of data files and tables are returned unchanged."""
     path = CODE.path(module)
     return path.relative_to(CODE.root).as_posix() if path else module
 
@@ -95,7 +93,7 @@ def input_key(node: Node, spec_hash: str, inputs: Mapping[str, str], code: str) 
 
 @cache
 def _code_of(
-    asset: str, chosen: tuple[tuple[str, tuple[str, ...]], ...], computes: bool, code: Codebase
+    asset: str, selected: tuple[tuple[str, tuple[str, ...]], ...], computes: bool, code: Codebase
 ) -> PartitionCode:
     node, root = GRAPH[asset], asset_function(asset, code)
     tables = {f"table {name}": {"columns": _columns(name)} for name in node.tables}
@@ -103,14 +101,14 @@ def _code_of(
         module, _, name = root.partition(":")
         only = CodeVersion({module: {name: code.definition(root).digest}, **tables})
         return PartitionCode(only, None)
-    picked: Selection = {kind: frozenset(names) for kind, names in chosen}
-    narrowed = narrowing(code, picked)
+    options: Selection = {kind: frozenset(names) for kind, names in selected}
+    narrowed = narrowing(code, options)
     whole = CodeVersion({**code.reach([root], narrowed).definitions, **tables})
     return PartitionCode(whole, code.reach(node.kept, narrowed) if node.kept else None)
 
 
 def asset_function(asset: str, code: Codebase) -> str:
-    """The function that computes an asset, as "module:name": the one that `etpi_asset` declares.
+    """Return the function that computes an asset, declared with `etpi_asset`, as "module:name".
 
     Raises:
         LookupError: there is none.
@@ -123,12 +121,12 @@ def asset_function(asset: str, code: Codebase) -> str:
 
 @cache
 def _asset_functions(code: Codebase) -> dict[str, str]:
-    found = {}
+    functions = {}
     for module in code.modules:
         if module.startswith(f"{PACKAGES[0]}.") and module.endswith(".assets") and (source := code.source(module)):
             for name, definition in source.definitions.items():
-                found |= dict.fromkeys(definition.declares, f"{module}:{name}")
-    return found
+                functions |= dict.fromkeys(definition.declares, f"{module}:{name}")
+    return functions
 
 
 @cache

@@ -118,13 +118,13 @@ def parse(text: str, module: str, is_package: bool) -> Source:
     imports: dict[str, set[Import]] = {}
     for node in _statements(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            for name, found in _bound(node, module, is_package).items():
-                imports.setdefault(name, set()).add(found)
+            for name, target in _bound(node, module, is_package).items():
+                imports.setdefault(name, set()).add(target)
     statements: dict[str, list[ast.stmt]] = {BODY: [], MAIN: []}
     imported: set[str] = set()
     for node in tree.body:
         if isinstance(node, ast.Import | ast.ImportFrom):
-            imported |= {str(found) for found in _bound(node, module, is_package).values()}
+            imported |= {str(target) for target in _bound(node, module, is_package).values()}
         elif _is_docstring(node) or (isinstance(node, ast.If) and _reads(node.test, "TYPE_CHECKING")):
             continue
         elif isinstance(node, ast.If) and _reads(node.test, "__name__"):
@@ -132,9 +132,9 @@ def parse(text: str, module: str, is_package: bool) -> Source:
         else:
             for name in _defined(node) or [BODY]:
                 statements.setdefault(name, []).append(node)
-    definitions = {name: _definition(found, imports) for name, found in statements.items()}
+    definitions = {name: _definition(nodes, imports) for name, nodes in statements.items()}
     entries = {name: _entries(node) for node in tree.body for name in _defined(node)}
-    return Source(definitions, imports, imported, {name: found for name, found in entries.items() if found})
+    return Source(definitions, imports, imported, {name: values for name, values in entries.items() if values})
 
 
 # --- the normal form -------------------------------------------------------------------------------------------------
@@ -174,19 +174,19 @@ _BODIES = ("body", "orelse", "finalbody", "handlers", "cases")
 def _statements(node: ast.AST) -> Iterator[ast.AST]:
     """Every statement below a node, however deep; imports stand nowhere else."""
     for name in _BODIES:
-        found = getattr(node, name, ())
-        for child in found if isinstance(found, list) else ():
+        children = getattr(node, name, ())
+        for child in children if isinstance(children, list) else ():
             yield child
             yield from _statements(child)
 
 
 def _definition(statements: Sequence[ast.stmt], imports: Mapping[str, set[Import]]) -> Definition:
-    found = Definition(statements, imports)
+    definition = Definition(statements, imports)
     for statement in statements:
         if isinstance(statement, ast.FunctionDef):
-            found.declares += _declared(statement)
+            definition.declares += _declared(statement)
         if isinstance(statement, ast.ClassDef):
-            found.bases += [
+            definition.bases += [
                 _dotted(base.value if isinstance(base, ast.Subscript) else base) for base in statement.bases
             ]
             methods: dict[str, list[ast.stmt]] = {}
@@ -194,12 +194,12 @@ def _definition(statements: Sequence[ast.stmt], imports: Mapping[str, set[Import
                 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                     methods.setdefault(node.name, []).append(node)
                     if node.name.startswith("__") or not {*map(_decorator, node.decorator_list)} <= ATTRIBUTES:
-                        found.hooks.add(node.name)
+                        definition.hooks.add(node.name)
                 elif isinstance(node, ast.AnnAssign):
-                    _collect(node.annotation, found.annotations, set(), set())
-            found.methods |= {name: _definition(parts, imports) for name, parts in methods.items()}
-            found.shell = _shell(statement, imports)
-    return found
+                    _collect(node.annotation, definition.annotations, set(), set())
+            definition.methods |= {name: _definition(parts, imports) for name, parts in methods.items()}
+            definition.shell = _shell(statement, imports)
+    return definition
 
 
 def _shell(statement: ast.ClassDef, imports: Mapping[str, set[Import]]) -> Definition:
