@@ -260,7 +260,7 @@ class AssetRecipe:
                 accepted=before.accepted if before and run.keeps_older else (),
                 began=start,
             )
-            run.lake.keep_code(run.code.whole.digest, run.code.whole.definitions)
+            run.lake.store_code(run.code.whole.digest, run.code.whole.definitions)
         return Outcome(manifest, False, produced.metadata, time.monotonic() - start)
 
     def _require_consent(self, run: AssetRun, before: Manifest, change: Change, consent: Set[Consent]) -> None:

@@ -67,7 +67,7 @@ def accept(asset: str, key: str, specs: Specs, lake: Lake, *, because: str, by: 
         input_key=expected_key(node, key, specs, inputs, code),
         accepted=[*current.accepted, entry],
     )
-    lake.keep_code(code.whole.digest, code.whole.definitions)
+    lake.store_code(code.whole.digest, code.whole.definitions)
     return lake.accept(judged)
 
 

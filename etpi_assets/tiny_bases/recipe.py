@@ -22,7 +22,7 @@ from etpi_assets.worlds.coop_tiny import conversations as coop_tiny
 from etpi_assets.worlds.repo_fix_tiny import conversations as repo_fix_tiny
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.hashes import json_hash
-from etpi_resources.lake import kept
+from etpi_resources.lake import stored_trainings
 from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.lake import Lake
 from etpi_resources.lake.schemas import TABLES
@@ -78,13 +78,13 @@ def build(
         ids = {"checkpoint_id": checkpoint, "checkpoints": [{"checkpoint_id": checkpoint}]}
         return result.model_dump(mode="json") | ids
 
-    return kept.once(
+    return stored_trainings.train_once(
         lake,
         _key(section, chat, code),
         "base",
         pretrain,
-        good=lambda report: learnt(report).passed,
-        what="the tiny base",
+        passes=lambda report: learnt(report).passed,
+        label="the tiny base",
         log=echo,
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from etpi_resources.lake import kept
+from etpi_resources.lake import stored_trainings
 from etpi_resources.lake.lake import Lake
 from etpi_resources.trainers.contracts import GrpoFigures, GrpoWorkerResult, SftFigures, SftWorkerResult, WorkerModel
 
@@ -43,7 +43,7 @@ class GrpoReport(GrpoFigures):
 
 def adopt_checkpoints(lake: Lake, folder: Path, result: SftWorkerResult | GrpoWorkerResult) -> dict[str, Any]:
     """Move a worker's checkpoints from `folder` into the lake; return its result as JSON, with LakeCheckpoints."""
-    adopted = [kept.adopt(lake, folder, checkpoint.model_dump()) for checkpoint in result.checkpoints]
+    adopted = [stored_trainings.adopt(lake, folder, checkpoint.model_dump()) for checkpoint in result.checkpoints]
     return result.model_dump(mode="json") | {"checkpoints": adopted}
 
 

@@ -33,7 +33,7 @@ from etpi_assets.training.sft_checks import proofs
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import to_tables
 from etpi_resources.hashes import json_hash
-from etpi_resources.lake import kept
+from etpi_resources.lake import stored_trainings
 from etpi_resources.lake.lake import Lake
 from etpi_resources.lake.schemas import from_rows
 from etpi_resources.trainers.contracts import (
@@ -149,7 +149,10 @@ def reinforce_once(
     def passes(report: Mapping[str, Any]) -> bool:
         return all(check.passed for check in proofs({request.seed: _report(report, reused=False)}))
 
-    return _report(kept.once(lake, request.key, "reinforce", reinforce, good=passes, what=request.label, log=echo))
+    report = stored_trainings.train_once(
+        lake, request.key, "reinforce", reinforce, passes=passes, label=request.label, log=echo
+    )
+    return _report(report)
 
 
 def _prepare(folder: Path, rounds_folder: Path, label: str, echo: Callable[[str], None]) -> int | None:

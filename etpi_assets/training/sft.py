@@ -19,7 +19,7 @@ from etpi_assets.training.checkpoints import SftReport, adopt_checkpoints
 from etpi_assets.training.device import confirm_dtype
 from etpi_assets.training.sft_checks import TrainingSplit, checks
 from etpi_resources.hashes import json_hash
-from etpi_resources.lake import kept
+from etpi_resources.lake import stored_trainings
 from etpi_resources.lake.lake import Lake
 from etpi_resources.trainers.contracts import SftSettings, SftWorkerConfig, SftWorkerResult
 from etpi_resources.trainers.pipes import run_worker
@@ -109,7 +109,10 @@ def train_once(
     def passes(report: Mapping[str, Any]) -> bool:
         return all(check.passed for check in checks({request.seed: _report(report, reused=False)}, split))
 
-    return _report(kept.once(lake, request.key, "train", train, good=passes, what=request.label, log=echo))
+    report = stored_trainings.train_once(
+        lake, request.key, "train", train, passes=passes, label=request.label, log=echo
+    )
+    return _report(report)
 
 
 def _report(stored: Mapping[str, Any], **more: Any) -> SftReport:

@@ -33,7 +33,7 @@ INFRASTRUCTURE: Mapping[str, str] = {
     "etpi_assets.training.curves": "plots for the asset's page, which no table holds",
     "etpi_resources.lake.catalog": "the DuckDB file is rebuilt every time",
     "etpi_resources.lake.checks": "the form of a check's outcome in the manifest",
-    "etpi_resources.lake.kept": "finds trainings again by their own key",
+    "etpi_resources.lake.stored_trainings": "stores and loads trainings by their own key",
     "etpi_resources.lake.lake": "writes versions; the bytes of a published table are pinned by a test",
     "etpi_resources.lake.ledger": "reads manifests for the catalog",
     "etpi_resources.process.locks": "waits",

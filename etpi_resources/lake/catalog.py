@@ -1,11 +1,9 @@
-"""The catalog: one DuckDB file over the lake, for people and notebooks.
+"""The catalog `etpi.duckdb`: one DuckDB file over the current versions of the lake, for people and notebooks.
 
-Belongs here: building `etpi.duckdb` from the versions in force, and opening it. Does not belong here: what a view says
-(`sql/views`), questions (`sql/reports`), or how assets query the lake (`Lake.query`: never through this file).
-
-The file has a schema for every asset, with a view (a real table, where it is small) for each of its tables, the schema
-`lake` with every manifest and check, and in `main` the views of `sql/views`. It is built beside and renamed over, so
-readers are never blocked and never see half of it.
+The file has a schema for every asset, with a view for each of its tables (a real table, if it is small), the schema
+`lake` with every manifest and check, and in `main` the views of `sql/views`. A build writes a new file and renames it
+over the old one, so readers are never blocked and never see a partial catalog. Assets do not read this file: they use
+`Lake.query`.
 """
 
 from __future__ import annotations
@@ -27,16 +25,16 @@ from etpi_resources.lake.lake import Lake, LakeError, sync
 from etpi_resources.lake.manifest import Manifest
 from etpi_resources.lake.parquet import storage_schema
 
-SMALL = frozenset(
+COPIED_TABLES = frozenset(
     {
         "specs", "quarantined", "checkpoints", "training_log", "probes", "metrics", "reports", "leaderboard",
         "teacher_ceiling",
     }
 )  # fmt: skip
-"""Tables kept in the file itself: they can be read where the lake is not."""
+"""Tables that the catalog copies, so that they can be read without the lake."""
 
-HISTORY = ("upweighted_dataset", "dataset_rows")
-"""The table of which every version is kept in view: a checkpoint's rows are those of the version it was trained on."""
+HISTORY_TABLE = ("upweighted_dataset", "dataset_rows")
+"""(asset, table) of which a view shows every version: a checkpoint was trained on the rows of one of them."""
 
 _TYPES = {
     pa.string(): "VARCHAR", pa.int32(): "INTEGER", pa.int64(): "BIGINT", pa.float32(): "FLOAT",
@@ -48,11 +46,11 @@ _VOCABULARY = pa.schema([("tokenizer", pa.string()), ("id", pa.int32()), ("text"
 
 
 class CatalogBusy(LakeError):
-    """Somebody has the catalog open for writing; the message says what to close."""
+    """Another program has the catalog open for writing; the message says which one to close."""
 
 
-class Holder(Protocol):
-    """An asset as the catalog needs it: its name, the set of its keys ("all" for none), the tables it holds."""
+class CatalogAsset(Protocol):
+    """An asset as the catalog sees it: its name, its partition set ("all" if it has none), its tables."""
 
     @property
     def name(self) -> str: ...
@@ -63,19 +61,19 @@ class Holder(Protocol):
 
 
 def default_path(lake: Lake | None = None) -> Path:
-    """$ETPI_CATALOG, or `etpi.duckdb` in the folder that $ETPI_DATA names, or beside the lake's folder."""
+    """Return $ETPI_CATALOG, or `etpi.duckdb` in the folder $ETPI_DATA, or beside the lake's folder."""
     if named := os.environ.get("ETPI_CATALOG"):
         return Path(named).resolve()
     root, data = (lake or Lake.open()).root, os.environ.get("ETPI_DATA")
-    # The parent of a folder that a user names may not be writable: it can be a mount point.
+    # $ETPI_DATA can be a mount point, whose parent may not be writable.
     return (root if data and Path(data).resolve() == root else root.parent) / "etpi.duckdb"
 
 
 def sql_folder() -> Path:
-    """The folder of views, checks and reports: package data, which in a checkout is a link to `sql/`.
+    """Return the folder of views, checks and reports: package data, in a checkout a link to `sql/`.
 
     Raises:
-        LakeError: it is not there.
+        LakeError: the folder is missing.
     """
     folder = Path(__file__).resolve().parents[1] / "sql"
     if not (folder / "views").is_dir():
@@ -84,10 +82,10 @@ def sql_folder() -> Path:
 
 
 def connect(path: Path | None = None, read_only: bool = True) -> duckdb.DuckDBPyConnection:
-    """Open the catalog, with times in UTC; close it, or use it in a `with`.
+    """Open the catalog, with times in UTC; close the connection, or use it in a `with`.
 
-    A connection sees the catalog as it was when the process first opened it; close every connection of the process and
-    open anew to see a later one. What is written with `read_only=False` is gone with the next build.
+    A connection shows the catalog as it was when the process first opened it. To see a later one, close every
+    connection of the process and open it again. The next build discards everything written with `read_only=False`.
 
     Raises:
         LakeError: there is no catalog yet.
@@ -101,20 +99,20 @@ def connect(path: Path | None = None, read_only: bool = True) -> duckdb.DuckDBPy
 
 
 def check_names() -> tuple[str, ...]:
-    """The checks that `verify` reports, by file name."""
+    """Return the names of the checks of `verify`: the file names in `sql/checks`."""
     return tuple(_texts("checks"))
 
 
 def verify(path: Path | None = None) -> list[CheckOutcome]:
-    """The outcome of each query of `sql/checks` on the catalog: it passes where it finds no row.
+    """Run each query of `sql/checks` on the catalog; a check passes if its query returns no row.
 
-    None of them blocks: each looks across assets, of which some may be older than others.
+    No check blocks: each compares assets that may have been materialized at different times.
     """
     outcomes = []
     with connect(path) as connection:
         for name, sql in _texts("checks").items():
-            found = connection.sql(sql)
-            rows = found.limit(3).fetchall()
+            result = connection.sql(sql)
+            rows = result.limit(3).fetchall()
             message = "none found"
             if rows:
                 count = connection.sql(f"SELECT count(*) FROM ({sql.strip().rstrip(';')})").fetchall()[0][0]
@@ -129,33 +127,33 @@ def verify(path: Path | None = None) -> list[CheckOutcome]:
 
 def build(
     lake: Lake,
-    assets: Iterable[Holder],
+    assets: Iterable[CatalogAsset],
     path: Path | None = None,
     *,
     vocabularies: Mapping[str, Sequence[str]] | None = None,
     wait_seconds: float = 30.0,
 ) -> Path:
-    """Write the catalog of the lake's versions in force and return its path.
+    """Write the catalog of the lake's current versions and return its path.
 
     Args:
-        assets: the asset graph's nodes; an asset without data gives typed, empty views.
+        assets: the nodes of the asset graph; an asset without data gets typed, empty views.
         path: `default_path` by default.
-        vocabularies: the text of each token id, by the name specs call the tokenizer.
+        vocabularies: the text of each token id, by the tokenizer's name in specs.
         wait_seconds: how long to wait for a program that has the catalog open for writing.
 
     Raises:
-        CatalogBusy: it still has.
-        LakeError: a file of a version in force is gone, or the lake lies where its path would be read as columns.
+        CatalogBusy: a program still has it open for writing.
+        LakeError: a file of a current version is missing, or a folder of the lake's path contains "=".
     """
     path = path or default_path(lake)
     if odd := [part for part in lake.root.parts if "=" in part]:
-        raise LakeError(f"the lake lies under {odd[0]!r}, which DuckDB would read as a column; move {lake.root}")
+        raise LakeError(f"the lake is under {odd[0]!r}, which DuckDB would read as a column; move {lake.root}")
     building = path.with_name(f".{path.name}.building")
     with lake.lock("catalog_file"):
-        _remove(building)  # of a build that died
+        _remove(building)  # left by a build that died
         try:
             with duckdb.connect(str(building)) as connection:
-                # In one transaction: a hundred commits would cost a hundred writes to disk.
+                # One transaction: a commit per view would write to disk a hundred times.
                 connection.execute("SET TimeZone = 'UTC'").begin()
                 _fill(connection, lake, assets, vocabularies or {})
                 connection.commit()
@@ -171,20 +169,20 @@ def build(
 def _fill(
     connection: duckdb.DuckDBPyConnection,
     lake: Lake,
-    assets: Iterable[Holder],
+    assets: Iterable[CatalogAsset],
     vocabularies: Mapping[str, Sequence[str]],
 ) -> None:
     for asset in assets:
         _add_asset(connection, lake, asset)
     _add_ledger(connection, lake, vocabularies)
-    for name, sql in _in_order(_texts("views")).items():
+    for name, sql in _by_dependency(_texts("views")).items():
         connection.execute(sql)
         comment = sql.splitlines()[0].removeprefix("-- ").replace("'", "''")
         connection.execute(f"COMMENT ON VIEW \"{name}\" IS '{comment}'")
 
 
-def _add_asset(connection: duckdb.DuckDBPyConnection, lake: Lake, asset: Holder) -> None:
-    """A schema for the asset, with its tables over the versions in force."""
+def _add_asset(connection: duckdb.DuckDBPyConnection, lake: Lake, asset: CatalogAsset) -> None:
+    """Create the asset's schema, with a view or a table for each of its tables over the current versions."""
     if not asset.tables:
         return
     connection.execute(f'CREATE SCHEMA "{asset.name}"')
@@ -192,17 +190,17 @@ def _add_asset(connection: duckdb.DuckDBPyConnection, lake: Lake, asset: Holder)
     current = [manifest for ref in refs if (manifest := lake.current(ref))]
     for table in asset.tables:
         files = [file for manifest in current if table in manifest.tables for file in lake.files_of(manifest, table)]
-        kind = "TABLE" if table in SMALL else "VIEW"
+        kind = "TABLE" if table in COPIED_TABLES else "VIEW"
         select = _select(table, asset.set, files)
         connection.execute(f'CREATE {kind} "{asset.name}"."{table}" AS {select}')
-        if (asset.name, table) == HISTORY:
-            past = _one_a_version(lake, [m for ref in refs for m in lake.history(ref)], table)
+        if (asset.name, table) == HISTORY_TABLE:
+            past = _files_of_versions(lake, [m for ref in refs for m in lake.history(ref)], table)
             select = _select(table, "version", past)
             connection.execute(f'CREATE VIEW "{asset.name}"."{table}_history" AS {select}')
 
 
-def _one_a_version(lake: Lake, manifests: Iterable[Manifest], table: str) -> list[Path]:
-    """The files of each version once (a version is its content, whoever published it); what was pruned is left out."""
+def _files_of_versions(lake: Lake, manifests: Iterable[Manifest], table: str) -> list[Path]:
+    """Return the files of each version once, though it may have several manifests; skip deleted versions."""
     files: dict[str, list[Path]] = {}
     for manifest in manifests:
         paths = [lake.root / entry["path"] for entry in manifest.tables[table]["files"]]
@@ -212,7 +210,7 @@ def _one_a_version(lake: Lake, manifests: Iterable[Manifest], table: str) -> lis
 
 
 def _select(table: str, key_column: str, files: list[Path]) -> str:
-    """The files' rows with the registry's columns and types, and the key that stands in their path as a column."""
+    """Return SQL for the files' rows: the columns and types of `schemas`, and the partition key from the path."""
     types = {field.name: _type(field.type) for field in storage_schema(table)}
     if key_column != "all":
         types[key_column] = "VARCHAR"
@@ -231,7 +229,7 @@ def _type(kind: pa.DataType) -> str:
 
 
 def _add_ledger(connection: duckdb.DuckDBPyConnection, lake: Lake, vocabularies: Mapping[str, Sequence[str]]) -> None:
-    """The schema `lake`: every publication, every check's outcome, and what token ids stand for."""
+    """Create the schema `lake`: every publication, every check outcome, and the text of each token id."""
     words = [
         {"tokenizer": name, "id": number, "text": text}
         for name, texts in vocabularies.items()
@@ -249,8 +247,8 @@ def _texts(kind: str) -> dict[str, str]:
     return {path.stem: path.read_text() for path in sorted((sql_folder() / kind).glob("*.sql"))}
 
 
-def _in_order(views: Mapping[str, str]) -> dict[str, str]:
-    """The views, each after those it selects from."""
+def _by_dependency(views: Mapping[str, str]) -> dict[str, str]:
+    """Return the views, each after those it selects from."""
     needs = {
         name: {
             other for other in re.findall(r"\b(?:FROM|JOIN)\s+(\w+)\b(?!\.)", sql) if other in views and other != name
@@ -261,9 +259,13 @@ def _in_order(views: Mapping[str, str]) -> dict[str, str]:
 
 
 def _wait_for_writers(path: Path, seconds: float) -> None:
-    """Return once nobody has the file open for writing; renaming over it would part a writer from its log."""
+    """Wait until no program has the file open for writing: a rename would separate a writer from its log.
+
+    Raises:
+        CatalogBusy: a program still has it open after `seconds`.
+    """
     deadline = time.monotonic() + seconds
-    while reason := _written_by(path):
+    while reason := _find_writer(path):
         if time.monotonic() > deadline:
             raise CatalogBusy(
                 f"{path} is open for writing: {reason}. Close that program, or have it open the file read-only "
@@ -272,22 +274,22 @@ def _wait_for_writers(path: Path, seconds: float) -> None:
         time.sleep(0.2)
 
 
-def _written_by(path: Path) -> str | None:
-    """Who has the file open for writing, as DuckDB says it; None where nobody has."""
+def _find_writer(path: Path) -> str | None:
+    """Return which program has the file open for writing, in DuckDB's words; None if there is none."""
     if not path.exists():
         return None
     try:
-        # A reader's lock excludes a writer's, and DuckDB names the process that holds one.
+        # Opening for reading fails while another process writes, and DuckDB's error names that process.
         duckdb.connect(str(path), read_only=True).close()
     except duckdb.ConnectionException:
         return "this process has it open with other settings"
     except duckdb.Error as error:
-        # Any other fault (a damaged file, another DuckDB's format) is mended by the new file.
+        # The new file replaces a file with any other fault (damaged, or another DuckDB's format).
         if "lock" in str(error):
             return str(error).split("\n")[0]
     log = path.with_name(path.name + ".wal")
     if log.exists():
-        return f"{log.name} stands beside it (if no program has the catalog open, one died; remove that file)"
+        return f"its log {log.name} exists (if no program has the catalog open, one died; remove that file)"
     return None
 
 

@@ -1,7 +1,6 @@
-"""The outcome of a check: what every stage returns and the lake records.
+"""The outcome of a check, which every stage returns and the lake records.
 
-Belongs here: the value that says whether data may be used. Does not belong here: the checks themselves, which are
-plain functions beside the transform they guard.
+The checks themselves are plain functions beside the transform whose result they check.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 
 
 class BadData(RuntimeError):
-    """Data that no result can be made of; the message names the row and the remedy."""
+    """Data that cannot be processed; the message names the row and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +21,8 @@ class CheckOutcome:
     Attributes:
         name: the check's name, a valid Dagster check name (`[A-Za-z0-9_]+`).
         passed: whether the data passed.
-        message: one or two sentences; for a failure: what was found, where, and what to do about it.
-        blocking: a failed blocking check keeps the version from becoming `current` and stops every consumer.
+        message: one or two sentences; for a failure: what is wrong, where, and how to fix it.
+        blocking: if it fails, the version does not become `current` and no downstream asset runs.
         figures: the numbers behind the verdict (JSON-serialisable).
     """
 

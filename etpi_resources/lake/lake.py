@@ -1,16 +1,15 @@
-"""The lake: immutable versions of every asset's tables, and which version is in force.
+"""The lake: immutable versions of every asset's tables, the pointers to the current ones, locks and folders.
 
-Belongs here: where files stand, how a version is published, found, refused and read, the locks and folders of a lake.
-Does not belong here: what tables look like (`schemas`), how bytes are made (`parquet`), Dagster, or the catalog.
+`schemas` declares the tables, `parquet` writes and reads their files.
 
     <root>/<asset>/<table>/<set>=<key>/version=<v>/part-0.parquet
     <root>/<asset>/<set>=<key>/version=<v>/manifest-<id>.json
-    <root>/<asset>/<set>=<key>/current        names the version in force
+    <root>/<asset>/<set>=<key>/current        names the current version
     <root>/<asset>/<set>=<key>/blocked        names a newer version whose blocking check failed
     <root>/checkpoints/<content hash>/  <root>/locks/  <root>/scratch/
 
-A version is a content hash, so the same result is the same version whoever made it and when. One version can be
-published under several manifests (other inputs that led to the same rows, other check outcomes); a pointer names both.
+A version is a content hash, so equal results are one version. It can be published under several manifests, for example
+with other inputs that led to the same rows, or with other check outcomes. A pointer names version and manifest.
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ CHECKPOINT_SUFFIXES = (".safetensors", ".json", ".txt", ".jinja")
 
 
 class Lake:
-    """A folder of versions. Every method may be called by several processes at once."""
+    """A folder of versions. Several processes may call any method at once."""
 
     def __init__(self, root: Path) -> None:
         self.root = Path(root).resolve()
 
     @classmethod
     def open(cls) -> Lake:
-        """The lake of this environment: $ETPI_DATA, or ./data."""
+        """Return the lake in $ETPI_DATA, or in ./data."""
         return cls(Path(os.environ.get("ETPI_DATA") or "data"))
 
     # --- publishing ------------------------------------------------------------------------------------------------
@@ -72,12 +71,14 @@ class Lake:
         accepted: Sequence[Mapping[str, str]] = (),
         began: float | None = None,
     ) -> Manifest:
-        """Write a version and put it in force, unless a blocking check failed: then it is kept as evidence, `current`
-        stays, and `require` refuses until a good version is published.
+        """Write a version and make it current.
 
-        A stream of record batches is written with flat memory; what is spooled already is moved. Row order is kept; the
-        version follows from it. `spec`, `code`, `cause` and `accepted` are kept in the manifest (see
-        `Manifest`), and the seconds since `began` (of `time.monotonic`).
+        If a blocking check failed, the version is kept as evidence, `current` does not move, and `require` raises until
+        a version without a failure is published.
+
+        A stream of record batches is written in constant memory; the file of a spooled table is moved. The version
+        depends on the order of the rows. The manifest records `spec`, `code`, `cause` and `accepted` (see `Manifest`),
+        and the seconds since `began`, a time of `time.monotonic`.
 
         Raises:
             SchemaMismatch: a table does not fit its schema; nothing is published.
@@ -88,10 +89,10 @@ class Lake:
             for name in sorted(tables):
                 part = staging / name / "part-0.parquet"
                 part.parent.mkdir(parents=True)
-                rows = _put(name, tables[name], part)
+                rows = _write_table(name, tables[name], part)
                 sync(part)
                 described[name] = {"rows": rows, "sha256": sha256_of(part), "bytes": part.stat().st_size}
-            # An asset without tables is what it was made of.
+            # The version of an asset without tables is the hash of its inputs.
             version = json_hash(described or dict(inputs))[:16]
             for name, table in described.items():
                 path = f"{ref.asset}/{name}/{ref.set}={ref.key}/version={version}/part-0.parquet"
@@ -108,64 +109,64 @@ class Lake:
             except (TypeError, ValueError) as error:
                 raise LakeError(f"{ref}: checks' figures, notes, inputs and seeds must be JSON: {error}") from error
             for name in described:
-                self._install(staging / name, self.root / described[name]["files"][0]["path"])
-        return self._point(Manifest.from_json(json.loads(text)))
+                self._move_into_place(staging / name, self.root / described[name]["files"][0]["path"])
+        return self._set_pointer(Manifest.from_json(json.loads(text)))
 
     def reinstate(self, manifest: Manifest) -> Manifest:
-        """Put an earlier good publication in force again, because what it was made from has come back.
+        """Make an earlier publication current again, after its inputs have returned to their earlier values.
 
         Raises:
-            LakeError: it was blocked, or its files are gone.
+            LakeError: it was blocked, or one of its files is missing.
         """
         if manifest.blocked:
-            raise LakeError(f"{manifest.ref}: {manifest.version} failed a blocking check: it stays out of force")
+            raise LakeError(f"{manifest.ref}: {manifest.version} failed a blocking check, so it cannot become current")
         for name in manifest.tables:
             self.files_of(manifest, name)
-        return self._point(manifest)
+        return self._set_pointer(manifest)
 
     def accept(self, manifest: Manifest) -> Manifest:
-        """Put a version in force under a manifest that differs in what was judged of its code alone.
+        """Replace the manifest of the current version by one that records an accepted change of code.
 
         Raises:
-            LakeError: the version is not the one in force.
+            LakeError: the manifest is of another version than the current one.
         """
         current = self.current(manifest.ref)
         if current is None or current.version != manifest.version:
-            raise LakeError(f"{manifest.ref}: version {manifest.version} is not in force; only the current one can be")
-        return self._point(manifest)
+            raise LakeError(f"{manifest.ref}: {manifest.version} is not current, so it cannot be accepted")
+        return self._set_pointer(manifest)
 
     # --- code ------------------------------------------------------------------------------------------------------
 
-    def keep_code(self, version: str, definitions: Mapping[str, Mapping[str, str]]) -> None:
-        """Keep {module: {definition: digest}} of a code version, to tell later which definitions changed."""
+    def store_code(self, version: str, definitions: Mapping[str, Mapping[str, str]]) -> None:
+        """Store {module: {definition: digest}} of a code version, to show later which definitions changed."""
         path = self.root / "code" / f"{version}.json"
         if not path.exists():
             _write_atomically(path, json.dumps(definitions, sort_keys=True))
 
     def code(self, version: str) -> dict[str, dict[str, str]]:
-        """What `keep_code` kept; empty for a version that was never kept."""
+        """Return what `store_code` stored; empty for an unknown version."""
         try:
             return json.loads((self.root / "code" / f"{version}.json").read_text())
         except FileNotFoundError:
             return {}
 
-    def _install(self, staged: Path, target_file: Path) -> None:
-        """Move a staged table folder into place; where the version is there already, mend only what is damaged."""
+    def _move_into_place(self, staged: Path, target_file: Path) -> None:
+        """Move a staged table folder to its place; replace an existing file only if its size is wrong."""
         target = target_file.parent
         target.parent.mkdir(parents=True, exist_ok=True)
         sync(staged)
         try:
             staged.rename(target)
-        except OSError:  # the same content is published already
+        except OSError:  # this version exists already
             file = staged / target_file.name
             if not target_file.exists() or target_file.stat().st_size != file.stat().st_size:
                 file.replace(target_file)
         sync(target.parent)
 
-    def _point(self, manifest: Manifest) -> Manifest:
-        """Write the manifest and the pointer that names it."""
+    def _set_pointer(self, manifest: Manifest) -> Manifest:
+        """Write the manifest and the pointer that names it: `current`, or `blocked` if a blocking check failed."""
         folder = self._folder(manifest.ref)
-        # Everything but times: publishing the same thing again is the same publication.
+        # Without times, so that publishing the same version again does not add a publication.
         identity = json_hash({k: v for k, v in manifest.to_json().items() if k not in ("created_at", "seconds")})[:12]
         relative = f"version={manifest.version}/manifest-{identity}.json"
         with self.lock("publish"):
@@ -184,26 +185,26 @@ class Lake:
 
     @contextmanager
     def staging(self) -> Iterator[Path]:
-        """A folder to write versions in, on the lake's own filesystem. Folders of processes that died are removed."""
+        """Yield a temporary folder on the lake's filesystem; remove those that dead processes left."""
         area = self.root / ".staging"
-        for left in area.glob("*/"):
+        for leftover in area.glob("*/"):
             try:
-                with file_lock(area / f"{left.name}.lock", wait=False):
-                    shutil.rmtree(left, ignore_errors=True)
-                (area / f"{left.name}.lock").unlink(missing_ok=True)
+                with file_lock(area / f"{leftover.name}.lock", wait=False):
+                    shutil.rmtree(leftover, ignore_errors=True)
+                (area / f"{leftover.name}.lock").unlink(missing_ok=True)
             except LockHeld:
                 continue
-        mine = area / uuid.uuid4().hex
-        # The lock is held before the folder exists, so that no sweep takes a living process for a dead one.
-        with file_lock(area / f"{mine.name}.lock"):
-            mine.mkdir()
+        folder = area / uuid.uuid4().hex
+        # Lock before the folder exists: another process would remove a folder without a locked file.
+        with file_lock(area / f"{folder.name}.lock"):
+            folder.mkdir()
             try:
-                yield mine
+                yield folder
             finally:
-                shutil.rmtree(mine, ignore_errors=True)
-                (area / f"{mine.name}.lock").unlink(missing_ok=True)
+                shutil.rmtree(folder, ignore_errors=True)
+                (area / f"{folder.name}.lock").unlink(missing_ok=True)
 
-    # --- finding ---------------------------------------------------------------------------------------------------
+    # --- versions --------------------------------------------------------------------------------------------------
 
     def _folder(self, ref: Ref) -> Path:
         return self.root / ref.asset / f"{ref.set}={ref.key}"
@@ -215,29 +216,29 @@ class Lake:
             return None
 
     def current(self, ref: Ref) -> Manifest | None:
-        """The version in force, blocked or not by a newer one; None where none was ever good."""
+        """Return the current version, also if a newer one is blocked; None if no version was ever good."""
         pointer = self._pointer(ref, "current")
         return _load(self._folder(ref) / pointer["manifest"]) if pointer else None
 
     def blocked(self, ref: Ref) -> Manifest | None:
-        """The newest published version, if a blocking check of it failed."""
+        """Return the newest published version if one of its blocking checks failed, else None."""
         blocked, current = self._pointer(ref, "blocked"), self._pointer(ref, "current")
         if blocked is None or (current is not None and current["publication"] > blocked["publication"]):
             return None
         return _load(self._folder(ref) / blocked["manifest"])
 
     def require(self, ref: Ref) -> Manifest:
-        """The version in force, for a consumer.
+        """Return the current version, to be used as an input.
 
         Raises:
-            BlockedInput: the newest version failed a blocking check; an older good one does not stand in for it.
-            MissingInput: there is none.
+            BlockedInput: the newest version failed a blocking check; an older good one is not used in its place.
+            MissingInput: there is no version.
         """
         if blocked := self.blocked(ref):
             reasons = "\n".join(f"  - {check['name']}: {check['message']}" for check in blocked.failures)
             raise BlockedInput(
                 f"{ref} is blocked: its newest version {blocked.version} failed\n{reasons}\n"
-                f"Mend the cause, then run `{ref.command}`."
+                f"Fix the cause, then run `{ref.command}`."
             )
         current = self.current(ref)
         if current is None:
@@ -247,30 +248,30 @@ class Lake:
         return current
 
     def refs(self, asset: str | None = None) -> list[Ref]:
-        """Every partition that was ever published, sorted."""
-        found = [
+        """Return every partition that was ever published, sorted."""
+        refs = [
             Ref(folder.parent.name, *folder.name.split("=", 1))
             for folder in self.root.glob(f"{asset or '*'}/*=*/")
             if NAME.fullmatch(folder.parent.name)
         ]
-        return sorted(found, key=lambda ref: (ref.asset, ref.set, ref.key))
+        return sorted(refs, key=lambda ref: (ref.asset, ref.set, ref.key))
 
     def keys(self, asset: str, set: str) -> list[str]:
-        """The keys of an asset that have a current version, sorted."""
+        """Return the keys of an asset that have a current version, sorted."""
         return [ref.key for ref in self.refs(asset) if ref.set == set and self._pointer(ref, "current")]
 
     def history(self, ref: Ref) -> list[Manifest]:
-        """Every publication, oldest first."""
+        """Return every publication of a partition, oldest first."""
         manifests = [_load(path) for path in self._folder(ref).glob("version=*/manifest-*.json")]
         return sorted(manifests, key=lambda manifest: (manifest.created_at, manifest.version))
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
     def files_of(self, manifest: Manifest, table: str) -> list[Path]:
-        """The files of one table of one version.
+        """Return the files of one table of one version.
 
         Raises:
-            LakeError: the version has no such table, or a file is gone or cut short.
+            LakeError: the version has no such table, or a file is missing or has another size than recorded.
         """
         if table not in manifest.tables:
             raise LakeError(f"{manifest.ref} has no table {table!r}; it has {sorted(manifest.tables)}")
@@ -279,24 +280,24 @@ class Lake:
             path = self.root / entry["path"]
             if not path.exists() or path.stat().st_size != entry["bytes"]:
                 raise LakeError(
-                    f"{path} is gone or not its recorded {entry['bytes']} bytes. Put it back, or remove "
+                    f"{path} is missing or does not have its recorded {entry['bytes']} bytes. Restore it, or remove "
                     f"{self._folder(manifest.ref) / 'current'} and run `{manifest.ref.command}`."
                 )
             paths.append(path)
         return paths
 
     def files(self, ref: Ref, table: str) -> list[Path]:
-        """The parquet files of a table of the version in force; raises as `require` and `files_of` do."""
+        """Return the parquet files of a table of the current version; raises as `require` and `files_of` do."""
         return self.files_of(self.require(ref), table)
 
     def read(self, ref: Ref, table: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """A table of the version in force, in published row order and today's types; raises as `files` does."""
+        """Read a table of the current version, in published row order and the types of `schemas`; raises as `files`."""
         return parquet.read(table, self.files(ref, table), columns)
 
     def query(self, sql: str, **relations: pa.Table | Sequence[Path] | tuple[Ref, str]) -> pa.Table:
         """Run one SELECT in an in-memory DuckDB over named relations: tables, parquet files, or (ref, table).
 
-        Order the rows in the SQL where the result is published: a join's order is nobody's promise.
+        SQL whose result is published needs an ORDER BY: a join has no guaranteed order.
         """
         with duckdb.connect(config={"temp_directory": str(self.scratch("duckdb"))}) as connection:
             connection.execute("SET TimeZone = 'UTC'")
@@ -323,34 +324,41 @@ class Lake:
         what: str | None = None,
         doing: str = "holding",
     ) -> AbstractContextManager[None]:
-        """Hold `locks/<name>.lock`; the kernel frees it when the process dies. Raises LockHeld where `wait` is false
-        and another holds it; a longer wait is reported to `log` in the words `what` and `doing` (see `file_lock`)."""
+        """Hold `locks/<name>.lock` in a `with`; the kernel releases it when the process dies.
+
+        Args:
+            log: reports a longer wait, in the words `what` and `doing` (see `file_lock`).
+
+        Raises:
+            LockHeld: `wait` is false and another process holds it.
+        """
         return file_lock(self.lock_file(name), wait=wait, log=log, what=what, doing=doing)
 
     def lock_file(self, name: str) -> Path:
-        """The file of a lock, for a process that is to hold it itself."""
+        """Return the file of a lock, for a child process that takes the lock itself."""
         return self.root / "locks" / f"{name}.lock"
 
     def checkpoint_dir(self, content_hash: str) -> Path:
         return self.root / "checkpoints" / content_hash
 
     def adopt_checkpoint(self, staging: Path) -> tuple[str, Path]:
-        """Move a folder of model files to `checkpoints/<hash>` and return (hash, folder). The hash is over the files'
-        relative paths and bytes; adopting the same files again gives the same folder.
+        """Move a folder of model files to `checkpoints/<hash>` and return (hash, folder).
+
+        The hash is `folder_hash`, so the same files give the same folder.
 
         Raises:
-            LakeError: the folder is empty, holds a file of another kind (pickled ones run code when they are loaded)
-                or a link, or lies on another filesystem.
+            LakeError: the folder is empty, contains a link or a file of another kind (loading a pickled file runs
+                code), or is on another filesystem.
         """
         files = sorted(path for path in staging.rglob("*") if path.is_symlink() or not path.is_dir())
         for path in files:
             if path.is_symlink() or path.suffix not in CHECKPOINT_SUFFIXES:
                 raise LakeError(
-                    f"{path} does not belong in a checkpoint: it holds {', '.join(CHECKPOINT_SUFFIXES)} files alone, "
-                    "and no links. Save weights with safetensors (save_pretrained does) and leave optimiser states out."
+                    f"{path} does not belong in a checkpoint: only {', '.join(CHECKPOINT_SUFFIXES)} files do, and no "
+                    "links. Save weights with safetensors (save_pretrained does) and leave optimiser states out."
                 )
         if not files:
-            raise LakeError(f"{staging} holds no files; nothing was saved there")
+            raise LakeError(f"{staging} contains no files; nothing was saved there")
         content_hash = folder_hash(staging)
         target = self.checkpoint_dir(content_hash)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -368,13 +376,13 @@ class Lake:
         return content_hash, target
 
     def scratch(self, name: str) -> Path:
-        """`scratch/<name>`, made where missing: journals, a trainer's output before it is adopted, spilled queries."""
+        """Return `scratch/<name>`, created if missing: for journals, a trainer's output, queries that spill to disk."""
         folder = self.root / "scratch" / name
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
 
-def _put(name: str, data: pa.Table | Spooled | Iterable[pa.RecordBatch], part: Path) -> int:
+def _write_table(name: str, data: pa.Table | Spooled | Iterable[pa.RecordBatch], part: Path) -> int:
     if not isinstance(data, Spooled):
         return parquet.write(name, data, part)
     (written,) = data.paths
@@ -384,7 +392,7 @@ def _put(name: str, data: pa.Table | Spooled | Iterable[pa.RecordBatch], part: P
 
 
 def folder_hash(folder: Path) -> str:
-    """A checkpoint's identity: 16 hex digits of a sha256 over the relative paths and bytes of every file."""
+    """Return a checkpoint's id: 16 hex digits of a sha256 over the relative path and bytes of every file."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return json_hash({path.relative_to(folder).as_posix(): sha256_of(path) for path in files})[:16]
 
@@ -399,7 +407,7 @@ def _load(path: Path) -> Manifest:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or a folder's entries are on the disk."""
+    """Flush a file, or a folder's entries, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,4 @@
-"""Every publication and every check's outcome of a lake, as tables.
-
-Belongs here: manifests turned into rows. Does not belong here: publishing, or the catalog that shows the rows.
-"""
+"""Every publication and every check outcome of a lake, as tables for the catalog."""
 
 from __future__ import annotations
 
@@ -43,9 +40,9 @@ MANIFESTS = pa.schema(
         pa.field("schema_version", pa.int32()),
     ]
 )
-"""One row a publication. `state` is current, blocked (newer than current, and refused) or past; `rows` (by table),
-`inputs` ("asset/key" -> version), `notes`, `fingerprint` and `accepted` (changes of code judged immaterial) are JSON;
-`cause` is why it was made: first, spec, inputs or code; `seconds` is the wall time of computing it."""
+"""One row per publication. `state` is current, blocked (newer than current, a blocking check failed) or past. `rows`
+(by table), `inputs` ("asset/key" -> version), `notes`, `fingerprint` and `accepted` (code changes) are JSON.
+`cause` is why it was computed: first, spec, inputs or code. `seconds` is the wall time of the computation."""
 
 CHECKS = pa.schema(
     [
@@ -57,11 +54,11 @@ CHECKS = pa.schema(
         pa.field("figures", pa.string()),
     ]
 )
-"""One row an outcome of a check of a publication; `figures` is JSON."""
+"""One row per check of a publication; `figures` is JSON."""
 
 
 def read(lake: Lake) -> dict[str, pa.Table]:
-    """The tables "manifests" and "checks", by asset, set, key and time."""
+    """Return the tables "manifests" and "checks", sorted by asset, set, key and time."""
     manifests: list[dict[str, Any]] = []
     checks: list[dict[str, Any]] = []
     for ref in lake.refs():
@@ -76,15 +73,15 @@ def read(lake: Lake) -> dict[str, pa.Table]:
                 "state": state,
                 "created_at": datetime.fromisoformat(manifest.created_at),
             }
-            manifests.append(publication | _made_of(manifest))
-            checks.extend(publication | _outcome(check) for check in manifest.checks)
+            manifests.append(publication | _manifest_columns(manifest))
+            checks.extend(publication | _check_columns(check) for check in manifest.checks)
     return {
         "manifests": pa.Table.from_pylist(manifests, schema=MANIFESTS),
         "checks": pa.Table.from_pylist(checks, schema=CHECKS),
     }
 
 
-def _made_of(manifest: Manifest) -> dict[str, Any]:
+def _manifest_columns(manifest: Manifest) -> dict[str, Any]:
     return {
         "total_rows": sum(manifest.rows.values()),
         "rows": json.dumps(manifest.rows),
@@ -103,7 +100,7 @@ def _made_of(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _outcome(check: Any) -> dict[str, Any]:
+def _check_columns(check: Any) -> dict[str, Any]:
     return {
         "check_name": check["name"],
         "passed": check["passed"],

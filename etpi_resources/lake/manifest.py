@@ -1,7 +1,4 @@
-"""A version of an asset as a value: which partition it is of, what it holds, came from and was found to be.
-
-Belongs here: `Ref`, `Manifest` and the errors a consumer of versions meets. Does not belong here: files.
-"""
+"""`Ref` names a partition of an asset, `Manifest` describes a published version; and the errors of the lake."""
 
 from __future__ import annotations
 
@@ -15,11 +12,11 @@ from etpi_resources.lake.provenance import environment_fingerprint, git_revision
 
 SCHEMA_VERSION = 1
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-"""What may name an asset or a key, and so a folder."""
+"""Valid names of assets and keys, which are names of folders."""
 
 
 class LakeError(RuntimeError):
-    """Something about the lake that a person must act on; the message says what."""
+    """A fault in the lake that a person must fix; the message says how."""
 
 
 class MissingInput(LakeError):
@@ -32,7 +29,7 @@ class BlockedInput(LakeError):
 
 @dataclass(frozen=True)
 class Ref:
-    """An asset's partition: `set` is suite, rollout_set, experiment or all; key is "all" where the set is."""
+    """A partition of an asset. `set` is suite, rollout_set, experiment or all; if it is "all", so is `key`."""
 
     asset: str
     set: str
@@ -48,27 +45,27 @@ class Ref:
 
     @property
     def command(self) -> str:
-        """The command that materializes it."""
+        """Return the command that materializes the partition."""
         partition = "" if self.set == "all" else f" --partition {self.key}"
         return f"dg launch --assets {self.asset}{partition}"
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a published version is, came from and was found to be.
+    """A published version: its tables, inputs, code and check outcomes.
 
     Attributes:
-        version: hashes the tables' content; the data version.
+        version: a hash of the tables' content; the data version.
         tables: name -> {"rows", "files": [{"path", "sha256", "bytes"}]}, paths relative to the root.
         spec: the resolved keys of the spec that the version depends on.
-        code: {"version", "modules": {module: hash}} of the code that made it, {"kept"} of the part whose results are
-            kept, {"kept_root"}: the version those results were first kept under, where a later change of code was
-            accepted. Empty in manifests of etpi 0.1, which recorded none.
-        cause: why it was made: "first", "spec", "inputs" or "code" ("code" too where only a rebuild for changed code
-            changed its inputs).
-        accepted: changes of code that a person judged immaterial to this version, oldest first: {"by", "at",
-            "because", "from", "to"} with code versions.
-        seconds: wall time of computing it.
+        code: {"version", "modules": {module: hash}} of the code that computed it; {"kept"}: the code version of its
+            stored intermediate results; {"kept_root"}: the code version they were first stored under, if a later
+            change of code was accepted. Empty in manifests of etpi 0.1, which recorded none.
+        cause: why it was computed: "first", "spec", "inputs" or "code" ("code" also if its inputs changed only because
+            they were rebuilt for changed code).
+        accepted: changes of code that a person declared immaterial to this version, oldest first: {"by", "at",
+            "because", "from", "to"}, the last two with code versions.
+        seconds: wall time of the computation.
     """
 
     ref: Ref
@@ -92,7 +89,7 @@ class Manifest:
 
     @property
     def failures(self) -> list[Mapping[str, Any]]:
-        """The blocking checks that failed."""
+        """Return the blocking checks that failed."""
         return [check for check in self.checks if check["blocking"] and not check["passed"]]
 
     @property

@@ -1,8 +1,4 @@
-"""Tables to parquet: the same rows give the same bytes, and only what fits the registry is written.
-
-Belongs here: fitting a table to its schema without loss, and the one way a parquet file is written or read. Does not
-belong here: where files stand and which version is in force (`lake`).
-"""
+"""Writing and reading the lake's parquet files: equal rows give equal bytes, and every table must fit its schema."""
 
 from __future__ import annotations
 
@@ -16,15 +12,15 @@ import pyarrow.parquet as pq
 from etpi_resources.lake.schemas import TABLES
 
 ROW_GROUP_ROWS = 2048
-"""Rows of a row group: few enough that a group of long prompts stays small in memory."""
+"""Few enough that a row group of long prompts needs little memory."""
 
 
 class SchemaMismatch(ValueError):
-    """A table does not fit its schema; the message names table, column, both types and the remedy."""
+    """A table that does not fit its schema; the message names table, column, both types and the remedy."""
 
 
 def storage_schema(name: str) -> pa.Schema:
-    """The schema as stored: without column descriptions, so that rewording one does not change any bytes."""
+    """Return the stored schema: without column descriptions, so that rewording one changes no bytes."""
     if name not in TABLES:
         remedy = f"add it there or use one of {sorted(TABLES)}"
         raise SchemaMismatch(f"table {name!r} is not in etpi_resources.lake.schemas.TABLES; {remedy}")
@@ -32,10 +28,10 @@ def storage_schema(name: str) -> pa.Schema:
 
 
 def conform(name: str, data: pa.Table) -> pa.Table:
-    """`data` in the named table's column order and types, cast only where no value can change.
+    """Return `data` in the named table's column order and types, cast only if no value can change.
 
     Raises:
-        SchemaMismatch: a column is missing or unknown, or its values do not fit the type; every mismatch is listed.
+        SchemaMismatch: a column is missing or unknown, or its values do not fit the type; the message lists all.
     """
     schema = storage_schema(name)
     columns: list[pa.ChunkedArray] = []
@@ -59,49 +55,49 @@ def conform(name: str, data: pa.Table) -> pa.Table:
     if faults:
         raise SchemaMismatch(
             "\n  - ".join([f"table {name} does not fit its schema:", *faults])
-            + f"\nMake the transform yield the columns of etpi_resources.lake.schemas.TABLES[{name!r}] "
-            "(schemas.from_rows does), or change the registry."
+            + f"\nReturn the columns of etpi_resources.lake.schemas.TABLES[{name!r}] from the transform "
+            "(schemas.from_rows does), or change TABLES."
         )
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _lossless(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether a *checked* Arrow cast either keeps every value or raises."""
+def _lossless(source: pa.DataType, target: pa.DataType) -> bool:
+    """Return whether a checked Arrow cast either preserves every value or raises."""
     kinds = pa.types
-    if kinds.is_null(found) or found == wanted:
+    if kinds.is_null(source) or source == target:
         return True
-    if kinds.is_dictionary(found):
-        return _lossless(found.value_type, wanted)
-    if kinds.is_string(wanted):
-        return kinds.is_large_string(found) or kinds.is_string_view(found)
-    if kinds.is_integer(wanted):
-        return kinds.is_integer(found)
-    if kinds.is_floating(wanted):
-        # Arrow's checked cast does not look at the precision that a narrower float loses.
-        narrows = kinds.is_floating(found) and found.bit_width > wanted.bit_width
-        return kinds.is_integer(found) or (kinds.is_floating(found) and not narrows)
-    if kinds.is_timestamp(wanted):
-        # A time without a zone is somebody's local time; which, only the transform knows.
-        return kinds.is_timestamp(found) and found.tz in ("UTC", "Etc/UTC", "+00:00")
-    if kinds.is_list(wanted):
-        nested = kinds.is_list(found) or kinds.is_large_list(found) or kinds.is_fixed_size_list(found)
-        return nested and _lossless(found.value_type, wanted.value_type)
+    if kinds.is_dictionary(source):
+        return _lossless(source.value_type, target)
+    if kinds.is_string(target):
+        return kinds.is_large_string(source) or kinds.is_string_view(source)
+    if kinds.is_integer(target):
+        return kinds.is_integer(source)
+    if kinds.is_floating(target):
+        # Arrow's checked cast does not detect the precision that a narrower float loses.
+        narrows = kinds.is_floating(source) and source.bit_width > target.bit_width
+        return kinds.is_integer(source) or (kinds.is_floating(source) and not narrows)
+    if kinds.is_timestamp(target):
+        # A time without a zone is a local time in a zone that only the transform knows.
+        return kinds.is_timestamp(source) and source.tz in ("UTC", "Etc/UTC", "+00:00")
+    if kinds.is_list(target):
+        nested = kinds.is_list(source) or kinds.is_large_list(source) or kinds.is_fixed_size_list(source)
+        return nested and _lossless(source.value_type, target.value_type)
     return False
 
 
 class Writer:
-    """Writes the named table to `path`, piece by piece; memory stays at about one row group. A context manager.
+    """Writes the named table to `path` in pieces, with about one row group in memory. A context manager.
 
-    The bytes depend on the rows and their order alone, not on how they were chunked.
+    The bytes depend only on the rows and their order, not on the size of the pieces.
 
     Attributes:
-        rows: how many were added.
+        rows: number of rows added.
     """
 
     def __init__(self, name: str, path: Path) -> None:
         self.name, self.path, self.rows = name, path, 0
         self._waiting = storage_schema(name).empty_table()
-        # zstd at a fixed level, dictionaries on, no bloom filters: every option that shapes bytes is stated here.
+        # Set every option that changes bytes, so that new defaults of pyarrow do not.
         self._file = pq.ParquetWriter(
             path, storage_schema(name), compression="zstd", compression_level=3, use_dictionary=True, version="2.6",
             data_page_version="1.0", write_statistics=True, write_batch_size=1024,
@@ -116,7 +112,7 @@ class Writer:
         self._file.close()
 
     def add(self, piece: pa.Table) -> None:
-        """Raises SchemaMismatch as `conform` does."""
+        """Append rows; raises SchemaMismatch as `conform` does."""
         self._waiting = pa.concat_tables([self._waiting, conform(self.name, piece)])
         self.rows += piece.num_rows
         while self._waiting.num_rows >= ROW_GROUP_ROWS:
@@ -128,7 +124,7 @@ class Writer:
 
 
 def write(name: str, data: pa.Table | Iterable[pa.RecordBatch], path: Path) -> int:
-    """Write the named table as `Writer` does; how many rows it has."""
+    """Write the named table with `Writer`; return its number of rows."""
     with Writer(name, path) as writer:
         for piece in [data] if isinstance(data, pa.Table) else (_as_table(name, batch) for batch in data):
             writer.add(piece)
@@ -144,11 +140,11 @@ def _as_table(name: str, batch: object) -> pa.Table:
 
 
 def read(name: str, paths: Sequence[Path], columns: Sequence[str] | None = None) -> pa.Table:
-    """The files' rows in order, as the registry types them now: a column a file is too old to have is null.
+    """Read the files' rows in order, with the types of `schemas`. A column that an older file lacks is null.
 
     Raises:
-        SchemaMismatch: `columns` names what the table does not have, or a file's column no longer fits.
-        FileNotFoundError: a file is gone.
+        SchemaMismatch: the table has no such column, or a file's column no longer fits.
+        FileNotFoundError: a file is missing.
     """
     wanted = schema_of(name, columns)
     parts = [wanted.empty_table()]
@@ -159,7 +155,7 @@ def read(name: str, paths: Sequence[Path], columns: Sequence[str] | None = None)
 
 
 def stream(name: str, paths: Sequence[Path], columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """`read`, a row group at a time; a stream of no rows yields nothing."""
+    """Yield the rows of `read`, one row group at a time; nothing if there are no rows."""
     wanted = schema_of(name, columns)
     for path in paths:
         with pq.ParquetFile(path) as file:
@@ -169,7 +165,7 @@ def stream(name: str, paths: Sequence[Path], columns: Sequence[str] | None = Non
 
 
 def schema_of(name: str, columns: Sequence[str] | None) -> pa.Schema:
-    """The stored schema of those columns, of all by default; raises SchemaMismatch where the table has no such."""
+    """Return the stored schema of those columns, by default of all; raises SchemaMismatch for an unknown column."""
     schema = storage_schema(name)
     names = list(columns) if columns is not None else schema.names
     if unknown := [c for c in names if c not in schema.names]:
@@ -190,7 +186,7 @@ def _typed(table: pa.Table, wanted: pa.Schema, path: Path) -> pa.Table:
         column = table.column(field.name)
         if not _lossless(column.type, field.type):
             raise SchemaMismatch(
-                f"{path}: column {field.name!r} is {column.type}, the registry says {field.type}; "
+                f"{path}: column {field.name!r} is {column.type}, but TABLES says {field.type}; "
                 "materialize the asset again"
             )
         arrays.append(column.cast(field.type))

@@ -1,7 +1,4 @@
-"""What made a version: the code's revision and the environment it ran in.
-
-Belongs here: facts about the running program that a manifest records, read once a process. Does not belong here: data.
-"""
+"""The revision of the code and the environment of the process, which a manifest records."""
 
 from __future__ import annotations
 
@@ -17,15 +14,15 @@ NAMED_PACKAGES = (
     "torch", "transformers", "tokenizers", "trl", "peft", "accelerate", "datasets", "safetensors", "numpy",
     "pyarrow", "duckdb", "dagster", "vllm",
 )  # fmt: skip
-"""Packages whose versions a person wants to read; every other one is in the hash."""
+"""Packages whose versions are listed; the hash covers every installed package."""
 
 
 @cache
 def git_revision() -> str | None:
-    """The commit of the running code, with "+modified" where tracked files differ; None outside a checkout of etpi."""
+    """Return the commit of the running code, with "+modified" if tracked files differ; None outside a checkout."""
     here = Path(__file__).resolve().parent
     try:
-        # An installed copy may lie inside somebody else's checkout, whose commit says nothing about this code.
+        # An installed copy may be inside the checkout of another project.
         _git(here, "ls-files", "--error-unmatch", "schemas.py")
         commit = _git(here, "rev-parse", "HEAD")
         modified = _git(here, "status", "--porcelain", "--untracked-files=no")
@@ -41,7 +38,7 @@ def _git(folder: Path, *arguments: str) -> str:
 
 @cache
 def environment_fingerprint() -> MappingProxyType[str, str]:
-    """Interpreter, machine, versions of the packages that matter, and a sha256 over every installed package."""
+    """Return interpreter, machine, versions of NAMED_PACKAGES, and a sha256 over every installed package."""
     versions: dict[str, str] = {}
     for distribution in metadata.distributions():
         name = distribution.metadata["Name"]

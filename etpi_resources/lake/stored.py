@@ -1,10 +1,7 @@
-"""Tables that need not be in memory.
+"""Tables on disk, and functions that read tables in memory and on disk alike.
 
-Belongs here: reading a stored table piece by piece, and the few ways code walks through a table wherever it stands.
-Does not belong here: how files are written or typed (`parquet`), or which version is in force (`lake`).
-
-A function that takes `Rows` takes a table in memory and one on the disk alike. It walks through it with `batches` or
-`dicts`, as often as it likes, and asks for few narrow columns where it wants all of them at once (`columns_of`).
+A function that takes `Rows` iterates with `batches` or `dicts`, as often as it needs to. `columns_of` loads all rows of
+a few narrow columns.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from etpi_resources.lake import parquet
 
 @dataclass(frozen=True)
 class Stored:
-    """A table on the disk: the rows of its files, one after the other, as the registry types them now."""
+    """A table on disk: the rows of its files in order, with the types of `schemas`."""
 
     name: str
     paths: Sequence[Path]
@@ -38,14 +35,14 @@ class Stored:
 
 
 class Spooled(Stored):
-    """A table that `parquet.Writer` has just written for a version to come: publishing moves its one file into it."""
+    """A table that `parquet.Writer` has written for the next version; publishing moves its one file."""
 
 
 Rows = pa.Table | Stored
 
 
 def batches(rows: Rows, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The rows in order, at most a row group at a time; raises as `parquet.read` does."""
+    """Yield the rows in order, at most a row group at a time; raises as `parquet.read` does."""
     if isinstance(rows, Stored):
         pieces = parquet.stream(rows.name, rows.paths, columns)
     else:
@@ -55,28 +52,28 @@ def batches(rows: Rows, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
 
 
 def no_rows(rows: Rows, columns: Sequence[str]) -> pa.Table:
-    """An empty table of those columns."""
+    """Return an empty table with those columns."""
     if isinstance(rows, Stored):
         return parquet.schema_of(rows.name, columns).empty_table()
     return rows.select(list(columns)).slice(0, 0)
 
 
 def dicts(rows: Rows, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The rows in order, each as {column: value}."""
+    """Yield the rows in order, each as {column: value}."""
     for batch in batches(rows, columns):
         yield from batch.to_pylist()
 
 
 def columns_of(rows: Rows, columns: Sequence[str]) -> pa.Table:
-    """Those columns of all rows, in memory."""
+    """Load those columns of all rows."""
     if isinstance(rows, Stored):
         return parquet.read(rows.name, rows.paths, columns)
     return rows.select(list(columns))
 
 
 def counts(rows: Rows, column: str) -> Counter[Any]:
-    """How often each value of a column occurs."""
-    found: Counter[Any] = Counter()
+    """Count each value of a column."""
+    totals: Counter[Any] = Counter()
     for batch in batches(rows, [column]):
-        found.update(batch.column(0).to_pylist())
-    return found
+        totals.update(batch.column(0).to_pylist())
+    return totals

@@ -1,4 +1,4 @@
-"""The catalog shows the versions in force, gives every prompt back, and never blocks a reader."""
+"""The catalog shows the current versions, returns every prompt, and never blocks a reader."""
 
 from __future__ import annotations
 
@@ -361,7 +361,7 @@ time.sleep(float(sys.argv[2]))
     assert path.stat().st_ino == before and not list(tmp_path.glob(".*building*"))
     writer.kill()
     writer.communicate()
-    with pytest.raises(CatalogBusy, match=r"etpi.duckdb.wal stands beside it.*remove that file"):
+    with pytest.raises(CatalogBusy, match=r"etpi.duckdb.wal exists.*remove that file"):
         build(lake, wait_seconds=0)
     path.with_name("etpi.duckdb.wal").unlink()
     brief = in_another_process(code, path, 1)
@@ -382,7 +382,7 @@ def test_a_build_that_fails_or_died_leaves_the_old_file(tmp_path: Path) -> None:
     (tmp_path / ".etpi.duckdb.building").write_text("half a file of a process that was killed")
     file = lake.files(Ref("tasks", "suite", "coop"), "tasks")[0]
     file.rename(tmp_path / "kept")
-    with pytest.raises(LakeError, match="is gone"):
+    with pytest.raises(LakeError, match="is missing"):
         build(lake)
     with catalog.connect(path) as db:
         assert rows(db, "SELECT count(*) FROM metrics") == [(9,)]

@@ -151,7 +151,7 @@ def test_planner_names_the_edited_function(copy, unchanged, specs, tmp_path, mon
             spec_hash=specs.section_hash("suite", key, made.sections),
             code=code.to_json(),
         )
-        lake.keep_code(code.whole.digest, code.whole.definitions)
+        lake.store_code(code.whole.digest, code.whole.definitions)
     assert {step.state for step in planner.chain("suite", "repo_fix_tiny", specs, lake)} == {"ok"}
     path, text = copy / edit.file, (copy / edit.file).read_text("utf-8")
     path.write_text(text.replace(edit.old, edit.new), "utf-8")
