@@ -156,7 +156,7 @@ def test_params_are_checked(tmp_path: Path) -> None:
         load(tmp_path / "absent")
 
 
-def test_without_environments_nothing_pretends_to_run(tmp_path: Path) -> None:
+def test_tasks_without_sandbox_cannot_run(tmp_path: Path) -> None:
     make(tmp_path)
     task = tasks(tmp_path)[0]
     assert load_family("cooperbench") is FAMILY and FAMILY.sandbox({}) is None

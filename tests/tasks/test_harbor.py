@@ -121,7 +121,7 @@ def test_a_folder_is_a_task_that_is_proven_and_graded_in_the_machine(root, facto
     assert FAMILY.judge(task, {"agent1": {"out.txt": "1\n2\n3\n"}}, factory).reward == 0.25
 
 
-def test_what_an_agent_leaves_for_the_tests_earns_nothing(root, factory):
+def test_judge_ignores_files_planted_in_test_folders(root, factory):
     make_folder(root / "tasks")
     [task] = load(root, factory)
     assert isinstance(task, Task)
@@ -146,7 +146,7 @@ def test_what_an_agent_leaves_for_the_tests_earns_nothing(root, factory):
         ("sleep 30; echo 1 > /logs/verifier/reward.txt", 0.0, "no_reward"),
     ],
 )
-def test_the_reward_is_the_file_s_or_none(root, test, reward, verdict):
+def test_reward_is_read_from_the_reward_file(root, test, reward, verdict):
     make_folder(root / "tasks", **{"tests/test.sh": f"#!/bin/bash\n{test}\n"})
     [task] = load(root)
     assert isinstance(task, Task)
@@ -155,7 +155,7 @@ def test_the_reward_is_the_file_s_or_none(root, test, reward, verdict):
     assert (found.reward, found.verdict) == (reward, verdict), found
 
 
-def test_a_task_that_is_none_is_refused_with_the_reason(root):
+def test_unreadable_folders_are_rejected_with_the_reason(root):
     tasks = root / "tasks"
     make_folder(tasks, "a_good")
     make_folder(tasks, "b_wrong", **{"solution/out.txt": "1\n"})
@@ -178,7 +178,7 @@ def test_a_task_that_is_none_is_refused_with_the_reason(root):
     ]  # fmt: skip
 
 
-def test_what_a_task_is_identifies_it_and_where_it_lies_does_not(root):
+def test_content_hash_is_independent_of_the_folder_location(root):
     hashes = []
     for index, changes in enumerate([{}, {}, {"tests/count.sh": "x"}, {"environment/start.txt": "other\n"}]):
         make_folder(root / str(index) / "tasks", **changes)

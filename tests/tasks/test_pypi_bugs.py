@@ -140,7 +140,7 @@ def test_every_task_is_proven_and_nothing_else_passes(tasks: list[Task]):
     assert verdict(task, {**mended, "moor/__init__.py": "import os\nos._exit(0)\n"}).reward == 0.0
 
 
-def test_a_task_that_does_not_hold_is_refused(tasks: list[Task]):
+def test_validate_rejects_broken_tasks(tasks: list[Task]):
     payload = tasks[0].payload
     idle = {**payload, "files": {**payload["files"], payload["path"]: payload["fixed"]}}
     wrong = {**payload, "expected": {**payload["expected"], "tests/test_rope.py::test_gone": "PASSED"}}
@@ -151,7 +151,7 @@ def test_a_task_that_does_not_hold_is_refused(tasks: list[Task]):
     assert reasons == ["null_passes", "reference_fails"]
 
 
-def test_it_is_built_once_and_without_the_network(made: tuple[Path, PinnedPackage], monkeypatch: pytest.MonkeyPatch):
+def test_build_runs_once_and_without_the_network(made: tuple[Path, PinnedPackage], monkeypatch: pytest.MonkeyPatch):
     folder, package = made
     before, said = (folder / "rows.jsonl").read_bytes(), []
     monkeypatch.setattr("subprocess.run", None)  # neither pip nor an interpreter is wanted
@@ -161,7 +161,7 @@ def test_it_is_built_once_and_without_the_network(made: tuple[Path, PinnedPackag
     assert fetch([package], folder / "sdists") == {"moor": folder / "sdists" / "moor-1.0.tar.gz"}
 
 
-def test_a_package_whose_own_tests_fail_is_left_out(tmp_path: Path, made: tuple[Path, PinnedPackage]):
+def test_build_skips_package_whose_own_tests_fail(tmp_path: Path, made: tuple[Path, PinnedPackage]):
     package = make_sdist(tmp_path, {**FILES, "tests/test_rope.py": "def test_never():\n    assert False\n"})
     sources = read(package, tmp_path / "moor-1.0.tar.gz")
     rows, told = builder.bugs(package, sources, made[0] / "tools", BubblewrapFactory(), 2, 0)
@@ -170,7 +170,7 @@ def test_a_package_whose_own_tests_fail_is_left_out(tmp_path: Path, made: tuple[
         read(replace(package, modules=("absent",)), tmp_path / "moor-1.0.tar.gz")
 
 
-def test_what_is_pinned():
+def test_pins_are_complete():
     packages = pinned()
     assert len({package.name for package in packages}) == len(packages) >= 5
     assert all(len(package.sha256) == 64 for package in packages)

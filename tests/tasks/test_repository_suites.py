@@ -196,7 +196,7 @@ def test_an_agent_finds_no_tests_and_no_later_commits(repository, factory, testb
         ({"parsed_commit_content": json.dumps({"file_diffs": []})}, "no_reference"),
     ],
 )
-def test_an_r2e_task_that_is_none_is_refused(repository, factory, testbed, tmp_path, changes, reason):
+def test_validate_rejects_broken_r2e_tasks(repository, factory, testbed, tmp_path, changes, reason):
     task = r2e_task(repository, factory, testbed, tmp_path, **changes)
     refusal = outcome(r2e.FAMILY, task, factory)
     assert isinstance(refusal, RejectedInput) and refusal.reason == reason, refusal
@@ -324,7 +324,7 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def test_what_counts_of_a_solution():
+def test_counted_changes_excludes_tests_and_runner_files():
     before = {"a.py": "1", "tests/x.py": "1", "src/pkg/core.py": "1", "gone.py": "1"}
     after = {
         "a.py": "2", "src/pkg/core.py": "1", "tests/x.py": "2", "new/b.py": "3", "pkg/test_b.py": "1", "m_test.go": "1",

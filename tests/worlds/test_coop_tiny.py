@@ -74,7 +74,7 @@ def task_where(same_module: bool) -> Task:
 # --- tasks -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_suite_is_the_same_whenever_it_is_drawn_and_another_under_another_seed():
+def test_suite_is_deterministic_in_its_seed():
     again = list(FAMILY.load("coop_tiny", 0, {}))
     assert [task.content_hash for task in suite()] == [task.content_hash for task in again]  # type: ignore[union-attr]
     other = list(FAMILY.load("coop_tiny", 1, {"train": 20, "heldout": 5}))
@@ -93,21 +93,21 @@ def test_there_are_a_thousand_training_surfaces_and_held_out_names_are_new():
     assert all(map(is_heldout, new)) and not any(map(is_heldout, seen))
 
 
-def test_what_the_base_grows_up_on_shares_no_name_with_held_out_tasks():
+def test_base_corpus_shares_no_name_with_heldout_tasks():
     base = list(itertools.islice(generate_tasks(SUITE, 7, "train"), 500))
     names = set().union(*map(identifiers, base))
     assert not any(map(is_heldout, names))
     assert not {t.content_hash for t in base} & {t.content_hash for t in suite()}
 
 
-def test_whole_repositories_are_held_out_and_their_layouts_are_unlike():
+def test_splits_have_different_repositories_and_layouts():
     splits = {split: {task.repo for task in of_split(split)} for split in ("train", "heldout")}
     assert len(splits["train"]) == 12 and len(splits["heldout"]) == 4
     assert not splits["train"] & splits["heldout"]
     assert len({layout.modules for layout in LAYOUTS}) == len(LAYOUTS)
 
 
-def test_names_of_a_task_cannot_be_mistaken_for_each_other():
+def test_names_of_a_task_share_no_syllable():
     for task in suite():
         syllables = [s for name in identifiers(task) for s in re.findall("..", name.replace("_", ""))]
         assert len(syllables) == len(set(syllables)), task.task_id
@@ -118,7 +118,7 @@ def test_some_tasks_have_both_features_in_one_module():
     assert 0.25 < share < 0.45
 
 
-def test_every_text_says_what_to_change_where_and_who_does_the_rest():
+def test_instruction_names_function_path_and_partner():
     for task in suite():
         for role in FAMILY.roles(task):
             own = task.payload["features"][role.feature_id]
@@ -174,12 +174,12 @@ def test_code_means_what_it_computes(operation: str, number: int, x: int):
     assert parse_formula(behaviour.code) == behaviour
 
 
-def test_unknown_code_is_refused():
+def test_parse_formula_rejects_unknown_code():
     with pytest.raises(ValueError, match="x \\*\\* 2"):
         parse_formula("x ** 2")
 
 
-def test_a_visible_check_is_read_back_and_nothing_else_is():
+def test_read_check_accepts_only_visible_checks():
     cases = {"ka_lo": ("a/b.py", 3, 21), "mi_ra": ("c.py", -2, 5)}
     assert read_check(check_text(cases)) == cases
     with pytest.raises(ValueError, match="visible check"):
@@ -260,7 +260,7 @@ def with_feature(task: Task, **changes: object) -> Task:
     return replace(task, payload={**task.payload, "features": features})
 
 
-def test_a_task_that_its_reference_fails_or_that_nothing_solves_is_refused_with_the_reason():
+def test_validate_rejects_tasks_with_the_reason():
     good, other = suite()[:2]
     feature = good.payload["features"]["f1"]
     current = parse_formula(feature["current"])
@@ -295,7 +295,7 @@ def edits(task: Task, agent_id: str, **texts: str) -> dict[str, dict[str, str]]:
     return final
 
 
-def test_agents_that_change_one_line_differently_conflict():
+def test_judge_reports_merge_conflict_for_different_edits_of_one_line():
     task = task_where(True)
     path = task.payload["features"]["f1"]["path"]
     final = reference(task)
@@ -305,7 +305,7 @@ def test_agents_that_change_one_line_differently_conflict():
     assert path in verdict.details["conflict"]
 
 
-def test_nothing_but_the_work_itself_counts():
+def test_judge_ignores_edited_tests_and_start_up_files():
     task = task_where(False)
     lie = "import builtins, os, sys\nclass T(int):\n    def __eq__(self, other): return True\nos._exit(0)\n"
     files = dict.fromkeys(("conftest.py", "sitecustomize.py", "usercustomize.py", "tests/test_a.py"), lie)

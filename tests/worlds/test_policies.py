@@ -146,7 +146,7 @@ def test_think_blocks_are_closed_and_moderate():
     assert not any("think" in turn.content for agent in record.agents for turn in agent.turns)
 
 
-def test_a_text_depends_on_the_request_alone():
+def test_policy_is_a_function_of_the_request():
     task = tasks(3)[2]
     again, other = roll(task, RECKLESS), roll(task, RECKLESS, seed=1)
     assert plain(roll(task, RECKLESS)) == plain(again)
@@ -192,7 +192,7 @@ def test_the_emulated_workspace_and_the_real_one_give_the_same_records():
     assert commands == {"ls", "cat", "sed", "python3", "echo"}
 
 
-def test_the_judged_record_of_a_live_rollout():
+def test_live_rollout_has_a_judged_record():
     record = roll(
         tasks(1)[0], CoopTinySkill(plan_first=1, follow_through=1, wrong_edit=0), BubblewrapFactory(), family=FAMILY
     )
@@ -213,7 +213,7 @@ def test_the_judged_record_of_a_live_rollout():
         "sed -i 's/a/b/' a.py",
     ],
 )
-def test_the_emulation_refuses_what_it_does_not_know(command: str):
+def test_emulated_sandbox_rejects_unknown_commands(command: str):
     with EmulatedSandbox({"a.py": "def f(x):\n    return x + 1\n"}) as sandbox, pytest.raises(UnknownCommand):
         sandbox.run(command)
 
@@ -221,7 +221,7 @@ def test_the_emulation_refuses_what_it_does_not_know(command: str):
 # --- conversations in bulk -------------------------------------------------------------------------------------------
 
 
-def test_conversations_are_what_the_loop_records():
+def test_transcripts_equal_recorded_messages():
     (first, second) = transcripts(3, 2, RECKLESS, AGENT)
     assert [m["role"] for m in first[:3]] == ["system", "user", "assistant"]
     assert all(a["role"] != b["role"] for a, b in itertools.pairwise(first))

@@ -59,7 +59,7 @@ def test_a_task_whose_reference_fails_or_that_passes_without_work_is_refused():
     assert reasons == ["reference_fails", "null_passes"]
 
 
-def test_the_summary_must_be_the_expected_one_exactly():
+def test_judge_requires_exactly_the_expected_outcomes():
     assert verdict().reward == 1.0
     other = next(name for name in TASK.payload["values"] if f"test_{name}_of_text" in TASK.payload["tests"])
     mended = f"def {other}(x):\n    return int(x) + {TASK.payload['values'][other]}\n"
@@ -70,7 +70,7 @@ def test_the_summary_must_be_the_expected_one_exactly():
     assert judge.compare({}, {}) == (False, [])
 
 
-def test_edited_tests_and_start_up_files_are_no_part_of_the_work():
+def test_judge_ignores_edited_tests_and_start_up_files():
     untouched = dict(TASK.payload["files"])
     cheat = f"def {TASK.payload['module']}(x):\n    return x + {TASK.payload['value']}\n"
     for path in ("tests/test_types.py", "conftest.py", "sitecustomize.py", "test_hidden.py"):
@@ -105,7 +105,7 @@ def test_the_emulated_workspace_answers_as_the_real_one():
         assert said[0] == said[1] and emulated.agents[0].patch == actual.agents[0].patch
 
 
-def test_what_the_base_grows_up_on():
+def test_base_corpus_has_conversations_and_exercises():
     talks = list(conversations(0, 40, "tiny"))
     slots = sum("STATE: " in talk[2]["content"] for talk in talks)
     assert 0 < slots < 15 and list(conversations(0, 40, "tiny")) == talks

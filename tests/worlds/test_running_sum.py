@@ -53,7 +53,7 @@ def test_tasks_are_of_every_depth_and_proven():
         list(FAMILY.load("s", 0, {"lenght": 2}))
 
 
-def test_a_task_that_nothing_solves_is_refused(monkeypatch):
+def test_validate_rejects_task_without_working_reference(monkeypatch):
     monkeypatch.setattr(type(FAMILY), "solve", lambda self, task, role: ["true"])
     assert [outcome.reason for outcome in FAMILY.validate(TASKS[:2], BOX) if isinstance(outcome, RejectedInput)] == [
         "reference_fails"

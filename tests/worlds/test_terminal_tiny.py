@@ -43,7 +43,7 @@ def test_a_task_whose_reference_fails_or_that_asks_for_nothing_is_refused():
     assert reasons == ["reference_fails", "reference_fails"]
 
 
-def test_a_command_that_also_harms_has_not_solved_the_task():
+def test_judge_rejects_command_that_also_damages_files():
     task = TASKS[2]
     asked = judge.wanted(task)
     assert judge.judge(task, asked).verdict == "passed"
@@ -82,7 +82,7 @@ def test_one_turn_submits_what_it_does_and_a_turn_out_of_form_does_nothing():
         assert turn.parse_error and not turn.actions and record.agents[0].exit_status == "FormatError"
 
 
-def test_the_teacher_errs_as_often_as_it_says():
+def test_policy_errs_at_the_rates_of_its_skill():
     from etpi_resources.engines import Request, Sampler
 
     policy = TerminalTinyPolicy(TerminalSkill(unformatted=0.4, wrong_verb=0.25), seed=1)
