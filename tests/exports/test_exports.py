@@ -22,10 +22,9 @@ from etpi_assets.trajectories.records import RolloutRecord
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake.lake import BlockedInput, MissingInput, Ref
 from tests.curation.test_curation_assets import Room
-from tests.importers.test_import_rows import ROWS
 from tests.support.recorded_runs import windowed_history
 from tests.support.rollouts import planning_pair, rollout
-from tests.support.rows import atif_document, write_lines
+from tests.support.rows import ROWS, atif_document, write_lines
 
 OF_DATA = [name for name, kind in EXPORTS.items() if kind.assets == DATASET]
 

@@ -18,8 +18,9 @@ from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import from_tables, to_tables
 from etpi_resources.chat.format import load_chat_format
-from tests.importers.test_importers import JUNK, places, replaced
+from tests.support.fuzz import JUNK, places, replaced
 from tests.support.rows import (
+    ROWS,
     atif_document,
     chat,
     messages_row,
@@ -53,16 +54,6 @@ def refused(path: Path, format: str = "auto", **options: Any) -> RejectedInput:
 
 def commands(record: RolloutRecord) -> list[list[str]]:
     return [[action.command for action in turn.actions] for agent in record.agents for turn in agent.turns]
-
-
-ROWS = {
-    "messages": messages_row(),
-    "sharegpt": sharegpt_row(),
-    "r2e_gym": r2e_row(),
-    "openhands": openhands_row(),
-    "verl": verl_row(),
-    "trl": {"prompt": chat()[:2], "completion": chat()[2:]},
-}
 
 
 @pytest.mark.parametrize("format", ROWS)

@@ -19,6 +19,7 @@ from etpi_assets.importers.source import to_utc
 from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import from_tables, to_tables
+from tests.support.fuzz import JUNK, places, replaced
 from tests.support.recorded_runs import (
     PAIR_OPTIONS,
     bare_list,
@@ -491,26 +492,6 @@ def test_stray_files_among_runs_are_refused_by_name(tmp_path: Path) -> None:
     write(tmp_path / "run_a/summary.json", {"runs": 1})
     found = list(import_runs("auto", tmp_path))
     assert [getattr(item, "reason", "taken") for item in found] == ["taken", "not_a_rollout"]
-
-
-JUNK = st.one_of(
-    st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=8), st.just([]), st.just({}),
-    st.just([{}]), st.just({"function": None}), st.lists(st.integers(), max_size=2),
-)  # fmt: skip
-
-
-def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Every position within nested dicts and lists."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [at] + [place for key, item in inner for place in places(item, (*at, key))]
-
-
-def replaced(value: Any, at: tuple[Any, ...], new: Any) -> Any:
-    if not at:
-        return new
-    copy = dict(value) if isinstance(value, dict) else list(value)
-    copy[at[0]] = replaced(value[at[0]], at[1:], new)
-    return copy
 
 
 FILES = {

@@ -213,3 +213,14 @@ def write_parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(rows), path)
     return path
+
+
+ROWS = {
+    "messages": messages_row(),
+    "sharegpt": sharegpt_row(),
+    "r2e_gym": r2e_row(),
+    "openhands": openhands_row(),
+    "verl": verl_row(),
+    "trl": {"prompt": chat()[:2], "completion": chat()[2:]},
+}
+"""Format -> a row of it."""
