@@ -1,7 +1,4 @@
-"""Where the files of a checkpoint are, by the words that name it.
-
-Belongs here: finding and verifying a checkpoint's folder. Does not belong here: making checkpoints, or loading them.
-"""
+"""Find and verify the folder of a checkpoint, by the name that a spec or the table `checkpoints` gives it."""
 
 from __future__ import annotations
 
@@ -17,14 +14,14 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def pinned_folder(lake: Lake, model: str, sha256: str | None) -> tuple[Path, str]:
-    """(folder, identity) of a model that a spec names; the identity changes with the model's files.
+    """Return (folder, identity) of a model that a spec names; the identity changes with the model's files.
 
     Args:
         model: "checkpoint:HASH" of this lake, "hub:REPO@COMMIT", or a folder.
-        sha256: `folder_hash` of the folder; the other two are pins by themselves.
+        sha256: `folder_hash` of a folder; the other two names contain their pin.
 
     Raises:
-        LakeError: there is no such checkpoint, the commit is none, or the folder's hash is not the spec's.
+        LakeError: the checkpoint does not exist, COMMIT is not a commit, or the folder's hash differs from the spec's.
     """
     if model.startswith(LAKE):
         identity = model.removeprefix(LAKE)
@@ -41,7 +38,7 @@ def pinned_folder(lake: Lake, model: str, sha256: str | None) -> tuple[Path, str
         return checkpoint_folder(lake.root, model), hashlib.sha256(model.encode()).hexdigest()[:16]
     folder = Path(model).resolve()
     if not (folder / "config.json").is_file():
-        raise LakeError(f"{folder} holds no config.json; name a folder with a saved model")
+        raise LakeError(f"{folder} contains no config.json; name a folder with a saved model")
     if (found := folder_hash(folder)) != sha256:
         raise LakeError(
             f"{folder} hashes to {found}, the spec's sha256 is {sha256}; put the right files there, or set it"
@@ -50,17 +47,17 @@ def pinned_folder(lake: Lake, model: str, sha256: str | None) -> tuple[Path, str
 
 
 def checkpoint_folder(root: Path, path: str) -> Path:
-    """Where the files of a checkpoint are, by its `path` in the table `checkpoints`; a hub model is downloaded once.
+    """Return the folder of a checkpoint from its `path` in the table `checkpoints`; download a hub model once.
 
     Args:
         root: the lake's root, for relative paths.
 
     Raises:
-        LakeError: the folder is gone; or the hub cannot be reached and its cache lacks the revision.
+        LakeError: the folder is missing; or the hub cannot be reached and its cache lacks the revision.
     """
     if not path.startswith(HUB):
         if not (folder := root / path).is_dir():
-            raise LakeError(f"the checkpoint {folder} is gone; put it back, or materialize its asset again")
+            raise LakeError(f"the checkpoint {folder} is missing; restore it, or materialize its asset again")
         return folder
     from huggingface_hub import snapshot_download
 
@@ -69,7 +66,7 @@ def checkpoint_folder(root: Path, path: str) -> Path:
         wanted = ["*.safetensors", "*.json", "*.txt", "*.jinja"]
         return Path(snapshot_download(repo, revision=revision, allow_patterns=wanted))
     except Exception as error:
-        # The client raises a dozen unrelated classes for one thing a person can act on.
+        # The client raises a dozen unrelated classes for this one fault.
         raise LakeError(
             f"{repo} at {revision} is not in the hub's cache here and cannot be downloaded ({type(error).__name__}: "
             f"{error}). Run where the hub can be reached, or download it there with `hf download {repo} --revision "

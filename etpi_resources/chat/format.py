@@ -1,11 +1,8 @@
-"""Conversations as token ids: one tokenizer and one chat template, used together everywhere.
+"""Conversations as token ids: `ChatFormat` is one tokenizer with one chat template.
 
-Belongs here: rendering a conversation to prompt ids, the ids an observation adds, and which ids carry structure. Does
-not belong here: a vocabulary (`tokenizers`), reading actions, or cutting think blocks out of outputs.
-
-Text cannot smuggle structure. The control tokens of a template (`<|im_start|>`, `<|im_end|>`, `<|endoftext|>`, ...)
-come from the template alone: the same characters inside a message are encoded as plain text. The inline tokens
-(`<think>`, `<tool_call>`, ...) are words of the vocabulary that models write, and map to their ids wherever they stand.
+Text cannot inject structure. The control tokens of a template (`<|im_start|>`, `<|im_end|>`, `<|endoftext|>`, ...) come
+only from the template: the same characters inside a message are encoded as plain text. The inline tokens (`<think>`,
+`<tool_call>`, ...), which models write in their text, are always encoded as their ids.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from etpi_resources.chat.prefixes import ASSISTANT, Shapes, tags
+from etpi_resources.chat.prefixes import ASSISTANT, AppendOnlyProbe, tags
 from etpi_resources.chat.tool_forms import FORMS, Call, ToolForm
 from etpi_resources.chat.tool_forms.template import TemplateForm
 
@@ -31,24 +28,24 @@ Tail = Literal["none", "open", "closed"]
 _HOME = Path(__file__).parent / "tokenizers"
 _HUB = "hub:"
 _TURN, _END, _PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
-# Stand-ins of control tokens inside messages while a template is rendered: private-use code points, of which the first
-# that no message uses is taken.
+# Code points that replace control tokens inside messages while a template is rendered: the first private-use ones that
+# no message uses.
 _STAND_INS = range(0xE000, 0xF8FF)
 _WORTH_SHARING = 4_000
-"""Characters from which encoding on all cores pays for waking them."""
+"""Number of characters from which encoding on all cores is faster."""
 
 
 class ChatFormat:
     """One tokenizer with one ChatML-style template; immutable, safe to share between threads.
 
     Attributes:
-        name: what lineage and fingerprints call it.
-        tokenizer: the `transformers` fast tokenizer. Encode through this class, not through it: its own calls parse
-            control tokens out of text and keep state.
+        name: its name in lineage and fingerprints.
+        tokenizer: the `transformers` fast tokenizer. Do not encode with it: it parses control tokens in text and keeps
+            state. Use the methods of this class.
         template: the Jinja source.
         end_id: ends an assistant turn (`<|im_end|>`). pad_id: `<|endoftext|>`.
-        think_open_id, think_close_id, tool_open_id, tool_close_id: inline ids, None where the vocabulary has none.
-        control_ids: ids that only the template writes. special_ids: those and the inline ones.
+        think_open_id, think_close_id, tool_open_id, tool_close_id: inline ids; None if the vocabulary has none.
+        control_ids: ids that only the template writes. special_ids: control ids and inline ids.
     """
 
     def __init__(self, name: str, tokenizer: PreTrainedTokenizerFast, template: str) -> None:
@@ -58,7 +55,7 @@ class ChatFormat:
         self.tokenizer = copy.copy(tokenizer)
         self.tokenizer.chat_template = template
         self.template = template
-        # A copy of its own, for the flag below is state that every call of the transformers class flips.
+        # A copy, because every call of the transformers class changes the flag below.
         self._core = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
         self._core.encode_special_tokens = True
         added = self._core.get_added_tokens_decoder()
@@ -76,17 +73,17 @@ class ChatFormat:
         self.tool_open_id, self.tool_close_id = inline.get("<tool_call>"), inline.get("</tool_call>")
         by_length = sorted(self._control, key=len, reverse=True)
         self._split = re.compile("(" + "|".join(map(re.escape, by_length)) + ")")
-        self._shapes = Shapes(tags(template))
+        self._append_probe = AppendOnlyProbe(tags(template))
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest id."""
+        """The largest id plus one."""
         return max(self._core.get_vocab(with_added_tokens=True).values()) + 1
 
     def prompt_ids(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None = None, **template_kwargs: Any
     ) -> list[int]:
-        """The ids of a conversation with the generation prompt after it; `messages` are {"role", "content", ...}."""
+        """Return the ids of a conversation and its generation prompt; `messages` are {"role", "content", ...}."""
         text, stand_ins = self._render(messages, tools, template_kwargs)
         return self._structured(text, stand_ins)
 
@@ -98,11 +95,11 @@ class ChatFormat:
         tools: Sequence[Any] | None = None,
         **template_kwargs: Any,
     ) -> list[list[int]]:
-        """`prompt_ids(messages[:end])` for each of `ends`, id for id, at little more than the cost of the longest.
+        """Return `prompt_ids(messages[:end])` for each of `ends`, at little more than the cost of the longest.
 
-        What a prompt shares with the one before it, up to its generation prompt, is encoded once. Where the template
-        only appends, the conversation is rendered once too; where it writes earlier messages anew as the conversation
-        grows, every prompt is rendered, which costs time, never a wrong id (`renders_once` tells which).
+        The part that a prompt shares with the one before it, up to its generation prompt, is encoded once. If the
+        template is append-only (`renders_once`), the conversation is rendered once too; else every prompt is rendered.
+        The ids are the same in both cases.
         """
         given, stand_ins = self._masked(messages, tools)
         texts = self._cut_prompts(given, ends, template_kwargs)
@@ -110,9 +107,9 @@ class ChatFormat:
             texts = (self._apply(given[0][:end], given[1], template_kwargs) for end in ends)
         before, cuts = "", [0]
         added: list[str] = []
-        plan: list[tuple[int, str]] = []  # how many cuts of the prompt before hold, and the generation prompt
+        plan: list[tuple[int, str]] = []  # number of cuts shared with the previous prompt, and the generation prompt
         for text in texts:
-            # Cut where a control token starts: on both sides of it the text is encoded by itself.
+            # Cut where a control token starts: the text before it and after it is encoded separately.
             header = max(text.rfind(_TURN), 0)
             keep = len(cuts)
             while cuts[keep - 1] > header or not text.startswith(before[: cuts[keep - 1]]):
@@ -137,20 +134,20 @@ class ChatFormat:
     def renders_once(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None = None, **template_kwargs: Any
     ) -> bool:
-        """Whether one rendering holds the prompts of all assistant messages: the template only appends to it."""
+        """Return whether one rendering contains the prompts of all assistant messages: the template is append-only."""
         if not messages:
             return True
         shown = None if not tools else [{"type": "function", "function": {"name": "x", "description": "x"}}]
         setting = json.dumps([bool(tools), template_kwargs], sort_keys=True, default=str)
-        return self._shapes.appends(messages, lambda small: self._apply(small, shown, template_kwargs), setting)
+        return self._append_probe.appends(messages, lambda small: self._apply(small, shown, template_kwargs), setting)
 
     def observation_ids(self, content: str, role: str = "user", **template_kwargs: Any) -> list[int]:
-        """What follows an output that ends in `end_id`: the newline after it, the message and the generation prompt.
+        """Return the ids after an output that ends in `end_id`: a newline, the message and the generation prompt.
 
         Raises:
             ValueError: the template writes no `<|im_end|>` after an assistant message.
         """
-        # The template is asked, so that it holds for any: whatever it writes after an earlier assistant message.
+        # Rendered with the template, so that this works for any: the ids it writes after an earlier assistant message.
         anchor = "anchor of the observation"
         messages = [
             {"role": "user", "content": ""},
@@ -165,17 +162,18 @@ class ChatFormat:
 
     @cached_property
     def template_form(self) -> TemplateForm:
-        """How the template writes tool calls, found by probing it.
+        """How the template writes tool calls, found by rendering a probe call.
 
         Raises:
-            UnknownToolForm: it writes them in a form that nothing here reads.
+            UnknownToolForm: it writes them in a form that is not in `FORMS`.
         """
         return TemplateForm.of(lambda messages, tools, prompt: self._apply(messages, tools, {}, prompt), self.name)
 
     @property
     def tool_form(self) -> ToolForm | None:
-        """The form of the student's tool calls: the template's, or Qwen's XML inside the text under etpi's own
-        templates, which write no calls themselves; None where the template writes none.
+        """The form of the student's tool calls; None if the template writes no calls.
+
+        etpi's own templates write no calls; with them, calls are Qwen's XML inside the text.
 
         Raises:
             UnknownToolForm: as `template_form`.
@@ -192,10 +190,10 @@ class ChatFormat:
     def turn_text(
         self, content: str, calls: Sequence[Call], *, tools: Sequence[Any] | None = None, **template_kwargs: Any
     ) -> str:
-        """An assistant turn with tool calls as the template writes it, without header, added think block and end.
+        """Return an assistant turn with calls as the template writes it, without header, added think block and end.
 
         Raises:
-            UnknownToolForm: the template writes no calls, or in a form that nothing here reads.
+            UnknownToolForm: the template writes no calls, or in a form that is not in `FORMS`.
         """
         plain = [{"name": call.name, "arguments": dict(call.arguments)} for call in calls]
         given, stand_ins = self._masked([{"role": "assistant", "content": content, "calls": plain}], tools)
@@ -212,24 +210,24 @@ class ChatFormat:
         return text
 
     def encode(self, text: str, allow_special: bool = False) -> list[int]:
-        """Canonical ids. Control tokens are plain characters unless `allow_special`; inline ones are single ids."""
+        """Return canonical ids. Control tokens are plain characters unless `allow_special`; inline ones are one id."""
         if allow_special:
             return self._structured(text, {})
         return self._core.encode(text, add_special_tokens=False).ids
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """`encode` of each text, on all cores where there is enough to share out."""
+        """Return `encode` of each text, on all cores if there is enough text."""
         if sum(map(len, texts)) < _WORTH_SHARING:
             return [self.encode(text) for text in texts]
         return [encoding.ids for encoding in self._core.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
-        """Text; bytes that are no UTF-8 become U+FFFD. `skip_special` leaves control tokens out, inline ones stay."""
+        """Return text; invalid UTF-8 becomes U+FFFD. `skip_special` omits control tokens, not inline ones."""
         return self._core.decode(list(ids), skip_special_tokens=skip_special)
 
     def tail_form(self, prompt_ids: Sequence[int]) -> Tail:
-        """Whether the generation prompt opens a think block, opens and closes it, or does neither."""
-        backwards = range(len(prompt_ids) - 1, 0, -1)  # the generation prompt is short, what stands before it is not
+        """Return whether the generation prompt opens a think block ("open"), also closes it ("closed"), or neither."""
+        backwards = range(len(prompt_ids) - 1, 0, -1)  # the generation prompt is short
         last_turn = next((at for at in backwards if prompt_ids[at] == self.turn_id), 0)
         tail = prompt_ids[last_turn:]
         if self.think_open_id is None or self.think_open_id not in tail:
@@ -237,20 +235,20 @@ class ChatFormat:
         return "closed" if self.think_close_id in tail else "open"
 
     def save(self, folder: Path) -> None:
-        """Write tokenizer and template as a Hugging Face folder has them."""
+        """Write tokenizer and template as a Hugging Face folder."""
         self.tokenizer.save_pretrained(folder)
 
     def _render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, kwargs: Mapping[str, Any]
     ) -> tuple[str, dict[str, str]]:
-        """The conversation as text in which control tokens are the template's own, and the stand-ins of all others."""
+        """Return the conversation as text whose control tokens are the template's, and the stand-ins of all others."""
         given, stand_ins = self._masked(messages, tools)
         return self._apply(given[0], given[1], kwargs), stand_ins
 
     def _masked(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None
     ) -> tuple[list[Any], dict[str, str]]:
-        """[messages, tools] with stand-ins for the control tokens in their texts, and the stand-ins."""
+        """Return [messages, tools] with stand-ins for the control tokens in their texts, and the stand-ins."""
         given: list[Any] = [list(map(dict, messages)), None if tools is None else list(tools)]
         stand_ins: dict[str, str] = {}
         texts = list(_texts(given))
@@ -265,7 +263,7 @@ class ChatFormat:
     def _cut_prompts(
         self, given: Sequence[Any], ends: Sequence[int], kwargs: Mapping[str, Any]
     ) -> Iterator[str] | None:
-        """The prompts' texts, cut from one rendering of the longest; None where that does not hold them all."""
+        """Return the prompts' texts, cut from one rendering of the longest; None if it does not contain them all."""
         messages, tools = given
         spoken = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
         if len(ends) < 2 or list(ends) != sorted(set(ends) & {*spoken, len(messages)}):
@@ -281,7 +279,7 @@ class ChatFormat:
         if len(heads) != before[-1] + 1:
             return None
         tail = whole[heads[-1] :]
-        # Small conversations told that this one only grows; one prompt of its own is held against it.
+        # The result comes from small conversations, so compare one prompt of the real one too.
         middle = len(ends) // 2
         if self._apply(messages[: ends[middle]], tools, kwargs) != whole[: heads[before[middle]]] + tail:
             return None
@@ -301,11 +299,11 @@ class ChatFormat:
         return str(text)
 
     def _structured(self, text: str, stand_ins: Mapping[str, str]) -> list[int]:
-        """Ids of a text whose control tokens are structure, stand-ins put back as characters between them."""
+        """Return the ids of a text whose control tokens are structure; stand-ins become plain characters."""
         return self._structured_all([text], stand_ins)[0]
 
     def _structured_all(self, texts: Sequence[str], stand_ins: Mapping[str, str]) -> list[list[int]]:
-        """`_structured` of each text; a piece that occurs more than once is encoded once."""
+        """Return `_structured` of each text; encode a repeated piece once."""
         split = [[piece for piece in self._split.split(text) if piece] for text in texts]
         pieces = list(dict.fromkeys(piece for text in split for piece in text if piece not in self._control))
         plain = pieces
@@ -318,15 +316,15 @@ class ChatFormat:
 
 @lru_cache
 def load_chat_format(name: str, template: str | None = None) -> ChatFormat:
-    """The chat format of that name: "tiny", "qwen3", a folder with tokenizer.json, or `hub:<repo>@<commit>`.
+    """Load a chat format by name: "tiny", "qwen3", a folder with tokenizer.json, or `hub:<repo>@<commit>`.
 
     Args:
         template: "tiny", "terminal" (the terminal prompt contract), the stem of a template that TRL ships, or a Jinja
-            file; None: the name's own.
+            file; None: the template that belongs to `name`.
 
     Raises:
         FileNotFoundError: neither a known name nor a folder with tokenizer.json; or no such template.
-        OSError: the hub's file is neither cached nor to be reached.
+        OSError: the hub's file is not cached and cannot be downloaded.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -350,7 +348,7 @@ def load_chat_format(name: str, template: str | None = None) -> ChatFormat:
 
 
 def _hub_folder(name: str) -> Path:
-    """The folder of a pinned repository's tokenizer, fetched once."""
+    """Return the folder of a pinned repository's tokenizer; download it once."""
     from huggingface_hub import hf_hub_download
 
     repo, _, commit = name.removeprefix(_HUB).partition("@")
@@ -359,7 +357,7 @@ def _hub_folder(name: str) -> Path:
 
 @lru_cache(maxsize=1)
 def _own_templates() -> frozenset[str]:
-    """etpi's own templates: a call is text inside a message's content."""
+    """Return etpi's own templates, in which a call is text inside a message's content."""
     return frozenset(_template(name) for name in ("tiny", "terminal"))
 
 
@@ -376,7 +374,7 @@ def _template(name: str) -> str:
 
 
 def _texts(value: Any) -> Iterable[str]:
-    """Every text within nested dicts and lists."""
+    """Yield every text in nested dicts and lists."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -389,7 +387,7 @@ def _texts(value: Any) -> Iterable[str]:
 
 
 def _mapped(value: Any, change: Any) -> Any:
-    """The same nesting with every text changed."""
+    """Return the same nesting with `change` applied to every text."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):

@@ -1,12 +1,10 @@
-"""Whether a chat template only ever appends: then one rendering of a conversation holds every prompt of it.
+"""Find out whether a chat template is append-only: then one rendering of a conversation contains all its prompts.
 
-Belongs here: deciding it for conversations of one shape. Does not belong here: ids, or any template's name.
-
-Templates differ: one writes a message once and for all; another takes the thoughts out of earlier messages when a new
-question comes. Whether a conversation is written anew depends on its shape: which roles and tags follow one another. So
-the template is tried on small conversations of the same shape, in which any message is followed by any other that comes
-after it in the conversation, and it is held to append if none is written anew. Trying costs tens of milliseconds a
-shape, and a set of trajectories has few shapes.
+Some templates never change an earlier message; others remove the thoughts of earlier messages when the user speaks
+again. Which case applies depends on the shape of the conversation: which roles and tags follow one another. So the
+template renders small conversations of the same shape, in which any message is followed by any other that comes after
+it in the real one. If no earlier message changes, the template counts as append-only for this shape. A test takes tens
+of milliseconds per shape, and a set of trajectories has few shapes.
 """
 
 from __future__ import annotations
@@ -20,23 +18,26 @@ ASSISTANT = "<|im_start|>assistant\n"
 TURN = "<|im_start|>"
 
 Render = Callable[[list[Any]], str]
-"""Messages to text, the generation prompt after them."""
+"""Messages -> text, with the generation prompt after them."""
 
 _Kinds = tuple[str, ...]
 _Following = frozenset[tuple[str, str]]
 _STOOD_IN = "x"
 
-# Shapes that would want more walks count as written anew: trying them would cost more than rendering every prompt.
+# A shape with more walks counts as not append-only: testing it would cost more than rendering every prompt.
 _MOST_WALKS = 200
 
 
 def tags(template: str) -> tuple[str, ...]:
-    """The tags a template may look for in a text, longest first: its string literals with `<` in them that it compares,
-    gives to a method or filter, or names; not those it only writes."""
+    """Return the tags that a template may search for in a text, longest first.
+
+    These are its string literals with `<` that it compares, assigns, or passes to a method or filter; not those that it
+    only writes.
+    """
     from jinja2 import Environment
     from jinja2.nodes import Assign, Call, Compare, Const, Filter, Keyword, Operand
 
-    # Loop controls and generation blocks are what transformers adds to Jinja; marks of a block hold no tags.
+    # transformers adds loop controls and generation blocks to Jinja; the marks of a block contain no tags.
     source = re.sub(r"\{%-?\s*(?:end)?generation\s*-?%\}", "", template)
     tree = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(source)
     operands = []
@@ -48,11 +49,12 @@ def tags(template: str) -> tuple[str, ...]:
     return tuple(sorted(pieces, key=lambda piece: (-len(piece), piece)))
 
 
-class Shapes:
-    """The shapes of conversations that one template was tried on.
+class AppendOnlyProbe:
+    """Tests whether one template is append-only, and remembers the result for each shape of conversation.
 
     Args:
-        tags: what of a text decides how it is written, besides white space at its ends and around these.
+        tags: the parts of a text that can change how the template writes it, besides white space at its ends and around
+            tags.
     """
 
     def __init__(self, tags: Sequence[str]) -> None:
@@ -61,17 +63,17 @@ class Shapes:
         self._bad: set[tuple[str, _Kinds, _Kinds, _Following]] = set()
 
     def appends(self, messages: Sequence[Mapping[str, Any]], render: Render, setting: str) -> bool:
-        """Whether the prompts of every assistant message of the conversation are prefixes of its rendering.
+        """Return whether the prompts of every assistant message are prefixes of the conversation's rendering.
 
         Args:
             render: the template with its settings; called with small messages of the same kinds.
-            setting: tells settings apart, so that what is known of one is not taken for another.
+            setting: identifies the template's settings; each has its own results.
         """
         kinds = [json.dumps(self._kind(message), sort_keys=True, default=str) for message in messages]
         first = next((i for i, m in enumerate(messages) if m.get("role") == "assistant"), len(kinds))
         head, start = tuple(kinds[:first]), tuple(kinds[first : first + 1])
         following = frozenset(zip(kinds[first:], kinds[first + 1 :], strict=False))
-        # What holds for a shape holds for every part of it: shapes are joined as long as they hold together.
+        # A result for a shape holds for every part of it, so shapes are joined while the joined shape passes too.
         place = (setting, head, start)
         good = self._good.get(place)
         if good is not None and following <= good:
@@ -86,8 +88,11 @@ class Shapes:
         return False
 
     def _try(self, head: _Kinds, start: _Kinds, following: Sequence[tuple[str, str]], render: Render) -> bool:
-        """Whether any message is written otherwise once any other has come: on a walk from the one to an assistant
-        message, whose prompt holds it, to the other and to an assistant message again."""
+        """Return whether no message changes when a later one is added.
+
+        Each walk leads from one message to an assistant message, whose prompt contains it, to another message and to an
+        assistant message again.
+        """
         texts: dict[tuple[str, ...], str] = {}
         after: dict[str, list[str]] = {}
         for kind, successor in following:
@@ -101,7 +106,7 @@ class Shapes:
                 if walk[:at] not in texts:
                     try:
                         texts[walk[:at]] = render([json.loads(kind) for kind in (*head, *walk[:at])])
-                    except Exception:  # a template may refuse a conversation; the caller sees it refuse the real one
+                    except Exception:  # a template may raise; the caller gets the error for the real conversation
                         return False
                 if not _continues(texts[walk[:at]], earlier):
                     return False
@@ -109,7 +114,7 @@ class Shapes:
         return True
 
     def _kind(self, value: Any) -> Any:
-        """The value with its texts stood in for: tags, and white space beside them and at the ends, stay."""
+        """Return the value with placeholders for its texts; tags, and white space around them and at the ends, stay."""
         if isinstance(value, str):
             parts = self._tags.split(value) if self._tags else [value]
             return "".join(part if n % 2 else _stand_in(part) for n, part in enumerate(parts))
@@ -121,8 +126,8 @@ class Shapes:
 
 
 def _walks(starts: Sequence[tuple[str, ...]], after: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, ...]]:
-    """From each start to every assistant message there is, from there to every kind, and to an assistant message: by
-    the shortest ways there are."""
+    """Yield the shortest walks from each start to each assistant message, and from there over each kind to an assistant
+    message."""
     kinds = sorted(set(after) | {kind for successors in after.values() for kind in successors})
     for start in starts:
         for speaker in filter(_speaks, kinds):
@@ -144,7 +149,7 @@ def _speaks(kind: str) -> bool:
 def _way(
     walk: tuple[str, ...], wanted: Callable[[str], bool], after: Mapping[str, Sequence[str]]
 ) -> tuple[str, ...] | None:
-    """The walk, at least one message longer, to the nearest wanted kind; None where there is no way."""
+    """Return the walk extended by one or more messages to the nearest wanted kind; None if there is no way."""
     level, seen = [walk], set()
     while level:
         level = [(*way, kind) for way in level for kind in after.get(way[-1], ()) if kind not in seen]
@@ -156,8 +161,8 @@ def _way(
 
 
 def _continues(text: str, earlier: str | None) -> bool:
-    """Whether a prompt begins with an earlier one up to its generation prompt, writes an assistant message there, and
-    ends in the same generation prompt."""
+    """Return whether a prompt begins with an earlier one up to its generation prompt, has an assistant message there,
+    and ends in the same generation prompt."""
     header = text.rfind(TURN)
     if not text.startswith(ASSISTANT, header):
         return False
@@ -173,7 +178,7 @@ def _continues(text: str, earlier: str | None) -> bool:
 
 
 def _stand_in(text: str) -> str:
-    """One letter for a text, with the kinds of white space at its ends; nothing for nothing."""
+    """Return one letter for a text, with the kinds of white space at its ends; an empty text stays empty."""
     core = text.strip()
     if not core:
         return _kinds_of_space(text)
@@ -182,5 +187,5 @@ def _stand_in(text: str) -> str:
 
 
 def _kinds_of_space(text: str) -> str:
-    """White space with runs of one character made single: `\\n\\n  ` is `\\n `."""
+    """Return white space with each run of one character as a single one: `\\n\\n  ` becomes `\\n `."""
     return re.sub(r"(.)\1+", r"\1", text, flags=re.DOTALL)

@@ -1,7 +1,7 @@
 """Every table of the lake, its columns, types and meaning, in one registry.
 
-Belongs here: what a stored table looks like. The lake writes only what fits, the catalog makes typed empty views from
-it, and the Dagster assets take their column descriptions from it. Does not belong here: how rows come to be.
+The lake writes only tables that fit, the catalog creates typed views from it, and the Dagster assets take their column
+descriptions from it.
 
 Ids: `rollout_id` is a content hash; `agent_id` names an agent within a rollout ("agent1"); `turn` counts an agent's
 assistant turns from 0. Token ids are int32. Times are UTC. JSON columns hold a JSON object or array as text.
@@ -62,18 +62,18 @@ TABLES: dict[str, Table] = {
             ("suite", s, "the suite"),
             ("repo", s, "the repository the task is of; splits are by repository"),
             ("split", s, "train or heldout"),
-            ("instruction", s, "what the task asks, as a person reads it (all roles)"),
-            ("payload", s, "JSON: whatever the family's runner and verifier need"),
+            ("instruction", s, "the task as a person reads it, for all roles"),
+            ("payload", s, "JSON: the data that the family's runner and verifier need"),
             ("content_hash", s, "sha256 of the payload and instruction"),
         ),
         _table(
             "quarantined",
-            "one input that was not taken, and why",
-            ("asset", s, "the asset that refused it"),
+            "one rejected input, with the reason",
+            ("asset", s, "the asset that rejected it"),
             ("source", s, "file, folder or id of the input"),
-            ("row", i64, "row or line within the source, where it has any"),
+            ("row", i64, "row or line within the source, if it has rows"),
             ("reason", s, "a short stable code: empty, errored, unknown_form, truncated_json, ..."),
-            ("detail", s, "what was found, and the remedy"),
+            ("detail", s, "the fault, and how to fix it"),
         ),
         _table(
             "rollouts",
@@ -95,25 +95,25 @@ TABLES: dict[str, Table] = {
             ("engine", s, "scripted, transformers, vllm, openai or imported"),
             ("teacher", s, "the name of the model or policy that acted"),
             ("sampler", s, "JSON: temperature, top_p, max_tokens, seed"),
-            ("exit_status", s, "the worst of the agents' exits"),
+            ("exit_status", s, "the worst exit status of its agents"),
             ("agents", i32, "how many agents took part"),
-            ("outcome", s, "JSON: what the verifier said (imported: the source's own verdict), null where none"),
-            ("final_files", s, "JSON: agent_id -> unified diff of what it left"),
+            ("outcome", s, "JSON: the verifier's verdict (imported: the source's verdict); null if there is none"),
+            ("final_files", s, "JSON: agent_id -> unified diff of its workspace"),
             ("source", s, "imported: path of the run, relative to the rollout set's path"),
             ("started_at", TIME, "start"),
             ("wall_seconds", f64, "wall time"),
-            ("error", s, "the infrastructure error, where there was one"),
+            ("error", s, "the infrastructure error, if there was one"),
             (
                 "tools",
                 s,
-                "imported: JSON list of the tool schemas that the source recorded, keys in its order; null where none",
+                "imported: JSON list of the tool schemas that the source recorded, keys in its order; null if none",
             ),
         ),
         _table(
             "agents",
             "one agent of one rollout",
             *_ROLLOUT_KEY,
-            ("feature_id", s, "the part of the task that was this agent's"),
+            ("feature_id", s, "the part of the task that this agent has"),
             ("role", s, "proposer, responder or solo"),
             ("exit_status", s, "Submitted, LimitsExceeded, ContextWindowExceeded, FormatError, Error, ..."),
             ("turns", i32, "assistant turns"),
@@ -122,26 +122,30 @@ TABLES: dict[str, Table] = {
         ),
         _table(
             "turns",
-            "one assistant turn, with the token ids it read and wrote",
+            "one assistant turn, with its prompt ids and output ids",
             *_ROLLOUT_KEY,
             ("turn", i32, "0-based, within the agent"),
-            ("prefix_turn", i32, "the earlier turn whose prompt + output this prompt extends; null: it is whole"),
-            ("suffix_ids", IDS, "prompt ids beyond the prefix (the whole prompt where prefix_turn is null)"),
-            ("output_ids", IDS, "ids the engine generated, end-of-turn id included where generated"),
-            ("logprobs", FLOATS, "log-probability of each output id, where known"),
+            (
+                "prefix_turn",
+                i32,
+                "the earlier turn whose prompt + output this prompt extends; null: there is none",
+            ),
+            ("suffix_ids", IDS, "prompt ids after the prefix (the whole prompt if prefix_turn is null)"),
+            ("output_ids", IDS, "ids the engine generated, with the end-of-turn id if it generated one"),
+            ("logprobs", FLOATS, "log-probability of each output id; null if unknown"),
             ("capture", s, "native, retokenised or none"),
-            ("drift_at", i32, "first position where the prompt departs from the last turn's prompt + output"),
-            ("drift", s, "JSON: ids and text on both sides of the departure"),
+            ("drift_at", i32, "first position where the prompt differs from the last turn's prompt + output"),
+            ("drift", s, "JSON: ids and text of both at that position"),
             ("prompt_tokens", i32, "length of the prompt"),
             ("output_tokens", i32, "length of the output"),
             ("finish_reason", s, "stop, length or error"),
             ("content", s, "the turn's text"),
-            ("reasoning", s, "the reasoning the engine kept apart from the text"),
+            ("reasoning", s, "the reasoning that the engine returned separately from the text"),
             ("think_tokens", i32, "ids inside the think block"),
-            ("post_think_tokens", i32, "ids after the think block; all of the output where there is none"),
+            ("post_think_tokens", i32, "ids after the think block; the whole output if there is no block"),
             ("actions", s, "JSON list: {kind: bash | send_message, command, to, message, form, pure}"),
-            ("parse_error", s, "why no action could be read; null where one was"),
-            ("observation", s, "what came back"),
+            ("parse_error", s, "why no action could be read; null if one was read"),
+            ("observation", s, "the observation that the agent received"),
             ("exit_code", i32, "the last command's exit code"),
             ("inbox", s, "JSON list of messages shown in this turn's observation: {from, message}"),
             ("at", TIME, "when"),
@@ -151,10 +155,10 @@ TABLES: dict[str, Table] = {
             "one chat message as captured",
             *_ROLLOUT_KEY,
             ("index", i32, "0-based position in the agent's conversation"),
-            ("turn", i32, "the assistant turn it belongs to or answers; null before the first"),
+            ("turn", i32, "the assistant turn that it is part of or answers; null before the first"),
             ("role", s, "system, user, assistant or tool"),
             ("content", s, "text"),
-            ("reasoning", s, "reasoning kept apart"),
+            ("reasoning", s, "reasoning, recorded separately from the text"),
             ("tool_calls", s, "JSON list, as captured"),
             ("kind", s, "prompt, action, observation, inbox or other"),
             ("at", TIME, "when"),
@@ -165,12 +169,12 @@ TABLES: dict[str, Table] = {
             ("rollout_id", s, "the rollout"),
             ("task_id", s, "the task"),
             ("repo", s, "the repository"),
-            ("reward", f64, "the verifier's reward; null where there is no verdict"),
+            ("reward", f64, "the verifier's reward; null if there is no verdict"),
             ("verdict", s, "passed, failed_tests, merge_conflict, no_patch, infrastructure, unknown"),
-            ("plan_first", b, "DESIGN section 5"),
-            ("plan_first_reason", s, "why not"),
-            ("plan_content", b, "DESIGN section 5"),
-            ("plan_content_reason", s, "why not"),
+            ("plan_first", b, "whether its agents planned before they worked (etpi_assets/scoring/behaviours.py)"),
+            ("plan_first_reason", s, "why plan_first is false"),
+            ("plan_content", b, "whether the plans say who does what (etpi_assets/scoring/behaviours.py)"),
+            ("plan_content_reason", s, "why plan_content is false"),
             ("follow_through", f64, "share of its agents that followed through (union)"),
             ("output_tokens", i64, "assistant output tokens of all agents, before stripping"),
             ("turns", i32, "assistant turns of all agents"),
@@ -194,43 +198,47 @@ TABLES: dict[str, Table] = {
             ("output_tokens", i64, "assistant output tokens"),
             ("think_tokens", i64, "ids inside think blocks"),
             ("post_think_tokens", i64, "ids after think blocks"),
-            ("tool_turns", i32, "turns with a call that ran and was answered; null where no tool was offered"),
-            ("adherent_turns", i32, "turns whose think block is as scoring.structure says; null where it says nothing"),
+            ("tool_turns", i32, "turns with a tool call that ran and was answered; null if no tool was offered"),
+            (
+                "adherent_turns",
+                i32,
+                "turns whose think block has the form of scoring.structure; null if that is not set",
+            ),
             ("exit_status", s, "as in agents"),
         ),
         _table(
             "turn_scores",
-            "one assistant turn held against scoring.structure; none where it says nothing",
+            "one assistant turn compared with scoring.structure; no rows if that is not set",
             *_ROLLOUT_KEY,
             ("turn", i32, "the turn"),
             ("think_tokens", i32, "ids inside the think block"),
-            ("post_think_tokens", i32, "ids after it: what thinking less may be paid for with"),
-            ("adheres", b, "whether the turn begins with a think block of the slots, one line each"),
+            ("post_think_tokens", i32, "ids after it, which can grow as thinking shrinks"),
+            ("adheres", b, "whether the turn begins with a think block that has one line per slot"),
         ),
         _table(
             "selected",
-            "one rollout taken into an experiment",
+            "one rollout selected for an experiment",
             ("rollout_id", s, "the rollout"),
-            ("rollout_set", s, "where it came from"),
+            ("rollout_set", s, "its rollout set"),
             ("task_id", s, "the task"),
             ("repo", s, "the repository"),
             ("teacher", s, "who acted"),
-            ("sample", i32, "which of the K"),
+            ("sample", i32, "its number among the K rollouts of the task"),
             ("reward", f64, "its reward"),
-            ("output_tokens", i64, "what shortest-correct compared"),
+            ("output_tokens", i64, "the figure that shortest-correct compares"),
             ("turns", i32, "the tie-breaker"),
-            ("rule", s, "the rule that took it"),
+            ("rule", s, "the rule that selected it"),
         ),
         _table(
             "dropped",
-            "one rollout or turn left out of an experiment, and why",
+            "one rollout or turn dropped from an experiment, with the reason",
             ("stage", s, "selection, pairs or dataset"),
             ("rollout_id", s, "the rollout"),
-            ("agent_id", s, "the agent, where one turn was dropped"),
-            ("turn", i32, "the turn, where one turn was dropped"),
+            ("agent_id", s, "the agent, if one turn was dropped"),
+            ("turn", i32, "the turn, if one turn was dropped"),
             ("reason", s, "a short stable code"),
-            ("detail", s, "the figures behind it"),
-            ("output_tokens", i32, "ids of the turn's output, where one turn was dropped and its ids are known"),
+            ("detail", s, "the figures for the reason"),
+            ("output_tokens", i32, "ids of the turn's output, if one turn was dropped and its ids are known"),
         ),
         _table(
             "pairs",
@@ -239,12 +247,16 @@ TABLES: dict[str, Table] = {
             *_ROLLOUT_KEY,
             ("turn", i32, "the turn"),
             ("prefix_turn", i32, "the earlier pair of this agent whose input + output this input extends; null: whole"),
-            ("suffix_ids", IDS, "input ids beyond the prefix"),
-            ("output_ids", IDS, "the ids to learn"),
+            ("suffix_ids", IDS, "input ids after the prefix"),
+            ("output_ids", IDS, "the ids to train on"),
             ("input_tokens", i32, "length of the full input"),
             ("capture", s, "native or retokenised"),
-            ("prompt_edit", s, "none, spliced (steering taken out) or stripped (history's think taken out), + joined"),
-            ("think_removed", i32, "ids cut from the output by strip-think"),
+            (
+                "prompt_edit",
+                s,
+                "none, spliced (steering removed) or stripped (think blocks of the history removed), + joined",
+            ),
+            ("think_removed", i32, "ids that strip-think removed from the output"),
             ("format_tokens", i32, "ids of the output that belong to the tool-call form"),
             ("metadata", s, "JSON: task_id, repo, teacher, source, original output length, tail form, ..."),
         ),
@@ -261,8 +273,8 @@ TABLES: dict[str, Table] = {
             ("split", s, "train or val"),
             ("weight", f64, "loss weight of each output token"),
             ("copies", i32, "how often the row is repeated (the duplicating form); 1 in the weighted form"),
-            ("output_tokens", i32, "tokens learnt from"),
-            ("sequence_id", s, "the merged sequence that carries it"),
+            ("output_tokens", i32, "tokens in the loss"),
+            ("sequence_id", s, "the merged sequence that contains it"),
             ("span_start", i32, "first output position within the sequence"),
             ("span_end", i32, "one past the last"),
         ),
@@ -272,11 +284,11 @@ TABLES: dict[str, Table] = {
             ("sequence_id", s, "content hash"),
             ("split", s, "train or val"),
             *_ROLLOUT_KEY,
-            ("input_ids", IDS, "the tokens, depth first; where nothing forks, simply in order"),
+            ("input_ids", IDS, "the tokens, depth first; without branches, in order"),
             ("node_starts", IDS, "index of each node's first token"),
             ("node_parents", IDS, "number of the node that each continues; -1 for the first, the root"),
             ("node_positions", IDS, "position of each node's first token in its branch"),
-            ("span_starts", IDS, "index of the first token of each learnt span"),
+            ("span_starts", IDS, "index of the first token of each span in the loss"),
             ("span_ends", IDS, "one past the index of the last of each"),
             ("span_weights", FLOATS, "weight of each span (copies x weight)"),
             ("rows", i32, "dataset rows merged into it"),
@@ -291,9 +303,9 @@ TABLES: dict[str, Table] = {
             ("step", i32, "optimiser step; the last one is final"),
             ("final", b, "whether evaluation uses it"),
             ("method", s, "base, lora or full"),
-            ("dtype", s, "what training computed in: bf16 or fp32; null for a base from elsewhere"),
+            ("dtype", s, "dtype of the training computation: bf16 or fp32; null for a base that etpi did not train"),
             ("path", s, "folder, relative to the lake's root, or a hub id with revision"),
-            ("adapter_path", s, "the adapter's folder, where there is one"),
+            ("adapter_path", s, "the adapter's folder, if there is one"),
             ("adapter_hash", s, "content hash of the adapter"),
             ("parent_id", s, "the checkpoint it was trained from"),
             ("dataset_version", s, "data version of upweighted_dataset"),
@@ -314,9 +326,9 @@ TABLES: dict[str, Table] = {
             ("epoch", f64, "epochs done, in weighted rows"),
             ("loss", f64, "training loss"),
             ("token_accuracy", f64, "sft: share of label tokens ranked first, since the line before"),
-            ("val_loss", f64, "validation loss, where measured"),
-            ("learning_rate", f64, "rate at this step"),
-            ("tokens", i64, "tokens seen so far (rl: of the policy's own)"),
+            ("val_loss", f64, "validation loss, if measured"),
+            ("learning_rate", f64, "learning rate at this step"),
+            ("tokens", i64, "tokens trained on so far (rl: tokens of the policy)"),
             ("seconds", f64, "since the start"),
             ("reward", f64, "rl: mean reward of the step's rollouts"),
             ("reward_std", f64, "rl: their standard deviation"),
@@ -324,33 +336,33 @@ TABLES: dict[str, Table] = {
             ("solved", f64, "rl: share that the verifier passed"),
             ("called", f64, "rl: share in which a tool was called: an action ran and was answered"),
             ("constant_groups", f64, "rl: share of groups whose rewards are all equal"),
-            ("staleness", f64, "rl: steps taken since the weights that generated"),
+            ("staleness", f64, "rl: optimiser steps since the weights that generated the rollouts"),
             ("logprob_gap", f64, "rl: mean |rollout - trainer| log-probability of a token, nats"),
             ("logprob_gap_max", f64, "rl: the largest of them"),
             ("entropy", f64, "rl: mean entropy of a token's distribution, nats"),
             ("clip_share", f64, "rl: share of tokens whose ratio was clipped"),
-            ("kl", f64, "rl: mean KL estimate against the start, where beta > 0"),
+            ("kl", f64, "rl: mean KL estimate against the initial policy, if beta > 0"),
         ),
         _table(
             "rl_samples",
-            "one rollout that reinforcement learnt from",
+            "one rollout that reinforcement learning trained on",
             ("rollout_id", s, "the rollout"),
             ("task_id", s, "the task: its group within a step"),
             ("seed", i32, "training seed"),
             ("step", i32, "optimiser steps done when it was generated"),
-            ("place", i32, "position in its round; groups stand one after the other"),
+            ("place", i32, "position in its round; the rollouts of a group are adjacent"),
             ("reward", f64, "weighted sum of its rewards"),
             ("advantage", f64, "group-relative advantage"),
             ("parsed", b, "every turn had a readable action"),
-            ("solved", b, "the verifier passed it; null where it said nothing"),
+            ("solved", b, "the verifier passed it; null if there is no verdict"),
             ("called", b, "an action ran and was answered"),
             ("prompt_tokens", i32, "ids of the first prompt"),
-            ("policy_tokens", i32, "ids of the policy's own, which carry the loss"),
-            ("read_tokens", i32, "ids it read after the first prompt, which carry none"),
+            ("policy_tokens", i32, "ids that the policy generated, which are in the loss"),
+            ("read_tokens", i32, "ids of observations after the first prompt, which are not in the loss"),
         ),
         _table(
             "rewards",
-            "one reward function's word on one rollout of reinforcement",
+            "one reward function's value for one rollout of reinforcement learning",
             ("rollout_id", s, "the rollout"),
             ("task_id", s, "the task"),
             ("seed", i32, "training seed"),
@@ -359,7 +371,7 @@ TABLES: dict[str, Table] = {
             ("version", s, "hash of its source"),
             ("weight", f64, "its weight in the sum"),
             ("value", f64, "its value, before the weight"),
-            ("applied", b, "whether training used it; false: scored again since"),
+            ("applied", b, "whether training used it; false: it was scored again later"),
         ),
         _table(
             "probes",
@@ -367,7 +379,7 @@ TABLES: dict[str, Table] = {
             ("checkpoint_id", s, "the checkpoint"),
             ("role", s, "base, sft or rl"),
             ("seed", i32, "training seed"),
-            ("step", i32, "optimiser steps done, of a checkpoint from the middle of training; null where it is final"),
+            ("step", i32, "optimiser steps done, of an intermediate checkpoint; null if it is final"),
             ("probe", s, "served_name, differs_from_base, prompt_parity, first_turn_message, ..."),
             ("prompt_set", s, "train or heldout"),
             ("n", i32, "prompts"),
@@ -384,12 +396,12 @@ TABLES: dict[str, Table] = {
             ("decoding", s, "greedy, t1, ..."),
             ("metric", s, "plan_first, plan_content, follow_through, solved, parse_rate, ..."),
             ("value", f64, "the estimate"),
-            ("n", i32, "units it is over"),
+            ("n", i32, "number of units"),
             ("unit", s, "pair, rollout, agent or turn"),
             ("ci_low", f64, "lower end of the 95 % interval"),
             ("ci_high", f64, "upper end"),
             ("interval", s, "wilson, wilson_clustered or mean_clustered"),
-            ("excluded", i32, "infrastructure errors left out"),
+            ("excluded", i32, "infrastructure errors, which n excludes"),
         ),
         _table(
             "reports",
@@ -402,7 +414,7 @@ TABLES: dict[str, Table] = {
         ),
         _table(
             "leaderboard",
-            "one experiment's headline",
+            "one headline metric of an experiment",
             ("experiment", s, "the experiment"),
             ("title", s, "its title"),
             ("checkpoint_role", s, "base, sft, rl or teacher"),
@@ -416,16 +428,16 @@ TABLES: dict[str, Table] = {
         ),
         _table(
             "teacher_ceiling",
-            "one experiment's teacher beside its student",
+            "one teacher of an experiment compared with its student",
             ("experiment", s, "the experiment"),
             ("teacher", s, "the teacher"),
             ("filtered", b, "whether selection filtered on the metric or on the reward"),
             ("checkpoint_role", s, "which student: sft or rl"),
             ("decoding", s, "greedy, t1, ..."),
             ("metric", s, "the metric"),
-            ("teacher_value", f64, "as rolled out"),
+            ("teacher_value", f64, "among all rollouts of the teacher"),
             ("selected_value", f64, "among the rollouts trained on"),
-            ("student_value", f64, "held out"),
+            ("student_value", f64, "on held-out tasks"),
             ("student_ci_low", f64, "95 % interval"),
             ("student_ci_high", f64, "95 % interval"),
             ("n", i32, "held-out units"),
@@ -435,38 +447,39 @@ TABLES: dict[str, Table] = {
 
 
 def empty(name: str) -> pa.Table:
-    """The named table with no rows."""
+    """Return the named table with no rows."""
     return TABLES[name].schema.empty_table()
 
 
 def from_rows(name: str, rows: list[dict]) -> pa.Table:
-    """Rows as the named table; a missing key is null, an unknown one a KeyError that names it."""
+    """Return the rows as the named table; a missing key is null. Raises KeyError for an unknown key."""
     schema = TABLES[name].schema
     known = set(schema.names)
     for row in rows:
         if not row.keys() <= known:
             raise KeyError(f"table {name}: unknown column(s) {sorted(row.keys() - known)}; it has {schema.names}")
-    # Column by column: Arrow's own reading of dicts takes three times as long.
+    # Column by column: Table.from_pylist takes three times as long.
     columns = [pa.array([row.get(field.name) for row in rows], field.type) for field in schema]
     return pa.Table.from_arrays(columns, schema=schema)
 
 
 class TableBuilder:
-    """The named table out of rows that come one by one; few of them are Python objects at a time.
+    """Builds the named table from single rows, with at most `rows` of them as Python objects.
 
-    `keep` is handed the rows as tables of a few thousand, in order: the appending of a list, or a writer's.
+    Args:
+        sink: receives the rows in order, as tables of at most `rows` rows: a list's `append`, or `parquet.Writer.add`.
     """
 
-    def __init__(self, name: str, keep: Callable[[pa.Table], object], rows: int = 2048) -> None:
-        self._name, self._keep, self._most = name, keep, rows
+    def __init__(self, name: str, sink: Callable[[pa.Table], object], rows: int = 2048) -> None:
+        self._name, self._sink, self._limit = name, sink, rows
         self._rows: list[dict] = []
 
     def add(self, row: dict) -> None:
         self._rows.append(row)
-        if len(self._rows) == self._most:
+        if len(self._rows) == self._limit:
             self.flush()
 
     def flush(self) -> None:
-        """Hand over what is left; to be called at the end."""
-        self._keep(from_rows(self._name, self._rows))
+        """Pass the remaining rows to `sink`; call it at the end."""
+        self._sink(from_rows(self._name, self._rows))
         self._rows = []
