@@ -43,7 +43,7 @@ def testbed(request, factory, repository) -> str:
     build = repository.context(IMAGE, "/testbed")
     with DockerFactory().create({}, environment=Environment("/testbed", build=build)) as box:
         images: Images = box._engine.images
-        (name,) = images._found
+        (name,) = images._images
         return name
 
 
