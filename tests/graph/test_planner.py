@@ -332,7 +332,7 @@ def test_undeclared_tables_and_checks_are_refused(world):
     def without_a_check(run):
         return type(produced := recipe.function(run))(produced.tables)
 
-    for function, words in ((without_a_table, "made tables"), (without_a_check, "reported checks")):
+    for function, words in ((without_a_table, "returned tables"), (without_a_check, "reported checks")):
         world.recipes["tito_pairs"] = type(recipe)(recipe.node, function, recipe.checks)
         with pytest.raises(LakeError, match=words):
             world.make("tito_pairs", "first")

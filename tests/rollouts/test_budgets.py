@@ -37,7 +37,7 @@ def test_trained_checkpoints_run_under_each_budget_and_the_base_under_its_own():
 
 
 def test_two_budgets_of_one_name_are_refused():
-    with pytest.raises(ValueError, match=r"\['long'\] stand there twice"):
+    with pytest.raises(ValueError, match=r"\['long'\] are used twice"):
         EvaluateSection.model_validate({"budgets": [{"name": "long", "max_steps": 2}, {"name": "long"}]})
 
 
