@@ -124,7 +124,7 @@ class Targets:
         return self._only("cooperbench", path=str(self.repository.cooperbench()), checkouts=str(checkouts))
 
     def _harbor(self) -> Task:
-        from tests.tasks.test_harbor import make_folder
+        from tests.support.harbor import make_folder
 
         root = self.folder / "harbor"
         make_folder(

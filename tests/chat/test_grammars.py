@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from importlib.util import find_spec
 
 import llguidance
 import pytest
@@ -11,49 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etpi_assets.specs.rollout_set import AgentSection, RolloutSetSpec
-from etpi_resources.chat.format import ChatFormat, load_chat_format
+from etpi_resources.chat.format import load_chat_format
 from etpi_resources.chat.grammars import ThinkGrammar
-
-HAS_QWEN = find_spec("dashscope") is not None
-NAMES = ["tiny", *(["qwen3"] if HAS_QWEN else [])]
-GRAMMARS = [
-    ThinkGrammar.of(),
-    ThinkGrammar.of(max_chars=5),
-    ThinkGrammar.of(("PLAN", "next-step"), {"PLAN": 1}),
-    ThinkGrammar(given="<think>\n"),
-    ThinkGrammar(given="<think>"),
-]
-
-# Lines that fit, lines that almost do, and what tries to leave the block.
-LINES = st.one_of(
-    st.text(alphabet="ab: é😀你\u2028", min_size=1, max_size=7),
-    st.sampled_from(
-        ["", " x", "x ", "a < b", "</think>", "<tool_call>", "x\r", "\t", "<|im_end|>", "STATE: x", "12345"]
-    ),
-)
-
-
-@st.composite
-def blocks(draw: st.DrawFn, grammar: ThinkGrammar) -> str:
-    """A text that the grammar takes, or one or two faults away from it."""
-    text = grammar.opening + "".join(f"{name}: {draw(LINES)}\n" for name in grammar.slots) + "</think>"
-    fault = draw(st.integers(0, 5))
-    at = draw(st.integers(0, len(text)))
-    if fault == 0:
-        return text[:at]
-    if fault == 1:
-        return text[:at] + draw(st.sampled_from(["\n", " ", "x", "<", "<think>"])) + text[at:]
-    if fault == 2:
-        return text[:at] + text[at + 1 :]
-    return text
+from tests.support.grammars import GRAMMARS, NAMES, VOCABULARY, blocks
 
 
 def accepts(matcher: llguidance.LLMatcher, ids: list[int]) -> bool:
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
-
-
-def vocabulary(chat: ChatFormat) -> llguidance.LLTokenizer:
-    return llguidance.LLTokenizer(chat.tokenizer.backend_tokenizer.to_str(), eos_token=chat.end_id, slices=[])
 
 
 class Bytes:
@@ -86,9 +49,6 @@ def test_every_form_takes_the_same_texts(name: str, grammar: ThinkGrammar, data:
     assert accepts(by_text, list((text + rest).encode())) is (
         re.fullmatch(grammar.pattern() + r"[\s\S]*", text + rest) is not None
     )
-
-
-VOCABULARY = {name: vocabulary(load_chat_format(name)) for name in NAMES}
 
 
 def test_the_block_of_the_reference_is_one() -> None:

@@ -2,103 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Self
-
 import pytest
 
-from etpi_assets.asset_run import Outcome
-from etpi_assets.curation import assets as curation
 from etpi_assets.curation import captured, pairs, upweight
 from etpi_assets.curation.strip_think import Stripped
-from etpi_assets.resources import Resources
-from etpi_assets.rollouts import assets as rollouts
-from etpi_assets.scoring import assets as scoring
 from etpi_assets.specs.load import SpecError
-from etpi_assets.tasks import assets as tasks
 from etpi_resources.chat.format import load_chat_format
-from etpi_resources.lake.lake import BlockedInput, Lake, Ref
+from etpi_resources.lake.lake import BlockedInput, Ref
+from tests.support.curation import CURATION, RECIPES, SUITE, CurationLake
 from tests.support.faults_page import stopped
-
-RECIPES = {recipe.node.name: recipe for stage in (tasks, rollouts, scoring, curation) for recipe in stage.ASSETS}
-CURATION = ("selected_trajectories", "tito_pairs", "upweighted_dataset")
-
-SUITE = 'title = "s"\nfamily = "coop_tiny"\n[params]\ntrain = 24\nheldout = 8\n'
-SET = """title = "t"
-kind = "templated"
-suite = "SUITE"
-split = "SPLIT"
-[engine]
-kind = "scripted"
-teacher = "made"
-skill = {SKILL}
-[agent]
-steering = true
-AGENT
-"""
-EXPERIMENT = """title = "e"
-rollout_sets = ["SET"]
-select = {min_reward = "none", shortest_correct = false}
-[evaluate]
-suite = "SUITE"
-[gates]
-format_exposure = 50
-GATES
-"""
-
-
-class Room:
-    """A lake and a folder of specs."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.lake = folder, Lake(folder / "lake")
-
-    @classmethod
-    def with_rollouts(cls, folder: Path, more: str = "") -> Self:
-        """Return one with the set `good` rolled out and scored, and the experiment `clean` on it."""
-        room = cls(folder)
-        room.write("suites", "small", SUITE)
-        room.rollout_set("good")
-        room.experiment("clean", more=more)
-        room.make("tasks", "small")
-        room.make_set("good")
-        return room
-
-    def write(self, kind: str, name: str, text: str) -> None:
-        path = self.folder / "specs" / kind / f"{name}.toml"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-    def rollout_set(self, name: str, skill: str = "plan_first = 1.0, verbose_think = 0.5", **words: str) -> None:
-        text = SET
-        for word, value in {"suite": "small", "split": "train", "agent": "", **words, "skill": skill}.items():
-            text = text.replace(word.upper(), value)
-        self.write("rollout_sets", name, text)
-
-    def experiment(self, name: str, of: str = "good", gates: str = "", more: str = "", suite: str = "small") -> None:
-        text = EXPERIMENT.replace("SET", of).replace("SUITE", suite).replace("GATES", gates)
-        self.write("experiments", name, text + more)
-
-    def make(self, asset: str, key: str) -> Outcome:
-        resources = Resources(lake=self.lake, specs_folder=self.folder / "specs")
-        return RECIPES[asset].execute(key, resources, lambda line: None)
-
-    def make_set(self, name: str) -> None:
-        for asset in ("raw_rollouts", "scored_rollouts"):
-            assert not self.make(asset, name).manifest.blocked
-
-    def failures(self, experiment: str) -> dict[str, str]:
-        """Build the data set up to the first blocked version; return its failed checks as name -> message."""
-        for asset in CURATION:
-            manifest = self.make(asset, experiment).manifest
-            if manifest.failures:
-                return {check["name"]: check["message"] for check in manifest.failures}
-        return {}
 
 
 @pytest.fixture(scope="module")
 def room(tmp_path_factory):
-    return Room.with_rollouts(tmp_path_factory.mktemp("room"))
+    return CurationLake.with_rollouts(tmp_path_factory.mktemp("room"))
 
 
 def test_clean_run_passes_every_check_and_keeps_every_pair(room):

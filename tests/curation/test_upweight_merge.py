@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from etpi_assets.curation import integrity
 from etpi_assets.curation.merge import branches, expand, merge, merge_savings
@@ -19,40 +16,10 @@ from etpi_assets.curation.upweight import validation_repos, weigh
 from etpi_assets.specs.experiment import DatasetSection
 from etpi_assets.trajectories.tables import iter_prompts
 from etpi_resources.labels import IGNORE_INDEX
-from etpi_resources.lake.schemas import from_rows
 from etpi_resources.prefix_tree import PrefixTree
 from etpi_resources.trainers.workers.collate import read_sequences
 from tests.support.datasets import dataset
-
-
-def pairs_of(*agents: list, repo: str | list[str] = "harbor", task: str | list[str] | None = None):
-    """Return a `pairs` table without prefixes from agents, each a list of (whole prompt, output)."""
-    rows = []
-    for number, turns in enumerate(agents):
-        facts = {
-            "task_id": task[number] if isinstance(task, list) else task or f"t{number}",
-            "repo": repo if isinstance(repo, str) else repo[number],
-            "teacher": "made",
-        }
-        for turn, (prompt, output) in enumerate(turns):
-            key = {"rollout_id": f"r{number}", "agent_id": "a", "turn": turn}
-            rows.append(
-                {"pair_id": f"r{number}/a/{turn}", **key, "suffix_ids": prompt, "output_ids": output,
-                 "input_tokens": len(prompt), "capture": "native", "metadata": json.dumps(facts)}
-            )  # fmt: skip
-    return from_rows("pairs", rows)
-
-
-CHAIN = [([1, 2], [3, 4]), ([1, 2, 3, 4, 5], [6]), ([1, 2, 3, 4, 5, 6, 7, 8], [9, 10])]
-FORK = [([1, 2], [3, 4]), ([1, 2, 9], [5]), ([1, 2, 3, 4, 6], [7]), ([1, 2, 9, 5, 8], [8, 8])]
-
-
-def built(pairs, **section):
-    weighed = weigh(pairs, DatasetSection(**{"val_fraction": 0.0, **section}))
-    sequences: list[pa.Table] = []
-    rows = merge(weighed["dataset_rows"], pairs, section.get("max_length", 2048), sequences.append)
-    return rows, pa.concat_tables(sequences), weighed["dropped"]
-
+from tests.support.sequences import CHAIN, FORK, built, conversations, gradient, one_by_one, pairs_of
 
 # --- weights, split, length --------------------------------------------------------------------------------------
 
@@ -207,19 +174,6 @@ def test_the_trainer_reads_the_same_labels(tmp_path):
     assert (read.labels != IGNORE_INDEX).sum() == sum(made.rows["output_tokens"].to_pylist())
 
 
-ids = st.lists(st.integers(0, 3), min_size=1, max_size=3)
-
-
-@st.composite
-def conversations(draw):
-    """Turns that extend an earlier one or begin again, over so few ids that prefixes also coincide by chance."""
-    turns: list[tuple[list[int], list[int]]] = []
-    for _ in range(draw(st.integers(1, 6))):
-        before = draw(st.sampled_from([[], *[p + o for p, o in turns]]))
-        turns.append((before + draw(ids), draw(ids)))
-    return turns
-
-
 @settings(deadline=None)
 @given(st.lists(conversations(), min_size=1, max_size=3))
 def test_every_output_is_once_in_the_trees_after_its_own_input(agents):
@@ -265,45 +219,10 @@ def test_branches_of_the_trees_are_exactly_the_rows(agents, task, longest):
 # --- the objective -------------------------------------------------------------------------------------------------
 
 
-def model():
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=1024, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, max_position_embeddings=4096, tie_word_embeddings=True,
-    )  # fmt: skip
-    return Qwen3ForCausalLM(config).float().eval()
-
-
-def gradient(sequences, net=None):
-    """The full-dataset gradient of sum(w * nll) / sum(w) over (input_ids, labels, weights), as one vector."""
-    net = net or model()
-    net.zero_grad()
-    total = sum(float(weights.sum()) for _, _, weights in sequences)
-    for ids_, labels, weights in sequences:
-        logits = net(input_ids=torch.from_numpy(ids_)[None]).logits[0, :-1]
-        nll = torch.nn.functional.cross_entropy(
-            logits, torch.from_numpy(labels[1:]), ignore_index=IGNORE_INDEX, reduction="none"
-        )
-        (nll * torch.from_numpy(weights[1:])).sum().div(total).backward()
-    return torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None]).double()
-
-
 def plain(sequences):
     """(input_ids, labels, weights) of every branch."""
     for sequence in sequences.to_pylist():
         yield from ((b["input_ids"], b["labels"], b["weights"]) for b in branches(sequence))
-
-
-def one_by_one(rows, pairs):
-    """Yield the rows as a trainer without merging reads them: whole input and output, repeated by `copies`."""
-    outputs = dict(zip(pairs["pair_id"].to_pylist(), pairs["output_ids"].to_pylist(), strict=True))
-    prompts = {"/".join(map(str, key)): prompt for key, prompt in iter_prompts(pairs)}
-    for row in rows.to_pylist():
-        prompt, output = prompts[row["pair_id"]], outputs[row["pair_id"]]
-        ids_ = np.concatenate([prompt, output]).astype(np.int64)
-        labels = np.concatenate([np.full(len(prompt), IGNORE_INDEX), output]).astype(np.int64)
-        weights = np.concatenate([np.zeros(len(prompt)), np.full(len(output), row["weight"])]).astype(np.float32)
-        yield from [(ids_, labels, weights)] * row["copies"]
 
 
 @pytest.mark.parametrize("form", ["weight", "duplicate"])

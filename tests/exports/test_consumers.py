@@ -18,7 +18,7 @@ import pytest
 from etpi_assets.exports import EXPORTS, export
 from etpi_assets.resources import Resources
 from etpi_resources.chat.format import load_chat_format
-from tests.curation.test_curation_assets import Room
+from tests.support.curation import CurationLake
 from tests.support.rollouts import planning_pair, rollout
 
 CONSUMERS = Path(__file__).parents[2] / ".consumers"
@@ -67,7 +67,7 @@ def read_by(script: str, **arguments: object) -> Any:
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Export a small experiment, and save its tokenizer."""
-    room = Room.with_rollouts(tmp_path_factory.mktemp("room"))
+    room = CurationLake.with_rollouts(tmp_path_factory.mktemp("room"))
     assert room.failures("clean") == {}
     for name in ("verl_sft", "verl_rl"):
         export("clean", name, room.folder / name, Resources(lake=room.lake, specs_folder=room.folder / "specs"))

@@ -21,7 +21,7 @@ from etpi_assets.specs.load import SpecError
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake.lake import BlockedInput, MissingInput, Ref
-from tests.curation.test_curation_assets import Room
+from tests.support.curation import CurationLake
 from tests.support.recorded_runs import windowed_history
 from tests.support.rollouts import planning_pair, rollout
 from tests.support.rows import ROWS, atif_document, write_lines
@@ -30,19 +30,21 @@ OF_DATA = [name for name, kind in EXPORTS.items() if kind.assets == DATASET]
 
 
 @pytest.fixture(scope="module")
-def room(tmp_path_factory: pytest.TempPathFactory) -> Room:
-    room = Room.with_rollouts(tmp_path_factory.mktemp("room"), more="[dataset]\nupweight_factor = 4\n")
+def room(tmp_path_factory: pytest.TempPathFactory) -> CurationLake:
+    room = CurationLake.with_rollouts(tmp_path_factory.mktemp("room"), more="[dataset]\nupweight_factor = 4\n")
     assert room.failures("clean") == {}
     return room
 
 
 @pytest.fixture(scope="module")
-def resources(room: Room) -> Resources:
+def resources(room: CurationLake) -> Resources:
     return Resources(lake=room.lake, specs_folder=room.folder / "specs")
 
 
 @pytest.fixture(scope="module")
-def exported(room: Room, resources: Resources, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def exported(
+    room: CurationLake, resources: Resources, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
     folder = tmp_path_factory.mktemp("exports")
 
     def of(name: str) -> Path:
@@ -53,7 +55,7 @@ def exported(room: Room, resources: Resources, tmp_path_factory: pytest.TempPath
     return of
 
 
-def table(room: Room, asset: str, name: str) -> list[dict[str, Any]]:
+def table(room: CurationLake, asset: str, name: str) -> list[dict[str, Any]]:
     return room.lake.read(Ref(asset, "experiment", "clean"), name).to_pylist()
 
 
@@ -66,7 +68,7 @@ def read_back(path: Path, format: str, **options: Any) -> list[RolloutRecord]:
 
 
 @pytest.mark.parametrize("name", OF_DATA)
-def test_manifest_names_the_versions_behind_an_export(exported, room: Room, name: str) -> None:
+def test_manifest_names_the_versions_behind_an_export(exported, room: CurationLake, name: str) -> None:
     folder = exported(name)
     manifest = json.loads((folder / "manifest.json").read_text())
     assert (manifest["experiment"], manifest["format"]) == ("clean", name)
@@ -92,7 +94,7 @@ def test_equal_data_give_equal_bytes(exported, resources: Resources, tmp_path: P
 # --- TRL ------------------------------------------------------------------------------------------------------------
 
 
-def test_trl_ids_are_the_sequences_and_round_trip(exported, room: Room) -> None:
+def test_trl_ids_are_the_sequences_and_round_trip(exported, room: CurationLake) -> None:
     folder = exported("trl")
     rows = [row for split in ("train", "val") for row in pq.read_table(folder / f"data/{split}.parquet").to_pylist()]
     sequences = {row["sequence_id"]: row for row in table(room, "upweighted_dataset", "sequences")}
@@ -260,7 +262,7 @@ def test_atif_round_trips_the_records_of_every_importer(tmp_path: Path) -> None:
 # --- the others -----------------------------------------------------------------------------------------------------
 
 
-def test_hub_folder_loads_and_its_card_names_the_versions(exported, room: Room, tmp_path: Path) -> None:
+def test_hub_folder_loads_and_its_card_names_the_versions(exported, room: CurationLake, tmp_path: Path) -> None:
     from datasets import load_dataset
     from huggingface_hub import DatasetCard
 
@@ -277,7 +279,7 @@ def test_hub_folder_loads_and_its_card_names_the_versions(exported, room: Room, 
     assert sum(len(record.agents[0].turns) for record in records) == len(rows), "only messages with loss become turns"
 
 
-def test_pairs_round_trip(exported, room: Room, resources: Resources) -> None:
+def test_pairs_round_trip(exported, room: CurationLake, resources: Resources) -> None:
     records = read_back(exported("tito") / "data", "auto", tokenizer="tiny")
     pairs = {
         (row["rollout_id"], row["agent_id"], row["turn"]): (prompt.tolist(), list(pair["output_ids"]), pair["capture"])
@@ -320,7 +322,7 @@ def test_predictions_of_solo_rollouts(tmp_path: Path) -> None:
 
 
 def test_unknown_formats_full_folders_and_missing_inputs_are_refused(
-    room: Room, resources: Resources, tmp_path: Path
+    room: CurationLake, resources: Resources, tmp_path: Path
 ) -> None:
     with pytest.raises(SpecError, match="verl_sft"):
         export("clean", "verlsft", tmp_path / "a", resources)
@@ -335,7 +337,7 @@ def test_unknown_formats_full_folders_and_missing_inputs_are_refused(
     assert [path.name for path in tmp_path.iterdir()] == ["b"], "no staging folder remains"
 
 
-def test_blocked_data_set_is_not_exported(room: Room, tmp_path: Path) -> None:
+def test_blocked_data_set_is_not_exported(room: CurationLake, tmp_path: Path) -> None:
     text = (room.folder / "specs/experiments/clean.toml").read_text()
     room.write("experiments", "thin", text.replace("format_exposure = 50", "format_exposure = 10000000"))
     assert "format_exposure" in room.failures("thin")

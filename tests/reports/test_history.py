@@ -33,9 +33,9 @@ from etpi_resources.lake import catalog
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.lake.schemas import empty
 from etpi_resources.trainers.workers.plan import make_plan
-from tests.curation.test_curation_assets import Room
+from tests.support.curation import CurationLake
 from tests.support.faults_page import stopped
-from tests.tasks.test_cooperbench_suite import PATCH
+from tests.support.patches import PATCH
 
 SPECS = load_specs()
 TEMPLATED = (
@@ -296,7 +296,7 @@ format_exposure = 10
 
 @pytest.fixture(scope="module")
 def room(tmp_path_factory):
-    room = Room(tmp_path_factory.mktemp("room"))
+    room = CurationLake(tmp_path_factory.mktemp("room"))
     pool = make_pool(tmp_path_factory.mktemp("pool"))
     params = f'[params]\npath = "{pool}"\nheldout_repos = ["dspy_task"]\n'
     room.write("suites", "pool", f'extends = "cooperbench_pool"\n{params}')

@@ -18,7 +18,7 @@ from etpi_assets.trajectories.tables import iter_turns
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.chat.tool_forms import structured
 from etpi_resources.lake.lake import Ref
-from tests.curation.test_curation_assets import Room
+from tests.support.curation import CurationLake
 
 pytest.importorskip("dashscope", reason="the qwen3 vocabulary comes with etpi[import]")
 
@@ -94,9 +94,9 @@ def write_runs(folder: Path, runs: list[dict[str, Any]]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def room(tmp_path_factory: pytest.TempPathFactory) -> Room:
+def room(tmp_path_factory: pytest.TempPathFactory) -> CurationLake:
     folder = tmp_path_factory.mktemp("own")
-    room = Room(folder)
+    room = CurationLake(folder)
     room.write("rollout_sets", "mine", SET.replace("PATH", str(write_runs(folder, RUNS))))
     for template in CHATML:
         room.write("experiments", template, EXPERIMENT.replace("TEMPLATE", template).replace("LENGTH", "16384"))
@@ -104,7 +104,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Room:
     return room
 
 
-def labels(room: Room, name: str) -> dict[tuple[str, int], str]:
+def labels(room: CurationLake, name: str) -> dict[tuple[str, int], str]:
     chat = load_chat_format("qwen3", name)
     pairs = room.lake.read(Ref("tito_pairs", "experiment", name), "pairs")
     return {
@@ -114,7 +114,7 @@ def labels(room: Room, name: str) -> dict[tuple[str, int], str]:
 
 
 @pytest.mark.parametrize("template", CHATML)
-def test_labels_and_prompts_equal_the_templates_rendering_of_the_messages(room: Room, template: str) -> None:
+def test_labels_and_prompts_equal_the_templates_rendering_of_the_messages(room: CurationLake, template: str) -> None:
     assert room.failures(template) == {}
     chat = load_chat_format("qwen3", template)
     form = chat.tool_form
@@ -151,20 +151,20 @@ def as_objects(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return parsed
 
 
-def test_final_answer_is_a_label_with_end_of_turn(room: Room) -> None:
+def test_final_answer_is_a_label_with_end_of_turn(room: CurationLake) -> None:
     assert room.failures("qwen3") == {}
     ends = [text for text in labels(room, "qwen3").values() if text.startswith("Fixed")]
     assert ends == [f"{ANSWER}<|im_end|>"] * len(RUNS)
 
 
-def test_turns_over_max_length_block_and_name_the_option(room: Room) -> None:
+def test_turns_over_max_length_block_and_name_the_option(room: CurationLake) -> None:
     room.write("experiments", "short", EXPERIMENT.replace("TEMPLATE", "qwen3").replace("LENGTH", "700"))
     failed = room.failures("short")
     assert "turns_lost" in failed
     assert all(term in failed["turns_lost"] for term in ("of 57", "over_max_length", "dataset.max_length"))
 
 
-def test_exports_keep_tools_and_structured_calls(room: Room, tmp_path: Path) -> None:
+def test_exports_keep_tools_and_structured_calls(room: CurationLake, tmp_path: Path) -> None:
     assert room.failures("qwen3") == {}
     resources = Resources(lake=room.lake, specs_folder=room.folder / "specs")
     for name in ("trl_messages", "verl_sft", "hub"):
@@ -179,7 +179,7 @@ def test_exports_keep_tools_and_structured_calls(room: Room, tmp_path: Path) -> 
     assert all(isinstance(record, RolloutRecord) and record.tools == TOOLS for record in records)
 
 
-def test_trl_renders_the_export_to_the_same_labels(room: Room, tmp_path: Path) -> None:
+def test_trl_renders_the_export_to_the_same_labels(room: CurationLake, tmp_path: Path) -> None:
     """Render with TRL's own code, from the columns that its trainer reads."""
     from trl.data_utils import apply_chat_template
 
@@ -195,7 +195,7 @@ def test_trl_renders_the_export_to_the_same_labels(room: Room, tmp_path: Path) -
         assert all(turn.rpartition("</think>")[2].lstrip("\n") + "<|im_end|>" in said for turn in turns)
 
 
-def test_calls_written_as_text_in_another_syntax_block(room: Room) -> None:
+def test_calls_written_as_text_in_another_syntax_block(room: CurationLake) -> None:
     """The prompt asks for JSON calls; the messages have XML calls in their text."""
     runs = json.loads(json.dumps([made_run(9, 2)]))
     for message in runs[0]["messages"]:
@@ -214,7 +214,7 @@ def test_calls_written_as_text_in_another_syntax_block(room: Room) -> None:
     assert all(form in failed["label_syntax"] for form in ("qwen_xml", "hermes"))
 
 
-def test_call_that_the_syntax_cannot_express_is_dropped_with_its_reason(room: Room) -> None:
+def test_call_that_the_syntax_cannot_express_is_dropped_with_its_reason(room: CurationLake) -> None:
     run = made_run(8, 6)
     spoilt = run["messages"][2]["tool_calls"][0]["function"]
     spoilt["arguments"] = json.dumps({"command": "echo '</parameter>'"})

@@ -16,7 +16,7 @@ from etpi_assets.specs.rollout_set import AgentSection, GrammarSection, ScoringS
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.chat.grammars import ThinkGrammar
 from etpi_resources.lake.schemas import empty, from_rows
-from tests.chat.test_grammars import GRAMMARS, VOCABULARY, blocks
+from tests.support.grammars import GRAMMARS, VOCABULARY, blocks
 
 GRAMMAR = ThinkGrammar.of()
 BLOCK = "<think>\nSTATE: tests fail\nACTION: read a.py\nEXPECT: a bug\n</think>"

@@ -20,21 +20,10 @@ from etpi_assets.tasks.cooperbench import FAMILY
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import RejectedInput, Task
 from etpi_resources.lake.lake import Lake, Ref
+from tests.support.patches import PATCH
 from tests.support.recorded_runs import pair_run, verdict
 
 RUNS, TASKS = Ref("raw_rollouts", "rollout_set", "cooperbench_logs"), Ref("tasks", "suite", "cooperbench")
-
-PATCH = """diff --git a/src/moor.py b/src/moor.py
-index 1..2 100644
---- a/src/moor.py
-+++ b/src/moor.py
-@@ -1,3 +1,6 @@ class Boat:
-     def within(self):
--        pass
-+        return None
-+    def tie_{n}(self, rope):
-+        return rope
-"""
 
 
 def make(root: Path, repo: str = "harbor_task", task: int = 7, features: int = 3) -> Path:

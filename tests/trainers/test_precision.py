@@ -19,10 +19,8 @@ from etpi_resources.lake.lake import Ref
 from etpi_resources.trainers.contracts import BaseWorkerResult, SftWorkerResult, TrainingFigures
 from etpi_resources.trainers.pipes import WorkerFailed, run_worker
 from etpi_resources.trainers.workers.precision import Gpu, overruled, training_dtype
-from tests.support import tiny_training
+from tests.support import reinforcement, sft, tiny_training
 from tests.support.recording_worker import RECORDER
-from tests.trainers import test_sft_worker
-from tests.training import test_grpo
 
 NEW, OLD = Gpu(bf16=True), Gpu(bf16=False)
 
@@ -69,7 +67,7 @@ def assert_float32(found: dict[str, list[str]]) -> None:
 def test_fine_tuning_multiplies_no_bfloat16_on_a_cpu_and_warns(tmp_path: Path, recorded, method: str):
     base = tiny_training.make_base(tmp_path / "base")
     files = [tiny_training.write(tiny_training.learnable(12, validation=2), tmp_path / "sequences.parquet")]
-    config = test_sft_worker.config_of(base, files, method=method, dtype="bf16", max_steps=2)
+    config = sft.config_of(base, files, method=method, dtype="bf16", max_steps=2)
     said: list[str] = []
     result = run_worker(recorded(sft.WORKER), config, tmp_path / "run", SftWorkerResult, echo=said.append)
     assert result.dtype == "fp32"
@@ -91,8 +89,8 @@ def test_pretraining_multiplies_no_bfloat16_on_a_cpu(tmp_path: Path, recorded):
 def test_reinforcement_multiplies_no_bfloat16_on_a_cpu(tmp_path: Path, recorded, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(grpo, "WORKER", recorded(grpo.WORKER))
     base = tiny_training.make_speaking_base(tmp_path / "base")
-    lake = test_grpo.prepared(tmp_path, base, steps="2", save_steps="2", dtype='"bf16"')
-    outcome = test_grpo.make(tmp_path, lake, "rl_checkpoint")
+    lake = reinforcement.prepared(tmp_path, base, steps="2", save_steps="2", dtype='"bf16"')
+    outcome = reinforcement.make(tmp_path, lake, "rl_checkpoint")
     assert not outcome.manifest.blocked, outcome.manifest.failures
     (row,) = lake.read(Ref("rl_checkpoint", "experiment", "first"), "checkpoints").to_pylist()
     assert row["dtype"] == "fp32" and json.loads(row["hyperparameters"])["dtype"] == "bf16"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
@@ -11,8 +10,6 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from etpi_assets.specs.training import TrainSection
-from etpi_assets.training.sft import settings
 from etpi_resources.trainers.contracts import FirstPass, SftWorkerConfig, SftWorkerResult
 from etpi_resources.trainers.pipes import WorkerFailed, run_worker
 from etpi_resources.trainers.workers import sft_worker, weighted_trainer
@@ -21,6 +18,7 @@ from etpi_resources.trainers.workers.collate import BadSequences, read_sequences
 from etpi_resources.trainers.workers.device import Compute
 from etpi_resources.trainers.workers.plan import make_plan
 from etpi_resources.trainers.workers.reporting import CONFIG_FILE, Worker
+from tests.support.sft import config_of, digest, in_process, worker_in
 from tests.support.tiny_training import TEMPLATE, VOCABULARY, learnable, make_base, naive_sums, sequence, write
 
 pytestmark = pytest.mark.slow
@@ -31,26 +29,6 @@ torch.set_num_threads(1)
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> Path:
     return make_base(tmp_path_factory.mktemp("base"))
-
-
-def config_of(base: Path, files: list[Path], micro_tokens: int = 512, seed: int = 0, **train) -> SftWorkerConfig:
-    defaults = {"dtype": "fp32", "batch_tokens": 1024, "epochs": 1.0}
-    return SftWorkerConfig(
-        label="sft", base=str(base), base_name="tiny", files=tuple(map(str, files)), seed=seed, chat_template=None,
-        device="auto", micro_tokens=micro_tokens, train=settings(TrainSection.model_validate({**defaults, **train})),
-    )  # fmt: skip
-
-
-def worker_in(folder: Path, config: SftWorkerConfig) -> Worker[SftWorkerConfig]:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / CONFIG_FILE).write_text(config.model_dump_json())
-    return Worker(folder, SftWorkerConfig)
-
-
-def in_process(folder: Path, config: SftWorkerConfig) -> SftWorkerResult:
-    result = sft_worker.run(worker_in(folder, config))
-    assert result is not None
-    return result
 
 
 def one_step_gradient(folder: Path, base: Path, rows: list[dict], monkeypatch, replicated=False, **train):
@@ -182,13 +160,6 @@ def test_every_saved_step_is_a_whole_model_and_the_last_is_final(trained, base):
     assert (folder / f"step-{steps[-1]}" / "chat_template.jinja").read_text() == "other template"
     assert result.saved.unchanged == () and result.saved.differing == ()
     assert result.saved.reload_difference < 1e-6
-
-
-def digest(folder: Path) -> dict[str, str]:
-    return {
-        p.relative_to(folder).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest()
-        for p in sorted(folder.rglob("*")) if p.is_file()
-    }  # fmt: skip
 
 
 def test_lora_leaves_adapter_and_merged_model_that_agree_and_the_same_seed_the_same_bytes(tmp_path, base):

@@ -26,10 +26,9 @@ from etpi_resources.trainers.pipes import WorkerFailed, run_worker
 from etpi_resources.trainers.workers import sft_worker
 from etpi_resources.trainers.workers.plan import MicroBatch
 from etpi_resources.trainers.workers.sharding import batches_of_rank
-from tests.curation.test_upweight_merge import built, pairs_of
+from tests.support.sequences import built, conversation, pairs_of
+from tests.support.sft import config_of, digest, in_process
 from tests.support.tiny_training import learnable, make_base, write
-from tests.trainers.test_sft_worker import config_of, digest, in_process
-from tests.trainers.test_tree_training import conversation
 
 torch.set_num_threads(1)
 SAME = 1e-4

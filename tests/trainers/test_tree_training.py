@@ -20,10 +20,19 @@ from etpi_resources.trainers.workers.packing import pack
 from etpi_resources.trainers.workers.plan import MicroBatch, make_pass
 from etpi_resources.trainers.workers.tree_attention import RowLayout, refuses_trees, tree_arguments
 from etpi_resources.trainers.workers.weighted_trainer import nll_at_labels
-from tests.curation.test_upweight_merge import CHAIN, FORK, built, conversations, gradient, one_by_one, pairs_of
+from tests.support.sequences import (
+    CHAIN,
+    FORK,
+    VOCABULARY,
+    built,
+    conversation,
+    conversations,
+    gradient,
+    one_by_one,
+    pairs_of,
+)
 
 torch.set_num_threads(1)
-VOCABULARY = 32
 
 
 def model(**changes) -> Qwen3ForCausalLM:
@@ -53,21 +62,6 @@ def gradient_of(net, read_back, batches, step_weight):
         inputs = collate(batch, read_back, pad_id=0)
         ((nll_at_labels(net, inputs)[0] * inputs["weights"]).sum() / step_weight).backward()
     return torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None]).double()
-
-
-def conversation(seed: int, turns: int, *, keep: bool):
-    """(prompt, output) turns; with `keep` a history holds more than was learnt, so every turn forks."""
-    rng = np.random.default_rng(seed)
-
-    def some(least: int, most: int) -> list[int]:
-        return rng.integers(1, VOCABULARY, rng.integers(least, most)).tolist()
-
-    history, told = some(5, 20), []
-    for _ in range(turns):
-        think, output = some(2, 9), some(2, 9)
-        told.append((history, output))
-        history = history + (think if keep else []) + output + some(1, 12)
-    return told
 
 
 AGENTS = {

@@ -7,80 +7,33 @@ import signal
 import subprocess
 import sys
 import time
-from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
 
 from etpi_assets.graph import GRAPH
-from etpi_assets.resources import Resources
 from etpi_assets.specs.training import RLSection
-from etpi_assets.tasks.table import task_table
 from etpi_assets.training import assets, grpo, grpo_checks
-from etpi_assets.worlds.terminal_tiny.generate import generate_tasks
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake.catalog import build, connect
-from etpi_resources.lake.lake import Lake, Ref, folder_hash
-from etpi_resources.lake.schemas import empty, from_rows
+from etpi_resources.lake.lake import Lake, folder_hash
 from etpi_resources.trainers.contracts import GrpoWorkerConfig
 from etpi_resources.trainers.policy_link import Sample
 from etpi_resources.trainers.workers import grpo_worker
 from etpi_resources.trainers.workers.checkpointing import load_model
 from etpi_resources.trainers.workers.device import Compute
 from etpi_resources.trainers.workers.reporting import CONFIG_FILE, Worker
-from tests.support.graph import ROLLOUT_SET, SUITE, write_spec
+from tests.support.reinforcement import KILLED, make, prepared, rows
 from tests.support.tiny_training import make_speaking_base
 
 pytestmark = pytest.mark.slow
 torch.set_num_threads(1)
 
-RECIPES = {recipe.node.name: recipe for recipe in assets.ASSETS}
-RL = {
-    "method": '"grpo"', "suite": '"small"', "steps": "4", "device_batch": "8", "accumulate": "1", "beta": "0.0",
-    "learning_rate": "1e-3", "dtype": '"fp32"', "max_response_tokens": "12", "save_steps": "2",
-    "agent": '{prompt = "terminal_tiny", action_format = "thinking_bash", max_steps = 1, max_tokens = 12, '
-    "temperature = 0.9}",
-    # A random policy earns none of the others; how long it babbles is a reward with variance.
-    "rewards": '[{function = "conciseness_unhardened", params = {free = 0, scale = 100}}, {function = "format"}]',
-}  # fmt: skip
-
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> Path:
     return make_speaking_base(tmp_path_factory.mktemp("base"))
-
-
-def prepared(folder: Path, base: Path, name: str = "first", **rl: str) -> Lake:
-    """A lake in which everything that rl_checkpoint of `name` reads stands, and specs beside it."""
-    lake = Lake(folder / "data")
-    write_spec(folder / "specs", "suites", "small", SUITE.replace("coop_tiny", "terminal_tiny"))
-    write_spec(folder / "specs", "rollout_sets", "few", ROLLOUT_SET)
-    section = "\n".join(f"{key} = {value}" for key, value in {**RL, **rl}.items())
-    text = f'title = "e"\nrollout_sets = ["few"]\nevaluate = {{suite = "small"}}\n[rl]\n{section}\n'
-    write_spec(folder / "specs", "experiments", name, text)
-    row = {
-        "checkpoint_id": folder_hash(base), "experiment": name, "role": "base", "step": 0, "final": True,
-        "method": "base", "path": str(base),
-    }  # fmt: skip
-    tasks = list(islice(generate_tasks("small", 0, "train"), 8))
-    nothing = {"checkpoints": empty("checkpoints"), "training_log": empty("training_log")}
-    for ref, tables in {
-        Ref("base_checkpoint", "experiment", name): {"checkpoints": from_rows("checkpoints", [row])},
-        Ref("sft_checkpoint", "experiment", name): nothing,
-        Ref("tasks", "suite", "small"): {"tasks": task_table(tasks), "quarantined": empty("quarantined")},
-    }.items():
-        lake.publish(ref, tables, input_key="x", inputs={}, spec_hash="x")
-    return lake
-
-
-def make(folder: Path, lake: Lake, asset: str, name: str = "first"):
-    resources = Resources(lake=lake, specs_folder=folder / "specs")
-    return RECIPES[asset].execute(name, resources, log=lambda line: None)
-
-
-def rows(lake: Lake, table: str, asset: str = "rl_checkpoint", name: str = "first") -> list[dict]:
-    return lake.read(Ref(asset, "experiment", name), table).to_pylist()
 
 
 def catalog_of(lake: Lake, path: Path):
@@ -142,15 +95,6 @@ def test_hybrid_policy_generates_with_the_trainer_s_log_probs(tmp_path):
     assert all(line["logprob_gap_max"] < 1e-3 and line["entropy"] > 0 for line in log)
     (final,) = rows(lake, "checkpoints")
     assert "linear_attention" in (lake.checkpoint_dir(final["checkpoint_id"]) / "config.json").read_text()
-
-
-KILLED = """
-import sys
-from pathlib import Path
-from tests.training import test_grpo
-folder = Path(sys.argv[1])
-test_grpo.make(folder, test_grpo.Lake(folder / "data"), "rl_checkpoint")
-"""
 
 
 def test_killed_run_resumes_from_its_last_checkpoint(tmp_path, base):

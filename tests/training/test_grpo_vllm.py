@@ -10,20 +10,15 @@ import threading
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from etpi_assets.training.grpo import WORKER
 from etpi_resources.engines.vllm_server import PROGRAM_VARIABLE
-from etpi_resources.lake.lake import Lake
 from etpi_resources.trainers.pipes import WorkerFailed
+from tests.support.reinforcement import BY_VLLM, LORA, judge, make, prepared, processes
 from tests.support.tiny_training import make_speaking_base
-from tests.training.test_grpo import make, prepared, rows
 
 pytestmark = pytest.mark.slow
-
-BY_VLLM = {"engine": '"vllm"'}
-LORA = {"tuning": '"lora"', "lora_rank": "4", "lora_alpha": "8"}
 
 
 @pytest.fixture(scope="module")
@@ -41,25 +36,6 @@ def _stand_in(tmp_path, monkeypatch):
     program.write_text(f"#!/bin/sh\n{start}\n")
     program.chmod(0o755)
     monkeypatch.setenv(PROGRAM_VARIABLE, str(program))
-
-
-def processes(lake: Lake, base: Path) -> list[psutil.Process]:
-    """Workers of the lake and servers of the base, supervisors included."""
-    found = [(p, " ".join(p.info["cmdline"] or ())) for p in psutil.process_iter(["cmdline"])]
-    return [process for process, line in found if str(lake.root) in line or str(base) in line]
-
-
-def judge(lake: Lake, base: Path, steps: int = 4) -> None:
-    """What holds of a run, whoever generated."""
-    log, samples, turns = (rows(lake, table) for table in ("training_log", "rl_samples", "turns"))
-    assert [line["step"] for line in log] == list(range(1, steps + 1))
-    assert [(r["step"], r["place"]) for r in samples] == [(s, p) for s in range(steps) for p in range(8)]
-    assert {r["origin"] for r in rows(lake, "rollouts")} == {"rl"}
-    for line in log:
-        assert line["logprob_gap_max"] < 1e-3 and line["staleness"] == 0 and line["entropy"] > 0
-    assert len(turns) == 8 * steps and all(turn["capture"] == "native" and turn["logprobs"] for turn in turns)
-    assert not list(lake.scratch("reinforce").iterdir()), "the weights that were handed over are gone"
-    assert not processes(lake, base)
 
 
 def test_an_adapter_is_rolled_out_merged_step_by_step(tmp_path, base):

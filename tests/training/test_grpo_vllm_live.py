@@ -16,9 +16,8 @@ import pytest
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.process.locks import file_lock
 from tests.support.models import make_base
+from tests.support.reinforcement import BY_VLLM, KILLED, LORA, judge, make, prepared, processes
 from tests.support.serving import NEEDS_VLLM
-from tests.training.test_grpo import KILLED, make, prepared
-from tests.training.test_grpo_vllm import BY_VLLM, LORA, judge, processes
 
 pytestmark = NEEDS_VLLM
 
