@@ -19,8 +19,9 @@ from etpi_resources.lake.lake import Ref
 from etpi_resources.trainers.contracts import BaseWorkerResult, SftWorkerResult, TrainingFigures
 from etpi_resources.trainers.pipes import WorkerFailed, run_worker
 from etpi_resources.trainers.workers.precision import Gpu, overruled, training_dtype
-from tests.support import reinforcement, sft, tiny_training
+from tests.support import reinforcement, tiny_training
 from tests.support.recording_worker import RECORDER
+from tests.support.sft import config_of
 
 NEW, OLD = Gpu(bf16=True), Gpu(bf16=False)
 
@@ -67,7 +68,7 @@ def assert_float32(found: dict[str, list[str]]) -> None:
 def test_fine_tuning_multiplies_no_bfloat16_on_a_cpu_and_warns(tmp_path: Path, recorded, method: str):
     base = tiny_training.make_base(tmp_path / "base")
     files = [tiny_training.write(tiny_training.learnable(12, validation=2), tmp_path / "sequences.parquet")]
-    config = sft.config_of(base, files, method=method, dtype="bf16", max_steps=2)
+    config = config_of(base, files, method=method, dtype="bf16", max_steps=2)
     said: list[str] = []
     result = run_worker(recorded(sft.WORKER), config, tmp_path / "run", SftWorkerResult, echo=said.append)
     assert result.dtype == "fp32"
