@@ -203,5 +203,5 @@ def test_run_experiment_from_its_job_page(page):
 
 def test_an_assets_page_says_what_it_holds(page):
     page.open("/assets/tito_pairs")
-    for text in ("Token-in/token-out pairs", "Row count", "output_ids", "the ids to learn", "curation"):
+    for text in ("Token-in/token-out pairs", "Row count", "output_ids", "the ids to train on", "curation"):
         page.shows(text)
