@@ -79,7 +79,7 @@ def ours(runs: Path, lake: Path) -> dict[str, int]:
     read = import_in_bulk(source, opened.scratch("import"), hashes={})
     ref = Ref("raw_rollouts", "rollout_set", "bench")
     rows = opened.publish(ref, read.tables, input_key="bench", inputs={}, spec_hash="bench").rows
-    assert rows["rollouts"] + rows["quarantined"] == read.found
+    assert rows["rollouts"] + rows["quarantined"] == read.total
     return rows
 
 

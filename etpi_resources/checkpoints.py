@@ -39,11 +39,11 @@ def pinned_folder(lake: Lake, model: str, sha256: str | None) -> tuple[Path, str
     folder = Path(model).resolve()
     if not (folder / "config.json").is_file():
         raise LakeError(f"{folder} contains no config.json; name a folder with a saved model")
-    if (found := folder_hash(folder)) != sha256:
+    if (actual := folder_hash(folder)) != sha256:
         raise LakeError(
-            f"{folder} hashes to {found}, the spec's sha256 is {sha256}; put the right files there, or set it"
+            f"{folder} hashes to {actual}, the spec's sha256 is {sha256}; put the right files there, or set it"
         )
-    return folder, found
+    return folder, actual
 
 
 def checkpoint_folder(root: Path, path: str) -> Path:

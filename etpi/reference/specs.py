@@ -35,7 +35,7 @@ def page() -> str:
     places = _places()
     lines = [_HEAD]
     for kind, title in _TITLES.items():
-        sections = [model for model, found in places.items() if found[0][0] == kind]
+        sections = [model for model, model_places in places.items() if model_places[0][0] == kind]
         lines += [f"## {title}", "", f"`{FOLDERS[kind]}/<name>.toml`. {prose(MODELS[kind].__doc__ or '')}", ""]
         for model in sections:
             lines += [*_section(model, places), ""]
@@ -59,12 +59,12 @@ def _places() -> Mapping[type[BaseModel], list[Place]]:
 
 
 def _section(model: type[BaseModel], places: Mapping[type[BaseModel], list[Place]]) -> list[str]:
-    (kind, path), *others = places[model]
+    (kind, path), *other_places = places[model]
     lines: list[str] = []
     if path:
         lines += [f"### {_heading(kind, path)}", "", prose(model.__doc__ or ""), ""]
-        if others:
-            lines += [f"The same keys are in {_listed(others)}.", ""]
+        if other_places:
+            lines += [f"The same keys are in {_listed(other_places)}.", ""]
     rows, long = [], []
     for name, field in model.model_fields.items():
         default = _default(field)
@@ -74,7 +74,13 @@ def _section(model: type[BaseModel], places: Mapping[type[BaseModel], list[Place
         else:
             default = default if default == "required" else code(default)
         rows.append([f"`{name}`", _type(field, places), default, _meaning(name, field, places[model])])
-    return [*lines, *table(["Key", "Type", "Default", "Meaning"], rows), "", *long, *_other_defaults(model, others)]
+    return [
+        *lines,
+        *table(["Key", "Type", "Default", "Meaning"], rows),
+        "",
+        *long,
+        *_other_defaults(model, other_places),
+    ]
 
 
 def _heading(kind: str, path: str) -> str:

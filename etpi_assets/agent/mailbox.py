@@ -16,8 +16,8 @@ class Mailbox:
 
         There are none if `to` is not another agent of this rollout.
         """
-        others = [agent_id for agent_id in self._inboxes if agent_id != sender]
-        recipients = others if to is None else [agent_id for agent_id in others if agent_id == to]
+        other_agents = [agent_id for agent_id in self._inboxes if agent_id != sender]
+        recipients = other_agents if to is None else [agent_id for agent_id in other_agents if agent_id == to]
         for agent_id in recipients:
             self._inboxes[agent_id].append({"from": sender, "message": message})
         return recipients

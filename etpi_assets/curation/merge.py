@@ -79,15 +79,15 @@ def _trees(rows: pa.Table, pairs: Rows, max_tokens: int) -> Iterator[GrowingTree
     """Yield the complete trees, in the order of their first rows."""
     open_trees = _OpenTrees()
     for agent_rows in _rows_by_agent(rows, pairs):
-        own: list[GrowingTree] = []
+        agent_trees: list[GrowingTree] = []
         for row_ids in agent_rows:
-            _grow(own, row_ids, max_tokens)
+            _grow(agent_trees, row_ids, max_tokens)
         first_prompt, _, facts = agent_rows[0]
         # A rollout of an unknown task has no other samples.
         group = (facts["split"], facts["task_id"] or facts["rollout_id"], facts["agent_id"])
-        shared = _tree_to_join(first_prompt, own, open_trees.of(group), max_tokens)
+        shared = _tree_to_join(first_prompt, agent_trees, open_trees.of(group), max_tokens)
         if shared is None:
-            open_trees.add(group, own)
+            open_trees.add(group, agent_trees)
         else:
             before = shared.size
             for prompt, output, row in agent_rows:
@@ -173,13 +173,13 @@ def _grow(trees: list[GrowingTree], row_ids: RowIds, max_tokens: int) -> None:
 
 
 def _tree_to_join(
-    prompt: np.ndarray, own: Sequence[GrowingTree], others: Sequence[GrowingTree], max_tokens: int
+    prompt: np.ndarray, agent_trees: Sequence[GrowingTree], open_trees: Sequence[GrowingTree], max_tokens: int
 ) -> GrowingTree | None:
     """Return the tree of other samples of the same prompt that an agent with a single tree joins, if there is one."""
-    if len(own) != 1:
+    if len(agent_trees) != 1:
         return None
-    size = own[0].size
-    for tree in others:
+    size = agent_trees[0].size
+    for tree in open_trees:
         shared = tree.match(prompt).tokens
         if 2 * shared >= size and tree.size + size - shared <= max_tokens:
             return tree
@@ -240,15 +240,15 @@ def branches(sequence: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for indices, repeated in PrefixTree.from_row(sequence).branches():
         place = {int(index): at for at, index in enumerate(indices) if at >= repeated}
         # An output is one range of one branch, so a span is whole in the branch's new tokens or not there at all.
-        own = [(place[s], place[e - 1] + 1, w) for s, e, w in spans if s in place]
+        branch_spans = [(place[s], place[e - 1] + 1, w) for s, e, w in spans if s in place]
         is_new = np.arange(len(indices)) >= repeated
         yield {
             "input_ids": ids[indices],
             "labels": np.where(is_new, labels[indices], IGNORE_INDEX),
             "weights": np.where(is_new, weights[indices], 0).astype(np.float32),
-            "span_starts": [s for s, _, _ in own],
-            "span_ends": [e for _, e, _ in own],
-            "span_weights": [w for _, _, w in own],
+            "span_starts": [s for s, _, _ in branch_spans],
+            "span_ends": [e for _, e, _ in branch_spans],
+            "span_weights": [w for _, _, w in branch_spans],
         }
 
 

@@ -98,16 +98,19 @@ def make_pairs(agents: Iterable[CapturedAgent], section: PairsSection, chat: Cha
     pairs: list[dict[str, Any]] = []
     dropped: list[dict[str, Any]] = []
     for agent in agents:
-        own: list[Pair] = []
+        agent_pairs: list[Pair] = []
         try:
             for turn, result in zip(agent.turns, _edit(agent, section, chat), strict=True):
                 if isinstance(result, Pair):
-                    own.append(result)
+                    agent_pairs.append(result)
                 else:
                     dropped.append(_dropped_row(agent, turn, *result))
         except ValueError as error:
             raise ValueError(f"rollout {agent.rollout_id}/{agent.agent_id}: {error}") from error
-        pairs += [_pair_row(agent, pair, extended(pair.input, own[:index]), chat) for index, pair in enumerate(own)]
+        pairs += [
+            _pair_row(agent, pair, extended(pair.input, agent_pairs[:index]), chat)
+            for index, pair in enumerate(agent_pairs)
+        ]
     return {"pairs": from_rows("pairs", pairs), "dropped": from_rows("dropped", dropped)}
 
 

@@ -63,11 +63,11 @@ class GrowingTree:
         best = PrefixMatch(0, 0, None)
         candidates = [(self._root, 0)] if self._root else []
         for node, at in candidates:
-            own = self._ids[node.start : node.end]
-            shared = common_prefix(own, prompt[at:])
+            node_ids = self._ids[node.start : node.end]
+            shared = common_prefix(node_ids, prompt[at:])
             if at + shared > best.tokens:
                 best = PrefixMatch(at + shared, shared, node)
-            if shared == len(own) and at + shared < len(prompt):
+            if shared == len(node_ids) and at + shared < len(prompt):
                 following = prompt[at + shared]
                 candidates += [(c, at + shared) for c in node.children if self._ids[c.start] == following]
         return best

@@ -24,13 +24,13 @@ VERSION = "ATIF-v1.7"
 
 def document(record: RolloutRecord) -> dict[str, Any]:
     """Convert a rollout to a document (JSON)."""
-    first, *others = record.agents
+    first, *subagents = record.agents
     trajectory = _of_agent(record, first)
     reward = (record.outcome or {}).get("reward")
     about = {"rollout_id": record.rollout_id, "task_id": record.task_id, "repo": record.repo, "reward": reward}
     trajectory["extra"][EXPORT_KEY] |= _without_nulls(about)
-    if others:
-        trajectory["subagent_trajectories"] = [_of_agent(record, agent) for agent in others]
+    if subagents:
+        trajectory["subagent_trajectories"] = [_of_agent(record, agent) for agent in subagents]
     return trajectory
 
 

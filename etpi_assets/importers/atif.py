@@ -164,8 +164,10 @@ def _subagent_refs(document: Mapping[str, Any]) -> Iterator[tuple[str, str | Non
 def _agent(part: _AgentDocument, options: Options, info: RunInfo) -> AgentRecord:
     version = _VERSION.fullmatch(text_field(part.document, "schema_version") or "")
     if version is None or int(version[1]) > _NEWEST:
-        given = part.document.get("schema_version")
-        raise Unreadable("unknown_version", f"{part.name}: schema_version {given!r}; 1.0 to 1.{_NEWEST} are read")
+        schema_version = part.document.get("schema_version")
+        raise Unreadable(
+            "unknown_version", f"{part.name}: schema_version {schema_version!r}; 1.0 to 1.{_NEWEST} are read"
+        )
     steps = as_list(part.document.get("steps"), f"{part.name}.steps")
     entries = [entry for i, step in enumerate(steps) for entry in _step(step, f"{part.name}.steps[{i}]")]
     exported = field(part.document, "extra", EXPORT_KEY)

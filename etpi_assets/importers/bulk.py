@@ -54,12 +54,12 @@ class BulkImport:
 
     Attributes:
         figures: counts of all parts for the checks and the asset's page, see `read_part`.
-        found: rollouts and refusals, as `count_found` counts them.
+        total: rollouts and refusals, as `count_found` counts them.
     """
 
     tables: Mapping[str, Iterator[pa.RecordBatch]]
     figures: Mapping[str, Any]
-    found: int
+    total: int
 
 
 def import_in_bulk(

@@ -192,8 +192,8 @@ def _import_set(run: AssetRun) -> Produced:
         checks=(
             prompts_outcome(figures["prompts"]),
             captures_outcome(figures["capture"], live=False),
-            counts_outcome(figures["counts"], found=imported.found, quarantined=quarantined),
-            tasks_as_asked(None, imported.found, spec.split),
+            counts_outcome(figures["counts"], total=imported.total, quarantined=quarantined),
+            tasks_as_asked(None, imported.total, spec.split),
         ),
         metadata={
             "exits": figures["exits"],
@@ -231,7 +231,7 @@ def _result(
         checks=(
             prompts_reconstruct(digests, tables),
             native_ids_present(tables, live=live),
-            counts_reconcile(tables, found=tasks * spec.k, quarantined=len(quarantined)),
+            counts_reconcile(tables, total=tasks * spec.k, quarantined=len(quarantined)),
             tasks_as_asked(spec.tasks, tasks, spec.split),
         ),
         metadata={

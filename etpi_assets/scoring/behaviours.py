@@ -221,7 +221,7 @@ class _RolloutScorer:
     def follow_through(self, agent: AgentTrace) -> tuple[dict[str, bool], str | None]:
         """Return the four follow-through columns, and why `follow_through` failed; None if it did not."""
         union = {entity for plan in self.plans.values() for entity in plan}
-        own = set(self.plans[agent.agent_id])
+        own_entities = set(self.plans[agent.agent_id])
         result: dict[str, bool] = dict.fromkeys(_FOLLOW, False)
         if agent.plan is None:
             return result, "no plan message" if agent.turns else "missing assistant turns"
@@ -241,7 +241,7 @@ class _RolloutScorer:
                 result["follow_by_turn_5"] = True
             if turn in allowed:
                 result["follow_through"] |= bool(hit)
-                result["follow_own"] |= bool(hit & own)
+                result["follow_own"] |= bool(hit & own_entities)
                 result["follow_edited"] |= bool(hit) and bool(edited(command, self.patterns, files) & union)
         if result["follow_through"]:
             return result, None

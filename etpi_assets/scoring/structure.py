@@ -23,7 +23,7 @@ def adheres(content: str, reasoning: str | None, grammar: ThinkGrammar) -> bool:
     text may follow the block. A truncated or missing block does not adhere.
     """
     text = content if reasoning is None else OPENING + reasoning.strip("\n") + "\n</think>" + content
-    inside = ThinkGrammar(grammar.slots, grammar.bounds, given=OPENING).pattern()
+    inside = ThinkGrammar(grammar.slots, grammar.bounds, opened=OPENING).pattern()
     return re.match(f"(?:{OPENING}|\n)?{inside}", text) is not None
 
 

@@ -76,11 +76,11 @@ class R2E(RepositoryFamily):
         return _COMMAND
 
     def passes(self, task: Task, output: str) -> tuple[bool, Mapping[str, Any]]:
-        found, wanted = r2e_names(pytest_outcomes(output)), task.payload["expected"]
-        found = {name.split(" - ")[0]: outcome for name, outcome in found.items()}
+        outcomes, wanted = r2e_names(pytest_outcomes(output)), task.payload["expected"]
+        outcomes = {name.split(" - ")[0]: outcome for name, outcome in outcomes.items()}
         wanted = {name.split(" - ")[0]: outcome for name, outcome in wanted.items()}
-        wrong = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
-        return bool(found) and bool(wanted) and not wrong, {"tests": len(found), "wrong": wrong[:20]}
+        wrong = sorted(name for name in outcomes.keys() | wanted.keys() if outcomes.get(name) != wanted.get(name))
+        return bool(outcomes) and bool(wanted) and not wrong, {"tests": len(outcomes), "wrong": wrong[:20]}
 
     def solve(self, task: Task, role: Role) -> Sequence[str]:
         after = {path: text for path, text in task.payload["solution"].items() if text is not None}

@@ -72,8 +72,8 @@ class SWEBench(RepositoryFamily):
         _apply(task.payload["test_patch"], sandbox)
 
     def hidden_tests(self, task: Task, sandbox: Sandbox) -> Mapping[str, str]:
-        found = sandbox.read_files()
-        return {path: found[path] for path in task.payload["test_files"] if path in found}
+        files = sandbox.read_files()
+        return {path: files[path] for path in task.payload["test_files"] if path in files}
 
     def runs_pytest(self, task: Task) -> bool:
         return TEST_COMMANDS.get(task.repo) != DJANGO
@@ -89,13 +89,13 @@ class SWEBench(RepositoryFamily):
 
     def passes(self, task: Task, output: str) -> tuple[bool, Mapping[str, Any]]:
         read = unittest_outcomes if TEST_COMMANDS.get(task.repo) == DJANGO else pytest_outcomes
-        found = read(output)
+        outcomes = read(output)
         missed = {
-            key: [name for name in names if found.get(name) != "PASSED"]
+            key: [name for name in names if outcomes.get(name) != "PASSED"]
             for key, names in task.payload["wanted"].items()
         }
         shown = {key: names[:20] for key, names in missed.items() if names}
-        return bool(found) and not any(missed.values()), {"tests": len(found), "not_passed": shown}
+        return bool(outcomes) and not any(missed.values()), {"tests": len(outcomes), "not_passed": shown}
 
     def solve(self, task: Task, role: Role) -> Sequence[str]:
         return [apply_command(task.payload["patch"])]

@@ -92,9 +92,9 @@ def captures_outcome(figures: Mapping[str, Any], *, live: bool) -> CheckOutcome:
     return CheckOutcome("native_ids_present", not without, message, figures=shown)
 
 
-def counts_reconcile(tables: Mapping[str, pa.Table], *, found: int, quarantined: int) -> CheckOutcome:
-    """Check that rollouts + quarantined = found, ids are unique, and agents, turns and messages are complete."""
-    return counts_outcome(count_figures(tables), found=found, quarantined=quarantined)
+def counts_reconcile(tables: Mapping[str, pa.Table], *, total: int, quarantined: int) -> CheckOutcome:
+    """Check that rollouts + quarantined = total, ids are unique, and agents, turns and messages are complete."""
+    return counts_outcome(count_figures(tables), total=total, quarantined=quarantined)
 
 
 def count_figures(tables: Mapping[str, pa.Table]) -> dict[str, Any]:
@@ -117,39 +117,39 @@ def count_figures(tables: Mapping[str, pa.Table]) -> dict[str, Any]:
     return {"ids": ids, "agents": len(names[0]), "turns": turns.total(), "problems": problems}
 
 
-def counts_outcome(figures: Mapping[str, Any], *, found: int, quarantined: int) -> CheckOutcome:
+def counts_outcome(figures: Mapping[str, Any], *, total: int, quarantined: int) -> CheckOutcome:
     """Judge the figures."""
     ids, problems = figures["ids"], list(figures["problems"])
     if twice := [key for key, n in Counter(ids).items() if n > 1]:
         problems.insert(0, f"{len(twice)} rollout ids occur more than once, first {twice[:_SHOWN]}")
-    if len(ids) + quarantined != found:
-        problems.insert(0, f"{len(ids)} rollouts + {quarantined} quarantined is not the {found} found")
+    if len(ids) + quarantined != total:
+        problems.insert(0, f"{len(ids)} rollouts + {quarantined} quarantined is not the {total} found")
     shown = {
-        "found": found,
+        "found": total,
         "rollouts": len(ids),
         "quarantined": quarantined,
         "agents": figures["agents"],
         "turns": figures["turns"],
     }
-    message = "; ".join(problems) or f"{found} found = {len(ids)} rollouts + {quarantined} quarantined."
+    message = "; ".join(problems) or f"{total} found = {len(ids)} rollouts + {quarantined} quarantined."
     if problems:
         message += ". Rows were lost or doubled on the way here; do not use this version."
     return CheckOutcome("counts_reconcile", not problems, message, figures=shown)
 
 
-def tasks_as_asked(asked: int | None, had: int, split: str) -> CheckOutcome:
+def tasks_as_asked(requested: int | None, had: int, split: str) -> CheckOutcome:
     """Warn if the suite has fewer tasks than the spec requests; rates then rest on fewer tasks.
 
     Args:
-        asked: number of tasks in the spec; None: no limit, as for imports.
+        requested: number of tasks in the spec; None: no limit, as for imports.
         had: number of tasks used.
     """
-    figures = {"asked": asked, "had": had}
-    if asked is None or had >= asked:
-        message = f"The spec sets no number; {had} tasks used." if asked is None else f"{had} tasks, as requested."
+    figures = {"asked": requested, "had": had}
+    if requested is None or had >= requested:
+        message = f"The spec sets no number; {had} tasks used." if requested is None else f"{had} tasks, as requested."
         return CheckOutcome("tasks_as_asked", True, message, blocking=False, figures=figures)
     message = (
-        f"The spec requests {asked} tasks, the suite has {had} of split {split!r}: every rate is over fewer tasks. "
+        f"The spec requests {requested} tasks, the suite has {had} of split {split!r}: every rate is over fewer tasks. "
         f"Add tasks, repair those that the suite quarantined, or set tasks = {had}."
     )
     return CheckOutcome("tasks_as_asked", False, message, blocking=False, figures=figures)

@@ -260,10 +260,10 @@ def _prefix_turn(prompt: np.ndarray, whole: dict[int, np.ndarray]) -> int | None
     return next((turn for turn in reversed(whole) if begins_with(prompt, whole[turn])), None)
 
 
-def _drift(expected: np.ndarray, found: np.ndarray, decode: Decode | None) -> tuple[int, str | None]:
-    at = common_prefix(expected, found)
+def _drift(expected: np.ndarray, actual: np.ndarray, decode: Decode | None) -> tuple[int, str | None]:
+    at = common_prefix(expected, actual)
     sides: dict[str, Any] = {}
-    for side, ids in (("expected", expected), ("found", found)):
+    for side, ids in (("expected", expected), ("found", actual)):
         sides[f"{side}_ids"] = ids[at : at + _DRIFT_IDS].tolist()
         if decode is not None:
             sides[f"{side}_text"] = decode(sides[f"{side}_ids"])

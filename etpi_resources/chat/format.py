@@ -101,10 +101,10 @@ class ChatFormat:
         template is append-only (`renders_once`), the conversation is rendered once too; else every prompt is rendered.
         The ids are the same in both cases.
         """
-        given, stand_ins = self._masked(messages, tools)
-        texts = self._cut_prompts(given, ends, template_kwargs)
+        masked, stand_ins = self._masked(messages, tools)
+        texts = self._cut_prompts(masked, ends, template_kwargs)
         if texts is None:
-            texts = (self._apply(given[0][:end], given[1], template_kwargs) for end in ends)
+            texts = (self._apply(masked[0][:end], masked[1], template_kwargs) for end in ends)
         before, cuts = "", [0]
         added: list[str] = []
         plan: list[tuple[int, str]] = []  # number of cuts shared with the previous prompt, and the generation prompt
@@ -155,8 +155,8 @@ class ChatFormat:
             {"role": role, "content": content},
         ]
         text, stand_ins = self._render(messages, None, template_kwargs)
-        _, found, after = text.partition(anchor + _END)
-        if not found:
+        _, end, after = text.partition(anchor + _END)
+        if not end:
             raise ValueError(f"chat format {self.name!r}: its template does not end an assistant message with {_END}")
         return self._structured(after, stand_ins)
 
@@ -196,13 +196,13 @@ class ChatFormat:
             UnknownToolForm: the template writes no calls, or in a form that is not in `FORMS`.
         """
         plain = [{"name": call.name, "arguments": dict(call.arguments)} for call in calls]
-        given, stand_ins = self._masked([{"role": "assistant", "content": content, "calls": plain}], tools)
-        masked = given[0][0]
-        told = [Call(call["name"], call["arguments"]) for call in masked["calls"]]
+        masked, stand_ins = self._masked([{"role": "assistant", "content": content, "calls": plain}], tools)
+        turn = masked[0][0]
+        masked_calls = [Call(call["name"], call["arguments"]) for call in turn["calls"]]
         text = self.template_form.turn(
-            masked["content"],
-            told,
-            given[1],
+            turn["content"],
+            masked_calls,
+            masked[1],
             lambda messages, shown, prompt: self._apply(messages, shown, template_kwargs, prompt),
         )
         for stand_in, control in stand_ins.items():
@@ -242,36 +242,36 @@ class ChatFormat:
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, kwargs: Mapping[str, Any]
     ) -> tuple[str, dict[str, str]]:
         """Return the conversation as text whose control tokens are the template's, and the stand-ins of all others."""
-        given, stand_ins = self._masked(messages, tools)
-        return self._apply(given[0], given[1], kwargs), stand_ins
+        masked, stand_ins = self._masked(messages, tools)
+        return self._apply(masked[0], masked[1], kwargs), stand_ins
 
     def _masked(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None
     ) -> tuple[list[Any], dict[str, str]]:
         """Return [messages, tools] with stand-ins for the control tokens in their texts, and the stand-ins."""
-        given: list[Any] = [list(map(dict, messages)), None if tools is None else list(tools)]
+        masked: list[Any] = [list(map(dict, messages)), None if tools is None else list(tools)]
         stand_ins: dict[str, str] = {}
-        texts = list(_texts(given))
+        texts = list(_texts(masked))
         if any(self._split.search(text) for text in texts):
             used = set().union(*texts)
             free = (chr(point) for point in _STAND_INS if chr(point) not in used)
             stand_ins = {next(free): control for control in self._control}
             forward = {control: stand_in for stand_in, control in stand_ins.items()}
-            given = _mapped(given, lambda text: self._split.sub(lambda match: forward[match[0]], text))
-        return given, stand_ins
+            masked = _mapped(masked, lambda text: self._split.sub(lambda match: forward[match[0]], text))
+        return masked, stand_ins
 
     def _cut_prompts(
-        self, given: Sequence[Any], ends: Sequence[int], kwargs: Mapping[str, Any]
+        self, masked: Sequence[Any], ends: Sequence[int], kwargs: Mapping[str, Any]
     ) -> Iterator[str] | None:
         """Return the prompts' texts, cut from one rendering of the longest; None if it does not contain them all."""
-        messages, tools = given
+        messages, tools = masked
         spoken = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
         if len(ends) < 2 or list(ends) != sorted(set(ends) & {*spoken, len(messages)}):
             return None
-        asked = (
+        conversation = (
             messages[: ends[-1] + 1] if ends[-1] < len(messages) else [*messages, {"role": "assistant", "content": ""}]
         )
-        if not self.renders_once(asked, tools=tools, **kwargs):
+        if not self.renders_once(conversation, tools=tools, **kwargs):
             return None
         whole = self._apply(messages[: ends[-1]], tools, kwargs)
         heads = [match.start() for match in re.finditer(re.escape(ASSISTANT), whole)]
@@ -341,10 +341,10 @@ def load_chat_format(name: str, template: str | None = None) -> ChatFormat:
         pad_token=_PAD,
         clean_up_tokenization_spaces=False,
     )
-    own = next(iter(sorted(folder.glob("*.jinja"))), None)
-    if template is None and own is None:
+    folder_template = next(iter(sorted(folder.glob("*.jinja"))), None)
+    if template is None and folder_template is None:
         raise FileNotFoundError(f"{folder}: no *.jinja beside tokenizer.json; name a chat template")
-    return ChatFormat(name, tokenizer, _template(template) if template else own.read_text(encoding="utf-8"))  # pyright: ignore[reportOptionalMemberAccess]
+    return ChatFormat(name, tokenizer, _template(template) if template else folder_template.read_text(encoding="utf-8"))  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def _hub_folder(name: str) -> Path:

@@ -1,8 +1,7 @@
 """Structured thinking as a grammar: named slots of one line each inside the think block, for every engine.
 
-Belongs here: what a structured think block is, its forms (GBNF, vLLM's `structured_outputs`, llguidance's Lark, a
-regular expression), and where a prompt leaves off. Does not belong here: masking logits (`engines.masks`), or counting
-who adheres (`etpi_assets.scoring.structure`).
+The grammar as GBNF, vLLM's `structured_outputs`, llguidance's Lark and a regular expression. `engines.masks` masks
+logits with it; `etpi_assets.scoring.structure` counts the turns that adhere.
 
 The block of the slots STATE, ACTION and EXPECT is
 
@@ -12,8 +11,8 @@ The block of the slots STATE, ACTION and EXPECT is
     EXPECT: one line
     </think>
 
-and what follows it is free. A line is not blank and holds no `<`: every tag and control token begins with it, so that
-an engine that matches ids and one that matches text agree on where the block ends, and no tool call hides inside it.
+and the text after it is free. A line is not blank and contains no `<`. Every tag and control token begins with `<`, so
+engines that match ids and engines that match text agree on the end of the block, and no tool call is inside it.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ if TYPE_CHECKING:
 OPENING, CLOSING = "<think>\n", "</think>"
 SLOTS = ("STATE", "ACTION", "EXPECT")
 MAX_CHARS = 2000
-"""The longest bound of a line: what llama.cpp takes as a repetition."""
+"""The largest bound of a line, llama.cpp's limit for a repetition."""
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
-# The same classes in every form: no engine's notion of white space enters.
+# Explicit character classes: engines differ in what `\s` matches.
 _FIRST, _OTHER = r"[^ \t\r\n<]", r"[^\r\n<]"
 
 
@@ -43,16 +42,16 @@ class ThinkGrammar:
     Attributes:
         slots: the names, in order.
         bounds: the most characters of each slot's line, the blank after the colon not counted; None: no bound.
-        given: what of the opening `<think>\\n` the prompt already ends with; see `after`.
+        opened: the part of the opening `<think>\\n` that the prompt already ends with; see `after`.
     """
 
     slots: tuple[str, ...] = SLOTS
     bounds: tuple[int | None, ...] = (None, None, None)
-    given: str = ""
+    opened: str = ""
 
     @classmethod
     def of(cls, slots: Sequence[str] = SLOTS, max_chars: int | Mapping[str, int] | None = None) -> ThinkGrammar:
-        """The grammar of these slots; `max_chars` bounds every line, or those it names.
+        """Return the grammar of these slots; `max_chars` bounds every line, or those it names.
 
         Raises:
             ValueError: no slots, a name twice or of other than ASCII letters, digits, `_` and `-`, a bound for no slot,
@@ -71,38 +70,38 @@ class ThinkGrammar:
         return cls(tuple(slots), bounds)
 
     def after(self, prompt_ids: Sequence[int], chat: ChatFormat) -> ThinkGrammar:
-        """The same grammar for what is to follow a prompt, which may have opened the block.
+        """Return the grammar for the text after a prompt, which may already open the block.
 
         Raises:
-            ValueError: the prompt closes its think block, so that there is none left to bind; or it opens one in a way
-                other than `<think>` or `<think>` and a newline.
+            ValueError: the prompt closes its think block, or opens it with other text than `<think>` or `<think>` and a
+                newline.
         """
         tail = chat.tail_form(prompt_ids)
         if tail == "none":
-            return replace(self, given="")
+            return replace(self, opened="")
         if tail == "closed":
             raise ValueError(
                 f"chat format {chat.name!r}: its prompts close the think block, and a grammar binds nothing else; give "
                 "the template enable_thinking = true, or take the grammar out of the agent section"
             )
-        opened = len(prompt_ids) - 1 - list(reversed(prompt_ids)).index(chat.think_open_id or 0)
-        given = chat.decode(prompt_ids[opened:])
-        if not given or not OPENING.startswith(given):
-            raise ValueError(f"chat format {chat.name!r}: its prompts end in {given!r}, expected {OPENING!r}")
-        return replace(self, given=given)
+        start = len(prompt_ids) - 1 - list(reversed(prompt_ids)).index(chat.think_open_id or 0)
+        opened = chat.decode(prompt_ids[start:])
+        if not opened or not OPENING.startswith(opened):
+            raise ValueError(f"chat format {chat.name!r}: its prompts end in {opened!r}, expected {OPENING!r}")
+        return replace(self, opened=opened)
 
     @property
     def opening(self) -> str:
-        """What of `<think>\\n` is still to be written."""
-        return OPENING.removeprefix(self.given)
+        """The part of `<think>\\n` that the model still has to write."""
+        return OPENING.removeprefix(self.opened)
 
     def pattern(self) -> str:
-        """A regular expression of the block alone, from where the prompt leaves off through `</think>`."""
+        """Return a regular expression of the block alone, from the end of the prompt through `</think>`."""
         lines = "".join(f"{name}: {_line(bound)}\n" for name, bound in zip(self.slots, self.bounds, strict=True))
         return f"{self.opening}{lines}{CLOSING}"
 
     def gbnf(self) -> str:
-        """The block and free text after it, as llama.cpp and xgrammar read it."""
+        """Return the block and free text after it as GBNF, for llama.cpp and xgrammar."""
         rules = {bound: f"line-{bound or 'any'}" for bound in self.bounds}
         texts = [f"{self.opening}{self.slots[0]}: ", *(f"\n{name}: " for name in self.slots[1:]), f"\n{CLOSING}"]
         lines = [rules[bound] for bound in self.bounds]
@@ -111,12 +110,15 @@ class ThinkGrammar:
         return f'root ::= {" ".join(parts)}\n{body}rest ::= ([^\\n] | "\\n")*\n'
 
     def structured_outputs(self) -> dict[str, Any]:
-        """The `structured_outputs` field of a request to vLLM. Its server must run without a reasoning parser, or with
-        `enable_in_reasoning`: otherwise a grammar binds only what follows the think block."""
+        """Return the `structured_outputs` field of a request to vLLM.
+
+        The server must run without a reasoning parser, or with `enable_in_reasoning`: otherwise it applies the grammar
+        only after the think block.
+        """
         return {"grammar": self.gbnf()}
 
     def lark(self) -> str:
-        """The block alone, as llguidance reads it; the tags are the vocabulary's own tokens, never spelt out."""
+        """Return the block alone as llguidance's Lark; the tags are special tokens, not text."""
         opening = self.opening
         start = ["<think>"] if opening.startswith("<think>") else []
         before = opening.removeprefix("<think>")

@@ -44,8 +44,8 @@ def tags(template: str) -> tuple[str, ...]:
     for node in tree.find_all((Assign, Call, Compare, Filter, Keyword)):
         for child in node.iter_child_nodes():
             operands.append(child.expr if isinstance(child, Operand) else child)
-    found = {node.value for node in operands if isinstance(node, Const) and isinstance(node.value, str)}
-    pieces = {text.strip() for text in found if "<" in text}
+    literals = {node.value for node in operands if isinstance(node, Const) and isinstance(node.value, str)}
+    pieces = {text.strip() for text in literals if "<" in text}
     return tuple(sorted(pieces, key=lambda piece: (-len(piece), piece)))
 
 

@@ -1,7 +1,6 @@
-"""The chat formats side by side, as a page: `python -m etpi_resources.chat.table > docs/chat_formats.md`.
+"""Write the page that compares chat formats: `python -m etpi_resources.chat.table > docs/chat_formats.md`.
 
-Belongs here: what of a template matters to token-in/token-out data, found by rendering small conversations with it.
-Does not belong here: templates, or what anybody does about it.
+The cells are the properties of a template that matter to token-in/token-out data, measured on small conversations.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ TEMPLATES = (
     "qwen3", "qwen3_training", "qwen3_instruct_2507", "qwen3_instruct_2507_training", "qwen3_5_think",
     "qwen3_5_think_training", "qwen3_5_nothink", "qwen3_5_nothink_training", "qwen3_6", "qwen3_6_training",
 )  # fmt: skip
-"""Those of TRL that the table is of; all with the Qwen3 vocabulary."""
+"""TRL's templates in the table; all with the Qwen3 vocabulary."""
 
 COMMAND = "ls -a"
 _TASK = {"role": "user", "content": "fix it"}
@@ -63,13 +62,13 @@ that writes calls in none of the known forms is refused with the text that it wr
 
 
 def page() -> str:
-    """The whole page, as committed."""
-    found = [row(name) for name in TEMPLATES]
-    columns = [name for name in found[0] if name != "observation"]
+    """Return the page."""
+    rows = [row(name) for name in TEMPLATES]
+    columns = [name for name in rows[0] if name != "observation"]
     lines = [_line(columns), _line(["---"] * len(columns))]
-    lines += [_line([f"{entry[name]}" for name in columns]) for entry in found]
+    lines += [_line([f"{entry[name]}" for name in columns]) for entry in rows]
     shared: dict[str, list[str]] = {}
-    for entry in found:
+    for entry in rows:
         shared.setdefault(entry["observation"], []).append(f"`{entry['template']}`")
     observations = "".join(f"\n{', '.join(names)}:\n\n{text}\n" for text, names in shared.items())
     foot = _FOOT.replace("{forms}", "\n".join(_line([f"`{form.name}`", _example(form)]) for form in FORMS.values()))
@@ -82,7 +81,7 @@ def _example(form: ToolForm) -> str:
 
 
 def row(name: str) -> dict[str, str]:
-    """Column -> cell of one template; cells are plain markdown."""
+    """Return {column: cell} of one template; cells are plain markdown."""
     chat = load_chat_format("qwen3", name)
     return {
         "template": name,
@@ -101,7 +100,7 @@ def row(name: str) -> dict[str, str]:
 
 
 def call_text(chat: ChatFormat, command: str = COMMAND) -> str:
-    """A bash call in the form the template writes structured calls in."""
+    """Return a bash call in the form in which the template writes structured calls."""
     calls = [{"type": "function", "function": {"name": "bash", "arguments": {"command": command}}}]
     text = _rendered(chat, [_TASK, {"role": "assistant", "content": "", "tool_calls": calls}])
     return text[text.index("<tool_call>") : text.rindex("</tool_call>") + len("</tool_call>")]
@@ -127,7 +126,7 @@ def _appends(chat: ChatFormat, roles: tuple[str, str]) -> str:
 
 
 def _extends(chat: ChatFormat, thought: str) -> str:
-    """The prompt a model was given, what it wrote and the observation, against rendering the same messages."""
+    """Return whether prompt + output + observation ids equal the same messages rendered again."""
     prompt = chat.prompt_ids([_TASK])
     tail = chat.tail_form(prompt)
     if thought and tail == "closed":

@@ -210,8 +210,8 @@ def memory_used():
         finally:
             os.close(fd)
         for field in (b"RssAnon:", b"RssShmem:"):
-            _, found, rest = text.partition(field)
-            if found:
+            _, label, rest = text.partition(field)
+            if label:
                 total += int(rest.split(None, 1)[0]) * 1024
     return total
 

@@ -33,7 +33,7 @@ class Bytes:
 BYTES = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Bytes()))
 
 
-@pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda g: f"{len(g.slots)}-{g.bounds[0]}-{g.given!r}")
+@pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda g: f"{len(g.slots)}-{g.bounds[0]}-{g.opened!r}")
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())

@@ -58,7 +58,7 @@ def test_workers_give_what_reading_one_by_one_gives(runs: Path, tmp_path: Path) 
     expected = to_tables(records)
     for name in TABLES:
         assert many[name].to_pylist() == expected[name].to_pylist(), name
-    assert made.found == 60 and made.figures["reasons"] == {"empty": 20} and many["quarantined"].num_rows == 20
+    assert made.total == 60 and made.figures["reasons"] == {"empty": 20} and many["quarantined"].num_rows == 20
     assert not list((tmp_path / "many").iterdir()), "what was read is gone"
 
 
@@ -75,18 +75,18 @@ def test_the_checks_of_parts_are_those_of_the_whole(runs: Path, tmp_path: Path) 
         "captures": {"native": 160},
         "turns_without_ids": 0,
     }
-    outcome = counts_outcome(figures["counts"], found=made.found, quarantined=20)
+    outcome = counts_outcome(figures["counts"], total=made.total, quarantined=20)
     assert outcome.passed and outcome.message == "60 found = 40 rollouts + 20 quarantined."
-    assert not counts_outcome(figures["counts"], found=61, quarantined=20).passed
+    assert not counts_outcome(figures["counts"], total=61, quarantined=20).passed
     twice = {**figures["counts"], "ids": figures["counts"]["ids"] * 2}
-    assert "40 rollout ids occur more than once" in counts_outcome(twice, found=100, quarantined=20).message
+    assert "40 rollout ids occur more than once" in counts_outcome(twice, total=100, quarantined=20).message
 
 
 def test_a_large_file_is_spilled_chunk_by_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "_CHUNK_TURNS", 10)
     path = write_lines(tmp_path / "rows" / "a.jsonl", [messages_row(), {"messages": []}] * 40)
     tables, made = read(path.parent, tmp_path / "spill", 0, "auto")
-    assert made.found == 80 and tables["turns"].num_rows == 80
+    assert made.total == 80 and tables["turns"].num_rows == 80
     assert tables["turns"].column("turn").num_chunks == 8
     assert tables["quarantined"].column("row").to_pylist() == list(range(1, 80, 2))
     assert tables["rollouts"].column("sample").to_pylist() == list(range(40))

@@ -32,7 +32,7 @@ def test_text_adheres_exactly_if_the_engine_may_write_it(grammar: ThinkGrammar, 
     block, rest = data.draw(blocks(grammar)), data.draw(st.sampled_from(["", CALL, "\n\n", "<", "</think>"]))
     ids = chat.encode(block + rest)
     # The opening may stand in the prompt, whole or in part; a text alone does not say.
-    written = [may_write(replace(grammar, given=given), ids) for given in ("", "<think>", "<think>\n")]
+    written = [may_write(replace(grammar, opened=opened), ids) for opened in ("", "<think>", "<think>\n")]
     assert adheres(block + rest, None, grammar) is any(written)
 
 

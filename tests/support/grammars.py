@@ -20,8 +20,8 @@ GRAMMARS = [
     ThinkGrammar.of(),
     ThinkGrammar.of(max_chars=5),
     ThinkGrammar.of(("PLAN", "next-step"), {"PLAN": 1}),
-    ThinkGrammar(given="<think>\n"),
-    ThinkGrammar(given="<think>"),
+    ThinkGrammar(opened="<think>\n"),
+    ThinkGrammar(opened="<think>"),
 ]
 
 

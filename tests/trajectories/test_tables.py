@@ -102,7 +102,7 @@ def test_tables_give_the_records_back(one, two):
     assert prompts == captured
     digests = {r.rollout_id: captured_digest(r) for r in (one, two)}
     assert prompts_reconstruct(digests, tables).passed
-    assert counts_reconcile(tables, found=2, quarantined=0).passed
+    assert counts_reconcile(tables, total=2, quarantined=0).passed
 
 
 @settings(deadline=None)
@@ -187,13 +187,13 @@ def test_lost_and_doubled_rows_are_noticed():
     record = rollout(([1], [2]))
     record.agents[0].messages = [Message("user", "x")]
     tables = to_tables([record])
-    assert counts_reconcile(tables, found=3, quarantined=2).passed
-    assert not counts_reconcile(tables, found=2, quarantined=0).passed
-    assert not counts_reconcile(to_tables([record, record]), found=2, quarantined=0).passed
+    assert counts_reconcile(tables, total=3, quarantined=2).passed
+    assert not counts_reconcile(tables, total=2, quarantined=0).passed
+    assert not counts_reconcile(to_tables([record, record]), total=2, quarantined=0).passed
     for name in ("agents", "turns"):
-        assert not counts_reconcile({**tables, name: tables[name].slice(1)}, found=1, quarantined=0).passed, name
+        assert not counts_reconcile({**tables, name: tables[name].slice(1)}, total=1, quarantined=0).passed, name
     strange = replaced(tables["messages"], "rollout_id", ["other"])
-    assert not counts_reconcile({**tables, "messages": strange}, found=1, quarantined=0).passed
+    assert not counts_reconcile({**tables, "messages": strange}, total=1, quarantined=0).passed
 
 
 def test_the_worst_exit():

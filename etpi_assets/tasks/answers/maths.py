@@ -23,11 +23,11 @@ _LONGEST = 2000
 
 def judge(wanted: str, text: str) -> Verdict:
     """Return passed, wrong_answer or no_answer, with the boxed answer in `details`."""
-    found = boxed(text)
-    if found is None:
+    answer = boxed(text)
+    if answer is None:
         return Verdict(0.0, "no_answer", {"found": None})
-    right = equal(found, wanted)
-    return Verdict(float(right), "passed" if right else "wrong_answer", {"found": found[:200]})
+    right = equal(answer, wanted)
+    return Verdict(float(right), "passed" if right else "wrong_answer", {"found": answer[:200]})
 
 
 def as_answer(answer: str) -> str:
@@ -50,10 +50,10 @@ def boxed(text: str) -> str | None:
     return None
 
 
-def equal(found: str, wanted: str) -> bool:
+def equal(answer: str, wanted: str) -> bool:
     """Return whether two answers are equal (see the module)."""
     inner = boxed(wanted)
-    one, two = _plain(found), _plain(wanted if inner is None else inner)
+    one, two = _plain(answer), _plain(wanted if inner is None else inner)
     if one == two:
         return bool(one)
     first, second = _parts(one), _parts(two)

@@ -58,7 +58,9 @@ def read_tests(truth: Mapping[str, Any]) -> dict[str, Any]:
     name = truth.get("fn_name")
     if name is not None and not str(name).isidentifier():
         raise ValueError(f"fn_name = {name!r} is no name")
-    cases = [[_typed(given, name), _typed(wanted, name)] for given, wanted in zip(inputs, outputs, strict=True)]
+    cases = [
+        [_typed(test_input, name), _typed(wanted, name)] for test_input, wanted in zip(inputs, outputs, strict=True)
+    ]
     return {"cases": cases, "fn_name": name}
 
 
@@ -86,9 +88,9 @@ def judge(tests: Mapping[str, Any], text: str, limits: Limits, sandboxes: Sandbo
 
 def _compared(tests: Mapping[str, Any], sandbox: Sandbox) -> dict[str, Any] | None:
     name = tests["fn_name"]
-    for number, (given, wanted) in enumerate(tests["cases"]):
+    for number, (test_input, wanted) in enumerate(tests["cases"]):
         mark = secrets.token_hex(8)
-        files = {"input": json.dumps(given) if name else given}
+        files = {"input": json.dumps(test_input) if name else test_input}
         if name:
             files["call.py"] = _CALL.format(name=name, mark=mark)
         sandbox.write_files(files)

@@ -78,10 +78,10 @@ def _config(file: Path) -> dict[str, Any]:
 
 
 def _table(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = config.get(key, {})
-    if not isinstance(found, dict):
+    table = config.get(key, {})
+    if not isinstance(table, dict):
         raise UnreadableTask("unreadable_config", f"[{key}] is no table")
-    return found
+    return table
 
 
 def _variables(verifier: Mapping[str, Any]) -> dict[str, str]:
@@ -104,8 +104,8 @@ def _place(name: str, folder: Path, machine: Mapping[str, Any], chosen: Mapping[
         raise UnreadableTask("several_containers", f"environment/{several[0]}: a task here has one machine")
     dockerfile = folder / "Dockerfile"
     image = machine.get("docker_image")
-    found = _WORKDIR.findall(_text(dockerfile)) if dockerfile.is_file() else []
-    workdir = chosen["workdir"] or (found[-1].strip("'\"") if found else "/app")
+    workdirs = _WORKDIR.findall(_text(dockerfile)) if dockerfile.is_file() else []
+    workdir = chosen["workdir"] or (workdirs[-1].strip("'\"") if workdirs else "/app")
     bounds = {
         "memory_gib": _gib(machine, "memory") or chosen["memory_gib"],
         "disk_gib": _gib(machine, "storage") or chosen["disk_gib"],

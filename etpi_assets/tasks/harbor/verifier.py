@@ -40,9 +40,9 @@ def grade(task: Task, sandbox: Sandbox) -> Verdict:
     )
     log = f"{_REWARDS}/test-stdout.txt"
     done = sandbox.run(f"{variables}{TESTS}/test.sh > {log} 2>&1", timeout=task.payload["seconds"])
-    said = sandbox.run(f"tail -c {_SHOWN} {log}").output
+    log_end = sandbox.run(f"tail -c {_SHOWN} {log}").output
     reward, problem = _reward(sandbox)
-    shown = {} if reward == 1.0 else {"exit_code": done.exit_code, "timed_out": done.timed_out, "output": said}
+    shown = {} if reward == 1.0 else {"exit_code": done.exit_code, "timed_out": done.timed_out, "output": log_end}
     if reward is None:
         return Verdict(0.0, "no_reward", {"problem": problem, **shown})
     return Verdict(reward, "passed" if reward == 1.0 else "failed_tests", shown)
@@ -58,9 +58,9 @@ def solution_commands(task: Task) -> Sequence[str]:
 
 def empty_command(*folders: str) -> str:
     """Return the bash command that creates folders and deletes their content. A folder may be a mount."""
-    made = " ".join(folders)
+    paths = " ".join(folders)
     held = " ".join(f"{folder}/*" for folder in folders)
-    return f'mkdir -p {made} && (shopt -s dotglob nullglob; for held in {held}; do rm -rf -- "$held" || exit; done)'
+    return f'mkdir -p {paths} && (shopt -s dotglob nullglob; for held in {held}; do rm -rf -- "$held" || exit; done)'
 
 
 def put_command(folder: str, files: Mapping[str, Mapping[str, Any]]) -> str:
@@ -79,8 +79,8 @@ def put_command(folder: str, files: Mapping[str, Mapping[str, Any]]) -> str:
 def _reward(sandbox: Sandbox) -> tuple[float | None, str]:
     """Return (the reward or None, the reason if None)."""
     for name, read in (("reward.json", _of_json), ("reward.txt", float)):
-        found = sandbox.run(f"[ -f {_REWARDS}/{name} ] && echo {shlex.quote(_MARK)} && cat {_REWARDS}/{name}").output
-        mark, _, text = found.partition("\n")
+        reply = sandbox.run(f"[ -f {_REWARDS}/{name} ] && echo {shlex.quote(_MARK)} && cat {_REWARDS}/{name}").output
+        mark, _, text = reply.partition("\n")
         if mark != _MARK:
             continue
         try:

@@ -67,17 +67,17 @@ class PypiBugs(RepositoryFamily):
         return task.payload["tests"]
 
     def roots(self, task: Task) -> Sequence[str]:
-        found = _ROOTS.match(task.payload["command"])
-        return found["roots"].split(":") if found else ()
+        match = _ROOTS.match(task.payload["command"])
+        return match["roots"].split(":") if match else ()
 
     def test_command(self, task: Task) -> str:
         """Return the row's command without PYTHONPATH: the recorder adds the roots after pytest is imported."""
         return _ROOTS.sub("", task.payload["command"])
 
     def passes(self, task: Task, output: str) -> tuple[bool, Mapping[str, Any]]:
-        found, wanted = pytest_outcomes(output), task.payload["expected"]
-        wrong = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
-        return bool(found) and bool(wanted) and not wrong, {"tests": len(found), "wrong": wrong[:20]}
+        outcomes, wanted = pytest_outcomes(output), task.payload["expected"]
+        wrong = sorted(name for name in outcomes.keys() | wanted.keys() if outcomes.get(name) != wanted.get(name))
+        return bool(outcomes) and bool(wanted) and not wrong, {"tests": len(outcomes), "wrong": wrong[:20]}
 
     def solve(self, task: Task, role: Role) -> Sequence[str]:
         path = task.payload["path"]

@@ -75,8 +75,8 @@ def _payload(repository: GeneratedRepository, rng: random.Random, register: str)
         check: check_text({f.name: (f.path, *visible[key]) for key, f in chosen.items()})
     }
     roles = []
-    for own, other in ((0, 1), (1, 0)):
-        key, function, partner = FEATURES[own], chosen[FEATURES[own]], chosen[FEATURES[other]]
+    for index, other in ((0, 1), (1, 0)):
+        key, function, partner = FEATURES[index], chosen[FEATURES[index]], chosen[FEATURES[other]]
         fields = InstructionFields(
             function=function.name,
             path=function.path,
@@ -90,7 +90,7 @@ def _payload(repository: GeneratedRepository, rng: random.Random, register: str)
             example=visible[key],
         )
         text = write_text(fields, register, rng)
-        roles.append({"agent_id": AGENTS[own], "feature_id": key, "partner": AGENTS[other], "instruction": text})
+        roles.append({"agent_id": AGENTS[index], "feature_id": key, "partner": AGENTS[other], "instruction": text})
     return {
         "files": files,
         "check": check,

@@ -106,21 +106,21 @@ class _Agent:
     ) -> None:
         self.skill, self.plans, self.rng = skill, plans, rng
         role = next(role for role in payload["roles"] if role["agent_id"] == agent_id)
-        own, other = (
+        own_feature, other = (
             payload["features"][role["feature_id"]],
             next(feature for key, feature in payload["features"].items() if key != role["feature_id"]),
         )
-        self.wanted = Formula(own["operation"], own["number"])
-        self.current = features.parse_formula(own["current"])
-        self.check = f"python3 {payload['check']} {own['function']}"
+        self.wanted = Formula(own_feature["operation"], own_feature["number"])
+        self.current = features.parse_formula(own_feature["current"])
+        self.check = f"python3 {payload['check']} {own_feature['function']}"
         self.partner = role["partner"]
         self.words = {
-            "fn": own["function"],
-            "path": own["path"],
+            "fn": own_feature["function"],
+            "path": own_feature["path"],
             "pfn": other["function"],
             "ppath": other["path"],
             "partner": self.partner,
-            "code": own["wanted"],
+            "code": own_feature["wanted"],
         }
 
     def turns(self) -> Turns:

@@ -34,10 +34,10 @@ def judge(task: Task, files: Mapping[str, str], sandboxes: SandboxFactory) -> Ve
     return Verdict(float(passed), "passed" if passed else "failed_tests", details)
 
 
-def compare(found: Mapping[str, str], expected: Mapping[str, str]) -> tuple[bool, list[str]]:
+def compare(outcomes: Mapping[str, str], expected: Mapping[str, str]) -> tuple[bool, list[str]]:
     """Return (whether the outcomes are as expected and neither map is empty, the tests that differ)."""
-    wrong = sorted(test for test in found.keys() | expected.keys() if found.get(test) != expected.get(test))
-    return bool(found) and bool(expected) and not wrong, wrong
+    wrong = sorted(test for test in outcomes.keys() | expected.keys() if outcomes.get(test) != expected.get(test))
+    return bool(outcomes) and bool(expected) and not wrong, wrong
 
 
 def solution(task: Task) -> dict[str, str]:

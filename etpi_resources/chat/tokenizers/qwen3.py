@@ -121,9 +121,9 @@ def _merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
             continue
         parts = [token[i : i + 1] for i in range(len(token))]
         while len(parts) > 2:
-            found = [ranks.get(parts[i] + parts[i + 1], _FIRST_ADDED) for i in range(len(parts) - 1)]
-            best = min(range(len(found)), key=found.__getitem__)
-            if found[best] >= ranks[token]:
+            pair_ranks = [ranks.get(parts[i] + parts[i + 1], _FIRST_ADDED) for i in range(len(parts) - 1)]
+            best = min(range(len(pair_ranks)), key=pair_ranks.__getitem__)
+            if pair_ranks[best] >= ranks[token]:
                 raise ValueError(f"token {ranks[token]} ({token!r}) cannot be built from the ranks below it")
             parts[best : best + 2] = [parts[best] + parts[best + 1]]
         merges.append((parts[0], parts[1]))

@@ -1,7 +1,6 @@
 """The syntaxes in which models write tool calls: one registry for rendering, parsing and grammars.
 
-Belongs here: which forms there are, in the order in which they are tried on an unknown text. Does not belong here: a
-form's syntax (`tagged`, `marked`, `markdown`), or which form a chat template writes (`template`).
+`FORMS` is in the order in which they are tried on an unknown text. `template` finds the form of a chat template.
 """
 
 from __future__ import annotations

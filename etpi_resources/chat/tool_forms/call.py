@@ -1,7 +1,4 @@
-"""A tool call as plain values, and the JSON that most forms carry it in.
-
-Belongs here: what every form shares. Does not belong here: any form.
-"""
+"""A tool call as plain values, and the JSON helpers that the forms share."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ class Call(NamedTuple):
 
 
 Read = Call | str
-"""A call, or why it could not be read."""
+"""A call, or the reason why its text is not one."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,7 @@ class ToolForm:
     """One syntax of tool calls.
 
     Attributes:
-        name: what errors and checks call it.
+        name: its name in errors and checks.
         render: the calls of one turn as text, without the turn's prose and its end.
         parse: the calls of a turn's text after its think block, in order; empty where there is none. Never raises;
             linear in the text.
@@ -51,7 +48,7 @@ class ToolForm:
     mark: str | None = None
 
     def same(self, left: Sequence[Read], right: Sequence[Read]) -> bool:
-        """Whether both are the same calls, as far as the form can say."""
+        """Return whether both are the same calls; a form without types compares values as text."""
         return [self._plain(call) for call in left] == [self._plain(call) for call in right]
 
     def _plain(self, call: Read) -> Any:
@@ -61,8 +58,10 @@ class ToolForm:
 
 
 def structured(raw: Any) -> Read:
-    """A call as chat APIs carry it: `{"function": {"name", "arguments"}}` or `{"name", "arguments" | "input"}`, the
-    arguments as an object or as JSON text; no arguments are an empty object."""
+    """Read a call of a chat API: `{"function": {"name", "arguments"}}` or `{"name", "arguments" | "input"}`.
+
+    The arguments are an object or JSON text; no arguments are an empty object.
+    """
     function = raw.get("function", raw) if isinstance(raw, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         return NO_CALL
@@ -75,7 +74,7 @@ def structured(raw: Any) -> Read:
 
 
 def message_calls(calls: Sequence[Call], *, as_text: bool = False) -> list[dict[str, Any]]:
-    """Calls as a chat template reads them in `message["tool_calls"]`; `as_text`: the arguments as JSON text."""
+    """Return calls as a chat template reads them in `message["tool_calls"]`; `as_text`: the arguments as JSON text."""
     return [
         {
             "id": f"call{number:05d}",
@@ -87,7 +86,7 @@ def message_calls(calls: Sequence[Call], *, as_text: bool = False) -> list[dict[
 
 
 def json_object(text: str, start: int) -> tuple[dict[str, Any] | None, int]:
-    """The JSON object at `start` and where it ends; None where there is none (and `start` again)."""
+    """Return (the JSON object at `start`, its end), or (None, `start`) if there is none."""
     try:
         value, end = _DECODER.raw_decode(text, start)
     except (ValueError, RecursionError):
@@ -96,7 +95,7 @@ def json_object(text: str, start: int) -> tuple[dict[str, Any] | None, int]:
 
 
 def named_object(value: Any, key: str = "arguments") -> Read:
-    """The call of `{"name": ..., key: {...}}`; the arguments may be JSON text."""
+    """Return the call of `{"name": ..., key: {...}}`; the arguments may be JSON text."""
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
         return BAD_JSON
     arguments = value.get(key)
@@ -106,27 +105,27 @@ def named_object(value: Any, key: str = "arguments") -> Read:
 
 
 def dumps(value: Any) -> str:
-    """JSON as chat templates write it: `tojson` of transformers keeps the order of keys and every character."""
+    """Return JSON as chat templates write it: `tojson` of transformers keeps the order of keys and every character."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def value_text(value: Any) -> str:
-    """An argument where a form has text alone: text as it is, anything else as JSON."""
+    """Return an argument as text: a string unchanged, anything else as JSON."""
     return value if isinstance(value, str) else dumps(value)
 
 
 def skip_space(text: str, at: int) -> int:
-    """The next position that holds no white space."""
+    """Return the next position without white space."""
     while at < len(text) and text[at].isspace():
         at += 1
     return at
 
 
 def lark_names(names: Sequence[str]) -> str:
-    """A rule's alternatives of tool names."""
+    """Return tool names as the alternatives of a rule."""
     return " | ".join(quoted(name) for name in names)
 
 
 def quoted(text: str) -> str:
-    """A text as a literal of a Lark grammar."""
+    """Return a text as a literal of a Lark grammar."""
     return json.dumps(text, ensure_ascii=False)

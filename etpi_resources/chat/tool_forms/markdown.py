@@ -1,7 +1,4 @@
-"""A command in a fenced block, as agents without tool calling write it.
-
-Belongs here: that block. Does not belong here: what the command does.
-"""
+"""A command in a fenced block, as agents without tool calling write it."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ _FENCES = frozenset({"```bash", "```sh", "```shell", "```mswea_bash_command"})
 
 
 def read_fenced(text: str) -> Iterator[Read]:
-    """The commands of the text's shell blocks."""
+    """Yield the commands of the text's shell blocks."""
     block: list[str] | None = None
     for line in text.split("\n"):
         mark = line.strip()

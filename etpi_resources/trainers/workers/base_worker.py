@@ -153,10 +153,10 @@ def create_optimizers(
     from etpi_resources.trainers.workers.muon import Muon
 
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
-    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+    other_parameters = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     return (
         Muon(matrices, lr=config.matrix_learning_rate, momentum=0.95),
-        torch.optim.AdamW(others, lr=config.learning_rate, betas=(0.9, 0.99), weight_decay=0.0, fused=True),
+        torch.optim.AdamW(other_parameters, lr=config.learning_rate, betas=(0.9, 0.99), weight_decay=0.0, fused=True),
     )
 
 
