@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from etpi_assets.agent.bash import split_command
 from etpi_assets.trajectories.records import Action
-from etpi_resources.chat.tool_forms import FORMS, Read, ToolForm, structured
+from etpi_resources.chat.tool_forms import FORMS, ParsedCall, ToolForm, parse_structured
 from etpi_resources.chat.tool_forms.call import BAD_JSON, NO_CALL, Call, json_object
 from etpi_resources.chat.tool_forms.markdown import read_fenced
 from etpi_resources.chat.tool_forms.tagged import hermes_call, read_bare_xml, read_tagged, xml_call
@@ -91,7 +91,7 @@ def _open_think(content: str) -> bool:
 
 def _calls(
     content: str, tool_calls: Sequence[Any] | None, bare_calls: bool, template_form: ToolForm | None
-) -> tuple[str, list[Read]]:
+) -> tuple[str, list[ParsedCall]]:
     if tool_calls:
         return "tool_calls", [_structured(call) for call in tool_calls]
     body = after_think(content)
@@ -138,16 +138,16 @@ def _actions(
     return [*messages, rest] if split.leads else [rest, *messages]
 
 
-def _structured(raw: Any) -> Read:
+def _structured(raw: Any) -> ParsedCall:
     """Parse a structured call; one without arguments is malformed."""
     function = raw.get("function", raw) if isinstance(raw, Mapping) else {}
     named = isinstance(function, Mapping) and isinstance(function.get("name"), str)
     if named and function.get("arguments", function.get("input")) is None:
         return BAD_JSON
-    return structured(raw)
+    return parse_structured(raw)
 
 
-def _bracketed(text: str) -> Iterator[Read]:
+def _bracketed(text: str) -> Iterator[ParsedCall]:
     opening = "[tool_use "
     at = text.find(opening)
     while at >= 0:

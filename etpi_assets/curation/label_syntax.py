@@ -148,7 +148,7 @@ class LabelSyntax:
         if any(isinstance(call, Call) for call in parsed):
             return None
         for form in FORMS.values():
-            if form is self._form or form.mark is None or form.mark not in body:
+            if form is self._form or form.marker is None or form.marker not in body:
                 continue
             if any(isinstance(call, Call) for call in form.parse(body)):
                 return f"call tools as {form.name} where the prompt asks for {self._form.name}"

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from etpi_resources.chat.format import ChatFormat
-from etpi_resources.chat.tool_forms import Call, message_calls, structured
+from etpi_resources.chat.tool_forms import Call, message_calls, parse_structured
 from etpi_resources.chat.tool_forms.tagged import hermes_call, xml_call
 
 _FLATTENED = re.compile(r"^\[tool_use ([^\]\n]{1,200})\] (?=\{)", re.MULTILINE)
@@ -52,7 +52,7 @@ class StudentForm:
             return {"role": "assistant", "content": content}
         content, calls = _split_flattened(content)
         for raw in tool_calls or ():
-            call = structured(raw)
+            call = parse_structured(raw)
             if isinstance(call, str):
                 content = "\n".join(filter(None, (content, _unreadable(raw))))
             else:
@@ -96,7 +96,7 @@ class StudentForm:
 
 def calls_of(message: Mapping[str, Any]) -> list[Call]:
     """Return the calls of a message from `StudentForm.message`."""
-    parsed = [structured(raw) for raw in message.get("tool_calls") or ()]
+    parsed = [parse_structured(raw) for raw in message.get("tool_calls") or ()]
     return [call for call in parsed if isinstance(call, Call)]
 
 
@@ -113,7 +113,7 @@ def turn_text(content: str, tool_calls: Sequence[Any] | None = None) -> str:
     """
     parts = [_rewrite_flattened(content, format_call)] if content else []
     for raw in tool_calls or ():
-        call = structured(raw)
+        call = parse_structured(raw)
         parts.append(_unreadable(raw) if isinstance(call, str) else format_call(*call))
     return "\n".join(parts)
 

@@ -167,7 +167,7 @@ class ChatFormat:
         Raises:
             UnknownToolForm: it writes them in a form that is not in `FORMS`.
         """
-        return TemplateForm.of(lambda messages, tools, prompt: self._apply(messages, tools, {}, prompt), self.name)
+        return TemplateForm.probe(lambda messages, tools, prompt: self._apply(messages, tools, {}, prompt), self.name)
 
     @property
     def tool_form(self) -> ToolForm | None:

@@ -16,7 +16,7 @@ from etpi_assets.resources import Resources
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import iter_turns
 from etpi_resources.chat.format import load_chat_format
-from etpi_resources.chat.tool_forms import structured
+from etpi_resources.chat.tool_forms import parse_structured
 from etpi_resources.lake.lake import Ref
 from tests.support.curation import CurationLake
 
@@ -134,7 +134,7 @@ def test_labels_and_prompts_equal_the_templates_rendering_of_the_messages(room: 
         own = chat.encode(turn_text.rpartition("</think>")[2].lstrip("\n"), allow_special=True)
         assert output.tolist() == own, "token for token"
         seen += 1
-        wanted = [structured(call) for call in messages[position].get("tool_calls", ())]
+        wanted = [parse_structured(call) for call in messages[position].get("tool_calls", ())]
         read = form.parse(chat.decode(output.tolist()))
         assert form.same(read, wanted)
         actions, error = read_actions(chat.decode(output.tolist()).removesuffix("<|im_end|>"), form=form)

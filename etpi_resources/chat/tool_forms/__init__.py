@@ -1,18 +1,19 @@
-"""The syntaxes in which models write tool calls: one registry for rendering, parsing and grammars.
+"""The syntaxes ("forms") in which models write tool calls, each with a renderer, a parser and a grammar.
 
-`FORMS` is in the order in which they are tried on an unknown text. `template` finds the form of a chat template.
+`FORMS` holds them by name, in the order in which an unknown template's calls are tried. `template` determines the form
+of a chat template.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from etpi_resources.chat.tool_forms.call import Call, Read, ToolForm, message_calls, structured
+from etpi_resources.chat.tool_forms.call import Call, ParsedCall, ToolForm, message_calls, parse_structured
 from etpi_resources.chat.tool_forms.markdown import MARKDOWN
 from etpi_resources.chat.tool_forms.marked import ATEM, DEEPSEEK, DEEPSEEK_V31, HARMONY, LLAMA, MISTRAL, MISTRAL_V11
 from etpi_resources.chat.tool_forms.tagged import GLM, HERMES, XML
 
-__all__ = ["FORMS", "Call", "Read", "ToolForm", "message_calls", "structured"]
+__all__ = ["FORMS", "Call", "ParsedCall", "ToolForm", "message_calls", "parse_structured"]
 
 FORMS: Mapping[str, ToolForm] = {
     form.name: form

@@ -1,4 +1,4 @@
-"""A tool call as plain values, and the JSON helpers that the forms share."""
+"""`Call` and `ToolForm`, and the JSON, text and grammar helpers that the forms share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UNCLOSED_CALL = "the call is not closed"
 BAD_JSON = "the call is not valid JSON"
 
 _DECODER = json.JSONDecoder(strict=False)
-"""Not strict: models write raw newlines inside JSON strings."""
+"""Accepts raw newlines inside JSON strings, because models write them."""
 
 
 class Call(NamedTuple):
@@ -22,8 +22,8 @@ class Call(NamedTuple):
     arguments: Mapping[str, Any]
 
 
-Read = Call | str
-"""A call, or the reason why its text is not one."""
+ParsedCall = Call | str
+"""A call, or the reason why the text is not a call."""
 
 
 @dataclass(frozen=True)
@@ -32,35 +32,35 @@ class ToolForm:
 
     Attributes:
         name: its name in errors and checks.
-        render: the calls of one turn as text, without the turn's prose and its end.
-        parse: the calls of a turn's text after its think block, in order; empty where there is none. Never raises;
-            linear in the text.
-        lark: tool names -> the grammar of one turn's call, as llguidance reads it.
-        typed: whether argument values keep their JSON types; otherwise they are read back as text.
-        mark: a text that occurs in every call of this form and in no prose, None where there is none.
+        render: calls of one turn -> their text, without the turn's prose and end token.
+        parse: text of a turn after its think block -> its calls in order; empty if it has none. Never raises, and takes
+            time linear in the text.
+        lark: tool names -> a Lark grammar of one call, for llguidance.
+        typed: whether argument values keep their JSON types; if not, the parser returns them as text.
+        marker: a string that every call of this form contains and prose does not; None if the form has no such string.
     """
 
     name: str
     render: Callable[[Sequence[Call]], str]
-    parse: Callable[[str], list[Read]]
+    parse: Callable[[str], list[ParsedCall]]
     lark: Callable[[Sequence[str]], str]
     typed: bool = True
-    mark: str | None = None
+    marker: str | None = None
 
-    def same(self, left: Sequence[Read], right: Sequence[Read]) -> bool:
-        """Return whether both are the same calls; a form without types compares values as text."""
-        return [self._plain(call) for call in left] == [self._plain(call) for call in right]
+    def same(self, left: Sequence[ParsedCall], right: Sequence[ParsedCall]) -> bool:
+        """Return whether both sides are the same calls; if the form is not typed, values are compared as text."""
+        return [self._comparable(call) for call in left] == [self._comparable(call) for call in right]
 
-    def _plain(self, call: Read) -> Any:
+    def _comparable(self, call: ParsedCall) -> Any:
         if isinstance(call, str) or self.typed:
             return call
         return call.name, {key: value_text(value) for key, value in call.arguments.items()}
 
 
-def structured(raw: Any) -> Read:
-    """Read a call of a chat API: `{"function": {"name", "arguments"}}` or `{"name", "arguments" | "input"}`.
+def parse_structured(raw: Any) -> ParsedCall:
+    """Parse a call of a chat API: `{"function": {"name", "arguments"}}` or `{"name", "arguments" | "input"}`.
 
-    The arguments are an object or JSON text; no arguments are an empty object.
+    The arguments are an object or JSON text; missing arguments count as an empty object.
     """
     function = raw.get("function", raw) if isinstance(raw, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
@@ -74,7 +74,7 @@ def structured(raw: Any) -> Read:
 
 
 def message_calls(calls: Sequence[Call], *, as_text: bool = False) -> list[dict[str, Any]]:
-    """Return calls as a chat template reads them in `message["tool_calls"]`; `as_text`: the arguments as JSON text."""
+    """Return calls as the `tool_calls` of a message; `as_text` writes their arguments as JSON text."""
     return [
         {
             "id": f"call{number:05d}",
@@ -86,7 +86,7 @@ def message_calls(calls: Sequence[Call], *, as_text: bool = False) -> list[dict[
 
 
 def json_object(text: str, start: int) -> tuple[dict[str, Any] | None, int]:
-    """Return (the JSON object at `start`, its end), or (None, `start`) if there is none."""
+    """Return the JSON object at `start` and the position after it, or (None, `start`) if there is none."""
     try:
         value, end = _DECODER.raw_decode(text, start)
     except (ValueError, RecursionError):
@@ -94,8 +94,8 @@ def json_object(text: str, start: int) -> tuple[dict[str, Any] | None, int]:
     return (value, end) if isinstance(value, dict) else (None, start)
 
 
-def named_object(value: Any, key: str = "arguments") -> Read:
-    """Return the call of `{"name": ..., key: {...}}`; the arguments may be JSON text."""
+def named_object(value: Any, key: str = "arguments") -> ParsedCall:
+    """Return the call in `{"name": ..., key: {...}}`; the arguments may also be JSON text."""
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
         return BAD_JSON
     arguments = value.get(key)
@@ -105,27 +105,27 @@ def named_object(value: Any, key: str = "arguments") -> Read:
 
 
 def dumps(value: Any) -> str:
-    """Return JSON as chat templates write it: `tojson` of transformers keeps the order of keys and every character."""
+    """Return JSON as the `tojson` of transformers writes it: keys in their order, no escapes of non-ASCII letters."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def value_text(value: Any) -> str:
-    """Return an argument as text: a string unchanged, anything else as JSON."""
+    """Return an argument's value as text: a string unchanged, other values as JSON."""
     return value if isinstance(value, str) else dumps(value)
 
 
 def skip_space(text: str, at: int) -> int:
-    """Return the next position without white space."""
+    """Return the first position from `at` on that is not white space."""
     while at < len(text) and text[at].isspace():
         at += 1
     return at
 
 
 def lark_names(names: Sequence[str]) -> str:
-    """Return tool names as the alternatives of a rule."""
+    """Return tool names as the alternatives of a Lark rule."""
     return " | ".join(quoted(name) for name in names)
 
 
 def quoted(text: str) -> str:
-    """Return a text as a literal of a Lark grammar."""
+    """Return a text as a Lark string literal."""
     return json.dumps(text, ensure_ascii=False)

@@ -1,22 +1,22 @@
-"""A command in a fenced block, as agents without tool calling write it."""
+"""Commands in fenced shell blocks: the form of agents without tool calling."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from etpi_resources.chat.tool_forms.call import UNCLOSED_CALL, Call, Read, ToolForm, dumps
+from etpi_resources.chat.tool_forms.call import UNCLOSED_CALL, Call, ParsedCall, ToolForm, dumps
 
 _FENCES = frozenset({"```bash", "```sh", "```shell", "```mswea_bash_command"})
 
 
-def read_fenced(text: str) -> Iterator[Read]:
-    """Yield the commands of the text's shell blocks."""
+def read_fenced(text: str) -> Iterator[ParsedCall]:
+    """Yield each shell block of the text as a bash call."""
     block: list[str] | None = None
     for line in text.split("\n"):
-        mark = line.strip()
+        stripped = line.strip()
         if block is None:
-            block = [] if mark in _FENCES else None
-        elif mark == "```":
+            block = [] if stripped in _FENCES else None
+        elif stripped == "```":
             yield Call("bash", {"command": "\n".join(block)})
             block = None
         else:
@@ -26,11 +26,11 @@ def read_fenced(text: str) -> Iterator[Read]:
 
 
 def _render(calls: Sequence[Call]) -> str:
-    """Raises ValueError for a call that is no bash command: a block has no name and no further arguments."""
+    """Raise ValueError for a call other than a bash command: a block has no place for a name or other arguments."""
     blocks = []
     for name, arguments in calls:
         if name != "bash" or set(arguments) != {"command"} or not isinstance(arguments["command"], str):
-            raise ValueError(f"a markdown block carries a bash command alone, not {name} {dumps(dict(arguments))}")
+            raise ValueError(f"a markdown block carries only a bash command, not {name} {dumps(dict(arguments))}")
         blocks.append(f"```bash\n{arguments['command']}\n```")
     return "\n".join(blocks)
 

@@ -1,6 +1,6 @@
-"""Calls behind control tokens of a family: Mistral's two forms, DeepSeek's two, gpt-oss's harmony, Llama 3's JSON.
+"""Forms with markers of one model family: Llama 3, Mistral (two), DeepSeek (two), gpt-oss (harmony) and Muse.
 
-Belongs here: rendering and reading these. Does not belong here: `<tool_call>` tags (`tagged`).
+`tagged` has the forms with `<tool_call>` tags.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from etpi_resources.chat.tool_forms.call import (
     BAD_JSON,
     UNCLOSED_CALL,
     Call,
-    Read,
+    ParsedCall,
     ToolForm,
     dumps,
     json_object,
@@ -26,7 +26,7 @@ from etpi_resources.chat.tool_forms.call import (
 
 _OBJECT = 'arguments: %json {"type": "object"}\n'
 
-# --- Llama 3.1 and 3.2: a turn is one JSON object, or several with `;` between them
+# --- Llama 3.1 and 3.2: a turn is one JSON object, or several separated by `;`
 
 PYTHON_TAG = "<|python_tag|>"
 
@@ -35,13 +35,13 @@ def _llama_render(calls: Sequence[Call]) -> str:
     return "; ".join(dumps({"name": call.name, "parameters": dict(call.arguments)}) for call in calls)
 
 
-def _llama_parse(text: str) -> list[Read]:
+def _llama_parse(text: str) -> list[ParsedCall]:
     body = text.strip()
     tagged = body.startswith(PYTHON_TAG)
     body = body.removeprefix(PYTHON_TAG).lstrip()
     if not body.startswith("{"):
         return [BAD_JSON] if tagged else []
-    calls: list[Read] = []
+    calls: list[ParsedCall] = []
     at = 0
     while True:
         value, end = json_object(body, at)
@@ -65,7 +65,7 @@ def _llama_lark(names: Sequence[str]) -> str:
     )
 
 
-# --- Mistral: a JSON list of calls up to tokenizer v7, a name and its arguments a call from v11 on
+# --- Mistral: up to tokenizer v7 a JSON list of calls; from v11 on, each call is a name and its arguments
 
 TOOL_CALLS, ARGS = "[TOOL_CALLS]", "[ARGS]"
 
@@ -74,7 +74,7 @@ def _mistral_render(calls: Sequence[Call]) -> str:
     return TOOL_CALLS + dumps([{"name": call.name, "arguments": dict(call.arguments)} for call in calls])
 
 
-def _mistral_parse(text: str) -> list[Read]:
+def _mistral_parse(text: str) -> list[ParsedCall]:
     at = text.find(TOOL_CALLS)
     if at < 0:
         return []
@@ -96,8 +96,8 @@ def _mistral_v11_render(calls: Sequence[Call]) -> str:
     return "".join(f"{TOOL_CALLS}{call.name}{ARGS}{dumps(dict(call.arguments))}" for call in calls)
 
 
-def _mistral_v11_parse(text: str) -> list[Read]:
-    calls: list[Read] = []
+def _mistral_v11_parse(text: str) -> list[ParsedCall]:
+    calls: list[ParsedCall] = []
     at = text.find(TOOL_CALLS)
     while at >= 0:
         start = at + len(TOOL_CALLS)
@@ -117,7 +117,7 @@ def _mistral_v11_lark(names: Sequence[str]) -> str:
     return f"start: {quoted(TOOL_CALLS)} NAME {quoted(ARGS)} arguments\nNAME: {lark_names(names)}\n{_OBJECT}"
 
 
-# --- DeepSeek: V3 and R1 write a fenced JSON block, V3.1 the JSON alone
+# --- DeepSeek: V3 and R1 write the arguments in a fenced JSON block, V3.1 without the fence
 
 _CALLS_BEGIN, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL_BEGIN, _CALL_SEP, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
@@ -138,16 +138,16 @@ def _deepseek(bodies: Any) -> str:
     return f"{_CALLS_BEGIN}{chr(10).join(f'{_CALL_BEGIN}{body}{_CALL_END}' for body in bodies)}{_CALLS_END}"
 
 
-def _deepseek_parse(text: str) -> list[Read]:
+def _deepseek_parse(text: str) -> list[ParsedCall]:
     return _deepseek_calls(text, fenced=True)
 
 
-def _deepseek_v31_parse(text: str) -> list[Read]:
+def _deepseek_v31_parse(text: str) -> list[ParsedCall]:
     return _deepseek_calls(text, fenced=False)
 
 
-def _deepseek_calls(text: str, *, fenced: bool) -> list[Read]:
-    calls: list[Read] = []
+def _deepseek_calls(text: str, *, fenced: bool) -> list[ParsedCall]:
+    calls: list[ParsedCall] = []
     at = text.find(_CALL_BEGIN)
     while at >= 0:
         start = at + len(_CALL_BEGIN)
@@ -180,7 +180,7 @@ def _deepseek_v31_lark(names: Sequence[str]) -> str:
     )
 
 
-# --- harmony (gpt-oss): a message to a function; the recipient stands in the header before or after the channel
+# --- harmony (gpt-oss): a message to a function; its header names the recipient before or after the channel
 
 _HARMONY = re.compile(
     r"(?:<\|channel\|>commentary)?[ ]?to=functions\.([\w.\-]{1,128})[ ]?(?:<\|channel\|>commentary)?"
@@ -196,8 +196,8 @@ def _harmony_render(calls: Sequence[Call]) -> str:
     )
 
 
-def _harmony_parse(text: str) -> list[Read]:
-    calls: list[Read] = []
+def _harmony_parse(text: str) -> list[ParsedCall]:
+    calls: list[ParsedCall] = []
     at = 0
     while match := _HARMONY.search(text, at):
         value, end = json_object(text, skip_space(text, match.end()))
@@ -219,16 +219,16 @@ _ATEM = re.compile(r'<atem:invoke name="([^"]{1,128})">')
 
 
 def _atem_render(calls: Sequence[Call]) -> str:
-    def one(call: Call) -> str:
+    def invocation(call: Call) -> str:
         values = ((key, value if isinstance(value, str) else dumps(value)) for key, value in call.arguments.items())
         lines = "".join(f'<atem:parameter name="{key}">{value}</atem:parameter>\n' for key, value in values)
         return f'<atem:invoke name="{call.name}">\n{lines}</atem:invoke>\n'
 
-    return f"<atem:function_calls>\n{''.join(map(one, calls))}</atem:function_calls>"
+    return f"<atem:function_calls>\n{''.join(map(invocation, calls))}</atem:function_calls>"
 
 
-def _atem_parse(text: str) -> list[Read]:
-    calls: list[Read] = []
+def _atem_parse(text: str) -> list[ParsedCall]:
+    calls: list[ParsedCall] = []
     for match in _ATEM.finditer(text):
         end = text.find("</atem:invoke>", match.end())
         if end < 0:
@@ -251,11 +251,11 @@ def _atem_lark(names: Sequence[str]) -> str:
 
 
 LLAMA = ToolForm("llama3_json", _llama_render, _llama_parse, _llama_lark)
-MISTRAL = ToolForm("mistral", _mistral_render, _mistral_parse, _mistral_lark, mark=f"{TOOL_CALLS}[")
-MISTRAL_V11 = ToolForm("mistral_v11", _mistral_v11_render, _mistral_v11_parse, _mistral_v11_lark, mark=ARGS)
-DEEPSEEK = ToolForm("deepseek_v3", _deepseek_render, _deepseek_parse, _deepseek_lark, mark=_CALL_BEGIN)
+MISTRAL = ToolForm("mistral", _mistral_render, _mistral_parse, _mistral_lark, marker=f"{TOOL_CALLS}[")
+MISTRAL_V11 = ToolForm("mistral_v11", _mistral_v11_render, _mistral_v11_parse, _mistral_v11_lark, marker=ARGS)
+DEEPSEEK = ToolForm("deepseek_v3", _deepseek_render, _deepseek_parse, _deepseek_lark, marker=_CALL_BEGIN)
 DEEPSEEK_V31 = ToolForm(
-    "deepseek_v3_1", _deepseek_v31_render, _deepseek_v31_parse, _deepseek_v31_lark, mark=_CALL_BEGIN
+    "deepseek_v3_1", _deepseek_v31_render, _deepseek_v31_parse, _deepseek_v31_lark, marker=_CALL_BEGIN
 )
-HARMONY = ToolForm("harmony", _harmony_render, _harmony_parse, _harmony_lark, mark="to=functions.")
-ATEM = ToolForm("atem", _atem_render, _atem_parse, _atem_lark, typed=False, mark="<atem:invoke")
+HARMONY = ToolForm("harmony", _harmony_render, _harmony_parse, _harmony_lark, marker="to=functions.")
+ATEM = ToolForm("atem", _atem_render, _atem_parse, _atem_lark, typed=False, marker="<atem:invoke")

@@ -1,7 +1,6 @@
-"""Calls in `<tool_call>` tags: Hermes' JSON (Qwen2.5, Qwen3), Qwen's XML (Qwen3-Coder, Qwen3.5, Nemotron 3), GLM's
-keys and values (GLM-4.5).
+"""Forms with `<tool_call>` tags: JSON (Hermes, Qwen2.5, Qwen3), XML (Qwen3-Coder, Qwen3.5, Nemotron 3) and GLM-4.5's.
 
-Belongs here: rendering and reading these three. Does not belong here: forms with other tags.
+`marked` has the forms of single model families with other markers.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from etpi_resources.chat.tool_forms.call import (
     NO_CALL,
     UNCLOSED_CALL,
     Call,
-    Read,
+    ParsedCall,
     ToolForm,
     dumps,
     json_object,
@@ -28,9 +27,11 @@ OPENING, CLOSING = "<tool_call>", "</tool_call>"
 Tagged = Literal["xml", "hermes"]
 
 
-def read_tagged(text: str) -> Iterator[tuple[Tagged, Read]]:
-    """Every call in `<tool_call>` tags with its form. Each search starts where the last ended, or was bounded by the
-    block."""
+def read_tagged(text: str) -> Iterator[tuple[Tagged, ParsedCall]]:
+    """Yield each call in `<tool_call>` tags with its form.
+
+    Linear in the text: each search starts where the last one ended or stops at the end of the block.
+    """
     at = text.find(OPENING)
     while at >= 0:
         start = skip_space(text, at + len(OPENING))
@@ -44,8 +45,8 @@ def read_tagged(text: str) -> Iterator[tuple[Tagged, Read]]:
         at = text.find(OPENING, end) if end >= 0 else -1
 
 
-def read_bare_xml(text: str) -> Iterator[Read]:
-    """`<function=NAME>…</function>` with nothing around it; one that no tag closes is not closed."""
+def read_bare_xml(text: str) -> Iterator[ParsedCall]:
+    """Yield each `<function=NAME>…</function>` outside of `<tool_call>` tags; UNCLOSED_CALL for one without an end."""
     opening, closing = "<function=", "</function>"
     at = text.find(opening)
     while at >= 0:
@@ -54,8 +55,11 @@ def read_bare_xml(text: str) -> Iterator[Read]:
         at = text.find(opening, end) if end >= 0 else -1
 
 
-def read_xml(text: str, start: int, end: int) -> Read:
-    """`<function=NAME><parameter=P>value</parameter>…` in text[start:end]; one newline each side of a value is form."""
+def read_xml(text: str, start: int, end: int) -> ParsedCall:
+    """Parse `<function=NAME><parameter=P>value</parameter>…` in text[start:end].
+
+    One newline before and one after a value belong to the form, not to the value.
+    """
     name_end = text.find(">", start, end)
     if not text.startswith("<function=", start) or name_end < 0:
         return NO_CALL if end < len(text) else UNCLOSED_CALL
@@ -75,29 +79,29 @@ def read_xml(text: str, start: int, end: int) -> Read:
 
 
 def xml_call(call: Call) -> str:
-    """One call as Qwen's XML, in its tags; arguments that are no text are JSON."""
+    """Return a call as Qwen's XML in `<tool_call>` tags; arguments other than strings are JSON."""
     values = {key: value_text(value) for key, value in call.arguments.items()}
     parameters = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
     return f"{OPENING}\n<function={call.name}>\n{parameters}</function>\n{CLOSING}"
 
 
 def hermes_call(call: Call) -> str:
-    """One call as Hermes' JSON, in its tags."""
+    """Return a call as Hermes' JSON in `<tool_call>` tags."""
     return f"{OPENING}\n{dumps({'name': call.name, 'arguments': dict(call.arguments)})}\n{CLOSING}"
 
 
-def _hermes_call(value: dict[str, Any] | None) -> Read:
+def _hermes_call(value: dict[str, Any] | None) -> ParsedCall:
     name, arguments = (value.get("name"), value.get("arguments", value.get("parameters"))) if value else (None, None)
     if isinstance(arguments, str):
         arguments, _ = json_object(arguments, 0)
     return Call(name, arguments) if isinstance(name, str) and isinstance(arguments, dict) else BAD_JSON
 
 
-def _parse_hermes(text: str) -> list[Read]:
+def _parse_hermes(text: str) -> list[ParsedCall]:
     return [call if form == "hermes" else BAD_JSON for form, call in read_tagged(text)]
 
 
-def _parse_xml(text: str) -> list[Read]:
+def _parse_xml(text: str) -> list[ParsedCall]:
     return [call if form == "xml" else NO_CALL for form, call in read_tagged(text)]
 
 
@@ -109,11 +113,11 @@ def _glm_call(call: Call) -> str:
     return f"{OPENING}{call.name}\n{pairs}{CLOSING}"
 
 
-def _parse_glm(text: str) -> list[Read]:
+def _parse_glm(text: str) -> list[ParsedCall]:
     return [_glm_read(body) for body in _bodies(text)]
 
 
-def _glm_read(body: str | None) -> Read:
+def _glm_read(body: str | None) -> ParsedCall:
     if body is None:
         return UNCLOSED_CALL
     name, _, rest = body.partition("<arg_key>")
@@ -131,7 +135,7 @@ def _glm_read(body: str | None) -> Read:
 
 
 def _bodies(text: str) -> Iterator[str | None]:
-    """The text in each pair of tags; None where the closing one is missing."""
+    """Yield the text in each pair of `<tool_call>` tags; None if the closing tag is missing."""
     at = text.find(OPENING)
     while at >= 0:
         end = text.find(CLOSING, at)
@@ -165,10 +169,12 @@ def _glm_lark(names: Sequence[str]) -> str:
     )
 
 
-HERMES = ToolForm("hermes", lambda calls: "\n".join(map(hermes_call, calls)), _parse_hermes, _hermes_lark, mark=OPENING)
+HERMES = ToolForm(
+    "hermes", lambda calls: "\n".join(map(hermes_call, calls)), _parse_hermes, _hermes_lark, marker=OPENING
+)
 XML = ToolForm(
-    "qwen_xml", lambda calls: "\n".join(map(xml_call, calls)), _parse_xml, _xml_lark, typed=False, mark="<function="
+    "qwen_xml", lambda calls: "\n".join(map(xml_call, calls)), _parse_xml, _xml_lark, typed=False, marker="<function="
 )
 GLM = ToolForm(
-    "glm", lambda calls: "\n".join(map(_glm_call, calls)), _parse_glm, _glm_lark, typed=False, mark="<arg_key>"
+    "glm", lambda calls: "\n".join(map(_glm_call, calls)), _parse_glm, _glm_lark, typed=False, marker="<arg_key>"
 )

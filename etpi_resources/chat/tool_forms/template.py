@@ -1,7 +1,7 @@
-"""Which form a chat template writes calls in, and the text of a turn as the template writes it.
+"""Determine the form of a chat template's tool calls, and render assistant turns as the template writes them.
 
-Belongs here: probing a template by rendering small conversations. Does not belong here: token ids (`chat_format`), or
-any template's name.
+The template renders a small conversation with a probe call; the form whose parser returns that call is the template's.
+Nothing here depends on a template's name.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from etpi_resources.chat.tool_forms import FORMS, Call, ToolForm, message_calls
 
 Apply = Callable[[list[dict[str, Any]], list[Any] | None, bool], str]
-"""Messages, tools and whether the generation prompt follows -> text."""
+"""(messages, tools, whether to add the generation prompt) -> text."""
 
 _PROBE = Call("run_probe", {"command": 'printf "%s\\n" <a> {b}\nls', "depth": "two"})
 _TOOLS = [
@@ -38,10 +38,11 @@ _USER = {"role": "user", "content": "probe"}
 _PROSE = "proseofprobe"
 _EMPTY_THINK = re.compile(r"\s*<think>\s*</think>\s*")
 _SHOWN = 400
+"""Number of rendered characters that an error shows."""
 
 
 class UnknownToolForm(ValueError):
-    """A template whose calls no registered form reads; says what it rendered and which forms were tried."""
+    """No registered form parses the template's calls; the message shows the rendered text and names the forms."""
 
 
 @dataclass(frozen=True)
@@ -49,25 +50,25 @@ class TemplateForm:
     """How one template writes assistant turns.
 
     Attributes:
-        form: of its calls; None where it writes no call at all.
-        rendered: the text that the probe call became.
-        as_text: whether it takes arguments as JSON text alone (DeepSeek V3).
-        end: what it writes after an assistant message.
-        name: what errors call the template.
+        form: the form of its calls; None if it writes no calls.
+        probe_text: its rendering of the probe call.
+        as_text: whether it accepts arguments only as JSON text (DeepSeek V3).
+        end: its text after an assistant message.
+        name: the template's name in errors.
     """
 
     form: ToolForm | None
-    rendered: str
+    probe_text: str
     as_text: bool
     end: str
     name: str
 
     @classmethod
-    def of(cls, apply: Apply, name: str) -> TemplateForm:
-        """The form of a template, found by rendering a probe call and reading it back with every registered form.
+    def probe(cls, apply: Apply, name: str) -> TemplateForm:
+        """Render a probe call with the template, and return the first registered form that parses it back.
 
         Raises:
-            UnknownToolForm: the template writes the call, and no form reads it back, or it refuses the call.
+            UnknownToolForm: the template raises for the call, or no form parses the call that it writes.
         """
         spoken = apply([_USER, {"role": "assistant", "content": _PROSE}], None, False)
         end = spoken[spoken.rindex(_PROSE) + len(_PROSE) :]
@@ -76,7 +77,7 @@ class TemplateForm:
             message = {"role": "assistant", "content": "", "tool_calls": message_calls([_PROBE], as_text=as_text)}
             try:
                 text = _body(apply, message, _TOOLS, end)
-            except Exception as error:  # a template may refuse a form of arguments in any way
+            except Exception as error:  # templates raise various errors for arguments in the wrong form
                 failed = failed or error
                 continue
             if _PROBE.name not in text:
@@ -85,22 +86,23 @@ class TemplateForm:
                 if form.same(form.parse(text), [_PROBE]):
                     return cls(form, text, as_text, end, name)
             raise UnknownToolForm(
-                f"chat template {name!r} writes a call as {text[:_SHOWN]!r}; none of the known forms reads that "
-                f"back: tried {', '.join(FORMS)}. Add a form to etpi_resources/chat/tool_forms, or another template"
+                f"chat template {name!r} writes a call as {text[:_SHOWN]!r}, which none of the known forms parses: "
+                f"tried {', '.join(FORMS)}. Add a form to etpi_resources/chat/tool_forms, or use another template"
             )
-        raise UnknownToolForm(f"chat template {name!r} refuses a tool call: {type(failed).__name__}: {failed}")
+        raise UnknownToolForm(f"chat template {name!r} cannot render a tool call: {type(failed).__name__}: {failed}")
 
     def turn(self, content: str, calls: Sequence[Call], tools: Sequence[Any] | None, apply: Apply) -> str:
-        """An assistant turn as the template writes it, from after the header (and after an empty think block that the
-        template adds) to before the end of the turn. A think block of the content stays as it is.
+        """Return an assistant turn as the template writes it, without the header and the end of the turn.
+
+        An empty think block that the template adds is left out too; a think block in `content` is kept unchanged.
 
         Raises:
             UnknownToolForm: the template writes no calls.
         """
         if self.form is None:
             raise UnknownToolForm(
-                f"chat template {self.name!r} writes no tool call: a probe became {self.rendered[:_SHOWN]!r}. "
-                "Structured calls cannot be told to a student in it; take a template with tool calls"
+                f"chat template {self.name!r} writes no tool call: it renders a probe call as "
+                f"{self.probe_text[:_SHOWN]!r}. Structured calls need a template that writes tool calls"
             )
         thought, prose = _after_thought(content)
         message = {
@@ -112,11 +114,11 @@ class TemplateForm:
 
 
 def _body(apply: Apply, message: Mapping[str, Any], tools: list[Any] | None, end: str) -> str:
-    """The message's text between the header and the end that the template writes."""
+    """Return the message's text between the header and the end that the template writes."""
     head = apply([_USER], tools, True)
     text = apply([_USER, dict(message)], tools, False)
-    start = _shared(head, text)
-    # The generation prompt may go on after the header (an open think block); the header is what every turn has.
+    start = _shared_length(head, text)
+    # The generation prompt may open a think block after the header; that block is not part of the header.
     thinking = head.rfind("<think>")
     if 0 <= thinking < start:
         start = thinking
@@ -126,13 +128,14 @@ def _body(apply: Apply, message: Mapping[str, Any], tools: list[Any] | None, end
     return body.removesuffix(end)
 
 
-def _shared(left: str, right: str) -> int:
+def _shared_length(left: str, right: str) -> int:
+    """Return the length of the longest common prefix."""
     same = min(len(left), len(right))
     return next((at for at in range(same) if left[at] != right[at]), same)
 
 
 def _after_thought(content: str) -> tuple[str, str]:
-    """The content's think block with the white space after it, and the rest."""
+    """Return the content's think block with the white space after it, and the rest."""
     close = content.find("</think>")
     if close < 0:
         return "", content
