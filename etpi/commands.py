@@ -10,7 +10,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from etpi.dagster_home import prepare_dagster_home
-from etpi_assets.specs.load import SpecError, Specs, load_specs
+from etpi_assets.specs.folders import user_folders
+from etpi_assets.specs.load import SpecError, Specs, load_shipped, load_specs
 
 DEMO = ("plan_first_tiny", "plan_first_tiny_weak")
 RESULT_SEEDS = (0, 1, 2)
@@ -70,12 +71,22 @@ def run_experiments(names: Sequence[str], specs_folder: Path | None = None, cons
 
 
 def show_status(names: Sequence[str]) -> int:
-    """Print the state of the named experiments (default: all); always 0."""
+    """Print the folders of the user's specs and the state of the named experiments (default: all).
+
+    Returns:
+        1 if a folder has files that would not be read; then no experiment is shown.
+    """
     from etpi_assets.planner import plan
-    from etpi_assets.runs.console_table import states_table
+    from etpi_assets.runs.console_table import folders_table, states_table
     from etpi_resources.lake.lake import Lake
 
+    folders = user_folders()
+    if any(folder.problems for folder in folders):
+        print(folders_table(folders, None))
+        return 1
     specs, lake = load_specs(), Lake.open()
+    if not names:
+        print(folders_table(folders, specs))
     for name in names or specs.keys("experiment"):
         print(states_table(name, plan(name, specs, lake), everything=bool(names)))
     return 0
@@ -154,7 +165,7 @@ def embedded(specs: Specs | None = None) -> list[str]:
 
 
 def results(names: Sequence[str], seeds: Sequence[int], target: Path) -> int:
-    """Repeat experiments (default: all that a finding compares) over training seeds and write a page of results.
+    """Repeat shipped experiments (default: all that a finding compares) over training seeds; write a page of results.
 
     The repetitions are experiments named `<name>_seeds`.
     """
@@ -162,9 +173,7 @@ def results(names: Sequence[str], seeds: Sequence[int], target: Path) -> int:
     from etpi_assets.reports.results import render
     from etpi_resources.lake.lake import Lake
 
-    if os.environ.get("ETPI_SPECS"):
-        raise SpecError("`etpi results` repeats the shipped experiments; unset ETPI_SPECS for it")
-    specs, names = load_specs(), names or findings.experiments()
+    specs, names = load_shipped(), names or findings.experiments()
     for name in names:
         specs.entry("experiment", name)
     folder = Lake.open().scratch("results_specs")

@@ -9,6 +9,7 @@ import click
 import dagster as dg
 
 from etpi_assets.graph import Node
+from etpi_assets.specs.folders import SpecFolder
 from etpi_assets.specs.load import Specs, unknown_name
 
 PARTITION_TAG = "dagster/partition"
@@ -23,20 +24,22 @@ class UnknownPartition(dg.DagsterUnknownPartitionError, click.ClickException):
 
 
 class SpecPartitions(dg.StaticPartitionsDefinition):
-    """One partition for each spec file. The error for an unknown name lists the valid names, the nearest first."""
+    """One partition for each spec file. The error for an unknown name offers names that resemble it."""
 
-    def __init__(self, set_name: str, partition_keys: Sequence[str]) -> None:
+    def __init__(self, set_name: str, partition_keys: Sequence[str], folders: Sequence[SpecFolder] = ()) -> None:
         super().__init__(list(partition_keys))
-        self.set_name = set_name
+        self.set_name, self.folders = set_name, folders
 
     def validate_partition_key(self, partition_key: str, *args: Any, **kwargs: Any) -> None:
         if partition_key not in (valid := self.get_partition_keys()):
-            raise UnknownPartition(unknown_name(self.set_name, partition_key, valid))
+            raise UnknownPartition(unknown_name(self.set_name, partition_key, valid, self.folders))
 
 
 def partition_sets(specs: Specs) -> Mapping[str, SpecPartitions]:
     """The three partition sets, by name."""
-    return {name: SpecPartitions(name, specs.keys(name)) for name in ("suite", "rollout_set", "experiment")}
+    return {
+        name: SpecPartitions(name, specs.keys(name), specs.folders) for name in ("suite", "rollout_set", "experiment")
+    }
 
 
 def mapping(node: Node, upstream: Node, specs: Specs) -> dg.PartitionMapping | None:

@@ -29,10 +29,10 @@ FOLDERS_AND_PROGRAMS: Sequence[Variable] = (
     Variable("DAGSTER_HOME", "Dagster's home.", "`.dagster_home` as above", "etpi.dagster_home"),
     Variable(
         "ETPI_SPECS",
-        "Folder of your own specs, with `suites`, `rollout_sets` and `experiments`; they add to the shipped ones and "
-        "override them by name. `etpi results` refuses to run with it.",
-        "shipped specs only",
-        "etpi_assets.specs.load",
+        "Folders of your own specs, separated by `:`, each with `suites`, `rollout_sets` or `experiments`. They add to "
+        "the shipped ones; a name occurs once. It overrides `etpi.toml` and the folder `specs`.",
+        "what `etpi.toml` in the working folder lists, else `specs` in the working folder",
+        "etpi_assets.specs.folders",
     ),
     Variable(
         "ETPI_TRAINER_PYTHON",

@@ -13,14 +13,17 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from etpi.reference.markdown import anchor, code, prose, table
-from etpi_assets.specs.load import FOLDERS, MODELS, SHIPPED, inner_section, load_specs
+from etpi_assets.specs.folders import FOLDERS
+from etpi_assets.specs.load import MODELS, inner_section, load_shipped
 
 _HEAD = """# Spec keys
 
-A spec is a TOML file `<name>.toml` in `suites`, `rollout_sets` or `experiments`, shipped in `etpi_assets/specs` or in
-the folder that `ETPI_SPECS` names. `extends = "name"` takes over another spec of the same kind; tables merge key by
-key. The word `"none"` means "no value" where the type allows it. An unknown key is an error that names the nearest
-valid one.
+A spec is a TOML file `<name>.toml` in `suites`, `rollout_sets` or `experiments`, shipped in `etpi_assets/specs` or in a
+folder of your own: `specs` in the working folder, or the folders that `etpi.toml` (`specs = ["FOLDER"]`) or
+`ETPI_SPECS` name. Subfolders group files; a name occurs once in all folders, so your spec cannot replace a shipped one.
+`etpi status` shows each folder and its faults. `extends = "name"` takes over another spec of the same kind; tables
+merge key by key. The word `"none"` means "no value" where the type allows it. An unknown key is an error that names the
+nearest valid one.
 """
 _TITLES = {"suite": "Suites", "rollout_set": "Rollout sets", "experiment": "Experiments"}
 _NUMBERS = {int: "int", float: "number"}
@@ -213,7 +216,7 @@ def _shipped(place: Place, name: str) -> Iterator[Any]:
 
 @cache
 def _shipped_specs() -> Mapping[str, Mapping[str, BaseModel]]:
-    specs = load_specs(SHIPPED)  # without those of ETPI_SPECS
+    specs = load_shipped()
     return {"suite": specs.suites, "rollout_set": specs.rollout_sets, "experiment": specs.experiments}
 
 

@@ -8,6 +8,8 @@ from itertools import groupby
 from typing import Any
 
 from etpi_assets.planner import Step
+from etpi_assets.specs.folders import FOLDERS, SpecFolder, where_read
+from etpi_assets.specs.load import Specs
 from etpi_resources.lake.lake import Lake, Ref
 
 METRICS = {
@@ -72,7 +74,7 @@ def ending(lake: Lake, experiments: Sequence[str]) -> str:
         "  2. `etpi ui` (`make ui`) shows the graph and a page for every asset at http://localhost:3000;\n"
         "     `duckdb etpi.duckdb < sql/reports/QUESTION.sql` answers a question (one a file)\n"
         f'  3. Write specs/experiments/mine.toml: extends = "{experiments[0]}", a title, two settings; run it:\n'
-        "     ETPI_SPECS=specs etpi run mine (ETPI_SPECS=specs make run EXPERIMENT=mine)"
+        "     etpi run mine (make run EXPERIMENT=mine)"
     )
 
 
@@ -158,6 +160,21 @@ def _legend(results: Iterable[Figures | str], left_out: Sequence[str]) -> str:
 
 def _defined(words: Mapping[str, str]) -> str:
     return "; ".join(f"{word}: {text}" for word, text in words.items())
+
+
+def folders_table(folders: Sequence[SpecFolder], specs: Specs | None) -> str:
+    """The folders of the user's specs: how many specs each has, and what is wrong; `specs` None: they are not read."""
+    if not folders:
+        return where_read(folders)
+    lines = []
+    for folder in folders:
+        entries = [entry for entry in specs.entries() if entry.file.is_relative_to(folder.path)] if specs else []
+        counts = [f"{sum(e.set == name for e in entries)} {below}" for name, below in FOLDERS.items()]
+        invalid = [str(entry.error) for entry in entries if entry.error]
+        head = ", ".join([*counts, *([f"{len(invalid)} invalid"] if invalid else [])]) if specs else "not read"
+        lines.append(f"specs: {folder.path} ({folder.origin}): {head}")
+        lines += [f"  {line}" for text in (*folder.problems, *invalid) for line in text.splitlines()]
+    return "\n".join(lines)
 
 
 def states_table(experiment: str, steps: Sequence[Step], everything: bool) -> str:

@@ -1,14 +1,13 @@
 """Find, merge, validate and hash the TOML files of specs.
 
-A spec is `<folder>/{suites,rollout_sets,experiments}/<name>.toml`; its name is its partition key. The folder that
-`ETPI_SPECS` names adds to the shipped specs and overrides them by name. An invalid file keeps its name and its error,
-so that the others load and a run of it can report what is wrong.
+A spec is `<folder>/{suites,rollout_sets,experiments}/<name>.toml`; its name is its partition key. The user's folders
+(`specs.folders`) add to the shipped specs; a name occurs once in all of them. An invalid file keeps its name and its
+error, so that the others load and a run of it can report what is wrong.
 """
 
 from __future__ import annotations
 
 import difflib
-import os
 import re
 import tomllib
 import typing
@@ -20,12 +19,12 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from etpi_assets.specs.experiment import ExperimentSpec
+from etpi_assets.specs.folders import FOLDERS, SpecFolder, checked, user_folders, where_read
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.specs.suite import SuiteSpec
 from etpi_resources.hashes import json_hash
 
 SHIPPED = Path(__file__).resolve().parent
-FOLDERS = {"suite": "suites", "rollout_set": "rollout_sets", "experiment": "experiments"}
 MODELS: dict[str, type[BaseModel]] = {"suite": SuiteSpec, "rollout_set": RolloutSetSpec, "experiment": ExperimentSpec}
 
 AnySpec = SuiteSpec | RolloutSetSpec | ExperimentSpec
@@ -47,10 +46,15 @@ class Entry:
 
 
 class Specs:
-    """Every spec of the three sets, as read once from the folders."""
+    """Every spec of the three sets, as read once from the folders.
 
-    def __init__(self, entries: Iterable[Entry]) -> None:
+    Attributes:
+        folders: the folders of the user's specs, in order; the shipped specs are in none of them.
+    """
+
+    def __init__(self, entries: Iterable[Entry], folders: Sequence[SpecFolder] = ()) -> None:
         self._entries = {(entry.set, entry.name): entry for entry in entries}
+        self.folders = tuple(folders)
 
     @property
     def suites(self) -> dict[str, SuiteSpec]:
@@ -75,14 +79,18 @@ class Specs:
             if isinstance(spec := self._entries["experiment", k].spec, ExperimentSpec)
         }
 
+    def entries(self) -> list[Entry]:
+        """Return every spec file, invalid ones included."""
+        return list(self._entries.values())
+
     def keys(self, set: str) -> list[str]:
         """Return the names of a set, invalid ones included, sorted."""
         return sorted(name for kind, name in self._entries if kind == set)
 
     def entry(self, set: str, key: str) -> Entry:
-        """Return the spec file. Raises SpecError with the valid names if there is no such spec."""
+        """Return the spec file. Raises SpecError with the nearest names if there is no such spec."""
         if (entry := self._entries.get((set, key))) is None:
-            raise SpecError(unknown_name(set, key, self.keys(set)))
+            raise SpecError(unknown_name(set, key, self.keys(set), self.folders))
         return entry
 
     def get(self, set: str, key: str) -> AnySpec:
@@ -134,25 +142,34 @@ def part(spec: Mapping[str, Any], name: str) -> Any:
 
 
 def load_specs(user_folder: Path | None = None) -> Specs:
-    """Read the shipped specs and those of `user_folder` (default: `$ETPI_SPECS`, if set).
+    """Read the shipped specs and the user's: those of `user_folder`, by default of every folder of `user_folders`.
 
     Raises:
-        SpecError: the user's folder does not exist. The error of a single file stays with that file's entry.
+        SpecError: a folder of the user's does not exist, or has files that would not be read. The error of a single
+            spec stays with its entry.
     """
-    if user_folder is None and (named := os.environ.get("ETPI_SPECS")):
-        user_folder = Path(named)
-    if user_folder is not None and not user_folder.is_dir():
-        raise SpecError(f"the specs folder {user_folder} (ETPI_SPECS) does not exist; make it, or unset ETPI_SPECS")
-    folders = [user_folder, SHIPPED] if user_folder else [SHIPPED]
-    entries = {(e.set, e.name): e for set_name in FOLDERS for e in _read_set(set_name, folders)}
-    return Specs(_with_known_references(entry, entries) for entry in entries.values())
+    folders = user_folders() if user_folder is None else [checked(user_folder, "given")]
+    if problems := [problem for folder in folders for problem in folder.problems]:
+        raise SpecError("\n".join(problems))
+    return _load([folder.path for folder in folders], folders)
 
 
-def unknown_name(set: str, key: str, valid: Sequence[str]) -> str:
-    """Return the message for an unknown name: the nearest valid name, and all of them."""
+def load_shipped() -> Specs:
+    """Read the specs that come with etpi, and no others."""
+    return _load([], [])
+
+
+def _load(paths: Sequence[Path], folders: Sequence[SpecFolder]) -> Specs:
+    entries = {(e.set, e.name): e for set_name in FOLDERS for e in _read_set(set_name, [*paths, SHIPPED])}
+    return Specs((_with_known_references(entry, entries, folders) for entry in entries.values()), folders)
+
+
+def unknown_name(set: str, key: str, valid: Sequence[str], folders: Sequence[SpecFolder] = ()) -> str:
+    """Return the message for an unknown name: names that resemble it, if any, and the folders that were read."""
     noun = set.replace("_", " ")
-    near = f" Did you mean {nearest(key, valid)!r}?" if valid else ""
-    return f"there is no {noun} {key!r}.{near} Valid names: {', '.join(sorted(valid)) or '(none)'}"
+    close = difflib.get_close_matches(key, valid, n=3, cutoff=0.6)
+    near = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+    return f"there is no {noun} {key!r}.{near} {where_read(folders)}"
 
 
 def nearest(key: str, valid: Sequence[str]) -> str:
@@ -164,55 +181,51 @@ def nearest(key: str, valid: Sequence[str]) -> str:
 
 
 def _read_set(set_name: str, folders: Sequence[Path]) -> Iterator[Entry]:
-    """Read one set of specs; `folders` are in order of precedence.
-
-    A file may extend another of its set, or the shipped one that it overrides. Subfolders group files; a spec's name is
-    its file's, so a folder's tree has each name once.
-    """
-    paths = [sorted((folder / FOLDERS[set_name]).rglob("*.toml")) for folder in folders]
-    files_by_folder = [{path.stem: path for path in below} for below in paths]
-    for name in sorted({name for files in files_by_folder for name in files}):
-        candidates = [files[name] for files in files_by_folder if name in files]
+    """Read one set of specs. Subfolders group files; a spec's name is its file's, once in all folders."""
+    files: dict[str, list[Path]] = {}
+    for folder in folders:
+        for path in sorted((folder / FOLDERS[set_name]).rglob("*.toml")):
+            files.setdefault(path.stem, []).append(path)
+    for name in sorted(files):
+        file = files[name][0]
         try:
-            for below in paths:
-                same = [path for path in below if path.stem == name]
-                if len(same) > 1:
-                    raise SpecError(f"{same[0]}: the name {name!r} occurs twice, also in {same[1]}; rename one file")
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
-                raise SpecError(
-                    f"{candidates[0]}: a spec's name has letters, digits, '_', '-' and '.' only; rename the file"
-                )
-            document = _resolve(name, 0, files_by_folder, ())
-            yield Entry(set_name, name, candidates[0], _validate(set_name, document, candidates[0]))
+                raise SpecError(f"{file}: a spec's name has letters, digits, '_', '-' and '.' only; rename the file")
+            yield Entry(set_name, name, file, _validate(set_name, _resolve(name, files, ()), file))
         except SpecError as error:
-            yield Entry(set_name, name, candidates[0], None, error)
+            yield Entry(set_name, name, file, None, error)
 
 
-def _resolve(
-    name: str, level: int, files_by_folder: Sequence[Mapping[str, Path]], seen: tuple[Path, ...]
-) -> dict[str, Any]:
+def _resolve(name: str, files: Mapping[str, Sequence[Path]], seen: tuple[Path, ...]) -> dict[str, Any]:
     """Return the document of `name` merged over the one it extends: tables key by key, other values whole."""
-    level = next(i for i in range(level, len(files_by_folder)) if name in files_by_folder[i])
-    file = files_by_folder[level][name]
+    file, *others = files[name]
+    if others:
+        raise SpecError(_twice(name, file, others[0]))
     if file in seen:
         raise SpecError(f"{seen[0]}: extends: goes in a circle: {' -> '.join(p.stem for p in (*seen, file))}")
     try:
-        document = tomllib.loads(file.read_text())
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SpecError(f"{file}: not TOML: {error}") from error
     parent = document.pop("extends", None)
     if parent is None:
         return document
-    # A file that overrides a shipped one may extend the one it overrides.
-    below = level + 1 if parent == name else 0
-    names = sorted({n for files in files_by_folder[below:] for n in files if n != name or below})
-    if parent not in names:
-        hint = f"; the nearest valid name is {nearest(str(parent), names)!r}" if names else ""
+    if parent not in files:
+        near = difflib.get_close_matches(str(parent), files.keys() - {name}, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
         raise SpecError(f"{file}: extends: there is no {parent!r} to extend{hint}")
-    under = _resolve(parent, below, files_by_folder, (*seen, file))
-    if parent != name:
-        under.pop("published", None)  # figures of one run are not those of its variations
+    under = _resolve(parent, files, (*seen, file))
+    under.pop("published", None)  # figures of one run are not those of its variations
     return _merge(under, document)
+
+
+def _twice(name: str, file: Path, other: Path) -> str:
+    if other.is_relative_to(SHIPPED):
+        return (
+            f"{file}: etpi comes with a spec named {name!r} ({other.relative_to(SHIPPED)}), and a spec does not "
+            f'replace another; rename the file. extends = "{name}" takes over its values'
+        )
+    return f"{file}: the name {name!r} occurs twice, also in {other}; rename one file"
 
 
 def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -283,7 +296,9 @@ def _paths(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]
             yield from _paths(inner, f"{prefix}{name}.")
 
 
-def _with_known_references(entry: Entry, entries: Mapping[tuple[str, str], Entry]) -> Entry:
+def _with_known_references(
+    entry: Entry, entries: Mapping[tuple[str, str], Entry], folders: Sequence[SpecFolder]
+) -> Entry:
     """Return the entry, with an error if it names a suite or a rollout set that does not exist."""
     spec = entry.spec
     named: list[tuple[str, str, str]] = []
@@ -296,6 +311,6 @@ def _with_known_references(entry: Entry, entries: Mapping[tuple[str, str], Entry
     for key, set_name, name in named:
         if (set_name, name) not in entries:
             valid = [n for s, n in entries if s == set_name]
-            error = SpecError(f"{entry.file}: {key}: {unknown_name(set_name, name, valid)}")
+            error = SpecError(f"{entry.file}: {key}: {unknown_name(set_name, name, valid, folders)}")
             return Entry(entry.set, entry.name, entry.file, None, error)
     return entry

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.specs.load import SHIPPED, load_specs
+from etpi_assets.specs.load import load_shipped
 from etpi_assets.specs.rollout_set import TinySection
 from etpi_assets.tiny_bases import recipe as tiny_base
 from etpi_assets.tiny_bases import shipped as shipped_bases
@@ -29,7 +29,7 @@ LARGEST = 4_000_000
 
 def used_by_shipped_specs() -> list[tuple[TinySection, ChatFormat]]:
     """Return each tiny base that a shipped experiment starts from, once, with its chat format."""
-    experiments = load_specs(SHIPPED).experiments.values()
+    experiments = load_shipped().experiments.values()
     bases = [spec.base for spec in experiments if spec.base.kind == "tiny"]
     distinct = {(b.tiny.model_dump_json(), b.tokenizer, b.chat_template): b for b in bases}
     return [(b.tiny, load_chat_format(b.tokenizer, b.chat_template)) for b in distinct.values()]

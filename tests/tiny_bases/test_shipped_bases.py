@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from etpi_assets.specs.load import SHIPPED, load_specs
+from etpi_assets.specs.load import load_shipped
 from etpi_assets.specs.rollout_set import TinySection
 from etpi_assets.tiny_bases import rebuild as rebuild_bases
 from etpi_assets.tiny_bases import recipe as tiny_base
@@ -46,7 +46,7 @@ def test_every_tiny_base_of_a_shipped_spec_is_shipped_and_nothing_else():
     folders = {path.parent.name for path in shipped_bases.FOLDER.glob("*/model.safetensors")}
     assert {recipe.folder.name for recipe in found if recipe is not None} == folders and len(folders) == len(USED)
     chat = load_chat_format("tiny")
-    for name, rollouts in load_specs(SHIPPED).rollout_sets.items():
+    for name, rollouts in load_shipped().rollout_sets.items():
         if rollouts.engine and rollouts.engine.tiny:
             assert shipped_bases.find(rollouts.engine.tiny, chat) is not None, name
 

@@ -1,0 +1,103 @@
+"""The folders of a user's own specs: which are read, and what is wrong with their layout.
+
+They are the folders in `ETPI_SPECS` (separated as in `PATH`), else those that `etpi.toml` in the working folder lists
+(`specs = ["specs", "../shared"]`, relative to that file), else `specs` in the working folder.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+VARIABLE = "ETPI_SPECS"
+CONFIG = "etpi.toml"
+DEFAULT = "specs"
+FOLDERS = {"suite": "suites", "rollout_set": "rollout_sets", "experiment": "experiments"}
+"""The set of a spec -> the subfolder that holds its file. Subfolders of that one group files."""
+
+
+@dataclass(frozen=True)
+class SpecFolder:
+    """One folder of a user's specs.
+
+    Attributes:
+        origin: what names it: the variable, the configuration, or the working folder.
+        problems: one text for each fault of its layout, with the remedy; a folder with problems is not read.
+    """
+
+    path: Path
+    origin: str
+    problems: tuple[str, ...] = ()
+
+
+def user_folders() -> list[SpecFolder]:
+    """Return the folders of a user's specs, in order; an unrelated `specs` in the working folder is none."""
+    if named := os.environ.get(VARIABLE):
+        return [checked(Path(name).expanduser(), VARIABLE) for name in named.split(os.pathsep) if name]
+    if Path(CONFIG).is_file():
+        return _configured(Path(CONFIG))
+    default = Path(DEFAULT)
+    if any((default / name).is_dir() for name in FOLDERS.values()) or any(default.glob("*.toml")):
+        return [checked(default, "the working folder")]
+    return []
+
+
+def checked(path: Path, origin: str) -> SpecFolder:
+    """Return the folder with its absolute path and the problems of its layout."""
+    absolute = path.absolute()
+    return SpecFolder(absolute, origin, tuple(_problems(absolute, origin)))
+
+
+def where_read(folders: Sequence[SpecFolder]) -> str:
+    """Return, for messages, which folders of the user's specs were read and how to name others."""
+    if not folders:
+        return f"No specs of your own were read: {Path(DEFAULT).absolute()} has none, and {VARIABLE} is not set."
+    names = ", ".join(f"{folder.path} ({folder.origin})" for folder in folders)
+    other = "" if folders[0].origin == VARIABLE else f" {VARIABLE} names other folders."
+    return f"Your specs were read from {names}.{other}"
+
+
+def _configured(config: Path) -> list[SpecFolder]:
+    """Return the folders that the configuration lists."""
+    try:
+        values = tomllib.loads(config.read_text(encoding="utf-8"))
+        names = values.pop("specs", [])
+        if values or not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError('its only key is specs = ["FOLDER", ...]')
+    except ValueError as error:
+        return [SpecFolder(config.absolute(), CONFIG, (f"{config.absolute()}: {error}",))]
+    return [checked(config.parent / Path(name).expanduser(), CONFIG) for name in names]
+
+
+def _problems(folder: Path, origin: str) -> Iterator[str]:
+    if not folder.is_dir():
+        yield f"the specs folder {folder} ({origin}) does not exist; make it, or name another in {VARIABLE}"
+        return
+    subfolders = [name for name in FOLDERS.values() if (folder / name).is_dir()]
+    if not subfolders:
+        yield f"the specs folder {folder} ({origin}) has none of {', '.join(FOLDERS.values())}; {_remedy(folder)}"
+        return
+    for file in sorted(folder.rglob("*.toml")):
+        parts = file.relative_to(folder).parts
+        if any(part.startswith(".") for part in parts):
+            continue
+        if parts[0] not in subfolders or len(parts) == 1:
+            near = difflib.get_close_matches(parts[0], FOLDERS.values(), n=1)
+            targets = " or ".join(f"{name}/" for name in near or FOLDERS.values())
+            yield f"{file} would not be read; move it to {targets} in {folder}, or out of that folder"
+        elif wrong := set(parts[1:-1]) & set(FOLDERS.values()):
+            yield f"{file} is in {wrong.pop()}/ below {parts[0]}/, one level too deep; move it to {folder}/"
+
+
+def _remedy(folder: Path) -> str:
+    """Return which folder was probably meant: the parent, or the one folder below that has the subfolders."""
+    if folder.name in FOLDERS.values():
+        return f"it is one level too deep: name {folder.parent}"
+    below = [path for path in folder.iterdir() if any((path / name).is_dir() for name in FOLDERS.values())]
+    if len(below) == 1:
+        return f"it is one level too high: name {below[0]}"
+    return f"a spec is FOLDER/experiments/NAME.toml: mkdir {folder / 'experiments'}"
