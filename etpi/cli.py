@@ -8,6 +8,7 @@ Exit codes: 0, success; 1, something failed; 2, the command line is wrong; 130, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -130,6 +131,25 @@ def accept(asset: str | None, key: str | None, experiment: str | None, because: 
     if not (asset and key):
         raise click.UsageError("give ASSET and KEY, or --all EXPERIMENT")
     return commands.accept_change(asset, key, because)
+
+
+@etpi.command()
+@click.option("--deep", is_flag=True, help="read every file and compare its sha256 (default: existence and size)")
+@click.option("--since", type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"]), help="publications from then on (UTC)")
+def verify(deep: bool, since: datetime | None) -> int:
+    """Compare the lake with what was written to it; exit with 1 if anything is damaged."""
+    from etpi import commands
+
+    return commands.verify_lake(deep, since.replace(tzinfo=UTC) if since else None)
+
+
+@etpi.command()
+@_consents
+def repair(rebuild: bool, recollect: bool) -> int:
+    """Set damaged parts of the lake aside and make those again that current versions need."""
+    from etpi import commands
+
+    return commands.repair_lake(_consent(rebuild, recollect))
 
 
 @etpi.command()

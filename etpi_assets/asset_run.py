@@ -284,7 +284,7 @@ class AssetRecipe:
             for table in current.tables:
                 lake.files_of(current, table)
             return current
-        earlier = [m for m in lake.history(ref) if m.input_key == input_key and not m.blocked]
+        earlier = [m for m in lake.history(ref) if m.input_key == input_key and not m.blocked and lake.has_files(m)]
         return lake.reinstate(earlier[-1]) if earlier else None
 
     @contextmanager

@@ -14,10 +14,12 @@ with other inputs that led to the same rows, or with other check outcomes. A poi
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 import shutil
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,12 +33,14 @@ import pyarrow as pa
 from etpi_resources.hashes import json_hash
 from etpi_resources.lake import parquet
 from etpi_resources.lake.checks import CheckOutcome
-from etpi_resources.lake.manifest import NAME, BlockedInput, LakeError, Manifest, MissingInput, Ref
+from etpi_resources.lake.manifest import NAME, BlockedInput, DamagedFile, LakeError, Manifest, MissingInput, Ref
 from etpi_resources.lake.parquet import SchemaMismatch
 from etpi_resources.lake.stored import Spooled
 from etpi_resources.process.locks import LockHeld, file_lock
 
-__all__ = ["BlockedInput", "Lake", "LakeError", "LockHeld", "Manifest", "MissingInput", "Ref", "SchemaMismatch"]
+__all__ = [
+    "BlockedInput", "DamagedFile", "Lake", "LakeError", "LockHeld", "Manifest", "MissingInput", "Ref", "SchemaMismatch",
+]  # fmt: skip
 
 CHECKPOINT_SUFFIXES = (".safetensors", ".json", ".txt", ".jinja")
 
@@ -151,7 +155,7 @@ class Lake:
             return {}
 
     def _move_into_place(self, staged: Path, target_file: Path) -> None:
-        """Move a staged table folder to its place; replace an existing file only if its size is wrong."""
+        """Move a staged table folder to its place; of an existing version, replace a file that is damaged."""
         target = target_file.parent
         target.parent.mkdir(parents=True, exist_ok=True)
         sync(staged)
@@ -159,16 +163,14 @@ class Lake:
             staged.rename(target)
         except OSError:  # this version exists already
             file = staged / target_file.name
-            if not target_file.exists() or target_file.stat().st_size != file.stat().st_size:
+            if not target_file.exists() or sha256_of(target_file) != sha256_of(file):
                 file.replace(target_file)
         sync(target.parent)
 
     def _set_pointer(self, manifest: Manifest) -> Manifest:
         """Write the manifest and the pointer that names it: `current`, or `blocked` if a blocking check failed."""
         folder = self._folder(manifest.ref)
-        # Without times, so that publishing the same version again does not add a publication.
-        identity = json_hash({k: v for k, v in manifest.to_json().items() if k not in ("created_at", "seconds")})[:12]
-        relative = f"version={manifest.version}/manifest-{identity}.json"
+        relative = f"version={manifest.version}/{manifest_name(manifest.to_json())}"
         with self.lock("publish"):
             if (folder / relative).exists():
                 manifest = _load(folder / relative)
@@ -187,11 +189,12 @@ class Lake:
     def staging(self) -> Iterator[Path]:
         """Yield a temporary folder on the lake's filesystem; remove those that dead processes left."""
         area = self.root / ".staging"
-        for leftover in area.glob("*/"):
+        # A folder without a lock, or a lock without a folder, is left if a process dies between making the two.
+        for name in {path.name.removesuffix(".lock") for path in area.glob("*")}:
             try:
-                with file_lock(area / f"{leftover.name}.lock", wait=False):
-                    shutil.rmtree(leftover, ignore_errors=True)
-                (area / f"{leftover.name}.lock").unlink(missing_ok=True)
+                with file_lock(area / f"{name}.lock", wait=False):
+                    shutil.rmtree(area / name, ignore_errors=True)
+                    (area / f"{name}.lock").unlink(missing_ok=True)
             except LockHeld:
                 continue
         folder = area / uuid.uuid4().hex
@@ -271,7 +274,8 @@ class Lake:
         """Return the files of one table of one version.
 
         Raises:
-            LakeError: the version has no such table, or a file is missing or has another size than recorded.
+            LakeError: the version has no such table.
+            DamagedFile: a file is missing or has another size than recorded.
         """
         if table not in manifest.tables:
             raise LakeError(f"{manifest.ref} has no table {table!r}; it has {sorted(manifest.tables)}")
@@ -279,12 +283,24 @@ class Lake:
         for entry in manifest.tables[table]["files"]:
             path = self.root / entry["path"]
             if not path.exists() or path.stat().st_size != entry["bytes"]:
-                raise LakeError(
-                    f"{path} is missing or does not have its recorded {entry['bytes']} bytes. Restore it, or remove "
-                    f"{self._folder(manifest.ref) / 'current'} and run `{manifest.ref.command}`."
-                )
+                raise DamagedFile.of(path, f"it is missing or does not have its recorded {entry['bytes']} bytes")
             paths.append(path)
         return paths
+
+    def _verified(self, manifest: Manifest, table: str) -> list[Path]:
+        """Return `files_of`, each compared with its recorded sha256 once per process: DuckDB ignores page checksums."""
+        paths = self.files_of(manifest, table)
+        for path, entry in zip(paths, manifest.tables[table]["files"], strict=True):
+            if _digest(path, path.stat().st_mtime_ns) != entry["sha256"]:
+                raise DamagedFile.of(path, "it does not have its recorded sha256")
+        return paths
+
+    def has_files(self, manifest: Manifest) -> bool:
+        """Return whether every file of a version exists with its recorded size."""
+        try:
+            return all(self.files_of(manifest, table) for table in manifest.tables)
+        except DamagedFile:
+            return False
 
     def files(self, ref: Ref, table: str) -> list[Path]:
         """Return the parquet files of a table of the current version; raises as `require` and `files_of` do."""
@@ -298,8 +314,11 @@ class Lake:
         """Run one SELECT in an in-memory DuckDB over named relations: tables, parquet files, or (ref, table).
 
         SQL whose result is published needs an ORDER BY: a join has no guaranteed order.
+
+        Raises:
+            DamagedFile: a file of a (ref, table) does not have its recorded sha256.
         """
-        with duckdb.connect(config={"temp_directory": str(self.scratch("duckdb"))}) as connection:
+        with self._spill_folder() as spill, duckdb.connect(config={"temp_directory": str(spill)}) as connection:
             connection.execute("SET TimeZone = 'UTC'")
             for name, relation in relations.items():
                 if isinstance(relation, pa.Table):
@@ -307,7 +326,7 @@ class Lake:
                 else:
                     match relation:
                         case (Ref() as ref, str() as table):
-                            relation = self.files(ref, table)
+                            relation = self._verified(self.require(ref), table)
                     paths = [str(path) for path in relation]
                     files = connection.read_parquet(paths, union_by_name=True, hive_partitioning=False)
                     files.create_view(name)
@@ -381,6 +400,15 @@ class Lake:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
+    @contextmanager
+    def _spill_folder(self) -> Iterator[Path]:
+        """Yield a folder for what DuckDB cannot hold in memory; outside a lake that cannot be written."""
+        if os.access(self.root, os.W_OK):
+            yield self.scratch("duckdb")
+        else:
+            with tempfile.TemporaryDirectory(prefix="etpi-duckdb-") as folder:
+                yield Path(folder)
+
 
 def _write_table(name: str, data: pa.Table | Spooled | Iterable[pa.RecordBatch], part: Path) -> int:
     if not isinstance(data, Spooled):
@@ -389,6 +417,12 @@ def _write_table(name: str, data: pa.Table | Spooled | Iterable[pa.RecordBatch],
     rows = len(data)
     written.rename(part)
     return rows
+
+
+def manifest_name(manifest: Mapping[str, Any]) -> str:
+    """Return the file name of a manifest: a hash of its JSON without times, so that publishing again adds nothing."""
+    identity = {name: value for name, value in manifest.items() if name not in ("created_at", "seconds")}
+    return f"manifest-{json_hash(identity)[:12]}.json"
 
 
 def folder_hash(folder: Path) -> str:
@@ -400,6 +434,11 @@ def folder_hash(folder: Path) -> str:
 def sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@functools.lru_cache(maxsize=4096)
+def _digest(path: Path, modified_ns: int) -> str:
+    return sha256_of(path)
 
 
 def _load(path: Path) -> Manifest:

@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 from etpi_resources.lake.provenance import environment_fingerprint, git_revision
 
@@ -25,6 +26,16 @@ class MissingInput(LakeError):
 
 class BlockedInput(LakeError):
     """An asset's newest version failed a blocking check."""
+
+
+class DamagedFile(LakeError):
+    """A file of the lake whose bytes are not those that were written."""
+
+    @classmethod
+    def of(cls, path: Path, fault: str) -> Self:
+        """Return the error for a file, with the remedy."""
+        remedy = "`etpi verify --deep` lists every damaged file; `etpi repair` makes them again"
+        return cls(f"{path} is damaged: {fault}. {remedy}.")
 
 
 @dataclass(frozen=True)

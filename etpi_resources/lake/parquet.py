@@ -1,14 +1,19 @@
-"""Writing and reading the lake's parquet files: equal rows give equal bytes, and every table must fit its schema."""
+"""Writing and reading the lake's parquet files: equal rows give equal bytes, and every table must fit its schema.
+
+Every page has a checksum, which reading verifies, so a damaged file raises and never gives wrong rows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from etpi_resources.lake.manifest import DamagedFile
 from etpi_resources.lake.schemas import TABLES
 
 ROW_GROUP_ROWS = 2048
@@ -100,7 +105,7 @@ class Writer:
         # Set every option that changes bytes, so that new defaults of pyarrow do not.
         self._file = pq.ParquetWriter(
             path, storage_schema(name), compression="zstd", compression_level=3, use_dictionary=True, version="2.6",
-            data_page_version="1.0", write_statistics=True, write_batch_size=1024,
+            data_page_version="1.0", write_statistics=True, write_batch_size=1024, write_page_checksum=True,
         )  # fmt: skip
 
     def __enter__(self) -> Self:
@@ -144,13 +149,14 @@ def read(name: str, paths: Sequence[Path], columns: Sequence[str] | None = None)
 
     Raises:
         SchemaMismatch: the table has no such column, or a file's column no longer fits.
+        DamagedFile: a page does not have its checksum, or the file is no parquet file.
         FileNotFoundError: a file is missing.
     """
     wanted = schema_of(name, columns)
     parts = [wanted.empty_table()]
     for path in paths:
-        file = pq.ParquetFile(path)
-        parts.append(_typed(file.read(columns=_present(file, wanted)), wanted, path))
+        with opened(path) as file:
+            parts.append(_typed(file.read(columns=_present(file, wanted)), wanted, path))
     return pa.concat_tables(parts)
 
 
@@ -158,10 +164,25 @@ def stream(name: str, paths: Sequence[Path], columns: Sequence[str] | None = Non
     """Yield the rows of `read`, one row group at a time; nothing if there are no rows."""
     wanted = schema_of(name, columns)
     for path in paths:
-        with pq.ParquetFile(path) as file:
+        with opened(path) as file:
             present = _present(file, wanted)
             for group in range(file.num_row_groups):
                 yield _typed(file.read_row_group(group, columns=present), wanted, path)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[pq.ParquetFile]:
+    """Open a file for reading with its checksums verified; its errors become `DamagedFile`.
+
+    Files without checksums, from before etpi wrote them, are read without.
+    """
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            yield file
+    except FileNotFoundError:
+        raise
+    except (OSError, pa.ArrowInvalid) as error:
+        raise DamagedFile.of(path, str(error)) from error
 
 
 def schema_of(name: str, columns: Sequence[str] | None) -> pa.Schema:

@@ -232,7 +232,7 @@ def test_a_lost_file_is_named_and_publishing_again_mends_it(lake: Lake) -> None:
     publish(lake)
     path = lake.files(PAIRS, "turns")[0]
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(LakeError, match=rf"{path} is missing or .* bytes"):
+    with pytest.raises(LakeError, match=str(path)):
         lake.read(PAIRS, "turns")
     publish(lake)
     assert lake.read(PAIRS, "turns").equals(turns(5))

@@ -118,7 +118,7 @@ def read_sequences(files: Sequence[str | Path], split: str, *, vocabulary: int, 
             0 (nothing predicts it), ends beyond the sequence or has a weight that is not finite and positive; a token
             is not in the vocabulary; a branch is longer than `longest`.
     """
-    table = pa.concat_tables([pq.read_table(file, columns=COLUMNS) for file in files])
+    table = pa.concat_tables([pq.read_table(file, columns=COLUMNS, page_checksum_verification=True) for file in files])
     table = table.filter(pc.field("split") == split).combine_chunks()
     names = table["sequence_id"].to_pylist()
     offsets, ids = _flat(table["input_ids"])

@@ -1,0 +1,214 @@
+"""Damage in a lake is never read as data: reading raises, the audit names it, and publishing the content mends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from etpi_resources.lake.audit import audit, set_aside
+from etpi_resources.lake.lake import DamagedFile, Lake, Ref, folder_hash, manifest_name
+from etpi_resources.lake.schemas import empty, from_rows
+
+TURNS = Ref("raw_rollouts", "rollout_set", "few")
+TRAINED = Ref("sft_checkpoint", "experiment", "first")
+ROWS = from_rows(
+    "turns",
+    [
+        {
+            "rollout_id": f"r{i % 9}",
+            "agent_id": "a",
+            "turn": i,
+            "output_ids": [i, i * 7 % 91],
+            "content": f"turn {i % 17}",
+        }
+        for i in range(3000)
+    ],
+)
+NOBODY = 65534
+FLIPS = 300
+
+
+def flip(path: Path, bit: int) -> None:
+    """Change one bit of a file and keep its size and times."""
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    """A lake with a table of turns and a checkpoint."""
+    lake = Lake(tmp_path / "data")
+    lake.publish(TURNS, {"turns": ROWS}, input_key="k", inputs={}, spec_hash="s")
+    staged = lake.scratch("model")
+    (staged / "config.json").write_text("{}")
+    (staged / "model.safetensors").write_bytes(bytes(range(256)) * 8)
+    name, folder = lake.adopt_checkpoint(staged)
+    row = {"checkpoint_id": name, "role": "sft", "path": str(folder.relative_to(lake.root))}
+    tables = {"checkpoints": from_rows("checkpoints", [row]), "training_log": empty("training_log")}
+    lake.publish(TRAINED, tables, input_key="k", inputs={}, spec_hash="s")
+    trained = lake.root / "checkpoints" / "trained"
+    trained.mkdir()
+    (trained / "key.json").write_text(json.dumps({"checkpoints": [row]}))
+    return lake
+
+
+def test_no_flipped_bit_is_read_as_another_row(lake: Lake) -> None:
+    path, rng = lake.files(TURNS, "turns")[0], random.Random(0)
+    clean, refused = path.read_bytes(), 0
+    for _ in range(FLIPS):
+        flip(path, rng.randrange(len(clean) * 8))
+        try:
+            assert lake.read(TURNS, "turns").equals(ROWS)
+        except DamagedFile as error:
+            assert str(path) in str(error)
+            refused += 1
+        path.write_bytes(clean)
+    assert refused > FLIPS * 0.9
+
+
+def test_a_query_refuses_a_damaged_file_although_duckdb_would_read_it(lake: Lake) -> None:
+    path, rng = lake.files(TURNS, "turns")[0], random.Random(1)
+    clean = path.read_bytes()
+    assert lake.query("SELECT count(*) AS n FROM t", t=(TURNS, "turns")).to_pylist() == [{"n": 3000}]
+    for _ in range(20):
+        flip(path, rng.randrange(len(clean) * 8))
+        with pytest.raises(DamagedFile):
+            lake.query("SELECT count(*) AS n FROM t", t=(TURNS, "turns"))
+        path.write_bytes(clean)
+
+
+def test_publishing_the_same_content_mends_a_damaged_file_of_the_same_size(lake: Lake) -> None:
+    path = lake.files(TURNS, "turns")[0]
+    clean = path.read_bytes()
+    flip(path, len(clean) * 4)
+    lake.publish(TURNS, {"turns": ROWS}, input_key="k", inputs={}, spec_hash="s")
+    assert path.read_bytes() == clean
+
+
+def test_audit_of_a_sound_lake_reports_nothing(lake: Lake) -> None:
+    result = audit(lake, deep=True)
+    assert result.damages == []
+    assert result.counts == {"pointer": 2, "manifest": 2, "file": 3, "checkpoint": 1, "training": 1}
+    assert result.bytes > len(lake.files(TURNS, "turns")[0].read_bytes())
+
+
+def the_file(lake: Lake) -> Path:
+    return lake.files(TURNS, "turns")[0]
+
+
+def the_pointer(lake: Lake) -> Path:
+    return lake.root / "raw_rollouts/rollout_set=few/current"
+
+
+def the_manifest(lake: Lake) -> Path:
+    return next(the_pointer(lake).parent.glob("version=*/manifest-*.json"))
+
+
+def the_weights(lake: Lake) -> Path:
+    return next((lake.root / "checkpoints").glob("*/model.safetensors"))
+
+
+def the_training(lake: Lake) -> Path:
+    return lake.root / "checkpoints/trained/key.json"
+
+
+def overwrite(path: Path) -> None:
+    path.write_bytes(b"\0" * path.stat().st_size)
+
+
+def edit(path: Path) -> None:
+    path.write_text(path.read_text().replace('"input_key": "k"', '"input_key": "m"'))
+
+
+@pytest.mark.parametrize(
+    ("part", "harm", "deep_only", "kind", "refs"),
+    [
+        (the_file, Path.unlink, False, "file", (TURNS,)),
+        (the_file, overwrite, True, "file", (TURNS,)),
+        (the_pointer, overwrite, False, "pointer", (TURNS,)),
+        (the_manifest, overwrite, False, "manifest", (TURNS,)),
+        (the_manifest, edit, False, "manifest", (TURNS,)),
+        (the_manifest, Path.unlink, False, "pointer", (TURNS,)),
+        (the_weights, overwrite, True, "checkpoint", (TRAINED,)),
+        (the_training, overwrite, False, "training", ()),
+    ],
+)
+def test_audit_names_what_is_damaged(lake, part, harm, deep_only, kind, refs) -> None:
+    harm(part(lake))
+    assert bool(audit(lake).damages) is not deep_only
+    (damage,) = audit(lake, deep=True).damages
+    assert (damage.kind, damage.refs) == (kind, refs)
+    assert damage.path.is_relative_to(lake.root)
+
+
+def test_a_manifest_of_an_earlier_etpi_without_newer_fields_is_sound(lake: Lake) -> None:
+    path = the_manifest(lake)
+    stored = {name: value for name, value in json.loads(path.read_text()).items() if name not in ("cause", "accepted")}
+    older = path.with_name(manifest_name(stored))
+    older.write_text(json.dumps(stored))
+    pointer = json.loads(the_pointer(lake).read_text()) | {"manifest": f"{path.parent.name}/{older.name}"}
+    the_pointer(lake).write_text(json.dumps(pointer))
+    assert audit(lake, deep=True).damages == []
+
+
+def test_audit_since_a_time_reads_only_later_publications(lake: Lake) -> None:
+    later = datetime.now(UTC) + timedelta(days=1)
+    result = audit(lake, deep=True, since=later)
+    assert (result.counts["file"], result.counts["checkpoint"]) == (0, 0)
+
+
+def test_what_is_set_aside_no_longer_counts_as_current(lake: Lake) -> None:
+    overwrite(the_file(lake))
+    (damage,) = audit(lake, deep=True).damages
+    moved = set_aside(lake, damage, datetime.now(UTC))
+    assert moved and moved.is_file() and not damage.path.exists()
+    assert lake.current(TURNS) is None and audit(lake, deep=True).damages[0].refs == ()
+    lake.publish(TURNS, {"turns": ROWS}, input_key="k", inputs={}, spec_hash="s")
+    assert audit(lake, deep=True).damages == []
+
+
+def test_a_damaged_checkpoint_is_set_aside_as_a_whole(lake: Lake) -> None:
+    overwrite(the_weights(lake))
+    (damage,) = audit(lake, deep=True).damages
+    moved = set_aside(lake, damage, datetime.now(UTC))
+    assert moved and folder_hash(moved) != damage.path.name and not damage.path.exists()
+
+
+def test_locks_and_folders_of_dead_processes_are_swept(lake: Lake) -> None:
+    area = lake.root / ".staging"
+    (area / "0123.lock").write_text("")
+    (area / "4567").mkdir()
+    with lake.staging() as staging:
+        assert {path.name for path in area.iterdir()} == {staging.name, f"{staging.name}.lock"}
+    assert not list(area.iterdir())
+
+
+READ_ONLY = """
+import os, sys
+from pathlib import Path
+sys.path.insert(0, {checkout!r})
+from etpi_resources.lake.lake import Lake, Ref
+lake = Lake(Path({root!r}))
+lake.query("SELECT 1 AS n")
+os.setgid({nobody}); os.setuid({nobody})
+print(lake.query("SELECT count(*) AS n FROM t", t=(Ref("raw_rollouts", "rollout_set", "few"), "turns")).to_pylist())
+"""
+
+
+def test_a_lake_that_cannot_be_written_can_be_queried(lake: Lake) -> None:
+    if os.getuid() != 0:
+        pytest.skip("needs root, to become a user who may not write")
+    for folder in [lake.root, *lake.root.parents]:
+        if folder.is_relative_to(Path("/tmp")) and folder != Path("/tmp"):
+            folder.chmod(folder.stat().st_mode | 0o055)
+    script = READ_ONLY.format(checkout=str(Path(__file__).parents[2]), nobody=NOBODY, root=str(lake.root))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd="/")
+    assert done.stdout.strip() == "[{'n': 3000}]", done.stderr
