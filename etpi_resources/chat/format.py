@@ -1,7 +1,7 @@
 """Conversations as token ids: `ChatFormat` is one tokenizer with one chat template.
 
 Text cannot inject structure. The control tokens of a template (`<|im_start|>`, `<|im_end|>`, `<|endoftext|>`, ...) come
-only from the template: the same characters inside a message are encoded as plain text. The inline tokens (`<think>`,
+only from the template; the same characters inside a message are encoded as plain text. Inline tokens (`<think>`,
 `<tool_call>`, ...), which models write in their text, are always encoded as their ids.
 """
 
@@ -28,8 +28,7 @@ Tail = Literal["none", "open", "closed"]
 _HOME = Path(__file__).parent / "tokenizers"
 _HUB = "hub:"
 _TURN, _END, _PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
-# Code points that replace control tokens inside messages while a template is rendered: the first private-use ones that
-# no message uses.
+# Private-use code points. Those that no message contains replace control tokens in messages during rendering.
 _STAND_INS = range(0xE000, 0xF8FF)
 _WORTH_SHARING = 4_000
 """Number of characters from which encoding on all cores is faster."""
@@ -40,8 +39,8 @@ class ChatFormat:
 
     Attributes:
         name: its name in lineage and fingerprints.
-        tokenizer: the `transformers` fast tokenizer. Do not encode with it: it parses control tokens in text and keeps
-            state. Use the methods of this class.
+        tokenizer: the `transformers` fast tokenizer. Do not encode with it, because it parses control tokens in text
+            and keeps state; use the methods of this class.
         template: the Jinja source.
         end_id: ends an assistant turn (`<|im_end|>`). pad_id: `<|endoftext|>`.
         think_open_id, think_close_id, tool_open_id, tool_close_id: inline ids; None if the vocabulary has none.
@@ -55,7 +54,7 @@ class ChatFormat:
         self.tokenizer = copy.copy(tokenizer)
         self.tokenizer.chat_template = template
         self.template = template
-        # A copy, because every call of the transformers class changes the flag below.
+        # Copied, because every call of the transformers tokenizer resets the flag below.
         self._core = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
         self._core.encode_special_tokens = True
         added = self._core.get_added_tokens_decoder()
@@ -95,11 +94,11 @@ class ChatFormat:
         tools: Sequence[Any] | None = None,
         **template_kwargs: Any,
     ) -> list[list[int]]:
-        """Return `prompt_ids(messages[:end])` for each of `ends`, at little more than the cost of the longest.
+        """Return `prompt_ids(messages[:end])` for each of `ends`, for little more than the cost of the longest prompt.
 
-        The part that a prompt shares with the one before it, up to its generation prompt, is encoded once. If the
-        template is append-only (`renders_once`), the conversation is rendered once too; else every prompt is rendered.
-        The ids are the same in both cases.
+        The part that a prompt shares with the previous one, up to its generation prompt, is encoded once. If the
+        template is append-only (`renders_once`), the conversation is also rendered once; otherwise every prompt is
+        rendered. The ids are the same in both cases.
         """
         masked, stand_ins = self._masked(messages, tools)
         texts = self._cut_prompts(masked, ends, template_kwargs)
@@ -107,9 +106,9 @@ class ChatFormat:
             texts = (self._apply(masked[0][:end], masked[1], template_kwargs) for end in ends)
         before, cuts = "", [0]
         added: list[str] = []
-        plan: list[tuple[int, str]] = []  # number of cuts shared with the previous prompt, and the generation prompt
+        plan: list[tuple[int, str]] = []  # (number of cuts shared with the previous prompt, generation prompt)
         for text in texts:
-            # Cut where a control token starts: the text before it and after it is encoded separately.
+            # Cut where a control token starts: the texts before and after it are encoded separately anyway.
             header = max(text.rfind(_TURN), 0)
             keep = len(cuts)
             while cuts[keep - 1] > header or not text.startswith(before[: cuts[keep - 1]]):
@@ -147,7 +146,7 @@ class ChatFormat:
         Raises:
             ValueError: the template writes no `<|im_end|>` after an assistant message.
         """
-        # Rendered with the template, so that this works for any: the ids it writes after an earlier assistant message.
+        # Take the ids that the template itself writes after an earlier assistant message, so any template works.
         anchor = "anchor of the observation"
         messages = [
             {"role": "user", "content": ""},
@@ -162,10 +161,10 @@ class ChatFormat:
 
     @cached_property
     def template_form(self) -> TemplateForm:
-        """How the template writes tool calls, found by rendering a probe call.
+        """How the template writes tool calls, determined by rendering a probe call.
 
         Raises:
-            UnknownToolForm: it writes them in a form that is not in `FORMS`.
+            UnknownToolForm: the calls are in a form that is not in `FORMS`.
         """
         return TemplateForm.probe(lambda messages, tools, prompt: self._apply(messages, tools, {}, prompt), self.name)
 
@@ -173,7 +172,7 @@ class ChatFormat:
     def tool_form(self) -> ToolForm | None:
         """The form of the student's tool calls; None if the template writes no calls.
 
-        etpi's own templates write no calls; with them, calls are Qwen's XML inside the text.
+        etpi's own templates do not render calls; under them, the student writes Qwen's XML in its text.
 
         Raises:
             UnknownToolForm: as `template_form`.
@@ -190,10 +189,12 @@ class ChatFormat:
     def turn_text(
         self, content: str, calls: Sequence[Call], *, tools: Sequence[Any] | None = None, **template_kwargs: Any
     ) -> str:
-        """Return an assistant turn with calls as the template writes it, without header, added think block and end.
+        """Return an assistant turn with calls as the template writes it.
+
+        The header, an empty think block that the template adds, and the end of the turn are not part of it.
 
         Raises:
-            UnknownToolForm: the template writes no calls, or in a form that is not in `FORMS`.
+            UnknownToolForm: the template writes no calls, or writes them in a form that is not in `FORMS`.
         """
         plain = [{"name": call.name, "arguments": dict(call.arguments)} for call in calls]
         masked, stand_ins = self._masked([{"role": "assistant", "content": content, "calls": plain}], tools)
@@ -210,7 +211,7 @@ class ChatFormat:
         return text
 
     def encode(self, text: str, allow_special: bool = False) -> list[int]:
-        """Return canonical ids. Control tokens are plain characters unless `allow_special`; inline ones are one id."""
+        """Return canonical ids. Inline tokens are one id; control tokens are plain text unless `allow_special`."""
         if allow_special:
             return self._structured(text, {})
         return self._core.encode(text, add_special_tokens=False).ids
@@ -222,7 +223,7 @@ class ChatFormat:
         return [encoding.ids for encoding in self._core.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
-        """Return text; invalid UTF-8 becomes U+FFFD. `skip_special` omits control tokens, not inline ones."""
+        """Return text; invalid UTF-8 becomes U+FFFD. `skip_special` omits control tokens but not inline tokens."""
         return self._core.decode(list(ids), skip_special_tokens=skip_special)
 
     def tail_form(self, prompt_ids: Sequence[int]) -> Tail:
@@ -241,14 +242,14 @@ class ChatFormat:
     def _render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, kwargs: Mapping[str, Any]
     ) -> tuple[str, dict[str, str]]:
-        """Return the conversation as text whose control tokens are the template's, and the stand-ins of all others."""
+        """Return the rendered text, in which only the template writes control tokens, and {stand-in: control token}."""
         masked, stand_ins = self._masked(messages, tools)
         return self._apply(masked[0], masked[1], kwargs), stand_ins
 
     def _masked(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None
     ) -> tuple[list[Any], dict[str, str]]:
-        """Return [messages, tools] with stand-ins for the control tokens in their texts, and the stand-ins."""
+        """Return [messages, tools] with stand-ins for the control tokens in texts, and {stand-in: control token}."""
         masked: list[Any] = [list(map(dict, messages)), None if tools is None else list(tools)]
         stand_ins: dict[str, str] = {}
         texts = list(_texts(masked))
@@ -263,7 +264,7 @@ class ChatFormat:
     def _cut_prompts(
         self, masked: Sequence[Any], ends: Sequence[int], kwargs: Mapping[str, Any]
     ) -> Iterator[str] | None:
-        """Return the prompts' texts, cut from one rendering of the longest; None if it does not contain them all."""
+        """Return the prompts' texts, cut from one rendering of the longest; None if it does not contain all of them."""
         messages, tools = masked
         spoken = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
         if len(ends) < 2 or list(ends) != sorted(set(ends) & {*spoken, len(messages)}):
@@ -279,7 +280,7 @@ class ChatFormat:
         if len(heads) != before[-1] + 1:
             return None
         tail = whole[heads[-1] :]
-        # The result comes from small conversations, so compare one prompt of the real one too.
+        # `renders_once` tests small conversations only, so compare one prompt of this conversation too.
         middle = len(ends) // 2
         if self._apply(messages[: ends[middle]], tools, kwargs) != whole[: heads[before[middle]]] + tail:
             return None
@@ -299,7 +300,7 @@ class ChatFormat:
         return str(text)
 
     def _structured(self, text: str, stand_ins: Mapping[str, str]) -> list[int]:
-        """Return the ids of a text whose control tokens are structure; stand-ins become plain characters."""
+        """Return the ids of a rendered text; control tokens become their ids, and stand-ins plain characters."""
         return self._structured_all([text], stand_ins)[0]
 
     def _structured_all(self, texts: Sequence[str], stand_ins: Mapping[str, str]) -> list[list[int]]:
@@ -323,7 +324,7 @@ def load_chat_format(name: str, template: str | None = None) -> ChatFormat:
             file; None: the template that belongs to `name`.
 
     Raises:
-        FileNotFoundError: neither a known name nor a folder with tokenizer.json; or no such template.
+        FileNotFoundError: `name` is neither a known name nor a folder with tokenizer.json, or the template is missing.
         OSError: the hub's file is not cached and cannot be downloaded.
     """
     from transformers import PreTrainedTokenizerFast
@@ -334,7 +335,7 @@ def load_chat_format(name: str, template: str | None = None) -> ChatFormat:
         return ChatFormat(name, qwen3.load_tokenizer(), _template(template or "qwen3"))
     folder = _HOME / "tiny" if name == "tiny" else _hub_folder(name) if name.startswith(_HUB) else Path(name)
     if not (folder / "tokenizer.json").is_file():
-        raise FileNotFoundError(f"chat format {name!r}: neither tiny, qwen3, nor a folder with tokenizer.json")
+        raise FileNotFoundError(f"chat format {name!r}: it is neither tiny, qwen3, nor a folder with tokenizer.json")
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(folder / "tokenizer.json"),
         eos_token=_END,
@@ -357,7 +358,7 @@ def _hub_folder(name: str) -> Path:
 
 @lru_cache(maxsize=1)
 def _own_templates() -> frozenset[str]:
-    """Return etpi's own templates, in which a call is text inside a message's content."""
+    """Return etpi's own templates; under them, a call is part of a message's text."""
     return frozenset(_template(name) for name in ("tiny", "terminal"))
 
 

