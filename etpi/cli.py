@@ -63,7 +63,7 @@ def etpi() -> None:
     """A data platform for post-training coding agents.
 
     Data go to ./data, ./etpi.duckdb and ./.dagster_home, or all into the folder that ETPI_DATA names. Your own specs
-    are in the folder that ETPI_SPECS names.
+    are in ./specs, or in the folders that ETPI_SPECS names.
     """
 
 
@@ -93,6 +93,22 @@ def run(experiments: tuple[str, ...], rebuild: bool, recollect: bool) -> int:
     from etpi import commands
 
     return commands.compare(experiments, _consent(rebuild, recollect))
+
+
+@etpi.command()
+@click.option("--from", "source", metavar="PATH", help="a file or folder of recorded runs; ${VARIABLE} is replaced")
+@click.option("--format", default="auto", metavar="FORMAT", help="format of the runs (default: recognised)")
+@click.option("--model", metavar="MODEL", help="the student: a folder, REPO@COMMIT of the hub, or tiny")
+@click.option("--name", metavar="NAME", help="name of the new specs (default: from PATH)")
+@click.option("--yes", is_flag=True, help="ask nothing; take defaults for what is not given")
+@click.option("--force", is_flag=True, help="replace spec files that exist")
+def init(source: str | None, format: str, model: str | None, name: str | None, yes: bool, force: bool) -> int:
+    """Write the specs of your own recorded runs into ./specs, after a look at the data."""
+    from etpi.init import command
+
+    if source is None:
+        raise click.UsageError("say what to start from: --from PATH")
+    return command.from_trajectories(source, format, command.Answers(model, name, yes, force))
 
 
 @etpi.command()

@@ -188,6 +188,14 @@ def states_table(experiment: str, steps: Sequence[Step], everything: bool) -> st
     return f"{title}\n{_aligned(rows)}" if rows else title
 
 
+def step_lines(steps: Sequence[Step]) -> list[str]:
+    """One line for each partition key of the steps: its assets, in order."""
+    keys: dict[tuple[str, str], list[str]] = {}
+    for step in steps:
+        keys.setdefault((step.set, step.key), []).append(step.asset)
+    return [f"  {set_name.replace('_', ' ')} {key}: {', '.join(assets)}" for (set_name, key), assets in keys.items()]
+
+
 def _page(lake: Lake, experiment: str) -> str | None:
     ref = Ref("experiment_report", "experiment", experiment)
     if lake.current(ref) is None or lake.blocked(ref):

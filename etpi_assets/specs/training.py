@@ -32,7 +32,8 @@ class BaseSection(Section):
     tokenizer: str = "tiny"
     """`tiny`, `qwen3`, a local folder, or `hub:<repo>@<commit>`."""
     chat_template: str = "tiny"
-    """`tiny`, `terminal`, the name of a template that TRL ships (`qwen3`, ...), or a local Jinja file."""
+    """`tiny`, `terminal`, the name of a template that TRL ships (`qwen3`, ...), a local Jinja file, or a model's local
+    folder or `hub:<repo>@<commit>` for its own template."""
     tiny: TinySection = TinySection()
     """tiny: size and pretraining of the model built here."""
 

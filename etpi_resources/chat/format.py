@@ -27,6 +27,7 @@ Tail = Literal["none", "open", "closed"]
 
 _HOME = Path(__file__).parent / "tokenizers"
 _HUB = "hub:"
+_TOKENIZER_CONFIG = "tokenizer_config.json"
 _TURN, _END, _PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 # Private-use code points. Those that no message contains replace control tokens in messages during rendering.
 _STAND_INS = range(0xE000, 0xF8FF)
@@ -320,8 +321,8 @@ def load_chat_format(name: str, template: str | None = None) -> ChatFormat:
     """Load a chat format by name: "tiny", "qwen3", a folder with tokenizer.json, or `hub:<repo>@<commit>`.
 
     Args:
-        template: "tiny", "terminal" (the terminal prompt contract), the stem of a template that TRL ships, or a Jinja
-            file; None: the template that belongs to `name`.
+        template: "tiny", "terminal" (the terminal prompt contract), the stem of a template that TRL ships, a Jinja
+            file, or a folder or `hub:<repo>@<commit>` with a template; None: the template that belongs to `name`.
 
     Raises:
         FileNotFoundError: `name` is neither a known name nor a folder with tokenizer.json, or the template is missing.
@@ -342,18 +343,27 @@ def load_chat_format(name: str, template: str | None = None) -> ChatFormat:
         pad_token=_PAD,
         clean_up_tokenization_spaces=False,
     )
-    folder_template = next(iter(sorted(folder.glob("*.jinja"))), None)
-    if template is None and folder_template is None:
-        raise FileNotFoundError(f"{folder}: no *.jinja beside tokenizer.json; name a chat template")
-    return ChatFormat(name, tokenizer, _template(template) if template else folder_template.read_text(encoding="utf-8"))  # pyright: ignore[reportOptionalMemberAccess]
+    return ChatFormat(name, tokenizer, _template(template) if template else _folder_template(folder))
 
 
 def _hub_folder(name: str) -> Path:
-    """Return the folder of a pinned repository's tokenizer; download it once."""
-    from huggingface_hub import hf_hub_download
+    """Return the folder of a pinned repository's tokenizer and template; download them once."""
+    from huggingface_hub import snapshot_download
 
     repo, _, commit = name.removeprefix(_HUB).partition("@")
-    return Path(hf_hub_download(repo, "tokenizer.json", revision=commit or None)).parent
+    patterns = ["tokenizer.json", _TOKENIZER_CONFIG, "*.jinja"]
+    return Path(snapshot_download(repo, revision=commit or None, allow_patterns=patterns))
+
+
+def _folder_template(folder: Path) -> str:
+    """Return the template in a model's folder: its `*.jinja`, else `chat_template` of its tokenizer's configuration."""
+    if files := sorted(folder.glob("*.jinja")):
+        return files[0].read_text(encoding="utf-8")
+    config = folder / _TOKENIZER_CONFIG
+    template = json.loads(config.read_text(encoding="utf-8")).get("chat_template") if config.is_file() else None
+    if not isinstance(template, str):
+        raise FileNotFoundError(f"{folder}: neither a *.jinja nor a `chat_template` in {_TOKENIZER_CONFIG}; name one")
+    return template
 
 
 @lru_cache(maxsize=1)
@@ -367,6 +377,10 @@ def _template(name: str) -> str:
         return (_HOME / "tiny" / "tiny.jinja").read_text(encoding="utf-8")
     if name == "terminal":
         return (_HOME / "terminal.jinja").read_text(encoding="utf-8")
+    if name.startswith(_HUB):
+        return _folder_template(_hub_folder(name))
+    if Path(name).is_dir():
+        return _folder_template(Path(name))
     if Path(name).is_file():
         return Path(name).read_text(encoding="utf-8")
     from etpi_resources.chat.tokenizers import qwen3

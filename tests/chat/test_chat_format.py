@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -144,3 +145,14 @@ def test_a_vocabulary_learns_common_words_and_leaves_names_in_syllables() -> Non
     assert core.encode(" return").tokens == ["Ġreturn"]
     assert core.encode(" kalomize 12").tokens == ["Ġ", "ka", "lo", "mi", "ze", "Ġ", "1", "2"]
     assert core.token_to_id("<tool_call>") is not None
+
+
+def test_template_of_a_model_folder_may_be_in_its_tokenizer_configuration(tmp_path) -> None:
+    chat = load_chat_format("tiny", "qwen3")
+    chat.save(tmp_path)
+    template, config = next(tmp_path.glob("*.jinja")), tmp_path / "tokenizer_config.json"
+    template.unlink()
+    with pytest.raises(FileNotFoundError, match="chat_template"):
+        load_chat_format(str(tmp_path), str(tmp_path))
+    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": chat.template}))
+    assert load_chat_format(str(tmp_path)).template == chat.template

@@ -19,6 +19,7 @@ from etpi_resources.chat.format import load_chat_format
 from etpi_resources.chat.tool_forms import parse_structured
 from etpi_resources.lake.lake import Ref
 from tests.support.curation import CurationLake
+from tests.support.own_runs import ANSWER, TOOLS, recorded_run, write_runs
 
 pytest.importorskip("dashscope", reason="the qwen3 vocabulary comes with etpi[import]")
 
@@ -29,41 +30,7 @@ CHATML = (
 """TRL's ChatML templates with tool calls."""
 PLAIN = {"enable_thinking": False}
 """The runs have no reasoning, so templates must close the think block that they open."""
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "execute_bash",
-            "description": "Run a command.",
-            "parameters": {
-                "type": "object",
-                "properties": {"timeout": {"type": "integer"}, "command": {"type": "string"}},
-                "required": ["command"],
-            },
-        },
-    }
-]
-ANSWER = "Fixed: `total` now adds the last row too."
-
-
-def made_run(number: int, turns: int, answer: bool = True) -> dict[str, Any]:
-    """Return one run: a system prompt, structured calls with their results, and a final answer."""
-    messages: list[dict[str, Any]] = [
-        {"role": "system", "content": "You fix bugs."},
-        {"role": "user", "content": f"Mend case {number}."},
-    ]
-    for turn in range(turns):
-        arguments = json.dumps({"timeout": 10 + turn, "command": f'grep -n "tot\\n{turn}" a{number}.py | head'})
-        call = {"id": f"c{turn}", "type": "function", "function": {"name": "execute_bash", "arguments": arguments}}
-        said = "" if turn % 2 else f"Step {turn}."
-        messages.append({"role": "assistant", "content": said, "tool_calls": [call]})
-        messages.append({"role": "tool", "tool_call_id": f"c{turn}", "content": f"{turn}: total = {number}"})
-    if answer:
-        messages.append({"role": "assistant", "content": ANSWER})
-    return {"instance_id": f"own__repo-{number}", "messages": messages, "tools": TOOLS, "reward": 1.0}
-
-
-RUNS = [made_run(number, turns) for number, turns in enumerate((2, 3, 4, 3, 40))]
+RUNS = [recorded_run(number, turns) for number, turns in enumerate((2, 3, 4, 3, 40))]
 SET = 'title = "mine"\nkind = "imported"\nformat = "messages"\npath = "PATH"\n[options]\nteacher = "me"\n'
 EXPERIMENT = """title = "own runs"
 rollout_sets = ["mine"]
@@ -85,12 +52,6 @@ format_exposure = 1
 role_balance = 0.0
 plan_paths_in_task = 0.0
 """
-
-
-def write_runs(folder: Path, runs: list[dict[str, Any]]) -> Path:
-    path = folder / "runs.jsonl"
-    path.write_text("".join(json.dumps(run) + "\n" for run in runs))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +158,7 @@ def test_trl_renders_the_export_to_the_same_labels(room: CurationLake, tmp_path:
 
 def test_calls_written_as_text_in_another_syntax_block(room: CurationLake) -> None:
     """The prompt asks for JSON calls; the messages have XML calls in their text."""
-    runs = json.loads(json.dumps([made_run(9, 2)]))
+    runs = json.loads(json.dumps([recorded_run(9, 2)]))
     for message in runs[0]["messages"]:
         if message.pop("tool_calls", None):
             message["content"] = (
@@ -215,7 +176,7 @@ def test_calls_written_as_text_in_another_syntax_block(room: CurationLake) -> No
 
 
 def test_call_that_the_syntax_cannot_express_is_dropped_with_its_reason(room: CurationLake) -> None:
-    run = made_run(8, 6)
+    run = recorded_run(8, 6)
     spoilt = run["messages"][2]["tool_calls"][0]["function"]
     spoilt["arguments"] = json.dumps({"command": "echo '</parameter>'"})
     (room.folder / "spoilt").mkdir()

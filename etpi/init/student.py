@@ -1,0 +1,125 @@
+"""The student of a new experiment: its `[base]` section, and what of it can be looked at on this machine."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from etpi_assets.specs.load import SpecError
+from etpi_resources.chat.format import ChatFormat, load_chat_format
+from etpi_resources.checkpoints import COMMIT, HUB
+from etpi_resources.lake.lake import folder_hash
+
+_REPO = re.compile(r"(?:hub:)?(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
+_QWEN = (
+    ("Qwen/Qwen3.6", "qwen3_6"),
+    ("Qwen/Qwen3.5", "qwen3_5_think"),
+    ("Qwen/Qwen3-Coder", ""),
+    ("Qwen/Qwen3-VL", "qwen3_vl"),
+    ("Qwen/Qwen3-", "qwen3"),
+)
+"""Prefixes of repositories with the Qwen3 vocabulary -> TRL's template; "": etpi has none, the repository's is used."""
+
+
+@dataclass(frozen=True)
+class Student:
+    """The model to train.
+
+    Attributes:
+        base: keys of the experiment's `[base]`.
+        chat: its tokenizer and template; None if they cannot be loaded here.
+        context: the longest sequence it takes, in tokens, if known.
+        unknown: why something of it could not be looked at; empty if everything was.
+    """
+
+    base: Mapping[str, str] = field(default_factory=dict)
+    chat: ChatFormat | None = None
+    context: int | None = None
+    unknown: str = ""
+
+    @property
+    def thinking_switch(self) -> bool:
+        """Return whether its template has the argument `enable_thinking`."""
+        return self.chat is not None and "enable_thinking" in self.chat.template
+
+
+def read_student(model: str) -> Student:
+    """Return the student that `--model` names: `tiny`, a folder, or REPO@COMMIT of the hub.
+
+    Raises:
+        SpecError: it is none of them, it names no commit, or the folder holds no model with a chat template.
+    """
+    if model == "tiny":
+        return Student({"kind": "tiny"}, load_chat_format("tiny"), 4096)
+    if (folder := Path(model).expanduser()).is_dir():
+        return _local(folder.resolve())
+    match = _REPO.fullmatch(model)
+    if match is None:
+        raise SpecError(
+            f"--model {model}: neither `tiny`, nor a folder, nor REPO@COMMIT such as Qwen/Qwen3-4B@<commit>"
+        )
+    repo, revision = match["repo"], match["revision"]
+    if COMMIT.fullmatch(revision or "") is None:
+        problem = f"{revision!r} is a branch or tag, which can move" if revision else "it names no commit"
+        raise SpecError(
+            f"--model {model}: {problem}; write {repo}@COMMIT. The commit's 40 hex digits: "
+            f"git ls-remote https://huggingface.co/{repo} HEAD"
+        )
+    return _hub(repo, revision)
+
+
+def _local(folder: Path) -> Student:
+    """Return a model saved in a folder, with its own tokenizer and template."""
+    if not (folder / "config.json").is_file():
+        raise SpecError(f"--model {folder}: it holds no config.json; name a folder with a saved model")
+    try:
+        chat = load_chat_format(str(folder), str(folder))
+    except (OSError, ValueError) as error:
+        raise SpecError(f"--model {folder}: {error}") from error
+    base = {"kind": "path", "path": str(folder), "sha256": folder_hash(folder)}
+    return Student({**base, "tokenizer": str(folder), "chat_template": str(folder)}, chat, _context(folder))
+
+
+def _hub(repo: str, revision: str) -> Student:
+    """Return a model of the hub; nothing is downloaded now, except where its files are in the hub's cache."""
+    template = next((template for prefix, template in _QWEN if repo.startswith(prefix)), "")
+    if template and "2507" in repo and "Thinking" not in repo:
+        template = "qwen3_instruct_2507"
+    name = f"{HUB}{repo}@{revision}"
+    tokenizer, template = ("qwen3", template) if template else (name, name)
+    base = {
+        "kind": "hub",
+        "repo": repo,
+        "revision": revision,
+        "tokenizer": tokenizer,
+        "chat_template": template,
+    }
+    cached, unknown = _cached_config(repo, revision), []
+    if cached is None:
+        unknown.append(f"the context length of {repo} is unknown: its config.json is not in the hub's cache here")
+    try:
+        chat = load_chat_format(tokenizer, template) if tokenizer == "qwen3" or cached else None
+    except (OSError, ValueError) as error:
+        chat, cached = None, None
+        unknown.append(str(error))
+    if chat is None:
+        unknown.append(f"lengths are in characters: the tokenizer of {repo} is not on this machine")
+    return Student(base, chat, _context(cached.parent) if cached else None, "; ".join(unknown))
+
+
+def _cached_config(repo: str, revision: str) -> Path | None:
+    """Return the config.json of a repository in the hub's cache."""
+    from huggingface_hub import try_to_load_from_cache
+
+    path = try_to_load_from_cache(repo, "config.json", revision=revision)
+    return Path(path) if isinstance(path, str) else None
+
+
+def _context(folder: Path) -> int | None:
+    """Return `max_position_embeddings` of a saved model, which multimodal models have in `text_config`."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    value = config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings")
+    return value if isinstance(value, int) else None

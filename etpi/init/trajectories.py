@@ -1,0 +1,257 @@
+"""Look at recorded runs, a bounded number of them, and write the specs that train a student on them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from etpi.init.student import Student
+from etpi.init.write import NewSpec, quoted
+from etpi_assets.curation.retokenise import conversation
+from etpi_assets.curation.student_form import StudentForm, tool_name
+from etpi_assets.importers import count_found, import_runs, importer_of
+from etpi_assets.importers.rows import iter_rows, row_files
+from etpi_assets.specs.load import SpecError
+from etpi_assets.specs.paths import expand
+from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
+from etpi_resources.chat.tool_forms import Call, parse_structured
+
+LOOK_ROLLOUTS = 1000
+LOOK_SECONDS = 20.0
+"""The most rollouts and seconds of the look; more are counted, but not read."""
+_SHOWN = 5
+_LICENCES = ("license", "licence")
+
+
+@dataclass
+class Survey:
+    """What recorded runs contain.
+
+    Attributes:
+        path: as the user wrote it.
+        found: rollouts and refused inputs of the whole path.
+        refused: reason -> number, first detail.
+        lengths: tokens of each conversation in the student's template; characters where that cannot be loaded.
+        unit: "tokens" or "characters".
+        unrendered: why the student's template cannot write a conversation -> number.
+    """
+
+    path: str
+    format: str
+    found: int
+    looked: int = 0
+    rollouts: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    first_refusal: dict[str, str] = field(default_factory=dict)
+    turns: list[int] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    unit: str = "characters"
+    unrendered: Counter[str] = field(default_factory=Counter)
+    roles: Counter[str] = field(default_factory=Counter)
+    offered: Counter[str] = field(default_factory=Counter)
+    called: Counter[str] = field(default_factory=Counter)
+    with_tools: int = 0
+    think_turns: int = 0
+    unreadable_turns: int = 0
+    native_turns: int = 0
+    answers: int = 0
+    rewards: list[float] = field(default_factory=list)
+    repos: Counter[str] = field(default_factory=Counter)
+    teachers: Counter[str] = field(default_factory=Counter)
+    licences: Counter[str] = field(default_factory=Counter)
+
+
+def survey(source: str, format: str, student: Student) -> Survey:
+    """Look at the runs below a path: the first LOOK_ROLLOUTS of them, for at most LOOK_SECONDS.
+
+    Raises:
+        SpecError: there is nothing at the path, or its format is not recognised.
+    """
+    path = expand(source)
+    try:
+        name = importer_of(format, path).name
+        result = Survey(source, name, count_found(name, path), unit="tokens" if student.chat else "characters")
+        end = time.monotonic() + LOOK_SECONDS
+        for item in islice(import_runs(name, path), LOOK_ROLLOUTS):
+            result.looked += 1
+            if isinstance(item, RolloutRecord):
+                _add(result, item, student)
+            else:
+                result.refused[item.reason] += 1
+                result.first_refusal.setdefault(item.reason, f"{item.source}: {item.detail}")
+            if time.monotonic() > end:
+                break
+    except (FileNotFoundError, ValueError) as error:
+        raise SpecError(f"--from {source}: {error}") from error
+    result.licences = _licences(path)
+    return result
+
+
+def _add(result: Survey, rollout: RolloutRecord, student: Student) -> None:
+    result.rollouts += 1
+    result.repos[rollout.repo or "unknown"] += 1
+    result.teachers[rollout.teacher or "unknown"] += 1
+    result.with_tools += bool(rollout.tools)
+    result.offered.update({name for tool in rollout.tools or () if (name := tool_name(tool))})
+    reward = (rollout.outcome or {}).get("reward")
+    if reward is not None:
+        result.rewards.append(reward)
+    for agent in rollout.agents:
+        result.turns.append(len(agent.turns))
+        result.roles.update(message.role for message in agent.messages)
+        last = agent.turns[-1] if agent.turns else None
+        result.answers += last is not None and not last.actions and last.parse_error is None
+        for turn in agent.turns:
+            result.native_turns += turn.output_ids is not None
+            result.think_turns += bool(turn.reasoning) or "</think>" in turn.content
+            result.unreadable_turns += turn.parse_error is not None
+        for message in agent.messages:
+            calls = (parse_structured(raw) for raw in message.tool_calls or ())
+            result.called.update(call.name for call in calls if isinstance(call, Call))
+        result.lengths.append(_length(result, agent, rollout.tools, student))
+
+
+def _length(result: Survey, agent: AgentRecord, tools: Sequence[Any] | None, student: Student) -> int:
+    """Return the length of a conversation; why it cannot be rendered goes into `unrendered`."""
+    if student.chat is not None:
+        try:
+            messages, _ = conversation(map(vars, agent.messages), StudentForm(student.chat, tools))
+            return len(student.chat.prompt_ids(messages, tools=tools))
+        except Exception as error:  # a template raises what its author chose
+            result.unrendered[" ".join(str(error).split())] += 1
+    return sum(len(message.content) for message in agent.messages)
+
+
+def _licences(path: Path) -> Counter[str]:
+    """Count the licences that the first rows name."""
+    files = row_files(sorted(path.rglob("*")) if path.is_dir() else [path])
+    rows = (value for file in files[:1] for _, value in islice(iter_rows(file), 100))
+    return Counter(str(row[key]) for row in rows if isinstance(row, Mapping) for key in _LICENCES if row.get(key))
+
+
+def summary(result: Survey, student: Student) -> str:
+    """Return the survey as a few lines, counts first."""
+    looked = "" if result.looked == result.found else f"; looked at the first {result.looked:,}"
+    refused = sum(result.refused.values())
+    lines = [
+        f"{result.path}: {result.found:,} inputs of format {result.format}{looked}: "
+        f"{result.rollouts:,} rollouts, {refused:,} that cannot be read",
+        *(
+            f"  cannot be read: {n} {reason}, first {result.first_refusal[reason]}"
+            for reason, n in _top(result.refused)
+        ),
+    ]
+    if not result.rollouts:
+        return "\n".join(lines)
+    conversations = len(result.turns)
+    lines += [
+        f"  turns: {_spread(result.turns)}; {result.answers} of {conversations} conversations end in a final answer",
+        f"  {result.unit}: {_spread(result.lengths)}" + (f"; context {student.context:,}" if student.context else ""),
+        f"  messages: {_counted(result.roles)}",
+        f"  tools: {_counted(result.offered) or 'no schemas'} (schemas in {result.with_tools} rollouts); "
+        f"called: {_counted(result.called) or 'none by structured calls'}",
+        f"  rewards: {_rewards(result)}; think blocks: {result.think_turns} turns; "
+        f"turns without a readable action: {result.unreadable_turns}",
+        f"  repositories: {_counted(result.repos)}; teachers: {_counted(result.teachers)}; "
+        f"licences: {_counted(result.licences) or 'not recorded'}",
+    ]
+    if student.context and (over := sum(length > student.context for length in result.lengths)):
+        lines.append(f"  {over} conversations are longer than the context; their later turns will be dropped")
+    lines += [
+        f"  {n} conversations cannot be written in the student's template: {why}" for why, n in _top(result.unrendered)
+    ]
+    if student.unknown:
+        lines.append(f"  not measured: {student.unknown}")
+    return "\n".join(lines)
+
+
+def rollout_set_spec(name: str, result: Survey) -> NewSpec:
+    """Return the rollout set that imports the runs."""
+    path = result.path if "${" in result.path else str(Path(result.path).expanduser().absolute())
+    licence = next(iter(result.licences), "")
+    text = f"""\
+# Written by `etpi init` after a look at {result.looked} of {result.found} inputs. Every key: docs/reference/specs.md
+title = {quoted(f"Recorded runs of {Path(path).name}")}
+kind = "imported"
+format = {quoted(result.format)}
+path = {quoted(path)}
+license = {quoted(licence)}   # goes into the model card
+"""
+    if set(result.teachers) <= {"unknown"}:
+        text += '\n[options]\nteacher = "unknown"   # the model that wrote the runs\n'
+    return NewSpec("rollout_set", name, text)
+
+
+def experiment_spec(name: str, result: Survey, student: Student) -> NewSpec:
+    """Return the experiment that builds the student's data set from the runs."""
+    base = "\n".join(f"{key} = {quoted(value)}" for key, value in student.base.items())
+    native = result.native_turns == sum(result.turns)
+    limit = max_length(result, student)
+    kwargs = "\n[serving.template_kwargs]\nenable_thinking = false\n" if student.thinking_switch else ""
+    reward = "1.0" if result.rewards else '"none"   # the runs have no rewards'
+    text = f"""\
+# Written by `etpi init`. Every key: docs/reference/specs.md; its words: docs/concepts.md
+title = {quoted(f"A student of {name}")}
+rollout_sets = [{quoted(name)}]
+evaluate = "none"   # held-out rollouts need a suite of tasks
+
+[base]
+{base}
+
+[select]
+min_reward = {reward}
+require = []
+shortest_correct = false   # true: only the shortest solved rollout of each task
+
+[pairs]
+capture = "{"native" if native else "retokenised"}"   # native: recorded token ids; retokenised: from the messages
+
+[dataset]
+max_length = {limit}   # tokens; a longer turn is dropped with its reason, never cut
+val_fraction = {0.1 if len(result.repos) > 2 else 0.0}   # share of the repositories
+{kwargs}
+[train]
+method = "none"   # "lora" or "full" trains the student; "none" ends with the data set
+
+[gates]
+teacher = {{}}
+first_turn_loss_share = 0.0
+format_exposure = 1
+role_balance = 0.0
+plan_paths_in_task = 0.0
+"""
+    return NewSpec("experiment", name, text)
+
+
+def max_length(result: Survey, student: Student) -> int:
+    """Return `dataset.max_length`: the model's context, else the next power of two above the longest run."""
+    if student.context:
+        return student.context
+    tokens = max(result.lengths, default=0) if result.unit == "tokens" else 0
+    return max(32768, 1 << tokens.bit_length())
+
+
+def _spread(values: Sequence[int]) -> str:
+    ordered = sorted(values)
+    return f"median {ordered[len(ordered) // 2]:,}, longest {ordered[-1]:,}, {sum(ordered):,} in all"
+
+
+def _rewards(result: Survey) -> str:
+    if not result.rewards:
+        return "none recorded"
+    ones = sum(reward >= 1 for reward in result.rewards)
+    return f"{len(result.rewards)} of {result.rollouts} rollouts, {ones} with 1 or more"
+
+
+def _counted(names: Counter[str]) -> str:
+    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(f"{name} {n:,}" for name, n in names.most_common(_SHOWN)) + more
+
+
+def _top(counts: Counter[str]) -> Iterable[tuple[str, int]]:
+    return counts.most_common(_SHOWN)

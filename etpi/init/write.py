@@ -1,0 +1,84 @@
+"""Write new specs into the user's folder, check them by loading all specs, and say what a run of them would make."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from etpi_assets.planner import open_steps, plan
+from etpi_assets.runs.console_table import step_lines
+from etpi_assets.specs.folders import DEFAULT, FOLDERS, user_folders
+from etpi_assets.specs.load import SpecError, load_specs
+from etpi_resources.lake.lake import Lake
+
+_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
+
+
+@dataclass(frozen=True)
+class NewSpec:
+    """A spec to write: its set ("suite", "rollout_set", "experiment"), its name, and its TOML."""
+
+    set: str
+    name: str
+    text: str
+
+
+def spec_name(text: str) -> str:
+    """Return a valid spec name that resembles the text."""
+    return _NAME.sub("_", text).strip("_.-") or "mine"
+
+
+def quoted(text: str) -> str:
+    """Return the text as a TOML string."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def write_specs(specs: Iterable[NewSpec], *, force: bool = False) -> list[Path]:
+    """Write specs into the first folder of the user's specs (default: `specs` in the working folder).
+
+    Nothing stays written if one of them is invalid.
+
+    Args:
+        force: replace files that exist.
+
+    Raises:
+        SpecError: a file or another spec has the name, or the specs are invalid.
+    """
+    folders = user_folders()
+    folder = folders[0].path if folders else Path(DEFAULT).absolute()
+    files = {folder / FOLDERS[spec.set] / f"{spec.name}.toml": spec for spec in specs}
+    before = {file: file.read_text(encoding="utf-8") if file.exists() else None for file in files}
+    if not force and (existing := [str(file) for file, text in before.items() if text is not None]):
+        raise SpecError(f"{', '.join(existing)} exist already; choose another --name, or replace them with --force")
+    for file, spec in files.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(spec.text, encoding="utf-8")
+    try:
+        loaded = load_specs()
+        for spec in files.values():
+            loaded.get(spec.set, spec.name)
+    except SpecError:
+        for file, text in before.items():
+            file.unlink() if text is None else file.write_text(text, encoding="utf-8")
+        raise
+    return list(files)
+
+
+def announcement(files: Sequence[Path], experiment: str) -> str:
+    """Return the text that ends `etpi init`: the files, what a run will make, and the next commands."""
+    steps = open_steps(plan(experiment, load_specs(), Lake.open()))
+    shown = [file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file for file in files]
+    return "\n".join(
+        [
+            *(f"wrote {file}" for file in shown),
+            f"`etpi run {experiment}` will make {len(steps)} assets:",
+            *step_lines(steps),
+            "Next:",
+            f"  etpi run {experiment}",
+            f"  etpi status {experiment}",
+            f"  etpi export {experiment} --format trl_messages --to FOLDER   (docs/formats.md lists the formats)",
+        ]
+    )

@@ -1,0 +1,95 @@
+"""`etpi init --from`: a look at recorded runs, the specs for them, and a run of those specs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from etpi import cli
+from etpi_assets.specs.load import load_specs
+from tests.support.own_runs import TOOLS, recorded_run, write_runs
+
+COMMIT = "0123456789" * 4
+QWEN = f"Qwen/Qwen3-4B@{COMMIT}"
+
+
+@pytest.fixture
+def cwd(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_runs(tmp_path, [recorded_run(number, turns) for number, turns in enumerate((2, 3, 12))])
+    return tmp_path
+
+
+def init(*words: str) -> int:
+    return cli.main(["init", "--from", "runs.jsonl", "--yes", *words])
+
+
+def test_specs_name_the_data_and_the_student(cwd):
+    assert init("--model", QWEN, "--name", "mine") == 0
+    specs = load_specs()
+    rollouts, experiment = specs.rollout_sets["mine"], specs.experiments["mine"]
+    assert (rollouts.format, rollouts.path) == ("messages", str(cwd / "runs.jsonl"))
+    assert (experiment.base.kind, experiment.base.repo, experiment.base.revision) == ("hub", "Qwen/Qwen3-4B", COMMIT)
+    assert (experiment.base.tokenizer, experiment.base.chat_template) == ("qwen3", "qwen3")
+    assert experiment.pairs.capture == "retokenised"
+    assert experiment.serving.template_kwargs == {"enable_thinking": False}
+
+
+def test_files_that_exist_are_replaced_only_with_force(cwd, capsys):
+    assert init("--model", QWEN) == 0
+    file = Path("specs/experiments/runs.toml")
+    file.write_text(before := file.read_text() + "# edited\n")
+    assert init("--model", QWEN) == 1
+    assert "--force" in capsys.readouterr().err
+    assert file.read_text() == before
+    assert init("--model", QWEN, "--force") == 0
+    assert "# edited" not in file.read_text()
+
+
+def test_name_of_a_shipped_spec_is_refused_and_nothing_is_written(cwd, capsys):
+    assert init("--model", QWEN, "--name", "plan_first_tiny") == 1
+    assert "etpi comes with a spec named" in capsys.readouterr().err
+    assert not list(cwd.glob("specs/**/*.toml"))
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-4B", "Qwen/Qwen3-4B@main"])
+def test_model_without_a_commit_is_refused_with_the_way_to_find_it(cwd, capsys, model):
+    assert init("--model", model) == 1
+    text = capsys.readouterr().err
+    assert "git ls-remote https://huggingface.co/Qwen/Qwen3-4B" in text
+    assert not (cwd / "specs").exists()
+
+
+def test_missing_model_is_a_usage_error(cwd, capsys):
+    assert init() == 2
+    assert "--model" in capsys.readouterr().err
+
+
+def test_rows_that_cannot_be_read_are_counted_by_reason(cwd, capsys):
+    with Path("runs.jsonl").open("a") as file:
+        file.write('{"messages": [{"role": "wizard", "content": "x"}]}\n{"messages": [\n')
+    assert init("--model", QWEN) == 0
+    text = capsys.readouterr().out
+    assert "5 inputs of format messages: 3 rollouts, 2 that cannot be read" in text
+    assert "unknown_role" in text and "truncated_json" in text
+
+
+def test_path_with_a_variable_is_written_as_given(cwd, monkeypatch):
+    monkeypatch.setenv("RUNS", str(cwd))
+    assert cli.main(["init", "--from", "${RUNS}/runs.jsonl", "--yes", "--model", QWEN]) == 0
+    assert load_specs().rollout_sets["runs"].path == "${RUNS}/runs.jsonl"
+
+
+def test_summary_counts_tools_lengths_and_rewards(cwd, capsys):
+    runs = [recorded_run(number, 2) for number in range(3)]
+    del runs[0]["reward"], runs[1]["tools"]
+    write_runs(cwd, [{**run, "license": "mit"} for run in runs])
+    assert init("--model", QWEN) == 0
+    text = capsys.readouterr().out
+    name = TOOLS[0]["function"]["name"]
+    assert f"tools: {name} 2 (schemas in 2 rollouts); called: {name} 6" in text
+    assert "rewards: 2 of 3 rollouts" in text and "licences: mit 3" in text
+    assert "3 of 3 conversations end in a final answer" in text
+    assert json.dumps("mit") in Path("specs/rollout_sets/runs.toml").read_text()
