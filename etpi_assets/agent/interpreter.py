@@ -1,6 +1,6 @@
-"""The tool `code_interpreter`: Python cells in a rollout's sandbox that share their definitions.
+"""The tool `code_interpreter`: Python cells in a rollout's sandbox that share their names.
 
-A cell runs as a bash command, with the rollout's limits and workspace; processes that it starts end with it.
+A cell runs as a bash command in the rollout's workspace, within its limits; processes that the cell starts end with it.
 `interpreter_cell` is the program that runs inside the sandbox.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from etpi_assets.agent.tools import INTERPRETER
 
 FOLDER = "/tmp/.interpreter"
-"""The session's folder in the sandbox, outside of the workspace so that it is not part of the patch."""
+"""The session's folder in the sandbox. It is outside of the workspace, so it is not part of the patch."""
 
 _PROGRAM = Path(__file__).with_name("interpreter_cell.py")
 
@@ -40,7 +40,7 @@ def cell_command(code: str) -> str:
 
 
 def cell_in(command: str) -> str | None:
-    """Return the code in a command of `cell_command`; None for other commands."""
+    """Return the code in a command that `cell_command` wrote; None for other commands."""
     words = shlex.split(command)
     place = words.index(f"{FOLDER}/cell.py") if f"{FOLDER}/cell.py" in words else 0
     return words[place - 2] if place >= 2 and cell_command(words[place - 2]) == command else None

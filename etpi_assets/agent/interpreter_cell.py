@@ -1,11 +1,10 @@
-"""One cell of a Python session inside a sandbox: what earlier cells defined is there, and what this one defines stays.
+"""Run one cell of a Python session inside a sandbox, with the names that earlier cells defined.
 
-Belongs here: what runs beside the code of a cell. Does not belong here: starting it (`interpreter`), isolation. Started
-with the session's folder as its argument, whose `cell.py` is the code; never imported by the host, standard library
-alone. No process outlives a command in a sandbox, so a session is kept in a file: imports, functions and classes as
-source that is run again, every other name as the value it had. What cannot be kept is named at the end of the output.
-
-As at a prompt, the value of a last expression is shown.
+`interpreter` starts it with the session's folder as its argument; the code is in `cell.py` there. It uses only the
+standard library, and the host never imports it. Because no process outlives a command in a sandbox, a file carries the
+session: imports, functions and classes as source that every cell executes again, other names as their values. The last
+line of the output lists the names that could not be saved. As at a Python prompt, the value of a last expression is
+printed.
 """
 
 import _ast
@@ -16,54 +15,61 @@ import sys
 import types
 
 FILE = "<cell>"
-# What marshal gives back as it was; of other types it keeps some as bytes (a bytearray), so those are pickled.
+# Types that marshal restores exactly. It turns some others into bytes (a bytearray, for example), so those are pickled.
 SCALARS = (type(None), bool, int, float, complex, str, bytes)
 PATH = list(sys.path)
 
 
 def main(folder):
+    """Run the folder's cell; return whether it failed."""
     with open(os.path.join(folder, "cell.py"), encoding="utf-8") as file:
         code = file.read()
     main_module = types.ModuleType("__main__")
-    # Classes and functions are pickled by their module's name, so the session is that module.
+    # Classes and functions are pickled by the name of their module, so the session has to be that module.
     sys.modules["__main__"] = main_module
     names = main_module.__dict__
-    state = os.path.join(folder, "state")
-    kept = {"sources": {}, "scalars": {}, "pickled": {}}
-    if os.path.exists(state):
-        with open(state, "rb") as file:
-            kept = marshal.load(file)
-    restore(names, kept)
+    path = os.path.join(folder, "state")
+    state = {"sources": {}, "scalars": {}, "pickled": {}}
+    if os.path.exists(path):
+        with open(path, "rb") as file:
+            state = marshal.load(file)
+    restore(names, state)
     failed = run(code, names)
-    lost = save(state, names, kept["sources"], code)
+    unsaved = save(path, names, state["sources"], code)
     sys.stdout.flush()
-    if lost:
-        print(f"[not kept for the next call: {', '.join(lost)}]")
+    if unsaved:
+        print(f"[not kept for the next call: {', '.join(unsaved)}]")
     return failed
 
 
-def restore(names, kept):
-    """Definitions first, since values may be of their classes; those that need values once more after them."""
-    waiting = [source for source in kept["sources"].values() if not quietly(source, names)]
-    names.update(kept["scalars"])
-    for name, data in kept["pickled"].items():
+def restore(names, state):
+    """Restore the session's names: definitions first, because values may be instances of their classes.
+
+    A definition that fails because it needs a value is executed again after the values.
+    """
+    waiting = [source for source in state["sources"].values() if not execute(source, names)]
+    names.update(state["scalars"])
+    for name, data in state["pickled"].items():
         try:
-            names[name] = library("pickle").loads(data)
+            names[name] = standard_library("pickle").loads(data)
         except Exception:
             continue
     for source in waiting:
-        quietly(source, names)
+        execute(source, names)
 
 
-def parsed(code):
+def parse(code):
     tree = compile(code, FILE, "exec", _ast.PyCF_ONLY_AST)
     assert isinstance(tree, _ast.Module)
     return tree
 
 
-def library(name):
-    """A module of the standard library, not of the workspace, once it is needed: those used here take longer to import
-    than Python takes to start, and most cells need none of them."""
+def standard_library(name):
+    """Import a module of the standard library, even if the workspace has a file of that name.
+
+    It is imported only when needed: these modules take longer to import than Python takes to start, and most cells need
+    none of them.
+    """
     path, sys.path[:] = list(sys.path), PATH
     try:
         return __import__(name)
@@ -71,7 +77,8 @@ def library(name):
         sys.path[:] = path
 
 
-def quietly(source, names):
+def execute(source, names):
+    """Execute a definition; return whether it succeeded."""
     try:
         exec(compile(source, FILE, "exec"), names)
     except Exception:
@@ -80,9 +87,9 @@ def quietly(source, names):
 
 
 def run(code, names):
-    """Run a cell's code; whether it failed, which has then been said as Python says it."""
+    """Run a cell's code and print an error as Python does; return whether it failed."""
     try:
-        tree = parsed(code)
+        tree = parse(code)
         last = tree.body[-1] if tree.body else None
         if isinstance(last, _ast.Expr):
             tree.body.pop()
@@ -95,7 +102,7 @@ def run(code, names):
         return bool(end.code)
     except BaseException as error:
         sys.stdout.flush()
-        traceback = library("traceback")
+        traceback = standard_library("traceback")
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == FILE]
         if frames:
             print("Traceback (most recent call last):")
@@ -105,18 +112,18 @@ def run(code, names):
     return False
 
 
-def save(state, names, known, code):
-    """Write the session down; the names that could not be kept, sorted."""
+def save(path, names, earlier_sources, code):
+    """Write the session to `path`; return the names that could not be saved, sorted."""
     try:
-        body = parsed(code).body
+        body = parse(code).body
     except SyntaxError:
         body = []
-    sources = dict(known)
+    sources = dict(earlier_sources)
     for node in body:
         for name in defined(node):
             if name in names:
-                sources[name] = whole(code, node) if decorated(node) else library("ast").get_source_segment(code, node)
-    scalars, pickled, lost = {}, {}, []
+                sources[name] = source_of(code, node)
+    scalars, pickled, unsaved = {}, {}, []
     for name, value in names.items():
         if name.startswith("__") or isinstance(value, types.ModuleType):
             continue
@@ -127,19 +134,19 @@ def save(state, names, known, code):
             scalars[name] = value
             continue
         try:
-            pickled[name] = library("pickle").dumps(value)
+            pickled[name] = standard_library("pickle").dumps(value)
         except Exception:
-            lost.append(name)
+            unsaved.append(name)
     for name in [name for name in sources if name not in names]:
         del sources[name]
-    with open(state + ".new", "wb") as file:
+    with open(path + ".new", "wb") as file:
         marshal.dump({"sources": sources, "scalars": scalars, "pickled": pickled}, file)
-    os.replace(state + ".new", state)
-    return sorted(lost)
+    os.replace(path + ".new", path)
+    return sorted(unsaved)
 
 
 def defined(node):
-    """The names that a statement defines as source."""
+    """Return the names that a statement defines and that are saved as source."""
     if isinstance(node, (_ast.Import, _ast.ImportFrom)):
         return [(alias.asname or alias.name).split(".")[0] for alias in node.names]
     if isinstance(node, (_ast.FunctionDef, _ast.AsyncFunctionDef, _ast.ClassDef)):
@@ -149,12 +156,10 @@ def defined(node):
     return []
 
 
-def decorated(node):
-    return bool(getattr(node, "decorator_list", None))
-
-
-def whole(code, node):
-    """A definition's source with its decorators."""
+def source_of(code, node):
+    """Return a statement's source, with its decorators."""
+    if not getattr(node, "decorator_list", None):
+        return standard_library("ast").get_source_segment(code, node)
     lines = code.split("\n")
     return "\n".join(lines[node.decorator_list[0].lineno - 1 : node.end_lineno])
 
@@ -165,5 +170,5 @@ def is_definition(value):
 
 if __name__ == "__main__":
     sys.stdout = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", errors="replace", line_buffering=True)
-    sys.path.insert(0, "")  # what the session writes into the workspace can be imported
+    sys.path.insert(0, "")  # cells can import modules that the session wrote into the workspace
     sys.exit(main(sys.argv[1]))

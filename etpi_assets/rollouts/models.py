@@ -94,8 +94,8 @@ def _built(section: EngineSection, chat: ChatFormat, lake: Lake) -> str:
     """Build the section's tiny base, unless an experiment has built it, and return its name in the lake."""
     assert section.tiny
     report = tiny_base.build(lake, section.tiny, chat, tiny_base_code(section.tiny, chat.name))
-    if not (learnt := tiny_base.learnt(report)).passed:
-        raise LakeError(f"the tiny base of engine.model has not learned its world: {learnt.message}")
+    if not (outcome := tiny_base.check_trained(report)).passed:
+        raise LakeError(f"the tiny base of engine.model is not good enough: {outcome.message}")
     return f"{LAKE}{report['checkpoint_id']}"
 
 

@@ -1,1 +1,1 @@
-"""Tiny base models: the recipe that pretrains one on a world's corpus, and the trained weights that come with etpi."""
+"""Tiny base models: the recipe that pretrains one on a world's corpus, and the pretrained weights in the package."""

@@ -1,4 +1,4 @@
-"""Train the tiny bases of the shipped experiments again (`make tiny-bases`).
+"""Rebuild the tiny bases of the shipped experiments (`make tiny-bases`).
 
 python -m etpi_assets.tiny_bases.rebuild [WORLD ...]
 """
@@ -23,8 +23,8 @@ from etpi_resources.trainers.contracts import BaseWorkerResult
 from etpi_resources.trainers.pipes import run_worker
 
 MODEL_FILES = ("config.json", "generation_config.json", shipped_bases.WEIGHTS)
-LARGEST = 4_000_000
-"""Upper bound of a base's weights in bytes, since every clone and wheel contains them."""
+MAX_BYTES = 4_000_000
+"""Upper bound of a base's weights, because every clone and wheel contains them."""
 
 
 def used_by_shipped_specs() -> list[tuple[TinySection, ChatFormat]]:
@@ -39,7 +39,7 @@ def rebuild(section: TinySection, chat: ChatFormat) -> shipped_bases.Recipe:
     """Train a base and replace the shipped one.
 
     Raises:
-        RuntimeError: its loss is too high or its weights are too large; the shipped base stays.
+        RuntimeError: the new base's loss is too high or its weights are too large; the shipped base is not replaced.
         WorkerFailed: the trainer failed.
     """
     with tempfile.TemporaryDirectory() as scratch:
@@ -49,12 +49,14 @@ def rebuild(section: TinySection, chat: ChatFormat) -> shipped_bases.Recipe:
 
 
 def ship(section: TinySection, chat: ChatFormat, report: Mapping[str, Any], model: Path) -> shipped_bases.Recipe:
-    """Write a trained base into the package, from its worker's report and the folder of its model."""
-    if not (outcome := tiny_base.learnt(report)).passed:
+    """Write a trained base into the package; `report` is the worker's, `model` the folder of the trained model."""
+    if not (outcome := tiny_base.check_trained(report)).passed:
         raise RuntimeError(f"the base of {section.world} is not shipped: {outcome.message}")
     size = (model / shipped_bases.WEIGHTS).stat().st_size
-    if size > LARGEST:
-        raise RuntimeError(f"the base of {section.world} is not shipped: {size:,} bytes of weights, bound {LARGEST:,}")
+    if size > MAX_BYTES:
+        raise RuntimeError(
+            f"the base of {section.world} is not shipped: {size:,} bytes of weights, bound {MAX_BYTES:,}"
+        )
     vocabulary, template = shipped_bases.format_hashes(chat)
     recipe = shipped_bases.Recipe(
         section=section,
@@ -76,11 +78,11 @@ def ship(section: TinySection, chat: ChatFormat, report: Mapping[str, Any], mode
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train the shipped tiny bases again.")
-    parser.add_argument("worlds", nargs="*", metavar="WORLD", help=f"of {', '.join(tiny_base.WORLDS)}; none: all")
+    parser = argparse.ArgumentParser(description="Rebuild the shipped tiny bases.")
+    parser.add_argument("worlds", nargs="*", metavar="WORLD", help=f"{', '.join(tiny_base.WORLDS)}; default: all")
     wanted = parser.parse_args().worlds or list(tiny_base.WORLDS)
     if unknown := sorted(set(wanted) - set(tiny_base.WORLDS)):
-        sys.exit(f"no tiny world is called {unknown[0]!r}; there are {', '.join(tiny_base.WORLDS)}")
+        sys.exit(f"unknown tiny world {unknown[0]!r}; the worlds are {', '.join(tiny_base.WORLDS)}")
     for section, chat in used_by_shipped_specs():
         if section.world in wanted:
             recipe = rebuild(section, chat)

@@ -1,7 +1,7 @@
 """Build a tiny base from a spec's `base.tiny`: a corpus of templated conversations, and a model pretrained on it.
 
-The bases of shipped experiments come pretrained with etpi (`shipped`). A base has the habits that fine-tuning should
-change: in `coop_tiny` the agent starts with bash and rarely plans first, in `repo_fix_tiny` it thinks at length.
+etpi contains the pretrained bases of the shipped experiments (`shipped`). A base has habits for fine-tuning to change:
+in `coop_tiny` the agent starts with bash and rarely plans first, in `repo_fix_tiny` it thinks at length.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from etpi_resources.trainers.contracts import BaseWorkerConfig, BaseWorkerResult
 from etpi_resources.trainers.pipes import run_worker
 
 WORKER = "etpi_resources.trainers.workers.base_worker"
-LEARNT = "base_learnt"
+TRAINED = "base_learnt"
 RECIPE_UNCHANGED = "base_recipe_unchanged"
 WORLDS = {"arithmetic_tiny": arithmetic_tiny, "coop_tiny": coop_tiny, "repo_fix_tiny": repo_fix_tiny}
-"""`base.tiny.world` -> module with `conversations` and `exercises`."""
+"""`base.tiny.world` -> its module with `conversations` and `exercises`."""
 
 LOSS_BOUND = 0.6
-"""Upper bound of the mean loss over the last tenth of the run, nats per token.
+"""Upper bound of the mean loss over the last tenth of the run, in nats per token.
 
-The random choice of habits costs about 0.2; a model that cannot copy names stays above 1.
+The randomly chosen habits of the corpus cost about 0.2; a model that cannot copy names stays above 1.
 """
 
 
@@ -52,13 +52,14 @@ def build(
     context: Any = None,
     echo: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Return the shipped base of this section, vocabulary and template, an earlier build of it, or a new one.
+    """Return the shipped base for this section, vocabulary and template, or else an earlier build of it, or train it.
 
     Args:
-        code: version of the code that makes corpus and model.
+        code: version of the code that writes the corpus and trains the model.
         context, echo: as for `run_worker`.
     Returns:
-        The worker's report (see `base_worker.run`) with `checkpoint_id` and `reused`; `seconds` is of this call.
+        The worker's report (see `base_worker.run`) with `checkpoint_id` and `reused`; `seconds` is the time of this
+        call.
     Raises:
         LakeError: the shipped weights are damaged.
         WorkerFailed: the trainer failed; the message has its last lines.
@@ -83,14 +84,14 @@ def build(
         _key(section, chat, code),
         "base",
         pretrain,
-        passes=lambda report: learnt(report).passed,
+        passes=lambda report: check_trained(report).passed,
         label="the tiny base",
         log=echo,
     )
 
 
 def prepare(section: TinySection, chat: ChatFormat, folder: Path) -> BaseWorkerConfig:
-    """Write corpus and tokenizer under `folder`; return the worker's config."""
+    """Write the corpus and the tokenizer under `folder`; return the worker's config."""
     folder.mkdir(parents=True, exist_ok=True)
     corpus = folder / "corpus.parquet"
     schema = TABLES["sequences"].schema
@@ -117,13 +118,13 @@ def prepare(section: TinySection, chat: ChatFormat, folder: Path) -> BaseWorkerC
 def corpus_rows(section: TinySection, chat: ChatFormat) -> Iterator[dict[str, Any]]:
     """Yield the corpus as rows of `sequences`, one per conversation or exercise.
 
-    Assistant turns have weight 1, the rest `reading_weight`.
+    Tokens of assistant turns have weight 1, all others `reading_weight`.
     """
     world = WORLDS[section.world]
-    talks = world.conversations(section.seed, section.conversations, chat.name)
-    # Another seed, so that exercises and conversations have different tasks.
-    drills = world.exercises(section.seed + 1, section.exercises, chat.name)
-    for number, messages in enumerate(chain(talks, drills)):
+    conversations = world.conversations(section.seed, section.conversations, chat.name)
+    # A different seed gives the exercises other tasks than the conversations.
+    exercises = world.exercises(section.seed + 1, section.exercises, chat.name)
+    for number, messages in enumerate(chain(conversations, exercises)):
         ids = chat.prompt_ids(messages[:2])
         starts, ends, weights = [1], [len(ids)], [section.reading_weight]
         for message in messages[2:]:
@@ -147,33 +148,30 @@ def corpus_rows(section: TinySection, chat: ChatFormat) -> Iterator[dict[str, An
 
 
 def recipe_unchanged(section: TinySection, chat: ChatFormat) -> CheckOutcome:
-    """Warn if a shipped base was trained with an older recipe; the base itself is still good."""
+    """Warn if a shipped base was trained with an older recipe. The base is used anyway."""
     recipe = shipped_bases.find(section, chat)
+    part = shipped_bases.changed(recipe, corpus_rows(section, chat)) if recipe else None
     if recipe is None:
-        return CheckOutcome(
-            RECIPE_UNCHANGED, passed=True, message="built here, from the recipe as it is", blocking=False
+        message = "built here with the current recipe"
+    elif part is None:
+        message = f"{recipe.folder.name} was trained with the current recipe"
+    else:
+        message = (
+            f"{recipe.folder.name} was trained before {part} changed and is used anyway; rebuild it with "
+            f"`{shipped_bases.REBUILD}`"
         )
-    part = shipped_bases.changed(recipe, corpus_rows(section, chat))
-    if part is None:
-        return CheckOutcome(
-            RECIPE_UNCHANGED, passed=True, message=f"{recipe.folder.name} is of this recipe", blocking=False
-        )
-    message = (
-        f"{recipe.folder.name} was trained before {part} changed, and is used as it is; train it again with "
-        f"`{shipped_bases.REBUILD}`"
-    )
-    return CheckOutcome(RECIPE_UNCHANGED, passed=False, message=message, blocking=False)
+    return CheckOutcome(RECIPE_UNCHANGED, passed=part is None, message=message, blocking=False)
 
 
-def learnt(report: Mapping[str, Any]) -> CheckOutcome:
+def check_trained(report: Mapping[str, Any]) -> CheckOutcome:
     """Check that the base's final loss is below LOSS_BOUND."""
     tail = [line["loss"] for line in report["log"][-max(1, len(report["log"]) // 10) :]]
     loss = sum(tail) / len(tail)
     return CheckOutcome(
-        name=LEARNT,
+        name=TRAINED,
         passed=loss <= LOSS_BOUND,
         message=f"loss {loss:.3f} at the end, bound {LOSS_BOUND}"
-        + ("" if loss <= LOSS_BOUND else "; raise base.tiny.conversations, or look at the learning rates"),
+        + ("" if loss <= LOSS_BOUND else "; raise base.tiny.conversations or change the learning rates"),
         figures={"loss": loss, "parameters": report["parameters"], "seconds": report["seconds"]},
     )
 

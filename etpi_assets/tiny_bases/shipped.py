@@ -1,6 +1,6 @@
-"""Tiny bases that come with etpi: find them, verify their bytes, copy them to the lake, and compare their recipes.
+"""Tiny bases in the package: find them, verify their bytes, copy them to the lake, and detect changed recipes.
 
-A base is a folder of `etpi_assets/tiny_bases`, named by its world and the hash of its weights. `rebuild` writes them.
+A base is a folder of `etpi_assets/tiny_bases`, named after its world and the hash of its weights; `rebuild` writes it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ FOLDER = Path(__file__).parent
 RECIPE = "recipe.json"
 WEIGHTS = "model.safetensors"
 REBUILD = "make tiny-bases"
-"""The command that trains them again in a checkout; elsewhere `python -m etpi_assets.tiny_bases.rebuild`."""
+"""The command that rebuilds them in a checkout; elsewhere use `python -m etpi_assets.tiny_bases.rebuild`."""
 
 
 class Corpus(BaseModel):
-    """Identity of a training corpus: sha256 of its rows (see `corpus_of`), number of rows and of tokens."""
+    """Identity of a training corpus: sha256 of its rows (see `corpus_of`), numbers of rows and tokens."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -53,9 +53,10 @@ class Recipe(BaseModel):
     """`recipe.json`: the inputs of a base, the code and libraries that trained it, and its training log.
 
     Attributes:
-        section, vocabulary, template: which base this is; the last two are sha256.
+        section, vocabulary, template: identify the base; the last two are sha256.
         weights: sha256 of `model.safetensors`.
-        log: lines of the training, see `base_worker.run`. seconds: its wall time.
+        seconds: wall time of the training.
+        log: lines of the training log, see `base_worker.run`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -85,12 +86,12 @@ def find(section: TinySection, chat: ChatFormat) -> Recipe | None:
 
 
 def shipped() -> list[Recipe]:
-    """Return the recipes of all shipped bases, in order of their folders."""
+    """Return the recipes of all shipped bases, in the order of their folders' names."""
     return [Recipe.model_validate_json(path.read_bytes()) for path in sorted(FOLDER.glob(f"*/{RECIPE}"))]
 
 
 def adopt(recipe: Recipe, lake: Lake, chat: ChatFormat) -> str:
-    """Copy the base into the lake and return its checkpoint id, which depends on its content alone.
+    """Copy the base into the lake and return its checkpoint id, which depends only on its content.
 
     Raises:
         LakeError: the weights differ from the recipe's.
@@ -98,8 +99,8 @@ def adopt(recipe: Recipe, lake: Lake, chat: ChatFormat) -> str:
     actual = sha256_of(recipe.folder / WEIGHTS)
     if actual != recipe.weights:
         raise LakeError(
-            f"{recipe.folder / WEIGHTS} is damaged: its sha256 is {actual}, {RECIPE} beside it says {recipe.weights}. "
-            f"Put the file back (git checkout, or install etpi again), or train it again: {REBUILD}"
+            f"{recipe.folder / WEIGHTS} is damaged: its sha256 is {actual}, but {RECIPE} there has {recipe.weights}. "
+            f"Restore the file (git checkout, or reinstall etpi), or rebuild the base: {REBUILD}"
         )
     folder = Path(tempfile.mkdtemp(prefix="shipped-", dir=lake.scratch("base")))
     for path in recipe.folder.iterdir():
@@ -113,7 +114,7 @@ def changed(recipe: Recipe, rows: Iterable[Mapping[str, Any]]) -> str | None:
     """Name the part of the recipe that changed since the base was trained; None if no change affects its weights.
 
     Args:
-        rows: the current corpus; read only if the code that writes it changed.
+        rows: the current corpus; iterated only if the code that writes it changed.
     """
     now = recipe_code(recipe.section)
     if recipe.code.training != now.training:
@@ -124,13 +125,13 @@ def changed(recipe: Recipe, rows: Iterable[Mapping[str, Any]]) -> str | None:
 
 
 def recipe_code(section: TinySection) -> Code:
-    """Return the current versions of the recipe's code, for a base with the tokenizer and template "tiny"."""
+    """Return the current code versions of a base with the tokenizer and template "tiny"."""
     corpus, training = tiny_base_parts(section, "tiny")
     return Code(corpus=corpus.digest, training=training.digest)
 
 
 def corpus_of(rows: Iterable[Mapping[str, Any]]) -> Corpus:
-    """Hash the columns of a corpus that reach the loss, in order."""
+    """Hash the columns of a corpus that the loss depends on, in row order."""
     digest, count, tokens = hashlib.sha256(), 0, 0
     for row in rows:
         columns = [row[name] for name in ("input_ids", "span_starts", "span_ends", "span_weights")]

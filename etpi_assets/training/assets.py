@@ -25,7 +25,7 @@ from etpi_resources.lake.lake import LakeError
 from etpi_resources.lake.schemas import from_rows
 
 
-@etpi_asset("base_checkpoint", checks=(pointers.PINNED, base.LEARNT, base.RECIPE_UNCHANGED))
+@etpi_asset("base_checkpoint", checks=(pointers.PINNED, base.TRAINED, base.RECIPE_UNCHANGED))
 def base_checkpoint(run: AssetRun) -> Produced:
     section = run.spec.base
     if section.kind == "none":
@@ -35,7 +35,7 @@ def base_checkpoint(run: AssetRun) -> Produced:
         return _tiny_base(run, row)
     pointer, pinned = pointers.hub_pointer(section) if section.kind == "hub" else pointers.path_pointer(section)
     elsewhere = [
-        CheckOutcome(name, passed=True, message="trained elsewhere") for name in (base.LEARNT, base.RECIPE_UNCHANGED)
+        CheckOutcome(name, passed=True, message="trained elsewhere") for name in (base.TRAINED, base.RECIPE_UNCHANGED)
     ]
     return Produced(tables={"checkpoints": from_rows("checkpoints", [row | pointer])}, checks=(pinned, *elsewhere))
 
@@ -60,7 +60,7 @@ def _tiny_base(run: AssetRun, row: dict[str, Any]) -> Produced:
     curve = [{"role": "base", "seed": section.tiny.seed, "val_loss": None, **line} for line in report["log"]]
     return Produced(
         tables={"checkpoints": from_rows("checkpoints", [row])},
-        checks=(pinned, base.learnt(report), base.recipe_unchanged(section.tiny, chat)),
+        checks=(pinned, base.check_trained(report), base.recipe_unchanged(section.tiny, chat)),
         metadata={"loss": dg.MetadataValue.md(loss_plot(curve)), "parameters": report["parameters"]},
     )
 

@@ -59,7 +59,7 @@ def test_shipped_weights_are_of_the_recipe_as_it_is(section: TinySection, chat):
     assert recipe.corpus == shipped_bases.corpus_of(tiny_base.corpus_rows(section, chat))
     assert recipe.code.training == shipped_bases.recipe_code(section).training
     assert recipe.weights == sha256_of(recipe.folder / shipped_bases.WEIGHTS)
-    assert (recipe.folder / shipped_bases.WEIGHTS).stat().st_size < rebuild_bases.LARGEST
+    assert (recipe.folder / shipped_bases.WEIGHTS).stat().st_size < rebuild_bases.MAX_BYTES
 
 
 @pytest.mark.usefixtures("no_training")
@@ -67,7 +67,7 @@ def test_shipped_weights_are_of_the_recipe_as_it_is(section: TinySection, chat):
 def test_it_is_taken_into_the_lake_without_training(tmp_path: Path, section: TinySection, chat):
     lake, said = Lake(tmp_path / "data"), []
     report = tiny_base.build(lake, section, chat, "code", echo=said.append)
-    assert "shipped with etpi" in said[0] and tiny_base.learnt(report).passed and report["dtype"] == "fp32"
+    assert "shipped with etpi" in said[0] and tiny_base.check_trained(report).passed and report["dtype"] == "fp32"
     folder = lake.checkpoint_dir(report["checkpoint_id"])
     assert folder_hash(folder) == report["checkpoint_id"]
     model = AutoModelForCausalLM.from_pretrained(folder)

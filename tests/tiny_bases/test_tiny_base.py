@@ -128,7 +128,7 @@ def test_same_section_gives_the_same_checkpoint(tmp_path: Path):
     assert tokenizer.convert_tokens_to_ids("<|im_end|>") == chat.end_id
     assert first["log"][-1]["loss"] < first["log"][0]["loss"]
     # So few steps give no competent base, and what failed its check is not kept to be found again.
-    assert not base.learnt(first).passed and "base.tiny.conversations" in base.learnt(first).message
+    assert not base.check_trained(first).passed and "base.tiny.conversations" in base.check_trained(first).message
     again = run_worker(
         base.WORKER, base.prepare(SMALL, chat, tmp_path / "again"), tmp_path / "again", BaseWorkerResult, echo=None
     )
