@@ -87,7 +87,7 @@ def prepare(place: Path, told: Told, history: str, vocabulary: int) -> tuple[int
     apart, real = [len(row["input_ids"]) for row in plain], [len(one) for one in ids]
     return max(*apart, *real), (
         f"{sum(apart):,} tokens in {len(apart)} rows of at most {max(apart):,}, {sum(real):,} in {len(real)} trees of "
-        f"at most {max(real):,} ({sum(apart) / sum(real):.1f}x), {sum(rows['output_tokens'].to_pylist()):,} learnt"
+        f"at most {max(real):,} ({sum(apart) / sum(real):.1f}x), {sum(rows['output_tokens'].to_pylist()):,} trained on"
     )
 
 

@@ -3,8 +3,8 @@
 `ETPI_TRAJECTORIES` names the folder of recorded runs. Varied copies of them, TURNS turns in all (default 100,000), form
 a lake: a rollout set that is scored, selected, curated and trained on; every tenth copy is also a rollout of a base, a
 fine-tuned and a reinforced checkpoint. Tables that no report reads (messages, sequences) are empty. Each report runs
-over the catalog with its default variables: once to warm up, then three times, of which the fastest counts. The
-baseline is DuckDB's `read_json` over as many copies of the run files, with the query how agents end
+over the catalog with its default variables: once to warm up, then three times; the fastest counts. The
+baseline is DuckDB's `read_json` over as many copies of the run files, with a query of how agents end
 (`exits_by_rollout_set` answers it and more).
 """
 

@@ -69,11 +69,11 @@ def main() -> int:
             for told, turns in [conversation(messages, StudentForm(chat))]
             for _, at in turns
         )
-        anew = sum(not turns[0].appended for turns in ours)
+        rerendered = sum(not turns[0].appended for turns in ours)
         print(
-            f"{name}: {len(runs)} conversations ({anew} written anew), {len(mine)} prompts, "
-            f"{sum(map(len, mine)) / 1e6:.1f} M prompt tokens; {equal} prompts equal, {smuggled} hold control tokens; "
-            f"{took:.2f} s against {baseline:.1f} s, {baseline / took:.1f} times",
+            f"{name}: {len(runs)} conversations ({rerendered} rendered per prompt), {len(mine)} prompts, "
+            f"{sum(map(len, mine)) / 1e6:.1f} M prompt tokens; {equal} prompts equal, "
+            f"{smuggled} contain control tokens; {took:.2f} s against {baseline:.1f} s, {baseline / took:.1f} times",
             flush=True,
         )
     return 0

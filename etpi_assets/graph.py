@@ -1,7 +1,6 @@
-"""The asset graph as data: what each asset is keyed by, reads, holds and is made by.
+"""The asset graph as data: each asset's partitions, tables, inputs and spec sections.
 
-Belongs here: the one declaration that Dagster's assets, the planner, the skip rule and the partition mappings are all
-derived from. Does not belong here: Dagster, or any computing.
+Dagster's assets, the planner, the skip rule and the partition mappings are all derived from this declaration.
 """
 
 from __future__ import annotations
@@ -18,16 +17,17 @@ class Node:
 
     Attributes:
         name: the asset's name.
-        set: what its partitions are; "all" for an unpartitioned asset, whose only key is "all".
-        group: the column it stands in, left to right in the web page.
-        tables: the lake tables a version of it holds (names of `etpi_resources.lake.schemas.TABLES`).
-        upstream: assets whose data versions are part of its input key, in order. The spec assets are upstream in
-            Dagster alone: what counts of a spec is the sections named here.
-        sections: keys of its own spec that its result depends on, dotted below the top level ("*" is all of it).
-        kept: the definitions ("module:name", or "module:!" for a worker) whose results are expensive: rollouts,
-            trainings. Those results are kept by the version of this part of the asset's code, so an edit elsewhere in
-            the asset finds them again; where this part changed, a person is asked before they are made again.
-        lock: the OS lock it holds while it computes, where the machine fits only one at a time.
+        set: the kind of its partitions; "all" for an unpartitioned asset, whose only key is "all".
+        group: its group in Dagster, a column of the web page.
+        tables: the lake tables in each version of it (names of `etpi_resources.lake.schemas.TABLES`).
+        upstream: assets whose data versions are part of its input key, in order. Spec assets are upstream in Dagster
+            only; the input key has the `sections` of a spec instead.
+        sections: keys of its own spec that its result depends on, dotted below the top level; "*" is the whole spec.
+        kept: the definitions ("module:name", or "module:!" for a worker) that compute its expensive results, rollouts
+            or trainings. These results are stored under the code version of these definitions only, so an edit
+            elsewhere in the asset reuses them. If one of these definitions changed, etpi asks a person before it
+            computes them again.
+        lock: an OS lock that it holds while it computes; the machine runs one asset with this lock at a time.
         reads_path: whether it reads the files that its spec's `path` names; they are part of its input key.
         summary: one or two sentences for the web page.
     """
@@ -70,7 +70,7 @@ _NODES = (
         "suite",
         "sources",
         ("tasks", "quarantined"),
-        "The suite's tasks, each proven by its reference solution (passes three times) and the null solution (fails).",
+        "The suite's tasks, each validated: the reference solution passes three times and the null solution fails.",
         sections=("family", "seed", "params"),
         reads_path=True,
     ),
@@ -79,7 +79,7 @@ _NODES = (
         "experiment",
         "sources",
         ("checkpoints",),
-        "What training starts from: a pinned hub revision, a local path with its hash, or the tiny model built here.",
+        "The model that training starts from: a pinned hub revision, a local path with its hash, or a tiny base.",
         sections=("base",),
         kept=("etpi_assets.tiny_bases.recipe:corpus_rows", "etpi_resources.trainers.workers.base_worker:!"),
         lock="accelerator",
@@ -90,7 +90,7 @@ _NODES = (
         "rollout_set",
         "rollouts",
         ("rollouts", "agents", "turns", "messages", "quarantined"),
-        "Rollouts exactly as captured: every prompt and output as token ids, every message, what could not be read.",
+        "Rollouts exactly as captured: every prompt and output as token ids, every message, and quarantined rollouts.",
         upstream=("tasks",),
         sections=(
             "kind",
@@ -120,7 +120,7 @@ _NODES = (
         "rollout_set",
         "rollouts",
         ("scores", "agent_scores", "turn_scores"),
-        "The verifier's reward and the three behaviours of every rollout, exit status kept apart from behaviour.",
+        "The verifier's reward, the exit status and the three behaviours of every rollout.",
         upstream=("raw_rollouts", "tasks"),
         sections=("scoring", "agent.grammar", "agent.tools"),
     ),
@@ -129,7 +129,7 @@ _NODES = (
         "experiment",
         "curation",
         ("selected", "dropped"),
-        "Rejection sampling: which rollouts train the student, which do not, and why.",
+        "Rejection sampling: the rollouts that train the student, and the dropped ones with reasons.",
         upstream=("scored_rollouts", "raw_rollouts"),
         sections=("rollout_sets", "select", "base", "gates.override"),
     ),
@@ -138,7 +138,7 @@ _NODES = (
         "experiment",
         "curation",
         ("pairs", "dropped"),
-        "Token-in/token-out pairs, one an assistant turn: steering spliced out, think stripped, other ids untouched.",
+        "Token-in/token-out pairs, one per assistant turn: steering removed, thoughts optionally, other ids unchanged.",
         upstream=("selected_trajectories", "raw_rollouts", "tasks"),
         sections=("pairs", "base", "serving.template_kwargs", "gates.override"),
     ),
@@ -147,7 +147,7 @@ _NODES = (
         "experiment",
         "curation",
         ("dataset_rows", "sequences", "dropped"),
-        "Weighted rows, split by repository, merged into the sequences the trainer reads.",
+        "Weighted rows, split by repository and merged into the sequences that the trainer reads.",
         upstream=("tito_pairs", "selected_trajectories", "scored_rollouts", "raw_rollouts", "tasks"),
         sections=(
             "dataset",
@@ -165,7 +165,7 @@ _NODES = (
         "experiment",
         "training",
         ("checkpoints", "training_log"),
-        "Supervised fine-tuning through TRL, in a worker process of its own; adapter and merged checkpoint a seed.",
+        "Supervised fine-tuning through TRL in its own worker process; one adapter and one merged checkpoint per seed.",
         upstream=("base_checkpoint", "upweighted_dataset"),
         sections=("train", "seeds", "requires", "base"),
         kept=("etpi_assets.training.sft:worker_config", "etpi_resources.trainers.workers.sft_worker:!"),
@@ -177,7 +177,7 @@ _NODES = (
         "experiment",
         "training",
         ("checkpoints", "training_log", "rollouts", "agents", "turns", "messages", "rl_samples", "rewards"),
-        "Group-relative policy optimisation from the fine-tuned checkpoint; its rollouts are recorded too.",
+        "Group-relative policy optimisation (GRPO) from the fine-tuned checkpoint; its rollouts are recorded too.",
         upstream=("base_checkpoint", "sft_checkpoint", "tasks"),
         sections=("rl", "seeds", "requires", "base", "serving.template_kwargs"),
         kept=(
@@ -194,7 +194,7 @@ _NODES = (
         "experiment",
         "training",
         ("rewards",),
-        "The recorded rollouts of reinforcement, scored by the reward functions as they are now; nothing is run again.",
+        "Rewards of the recorded GRPO rollouts under the current reward functions; nothing is rolled out again.",
         upstream=("rl_checkpoint", "tasks"),
         sections=("rl.rewards",),
     ),
@@ -203,7 +203,7 @@ _NODES = (
         "experiment",
         "serving",
         ("probes",),
-        "Proof that what is served was trained: it differs from base, reads the prompts of its training, and parses.",
+        "Checks of the served model: it differs from the base, reads its training prompts, and its turns parse.",
         upstream=("base_checkpoint", "sft_checkpoint", "rl_checkpoint", "upweighted_dataset", "tito_pairs", "tasks"),
         sections=("serving", "probe", "evaluate.suite", "evaluate.agent", "gates.override"),
         lock="accelerator",
@@ -228,7 +228,7 @@ _NODES = (
         "experiment",
         "evaluation",
         ("metrics", "scores", "agent_scores", "turn_scores"),
-        "Held-out metrics with n and 95 % intervals clustered by pair, the teacher's beside them.",
+        "Held-out metrics with n and 95 % intervals clustered by pair, next to the teacher's.",
         upstream=("eval_rollouts", "scored_rollouts", "tasks"),
         sections=("metrics", "evaluate.agent.grammar", "evaluate.agent.tools"),
     ),
@@ -237,7 +237,7 @@ _NODES = (
         "experiment",
         "reports",
         ("reports",),
-        "One self-contained HTML page and its markdown.",
+        "The experiment's report: one self-contained HTML page, and the same in markdown.",
         upstream=(
             "eval_metrics",
             "eval_rollouts",
@@ -258,7 +258,7 @@ _NODES = (
         "experiment",
         "reports",
         ("reports",),
-        "A model card in the manner of the hub.",
+        "A model card in the format of the Hugging Face hub.",
         upstream=("eval_metrics", "sft_checkpoint", "rl_checkpoint", "upweighted_dataset", "base_checkpoint", "tasks"),
         sections=("title", "notes", "card", "train", "rl", "base"),
         kinds=("markdown",),
@@ -268,7 +268,7 @@ _NODES = (
         "all",
         "reports",
         ("leaderboard",),
-        "All experiments side by side.",
+        "The metrics of all experiments side by side.",
         upstream=("eval_metrics",),
         sections=("title",),
         lock="reports",
@@ -278,7 +278,7 @@ _NODES = (
         "all",
         "reports",
         ("teacher_ceiling",),
-        "What the teacher could do beside what the student does.",
+        "The teacher's metrics next to the student's: a student is bounded by its teacher.",
         upstream=("eval_metrics", "scored_rollouts", "selected_trajectories"),
         sections=("title", "rollout_sets", "select"),
         lock="reports",
@@ -288,7 +288,7 @@ _NODES = (
         "all",
         "reports",
         (),
-        "The DuckDB file: every current table as a view. Made anew each time, from all there is.",
+        "The DuckDB file, with a view of every current table. It is rebuilt each time from the whole lake.",
         lock="reports",
         kinds=("duckdb",),
     ),

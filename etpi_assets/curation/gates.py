@@ -136,7 +136,7 @@ def format_exposure(rows: pa.Table, pairs: Rows, section: GatesSection) -> Check
         f"{len(calling)} of {len(training)} training rows have a tool call, {exposure:.0f} by weight; floor {floor}."
     )
     if exposure < floor:
-        message += " The format would not be learnt: " + (
+        message += " The student would not learn the call format: " + (
             "collect more rollouts, or raise dataset.upweight_factor."
             if calling
             else "the teacher writes no <tool_call>, so re-tokenise or take another teacher."
@@ -220,7 +220,7 @@ def prompt_length_ratio(training: Sequence[int], evaluation: Sequence[int], sect
         f"evaluation (n = {len(evaluation)}): ratio {ratio:.2f}, bound {bound:.2f}."
     )
     if ratio > bound:
-        message += " What is learnt on one length fails on the other: take tasks of the evaluation's registers."
+        message += " A behaviour trained at one length fails at the other: take tasks of the evaluation's registers."
     return CheckOutcome(name, ratio <= bound, message, figures={**figures, "ratio": ratio})
 
 

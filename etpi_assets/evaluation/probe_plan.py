@@ -1,8 +1,8 @@
-"""Which probes run against a served checkpoint, on which prompts.
+"""Plan the probes of a served checkpoint and their prompts.
 
-A final checkpoint answers every probe. An intermediate one only answers how it acts on held-out prompts: over the steps
-of training this gives a learning curve, which shows how soon a behaviour is learnt even where the final checkpoints no
-longer differ.
+Every probe runs against a final checkpoint. Against an intermediate checkpoint only the held-out prompts run. They give
+a learning curve over the steps of training, which shows how soon the model learns a behaviour, even if the final
+checkpoints of two experiments do not differ.
 """
 
 from __future__ import annotations

@@ -65,8 +65,8 @@ def score(
     Args:
         rollouts, agents, turns: tables of those names.
         tasks: the suite's tasks; only `task_id` and `instruction` are read.
-        messages: the captured conversation, of which only messages before the first turn are read: those of kind
-            "inbox", and the prompt, which serves as the task's text where `tasks` lacks the task.
+        messages: the captured conversation. Only messages before the first turn are used: those of kind "inbox", and
+            the prompt, which is the task's text if `tasks` lacks the task.
 
     Returns:
         {"scores", "agent_scores", "turn_scores"}: a row per rollout, per agent and, if there is a structure, per turn,

@@ -25,7 +25,7 @@ def every_rollout_scored(
         return CheckOutcome("every_rollout_scored", False, message, figures=figures)
     message = (
         f"{len(rollouts)} rollouts with {len(agents)} agents are scored; "
-        f"{errors} ended in an infrastructure error and count in no rate"
+        f"{errors} ended in an infrastructure error, so no rate includes them"
     )
     return CheckOutcome("every_rollout_scored", True, message, figures=figures)
 

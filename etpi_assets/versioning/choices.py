@@ -1,10 +1,8 @@
-"""Which code a spec selects among alternatives, and which code never reaches a result.
+"""The code that a spec selects among alternatives (`CHOICES`), and the code that changes no result (`INFRASTRUCTURE`).
 
-Belongs here: the places where the code goes one of several ways by what a spec says, and the infrastructure that every
-asset runs through. Does not belong here: following references (`codebase`), or computing keys (`versions`).
-
-`tests/test_code_versions.py` holds this table to the code: every alternative is taken by some option, and every file
-of the project is reached by some asset or named here.
+`codebase` follows references and `keys` computes the code versions. `tests/versioning/test_code_versions.py` compares
+these tables with the code: some option selects every alternative, and every file of the project is reached by an asset
+or listed here.
 """
 
 from __future__ import annotations
@@ -48,20 +46,20 @@ INFRASTRUCTURE: Mapping[str, str] = {
     "etpi_resources.trainers.workers.device": "names the device and the libraries in the report",
     "etpi_resources.trainers.workers.reporting": "hands a worker its configuration and takes its report",
 }
-"""Modules that no reference is followed into, each with the reason why an edit cannot change a table's content."""
+"""Modules that code versions do not include, each with the reason why an edit cannot change a table's content."""
 
 Selection = Mapping[str, frozenset[str]]
-"""What a partition's spec selects: the kind of choice -> the options. A kind that is not there selects every option."""
+"""The options that a partition's spec selects, by kind of choice. A missing kind selects every option."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One place where the code goes one of several ways.
+    """One place where the code branches on a value of the spec.
 
     Attributes:
         kind: the entry of a Selection that decides.
-        at: the definitions whose references are narrowed, or the end of a dotted name, as "resources.sandboxes".
-        options: option -> targets; a target that ends in ":" stands for everything in that module.
+        at: the definitions whose references are narrowed, or the end of a dotted name, such as "resources.sandboxes".
+        options: option -> targets; a target that ends in ":" is everything in that module.
     """
 
     kind: str
@@ -69,7 +67,7 @@ class Choice:
     options: Callable[[Codebase], Mapping[str, tuple[Target, ...]]]
 
     def narrow(self, targets: set[Target], code: Codebase, selection: Selection) -> set[Target]:
-        """The targets without those of options that are not selected, and with those of the selected ones."""
+        """Return `targets` without those of unselected options, and with those of selected options."""
         options = _options(self, code)
         selected = [name for name in options if name in selection.get(self.kind, options)]
         wanted = {target for name in selected for target in options[name]}
@@ -92,7 +90,7 @@ def _fixed(**options: tuple[Target, ...]) -> Callable[[Codebase], Mapping[str, t
 
 
 def _modules_below(package: str, name: str = "") -> Callable[[Codebase], Mapping[str, tuple[Target, ...]]]:
-    """An option for each module directly in a package, named after it; with `name`, for each that defines it."""
+    """Return an option per module directly in a package, named after it; with `name`, only modules that define it."""
 
     def options(code: Codebase) -> Mapping[str, tuple[Target, ...]]:
         modules = [m for m in code.modules if m.rpartition(".")[0] == package]
@@ -104,7 +102,7 @@ def _modules_below(package: str, name: str = "") -> Callable[[Codebase], Mapping
 
 
 def _modules_of_worlds(module: str) -> Callable[[Codebase], Mapping[str, tuple[Target, ...]]]:
-    """An option for each embedded world that has the module, named after the world."""
+    """Return an option per world that has this module, named after the world."""
 
     def options(code: Codebase) -> Mapping[str, tuple[Target, ...]]:
         below = [m.split(".") for m in code.modules if m.startswith(f"{_WORLDS}.")]
@@ -115,13 +113,13 @@ def _modules_of_worlds(module: str) -> Callable[[Codebase], Mapping[str, tuple[T
 
 
 def _families(code: Codebase) -> Mapping[str, tuple[Target, ...]]:
-    """An option for each suite family, embedded worlds included."""
+    """Return an option per suite family; embedded worlds are families too."""
     packages = ("etpi_assets.tasks", _WORLDS)
     return {name: targets for p in packages for name, targets in _modules_below(p, "FAMILY")(code).items()}
 
 
 def _prompts(code: Codebase) -> Mapping[str, tuple[Target, ...]]:
-    """The templates by prompt name: a folder of `agent/prompts`, or the `prompts` folder of a world."""
+    """Return the templates by prompt name, from the folders of `agent/prompts` and the worlds' `prompts` folders."""
     options: dict[str, list[Target]] = {}
     for path in code.data:
         folder = path.rpartition("/")[0]
@@ -133,7 +131,7 @@ def _prompts(code: Codebase) -> Mapping[str, tuple[Target, ...]]:
 
 
 def _shipped_bases(code: Codebase) -> Mapping[str, tuple[Target, ...]]:
-    """The recipes of the tiny bases that come with etpi by world; a recipe holds the hash of its weights."""
+    """Return the recipes of the shipped tiny bases by world; a recipe contains the hash of its weights."""
     home = "etpi_assets/tiny_bases/"
     recipes = [path for path in code.data if path.startswith(home) and path.endswith("/recipe.json")]
     worlds = {path.removeprefix(home).rpartition("/")[0].rpartition("-")[0] for path in recipes}
@@ -141,7 +139,7 @@ def _shipped_bases(code: Codebase) -> Mapping[str, tuple[Target, ...]]:
 
 
 def _rewards(code: Codebase) -> Mapping[str, tuple[Target, ...]]:
-    """What the registry of reward functions says of each: one reference a name."""
+    """Return the function of each name in the registry of reward functions."""
     source = code.source(_REWARDS)
     entries = source.entries.get("FUNCTIONS", {}) if source else {}
     return {name: tuple(code.resolve(_REWARDS, value)) for name, value in entries.items()}
@@ -244,7 +242,7 @@ CHOICES = (
 
 
 def narrowing(code: Codebase, selection: Selection) -> Filter:
-    """The filter of a walk for what a spec selects."""
+    """Return the filter that restricts a walk to the code that a spec selects."""
     at = {target: [c for c in CHOICES if target in c.at] for choice in CHOICES for target in choice.at}
 
     def edges(definition: Target, targets: set[Target]) -> set[Target]:
@@ -261,11 +259,11 @@ def narrowing(code: Codebase, selection: Selection) -> Filter:
     return Filter(INFRASTRUCTURE, edges, dotted)
 
 
-# --- what a spec selects ---------------------------------------------------------------------------------------------
+# --- selections of specs ---------------------------------------------------------------------------------------------
 
 
 def selection(node: Node, key: str, specs: Specs) -> Selection:
-    """What the spec of a partition selects for an asset; an asset without partitions selects everything.
+    """Return the options that a partition's spec selects for an asset; an unpartitioned asset selects all.
 
     Raises:
         SpecError: the spec is unknown or invalid.
@@ -285,7 +283,7 @@ def _of_rollout_set(spec: RolloutSetSpec, specs: Specs) -> Selection:
     family = [suite.family] if suite else []
     engine = spec.engine
     builds = engine is not None and engine.model == TINY
-    way = {
+    options_by_kind = {
         "imported": ["imported"],
         "live": ["live", "engine"],
         "templated": ["live", *(["plan_first"] if spec.templated else ["engine", "emulated"])],
@@ -299,7 +297,7 @@ def _of_rollout_set(spec: RolloutSetSpec, specs: Specs) -> Selection:
         prompt=[spec.agent.prompt, *map(_prompt_of_world, worlds)],
         template=_templates(spec.agent.tokenizer),
         format=None if spec.format == "auto" else [spec.format],
-        rollouts=way[spec.kind],
+        rollouts=options_by_kind[spec.kind],
         world=worlds,
     )
 
@@ -334,13 +332,13 @@ def _of_experiment(node: Node, spec: ExperimentSpec, specs: Specs) -> Selection:
 
 
 def selection_of_base(section: TinySection, *templates: str) -> Selection:
-    """What a tiny base's section, and the names of its tokenizer and template, select."""
+    """Return the options that a tiny base's section and its tokenizer and template names select."""
     world = section.world
     return _frozen(world=[world], prompt=[_prompt_of_world(world)], template=_templates(*templates))
 
 
 def applies(node: Node, key: str, specs: Specs) -> bool:
-    """Whether an asset has anything to compute for a partition; where not, it publishes an empty version."""
+    """Return whether an asset computes anything for a partition; if not, it publishes an empty version."""
     spec = specs.get(node.set, key) if node.set == "experiment" else None
     if not isinstance(spec, ExperimentSpec):
         return True
@@ -361,7 +359,7 @@ def _templates(*names: str) -> list[str]:
 
 
 def _prompt_of_world(world: str) -> str:
-    """The prompt of the conversations that a tiny base is pretrained on (its `conversations` module)."""
+    """Return the name of the prompt in the conversations that the world's tiny base is pretrained on."""
     return "coop" if world == "coop_tiny" else world
 
 

@@ -1,7 +1,6 @@
-"""One Python file as definitions: what each one means, as a hash, and what each one refers to.
+"""Parse one Python file into definitions, each with a hash of its meaning and the names that it refers to.
 
-Belongs here: parsing, and the normal form that comments, docstrings and formatting do not reach. Does not belong here:
-what a reference leads to in another file (`codebase`).
+The hash covers a normal form without comments, docstrings and formatting. `codebase` resolves the names to other files.
 """
 
 from __future__ import annotations
@@ -13,19 +12,19 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 BODY = "<module>"
-"""The name of what runs whenever the module is imported: top-level statements that only have effects."""
+"""The name for top-level statements that define nothing; they run whenever the module is imported."""
 MAIN = "<main>"
-"""The name of what runs when the module is the program: its `if __name__ == "__main__"` block."""
+"""The name for the `if __name__ == "__main__"` block, which runs when the module is the program."""
 
 ATTRIBUTES = frozenset(
     ("property", "cached_property", "staticmethod", "classmethod", "abstractmethod", "contextmanager", "override")
 )
-"""Decorators that leave a method one that is called by its name."""
+"""Decorators under which a method still runs only if code names it."""
 
 
 @dataclass(frozen=True)
 class Import:
-    """What a name that an import binds stands for: a module, or `attribute` of it."""
+    """The target of an imported name: a module, or `attribute` of the module."""
 
     module: str
     attribute: str | None = None
@@ -36,18 +35,18 @@ class Import:
 
 @dataclass
 class Definition:
-    """A top-level function, class or variable, or one of BODY and MAIN.
+    """A top-level function, class or variable, or BODY or MAIN.
 
     Attributes:
-        parts: its statements; of a shell, what is left of the class.
-        imports: what the module's imports bind.
+        parts: its statements; for a `shell`, the parts of the class that are not methods.
+        imports: imported names of the module -> their targets.
         bases: for a class, the dotted names of its base classes.
-        annotations: for a class, the dotted names within its fields' annotations.
+        annotations: for a class, the dotted names in its fields' annotations.
         methods: for a class, its methods by name.
-        shell: for a class, what is left of it without its methods.
-        hooks: for a class, the names of methods that nothing needs to name for them to be called: those with two
-            underscores, and those with a decorator of another kind than ATTRIBUTES.
-        declares: the assets that its decorators declare it to compute: NAME of `@etpi_asset("NAME")`.
+        shell: for a class, the class without its methods.
+        hooks: for a class, the methods that may run although no code names them: `__dunder__` methods, and methods with
+            a decorator outside ATTRIBUTES.
+        declares: the assets that it computes: NAME of its decorator `@etpi_asset("NAME")`.
     """
 
     parts: Sequence[ast.AST] = ()
@@ -61,8 +60,10 @@ class Definition:
 
     @cached_property
     def digest(self) -> str:
-        """16 hex digits of a sha256 over its normal form and what its imported names stand for; "" without statements.
-        Taken when it is first asked for: most definitions of a file are never reached."""
+        """Hash of its normal form and of the targets of its imported names, 16 hex digits; "" without statements.
+
+        It is computed on first use, because most definitions of a file are never reached.
+        """
         if not self.parts:
             return ""
         text: list[str] = []
@@ -72,7 +73,7 @@ class Definition:
         return digest_of("".join(text) + "\0" + "\0".join(bound))
 
     @cached_property
-    def _reads(self) -> tuple[set[tuple[str, ...]], set[str], set[str]]:
+    def _references(self) -> tuple[set[tuple[str, ...]], set[str], set[str]]:
         names, attributes, texts = set[tuple[str, ...]](), set[str](), set[str]()
         for part in self.parts:
             _collect(part, names, attributes, texts)
@@ -80,18 +81,18 @@ class Definition:
 
     @property
     def names(self) -> set[tuple[str, ...]]:
-        """The dotted names it reads, each as a tuple: `a.b.c` is ("a", "b", "c")."""
-        return self._reads[0]
+        """The dotted names that it refers to, each as a tuple: `a.b.c` is ("a", "b", "c")."""
+        return self._references[0]
 
     @property
     def attributes(self) -> set[str]:
-        """Every attribute name it reads, of whatever object."""
-        return self._reads[1]
+        """Every attribute name that it uses, on any object."""
+        return self._references[1]
 
     @property
     def texts(self) -> set[str]:
         """Its string constants."""
-        return self._reads[2]
+        return self._references[2]
 
 
 @dataclass
@@ -99,11 +100,10 @@ class Source:
     """A parsed file.
 
     Attributes:
-        definitions: by name.
-        imports: what its import statements bind a name to, those inside functions included.
-        imported: the dotted names that importing it imports.
-        entries: for a variable that is a mapping from texts to names, as `NAME = {"text": module.function}`, the dotted
-            name of each text.
+        definitions: name -> definition.
+        imports: imported name -> its targets, including imports inside functions.
+        imported: the dotted names that are imported when the file is imported.
+        entries: for each variable like `NAME = {"text": module.function}`, text -> dotted name.
     """
 
     definitions: dict[str, Definition]
@@ -113,7 +113,7 @@ class Source:
 
 
 def parse(text: str, module: str, is_package: bool) -> Source:
-    """Read the source of a module (its dotted name resolves relative imports). Raises SyntaxError."""
+    """Parse a module's source; its dotted name resolves relative imports. Raises SyntaxError."""
     tree = ast.parse(text)
     imports: dict[str, set[Import]] = {}
     for node in _statements(tree):
@@ -125,9 +125,9 @@ def parse(text: str, module: str, is_package: bool) -> Source:
     for node in tree.body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             imported |= {str(target) for target in _bound(node, module, is_package).values()}
-        elif _is_docstring(node) or (isinstance(node, ast.If) and _reads(node.test, "TYPE_CHECKING")):
+        elif _is_docstring(node) or (isinstance(node, ast.If) and _mentions(node.test, "TYPE_CHECKING")):
             continue
-        elif isinstance(node, ast.If) and _reads(node.test, "__name__"):
+        elif isinstance(node, ast.If) and _mentions(node.test, "__name__"):
             statements[MAIN].append(node)
         else:
             for name in _defined(node) or [BODY]:
@@ -141,8 +141,10 @@ def parse(text: str, module: str, is_package: bool) -> Source:
 
 
 def write_normal_form(node: object, write: Callable[[str], object]) -> None:
-    """Write the tree as text: no positions, no empty fields (which differ between Python's versions), no descriptions
-    of spec fields."""
+    """Write the tree as text, without positions, docstrings and descriptions of spec fields.
+
+    Empty fields are left out too, because they differ between Python versions.
+    """
     if isinstance(node, ast.AST):
         write(f"({type(node).__name__}")
         for name in node._fields:
@@ -168,11 +170,11 @@ def write_normal_form(node: object, write: Callable[[str], object]) -> None:
 
 _WITHOUT_MEANING = frozenset(("ctx", "type_comment", "kind"))
 _BODIES = ("body", "orelse", "finalbody", "handlers", "cases")
-"""The fields that hold statements, or what holds statements."""
+"""The fields of syntax nodes that contain statements, directly or in handlers and cases."""
 
 
 def _statements(node: ast.AST) -> Iterator[ast.AST]:
-    """Every statement below a node, however deep; imports stand nowhere else."""
+    """Yield every statement below a node, at any depth; these include all imports."""
     for name in _BODIES:
         children = getattr(node, name, ())
         for child in children if isinstance(children, list) else ():
@@ -203,18 +205,18 @@ def _definition(statements: Sequence[ast.stmt], imports: Mapping[str, set[Import
 
 
 def _shell(statement: ast.ClassDef, imports: Mapping[str, set[Import]]) -> Definition:
-    """A class without its docstrings, and without its methods, which count one by one."""
+    """Return a class without its docstrings and without its methods, which have their own definitions."""
     rest = [node for node in statement.body if not (_is_function(node) or _is_docstring(node))]
     return Definition([*statement.bases, *statement.keywords, *statement.decorator_list, *rest], imports)
 
 
 def digest_of(text: str) -> str:
-    """16 hex digits of the sha256 of a text."""
+    """Return the first 16 hex digits of the sha256 of a text."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def _collect(node: ast.AST, names: set[tuple[str, ...]], attributes: set[str], texts: set[str]) -> None:
-    """Add what a tree reads: dotted names, attribute names and string constants."""
+    """Add the dotted names, attribute names and string constants of a tree to the three sets."""
     if isinstance(node, ast.Attribute):
         attributes.add(node.attr)
         if dotted := _dotted(node):
@@ -234,11 +236,11 @@ def _collect(node: ast.AST, names: set[tuple[str, ...]], attributes: set[str], t
         _collect(child, names, attributes, texts)
 
 
-# --- small readings of trees -----------------------------------------------------------------------------------------
+# --- helpers on syntax trees -----------------------------------------------------------------------------------------
 
 
 def _bound(node: ast.Import | ast.ImportFrom, module: str, is_package: bool) -> dict[str, Import]:
-    """What an import statement binds."""
+    """Return the names that an import statement binds, with their targets."""
     if isinstance(node, ast.Import):
         return {
             alias.asname or alias.name.split(".")[0]: Import(alias.name if alias.asname else alias.name.split(".")[0])
@@ -251,7 +253,7 @@ def _bound(node: ast.Import | ast.ImportFrom, module: str, is_package: bool) -> 
 
 
 def _defined(node: ast.stmt) -> list[str]:
-    """The names that a top-level statement defines; none where it only has effects."""
+    """Return the names that a top-level statement defines."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return [node.name]
     targets: list[ast.expr] = []
@@ -269,7 +271,7 @@ def _defined(node: ast.stmt) -> list[str]:
 
 
 def _dotted(node: ast.AST) -> tuple[str, ...]:
-    """`a.b.c` as ("a", "b", "c"); empty for anything else."""
+    """Return `a.b.c` as ("a", "b", "c"); () for other expressions."""
     attributes: list[str] = []
     while isinstance(node, ast.Attribute):
         attributes.append(node.attr)
@@ -298,7 +300,7 @@ def _decorator(node: ast.AST) -> str:
     return _named(node.func if isinstance(node, ast.Call) else node)
 
 
-def _reads(node: ast.AST, name: str) -> bool:
+def _mentions(node: ast.AST, name: str) -> bool:
     return any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(node))
 
 
@@ -307,5 +309,5 @@ def _is_function(node: ast.stmt) -> bool:
 
 
 def _is_docstring(node: object) -> bool:
-    """Whether a statement is a string alone: the docstring of a module, class, function or variable."""
+    """Return whether a statement is only a string: the docstring of a module, class, function or variable."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

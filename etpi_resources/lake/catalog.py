@@ -34,7 +34,7 @@ COPIED_TABLES = frozenset(
 """Tables that the catalog copies, so that they can be read without the lake."""
 
 HISTORY_TABLE = ("upweighted_dataset", "dataset_rows")
-"""(asset, table) of which a view shows every version: a checkpoint was trained on the rows of one of them."""
+"""(asset, table) whose view shows every version, because an older checkpoint was trained on an older version."""
 
 _TYPES = {
     pa.string(): "VARCHAR", pa.int32(): "INTEGER", pa.int64(): "BIGINT", pa.float32(): "FLOAT",

@@ -43,7 +43,7 @@ def test_teacher_that_does_not_plan_blocks_unless_overridden_with_a_reason(room)
     room.write("experiments", "weak", _require_nothing(room, "weak"))
     failed = room.failures("weak")
     stopped(
-        "a teacher that does not do what is to be learnt", "upweighted_dataset", failed, "teacher_gate",
+        "a teacher that does not show the behaviour to be trained", "upweighted_dataset", failed, "teacher_gate",
         "A student is bounded by its teacher: take a stronger one",
     )  # fmt: skip
     manifest = room.lake.blocked(Ref("upweighted_dataset", "experiment", "weak"))
@@ -125,7 +125,7 @@ def test_buried_first_turn_blocks(room):
     failed = room.failures("buried")
     assert set(failed) == {"turn_loss_share"}
     stopped(
-        "a row a turn buries the first turn", "upweighted_dataset", failed, "turn_loss_share",
+        "one row per turn, so later turns outweigh the first", "upweighted_dataset", failed, "turn_loss_share",
         "Later turns bury it: raise dataset.upweight_factor",
     )  # fmt: skip
 
@@ -136,7 +136,7 @@ def test_teacher_that_writes_fenced_blocks_blocks_for_lack_of_calls(room):
     room.experiment("fenced", "fenced")
     stopped(
         "the call format had too little exposure", "upweighted_dataset", room.failures("fenced"), "format_exposure",
-        "The format would not be learnt",
+        "The student would not learn the call format",
     )  # fmt: skip
 
 
@@ -217,6 +217,6 @@ def test_history_rebuilt_from_messages_blocks_if_it_was_compacted(room):
     failed = room.failures("put_together")
     assert set(failed) == {"history_as_captured"}
     stopped(
-        "a history that was compacted, put together again from messages", "tito_pairs", failed, "history_as_captured",
+        "a compacted history, reassembled from messages", "tito_pairs", failed, "history_as_captured",
         "are not what the model was given",
     )  # fmt: skip

@@ -223,7 +223,7 @@ def test_template_argument_only_at_serving_fails_prompt_parity(serving_lake, mon
     monkeypatch.setattr(evaluation, "load_chat_format", lambda *names: chat)
     serving_lake.experiment("unthinking", "[serving]\nuntrained_kwargs = {enable_thinking = false}\n")
     stopped(
-        "an empty think block in the prompt at serving alone", "serving_probe", serving_lake.probe("unthinking"),
+        "an empty think block in the prompts of serving only", "serving_probe", serving_lake.probe("unthinking"),
         "prompt_parity", "give serving and training the same messages, tools, template",
     )  # fmt: skip
     serving_lake.experiment("thinking")

@@ -335,7 +335,7 @@ def test_short_synthetic_prompts_are_stopped(room):
     assert {"prompt_length_ratio", "plan_paths_in_task"} <= set(failed)
     stopped(
         "short synthetic prompts in training, long ones in evaluation", "upweighted_dataset", failed,
-        "prompt_length_ratio", "What is learnt on one length fails on the other",
+        "prompt_length_ratio", "A behaviour trained at one length fails at the other",
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
-"""docs/faults.md: each published fault, and the check that stopped it in a real run of the graph.
+"""Compare docs/faults.md with the tests: each published fault, and the check that stopped it in a run of the graph.
 
-A test that puts a fault where it happens says here what stopped it; the page must hold that line. So the page cannot
-say what no run did. A line that a run did not find is written by `ETPI_WRITE_FAULTS=1 pytest ...`.
+A test that runs the graph with a fault calls `stopped`, which requires its line on the page. So every line of the
+page is the result of a run. `ETPI_WRITE_FAULTS=1 pytest ...` adds missing lines.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from collections.abc import Mapping
 from pathlib import Path
 
 PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
-HEAD = "| fault | stopped at | by | which said |"
+HEAD = "| fault | stopped at | by | message |"
 
 
 def stopped(fault: str, asset: str, failed: Mapping[str, str], check: str, says: str) -> None:
-    """Hold that `check` is among the failed ones of `asset`, said so, and that the page has it."""
-    assert check in failed, f"{check} did not stop it: {sorted(failed)}"
+    """Assert that `check` failed, that its message contains `says`, and that the page has this line."""
+    assert check in failed, f"{check} did not fail; failed: {sorted(failed)}"
     assert says in failed[check], failed[check]
     line = f"| {fault} | `{asset}` | `{check}` | {says} |".replace("<", "&lt;")
     if os.environ.get("ETPI_WRITE_FAULTS") and line not in lines():
         named = line.split(" | ")[0]
-        kept = [other for other in PAGE.read_text().splitlines() if not other.startswith(f"{named} |")]
-        PAGE.write_text("\n".join([*kept, line]) + "\n")
-    assert line in lines(), f"docs/faults.md has not the line of this run:\n{line}\nwrite it with ETPI_WRITE_FAULTS=1"
+        rest = [other for other in PAGE.read_text().splitlines() if not other.startswith(f"{named} |")]
+        PAGE.write_text("\n".join([*rest, line]) + "\n")
+    assert line in lines(), f"docs/faults.md lacks the line of this run:\n{line}\nadd it with ETPI_WRITE_FAULTS=1"
 
 
 def lines() -> list[str]:
-    """The lines of the table."""
-    found = PAGE.read_text().splitlines()
-    return found[found.index(HEAD) + 2 :]
+    """Return the lines of the page's table."""
+    page = PAGE.read_text().splitlines()
+    return page[page.index(HEAD) + 2 :]

@@ -61,7 +61,7 @@ def shortness(text: str, free: int, scale: int) -> float:
 
 
 def requested_verbs(request: str, keywords: Mapping[str, Sequence[str]]) -> set[str]:
-    """Return the verbs of which the request contains a keyword."""
+    """Return the verbs with a keyword in the request."""
     folded = request.casefold()
     return {
         verb

@@ -39,18 +39,20 @@ GRADIENT_NORM = 1.0
 CHECK_TOKENS = 128
 LOG_LINES = 100
 MAX_PADDING = 0.15
-"""Share of padding up to which sequences that do not fork stay a row each, in the fused causal kernels. On a CPU those
-train as fast as packed rows, and need no kernel for every length that a packed row brings (1.1 GB instead of 2.6)."""
+"""Share of padding up to which sequences without branches are one row each, in the fused causal kernels.
+
+On a CPU these train as fast as packed rows, without a kernel for every length of a packed row (1.1 GB instead of 2.6).
+"""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The rows that are trained on.
+    """The rows of training, and their batches.
 
     Attributes:
-        sequences: of which the rows are made; the stored ones, or their branches.
+        sequences: the sequences in the rows: the stored ones, or their branches.
         plan: the batches.
-        name, because: the layout and why it was chosen; see `contracts.PlanSummary`.
+        name, because: the layout and the reason for it; see `contracts.PlanSummary`.
     """
 
     sequences: Sequences

@@ -119,15 +119,15 @@ AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 
 def tree_arguments(layout: RowLayout, positions: torch.Tensor) -> dict[str, Any]:
-    """Arguments for a model with this attention, besides its ids; `positions` (1, L)."""
-    # transformers does not change a mask of four dimensions; without one, models would create a mask of row x row.
+    """Return the arguments for a model with this attention, besides its ids; `positions` (1, L)."""
+    # transformers keeps a mask of four dimensions; without one, models would create a mask of row x row.
     return {"layout": layout, "position_ids": positions, "attention_mask": positions.new_zeros((1, 1, 1, 1))}
 
 
 def refuses_trees(model: PreTrainedModel) -> str | None:
     """Give a model this attention and return None, or return why it cannot be trained on trees.
 
-    Compares its logits on a row of two trees, one of which forks, with its logits on the branches one by one.
+    Compare its logits on a row of two trees, one of them with branches, with its logits on each branch alone.
     """
     layers = set(getattr(model.config.get_text_config(), "layer_types", None) or ["full_attention"])
     if layers != {"full_attention"}:
