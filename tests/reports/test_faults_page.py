@@ -17,14 +17,14 @@ def test_every_line_of_the_page_is_held_by_a_test():
     assert sources.count("stopped(\n") + sources.count('stopped("') >= 10
 
 
-def test_a_fault_that_nothing_stopped_or_that_the_page_has_not_is_said(tmp_path, monkeypatch):
+def test_stopped_fails_without_failed_check_or_without_line_on_page(tmp_path, monkeypatch):
     page = tmp_path / "faults.md"
     page.write_text(f"{faults_page.HEAD}\n|---|---|---|---|\n")
     monkeypatch.setattr(faults_page, "PAGE", page)
     failed = {"gate": "it is 3 of 4, too few"}
-    with pytest.raises(AssertionError, match="other did not stop it"):
+    with pytest.raises(AssertionError, match="other did not fail"):
         faults_page.stopped("a <fault>", "asset", failed, "other", "too few")
-    with pytest.raises(AssertionError, match="has not the line of this run"):
+    with pytest.raises(AssertionError, match="lacks the line"):
         faults_page.stopped("a <fault>", "asset", failed, "gate", "too few")
     monkeypatch.setenv("ETPI_WRITE_FAULTS", "1")
     for says in ("3 of 4", "too few"):
