@@ -65,19 +65,16 @@ class Step:
 def upstream_refs(node: Node, key: str, specs: Specs, lake: Lake, asset: str | None = None) -> list[Ref]:
     """Return the partitions that a partition reads, of all upstream assets or of one, in order of graph and spec.
 
-    An asset without partitions reads every partition that has data and a spec; the catalog, which declares no
-    upstream, reads every current version.
+    An asset without partitions reads every partition that has data, with or without a spec; the catalog, which declares
+    no upstream, reads every current version.
     """
     if not node.tables:
         return [ref for ref in lake.refs() if ref.asset in GRAPH and ref.asset != node.name and lake.current(ref)]
     refs = []
     for name in node.upstream if asset is None else (asset,):
         upstream = GRAPH[name]
-        if node.set == "all":
-            keys_with_data = lake.keys(name, upstream.set)
-            keys = [k for k in specs.keys(upstream.set) if k in keys_with_data]
-        else:
-            keys = specs.upstream_keys(node.set, key, upstream.set)
+        across_all = node.set == "all"
+        keys = lake.keys(name, upstream.set) if across_all else specs.upstream_keys(node.set, key, upstream.set)
         refs += [Ref(name, upstream.set, k) for k in keys]
     return refs
 

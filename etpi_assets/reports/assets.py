@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pyarrow as pa
@@ -14,6 +16,9 @@ from etpi_assets.materialize import AssetRun, Produced, etpi_asset
 from etpi_assets.planner import accepted
 from etpi_assets.reports import facts, html, leaderboard, model_card
 from etpi_assets.reports.iterations import iterations, iterations_board
+from etpi_assets.reports.recorded import parsed, recorded_spec
+from etpi_assets.specs.experiment import ExperimentSpec
+from etpi_assets.specs.load import part
 from etpi_assets.specs.published import figures
 from etpi_resources import charts
 from etpi_resources.chat.format import load_chat_format
@@ -92,7 +97,8 @@ def model_card_asset(run: AssetRun) -> Produced:
 def leaderboard_asset(run: AssetRun) -> Produced:
     entries = _entries(run)
     table = leaderboard.leaderboard(entries)
-    specs, metrics = run.specs.experiments, {entry.experiment: entry.metrics for entry in entries}
+    metrics = {entry.experiment: entry.metrics for entry in entries}
+    specs = {**run.specs.experiments, **_evaluated_specs(run)}
     suites = sorted({spec.evaluate.suite for name, spec in specs.items() if name in metrics and spec.evaluate})
     boards = {suite: iterations(suite, specs, metrics) for suite in suites}
     return Produced(
@@ -111,9 +117,8 @@ def leaderboard_asset(run: AssetRun) -> Produced:
 @etpi_asset("teacher_ceiling")
 def teacher_ceiling(run: AssetRun) -> Produced:
     entries = _entries(run)
-    table = leaderboard.teacher_ceiling(
-        entries, {entry.experiment: _teacher_data(run, entry.experiment) for entry in entries}
-    )
+    teachers = {name: _teacher_data(run, name, spec) for name, spec in _evaluated_specs(run).items()}
+    table = leaderboard.teacher_ceiling(entries, {name: data for name, data in teachers.items() if data})
     points = [
         (
             r["experiment"],
@@ -156,32 +161,64 @@ def _as_markdown(markdown: str) -> dg.MarkdownMetadataValue:
 
 def _vocabularies(run: AssetRun) -> dict[str, list[str]]:
     """Return the text of every token id, for each tokenizer whose ids were captured."""
-    rollout_sets = [run.specs.rollout_sets.get(key) for key in run.lake.keys("raw_rollouts", "rollout_set")]
-    evaluated = [run.specs.experiments.get(key) for key in run.lake.keys("eval_rollouts", "experiment")]
-    names = {spec.agent.tokenizer for spec in rollout_sets if spec and spec.kind != "imported"}
-    names |= {spec.base.chat_template for spec in evaluated if spec}
-    chats = [load_chat_format(name) for name in sorted(names)]
-    return {chat.name: [chat.decode([number]) for number in range(chat.vocab_size)] for chat in chats}
+    specs = [
+        (asset, recorded_spec(set_name, key, run.specs, run.lake).values)
+        for asset, set_name in (("raw_rollouts", "rollout_set"), ("eval_rollouts", "experiment"))
+        for key in run.lake.keys(asset, set_name)
+        if not _not_applicable(run.lake.current(Ref(asset, set_name, key)))
+    ]
+    names = {part(spec, "agent.tokenizer") for asset, spec in specs if asset == "raw_rollouts" and not _imported(spec)}
+    names |= {part(spec, "base.tokenizer") for asset, spec in specs if asset == "eval_rollouts"}
+    texts = {}
+    for name in sorted(name for name in names if name):
+        try:
+            chat = load_chat_format(name, "tiny")  # the text of ids does not depend on the template
+        except (OSError, ValueError) as error:
+            run.log(f"the view `vocabulary` lacks the tokenizer {name!r}: {error}")
+            continue
+        texts[chat.name] = [chat.decode([number]) for number in range(chat.vocab_size)]
+    return texts
+
+
+def _imported(spec: Mapping[str, Any]) -> bool:
+    return spec.get("kind") == "imported"
+
+
+def _not_applicable(manifest: Manifest | None) -> bool:
+    return manifest is None or "not_applicable" in manifest.notes
 
 
 def _entries(run: AssetRun) -> list[leaderboard.EvaluatedExperiment]:
+    """Return every evaluated experiment of the lake, whether or not its spec is loaded."""
+    specs = [recorded_spec("experiment", ref.key, run.specs, run.lake) for ref in run.refs("eval_metrics")]
     return [
         leaderboard.EvaluatedExperiment(
-            key, run.specs.experiments[key].title, run.lake.read(Ref("eval_metrics", "experiment", key), "metrics")
+            spec.name, spec.title, run.read("eval_metrics", "metrics", spec.name), spec.state
         )
-        for key in run.lake.keys("eval_metrics", "experiment")
-        if key in run.specs.experiments
+        for spec in specs
     ]
 
 
-def _teacher_data(run: AssetRun, experiment: str) -> leaderboard.TeacherData:
-    spec = run.specs.experiments[experiment]
-    selected = run.lake.read(Ref("selected_trajectories", "experiment", experiment), "selected")
+def _evaluated_specs(run: AssetRun) -> dict[str, ExperimentSpec]:
+    """Return the specs of the evaluated experiments of the lake, without those that this version cannot parse."""
+    specs = [recorded_spec("experiment", ref.key, run.specs, run.lake) for ref in run.refs("eval_metrics")]
+    models = {spec.name: parsed("experiment", spec) for spec in specs}
+    return {name: model for name, model in models.items() if isinstance(model, ExperimentSpec)}
+
+
+def _teacher_data(run: AssetRun, experiment: str, spec: ExperimentSpec) -> leaderboard.TeacherData | None:
+    """Return what the experiment's student was trained on; None if the lake no longer has all of it."""
+    scored = {ref.key for ref in run.refs("scored_rollouts")}
+    if experiment not in {ref.key for ref in run.refs("selected_trajectories")} or not scored.issuperset(
+        spec.rollout_sets
+    ):
+        return None
+    selected = run.read("selected_trajectories", "selected", experiment)
     filtered = set(spec.select.require)
     if spec.select.min_reward is not None:
         # Solving a task requires touching its files, so a filter on the reward also filters follow_through.
         filtered |= {"solved", "follow_through"}
-    scores = [run.lake.read(Ref("scored_rollouts", "rollout_set", name), "scores") for name in spec.rollout_sets]
+    scores = [run.read("scored_rollouts", "scores", name) for name in spec.rollout_sets]
     return leaderboard.TeacherData(
         scores=pa.concat_tables([empty("scores"), *scores]),
         selected=frozenset(selected["rollout_id"].to_pylist()),

@@ -22,11 +22,12 @@ PAGE_CHARACTERS = 40_000
 
 @dataclass(frozen=True)
 class EvaluatedExperiment:
-    """One evaluated experiment: its title and its `metrics` table."""
+    """One evaluated experiment: its title, its `metrics` table, and whether its spec is loaded, missing or invalid."""
 
     experiment: str
     title: str
     metrics: pa.Table
+    spec: str = "loaded"
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ def leaderboard(entries: Iterable[EvaluatedExperiment]) -> pa.Table:
                 key = (row["checkpoint_role"], row["decoding"], row["metric"])
                 columns = ("experiment", "checkpoint_role", "decoding", "metric", "value", "n", "ci_low", "ci_high")
                 figures = {name: row[name] for name in columns}
-                rows.append({**figures, "title": entry.title, "seeds": len(seeds.get(key, ()))})
+                seen = len(seeds.get(key, ()))
+                rows.append({**figures, "title": entry.title, "spec": entry.spec, "seeds": seen})
     return from_rows("leaderboard", rows)
 
 
@@ -103,10 +105,14 @@ def teacher_ceiling(entries: Iterable[EvaluatedExperiment], teachers: Mapping[st
 
 
 def board(table: pa.Table) -> str:
-    """Format the leaderboard: a line per (experiment, role, decoding), a column per headline rate."""
+    """Format the leaderboard: a line per (experiment, role, decoding), a column per headline rate.
+
+    An experiment without a valid spec is marked.
+    """
     cells: dict[tuple[str, str, str], dict[str, str]] = {}
     for row in table.to_pylist():
-        key = row["experiment"], row["checkpoint_role"], row["decoding"] or ""
+        mark = "" if row["spec"] == "loaded" else f" (spec {row['spec']})"
+        key = f"{row['experiment']}{mark}", row["checkpoint_role"], row["decoding"] or ""
         cells.setdefault(key, {})[row["metric"]] = figure(row["value"], row["ci_low"], row["ci_high"], row["n"])
     order = sorted(cells, key=lambda key: (key[0], ROLE_ORDER.index(key[1]), key[2]))
     shown = [metric for metric in BOARD_METRICS if any(metric in figures for figures in cells.values())]

@@ -57,7 +57,7 @@ def where_read(folders: Sequence[SpecFolder]) -> str:
     if not folders:
         return f"No specs of your own were read: {Path(DEFAULT).absolute()} has none, and {VARIABLE} is not set."
     names = ", ".join(f"{folder.path} ({folder.origin})" for folder in folders)
-    other = "" if folders[0].origin == VARIABLE else f" {VARIABLE} names other folders."
+    other = "" if folders[0].origin == VARIABLE else f" {VARIABLE} can name others."
     return f"Your specs were read from {names}.{other}"
 
 

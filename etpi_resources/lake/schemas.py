@@ -417,6 +417,7 @@ TABLES: dict[str, Table] = {
             "one headline metric of an experiment",
             ("experiment", s, "the experiment"),
             ("title", s, "its title"),
+            ("spec", s, "loaded; missing or invalid if the last run had no valid spec of this name"),
             ("checkpoint_role", s, "base, sft, rl or teacher"),
             ("decoding", s, "greedy, t1, ..."),
             ("metric", s, "the metric"),

@@ -21,7 +21,7 @@ WITH chosen AS (
         f.prompt_ids,
         f.output_ids,
         f.logprobs,
-        coalesce(getvariable('tokenizer'), s.tokenizer, e.spec ->> '$.base.chat_template') AS tokenizer
+        coalesce(getvariable('tokenizer'), s.tokenizer, e.spec ->> '$.base.tokenizer') AS tokenizer
     FROM full_turns AS f
     LEFT JOIN rollout_sets AS s ON f.rollout_set = s.rollout_set
     LEFT JOIN experiments AS e ON f.experiment = e.experiment

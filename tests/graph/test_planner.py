@@ -274,7 +274,7 @@ def test_missing_input_names_the_commands(world):
 def test_invalid_and_unknown_specs(world):
     write_spec(world.specs_folder, "experiments", "broken", "sead = 1")
     assert {s.state for s in _states(world, "broken").values()} == {"invalid"}
-    with pytest.raises(SpecError, match="Valid names: .*first"):
+    with pytest.raises(SpecError, match="Did you mean .first.. .*specs"):
         _states(world, "furst")
     with pytest.raises(SpecError, match="sead: unknown key"):
         world.make("experiment_spec", "broken")

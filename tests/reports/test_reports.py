@@ -466,3 +466,13 @@ def test_assets_show_their_reports_as_markdown_metadata(tmp_path):
     count = resources.lake.require(collected).rows["rollouts"]
     assert f'<td>teacher rollouts</td><td class="figure">{count}</td>' in page
     assert f"<td>{collected}</td>" in page, "lineage"
+
+    # The same lake without the user's specs, as in a shell without ETPI_SPECS.
+    (tmp_path / "none" / "experiments").mkdir(parents=True)
+    without = Resources(lake=resources.lake, specs_folder=tmp_path / "none")
+    before = {name: resources.lake.require(Ref(name, "all", "all")).rows for name in ("leaderboard", "teacher_ceiling")}
+    for name, rows in before.items():
+        assert recipes[name].execute("all", without, lambda line: None).manifest.rows == rows
+    table = resources.lake.read(Ref("leaderboard", "all", "all"), "leaderboard").to_pylist()
+    assert {(row["experiment"], row["title"], row["spec"]) for row in table} == {("few", "e", "missing")}
+    assert "few (spec missing)" in leaderboard.board(from_rows("leaderboard", table))
