@@ -59,6 +59,18 @@ FOLDERS_AND_PROGRAMS: Sequence[Variable] = (
         "etpi_resources.sandboxes.docker_images",
     ),
     Variable(
+        "ETPI_DOCKER_RUNTIME",
+        "Runtime of Docker sandboxes, such as gVisor's `runsc`, where the engine has it.",
+        "the engine's own",
+        "etpi_resources.sandboxes.docker",
+    ),
+    Variable(
+        "ETPI_CGROUP",
+        "A control group with the memory controller in which this user may create groups for bubblewrap sandboxes.",
+        "found, where this user may create groups",
+        "etpi_resources.sandboxes.memory_group",
+    ),
+    Variable(
         "ETPI_MICRO_TOKENS",
         "Most tokens of one forward pass in fine-tuning; lower it if the GPU runs out of memory.",
         "8192",

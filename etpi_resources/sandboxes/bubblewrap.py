@@ -8,7 +8,8 @@ sandbox, it runs as an unprivileged user, because the process limit does not app
 processes' files in /proc.
 
 The kernel limits the memory of each process. The guest limits the memory of all together: it checks every 50 ms and
-ends the command. A control group would need no checks, but only root or a session manager can create one.
+ends the command. A control group (`memory_group`), where this user may create one, bounds what the kernel holds for the
+sandbox. Without one, the filter also refuses shared anonymous memory, which no process would be charged for.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import secrets
 import select
 import shlex
 import shutil
@@ -23,7 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Self
 
@@ -35,10 +37,25 @@ from etpi_resources.sandboxes.guest_connection import (
     GuestUnreachable,
     guest_arguments,
 )
+from etpi_resources.sandboxes.memory_group import MemoryGroup
 from etpi_resources.sandboxes.seccomp import filter_program
 
-_USER = 64_117
-"""The unprivileged user and group of a sandbox that root starts; any id that owns no files works."""
+_USERS = (1 << 30, 1 << 31)
+"""Users and groups of sandboxes that root starts: every sandbox has one of its own, since limits of the kernel that
+count by user (inotify, pipes, keys) would otherwise be shared. Ids that own no files."""
+
+_HIDDEN = (
+    "acpi", "asound", "bootconfig", "cmdline", "config.gz", "interrupts", "keys", "latency_stats", "sched_debug",
+    "scsi",
+)  # fmt: skip
+"""Entries of /proc that describe the host and that every user can read, as container engines hide them. The others of
+their list can be read by root only."""
+
+_MEMORY_FILE = "/run/memory.stat"
+"""Where the guest reads the control group's count; `guest.STATISTICS` names it too."""
+
+_OVERHEAD = 64 * 1024**2
+"""Bytes of memory for guest and kernel, in addition to the limits of commands and files."""
 
 _COPY_SECONDS = 120.0
 """How long copying a checkout into the workspace may take."""
@@ -93,8 +110,9 @@ class BubblewrapFactory:
 class _Command:
     """The parts of the command line that are the same for all sandboxes, and the compiled guest and filter."""
 
-    def __init__(self, head: list[str], binds: list[str], python: str, seccomp: bytes, guest: bytes) -> None:
-        self.head, self.binds, self.python, self.seccomp, self.guest = head, binds, python, seccomp, guest
+    def __init__(self, head: list[str], binds: list[str], python: str, machine: str, guest: bytes) -> None:
+        self.head, self.binds, self.python, self.guest = head, binds, python, guest
+        self.seccomp = {shared: filter_program(machine, shared_memory=shared) for shared in (True, False)}
 
     @classmethod
     def here(cls) -> _Command:
@@ -102,10 +120,6 @@ class _Command:
         bwrap = shutil.which("bwrap")
         if bwrap is None:
             raise SandboxUnavailable(namespaces.not_installed())
-        try:
-            seccomp = filter_program(platform.machine())
-        except KeyError as error:
-            raise SandboxUnavailable(f"{error.args[0]}; use another sandbox on this machine") from error
         head = [bwrap]
         if os.geteuid() == 0:
             setpriv = shutil.which("setpriv")
@@ -113,14 +127,17 @@ class _Command:
                 raise SandboxUnavailable(
                     "setpriv is missing; root needs it to drop its privileges. Install util-linux."
                 )
-            head = [setpriv, f"--reuid={_USER}", f"--regid={_USER}", "--clear-groups", "--", bwrap]
+            head = [setpriv, "--reuid={user}", "--regid={user}", "--clear-groups", "--", bwrap]
         python, prefix = _interpreter()
         compiled = subprocess.run(
             [python, "-I", "-S", "-c", _COMPILE], input=GUEST.read_bytes(), capture_output=True, check=True, env={}
         )
-        return cls(head, _system_binds(python, prefix), python, seccomp, compiled.stdout)
+        try:
+            return cls(head, _system_binds(python, prefix), python, platform.machine(), compiled.stdout)
+        except KeyError as error:
+            raise SandboxUnavailable(f"{error.args[0]}; use another sandbox on this machine") from error
 
-    def line(self, limits: Limits, environment: Environment, seccomp_fd: int) -> list[str]:
+    def line(self, limits: Limits, environment: Environment, seccomp_fd: int, group: MemoryGroup | None) -> list[str]:
         """Return the command line of one sandbox; the filter is read from `seccomp_fd`."""
         disk = str(limits.file_bytes)
         variables = {
@@ -135,16 +152,19 @@ class _Command:
         mounts = [word for folder in environment.tools for word in ("--ro-bind", str(folder), str(folder))]
         if environment.checkout is not None:
             mounts += ["--ro-bind", str(environment.checkout), _CHECKOUT]
-        places = ["/tmp", *environment.places, workdir]
+        if group is not None:
+            mounts += ["--ro-bind", str(group.statistics), _MEMORY_FILE]
+        places = _places(environment)
+        user = str(_unused_user())
         # fmt: off
         return [
-            *self.head,
+            *(word.format(user=user) for word in self.head),
             "--unshare-all", "--unshare-user", "--disable-userns", "--uid", "1000", "--gid", "1000",
             "--cap-drop", "ALL", "--seccomp", str(seccomp_fd),
             "--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "sandbox",
             "--clearenv", *(word for key, value in variables.items() for word in ("--setenv", key, value)),
             *self.binds,
-            "--proc", "/proc",
+            "--proc", "/proc", *_masks(),
             "--dev", "/dev", "--size", disk, "--tmpfs", "/dev/shm", "--remount-ro", "/dev",
             *(word for place in places for word in ("--size", disk, "--tmpfs", place)), *mounts, "--remount-ro", "/",
             "--chdir", workdir,
@@ -154,6 +174,35 @@ class _Command:
             ),
         ]
         # fmt: on
+
+
+def _places(environment: Environment) -> list[str]:
+    """Return the writable folders besides /dev/shm."""
+    return ["/tmp", *environment.places, environment.workdir]
+
+
+def _unused_user() -> int:
+    """Return a random id for the sandbox's user and group, among those that this process's user namespace has."""
+    first, last = _USERS
+    for kind in ("uid_map", "gid_map"):
+        ranges = [[int(word) for word in line.split()] for line in Path("/proc/self", kind).read_text().splitlines()]
+        start, count = max(((inside, count) for inside, _, count in ranges), key=lambda pair: pair[1])
+        if start + count < last:  # a container without all ids: the upper half of what it has
+            first, last = start + count // 2, min(last, start + count - 1000)
+    return secrets.randbelow(last - first) + first
+
+
+@cache
+def _masks() -> list[str]:
+    """Return the mounts that hide entries of /proc, and make /proc/sys read-only."""
+    words = ["--ro-bind", "/proc/sys", "/proc/sys"]
+    for name in _HIDDEN:
+        path = Path("/proc") / name
+        if path.is_dir():
+            words += ["--tmpfs", str(path), "--remount-ro", str(path)]
+        elif path.exists():
+            words += ["--ro-bind", "/dev/null", str(path)]
+    return words
 
 
 def _system_binds(python: str, prefix: str | None) -> list[str]:
@@ -187,15 +236,20 @@ class BubblewrapSandbox(GuestConnection):
         super().__init__(files, limits, environment)
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None
+        self._group: MemoryGroup | None = None
+        self._kills = 0
 
     def __enter__(self) -> Self:
         self._check_environment()
+        limits = self._limits
+        disk = limits.file_bytes * (len(_places(self._environment)) + 1)
+        self._group = MemoryGroup.create(limits.memory_bytes + disk + _OVERHEAD)
         read_end, write_end = os.pipe()
-        os.write(write_end, self._command.seccomp)  # far smaller than a pipe's buffer
+        os.write(write_end, self._command.seccomp[self._group is not None])  # far smaller than a pipe's buffer
         os.close(write_end)
         try:
             self._process = subprocess.Popen(
-                self._command.line(self._limits, self._environment, read_end),
+                self._command.line(limits, self._environment, read_end, self._group),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -208,6 +262,7 @@ class BubblewrapSandbox(GuestConnection):
         self._channel = _PipeChannel(self._process)
         try:
             self._start_guest(self._command.guest)
+            self._enter_group(self._process.pid)
         except GuestUnreachable:
             reason = self._stderr()
             self.__exit__()
@@ -242,6 +297,20 @@ class BubblewrapSandbox(GuestConnection):
         process.wait()
         process.stdout.close()
         process.stderr.close()
+        if self._group is not None:
+            self._group.close()
+
+    def _enter_group(self, pid: int) -> None:
+        """Move bubblewrap and the guest into the control group, before any command runs."""
+        if self._group is not None:
+            for process in [pid, *_descendants(pid)]:
+                self._group.add(process)
+
+    def _out_of_memory(self) -> bool:
+        if self._group is None:
+            return False
+        before, self._kills = self._kills, self._group.kills()
+        return self._kills > before
 
     def _folders(self) -> list[Path]:
         checkout = self._environment.checkout
@@ -302,6 +371,11 @@ class _PipeChannel:
             parts.append(part)
             count -= len(part)
         return b"".join(parts)
+
+
+def _descendants(pid: int) -> list[int]:
+    children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [each for child in children for each in (child, *_descendants(child))]
 
 
 def _wait(fd: int, event: int, deadline: float) -> None:

@@ -13,6 +13,8 @@ dies leaves no containers; if an engine keeps one, the next start removes it (`d
 from __future__ import annotations
 
 import contextlib
+import os
+import secrets
 import select
 import socket
 import threading
@@ -38,8 +40,20 @@ from etpi_resources.sandboxes.seccomp import filter_program
 if TYPE_CHECKING:
     from docker import APIClient
 
-USER = "64117:64117"
-"""The unprivileged user and group of containers of the default image."""
+RUNTIME = "ETPI_DOCKER_RUNTIME"
+"""Environment variable that names the engine's runtime, such as gVisor's runsc; default: the engine's own."""
+
+_USERS = (1 << 30, 1 << 31)
+_USERS_ROOTLESS = (20_000, 60_000)
+"""Users and groups of containers of the default image: every container has one of its own, since limits of the kernel
+that count by user (inotify, pipes, keys) would otherwise be shared. An engine without root has fewer ids."""
+
+_MASKED = (
+    "/proc/acpi", "/proc/asound", "/proc/bootconfig", "/proc/cmdline", "/proc/config.gz", "/proc/interrupts",
+    "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/sched_debug", "/proc/scsi", "/proc/timer_list",
+    "/proc/timer_stats", "/sys/devices/virtual/powercap", "/sys/firmware",
+)  # fmt: skip
+"""Paths that a container cannot read: the engines' own list, and the kernel's command line and configuration."""
 
 API_SECONDS = 120
 _OLDEST_API = "1.41"
@@ -110,9 +124,11 @@ class DockerFactory:
 class _Engine:
     """A connection to an engine, with its images and the programs that every container runs."""
 
-    def __init__(self, client: APIClient) -> None:
-        self.client, self.images = client, Images(client)
+    def __init__(self, client: APIClient, is_podman: bool) -> None:
+        self.client, self.images, self._is_podman = client, Images(client), is_podman
         self.guest, self.boot = GUEST.read_bytes(), _BOOT.read_text(encoding="utf-8")
+        rootless = any("rootless" in option for option in client.info().get("SecurityOptions") or ())
+        self._users = _USERS_ROOTLESS if rootless else _USERS
 
     @classmethod
     def connect(cls) -> _Engine:
@@ -137,9 +153,21 @@ class _Engine:
             )
         except (DockerException, requests.RequestException) as error:
             raise SandboxUnavailable(f"no container engine answers: {error}. {_NO_ENGINE}") from error
+        is_podman = "Libpod-Api-Version" in answer.headers
+        if is_podman and (runtime := os.environ.get(RUNTIME)):
+            raise SandboxUnavailable(
+                f"podman ignores the runtime of a request: unset {RUNTIME} and start its service with "
+                f"`podman --runtime {runtime} system service ...`"
+            )
         with _engine_errors():
             reap(client)
-        return cls(client)
+        return cls(client, is_podman)
+
+    def unused_user(self) -> str:
+        """Return a random user and group, as the engine takes them."""
+        first, last = self._users
+        user = secrets.randbelow(last - first) + first
+        return f"{user}:{user}"
 
     def seccomp(self, image: Image) -> bytes:
         """Return the system call filter for the image's architecture."""
@@ -155,8 +183,9 @@ class _Engine:
         disk = limits.file_bytes
         places = _places(environment)
         memory = limits.memory_bytes + disk * (len(places) + 1) + OVERHEAD
-        return self.client.create_host_config(
+        config = self.client.create_host_config(
             network_mode="none",
+            runtime=os.environ.get(RUNTIME),
             mem_limit=memory,
             memswap_limit=memory,
             nano_cpus=int(limits.cores * 1e9),
@@ -170,11 +199,14 @@ class _Engine:
             },
             read_only=not _has_image(environment),
             cap_drop=["ALL"],
-            security_opt=["no-new-privileges"],
+            security_opt=["no-new-privileges", *([f"mask={':'.join(_MASKED)}"] if self._is_podman else [])],
             ulimits=[Ulimit(name=name, soft=most, hard=most) for name, most in _ULIMITS.items()],
             log_config=LogConfig(type="none"),
             auto_remove=True,
         )
+        if not self._is_podman:  # it takes no such key, and Docker takes no `mask`; the SDK has no argument for either
+            config["MaskedPaths"] = list(_MASKED)
+        return config
 
 
 class DockerSandbox(GuestConnection):
@@ -263,7 +295,7 @@ class DockerSandbox(GuestConnection):
             name=f"etpi-{uuid.uuid4().hex[:12]}",
             entrypoint=["/bin/sh", "-c", _FIND_PYTHON, engine.boot],
             command=guest_arguments(self._limits, address=0, processes=0, places=["/dev/shm", *_places(environment)]),
-            user=None if _has_image(environment) else USER,
+            user=None if _has_image(environment) else engine.unused_user(),
             working_dir=environment.workdir,
             hostname="sandbox",
             labels={OWNER: owner()},

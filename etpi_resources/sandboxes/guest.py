@@ -12,7 +12,7 @@ A frame is four bytes of length, most significant first, and a body. The first b
     W (length path length data)...    write files; answer: empty, or the error
     F (name /)...                     read files outside folders of these names; answer: (length path length data)...
     K                                 end the running command with flag d; no answer of its own
-Flags name the limit that ended the command: t time, m memory, n number of files, d disk; - none.
+Flags name the limit that ended the command: t time, m memory, n number of files, s sockets, d disk; - none.
 The guest sends an empty frame when it is ready, and exits at the end of its stdin.
 """
 
@@ -31,6 +31,9 @@ WATCH = 0.05
 MOST_FILES = 50_000
 """The most files, folders and links in the writable places: each uses kernel memory that no limit counts."""
 
+MOST_SOCKETS = 512
+"""The most unix sockets where no control group counts their buffers: each holds up to 416 KiB."""
+
 PR_SET_DUMPABLE = 4
 
 LIMITS = {key: int(value) for key, value in (pair.split("=") for pair in sys.argv[1:] if pair[:1] != "/")}
@@ -43,6 +46,15 @@ OUT_OF_MEMORY = [
     if os.access(path, os.R_OK)
 ]
 """Files in which a control group counts its out-of-memory kills (versions 2 and 1)."""
+STATISTICS = next(
+    (
+        path
+        for path in (b"/run/memory.stat", b"/sys/fs/cgroup/memory.stat", b"/sys/fs/cgroup/memory/memory.stat")
+        if os.access(path, os.R_OK)
+    ),
+    None,
+)
+"""The file in which the sandbox's control group counts memory by kind, if it has one."""
 LONGEST_ARGUMENT = 100_000
 """Bytes; the kernel accepts at most 128 KiB in one argument, so a longer command goes through a file."""
 
@@ -102,6 +114,8 @@ def run(command, timeout):
         put(b"/tmp/.command", command)
         argument = [b"/tmp/.command"]
     out, into = os.pipe()
+    # The command inherits this limit. Setting it afterwards would take a call that commands could use on each other.
+    resource.setrlimit(resource.RLIMIT_CPU, (int(timeout) + 1, resource.RLIM_INFINITY))
     try:
         pid = os.posix_spawn(
             b"/bin/bash",
@@ -120,8 +134,7 @@ def run(command, timeout):
         return answer(126, "", started, 0, str(error).encode())
     finally:
         os.close(into)
-    cpu = int(timeout) + 1
-    resource.prlimit(pid, resource.RLIMIT_CPU, (cpu, cpu))
+        resource.setrlimit(resource.RLIMIT_CPU, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     try:  # noqa: SIM105 - contextlib is one more import
         put(b"/proc/%d/oom_score_adj" % pid, b"1000")  # where memory runs out, commands go before this process
     except OSError:
@@ -178,6 +191,8 @@ def watch(pid, output, deadline):
             if now >= next_check:
                 if memory_used() > LIMITS["memory"]:
                     return "m"
+                if not STATISTICS and sockets_open() > MOST_SOCKETS:
+                    return "s"
                 if files_used() > most_files:
                     return "n"
                 next_check = now + WATCH
@@ -194,7 +209,10 @@ def watch(pid, output, deadline):
 
 
 def memory_used():
-    """Return the bytes of anonymous and shared memory of all other processes, without pages of files."""
+    """Return the bytes of anonymous and shared memory, without pages of files: as the control group counts them, else
+    the sum over all other processes."""
+    if STATISTICS:
+        return group_memory()
     total = 0
     for name in os.listdir(b"/proc"):
         if not name.isdigit() or name == b"1":
@@ -214,6 +232,33 @@ def memory_used():
             if label:
                 total += int(rest.split(None, 1)[0]) * 1024
     return total
+
+
+def group_memory():
+    counts = {}
+    for line in whole(STATISTICS).splitlines():
+        name, _, number = line.partition(b" ")
+        counts[name] = int(number)
+    anonymous = counts.get(b"anon", counts.get(b"total_rss", 0))  # versions 2 and 1
+    shared = counts.get(b"shmem", counts.get(b"total_shmem", 0))
+    in_files = 0
+    for place in WRITABLE:
+        state = os.statvfs(place)
+        in_files += (state.f_blocks - state.f_bfree) * state.f_frsize
+    return anonymous + max(0, shared - in_files)
+
+
+def sockets_open():
+    return whole(b"/proc/net/unix").count(b"\n")
+
+
+def whole(path):
+    fd = os.open(path, os.O_RDONLY)
+    parts = []
+    while part := os.read(fd, 1 << 16):
+        parts.append(part)
+    os.close(fd)
+    return b"".join(parts)
 
 
 def out_of_memory():

@@ -69,8 +69,10 @@ class GuestConnection:
         notes = []
         if int(left_out):
             notes.append(f"[{int(left_out)} more bytes left out]")
-        if flag == b"m":
+        if flag == b"m" or (flag == b"-" and self._out_of_memory()):
             notes.append(f"[ended: more than {self._limits.memory_bytes >> 20} MiB of memory]")
+        if flag == b"s":
+            notes.append("[ended: too many sockets]")
         if flag == b"n":
             notes.append("[ended: too many files]")
         if flag == b"d":
@@ -129,6 +131,10 @@ class GuestConnection:
         self._channel.put(frame(request), deadline)
         self._watch(deadline)
         return self._receive(deadline)
+
+    def _out_of_memory(self) -> bool:
+        """Return whether the kernel ended a process of the last command for lack of memory."""
+        return False
 
     def _watch(self, deadline: float) -> None:
         """Watch limits that the guest cannot, while it works; a subclass may override this."""

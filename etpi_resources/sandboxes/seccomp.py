@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 
-_EPERM, _ENOSYS = 1, 38
+_EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 
 _NAMESPACES = 0x7E020000
@@ -23,6 +23,7 @@ _DENIED = {
     "memfd_secret": (447, 447),
     "shmget": (29, 194),
     "msgget": (68, 186),
+    "semget": (64, 190),
     "mq_open": (240, 180),
     # other processes
     "ptrace": (101, 117),
@@ -30,6 +31,8 @@ _DENIED = {
     "process_vm_writev": (311, 271),
     "pidfd_getfd": (438, 438),
     "kcmp": (312, 272),
+    "process_madvise": (440, 440),
+    "process_mrelease": (448, 448),
     # mounts and namespaces
     "mount": (165, 40),
     "umount2": (166, 39),
@@ -41,6 +44,8 @@ _DENIED = {
     "move_mount": (429, 429),
     "fsopen": (430, 430),
     "fsmount": (432, 432),
+    "fsconfig": (431, 431),
+    "fspick": (433, 433),
     "mount_setattr": (442, 442),
     "open_by_handle_at": (304, 265),
     "name_to_handle_at": (303, 264),
@@ -59,6 +64,7 @@ _DENIED = {
     "kexec_file_load": (320, 294),
     "fanotify_init": (300, 262),
     "quotactl": (179, 60),
+    "quotactl_fd": (443, 443),
     "acct": (163, 89),
     "swapon": (167, 224),
     "swapoff": (168, 225),
@@ -71,22 +77,43 @@ _DENIED = {
     "adjtimex": (159, 171),
     "clock_adjtime": (305, 266),
 }
+_OWN_PROCESS = {
+    "prlimit64": ((302, 261), {0: 0}),
+    "setpriority": ((141, 140), {0: 0, 1: 0}),
+    "sched_setparam": ((142, 118), {0: 0}),
+    "sched_setscheduler": ((144, 119), {0: 0}),
+    "sched_setattr": ((314, 274), {0: 0}),
+    "ioprio_set": ((251, 30), {0: 1, 1: 0}),
+}
+"""Calls that are allowed for the calling process alone: name, numbers, and the arguments that say so."""
+_SOCKETS = ((41, 198), (53, 199))
+"""socket and socketpair, allowed for the families below."""
+_FAMILIES = (1, 2, 10)
+"""AF_UNIX, AF_INET, AF_INET6: the last two reach the loopback of an empty network namespace."""
+_MMAP = (9, 222)
+_SHARED_ANONYMOUS = 0x21
+"""MAP_SHARED | MAP_ANONYMOUS: memory that no process is charged for once it has been unmapped by MADV_DONTNEED."""
 _CLONE = (56, 220)
 _CLONE3 = 435
 """A filter cannot see the flags of clone3; ENOSYS makes the C library fall back to clone."""
 
 
-def filter_program(machine: str) -> bytes:
+def filter_program(machine: str, *, shared_memory: bool = True) -> bytes:
     """Compile the filter for a `platform.machine()`, as the kernel reads it (an array of sock_filter).
 
-    Denied calls, and calls of another architecture, fail with EPERM. Raises KeyError for a machine whose call numbers
-    are not listed.
+    Denied calls, and calls of another architecture, fail with EPERM; sockets of other families with EAFNOSUPPORT.
+
+    Args:
+        shared_memory: whether anonymous memory may be shared between processes; only a control group can bound it.
+
+    Raises:
+        KeyError: the call numbers of the machine are not listed.
     """
     column = list(_ARCHITECTURES).index(machine) if machine in _ARCHITECTURES else None
     if column is None:
         raise KeyError(f"no system call numbers for {machine!r}; known: {sorted(_ARCHITECTURES)}")
     deny, allow = _statement(0x06, _ERRNO | _EPERM), _statement(0x06, _ALLOW)
-    number, architecture, first_argument = 0, 4, 16
+    number, architecture = 0, 4
     program = [
         _statement(0x20, architecture),
         _jump(0x15, _ARCHITECTURES[machine], 1, 0),
@@ -98,9 +125,27 @@ def filter_program(machine: str) -> bytes:
     for numbers in _DENIED.values():
         program += [_jump(0x15, numbers[column], 0, 1), deny]
     program += [_jump(0x15, _CLONE3, 0, 1), _statement(0x06, _ERRNO | _ENOSYS)]
-    program += [_jump(0x15, _CLONE[column], 1, 0), allow]
-    program += [_statement(0x20, first_argument), _jump(0x45, _NAMESPACES, 0, 1), deny, allow]
-    return b"".join(program)
+    families = [_load_argument(0), *(_jump(0x15, family, len(_FAMILIES) - i, 0) for i, family in enumerate(_FAMILIES))]
+    for numbers in _SOCKETS:
+        program += _only_for(numbers[column], [*families, _statement(0x06, _ERRNO | _EAFNOSUPPORT), allow])
+    for numbers, arguments in _OWN_PROCESS.values():
+        tests = [word for i, value in arguments.items() for word in (_load_argument(i), _jump(0x15, value, 1, 0), deny)]
+        program += _only_for(numbers[column], [*tests, allow])
+    if not shared_memory:
+        flags = [_load_argument(3), _statement(0x54, _SHARED_ANONYMOUS), _jump(0x15, _SHARED_ANONYMOUS, 0, 1)]
+        program += _only_for(_MMAP[column], [*flags, deny, allow])
+    program += _only_for(_CLONE[column], [_load_argument(0), _jump(0x45, _NAMESPACES, 0, 1), deny, allow])
+    return b"".join([*program, allow])
+
+
+def _only_for(number: int, then: list[bytes]) -> list[bytes]:
+    """Return instructions that run `then` for one call and skip it for others; `then` ends in a decision."""
+    return [_jump(0x15, number, 0, len(then)), *then]
+
+
+def _load_argument(index: int) -> bytes:
+    """Load the low 32 bits of a call's argument."""
+    return _statement(0x20, 16 + 8 * index)
 
 
 def _statement(code: int, value: int) -> bytes:

@@ -223,3 +223,9 @@ def test_container_has_its_owners_label_and_is_removed_when_left(client, engine)
     while set(engine.containers()) - before and time.monotonic() < deadline:
         time.sleep(0.1)
     assert set(engine.containers()) <= before
+
+
+def test_runtime_that_podman_would_ignore_is_refused(engine, monkeypatch):
+    monkeypatch.setenv("ETPI_DOCKER_RUNTIME", "runsc")
+    with pytest.raises(SandboxUnavailable, match="podman --runtime runsc"):
+        start()

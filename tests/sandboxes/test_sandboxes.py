@@ -441,3 +441,109 @@ def test_sandboxes_in_threads_are_isolated_from_each_other(factory):
     for thread in threads:
         thread.join()
     assert results == {i: [f"{i}{i}\n"] * 5 for i in range(8)}
+
+
+# --- what no process is charged for --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("semget", "libc.semget(0, 100, 0o1600)"),
+        ("process_madvise", "libc.syscall(440, 3, 0, 0, 20, 0)"),
+        ("prlimit of process 1", "libc.prlimit(1, 7, ctypes.byref((ctypes.c_ulong * 2)(1, 1)), None)"),
+        ("prlimit of another", "libc.prlimit(os.getppid(), 7, ctypes.byref((ctypes.c_ulong * 2)(9, 9)), None)"),
+        ("quotactl_fd", "libc.syscall(443, 0, 0, 0, 0)"),
+        ("fsconfig", "libc.syscall(431, 0, 0, 0, 0, 0)"),
+    ],
+)
+def test_call_that_escapes_a_limit_or_reaches_another_process_is_denied(box, name, call):
+    program = f"import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\nprint({call}, ctypes.get_errno())"
+    assert python(box, program).output == "-1 1\n", name
+
+
+@pytest.mark.parametrize("family", [16, 17, 38, 40, 44])  # netlink, packet, alg, vsock, xdp
+def test_socket_of_another_family_is_refused(box, family):
+    program = f"import socket\ntry: socket.socket({family}, 2)\nexcept OSError as error: print(error.errno)"
+    assert python(box, program).output == "97\n"
+
+
+def test_sockets_of_honest_programs_work(box):
+    program = """
+        import asyncio, os, resource, socket
+        async def main():
+            server = await asyncio.start_server(lambda r, w: w.close(), "127.0.0.1", 0)
+            port = server.sockets[0].getsockname()[1]
+            reader, _ = await asyncio.open_connection("127.0.0.1", port)
+            return await reader.read()
+        print(asyncio.run(main()), socket.getaddrinfo("127.0.0.1", 80)[0][4][0])
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        print(resource.getrlimit(resource.RLIMIT_NOFILE), os.nice(3) > 2)
+        """
+    assert python(box, program).output == "b'' 127.0.0.1\n(64, 64) True\n"
+
+
+def test_buffers_of_sockets_are_bounded(own):
+    program = """
+        import os, socket, time
+        held = []
+        for _ in range(40):
+            if os.fork() == 0:
+                while True:
+                    try:
+                        ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+                        held.append(ends)
+                        for end in ends:
+                            end.setblocking(False)
+                            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
+                            try:
+                                while True: end.send(bytes(1 << 16))
+                            except BlockingIOError: pass
+                    except OSError: time.sleep(60)
+        time.sleep(6)
+        """
+    result = python(own, program, timeout=8)
+    assert result.exit_code == 137 or "memory" in result.output or "sockets" in result.output
+    alive(own)
+
+
+def test_shared_memory_that_is_unmapped_is_bounded(own):
+    program = """
+        import mmap, os, time
+        held = []
+        for _ in range(30):
+            if os.fork() == 0:
+                for _ in range(20):
+                    area = mmap.mmap(-1, 20 * 2**20)
+                    area.write(bytes(20 * 2**20))
+                    area.madvise(mmap.MADV_DONTNEED)
+                    held.append(area)
+                time.sleep(60)
+        time.sleep(6)
+        """
+    result = python(own, program, timeout=8)
+    assert "256 MiB of memory" in result.output or "PermissionError" in result.output
+    alive(own)
+
+
+def test_entries_of_proc_that_describe_the_host_are_hidden(box):
+    for name in ("cmdline", "config.gz", "keys", "kcore", "sched_debug"):
+        assert box.run(f"head -c 1 /proc/{name} 2> /dev/null | wc -c").output.strip() == "0", name
+    assert box.run("touch /proc/sys/kernel/domainname || echo 9 > /proc/sys/vm/swappiness").exit_code != 0
+
+
+def test_limits_by_user_are_not_shared_between_sandboxes(factory):
+    watch = "import ctypes\nlibc = ctypes.CDLL(None)\nprint(sum(libc.inotify_init() >= 0 for _ in range(1000)))"
+    program = watch + "\nimport time; time.sleep(3)"
+    counts = []
+
+    def use_all():
+        with factory.create({}, LIMITS) as sandbox:
+            counts.append(int(python(sandbox, program).output))
+
+    threads = [threading.Thread(target=use_all) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert min(counts) == max(counts) > 50

@@ -1,0 +1,139 @@
+"""Control groups that bound the memory of a sandbox, where this process may create them.
+
+A group counts what no process is charged for: buffers of sockets, shared memory that is no longer mapped, the kernel's
+own memory. Without a group, the guest watches processes and the system call filter refuses shared anonymous memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+import uuid
+from functools import cache
+from pathlib import Path
+from typing import Self
+
+VARIABLE = "ETPI_CGROUP"
+"""Environment variable that names a control group in which this user may create groups."""
+
+_ROOT = Path("/sys/fs/cgroup")
+_NAME = "etpi"
+_LIMITS = ("memory.max", "memory.limit_in_bytes")
+"""The files of versions 2 and 1."""
+_OOM = {"memory.max": ("memory.events", "oom_kill"), "memory.limit_in_bytes": ("memory.oom_control", "oom_kill")}
+_REMOVE_SECONDS = 2.0
+
+
+class MemoryGroup:
+    """A control group with a memory limit. Close it when its processes have ended.
+
+    Attributes:
+        statistics: the file in which the kernel counts its memory by kind.
+    """
+
+    def __init__(self, folder: Path, limit_file: str) -> None:
+        self._folder = folder
+        self._oom_file, self._oom_field = _OOM[limit_file]
+        self.statistics = folder / "memory.stat"
+
+    @classmethod
+    def create(cls, limit_bytes: int) -> Self | None:
+        """Create a group; None if this process may not, or the machine has none.
+
+        Raises:
+            OSError: the group that ETPI_CGROUP names cannot be used.
+        """
+        if (parent := _parent(os.environ.get(VARIABLE))) is None:
+            return None
+        folder = parent / f"{_NAME}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
+        folder.mkdir()
+        limit = next(name for name in _LIMITS if (folder / name).exists())
+        (folder / limit).write_text(str(limit_bytes))
+        return cls(folder, limit)
+
+    def add(self, pid: int) -> None:
+        """Move a process into the group; its later children are in it too."""
+        (self._folder / "cgroup.procs").write_text(str(pid))
+
+    def kills(self) -> int:
+        """Return how many processes the kernel has ended because the group ran out of memory."""
+        count = re.search(rf"^{self._oom_field} (\d+)", (self._folder / self._oom_file).read_text(), re.MULTILINE)
+        return int(count[1]) if count else 0
+
+    def close(self) -> None:
+        """Remove the group; its processes must have ended, which the kernel may notice a moment later."""
+        deadline = time.monotonic() + _REMOVE_SECONDS
+        while True:
+            try:
+                self._folder.rmdir()
+                return
+            except FileNotFoundError:
+                return
+            except OSError:
+                if time.monotonic() > deadline:
+                    return  # `remove_abandoned` of a later process removes it
+                time.sleep(0.01)
+
+
+@cache
+def _parent(named: str | None) -> Path | None:
+    """Return the group in which to create groups; removes those that dead processes left there."""
+    candidates = [Path(named)] if named else [*_version_1(), *_version_2()]
+    for folder in candidates:
+        try:
+            _try(folder)
+        except OSError as error:
+            if named:
+                raise OSError(
+                    f"{VARIABLE}={named} cannot be used: {error}. It has to be a control group with the memory "
+                    "controller, in which this user may create groups (docs/sandboxes.md)"
+                ) from error
+            continue
+        _remove_abandoned(folder)
+        return folder
+    return None
+
+
+def _version_1() -> list[Path]:
+    """Return this process's group of the memory controller, if the machine has version 1."""
+    own = re.search(r"^\d+:(?:[\w,]+,)?memory(?:,[\w,]+)?:(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
+    return [_ROOT / "memory" / own[1].lstrip("/")] if own else []
+
+
+def _version_2() -> list[Path]:
+    """Return the group in which root creates groups, if the machine has version 2; other users name one."""
+    if os.geteuid() != 0 or "memory" not in _text(_ROOT / "cgroup.subtree_control").split():
+        return []
+    folder = _ROOT / _NAME
+    with contextlib.suppress(OSError):
+        folder.mkdir(exist_ok=True)
+        (folder / "cgroup.subtree_control").write_text("+memory")
+    return [folder]
+
+
+def _try(parent: Path) -> None:
+    """Create and remove a group with a memory limit; raises OSError where that fails."""
+    folder = parent / f"{_NAME}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
+    folder.mkdir()
+    try:
+        if not any((folder / name).exists() for name in _LIMITS):
+            raise OSError("it has no memory controller")
+    finally:
+        folder.rmdir()
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove the groups of processes that are gone."""
+    for folder in parent.glob(f"{_NAME}-*-*"):
+        if not Path("/proc", folder.name.split("-")[1]).exists():
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
