@@ -139,7 +139,7 @@ def theirs(isolated: bool) -> Callable[[], int]:
 
 
 def cost(run: Callable[[], int], rollouts: int, workers: int) -> tuple[float, float]:
-    """(wall, CPU) seconds a step over `rollouts` rollouts, the programs that the steps start included."""
+    """Return (wall, CPU) seconds a step over `rollouts` rollouts, the programs that the steps start included."""
     started, cpu = time.perf_counter(), cpu_seconds()
     with ThreadPoolExecutor(workers) as pool:
         steps = sum(pool.map(lambda _: run(), range(rollouts)))

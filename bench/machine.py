@@ -13,7 +13,7 @@ LIMITS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
 
 
 def machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The line, for example `AMD EPYC 7763; avx2; 2 cores`."""
+    """Return the line, for example `AMD EPYC 7763; avx2; 2 cores`."""
     model, flags = read_cpu(cpuinfo.read_text())
     parts = [model, " ".join(flags) or "none of " + " ".join(INSTRUCTION_SETS), f"{os.cpu_count()} cores"]
     parts += [f"{name}={os.environ[name]}" for name in LIMITS if name in os.environ]

@@ -56,7 +56,7 @@ def spec(noun: str, name: str, /, **content: Any) -> dict[str, pa.Table]:
 
 
 def by_checkpoint(table: pa.Table, role: str, origin: str = "eval") -> pa.Table:
-    """The rollouts of the set as rolled out by a checkpoint of the study."""
+    """Return the rollouts of the set as rolled out by a checkpoint of the study."""
     rows = len(table)
     told: dict[str, Any] = {"origin": origin, "experiment": STUDY, "checkpoint_role": role, "decoding": "t1"}
     told |= {"rollout_set": None, "seed": 0, "sample_seed": 0}

@@ -21,7 +21,7 @@ MESSAGE_COMMANDS = {"message_commands": ["coop-send", "coop-broadcast"], "receiv
 
 
 def conversations(root: Path) -> list[list[dict[str, Any]]]:
-    """The messages of every agent of every run that took a turn."""
+    """Return the messages of every agent of every run that took a turn."""
     from etpi_assets.importers import import_runs
     from etpi_assets.trajectories.records import RolloutRecord
     from etpi_assets.trajectories.tables import to_tables

@@ -113,7 +113,7 @@ def show_stages(clone: Path, began: float) -> None:
 
 
 def stages_of(instance: dg.DagsterInstance, began: float) -> Iterator[Stage]:
-    """Every materialization since `began` that was no skip."""
+    """Return every materialization since `began` that was no skip."""
     for asset in instance.get_asset_keys():
         cursor = None
         while True:

@@ -70,7 +70,7 @@ class Produced:
 
     @classmethod
     def not_applicable(cls, node_name: str, reason: str) -> Self:
-        """An empty version with the reason why the asset does not apply; it reports no checks."""
+        """Return an empty version with the reason why the asset does not apply; it reports no checks."""
         tables = {name: empty(name) for name in GRAPH[node_name].tables}
         return cls(tables=tables, metadata={"not_applicable": reason}, notes={"not_applicable": reason})
 
@@ -103,7 +103,7 @@ class AssetRun:
         return None if self.node.set == "all" else self.specs.get(self.node.set, self.key)
 
     def refs(self, asset: str) -> list[Ref]:
-        """The partitions of an upstream asset that this partition reads, in spec order.
+        """Return the partitions of an upstream asset that this partition reads, in spec order.
 
         Raises:
             LakeError: the graph does not name the asset as upstream, so its version would not be in the input key.
@@ -123,7 +123,7 @@ class AssetRun:
         return parquet.read(table, self.stored(asset, table, key).paths, columns)
 
     def stored(self, asset: str, table: str, key: str | None = None) -> Stored:
-        """The same table for reading in pieces: tables with a row for each turn may be larger than memory."""
+        """Return the table of `read` for reading in pieces, because tables with a row per turn may exceed memory."""
         refs = self.refs(asset)
         if key is not None:
             if key not in [ref.key for ref in refs]:
@@ -134,11 +134,11 @@ class AssetRun:
         return Stored(table, [path for ref in refs for path in self.lake.files(ref, table)])
 
     def spool(self, table: str) -> parquet.Writer:
-        """A context manager that writes a table of this asset in pieces; afterwards `spooled` gives the table."""
+        """Return a context manager that writes a table of this asset in pieces; `spooled` returns the table."""
         return parquet.Writer(table, self._spooled(table))
 
     def spooled(self, table: str) -> Spooled:
-        """The table that `spool` wrote, for checks to read and for `Produced.tables`."""
+        """Return the table that `spool` wrote, for checks to read and for `Produced.tables`."""
         return Spooled(table, [self._spooled(table)])
 
     def _spooled(self, table: str) -> Path:
@@ -174,7 +174,7 @@ class AssetRun:
         return label(self.node.name, self.key)
 
     def progress(self, stage: str, total: int) -> Progress:
-        """A counter that shows stage, done/total, rate and time left; use it as a context manager."""
+        """Return a counter that shows stage, done/total, rate and time left; use it as a context manager."""
         return Progress(self.label, stage, total)
 
 
@@ -213,9 +213,8 @@ class AssetRecipe:
     ) -> Outcome:
         """Bring the partition up to date.
 
-        Nothing is computed where the current version has the input key that a new one would get. A version whose
-        blocking check fails is published as evidence, without becoming current, and returned: look at
-        `manifest.blocked`.
+        Nothing is computed if the current version already has the input key of a new one. A version with a failed
+        blocking check is published as evidence but does not become current; it is returned with `manifest.blocked`.
 
         Raises:
             CodeChanged: only code has changed since the current version was computed, computing it again is expensive,
@@ -264,7 +263,7 @@ class AssetRecipe:
         return Outcome(manifest, False, produced.metadata, time.monotonic() - start)
 
     def _require_consent(self, run: AssetRun, before: Manifest, change: Change, consent: Set[Consent]) -> None:
-        """Raise CodeChanged where only changed code would recompute an expensive result, without consent."""
+        """Raise CodeChanged if an expensive result would be recomputed only because code changed, without consent."""
         option = consent_for(self.node.name)
         needed = change.needs_consent(self.node, run.key, run.specs, run.code, before)
         if needed and option not in consent and run.lake.blocked(before.ref) is None:
@@ -276,7 +275,7 @@ class AssetRecipe:
             )
 
     def _unchanged(self, lake: Lake, ref: Ref, input_key: str) -> Manifest | None:
-        """The version with this input key, or None; an earlier one (a knob turned back) becomes current again."""
+        """Return the version with this input key, or None; an earlier version becomes current again."""
         if not self.node.tables:
             return None  # the catalog is rebuilt every time: its file lies outside the lake and may be gone
         current = lake.current(ref)
@@ -314,7 +313,7 @@ class AssetRecipe:
 
 
 def _cause(change: Change | None) -> str:
-    """The value of `Manifest.cause`: "first", "code", "spec" or "inputs"."""
+    """Return the value of `Manifest.cause`: "first", "code", "spec" or "inputs"."""
     if change is None:
         return "first"
     if change.state == "code" or change.by_code:
@@ -323,25 +322,25 @@ def _cause(change: Change | None) -> str:
 
 
 def label(asset: str, key: str) -> str:
-    """The name of an asset partition in messages."""
+    """Return the name of an asset partition in messages."""
     return asset if key == "all" else f"{asset} of {key}"
 
 
 def shared_lock(name: str) -> str:
-    """The lock for a machine resource, "accelerator" or "sandboxes".
+    """Return the lock for a machine resource, "accelerator" or "sandboxes".
 
-    Without an accelerator, each pool worker has cores of its own and so a lock of its own.
+    Without an accelerator, each pool worker has its own cores, so it has its own lock.
     """
     worker = os.environ.get(WORKER_VARIABLE)
     return f"{name}-{worker}" if worker and not accelerators() else name
 
 
 def require_inputs(node: Node, key: str, resources: Resources, but: Collection[str] = ()) -> None:
-    """Raise where an input of the partition is missing or blocked; assets in `but` are not checked.
+    """Raise an error if an input of the partition is missing or blocked; assets in `but` are not checked.
 
     Raises:
         MissingInput: the message has the commands that compute the whole chain.
-        BlockedInput: the message has that of the failed check.
+        BlockedInput: the message contains the failed check's.
     """
     if node.set == "all":
         return  # it reads the experiments that have results

@@ -32,7 +32,7 @@ _DESCRIPTIONS = {
 
 
 def build_jobs(specs: Specs) -> list[dg.JobDefinition | dg.UnresolvedAssetJobDefinition]:
-    """Every job, its partitions taken from the specs."""
+    """Return every job, its partitions taken from the specs."""
     sets = partition_sets(specs)
     jobs: list[dg.JobDefinition | dg.UnresolvedAssetJobDefinition] = [
         dg.define_asset_job(

@@ -132,7 +132,7 @@ def build_asset(recipe: AssetRecipe, specs: Specs) -> dg.AssetsDefinition:
 
 
 def _key(context: dg.AssetExecutionContext, node: Node, specs: Specs) -> str:
-    """The partition key. `dagster job launch` does not validate it, so it may be missing or unknown.
+    """Return the partition key. `dagster job launch` does not validate it, so it may be missing or unknown.
 
     Raises:
         SpecError: it is missing or unknown; the message lists the valid ones.
@@ -151,12 +151,12 @@ def _key(context: dg.AssetExecutionContext, node: Node, specs: Specs) -> str:
 
 
 def _consent(context: dg.AssetExecutionContext) -> frozenset[Consent]:
-    """The consent that the run's tags give."""
+    """Return the consent that the run's tags give."""
     return frozenset(o for o in CONSENTS if context.run.tags.get(f"{CONSENT_TAG}{o}", "").lower() == "true")
 
 
 def _selected_assets(context: dg.AssetExecutionContext) -> set[str]:
-    """The names of the assets in this run."""
+    """Return the names of the assets in this run."""
     selection = context.run.asset_selection
     return {key.path[-1] for key in selection} if selection else set(JOBS[context.run.job_name][1])
 
@@ -171,7 +171,7 @@ def _require_inputs_of_run(node: Node, key: str, selected: set[str], resources: 
 
 
 def _deps(node: Node, specs: Specs) -> list[dg.AssetDep]:
-    """The node's upstream assets and its spec asset; for the catalog, which holds all tables, every other asset."""
+    """Return the node's upstream assets and its spec asset; for the catalog, all other assets."""
     names = list(node.upstream) if node.tables else [name for name in GRAPH if name != node.name]
     if node.set != "all" and node.group != "specs":
         names.append(f"{node.set}_spec")
@@ -239,7 +239,7 @@ def _carried_over(context: dg.AssetExecutionContext, node: Node, outcome: Outcom
 
 
 def _preview(lake: Lake, outcome: Outcome, table: str) -> str:
-    """The first rows as a markdown table. Long values are cut: Dagster limits metadata to about 50 KB."""
+    """Return the first rows as a markdown table. Long values are cut: Dagster limits metadata to about 50 KB."""
     files = lake.files_of(outcome.manifest, table)
     rows: list[dict[str, Any]] = []
     for path in files:
@@ -265,7 +265,7 @@ def _cell(value: Any) -> str:
 
 
 def _check_results(recipe: AssetRecipe, outcome: Outcome) -> list[dg.AssetCheckResult]:
-    """A result for every declared check; a check that does not apply passes and says so."""
+    """Return a result for every declared check; a check that does not apply passes, with a note."""
     reported = {check["name"]: check for check in outcome.manifest.checks}
     results = []
     for name in recipe.checks:

@@ -36,7 +36,7 @@ class SpecPartitions(dg.StaticPartitionsDefinition):
 
 
 def partition_sets(specs: Specs) -> Mapping[str, SpecPartitions]:
-    """The three partition sets, by name."""
+    """Return the three partition sets, by name."""
     return {
         name: SpecPartitions(name, specs.keys(name), specs.folders) for name in ("suite", "rollout_set", "experiment")
     }

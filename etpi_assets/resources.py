@@ -51,7 +51,7 @@ class Resources:
         return load_specs(self.specs_folder)
 
     def sandboxes(self, kind: str) -> HostFactory:
-        """The sandbox factory of a kind.
+        """Return the sandbox factory of a kind.
 
         Raises:
             SandboxUnavailable: the kind is unknown or cannot work on this machine; the message says what to install.
@@ -83,7 +83,7 @@ class Resources:
 
 
 def accelerators() -> bool:
-    """Whether this machine has an accelerator, judged by device files alone, without importing torch."""
+    """Return whether this machine has an accelerator, judged by device files alone, without importing torch."""
     return any(path for pattern in ACCELERATORS for path in Path("/dev").glob(pattern))
 
 

@@ -108,7 +108,7 @@ class Journal:
         return from_line(os.pread(self._fd, entry.length, entry.offset), self.spec_key)
 
     def digests(self) -> dict[str, str]:
-        """rollout_id -> digest of its prompts as captured."""
+        """Return {rollout_id: digest of its captured prompts}."""
         return {key: entry.digest for key, entry in self._entries.items()}
 
     def append(self, record: RolloutRecord) -> None:

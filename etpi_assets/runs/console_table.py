@@ -64,7 +64,7 @@ def metrics_table(lake: Lake, experiments: Sequence[str], width: int = WIDTH) ->
 
 
 def ending(lake: Lake, experiments: Sequence[str]) -> str:
-    """The end of a run's output: three next steps."""
+    """Return the last lines of a run's output: three next steps."""
     pages = [path for name in experiments if (path := _page(lake, name))]
     report = pages[0] if pages else "none yet; `etpi status` says what is missing"
     more = f" (and {len(pages) - 1} more beside it)" if len(pages) > 1 else ""
@@ -95,7 +95,7 @@ def failures_table(failures: Mapping[str, Sequence[str]]) -> str:
 
 
 def _figures(lake: Lake, experiment: str) -> Figures | str:
-    """An experiment's figures in the order of the table, or a text where it has none."""
+    """Return an experiment's figures in the order of the table, or a text if it has none."""
     ref = Ref("eval_metrics", "experiment", experiment)
     if lake.blocked(ref):
         return f"metrics blocked by a failed check: etpi status {experiment}"
@@ -116,7 +116,7 @@ def _measured(figures: Figures | str) -> tuple[str, ...]:
 
 
 def _section(experiments: Mapping[str, Figures | str], metrics: Sequence[str], width: int) -> tuple[str, Sequence[str]]:
-    """A table of experiments with the same metrics, and the metrics that do not fit."""
+    """Return a table of experiments with the same metrics, and the metrics that do not fit."""
     if not metrics:
         return "\n".join(f"{name}: {text or 'not evaluated'}" for name, text in experiments.items()), ()
     for shown in range(len(metrics), 0, -1):
@@ -163,7 +163,7 @@ def _defined(words: Mapping[str, str]) -> str:
 
 
 def folders_table(folders: Sequence[SpecFolder], specs: Specs | None) -> str:
-    """The folders of the user's specs: how many specs each has, and what is wrong; `specs` None: they are not read."""
+    """Return the folders of the user's specs, with numbers of specs and errors; `specs` is None if they do not load."""
     if not folders:
         return where_read(folders)
     lines = []
@@ -189,7 +189,7 @@ def states_table(experiment: str, steps: Sequence[Step], everything: bool) -> st
 
 
 def step_lines(steps: Sequence[Step]) -> list[str]:
-    """One line for each partition key of the steps: its assets, in order."""
+    """Return one line for each partition key of the steps: its assets, in order."""
     keys: dict[tuple[str, str], list[str]] = {}
     for step in steps:
         keys.setdefault((step.set, step.key), []).append(step.asset)

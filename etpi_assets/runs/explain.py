@@ -76,7 +76,7 @@ def _version(current: Manifest) -> Iterator[str]:
 
 
 def _key(node: Node, key: str, specs: Specs, lake: Lake, current: Manifest | None) -> Iterator[str]:
-    """The parts of the key that a new version would have, each with the current version's where it differs."""
+    """Return the parts of a new version's key, each with the current version's part if that differs."""
     yield "key: asset, spec, inputs, code"
     yield f"  spec: {', '.join(node.sections) or 'none of its sections'}"
     if current and current.spec:
@@ -99,7 +99,7 @@ def _key(node: Node, key: str, specs: Specs, lake: Lake, current: Manifest | Non
 
 
 def _pair(history: Sequence[Manifest], between: Sequence[str], ref: Ref) -> tuple[Manifest | None, Manifest | None]:
-    """The two versions to compare, the older first; (None, None) where there is only one."""
+    """Return the two versions to compare, the older first; (None, None) if there is only one."""
     by_version = {manifest.version: manifest for manifest in history}
     if between:
         for version in between:
@@ -111,7 +111,7 @@ def _pair(history: Sequence[Manifest], between: Sequence[str], ref: Ref) -> tupl
 
 
 def _causes(older: Manifest, newer: Manifest) -> Iterator[str]:
-    """The differences in spec, inputs and code behind two versions."""
+    """Return the differences in spec, inputs and code behind two versions."""
     for change in changed_keys(older.spec, newer.spec):
         yield f"  spec: {change}"
     for name in dict.fromkeys([*older.inputs, *newer.inputs]):

@@ -1,14 +1,13 @@
-"""Run several experiments at once, in a pool of worker processes that each run one experiment after another.
+"""Run several experiments at once in a pool of worker processes; a worker runs one experiment after another.
 
-A network of the embedded world keeps little more than one core busy, so on a machine without an accelerator two
-experiments at once take little longer than one. Two experiments that need the same missing rollouts or base gain
-nothing: one computes them while the other waits. So a worker takes the experiment that shares the fewest inputs with
-the experiments that run already. Workers run under the supervisor and end with the process that started them.
+A model of an embedded world uses little more than one core, so on a machine without an accelerator two experiments at
+once take little longer than one. Two experiments that need the same missing rollouts or base gain nothing, because one
+computes them while the other waits. So a worker takes the experiment that shares the fewest inputs with the running
+experiments. Workers run under the supervisor and end with the process that started them.
 
-Protocol: a worker reads the names of experiments from its stdin, one a line, and writes events to its stdout, one JSON
-object a line with one key: `line` (text to show), `activity` (the fields of an `Activity`, or null), and once for each
-experiment `failures` (one line for each failed step; empty where it succeeded). Whatever else its jobs print goes to
-stderr.
+Protocol: a worker reads names of experiments from its stdin, one per line. It writes events to its stdout, one JSON
+object per line with one key: `line` (text to show), `activity` (the fields of an `Activity`, or null), and once per
+experiment `failures` (one line per failed step; empty if it succeeded). All other output of its jobs goes to stderr.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ from etpi_resources.process.progress import WORKER_VARIABLE, Activity, display, 
 from etpi_resources.process.supervise import supervised
 
 MAX_WORKERS = 4
-"""A worker holds a base, a batch in training and an interpreter: about 1 GB."""
+"""A worker needs about 1 GB for an interpreter, a base and a batch in training."""
 
 EXPERIMENT_ASSETS = tuple(name for name in JOBS["run_experiment"][1] if GRAPH[name].set == "experiment")
-"""The assets that a worker computes; the tables across experiments are computed once, after all of them."""
+"""The assets that a worker computes. The tables across experiments are computed once, after all workers."""
 
 
 def worker_count(experiments: int) -> int:
-    """How many workers to start: one where an accelerator is shared, else one for each core, at most MAX_WORKERS."""
+    """Return the number of workers: one if they share an accelerator, else one per core, at most MAX_WORKERS."""
     return 1 if accelerators() else max(1, min(experiments, os.cpu_count() or 1, MAX_WORKERS))
 
 
@@ -54,7 +53,7 @@ def run_experiments_in_parallel(
         consent: as for `Runner`.
 
     Returns:
-        For each experiment, in order, why its steps failed, one line each; empty where it succeeded.
+        Experiment -> one line per failed step with the reason, in order; empty if it succeeded.
 
     Raises:
         KeyboardInterrupt: this process received SIGINT or SIGTERM; the workers have ended.
@@ -110,7 +109,7 @@ class ExperimentQueue:
 
 
 def shared_inputs(name: str, specs: Specs) -> set[str]:
-    """Names of an experiment's inputs that other experiments may use too: suites, rollout sets and its base."""
+    """Return the inputs of an experiment that other experiments may share: suites, rollout sets and its base."""
     keys = {
         f"{kind} {key}" for kind in ("suite", "rollout_set") for key in specs.upstream_keys("experiment", name, kind)
     }
@@ -129,9 +128,9 @@ def _start(number: int, count: int, specs_folder: Path | None, consent: Collecti
 
 
 def _serve(worker: subprocess.Popen[str], queue: ExperimentQueue) -> dict[str, list[str]]:
-    """Give a worker experiments until the queue is empty, then let it end; return each one's failures.
+    """Give a worker experiments until the queue is empty; return the failures of each.
 
-    A worker that dies fails the experiment it was running.
+    If a worker dies, its current experiment fails.
     """
     assert worker.stdin and worker.stdout
     results: dict[str, list[str]] = {}
@@ -146,7 +145,7 @@ def _serve(worker: subprocess.Popen[str], queue: ExperimentQueue) -> dict[str, l
 
 
 def _show_until_done(events: IO[str], source: str) -> list[str] | None:
-    """Show a worker's events until its experiment ends; return the failures, or None where the worker died."""
+    """Show a worker's events until its experiment ends; return the failures, or None if the worker died."""
     try:
         for text in events:
             event = json.loads(text)
@@ -162,7 +161,7 @@ def _show_until_done(events: IO[str], source: str) -> list[str] | None:
 
 
 class WorkerDisplay:
-    """Sends what a worker would show to the process that started it."""
+    """The display of a worker: send its lines and activity to the process that started it."""
 
     def __init__(self, events: TextIO) -> None:
         self._events, self._lock = events, Lock()

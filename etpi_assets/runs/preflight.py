@@ -37,7 +37,7 @@ def require_sandboxes(steps: Iterable[Step], specs: Specs, factory: Callable[[st
 
 
 def sandbox_kind(step: Step, specs: Specs) -> str | None:
-    """The kind of sandbox that a step runs commands in; None where it runs none."""
+    """Return the kind of sandbox that a step runs commands in; None where it runs none."""
     spec = specs.get(step.set, step.key)
     match step.asset, spec:
         case "tasks", SuiteSpec():

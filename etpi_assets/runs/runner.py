@@ -99,7 +99,7 @@ def _counted(result: dg.ExecuteInProcessResult) -> str:
 
 
 def _failures(result: dg.ExecuteInProcessResult) -> list[str]:
-    """One line for each failed step of a run."""
+    """Return one line for each failed step of a run."""
     lines = []
     for event in result.all_events:
         if event.is_step_failure:
@@ -111,20 +111,20 @@ def _failures(result: dg.ExecuteInProcessResult) -> list[str]:
 
 
 def _one_line(text: str) -> str:
-    """A message on one line; of a long one the beginning, and the end, which holds a worker's error."""
+    """Return a message on one line; a long one is cut in the middle, because a worker's error is at the end."""
     line = " ".join(text.split())
     return line if len(line) <= LONGEST_REASON else f"{line[: LONGEST_REASON // 2]} ... {line[-LONGEST_REASON // 2 :]}"
 
 
 def _input_jobs(steps: Sequence[Step]) -> list[tuple[str, str]]:
-    """The jobs for an experiment's inputs that have something to do, as (job, partition key)."""
+    """Return (job, partition key) for each of an experiment's inputs that is not up to date."""
     todo = {(step.set, step.key): None for step in open_steps(steps) if step.set != "experiment"}
     jobs = {"suite": "prepare_suite", "rollout_set": "collect_rollouts"}
     return [(jobs[set_name], key) for set_name, key in todo]
 
 
 def _opening(name: str, steps: Sequence[Step]) -> str:
-    """The line that opens a run: how many assets are missing or stale, and which inputs come first."""
+    """Return the first line of a run: the number of missing or stale assets, and the inputs that are computed first."""
     todo = open_steps(steps)
     if not todo:
         return f"== {name}: nothing is missing or stale"

@@ -1,4 +1,4 @@
-"""Notice SIGINT and SIGTERM whichever handlers are installed."""
+"""Detect SIGINT and SIGTERM, regardless of the installed handlers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StopRequests:
         self._sender.close()
 
     def any(self) -> bool:
-        """Whether one arrived since the last call."""
+        """Return whether one of the signals arrived since the last call."""
         try:
             caught = self._receiver.recv(4096)
         except BlockingIOError:

@@ -183,7 +183,7 @@ def rl_checkpoint(run: AssetRun) -> Produced:
 
 
 def _environment(run: AssetRun, spec: ExperimentSpec) -> RLEnvironment:
-    """The tasks of the spec's suite and all that rolls the policy out on them."""
+    """Return the tasks of the spec's suite, and everything that is needed to roll the policy out on them."""
     from etpi_resources.chat.format import load_chat_format
 
     assert spec.rl.suite  # RLSection requires it
@@ -197,7 +197,7 @@ def _environment(run: AssetRun, spec: ExperimentSpec) -> RLEnvironment:
 
 
 def _start_checkpoints(run: AssetRun) -> dict[int, dict[str, Any]]:
-    """The checkpoint that each seed starts from: its own fine-tuned one, or the base where nothing was fine-tuned."""
+    """Return each seed's start checkpoint: its fine-tuned one, or the base if nothing was fine-tuned."""
     tuned = [row for row in run.read("sft_checkpoint", "checkpoints").to_pylist() if row["final"]]
     bases = run.read("base_checkpoint", "checkpoints").to_pylist()
     if not tuned and not bases:

@@ -33,7 +33,7 @@ def rollout_shares(log: Sequence[Mapping[str, Any]]) -> list[Curve]:
 
 
 def loss_plot(log: Sequence[Mapping[str, Any]]) -> str:
-    """The losses as a markdown image of a few kilobytes, for an asset's page."""
+    """Return the losses as a markdown image of a few kilobytes, for an asset's page."""
     return charts.as_image(charts.line_chart("Loss", curves(log), "optimiser step", log_y=True), "loss over steps")
 
 

@@ -15,7 +15,7 @@ from etpi_resources.trainers.workers.precision import Dtype, Gpu, SpecDtype, tra
 
 
 def dtype_here(requested: SpecDtype) -> Dtype:
-    """The dtype that a training computes in on this machine if its spec requests `requested`."""
+    """Return the dtype that a training computes in on this machine if its spec requests `requested`."""
     return training_dtype(requested, trainer_gpu())
 
 
@@ -30,8 +30,9 @@ def confirm_dtype(report: TrainingFigures, expected: Dtype, label: str) -> None:
 
 @cache
 def trainer_gpu() -> Gpu | None:
-    """The GPU that the workers' interpreter sees, which may have another torch than this one. Starts that interpreter
-    only if the machine has a device file of an accelerator.
+    """Return the GPU that the workers' interpreter sees; its torch may differ from this interpreter's.
+
+    The workers' interpreter is started only if the machine has a device file of an accelerator.
 
     Raises:
         RuntimeError: the interpreter failed; the message holds its last line.

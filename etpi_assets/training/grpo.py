@@ -171,7 +171,7 @@ def _report(stored: Mapping[str, Any], **more: Any) -> GrpoReport:
 
 
 def worker_config(lake: Lake, request: GrpoRequest, link: str, resume: int | None) -> GrpoWorkerConfig:
-    """The trainer's config."""
+    """Return the trainer's config."""
     section, environment = request.section, request.environment
     return GrpoWorkerConfig(
         label=request.label,
@@ -190,14 +190,14 @@ def worker_config(lake: Lake, request: GrpoRequest, link: str, resume: int | Non
 
 
 def settings(section: RLSection) -> GrpoSettings:
-    """What the trainer uses of an rl section."""
+    """Return the settings of an rl section that the trainer uses."""
     names = GrpoSettings.model_fields.keys() - {"temperature"}
     values = {name: getattr(section, name) for name in names}
     return GrpoSettings.model_validate({**values, "temperature": section.agent.temperature})
 
 
 def _server(lake: Lake, request: GrpoRequest) -> PolicyServerConfig:
-    """The vLLM server that the trainer starts."""
+    """Return the vLLM server that the trainer starts."""
     section, environment = request.section, request.environment
     return PolicyServerConfig(
         options=section.options,
@@ -230,7 +230,7 @@ def log_rows(request: GrpoRequest, report: GrpoReport) -> list[dict[str, Any]]:
 
 
 def recorded(lake: Lake, requests: Mapping[int, GrpoRequest], reports: Mapping[int, GrpoReport]) -> dict[str, pa.Table]:
-    """All rollouts of all seeds as tables: rollouts, agents, turns, messages, rewards, rl_samples."""
+    """Return all rollouts of all seeds as tables: rollouts, agents, turns, messages, rewards, rl_samples."""
     rollouts: list[tuple[RewardedSample, RolloutRecord]] = []
     for seed, request in requests.items():
         for sample, record in read_rounds(lake.root / reports[seed].rounds, request.key):

@@ -25,7 +25,7 @@ CONSTANT_SHARE = 0.95
 def checks(
     section: RLSection, reports: Mapping[int, GrpoFigures], tables: Mapping[str, pa.Table]
 ) -> list[CheckOutcome]:
-    """Every check of `CHECKS` over all seeds; `groups_vary` only warns."""
+    """Run every check of `CHECKS` on all seeds; `groups_vary` only warns."""
     samples = tables["rl_samples"].to_pylist()
     return [
         _rollouts_recorded(section, list(reports), tables, samples),
@@ -58,7 +58,7 @@ def _rollouts_recorded(
 
 
 def _advantages_hold(section: RLSection, samples: list[dict[str, Any]]) -> CheckOutcome:
-    """The recorded advantages are exactly those of the recorded rewards."""
+    """Check that the recorded advantages are exactly those of the recorded rewards."""
     advantages = group_advantages(
         [row["reward"] for row in samples],
         section.group_size,

@@ -16,7 +16,7 @@ PINNED = "base_is_pinned"
 
 
 def hub_pointer(base: BaseSection) -> tuple[dict[str, str], CheckOutcome]:
-    """(checkpoint_id and path of a hub base, whether it is pinned). `checkpoint_folder` downloads it, not this."""
+    """Return the checkpoint_id and path of a hub base, and whether it is pinned. Nothing is downloaded here."""
     path = f"{HUB}{base.repo}@{base.revision}"
     row = {"checkpoint_id": hashlib.sha256(path.encode()).hexdigest()[:16], "path": path}
     if COMMIT.fullmatch(base.revision or ""):
@@ -29,7 +29,7 @@ def hub_pointer(base: BaseSection) -> tuple[dict[str, str], CheckOutcome]:
 
 
 def path_pointer(base: BaseSection) -> tuple[dict[str, str], CheckOutcome]:
-    """(checkpoint_id and path of a local base, whether its files hash to `base.sha256`).
+    """Return the checkpoint_id and path of a local base, and whether its files hash to `base.sha256`.
 
     The hash is `lake.folder_hash`, which is also the name of a checkpoint's folder in a lake.
 

@@ -185,7 +185,7 @@ def drop_rounds_from(folder: Path, step: int) -> int:
 
 
 def read_rounds(folder: Path, spec_key: str) -> Iterator[tuple[RewardedSample, RolloutRecord]]:
-    """The stored rollouts, in order of steps and places."""
+    """Return the stored rollouts, in order of steps and places."""
     for path in sorted(folder.glob("round-*.jsonl"), key=_step):
         with path.open("rb") as file:
             header = json.loads(file.readline())
@@ -194,7 +194,7 @@ def read_rounds(folder: Path, spec_key: str) -> Iterator[tuple[RewardedSample, R
 
 
 def first_prompt(section: RLSection, environment: RLEnvironment, task: Task) -> list[int]:
-    """The prompt ids of the first turn of the task's rollouts.
+    """Return the prompt ids of the first turn of the task's rollouts.
 
     Raises:
         RolloutsFailed: the task has several agents, or its prompt is longer than `max_prompt_tokens`.
@@ -215,7 +215,7 @@ def first_prompt(section: RLSection, environment: RLEnvironment, task: Task) -> 
 
 
 def as_sequence(record: RolloutRecord) -> tuple[list[int], list[int], list[int], list[float]]:
-    """A single agent's turns as (first prompt, all ids after it, mask with 1 for generated ids, log-probs).
+    """Return a single agent's turns as (first prompt, all ids after it, mask with 1 for generated ids, log-probs).
 
     Raises:
         RolloutsFailed: a turn has no ids or log-probs, or its prompt does not extend the turn before it.

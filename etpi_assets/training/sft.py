@@ -120,7 +120,7 @@ def _report(stored: Mapping[str, Any], **more: Any) -> SftReport:
 
 
 def worker_config(request: SftRequest) -> SftWorkerConfig:
-    """The trainer's config."""
+    """Return the trainer's config."""
     return SftWorkerConfig(
         label=request.label,
         base=str(request.base_folder),
@@ -135,7 +135,7 @@ def worker_config(request: SftRequest) -> SftWorkerConfig:
 
 
 def settings(section: TrainSection) -> SftSettings:
-    """What the trainer uses of a train section."""
+    """Return the settings of a train section that the trainer uses."""
     return SftSettings.model_validate({name: getattr(section, name) for name in SftSettings.model_fields})
 
 

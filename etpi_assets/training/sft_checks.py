@@ -56,7 +56,7 @@ def training_split(lake: Lake, files: Sequence[Path]) -> TrainingSplit:
 
 
 def checks(reports: Mapping[int, SftFigures], split: TrainingSplit) -> list[CheckOutcome]:
-    """Every check of `CHECKS` over the reports of all seeds, blocking."""
+    """Run every check of `CHECKS` on the reports of all seeds; all are blocking."""
     judges: dict[str, Callable[[SftFigures], Judgement]] = {
         "label_tokens_match": lambda r: _counts(r, "labels", split.labels, split.sequences),
         "no_sequence_cut": lambda r: _counts(r, "tokens", split.tokens, split.sequences),
@@ -66,13 +66,13 @@ def checks(reports: Mapping[int, SftFigures], split: TrainingSplit) -> list[Chec
 
 
 def proofs(reports: Mapping[int, TrainingFigures]) -> list[CheckOutcome]:
-    """Every check of `PROOFS` over the reports of all seeds, blocking."""
+    """Run every check of `PROOFS` on the reports of all seeds; all are blocking."""
     judges = {"weights_differ_from_base": _differs, "adapter_not_zero": _adapter, "reload_equals_saved": _reload}
     return _outcomes(judges, reports)
 
 
 def _outcomes(judges: Mapping[str, Callable[[Report], Judgement]], reports: Mapping[int, Report]) -> list[CheckOutcome]:
-    """One outcome per check; its message is of the seeds that failed, or of all."""
+    """Return one outcome per check; its message has the seeds that failed, or all seeds if none did."""
     outcomes = []
     for name, judge in judges.items():
         judgements = {seed: judge(report) for seed, report in reports.items()}
@@ -85,8 +85,10 @@ def _outcomes(judges: Mapping[str, Callable[[Report], Judgement]], reports: Mapp
 
 
 def _counts(report: SftFigures, what: str, in_dataset: int, sequences: int) -> Judgement:
-    """Compare the labels or tokens of the first pass with the dataset's table, or, where the run ended within its first
-    pass, with the trainer's plan."""
+    """Compare the labels or tokens of the first pass with the dataset's table.
+
+    If the run ended within its first pass, compare them with the trainer's plan.
+    """
     counted = report.counted
     seen, complete = getattr(counted, what), counted.complete
     expected = in_dataset if complete else getattr(counted, f"{what}_planned")
@@ -104,8 +106,10 @@ def _counts(report: SftFigures, what: str, in_dataset: int, sequences: int) -> J
 
 
 def _loss(report: SftFigures) -> Judgement:
-    """The last validation loss is below the one before the first step; without a validation split, the last training
-    loss is below the first."""
+    """Check that the last validation loss is below the one before the first step.
+
+    Without a validation split, check that the last training loss is below the first.
+    """
     log = report.log
     kind = "validation" if log[0].val_loss is not None else "training"
     values = [line.val_loss if kind == "validation" else line.loss for line in log]

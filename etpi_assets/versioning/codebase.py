@@ -26,12 +26,11 @@ ROOT = Path(__file__).resolve().parents[2]
 SQL_IN_WHEEL = "etpi_resources/sql/"
 DATA_SUFFIXES = (".sql", ".jinja", ".md", ".toml", ".json", ".txt", ".css", ".html")
 SECTION = "etpi_assets.specs.section:Section"
-"""The base class of spec tables. The resolved spec has its own hash, which covers their fields; of their methods, those
-that reached code calls count."""
+"""The base class of spec tables. The hash of the resolved spec covers their fields, so only their methods count."""
 SPEC_HOOKS = ("model_validator", "field_validator", "model_serializer", "field_serializer")
 
 CALLED_ELSEWHERE = {"etpi_resources.engines.slots:SlotView": "transformers uses it as the cache of its layers"}
-"""Classes without a foreign base whose methods another package calls nevertheless, with the reason."""
+"""Classes without a base from another package whose methods another package calls anyway, with the reason."""
 _PLAIN_BASES = (
     ("Protocol",),
     ("Generic",),
@@ -41,7 +40,7 @@ _PLAIN_BASES = (
     ("RuntimeError",),
     ("ValueError",),
 )
-"""Foreign base classes that call no methods except those with two underscores."""
+"""Base classes from other packages that call only methods with two underscores."""
 
 Target = str
 """The target of a reference: "module:name" (a definition), "module:*" (a whole module), "module:!" (a module run as a
@@ -73,12 +72,12 @@ class CodeVersion:
 
 @dataclass
 class Filter:
-    """Narrows a walk over the references.
+    """Restrict a walk over the references.
 
     Attributes:
-        infrastructure: modules that no reference is followed into.
+        infrastructure: modules that the walk does not enter.
         edges: (definition, the targets of its references) -> the targets to follow.
-        dotted: the end of a dotted name, as ("resources", "sandboxes") -> targets to add where reached code reads it.
+        dotted: the end of a dotted name, such as ("resources", "sandboxes") -> targets to add if reached code has it.
     """
 
     infrastructure: Collection[str] = ()
@@ -99,7 +98,7 @@ class Codebase:
         self._by_method: dict[Target, bool] = {}
 
     def with_changed(self, file: str) -> Codebase:
-        """The same code with one file (a path from the root) read again; the other files stay parsed."""
+        """Return a copy that reads one file (a path from the root) again and shares the other parsed files."""
         other = Codebase(self.root)
         other._paths, other._files = self._paths, {path: d for path, d in self._files.items() if path != file}
         if not file.endswith(".py"):
@@ -108,7 +107,7 @@ class Codebase:
             return other
         module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         other._sources = {name: source for name, source in self._sources.items() if name != module}
-        # Where the module defines or imports other names, references to it lead elsewhere.
+        # The changed module may define or import other names, so references to it are resolved again.
         prefix = f"{module}:"
         other._edges = {
             target: edges
@@ -120,7 +119,7 @@ class Codebase:
     # --- files -----------------------------------------------------------------------------------------------------
 
     def path(self, module: str) -> Path | None:
-        """The file of a first-party module."""
+        """Return the file of a first-party module."""
         if module not in self._paths:
             base = self.root.joinpath(*module.split("."))
             files = (base.with_suffix(".py"), base / "__init__.py") if module.split(".")[0] in PACKAGES else ()
@@ -128,7 +127,7 @@ class Codebase:
         return self._paths[module]
 
     def source(self, module: str) -> Source | None:
-        """The parsed file of a first-party module; None for any other name."""
+        """Return the parsed file of a first-party module; None for any other name."""
         if module not in self._sources:
             path = self.path(module)
             self._sources[module] = path and parse(path.read_text("utf-8"), module, path.name == "__init__.py")
@@ -142,8 +141,7 @@ class Codebase:
 
     @cached_property
     def data(self) -> list[str]:
-        """Every data file of the packages, and the SQL files as sql/..., as paths from the root, sorted; specs are
-        none."""
+        """Every data file of the packages except specs, and the SQL files as sql/..., as sorted paths from the root."""
         specs, sql = self.root / "etpi_assets" / "specs", self.file("sql")
         paths = [p for name in PACKAGES for p in (self.root / name).rglob("*") if p.suffix in DATA_SUFFIXES]
         data = [p for p in paths if p.is_file() and specs not in p.parents and SQL_IN_WHEEL not in p.as_posix()]
@@ -151,12 +149,12 @@ class Codebase:
         return sorted([*(p.relative_to(self.root).as_posix() for p in data), *queries])
 
     def file(self, path: str) -> Path:
-        """Where a data file is: an installed wheel has sql/ within a package."""
+        """Return the path of a data file; an installed wheel has sql/ inside a package."""
         place = self.root / path
         return place if place.exists() or not path.startswith("sql") else self.root / "etpi_resources" / path
 
     def file_digest(self, path: str) -> str:
-        """The digest of a data file in its normal form."""
+        """Return the digest of a data file in its normal form."""
         if path not in self._files:
             self._files[path] = digest_of(normal_text(path, self.file(path).read_text("utf-8")))
         return self._files[path]
@@ -164,7 +162,7 @@ class Codebase:
     # --- walking ---------------------------------------------------------------------------------------------------
 
     def reach(self, roots: Iterable[Target], narrowed: Filter | None = None) -> CodeVersion:
-        """Everything that the roots refer to, directly or not.
+        """Return the code that the roots refer to, directly or indirectly.
 
         Raises:
             KeyError: a root is not in the code.
@@ -178,7 +176,7 @@ class Codebase:
             return walk.version()
 
     def exists(self, target: Target) -> bool:
-        """Whether a target is in the code."""
+        """Return whether a target is in the code."""
         module, colon, name = target.partition(":")
         if not colon:
             return self.file(target).is_file()
@@ -186,7 +184,7 @@ class Codebase:
         return source is not None and (name in ("*", "!") or name in source.definitions)
 
     def definition(self, target: Target) -> Definition:
-        """The definition that "module:name" names; "module:Class.method" is one of a class."""
+        """Return the definition that "module:name" names; "module:Class.method" is one of a class."""
         module, _, name = target.partition(":")
         source = self.source(module)
         assert source is not None, target
@@ -194,7 +192,7 @@ class Codebase:
         return source.definitions[head].methods[method] if method else source.definitions[head]
 
     def edges(self, target: Target) -> set[Target]:
-        """What the references of a definition lead to."""
+        """Return the targets of a definition's references."""
         if target not in self._edges:
             module, definition = target.split(":")[0], self.definition(target)
             if self.by_method(target):
@@ -207,7 +205,7 @@ class Codebase:
         return self._edges[target]
 
     def is_section(self, target: Target) -> bool:
-        """Whether a definition is a table of a spec."""
+        """Return whether a definition is a table of a spec."""
         module, _, name = target.partition(":")
         if target == SECTION or "." in name:
             return target == SECTION
@@ -217,8 +215,10 @@ class Codebase:
         )
 
     def by_method(self, target: Target) -> bool:
-        """Whether a class is followed method by method: every class whose bases are this project's, none of which
-        another package's code may call methods of that no code here names."""
+        """Return whether each method of a class counts only if reached code names it.
+
+        This holds for classes whose bases are in this project, unless another package may call their methods.
+        """
         if target not in self._by_method:
             module, _, name = target.partition(":")
             definition = self.definition(target)
@@ -238,13 +238,13 @@ class Codebase:
         )
 
     def class_methods(self, target: Target) -> dict[str, Target]:
-        """The methods of a class that is followed method by method, by name."""
+        """Return the methods of a class (see `by_method`) by name."""
         if target not in self._methods:
             self._methods[target] = {name: f"{target}.{name}" for name in self.definition(target).methods}
         return self._methods[target]
 
     def section_methods(self, target: Target) -> dict[str, Target]:
-        """The methods of a table of a spec by name, save those that pydantic calls to make the resolved spec."""
+        """Return the methods of a spec table by name, except those that pydantic calls to build the resolved spec."""
         if target not in self._methods:
             methods = self.definition(target).methods
             read = {name: {n[0] for n in method.names} for name, method in methods.items()}
@@ -252,7 +252,7 @@ class Codebase:
         return self._methods[target]
 
     def resolve(self, module: str, name: tuple[str, ...]) -> set[Target]:
-        """What a dotted name means in a module; nothing for a local variable, a builtin or another package's."""
+        """Return the targets of a dotted name in a module; none for local variables, builtins and other packages."""
         source = self.source(module)
         if source is None:
             return set()
@@ -269,7 +269,7 @@ class Codebase:
         return self._member(imported.module, rest)
 
     def _member(self, module: str, rest: tuple[str, ...]) -> set[Target]:
-        """What `rest` means within a module: a definition, a submodule, or what the module itself imports."""
+        """Return the targets of `rest` in a module: a definition, a submodule, or a name that the module imports."""
         if not rest:
             return {f"{module}:*"}
         source = self.source(module)
@@ -283,7 +283,7 @@ class Codebase:
         return {f"{module}:*"}
 
     def _named(self, module: str, text: str) -> Iterable[Target]:
-        """What a string constant names: a module that is started, or a data file beside or below its module."""
+        """Return the targets that a string constant names: a module to run, or a data file in or below the folder."""
         if text.split(".")[0] in PACKAGES and self.path(text) is not None:
             return [f"{text}:!"]
         if not re.fullmatch(r"[\w./-]+\.\w+", text):
@@ -300,7 +300,7 @@ class Codebase:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Syntax trees are many objects without cycles: looking for garbage among them takes as long as parsing."""
+    """Turn garbage collection off: for syntax trees it takes as long as parsing, and they have no cycles."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -311,7 +311,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 class _Walk:
-    """One traversal. A method counts once reached code reads an attribute of its name, of whatever object."""
+    """One traversal. A method is reached when reached code uses an attribute of its name, on any object."""
 
     def __init__(self, code: Codebase, narrowed: Filter) -> None:
         self._code, self._narrowed = code, narrowed
@@ -373,20 +373,20 @@ class _Walk:
             self.add(other)
 
     def _read(self, definition: Definition) -> None:
-        """Take note of the attributes that reached code reads."""
+        """Record the attributes that reached code uses, and reach the methods of these names."""
         for end, targets in self._narrowed.dotted.items():
-            # Most definitions are told apart without looking at their names.
+            # The first test is cheap and excludes most definitions.
             if definition.attributes.issuperset(end[1:]) and any(name[-len(end) :] == end for name in definition.names):
                 for other in targets:
                     self.add(other)
-        # A text may be what getattr is given.
+        # A string may be an argument of getattr.
         for name in (definition.attributes | definition.texts) - self._attributes:
             self._attributes.add(name)
             for method in self._waiting.pop(name, ()):
                 self.add(method)
 
     def _offer(self, methods: Mapping[str, Target], hooks: Collection[str] = ()) -> None:
-        """Reach those of a class's methods that reached code names, now or later."""
+        """Reach the methods of a class that reached code names, now or later."""
         for name, method in methods.items():
             if name in self._attributes or name in hooks:
                 self.add(method)
@@ -394,7 +394,7 @@ class _Walk:
                 self._waiting.setdefault(name, []).append(method)
 
     def _enter(self, module: str) -> None:
-        """Importing a module runs its top-level statements, and those of what it imports."""
+        """Reach the top-level statements of a module and of its imports, which run when it is imported."""
         if module in self._modules or module in self._narrowed.infrastructure:
             return
         self._modules.add(module)
@@ -411,8 +411,10 @@ class _Walk:
 
 
 def normal_text(path: str, text: str) -> str:
-    """A data file without what does not reach a result: comments and layout of SQL, comments of Jinja and TOML.
-    Prompts and everything else are kept verbatim."""
+    """Return a data file without the parts that cannot affect a result.
+
+    These are comments and layout in SQL, and comments in Jinja and TOML. All other files are returned unchanged.
+    """
     if path.endswith(".sql"):
         parts = re.findall(r"'(?:[^']|'')*'|\"[^\"]*\"|--[^\n]*|/\*.*?\*/|\s+|[^\s'\"/-]+|.", text, re.DOTALL)
         words = [" " if part.isspace() or part.startswith(("--", "/*")) else part for part in parts]

@@ -34,7 +34,7 @@ class PartitionCode:
     kept: CodeVersion | None
 
     def to_json(self) -> dict[str, object]:
-        """The form that a manifest records."""
+        """Return the form that a manifest records."""
         kept = {"kept": self.kept.digest} if self.kept else {}
         return {"version": self.whole.digest, **kept, "modules": self.whole.modules}
 
@@ -51,12 +51,12 @@ def code_of(node: Node, key: str, specs: Specs, code: Codebase | None = None) ->
 
 
 def asset_code(node: Node) -> str:
-    """The code version that Dagster shows for an asset, 16 hex digits: over the code that any spec may select."""
+    """Return the code version that Dagster shows for an asset, 16 hex digits, over all code that a spec may select."""
     return _code_of(node.name, (), True, CODE).whole.digest
 
 
 def tiny_base_code(section: TinySection, *templates: str) -> str:
-    """The version of the code that pretrains a tiny base with these tokenizer and template names, 16 hex digits.
+    """Return the version of the code that pretrains a tiny base with these tokenizer and template names, 16 hex digits.
 
     It is the same for an experiment's base and for a rollout set in which the base acts.
     """
@@ -72,18 +72,18 @@ def tiny_base_parts(section: TinySection, *templates: str) -> tuple[CodeVersion,
 
 
 def definition_version(target: str) -> str:
-    """The version of a definition ("module:name") and of all it refers to, 16 hex digits; "" for foreign code."""
+    """Return the version of a definition ("module:name") with all that it refers to; "" for code of other packages."""
     return CODE.reach([target], narrowing(CODE, {})).digest if CODE.exists(target) else ""
 
 
 def file_of(module: str) -> str:
-    """The path of a module from the project's root; names of data files and tables are returned unchanged."""
+    """Return the path of a module from the project's root; names of data files and tables are returned unchanged."""
     path = CODE.path(module)
     return path.relative_to(CODE.root).as_posix() if path else module
 
 
 def input_key(node: Node, spec_hash: str, inputs: Mapping[str, str], code: str) -> str:
-    """sha256 over (asset, spec section hash, input versions in order, code version), as hex.
+    """Return the sha256 of (asset, spec section hash, input versions in order, code version) as hex.
 
     `inputs` maps "asset/key" to the data version that would be read.
     """

@@ -84,7 +84,7 @@ def _try_lock(path: Path) -> int | None:
 
 
 def _is_same_file(path: Path, descriptor: int) -> bool:
-    """Whether `path` still names the locked file."""
+    """Return whether `path` still names the locked file."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except FileNotFoundError:

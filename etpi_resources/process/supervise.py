@@ -125,7 +125,7 @@ class _SupervisorProcess:
         return 128 + signal.SIGKILL if self.status is None else self.status
 
     def _may_kill(self, child: int) -> bool:
-        """Whether remaining processes may be killed: the child ended by itself, or the grace period is over."""
+        """Return whether remaining processes may be killed: the child ended by itself, or the grace period is over."""
         self._reap(child)
         if self.deadline is None:
             return self.status is not None

@@ -413,7 +413,7 @@ class _ContainerChannel:
 
 
 def _has_image(environment: Environment) -> bool:
-    """Whether the task has its own image; the workspace is then in the image."""
+    """Return whether the task has its own image; the workspace is then in the image."""
     return environment.image is not None or environment.build is not None
 
 

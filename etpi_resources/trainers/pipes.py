@@ -53,7 +53,7 @@ class WorkerFailed(RuntimeError):
 
 
 def trainer_python() -> str:
-    """The interpreter workers run in: $ETPI_TRAINER_PYTHON, or this one."""
+    """Return the interpreter that runs workers: $ETPI_TRAINER_PYTHON, or this one."""
     return os.environ.get(PYTHON_VARIABLE) or sys.executable
 
 
@@ -136,7 +136,7 @@ def _environment() -> dict[str, str]:
 
 
 def _log_lines(process: subprocess.Popen[str], stages: _StageDisplay, context: Any) -> Iterator[str]:
-    """The worker's lines for its log; progress is displayed, and only now and then becomes a line."""
+    """Yield the worker's lines for its log. Progress is displayed, and becomes a log line only now and then."""
     assert process.stdout is not None
     for line in process.stdout:
         text = line.rstrip("\n")
@@ -186,7 +186,7 @@ class _StageDisplay:
 
 
 def _label(context: Any, module: str) -> str:
-    """The asset and partition that start the worker; without Dagster, the worker's module."""
+    """Return the asset and partition that start the worker; without Dagster, the worker's module."""
     if context is None:
         return module.rpartition(".")[2]
     asset = context.asset_key.path[-1]

@@ -20,7 +20,7 @@ STEERING_SEPARATOR = "\n\n"
 
 
 def template_path(prompt: str, part: str) -> Path | None:
-    """The file of one part ("system", "user", "steering") of a prompt; None where the prompt has no such part."""
+    """Return the file of one part ("system", "user", "steering") of a prompt; None if the prompt lacks the part."""
     shared, embedded = FOLDERS
     paths = (shared / prompt / f"{part}.md", embedded / prompt / "prompts" / f"{part}.md")
     return next((path for path in paths if path.is_file()), None)
@@ -40,18 +40,21 @@ def _known() -> list[str]:
     return sorted(path.parts[-3 if path.parts[-2] == "prompts" else -2] for path in paths)
 
 
-def _seat(role: Role) -> dict[str, str]:
+def _variables(role: Role) -> dict[str, str]:
     return {"agent_id": role.agent_id, "partner": role.partner or "nobody"}
 
 
 def render_prompts(agent: AgentSection, task: Task, role: Role) -> list[dict[str, str]]:
-    """The system and user message of `role` at `task`, as chat messages ({"role", "content"}).
+    """Return the system and user message of `role` at `task`, as chat messages ({"role", "content"}).
 
-    With `agent.steering` the protocol stands at the end of the system message, as `steering_text` gives it; without,
-    the messages are the ones a student reads. Raises FileNotFoundError for an unknown `agent.prompt`, KeyError for a
-    template that uses an unknown variable.
+    With `agent.steering`, `steering_text` is appended to the system message; without it, these are the messages that a
+    student reads.
+
+    Raises:
+        FileNotFoundError: `agent.prompt` is unknown.
+        KeyError: a template uses an unknown variable.
     """
-    variables = _seat(role)
+    variables = _variables(role)
     system = _template(agent.prompt, "system").substitute(variables)
     if agent.steering:
         system += steering_text(agent.prompt, role)
@@ -67,5 +70,5 @@ def render_prompts(agent: AgentSection, task: Task, role: Role) -> list[dict[str
 
 
 def steering_text(prompt: str, role: Role) -> str:
-    """What `agent.steering` adds to the end of the system message of `prompt`, the separating blank line included."""
-    return STEERING_SEPARATOR + _template(prompt, "steering").substitute(_seat(role))
+    """Return the text that `agent.steering` appends to the system message of `prompt`, with a blank line before it."""
+    return STEERING_SEPARATOR + _template(prompt, "steering").substitute(_variables(role))

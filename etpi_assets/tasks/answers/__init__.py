@@ -67,7 +67,7 @@ class Answers:
         return {}
 
     def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
-        """passed (reward 1); wrong_answer, failed_tests or no_answer (0)."""
+        """Judge the answer: passed (reward 1), or wrong_answer, failed_tests or no_answer (reward 0)."""
         (files,) = final.values()
         return judge_text(task, files.get(ANSWER, ""), sandboxes)
 

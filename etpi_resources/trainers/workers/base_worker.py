@@ -63,7 +63,7 @@ def run(worker: Worker[BaseWorkerConfig]) -> BaseWorkerResult:
 
 
 def create_model(config: BaseWorkerConfig) -> Qwen3ForCausalLM:
-    """A Qwen3 model in float32, random but for its copying heads."""
+    """Return a Qwen3 model in float32, random but for its copying heads."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -89,7 +89,7 @@ def create_model(config: BaseWorkerConfig) -> Qwen3ForCausalLM:
 
 
 def plan_batches(config: BaseWorkerConfig, sequences: Sequences) -> Plan:
-    """The batches of the run, each step divided among the replicas."""
+    """Return the batches of the run, each step divided among the replicas."""
     from etpi_resources.trainers.workers.plan import make_plan
     from etpi_resources.trainers.workers.replicas import REPLICAS
 
@@ -147,7 +147,7 @@ def train(
 def create_optimizers(
     config: BaseWorkerConfig, model: Qwen3ForCausalLM
 ) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
-    """(Muon for the matrices, AdamW for embeddings and norms), both at their peak learning rates."""
+    """Return (Muon for the matrices, AdamW for embeddings and norms), both at their peak learning rates."""
     import torch
 
     from etpi_resources.trainers.workers.muon import Muon
@@ -179,7 +179,7 @@ def backward(model: PreTrainedModel, inputs: Mapping[str, torch.Tensor], step_we
 
 
 def learning_rate_at(step: int, steps: int) -> float:
-    """The learning rate of a step, as a share of its peak."""
+    """Return the learning rate of a step, as a share of its peak."""
     falling = max(0.0, step / steps - 0.5) / 0.5
     return min(1.0, (step + 1) / WARMUP_STEPS) * (1 - (1 - LAST_LEARNING_RATE) * falling)
 

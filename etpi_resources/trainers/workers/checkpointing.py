@@ -1,4 +1,4 @@
-"""Loads and saves checkpoints, and compares models with their base and with saved files.
+"""Load and save checkpoints, and compare models with their base and with saved files.
 
 A checkpoint folder is a Hugging Face model (safetensors, config, tokenizer, chat template); a LoRA checkpoint is the
 merged model, with the adapter in `adapter/`. A checkpoint's content hash is its identity, so the same training writes
@@ -23,14 +23,14 @@ TOKENIZER_FILES = (
 
 
 def load_model(folder: str | Path, dtype: torch.dtype, *, attention: str = "sdpa") -> PreTrainedModel:
-    """A causal language model from a folder of safetensors, in `dtype`, on the CPU."""
+    """Return a causal language model from a folder of safetensors, in `dtype`, on the CPU."""
     return AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, attn_implementation=attention, use_safetensors=True, local_files_only=True
     )
 
 
 def stored_dtype(folder: str | Path) -> torch.dtype:
-    """The dtype in a model folder's config; checkpoints trained from it are saved in the same dtype."""
+    """Return the dtype in a model folder's config; checkpoints trained from it are saved in the same dtype."""
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     dtype = config.get_text_config().dtype
     return dtype if isinstance(dtype, torch.dtype) else torch.float32
@@ -75,21 +75,21 @@ def save_adapter(model: Any, folder: Path, base_name: str) -> None:
 
 
 def attach_adapter(base: str | Path, adapter: Path) -> Any:
-    """A PEFT model in float32: the base with an adapter read from disk."""
+    """Return a PEFT model in float32: the base with an adapter read from disk."""
     from peft import PeftModel
 
     return PeftModel.from_pretrained(load_model(base, torch.float32), adapter).eval()
 
 
 def zero_adapters(folder: Path) -> tuple[list[str], int]:
-    """(names of the adapter's B matrices that are all zero, where it adds nothing; how many B matrices there are)."""
+    """Return the names of the adapter's B matrices that are all zero (without effect), and the number of B matrices."""
     tensors = load_file(folder / "adapter_model.safetensors")
     up = [name for name in tensors if "lora_B" in name or "lora_embedding_B" in name]
     return [name for name in up if not tensors[name].any()], len(up)
 
 
 def unchanged(model: PreTrainedModel, base: str | Path) -> tuple[list[str], int]:
-    """(names of the trained tensors that equal the base's in float32; how many were trained)."""
+    """Return the names of trained tensors that equal the base's in float32, and the number of trained tensors."""
     before = load_model(base, torch.float32).state_dict()
     trained = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
     same = [name for name, tensor in trained.items() if torch.equal(tensor.detach().float().cpu(), before[name])]
@@ -98,7 +98,7 @@ def unchanged(model: PreTrainedModel, base: str | Path) -> tuple[list[str], int]
 
 @torch.no_grad()
 def logits_of(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    """Logits (B, L, vocabulary) in float32 on the CPU, for ids (B, L), without dropout or autocast."""
+    """Return logits (B, L, vocabulary) in float32 on the CPU, for ids (B, L), without dropout or autocast."""
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
@@ -109,12 +109,12 @@ def logits_of(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
 
 
 def largest_difference(a: torch.Tensor, b: torch.Tensor) -> float:
-    """max |a - b| over max |b|."""
+    """Return max |a - b| over max |b|."""
     return float((a - b).abs().max() / b.abs().max().clamp(min=1e-12))
 
 
 def same_weights(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> list[str]:
-    """Names of the tensors of a saved folder that differ from the model's, both in `dtype`."""
+    """Return the names of the model's tensors that differ from a saved folder's, both in `dtype`."""
     saved = load_model(folder, dtype).state_dict()
     weights = model.state_dict()
     return [

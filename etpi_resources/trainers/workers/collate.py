@@ -68,8 +68,10 @@ class Sequences:
         return any(tree.has_branches for tree in self.trees)
 
     def branches(self) -> Sequences:
-        """Each branch as a sequence of its own, for models that cannot be trained on trees. The prefix that it shares
-        with an earlier branch is repeated without labels."""
+        """Return each branch as a separate sequence, for models that cannot be trained on trees.
+
+        The prefix that a branch shares with an earlier one is repeated without labels.
+        """
         names, pieces, repeated = [], [], []
         for i, tree in enumerate(self.trees):
             for indices, shared in tree.branches():
@@ -101,7 +103,7 @@ class Sequences:
         return np.diff(np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])[self.offsets])
 
     def table(self) -> pa.Table:
-        """The trainer's dataset: columns input_ids, labels, weights."""
+        """Return the trainer's dataset: columns input_ids, labels, weights."""
         lists = {"input_ids": self.ids, "labels": self.labels, "weights": self.weights}
         offsets = pa.array(self.offsets)
         return pa.table({name: pa.LargeListArray.from_arrays(offsets, pa.array(flat)) for name, flat in lists.items()})
@@ -173,7 +175,7 @@ def _flat(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def collate(batch: MicroBatch, sequences: Sequences, pad_id: int) -> dict[str, Any]:
-    """The tensors of one micro-batch of B rows of L tokens.
+    """Return the tensors of one micro-batch of B rows of L tokens.
 
     Returns:
         `input_ids` (B, L) int64. `positions` (P,) int64: those followed by a label in any of the rows, filled up to a
@@ -192,7 +194,7 @@ def collate(batch: MicroBatch, sequences: Sequences, pad_id: int) -> dict[str, A
 
 
 def _packed(batch: MicroBatch, sequences: Sequences, pad_id: int) -> dict[str, Any]:
-    """The arrays of one row that concatenates trees."""
+    """Return the arrays of one row that concatenates trees."""
     trees = [sequences.trees[i] for i in batch.sequences]
     ids = np.full(batch.length, pad_id, dtype=np.int64)
     position_ids = np.zeros(batch.length, dtype=np.int64)
@@ -218,7 +220,7 @@ def _packed(batch: MicroBatch, sequences: Sequences, pad_id: int) -> dict[str, A
 
 
 def _padded(batch: MicroBatch, sequences: Sequences, pad_id: int) -> dict[str, Any]:
-    """The arrays of one padded row per sequence, each of a single branch."""
+    """Return the arrays of one padded row per sequence, each of a single branch."""
     n, length = len(batch.sequences), batch.length
     ids = np.full((n, length), pad_id, dtype=np.int64)
     labels = np.full((n, length), IGNORE_INDEX, dtype=np.int64)

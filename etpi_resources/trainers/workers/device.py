@@ -23,7 +23,7 @@ class Compute:
 
 
 def choose_compute(worker: Worker[Any], device: str, requested: SpecDtype) -> Compute:
-    """The device and dtype of a training; logs where the dtype is not the one that the spec names.
+    """Return the device and dtype of a training; logs where the dtype is not the one that the spec names.
 
     Args:
         device: "cuda" requires a GPU, "auto" uses one where there is one.
@@ -44,7 +44,7 @@ def choose_compute(worker: Worker[Any], device: str, requested: SpecDtype) -> Co
 
 
 def device_name(gpu: bool) -> str:
-    """The device as reports name it."""
+    """Return the device as reports name it."""
     return torch.cuda.get_device_name() if gpu else f"cpu, {torch.get_num_threads()} threads"
 
 

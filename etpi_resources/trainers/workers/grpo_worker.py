@@ -101,8 +101,7 @@ def run(worker: Worker[GrpoWorkerConfig]) -> GrpoWorkerResult:
 
 
 def load(config: GrpoWorkerConfig, compute: Compute) -> PreTrainedModel:
-    """The start checkpoint. Weights that are trained are kept in float32; a frozen base on a GPU keeps its stored
-    dtype."""
+    """Load the start checkpoint. Trained weights are in float32; a frozen base on a GPU keeps its stored dtype."""
     import torch
 
     from etpi_resources.trainers.workers.checkpointing import load_model, stored_dtype
@@ -114,7 +113,7 @@ def load(config: GrpoWorkerConfig, compute: Compute) -> PreTrainedModel:
 def build_trainer(
     worker: Worker[GrpoWorkerConfig], model: PreTrainedModel, link: Any, *, compute: Compute
 ) -> tuple[PolicyTrainer, LiveEngine | HandedPolicy]:
-    """The trainer, and the engine that generates from its model.
+    """Return the trainer, and the engine that generates from its model.
 
     Args:
         link: what requests rollouts; see `policy_link.PolicyClient`.
@@ -157,8 +156,10 @@ def build_trainer(
 def _served(
     worker: Worker[GrpoWorkerConfig], server: PolicyServerConfig, policy: Any, chat: ChatFormat, compute: Compute
 ) -> HandedPolicy:
-    """The policy in a vLLM server of this worker. The server computes in the base's stored dtype unless the spec's
-    options set another."""
+    """Start a vLLM server with the policy.
+
+    It computes in the base's stored dtype unless the spec's options set another.
+    """
     from etpi_resources.trainers.policy_link import largest_gap
     from etpi_resources.trainers.workers.checkpointing import stored_dtype
     from etpi_resources.trainers.workers.hand_over import HandedPolicy
@@ -250,7 +251,7 @@ class GrpoLog:
         self._first_ids: list[int] = []
 
     def _lines_before(self, step: int) -> list[GrpoLogLine]:
-        """The lines that an earlier run wrote until `step`."""
+        """Return the lines that an earlier run wrote until `step`."""
         written = self.path.read_text().splitlines() if step else []
         lines = [GrpoLogLine.model_validate_json(line) for line in written]
         return [line for line in lines if line.step <= step]
@@ -262,7 +263,7 @@ class GrpoLog:
         return torch.tensor([self._first_ids[:CHECK_TOKENS]])
 
     def callback(self) -> Any:
-        """The TrainerCallback that saves and logs."""
+        """Return the TrainerCallback that saves checkpoints and logs."""
         from transformers import TrainerCallback
 
         log = self
@@ -359,13 +360,13 @@ def _as_json(line: GrpoLogLine) -> str:
 
 
 def resume_folder(worker: Worker[GrpoWorkerConfig]) -> str | None:
-    """The TRL checkpoint that the run continues from, if any."""
+    """Return the TRL checkpoint that the run continues from, if any."""
     step = worker.config.resume
     return None if step is None else str(worker.folder / "trl" / f"checkpoint-{step}")
 
 
 def last_complete_step(folder: Path) -> int | None:
-    """The last step that a run in `folder` can be resumed from, if any."""
+    """Return the last step that a run in `folder` can be resumed from, if any."""
     complete = (folder / "trl").glob(f"checkpoint-*/{COMPLETE_MARK}")
     return max((int(mark.parent.name.partition("-")[2]) for mark in complete), default=None)
 
@@ -380,7 +381,7 @@ def saved_folders(folder: Path) -> dict[int, Path]:
 
 
 def checkpoint_entry(rl: GrpoSettings, step: int, lines: list[GrpoLogLine]) -> SavedCheckpoint:
-    """The result's entry of a saved step."""
+    """Return the result's entry of a saved step."""
     return SavedCheckpoint(
         step=step,
         final=step == rl.steps,

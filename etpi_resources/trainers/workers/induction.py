@@ -148,5 +148,5 @@ def _put_matching_heads(
 
 
 def _orthogonal(size: int, generator: torch.Generator) -> torch.Tensor:
-    """A random orthogonal matrix, shape (size, size)."""
+    """Return a random orthogonal matrix, shape (size, size)."""
     return torch.linalg.qr(torch.randn(size, size, generator=generator))[0].T

@@ -75,6 +75,6 @@ def _score_checkpointed(
 
 
 def _score(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(negative log-likelihood of each label in float32, whether it has the largest logit)."""
+    """Return (negative log-likelihood of each label in float32, whether it has the largest logit)."""
     nll = cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="none")
     return nll.view_as(labels), logits.detach().argmax(-1) == labels

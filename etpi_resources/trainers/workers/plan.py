@@ -66,7 +66,7 @@ class Plan:
         return len(self.learning_rates)
 
     def step_after(self, epochs: float) -> int:
-        """The first optimiser step after which `epochs` are done. Raises ValueError if the run ends before."""
+        """Return the first optimiser step after which `epochs` are done. Raises ValueError if the run ends before."""
         reached = np.flatnonzero(self.consumed >= epochs - 1e-9)
         if not len(reached):
             raise ValueError(f"train.use_epoch = {epochs:g}, and training ends after {self.consumed[-1]:g} epochs")
@@ -82,8 +82,10 @@ class Plan:
 
 
 def make_pass(lengths: Sequence[int], micro_tokens: int, rng: np.random.Generator, *, packed: bool) -> list[MicroBatch]:
-    """Every sequence once, in micro-batches of random order: packed rows of few lengths (see `pack`), or rows of one
-    sequence each (see `one_pass`). Every pass has equally many."""
+    """Return micro-batches with every sequence once, in random order; every pass has the same number of them.
+
+    Their rows are packed to a few lengths (see `pack`), or have one sequence each (see `one_pass`).
+    """
     if not packed:
         return one_pass(lengths, padded_lengths(lengths), micro_tokens, rng)
     rows = [MicroBatch(members, length, packed=True) for members, length in pack(lengths, micro_tokens, rng)]
@@ -93,7 +95,7 @@ def make_pass(lengths: Sequence[int], micro_tokens: int, rng: np.random.Generato
 def one_pass(
     lengths: Sequence[int], buckets: Sequence[int], micro_tokens: int, rng: np.random.Generator
 ) -> list[MicroBatch]:
-    """Every sequence once, in random micro-batches of one padded length each, in random order.
+    """Return every sequence once, in random micro-batches of one padded length each, in random order.
 
     A micro-batch holds as many sequences as fit `micro_tokens`, at least one; the remainder of a length is a smaller
     one. So each length has at most two shapes, the same in every pass.

@@ -27,7 +27,7 @@ class Gpu:
 
 
 def training_dtype(requested: SpecDtype, gpu: Gpu | None) -> Dtype:
-    """The dtype of forward and backward passes; trained weights are in float32 either way.
+    """Return the dtype of forward and backward passes; trained weights are in float32 either way.
 
     Args:
         requested: the spec's. "auto" is bf16 on a GPU that has it, else fp32.
@@ -43,7 +43,7 @@ def training_dtype(requested: SpecDtype, gpu: Gpu | None) -> Dtype:
 
 
 def overruled(requested: SpecDtype, used: Dtype) -> str | None:
-    """A warning for the log if a training does not compute in the dtype that its spec names; else None."""
+    """Return a warning for the log if a training does not compute in the dtype that its spec names; else None."""
     if requested in ("auto", used):
         return None
     return (
@@ -53,7 +53,7 @@ def overruled(requested: SpecDtype, used: Dtype) -> str | None:
 
 
 def find_gpu() -> Gpu | None:
-    """The GPU that this interpreter's torch sees, if any."""
+    """Return the GPU that this interpreter's torch sees, if any."""
     import torch
 
     if not torch.cuda.is_available():

@@ -58,7 +58,7 @@ class ThreadReplicas:
 
 
 def uses_dropout(model: Any) -> bool:
-    """Whether a training pass samples dropout; threads would sample it in another order each time."""
+    """Return whether a training pass samples dropout; threads would sample it in another order each time."""
     probabilities = [module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)]
     text = model.config.get_text_config()
     return any(probabilities) or bool(getattr(text, "attention_dropout", 0.0))

@@ -54,7 +54,7 @@ class Worker(Generic[Config]):
             self._pipes.log.info(line)
 
     def stage(self, name: str, total: int) -> Stage:
-        """A counter whose count, speed and time left the launcher displays."""
+        """Return a counter; the launcher displays its count, speed and time left."""
         return Stage(self, name, total)
 
     def report(self, progress: StageProgress) -> None:
@@ -104,7 +104,7 @@ def _is_rank_0() -> bool:
 
 @contextmanager
 def open_worker(model: type[Config]) -> Iterator[Worker[Config]]:
-    """The worker of this process, whose folder is the program's only argument and whose config is a `model`."""
+    """Open this process's worker; its folder is the program's only argument, and `model` is the type of its config."""
     if len(sys.argv) != 2:
         sys.exit(f"usage: python -m WORKER FOLDER, where FOLDER holds {CONFIG_FILE}")
     folder = Path(sys.argv[1])

@@ -88,7 +88,7 @@ def pack_samples(input_ids: torch.Tensor, attention_mask: torch.Tensor, sample_t
 
 
 def _fork(starts: list[int], trunk: int, length: int) -> PrefixTree:
-    """A tree of a trunk and of branches that all start at its end."""
+    """Return a tree of a trunk and of branches that all start at its end."""
     parents, positions = np.zeros(len(starts), dtype=np.int64), np.full(len(starts), trunk)
     parents[0], positions[0] = -1, 0
     return PrefixTree(np.array(starts, dtype=np.int64), parents, positions, length)

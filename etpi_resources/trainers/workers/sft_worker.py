@@ -117,7 +117,7 @@ def run(worker: Worker[SftWorkerConfig]) -> SftWorkerResult | None:
 
 
 def read_splits(config: SftWorkerConfig) -> tuple[Sequences, Sequences]:
-    """(training sequences, validation sequences), checked against the base model's limits."""
+    """Return (training sequences, validation sequences), checked against the base model's limits."""
     from transformers import AutoConfig
 
     from etpi_resources.trainers.workers.collate import read_sequences
@@ -128,8 +128,10 @@ def read_splits(config: SftWorkerConfig) -> tuple[Sequences, Sequences]:
 
 
 def load(config: SftWorkerConfig, compute: Compute) -> PreTrainedModel:
-    """The base, or this process's share of it. Weights that are trained are kept in float32; a frozen base on a GPU
-    keeps its stored dtype."""
+    """Load the base, or this process's share of it.
+
+    Trained weights are in float32; a frozen base on a GPU keeps its stored dtype.
+    """
     import torch
 
     from etpi_resources.trainers.workers.checkpointing import load_model, stored_dtype
@@ -142,8 +144,7 @@ def load(config: SftWorkerConfig, compute: Compute) -> PreTrainedModel:
 
 
 def can_replicate(train: SftSettings, compute: Compute, model: PreTrainedModel) -> bool:
-    """Whether the micro-batches of a step run at the same time (see `replicas`): on a CPU, where no dropout is
-    sampled."""
+    """Return whether the micro-batches of a step run at the same time (see `replicas`): on a CPU, without dropout."""
     from etpi_resources.trainers.workers.replicas import uses_dropout
 
     dropout = train.method == "lora" and train.lora_dropout
@@ -151,7 +152,7 @@ def can_replicate(train: SftSettings, compute: Compute, model: PreTrainedModel) 
 
 
 def pass_tokens(config: SftWorkerConfig, replicated: bool) -> int:
-    """Tokens of one forward pass: as configured, but at most a step's share of each replica or shard."""
+    """Return the tokens of one forward pass: as configured, but at most a replica's or shard's part of a step."""
     from etpi_resources.trainers.workers.replicas import REPLICAS
 
     train = config.train
@@ -191,7 +192,7 @@ def lay_out(stored: Sequences, config: SftWorkerConfig, micro_tokens: int, model
 
 
 def plan_batches(config: SftWorkerConfig, sequences: Sequences, micro_tokens: int, *, packed: bool) -> Plan:
-    """The plan of a run over these sequences."""
+    """Return the plan of a run over these sequences."""
     from etpi_resources.trainers.workers.plan import make_plan
 
     train = config.train
@@ -220,7 +221,7 @@ def build_trainer(
     compute: Compute,
     replicated: bool,
 ) -> WeightedSFTTrainer:
-    """The trainer of a plan; `replicated`: the micro-batches of a step run at the same time (see `replicas`)."""
+    """Return the trainer of a plan; `replicated`: the micro-batches of a step run at the same time (see `replicas`)."""
     import datasets
     from transformers import AutoTokenizer
 
@@ -319,7 +320,7 @@ class CheckpointSaver:
         self.folders[step] = folder
 
     def entry(self, step: int, lines: list[SftLogLine]) -> SavedCheckpoint:
-        """The result's entry of a saved step."""
+        """Return the result's entry of a saved step."""
         until = [line for line in reversed(lines) if line.step <= step]
         folder = self.folders[step].name
         return SavedCheckpoint(
@@ -334,8 +335,7 @@ class CheckpointSaver:
 
 
 def gather(config: SftWorkerConfig, trainer: WeightedSFTTrainer) -> Any:
-    """The trainer as `proof` takes it, with the whole model. A collective: every rank calls it, and all but rank 0 get
-    None."""
+    """Return the trainer with the whole model, for `proof`; None on ranks other than 0. Every rank has to call it."""
     from etpi_resources.trainers.workers import sharding
 
     if trainer.args.world_size == 1:
@@ -380,7 +380,7 @@ def add_log(
 
 
 def first_pass(trainer: WeightedSFTTrainer, sequences: Sequences) -> FirstPass:
-    """What entered the loss in the first pass, and what the plan meant to feed it. A collective."""
+    """Return the counts of the first pass and those of the plan. Every rank has to call it."""
     import numpy as np
 
     plan, tally = trainer.plan, trainer.sum_over_ranks(trainer.first_pass)
@@ -403,7 +403,7 @@ def check_ids(sequences: Sequences) -> torch.Tensor:
 
 
 def summary(stored: Sequences, layout: Layout) -> PlanSummary:
-    """The plan of a run as it is reported."""
+    """Return the plan of a run as it is reported."""
     plan, sequences = layout.plan, layout.sequences
     leaves = sum(tree.leaves for tree in stored.trees)
     return PlanSummary(

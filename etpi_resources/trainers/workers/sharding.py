@@ -27,7 +27,7 @@ from etpi_resources.trainers.workers.plan import MicroBatch
 
 
 def load_sharded(folder: str | Path, shards: int, *, gpu: bool, bf16: bool) -> PreTrainedModel:
-    """This process's share of a causal language model, kept in float32; on its own GPU, or on the CPU.
+    """Return this process's share of a causal language model, kept in float32; on its own GPU, or on the CPU.
 
     Args:
         bf16: layers are gathered and compute in bfloat16; gradients are summed in float32 either way.
@@ -79,8 +79,10 @@ def batches_of_rank(batches: Sequence[MicroBatch], accumulate: int, rank: int, r
 
 
 def without_labels(inputs: dict[str, Any]) -> dict[str, Any]:
-    """A micro-batch (see `collate`) with zero gradients and zero counts, for a rank that has none: its pass takes part
-    in the collectives of the others."""
+    """Return the micro-batch without labels, weights and counts, for a rank that has no micro-batch left.
+
+    Its pass has zero gradients; it is needed because every rank has to take part in the collectives.
+    """
     return inputs | {
         "labels": torch.full_like(inputs["labels"], IGNORE_INDEX),
         "weights": torch.zeros_like(inputs["weights"]),
@@ -101,7 +103,7 @@ def reshard(model: torch.nn.Module) -> None:
 
 
 def gather(model: PreTrainedModel, base: str | Path) -> PreTrainedModel | None:
-    """The whole trained model in float32 on the CPU of rank 0; None on other ranks. A collective: every rank calls it.
+    """Return the whole trained model in float32 on the CPU of rank 0; None on other ranks. Every rank has to call it.
 
     Args:
         base: the folder that `model` was loaded from.

@@ -45,7 +45,7 @@ class RowLayout:
 
     @classmethod
     def of(cls, trees: Sequence[PrefixTree], length: int) -> RowLayout:
-        """The layout of concatenated trees, padded to `length` tokens; the padding is a tree of its own."""
+        """Return the layout of concatenated trees, padded to `length` tokens; the padding is a tree of its own."""
         padding = length - sum(tree.length for tree in trees)
         whole = [*trees, PrefixTree.chain(padding)] if padding else trees
         sizes: list[int] = []
@@ -67,8 +67,12 @@ def tree_attention(
     attention_mask: torch.Tensor | None, dropout: float = 0.0, scaling: float | None = None,
     layout: RowLayout | None = None, **named: Any,
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
-    """An attention function of transformers: query (B, heads, L, D), key and value (B, key heads, L, D) to (B, L,
-    heads, D). Without a layout it calls transformers' sdpa; with one it ignores the mask (see `tree_arguments`)."""
+    """Compute attention as transformers calls it.
+
+    Shapes: query (B, heads, L, D), key and value (B, key heads, L, D) -> (B, L, heads, D).
+
+    Without a layout it calls transformers' sdpa; with a layout it ignores the mask (see `tree_arguments`).
+    """
     if layout is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **named)
     if named.get("sliding_window") is not None:
@@ -101,7 +105,7 @@ def _joined(nodes: Sequence[torch.Tensor], which: Sequence[int]) -> torch.Tensor
 
 
 def _lower_right(queries: int, keys: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """The additive causal mask (queries, keys) of queries at the end of the keys: a view of a cached larger mask."""
+    """Return the additive causal mask (queries, keys) for the last queries, as a view of a larger cached mask."""
     most = -(-keys // 4096) * 4096
     whole = _corner(QUERIES + most, dtype, device)
     # Row i admits the first `most` + i + 1 columns.

@@ -31,8 +31,12 @@ from etpi_resources.trainers.workers.tree_attention import tree_arguments
 
 
 def nll_at_labels(model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(negative log-likelihood of each label, (B, P) float32, 0 where the label is -100; how many labels the model
-    ranks first, a scalar). The model has a label head, and `inputs` are those of `collate`."""
+    """Compute the losses of labels with a model that has a label head; `inputs` are those of `collate`.
+
+    Returns:
+        Negative log-likelihoods, (B, P) float32, 0 for the label -100; the number of labels that the model ranks first,
+        a scalar.
+    """
     trees = tree_arguments(inputs["layout"], inputs["position_ids"]) if "layout" in inputs else {}
     nll, hits = model(
         input_ids=inputs["input_ids"],
@@ -45,13 +49,13 @@ def nll_at_labels(model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch
 
 
 def weighted_nll(model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(sum(w * nll), how many labels the model ranks first) of a micro-batch, scalars."""
+    """Return sum(w * nll) of a micro-batch and the number of labels that the model ranks first, both scalars."""
     nll, hits = nll_at_labels(model, inputs)
     return (nll * inputs["weights"]).sum(), hits
 
 
 class Batches(Dataset):
-    """Micro-batches as tensors; `order` is the position of each among them.
+    """Micro-batches as tensors; `order` is the position of each in `batches`.
 
     Args:
         items: positions of the micro-batches of each item; None is a micro-batch without labels (see
@@ -96,21 +100,22 @@ class Tally:
         self.repeated = self.repeated + inputs["repeated"]
 
     def loss(self) -> float:
-        """sum(w * nll) / sum(w)."""
+        """Return sum(w * nll) / sum(w)."""
         return float(self.nll) / float(self.weight)
 
     def accuracy(self) -> float | None:
-        """The unweighted share of labels that the model ranks first, TRL's mean_token_accuracy; None without labels."""
+        """Return the unweighted share of labels that the model ranks first, TRL's mean_token_accuracy, or None."""
         return float(self.hits) / float(self.labels) if float(self.labels) else None
 
 
 class WeightedSFTTrainer(SFTTrainer):
-    """SFTTrainer over a plan of weighted, pre-tokenised sequences, in one process or in several that divide each step's
-    micro-batches among them (see `sharding`).
+    """SFTTrainer over a plan of weighted, pre-tokenised sequences.
+
+    Several processes divide the micro-batches of each step (see `sharding`).
 
     Args:
         replicated: one call of `training_step` gets all micro-batches of a step and runs them in threads (see
-            `replicas`); the arguments' accumulation is then 1.
+            `replicas`), so gradient accumulation has to be 1.
     """
 
     # The loss is divided by the weight of a whole optimiser step, so accumulation must not divide it again.
@@ -134,7 +139,7 @@ class WeightedSFTTrainer(SFTTrainer):
         return DataLoader(self._of_rank(batches, accumulate, self.sequences), batch_size=None)
 
     def _of_rank(self, batches: Sequence[MicroBatch], accumulate: int, sequences: Sequences) -> Batches:
-        """The micro-batches of this process, one per item."""
+        """Return the micro-batches of this process, one per item."""
         positions = batches_of_rank(batches, accumulate, self.args.process_index, self.args.world_size)
         return Batches(batches, [[position] for position in positions], sequences, self.pad_id)
 
@@ -162,7 +167,7 @@ class WeightedSFTTrainer(SFTTrainer):
     def compute_loss(
         self, model: torch.nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """sum(w * nll) / step_weight of one micro-batch."""
+        """Return sum(w * nll) / step_weight of one micro-batch."""
         return self._counted(*weighted_nll(model, inputs), inputs)
 
     def _counted(self, weighted: torch.Tensor, hits: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
@@ -189,14 +194,14 @@ class WeightedSFTTrainer(SFTTrainer):
         return 0
 
     def validation_loss(self, sequences: Sequences, micro_tokens: int) -> float:
-        """sum(w * nll) / sum(w) over all of `sequences`, without dropout or gradients."""
+        """Return sum(w * nll) / sum(w) over all of `sequences`, without dropout or gradients."""
         lengths = sequences.lengths().tolist()
         batches = make_pass(lengths, micro_tokens, np.random.default_rng(0), packed=self.plan.packed)
         tally = Tally()
         model: Any = self.model_wrapped
         model.eval()
         with torch.no_grad():
-            # A DataLoader would take a random number, and validation must not change the training.
+            # A DataLoader would advance the random generator, and validation must not change the training.
             of_rank = self._of_rank(batches, len(batches), sequences)
             for (batch,) in map(of_rank.__getitem__, range(len(of_rank))):
                 inputs = self._prepare_inputs(batch)
@@ -206,19 +211,19 @@ class WeightedSFTTrainer(SFTTrainer):
         return self.sum_over_ranks(tally).loss()
 
     def sum_over_ranks(self, tally: Tally) -> Tally:
-        """The sum of the counts of all processes. A collective: every rank calls it."""
+        """Return the sum of the counts of all processes. Every rank has to call it."""
         counted = torch.tensor([float(x) for x in vars(tally).values()], dtype=torch.float64, device=self.args.device)
         summed: Any = self.accelerator.reduce(counted)
         return Tally(*summed.tolist())
 
 
 class StepLog(TrainerCallback):
-    """Writes a line of `metrics.jsonl` (SftLogLine) now and then, and calls back at each step.
+    """Write lines of `metrics.jsonl` (SftLogLine), and call `on_step` after each step.
 
-    Validation is measured before the first step, at the end of each epoch and at the end.
+    The validation loss is measured before the first step, at the end of each epoch and after the last step.
 
     Args:
-        every: steps between lines; the first step and the end of an epoch always get one.
+        every: steps between lines; the first step and the ends of epochs always have a line.
         on_step: (steps done, note for the display).
     """
 
