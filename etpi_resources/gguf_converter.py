@@ -1,4 +1,4 @@
-"""Runs `convert_hf_to_gguf.py`, llama.cpp's converter of Hugging Face checkpoints, and explains its errors."""
+"""Run `convert_hf_to_gguf.py`, llama.cpp's converter of Hugging Face checkpoints, and explain its errors."""
 
 from __future__ import annotations
 

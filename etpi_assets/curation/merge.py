@@ -1,4 +1,4 @@
-"""Merges training rows into prefix trees, which store and process each token of a shared history once.
+"""Merge training rows into prefix trees, which store and process each token of a shared history once.
 
 If one row's input begins with another row's input + output, the longer row already has the tokens of the shorter one,
 at the same positions with the same past, so a causal model computes the loss of both outputs in one pass. A row that

@@ -1,4 +1,4 @@
-"""Converts the turns of selected rollouts to token-in/token-out pairs: the table `pairs`, and the turns it drops.
+"""Convert the turns of selected rollouts to token-in/token-out pairs: the table `pairs`, and the turns it drops.
 
 A captured prompt that extends an earlier turn's prompt + output is rebuilt from that turn as edited. So turns that
 extend each other still do after editing, unless the history that the student reads differs from the trained output. A

@@ -1,4 +1,4 @@
-"""Converts recorded conversations to token ids: each assistant turn's prompt and output in the student's vocabulary.
+"""Convert recorded conversations to token ids: each assistant turn's prompt and output in the student's vocabulary.
 
 A prompt is the conversation before the turn, rendered whole with the generation prompt. An output is the turn's text
 and the end-of-turn id. It has no think block that a template would put before it, no newline after it (which belongs to

@@ -1,6 +1,6 @@
-"""Replaces the teacher's steering in captured prompts, and searches ids for n-grams of it.
+"""Replace the teacher's steering in captured prompts, and search ids for n-grams of it.
 
-Splicing replaces whole messages at special-token boundaries by the student's own rendering. All other ids stay as
+Splicing replaces whole messages, at special-token boundaries, with the student's rendering. All other ids are kept as
 captured.
 """
 
@@ -22,7 +22,7 @@ class FirstPrompt:
     """The prompt of a student's first turn.
 
     Attributes:
-        messages: ({"role", "content"}), without steering.
+        messages: {"role", "content"} each, without steering.
         ids: their rendering with the student's tools and template arguments, generation prompt included.
     """
 
@@ -32,7 +32,7 @@ class FirstPrompt:
 
 NGRAM_IDS = 8
 NGRAM_WORDS = 6
-"""An n-gram of this many ids, or words, that only the steering has is a leak. Shorter ones occur in other prose."""
+"""An n-gram of this many ids or words that only the steering contains is a leak. Shorter n-grams occur by chance."""
 
 
 def segments(prompt: np.ndarray, chat: ChatFormat) -> list[np.ndarray]:
@@ -95,7 +95,7 @@ class SteeringNgrams:
 
     @classmethod
     def build(cls, steering: Iterable[str], defaults: Iterable[str], chat: ChatFormat) -> SteeringNgrams:
-        """Return the n-grams of the steering texts that no default text has.
+        """Return the n-grams that occur in the steering texts and in no default text.
 
         Raises:
             ValueError: a steering text is shorter than an n-gram, so its leaks could not be found.

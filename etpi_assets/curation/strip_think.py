@@ -1,4 +1,4 @@
-"""Removes think blocks from outputs and histories: on ids, never on text.
+"""Remove think blocks from outputs and histories: on ids, never on text.
 
 An output is kept, cut or dropped by the form of its prompt's tail (`ChatFormat.tail_form`) and by the think ids before
 its first tool-call id. A closing id after the tool-call id is ignored.

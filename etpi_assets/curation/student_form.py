@@ -1,4 +1,4 @@
-"""Converts a captured turn to the message that the student's chat template renders.
+"""Convert a captured turn to the message that the student's chat template renders.
 
 Structured and flattened calls (`[tool_use NAME] {…}`, `[tool_result] …`) get the template's own form. Text that the
 model itself wrote, such as a fenced block or a `<tool_call>`, stays unchanged.

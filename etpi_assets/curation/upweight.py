@@ -1,4 +1,4 @@
-"""Converts pairs to training rows: weights, the split by repository, and the length limit.
+"""Convert pairs to training rows: weights, the split by repository, and the length limit.
 
 A row of weight w and a row repeated w times give the same loss over the data set, sum(w * nll) / sum(w). The weighting
 form stores `weight` = w and `copies` = 1; the duplicating form stores `weight` = 1 and `copies` = w.

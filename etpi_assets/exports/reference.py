@@ -1,4 +1,4 @@
-"""Generates docs/formats.md from the registries of importers and exports.
+"""Generate docs/formats.md from the registries of importers and exports.
 
 Run `python -m etpi_assets.exports.reference` to rewrite the page; a test fails if it is not current.
 """

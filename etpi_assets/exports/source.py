@@ -1,4 +1,4 @@
-"""Reads an experiment's selected trajectories, data set and checkpoints from the lake, with their data versions.
+"""Read an experiment's selected trajectories, data set and checkpoints from the lake, with their data versions.
 
 Blocked versions are never read. Conversations are returned as the student reads them: the steering in the first
 messages is replaced by the default prompt, if the suite's family knows it.

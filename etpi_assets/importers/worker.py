@@ -1,6 +1,6 @@
-"""The worker process of a bulk import: a request per line of standard input, the part's figures per line of output.
+"""The worker process of a bulk import: one request per line of stdin, the figures of one part per line of stdout.
 
-It ends when its input closes, so it cannot outlive its parent.
+It ends when its stdin closes, so it cannot outlive its parent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from etpi_assets.importers.bulk import ImportSource, read_part
 
 
 def main() -> None:
-    # Standard output carries replies alone, so everything that prints goes to standard error.
+    # Stdout carries only replies, so everything else that prints goes to stderr.
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     gc.disable()  # records have no reference cycles, and collection takes a fifth of the time

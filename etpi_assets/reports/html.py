@@ -1,4 +1,4 @@
-"""Renders the experiment report as a self-contained HTML page and as markdown.
+"""Render the experiment report as a self-contained HTML page and as markdown.
 
 `facts` computes the figures, `etpi_resources.charts` draws the charts.
 """

@@ -1,6 +1,6 @@
-"""A table of all experiments evaluated on one suite, ours beside published ones.
+"""A table of all experiments evaluated on one suite, with published figures next to ours.
 
-It does not say whether a difference is significant; `findings` does.
+`findings` tests whether differences are significant.
 """
 
 from __future__ import annotations

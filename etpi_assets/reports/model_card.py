@@ -1,4 +1,4 @@
-"""Renders the model card of an experiment in the format of the Hugging Face Hub."""
+"""Render the model card of an experiment in the format of the Hugging Face Hub."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The tables of a rollout set, read as one trace an agent, and the files and functions that a task names.
+"""Read the tables of a rollout set as one trace per agent, and find the files and functions that a task names.
 
-The behaviours (`etpi_assets.scoring.behaviours`) are computed from these.
+`etpi_assets.scoring.behaviours` computes the behaviours from them.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class AgentTrace:
     Attributes:
         turns: assistant turns.
         unreadable_turns: turns whose action could not be parsed.
-        tool_turns: turns whose action ran and was answered; 0 where observations are not read.
+        tool_turns: turns whose action ran and has an observation; 0 if observations are not read.
         actions: (turn, action) of every readable action.
-        inbox: every message the agent was shown.
+        inbox: every message that the agent was shown.
     """
 
     agent_id: str
@@ -72,7 +72,7 @@ class AgentTrace:
 
 @dataclass(frozen=True)
 class TaskEntities:
-    """The files and functions that a task's text names; `text` is None where the task is unknown."""
+    """The files and functions that a task's text names; `text` is None if the task is unknown."""
 
     text: str | None
     files: KnownFiles

@@ -1,6 +1,6 @@
 """Conversations of scripted agents: run the agent loop without tokens, in emulated sandboxes.
 
-They are equal to what a live rollout records, since the loop, prompts and observations are the same.
+They equal the messages that a live rollout records, because the loop, prompts and observations are the same.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def transcripts(
     agent: AgentSection,
     seed: int,
 ) -> Iterator[list[dict[str, str]]]:
-    """Yield `n` conversations ([system, user, assistant, user, ...], ending with an observation), one for each agent.
+    """Yield `n` conversations ([system, user, assistant, user, ...], ending with an observation), one per agent.
 
-    Deterministic in the arguments. Raises RuntimeError, with task and error, if a rollout fails.
+    The result is deterministic in the arguments. Raises RuntimeError with task and error if a rollout fails.
     """
     runtime = RolloutRuntime(family, TextEngine(policy), sandboxes, cast("ChatFormat", UntokenizedChat()))
     identity = Identity(spec_key=f"templated/{seed}", origin="set", engine="scripted", teacher="templated")

@@ -1,4 +1,4 @@
-"""Starts a worker in its own interpreter and brings back its progress, its result, or the reason why it failed.
+"""Start a worker in its own interpreter, and return its progress and its result or the reason why it failed.
 
 Under Dagster the worker's log lines arrive through Dagster Pipes; without it (tests, benchmarks) everything else is the
 same. A worker's folder holds `config.json` (written here), `worker.log`, `result.json` (left by a worker that

@@ -1,7 +1,7 @@
 """The registry of reward functions: names as specs use them, versions, and scoring by a spec's reward terms.
 
-A function's version is a hash of its code and of all code it calls, so that values of a changed function can be told
-from earlier ones.
+A function's version is a hash of its code and of all code that it calls, so it distinguishes the values of a changed
+function from earlier ones.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FUNCTIONS: Mapping[str, Function] = {
 
 @dataclass(frozen=True)
 class Score:
-    """One function's value for one attempt, with the function's version and its weight in the sum."""
+    """The value of a reward function for an attempt, with the function's version and its weight in the sum."""
 
     function: str
     version: str

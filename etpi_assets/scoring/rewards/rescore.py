@@ -1,4 +1,4 @@
-"""Scores recorded rollouts of reinforcement by the current reward functions, and compares the values with training's.
+"""Score recorded rollouts of reinforcement with the current reward functions, and compare the values with training's.
 
 Nothing is rolled out or trained again.
 """

@@ -3,7 +3,7 @@
 The payload of a task (JSON):
     files: {path: text}, the agent's start files
     verb, command: the program that the request needs, and a command that solves it
-    left: {path: text, or null if the file must be removed}: the differences afterwards
+    left: {path: text, or null if the file must be removed}: the changed files after the command
     unordered: whether lines may be in any order
     names: paths and words of the request
 """
@@ -23,7 +23,7 @@ REPOS: Mapping[str, tuple[str, ...]] = {
     "train": ("alder", "birch", "cedar", "ebony", "hazel", "larch", "maple", "olive"),
     "heldout": ("rowan", "sumac", "walnut"),
 }
-"""Split -> machines, which take the place of repositories."""
+"""Split -> machines, used as repositories."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class RequestContext:
 class RequestKind:
     """One kind of request: verb, wordings, command, and `text`, which returns the expected content of `out`.
 
-    `removes`: the command removes the source and writes nothing."""
+    `removes`: the command removes the source and writes nothing.
+    """
 
     verb: str
     wordings: tuple[str, ...]
@@ -106,7 +107,8 @@ KEYWORDS: Mapping[str, tuple[str, ...]] = {
 def generate_tasks(suite: str, seed: int, split: str, first: int = 0) -> Iterator[Task]:
     """Yield tasks of a split ("train" or "heldout") without end, deterministic in (suite, seed, split, index).
 
-    Kinds and machines alternate. Names come from the split's own pool."""
+    Kinds and machines alternate, and each split has its own pool of names.
+    """
     repos = REPOS[split]
     index = first
     while True:
@@ -126,7 +128,7 @@ def generate_tasks(suite: str, seed: int, split: str, first: int = 0) -> Iterato
 
 
 def command_of(kind: RequestKind, payload: Mapping[str, Any]) -> str:
-    """Return the command of any kind of request on the files of a task."""
+    """Return the command of a kind of request for the files of a task."""
     return kind.command.format(**payload["slots"])
 
 

@@ -1,4 +1,4 @@
-"""Reads stored sequences as token columns, refuses those that a model cannot train on, and makes tensors of batches.
+"""Read stored sequences as token columns, refuse those that a model cannot train on, and make tensors of batches.
 
 Batches carry no attention mask: padding is on the right, where no real token of a causal model attends to it, and
 without a mask the fused causal kernels apply. A packed row carries the layout of its trees instead.

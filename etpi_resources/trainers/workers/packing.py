@@ -1,4 +1,4 @@
-"""Packs sequences of different lengths into rows of few lengths, with little padding. Numbers alone, no torch."""
+"""Pack sequences of different lengths into rows of few lengths, with little padding. Only numbers, without torch."""
 
 from __future__ import annotations
 

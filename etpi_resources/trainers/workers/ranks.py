@@ -1,4 +1,4 @@
-"""Starts a worker as several processes of this machine with PyTorch's elastic launcher; if one fails, ends the others.
+"""Start a worker as several processes of this machine with PyTorch's elastic launcher; if one fails, end the others.
 
 `python -m etpi_resources.trainers.workers.ranks N MODULE FOLDER` runs `python -m MODULE FOLDER` N times, with RANK and
 WORLD_SIZE in the environment; the processes connect over a free port of the loopback interface.

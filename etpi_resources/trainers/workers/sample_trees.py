@@ -1,7 +1,7 @@
-"""Packs the samples of a prompt as a prefix tree in one row, so that a policy update processes each prompt once.
+"""Pack the samples of a prompt as a prefix tree in one row, so that a policy update processes each prompt once.
 
-A branch begins with a copy of the prompt's last token, so that every sample's first token is predicted from a position
-of its own branch: the head that scores a row has one label per position.
+The head that scores a row has one label per position. So each branch begins with a copy of the prompt's last token, and
+the first token of every sample is predicted from its own branch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from etpi_resources.prefix_tree import PrefixTree
 from etpi_resources.trainers.workers.tree_attention import RowLayout, tree_arguments
 
 ROW_MULTIPLE = 128
-"""Rows are padded to a multiple of this, so that they have few shapes."""
+"""Rows are padded to a multiple of this number of tokens, so that they have few shapes."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class PackedSamples:
     """A row of L tokens for B samples of at most C tokens.
 
     Attributes:
-        arguments: of the model's call: input_ids (1, L), shift_labels (1, L), positions and layout.
-        places: (B, C) int64, the position in the row that predicts each token of a sample; 0 after its end.
-        real: (B, C) bool, whether the sample has this token.
+        arguments: arguments of the model: input_ids (1, L), shift_labels (1, L), positions and layout.
+        places: (B, C) int64, for each token of a sample the row's position that predicts it; 0 after the sample's end.
+        real: (B, C) bool, False after the sample's end.
     """
 
     arguments: dict[str, Any]
@@ -36,13 +36,15 @@ class PackedSamples:
     real: torch.Tensor
 
     def unpack(self, scores: torch.Tensor) -> torch.Tensor:
-        """Scores of the row's positions (1, L) as those of the samples' tokens (B, C), 0 after a sample's end."""
+        """Return the samples' scores (B, C) from those of the row (1, L); 0 after a sample's end."""
         return torch.where(self.real, scores[0][self.places], scores.new_zeros(()))
 
 
 def pack_samples(input_ids: torch.Tensor, attention_mask: torch.Tensor, sample_tokens: int) -> PackedSamples:
-    """Pack a batch of samples: ids and mask (B, P + C), prompts padded on the left, samples of at most C =
-    `sample_tokens` tokens padded on the right."""
+    """Pack a batch of samples into one row.
+
+    Ids and mask are (B, P + C): prompts are padded on the left to P tokens, samples on the right to C, `sample_tokens`.
+    """
     rows, mask = input_ids.cpu().numpy(), attention_mask.cpu().numpy().astype(bool)
     edge = rows.shape[1] - sample_tokens
     groups: defaultdict[bytes, list[int]] = defaultdict(list)
@@ -88,7 +90,7 @@ def pack_samples(input_ids: torch.Tensor, attention_mask: torch.Tensor, sample_t
 
 
 def _fork(starts: list[int], trunk: int, length: int) -> PrefixTree:
-    """Return a tree of a trunk and of branches that all start at its end."""
+    """Return a tree of a trunk and branches that all start at the end of the trunk."""
     parents, positions = np.zeros(len(starts), dtype=np.int64), np.full(len(starts), trunk)
     parents[0], positions[0] = -1, 0
     return PrefixTree(np.array(starts, dtype=np.int64), parents, positions, length)
