@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -99,16 +100,18 @@ def run(experiments: tuple[str, ...], rebuild: bool, recollect: bool) -> int:
 @click.option("--from", "source", metavar="PATH", help="a file or folder of recorded runs; ${VARIABLE} is replaced")
 @click.option("--format", default="auto", metavar="FORMAT", help="format of the runs (default: recognised)")
 @click.option("--model", metavar="MODEL", help="the student: a folder, REPO@COMMIT of the hub, or tiny")
+@click.option("--teacher", metavar="NAME", help="the model that wrote the runs, if they do not name it")
+@click.option("--license", metavar="LICENSE", help="licence of the runs, if they do not name it")
 @click.option("--name", metavar="NAME", help="name of the new specs (default: from PATH)")
-@click.option("--yes", is_flag=True, help="ask nothing; take defaults for what is not given")
+@click.option("--yes", is_flag=True, help="ask nothing; take defaults for options that are not given")
 @click.option("--force", is_flag=True, help="replace spec files that exist")
-def init(source: str | None, format: str, model: str | None, name: str | None, yes: bool, force: bool) -> int:
-    """Write the specs of your own recorded runs into ./specs, after a look at the data."""
+def init(source: str | None, format: str, **options: Any) -> int:
+    """Write the specs of your own recorded runs into ./specs, after a look at the data (docs/own_data.md)."""
     from etpi.init import command
 
     if source is None:
         raise click.UsageError("say what to start from: --from PATH")
-    return command.from_trajectories(source, format, command.Answers(model, name, yes, force))
+    return command.from_trajectories(source, format, command.Answers(**options))
 
 
 @etpi.command()

@@ -17,7 +17,7 @@ WIDTH, HEIGHT, GAP_X, GAP_Y, TOP, LEFT = 158, 34, 34, 26, 44, 14
 
 def direct_upstream(name: str) -> list[str]:
     """Return the upstream assets that no other upstream asset of `name` already depends on."""
-    upstream = GRAPH[name].upstream
+    upstream = [asset for asset in GRAPH[name].upstream if GRAPH[asset].group in GROUPS]
     return [a for a in upstream if not any(a in _ancestors(b) for b in upstream if b != a)]
 
 

@@ -16,44 +16,50 @@ from etpi_assets.specs.load import SpecError
 
 @dataclass(frozen=True)
 class Answers:
-    """What the command line says; None: ask for it on a terminal."""
+    """The options of the command line; None: ask on a terminal, unless `yes`."""
 
-    model: str | None
-    name: str | None
+    model: str | None = None
+    name: str | None = None
+    teacher: str | None = None
+    license: str | None = None
     yes: bool = False
     force: bool = False
 
-    def asked_model(self) -> str:
-        """Return the student's name. Raises UsageError where it is not given and nobody can be asked."""
-        if self.model:
-            return self.model
-        if self.yes or not sys.stdin.isatty():
-            raise click.UsageError("--model is missing: a folder, REPO@COMMIT of the hub, or tiny")
-        return click.prompt("Student: a folder, or REPO@COMMIT of the hub")
+    def ask(self, option: str, question: str, default: str | None) -> str:
+        """Return the option, a person's answer, or the default.
 
-    def asked_name(self, default: str) -> str:
-        """Return the name of the new specs."""
-        if self.name or self.yes or not sys.stdin.isatty():
-            return self.name or default
-        return click.prompt("Name of the new specs", default=default)
+        Raises:
+            UsageError: there is neither an option, nor a person to ask, nor a default.
+        """
+        value = getattr(self, option)
+        if value is None and not self.yes and sys.stdin.isatty():
+            value = click.prompt(question, default=default, show_default=bool(default))
+        value = default if value is None else value
+        if value is None:
+            raise click.UsageError(f"--{option} is missing: {question}")
+        return value
 
 
 def from_trajectories(source: str, format: str, answers: Answers) -> int:
-    """Write a rollout set and an experiment for recorded runs.
-
-    Returns:
-        1 if none of the inputs can be read; nothing is written then.
+    """Write a rollout set and an experiment for recorded runs; always 0.
 
     Raises:
-        SpecError: a bad path, format, model or name, or files that exist.
+        SpecError: a bad path, format, model or name; none of the inputs can be read; or files that exist.
     """
-    student = read_student(answers.asked_model())
-    seen = trajectories.survey(source, format, student)
-    click.echo(trajectories.summary(seen, student))
-    if not seen.rollouts:
-        raise SpecError(f"none of the {seen.looked} inputs looked at can be read; nothing was written")
-    name = answers.asked_name(spec_name(Path(source).name.partition(".")[0]))
-    specs = [trajectories.rollout_set_spec(name, seen), trajectories.experiment_spec(name, seen, student)]
-    files = write_specs(specs, force=answers.force)
-    click.echo(announcement(files, name))
+    student = read_student(answers.ask("model", "the student, a folder or REPO@COMMIT of the hub", None))
+    survey = trajectories.survey(source, format, student)
+    click.echo(trajectories.summary(survey, student))
+    if not survey.rollouts:
+        raise SpecError(f"none of the {survey.looked} inputs looked at can be read; nothing was written")
+    name = answers.ask("name", "name of the new specs", spec_name(Path(source).name.partition(".")[0]))
+    teacher = licence = None
+    if survey.teachers["unknown"]:
+        teacher = answers.ask("teacher", "the model that wrote the runs, which they do not name", "unknown")
+    if not survey.licences:
+        licence = answers.ask("license", "licence of the runs", "")
+    specs = [
+        trajectories.rollout_set_spec(name, survey, teacher, licence),
+        trajectories.experiment_spec(name, survey, student),
+    ]
+    click.echo(announcement(write_specs(specs, force=answers.force), name))
     return 0

@@ -34,7 +34,7 @@ class Survey:
 
     Attributes:
         path: as the user wrote it.
-        found: rollouts and refused inputs of the whole path.
+        inputs: rollouts and refused inputs of the whole path.
         refused: reason -> number, first detail.
         lengths: tokens of each conversation in the student's template; characters where that cannot be loaded.
         unit: "tokens" or "characters".
@@ -43,7 +43,7 @@ class Survey:
 
     path: str
     format: str
-    found: int
+    inputs: int
     looked: int = 0
     rollouts: int = 0
     refused: Counter[str] = field(default_factory=Counter)
@@ -136,10 +136,10 @@ def _licences(path: Path) -> Counter[str]:
 
 def summary(result: Survey, student: Student) -> str:
     """Return the survey as a few lines, counts first."""
-    looked = "" if result.looked == result.found else f"; looked at the first {result.looked:,}"
+    looked = "" if result.looked == result.inputs else f"; looked at the first {result.looked:,}"
     refused = sum(result.refused.values())
     lines = [
-        f"{result.path}: {result.found:,} inputs of format {result.format}{looked}: "
+        f"{result.path}: {result.inputs:,} inputs of format {result.format}{looked}: "
         f"{result.rollouts:,} rollouts, {refused:,} that cannot be read",
         *(
             f"  cannot be read: {n} {reason}, first {result.first_refusal[reason]}"
@@ -170,20 +170,19 @@ def summary(result: Survey, student: Student) -> str:
     return "\n".join(lines)
 
 
-def rollout_set_spec(name: str, result: Survey) -> NewSpec:
-    """Return the rollout set that imports the runs."""
+def rollout_set_spec(name: str, result: Survey, teacher: str | None, licence: str | None) -> NewSpec:
+    """Return the rollout set that imports the runs; `teacher`, if the runs do not name the model that wrote them."""
     path = result.path if "${" in result.path else str(Path(result.path).expanduser().absolute())
-    licence = next(iter(result.licences), "")
     text = f"""\
-# Written by `etpi init` after a look at {result.looked} of {result.found} inputs. Every key: docs/reference/specs.md
+# Written by `etpi init`, which saw {result.looked:,} of {result.inputs:,} inputs. All keys: docs/reference/specs.md
 title = {quoted(f"Recorded runs of {Path(path).name}")}
 kind = "imported"
 format = {quoted(result.format)}
 path = {quoted(path)}
-license = {quoted(licence)}   # goes into the model card
+license = {quoted(licence or next(iter(result.licences), ""))}   # for the model card
 """
-    if set(result.teachers) <= {"unknown"}:
-        text += '\n[options]\nteacher = "unknown"   # the model that wrote the runs\n'
+    if teacher:
+        text += f"\n[options]\nteacher = {quoted(teacher)}   # the model that wrote the runs, for lineage and reports\n"
     return NewSpec("rollout_set", name, text)
 
 
@@ -191,20 +190,18 @@ def experiment_spec(name: str, result: Survey, student: Student) -> NewSpec:
     """Return the experiment that builds the student's data set from the runs."""
     base = "\n".join(f"{key} = {quoted(value)}" for key, value in student.base.items())
     native = result.native_turns == sum(result.turns)
-    limit = max_length(result, student)
-    kwargs = "\n[serving.template_kwargs]\nenable_thinking = false\n" if student.thinking_switch else ""
-    reward = "1.0" if result.rewards else '"none"   # the runs have no rewards'
+    kwargs = "[serving.template_kwargs]\nenable_thinking = false   # in training and in serving alike\n\n"
     text = f"""\
-# Written by `etpi init`. Every key: docs/reference/specs.md; its words: docs/concepts.md
+# Written by `etpi init`. All keys: docs/reference/specs.md; the words: docs/concepts.md
 title = {quoted(f"A student of {name}")}
 rollout_sets = [{quoted(name)}]
 evaluate = "none"   # held-out rollouts need a suite of tasks
 
-[base]
+[base]   # the student
 {base}
 
 [select]
-min_reward = {reward}
+{_min_reward(result)}
 require = []
 shortest_correct = false   # true: only the shortest solved rollout of each task
 
@@ -212,13 +209,13 @@ shortest_correct = false   # true: only the shortest solved rollout of each task
 capture = "{"native" if native else "retokenised"}"   # native: recorded token ids; retokenised: from the messages
 
 [dataset]
-max_length = {limit}   # tokens; a longer turn is dropped with its reason, never cut
-val_fraction = {0.1 if len(result.repos) > 2 else 0.0}   # share of the repositories
-{kwargs}
-[train]
+max_length = {max_length(result, student)}   # tokens of a prompt and its turn; a longer turn is dropped, never cut
+val_fraction = {0.1 if len(result.repos) > 2 else 0.0}   # share of the repositories kept for validation
+
+{kwargs if student.thinking_switch else ""}[train]
 method = "none"   # "lora" or "full" trains the student; "none" ends with the data set
 
-[gates]
+[gates]   # floors of the checks before training that recorded runs in general can be held to
 teacher = {{}}
 first_turn_loss_share = 0.0
 format_exposure = 1
@@ -226,6 +223,16 @@ role_balance = 0.0
 plan_paths_in_task = 0.0
 """
     return NewSpec("experiment", name, text)
+
+
+def _min_reward(result: Survey) -> str:
+    """Return the line of `select.min_reward`."""
+    ones = sum(reward >= 1 for reward in result.rewards)
+    if ones:
+        return f"min_reward = 1.0   # {ones} of {result.rollouts} rollouts reach it; the others are not trained on"
+    if result.rewards:
+        return f'min_reward = "none"   # no reward reaches 1; the highest is {max(result.rewards):g}'
+    return 'min_reward = "none"   # the runs have no rewards'
 
 
 def max_length(result: Survey, student: Student) -> int:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from etpi_assets.planner import open_steps, plan
-from etpi_assets.runs.console_table import step_lines
+from etpi_assets.runs.console_table import WIDTH, step_lines
 from etpi_assets.specs.folders import DEFAULT, FOLDERS, user_folders
 from etpi_assets.specs.load import SpecError, load_specs
 from etpi_resources.lake.lake import Lake
@@ -73,12 +74,11 @@ def announcement(files: Sequence[Path], experiment: str) -> str:
     shown = [file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file for file in files]
     return "\n".join(
         [
-            *(f"wrote {file}" for file in shown),
-            f"`etpi run {experiment}` will make {len(steps)} assets:",
-            *step_lines(steps),
+            f"wrote {', '.join(map(str, shown))}",
+            f"A run will make {len(steps)} assets, or say why one does not apply:",
+            *(textwrap.fill(line, WIDTH, subsequent_indent="    ") for line in step_lines(steps)),
             "Next:",
             f"  etpi run {experiment}",
-            f"  etpi status {experiment}",
-            f"  etpi export {experiment} --format trl_messages --to FOLDER   (docs/formats.md lists the formats)",
+            f"  etpi export {experiment} --format trl --to out     # docs/formats.md lists the formats",
         ]
     )

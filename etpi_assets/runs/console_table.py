@@ -73,8 +73,8 @@ def ending(lake: Lake, experiments: Sequence[str]) -> str:
         f"  1. Open the report: {report}{more}\n"
         "  2. `etpi ui` (`make ui`) shows the graph and a page for every asset at http://localhost:3000;\n"
         "     `duckdb etpi.duckdb < sql/reports/QUESTION.sql` answers a question (one a file)\n"
-        f'  3. Write specs/experiments/mine.toml: extends = "{experiments[0]}", a title, two settings; run it:\n'
-        "     etpi run mine (make run EXPERIMENT=mine)"
+        f'  3. Write specs/experiments/{experiments[0]}_2.toml: extends = "{experiments[0]}", a title, two settings;\n'
+        f"     run it: etpi run {experiments[0]}_2 (make run EXPERIMENT={experiments[0]}_2)"
     )
 
 

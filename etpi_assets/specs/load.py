@@ -198,9 +198,9 @@ def _read_set(set_name: str, folders: Sequence[Path]) -> Iterator[Entry]:
 
 def _resolve(name: str, files: Mapping[str, Sequence[Path]], seen: tuple[Path, ...]) -> dict[str, Any]:
     """Return the document of `name` merged over the one it extends: tables key by key, other values whole."""
-    file, *others = files[name]
-    if others:
-        raise SpecError(_twice(name, file, others[0]))
+    file, *more = files[name]
+    if more:
+        raise SpecError(_twice(name, file, more[0]))
     if file in seen:
         raise SpecError(f"{seen[0]}: extends: goes in a circle: {' -> '.join(p.stem for p in (*seen, file))}")
     try:

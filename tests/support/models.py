@@ -10,7 +10,7 @@ from etpi_resources.chat.format import ChatFormat
 RANK = 8
 
 
-def make_base(folder: Path, chat: ChatFormat) -> Path:
+def make_base(folder: Path, chat: ChatFormat, positions: int = 4096) -> Path:
     """Two layers of random weights, the tokenizer and template beside them."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -18,7 +18,7 @@ def make_base(folder: Path, chat: ChatFormat) -> Path:
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=chat.vocab_size, hidden_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, head_dim=32, intermediate_size=128, max_position_embeddings=4096,
+        num_key_value_heads=2, head_dim=32, intermediate_size=128, max_position_embeddings=positions,
         tie_word_embeddings=True, eos_token_id=chat.end_id, pad_token_id=chat.pad_id, bos_token_id=None,
     )  # fmt: skip
     Qwen3ForCausalLM(config).save_pretrained(folder)
