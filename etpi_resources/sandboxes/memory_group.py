@@ -98,8 +98,8 @@ def _parent(named: str | None) -> Path | None:
 
 def _version_1() -> list[Path]:
     """Return this process's group of the memory controller, if the machine has version 1."""
-    own = re.search(r"^\d+:(?:[\w,]+,)?memory(?:,[\w,]+)?:(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
-    return [_ROOT / "memory" / own[1].lstrip("/")] if own else []
+    group = re.search(r"^\d+:(?:[\w,]+,)?memory(?:,[\w,]+)?:(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
+    return [_ROOT / "memory" / group[1].lstrip("/")] if group else []
 
 
 def _version_2() -> list[Path]:
