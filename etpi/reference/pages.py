@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from etpi.reference import checks, commands, environment, specs, tables
+from etpi.reference import checks, commands, environment, presets, specs, tables
 from etpi_assets.exports import reference as formats
 from etpi_resources.chat import table as chat_formats
 
@@ -19,6 +19,7 @@ Generated from the code; `{COMMAND}` rewrites these pages and a test fails when 
 | Page | Contents |
 |---|---|
 | [specs.md](specs.md) | every key of suite, rollout set and experiment specs: type, default, meaning |
+| [presets.md](presets.md) | every key that a preset sets |
 | [commands.md](commands.md) | the commands and options of `etpi`, and the targets of `make` |
 | [environment.md](environment.md) | every environment variable that etpi reads or sets |
 | [checks.md](checks.md) | every check: what it catches, what to do, which published failure it answers |
@@ -30,6 +31,7 @@ Generated from the code; `{COMMAND}` rewrites these pages and a test fails when 
 REFERENCE: Mapping[str, Callable[[], str]] = {
     "reference/README.md": lambda: _INDEX,
     "reference/specs.md": specs.page,
+    "reference/presets.md": presets.page,
     "reference/commands.md": lambda: commands.page((ROOT / "Makefile").read_text(encoding="utf-8")),
     "reference/environment.md": environment.page,
     "reference/checks.md": lambda: checks.page((ROOT / "docs" / "faults.md").read_text(encoding="utf-8")),

@@ -22,8 +22,9 @@ A spec is a TOML file `<name>.toml` in `suites`, `rollout_sets` or `experiments`
 folder of your own: `specs` in the working folder, or the folders that `etpi.toml` (`specs = ["FOLDER"]`) or
 `ETPI_SPECS` name. Subfolders group files; a name occurs once in all folders, so your spec cannot replace a shipped one.
 `etpi status` shows each folder and its faults. `extends = "name"` takes over another spec of the same kind; tables
-merge key by key. The word `"none"` means "no value" where the type allows it. An unknown key is an error that names the
-nearest valid one.
+merge key by key, and an empty table empties free keys, as `gates.teacher = {}`. `preset = "name"` takes over a
+method's settings ([presets.md](presets.md)). The word `"none"` means "no value" where the type allows it.
+An unknown key is an error that names the nearest valid one.
 """
 _TITLES = {"suite": "Suites", "rollout_set": "Rollout sets", "experiment": "Experiments"}
 _NUMBERS = {int: "int", float: "number"}
@@ -70,7 +71,7 @@ def _section(model: type[BaseModel], places: Mapping[type[BaseModel], list[Place
             lines += [f"The same keys are in {_listed(other_places)}.", ""]
     rows, long = [], []
     for name, field in model.model_fields.items():
-        default = _default(field)
+        default = default_of(field)
         if len(default) > _LONGEST_DEFAULT:
             long += [f"Default of `{name}`:", "", "```toml", f"{name} = {default}", "```", ""]
             default = "see below"
@@ -120,7 +121,7 @@ def _other_defaults(model: type[BaseModel], places: Sequence[Place]) -> list[str
         if isinstance(value, model):
             changed = {n: getattr(value, n) for n, f in model.model_fields.items() if getattr(value, n) != _value(f)}
             if changed:
-                shown = ", ".join(f"`{name} = {_toml(at)}`" for name, at in changed.items())
+                shown = ", ".join(f"`{name} = {toml_value(at)}`" for name, at in changed.items())
                 lines += [f"Other defaults in `[{path}]` of {_noun(kind)}: {shown}.", ""]
     return lines
 
@@ -148,7 +149,7 @@ def _named(kind: Any, field: FieldInfo | None = None) -> str:
     """Return a type in words, with the field's bounds if it is a number."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Literal:
-        return " | ".join(_toml(value) for value in args)
+        return " | ".join(toml_value(value) for value in args)
     if origin is tuple:
         literal = typing.get_origin(args[0]) is typing.Literal
         return f"list of ({_named(args[0])})" if literal else f"list of {_named(args[0])}"
@@ -176,11 +177,11 @@ def _value(field: FieldInfo) -> Any:
     return field.get_default(call_default_factory=True)
 
 
-def _default(field: FieldInfo) -> str:
+def default_of(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     value = _value(field)
-    return "" if isinstance(value, BaseModel) else _toml(value)
+    return "" if isinstance(value, BaseModel) else toml_value(value)
 
 
 def _meaning(name: str, field: FieldInfo, places: Sequence[Place]) -> str:
@@ -192,12 +193,12 @@ def _meaning(name: str, field: FieldInfo, places: Sequence[Place]) -> str:
 def _example(name: str, field: FieldInfo, places: Sequence[Place]) -> str:
     """Return the field's own example, or the shortest value of a shipped spec; none for numbers and choices."""
     if field.examples:
-        return _toml(field.examples[0])
+        return toml_value(field.examples[0])
     if not any(typing.get_origin(part) in (tuple, dict) or part is str for part in _alternatives(field.annotation)):
         return ""
     if inner_section(field.annotation) or (not field.is_required() and _value(field)):
         return ""
-    values = {_toml(value) for place in places for value in _shipped(place, name) if value}
+    values = {toml_value(value) for place in places for value in _shipped(place, name) if value}
     return min((v for v in values if len(v) <= _LONGEST_EXAMPLE), key=lambda text: (len(text), text), default="")
 
 
@@ -220,7 +221,7 @@ def _shipped_specs() -> Mapping[str, Mapping[str, BaseModel]]:
     return {"suite": specs.suites, "rollout_set": specs.rollout_sets, "experiment": specs.experiments}
 
 
-def _toml(value: Any) -> str:
+def toml_value(value: Any) -> str:
     """Return a value as TOML writes it in one line; None is "none"."""
     match value:
         case None:
@@ -232,10 +233,10 @@ def _toml(value: Any) -> str:
         case float():
             return f"{value:g}".replace("e-0", "e-") if value != int(value) else f"{value:.1f}"
         case BaseModel():
-            return _toml(value.model_dump(exclude_defaults=True))
+            return toml_value(value.model_dump(exclude_defaults=True))
         case Mapping():
-            return "{" + ", ".join(f"{key} = {_toml(at)}" for key, at in value.items()) + "}"
+            return "{" + ", ".join(f"{key} = {toml_value(at)}" for key, at in value.items()) + "}"
         case list() | tuple():
-            return "[" + ", ".join(map(_toml, value)) + "]"
+            return "[" + ", ".join(map(toml_value, value)) + "]"
         case _:
             return str(value)

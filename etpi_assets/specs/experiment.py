@@ -212,6 +212,9 @@ class CardSection(Section):
     """Known limitations; empty: derived from the metrics."""
 
 
+Preset = Literal["plan_first", "structured_cot", "terminal_rl", "tool_rl", "rejection_sampling"]
+
+
 class ExperimentSpec(Section):
     """Dataset build, training and evaluation, from one or more rollout sets. Each section has a hash of its own."""
 
@@ -219,6 +222,8 @@ class ExperimentSpec(Section):
     """One line for people, shown in reports and on the leaderboard."""
     rollout_sets: tuple[str, ...]
     """The rollout sets that training data are selected from."""
+    preset: Preset | None = Field(default=None, exclude=True)
+    """Named values that this spec starts from (docs/reference/presets.md); keys of the spec replace them."""
     seeds: tuple[int, ...] = (0,)
     """Training seeds; each gives its own checkpoints."""
     requires: Literal["cpu", "gpu"] = "cpu"

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.folders import FOLDERS, SpecFolder, checked, user_folders, where_read
+from etpi_assets.specs.presets import preset_values
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.specs.suite import SuiteSpec
 from etpi_resources.hashes import json_hash
@@ -191,13 +192,19 @@ def _read_set(set_name: str, folders: Sequence[Path]) -> Iterator[Entry]:
         try:
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
                 raise SpecError(f"{file}: a spec's name has letters, digits, '_', '-' and '.' only; rename the file")
-            yield Entry(set_name, name, file, _validate(set_name, _resolve(name, files, ()), file))
+            model = MODELS[set_name]
+            document = _resolve(name, files, model, ())
+            if model is ExperimentSpec:
+                document = _over_preset(document, file)
+            yield Entry(set_name, name, file, _validate(set_name, document, file))
         except SpecError as error:
             yield Entry(set_name, name, file, None, error)
 
 
-def _resolve(name: str, files: Mapping[str, Sequence[Path]], seen: tuple[Path, ...]) -> dict[str, Any]:
-    """Return the document of `name` merged over the one it extends: tables key by key, other values whole."""
+def _resolve(
+    name: str, files: Mapping[str, Sequence[Path]], model: type[BaseModel], seen: tuple[Path, ...]
+) -> dict[str, Any]:
+    """Return the document of `name` merged over the one it extends."""
     file, *more = files[name]
     if more:
         raise SpecError(_twice(name, file, more[0]))
@@ -214,9 +221,9 @@ def _resolve(name: str, files: Mapping[str, Sequence[Path]], seen: tuple[Path, .
         near = difflib.get_close_matches(str(parent), files.keys() - {name}, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise SpecError(f"{file}: extends: there is no {parent!r} to extend{hint}")
-    under = _resolve(parent, files, (*seen, file))
+    under = _resolve(parent, files, model, (*seen, file))
     under.pop("published", None)  # figures of one run are not those of its variations
-    return _merge(under, document)
+    return _merge(under, document, model)
 
 
 def _twice(name: str, file: Path, other: Path) -> str:
@@ -228,11 +235,30 @@ def _twice(name: str, file: Path, other: Path) -> str:
     return f"{file}: the name {name!r} occurs twice, also in {other}; rename one file"
 
 
-def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def _over_preset(document: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """Return the document merged over the preset that it names; with `extends`, the nearest `preset` counts."""
+    name = document.get("preset", "none")
+    if name == "none":
+        return dict(document)
+    try:
+        return _merge(preset_values(name), document, ExperimentSpec)
+    except ValueError as error:
+        raise SpecError(f"{file}: preset: {error}") from error
+
+
+def _merge(under: Mapping[str, Any], over: Mapping[str, Any], model: type[BaseModel] | None) -> dict[str, Any]:
+    """Return one document merged over another: tables key by key, other values whole.
+
+    An empty table replaces the other where the keys are free, as in `gates.teacher = {}`, but not where it is a section
+    of the model, such as an empty `[gates]`.
+    """
     merged = dict(under)
     for key, value in over.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merge(merged[key], value) if both else value
+        field = model.model_fields.get(key) if model else None
+        inner = inner_section(field.annotation) if field else None
+        empties = value == {} and field is not None and inner is None
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict) and not empties
+        merged[key] = _merge(merged[key], value, inner) if both else value
     return merged
 
 

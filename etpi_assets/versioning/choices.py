@@ -26,6 +26,7 @@ INFRASTRUCTURE: Mapping[str, str] = {
     "etpi_assets.graph": "edges and spec sections are in the key themselves",
     "etpi_assets.versioning.keys": "computes the key",
     "etpi_assets.specs.load": "reads specs; the resolved spec is in the key",
+    "etpi_assets.specs.presets": "values beneath a spec; the resolved spec is in the key",
     "etpi_assets.specs.paths": "expands paths; the files' fingerprint is in the key",
     "etpi_assets.planner": "decides what to run, not what comes out",
     "etpi_assets.training.curves": "plots for the asset's page, which no table holds",

@@ -1,0 +1,38 @@
+"""Presets: named values that an experiment's spec takes over with `preset = "name"` (docs/presets.md).
+
+A preset is `presets/<name>.toml`. It has keys of an experiment and is merged beneath the spec and what that extends.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parent / "presets"
+
+
+@cache
+def preset_names() -> tuple[str, ...]:
+    """Return the names of the presets, sorted."""
+    return tuple(sorted(file.stem for file in FOLDER.glob("*.toml")))
+
+
+def preset_file(name: str) -> Path:
+    """Return the file of a preset.
+
+    Raises:
+        ValueError: there is no such preset; names those that resemble it, and all.
+    """
+    if name not in preset_names():
+        close = difflib.get_close_matches(str(name), preset_names(), n=3, cutoff=0.5)
+        near = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+        raise ValueError(f"there is no preset {name!r}.{near} The presets are {', '.join(preset_names())}")
+    return FOLDER / f"{name}.toml"
+
+
+def preset_values(name: str) -> dict[str, Any]:
+    """Return the values of a preset, as its file nests them. Raises ValueError as `preset_file` does."""
+    return tomllib.loads(preset_file(name).read_text(encoding="utf-8"))
