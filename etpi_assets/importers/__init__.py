@@ -64,7 +64,7 @@ def import_runs(format: str, path: Path, options: Mapping[str, Any] | None = Non
     parsed, importer = read_options(options or {}), importer_of(format, path)
     samples: Counter[str | None] = Counter()
     for unit in importer.units(path):
-        for item in importer.read(unit, path, parsed):
+        for item in importer.results(unit, path, parsed):
             if isinstance(item, RolloutRecord):
                 item.sample = samples[item.task_id]
                 samples[item.task_id] += 1
@@ -79,7 +79,7 @@ def find_units(format: str, path: Path) -> list[Path]:
 def count_found(format: str, path: Path) -> int:
     """Count the results of `import_runs` without parsing them. Raises as `import_runs` does."""
     importer = importer_of(format, path)
-    return sum(importer.count(unit) for unit in importer.units(path))
+    return sum(importer.found(unit, path) for unit in importer.units(path))
 
 
 def importer_of(format: str, path: Path) -> Format:

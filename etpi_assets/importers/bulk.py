@@ -33,7 +33,8 @@ _PART_BYTES = 8 << 20
 """Upper bounds of a part: units, and bytes of units that are files. A larger file is a part of its own."""
 _IN_PROCESS_UNITS, _IN_PROCESS_BYTES = 96, 24 << 20
 """Inputs up to this size are read in this process: starting workers would take longer."""
-_CHUNK_TURNS = 1024
+_CHUNK_TURNS, _CHUNK_CHARACTERS = 1024, 64 << 20
+"""Turns, and characters of text, after which rows are written."""
 _NAMES = (*TABLES, "quarantined")
 
 
@@ -88,6 +89,10 @@ def import_in_bulk(
     shutil.rmtree(spill, ignore_errors=True)
     spill.mkdir(parents=True)
     parts = _parts(importer.units(Path(source.root)))
+    if not parts:
+        raise FileNotFoundError(
+            f"{source.root} has no files of the format {importer.name}; name another path or format"
+        )
     if workers is None:
         units, size = sum(len(part) for part, _ in parts), sum(size for _, size in parts)
         workers = 0 if units <= _IN_PROCESS_UNITS and size <= _IN_PROCESS_BYTES else os.cpu_count() or 1
@@ -124,7 +129,7 @@ def read_part(source: ImportSource, units: Sequence[Path], number: int, spill: P
         The part's figures: those of the checks, and "exits", "drifted", "reasons", "errors", "first_error", "found".
     """
     importer, root, options = IMPORTERS[source.format], Path(source.root), read_options(source.options)
-    figures: list[dict[str, Any]] = [{"found": sum(importer.count(unit) for unit in units)}]
+    figures: list[dict[str, Any]] = [{"found": sum(importer.found(unit, root) for unit in units)}]
     with _PartWriter(spill, number) as out:
         rows: dict[str, list[dict[str, Any]]] = {name: [] for name in _NAMES}
         digests: dict[str, str] = {}
@@ -137,8 +142,9 @@ def read_part(source: ImportSource, units: Sequence[Path], number: int, spill: P
                 rows[name] = []
             digests.clear()
 
+        characters = 0
         for unit in units:
-            for item in importer.read(unit, root, options):
+            for item in importer.results(unit, root, options):
                 if isinstance(item, RejectedInput):
                     rows["quarantined"].append(
                         {"asset": "raw_rollouts", "source": item.source, "row": item.row, "reason": item.reason,
@@ -149,8 +155,10 @@ def read_part(source: ImportSource, units: Sequence[Path], number: int, spill: P
                 digests[item.rollout_id] = captured_digest(item)
                 for name, added in to_rows(item).items():
                     rows[name].extend(added)
-                if len(rows["turns"]) >= _CHUNK_TURNS:
+                    characters += sum(len(v) for row in added for v in row.values() if isinstance(v, str))
+                if len(rows["turns"]) >= _CHUNK_TURNS or characters > _CHUNK_CHARACTERS:
                     flush()
+                    characters = 0
         flush()
     return checks.merged(figures)
 

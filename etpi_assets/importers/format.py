@@ -75,6 +75,26 @@ class Format:
     count: Callable[[Path], int]
     read: Callable[[Path, Path, Options], Iterator[ImportResult]]
 
+    def results(self, unit: Path, root: Path, options: Options) -> Iterator[ImportResult]:
+        """Yield what `read` does, or the refusal of a unit that is, or has, a link out of the root."""
+        if link := _link_out(unit, root):
+            detail = f"{link} leads out of the import's folder; copy it there, or name its own folder in `path`"
+            yield RejectedInput(source_of(unit, root), "link_outside", detail)
+        else:
+            yield from self.read(unit, root, options)
+
+    def found(self, unit: Path, root: Path) -> int:
+        """Return the number of `results`, without parsing them."""
+        return 1 if _link_out(unit, root) else self.count(unit)
+
+
+def _link_out(unit: Path, root: Path) -> Path | None:
+    """Return a file of the unit that is outside the root when links are followed."""
+    inside = (root if root.is_dir() else root.parent).resolve()
+    links = [unit, *(path for path in unit.rglob("*") if path.is_symlink())] if unit.is_dir() else [unit]
+    # A root that is itself a link was named by the user.
+    return next((path for path in links if path != root and not path.resolve().is_relative_to(inside)), None)
+
 
 def run_format(
     name: str,

@@ -7,16 +7,30 @@ rest of a file cannot be read, that rest is one value.
 from __future__ import annotations
 
 import itertools
+import resource
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers.source import Unreadable, open_bytes, parse_json, read_errors, read_json
+from etpi_assets.importers.source import (
+    MOST_ROW_BYTES,
+    Unreadable,
+    check_ratio,
+    open_bytes,
+    parse_json,
+    read_errors,
+    read_json,
+    too_large,
+)
 
 _LINES = (".jsonl", ".ndjson")
 _SUFFIXES = (*_LINES, ".json", ".parquet")
 _BATCH_ROWS = 32
 """Rows of parquet that are converted to Python values at a time."""
+MOST_PAGE_BYTES = 1 << 30
+"""How much memory reading rows of parquet may take."""
+_MOST_ROWS = 100_000_000
 MANIFEST = "etpi_export"
 """Key that marks the manifest of an etpi export among the files of a data set."""
 
@@ -71,8 +85,14 @@ def _lines(path: Path) -> Iterator[bytes | Unreadable]:
     number = 0
     try:
         with read_errors(path), open_bytes(path) as file:
-            for line in file:
-                if line := line.removeprefix(b"\xef\xbb\xbf").strip():
+            while line := file.readline(MOST_ROW_BYTES + 1):
+                if is_too_large := len(line) > MOST_ROW_BYTES:
+                    while line and not line.endswith(b"\n"):
+                        line = file.readline(MOST_ROW_BYTES)
+                if is_too_large:
+                    yield too_large(f"{path.name}, row {number}")
+                    number += 1
+                elif line := line.removeprefix(b"\xef\xbb\xbf").strip():
                     yield line
                     number += 1
             if number == 0:
@@ -113,12 +133,47 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
         return
     number = itertools.count()
     try:
-        for batch in opened.iter_batches(batch_size=_BATCH_ROWS):
-            for value in batch.to_pylist():
+        for values in _parquet_batches(opened):
+            for value in values:
                 yield next(number), value
+    except MemoryError:
+        for row in range(next(number), opened.metadata.num_rows):
+            yield row, Unreadable("decompression_bomb", f"{path.name}, from row {row}: a page has over 1 GiB")
     except (pa.ArrowException, OSError, UnicodeDecodeError, ValueError, OverflowError) as error:
         for row in range(next(number), opened.metadata.num_rows):
             yield row, Unreadable("bad_parquet", f"{path.name}, from row {row}: {error}; fetch the file again")
+
+
+def _parquet_batches(file: Any) -> Iterator[list[Any]]:
+    """Yield rows as Python values, so few at a time that they fit into `MOST_ROW_BYTES`: no value is larger than its
+    row group, which may repeat one value in every row."""
+    for group in range(file.num_row_groups):
+        rows = max(1, min(_BATCH_ROWS, MOST_ROW_BYTES // max(1, _group_bytes(file, group))))
+        batches = file.iter_batches(batch_size=rows, row_groups=[group], use_threads=False)
+        while True:
+            # A page's own header can contradict the file's footer, so reading may take little memory in any case.
+            with _headroom(MOST_PAGE_BYTES):
+                batch = next(batches, None)
+            if batch is None:
+                break
+            yield batch.to_pylist()
+
+
+def _group_bytes(file: Any, group: int) -> int:
+    return file.metadata.row_group(group).total_byte_size
+
+
+@contextmanager
+def _headroom(count: int) -> Iterator[None]:
+    """Let this process allocate at most so many bytes more; beyond them MemoryError is raised."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = pages * resource.getpagesize() + count
+    resource.setrlimit(resource.RLIMIT_AS, (limit if soft == resource.RLIM_INFINITY else min(soft, limit), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _parquet(path: Path) -> Any:
@@ -130,6 +185,10 @@ def _parquet(path: Path) -> Any:
         if path.name.endswith((".gz", ".zst")):
             raise Unreadable("unsupported_compression", f"{path.name}: parquet is compressed inside; decompress it")
         opened = pq.ParquetFile(path)
+        for group in range(opened.num_row_groups):
+            check_ratio(_group_bytes(opened, group), path)
+        if opened.metadata.num_rows > _MOST_ROWS:
+            raise Unreadable("too_large", f"{path.name} has {opened.metadata.num_rows:,} rows; split it into rollouts")
     except Unreadable as refused:
         return refused
     except (pa.ArrowException, OSError, ValueError) as error:

@@ -1,6 +1,7 @@
 """Read files, times and message fields that other programs wrote, or raise Unreadable with the reason.
 
-Covers compression, truncated files, other encodings, null-padded structs and times of mixed types.
+Covers compression, truncated files, other encodings, null-padded structs and times of mixed types. A small file cannot
+fill memory: what it decompresses to is bounded, and so is one row.
 """
 
 from __future__ import annotations
@@ -20,6 +21,13 @@ from typing import IO, Any
 
 import orjson
 
+MOST_ROW_BYTES = 256 << 20
+"""The most bytes of one row, or of a file that is one JSON value. A rollout of a million tokens has five million."""
+
+_SMALL_BYTES, _MOST_RATIO = 64 << 20, 1000
+"""A compressed file may hold 64 MiB, or 1000 times its own size. Long conversations whose rows repeat the history reach
+about 300 times."""
+
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _MILLISECONDS_FROM = 1e11
 """Epoch times from here on are milliseconds: as seconds they would be after the year 5138."""
@@ -38,11 +46,18 @@ def read_json(path: Path) -> Any:
     """Parse a JSON file, which may be compressed with gzip or zstd.
 
     Raises:
-        Unreadable: `unreadable` (the file system), `empty`, `bad_gzip`, `bad_zstd`, or as `parse_json` does.
+        Unreadable: `unreadable` (the file system), `empty`, `bad_gzip`, `bad_zstd`, `too_large`, or as `parse_json`.
     """
     with read_errors(path), open_bytes(path) as file:
-        data = file.read()
+        data = file.read(MOST_ROW_BYTES + 1)
+    if len(data) > MOST_ROW_BYTES:
+        raise too_large(path.name)
     return parse_json(data, path.name)
+
+
+def too_large(name: str) -> Unreadable:
+    """Return the refusal of a row, or of a file that is one value."""
+    return Unreadable("too_large", f"{name} has more than {MOST_ROW_BYTES >> 20} MiB; split it into rollouts")
 
 
 def parse_json(data: bytes, name: str) -> Any:
@@ -93,20 +108,48 @@ def _slow_json(data: bytes, name: str) -> Any:
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
     """Open a file as a byte stream, decompressed if its first bytes are those of gzip or zstd.
 
-    `read_errors` turns the errors of reading into Unreadable.
+    `read_errors` turns the errors of reading into Unreadable. Reading a decompressed stream raises Unreadable
+    (`decompression_bomb`) once it has given far more bytes than the file has.
     """
     with path.open("rb") as file:
         start = file.peek(4)[:4]
         if start.startswith(b"\x1f\x8b"):
             with gzip.GzipFile(fileobj=file) as inner:
-                yield inner  # pyright: ignore[reportReturnType]
+                yield io.BufferedReader(_BoundedStream(inner, path), 1 << 18)
         elif start == b"\x28\xb5\x2f\xfd":
             import pyarrow as pa
 
-            inner: Any = pa.CompressedInputStream(file, "zstd")
-            yield io.BufferedReader(inner, 1 << 18)
+            yield io.BufferedReader(_BoundedStream(pa.CompressedInputStream(file, "zstd"), path), 1 << 18)
         else:
             yield file
+
+
+class _BoundedStream(io.RawIOBase):
+    """A decompressed stream that ends with an error when it is far longer than its file."""
+
+    def __init__(self, stream: Any, path: Path) -> None:
+        super().__init__()
+        self._stream, self._path, self._given = stream, path, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read(len(buffer))
+        self._given += len(data)
+        check_ratio(self._given, self._path)
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def check_ratio(decompressed: int, path: Path) -> None:
+    """Raise Unreadable (`decompression_bomb`) where a file holds far more bytes than it has."""
+    size = path.stat().st_size
+    if decompressed > max(_SMALL_BYTES, _MOST_RATIO * size):
+        raise Unreadable(
+            "decompression_bomb",
+            f"{path.name}: {size:,} bytes hold more than {decompressed:,}; decompress it by hand if you trust it",
+        )
 
 
 @contextmanager

@@ -98,8 +98,8 @@ def _parent(named: str | None) -> Path | None:
 
 def _version_1() -> list[Path]:
     """Return this process's group of the memory controller, if the machine has version 1."""
-    group = re.search(r"^\d+:(?:[\w,]+,)?memory(?:,[\w,]+)?:(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
-    return [_ROOT / "memory" / group[1].lstrip("/")] if group else []
+    match = re.search(r"^\d+:(?:[\w,]+,)?memory(?:,[\w,]+)?:(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
+    return [_ROOT / "memory" / match[1].lstrip("/"), _ROOT / "memory"] if match else []
 
 
 def _version_2() -> list[Path]:
