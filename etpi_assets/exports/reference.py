@@ -53,8 +53,8 @@ arguments as text or as objects; structs padded with nulls; content as text or a
 
 These inputs are quarantined with a reason, and the import continues: lone surrogates, bytes that are not UTF-8,
 truncated JSON, truncated or damaged streams (rows before the damage are imported), damaged parquet, images, unknown
-roles, malformed ids, conversations that begin with the assistant, compressed files that hold over 1000 times their size, rows over 256 MiB,
-links that lead out of the import's folder.
+roles, malformed ids, conversations that begin with the assistant, compressed files that hold over 1000 times their
+size, rows over 256 MiB, links that lead out of the import's folder.
 """
 
 

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Self
 
-VARIABLE = "ETPI_CGROUP"
+GROUP_VARIABLE = "ETPI_CGROUP"
 """Environment variable that names a control group in which this user may create groups."""
 
 _ROOT = Path("/sys/fs/cgroup")
@@ -45,7 +45,7 @@ class MemoryGroup:
         Raises:
             OSError: the group that ETPI_CGROUP names cannot be used.
         """
-        if (parent := _parent(os.environ.get(VARIABLE))) is None:
+        if (parent := _parent(os.environ.get(GROUP_VARIABLE))) is None:
             return None
         folder = parent / f"{_NAME}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
         folder.mkdir()
@@ -87,7 +87,7 @@ def _parent(named: str | None) -> Path | None:
         except OSError as error:
             if named:
                 raise OSError(
-                    f"{VARIABLE}={named} cannot be used: {error}. It has to be a control group with the memory "
+                    f"{GROUP_VARIABLE}={named} cannot be used: {error}. It has to be a control group with the memory "
                     "controller, in which this user may create groups (docs/sandboxes.md)"
                 ) from error
             continue

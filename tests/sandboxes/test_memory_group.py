@@ -55,8 +55,8 @@ def test_group_is_removed_with_its_sandbox(group):
 
 
 def test_group_that_the_user_names_has_to_work(monkeypatch, tmp_path):
-    monkeypatch.setenv(memory_group.VARIABLE, str(tmp_path))
-    with pytest.raises(OSError, match=memory_group.VARIABLE):
+    monkeypatch.setenv(memory_group.GROUP_VARIABLE, str(tmp_path))
+    with pytest.raises(OSError, match=memory_group.GROUP_VARIABLE):
         MemoryGroup.create(1 << 20)
 
 
