@@ -98,20 +98,41 @@ def run(experiments: tuple[str, ...], rebuild: bool, recollect: bool) -> int:
 
 @etpi.command()
 @click.option("--from", "source", metavar="PATH", help="a file or folder of recorded runs; ${VARIABLE} is replaced")
-@click.option("--format", default="auto", metavar="FORMAT", help="format of the runs (default: recognised)")
-@click.option("--model", metavar="MODEL", help="the student: a folder, REPO@COMMIT of the hub, or tiny")
-@click.option("--teacher", metavar="NAME", help="the model that wrote the runs, if they do not name it")
-@click.option("--license", metavar="LICENSE", help="licence of the runs, if they do not name it")
-@click.option("--name", metavar="NAME", help="name of the new specs (default: from PATH)")
+@click.option("--format", default="auto", metavar="FORMAT", help="--from: format of the runs (default: recognised)")
+@click.option("--endpoint", metavar="URL", help="a server with an OpenAI-compatible interface, for the teacher")
+@click.option("--suite", metavar="SUITE", help="--endpoint: the suite whose tasks the teacher works on")
+@click.option("--api-key-env", metavar="VARIABLE", help="--endpoint: environment variable with the key")
+@click.option("--model", metavar="MODEL", help="--from: as --student; --endpoint: the server's name of the teacher")
+@click.option("--student", metavar="MODEL", help="the student: a folder, REPO@COMMIT of the hub, or tiny")
+@click.option("--teacher", metavar="NAME", help="--from: the model that wrote the runs, if they do not name it")
+@click.option("--license", metavar="LICENSE", help="--from: licence of the runs, if they do not name it")
+@click.option("--preset", metavar="PRESET", help="settings of a method (docs/presets.md)")
+@click.option("--name", metavar="NAME", help="name of the new specs (default: from the data)")
 @click.option("--yes", is_flag=True, help="ask nothing; take defaults for options that are not given")
 @click.option("--force", is_flag=True, help="replace spec files that exist")
-def init(source: str | None, format: str, **options: Any) -> int:
-    """Write the specs of your own recorded runs into ./specs, after a look at the data (docs/own_data.md)."""
+def init(
+    source: str | None,
+    format: str,
+    endpoint: str | None,
+    suite: str | None,
+    api_key_env: str | None,
+    model: str | None,
+    **options: Any,
+) -> int:
+    """Write specs into ./specs for your own recorded runs, or for a teacher behind an endpoint, after a look at them.
+
+    docs/own_data.md shows it.
+    """
     from etpi.init import command
 
-    if source is None:
-        raise click.UsageError("say what to start from: --from PATH")
-    return command.from_trajectories(source, format, command.Answers(**options))
+    answers = command.Answers(**options)
+    if (source is None) == (endpoint is None):
+        raise click.UsageError("say what to start from: --from PATH, or --endpoint URL")
+    if source is not None:
+        return command.from_trajectories(source, format, answers.with_student(model))
+    if not suite:
+        raise click.UsageError("--endpoint needs --suite SUITE; `etpi status` and docs/reference list suites")
+    return command.from_endpoint(str(endpoint), suite, model, api_key_env, answers)
 
 
 @etpi.command()

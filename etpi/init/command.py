@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 
-from etpi.init import trajectories
+from etpi.init import endpoint, trajectories
+from etpi.init.experiment import NewExperiment
 from etpi.init.student import read_student
 from etpi.init.write import announcement, spec_name, write_specs
-from etpi_assets.specs.load import SpecError
+from etpi_assets.specs.load import SpecError, load_specs
+from etpi_assets.specs.presets import preset_file
 
 
 @dataclass(frozen=True)
 class Answers:
     """The options of the command line; None: ask on a terminal, unless `yes`."""
 
-    model: str | None = None
+    student: str | None = None
     name: str | None = None
     teacher: str | None = None
     license: str | None = None
+    preset: str | None = None
     yes: bool = False
     force: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise SpecError for an unknown preset."""
+        try:
+            if self.preset is not None:
+                preset_file(self.preset)
+        except ValueError as error:
+            raise SpecError(f"--preset: {error}") from error
+
+    def with_student(self, model: str | None) -> Answers:
+        """Return the answers with `model` as the student, if none is named."""
+        return self if self.student else replace(self, student=model)
 
     def ask(self, option: str, question: str, default: str | None) -> str:
         """Return the option, a person's answer, or the default.
@@ -44,9 +59,9 @@ def from_trajectories(source: str, format: str, answers: Answers) -> int:
     """Write a rollout set and an experiment for recorded runs; always 0.
 
     Raises:
-        SpecError: a bad path, format, model or name; none of the inputs can be read; or files that exist.
+        SpecError: a bad path, format, student or name; none of the inputs can be read; or files that exist.
     """
-    student = read_student(answers.ask("model", "the student, a folder or REPO@COMMIT of the hub", None))
+    student = read_student(answers.ask("student", "the student, a folder or REPO@COMMIT of the hub", None))
     survey = trajectories.survey(source, format, student)
     click.echo(trajectories.summary(survey, student))
     if not survey.rollouts:
@@ -57,9 +72,33 @@ def from_trajectories(source: str, format: str, answers: Answers) -> int:
         teacher = answers.ask("teacher", "the model that wrote the runs, which they do not name", "unknown")
     if not survey.licences:
         licence = answers.ask("license", "licence of the runs", "")
-    specs = [
+    new = [
         trajectories.rollout_set_spec(name, survey, teacher, licence),
-        trajectories.experiment_spec(name, survey, student),
+        trajectories.experiment_spec(name, survey, student, answers.preset),
     ]
-    click.echo(announcement(write_specs(specs, force=answers.force), name))
+    click.echo(announcement(write_specs(new, force=answers.force), name))
+    return 0
+
+
+def from_endpoint(url: str, suite: str, model: str | None, key_variable: str | None, answers: Answers) -> int:
+    """Write a rollout set that an endpoint's model collects on a suite, and an experiment; always 0.
+
+    Raises:
+        SpecError: the server or the suite is unknown, a bad student or name, or files that exist.
+    """
+    specs = load_specs()
+    agent, sandbox = endpoint.suite_agent(suite, specs)
+    server = endpoint.read_endpoint(url, model, key_variable)
+    click.echo(endpoint.summary(server))
+    student = read_student(answers.ask("student", "the student, a folder or REPO@COMMIT of the hub", "tiny"))
+    name = answers.ask("name", "name of the new specs", spec_name(f"{suite}_{server.model.rpartition('/')[2]}"))
+    experiment = NewExperiment(
+        name,
+        student,
+        native=endpoint.same_ids(server, student),
+        min_reward="min_reward = 1.0   # solved rollouts; the others are not trained on",
+        preset=answers.preset,
+    )
+    new = [endpoint.rollout_set_spec(name, suite, server, agent, sandbox), experiment.spec()]
+    click.echo(announcement(write_specs(new, force=answers.force), name))
     return 0

@@ -21,7 +21,7 @@ _QWEN = (
     ("Qwen/Qwen3-VL", "qwen3_vl"),
     ("Qwen/Qwen3-", "qwen3"),
 )
-"""Prefixes of repositories with the Qwen3 vocabulary -> TRL's template; "": etpi has none, the repository's is used."""
+"""Prefixes of repositories with the Qwen3 vocabulary -> the template that TRL ships; "": TRL ships none."""
 
 
 @dataclass(frozen=True)
@@ -83,31 +83,42 @@ def _local(folder: Path) -> Student:
     return Student({**base, "tokenizer": str(folder), "chat_template": str(folder)}, chat, _context(folder))
 
 
+def family_vocabulary(name: str) -> str | None:
+    """Return the chat format of a served model, from its repository or folder; None if etpi does not know it."""
+    if any(name.startswith(prefix) for prefix, _ in _QWEN):
+        return "qwen3"
+    return name if (Path(name) / "tokenizer.json").is_file() else None
+
+
 def _hub(repo: str, revision: str) -> Student:
-    """Return a model of the hub; nothing is downloaded now, except where its files are in the hub's cache."""
-    template = next((template for prefix, template in _QWEN if repo.startswith(prefix)), "")
-    if template and "2507" in repo and "Thinking" not in repo:
-        template = "qwen3_instruct_2507"
+    """Return a model of the hub; nothing is downloaded now, only files in the hub's cache are read."""
     name = f"{HUB}{repo}@{revision}"
-    tokenizer, template = ("qwen3", template) if template else (name, name)
+    template = _shipped_template(repo)
     base = {
         "kind": "hub",
         "repo": repo,
         "revision": revision,
-        "tokenizer": tokenizer,
-        "chat_template": template,
+        "tokenizer": "qwen3" if template else name,
+        "chat_template": template or name,
     }
-    cached, unknown = _cached_config(repo, revision), []
-    if cached is None:
-        unknown.append(f"the context length of {repo} is unknown: its config.json is not in the hub's cache here")
-    try:
-        chat = load_chat_format(tokenizer, template) if tokenizer == "qwen3" or cached else None
-    except (OSError, ValueError) as error:
-        chat, cached = None, None
-        unknown.append(str(error))
+    config = _cached_config(repo, revision)
+    unknown = [] if config else [f"the context length of {repo} (its config.json is not in the hub's cache here)"]
+    chat = None
+    if template or config:
+        try:
+            chat = load_chat_format(base["tokenizer"], base["chat_template"])
+        except (OSError, ValueError) as error:
+            unknown.append(" ".join(str(error).split()))
     if chat is None:
-        unknown.append(f"lengths are in characters: the tokenizer of {repo} is not on this machine")
-    return Student(base, chat, _context(cached.parent) if cached else None, "; ".join(unknown))
+        unknown.append(f"lengths in tokens (the tokenizer of {repo} is not on this machine)")
+    return Student(base, chat, _context(config.parent) if config else None, "; ".join(unknown))
+
+
+def _shipped_template(repo: str) -> str:
+    """Return the name of TRL's template for a repository with the Qwen3 vocabulary; "" for any other."""
+    if "-2507" in repo:
+        return "" if "Thinking" in repo or "Coder" in repo else "qwen3_instruct_2507"
+    return next((template for prefix, template in _QWEN if repo.startswith(prefix)), "")
 
 
 def _cached_config(repo: str, revision: str) -> Path | None:

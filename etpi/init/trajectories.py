@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from etpi.init.experiment import NewExperiment
 from etpi.init.student import Student
 from etpi.init.write import NewSpec, quoted
 from etpi_assets.curation.retokenise import conversation
@@ -186,43 +187,17 @@ license = {quoted(licence or next(iter(result.licences), ""))}   # for the model
     return NewSpec("rollout_set", name, text)
 
 
-def experiment_spec(name: str, result: Survey, student: Student) -> NewSpec:
+def experiment_spec(name: str, result: Survey, student: Student, preset: str | None) -> NewSpec:
     """Return the experiment that builds the student's data set from the runs."""
-    base = "\n".join(f"{key} = {quoted(value)}" for key, value in student.base.items())
-    native = result.native_turns == sum(result.turns)
-    kwargs = "[serving.template_kwargs]\nenable_thinking = false   # in training and in serving alike\n\n"
-    text = f"""\
-# Written by `etpi init`. All keys: docs/reference/specs.md; the words: docs/concepts.md
-title = {quoted(f"A student of {name}")}
-rollout_sets = [{quoted(name)}]
-evaluate = "none"   # held-out rollouts need a suite of tasks
-
-[base]   # the student
-{base}
-
-[select]
-{_min_reward(result)}
-require = []
-shortest_correct = false   # true: only the shortest solved rollout of each task
-
-[pairs]
-capture = "{"native" if native else "retokenised"}"   # native: recorded token ids; retokenised: from the messages
-
-[dataset]
-max_length = {max_length(result, student)}   # tokens of a prompt and its turn; a longer turn is dropped, never cut
-val_fraction = {0.1 if len(result.repos) > 2 else 0.0}   # share of the repositories kept for validation
-
-{kwargs if student.thinking_switch else ""}[train]
-method = "none"   # "lora" or "full" trains the student; "none" ends with the data set
-
-[gates]   # floors of the checks before training that recorded runs in general can be held to
-teacher = {{}}
-first_turn_loss_share = 0.0
-format_exposure = 1
-role_balance = 0.0
-plan_paths_in_task = 0.0
-"""
-    return NewSpec("experiment", name, text)
+    return NewExperiment(
+        name,
+        student,
+        native=result.native_turns == sum(result.turns),
+        min_reward=_min_reward(result),
+        longest=max(result.lengths, default=0) if result.unit == "tokens" else 0,
+        repositories=len(result.repos),
+        preset=preset,
+    ).spec()
 
 
 def _min_reward(result: Survey) -> str:
@@ -233,14 +208,6 @@ def _min_reward(result: Survey) -> str:
     if result.rewards:
         return f'min_reward = "none"   # no reward reaches 1; the highest is {max(result.rewards):g}'
     return 'min_reward = "none"   # the runs have no rewards'
-
-
-def max_length(result: Survey, student: Student) -> int:
-    """Return `dataset.max_length`: the model's context, else the next power of two above the longest run."""
-    if student.context:
-        return student.context
-    tokens = max(result.lengths, default=0) if result.unit == "tokens" else 0
-    return max(32768, 1 << tokens.bit_length())
 
 
 def _spread(values: Sequence[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from etpi import cli
 from etpi_assets.specs.load import load_specs
+from etpi_assets.specs.presets import preset_values
 from tests.support.own_runs import TOOLS, recorded_run, write_runs
 
 COMMIT = "0123456789" * 4
@@ -64,7 +66,7 @@ def test_model_without_a_commit_is_refused_with_the_way_to_find_it(cwd, capsys, 
 
 def test_missing_model_is_a_usage_error(cwd, capsys):
     assert init() == 2
-    assert "--model" in capsys.readouterr().err
+    assert "--student" in capsys.readouterr().err
 
 
 def test_rows_that_cannot_be_read_are_counted_by_reason(cwd, capsys):
@@ -93,3 +95,48 @@ def test_summary_counts_tools_lengths_and_rewards(cwd, capsys):
     assert "rewards: 2 of 3 rollouts" in text and "licences: mit 3" in text
     assert "3 of 3 conversations end in a final answer" in text
     assert json.dumps("mit") in Path("specs/rollout_sets/runs.toml").read_text()
+
+
+class Terminal(io.StringIO):
+    """Typed lines."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_terminal_is_asked_for_what_neither_options_nor_data_say(cwd, monkeypatch):
+    monkeypatch.setattr("sys.stdin", Terminal(f"{QWEN}\nasked\nopus\nmit\n"))
+    assert cli.main(["init", "--from", "runs.jsonl"]) == 0
+    specs = load_specs()
+    rollouts = specs.rollout_sets["asked"]
+    assert (rollouts.options, rollouts.license) == ({"teacher": "opus"}, "mit")
+    assert specs.experiments["asked"].base.repo == "Qwen/Qwen3-4B"
+
+
+def test_preset_keeps_its_own_settings(cwd):
+    assert init("--model", QWEN, "--preset", "structured_cot") == 0
+    experiment, preset = load_specs().experiments["runs"], preset_values("structured_cot")
+    assert experiment.select.shortest_correct == preset["select"]["shortest_correct"]
+    assert experiment.gates.format_exposure == preset["gates"]["format_exposure"]
+    assert experiment.pairs.strip_think is False and experiment.serving.template_kwargs == {}
+    assert experiment.pairs.capture == "retokenised" and experiment.train.method == "none"
+
+
+def test_unknown_preset_is_refused_and_nothing_is_written(cwd, capsys):
+    assert init("--model", QWEN, "--preset", "structured_cott") == 1
+    assert "'structured_cot'" in capsys.readouterr().err
+    assert not (cwd / "specs").exists()
+
+
+@pytest.mark.parametrize("model", ["nowhere", "empty"])
+def test_model_that_is_no_model_is_refused(cwd, capsys, model):
+    (cwd / "empty").mkdir()
+    assert init("--model", model) == 1
+    assert f"--model {cwd / model if model == 'empty' else model}" in capsys.readouterr().err
+
+
+def test_student_of_an_unknown_family_is_written_and_said_to_be_unmeasured(cwd, capsys):
+    assert init("--model", f"someone/model-7B@{COMMIT}") == 0
+    assert "not measured" in (text := capsys.readouterr().out) and "characters: median" in text
+    base = load_specs().experiments["runs"].base
+    assert base.tokenizer == base.chat_template == f"hub:someone/model-7B@{COMMIT}"

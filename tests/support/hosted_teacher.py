@@ -25,12 +25,13 @@ FILLER = "See the last result."
 class HostedTeacher(Loopback):
     """Answers as the steered `CoopTinyPolicy` does for these tasks, with two calls in its first turn."""
 
-    def __init__(self, tasks: Iterable[Task], skill: CoopTinySkill, port: int = 0) -> None:
+    def __init__(self, tasks: Iterable[Task], skill: CoopTinySkill, port: int = 0, steering: bool = True) -> None:
         super().__init__(port=port)
+        self.owned_by = "example"
         self._policy, self._roles = CoopTinyPolicy(skill), {}
         for task in tasks:
             for role in CoopTiny().roles(task):
-                prompt = render_prompts(AgentSection(steering=True), task, role)
+                prompt = render_prompts(AgentSection(steering=steering), task, role)
                 self._roles[tuple(message["content"] for message in prompt)] = task, role
         self.say, self.message, self.change = self._text, self._message, _without_ids
 

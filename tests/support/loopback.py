@@ -28,6 +28,7 @@ class Loopback:
         always: the fault of every generation request after those.
         seen: all generation requests, as (path, body).
         change: rewrites an answer before it is sent.
+        owned_by, key: the owner in the list of models, and the key that reading the list takes; empty: none.
     """
 
     def __init__(self, model: str = "teacher", chat: ChatFormat | None = None, port: int = 0) -> None:
@@ -38,6 +39,8 @@ class Loopback:
         self.always: Fault | None = None
         self.change: Callable[[dict[str, Any]], dict[str, Any]] = lambda answer: answer
         self.vocabulary: Any = self.chat
+        self.owned_by = "vllm"
+        self.key = ""
         self.seen: list[tuple[str, dict[str, Any]]] = []
         self.lock = threading.Lock()
         self.delay = 0.0
@@ -96,8 +99,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.owner.connections.append(self.connection)
 
     def do_GET(self) -> None:
-        card = {"id": self.owner.model, "root": self.owner.root, "parent": None}
-        self.reply(200, {"data": [card]} if self.path == "/v1/models" else {})
+        card = {"id": self.owner.model, "root": self.owner.root, "parent": None, "owned_by": self.owner.owned_by}
+        if self.owner.key and self.headers.get("Authorization") != f"Bearer {self.owner.key}":
+            return self.reply(401, {})
+        self.reply(200, {"data": [card | {"max_model_len": 4096}]} if self.path == "/v1/models" else {})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or "{}")

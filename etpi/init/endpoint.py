@@ -1,0 +1,151 @@
+"""Look at a server with an OpenAI-compatible interface, and write the specs that collect rollouts from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import httpx
+
+from etpi.init.student import Student, family_vocabulary
+from etpi.init.write import NewSpec, quoted
+from etpi_assets.specs.load import SpecError, Specs
+from etpi_assets.specs.rollout_set import AgentSection
+from etpi_assets.specs.suite import SuiteSpec
+from etpi_resources.engines.endpoints import api_key
+
+_SECONDS = 10.0
+_TOKENS = 32768
+"""Limit of prompt and output where the server does not say its own."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A server, as its list of models describes it.
+
+    Attributes:
+        kind: "vllm" where a vLLM server's token ids can be recorded, else "openai": text only.
+        url: as `engine.urls` of that kind needs it.
+        model: the name under which the server offers the teacher.
+        tokenizer: vllm: the chat format of the served model.
+        context: the longest sequence that the server takes, if it says so.
+        reason: why this kind was chosen.
+    """
+
+    kind: Literal["vllm", "openai"]
+    url: str
+    model: str
+    key_variable: str | None
+    tokenizer: str = "tiny"
+    context: int | None = None
+    reason: str = ""
+
+
+def read_endpoint(url: str, model: str | None, key_variable: str | None) -> Endpoint:
+    """Ask the server for its models.
+
+    Args:
+        model: the name of one of them; None where the server has only one.
+
+    Raises:
+        SpecError: the server does not answer as such an endpoint, refuses the key, or does not offer the model.
+        EngineUnavailable: the variable of the key is not set.
+    """
+    base = url.rstrip("/") if urlsplit(url).path.strip("/") else url.rstrip("/") + "/v1"
+    cards = {str(card["id"]): card for card in _cards(base, key_variable)}
+    if model is None and len(cards) == 1:
+        model = next(iter(cards))
+    if model not in cards:
+        named = f"--model {model} is none of them" if model else "name one with --model"
+        raise SpecError(f"--endpoint {url} offers {', '.join(cards) or 'no model'}; {named}")
+    card = cards[model]
+    context = card.get("max_model_len")
+    tokenizer = family_vocabulary(str(card.get("root") or model))
+    if card.get("owned_by") != "vllm":
+        return Endpoint("openai", base, model, key_variable, context=context, reason="it returns text, no token ids")
+    if tokenizer is None:
+        reason = f"a vLLM server, whose token ids are not used: etpi does not know the tokenizer of {card.get('root')}"
+        return Endpoint("openai", base, model, key_variable, context=context, reason=reason)
+    served = base.removesuffix("/v1")
+    return Endpoint("vllm", served, model, key_variable, tokenizer, context, "a vLLM server: token ids are recorded")
+
+
+def _cards(base: str, key_variable: str | None) -> Sequence[Mapping[str, Any]]:
+    """Return the entries of the server's list of models."""
+    key = api_key(key_variable)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        answer = httpx.get(f"{base}/models", headers=headers, timeout=_SECONDS)
+    except httpx.HTTPError as error:
+        raise SpecError(f"--endpoint: {base}/models does not answer ({error}); is the server running?") from error
+    if answer.status_code in (401, 403):
+        raise SpecError(
+            f"--endpoint: {base}/models refuses the request ({answer.status_code}); name the environment variable with "
+            "the key: --api-key-env VARIABLE"
+        )
+    try:
+        cards = answer.raise_for_status().json()["data"]
+    except (httpx.HTTPStatusError, ValueError, KeyError, TypeError) as error:
+        raise SpecError(
+            f"--endpoint: {base}/models is no list of models ({answer.status_code}); give the URL up to /v1"
+        ) from error
+    return [card for card in cards if isinstance(card, dict) and "id" in card]
+
+
+def summary(endpoint: Endpoint) -> str:
+    """Return what the server said, in a line or two."""
+    context = f"{endpoint.context:,} tokens" if endpoint.context else "a context that it does not name"
+    return f"{endpoint.url}: {endpoint.model}, {context}; engine {endpoint.kind}: {endpoint.reason}"
+
+
+def suite_agent(suite: str, specs: Specs) -> tuple[AgentSection, str]:
+    """Return the agent and the kind of sandbox that a known rollout set on a suite of the same family has.
+
+    Raises:
+        SpecError: there is no such suite.
+    """
+    spec = specs.get("suite", suite)
+    assert isinstance(spec, SuiteSpec)
+    for rollout_set in specs.rollout_sets.values():
+        other = specs.suites.get(rollout_set.suite or "")
+        if other and other.family == spec.family and rollout_set.kind == "live":
+            return rollout_set.agent, rollout_set.sandbox
+    return AgentSection(prompt="solo"), "bubblewrap"
+
+
+def rollout_set_spec(name: str, suite: str, endpoint: Endpoint, agent: AgentSection, sandbox: str) -> NewSpec:
+    """Return the rollout set that collects the teacher's rollouts."""
+    key = f"api_key_env = {quoted(endpoint.key_variable)}   # the variable's name\n" if endpoint.key_variable else ""
+    tools = ", ".join(map(quoted, agent.tools or ("bash",)))
+    tokenizer = f"tokenizer = {quoted(endpoint.tokenizer)}   # of the served model\n" if endpoint.kind == "vllm" else ""
+    text = f"""\
+# Written by `etpi init`. All keys: docs/reference/specs.md; engines: docs/engines.md
+title = {quoted(f"Rollouts of {endpoint.model} on {suite}")}
+kind = "live"
+suite = {quoted(suite)}
+split = "train"
+k = 1   # rollouts per task
+sandbox = {quoted(sandbox)}
+
+[engine]
+kind = {quoted(endpoint.kind)}   # {endpoint.reason}
+teacher = {quoted(endpoint.model)}   # its name in lineage and reports
+model = {quoted(endpoint.model)}
+urls = [{quoted(endpoint.url)}]
+{key}
+[agent]
+prompt = {quoted(agent.prompt)}
+{tokenizer}tools = [{tools}]
+max_steps = {max(agent.max_steps, 30)}   # assistant turns of an agent
+max_tokens = 4096   # tokens of one turn
+max_model_len = {min(endpoint.context or _TOKENS, 131072)}   # tokens of prompt and output together
+temperature = 1.0
+"""
+    return NewSpec("rollout_set", name, text)
+
+
+def same_ids(endpoint: Endpoint, student: Student) -> bool:
+    """Return whether the recorded ids are of the student's tokenizer."""
+    return endpoint.kind == "vllm" and student.base.get("tokenizer", "tiny") == endpoint.tokenizer

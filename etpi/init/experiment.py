@@ -1,0 +1,102 @@
+"""The experiment that `etpi init` writes for a rollout set: from selection to the data set, nothing trained yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from etpi.init.student import Student
+from etpi.init.write import NewSpec, quoted
+from etpi_assets.specs.presets import preset_values
+
+DEFAULT_LENGTH = 32768
+"""`dataset.max_length` where neither the student's context nor longer runs say otherwise."""
+
+
+@dataclass(frozen=True)
+class NewExperiment:
+    """What is known about the experiment.
+
+    Attributes:
+        native: whether every turn has recorded ids of the student's tokenizer.
+        min_reward: the TOML line of `select.min_reward`.
+        longest: tokens of the longest recorded conversation.
+        repositories: number of repositories in the data; 0: unknown.
+        preset: name of a preset, whose values replace those of recorded runs in general.
+    """
+
+    name: str
+    student: Student
+    native: bool
+    min_reward: str
+    longest: int = 0
+    repositories: int = 0
+    preset: str | None = None
+
+    @property
+    def max_length(self) -> int:
+        """Return `dataset.max_length`: the model's context, else a power of two above the longest conversation."""
+        return self.student.context or max(DEFAULT_LENGTH, 1 << self.longest.bit_length())
+
+    def spec(self) -> NewSpec:
+        """Return the experiment's file."""
+        parts = [
+            self._head(),
+            "[base]   # the student\n" + "".join(f"{key} = {quoted(value)}\n" for key, value in self._base()),
+            "" if self.preset else self._select(),
+            self._data(),
+            _SWITCH if self.student.thinking_switch and self._strips_think() else "",
+            '[train]\nmethod = "none"   # "lora" or "full" trains the student; "none" ends with the data set\n',
+            "" if self.preset else _GATES,
+        ]
+        return NewSpec("experiment", self.name, "\n".join(filter(None, parts)))
+
+    def _head(self) -> str:
+        preset = (
+            f"preset = {quoted(self.preset)}   # docs/presets.md; values below replace its own\n" if self.preset else ""
+        )
+        return f"""\
+# Written by `etpi init`. All keys: docs/reference/specs.md; the words: docs/concepts.md
+title = {quoted(f"A student of {self.name}")}
+{preset}rollout_sets = [{quoted(self.name)}]
+evaluate = "none"   # held-out rollouts need a suite of tasks
+"""
+
+    def _base(self) -> list[tuple[str, str]]:
+        return list(self.student.base.items())
+
+    def _select(self) -> str:
+        return f"""\
+[select]
+{self.min_reward}
+require = []
+shortest_correct = false   # true: only the shortest solved rollout of each task
+"""
+
+    def _data(self) -> str:
+        return f"""\
+[pairs]
+capture = "{"native" if self.native else "retokenised"}"   # native: recorded token ids; retokenised: from the messages
+
+[dataset]
+max_length = {self.max_length}   # tokens of a prompt and its turn; a longer turn is dropped, never cut
+val_fraction = {0.1 if self.repositories > 2 else 0.0}   # share of the repositories kept for validation
+"""
+
+    def _strips_think(self) -> bool:
+        """Return whether think blocks are removed from the outputs that are trained on."""
+        values = preset_values(self.preset) if self.preset else {}
+        return values.get("pairs", {}).get("strip_think", True)
+
+
+_SWITCH = """\
+[serving.template_kwargs]
+enable_thinking = false   # think blocks are not trained on; in training and in serving alike
+"""
+_GATES = """\
+[gates]   # floors of the checks before training that recorded runs in general can be held to
+teacher = {}
+first_turn_loss_share = 0.0
+format_exposure = 1
+role_balance = 0.0
+plan_paths_in_task = 0.0
+"""

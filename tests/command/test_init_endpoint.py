@@ -1,0 +1,95 @@
+"""`etpi init --endpoint`: a look at a server's models, and specs that collect rollouts from it."""
+
+from __future__ import annotations
+
+import pytest
+
+from etpi import cli
+from etpi_assets.specs.load import load_specs
+from etpi_assets.tasks.family import Task
+from etpi_assets.worlds.coop_tiny import CoopTiny
+from etpi_assets.worlds.coop_tiny.policy import CoopTinySkill
+from etpi_resources.lake.lake import Lake, Ref
+from tests.support.graph import write_spec
+from tests.support.hosted_teacher import HostedTeacher
+from tests.support.loopback import Loopback
+from tests.support.models import make_base
+
+SIZES = {"train": 2, "heldout": 0}
+
+
+@pytest.fixture
+def cwd(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_spec(tmp_path / "specs", "suites", "little", 'extends = "coop_tiny"\n[params]\ntrain = 2\nheldout = 0\n')
+    return tmp_path
+
+
+def init(url: str, *words: str) -> int:
+    return cli.main(["init", "--endpoint", url, "--suite", "little", "--yes", "--name", "mine", *words])
+
+
+def test_rollouts_are_collected_with_the_written_specs(cwd, monkeypatch):
+    tasks = [task for task in CoopTiny().load("little", 0, SIZES) if isinstance(task, Task)]
+    skill = CoopTinySkill(plan_first=1.0, wrong_edit=0.0, notice=1.0)
+    monkeypatch.setenv("TEACHER_KEY", "secret")
+    monkeypatch.setenv("DAGSTER_HOME", str(cwd / "home"))
+    with HostedTeacher(tasks, skill, steering=False) as server:
+        server.key = "secret"
+        assert init(f"{server.url}/v1", "--api-key-env", "TEACHER_KEY") == 0
+        spec = load_specs().rollout_sets["mine"]
+        assert spec.engine and (spec.engine.kind, spec.engine.model) == ("openai", "teacher")
+        assert (spec.engine.urls, spec.engine.api_key_env) == ((f"{server.url}/v1",), "TEACHER_KEY")
+        assert spec.agent.max_model_len == 4096
+        assert "secret" not in (cwd / "specs/rollout_sets/mine.toml").read_text()
+        assert cli.main(["run", "mine"]) == 0
+    lake = Lake.open()
+    assert len(lake.read(Ref("raw_rollouts", "rollout_set", "mine"), "rollouts")) == SIZES["train"]
+    assert len(lake.read(Ref("upweighted_dataset", "experiment", "mine"), "dataset_rows")) > 0
+
+
+def test_vllm_server_of_a_known_tokenizer_records_ids(cwd, capsys):
+    from etpi_resources.chat.format import load_chat_format
+
+    folder = make_base(cwd / "served", load_chat_format("tiny", "qwen3"))
+    with Loopback() as server:
+        server.root = str(folder)
+        assert init(server.url, "--student", str(folder)) == 0
+    specs = load_specs()
+    engine, agent = specs.rollout_sets["mine"].engine, specs.rollout_sets["mine"].agent
+    assert engine and (engine.kind, engine.urls, agent.tokenizer) == ("vllm", (server.url,), str(folder))
+    assert specs.experiments["mine"].pairs.capture == "native"
+
+
+def test_vllm_server_of_an_unknown_tokenizer_is_used_for_text(cwd):
+    with Loopback() as server:
+        assert init(server.url) == 0
+    specs = load_specs()
+    engine = specs.rollout_sets["mine"].engine
+    assert engine and (engine.kind, engine.urls) == ("openai", (f"{server.url}/v1",))
+    assert specs.experiments["mine"].pairs.capture == "retokenised"
+
+
+@pytest.mark.parametrize(
+    ("words", "terms"),
+    [
+        (("--model", "other"), ("teacher", "--model other")),
+        (("--suite", "litle"), ("'little'",)),
+        (("--api-key-env", "NO_SUCH_KEY"), ("export NO_SUCH_KEY",)),
+    ],
+)
+def test_mistakes_name_the_remedy_and_write_nothing(cwd, capsys, words, terms):
+    with Loopback() as server:
+        assert init(server.url, *words) == 1
+    text = capsys.readouterr().err
+    assert all(term in text for term in terms)
+    assert not (cwd / "specs/rollout_sets").exists()
+
+
+def test_refused_key_and_absent_server_name_the_option(cwd, capsys):
+    with Loopback() as server:
+        server.key = "secret"
+        assert init(server.url) == 1
+        assert "--api-key-env" in capsys.readouterr().err
+    assert init(server.url) == 1
+    assert server.url in capsys.readouterr().err
