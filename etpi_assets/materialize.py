@@ -31,6 +31,7 @@ from etpi_assets.resources import EngineUnavailable, HardwareMissing, Resources,
 from etpi_assets.specs.load import SpecError, Specs
 from etpi_assets.specs.paths import PathError
 from etpi_assets.versioning.keys import asset_code
+from etpi_resources.chat.format import TokenizerUnavailable
 from etpi_resources.lake.checks import BadData
 from etpi_resources.lake.lake import Lake, LakeError
 from etpi_resources.lake.schemas import TABLES
@@ -52,6 +53,7 @@ EXPECTED_FAILURES = (
     SandboxUnavailable,
     WorkerFailed,
     BadData,
+    TokenizerUnavailable,
 )
 """Errors whose message is complete; Dagster shows them without a traceback."""
 

@@ -15,17 +15,23 @@ from etpi.init.student import Student
 from etpi.init.write import NewSpec, quoted
 from etpi_assets.curation.retokenise import conversation
 from etpi_assets.curation.student_form import StudentForm, tool_name
-from etpi_assets.importers import count_found, import_runs, importer_of
+from etpi_assets.importers import count_found, find_units, import_runs, importer_of
 from etpi_assets.importers.rows import iter_rows, row_files
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.paths import expand
-from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
+from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, Turn
 from etpi_resources.chat.tool_forms import Call, parse_structured
 
 LOOK_ROLLOUTS = 1000
 LOOK_SECONDS = 20.0
 """The most rollouts and seconds of the look; more are counted, but not read."""
 _SHOWN = 5
+COUNTED_BYTES = 4 * 2**30
+"""A larger input is not counted."""
+_MEANING = {
+    "teacher": "the model that wrote the runs, for lineage and reports",
+    "tokenizer": "of the recorded token ids; it has to be the student's",
+}
 _LICENCES = ("license", "licence")
 
 
@@ -35,23 +41,25 @@ class Survey:
 
     Attributes:
         path: as the user wrote it.
-        inputs: rollouts and refused inputs of the whole path.
+        inputs: rollouts and refused inputs of the whole path; None: too large to count.
+        options: importer options that the data need.
         refused: reason -> number, first detail.
-        lengths: tokens of each conversation in the student's template; characters where that cannot be loaded.
-        unit: "tokens" or "characters".
+        lengths: tokens of each conversation, as recorded or in the student's template; characters without one.
+        native_turns, same_turns, foreign_turns: turns whose generated ids were recorded; those of them whose text the
+            student's tokenizer decodes from the ids, and those whose text it does not.
         unrendered: why the student's template cannot write a conversation -> number.
     """
 
     path: str
     format: str
-    inputs: int
+    inputs: int | None
+    options: dict[str, str] = field(default_factory=dict)
     looked: int = 0
     rollouts: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     first_refusal: dict[str, str] = field(default_factory=dict)
     turns: list[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
-    unit: str = "characters"
     unrendered: Counter[str] = field(default_factory=Counter)
     roles: Counter[str] = field(default_factory=Counter)
     offered: Counter[str] = field(default_factory=Counter)
@@ -60,15 +68,24 @@ class Survey:
     think_turns: int = 0
     unreadable_turns: int = 0
     native_turns: int = 0
+    same_turns: int = 0
+    foreign_turns: int = 0
     answers: int = 0
     rewards: list[float] = field(default_factory=list)
     repos: Counter[str] = field(default_factory=Counter)
     teachers: Counter[str] = field(default_factory=Counter)
     licences: Counter[str] = field(default_factory=Counter)
 
+    @property
+    def native(self) -> bool:
+        """Return whether every turn has ids, and none of them is seen to be of another tokenizer."""
+        return bool(self.same_turns) and not self.foreign_turns and self.native_turns == sum(self.turns)
+
 
 def survey(source: str, format: str, student: Student) -> Survey:
     """Look at the runs below a path: the first LOOK_ROLLOUTS of them, for at most LOOK_SECONDS.
+
+    Rows of token ids alone are read with the student's tokenizer.
 
     Raises:
         SpecError: there is nothing at the path, or its format is not recognised.
@@ -76,20 +93,33 @@ def survey(source: str, format: str, student: Student) -> Survey:
     path = expand(source)
     try:
         name = importer_of(format, path).name
-        result = Survey(source, name, count_found(name, path), unit="tokens" if student.chat else "characters")
-        end = time.monotonic() + LOOK_SECONDS
-        for item in islice(import_runs(name, path), LOOK_ROLLOUTS):
-            result.looked += 1
-            if isinstance(item, RolloutRecord):
-                _add(result, item, student)
-            else:
-                result.refused[item.reason] += 1
-                result.first_refusal.setdefault(item.reason, f"{item.source}: {item.detail}")
-            if time.monotonic() > end:
-                break
+        result = _look(Survey(source, name, _count(name, path)), path, student)
+        if result.refused["needs_tokenizer"] and not result.rollouts:
+            options = {"tokenizer": student.base.get("tokenizer", "tiny")}
+            result = _look(Survey(source, name, result.inputs, options), path, student)
     except (FileNotFoundError, ValueError) as error:
         raise SpecError(f"--from {source}: {error}") from error
     result.licences = _licences(path)
+    return result
+
+
+def _count(format: str, path: Path) -> int | None:
+    size = sum(unit.stat().st_size for unit in find_units(format, path) if unit.is_file())
+    return count_found(format, path) if size <= COUNTED_BYTES else None
+
+
+def _look(result: Survey, path: Path, student: Student) -> Survey:
+    """Add the first rollouts and refusals to the survey, and return it."""
+    end = time.monotonic() + LOOK_SECONDS
+    for item in islice(import_runs(result.format, path, result.options), LOOK_ROLLOUTS):
+        result.looked += 1
+        if isinstance(item, RolloutRecord):
+            _add(result, item, student)
+        else:
+            result.refused[item.reason] += 1
+            result.first_refusal.setdefault(item.reason, f"{item.source}: {item.detail}")
+        if time.monotonic() > end:
+            break
     return result
 
 
@@ -108,17 +138,29 @@ def _add(result: Survey, rollout: RolloutRecord, student: Student) -> None:
         last = agent.turns[-1] if agent.turns else None
         result.answers += last is not None and not last.actions and last.parse_error is None
         for turn in agent.turns:
-            result.native_turns += turn.output_ids is not None
-            result.think_turns += bool(turn.reasoning) or "</think>" in turn.content
-            result.unreadable_turns += turn.parse_error is not None
+            _add_turn(result, turn, student)
         for message in agent.messages:
             calls = (parse_structured(raw) for raw in message.tool_calls or ())
             result.called.update(call.name for call in calls if isinstance(call, Call))
         result.lengths.append(_length(result, agent, rollout.tools, student))
 
 
+def _add_turn(result: Survey, turn: Turn, student: Student) -> None:
+    result.think_turns += bool(turn.reasoning) or "</think>" in turn.content
+    result.unreadable_turns += turn.parse_error is not None
+    if turn.output_ids is not None and turn.capture == "native":
+        result.native_turns += 1
+        if student.chat is not None and turn.content:
+            same = turn.content.strip() in student.chat.decode(turn.output_ids)
+            result.same_turns += same
+            result.foreign_turns += not same
+
+
 def _length(result: Survey, agent: AgentRecord, tools: Sequence[Any] | None, student: Student) -> int:
     """Return the length of a conversation; why it cannot be rendered goes into `unrendered`."""
+    last = agent.turns[-1]
+    if last.prompt_ids is not None and last.output_ids is not None:
+        return len(last.prompt_ids) + len(last.output_ids)
     if student.chat is not None:
         try:
             messages, _ = conversation(map(vars, agent.messages), StudentForm(student.chat, tools))
@@ -138,9 +180,10 @@ def _licences(path: Path) -> Counter[str]:
 def summary(result: Survey, student: Student) -> str:
     """Return the survey as a few lines, counts first."""
     looked = "" if result.looked == result.inputs else f"; looked at the first {result.looked:,}"
+    inputs = "uncounted" if result.inputs is None else f"{result.inputs:,}"
     refused = sum(result.refused.values())
     lines = [
-        f"{result.path}: {result.inputs:,} inputs of format {result.format}{looked}: "
+        f"{result.path}: {inputs} inputs of format {result.format}{looked}: "
         f"{result.rollouts:,} rollouts, {refused:,} that cannot be read",
         *(
             f"  cannot be read: {n} {reason}, first {result.first_refusal[reason]}"
@@ -150,9 +193,11 @@ def summary(result: Survey, student: Student) -> str:
     if not result.rollouts:
         return "\n".join(lines)
     conversations = len(result.turns)
+    unit = "tokens" if student.chat else "characters"
+    context = f"; context {student.context:,}" if student.context else ""
     lines += [
         f"  turns: {_spread(result.turns)}; {result.answers} of {conversations} conversations end in a final answer",
-        f"  {result.unit}: {_spread(result.lengths)}" + (f"; context {student.context:,}" if student.context else ""),
+        f"  {unit}: {_spread(result.lengths)}{context}",
         f"  messages: {_counted(result.roles)}",
         f"  tools: {_counted(result.offered) or 'no schemas'} (schemas in {result.with_tools} rollouts); "
         f"called: {_counted(result.called) or 'none by structured calls'}",
@@ -166,6 +211,9 @@ def summary(result: Survey, student: Student) -> str:
     lines += [
         f"  {n} conversations cannot be written in the student's template: {why}" for why, n in _top(result.unrendered)
     ]
+    if result.native_turns:
+        ids = "are the student's" if result.native else "are not used: not all of them are seen to be the student's"
+        lines.append(f"  token ids: {result.native_turns} of {sum(result.turns)} turns; they {ids}")
     if student.unknown:
         lines.append(f"  not measured: {student.unknown}")
     return "\n".join(lines)
@@ -175,15 +223,20 @@ def rollout_set_spec(name: str, result: Survey, teacher: str | None, licence: st
     """Return the rollout set that imports the runs; `teacher`, if the runs do not name the model that wrote them."""
     path = result.path if "${" in result.path else str(Path(result.path).expanduser().absolute())
     text = f"""\
-# Written by `etpi init`, which saw {result.looked:,} of {result.inputs:,} inputs. All keys: docs/reference/specs.md
+# Written by `etpi init`, which looked at {result.looked:,} inputs. All keys: docs/reference/specs.md
 title = {quoted(f"Recorded runs of {Path(path).name}")}
 kind = "imported"
 format = {quoted(result.format)}
 path = {quoted(path)}
 license = {quoted(licence or next(iter(result.licences), ""))}   # for the model card
 """
+    options = dict(result.options)
     if teacher:
-        text += f"\n[options]\nteacher = {quoted(teacher)}   # the model that wrote the runs, for lineage and reports\n"
+        options["teacher"] = teacher
+    if options:
+        text += "\n[options]\n" + "".join(
+            f"{key} = {quoted(value)}   # {_MEANING[key]}\n" for key, value in options.items()
+        )
     return NewSpec("rollout_set", name, text)
 
 
@@ -192,9 +245,9 @@ def experiment_spec(name: str, result: Survey, student: Student, preset: str | N
     return NewExperiment(
         name,
         student,
-        native=result.native_turns == sum(result.turns),
+        native=result.native,
         min_reward=_min_reward(result),
-        longest=max(result.lengths, default=0) if result.unit == "tokens" else 0,
+        longest=max(result.lengths, default=0) if student.chat else 0,
         repositories=len(result.repos),
         preset=preset,
     ).spec()

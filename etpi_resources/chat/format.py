@@ -35,6 +35,10 @@ _WORTH_SHARING = 4_000
 """Number of characters from which encoding on all cores is faster."""
 
 
+class TokenizerUnavailable(OSError):
+    """A tokenizer of the hub is neither cached nor can it be downloaded; the message has the remedy."""
+
+
 class ChatFormat:
     """One tokenizer with one ChatML-style template; immutable, safe to share between threads.
 
@@ -326,7 +330,7 @@ def load_chat_format(name: str, template: str | None = None) -> ChatFormat:
 
     Raises:
         FileNotFoundError: `name` is neither a known name nor a folder with tokenizer.json, or the template is missing.
-        OSError: the hub's file is not cached and cannot be downloaded.
+        TokenizerUnavailable: the hub's files are not cached and cannot be downloaded.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -352,7 +356,15 @@ def _hub_folder(name: str) -> Path:
 
     repo, _, commit = name.removeprefix(_HUB).partition("@")
     patterns = ["tokenizer.json", _TOKENIZER_CONFIG, "*.jinja"]
-    return Path(snapshot_download(repo, revision=commit or None, allow_patterns=patterns))
+    try:
+        return Path(snapshot_download(repo, revision=commit or None, allow_patterns=patterns))
+    except Exception as error:
+        # The client raises a dozen unrelated classes for this one fault.
+        raise TokenizerUnavailable(
+            f"the tokenizer {name} is not in the hub's cache here and cannot be downloaded ({type(error).__name__}). "
+            f"Run where the hub can be reached, or download it there (`hf download {repo} --revision {commit}`) and "
+            "name the folder in base.tokenizer and base.chat_template"
+        ) from error
 
 
 def _folder_template(folder: Path) -> str:

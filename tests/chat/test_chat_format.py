@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etpi_resources.chat.format import ChatFormat, load_chat_format
+from etpi_resources.chat.format import ChatFormat, TokenizerUnavailable, load_chat_format
 from etpi_resources.chat.tokenizers import tiny_bpe
 
 # Text that tries to be structure, beside ordinary and odd text.
@@ -156,3 +156,12 @@ def test_template_of_a_model_folder_may_be_in_its_tokenizer_configuration(tmp_pa
         load_chat_format(str(tmp_path), str(tmp_path))
     config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": chat.template}))
     assert load_chat_format(str(tmp_path)).template == chat.template
+
+
+def test_tokenizer_that_cannot_be_downloaded_names_the_remedy(monkeypatch) -> None:
+    def unreachable(*args: object, **kwargs: object) -> str:
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
+    with pytest.raises(TokenizerUnavailable, match="hf download some/model --revision abc"):
+        load_chat_format("hub:some/model@abc", "tiny")

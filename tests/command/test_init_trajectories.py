@@ -11,6 +11,7 @@ import pytest
 from etpi import cli
 from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.presets import preset_values
+from etpi_resources.chat.format import load_chat_format
 from tests.support.own_runs import TOOLS, recorded_run, write_runs
 
 COMMIT = "0123456789" * 4
@@ -140,3 +141,25 @@ def test_student_of_an_unknown_family_is_written_and_said_to_be_unmeasured(cwd, 
     assert "not measured" in (text := capsys.readouterr().out) and "characters: median" in text
     base = load_specs().experiments["runs"].base
     assert base.tokenizer == base.chat_template == f"hub:someone/model-7B@{COMMIT}"
+
+
+@pytest.mark.parametrize(("shift", "capture"), [(0, "native"), (1, "retokenised")])
+def test_recorded_ids_are_used_only_if_they_are_the_students(cwd, shift, capture):
+    chat = load_chat_format("tiny")
+    run = recorded_run(0, 0)
+    for message in run["messages"][2:]:
+        ids = [number + shift for number in chat.encode(message["content"])]
+        message["extra"] = {"token_capture": {"prompt_token_ids": [1, 2], "output_token_ids": ids}}
+    write_runs(cwd, [run])
+    assert init("--model", "tiny") == 0
+    assert load_specs().experiments["runs"].pairs.capture == capture
+
+
+def test_rows_of_token_ids_are_read_with_the_students_tokenizer(cwd, capsys):
+    chat = load_chat_format("tiny")
+    prompt = chat.prompt_ids([{"role": "user", "content": "Mend it."}])
+    row = {"input_ids": prompt, "output_ids": chat.encode("Done."), "metadata": {"rollout_id": "r", "turn": 0}}
+    Path("runs.jsonl").write_text(json.dumps(row) + "\n")
+    assert init("--model", "tiny") == 0
+    assert "1 inputs of format tito: 1 rollouts, 0 that" in capsys.readouterr().out
+    assert load_specs().rollout_sets["runs"].options["tokenizer"] == "tiny"

@@ -127,12 +127,11 @@ def page(tmp_path_factory):
     environment = {
         **os.environ,
         "DAGSTER_HOME": str(folder / "home"),
-        "ETPI_SPECS": str(specs),
         "ETPI_DATA": str(folder / "data"),
         "PYTHONPATH": str(ROOT),
     }
     log = (folder / "dagster.log").open("w")
-    # Not in the checkout, whose .env would name the user's own home.
+    # Not in the checkout, whose .env would name the user's own home. Dagster's processes read `specs` in this folder.
     server = subprocess.Popen(
         [sys.executable, "-m", "etpi", "ui", "--port", str(port)],
         cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
