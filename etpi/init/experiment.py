@@ -21,6 +21,7 @@ class NewExperiment:
         min_reward: the TOML line of `select.min_reward`.
         longest: tokens of the longest recorded conversation.
         repositories: number of repositories in the data; 0: unknown.
+        acts: whether turns call tools or run commands.
         preset: name of a preset, whose values replace those of recorded runs in general.
     """
 
@@ -30,6 +31,7 @@ class NewExperiment:
     min_reward: str
     longest: int = 0
     repositories: int = 0
+    acts: bool = True
     preset: str | None = None
 
     @property
@@ -46,7 +48,7 @@ class NewExperiment:
             self._data(),
             _SWITCH if self.student.thinking_switch and self._strips_think() else "",
             '[train]\nmethod = "none"   # "lora" or "full" trains the student; "none" ends with the data set\n',
-            "" if self.preset else _GATES,
+            "" if self.preset else _GATES.format(format_exposure=int(self.acts)),
         ]
         return NewSpec("experiment", self.name, "\n".join(filter(None, parts)))
 
@@ -94,9 +96,9 @@ enable_thinking = false   # think blocks are not trained on; in training and in 
 """
 _GATES = """\
 [gates]   # floors of the checks before training that recorded runs in general can be held to
-teacher = {}
+teacher = {{}}
 first_turn_loss_share = 0.0
-format_exposure = 1
+format_exposure = {format_exposure}   # tool calls
 role_balance = 0.0
 plan_paths_in_task = 0.0
 """

@@ -65,6 +65,7 @@ class Survey:
     offered: Counter[str] = field(default_factory=Counter)
     called: Counter[str] = field(default_factory=Counter)
     with_tools: int = 0
+    acting_turns: int = 0
     think_turns: int = 0
     unreadable_turns: int = 0
     native_turns: int = 0
@@ -146,6 +147,7 @@ def _add(result: Survey, rollout: RolloutRecord, student: Student) -> None:
 
 
 def _add_turn(result: Survey, turn: Turn, student: Student) -> None:
+    result.acting_turns += bool(turn.actions)
     result.think_turns += bool(turn.reasoning) or "</think>" in turn.content
     result.unreadable_turns += turn.parse_error is not None
     if turn.output_ids is not None and turn.capture == "native":
@@ -158,8 +160,8 @@ def _add_turn(result: Survey, turn: Turn, student: Student) -> None:
 
 def _length(result: Survey, agent: AgentRecord, tools: Sequence[Any] | None, student: Student) -> int:
     """Return the length of a conversation; why it cannot be rendered goes into `unrendered`."""
-    last = agent.turns[-1]
-    if last.prompt_ids is not None and last.output_ids is not None:
+    last = agent.turns[-1] if agent.turns else None
+    if last and last.prompt_ids is not None and last.output_ids is not None:
         return len(last.prompt_ids) + len(last.output_ids)
     if student.chat is not None:
         try:
@@ -249,6 +251,7 @@ def experiment_spec(name: str, result: Survey, student: Student, preset: str | N
         min_reward=_min_reward(result),
         longest=max(result.lengths, default=0) if student.chat else 0,
         repositories=len(result.repos),
+        acts=bool(result.acting_turns or result.called),
         preset=preset,
     ).spec()
 

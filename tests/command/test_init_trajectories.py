@@ -98,6 +98,13 @@ def test_summary_counts_tools_lengths_and_rewards(cwd, capsys):
     assert json.dumps("mit") in Path("specs/rollout_sets/runs.toml").read_text()
 
 
+def test_conversations_without_calls_are_not_held_to_a_number_of_calls(cwd):
+    row = {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "Hello."}]}
+    Path("runs.jsonl").write_text(json.dumps(row) + "\n")
+    assert init("--model", QWEN) == 0
+    assert load_specs().experiments["runs"].gates.format_exposure == 0
+
+
 class Terminal(io.StringIO):
     """Typed lines."""
 
