@@ -303,6 +303,8 @@ def _log_outcome(context: dg.AssetExecutionContext, node: Node, key: str, outcom
     for check in manifest.checks:
         if not check["passed"] and not check["blocking"]:
             context.log.warning(f"{name}: {check['name']}: {check['message']}")
+    if without := [check["name"] for check in manifest.checks if not check.get("applicable", True)]:
+        context.log.info(f"{name}: not applicable: {', '.join(without)} (see the view checks for the reasons)")
 
 
 def _failure_message(node: Node, key: str, outcome: Outcome) -> str:

@@ -59,9 +59,9 @@ def checkpoint_folder(root: Path, path: str) -> Path:
         if not (folder := root / path).is_dir():
             raise LakeError(f"the checkpoint {folder} is missing; restore it, or materialize its asset again")
         return folder
+    repo, _, revision = path.removeprefix(HUB).partition("@")
     from huggingface_hub import snapshot_download
 
-    repo, _, revision = path.removeprefix(HUB).partition("@")
     try:
         wanted = ["*.safetensors", "*.json", "*.txt", "*.jinja"]
         return Path(snapshot_download(repo, revision=revision, allow_patterns=wanted))
@@ -72,3 +72,18 @@ def checkpoint_folder(root: Path, path: str) -> Path:
             f"{error}). Run where the hub can be reached, or download it there with `hf download {repo} --revision "
             f"{revision}` and name the folder as base = {{kind = 'path', path, sha256}}."
         ) from error
+
+
+def hub_file(repo: str, revision: str, name: str) -> Path:
+    """Return one file of a repository at a commit; download it once.
+
+    Raises:
+        OSError: it is not in the hub's cache and cannot be downloaded.
+    """
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(repo, name, revision=revision))
+    except Exception as error:
+        # The client raises a dozen unrelated classes for this one fault.
+        raise OSError(f"it is not in the hub's cache and cannot be downloaded ({type(error).__name__})") from error

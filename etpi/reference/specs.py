@@ -148,6 +148,8 @@ def _alternatives(annotation: Any) -> tuple[Any, ...]:
 def _named(kind: Any, field: FieldInfo | None = None) -> str:
     """Return a type in words, with the field's bounds if it is a number."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return _named(args[0], next(mark for mark in args[1:] if isinstance(mark, FieldInfo)))
     if origin is typing.Literal:
         return " | ".join(toml_value(value) for value in args)
     if origin is tuple:

@@ -31,6 +31,7 @@ COLUMNS: Mapping[str, Mapping[str, str]] = {
         "blocking": "whether a failure stops every consumer",
         "message": "the outcome in words, with the remedy of a failure",
         "figures": "JSON: the numbers behind the outcome",
+        "applicable": "whether there was something to decide; if not, it counts as passed",
     },
     "manifests": {
         **_PUBLICATION,

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from etpi_assets.agent.prompts import render_prompts, steering_text, template_path
 from etpi_assets.agent.tools import tool_schemas
-from etpi_assets.curation import gates, integrity, merge, select, upweight
+from etpi_assets.curation import gates, integrity, lengths, merge, select, upweight
 from etpi_assets.curation.captured import COLUMNS, DefaultPrompt, captured_agents
 from etpi_assets.curation.label_syntax import LabelSyntax
 from etpi_assets.curation.pairs import CapturedAgent, make_pairs
@@ -50,15 +50,18 @@ def selected_trajectories(run: AssetRun) -> Produced:
     rollouts = run.read("raw_rollouts", "rollouts", columns=select.COLUMNS)
     scores = run.read("scored_rollouts", "scores")
     uncounted = scores.filter(pc.field("output_tokens").is_null())["rollout_id"].to_pylist()
-    tables = select.select(rollouts, scores, spec.select, _count_tokens(run, uncounted) if uncounted else None)
+    section, rule = select.resolved(spec.select, rollouts, scores)
+    tables = select.select(rollouts, scores, section, _count_tokens(run, uncounted) if uncounted else None)
     selected, dropped = tables["selected"], tables["dropped"]
+    run.log(f"{run.label}: {rule.text}")
     reasons = Counter(dropped["reason"].to_pylist())
     return Produced(
         tables=tables,
-        checks=_with_overrides(spec, [select.counts_reconcile(rollouts, selected, dropped)]),
+        checks=_with_overrides(spec, [select.counts_reconcile(rollouts, selected, dropped, rule)]),
         metadata={
             "selected": len(selected),
             "offered": len(selected) + len(dropped),
+            "reward": rule.text,
             "dropped": dict(reasons.most_common()),
             "repos": dict(Counter(selected["repo"].to_pylist())),
             "output_tokens": sum(selected["output_tokens"].to_pylist()),
@@ -252,11 +255,18 @@ def upweighted_dataset(run: AssetRun) -> Produced:
     spec: ExperimentSpec = run.spec
     pairs, tasks = run.stored("tito_pairs", "pairs"), run.read("tasks", "tasks")
     heldout = tasks.filter(pc.field("split") == "heldout")
-    weighed = upweight.weigh(pairs, spec.dataset, set(heldout["task_id"].to_pylist()))
+    chat = student_format(spec)
+    shape = lengths.base_shape(spec.base, chat)
+    limit = lengths.row_limit(spec.dataset, spec.base, shape)
+    weighed = upweight.weigh(pairs, spec.dataset, set(heldout["task_id"].to_pylist()), limit)
     dropped = weighed["dropped"]
+    row_lengths = lengths.row_lengths(weighed["dataset_rows"], pairs)
+    most = lengths.merge_limit(spec.dataset, limit, int(row_lengths.max(initial=0)))
     with run.spool("sequences") as spool:
-        rows = merge.merge(weighed["dataset_rows"], pairs, spec.dataset.max_length, spool.add)
+        rows = merge.merge(weighed["dataset_rows"], pairs, most, spool.add)
     sequences = run.spooled("sequences")
+    cost = lengths.costs(rows, row_lengths, sequences, shape, chat, limit)
+    run.log(f"{run.label}: {lengths.summary(cost)}")
     savings = merge.merge_savings(rows, pairs, sequences)
     loss_share = upweight.loss_share_by_turn(rows)
     return Produced(
@@ -267,11 +277,13 @@ def upweighted_dataset(run: AssetRun) -> Produced:
             "dropped": dict(counts(dropped, "reason")),
             "sequences": len(sequences),
             "forking_sequences": sum(len(row["node_starts"]) > 1 for row in dicts(sequences, ["node_starts"])),
+            "lengths": lengths.summary(cost),
+            "memory_formula": lengths.FORMULA,
             "tokens_saved_by_merging": f"{savings['ratio']:.2f}x",
             "loss_share_by_turn": {str(turn): round(share, 4) for turn, share in loss_share.items()},
             "label_tokens": pc.sum(rows["output_tokens"]).as_py() or 0,  # pyright: ignore[reportAttributeAccessIssue]
         },
-        notes={"merging": savings},
+        notes={"merging": savings, "lengths": cost},
     )
 
 

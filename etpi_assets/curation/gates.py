@@ -1,6 +1,7 @@
 """Gates: checks of a data set before training, against the floors and bounds of the spec's `gates` section.
 
-Each message has the figures and a remedy, and a spec can override a failed check by name with a reason. A gate over a
+Each message has the figures and a remedy, and a spec can override a failed check by name with a reason. A gate without
+a floor or bound, or without data, is not applicable: it reports what it measured and decides nothing. A gate over a
 rate reports n and the interval, and whether n is too small to decide; then the estimate decides. Invariants that no
 spec can change are in `integrity`.
 """
@@ -32,7 +33,7 @@ _NGRAM = 6
 _COMMON = 0.9
 _HELD_OUT = ("heldout_repo", "heldout_task")
 _REMEDIES = {
-    "over_max_length": "raise dataset.max_length",
+    "over_max_length": "raise dataset.max_length, as far as the base's context allows",
     "not_captured": "set pairs.capture to what the rollouts have",
     "unclosed_think": "the prompts open a think block that the turns do not close, so set "
     "serving.template_kwargs.enable_thinking = false, or import the thoughts",
@@ -89,10 +90,22 @@ def teacher_gate(rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, s
         passed = passed and estimate.value >= floor
         verdicts.append(f"{metric} {decide(estimate, floor)[1]}")
         figures[metric] = estimate.value
-    message = "; ".join(verdicts) or "gates.teacher names no metric"
+    if not section.teacher:
+        return CheckOutcome.not_applicable("teacher_gate", "gates.teacher names no metric.", figures)
+    message = "; ".join(verdicts)
     if not passed:
         message += ". A student is bounded by its teacher: take a stronger one, or give a reason in gates.override"
     return CheckOutcome("teacher_gate", passed, message, figures=figures)
+
+
+def _limit(word: str, value: float | None, form: str) -> str:
+    """Return a floor or bound for a message."""
+    return f"no {word}" if value is None else f"{word} {value:{form}}"
+
+
+def _unbounded(name: str, key: str, measured: str, figures: Mapping[str, Any]) -> CheckOutcome:
+    """Return the outcome of a gate that the spec sets no limit for, with what it measured."""
+    return CheckOutcome.not_applicable(name, f"gates.{key} is not set. {measured}", figures)
 
 
 def _value(row: Mapping[str, Any], metric: str) -> float | None:
@@ -106,8 +119,11 @@ def turn_loss_share(rows: pa.Table, section: GatesSection) -> CheckOutcome:
     share = loss_share_by_turn(rows)
     first = share.get(0, 0.0)
     floor = section.first_turn_loss_share
+    figures = {f"turn_{t}": v for t, v in share.items()}
     first_turns = ", ".join(f"turn {turn} {value:.3f}" for turn, value in list(share.items())[:6])
-    message = f"Turn 0 carries {first:.3f} of the loss, floor {floor:.3f} ({first_turns})."
+    message = f"Turn 0 carries {first:.3f} of the loss, {_limit('floor', floor, '.3f')} ({first_turns})."
+    if floor is None:
+        return _unbounded("turn_loss_share", "first_turn_loss_share", message, figures)
     passed = first >= floor
     if not passed:
         factor = (1 - first) * floor / max(1e-9, first * (1 - floor))
@@ -116,7 +132,7 @@ def turn_loss_share(rows: pa.Table, section: GatesSection) -> CheckOutcome:
             if first == 0
             else f" Later turns bury it: raise dataset.upweight_factor about {factor:.1f} times for turn 0."
         )
-    return CheckOutcome("turn_loss_share", passed, message, figures={f"turn_{t}": v for t, v in share.items()})
+    return CheckOutcome("turn_loss_share", passed, message, figures=figures)
 
 
 def format_exposure(rows: pa.Table, pairs: Rows, section: GatesSection) -> CheckOutcome:
@@ -133,8 +149,11 @@ def format_exposure(rows: pa.Table, pairs: Rows, section: GatesSection) -> Check
         "format_tokens": pc.sum(with_format["format_tokens"]).as_py() or 0,  # pyright: ignore[reportAttributeAccessIssue]
     }
     message = (
-        f"{len(calling)} of {len(training)} training rows have a tool call, {exposure:.0f} by weight; floor {floor}."
+        f"{len(calling)} of {len(training)} training rows have a tool call, {exposure:.0f} by weight; "
+        f"{_limit('floor', floor, 'd')}."
     )
+    if floor is None:
+        return _unbounded("format_exposure", "format_exposure", message, figures)
     if exposure < floor:
         message += " The student would not learn the call format: " + (
             "collect more rollouts, or raise dataset.upweight_factor."
@@ -155,11 +174,13 @@ def role_balance(rows: pa.Table, pairs: Rows, section: GatesSection) -> CheckOut
     rows_of = counts(training.join(pa.concat_tables(parts), "pair_id"), "role")
     figures = {str(role): n for role, n in rows_of.items()}
     if set(rows_of) <= {"solo"}:
-        return CheckOutcome("role_balance", True, "One agent alone: no roles to balance.", figures=figures)
+        return CheckOutcome.not_applicable("role_balance", "one agent acts alone, so there are no roles.", figures)
     pair_roles = {role: rows_of.get(role, 0) for role in ("proposer", "responder")}
     share = min(pair_roles.values()) / max(1, sum(pair_roles.values()))
     floor = section.role_balance
-    message = f"Rows by role {pair_roles}: the rarer has {share:.2f}, floor {floor:.2f}."
+    message = f"Rows by role {pair_roles}: the rarer has {share:.2f}, {_limit('floor', floor, '.2f')}."
+    if floor is None:
+        return _unbounded("role_balance", "role_balance", message, figures)
     if share < floor:
         message += " A student trained on one role fails the other: select rollouts whole, with both agents' turns."
     return CheckOutcome("role_balance", share >= floor, message, figures=figures)
@@ -189,11 +210,15 @@ def plan_paths_in_task(
         hits.append(float(bool(entities) and not missing))
         clusters.append(str(task[row["rollout_id"]]))
     floor = section.plan_paths_in_task
-    figures = {"plans": plans, "unknown_task": unknown, "judged": len(hits)}
+    figures: dict[str, Any] = {"plans": plans, "unknown_task": unknown, "judged": len(hits)}
     estimate = rate(hits, clusters)
     if estimate is None:
-        message = f"Cannot be decided: none of {plans} plans is of a known task."
-        return CheckOutcome("plan_paths_in_task", True, message, figures=figures)
+        reason = f"none of {plans} plans is of a known task." if plans else "no agent sends a plan."
+        return CheckOutcome.not_applicable("plan_paths_in_task", reason, figures)
+    figures["rate"] = estimate.value
+    if floor is None:
+        message = f"{estimate.value:.2f} of {len(hits)} plans name only what occurs in their task, no floor."
+        return _unbounded("plan_paths_in_task", "plan_paths_in_task", message, figures)
     passed = estimate.value >= floor
     message = f"Plans whose entities all occur in their task: {decide(estimate, floor)[1]}; {unknown} of unknown tasks."
     if not passed:
@@ -201,7 +226,7 @@ def plan_paths_in_task(
             f" Plans name what the task does not, first {foreign[:_SHOWN]}: the student would learn names that "
             "have nothing to do with its task. Require plan_content, or take another teacher."
         )
-    return CheckOutcome("plan_paths_in_task", passed, message, figures={**figures, "rate": estimate.value})
+    return CheckOutcome("plan_paths_in_task", passed, message, figures=figures)
 
 
 def prompt_length_ratio(training: Sequence[int], evaluation: Sequence[int], section: GatesSection) -> CheckOutcome:
@@ -210,15 +235,15 @@ def prompt_length_ratio(training: Sequence[int], evaluation: Sequence[int], sect
     figures = {"training": len(training), "evaluation": len(evaluation)}
     if not training or not evaluation:
         side = "training" if not training else "evaluation"
-        return CheckOutcome(
-            name, True, f"Cannot be decided: there are no first-turn prompts of {side}.", figures=figures
-        )
+        return CheckOutcome.not_applicable(name, f"there are no first-turn prompts of {side}.", figures)
     train_median, eval_median = median(training), median(evaluation)
     ratio = max(train_median / eval_median, eval_median / train_median)
     message = (
         f"Median first prompt {train_median:.0f} tokens in training (n = {len(training)}), {eval_median:.0f} in "
-        f"evaluation (n = {len(evaluation)}): ratio {ratio:.2f}, bound {bound:.2f}."
+        f"evaluation (n = {len(evaluation)}): ratio {ratio:.2f}, {_limit('bound', bound, '.2f')}."
     )
+    if bound is None:
+        return _unbounded(name, name, message, {**figures, "ratio": ratio})
     if ratio > bound:
         message += " A behaviour trained at one length fails at the other: take tasks of the evaluation's registers."
     return CheckOutcome(name, ratio <= bound, message, figures={**figures, "ratio": ratio})
@@ -235,17 +260,20 @@ def template_distance(
     name, bound = "template_distance", section.template_distance
     figures: dict[str, Any] = {"training": len(training), "evaluation": len(evaluation)}
     if not training or len(evaluation) < 2:
-        message = "Cannot be decided: at least one training prompt and two evaluation prompts are needed."
-        return CheckOutcome(name, True, message, figures=figures)
+        reason = "at least one training prompt and two evaluation prompts are needed."
+        return CheckOutcome.not_applicable(name, reason, figures)
     occurrences: Counter[tuple[int, ...]] = Counter(ngram for prompt in evaluation for ngram in _ngrams(prompt))
     common = {ngram for ngram, n in occurrences.items() if n >= _COMMON * len(evaluation)}
     if not common:
-        message = f"Cannot be decided: {len(evaluation)} evaluation prompts have nothing in common."
-        return CheckOutcome(name, True, message, figures=figures)
+        reason = f"{len(evaluation)} evaluation prompts have nothing in common."
+        return CheckOutcome.not_applicable(name, reason, figures)
     distance = float(np.mean([1 - len(common & _ngrams(prompt)) / len(common) for prompt in training]))
     message = (
-        f"Training prompts lack {distance:.2f} of what {len(evaluation)} evaluation prompts share, bound {bound:.2f}."
+        f"Training prompts lack {distance:.2f} of what {len(evaluation)} evaluation prompts share, "
+        f"{_limit('bound', bound, '.2f')}."
     )
+    if bound is None:
+        return _unbounded(name, name, message, {**figures, "distance": distance, "common": len(common)})
     if distance > bound:
         message += (
             " The student would be trained on another template than it is served: compare system and user messages."

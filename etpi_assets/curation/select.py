@@ -42,6 +42,62 @@ class RolloutCandidate:
         return self.tokens, self.score["turns"], self.rollout["sample"]
 
 
+@dataclass(frozen=True)
+class RewardRule:
+    """How rewards select, and what the rollouts have.
+
+    Attributes:
+        min_reward: the threshold that applies; None if rewards do not select.
+        automatic: whether the rollouts decided on it (`select.min_reward = "auto"`).
+        offered, rewarded, passing: rollouts without infrastructure errors, those with a reward, those at the threshold.
+        highest: the highest reward, None if there is none.
+    """
+
+    min_reward: float | None
+    automatic: bool
+    offered: int
+    rewarded: int
+    passing: int
+    highest: float | None
+
+    @property
+    def text(self) -> str:
+        """The rule and its figures in one sentence."""
+        if self.min_reward is None:
+            why = "no rollout has one" if self.automatic else 'select.min_reward = "none"'
+            return f"rewards select nothing ({why}): {self.offered} rollouts offered"
+        how = "auto: some rollouts have one" if self.automatic else "select.min_reward"
+        return (
+            f"reward >= {self.min_reward:g} ({how}): {self.rewarded} of {self.offered} rollouts have a reward, "
+            f"{self.passing} pass"
+        )
+
+    @property
+    def problem(self) -> str | None:
+        """Why the threshold that the rollouts decided on is wrong for them; None if it is not."""
+        if not self.automatic or self.min_reward is None or self.highest is None:
+            return None
+        if self.highest > self.min_reward:
+            return f"the highest reward is {self.highest:g}, so 1 is not the full reward; set select.min_reward"
+        if not self.passing:
+            return (
+                f'no rollout has the full reward 1, the highest is {self.highest:g}; set select.min_reward, or "none"'
+            )
+        return None
+
+
+def resolved(section: SelectSection, rollouts: pa.Table, scores: pa.Table) -> tuple[SelectSection, RewardRule]:
+    """Return the section with a threshold for `min_reward = "auto"`, and the rule: 1.0 if any rollout has a reward."""
+    sets = rollouts.filter(pc.field("origin") == "set")["rollout_id"]
+    usable = scores.filter(~pc.field("infrastructure_error") & pc.field("rollout_id").isin(sets))
+    rewards = usable["reward"].drop_null().to_pylist()
+    automatic = section.min_reward == "auto"
+    threshold = (1.0 if rewards else None) if section.min_reward == "auto" else section.min_reward
+    passing = sum(threshold is not None and reward >= threshold for reward in rewards)
+    rule = RewardRule(threshold, automatic, len(usable), len(rewards), passing, max(rewards, default=None))
+    return section.model_copy(update={"min_reward": threshold}), rule
+
+
 def select(
     rollouts: pa.Table, scores: pa.Table, section: SelectSection, tokens: Mapping[str, int] | None = None
 ) -> dict[str, pa.Table]:
@@ -60,6 +116,8 @@ def select(
     candidates = _candidates(rollouts, scores, section, tokens or {})
     drops: dict[str, tuple[str, str]] = {}
     remaining: list[RolloutCandidate] = []
+    if section.min_reward == "auto":
+        section, _ = resolved(section, rollouts, scores)
     for candidate in candidates:
         if reason := _failed_rule(candidate, section):
             drops[candidate.rollout_id] = reason
@@ -144,7 +202,7 @@ def _failed_rule(candidate: RolloutCandidate, section: SelectSection) -> tuple[s
         return "infrastructure", score["exit_status"] or ""
     if repo in section.exclude_repos:
         return "excluded_repo", f"select.exclude_repos names {repo}"
-    if section.min_reward is not None:
+    if isinstance(section.min_reward, float):
         if score["reward"] is None:
             return "no_reward", f"verdict {score['verdict']}; select.min_reward = {section.min_reward:g}"
         if score["reward"] < section.min_reward:
@@ -160,7 +218,7 @@ def _failed_rule(candidate: RolloutCandidate, section: SelectSection) -> tuple[s
 
 
 def _selected_row(candidate: RolloutCandidate, section: SelectSection) -> dict[str, Any]:
-    rules = [] if section.min_reward is None else [f"reward >= {section.min_reward:g}"]
+    rules = [f"reward >= {section.min_reward:g}"] if isinstance(section.min_reward, float) else []
     rules += [*section.require, *(["shortest_correct"] if section.shortest_correct else [])]
     return {
         **{
@@ -178,18 +236,26 @@ def _figures(candidate: RolloutCandidate) -> str:
     return f"{candidate.tokens} tokens in {candidate.score['turns']} turns (sample {candidate.rollout['sample']})"
 
 
-def counts_reconcile(rollouts: pa.Table, selected: pa.Table, dropped: pa.Table) -> CheckOutcome:
-    """Check that selected + dropped are the rollouts of origin "set", each once, and that some were selected."""
+def counts_reconcile(
+    rollouts: pa.Table, selected: pa.Table, dropped: pa.Table, rule: RewardRule | None = None
+) -> CheckOutcome:
+    """Check that selected + dropped are the rollouts of origin "set", each once, and that some were selected.
+
+    It fails too if the rollouts have rewards for which the automatic threshold of `rule` is wrong.
+    """
     offered = Counter(rollouts.filter(pc.field("origin") == "set")["rollout_id"].to_pylist())
     accounted = Counter(selected["rollout_id"].to_pylist()) + Counter(dropped["rollout_id"].to_pylist())
     reasons = Counter(dropped["reason"].to_pylist())
     figures = {"offered": offered.total(), "selected": len(selected), "dropped": len(dropped), "reasons": dict(reasons)}
     by_reason = ", ".join(f"{reason} {n}" for reason, n in reasons.most_common()) or "none"
     balance = f"{offered.total()} rollouts = {len(selected)} selected + {len(dropped)} dropped ({by_reason})"
+    balance += f"; {rule.text}" if rule else ""
     if accounted != offered:
         wrong = sorted((accounted - offered) + (offered - accounted))
         message = f"{balance}: {len(wrong)} are missing or duplicated, first {wrong[:3]}; do not use this version"
         return CheckOutcome("selection_reconciles", False, message, figures=figures)
+    if rule is not None and rule.problem:
+        return CheckOutcome("selection_reconciles", False, f"{balance}; {rule.problem}", figures=figures)
     if not len(selected):
         message = f"{balance}: no rollout is left to train on; loosen `select`, or collect rollouts of a better teacher"
         return CheckOutcome("selection_reconciles", False, message, figures=figures)

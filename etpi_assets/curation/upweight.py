@@ -25,11 +25,14 @@ _KEY = ("rollout_id", "agent_id", "turn")
 _READ = ["pair_id", *_KEY, "metadata"]
 
 
-def weigh(pairs: Rows, section: DatasetSection, heldout_tasks: Collection[str] = ()) -> dict[str, pa.Table]:
+def weigh(
+    pairs: Rows, section: DatasetSection, heldout_tasks: Collection[str] = (), limit: int | None = None
+) -> dict[str, pa.Table]:
     """Return {"dataset_rows", "dropped"}: a row for each pair to train or validate on, the other pairs with reasons.
 
     Rows are in the order of `pairs`; `merge` sets their sequence and span later. Pairs of `section.heldout_repos` and
-    of `heldout_tasks` are dropped. A pair longer than `section.max_length` is dropped, never truncated.
+    of `heldout_tasks` are dropped. A pair longer than `section.max_length`, or than `limit` where that is "auto", is
+    dropped, never truncated; None: no limit.
 
     Raises:
         ValueError: the factor of the duplicating form is not a whole number.
@@ -38,13 +41,15 @@ def weigh(pairs: Rows, section: DatasetSection, heldout_tasks: Collection[str] =
         raise ValueError(
             f'dataset.upweight_factor = {section.upweight_factor:g} cannot be repeated; use upweight_form = "weight"'
         )
+    if section.max_length != "auto":
+        limit = section.max_length
     rows: list[pa.Table] = []
     dropped: list[pa.Table] = []
     row_builder, dropped_builder = TableBuilder("dataset_rows", rows.append), TableBuilder("dropped", dropped.append)
     for pair, (_, prompt, output) in zip(dicts(pairs, _READ), iter_turns(pairs), strict=True):
         assert output is not None, "every pair has an output"
         facts = json.loads(pair.pop("metadata"))
-        if drop := _drop_reason(facts, len(prompt) + len(output), section, heldout_tasks):
+        if drop := _drop_reason(facts, len(prompt) + len(output), limit, section, heldout_tasks):
             key = {name: pair[name] for name in _KEY}
             dropped_builder.add(
                 {"stage": "dataset", **key, "reason": drop[0], "detail": drop[1], "output_tokens": len(output)}
@@ -95,14 +100,15 @@ def loss_share_by_turn(rows: pa.Table) -> dict[int, float]:
 
 
 def _drop_reason(
-    facts: dict[str, Any], length: int, section: DatasetSection, heldout_tasks: Collection[str]
+    facts: dict[str, Any], length: int, limit: int | None, section: DatasetSection, heldout_tasks: Collection[str]
 ) -> tuple[str, str] | None:
     if facts.get("repo") in section.heldout_repos:
         return "heldout_repo", f"dataset.heldout_repos names {facts['repo']}"
     if facts.get("task_id") in heldout_tasks:
         return "heldout_task", f"{facts['task_id']} is of the suite's held-out split"
-    if length > section.max_length:
-        return "over_max_length", f"{length} ids, dataset.max_length = {section.max_length}"
+    if limit is not None and length > limit:
+        auto = ", the base's context" if section.max_length == "auto" else ""
+        return "over_max_length", f"{length} ids, dataset.max_length = {limit}{auto}"
     return None
 
 

@@ -215,7 +215,7 @@ def _teacher_data(run: AssetRun, experiment: str, spec: ExperimentSpec) -> leade
         return None
     selected = run.read("selected_trajectories", "selected", experiment)
     filtered = set(spec.select.require)
-    if spec.select.min_reward is not None:
+    if any("reward >=" in rule for rule in selected["rule"].unique().to_pylist()):
         # Solving a task requires touching its files, so a filter on the reward also filters follow_through.
         filtered |= {"solved", "follow_through"}
     scores = [run.read("scored_rollouts", "scores", name) for name in spec.rollout_sets]

@@ -53,7 +53,7 @@ def render(
         teachers=sorted({row["teacher"] or "unknown" for row in train_rows}),
         selection=_selection(spec),
         method=_method(spec),
-        max_length=spec.dataset.max_length,
+        max_length="the base's context" if spec.dataset.max_length == "auto" else f"{spec.dataset.max_length:,}",
         agent=spec.evaluate.agent if spec.evaluate else None,
         decodings=spec.evaluate.decodings if spec.evaluate else (),
         template_kwargs=repr(spec.serving.template_kwargs),
@@ -116,7 +116,9 @@ def _precision(finals: Sequence[Mapping[str, Any]]) -> str:
 
 def _selection(spec: ExperimentSpec) -> str:
     rules = []
-    if spec.select.min_reward is not None:
+    if spec.select.min_reward == "auto":
+        rules.append("full reward, where rollouts have rewards")
+    elif spec.select.min_reward is not None:
         rules.append(f"reward ≥ {spec.select.min_reward:g}")
     rules += [name.replace("_", " ") for name in spec.select.require]
     if spec.select.shortest_correct:

@@ -5,7 +5,7 @@ All scientific settings are in specs; run configuration has operational ones onl
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -18,11 +18,12 @@ from etpi_assets.specs.training import BaseSection, RLSection, TrainSection
 class SelectSection(Section):
     """Rejection sampling: which rollouts train the student."""
 
-    min_reward: float | None = 1.0
-    """Drop rollouts with a lower reward or without one; "none": do not filter by reward."""
-    require: tuple[Literal["plan_first", "plan_content", "follow_through"], ...] = ("plan_first", "plan_content")
-    """Behaviours that all agents of a rollout must show."""
-    shortest_correct: bool = True
+    min_reward: float | Literal["auto"] | None = "auto"
+    """Drop rollouts with a lower reward or without one; `auto`: 1.0 if any rollout has a reward, else keep all;
+    "none": do not filter by reward."""
+    require: tuple[Literal["plan_first", "plan_content", "follow_through"], ...] = ()
+    """Behaviours that all agents of a rollout must show (docs/presets.md)."""
+    shortest_correct: bool = False
     """Keep one rollout per task: the one with the fewest output tokens among those with reward 1."""
     max_rollouts: int | None = None
     """Keep at most N rollouts, one of every task before a second of any; "none": all."""
@@ -61,7 +62,7 @@ class PairsSection(Section):
 class DatasetSection(Section):
     """Weights, split and lengths of the training rows."""
 
-    upweight_turns: tuple[int, ...] = (0, 1, 2)
+    upweight_turns: tuple[int, ...] = ()
     """Turns (from 0) whose rows get `upweight_factor`."""
     upweight_factor: float = Field(default=1.0, gt=0)
     """Loss weight of those rows; the others have 1."""
@@ -71,29 +72,29 @@ class DatasetSection(Section):
     """Share of the training repositories kept for validation."""
     heldout_repos: tuple[str, ...] = ()
     """Repositories that never train, besides the suite's held-out split."""
-    max_length: int = Field(default=2048, ge=64)
-    """Most tokens of input and output together; a longer pair is dropped, never cut."""
+    max_length: Annotated[int, Field(ge=64)] | Literal["auto"] = "auto"
+    """Most tokens of input and output together; a longer pair is dropped, never cut. `auto`: as many as the base takes
+    (`max_position_embeddings` of its configuration, else the tokenizer's limit)."""
 
 
 class GatesSection(Section):
-    """Floors and bounds of the blocking checks before training (docs/reference/checks.md)."""
+    """Floors and bounds of the blocking checks before training (docs/reference/checks.md). With "none" a check only
+    measures and reports itself as not applicable; presets set the bounds of their method."""
 
-    teacher: dict[str, float] = Field(
-        default_factory=lambda: {"plan_first": 0.7, "plan_content": 0.7}, examples=[{"solved": 0.5}]
-    )
+    teacher: dict[str, float] = Field(default_factory=dict, examples=[{"solved": 0.5}])
     """Floors of the teacher's own rates over all its rollouts (teacher_gate), by metric: solved, plan_first,
     plan_content, follow_through, follow_own, follow_edited, follow_by_turn_5."""
-    first_turn_loss_share: float = 0.02
+    first_turn_loss_share: float | None = None
     """Floor of turn 0's share of the weighted loss (turn_loss_share)."""
-    format_exposure: int = 200
+    format_exposure: int | None = None
     """Floor of tool calls trained on in one epoch, counted with weights (format_exposure)."""
-    role_balance: float = 0.25
+    role_balance: float | None = None
     """Floor of the rarer role's share of the training rows (role_balance)."""
-    plan_paths_in_task: float = 0.8
+    plan_paths_in_task: float | None = None
     """Floor of the share of plans whose files and functions all occur in their task (plan_paths_in_task)."""
-    prompt_length_ratio: float = 4.0
+    prompt_length_ratio: float | None = None
     """Bound of the ratio, either way, between the median first prompts of evaluation and training."""
-    template_distance: float = 0.5
+    template_distance: float | None = None
     """Bound of the share of what all evaluation prompts have in common that training prompts lack."""
     skip_rate: float = 0.2
     """Bound of the share of inputs lost before training for reasons other than selection (skip_rate)."""
@@ -157,7 +158,7 @@ class Budget(Section):
 class EvaluateSection(Section):
     """Held-out rollouts. A change here retrains nothing."""
 
-    suite: str = "coop_tiny"
+    suite: str
     """The suite that is rolled out."""
     split: Literal["heldout", "train"] = "heldout"
     """Which tasks of the suite."""
@@ -191,9 +192,7 @@ Threshold = Literal["plan_first", "plan_content", "follow_through"]
 class MetricsSection(Section):
     """Thresholds of the metrics, and how they are scored."""
 
-    thresholds: dict[Threshold, float] = Field(
-        default_factory=lambda: {"plan_first": 0.70, "plan_content": 0.70, "follow_through": 0.60}
-    )
+    thresholds: dict[Threshold, float] = Field(default_factory=dict, examples=[{"follow_through": 0.6}])
     """Rates that trained checkpoints should reach; a miss only warns, and a rate left out has no threshold."""
     scoring: ScoringSection = ScoringSection()
     """How behaviours are read off the evaluation's rollouts."""
@@ -231,7 +230,7 @@ class ExperimentSpec(Section):
     variant: bool = False
     """An ablation: one setting differs from another experiment, with which it is compared over seeds. `demo-all`
     leaves it out."""
-    base: BaseSection = BaseSection()
+    base: BaseSection
     """The checkpoint that training starts from."""
     select: SelectSection = SelectSection()
     """Which rollouts train the student."""
@@ -249,7 +248,7 @@ class ExperimentSpec(Section):
     """What serves checkpoints."""
     probe: ProbeSection = ProbeSection()
     """The first-turn probe."""
-    evaluate: EvaluateSection | None = EvaluateSection()
+    evaluate: EvaluateSection | None = None
     """Held-out rollouts; "none": evaluate nothing."""
     metrics: MetricsSection = MetricsSection()
     """Thresholds and scoring."""
@@ -260,3 +259,8 @@ class ExperimentSpec(Section):
     text for `source`, `date`, `note`."""
     notes: str = ""
     """Free text for people, shown in reports and the model card."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lacking_base_is_explained(cls, values: Any) -> Any:
+        return {"base": {}, **values} if isinstance(values, dict) else values

@@ -15,10 +15,16 @@ SHARDED_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
 """PyTorch's own, which work on shards of tensors; those of bitsandbytes do not."""
 
 
+_NO_BASE = (
+    'say what the student is: base = {kind = "hub", repo, revision}, {kind = "path", path, sha256}, {kind = "tiny"} '
+    'for the embedded model, or {kind = "none", tokenizer, chat_template} for a data set alone'
+)
+
+
 class BaseSection(Section):
     """The checkpoint that training starts from, its tokenizer and chat template."""
 
-    kind: Literal["tiny", "hub", "path", "none"] = "tiny"
+    kind: Literal["tiny", "hub", "path", "none"]
     """Where the base comes from: the `tiny` model built here, a pinned `hub` revision, a local `path`, or
     `none` for an experiment without a model."""
     repo: str | None = Field(default=None, examples=["Qwen/Qwen3-8B"])
@@ -29,13 +35,31 @@ class BaseSection(Section):
     """path: the folder of the checkpoint."""
     sha256: str | None = None
     """path: content hash that the folder's files must have."""
-    tokenizer: str = "tiny"
-    """`tiny`, `qwen3`, a local folder, or `hub:<repo>@<commit>`."""
-    chat_template: str = "tiny"
+    tokenizer: str = ""
+    """`tiny`, `qwen3`, a local folder, or `hub:<repo>@<commit>`; empty: the base's own."""
+    chat_template: str = ""
     """`tiny`, `terminal`, the name of a template that TRL ships (`qwen3`, ...), a local Jinja file, or a model's local
-    folder or `hub:<repo>@<commit>` for its own template."""
+    folder or `hub:<repo>@<commit>` for its own template; empty: the base's own."""
     tiny: TinySection = TinySection()
     """tiny: size and pretraining of the model built here."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_tokenizer(cls, values: Any) -> Any:
+        """Take the tokenizer and the chat template from the base, unless the spec names others."""
+        if not isinstance(values, dict):
+            return values
+        kind = values.get("kind")
+        if kind is None:
+            raise ValueError(_NO_BASE)
+        hub = f"hub:{values.get('repo')}@{values.get('revision')}"
+        of_base = {"tiny": "tiny", "hub": hub, "path": values.get("path")}
+        named = {name: values.get(name) or of_base.get(kind) for name in ("tokenizer", "chat_template")}
+        if kind == "none" and (lacking := [name for name, value in named.items() if not value]):
+            raise ValueError(
+                f'base.kind = "none" has no tokenizer and chat template of its own: name {" and ".join(lacking)}'
+            )
+        return {**values, **{name: value for name, value in named.items() if value}}
 
     @model_validator(mode="after")
     def _pinned(self) -> BaseSection:

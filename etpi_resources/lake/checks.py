@@ -23,6 +23,8 @@ class CheckOutcome:
         passed: whether the data passed.
         message: one or two sentences; for a failure: what is wrong, where, and how to fix it.
         blocking: if it fails, the version does not become `current` and no downstream asset runs.
+        applicable: False if there was nothing to decide: no bound is set, or the data have nothing that it measures.
+            Such a check counts as passed, but every display says so.
         figures: the numbers behind the verdict (JSON-serialisable).
     """
 
@@ -31,6 +33,12 @@ class CheckOutcome:
     message: str
     blocking: bool = True
     figures: Mapping[str, Any] = field(default_factory=dict)
+    applicable: bool = True
+
+    @classmethod
+    def not_applicable(cls, name: str, reason: str, figures: Mapping[str, Any] | None = None) -> CheckOutcome:
+        """Return the outcome of a check that has nothing to decide; the reason is a sentence."""
+        return cls(name, True, f"Not applicable: {reason}", figures=figures or {}, applicable=False)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -39,4 +47,5 @@ class CheckOutcome:
             "message": self.message,
             "blocking": self.blocking,
             "figures": dict(self.figures),
+            **({} if self.applicable else {"applicable": False}),
         }

@@ -52,9 +52,10 @@ CHECKS = pa.schema(
         pa.field("blocking", pa.bool_()),
         pa.field("message", pa.string()),
         pa.field("figures", pa.string()),
+        pa.field("applicable", pa.bool_()),
     ]
 )
-"""One row per check of a publication; `figures` is JSON."""
+"""One row per check of a publication; `figures` is JSON. A check that is not applicable counts as passed."""
 
 
 def read(lake: Lake) -> dict[str, pa.Table]:
@@ -107,4 +108,5 @@ def _check_columns(check: Any) -> dict[str, Any]:
         "blocking": check["blocking"],
         "message": check["message"],
         "figures": json.dumps(check["figures"], ensure_ascii=False),
+        "applicable": check.get("applicable", True),
     }

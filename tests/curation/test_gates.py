@@ -16,13 +16,14 @@ from etpi_assets.curation.steering import SteeringNgrams
 from etpi_assets.scoring.checks import every_rollout_scored
 from etpi_assets.specs.check_names import OVERRIDABLE
 from etpi_assets.specs.experiment import GatesSection, PairsSection
+from etpi_assets.specs.presets import preset_values
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.worlds.coop_tiny import FAMILY
 from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.schemas import TABLES, from_rows
 from tests.support.datasets import CHAT, HELDOUT, TASKS, dataset, default
 
-GATES = GatesSection()
+GATES = GatesSection(**preset_values("plan_first")["gates"])
 SECTION = PairsSection()
 STEERING = [steering_text("coop", role) for role in FAMILY.roles(TASKS[0])]
 STEERING_NGRAMS = SteeringNgrams.build(STEERING, [], CHAT)

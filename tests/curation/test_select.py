@@ -11,7 +11,7 @@ from etpi_assets.specs.experiment import SelectSection
 from etpi_resources.lake.schemas import from_rows
 
 ALL = SelectSection(min_reward=None, require=(), shortest_correct=False)
-SHORTEST = SelectSection(require=())
+SHORTEST = SelectSection(min_reward=1.0, shortest_correct=True)
 
 
 def tables(*rows):
@@ -71,7 +71,12 @@ def test_shortest_correct_compares_tokens_then_turns_then_sample():
     ],
 )
 def test_first_failed_rule_drops_the_rollout(change, reason):
-    section = SelectSection(require=("plan_first", "plan_content", "follow_through"), exclude_repos=("quay",))
+    section = SelectSection(
+        min_reward=1.0,
+        require=("plan_first", "plan_content", "follow_through"),
+        shortest_correct=True,
+        exclude_repos=("quay",),
+    )
     selected, reasons = chosen(section, {"id": "r", **change}, {"id": "good", "task_id": "t2"})
     assert selected == ["good"] and reasons["r"][0] == reason and reasons["r"][1]
     if reason == "no_plan_first":
@@ -81,7 +86,7 @@ def test_first_failed_rule_drops_the_rollout(change, reason):
 def test_min_reward_none_keeps_every_reward_but_shortest_correct_still_requires_one():
     rows = [{"id": "a", "reward": 0.0}, {"id": "b", "reward": None, "sample": 1}, {"id": "c", "sample": 2}]
     assert chosen(ALL, *rows)[0] == ["a", "b", "c"]
-    selected, reasons = chosen(SelectSection(min_reward=None, require=()), *rows)
+    selected, reasons = chosen(SelectSection(min_reward=None, shortest_correct=True), *rows)
     assert selected == ["c"] and reasons["a"][0] == "not_correct"
 
 

@@ -35,11 +35,14 @@ engine = {kind = "scripted", teacher = "made", skill = {plan_first = 1.0}}
 """
 EXPERIMENT = """title = "e"
 rollout_sets = ["planned"]
+preset = "plan_first"
 select = {min_reward = "none", shortest_correct = false}
 [base]
 kind = "path"
 path = "BASE"
 sha256 = "HASH"
+tokenizer = "tiny"
+chat_template = "tiny"
 [gates]
 format_exposure = 50
 [train]

@@ -38,11 +38,14 @@ pytestmark = [
 
 EXPERIMENT = """
 title = "Seen from the web page"
+preset = "plan_first"
 rollout_sets = ["page_set"]
 evaluate = "none"
 
 [base]
 kind = "none"
+tokenizer = "tiny"
+chat_template = "tiny"
 
 [train]
 method = "none"

@@ -283,6 +283,8 @@ def make_pool(root: Path, long: int = 60) -> Path:
 
 EXPERIMENT = """title = "e"
 rollout_sets = ["NAME"]
+preset = "plan_first"
+base = {kind = "tiny"}
 select = {min_reward = "none", shortest_correct = false, require = []}
 pairs = {capture = "retokenised"}
 [dataset]

@@ -20,6 +20,7 @@ from etpi_assets.reports import facts, html, leaderboard, model_card
 from etpi_assets.reports.iterations import iterations, iterations_board
 from etpi_assets.resources import Resources
 from etpi_assets.specs.experiment import ExperimentSpec
+from etpi_assets.specs.presets import preset_values
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_resources import charts
 from etpi_resources.chat.format import load_chat_format
@@ -28,7 +29,9 @@ from etpi_resources.lake.schemas import empty, from_rows
 from tests.support.graph import write_spec
 from tests.support.models import make_base
 
-SPEC = ExperimentSpec(title="Plan <first> & go", rollout_sets=("strong",))
+SPEC = ExperimentSpec.model_validate(
+    {**preset_values("plan_first"), "title": "Plan <first> & go", "rollout_sets": ["strong"], "base": {"kind": "tiny"}}
+)
 IMPORTED = {"title": "t", "kind": "imported", "path": "x", "license": "cc-by-4.0"}
 
 
@@ -216,7 +219,13 @@ def test_page_and_markdown_show_the_same_figures_of_the_trained_role(tables):
 
 def _evaluated_spec(title: str, suite: str = "coop_tiny", **published) -> ExperimentSpec:
     return ExperimentSpec.model_validate(
-        {"title": title, "rollout_sets": ["s"], "evaluate": {"suite": suite}, "published": published}
+        {
+            **SPEC.model_dump(),
+            "title": title,
+            "rollout_sets": ["s"],
+            "evaluate": {"suite": suite},
+            "published": published,
+        }
     )
 
 
@@ -435,7 +444,8 @@ engine = {kind = "scripted", teacher = "made", skill = {plan_first = 1.0}}
 UNTRAINED = """title = "e"
 rollout_sets = ["planned"]
 evaluate = "none"
-base = {kind = "none"}
+base = {kind = "none", tokenizer = "tiny", chat_template = "tiny"}
+preset = "plan_first"
 train = {method = "none"}
 select = {min_reward = "none", shortest_correct = false}
 gates = {format_exposure = 1}

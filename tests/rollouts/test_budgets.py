@@ -12,6 +12,7 @@ from tests.support.graph import EXPERIMENT, write_spec
 
 SECTION = EvaluateSection.model_validate(
     {
+        "suite": "coop_tiny",
         "decodings": [{"name": "greedy"}, {"name": "t1", "temperature": 1.0}],
         "sample_seeds": [0, 1],
         "steering_probe": True,
@@ -38,7 +39,7 @@ def test_trained_checkpoints_run_under_each_budget_and_the_base_under_its_own():
 
 def test_two_budgets_of_one_name_are_refused():
     with pytest.raises(ValueError, match=r"\['long'\] are used twice"):
-        EvaluateSection.model_validate({"budgets": [{"name": "long", "max_steps": 2}, {"name": "long"}]})
+        EvaluateSection.model_validate({"suite": "s", "budgets": [{"name": "long", "max_steps": 2}, {"name": "long"}]})
 
 
 @pytest.mark.parametrize("change", ["max_steps = 150", "max_model_len = 4096"])

@@ -113,7 +113,7 @@ def test_extends_errors_name_the_file(folder):
 
 def test_none_means_null_only_for_optional_keys(folder):
     spec = _experiment(
-        folder, 'title = "e"\nrollout_sets = ["few"]\nevaluate = "none"\n[select]\nmin_reward = "none"\n'
+        folder, EXPERIMENT.replace('{suite = "small"}', '"none"') + '[select]\nmin_reward = "none"\n'
     ).spec
     assert spec.evaluate is None and spec.select.min_reward is None
     assert _experiment(folder, EXPERIMENT + '[train]\nmethod = "none"\n').spec.train.method == "none"
@@ -168,7 +168,7 @@ def test_changed_key_stales_only_assets_that_depend_on_its_section(folder):
 def test_mapping_follows_the_specs(folder):
     write_spec(folder, "suites", "other", SUITE)
     write_spec(folder, "rollout_sets", "more", ROLLOUT_SET.replace("small", "other"))
-    text = 'title = "e"\nrollout_sets = ["more", "few"]\nevaluate = {suite = "small"}\n'
+    text = 'title = "e"\nrollout_sets = ["more", "few"]\nbase = {kind = "tiny"}\nevaluate = {suite = "small"}\n'
     _experiment(folder, text)
     specs = load_specs(folder)
     assert specs.upstream_keys("experiment", "mine", "rollout_set") == ["more", "few"]

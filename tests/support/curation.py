@@ -38,6 +38,7 @@ AGENT
 
 EXPERIMENT = """title = "e"
 rollout_sets = ["SET"]
+preset = "plan_first"
 select = {min_reward = "none", shortest_correct = false}
 [evaluate]
 suite = "SUITE"
@@ -77,7 +78,8 @@ class CurationLake:
 
     def experiment(self, name: str, of: str = "good", gates: str = "", more: str = "", suite: str = "small") -> None:
         text = EXPERIMENT.replace("SET", of).replace("SUITE", suite).replace("GATES", gates)
-        self.write("experiments", name, text + more)
+        base = "" if "[base]" in more else '[base]\nkind = "tiny"\n'
+        self.write("experiments", name, text + base + more)
 
     def make(self, asset: str, key: str) -> Outcome:
         resources = Resources(lake=self.lake, specs_folder=self.folder / "specs")

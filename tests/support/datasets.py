@@ -90,10 +90,13 @@ def dataset(
 
 @cache
 def _dataset(pairs: str, weights: str, steering: bool, history_think: str) -> Dataset:
-    section, dataset_section = PairsSection(**json.loads(pairs)), DatasetSection(**json.loads(weights))
+    section, dataset_section = (
+        PairsSection(**json.loads(pairs)),
+        DatasetSection(**{"upweight_turns": (0, 1, 2), **json.loads(weights)}),
+    )
     tables, tasks = rollouts(steering, history_think), task_table([*TASKS, *HELDOUT])
     scored = score(tables["rollouts"], tables["agents"], tables["turns"], tasks, ScoringOptions(ScoringSection()))
-    chosen = select.select(tables["rollouts"], scored["scores"], SelectSection(require=()))
+    chosen = select.select(tables["rollouts"], scored["scores"], SelectSection(min_reward=1.0, shortest_correct=True))
     names = chosen["selected"]["rollout_id"].to_pylist()
     taken = {name: table.filter(pc.field("rollout_id").isin(names)) for name, table in tables.items()}
     agents = list(captured_agents(taken, section, CHAT, default, {}))

@@ -28,7 +28,7 @@ from etpi_resources.lake.schemas import TABLES, empty, from_rows
 
 SUITE = 'title = "s"\nfamily = "coop_tiny"\n'
 ROLLOUT_SET = 'title = "r"\nkind = "live"\nsuite = "small"\nengine = {kind = "scripted", teacher = "t"}\n'
-EXPERIMENT = 'title = "e"\nrollout_sets = ["few"]\nevaluate = {suite = "small"}\n'
+EXPERIMENT = 'title = "e"\nrollout_sets = ["few"]\nevaluate = {suite = "small"}\nbase = {kind = "tiny"}\n'
 
 
 def write_spec(folder: Path, kind: str, name: str, text: str) -> Path:

@@ -13,7 +13,7 @@ from etpi_assets.training import assets
 from etpi_assets.worlds.terminal_tiny.generate import generate_tasks
 from etpi_resources.lake.lake import Lake, Ref, folder_hash
 from etpi_resources.lake.schemas import empty, from_rows
-from tests.support.graph import ROLLOUT_SET, SUITE, write_spec
+from tests.support.graph import EXPERIMENT, ROLLOUT_SET, SUITE, write_spec
 
 RECIPES = {recipe.node.name: recipe for recipe in assets.ASSETS}
 
@@ -34,7 +34,7 @@ def prepared(folder: Path, base: Path, name: str = "first", **rl: str) -> Lake:
     write_spec(folder / "specs", "suites", "small", SUITE.replace("coop_tiny", "terminal_tiny"))
     write_spec(folder / "specs", "rollout_sets", "few", ROLLOUT_SET)
     section = "\n".join(f"{key} = {value}" for key, value in {**RL, **rl}.items())
-    text = f'title = "e"\nrollout_sets = ["few"]\nevaluate = {{suite = "small"}}\n[rl]\n{section}\n'
+    text = f"{EXPERIMENT}[rl]\n{section}\n"
     write_spec(folder / "specs", "experiments", name, text)
     row = {
         "checkpoint_id": folder_hash(base), "experiment": name, "role": "base", "step": 0, "final": True,

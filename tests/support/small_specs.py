@@ -14,6 +14,8 @@ rollout_sets = ["little_strong"]
 evaluate = "none"
 [base]
 kind = "none"
+tokenizer = "tiny"
+chat_template = "tiny"
 [train]
 method = "none"
 [gates]

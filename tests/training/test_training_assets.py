@@ -30,6 +30,7 @@ from tests.support.tiny_training import learnable, make_base
 
 RECIPES = {recipe.node.name: recipe for recipe in assets.ASSETS}
 DATASET = Ref("upweighted_dataset", "experiment", "first")
+TINY_FORMAT = 'tokenizer = "tiny"\nchat_template = "tiny"'
 TRAIN = {
     "dtype": '"fp32"', "batch_tokens": "2048", "epochs": "3", "learning_rate": "1e-2",
 }  # fmt: skip
@@ -53,7 +54,7 @@ class Training:
         based = base or f'kind = "path"\npath = "{self.base}"\nsha256 = "{folder_hash(self.base)}"'
         text = (
             f'title = "e"\nrollout_sets = ["few"]\nevaluate = {{suite = "small"}}\nseeds = {seeds}\n'
-            f"[base]\n{based}\n[train]\n{section}\n"
+            f"[base]\n{based}\n{TINY_FORMAT}\n[train]\n{section}\n"
         )
         write_spec(self.folder / "specs", "experiments", name, text)
 
