@@ -31,6 +31,8 @@ from etpi_assets.trajectories.records import Action, AgentRecord, RolloutRecord
 
 _VERSION = re.compile(r"ATIF-v1\.(\d+)")
 _NEWEST = 8
+_MOST_LOGPROB = 1e6
+"""Engines report impossible tokens as -9999 or so; beyond this, a float32 column would hold infinity."""
 _JSON = (".json", ".json.gz", ".json.zst")
 EXPORT_KEY = "etpi"
 """Key of `extra` under which etpi's exports keep values that the format has no field for."""
@@ -277,9 +279,9 @@ def logprobs(value: Any, count: int, name: str) -> list[float] | None:
         return None
     numbers = value if isinstance(value, list) else []
     if len(numbers) != count or not all(
-        isinstance(x, int | float) and not isinstance(x, bool) and x == x for x in numbers
+        isinstance(x, int | float) and not isinstance(x, bool) and abs(x) <= _MOST_LOGPROB for x in numbers
     ):
-        raise Unreadable("bad_logprobs", f"{name}: not one number for each of the {count} output ids")
+        raise Unreadable("bad_logprobs", f"{name}: not one log-probability for each of the {count} output ids")
     return [float(x) for x in numbers]
 
 
