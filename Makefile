@@ -102,9 +102,9 @@ demo-all: setup  ## every experiment on the embedded worlds once, ablations exce
 results: setup  ## [EXPERIMENTS="a b"] [SEEDS="0 1 2"]: experiments repeated over training seeds, into docs/results.md
 	@$(ETPI) results $(EXPERIMENTS) $(foreach seed,$(SEEDS),--seed $(seed)) --to docs/results.md
 
-run: environment  ## EXPERIMENT=name: bring an experiment up to date, with everything it depends on
-	@[ -n "$(EXPERIMENT)" ] || { echo "usage: make run EXPERIMENT=name"; $(ETPI) status; exit 1; }
-	@$(ETPI) run $(EXPERIMENT)
+run: environment  ## EXPERIMENT=name [DRY_RUN=1]: bring an experiment up to date, with everything it depends on
+	@[ -n "$(EXPERIMENT)" ] || { echo "usage: make run EXPERIMENT=name [DRY_RUN=1]"; $(ETPI) status; exit 1; }
+	@$(ETPI) run $(EXPERIMENT) $(if $(DRY_RUN),--dry-run)
 
 status: environment  ## [EXPERIMENT=name]: show what is missing, stale or blocked
 	@$(ETPI) status $(EXPERIMENT)

@@ -90,7 +90,7 @@ def _fuzz(name: str, folder: Path, runs: int) -> None:
     """Run libFuzzer in this process; it ends the process."""
     import atheris  # pyright: ignore[reportMissingImports]
 
-    with atheris.instrument_imports(include=["etpi_assets.importers"]):
+    with atheris.instrument_imports(include=["etpi_assets.importers"]):  # pyright: ignore
         from etpi_assets.importers import count_found, import_runs
     from etpi_assets.trajectories.records import RolloutRecord
     from etpi_assets.trajectories.tables import from_tables, to_tables

@@ -88,12 +88,14 @@ def demo_all(rebuild: bool, recollect: bool) -> int:
 
 @etpi.command()
 @click.argument("experiments", nargs=-1, required=True, metavar="EXPERIMENT...")
+@click.option("--dry-run", is_flag=True, help="list what would be made, why, and what it cost last time; run nothing")
 @_consents
-def run(experiments: tuple[str, ...], rebuild: bool, recollect: bool) -> int:
+def run(experiments: tuple[str, ...], dry_run: bool, rebuild: bool, recollect: bool) -> int:
     """Bring experiments up to date, with everything they depend on."""
     from etpi import commands
 
-    return commands.compare(experiments, _consent(rebuild, recollect))
+    consent = _consent(rebuild, recollect)
+    return commands.dry_run(experiments, consent) if dry_run else commands.compare(experiments, consent)
 
 
 @etpi.command()

@@ -10,10 +10,15 @@ import time
 from collections.abc import Collection, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from etpi.dagster_home import prepare_dagster_home
 from etpi_assets.specs.folders import user_folders
 from etpi_assets.specs.load import SpecError, Specs, load_shipped, load_specs
+
+if TYPE_CHECKING:
+    from etpi_assets.planner import Step
+    from etpi_resources.lake.lake import Lake
 
 DEMO = ("plan_first_tiny", "plan_first_tiny_weak")
 RESULT_SEEDS = (0, 1, 2)
@@ -31,16 +36,14 @@ def run_experiments(names: Sequence[str], specs_folder: Path | None = None, cons
         SpecError: an experiment does not exist, or a spec of its chain is invalid.
         SandboxUnavailable: the run needs sandboxes that cannot start on this machine; nothing was run.
     """
-    from etpi_assets.planner import across, consent_refusal, open_steps, plan
+    from etpi_assets.planner import across, consent_refusal, open_steps
     from etpi_assets.resources import Resources
     from etpi_assets.runs.preflight import require_sandboxes
     from etpi_resources.lake.catalog import default_path
     from etpi_resources.lake.lake import Lake
 
     specs, lake = load_specs(specs_folder), Lake.open()
-    plans = {name: plan(name, specs, lake) for name in names}
-    if invalid := [step.reason for steps in plans.values() for step in steps if step.state == "invalid"]:
-        raise SpecError("\n".join(dict.fromkeys(invalid)))
+    plans = _plans(names, specs, lake)
     steps = list(dict.fromkeys(step for planned in plans.values() for step in planned))
     if refusal := consent_refusal(steps, consent):
         print(f"etpi: {refusal}", file=sys.stderr)
@@ -70,6 +73,27 @@ def run_experiments(names: Sequence[str], specs_folder: Path | None = None, cons
     if failed:
         print(failures_table(failed), file=sys.stderr)
     return 1 if failed else 0
+
+
+def dry_run(names: Sequence[str], consent: Collection[str] = ()) -> int:
+    """Print what `run_experiments` would do; always 0. Raises SpecError as it does."""
+    from etpi_assets.runs.dry_run import describe
+    from etpi_resources.lake.lake import Lake
+
+    specs, lake = load_specs(), Lake.open()
+    for line in describe(_plans(names, specs, lake), specs, lake, consent):
+        print(line)
+    return 0
+
+
+def _plans(names: Sequence[str], specs: Specs, lake: Lake) -> dict[str, list[Step]]:
+    """Return the plan of each experiment. Raises SpecError if a spec of a chain is unknown or invalid."""
+    from etpi_assets.planner import plan
+
+    plans = {name: plan(name, specs, lake) for name in names}
+    if invalid := [step.reason for steps in plans.values() for step in steps if step.state == "invalid"]:
+        raise SpecError("\n".join(dict.fromkeys(invalid)))
+    return plans
 
 
 def show_status(names: Sequence[str]) -> int:

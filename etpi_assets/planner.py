@@ -294,8 +294,18 @@ def compare(
         return Change("stale", f"changed since: {', '.join(changed)}", _by_code(changed, node, key, specs, lake))
     if list(inputs) != list(manifest.inputs):
         return Change("stale", "its inputs are in another order")
-    names = ", ".join(changed_code(code, manifest, lake))
+    names = _first(changed_code(code, manifest, lake), "files")
     return Change("code", f"code changed since {manifest.created_at[:10]}: {names}")
+
+
+_MOST_NAMES = 3
+"""Files, and definitions of a file, that a reason names; `etpi explain` lists all."""
+
+
+def _first(names: Sequence[str], what: str) -> str:
+    """Return the first names, and how many more there are."""
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more {what}" if more > 0 else "")
 
 
 def changed_keys(was: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -323,7 +333,7 @@ def changed_code(code: PartitionCode, manifest: Manifest, lake: Lake) -> list[st
     for module in sorted(name for name in {**was, **now} if was.get(name) != now.get(name)):
         old, new = before.get(module, {}), code.whole.definitions.get(module, {})
         names = sorted(name for name in {**old, **new} if old.get(name) != new.get(name)) if before else []
-        changes.append(f"{file_of(module)} ({', '.join(names)})" if any(names) else file_of(module))
+        changes.append(f"{file_of(module)} ({_first(names, 'definitions')})" if any(names) else file_of(module))
     return changes
 
 
