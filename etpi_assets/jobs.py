@@ -10,6 +10,7 @@ import dagster as dg
 
 from etpi_assets.dagster_private import (
     AssetGraph,
+    ExpectedFailure,
     PartitionBackfill,
     PartitionRangeSelector,
     PartitionsByAssetSelector,
@@ -55,9 +56,9 @@ def _bring_experiment(experiments: SpecPartitions) -> dg.JobDefinition:
         try:
             steps = plan(name, resources.specs, resources.lake)
         except SpecError as error:
-            raise dg.Failure(description=str(error), allow_retries=False) from None
+            raise ExpectedFailure(str(error)) from None
         if invalid := [step for step in steps if step.state == "invalid"]:
-            raise dg.Failure(description="\n".join(step.reason for step in invalid), allow_retries=False)
+            raise ExpectedFailure("\n".join(step.reason for step in invalid))
         if not open_steps(steps):
             context.log.info(f"{name}: nothing is missing or stale")
             return

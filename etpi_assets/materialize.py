@@ -24,6 +24,7 @@ from etpi_assets.asset_run import (
     require_inputs,
 )
 from etpi_assets.checks import check_info
+from etpi_assets.dagster_private import ExpectedFailure
 from etpi_assets.graph import GRAPH, JOBS, Node
 from etpi_assets.partitions import PARTITION_TAG, mapping, partition_sets
 from etpi_assets.planner import CONSENTS, Consent
@@ -112,7 +113,7 @@ def build_asset(recipe: AssetRecipe, specs: Specs) -> dg.AssetsDefinition:
             with acting_for(key):
                 outcome = recipe.execute(key, resources, context.log.info, context, _consent(context))
         except EXPECTED_FAILURES as error:
-            raise dg.Failure(description=f"{node.name}: {error}", allow_retries=False) from None
+            raise ExpectedFailure(f"{node.name}: {error}") from None
         _log_outcome(context, node, key, outcome)
         yield dg.MaterializeResult(
             data_version=dg.DataVersion(outcome.manifest.version),
@@ -125,7 +126,7 @@ def build_asset(recipe: AssetRecipe, specs: Specs) -> dg.AssetsDefinition:
         )
         if outcome.manifest.blocked:
             # Dagster itself would fail the step with nothing but the check's name.
-            raise dg.Failure(description=_failure_message(node, key, outcome), allow_retries=False)
+            raise ExpectedFailure(_failure_message(node, key, outcome))
 
     return materialize
 

@@ -12,6 +12,7 @@ import dagster as dg
 from etpi_assets import dagster_private
 from etpi_assets.dagster_private import (
     LOG_RECORD_METADATA_ATTR,
+    ExpectedFailure,
     PartitionBackfill,
     PartitionRangeSelector,
     PartitionsByAssetSelector,
@@ -67,3 +68,20 @@ def test_private_dagster_names_are_imported_in_one_module_alone() -> None:
     private = re.compile(r"^\s*(?:from|import) dagster(?:_\w+)?\._", re.MULTILINE)
     files = [path for top in ("etpi", "etpi_assets", "etpi_resources") for path in (ROOT / top).rglob("*.py")]
     assert {path.name for path in files if private.search(path.read_text())} == {Path(dagster_private.__file__).name}
+
+
+def test_expected_failure_keeps_its_message_and_shows_no_stack() -> None:
+    @dg.op(retry_policy=dg.RetryPolicy(max_retries=2))
+    def fail() -> None:
+        raise ExpectedFailure("no data; run X")
+
+    @dg.job
+    def job() -> None:
+        fail()
+
+    result = job.execute_in_process(raise_on_error=False)
+    (failure,) = [event.step_failure_data for event in result.all_events if event.is_step_failure]
+    assert failure.error is not None and failure.user_failure_data is not None
+    assert failure.error.to_string().strip() == failure.user_failure_data.description == "no data; run X"
+    assert failure.error.stack == []
+    assert not [event for event in result.all_events if event.is_step_up_for_retry]
