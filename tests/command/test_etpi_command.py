@@ -55,7 +55,7 @@ def test_mistyped_command_names_the_nearest(capsys):
 def test_expected_error_is_one_message(capsys):
     assert cli.main(["run", "plan_first_tinny"]) == 1
     said = capsys.readouterr().err
-    assert said.startswith("etpi: there is no experiment 'plan_first_tinny'. Did you mean 'plan_first_tiny'?")
+    assert said.startswith("etpi: there is no experiment 'plan_first_tinny'. Did you mean 'plan_first_tiny'")
     assert "Traceback" not in said
 
 
