@@ -120,6 +120,7 @@ def rollout_set_spec(name: str, suite: str, endpoint: Endpoint, agent: AgentSect
     key = f"api_key_env = {quoted(endpoint.key_variable)}   # the variable's name\n" if endpoint.key_variable else ""
     tools = ", ".join(map(quoted, agent.tools or ("bash",)))
     tokenizer = f"tokenizer = {quoted(endpoint.tokenizer)}   # of the served model\n" if endpoint.kind == "vllm" else ""
+    limit = min(endpoint.context or _TOKENS, 131072)
     text = f"""\
 # Written by `etpi init`. All keys: docs/reference/specs.md; engines: docs/engines.md
 title = {quoted(f"Rollouts of {endpoint.model} on {suite}")}
@@ -139,8 +140,8 @@ urls = [{quoted(endpoint.url)}]
 prompt = {quoted(agent.prompt)}
 {tokenizer}tools = [{tools}]
 max_steps = {max(agent.max_steps, 30)}   # assistant turns of an agent
-max_tokens = 4096   # tokens of one turn
-max_model_len = {min(endpoint.context or _TOKENS, 131072)}   # tokens of prompt and output together
+max_tokens = {min(4096, limit // 4)}   # tokens of one turn
+max_model_len = {limit}   # tokens of prompt and output together
 temperature = 1.0
 """
     return NewSpec("rollout_set", name, text)

@@ -40,7 +40,7 @@ def test_rollouts_are_collected_with_the_written_specs(cwd, monkeypatch):
         spec = load_specs().rollout_sets["mine"]
         assert spec.engine and (spec.engine.kind, spec.engine.model) == ("openai", "teacher")
         assert (spec.engine.urls, spec.engine.api_key_env) == ((f"{server.url}/v1",), "TEACHER_KEY")
-        assert spec.agent.max_model_len == 4096
+        assert (spec.agent.max_model_len, spec.agent.max_tokens) == (4096, 1024)
         assert "secret" not in (cwd / "specs/rollout_sets/mine.toml").read_text()
         assert cli.main(["run", "mine"]) == 0
     lake = Lake.open()
