@@ -23,7 +23,7 @@ from etpi_assets.curation.steering import FirstPrompt, SteeringNgrams
 from etpi_assets.curation.student_form import StudentForm
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
 from etpi_assets.specs.check_names import DATASET, OVERRIDABLE, PAIRS, SELECTED
-from etpi_assets.specs.experiment import ExperimentSpec
+from etpi_assets.specs.experiment import ExperimentSpec, PairsSection
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.rollout_set import AgentSection, RolloutSetSpec
 from etpi_assets.tasks.families import load_family
@@ -91,11 +91,12 @@ def tito_pairs(run: AssetRun) -> Produced:
     tasks = {task.task_id: task for task in read_tasks(run.read("tasks", "tasks"))}
     selected = run.read("selected_trajectories", "selected", columns=["rollout_id", "rollout_set"])
     dropped: list[pa.Table] = [empty("dropped")]
-    references, syntax = _PairReferences(), LabelSyntax(student_format(spec), spec.gates)
+    references = _PairReferences(_with_capture(run))
+    syntax = LabelSyntax(student_format(spec), spec.gates)
     with run.spool("pairs") as spool:
         for name in spec.rollout_sets:
             rollout_set: RolloutSetSpec = run.specs.get("rollout_set", name)  # pyright: ignore[reportAssignmentType]
-            _require_same_vocabulary(name, rollout_set, spec)
+            _require_same_vocabulary(name, rollout_set, spec, references.section)
             rollout_ids = selected.filter(pc.field("rollout_set") == name)["rollout_id"].to_pylist()
             for tables in _pairs_of_set(run, name, rollout_set, rollout_ids, tasks, references, syntax):
                 spool.add(tables["pairs"])
@@ -108,6 +109,7 @@ class _PairReferences:
     """References that the checks of pairs compare with, collected while the pairs are built.
 
     Attributes:
+        section: the spec's section with its capture decided.
         turns: keys of the turns of the selected rollouts.
         captured: for a few re-tokenised rollouts, the pairs that their captured ids give.
         default_prompts: (rollout_id, agent_id) -> ids of the prompt that serving renders.
@@ -115,6 +117,7 @@ class _PairReferences:
         rerendered: conversations whose earlier messages the template rewrites.
     """
 
+    section: PairsSection
     turns: list[pa.Table] = field(default_factory=lambda: [empty("turns").select(integrity.KEY)])
     captured: list[pa.Table] = field(default_factory=lambda: [empty("pairs")])
     default_prompts: dict[tuple[str, str], Sequence[int] | np.ndarray] = field(default_factory=dict)
@@ -143,7 +146,7 @@ def _pairs_of_set(
 ) -> Iterator[dict[str, pa.Table]]:
     """Yield {"pairs", "dropped"} of a few rollouts of the set at a time; extend `references` and `syntax`."""
     spec: ExperimentSpec = run.spec
-    chat, section, kwargs = student_format(spec), spec.pairs, spec.serving.template_kwargs
+    chat, section, kwargs = student_format(spec), references.section, spec.serving.template_kwargs
     native = section.model_copy(update={"capture": "native"})
     tools = tool_schemas(rollout_set.agent.tools if section.capture == "native" else section.tools)
     default_prompt = _default_prompts(run, rollout_set, tasks, tools, references.steering)
@@ -174,7 +177,7 @@ def _of_rollouts(block: Mapping[str, pa.Table], rollout_ids: frozenset[str]) -> 
 
 def _pairs_produced(run: AssetRun, references: _PairReferences, syntax: CheckOutcome, dropped: pa.Table) -> Produced:
     spec: ExperimentSpec = run.spec
-    chat, section, pairs = student_format(spec), spec.pairs, run.spooled("pairs")
+    chat, section, pairs = student_format(spec), references.section, run.spooled("pairs")
     steering = SteeringNgrams.build(sorted(references.steering), sorted(references.systems), chat)
     checks = [
         syntax,
@@ -190,6 +193,7 @@ def _pairs_produced(run: AssetRun, references: _PairReferences, syntax: CheckOut
         tables={"pairs": pairs, "dropped": dropped},
         checks=_with_overrides(spec, checks),
         metadata={
+            "capture": section.capture,
             "dropped": dict(counts(dropped, "reason").most_common()),
             "prompt_edits": dict(counts(pairs, "prompt_edit")),
             "think_ids_removed": pc.sum(narrow["think_removed"]).as_py() or 0,  # pyright: ignore[reportAttributeAccessIssue]
@@ -200,10 +204,32 @@ def _pairs_produced(run: AssetRun, references: _PairReferences, syntax: CheckOut
     )
 
 
-def _require_same_vocabulary(name: str, rollout_set: RolloutSetSpec, spec: ExperimentSpec) -> None:
+def _with_capture(run: AssetRun) -> PairsSection:
+    """Return the spec's section with a capture: for "auto", native if all turns have ids of the student's tokenizer."""
+    spec: ExperimentSpec = run.spec
+    if spec.pairs.capture != "auto":
+        return spec.pairs
+    native = not spec.pairs.tools
+    for name in spec.rollout_sets:
+        rollout_set: RolloutSetSpec = run.specs.get("rollout_set", name)  # pyright: ignore[reportAssignmentType]
+        captures = counts(run.stored("raw_rollouts", "turns", key=name), "capture")
+        native = native and set(captures) <= {"native"} and not _foreign(rollout_set, spec)
+    capture = "native" if native else "retokenised"
+    run.log(f'{run.label}: pairs.capture = "auto" is {capture} here')
+    return spec.pairs.model_copy(update={"capture": capture})
+
+
+def _foreign(rollout_set: RolloutSetSpec, spec: ExperimentSpec) -> bool:
+    """Return whether a set's ids are known to be of another tokenizer than the student's."""
+    return rollout_set.kind != "imported" and rollout_set.agent.tokenizer != spec.base.tokenizer
+
+
+def _require_same_vocabulary(
+    name: str, rollout_set: RolloutSetSpec, spec: ExperimentSpec, section: PairsSection
+) -> None:
     """Raise SpecError if native ids are of another tokenizer than the student's, which no check of ids could notice."""
     captured = rollout_set.agent.tokenizer
-    if spec.pairs.capture == "native" and rollout_set.kind != "imported" and captured != spec.base.tokenizer:
+    if section.capture == "native" and _foreign(rollout_set, spec):
         raise SpecError(
             f"rollout set {name!r} was captured in the ids of {captured!r}, the student reads {spec.base.tokenizer!r}: "
             'set pairs.capture = "retokenised", or use a base with that tokenizer'

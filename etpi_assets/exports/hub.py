@@ -81,7 +81,7 @@ def _card(source: ExportSource, files: Mapping[str, int]) -> str:
         f"| `tokens` | one training sequence: `input_ids`, `labels`, weighted spans | {counted['tokens']} |",
         "",
         f"Token ids belong to the tokenizer `{spec.base.tokenizer}` and the chat template `{spec.base.chat_template}`; "
-        f"capture: `{spec.pairs.capture}`.",
+        f"capture: `{source.capture}`.",
         "",
         "## Data versions",
         "",

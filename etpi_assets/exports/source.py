@@ -175,11 +175,17 @@ class ExportSource:
         rest = [message for message in captured if message["kind"] != "prompt"]
         return [{**m, "turn": None, "kind": "prompt", "tool_calls": None} for m in default] + rest
 
+    @cached_property
+    def capture(self) -> str:
+        """The capture of the pairs, which `pairs.capture = "auto"` leaves to the rollouts."""
+        captures = self.lake.read(self._ref("tito_pairs"), "pairs", columns=["capture"])["capture"].unique().to_pylist()
+        return " and ".join(captures) or self.spec.pairs.capture
+
     def _tools(self, record: RolloutRecord) -> list[Any] | None:
         """Return the tool schemas that the agent's prompts offer, as in `tito_pairs`."""
         rollout_set = self.specs.get("rollout_set", record.rollout_set or "")
         assert isinstance(rollout_set, RolloutSetSpec)
-        native = self.spec.pairs.capture == "native"
+        native = self.capture == "native"
         schemas = tool_schemas(rollout_set.agent.tools if native else self.spec.pairs.tools)
         return record.tools if schemas is None else schemas
 

@@ -38,7 +38,7 @@ def sequence_rows(source: ExportSource, split: str) -> Iterator[dict[str, Any]]:
         columns = {name: row[name] for name in SEQUENCES.names if name in row}
         for branch in branches(row):
             ids, labels = branch["input_ids"].tolist(), branch["labels"].tolist()
-            yield {**columns, **branch, "input_ids": ids, "labels": labels, "capture": source.spec.pairs.capture}
+            yield {**columns, **branch, "input_ids": ids, "labels": labels, "capture": source.capture}
 
 
 def weights_note(source: ExportSource) -> tuple[str, ...]:

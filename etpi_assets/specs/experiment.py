@@ -34,8 +34,9 @@ class SelectSection(Section):
 class PairsSection(Section):
     """How turns become token-in/token-out pairs."""
 
-    capture: Literal["native", "retokenised"] = "native"
-    """Which token ids: `native` as the engine generated them, or `retokenised` from the recorded messages."""
+    capture: Literal["auto", "native", "retokenised"] = "auto"
+    """Which token ids: `native` as the engine generated them, or `retokenised` from the recorded messages; `auto`:
+    native if all turns of the rollout sets have ids of the student's tokenizer, else retokenised."""
     tools: tuple[Tool, ...] = ()
     """retokenised: tools that the student's prompts offer, instead of the schemas that the rollouts recorded."""
     strip_think: bool = True

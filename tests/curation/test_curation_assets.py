@@ -148,7 +148,10 @@ def test_empty_selection_blocks(room):
 
 
 def test_native_ids_of_another_vocabulary_raise(room):
-    room.experiment("foreign", more='[base]\nkind = "none"\ntokenizer = "qwen3"\nchat_template = "qwen3"\n')
+    room.experiment(
+        "foreign",
+        more='[base]\nkind = "none"\ntokenizer = "qwen3"\nchat_template = "qwen3"\n[pairs]\ncapture = "native"\n',
+    )
     with pytest.raises(SpecError, match=r'tiny.*pairs\.capture = "retokenised"'):
         room.failures("foreign")
     room.experiment(

@@ -24,7 +24,7 @@ from etpi_resources.lake.schemas import TABLES, from_rows
 from tests.support.datasets import CHAT, HELDOUT, TASKS, dataset, default
 
 GATES = GatesSection(**preset_values("plan_first")["gates"])
-SECTION = PairsSection()
+SECTION = PairsSection(capture="native")
 STEERING = [steering_text("coop", role) for role in FAMILY.roles(TASKS[0])]
 STEERING_NGRAMS = SteeringNgrams.build(STEERING, [], CHAT)
 

@@ -21,8 +21,8 @@ from etpi_assets.trajectories.tables import iter_prompts
 from etpi_resources.chat.format import load_chat_format
 from tests.support.datasets import CHAT, dataset, default, rollouts
 
-NATIVE = PairsSection()
-KEEP = PairsSection(strip_think=False, history_think="keep", drop_unparseable=False)
+NATIVE = PairsSection(capture="native")
+KEEP = PairsSection(capture="native", strip_think=False, history_think="keep", drop_unparseable=False)
 
 
 def ids(text):
@@ -156,7 +156,9 @@ def test_every_dropped_turn_has_its_reason():
         "truncated", "unparseable", "unclosed_think", "second_think_block", "nothing_but_think",
     ]  # fmt: skip
     assert reasons[2][1] == "no command found"
-    kept = PairsSection(drop_truncated=False, drop_unparseable=False, strip_think=False, history_think="keep")
+    kept = PairsSection(
+        capture="native", drop_truncated=False, drop_unparseable=False, strip_think=False, history_think="keep"
+    )
     assert not dropped(agents, kept)[0]
 
 
@@ -217,7 +219,7 @@ texts = st.sampled_from(["ls", "<think>hm</think>", "<think>\nhm\n</think>\n\n",
     st.booleans(),
 )
 def test_each_turn_is_a_pair_or_dropped_and_prefix_encoding_is_lossless(outputs, history, strip):
-    section = PairsSection(strip_think=strip, history_think=history)
+    section = PairsSection(capture="native", strip_think=strip, history_think=history)
     agents = turns(*outputs)
     reasons, pairs = dropped(agents, section)
     assert len(reasons) + len(pairs) == len(outputs)

@@ -18,7 +18,6 @@ TURNS = sum(message["role"] == "assistant" for run in RUNS for message in run["m
 SET = 'title = "mine"\nkind = "imported"\npath = "PATH"\n'
 BARE = """title = "bare"
 rollout_sets = ["SET"]
-pairs = {capture = "retokenised"}
 [base]
 kind = "none"
 tokenizer = "qwen3"

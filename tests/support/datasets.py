@@ -91,7 +91,7 @@ def dataset(
 @cache
 def _dataset(pairs: str, weights: str, steering: bool, history_think: str) -> Dataset:
     section, dataset_section = (
-        PairsSection(**json.loads(pairs)),
+        PairsSection(**{"capture": "native", **json.loads(pairs)}),
         DatasetSection(**{"upweight_turns": (0, 1, 2), **json.loads(weights)}),
     )
     tables, tasks = rollouts(steering, history_think), task_table([*TASKS, *HELDOUT])

@@ -90,7 +90,7 @@ def test_turns_of_an_agent_that_is_not_there_are_not_passed_over():
     tables = dict(rollouts())
     tables["agents"] = tables["agents"].slice(0, len(tables["agents"]) - 1)
     with pytest.raises(ValueError, match="another order"):
-        list(captured_agents(tables, PairsSection(), CHAT, default, {}))
+        list(captured_agents(tables, PairsSection(capture="native"), CHAT, default, {}))
 
 
 def test_what_is_walked_through_on_the_disk_is_what_is_read_at_once(tmp_path):

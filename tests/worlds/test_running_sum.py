@@ -124,7 +124,7 @@ def test_a_history_put_together_again_is_held_against_the_captured_one(agent):
 
 
 def test_without_captured_ids_nothing_is_decided():
-    pairs = make_pairs([], PairsSection(), CHAT)["pairs"]
+    pairs = make_pairs([], PairsSection(capture="native"), CHAT)["pairs"]
     assert integrity.history_as_captured(pairs, pairs, CHAT).figures.get("compared", 0) == 0
 
 
