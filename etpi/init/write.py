@@ -78,6 +78,7 @@ def announcement(files: Sequence[Path], experiment: str) -> str:
             f"A run will make {len(steps)} assets, or say why one does not apply:",
             *(textwrap.fill(line, WIDTH, subsequent_indent="    ") for line in step_lines(steps)),
             "Next:",
+            f"  etpi run {experiment} --dry-run     # each asset and why it would be made",
             f"  etpi run {experiment}",
             f"  etpi export {experiment} --format trl --to out     # docs/formats.md lists the formats",
         ]
