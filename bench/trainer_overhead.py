@@ -30,7 +30,7 @@ from etpi_resources.trainers.workers.checkpointing import load_model
 from etpi_resources.trainers.workers.collate import Sequences, collate, read_sequences
 from etpi_resources.trainers.workers.device import Compute
 from etpi_resources.trainers.workers.label_head import add_label_head
-from etpi_resources.trainers.workers.plan import Plan, make_plan
+from etpi_resources.trainers.workers.plan import Plan, PlanSettings, make_plan
 from etpi_resources.trainers.workers.reporting import CONFIG_FILE, Worker
 from etpi_resources.trainers.workers.sft_worker import GRADIENT_NORM, build_trainer
 from etpi_resources.trainers.workers.weighted_trainer import nll_at_labels
@@ -41,9 +41,16 @@ VOCABULARY = 1024
 def make_model(folder: Path) -> None:
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=VOCABULARY, hidden_size=128, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=4,
-        head_dim=32, intermediate_size=384, max_position_embeddings=2048, tie_word_embeddings=True,
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=32,
+        intermediate_size=384,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+    )
     Qwen3ForCausalLM(config).save_pretrained(folder)
     words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
     PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w1", eos_token="w2").save_pretrained(folder)
@@ -58,11 +65,15 @@ def make_sequences(file: Path, n: int = 400) -> Sequences:
         starts = list(range(length // 3, length - 60, 80))
         rows.append(
             {
-                "sequence_id": str(i), "split": "train", "input_ids": rng.integers(3, VOCABULARY, length).tolist(),
-                **CHAIN, "span_starts": starts, "span_ends": [s + 40 for s in starts],
+                "sequence_id": str(i),
+                "split": "train",
+                "input_ids": rng.integers(3, VOCABULARY, length).tolist(),
+                **CHAIN,
+                "span_starts": starts,
+                "span_ends": [s + 40 for s in starts],
                 "span_weights": [1.0] * len(starts),
             }
-        )  # fmt: skip
+        )
     pq.write_table(schemas.from_rows("sequences", rows), file)
     return read_sequences([file], "train", vocabulary=VOCABULARY, longest=2048)
 
@@ -86,9 +97,16 @@ def bare_loop(base: Path, plan: Plan, sequences: Sequences) -> tuple[float, floa
 def trainer_loop(base: Path, folder: Path, plan: Plan, sequences: Sequences) -> tuple[float, float]:
     """Return the (wall, CPU) seconds of the plan in the worker's trainer."""
     config = SftWorkerConfig(
-        label="overhead", base=str(base), base_name="base", files=(), seed=0, chat_template=None, device="auto",
-        micro_tokens=0, train=settings(TrainSection()),
-    )  # fmt: skip
+        label="overhead",
+        base=str(base),
+        base_name="base",
+        files=(),
+        seed=0,
+        chat_template=None,
+        device="auto",
+        micro_tokens=0,
+        train=settings(TrainSection()),
+    )
     (folder / CONFIG_FILE).write_text(config.model_dump_json())
     model, compute = load_model(base, torch.float32), Compute(gpu=False, dtype="fp32")
     trainer = build_trainer(Worker(folder, SftWorkerConfig), model, plan, sequences, compute=compute, replicated=False)
@@ -109,10 +127,19 @@ def main() -> None:
         make_model(folder / "base")
         sequences = make_sequences(folder / "sequences.parquet")
         plan = make_plan(
-            sequences.lengths().tolist(), sequences.rows.tolist(), sequences.totals(sequences.weights).tolist(),
-            epochs=1.0, max_steps=options.steps, batch_tokens=options.batch_tokens, micro_tokens=options.batch_tokens,
-            schedule="cosine", warmup=0.03, seed=0,
-        )  # fmt: skip
+            sequences.lengths().tolist(),
+            sequences.rows.tolist(),
+            sequences.totals(sequences.weights).tolist(),
+            PlanSettings(
+                epochs=1.0,
+                max_steps=options.steps,
+                batch_tokens=options.batch_tokens,
+                micro_tokens=options.batch_tokens,
+                schedule="cosine",
+                warmup=0.03,
+                seed=0,
+            ),
+        )
         bare_loop(folder / "base", plan, sequences)
         bare, trainer = [], []
         for _ in range(options.rounds):

@@ -34,6 +34,7 @@ from etpi_assets.versioning.keys import PartitionCode, code_of
 from etpi_resources.lake import parquet
 from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.lake import Lake, LakeError, Manifest, MissingInput, Ref
+from etpi_resources.lake.manifest import RunRecord
 from etpi_resources.lake.schemas import empty
 from etpi_resources.lake.stored import Spooled, Stored
 from etpi_resources.process.progress import WORKER_VARIABLE, Progress
@@ -250,14 +251,16 @@ class AssetRecipe:
                 input_key=input_key,
                 inputs=inputs,
                 spec_hash=run.specs.section_hash(self.node.set, key, self.node.sections),
-                spec=run.specs.sections(self.node.set, key, self.node.sections),
                 seeds=produced.seeds,
                 checks=produced.checks,
                 notes=produced.notes,
-                code={**run.code.to_json(), **({"kept_root": run.kept_code} if run.keeps_older else {})},
-                cause=_cause(change),
-                accepted=before.accepted if before and run.keeps_older else (),
-                began=start,
+                run=RunRecord(
+                    spec=run.specs.sections(self.node.set, key, self.node.sections),
+                    code={**run.code.to_json(), **({"kept_root": run.kept_code} if run.keeps_older else {})},
+                    cause=_cause(change),
+                    accepted=before.accepted if before and run.keeps_older else (),
+                    began=start,
+                ),
             )
             run.lake.store_code(run.code.whole.digest, run.code.whole.definitions)
         return Outcome(manifest, False, produced.metadata, time.monotonic() - start)

@@ -33,7 +33,16 @@ import pyarrow as pa
 from etpi_resources.hashes import json_hash
 from etpi_resources.lake import parquet
 from etpi_resources.lake.checks import CheckOutcome
-from etpi_resources.lake.manifest import NAME, BlockedInput, DamagedFile, LakeError, Manifest, MissingInput, Ref
+from etpi_resources.lake.manifest import (
+    NAME,
+    BlockedInput,
+    DamagedFile,
+    LakeError,
+    Manifest,
+    MissingInput,
+    Ref,
+    RunRecord,
+)
 from etpi_resources.lake.parquet import SchemaMismatch
 from etpi_resources.lake.stored import Spooled
 from etpi_resources.process.locks import LockHeld, file_lock
@@ -69,11 +78,7 @@ class Lake:
         seeds: Sequence[int] = (),
         checks: Sequence[CheckOutcome] = (),
         notes: Mapping[str, Any] | None = None,
-        spec: Mapping[str, Any] | None = None,
-        code: Mapping[str, Any] | None = None,
-        cause: str = "",
-        accepted: Sequence[Mapping[str, str]] = (),
-        began: float | None = None,
+        run: RunRecord = RunRecord(),  # noqa: B008 - frozen
     ) -> Manifest:
         """Write a version and make it current.
 
@@ -81,8 +86,7 @@ class Lake:
         a version without a failure is published.
 
         A stream of record batches is written in constant memory; the file of a spooled table is moved. The version
-        depends on the order of the rows. The manifest records `spec`, `code`, `cause` and `accepted` (see `Manifest`),
-        and the seconds since `began`, a time of `time.monotonic`.
+        depends on the order of the rows.
 
         Raises:
             SchemaMismatch: a table does not fit its schema; nothing is published.
@@ -105,8 +109,8 @@ class Lake:
             manifest = Manifest(
                 ref=ref, version=version, tables=described, spec_hash=spec_hash, input_key=input_key,
                 inputs=dict(inputs), seeds=list(seeds), checks=[c.to_json() for c in checks], notes=dict(notes or {}),
-                spec=dict(spec or {}), code=dict(code or {}), cause=cause, accepted=list(accepted),
-                seconds=None if began is None else round(time.monotonic() - began, 3),
+                spec=dict(run.spec), code=dict(run.code), cause=run.cause, accepted=list(run.accepted),
+                seconds=None if run.began is None else round(time.monotonic() - run.began, 3),
             )  # fmt: skip
             try:
                 text = json.dumps(manifest.to_json(), indent=1, ensure_ascii=False, allow_nan=False)

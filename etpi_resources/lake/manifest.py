@@ -62,6 +62,21 @@ class Ref:
 
 
 @dataclass(frozen=True)
+class RunRecord:
+    """What a manifest records about the run that made a version; see `Manifest`.
+
+    Attributes:
+        began: when the run began, a time of `time.monotonic`.
+    """
+
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    code: Mapping[str, Any] = field(default_factory=dict)
+    cause: str = ""
+    accepted: Sequence[Mapping[str, str]] = ()
+    began: float | None = None
+
+
+@dataclass(frozen=True)
 class Manifest:
     """A published version: its tables, inputs, code and check outcomes.
 

@@ -32,7 +32,7 @@ from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake import catalog
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.lake.schemas import empty
-from etpi_resources.trainers.workers.plan import make_plan
+from etpi_resources.trainers.workers.plan import PlanSettings, make_plan
 from tests.support.curation import CurationLake
 from tests.support.faults_page import stopped
 from tests.support.patches import PATCH
@@ -66,10 +66,20 @@ def conversations(name):
 def steps(name, rows):
     train = spec(name).train
     return make_plan(
-        [900] * rows, [1.0] * rows, [300.0] * rows, epochs=train.epochs, max_steps=train.max_steps,
-        batch_tokens=train.batch_tokens, micro_tokens=8192, batch_sequences=train.batch_sequences,
-        schedule=train.schedule, warmup=train.warmup_ratio, seed=0,
-    ).steps  # fmt: skip
+        [900] * rows,
+        [1.0] * rows,
+        [300.0] * rows,
+        PlanSettings(
+            epochs=train.epochs,
+            max_steps=train.max_steps,
+            batch_tokens=train.batch_tokens,
+            micro_tokens=8192,
+            batch_sequences=train.batch_sequences,
+            schedule=train.schedule,
+            warmup=train.warmup_ratio,
+            seed=0,
+        ),
+    ).steps
 
 
 @pytest.mark.parametrize("name", (*TEMPLATED, *RETOKENISED, *NATIVE))

@@ -7,6 +7,7 @@ import pytest
 from etpi_assets.runs.explain import explain
 from etpi_assets.specs.load import SpecError
 from etpi_resources.lake.lake import Lake, LakeError, Ref
+from etpi_resources.lake.manifest import RunRecord
 from etpi_resources.lake.schemas import from_rows
 from tests.support.graph import EXPERIMENT, write_spec
 
@@ -32,13 +33,23 @@ def test_two_versions_of_a_data_set_row_by_row(world, tmp_path):
     ref = Ref("upweighted_dataset", "experiment", "first")
     common = {"input_key": "k", "spec_hash": "s"}
     first = lake.publish(
-        ref, _rows({"a": 1.0, "b": 1.0, "c": 1.0}), inputs={"tito_pairs/first": "v1"},
-        spec={"dataset": {"upweight_factor": 1.0}}, code={"version": "c1", "modules": {"m.weights": "1"}}, **common,
-    )  # fmt: skip
+        ref,
+        _rows({"a": 1.0, "b": 1.0, "c": 1.0}),
+        inputs={"tito_pairs/first": "v1"},
+        run=RunRecord(
+            spec={"dataset": {"upweight_factor": 1.0}}, code={"version": "c1", "modules": {"m.weights": "1"}}
+        ),
+        **common,
+    )
     second = lake.publish(
-        ref, _rows({"b": 1.0, "c": 12.0, "d": 1.0, "e": 1.0}), inputs={"tito_pairs/first": "v2"},
-        spec={"dataset": {"upweight_factor": 12.0}}, code={"version": "c2", "modules": {"m.weights": "2"}}, **common,
-    )  # fmt: skip
+        ref,
+        _rows({"b": 1.0, "c": 12.0, "d": 1.0, "e": 1.0}),
+        inputs={"tito_pairs/first": "v2"},
+        run=RunRecord(
+            spec={"dataset": {"upweight_factor": 12.0}}, code={"version": "c2", "modules": {"m.weights": "2"}}
+        ),
+        **common,
+    )
     lines = [line.strip() for line in explain("upweighted_dataset", "first", specs, lake)]
     assert "dataset_rows: 3 → 4 rows" in lines
     assert "1 removed: a" in lines and "2 added: d, e" in lines and "1 changed in weight: c" in lines

@@ -16,7 +16,7 @@ from etpi_resources.trainers.workers import sft_worker, weighted_trainer
 from etpi_resources.trainers.workers.checkpointing import load_model, logits_of
 from etpi_resources.trainers.workers.collate import BadSequences, read_sequences
 from etpi_resources.trainers.workers.device import Compute
-from etpi_resources.trainers.workers.plan import make_plan
+from etpi_resources.trainers.workers.plan import PlanSettings, make_plan
 from etpi_resources.trainers.workers.reporting import CONFIG_FILE, Worker
 from tests.support.sft import config_of, digest, in_process, worker_in
 from tests.support.tiny_training import TEMPLATE, VOCABULARY, learnable, make_base, naive_sums, sequence, write
@@ -46,9 +46,13 @@ def one_step_gradient(folder: Path, base: Path, rows: list[dict], monkeypatch, r
     config = config_of(base, [write(rows, folder / "sequences.parquet")], **plain, **train)
     sequences = read_sequences(config.files, "train", vocabulary=VOCABULARY, longest=512)
     plan = make_plan(
-        sequences.lengths().tolist(), sequences.rows.tolist(), sequences.totals(sequences.weights).tolist(),
-        epochs=1.0, max_steps=None, batch_tokens=10**6, micro_tokens=256, schedule="constant", warmup=0.0, seed=0,
-    )  # fmt: skip
+        sequences.lengths().tolist(),
+        sequences.rows.tolist(),
+        sequences.totals(sequences.weights).tolist(),
+        PlanSettings(
+            epochs=1.0, max_steps=None, batch_tokens=10**6, micro_tokens=256, schedule="constant", warmup=0.0, seed=0
+        ),
+    )
     model = load_model(base, torch.float32)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     trainer = sft_worker.build_trainer(
@@ -86,9 +90,10 @@ def test_row_of_double_weight_equals_two_rows(tmp_path, base, monkeypatch):
     rows = learnable(5)
     first, *_ = rows
     doubled = sequence(
-        "doubled", first["input_ids"],
+        "doubled",
+        first["input_ids"],
         [(first["span_starts"][0], first["span_ends"][0], 8.0), (first["span_starts"][1], first["span_ends"][1], 1.0)],
-    )  # fmt: skip
+    )
     again = sequence(
         "again", first["input_ids"][: first["span_ends"][0]], [(first["span_starts"][0], first["span_ends"][0], 4.0)]
     )
@@ -127,9 +132,7 @@ def test_loss_falls_and_validation_is_weighted_mean_over_the_split(trained, base
     validation = [row for row in rows if row["split"] == "val"]
     log = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert log == [line.model_dump() for line in result.log]
-    assert set(log[0]) == {
-        "step", "epoch", "loss", "token_accuracy", "val_loss", "learning_rate", "tokens", "seconds"
-    }  # fmt: skip
+    assert set(log[0]) == {"step", "epoch", "loss", "token_accuracy", "val_loss", "learning_rate", "tokens", "seconds"}
     assert 0 <= log[1]["token_accuracy"] < log[-1]["token_accuracy"] <= 1
     assert result.checkpoints[-1].token_accuracy == log[-1]["token_accuracy"]
     with torch.no_grad():
@@ -154,9 +157,13 @@ def test_every_saved_step_is_a_whole_model_and_the_last_is_final(trained, base):
         assert not torch.allclose(earlier, later)
     files = {p.name for p in (folder / f"step-{steps[-1]}").iterdir()}
     assert files == {
-        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
         "chat_template.jinja",
-    }  # fmt: skip
+    }
     assert (folder / f"step-{steps[-1]}" / "chat_template.jinja").read_text() == "other template"
     assert result.saved.unchanged == () and result.saved.differing == ()
     assert result.saved.reload_difference < 1e-6
@@ -171,8 +178,9 @@ def test_lora_leaves_adapter_and_merged_model_that_agree_and_the_same_seed_the_s
     )
     result = in_process(tmp_path / "one", config)
     assert [(c.step, c.adapter) for c in result.checkpoints] == [
-        (3, "step-3/adapter"), (5, "step-5/adapter"),
-    ]  # fmt: skip
+        (3, "step-3/adapter"),
+        (5, "step-5/adapter"),
+    ]
     ids = torch.arange(3, 40)[None]
     for step in (3, 5):
         folder = tmp_path / "one" / f"step-{step}"

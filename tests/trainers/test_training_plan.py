@@ -13,7 +13,7 @@ from etpi_resources.labels import IGNORE_INDEX
 from etpi_resources.prefix_tree import PrefixTree
 from etpi_resources.trainers.workers.collate import Sequences, collate
 from etpi_resources.trainers.workers.packing import padded_lengths
-from etpi_resources.trainers.workers.plan import MicroBatch, learning_rates, make_plan, one_pass
+from etpi_resources.trainers.workers.plan import MicroBatch, PlanSettings, learning_rates, make_plan, one_pass
 
 LENGTHS = st.lists(st.integers(1, 900), min_size=1, max_size=60)
 
@@ -24,7 +24,7 @@ def plan_of(lengths, weights=None, **changes):
         "epochs": 1.0, "max_steps": None, "batch_tokens": 2048, "micro_tokens": 2048, "schedule": "cosine",
         "warmup": 0.1, "seed": 0,
     }  # fmt: skip
-    return make_plan(lengths, weights.tolist(), (weights * lengths).tolist(), **(settings | changes))
+    return make_plan(lengths, weights.tolist(), (weights * lengths).tolist(), PlanSettings(**(settings | changes)))
 
 
 @given(LENGTHS)

@@ -18,7 +18,7 @@ from etpi_resources.chat.grammars import SLOTS
 from etpi_resources.lake.lake import Lake
 from etpi_resources.trainers.workers.adapters import lora_config
 from etpi_resources.trainers.workers.device import Compute
-from etpi_resources.trainers.workers.plan import make_plan
+from etpi_resources.trainers.workers.plan import PlanSettings, make_plan
 from etpi_resources.trainers.workers.sft_worker import sft_arguments
 
 SPECS = load_specs()
@@ -47,10 +47,20 @@ def test_the_trainer_gets_the_card_s_hyper_parameters(tmp_path: Path):
     rows = SPEC.published["stated"]["trajectories"]
     train = settings(SPEC.train)
     made = make_plan(
-        [6000] * rows, [1.0] * rows, [900.0] * rows, epochs=train.epochs, max_steps=train.max_steps,
-        batch_tokens=train.batch_tokens, micro_tokens=8192, batch_sequences=train.batch_sequences,
-        schedule=train.schedule, warmup=train.warmup_ratio, seed=0,
-    )  # fmt: skip
+        [6000] * rows,
+        [1.0] * rows,
+        [900.0] * rows,
+        PlanSettings(
+            epochs=train.epochs,
+            max_steps=train.max_steps,
+            batch_tokens=train.batch_tokens,
+            micro_tokens=8192,
+            batch_sequences=train.batch_sequences,
+            schedule=train.schedule,
+            warmup=train.warmup_ratio,
+            seed=0,
+        ),
+    )
     assert made.accumulate == 8 and {len(batch.sequences) for batch in made.batches} == {1}
     assert made.steps == 80, "ceil(2 * 318 / 8): what is left of an epoch fills a step with the next"
     assert made.learning_rates.argmax() == pytest.approx(0.03 * made.steps, abs=1.5)

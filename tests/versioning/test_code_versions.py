@@ -29,6 +29,7 @@ from etpi_assets.versioning.choices import CHOICES, INFRASTRUCTURE, narrowing
 from etpi_assets.versioning.codebase import CALLED_ELSEWHERE, PACKAGES, ROOT, Codebase, normal_text
 from etpi_assets.versioning.keys import PartitionCode
 from etpi_resources.lake.lake import Lake, Ref
+from etpi_resources.lake.manifest import RunRecord
 from etpi_resources.lake.schemas import TABLES, empty, from_rows
 from tests.support.mutations import EDITS, EXPERIMENTS, SAME, SUITES
 
@@ -149,7 +150,7 @@ def test_planner_names_the_edited_function(copy, unchanged, specs, tmp_path, mon
             input_key=planner.expected_key(made, key, specs, {}, code),
             inputs={},
             spec_hash=specs.section_hash("suite", key, made.sections),
-            code=code.to_json(),
+            run=RunRecord(code=code.to_json()),
         )
         lake.store_code(code.whole.digest, code.whole.definitions)
     assert {step.state for step in planner.chain("suite", "repo_fix_tiny", specs, lake)} == {"ok"}
@@ -168,8 +169,8 @@ def test_planner_names_the_edited_function(copy, unchanged, specs, tmp_path, mon
     ("old", "new", "stale"),
     [
         (
-            "min_reward: float | None = 1.0",
-            "min_reward: float | None = 0.5",
+            "max_rollouts: int | None = None",
+            "max_rollouts: int | None = 9",
             {"selected_trajectories"},
         ),
         ("min_parse: float = 0.8", "min_parse: float = 0.7", {"serving_probe"}),

@@ -90,21 +90,19 @@ def create_model(config: BaseWorkerConfig) -> Qwen3ForCausalLM:
 
 def plan_batches(config: BaseWorkerConfig, sequences: Sequences) -> Plan:
     """Return the batches of the run, each step divided among the replicas."""
-    from etpi_resources.trainers.workers.plan import make_plan
+    from etpi_resources.trainers.workers.plan import PlanSettings, make_plan
     from etpi_resources.trainers.workers.replicas import REPLICAS
 
-    return make_plan(
-        sequences.lengths().tolist(),
-        sequences.rows.tolist(),
-        sequences.totals(sequences.weights).tolist(),
+    settings = PlanSettings(
         epochs=config.epochs,
-        max_steps=None,
         batch_tokens=config.batch_tokens,
         micro_tokens=-(-config.batch_tokens // REPLICAS),
         schedule="constant",
         warmup=0.0,
         seed=config.seed,
     )
+    weights = sequences.totals(sequences.weights).tolist()
+    return make_plan(sequences.lengths().tolist(), sequences.rows.tolist(), weights, settings)
 
 
 def train(

@@ -119,50 +119,57 @@ def learning_rates(position: np.ndarray, schedule: Schedule, warmup: float) -> n
     return rise * fall
 
 
-def make_plan(
-    lengths: Sequence[int],
-    weighted_rows: Sequence[float],
-    token_weights: Sequence[float],
-    *,
-    epochs: float,
-    max_steps: int | None,
-    batch_tokens: int,
-    micro_tokens: int,
-    schedule: Schedule,
-    warmup: float,
-    seed: int,
-    batch_sequences: int | None = None,
-    packed: bool = False,
-) -> Plan:
-    """Plan a run over sequences given by length (tokens), weighted rows, and sum of token weights.
+@dataclass(frozen=True)
+class PlanSettings:
+    """How a run divides its sequences into steps.
 
-    Args:
+    Attributes:
+        epochs, max_steps: the run ends at whichever comes first.
         batch_tokens: tokens of one optimiser step, padding included; a longer sequence is a step of its own.
         micro_tokens: tokens of one forward pass, at most `batch_tokens`.
-        epochs, max_steps: the run ends at whichever comes first.
+        schedule, warmup: see `learning_rates`.
         batch_sequences: sequences of one optimiser step, one a forward pass; then neither bound on tokens counts. The
             remainder of a pass shares a step with the next pass: n sequences in E epochs are
             ceil(E * n / batch_sequences) steps, where a trainer that drops it counts E * floor(n / batch_sequences).
         packed: a forward pass is one row of `micro_tokens` tokens that holds several sequences.
+        seed: of the order of sequences.
+    """
+
+    epochs: float
+    batch_tokens: int
+    micro_tokens: int
+    schedule: Schedule
+    warmup: float
+    seed: int
+    max_steps: int | None = None
+    batch_sequences: int | None = None
+    packed: bool = False
+
+
+def make_plan(
+    lengths: Sequence[int], weighted_rows: Sequence[float], token_weights: Sequence[float], settings: PlanSettings
+) -> Plan:
+    """Plan a run over sequences given by length (tokens), weighted rows, and sum of token weights.
 
     Raises:
         ValueError: there are no sequences, or their weights are all 0.
     """
     if not len(lengths) or sum(token_weights) <= 0:
         raise ValueError("there is nothing to train on: no training sequence carries weight")
-    rng = np.random.default_rng(seed)
-    row_tokens = 0 if batch_sequences else micro_tokens
-    passes = [make_pass(lengths, row_tokens, rng, packed=packed) for _ in range(math.ceil(epochs))]
+    rng = np.random.default_rng(settings.seed)
+    row_tokens = 0 if settings.batch_sequences else settings.micro_tokens
+    passes = [make_pass(lengths, row_tokens, rng, packed=settings.packed) for _ in range(math.ceil(settings.epochs))]
     pass_batches = len(passes[0])
     # A step is never more than one pass, so data smaller than `batch_tokens` makes one step an epoch.
-    accumulate = min(batch_sequences or max(1, batch_tokens // micro_tokens), pass_batches)
+    accumulate = settings.batch_sequences or max(1, settings.batch_tokens // settings.micro_tokens)
+    accumulate = min(accumulate, pass_batches)
     batches = [batch for of_pass in passes for batch in of_pass]
     steps = [batches[i : i + accumulate] for i in range(0, len(batches), accumulate)]
     rows = np.array([sum(weighted_rows[s] for b in step for s in b.sequences) for step in steps])
     consumed = np.cumsum(rows) / sum(weighted_rows)
     # The tolerance keeps a rounding error of the sum from adding a step to whole epochs.
-    last = int(np.searchsorted(consumed, epochs * (1 - 1e-9))) + 1
-    last = min(last, len(steps), max_steps or len(steps))
+    last = int(np.searchsorted(consumed, settings.epochs * (1 - 1e-9))) + 1
+    last = min(last, len(steps), settings.max_steps or len(steps))
     consumed, rows = consumed[:last], rows[:last]
     middle = consumed - rows / sum(weighted_rows) / 2
     return Plan(
@@ -171,5 +178,5 @@ def make_plan(
         pass_batches=pass_batches,
         step_weight=float(sum(token_weights)) * accumulate / pass_batches,
         consumed=consumed,
-        learning_rates=learning_rates(middle / consumed[-1], schedule, warmup),
+        learning_rates=learning_rates(middle / consumed[-1], settings.schedule, settings.warmup),
     )

@@ -193,13 +193,10 @@ def lay_out(stored: Sequences, config: SftWorkerConfig, micro_tokens: int, model
 
 def plan_batches(config: SftWorkerConfig, sequences: Sequences, micro_tokens: int, *, packed: bool) -> Plan:
     """Return the plan of a run over these sequences."""
-    from etpi_resources.trainers.workers.plan import make_plan
+    from etpi_resources.trainers.workers.plan import PlanSettings, make_plan
 
     train = config.train
-    return make_plan(
-        sequences.lengths().tolist(),
-        sequences.rows.tolist(),
-        sequences.totals(sequences.weights).tolist(),
+    settings = PlanSettings(
         epochs=train.epochs,
         max_steps=train.max_steps,
         batch_tokens=train.batch_tokens,
@@ -210,6 +207,8 @@ def plan_batches(config: SftWorkerConfig, sequences: Sequences, micro_tokens: in
         seed=config.seed,
         packed=packed,
     )
+    weights = sequences.totals(sequences.weights).tolist()
+    return make_plan(sequences.lengths().tolist(), sequences.rows.tolist(), weights, settings)
 
 
 def build_trainer(
