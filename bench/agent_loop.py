@@ -1,4 +1,4 @@
-"""Steps per second of the agent loop with a policy that takes no time, against mini-swe-agent's.
+"""Measure the steps per second of the agent loop against mini-swe-agent's, with a policy that takes no time.
 
 Run: `python bench/agent_loop.py [ROLLOUTS]`, after `pip install --constraint constraints.txt '.[bench]'`.
 
@@ -63,7 +63,7 @@ ISOLATED = [
     "--die-with-parent",
     "--clearenv",
 ]
-"""What our sandbox asks of bubblewrap besides what mini-swe-agent's does by itself."""
+"""Options of bubblewrap that our sandbox adds to those of mini-swe-agent's."""
 
 
 class Bench:
@@ -139,7 +139,7 @@ def theirs(isolated: bool) -> Callable[[], int]:
 
 
 def cost(run: Callable[[], int], rollouts: int, workers: int) -> tuple[float, float]:
-    """Return (wall, CPU) seconds a step over `rollouts` rollouts, the programs that the steps start included."""
+    """Return (wall, CPU) seconds per step over `rollouts` rollouts, with the programs that the steps start."""
     started, cpu = time.perf_counter(), cpu_seconds()
     with ThreadPoolExecutor(workers) as pool:
         steps = sum(pool.map(lambda _: run(), range(rollouts)))
@@ -147,7 +147,7 @@ def cost(run: Callable[[], int], rollouts: int, workers: int) -> tuple[float, fl
 
 
 def cpu_seconds() -> float:
-    """Of this process and of those that it started and that ended."""
+    """Return the CPU seconds of this process and of its ended children."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
@@ -167,11 +167,11 @@ def main() -> None:
         for number in range(ROUNDS):
             for name in names[number % len(names) :] + names[: number % len(names)]:
                 costs[name].append(cost(sides[name], rollouts, workers))
-        for name, found in costs.items():
-            pairs = list(zip(found, costs["etpi"], strict=True))
+        for name, rounds in costs.items():
+            pairs = list(zip(rounds, costs["etpi"], strict=True))
             wall, cpu = ([theirs[i] / mine[i] for theirs, mine in pairs] for i in (0, 1))
             print(
-                f"{workers} worker(s)  {name:30} {1 / statistics.median(seconds for seconds, _ in found):8.1f} steps/s"
+                f"{workers} worker(s)  {name:30} {1 / statistics.median(seconds for seconds, _ in rounds):8.1f} steps/s"
                 f"   etpi is {statistics.median(wall):5.2f}x (rounds {min(wall):.2f} to {max(wall):.2f})"
                 f"   CPU a step {statistics.median(cpu):5.2f}x ours ({min(cpu):.2f} to {max(cpu):.2f})"
             )

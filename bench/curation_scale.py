@@ -1,4 +1,4 @@
-"""CPU time and memory of scoring, selecting, pairs, weights and merging by number of turns.
+"""Measure CPU time and memory of scoring, selecting, pairs, weights and merging by number of turns.
 
     ETPI_TRAJECTORIES=FOLDER python bench/curation_scale.py [TURNS]
 
@@ -64,7 +64,7 @@ def one(folder: Path) -> None:
 
 
 def measured(folder: Path, turns: int) -> tuple[int, dict[str, tuple[float, float]]]:
-    """(turns, asset -> CPU seconds and peak memory in MB) of a lake of about so many turns."""
+    """Return (turns, asset -> CPU seconds and peak memory in MB) for a lake of about the given number of turns."""
     tables = captured(qwen3())
     copies = max(1, round(turns / len(tables["turns"])))
     streams = {name: varied(table, copies) for name, table in tables.items()}
@@ -86,11 +86,11 @@ def main() -> None:
         return
     print(machine(), flush=True)
     wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
-    found = []
+    results = []
     for turns in (wanted // 10, wanted):
         with tempfile.TemporaryDirectory() as folder:
-            found.append(measured(Path(folder), turns))
-    (few, before), (many, after) = found
+            results.append(measured(Path(folder), turns))
+    (few, before), (many, after) = results
     print(f"{few:,} and {many:,} turns, load {os.getloadavg()[0]:.0f}")
     for asset, (seconds, peak) in after.items():
         least, low = before[asset]

@@ -1,4 +1,4 @@
-"""The gain on a CPU of attending to each conversation in its own slot, over reading all up to the longest.
+"""Measure the gain on a CPU of attending to each conversation at its own length instead of the longest one's.
 
     python bench/engine_decode.py [ROUNDS]
 

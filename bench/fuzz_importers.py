@@ -1,4 +1,4 @@
-"""Coverage-guided fuzzing of every importer: no input crashes one, and what is read reconciles with what is counted.
+"""Fuzz every importer, guided by coverage: no input crashes one, and its rows match its counts.
 
     python bench/fuzz_importers.py [RUNS_PER_FORMAT] [FORMAT ...]
 
@@ -25,7 +25,7 @@ from machine import machine
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 LONGEST = 16_384
-"""Bytes of an input."""
+"""Most bytes of an input."""
 
 JUNK = (
     None,

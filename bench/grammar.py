@@ -1,4 +1,4 @@
-"""Tokens per second of the in-process engine with and without a grammar: `python bench/grammar.py`.
+"""Measure the tokens per second of the in-process engine with and without a grammar: `python bench/grammar.py`.
 
 Random models with the tiny and with the real Qwen3 vocabulary complete 32 requests at temperature 1. The grammar
 constrains every token (long lines); the baseline is the same requests without it. The script measures CPU seconds of
@@ -27,7 +27,7 @@ SIZES = {"tiny": (1024, 128), "qwen3": (151_936, 256)}
 
 
 def make(name: str, folder: Path) -> None:
-    """A random Qwen3-architecture model of 3 layers in the folder."""
+    """Write a random Qwen3-architecture model of 3 layers to the folder."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     vocabulary, hidden = SIZES[name]
@@ -40,7 +40,7 @@ def make(name: str, folder: Path) -> None:
 
 
 def seconds(engine: TransformersEngine, requests: list[Request]) -> float:
-    """CPU seconds a token."""
+    """Return CPU seconds per token."""
     start = time.process_time()
     completions = engine.complete(requests)
     return (time.process_time() - start) / sum(len(completion.output_ids or []) for completion in completions)

@@ -1,4 +1,4 @@
-"""The cost of importing recorded runs against DuckDB's `read_json` of the same files, and the growth of memory.
+"""Measure the import of recorded runs against DuckDB's `read_json` of the same files, and the growth of memory.
 
 Run: `ETPI_TRAJECTORIES=<folder> python bench/import_runs.py [COPIES]`. It copies each run of `cooperbench-logs` in that
 folder COPIES times; without the variable it generates runs of two agents. etpi parses, normalises, reads the actions,
@@ -36,7 +36,7 @@ def copied(folder: Path, copies: int) -> Path:
     runs = (
         [run for run in (Path(given) / "cooperbench-logs").iterdir() if run.is_dir()]
         if given
-        else [made(folder / "made")]
+        else [write_runs(folder / "made")]
     )
     for run in runs:
         for number in range(copies):
@@ -44,8 +44,8 @@ def copied(folder: Path, copies: int) -> Path:
     return folder / "runs"
 
 
-def made(folder: Path) -> Path:
-    """24 runs of two agents and some 25 turns each, in the form that adapters of command-line agents write."""
+def write_runs(folder: Path) -> Path:
+    """Write 24 runs of two agents with some 25 turns each, in the form of adapters for command-line agents."""
     words = random.Random(0)
     for number in range(24):
         run = folder / f"coop/harbor_task/{number}/f1_f2"
@@ -76,10 +76,10 @@ def made(folder: Path) -> Path:
 def ours(runs: Path, lake: Path) -> dict[str, int]:
     source = ImportSource("cooperbench", str(runs), OPTIONS, "bench", None)
     opened = Lake(lake)
-    read = import_in_bulk(source, opened.scratch("import"), hashes={})
+    imported = import_in_bulk(source, opened.scratch("import"), hashes={})
     ref = Ref("raw_rollouts", "rollout_set", "bench")
-    rows = opened.publish(ref, read.tables, input_key="bench", inputs={}, spec_hash="bench").rows
-    assert rows["rollouts"] + rows["quarantined"] == read.total
+    rows = opened.publish(ref, imported.tables, input_key="bench", inputs={}, spec_hash="bench").rows
+    assert rows["rollouts"] + rows["quarantined"] == imported.total
     return rows
 
 
@@ -88,12 +88,12 @@ def theirs(runs: Path, out: Path) -> None:
     with duckdb.connect() as connection:
         for kind in KINDS:
             name = out / f"{kind.strip('*_')}.parquet"
-            read = f"read_json('{runs}/**/{kind}', union_by_name = true, maximum_object_size = 1000000000)"
-            connection.execute(f"COPY (SELECT * FROM {read}) TO '{name}' (FORMAT parquet)")
+            scan = f"read_json('{runs}/**/{kind}', union_by_name = true, maximum_object_size = 1000000000)"
+            connection.execute(f"COPY (SELECT * FROM {scan}) TO '{name}' (FORMAT parquet)")
 
 
 def seconds(work: Callable[[], object]) -> tuple[float, float]:
-    """(wall, CPU) seconds, CPU of this process and of its ended children."""
+    """Return (wall, CPU) seconds, CPU of this process and of its ended children."""
 
     def cpu() -> float:
         used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -105,7 +105,7 @@ def seconds(work: Callable[[], object]) -> tuple[float, float]:
 
 
 def best(work: Callable[[Path, Path], object], runs: Path, out: Path) -> tuple[float, float]:
-    """Return the least (wall, CPU) seconds of ROUNDS runs."""
+    """Return the shortest (wall, CPU) seconds of ROUNDS runs."""
     return min(seconds(lambda: work(runs, out)) for _ in range(ROUNDS))
 
 

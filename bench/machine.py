@@ -1,5 +1,6 @@
-"""One line about the machine of a figure: CPU model, relevant instruction sets, cores, and the variables that limit
-libraries. Every benchmark prints it first."""
+"""Describe the machine in one line, which every benchmark prints first.
+
+It has the CPU model, relevant instruction sets, cores, and the variables that limit libraries."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def read_cpu(cpuinfo: str) -> tuple[str, list[str]]:
-    """Model name and those of INSTRUCTION_SETS that the first CPU of a /proc/cpuinfo has."""
+    """Return the model name and INSTRUCTION_SETS of the first CPU in a /proc/cpuinfo."""
     fields = dict[str, str]()
     for line in cpuinfo.splitlines():
         name, _, value = line.partition(":")

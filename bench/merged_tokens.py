@@ -1,4 +1,4 @@
-"""The tokens of an epoch as per-turn rows and as merged sequences: `python bench/merged_tokens.py`.
+"""Count the tokens of an epoch as per-turn rows and as merged sequences: `python bench/merged_tokens.py`.
 
 `ETPI_TRAJECTORIES` names the folder of recorded runs; the script reads every conversation of `cooperbench-logs`, with
 the real Qwen3 vocabulary and templates. It compares three histories:
@@ -22,15 +22,15 @@ from machine import machine
 from recorded import LONGEST, runs_folder
 from retokenise import conversations
 
-Told = list[dict[str, Any]]
+Conversation = list[dict[str, Any]]
 """The messages of one agent."""
 
 HISTORIES = ("kept", "strip-think", "re-rendered")
-ROOMS = (16_384, 65_536)
-"""Tokens of a packed row, besides the longest tree's."""
+ROW_TOKENS = (16_384, 65_536)
+"""Tokens of a packed row; the length of the longest tree is measured too."""
 
 
-def captured(history: str, messages: list[Told]) -> Iterator[Any]:
+def captured(history: str, messages: list[Conversation]) -> Iterator[Any]:
     """Return the conversations as captured agents."""
     import numpy as np
 
@@ -38,11 +38,11 @@ def captured(history: str, messages: list[Told]) -> Iterator[Any]:
     from etpi_assets.curation.retokenise import retokenise
 
     chat = format_of(history)
-    for number, told in enumerate(messages):
-        facts = {"task_id": told[0]["rollout_id"], "repo": "made", "teacher": "recorded"}
+    for number, conversation in enumerate(messages):
+        facts = {"task_id": conversation[0]["rollout_id"], "repo": "made", "teacher": "recorded"}
         turns, history_ids = [], np.empty(0, dtype=np.int32)
         before = 0
-        for turn in retokenise(told, chat):
+        for turn in retokenise(conversation, chat):
             prompt, output = (np.asarray(ids, dtype=np.int32) for ids in (turn.prompt_ids, turn.output_ids))
             if history == "strip-think":
                 history_ids = np.concatenate([history_ids, prompt[before:]])
@@ -56,7 +56,7 @@ def captured(history: str, messages: list[Told]) -> Iterator[Any]:
                 history_ids = np.concatenate([history_ids, said])
             else:
                 turns.append(CapturedTurn(turn.turn, prompt, output, "retokenised"))
-        yield CapturedAgent(told[0]["rollout_id"], f"{number}", turns, facts=facts)
+        yield CapturedAgent(conversation[0]["rollout_id"], f"{number}", turns, facts=facts)
 
 
 def format_of(history: str) -> Any:
@@ -65,7 +65,7 @@ def format_of(history: str) -> Any:
     return load_chat_format("qwen3", "qwen3_5_think" if history == "re-rendered" else "qwen3")
 
 
-def dataset(history: str, messages: list[Told], longest: int = LONGEST) -> tuple[Any, Any, Any]:
+def dataset(history: str, messages: list[Conversation], longest: int = LONGEST) -> tuple[Any, Any, Any]:
     """Return (pairs, dataset rows, sequences) of at most `longest` tokens."""
     import pyarrow as pa
 
@@ -83,7 +83,7 @@ def dataset(history: str, messages: list[Told], longest: int = LONGEST) -> tuple
     return pairs, rows, pa.concat_tables(sequences)
 
 
-def recorded() -> list[Told]:
+def recorded() -> list[Conversation]:
     """Return the conversations of the recorded runs; exit if no folder is named."""
     return conversations(runs_folder().parent)
 
@@ -111,10 +111,10 @@ def main() -> None:
             f"{time.process_time() - began:.0f} s of CPU",
             flush=True,
         )
-        for room in (-(-max(lengths) // 64) * 64, *ROOMS):
-            packed = pack(lengths, room, np.random.default_rng(0))
+        for row_tokens in (-(-max(lengths) // 64) * 64, *ROW_TOKENS):
+            packed = pack(lengths, row_tokens, np.random.default_rng(0))
             share = sum(lengths) / sum(length for _, length in packed)
-            print(f"  packed in {len(packed)} rows, of {room:,} tokens or a longer tree's: {share:.3f} are real")
+            print(f"  packed in {len(packed)} rows, of {row_tokens:,} tokens or a longer tree's: {share:.3f} are real")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""An epoch on merged sequences against per-turn rows in TRL's SFTTrainer: `python bench/merged_training.py`.
+"""Measure an epoch on merged sequences against per-turn rows in TRL's SFTTrainer: `python bench/merged_training.py`.
 
 `ETPI_TRAJECTORIES` names the folder of recorded runs. The data is one whole conversation in the real Qwen3 vocabulary,
 with the histories of `merged_tokens`: of the conversations that have at most a given number of tokens as rows, the one
@@ -27,26 +27,26 @@ from pathlib import Path
 from typing import Any
 
 from machine import machine
-from merged_tokens import Told, dataset, format_of, recorded
+from merged_tokens import Conversation, dataset, format_of, recorded
 from recorded import LONGEST
 
 from etpi_resources.labels import IGNORE_INDEX
 
 ROUNDS = 2
 SAME = 1e-4
-"""Relative difference of losses that rounding explains in float32."""
+"""Largest relative difference of losses that rounding explains in float32."""
 LAYERS = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 2}
 MODELS: dict[str, tuple[int, int]] = {"ids folded into 4,096": (4096, 70_000), "real vocabulary": (151_936, 24_000)}
-"""Vocabulary, and the most tokens of per-turn rows that an epoch has."""
+"""Vocabulary, and the most tokens that an epoch's per-turn rows have."""
 
 
-def representative(messages: list[Told], history: str, most: int) -> Told:
-    """Return the conversation of at most `most` tokens as rows whose saving is nearest to that of all of them."""
+def representative(messages: list[Conversation], history: str, most: int) -> Conversation:
+    """Return the conversation of at most `most` tokens whose saving is nearest to that of all conversations."""
     from etpi_assets.curation.merge import merge_savings
 
     savings = []
-    for told in messages:
-        pairs, rows, sequences = dataset(history, [told])
+    for conversation in messages:
+        pairs, rows, sequences = dataset(history, [conversation])
         savings.append(merge_savings(rows, pairs, sequences))
     whole = sum(s["row_tokens"] for s in savings) / sum(s["sequence_tokens"] for s in savings)
     fit = [i for i, s in enumerate(savings) if s["row_tokens"] <= most]
@@ -66,14 +66,14 @@ def save_model(place: Path, history: str, vocabulary: int) -> None:
     Qwen3ForCausalLM(config).save_pretrained(place)
 
 
-def prepare(place: Path, told: Told, history: str, vocabulary: int) -> tuple[int, str]:
-    """Write the model, merged sequences and per-turn rows; (tokens of the longest, what there is in words)."""
+def prepare(place: Path, conversation: Conversation, history: str, vocabulary: int) -> tuple[int, str]:
+    """Write the model, merged sequences and per-turn rows; return (tokens of the longest, a description)."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     from etpi_assets.trajectories.tables import iter_prompts
 
-    pairs, rows, sequences = dataset(history, [told])
+    pairs, rows, sequences = dataset(history, [conversation])
     plain = []
     for (_, prompt), output in zip(iter_prompts(pairs), pairs["output_ids"].to_pylist(), strict=True):
         plain.append({"input_ids": [*prompt.tolist(), *output], "labels": [IGNORE_INDEX] * len(prompt) + output})
@@ -91,7 +91,7 @@ def prepare(place: Path, told: Told, history: str, vocabulary: int) -> tuple[int
     )
 
 
-def ours(place: Path, room: int) -> Any:
+def ours(place: Path, row_tokens: int) -> Any:
     import torch
 
     from etpi_assets.specs.training import TrainSection
@@ -110,13 +110,13 @@ def ours(place: Path, room: int) -> Any:
     )  # fmt: skip
     config = SftWorkerConfig(
         label="merged", base=str(place), base_name="base", files=(), seed=0, chat_template=None, device="auto",
-        micro_tokens=room, train=settings(train),
+        micro_tokens=row_tokens, train=settings(train),
     )  # fmt: skip
     (place / "ours").mkdir(exist_ok=True)
     (place / "ours" / CONFIG_FILE).write_text(config.model_dump_json())
     model = load_model(place, torch.float32)
     stored = read_sequences([place / "sequences.parquet"], "train", vocabulary=1 << 20, longest=LONGEST)
-    layout = sft_worker.lay_out(stored, config, room, model)
+    layout = sft_worker.lay_out(stored, config, row_tokens, model)
     assert layout.plan.steps == 2, "an epoch is one step"
     worker, compute = Worker(place / "ours", SftWorkerConfig), Compute(gpu=False, dtype="fp32")
     trainer = sft_worker.build_trainer(worker, model, layout.plan, layout.sequences, compute=compute, replicated=False)
@@ -148,9 +148,10 @@ def theirs(place: Path) -> Any:
     )  # fmt: skip
 
 
-def measure(trainer: Any, figure: str = "loss", told: Callable[[], float] | None = None) -> None:
-    """Train two steps in this process; print what the second took, the peak memory, and a figure of both steps that
-    must come out the same however it is computed: what `told` says, or the trainer logs."""
+def measure(trainer: Any, figure: str = "loss", figure_of: Callable[[], float] | None = None) -> None:
+    """Train two steps in this process; print the second one's cost, the peak memory, and a figure of both steps.
+
+    Every way of computing the figure must give the same value. `figure_of` returns it; without, the trainer logs it."""
     from transformers import TrainerCallback
 
     marks: list[tuple[float, float]] = []
@@ -159,19 +160,19 @@ def measure(trainer: Any, figure: str = "loss", told: Callable[[], float] | None
     class Marks(TrainerCallback):
         def on_step_end(self, *args: Any, **named: Any) -> None:
             marks.append((time.perf_counter(), time.process_time()))
-            if told:
-                figures.append(told())
+            if figure_of:
+                figures.append(figure_of())
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **named: Any) -> None:
-            if logs and figure in logs and not told:
+            if logs and figure in logs and not figure_of:
                 figures.append(float(logs[figure]))
 
     before = peak()
     trainer.add_callback(Marks())
     trainer.train()
     (wall, cpu), (wall_end, cpu_end) = marks
-    found = {"wall": wall_end - wall, "cpu": cpu_end - cpu, "peak": peak(), "added": peak() - before}
-    print(json.dumps({**found, "figures": figures[:2]}))
+    measured = {"wall": wall_end - wall, "cpu": cpu_end - cpu, "peak": peak(), "added": peak() - before}
+    print(json.dumps({**measured, "figures": figures[:2]}))
 
 
 def peak() -> float:
@@ -180,7 +181,7 @@ def peak() -> float:
 
 
 def compare(script: str, what: str, place: Path, ways: tuple[str, str], *arguments: str) -> None:
-    """Run a baseline and ours in turns, a process each (`script --one WAY PLACE ...`), and print their ratios.
+    """Run the baseline and ours alternately, one process each (`script --one WAY PLACE ...`), and print their ratios.
 
     Raises:
         AssertionError: the figures that must be the same are not.
@@ -214,28 +215,28 @@ def compare(script: str, what: str, place: Path, ways: tuple[str, str], *argumen
 
 def main() -> None:
     if sys.argv[1:2] == ["--one"]:
-        way, place, room = sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])
+        way, place, row_tokens = sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])
         if way == "TRL":
             measure(theirs(place))
         else:
-            trainer = ours(place, room)
+            trainer = ours(place, row_tokens)
 
             def loss() -> float:
                 window, trainer.window = trainer.window, type(trainer.window)()
                 return window.loss()
 
-            measure(trainer, told=loss)
+            measure(trainer, figure_of=loss)
         return
     print(machine(), flush=True)
     messages = recorded()
     for model, (vocabulary, most) in MODELS.items():
         for history in ("kept", "strip-think"):
             with tempfile.TemporaryDirectory() as name:
-                told = representative(messages, history, most)
-                longest, words = prepare(Path(name), told, history, vocabulary)
+                conversation = representative(messages, history, most)
+                longest, words = prepare(Path(name), conversation, history, vocabulary)
                 print(f"{history}, {model}: {words}", flush=True)
-                room = -(-longest // 64) * 64
-                compare(__file__, f"{history}, {model}", Path(name), ("TRL", "merged"), str(room))
+                row_tokens = -(-longest // 64) * 64
+                compare(__file__, f"{history}, {model}", Path(name), ("TRL", "merged"), str(row_tokens))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A GRPO update of a group packed as a tree against its rows in TRL: `python bench/merged_update.py`.
+"""Measure a GRPO update of a group packed as a tree against its rows in TRL: `python bench/merged_update.py`.
 
 `ETPI_TRAJECTORIES` names the folder of recorded runs. A group is 8 samples of one prompt in the real Qwen3 vocabulary.
 Since no recorded run was sampled twice, the prompt is a conversation's history at its first or at its last turn, and
@@ -24,11 +24,11 @@ GROUP = 8
 MODEL = "ids folded into 4,096"
 
 
-def prepare(place: Path, told: Any, turn: int, vocabulary: int) -> str:
-    """Write the model and a group that answers the conversation's turn `turn`; what there is in words."""
+def prepare(place: Path, conversation: Any, turn: int, vocabulary: int) -> str:
+    """Write the model and a group that answers the conversation's turn `turn`; return a description."""
     from etpi_assets.trajectories.tables import iter_prompts
 
-    pairs = dataset("kept", [told])[0]
+    pairs = dataset("kept", [conversation])[0]
     prompt = [ids.tolist() for _, ids in iter_prompts(pairs)][turn]
     samples = pairs["output_ids"].to_pylist()[:GROUP]
     assert len(samples) == GROUP
@@ -89,10 +89,10 @@ def main() -> None:
         return
     print(machine(), flush=True)
     vocabulary, most = MODELS[MODEL]
-    told = representative(recorded(), "kept", most)
+    conversation = representative(recorded(), "kept", most)
     for name, turn in (("after the first prompt", 0), ("after a whole history", -1)):
         with tempfile.TemporaryDirectory() as folder:
-            print(f"{name}: {prepare(Path(folder), told, turn, vocabulary)}", flush=True)
+            print(f"{name}: {prepare(Path(folder), conversation, turn, vocabulary)}", flush=True)
             compare(__file__, name, Path(folder), ("TRL", "tree"))
 
 

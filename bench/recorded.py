@@ -1,4 +1,4 @@
-"""Data for the other benchmarks: the recorded runs with ids, curated, and in any number of varied copies."""
+"""Provide data to the other benchmarks: recorded runs with ids, curated, in any number of varied copies."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from etpi_resources.lake.schemas import IDS, empty
 
 SET = "recorded"
 LONGEST = 40_960
-"""Positions of Qwen3: no row of the recorded runs is longer, so nothing is left out."""
+"""Positions of Qwen3; no row of the recorded runs is longer, so none is dropped."""
 CONTROL = 151_643
-"""The first of Qwen3's control ids; those below stand for text."""
+"""The first of Qwen3's control ids; lower ids are text."""
 
 Tables = Mapping[str, pa.Table]
 
@@ -45,7 +45,7 @@ def runs_folder() -> Path:
 
 
 def qwen3() -> ChatFormat:
-    """Qwen3's vocabulary and template."""
+    """Return Qwen3's vocabulary and template."""
     return load_chat_format("qwen3", "qwen3")
 
 
@@ -54,14 +54,14 @@ def captured(chat: ChatFormat) -> dict[str, pa.Table]:
     records = [item for item in import_runs("auto", runs_folder(), MESSAGE_COMMANDS) if isinstance(item, RolloutRecord)]
     for record in records:
         record.rollout_set = SET
-        told = to_rows(record)["messages"]
+        messages = to_rows(record)["messages"]
         for agent in record.agents:
-            made = retokenise([row for row in told if row["agent_id"] == agent.agent_id], chat)
-            ids = {turn.turn: turn for turn in made}
+            retokenised = retokenise([row for row in messages if row["agent_id"] == agent.agent_id], chat)
+            ids = {turn.turn: turn for turn in retokenised}
             for turn in agent.turns:
-                if found := ids.get(turn.turn):
-                    turn.prompt_ids, turn.output_ids, turn.capture = found.prompt_ids, found.output_ids, "native"
-                    turn.post_think_tokens, turn.think_tokens = len(found.output_ids), 0
+                if match := ids.get(turn.turn):
+                    turn.prompt_ids, turn.output_ids, turn.capture = match.prompt_ids, match.output_ids, "native"
+                    turn.post_think_tokens, turn.think_tokens = len(match.output_ids), 0
     return to_tables(records)
 
 
@@ -94,10 +94,12 @@ def curate(tables: Tables, chat: ChatFormat) -> Iterator[tuple[str, dict[str, pa
 def varied(
     table: pa.Table, copies: int, columns: tuple[str, ...] = ("rollout_id", "task_id")
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a table so many times: in every copy the named columns have its number behind them, and the ids of
-    text are moved by as much as no other copy's, so that they repeat what they repeated but nothing of another copy."""
+    """Yield a table's rows `copies` times.
+
+    The named columns get the copy's number as a suffix. Ids of text are shifted by an offset that no other copy has, so
+    a copy keeps its repetitions and shares none with another copy."""
     for copy in range(copies):
-        made = table
+        shifted = table
         for place, field in enumerate(table.schema):
             column: Any = table.column(place)
             if field.name in columns:
@@ -106,12 +108,12 @@ def varied(
                 column = _moved(column, 7919 * copy)
             else:
                 continue
-            made = made.set_column(place, field, column)
-        yield from made.to_batches()
+            shifted = shifted.set_column(place, field, column)
+        yield from shifted.to_batches()
 
 
 def renamed(column: pa.ChunkedArray, word: str) -> pa.Array:
-    """Names with a word behind them; a null stays one."""
+    """Return the names with a suffix; nulls stay null."""
     return pa.array([None if name is None else f"{name}-{word}" for name in column.to_pylist()], pa.string())
 
 

@@ -1,4 +1,6 @@
-"""Every query of `sql/reports` on many turns, warm, against `read_json`: `python bench/report_queries.py [TURNS]`.
+"""Measure every query of `sql/reports` on many turns, warm, against `read_json`.
+
+Run: `python bench/report_queries.py [TURNS]`.
 
 `ETPI_TRAJECTORIES` names the folder of recorded runs. Varied copies of them, TURNS turns in all (default 100,000), form
 a lake: a rollout set that is scored, selected, curated and trained on; every tenth copy is also a rollout of a base, a
@@ -35,12 +37,12 @@ from etpi_resources.lake.schemas import empty, from_rows
 STUDY = "study"
 NAMED = ("rollout_id", "task_id", "pair_id", "dataset_row_id")
 BOUND = 0.5
-"""Seconds a report may take."""
+"""Most seconds that a report may take."""
 Stream = pa.Table | Iterable[pa.RecordBatch]
 
 
 def put(lake: Lake, asset: str, key: str, tables: Mapping[str, Stream], copies: int = 1) -> Manifest:
-    """Publish the tables so many times over as a version of an asset; its other tables are empty."""
+    """Publish the tables, repeated, as a version of an asset; its other tables are empty."""
     node = GRAPH[asset]
     filled: dict[str, Stream] = {name: empty(name) for name in node.tables}
     filled |= {
@@ -56,23 +58,23 @@ def spec(noun: str, name: str, /, **content: Any) -> dict[str, pa.Table]:
 
 
 def by_checkpoint(table: pa.Table, role: str, origin: str = "eval") -> pa.Table:
-    """Return the rollouts of the set as rolled out by a checkpoint of the study."""
+    """Return the set's rollouts, relabelled as those of a checkpoint of the study."""
     rows = len(table)
-    told: dict[str, Any] = {"origin": origin, "experiment": STUDY, "checkpoint_role": role, "decoding": "t1"}
-    told |= {"rollout_set": None, "seed": 0, "sample_seed": 0}
+    relabelled: dict[str, Any] = {"origin": origin, "experiment": STUDY, "checkpoint_role": role, "decoding": "t1"}
+    relabelled |= {"rollout_set": None, "seed": 0, "sample_seed": 0}
     for place, field in enumerate(table.schema):
-        if field.name in told:
-            table = table.set_column(place, field, pa.array([told[field.name]] * rows, field.type))
+        if field.name in relabelled:
+            table = table.set_column(place, field, pa.array([relabelled[field.name]] * rows, field.type))
         elif field.name == "rollout_id":
             table = table.set_column(place, field, renamed(table["rollout_id"], role))
     return table
 
 
 def make(root: Path, raw: Mapping[str, pa.Table], copies: int) -> Lake:
-    """The lake of the study."""
+    """Return the lake of the study."""
     lake = Lake(root)
-    made = dict(curate(raw, qwen3()))
-    scored = made["score"] | {
+    curated = dict(curate(raw, qwen3()))
+    scored = curated["score"] | {
         "turn_scores": from_rows(
             "turn_scores",
             [row | {"adheres": True} for row in raw["turns"].select(["rollout_id", "agent_id", "turn"]).to_pylist()],
@@ -86,11 +88,11 @@ def make(root: Path, raw: Mapping[str, pa.Table], copies: int) -> Lake:
     put(lake, "experiment_spec", STUDY, spec("experiment", STUDY, rollout_sets=[SET], seeds=[0], base={}, train={}))
     put(lake, "raw_rollouts", SET, rolled_out, copies)
     put(lake, "scored_rollouts", SET, scored, copies)
-    put(lake, "selected_trajectories", STUDY, made["select"], copies)
+    put(lake, "selected_trajectories", STUDY, curated["select"], copies)
     strict = SelectSection(min_reward=1, require=(), shortest_correct=False)
     put(lake, "selected_trajectories", "strict", select(raw["rollouts"], scored["scores"], strict), copies)
-    put(lake, "tito_pairs", STUDY, made["pairs"], copies)
-    rows = {"dataset_rows": made["merged"]["dataset_rows"], "dropped": made["weights"]["dropped"]}
+    put(lake, "tito_pairs", STUDY, curated["pairs"], copies)
+    rows = {"dataset_rows": curated["merged"]["dataset_rows"], "dropped": curated["weights"]["dropped"]}
     version = put(lake, "upweighted_dataset", STUDY, rows, copies).version
     few = max(1, copies // 10)
     held = {role: {n: by_checkpoint(t, role) for n, t in rolled_out.items()} for role in ("base", "sft", "rl")}
@@ -115,25 +117,25 @@ def make(root: Path, raw: Mapping[str, pa.Table], copies: int) -> Lake:
 
 
 def fastest(ask: Callable[[], object], times: int = 3) -> tuple[float, float]:
-    """Return the least (wall, CPU) seconds of several runs, after one to warm up."""
+    """Return the shortest (wall, CPU) seconds of several runs, after a warm-up run."""
     ask()
-    found = []
+    timings = []
     for _ in range(times):
         wall, cpu = time.perf_counter(), time.process_time()
         ask()
-        found.append((time.perf_counter() - wall, time.process_time() - cpu))
-    return min(wall for wall, _ in found), min(cpu for _, cpu in found)
+        timings.append((time.perf_counter() - wall, time.process_time() - cpu))
+    return min(wall for wall, _ in timings), min(cpu for _, cpu in timings)
 
 
 def read_json(runs: Path) -> tuple[float, float]:
-    """(wall, CPU) seconds of asking the run files how agents end."""
-    asked = f"""
+    """Return the (wall, CPU) seconds of a query of the run files for agents' exit statuses."""
+    query = f"""
         SELECT status, count(*), sum(len(messages))
         FROM read_json('{runs}/**/agent*_traj.json', union_by_name = true, maximum_object_size = 1000000000)
         GROUP BY status
     """
     with duckdb.connect() as connection:
-        return fastest(lambda: connection.execute(asked).fetchall(), 1)
+        return fastest(lambda: connection.execute(query).fetchall(), 1)
 
 
 def main() -> None:

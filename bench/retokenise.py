@@ -1,4 +1,6 @@
-"""Re-tokenising recorded runs against `apply_chat_template` on every prefix: `python bench/retokenise.py [EVERY]`.
+"""Measure re-tokenising of recorded runs against `apply_chat_template` on every prefix.
+
+Run: `python bench/retokenise.py [EVERY]`.
 
 `ETPI_TRAJECTORIES` names the folder of recorded runs. Both ways run in this process, on one core, over the same
 conversations (all, or every EVERY-th), in CPU seconds. The ids must be equal, except in messages with a control token
@@ -21,17 +23,17 @@ MESSAGE_COMMANDS = {"message_commands": ["coop-send", "coop-broadcast"], "receiv
 
 
 def conversations(root: Path) -> list[list[dict[str, Any]]]:
-    """Return the messages of every agent of every run that took a turn."""
+    """Return the messages of every agent with at least one turn, of every run."""
     from etpi_assets.importers import import_runs
     from etpi_assets.trajectories.records import RolloutRecord
     from etpi_assets.trajectories.tables import to_tables
 
-    found = import_runs("auto", root / "cooperbench-logs", MESSAGE_COMMANDS)
-    records = [item for item in found if isinstance(item, RolloutRecord)]
-    told: defaultdict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    imported = import_runs("auto", root / "cooperbench-logs", MESSAGE_COMMANDS)
+    records = [item for item in imported if isinstance(item, RolloutRecord)]
+    by_agent: defaultdict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for row in to_tables(records)["messages"].to_pylist():
-        told[row["rollout_id"], row["agent_id"]].append(row)
-    return [messages for messages in told.values() if any(m["kind"] == "action" for m in messages)]
+        by_agent[row["rollout_id"], row["agent_id"]].append(row)
+    return [messages for messages in by_agent.values() if any(m["kind"] == "action" for m in messages)]
 
 
 def main() -> int:
@@ -53,10 +55,10 @@ def main() -> int:
         took = time.process_time() - start
         baseline, prompts = 0.0, []
         for messages in runs:
-            told, turns = conversation(messages, StudentForm(chat))
+            history, turns = conversation(messages, StudentForm(chat))
             start = time.process_time()
             prompts += [
-                chat.tokenizer.apply_chat_template(told[:at], add_generation_prompt=True, return_dict=False)
+                chat.tokenizer.apply_chat_template(history[:at], add_generation_prompt=True, return_dict=False)
                 for _, at in turns
             ]
             baseline += time.process_time() - start
@@ -64,9 +66,9 @@ def main() -> int:
         equal = sum(a == b for a, b in zip(mine, prompts, strict=True))
         controls = [chat.decode([number]) for number in chat.control_ids]
         smuggled = sum(
-            any(control in message["content"] for message in told[:at] for control in controls)
+            any(control in message["content"] for message in history[:at] for control in controls)
             for messages in runs
-            for told, turns in [conversation(messages, StudentForm(chat))]
+            for history, turns in [conversation(messages, StudentForm(chat))]
             for _, at in turns
         )
         rerendered = sum(not turns[0].appended for turns in ours)

@@ -1,4 +1,4 @@
-"""The CPU time of a scripted two-agent rollout by part, for the rollout set `coop_tiny_strong`.
+"""Measure the CPU time of a scripted two-agent rollout by part, for the rollout set `coop_tiny_strong`.
 
     python bench/rollout_cost.py [TASKS]
 
@@ -32,10 +32,10 @@ from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory, BubblewrapSan
 SET = "coop_tiny_strong"
 REPEATS = 100
 PARTS = {"a hidden-test run": "hidden_tests.py", "a visible check": "python3", "another command": ""}
-"""Part -> text in its commands; the first that matches counts."""
+"""Part -> text that its commands contain; the first match counts."""
 
 Sample = tuple[Mapping[str, str], Limits, str]
-"""Files and limits of a sandbox, and a command that ran in it."""
+"""A sandbox's files and limits, and a command that ran in it."""
 
 
 class Recording(BubblewrapFactory):
@@ -66,20 +66,20 @@ class Recording(BubblewrapFactory):
 
 
 def cpu(who: int) -> float:
-    """Milliseconds of CPU time; children count when they have ended."""
+    """Return milliseconds of CPU time; children count once they have ended."""
     usage = resource.getrusage(who)
     return 1000 * (usage.ru_utime + usage.ru_stime)
 
 
 def in_children(work: Callable[[], object]) -> float:
-    """Milliseconds of CPU time that children used while `work` ran."""
+    """Return the milliseconds of CPU time that children used while `work` ran."""
     before = cpu(resource.RUSAGE_CHILDREN)
     work()
     return cpu(resource.RUSAGE_CHILDREN) - before
 
 
 def roll_out(count: int, sandboxes: Recording) -> tuple[float, float]:
-    """Milliseconds a rollout: (this process, sandboxes)."""
+    """Return milliseconds per rollout: (this process, sandboxes)."""
     spec, family = load_specs().rollout_sets[SET], CoopTiny()
     assert spec.engine
     chat = load_chat_format(spec.agent.tokenizer)
@@ -101,7 +101,7 @@ def roll_out(count: int, sandboxes: Recording) -> tuple[float, float]:
 
 
 def unit_costs(samples: Mapping[str, Sample]) -> dict[str, float]:
-    """Milliseconds in sandboxes of doing each part once."""
+    """Return the milliseconds that sandboxes take to do each part once."""
     boxes = BubblewrapFactory()
 
     def starts() -> None:

@@ -1,4 +1,4 @@
-"""The time of a sandbox, a command and a two-agent rollout: `python bench/rollouts.py [TASKS]`.
+"""Measure the time of a sandbox, a command and a two-agent rollout: `python bench/rollouts.py [TASKS]`.
 
 CPU time matters if several rollouts share the cores. It covers this process and everything that ran in sandboxes.
 """
@@ -32,13 +32,13 @@ BOXES = BubblewrapFactory()
 
 
 def cpu() -> tuple[float, float]:
-    """CPU seconds of this process and of its ended children."""
+    """Return the CPU seconds of this process and of its ended children."""
     both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return both[0].ru_utime + both[0].ru_stime, both[1].ru_utime + both[1].ru_stime
 
 
 def measure(what: str, work: Callable[[], object], units: int) -> None:
-    """Print wall and CPU milliseconds a unit."""
+    """Print wall and CPU milliseconds per unit."""
     before, started = cpu(), time.perf_counter()
     work()
     wall, after = time.perf_counter() - started, cpu()

@@ -1,4 +1,4 @@
-"""The stored size of pairs against naive formats: `python bench/stored_size.py`.
+"""Measure the stored size of pairs against naive formats: `python bench/stored_size.py`.
 
 `ETPI_TRAJECTORIES` names the folder of recorded runs; their turns are pairs in the real Qwen3 vocabulary. The script
 stores them as the lake does (for each prompt only the ids that it adds to the pair it extends), as JSON lines of

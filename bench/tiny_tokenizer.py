@@ -27,7 +27,6 @@ SEED = 20_000
 def texts() -> Iterator[str]:
     """Return the prompts and turns of both kinds of agents on training tasks, with and without the steering prompt."""
     planner, dawdler = CoopTinySkill(), CoopTinySkill(follow_through=0.3, malformed=0.1)
-    """What both kinds of agents read and write on training tasks, with the steering prompt and without."""
     planner, dawdler = CoopTinySkill(), CoopTinySkill(follow_through=0.3, malformed=0.1)
     kinds = ((BASE_HABITS, False), (planner, True), (dawdler, False))
     for number, (skill, steering) in enumerate(kinds):

@@ -1,4 +1,4 @@
-"""The trainer's share of training: tokens/s of the fine-tuning worker's trainer against a bare loop.
+"""Measure the trainer's overhead: tokens/s of the fine-tuning worker's trainer against a bare loop.
 
     python bench/trainer_overhead.py [--steps 10] [--rounds 4]
 
@@ -57,7 +57,7 @@ def make_model(folder: Path) -> None:
 
 
 def make_sequences(file: Path, n: int = 400) -> Sequences:
-    """Make random tokens, a third of them trained, in spans of 40."""
+    """Return random tokens, a third of them trained, in spans of 40."""
     rng = np.random.default_rng(0)
     rows = []
     for i in range(n):

