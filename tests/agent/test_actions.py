@@ -65,7 +65,7 @@ def test_a_message_survives_its_quoting(text, quoting):
     assert split.rest == ""
 
 
-def test_purity_and_what_is_left_for_the_shell():
+def test_message_is_pure_if_no_command_is_left_for_the_shell():
     def parts(command):
         actions, _ = read_actions(format_action(command))  # type: ignore[arg-type]
         return [(a.kind, a.message if a.kind == "send_message" else a.command, a.pure) for a in actions]
@@ -98,7 +98,7 @@ def test_purity_and_what_is_left_for_the_shell():
         "send_message",
     ],
 )
-def test_what_only_mentions_a_message_is_bash(command):
+def test_command_that_only_mentions_a_message_is_bash(command):
     actions, _ = read_actions(format_action(command))  # type: ignore[arg-type]
     assert [(a.kind, a.command) for a in actions] == [("bash", command)]
 
@@ -154,7 +154,7 @@ def test_the_think_block_is_not_read():
         ("```python\nprint(1)\n```", NO_ACTION),
     ],
 )
-def test_why_there_is_no_action(content, error):
+def test_turn_without_action_has_a_reason(content, error):
     assert read_actions(content) == ([], error)
 
 

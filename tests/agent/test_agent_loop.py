@@ -139,7 +139,7 @@ def test_messages_of_a_round_are_read_in_that_round():
     assert [(x.kind, x.to, x.pure) for x in first.actions] == [("send_message", "agent2", True)]
 
 
-def test_who_waits_stands_still_until_a_message_comes():
+def test_waiting_agent_takes_no_turn_until_a_message_arrives():
     record = roll(
         script(
             agent1=[bash("send_message --wait agent2 'ready?'"), SUBMITS],
@@ -153,7 +153,7 @@ def test_who_waits_stands_still_until_a_message_comes():
 
 
 @pytest.mark.parametrize("partner", [[SUBMITS], [bash("send_message --wait agent1 x"), SUBMITS]])
-def test_who_waits_in_vain_is_released(partner):
+def test_agent_that_waits_for_an_ended_or_waiting_partner_continues(partner):
     wait = bash("send_message agent2 'hello' --wait")
     record = roll(script(agent1=[wait, wait, SUBMITS], agent2=partner))
     assert [a.exit_status for a in record.agents] == ["Submitted", "Submitted"]
@@ -183,7 +183,7 @@ def test_patches_and_verdict():
     )
 
 
-def test_the_ways_to_end():
+def test_every_exit_status_is_recorded():
     prose = "I think we are done here."
     record = roll(script(agent1=[bash("ls")], agent2=[prose]), max_steps=5)
     assert [(a.exit_status, len(a.turns)) for a in record.agents] == [("LimitsExceeded", 5), ("FormatError", 3)]
@@ -227,7 +227,7 @@ def test_stripping_the_think_of_history_forks():
     assert kept.agents[0].turns[1].post_think_tokens == len(kept.agents[0].turns[1].output_ids or [])
 
 
-def test_requests_carry_the_grammar_from_where_their_prompt_leaves_off():
+def test_requests_carry_the_grammar_from_the_end_of_their_prompt():
     seen: list[ThinkGrammar | None] = []
 
     def watching(request: Request) -> str:
@@ -241,7 +241,7 @@ def test_requests_carry_the_grammar_from_where_their_prompt_leaves_off():
     assert seen == [None, None]
 
 
-def test_what_breaks_is_recorded():
+def test_failures_are_recorded_in_the_rollout():
     def broken(request):
         if len(request.messages) > 3:
             raise ConnectionError("engine went away")
@@ -275,7 +275,7 @@ def test_without_a_sandbox_nothing_is_recorded():
         run_rollout(RolloutJob(TASK, AgentSection(), IDENTITY), runtime)
 
 
-def test_one_agent_alone():
+def test_single_agent_rollout():
     record = roll(script(agent1=[bash("printf done > a.txt"), SUBMITS]), Pair(agents=("agent1",)))
     assert [(a.role, a.exit_status) for a in record.agents] == [("solo", "Submitted")]
     assert record.outcome and record.outcome["reward"] == 1.0
@@ -293,7 +293,7 @@ def test_reference_and_null_prove_a_suite():
             assert record.error is None
 
 
-def test_a_rollout_is_the_same_wherever_it_runs():
+def test_equal_jobs_have_equal_rollout_ids_and_prompts():
     policy = script(agent1=[bash("ls"), SUBMITS], agent2=[bash("cat a.txt"), SUBMITS])
     one, two = roll(policy), roll(policy)
     assert one.rollout_id == two.rollout_id == rollout_id(TASK, 0, "spec")

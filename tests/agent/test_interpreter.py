@@ -41,7 +41,7 @@ def session(*cells: str) -> list[tuple[str, int]]:
     return [(result.output, result.exit_code) for result in done]
 
 
-def test_what_a_cell_defines_is_there_in_the_next():
+def test_cell_sees_definitions_of_earlier_cells():
     cells = (
         "import math\nfrom collections import Counter as C\nn = 4",
         "class P:\n    def __init__(self, x):\n        self.x = x",
@@ -54,7 +54,7 @@ def test_what_a_cell_defines_is_there_in_the_next():
     assert [text for text, _ in session(*cells)] == ["", "", "", "", "16 9 Counter({'a': 2})\n4\n", "", "9\n"]
 
 
-def test_an_error_is_told_and_leaves_what_was_there():
+def test_error_is_shown_and_keeps_earlier_definitions():
     found = session(
         "a = 1", "b = 2\nraise KeyError('k')", "1 +", "print(a, b)", "gen = (x for x in 'ab')", "exit(3)", "a"
     )
@@ -65,7 +65,7 @@ def test_an_error_is_told_and_leaves_what_was_there():
     assert [code for _, code in found[5:]] == [1, 0]
 
 
-def test_files_of_the_workspace_are_not_taken_for_the_library():
+def test_workspace_files_do_not_shadow_the_library():
     names = "('pickle', 'traceback', 'ast')"
     found = session(
         f"for name in {names}:\n    open(name + '.py', 'w').write('1 / 0')",
@@ -88,7 +88,7 @@ def test_files_of_the_workspace_are_not_taken_for_the_library():
         ("echo code_interpreter", None),
     ],
 )
-def test_a_call_is_told_from_a_command(command, cell):
+def test_cell_of_reads_calls_and_ignores_other_commands(command, cell):
     assert cell_of(command) == cell
 
 
@@ -147,7 +147,7 @@ def test_an_agent_that_only_calls_ends_without_an_answer():
     assert tools.tool_call_reward(seen(record)) == pytest.approx(-0.65)
 
 
-def test_an_answer_that_code_wrote_down_is_none():
+def test_answer_written_by_code_does_not_count():
     code = f"open('{ANSWER}', 'w').write({answer(TASK.payload['answer'])!r})"
     record = roll(call(code))
     assert record.outcome and record.outcome["verdict"] == "no_answer"
@@ -173,7 +173,7 @@ def test_an_answer_that_code_wrote_down_is_none():
         ((call("pass"), call("pass"), call("pass"), GIVEN_UP), 3, -0.7),
     ],
 )  # fmt: skip
-def test_what_degenerate_turns_earn_under_the_tool_call_reward(texts, tool_turns, reward):
+def test_tool_call_reward_of_degenerate_turns(texts, tool_turns, reward):
     """TCR pays for turns, as published: a turn that no call could be read from counts as a turn of the assistant's, and
     idle calls earn what useful ones do, up to -0.6 and never a right answer's 1."""
     record = roll(*texts)
@@ -184,7 +184,7 @@ def test_what_degenerate_turns_earn_under_the_tool_call_reward(texts, tool_turns
     assert tools.outcome(attempt) == -1.0
 
 
-def test_the_base_grows_up_on_calls_that_the_real_interpreter_answers_alike():
+def test_emulated_and_real_interpreter_agree_on_the_bases_corpus():
     talks = list(conversations(0, 24, "tiny"))
     assert talks == list(conversations(0, 24, "tiny"))
     assert all([m["role"] for m in talk[2:5]] == ["assistant", "tool", "assistant"] for talk in talks)
@@ -196,7 +196,7 @@ def test_the_base_grows_up_on_calls_that_the_real_interpreter_answers_alike():
     assert all(len(talk) < 5 and "boxed" in talk[2]["content"] for talk in exercises(1, 8, "tiny"))
 
 
-def test_the_emulated_interpreter_knows_the_teacher_s_cells_alone():
+def test_emulated_interpreter_accepts_only_the_teachers_cells():
     shown = cell_command("n = (12 * 13 + 14) % 10")
     assert cell_in(shown) == "n = (12 * 13 + 14) % 10" and cell_in(f"{shown}; ls") is cell_in("ls") is None
     with ArithmeticSandbox({}) as box:
@@ -206,7 +206,7 @@ def test_the_emulated_interpreter_knows_the_teacher_s_cells_alone():
                 box.run(unknown)
 
 
-def test_the_teacher_calls_and_prints_as_often_as_it_says():
+def test_teacher_calls_and_prints_at_the_rates_of_its_skill():
     from etpi_resources.engines import Request, Sampler
 
     policy = ArithmeticTinyPolicy(ArithmeticSkill(calls=0.3, prints=0.2, exact=0.4, again=0.5), seed=1)

@@ -80,7 +80,7 @@ def test_inline_tokens_are_single_ids_in_messages_and_text(tiny: ChatFormat) -> 
     assert tiny.special_ids > tiny.control_ids
 
 
-def test_names_and_numbers_are_spelt_alike_wherever_they_stand(tiny: ChatFormat) -> None:
+def test_names_and_numbers_have_the_same_ids_in_every_position(tiny: ChatFormat) -> None:
     """What makes copying learnable: the pieces of a name do not depend on what stands before it."""
     draw = random.Random(0)
     names = ["".join(draw.choices(["ka", "lo", "mi", "ze", "du", "bo"], k=3)) for _ in range(50)]
@@ -128,7 +128,7 @@ def test_a_saved_folder_loads_as_the_same_format(tiny: ChatFormat, tmp_path) -> 
     assert (again.end_id, again.pad_id, again.vocab_size) == (tiny.end_id, tiny.pad_id, tiny.vocab_size)
 
 
-def test_unknown_formats_say_what_there_is() -> None:
+def test_unknown_format_lists_the_known_ones() -> None:
     with pytest.raises(FileNotFoundError, match="neither tiny, qwen3"):
         load_chat_format("nowhere")
     with pytest.raises(FileNotFoundError, match="it has .*qwen3"):

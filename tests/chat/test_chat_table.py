@@ -27,13 +27,13 @@ COMMANDS = st.lists(st.sampled_from(PIECES), min_size=1, max_size=8).map("".join
 THOUGHTS = st.text(alphabet="ab é😀\n.", min_size=1, max_size=20)
 
 
-def test_the_page_is_what_the_code_does() -> None:
+def test_chat_formats_page_is_current() -> None:
     assert PAGE.read_text(encoding="utf-8") == chat_table.page(), (
         "python -m etpi_resources.chat.table > docs/chat_formats.md"
     )
 
 
-def test_the_figures_that_others_rely_on() -> None:
+def test_figures_that_other_pages_cite() -> None:
     rows = {name: chat_table.row(name) for name in ("qwen3", "qwen3_instruct_2507", "qwen3_5_think", "qwen3_5_nothink")}
     assert [row["tail"].split(" / ")[0] for row in rows.values()] == ["none", "none", "open", "closed"]
     assert [row["call"] for row in rows.values()] == ["hermes", "hermes", "qwen_xml", "qwen_xml"]

@@ -55,7 +55,7 @@ def ranked(text: str, ranks: dict[bytes, int]) -> list[int]:
 
 @settings(max_examples=200, deadline=None)
 @given(word=st.text(alphabet=st.characters(categories=["L"]), min_size=1, max_size=24))
-def test_merges_do_what_the_ranks_say(ranks: dict[bytes, int], word: str) -> None:
+def test_merges_follow_the_ranks(ranks: dict[bytes, int], word: str) -> None:
     word = unicodedata.normalize("NFC", word)
     if not all(c.isalpha() for c in word):
         return
@@ -69,7 +69,7 @@ def test_text_survives(text: str) -> None:
     assert chat.decode(chat.encode(text)) == unicodedata.normalize("NFC", text)
 
 
-def test_no_client_is_imported_for_it() -> None:
+def test_loading_imports_no_hub_client() -> None:
     code = (
         "import sys; from etpi_resources.chat.tokenizers.qwen3 import load_tokenizer, chat_template; load_tokenizer(); "
         "chat_template(); print([m for m in ('dashscope', 'trl', 'torch', 'aiohttp') if m in sys.modules])"
@@ -84,9 +84,9 @@ def test_templates_are_trls() -> None:
         qwen3.chat_template("qwen9")
 
 
-def test_what_is_missing_is_named(tmp_path) -> None:
+def test_missing_package_and_wrong_vocabulary_are_refused(tmp_path) -> None:
     with pytest.raises(ModuleNotFoundError, match="pip install 'x'"):
         qwen3._package_file("no_such_package", "y", install="'x'")
     (tmp_path / "ranks").write_text("YQ== 0\n")
-    with pytest.raises(ValueError, match="1 byte-pair ranks, expected exactly"):
+    with pytest.raises(ValueError, match="1 byte-pair ranks"):
         qwen3._ranks(tmp_path / "ranks")

@@ -18,7 +18,7 @@ def test_model_and_instruction_sets_are_those_of_the_first_cpu():
     assert read_cpu(CPUINFO) == ("AMD EPYC 7763 64-Core Processor", ["avx2"])
 
 
-def test_a_cpu_without_any_of_them_and_limits_of_the_libraries_are_said(tmp_path, monkeypatch):
+def test_line_states_missing_instruction_sets_and_library_limits(tmp_path, monkeypatch):
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     (tmp_path / "cpuinfo").write_text("processor : 0\n")

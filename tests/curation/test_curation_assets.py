@@ -14,97 +14,99 @@ from tests.support.faults_page import stopped
 
 
 @pytest.fixture(scope="module")
-def room(tmp_path_factory):
-    return CurationLake.with_rollouts(tmp_path_factory.mktemp("room"))
+def curation(tmp_path_factory):
+    return CurationLake.with_rollouts(tmp_path_factory.mktemp("curation"))
 
 
-def test_clean_run_passes_every_check_and_keeps_every_pair(room):
-    assert room.failures("clean") == {}
-    read = {a: {t: room.lake.read(Ref(a, "experiment", "clean"), t) for t in RECIPES[a].node.tables} for a in CURATION}
+def test_clean_run_passes_every_check_and_keeps_every_pair(curation):
+    assert curation.failures("clean") == {}
+    read = {
+        a: {t: curation.lake.read(Ref(a, "experiment", "clean"), t) for t in RECIPES[a].node.tables} for a in CURATION
+    }
     selected, pairs, rows = (read[a][t] for a, t in zip(CURATION, ("selected", "pairs", "dataset_rows"), strict=True))
     assert len(selected) == 24 and len(rows) == len(pairs) > 200
     assert set(rows["split"].to_pylist()) == {"train", "val"}
     assert sum(read["upweighted_dataset"]["sequences"]["rows"].to_pylist()) == len(rows)
 
 
-def test_same_inputs_give_same_versions(room):
-    room.experiment("again")
-    assert room.failures("clean") == room.failures("again") == {}
+def test_same_inputs_give_same_versions(curation):
+    curation.experiment("again")
+    assert curation.failures("clean") == curation.failures("again") == {}
     for asset in CURATION:
-        first, second = (room.lake.require(Ref(asset, "experiment", key)) for key in ("clean", "again"))
+        first, second = (curation.lake.require(Ref(asset, "experiment", key)) for key in ("clean", "again"))
         assert first.version == second.version
 
 
-def test_teacher_that_does_not_plan_blocks_unless_overridden_with_a_reason(room):
-    room.rollout_set("planless", "plan_first = 0.2")
-    room.make_set("planless")
+def test_teacher_that_does_not_plan_blocks_unless_overridden_with_a_reason(curation):
+    curation.rollout_set("planless", "plan_first = 0.2")
+    curation.make_set("planless")
     more = "[dataset]\nmax_length = 1500\n"
-    room.experiment("weak", "planless", more=more)
-    room.write("experiments", "weak", _require_nothing(room, "weak"))
-    failed = room.failures("weak")
+    curation.experiment("weak", "planless", more=more)
+    curation.write("experiments", "weak", _require_nothing(curation, "weak"))
+    failed = curation.failures("weak")
     stopped(
         "a teacher that does not show the behaviour to be trained", "upweighted_dataset", failed, "teacher_gate",
         "A student is bounded by its teacher: take a stronger one",
     )  # fmt: skip
-    manifest = room.lake.blocked(Ref("upweighted_dataset", "experiment", "weak"))
+    manifest = curation.lake.blocked(Ref("upweighted_dataset", "experiment", "weak"))
     assert manifest and manifest.blocked
     with pytest.raises(BlockedInput, match="teacher_gate"):
-        room.lake.require(Ref("upweighted_dataset", "experiment", "weak"))
+        curation.lake.require(Ref("upweighted_dataset", "experiment", "weak"))
     gates = "".join(f'override.{name} = "we study weak teachers"\n' for name in failed)
-    room.experiment("excused", "planless", gates, more)
-    room.write("experiments", "excused", _require_nothing(room, "excused"))
-    assert room.failures("excused") == {}
+    curation.experiment("excused", "planless", gates, more)
+    curation.write("experiments", "excused", _require_nothing(curation, "excused"))
+    assert curation.failures("excused") == {}
 
 
-def _require_nothing(room, name):
-    text = (room.folder / "specs" / "experiments" / f"{name}.toml").read_text()
+def _require_nothing(curation, name):
+    text = (curation.folder / "specs" / "experiments" / f"{name}.toml").read_text()
     return text.replace("shortest_correct = false", "shortest_correct = false, require = []")
 
 
-def test_steering_left_in_the_prompt_blocks(room, monkeypatch):
+def test_steering_left_in_the_prompt_blocks(curation, monkeypatch):
     monkeypatch.setattr(captured, "_first_messages", lambda messages: None)
-    room.experiment("steered")
-    failed = room.failures("steered")
+    curation.experiment("steered")
+    failed = curation.failures("steered")
     assert set(failed) == {"no_steering_leak", "prompt_is_default_render"}
     stopped("the steering prompt left in training data", "tito_pairs", failed, "no_steering_leak", "contain steering")
     assert "48 of 48" in failed["prompt_is_default_render"]
 
 
-def test_think_left_in_outputs_blocks(room, monkeypatch):
+def test_think_left_in_outputs_blocks(curation, monkeypatch):
     monkeypatch.setattr(pairs, "strip_output", lambda output, tail, chat: Stripped(output))
-    room.experiment("thinking")
-    failed = room.failures("thinking")
+    curation.experiment("thinking")
+    failed = curation.failures("thinking")
     assert set(failed) == {"no_think_in_output"}
 
 
-def test_published_strip_rule_blocks_if_outputs_do_not_open_their_think_block(room, monkeypatch):
+def test_published_strip_rule_blocks_if_outputs_do_not_open_their_think_block(curation, monkeypatch):
     opened, turn = load_chat_format("tiny").think_open_id, captured._captured_turn
 
     def unopened(row, prompt, output, capture):
         return turn(row, prompt, output[1:] if output[0] == opened else output, capture)
 
     monkeypatch.setattr(captured, "_captured_turn", unopened)
-    room.experiment("as_published", more='[pairs]\nstrip_rule = "opened"\n')
-    failed = room.failures("as_published")
+    curation.experiment("as_published", more='[pairs]\nstrip_rule = "opened"\n')
+    failed = curation.failures("as_published")
     assert set(failed) == {"no_think_in_output"}
     stopped(
         "</think> without <think> slipped through the strip", "tito_pairs", failed, "no_think_in_output",
         "The strip does not know this tokenizer's form",
     )  # fmt: skip
-    room.experiment("delimited", more='[pairs]\nstrip_rule = "delimited"\n')
-    assert room.failures("delimited") == {}
+    curation.experiment("delimited", more='[pairs]\nstrip_rule = "delimited"\n')
+    assert curation.failures("delimited") == {}
 
 
-def test_heldout_tasks_are_dropped_and_block_if_they_are_not(room, monkeypatch):
-    room.rollout_set("everything", split="all")
-    room.make_set("everything")
-    room.experiment("tested", "everything")
-    assert room.failures("tested") == {}
-    dropped = room.lake.read(Ref("upweighted_dataset", "experiment", "tested"), "dropped")
+def test_heldout_tasks_are_dropped_and_block_if_they_are_not(curation, monkeypatch):
+    curation.rollout_set("everything", split="all")
+    curation.make_set("everything")
+    curation.experiment("tested", "everything")
+    assert curation.failures("tested") == {}
+    dropped = curation.lake.read(Ref("upweighted_dataset", "experiment", "tested"), "dropped")
     assert set(dropped["reason"].to_pylist()) == {"heldout_task"}
     monkeypatch.setattr(upweight, "_drop_reason", lambda *facts: None)
-    room.experiment("leaked", "everything", more="[dataset]\nmax_length = 2000\n")
-    failed = room.failures("leaked")
+    curation.experiment("leaked", "everything", more="[dataset]\nmax_length = 2000\n")
+    failed = curation.failures("leaked")
     assert set(failed) == {"heldout_split"}
     stopped(
         "held-out repositories in the data set", "upweighted_dataset", failed, "heldout_split",
@@ -112,17 +114,17 @@ def test_heldout_tasks_are_dropped_and_block_if_they_are_not(room, monkeypatch):
     )  # fmt: skip
 
 
-def test_short_training_prompts_for_long_evaluation_prompts_block(room):
-    room.write("suites", "long", SUITE.replace("train = 24", 'train = 2\nregisters = ["pull_request"]'))
-    room.make("tasks", "long")
-    room.experiment("short", gates="prompt_length_ratio = 1.2", suite="long")
-    failed = room.failures("short")
+def test_short_training_prompts_for_long_evaluation_prompts_block(curation):
+    curation.write("suites", "long", SUITE.replace("train = 24", 'train = 2\nregisters = ["pull_request"]'))
+    curation.make("tasks", "long")
+    curation.experiment("short", gates="prompt_length_ratio = 1.2", suite="long")
+    failed = curation.failures("short")
     assert set(failed) == {"prompt_length_ratio"} and "registers" in failed["prompt_length_ratio"]
 
 
-def test_buried_first_turn_blocks(room):
-    room.experiment("buried", gates="first_turn_loss_share = 0.9")
-    failed = room.failures("buried")
+def test_buried_first_turn_blocks(curation):
+    curation.experiment("buried", gates="first_turn_loss_share = 0.9")
+    failed = curation.failures("buried")
     assert set(failed) == {"turn_loss_share"}
     stopped(
         "one row per turn, so later turns outweigh the first", "upweighted_dataset", failed, "turn_loss_share",
@@ -130,49 +132,49 @@ def test_buried_first_turn_blocks(room):
     )  # fmt: skip
 
 
-def test_teacher_that_writes_fenced_blocks_blocks_for_lack_of_calls(room):
-    room.rollout_set("fenced", "plan_first = 1.0, markdown = 1.0")
-    room.make_set("fenced")
-    room.experiment("fenced", "fenced")
+def test_teacher_that_writes_fenced_blocks_blocks_for_lack_of_calls(curation):
+    curation.rollout_set("fenced", "plan_first = 1.0, markdown = 1.0")
+    curation.make_set("fenced")
+    curation.experiment("fenced", "fenced")
     stopped(
-        "the call format had too little exposure", "upweighted_dataset", room.failures("fenced"), "format_exposure",
+        "the call format had too little exposure", "upweighted_dataset", curation.failures("fenced"), "format_exposure",
         "The student would not learn the call format",
     )  # fmt: skip
 
 
-def test_empty_selection_blocks(room):
-    room.experiment("solved")
-    path = room.folder / "specs" / "experiments" / "solved.toml"
+def test_empty_selection_blocks(curation):
+    curation.experiment("solved")
+    path = curation.folder / "specs" / "experiments" / "solved.toml"
     path.write_text(path.read_text().replace('min_reward = "none"', "min_reward = 1.0"))
-    assert "no_reward 24" in room.failures("solved")["selection_reconciles"]
+    assert "no_reward 24" in curation.failures("solved")["selection_reconciles"]
 
 
-def test_native_ids_of_another_vocabulary_raise(room):
-    room.experiment(
+def test_native_ids_of_another_vocabulary_raise(curation):
+    curation.experiment(
         "foreign",
         more='[base]\nkind = "none"\ntokenizer = "qwen3"\nchat_template = "qwen3"\n[pairs]\ncapture = "native"\n',
     )
     with pytest.raises(SpecError, match=r'tiny.*pairs\.capture = "retokenised"'):
-        room.failures("foreign")
-    room.experiment(
+        curation.failures("foreign")
+    curation.experiment(
         "again_in_qwen3",
         more='[base]\nkind = "none"\ntokenizer = "qwen3"\nchat_template = "qwen3"\n[pairs]\ncapture = "retokenised"\n',
     )
-    assert room.failures("again_in_qwen3") == {}
+    assert curation.failures("again_in_qwen3") == {}
 
 
 TOOLS = 'tools = ["bash", "send_message"]\n'
 
 
-def tooled(room, name, *, captured="", pairs="", served=TOOLS, gates=""):
+def tooled(curation, name, *, captured="", pairs="", served=TOOLS, gates=""):
     """Return the failed checks of an experiment in a template that writes tools after the system text."""
-    folder = room.folder / "tokenizer"
+    folder = curation.folder / "tokenizer"
     load_chat_format("tiny", "qwen3").save(folder)
-    room.rollout_set(name, agent=f'tokenizer = "{folder}"\n{captured}')
-    room.make_set(name)
+    curation.rollout_set(name, agent=f'tokenizer = "{folder}"\n{captured}')
+    curation.make_set(name)
     base = f'[base]\nkind = "none"\ntokenizer = "{folder}"\nchat_template = "qwen3"\n'
-    room.experiment(name, name, gates, f"[pairs]\n{pairs}{base}[evaluate.agent]\n{served}")
-    return room.failures(name)
+    curation.experiment(name, name, gates, f"[pairs]\n{pairs}{base}[evaluate.agent]\n{served}")
+    return curation.failures(name)
 
 
 @pytest.mark.parametrize(
@@ -180,44 +182,44 @@ def tooled(room, name, *, captured="", pairs="", served=TOOLS, gates=""):
     [{"captured": TOOLS}, {"captured": TOOLS, "pairs": f'capture = "retokenised"\n{TOOLS}'}],
     ids=["native", "retokenised"],
 )
-def test_tools_are_in_the_students_prompts(room, given, request):
+def test_tools_are_in_the_students_prompts(curation, given, request):
     """Captured tools stay when steering beside them is spliced out; re-tokenising writes those that the spec names."""
     name = f"tools_{request.node.callspec.id}"
     gates = 'override.label_syntax = "the scripted policy writes XML whatever the prompt says"\n'
-    assert tooled(room, name, gates=gates, **given) == {}
-    chat, pairs = load_chat_format("tiny", "qwen3"), room.lake.read(Ref("tito_pairs", "experiment", name), "pairs")
+    assert tooled(curation, name, gates=gates, **given) == {}
+    chat, pairs = load_chat_format("tiny", "qwen3"), curation.lake.read(Ref("tito_pairs", "experiment", name), "pairs")
     first = [chat.decode(row["suffix_ids"]) for row in pairs.to_pylist() if row["turn"] == 0]
     assert len(first) == 48 and all(text.count('"name": "send_message"') == 1 for text in first)
 
 
-def test_labels_in_another_syntax_than_the_prompts_block(room):
-    failed = tooled(room, "other_syntax", captured=TOOLS)
+def test_labels_in_another_syntax_than_the_prompts_block(curation):
+    failed = tooled(curation, "other_syntax", captured=TOOLS)
     assert set(failed) == {"label_syntax"}
     assert all(form in failed["label_syntax"] for form in ("qwen_xml", "hermes"))
 
 
-def test_tools_in_evaluation_only_block(room):
-    failed = tooled(room, "serving_alone", gates="template_distance = 0.2")
+def test_tools_in_evaluation_only_block(curation):
+    failed = tooled(curation, "serving_alone", gates="template_distance = 0.2")
     assert set(failed) == {"template_distance"}
 
 
-def test_override_of_unknown_check_raises(room):
-    room.experiment("misspelt", gates='override.teacher_gat = "x"')
+def test_override_of_unknown_check_raises(curation):
+    curation.experiment("misspelt", gates='override.teacher_gat = "x"')
     with pytest.raises(ValueError, match="'teacher_gate'"):
-        room.failures("misspelt")
+        curation.failures("misspelt")
 
 
-def test_history_rebuilt_from_messages_blocks_if_it_was_compacted(room):
-    room.write("suites", "sums", 'extends = "running_sum_tiny"\n[params]\ntrain = 10\nheldout = 5\n')
-    room.make("tasks", "sums")
-    room.write("rollout_sets", "sums", 'extends = "running_sum_compacted"\nsuite = "sums"\n')
-    room.make_set("sums")
+def test_history_rebuilt_from_messages_blocks_if_it_was_compacted(curation):
+    curation.write("suites", "sums", 'extends = "running_sum_tiny"\n[params]\ntrain = 10\nheldout = 5\n')
+    curation.make("tasks", "sums")
+    curation.write("rollout_sets", "sums", 'extends = "running_sum_compacted"\nsuite = "sums"\n')
+    curation.make_set("sums")
     of = 'rollout_sets = ["sums"]\n[evaluate]\nsuite = "sums"\n[gates]\nformat_exposure = 1\n'
-    room.write("experiments", "captured", f'extends = "running_sum_tiny_compacted"\n{of}')
-    room.write("experiments", "excused", f'extends = "running_sum_tiny_reconstructed"\n{of}')
-    room.write("experiments", "put_together", 'extends = "captured"\npairs = {capture = "retokenised"}\n')
-    assert room.failures("captured") == room.failures("excused") == {}
-    failed = room.failures("put_together")
+    curation.write("experiments", "captured", f'extends = "running_sum_tiny_compacted"\n{of}')
+    curation.write("experiments", "excused", f'extends = "running_sum_tiny_reconstructed"\n{of}')
+    curation.write("experiments", "put_together", 'extends = "captured"\npairs = {capture = "retokenised"}\n')
+    assert curation.failures("captured") == curation.failures("excused") == {}
+    failed = curation.failures("put_together")
     assert set(failed) == {"history_as_captured"}
     stopped(
         "a compacted history, reassembled from messages", "tito_pairs", failed, "history_as_captured",

@@ -67,12 +67,14 @@ def read_by(script: str, **arguments: object) -> Any:
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Export a small experiment, and save its tokenizer."""
-    room = CurationLake.with_rollouts(tmp_path_factory.mktemp("room"))
-    assert room.failures("clean") == {}
+    curation = CurationLake.with_rollouts(tmp_path_factory.mktemp("curation"))
+    assert curation.failures("clean") == {}
     for name in ("verl_sft", "verl_rl"):
-        export("clean", name, room.folder / name, Resources(lake=room.lake, specs_folder=room.folder / "specs"))
-    load_chat_format("tiny").save(room.folder / "tokenizer")
-    return room.folder
+        export(
+            "clean", name, curation.folder / name, Resources(lake=curation.lake, specs_folder=curation.folder / "specs")
+        )
+    load_chat_format("tiny").save(curation.folder / "tokenizer")
+    return curation.folder
 
 
 def test_verl_loss_covers_exactly_the_assistant_messages(exported: Path) -> None:

@@ -30,20 +30,20 @@ OF_DATA = [name for name, kind in EXPORTS.items() if kind.assets == DATASET]
 
 
 @pytest.fixture(scope="module")
-def room(tmp_path_factory: pytest.TempPathFactory) -> CurationLake:
-    room = CurationLake.with_rollouts(tmp_path_factory.mktemp("room"), more="[dataset]\nupweight_factor = 4\n")
-    assert room.failures("clean") == {}
-    return room
+def curation(tmp_path_factory: pytest.TempPathFactory) -> CurationLake:
+    curation = CurationLake.with_rollouts(tmp_path_factory.mktemp("curation"), more="[dataset]\nupweight_factor = 4\n")
+    assert curation.failures("clean") == {}
+    return curation
 
 
 @pytest.fixture(scope="module")
-def resources(room: CurationLake) -> Resources:
-    return Resources(lake=room.lake, specs_folder=room.folder / "specs")
+def resources(curation: CurationLake) -> Resources:
+    return Resources(lake=curation.lake, specs_folder=curation.folder / "specs")
 
 
 @pytest.fixture(scope="module")
 def exported(
-    room: CurationLake, resources: Resources, tmp_path_factory: pytest.TempPathFactory
+    curation: CurationLake, resources: Resources, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Path]:
     folder = tmp_path_factory.mktemp("exports")
 
@@ -55,8 +55,8 @@ def exported(
     return of
 
 
-def table(room: CurationLake, asset: str, name: str) -> list[dict[str, Any]]:
-    return room.lake.read(Ref(asset, "experiment", "clean"), name).to_pylist()
+def table(curation: CurationLake, asset: str, name: str) -> list[dict[str, Any]]:
+    return curation.lake.read(Ref(asset, "experiment", "clean"), name).to_pylist()
 
 
 def read_back(path: Path, format: str, **options: Any) -> list[RolloutRecord]:
@@ -68,7 +68,7 @@ def read_back(path: Path, format: str, **options: Any) -> list[RolloutRecord]:
 
 
 @pytest.mark.parametrize("name", OF_DATA)
-def test_manifest_names_the_versions_behind_an_export(exported, room: CurationLake, name: str) -> None:
+def test_manifest_names_the_versions_behind_an_export(exported, curation: CurationLake, name: str) -> None:
     folder = exported(name)
     manifest = json.loads((folder / "manifest.json").read_text())
     assert (manifest["experiment"], manifest["format"]) == ("clean", name)
@@ -77,7 +77,7 @@ def test_manifest_names_the_versions_behind_an_export(exported, room: CurationLa
         ("raw_rollouts", "rollout_set", "good"),
         ("tasks", "suite", "small"),
     ):
-        assert manifest["versions"][f"{asset}/{key}"] == room.lake.require(Ref(asset, set_name, key)).version
+        assert manifest["versions"][f"{asset}/{key}"] == curation.lake.require(Ref(asset, set_name, key)).version
     listed = {file["path"] for file in manifest["files"]}
     assert listed == {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()} - {"manifest.json"}
     assert all((folder / file["path"]).stat().st_size == file["bytes"] for file in manifest["files"])
@@ -94,10 +94,10 @@ def test_equal_data_give_equal_bytes(exported, resources: Resources, tmp_path: P
 # --- TRL ------------------------------------------------------------------------------------------------------------
 
 
-def test_trl_ids_are_the_sequences_and_round_trip(exported, room: CurationLake) -> None:
+def test_trl_ids_are_the_sequences_and_round_trip(exported, curation: CurationLake) -> None:
     folder = exported("trl")
     rows = [row for split in ("train", "val") for row in pq.read_table(folder / f"data/{split}.parquet").to_pylist()]
-    sequences = {row["sequence_id"]: row for row in table(room, "upweighted_dataset", "sequences")}
+    sequences = {row["sequence_id"]: row for row in table(curation, "upweighted_dataset", "sequences")}
     assert len(rows) == len(sequences) > 20
     for row in rows:
         ids, labels, _ = expand(sequences[row["sequence_id"]])
@@ -262,31 +262,32 @@ def test_atif_round_trips_the_records_of_every_importer(tmp_path: Path) -> None:
 # --- the others -----------------------------------------------------------------------------------------------------
 
 
-def test_hub_folder_loads_and_its_card_names_the_versions(exported, room: CurationLake, tmp_path: Path) -> None:
+def test_hub_folder_loads_and_its_card_names_the_versions(exported, curation: CurationLake, tmp_path: Path) -> None:
     from datasets import load_dataset
     from huggingface_hub import DatasetCard
 
     folder = exported("hub")
     card = DatasetCard.load(folder / "README.md")
     assert card.data.license == "apache-2.0" and [c["config_name"] for c in card.data.configs] == ["messages", "tokens"]
-    assert room.lake.require(Ref("upweighted_dataset", "experiment", "clean")).version in card.content
+    assert curation.lake.require(Ref("upweighted_dataset", "experiment", "clean")).version in card.content
     loaded = load_dataset(str(folder), "messages", cache_dir=str(tmp_path))
     assert set(loaded) == {"train", "validation"} and len(loaded["train"]) + len(loaded["validation"]) == 48
     tokens = load_dataset(str(folder), "tokens", split="train", cache_dir=str(tmp_path))
     assert {"input_ids", "labels"} <= set(tokens.column_names)
-    rows = table(room, "upweighted_dataset", "dataset_rows")
+    rows = table(curation, "upweighted_dataset", "dataset_rows")
     records = read_back(folder / "messages", "messages")
     assert sum(len(record.agents[0].turns) for record in records) == len(rows), "only messages with loss become turns"
 
 
-def test_pairs_round_trip(exported, room: CurationLake, resources: Resources) -> None:
+def test_pairs_round_trip(exported, curation: CurationLake, resources: Resources) -> None:
     records = read_back(exported("tito") / "data", "auto", tokenizer="tiny")
     pairs = {
         (row["rollout_id"], row["agent_id"], row["turn"]): (prompt.tolist(), list(pair["output_ids"]), pair["capture"])
         for row, prompt, pair in ExportSource("clean", resources).pairs()
     }
     rollouts = [
-        row["rollout_id"] for row in sorted(table(room, "upweighted_dataset", "dataset_rows"), key=lambda r: r["split"])
+        row["rollout_id"]
+        for row in sorted(table(curation, "upweighted_dataset", "dataset_rows"), key=lambda r: r["split"])
     ]
     names = list(dict.fromkeys(rollouts))
     back = {
@@ -322,7 +323,7 @@ def test_predictions_of_solo_rollouts(tmp_path: Path) -> None:
 
 
 def test_unknown_formats_full_folders_and_missing_inputs_are_refused(
-    room: CurationLake, resources: Resources, tmp_path: Path
+    curation: CurationLake, resources: Resources, tmp_path: Path
 ) -> None:
     with pytest.raises(SpecError, match="verl_sft"):
         export("clean", "verlsft", tmp_path / "a", resources)
@@ -330,18 +331,18 @@ def test_unknown_formats_full_folders_and_missing_inputs_are_refused(
     (tmp_path / "b/x").touch()
     with pytest.raises(SpecError, match="not empty"):
         export("clean", "trl", tmp_path / "b", resources)
-    room.experiment("unbuilt")
-    fresh = Resources(lake=room.lake, specs_folder=room.folder / "specs")
+    curation.experiment("unbuilt")
+    fresh = Resources(lake=curation.lake, specs_folder=curation.folder / "specs")
     with pytest.raises(MissingInput, match="upweighted_dataset"):
         export("unbuilt", "trl", tmp_path / "c", fresh)
     assert [path.name for path in tmp_path.iterdir()] == ["b"], "no staging folder remains"
 
 
-def test_blocked_data_set_is_not_exported(room: CurationLake, tmp_path: Path) -> None:
-    text = (room.folder / "specs/experiments/clean.toml").read_text()
-    room.write("experiments", "thin", text.replace("format_exposure = 50", "format_exposure = 10000000"))
-    assert "format_exposure" in room.failures("thin")
-    fresh = Resources(lake=room.lake, specs_folder=room.folder / "specs")
+def test_blocked_data_set_is_not_exported(curation: CurationLake, tmp_path: Path) -> None:
+    text = (curation.folder / "specs/experiments/clean.toml").read_text()
+    curation.write("experiments", "thin", text.replace("format_exposure = 50", "format_exposure = 10000000"))
+    assert "format_exposure" in curation.failures("thin")
+    fresh = Resources(lake=curation.lake, specs_folder=curation.folder / "specs")
     with pytest.raises(BlockedInput, match="format_exposure"):
         export("thin", "trl", tmp_path / "a", fresh)
 

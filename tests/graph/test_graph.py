@@ -67,7 +67,7 @@ def test_dagster_has_the_graph_of_the_snapshot():
     assert found == json.loads(SNAPSHOT.read_text())
 
 
-def test_every_asset_page_says_what_it_is():
+def test_every_asset_page_has_a_description():
     graph = _definitions().resolve_asset_graph()
     for name, node in GRAPH.items():
         asset = graph.get(dg.AssetKey(name))

@@ -96,7 +96,7 @@ def test_missing_and_invalid_names_fail_at_once(world, instance):
     assert failures(result)[0].endswith("Valid names: " + ", ".join(world.resources().specs.keys("experiment")))
     write_spec(world.specs_folder, "experiments", "broken", "sead = 1")
     assert "broken.toml: sead: unknown key" in failures(_run(world, instance, "run_experiment", "broken"))[0]
-    with pytest.raises(Exception, match=r"no experiment 'frist'. Did you mean 'first'"):
+    with pytest.raises(Exception, match="'frist'.*'first'"):
         _run(world, instance, "run_experiment", "frist")
     result = _run(world, instance, "run_experiment", tags={"dagster/partition": "frist"})
     assert "Did you mean 'first'" in failures(result)[0]
@@ -119,7 +119,7 @@ def test_failed_check_fails_the_run_and_binds_a_later_one(world, instance):
     assert ("sft_checkpoint", "first") not in world.made
 
 
-def test_an_experiment_that_wants_a_gpu_fails_before_its_first_step(world, instance, monkeypatch):
+def test_experiment_that_needs_a_gpu_fails_before_its_first_step(world, instance, monkeypatch):
     _prepared(world, instance)
     write_spec(world.specs_folder, "experiments", "first", 'requires = "gpu"\n' + EXPERIMENT)
     monkeypatch.setattr(resources, "ACCELERATORS", ())
@@ -158,7 +158,7 @@ def test_dg_launch_of_an_unknown_name_exits_with_1_and_offers_the_nearest(tmp_pa
     words = ("dg", "launch", "--job", "run_experiment", "--partition", "plan_frist")
     done = _command(*words, home=tmp_path, cwd=ROOT)
     assert done.returncode == 1
-    assert "there is no experiment 'plan_frist'. Did you mean 'plan_first_v" in done.stderr
+    assert "'plan_frist'" in done.stderr and "'plan_first_v" in done.stderr
 
 
 def test_dg_launch_without_a_name_exits_with_1(tmp_path):
@@ -169,7 +169,7 @@ def test_dg_launch_without_a_name_exits_with_1(tmp_path):
     assert "this run names no experiment" in done.stderr + done.stdout
 
 
-def test_dagster_job_launch_needs_no_daemon_and_says_what_is_missing(tmp_path):
+def test_dagster_job_launch_needs_no_daemon_and_names_missing_inputs(tmp_path):
     tags = '{"dagster/partition": "plan_first_tiny"}'
     words = ("dagster", "job", "launch", "-m", "etpi_assets.definitions", "-j", "run_experiment", "--tags", tags)
     assert _command(*words, home=tmp_path, cwd=tmp_path).returncode == 0, "it only submits"
@@ -216,7 +216,7 @@ def test_a_stopped_command_starts_no_further_job(tmp_path, number):
     assert "stopped" in said[-1]
 
 
-def test_a_signal_is_remembered_whatever_handler_stands_for_it():
+def test_signal_is_remembered_whatever_its_handler():
     before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         with StopRequests() as asked:

@@ -286,9 +286,9 @@ def test_invalid_and_unknown_specs(world):
 def test_reading_an_undeclared_input_is_refused(world):
     world.make_all()
     run = AssetRun(GRAPH["tito_pairs"], "first", world.resources())
-    with pytest.raises(LakeError, match=r"reads 'base_checkpoint', which etpi_assets/graph.py does not name"):
+    with pytest.raises(LakeError, match="'base_checkpoint'.*graph.py"):
         run.read("base_checkpoint", "checkpoints")
-    with pytest.raises(LakeError, match="does not read raw_rollouts of 'other'"):
+    with pytest.raises(LakeError, match="raw_rollouts.*'other'"):
         run.read("raw_rollouts", "turns", key="other")
     assert run.read("raw_rollouts", "turns", columns=["rollout_id"]).column_names == ["rollout_id"]
 
@@ -316,7 +316,7 @@ def test_input_that_changes_during_the_run_is_noticed(world):
 
     write_spec(world.specs_folder, "experiments", "first", EXPERIMENT + "[pairs]\nstrip_think = false\n")
     world.recipes["tito_pairs"] = type(recipe)(recipe.node, meddling, recipe.checks)
-    with pytest.raises(LakeError, match="raw_rollouts/few changed while it was computed"):
+    with pytest.raises(LakeError, match="raw_rollouts/few"):
         world.make("tito_pairs", "first")
 
 

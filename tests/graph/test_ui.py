@@ -203,7 +203,7 @@ def test_run_experiment_from_its_job_page(page):
     assert entries["skipped"]["boolValue"] is True, "bring_experiment had made it"
 
 
-def test_an_assets_page_says_what_it_holds(page):
+def test_asset_page_shows_its_tables(page):
     page.open("/assets/tito_pairs")
     for text in ("Token-in/token-out pairs", "Row count", "output_ids", "the ids to train on", "curation"):
         page.shows(text)

@@ -106,7 +106,7 @@ def test_messages(tmp_path: Path) -> None:
     assert agent.turns[0].observation == "moor.py"
 
 
-def test_messages_that_are_not_to_be_learnt_are_read(tmp_path: Path) -> None:
+def test_messages_without_loss_are_read_as_context(tmp_path: Path) -> None:
     talk = chat()
     talk[2]["weight"] = 0
     talk[4]["weight"] = 1
@@ -504,7 +504,7 @@ def test_bad_rows_are_refused_one_by_one_with_their_place(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("suffix", ["gz", "zst"])
-def test_a_cut_stream_gives_the_rows_before_the_cut_and_says_so(tmp_path: Path, suffix: str) -> None:
+def test_truncated_stream_gives_earlier_rows_and_is_reported(tmp_path: Path, suffix: str) -> None:
     import random
 
     rows = [{**messages_row(), "noise": random.Random(i).randbytes(300).hex()} for i in range(800)]

@@ -85,7 +85,7 @@ def test_a_query_refuses_a_damaged_file_although_duckdb_would_read_it(lake: Lake
         path.write_bytes(clean)
 
 
-def test_publishing_the_same_content_mends_a_damaged_file_of_the_same_size(lake: Lake) -> None:
+def test_publishing_the_same_content_repairs_a_damaged_file_of_the_same_size(lake: Lake) -> None:
     path = lake.files(TURNS, "turns")[0]
     clean = path.read_bytes()
     flip(path, len(clean) * 4)
@@ -141,7 +141,7 @@ def edit(path: Path) -> None:
         (the_training, overwrite, False, "training", ()),
     ],
 )
-def test_audit_names_what_is_damaged(lake, part, harm, deep_only, kind, refs) -> None:
+def test_audit_names_damaged_files(lake, part, harm, deep_only, kind, refs) -> None:
     harm(part(lake))
     assert bool(audit(lake).damages) is not deep_only
     (damage,) = audit(lake, deep=True).damages
@@ -165,7 +165,7 @@ def test_audit_since_a_time_reads_only_later_publications(lake: Lake) -> None:
     assert (result.counts["file"], result.counts["checkpoint"]) == (0, 0)
 
 
-def test_what_is_set_aside_no_longer_counts_as_current(lake: Lake) -> None:
+def test_version_set_aside_is_no_longer_current(lake: Lake) -> None:
     overwrite(the_file(lake))
     (damage,) = audit(lake, deep=True).damages
     moved = set_aside(lake, damage, datetime.now(UTC))

@@ -95,7 +95,7 @@ def test_rollouts_are_the_union_by_origin(db: duckdb.DuckDBPyConnection) -> None
         ], view
 
 
-def test_keys_come_from_where_a_version_stands(db: duckdb.DuckDBPyConnection) -> None:
+def test_key_columns_come_from_the_path_of_a_version(db: duckdb.DuckDBPyConnection) -> None:
     assert "experiment" not in TABLES["dropped"].schema.names
     assert rows(db, "SELECT experiment, stage, count(*) FROM dropped GROUP BY ALL ORDER BY ALL") == [
         ("follow_up", "pairs", 1),
@@ -150,7 +150,7 @@ def test_specs_become_nouns(db: duckdb.DuckDBPyConnection) -> None:
     assert rows(db, "SELECT suite, family FROM suites") == [("coop", "coop_tiny")]
 
 
-def test_checks_and_versions_say_what_is_blocked(db: duckdb.DuckDBPyConnection) -> None:
+def test_checks_and_versions_show_blocked_versions(db: duckdb.DuckDBPyConnection) -> None:
     outcomes = "SELECT asset, key, state, check_name, passed, blocking, message FROM checks ORDER BY check_name DESC"
     gate, balance = rows(db, outcomes)
     assert gate == (
@@ -167,7 +167,7 @@ def test_checks_and_versions_say_what_is_blocked(db: duckdb.DuckDBPyConnection) 
     assert sorted(rows(db, states)) == [("current", 1), ("past", 1)]
 
 
-def test_times_are_utc_and_views_say_what_they_are(db: duckdb.DuckDBPyConnection) -> None:
+def test_times_are_utc_and_views_have_comments(db: duckdb.DuckDBPyConnection) -> None:
     assert str(rows(db, "SELECT DISTINCT turns.at FROM turns")[0][0]) == "2026-01-02 03:04:05+00:00"
     uncommented = "SELECT view_name FROM duckdb_views() WHERE schema_name = 'main' AND NOT internal AND comment IS NULL"
     assert rows(db, uncommented) == []
@@ -224,7 +224,7 @@ def prompts_by(db: duckdb.DuckDBPyConnection, sql: str) -> small_lake.Prompts:
     seed=st.integers(0, 2**32), rollouts=st.integers(1, 6), turns=st.integers(1, 9),
     fork=st.sampled_from([0.0, 0.3, 1.0]), captured=st.sampled_from([1.0, 0.7]), shuffled=st.booleans(),
 )  # fmt: skip
-def test_prompts_come_back_whatever_forks(
+def test_branching_prompts_are_rebuilt_exactly(
     tmp_path_factory: pytest.TempPathFactory,
     seed: int,
     rollouts: int,
@@ -256,7 +256,7 @@ def test_prompts_come_back_whatever_forks(
         assert prompts_by(db, asked) == {key: ids for key, ids in prompts.items() if ids is not None}
 
 
-def test_a_prompt_that_cannot_be_rebuilt_is_null_and_a_check_says_so(tmp_path: Path) -> None:
+def test_prompt_that_cannot_be_rebuilt_is_null_and_fails_a_check(tmp_path: Path) -> None:
     key = {"rollout_id": "r", "agent_id": "a", "capture": "native", "prompt_tokens": 1}
     broken = [
         key | {"turn": 0, "suffix_ids": [1], "output_ids": None},
@@ -289,7 +289,7 @@ def test_a_sound_lake_passes_every_check(path: Path) -> None:
     assert len(outcomes) >= 5 and all(outcome.passed for outcome in outcomes)
 
 
-def test_rebuilding_is_fast_and_asks_only_for_what_is_asked(tmp_path: Path) -> None:
+def test_rebuilding_prompts_is_fast_and_reads_only_requested_turns(tmp_path: Path) -> None:
     """20,000 turns in chains of 12: all prompts (13 million ids) within seconds, one rollout's without the others'."""
     rng = random.Random(0)
     stored, prompts = small_lake.random_turns(rng, 1112, 12, 0.0, ids=100)
@@ -398,12 +398,12 @@ def test_a_damaged_catalog_is_replaced(tmp_path: Path) -> None:
         assert "rollouts" in views(db)
 
 
-def test_no_catalog_says_what_to_run(tmp_path: Path) -> None:
+def test_missing_catalog_names_the_command(tmp_path: Path) -> None:
     with pytest.raises(LakeError, match="dg launch --assets catalog"):
         catalog.connect(tmp_path / "etpi.duckdb")
 
 
-def test_where_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catalog_path_follows_the_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ETPI_CATALOG", raising=False)
     monkeypatch.setenv("ETPI_DATA", str(tmp_path / "data"))
     assert catalog.default_path() == tmp_path / "data" / "etpi.duckdb"

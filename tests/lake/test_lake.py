@@ -57,7 +57,7 @@ def lake(tmp_path: Path) -> Lake:
     return Lake(tmp_path / "data")
 
 
-def test_a_published_table_comes_back_and_stands_where_the_layout_says(lake: Lake) -> None:
+def test_published_table_reads_back_from_the_documented_path(lake: Lake) -> None:
     manifest = publish(lake, seeds=(3,), notes={"why": "test"})
     assert lake.read(PAIRS, "turns").equals(turns(5))
     assert lake.current(PAIRS) == manifest == lake.require(PAIRS)
@@ -74,7 +74,7 @@ def test_a_published_table_comes_back_and_stands_where_the_layout_says(lake: Lak
     assert not list((lake.root / ".staging").iterdir())
 
 
-def test_the_same_rows_are_the_same_version_whatever_else_differs(lake: Lake) -> None:
+def test_version_depends_only_on_the_rows(lake: Lake) -> None:
     first = publish(lake)
     again = publish(lake)
     assert again == first, "publishing the same thing again is the same publication, its time included"
@@ -114,7 +114,7 @@ def test_a_stream_is_written_with_flat_memory(tmp_path: Path) -> None:
     assert peak - before < 80e6
 
 
-def test_a_table_must_fit_its_schema_and_the_error_lists_all_that_does_not(lake: Lake) -> None:
+def test_table_that_does_not_fit_its_schema_raises_with_all_mismatches(lake: Lake) -> None:
     bad = turns(2).drop(["content"]).append_column("extra", pa.array([1, 2]))
     bad = bad.set_column(bad.column_names.index("turn"), "turn", pa.array(["0", "1"]))
     with pytest.raises(SchemaMismatch) as caught:
@@ -169,15 +169,14 @@ def test_lossy_casts_are_refused(lake: Lake, column: str, values: pa.Array) -> N
         lake.publish(PAIRS, {"turns": retyped(column, values)}, input_key="k", inputs={}, spec_hash="h")
 
 
-def test_a_failed_blocking_check_binds_until_a_good_version(lake: Lake) -> None:
-    says = r"tito_pairs \(experiment plan_first\) has no data .*dg launch --assets tito_pairs --partition plan_first"
-    with pytest.raises(MissingInput, match=says):
+def test_failed_blocking_check_blocks_until_a_good_version(lake: Lake) -> None:
+    with pytest.raises(MissingInput, match="dg launch --assets tito_pairs --partition plan_first"):
         lake.require(PAIRS)
     good = publish(lake)
     bad = publish(lake, rows=6, checks=[failed()])
     assert bad.blocked and lake.current(PAIRS) == good and lake.blocked(PAIRS) == bad
     for reach in (lambda: lake.require(PAIRS), lambda: lake.read(PAIRS, "turns"), lambda: lake.files(PAIRS, "turns")):
-        with pytest.raises(BlockedInput, match="no_think_in_output: 3 outputs hold a think id; run strip-think"):
+        with pytest.raises(BlockedInput, match="no_think_in_output: 3 "):
             reach()
     assert lake.files_of(bad, "turns")[0].exists(), "the refused version is there as evidence"
     assert publish(lake) == good, "the older good content, published again"
@@ -193,7 +192,7 @@ def test_only_failed_blocking_checks_block(lake: Lake) -> None:
         lake.require(PAIRS)
 
 
-def test_a_stale_blocked_pointer_does_not_bind(lake: Lake) -> None:
+def test_stale_blocked_pointer_does_not_block(lake: Lake) -> None:
     """Dying between moving `current` and removing `blocked` leaves both; the newer publication counts."""
     publish(lake, rows=6, checks=[failed()])
     left = (lake.root / "tito_pairs/experiment=plan_first/blocked").read_text()
@@ -204,7 +203,7 @@ def test_a_stale_blocked_pointer_does_not_bind(lake: Lake) -> None:
     assert lake.blocked(PAIRS) is not None
 
 
-def test_what_is_not_json_is_refused_before_anything_is_visible(lake: Lake) -> None:
+def test_values_that_are_not_json_are_refused_before_publishing(lake: Lake) -> None:
     for bad in (object(), float("nan")):
         with pytest.raises(LakeError, match="must be JSON"):
             publish(lake, notes={"x": bad})
@@ -228,7 +227,7 @@ def test_empty_tables_and_no_tables(lake: Lake) -> None:
     assert str(catalog) == "catalog" and catalog.command == "dg launch --assets catalog"
 
 
-def test_a_lost_file_is_named_and_publishing_again_mends_it(lake: Lake) -> None:
+def test_missing_file_is_named_and_publishing_again_restores_it(lake: Lake) -> None:
     publish(lake)
     path = lake.files(PAIRS, "turns")[0]
     path.write_bytes(path.read_bytes()[:-10])
@@ -321,11 +320,10 @@ print("done", flush=True)
     assert not list((lake.root / ".staging").iterdir())
 
 
-def test_a_lock_says_who_holds_it_and_dies_with_its_holder(lake: Lake) -> None:
+def test_lock_names_its_process_and_ends_with_it(lake: Lake) -> None:
     process = child(lake, "with lake.lock('sandboxes'):\n    print('held', flush=True)\n    time.sleep(60)\n")
     assert wait_for_line(process) == "held"
-    says = f"sandboxes is held by process {process.pid} "
-    with pytest.raises(LockHeld, match=says), lake.lock("sandboxes", wait=False):
+    with pytest.raises(LockHeld, match=f"sandboxes .*{process.pid}"), lake.lock("sandboxes", wait=False):
         pass
     with lake.lock("accelerator", wait=False):
         pass
@@ -368,12 +366,12 @@ def test_a_checkpoint_is_adopted_once_by_content(lake: Lake) -> None:
 def test_a_checkpoint_holds_no_pickles_or_links(lake: Lake) -> None:
     for name in ("pytorch_model_bin", "optimizer_pt", "state_pkl", "weights"):
         staging = saved(lake, name, model_safetensors="w", **{name: "x"})
-        with pytest.raises(LakeError, match="does not belong in a checkpoint"):
+        with pytest.raises(LakeError, match="checkpoint"):
             lake.adopt_checkpoint(staging)
         assert staging.exists()
     linked = saved(lake, "link", model_safetensors="w")
     (linked / "secret.json").symlink_to("/etc/hostname")
-    with pytest.raises(LakeError, match=r"secret\.json does not belong"):
+    with pytest.raises(LakeError, match=r"secret\.json"):
         lake.adopt_checkpoint(linked)
     with pytest.raises(LakeError, match="contains no files"):
         lake.adopt_checkpoint(lake.scratch("nothing"))

@@ -9,7 +9,7 @@ import pytest
 from tests.support import faults_page
 
 
-def test_every_line_of_the_page_is_held_by_a_test():
+def test_every_line_of_the_page_has_a_test():
     sources = "\n".join(path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py"))
     named = [line.split(" | ")[0].removeprefix("| ").replace("&lt;", "<") for line in faults_page.lines()]
     assert len(set(named)) == len(named) > 10

@@ -83,7 +83,7 @@ def steps(name, rows):
 
 
 @pytest.mark.parametrize("name", (*TEMPLATED, *RETOKENISED, *NATIVE))
-def test_every_iteration_resolves_to_what_it_trains_evaluates_and_asks_for(name, tmp_path):
+def test_every_iteration_resolves_to_its_published_settings(name, tmp_path):
     found = spec(name)
     assert found.requires == "gpu" and found.base.kind == "hub" and found.train.method == "lora"
     assert (found.train.lora_rank, found.train.lora_alpha, found.train.target_modules) == (32, 16, "all-linear")
@@ -97,7 +97,7 @@ def test_every_iteration_resolves_to_what_it_trains_evaluates_and_asks_for(name,
     figures(found.published)
 
 
-def test_the_evaluation_is_two_pairs_at_a_hundred_steps_but_for_the_diagnosis():
+def test_every_iteration_but_the_diagnosis_evaluates_two_pairs_at_100_steps():
     for name in (*TEMPLATED, *RETOKENISED, *NATIVE):
         section = spec(name).evaluate
         if name == "plan_first_v1_first_turn":
@@ -118,7 +118,7 @@ def test_the_diagnosis_and_the_third_attempt_retrain_nothing():
         assert len({SPECS.section_hash("experiment", name, sections) for name in names}) == 1
 
 
-def test_what_serving_alone_gave_the_template_departs_from_training_and_retrains_nothing():
+def test_serving_only_template_arguments_differ_from_training_and_retrain_nothing():
     chat, messages = load_chat_format("qwen3"), [{"role": "user", "content": "x"}]
     for name, passes in (("plan_first_v1", False), ("plan_first_v1_rerun", False), ("plan_first_v1_fix2", True)):
         serving = spec(name).serving
@@ -183,7 +183,7 @@ def made_rows(agents, a_turns, early, factor):
 
 
 @pytest.mark.parametrize("name", RETOKENISED)
-def test_floors_stand_between_what_failed_and_what_held(name):
+def test_gate_thresholds_separate_published_failures_from_successes(name):
     section, factor = spec(name).gates, int(spec(name).dataset.upweight_factor)
     stated = spec("tito_retokenised_v1").published["stated"]
     agents, total = 2 * stated["selected_pairs"], stated["rows"]
@@ -222,20 +222,20 @@ def test_history_page_has_a_row_per_teacher():
     }
 
 
-def test_figures_of_one_run_are_not_those_of_its_variations(tmp_path):
+def test_published_figures_are_not_inherited(tmp_path):
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments" / "longer.toml").write_text('extends = "tito_native_v4c"\n[train]\nepochs = 3\n')
     assert load_specs(tmp_path).experiments["longer"].published == {}
     assert load_specs(tmp_path).experiments["tito_native_v4c"].published["follow_through"]["value"] == 0.5
 
 
-def test_published_figures_are_what_they_are_made_of():
+def test_published_figures_equal_their_counts():
     assert [f.metric for f in figures({"source": "x", "parsed": 0.7, "teacher": {"a": 1}})] == ["parsed"]
     with pytest.raises(ValueError, match="3 of 4 is not 0.5"):
         figures({"follow_through": {"value": 0.5, "hits": 3, "n": 4}})
 
 
-def test_every_answer_is_a_check_of_the_graph():
+def test_answered_by_names_checks_of_the_graph():
     from etpi_assets.curation import assets as curation
     from etpi_assets.evaluation import assets as evaluation
 
@@ -265,7 +265,7 @@ def test_turns_read_back_through_the_parser_of_inference(second, calls, first, r
 
 
 @given(st.randoms())
-def test_a_plan_names_its_task_s_files_or_says_that_it_fell_back(random):
+def test_plan_names_files_of_its_task_or_reports_the_fallback(random):
     both = ["Change `src/a.py` and ./src/b.py.", "Only src/b.py."]
     assert sorted(choose(both, PATH, "task", random)) == ["src/a.py", "src/b.py"]
     assert choose(["Change src/a.py.", "Change src/b.py."], PATH, "task", random) == ("src/a.py", "src/b.py")
@@ -307,43 +307,43 @@ format_exposure = 10
 
 
 @pytest.fixture(scope="module")
-def room(tmp_path_factory):
-    room = CurationLake(tmp_path_factory.mktemp("room"))
+def curation(tmp_path_factory):
+    curation = CurationLake(tmp_path_factory.mktemp("curation"))
     pool = make_pool(tmp_path_factory.mktemp("pool"))
     params = f'[params]\npath = "{pool}"\nheldout_repos = ["dspy_task"]\n'
-    room.write("suites", "pool", f'extends = "cooperbench_pool"\n{params}')
-    assert room.make("tasks", "pool").manifest.rows == {"tasks": 4, "quarantined": 0}
-    return room
+    curation.write("suites", "pool", f'extends = "cooperbench_pool"\n{params}')
+    assert curation.make("tasks", "pool").manifest.rows == {"tasks": 4, "quarantined": 0}
+    return curation
 
 
-def rehearsed(room, version, suite="pool"):
+def rehearsed(curation, version, suite="pool"):
     """Make and score a small set of that version; its name, the raw manifest, the scores."""
     name = f"{version}_{suite}"
     text = f'extends = "plan_first_templated_{version}"\nsuite = "{suite}"\nk = 2\n[agent]\ntokenizer = "tiny"\n'
-    room.write("rollout_sets", name, text)
-    raw = room.make("raw_rollouts", name).manifest
+    curation.write("rollout_sets", name, text)
+    raw = curation.make("raw_rollouts", name).manifest
     assert not raw.blocked, raw.checks
-    assert not room.make("scored_rollouts", name).manifest.blocked
-    return name, raw, room.lake.read(Ref("scored_rollouts", "rollout_set", name), "scores").to_pylist()
+    assert not curation.make("scored_rollouts", name).manifest.blocked
+    return name, raw, curation.lake.read(Ref("scored_rollouts", "rollout_set", name), "scores").to_pylist()
 
 
-def failures(room, version, more="", suite="pool"):
+def failures(curation, version, more="", suite="pool"):
     """Make a small set of that version and its data set; the checks that failed, and the raw manifest."""
-    name, raw, _ = rehearsed(room, version, suite)
-    room.write("experiments", name, EXPERIMENT.replace("NAME", name).replace('"pool"', f'"{suite}"') + more)
-    return room.failures(name), raw
+    name, raw, _ = rehearsed(curation, version, suite)
+    curation.write("experiments", name, EXPERIMENT.replace("NAME", name).replace('"pool"', f'"{suite}"') + more)
+    return curation.failures(name), raw
 
 
-def test_v5_passes_and_everything_is_counted(room):
-    failed, raw = failures(room, "v5")
+def test_v5_passes_and_everything_is_counted(curation):
+    failed, raw = failures(curation, "v5")
     assert failed == {} and raw.notes["fell_back"] == []
     assert raw.rows["rollouts"] == 6 and raw.rows["agents"] == 12
-    scores = room.lake.read(Ref("scored_rollouts", "rollout_set", "v5_pool"), "scores").to_pylist()
+    scores = curation.lake.read(Ref("scored_rollouts", "rollout_set", "v5_pool"), "scores").to_pylist()
     assert all(row["plan_first"] and row["plan_content"] and row["follow_through"] == 1 for row in scores)
 
 
-def test_short_synthetic_prompts_are_stopped(room):
-    failed, _ = failures(room, "v1")
+def test_short_synthetic_prompts_are_stopped(curation):
+    failed, _ = failures(curation, "v1")
     assert {"prompt_length_ratio", "plan_paths_in_task"} <= set(failed)
     stopped(
         "short synthetic prompts in training, long ones in evaluation", "upweighted_dataset", failed,
@@ -351,8 +351,8 @@ def test_short_synthetic_prompts_are_stopped(room):
     )  # fmt: skip
 
 
-def test_one_role_is_stopped(room):
-    failed, raw = failures(room, "v2")
+def test_one_role_is_stopped(curation):
+    failed, raw = failures(curation, "v2")
     assert raw.rows["agents"] == raw.rows["rollouts"] == 6
     stopped(
         "trained on one role", "upweighted_dataset", failed, "role_balance",
@@ -361,18 +361,18 @@ def test_one_role_is_stopped(room):
     assert "prompt_length_ratio" not in failed
 
 
-def test_a_second_agent_that_runs_a_command_first_is_stopped(room):
+def test_a_second_agent_that_runs_a_command_first_is_stopped(curation):
     for version in ("v2_waits", "responder"):
-        failed, _ = failures(room, version)
+        failed, _ = failures(curation, version)
         assert "plan_first" in failed["teacher_gate"] and "role_balance" not in failed
-    scores = room.lake.read(Ref("scored_rollouts", "rollout_set", "responder_pool"), "scores").to_pylist()
+    scores = curation.lake.read(Ref("scored_rollouts", "rollout_set", "responder_pool"), "scores").to_pylist()
     assert {row["plan_first_reason"] for row in scores} == {"agent2: first action not send_message"}
     assert all(row["plan_content"] for row in scores), "it acknowledges with files of its task"
 
 
-def test_files_of_a_fixed_list_are_stopped(room):
+def test_files_of_a_fixed_list_are_stopped(curation):
     for version in ("v3", "v4"):
-        failed, _ = failures(room, version)
+        failed, _ = failures(curation, version)
         assert set(failed) == {"plan_paths_in_task", "teacher_gate"}
         stopped(
             "plan paths of a fixed list, unrelated to the task", "upweighted_dataset", failed, "plan_paths_in_task",
@@ -380,14 +380,14 @@ def test_files_of_a_fixed_list_are_stopped(room):
         )  # fmt: skip
 
 
-def test_tasks_that_name_one_file_fall_back_by_name_and_are_stopped(room, tmp_path):
+def test_tasks_that_name_one_file_fall_back_by_name_and_are_stopped(curation, tmp_path):
     pool = make_pool(tmp_path / "bare")
     for path in pool.glob("*/*/*/feature.md"):
         path.write_text(path.read_text().replace("src/moor_2", "src/moor_1").split(" and its case")[0])
     (tmp_path / "bare" / "harbor_task" / "task7" / "feature2" / "feature.md").write_text("Add tie(rope) to moor.go.")
-    room.write("suites", "bare", f'extends = "pool"\n[params]\npath = "{pool}"\n')
-    room.make("tasks", "bare")
-    failed, raw = failures(room, "v5", suite="bare")
+    curation.write("suites", "bare", f'extends = "pool"\n[params]\npath = "{pool}"\n')
+    curation.make("tasks", "bare")
+    failed, raw = failures(curation, "v5", suite="bare")
     assert raw.notes["fell_back"] == ["pier_task/7/f1_f2", "quay_task/7/f1_f2"]
     stopped(
         "fallback paths in the plans of tasks that name one file", "upweighted_dataset", failed, "plan_paths_in_task",
@@ -395,10 +395,10 @@ def test_tasks_that_name_one_file_fall_back_by_name_and_are_stopped(room, tmp_pa
     )  # fmt: skip
 
 
-def test_the_templates_work_on_the_embedded_suite_too(room):
-    room.write("suites", "tiny", 'extends = "coop_tiny"\n[params]\ntrain = 6\nheldout = 2\n')
-    room.make("tasks", "tiny")
-    failed, raw = failures(room, "v5", suite="tiny")
+def test_the_templates_work_on_the_embedded_suite_too(curation):
+    curation.write("suites", "tiny", 'extends = "coop_tiny"\n[params]\ntrain = 6\nheldout = 2\n')
+    curation.make("tasks", "tiny")
+    failed, raw = failures(curation, "v5", suite="tiny")
     assert failed == {} and raw.notes["fell_back"] == []
     plans = {
         "v1": (24, 1, 0),
@@ -409,19 +409,19 @@ def test_the_templates_work_on_the_embedded_suite_too(room):
         "responder": (24, 0, 1),
     }
     for version, expected in plans.items():
-        _, raw, scores = rehearsed(room, version, "tiny")
+        _, raw, scores = rehearsed(curation, version, "tiny")
         (plan_first,), (content,) = ({bool(row[metric]) for row in scores} for metric in ("plan_first", "plan_content"))
         assert (raw.rows["agents"], plan_first, content) == expected, version
 
 
-def test_a_pool_of_stale_names_is_refused_name_by_name(room):
+def test_a_pool_of_stale_names_is_refused_name_by_name(curation):
     text = 'extends = "pool"\n[params]\npairs = ["quay_task/7/f1_f2", "quay/7/f1_f2", "quay_task/8/f1_f2"]\n'
-    room.write("suites", "stale", text)
-    manifest = room.make("tasks", "stale").manifest
+    curation.write("suites", "stale", text)
+    manifest = curation.make("tasks", "stale").manifest
     assert manifest.rows == {"tasks": 1, "quarantined": 2}
     failed = {check["name"]: check["message"] for check in manifest.failures}
     stopped("a list of tasks whose names are stale", "tasks", failed, "tasks_valid", "its list of names is stale")
-    rows = pq.read_table(room.lake.files_of(manifest, "quarantined")).to_pylist()
+    rows = pq.read_table(curation.lake.files_of(manifest, "quarantined")).to_pylist()
     assert {(row["source"], row["reason"]) for row in rows} == {
         ("quay/7/f1_f2", "missing_feature"), ("quay_task/8/f1_f2", "missing_feature")
     }  # fmt: skip
@@ -430,7 +430,7 @@ def test_a_pool_of_stale_names_is_refused_name_by_name(room):
 # --- beside our own figures ------------------------------------------------------------------------------------------
 
 
-def test_published_figures_stand_in_the_leaderboard_with_the_interval_their_counts_allow(tmp_path):
+def test_leaderboard_has_published_figures_with_intervals_from_their_counts(tmp_path):
     lake = Lake(tmp_path / "lake")
     for name in ("tito_native_v4c", "tito_native_v1", "plan_first_tiny"):
         recipe = next(recipe for recipe in spec_assets.ASSETS if recipe.node.name == "experiment_spec")

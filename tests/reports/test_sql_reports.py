@@ -38,7 +38,7 @@ def ask(path: Path, report: str, **variables: object) -> list[dict]:
 
 
 @pytest.mark.parametrize("report", REPORTS)
-def test_report_begins_with_a_question_and_runs(report: str, full: Path, bare: Path) -> None:
+def test_sql_report_begins_with_a_question_and_runs(report: str, full: Path, bare: Path) -> None:
     text = REPORTS[report].read_text()
     assert text.startswith("-- ") and "?" in text.splitlines()[0]
     assert ask(full, report), "every query has rows on the small lake"

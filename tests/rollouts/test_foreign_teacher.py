@@ -146,7 +146,7 @@ def test_the_endpoint_gives_text_and_the_rollouts_are_scored(made):
     assert Counter(calls).keys() == {1, 2}
 
 
-def test_every_prompt_is_what_the_students_template_makes_of_that_history(made):
+def test_every_prompt_is_the_students_rendering_of_its_history(made):
     told, found = conversations(made, "hosted"), inputs(made, "phase_a")
     tasks = {r["rollout_id"]: TASKS[r["task_id"]] for r in rows(made, "raw_rollouts", "hosted", "rollouts")}
     for (rollout_id, agent_id, turn), ids in found.items():
@@ -164,7 +164,7 @@ def test_every_prompt_is_what_the_students_template_makes_of_that_history(made):
     assert {turn for _, _, turn in found} >= set(range(5))
 
 
-def test_every_output_is_the_turns_calls_inline_and_reads_back_to_what_was_done(made):
+def test_every_output_has_inline_calls_that_parse_back_to_the_actions(made):
     turns = {(t["rollout_id"], t["agent_id"], t["turn"]): t for t in rows(made, "raw_rollouts", "hosted", "turns")}
     said = {
         (m["rollout_id"], m["agent_id"], m["turn"]): m
@@ -190,7 +190,7 @@ def test_every_output_is_the_turns_calls_inline_and_reads_back_to_what_was_done(
     assert sum(pair["format_tokens"] > 0 for pair in pairs) > len(pairs) / 2
 
 
-def test_the_student_would_read_these_very_ids(made):
+def test_prompt_ids_equal_those_at_inference(made):
     """The turns, said again by an agent as evaluation has it, in real sandboxes: the loop's prompts are the pairs'."""
     told, found = conversations(made, "hosted"), inputs(made, "phase_a")
     compared = 0
@@ -218,7 +218,7 @@ def test_the_student_would_read_these_very_ids(made):
 
 
 @pytest.mark.parametrize(("experiment", "rollout_set"), [("phase_a", "hosted"), ("phase_b", "native")])
-def test_nothing_is_lost_between_the_stages(made, experiment, rollout_set):
+def test_every_turn_is_accounted_for_between_stages(made, experiment, rollout_set):
     scores = rows(made, "scored_rollouts", rollout_set, "scores")
     selected, unselected = (rows(made, "selected_trajectories", experiment, table) for table in ("selected", "dropped"))
     assert len(selected) + len(unselected) == len(scores)

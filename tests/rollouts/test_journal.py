@@ -43,7 +43,7 @@ def made(task: Task, sample: int, spec_key: str = "spec", error: str | None = No
 # --- the file ------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_appended_is_there_again(tmp_path):
+def test_appended_rollouts_are_read_back(tmp_path):
     with Journal(tmp_path, "spec") as journal:
         journal.append(made(TASKS[0], 0))
         assert journal.has(TASKS[0], 0) and not journal.has(TASKS[0], 1)
@@ -86,19 +86,19 @@ def test_a_line_under_a_wrong_key_is_refused(tmp_path):
         {"sample": 1},
     ):
         path.write_bytes(to_line(dataclasses.replace(record, **change), "spec"))
-        with pytest.raises(JournalError, match="line 1: key .* is not that of task"), Journal(tmp_path, "spec"):
+        with pytest.raises(JournalError, match="line 1: key"), Journal(tmp_path, "spec"):
             pass
     line = json.loads(to_line(record, "spec"))
     line["rows"]["turns"][0]["suffix_ids"] = [9]
     path.write_text(json.dumps(line) + "\n")
-    with pytest.raises(JournalError, match="not those that were captured"), Journal(tmp_path, "spec"):
+    with pytest.raises(JournalError, match="captured"), Journal(tmp_path, "spec"):
         pass
     path.write_text("garbage\n")
     with pytest.raises(JournalError, match="line 1"), Journal(tmp_path, "spec"):
         pass
 
 
-def test_nothing_is_written_twice(tmp_path):
+def test_rollout_is_written_only_once(tmp_path):
     with Journal(tmp_path, "spec") as journal:
         journal.append(made(TASKS[0], 0))
         with pytest.raises(JournalError, match="there already"):
@@ -109,7 +109,7 @@ def test_nothing_is_written_twice(tmp_path):
         pass
 
 
-def test_one_process_at_a_time(tmp_path):
+def test_journal_admits_one_process(tmp_path):
     with (
         Journal(tmp_path, "spec"),
         pytest.raises(JournalError, match="open in another process"),
@@ -121,7 +121,7 @@ def test_one_process_at_a_time(tmp_path):
 # --- collecting ----------------------------------------------------------------------------------------------------
 
 
-def test_each_runs_once_and_comes_in_order(tmp_path):
+def test_each_rollout_runs_once_and_results_are_in_order(tmp_path):
     ran: list[tuple[str, int]] = []
     done: list[int] = []
 
@@ -140,7 +140,7 @@ def test_each_runs_once_and_comes_in_order(tmp_path):
     assert done[0] == 1 and sum(done) == 8
 
 
-def test_an_infrastructure_error_runs_once_more_and_then_stands(tmp_path):
+def test_infrastructure_error_is_retried_once_and_then_kept(tmp_path):
     calls: list[str] = []
 
     def run(task, sample):
@@ -154,7 +154,7 @@ def test_an_infrastructure_error_runs_once_more_and_then_stands(tmp_path):
     assert [calls.count(f"t{i}") for i in range(4)] == [2, 2, 1, 1]
 
 
-def test_what_no_rollout_survives_stops_the_collection(tmp_path):
+def test_unavailable_sandbox_stops_the_collection(tmp_path):
     started: list[str] = []
 
     def run(task, sample):
@@ -216,7 +216,7 @@ def timeless(records: list[RolloutRecord]):
     return to_tables(records)
 
 
-def test_a_killed_collection_goes_on_where_it_was(tmp_path):
+def test_killed_collection_resumes(tmp_path):
     folder = tmp_path / "killed"
     folder.mkdir()
     child = subprocess.Popen(

@@ -103,7 +103,7 @@ def test_a_refused_key_stops_the_set_and_is_written_nowhere(world, capsys):
 
 
 def test_a_key_pasted_into_a_spec_is_refused_without_repeating_it(world):
-    with pytest.raises(SpecError, match="NAME of an environment variable") as caught:
+    with pytest.raises(SpecError, match="(?i)environment variable") as caught:
         world.collect(world.vllm(api_key_env=KEY))
     assert KEY not in str(caught.value)
 
@@ -149,9 +149,9 @@ def test_a_models_files_are_pinned(world, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     for kind in ("transformers", "vllm"):
-        with pytest.raises(LakeError, match=r"hashes to [0-9a-f]{16}, the spec's sha256 is None"):
+        with pytest.raises(LakeError, match=r"[0-9a-f]{16}.*sha256"):
             world.collect(f'kind = "{kind}"\nmodel = "{tmp_path / "model"}"')
-    with pytest.raises(LakeError, match="this lake has no such checkpoint"):
+    with pytest.raises(LakeError, match="no such checkpoint"):
         world.collect('kind = "transformers"\nmodel = "checkpoint:0123456789abcdef"')
     with pytest.raises(LakeError, match="can move"):
         world.collect('kind = "vllm"\nmodel = "hub:a/b@main"')
@@ -176,6 +176,6 @@ def test_a_model_in_this_process_acts(world, tmp_path):
         ('kind = "vllm"\nmodel = "m"\nurls = ["http://a"]\noptions = {seed = 1}', "runs already"),
     ],
 )
-def test_a_section_that_cannot_work_says_what_it_lacks(world, engine, words):
+def test_incomplete_engine_section_names_the_missing_key(world, engine, words):
     with pytest.raises(SpecError, match=words):
         world.collect(engine)

@@ -55,19 +55,19 @@ plan_paths_in_task = 0.0
 
 
 @pytest.fixture(scope="module")
-def room(tmp_path_factory: pytest.TempPathFactory) -> CurationLake:
+def curation(tmp_path_factory: pytest.TempPathFactory) -> CurationLake:
     folder = tmp_path_factory.mktemp("own")
-    room = CurationLake(folder)
-    room.write("rollout_sets", "mine", SET.replace("PATH", str(write_runs(folder, RUNS))))
+    curation = CurationLake(folder)
+    curation.write("rollout_sets", "mine", SET.replace("PATH", str(write_runs(folder, RUNS))))
     for template in CHATML:
-        room.write("experiments", template, EXPERIMENT.replace("TEMPLATE", template).replace("LENGTH", "16384"))
-    room.make_set("mine")
-    return room
+        curation.write("experiments", template, EXPERIMENT.replace("TEMPLATE", template).replace("LENGTH", "16384"))
+    curation.make_set("mine")
+    return curation
 
 
-def labels(room: CurationLake, name: str) -> dict[tuple[str, int], str]:
+def labels(curation: CurationLake, name: str) -> dict[tuple[str, int], str]:
     chat = load_chat_format("qwen3", name)
-    pairs = room.lake.read(Ref("tito_pairs", "experiment", name), "pairs")
+    pairs = curation.lake.read(Ref("tito_pairs", "experiment", name), "pairs")
     return {
         (rollout, turn): chat.decode(output.tolist()) for (rollout, _, turn), _, output in iter_turns(pairs)
         if output is not None
@@ -75,13 +75,15 @@ def labels(room: CurationLake, name: str) -> dict[tuple[str, int], str]:
 
 
 @pytest.mark.parametrize("template", CHATML)
-def test_labels_and_prompts_equal_the_templates_rendering_of_the_messages(room: CurationLake, template: str) -> None:
-    assert room.failures(template) == {}
+def test_labels_and_prompts_equal_the_templates_rendering_of_the_messages(
+    curation: CurationLake, template: str
+) -> None:
+    assert curation.failures(template) == {}
     chat = load_chat_format("qwen3", template)
     form = chat.tool_form
     assert form is not None
-    pairs = room.lake.read(Ref("tito_pairs", "experiment", template), "pairs")
-    rollouts = room.lake.read(Ref("raw_rollouts", "rollout_set", "mine"), "rollouts").to_pylist()
+    pairs = curation.lake.read(Ref("tito_pairs", "experiment", template), "pairs")
+    rollouts = curation.lake.read(Ref("raw_rollouts", "rollout_set", "mine"), "rollouts").to_pylist()
     runs = {row["rollout_id"]: RUNS[int(row["task_id"].rpartition("-")[2])] for row in rollouts}
     seen = 0
     for (rollout, _, turn), prompt, output in iter_turns(pairs):
@@ -112,22 +114,22 @@ def as_objects(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return parsed
 
 
-def test_final_answer_is_a_label_with_end_of_turn(room: CurationLake) -> None:
-    assert room.failures("qwen3") == {}
-    ends = [text for text in labels(room, "qwen3").values() if text.startswith("Fixed")]
+def test_final_answer_is_a_label_with_end_of_turn(curation: CurationLake) -> None:
+    assert curation.failures("qwen3") == {}
+    ends = [text for text in labels(curation, "qwen3").values() if text.startswith("Fixed")]
     assert ends == [f"{ANSWER}<|im_end|>"] * len(RUNS)
 
 
-def test_turns_over_max_length_block_and_name_the_option(room: CurationLake) -> None:
-    room.write("experiments", "short", EXPERIMENT.replace("TEMPLATE", "qwen3").replace("LENGTH", "700"))
-    failed = room.failures("short")
+def test_turns_over_max_length_block_and_name_the_option(curation: CurationLake) -> None:
+    curation.write("experiments", "short", EXPERIMENT.replace("TEMPLATE", "qwen3").replace("LENGTH", "700"))
+    failed = curation.failures("short")
     assert "turns_lost" in failed
     assert all(term in failed["turns_lost"] for term in ("of 57", "over_max_length", "dataset.max_length"))
 
 
-def test_exports_keep_tools_and_structured_calls(room: CurationLake, tmp_path: Path) -> None:
-    assert room.failures("qwen3") == {}
-    resources = Resources(lake=room.lake, specs_folder=room.folder / "specs")
+def test_exports_keep_tools_and_structured_calls(curation: CurationLake, tmp_path: Path) -> None:
+    assert curation.failures("qwen3") == {}
+    resources = Resources(lake=curation.lake, specs_folder=curation.folder / "specs")
     for name in ("trl_messages", "verl_sft", "hub"):
         export("qwen3", name, tmp_path / name, resources)
     (row, *_) = pq.read_table(tmp_path / "trl_messages" / "data" / "train.parquet").to_pylist()
@@ -140,14 +142,16 @@ def test_exports_keep_tools_and_structured_calls(room: CurationLake, tmp_path: P
     assert all(isinstance(record, RolloutRecord) and record.tools == TOOLS for record in records)
 
 
-def test_trl_renders_the_export_to_the_same_labels(room: CurationLake, tmp_path: Path) -> None:
+def test_trl_renders_the_export_to_the_same_labels(curation: CurationLake, tmp_path: Path) -> None:
     """Render with TRL's own code, from the columns that its trainer reads."""
     from trl.data_utils import apply_chat_template
 
-    assert room.failures("qwen3") == {}
-    export("qwen3", "trl_messages", tmp_path / "out", Resources(lake=room.lake, specs_folder=room.folder / "specs"))
+    assert curation.failures("qwen3") == {}
+    export(
+        "qwen3", "trl_messages", tmp_path / "out", Resources(lake=curation.lake, specs_folder=curation.folder / "specs")
+    )
     chat = load_chat_format("qwen3", "qwen3")
-    said = set(labels(room, "qwen3").values())
+    said = set(labels(curation, "qwen3").values())
     for row in pq.read_table(tmp_path / "out" / "data" / "train.parquet").to_pylist():
         text = apply_chat_template({"messages": row["messages"]}, chat.tokenizer, tools=json.loads(row["tools"]))[
             "text"
@@ -156,7 +160,7 @@ def test_trl_renders_the_export_to_the_same_labels(room: CurationLake, tmp_path:
         assert all(turn.rpartition("</think>")[2].lstrip("\n") + "<|im_end|>" in said for turn in turns)
 
 
-def test_calls_written_as_text_in_another_syntax_block(room: CurationLake) -> None:
+def test_calls_written_as_text_in_another_syntax_block(curation: CurationLake) -> None:
     """The prompt asks for JSON calls; the messages have XML calls in their text."""
     runs = json.loads(json.dumps([recorded_run(9, 2)]))
     for message in runs[0]["messages"]:
@@ -164,28 +168,28 @@ def test_calls_written_as_text_in_another_syntax_block(room: CurationLake) -> No
             message["content"] = (
                 "<tool_call>\n<function=execute_bash>\n<parameter=command>\nls\n</parameter>\n</function>\n</tool_call>"
             )
-    (room.folder / "xml").mkdir()
-    path = write_runs(room.folder / "xml", runs)
-    room.write("rollout_sets", "mine_xml", SET.replace("PATH", str(path)))
+    (curation.folder / "xml").mkdir()
+    path = write_runs(curation.folder / "xml", runs)
+    curation.write("rollout_sets", "mine_xml", SET.replace("PATH", str(path)))
     text = EXPERIMENT.replace("TEMPLATE", "qwen3").replace("LENGTH", "16384").replace('["mine"]', '["mine_xml"]')
-    room.write("experiments", "xml", text)
-    room.make_set("mine_xml")
-    failed = room.failures("xml")
+    curation.write("experiments", "xml", text)
+    curation.make_set("mine_xml")
+    failed = curation.failures("xml")
     assert set(failed) == {"label_syntax"}
     assert all(form in failed["label_syntax"] for form in ("qwen_xml", "hermes"))
 
 
-def test_call_that_the_syntax_cannot_express_is_dropped_with_its_reason(room: CurationLake) -> None:
+def test_call_that_the_syntax_cannot_express_is_dropped_with_its_reason(curation: CurationLake) -> None:
     run = recorded_run(8, 6)
     spoilt = run["messages"][2]["tool_calls"][0]["function"]
     spoilt["arguments"] = json.dumps({"command": "echo '</parameter>'"})
-    (room.folder / "spoilt").mkdir()
-    path = write_runs(room.folder / "spoilt", [run])
-    room.write("rollout_sets", "spoilt", SET.replace("PATH", str(path)))
+    (curation.folder / "spoilt").mkdir()
+    path = write_runs(curation.folder / "spoilt", [run])
+    curation.write("rollout_sets", "spoilt", SET.replace("PATH", str(path)))
     text = EXPERIMENT.replace("TEMPLATE", "qwen3_6").replace("LENGTH", "16384").replace('["mine"]', '["spoilt"]')
-    room.write("experiments", "spoilt", text)
-    room.make_set("spoilt")
-    assert room.failures("spoilt") == {}
-    (dropped,) = room.lake.read(Ref("tito_pairs", "experiment", "spoilt"), "dropped").to_pylist()
+    curation.write("experiments", "spoilt", text)
+    curation.make_set("spoilt")
+    assert curation.failures("spoilt") == {}
+    (dropped,) = curation.lake.read(Ref("tito_pairs", "experiment", "spoilt"), "dropped").to_pylist()
     assert (dropped["turn"], dropped["reason"]) == (0, "unparseable")
     assert "qwen_xml" in dropped["detail"]

@@ -61,7 +61,7 @@ def test_live_rollouts_become_tables(resources):
     assert raw_rollouts.execute("little", resources).skipped
 
 
-def test_more_rollouts_leave_the_others_as_they_are(resources, tmp_path):
+def test_more_rollouts_leave_earlier_ones_unchanged(resources, tmp_path):
     tasks.execute("little", resources)
     raw_rollouts.execute("little", resources)
     ref = Ref("raw_rollouts", "rollout_set", "little")
@@ -82,7 +82,7 @@ def test_templated_rollouts_need_no_process(resources, tmp_path):
     assert len(rollouts) == 8 and all(row["outcome"] is None for row in rollouts)
 
 
-def test_fewer_tasks_than_asked_for_are_said_and_block_nothing(resources, tmp_path):
+def test_fewer_tasks_than_requested_only_warn(resources, tmp_path):
     specs(
         tmp_path / "specs", rollout_sets__little=SET.replace("tasks = 4", "tasks = 23") + 'kind = "templated"\nk = 1\n'
     )

@@ -101,7 +101,7 @@ def test_metrics_table_has_teacher_above_student_with_n_and_interval_and_explain
     assert "base: " not in text and "greedy: " not in text, "only what the table has"
 
 
-def test_metrics_that_have_no_room_are_named_below(tmp_path):
+def test_metrics_that_do_not_fit_are_named_below(tmp_path):
     metrics = ("plan_first", "follow_through", "solved", "plan_content", "parse_rate")
     rows = [
         {"checkpoint_role": "sft", "decoding": "t1", "seed": None, "metric": metric, "value": 0.5, "n": 10083}

@@ -104,10 +104,10 @@ class _Refusing:
         raise SandboxUnavailable("the cause and the remedy")
 
 
-def test_one_message_a_run_and_none_where_nothing_is_open(tmp_path: Path):
+def test_preflight_checks_once_per_run_and_not_without_open_steps(tmp_path: Path):
     specs, refusing = load_specs(), _Refusing()
     steps = plan("plan_first_tiny", specs, Lake(tmp_path))
-    with pytest.raises(SandboxUnavailable, match="tasks of coop_tiny needs .*\n?.*Nothing was run.\nthe cause and"):
+    with pytest.raises(SandboxUnavailable, match="(?s)tasks of coop_tiny.*the cause and the remedy"):
         require_sandboxes(steps, specs, lambda kind: refusing)  # pyright: ignore[reportArgumentType]
     assert refusing.asked == 1
     done = [Step(step.asset, step.set, step.key, "ok") for step in steps]
@@ -129,7 +129,7 @@ def test_demo_without_bubblewrap_stops_at_once(tmp_path: Path):
     (tmp_path / "bin").mkdir()
     done = _demo(tmp_path, env={"PATH": str(tmp_path / "bin")})
     assert done.returncode == 1
-    assert "bubblewrap (bwrap) is not installed" in done.stderr and "sudo apt-get install bubblewrap" in done.stderr
+    assert "bubblewrap" in done.stderr and "sudo apt-get install bubblewrap" in done.stderr
     assert "Traceback" not in done.stderr and _nothing_was_made(tmp_path)
 
 
@@ -142,7 +142,7 @@ def test_demo_where_user_namespaces_are_forbidden_stops_at_once(tmp_path: Path):
         pytest.skip(f"no user namespace can be made here to forbid further ones in: {probe.stderr}")
     done = _demo(tmp_path, before=[sys.executable, str(program)])
     assert done.returncode == 1, done.stderr
-    assert "the kernel's setting user.max_user_namespaces = 0 forbids user namespaces" in done.stderr
+    assert "user.max_user_namespaces = 0" in done.stderr
     assert "sudo sysctl -w user.max_user_namespaces=15000" in done.stderr
     assert done.stderr.count("bubblewrap could not start a sandbox") == 1
     assert "Traceback" not in done.stderr and _nothing_was_made(tmp_path)

@@ -43,7 +43,7 @@ def file_of(world, ref: Ref) -> Path:
     return world.lake.files_of(manifest, sorted(manifest.tables)[0])[0]
 
 
-def test_repair_makes_a_damaged_file_again_with_the_same_content(world, mend):
+def test_repair_rebuilds_a_damaged_file_with_the_same_content(world, mend):
     path = file_of(world, TASKS)
     clean = path.read_bytes()
     assert mend() == {}
@@ -61,7 +61,7 @@ def test_repair_of_expensive_results_needs_consent(world, mend):
     assert mend(["recollect"]) == {path: "same content"}
 
 
-def test_repair_says_if_the_content_is_another(world, mend):
+def test_repair_reports_different_content(world, mend):
     path = damage(file_of(world, TASKS))
     world.change_result("tasks")
     assert mend() == {path: "other content"}

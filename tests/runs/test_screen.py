@@ -122,7 +122,7 @@ def test_ctrl_c_leaves_the_terminal_clean(folder):
     assert "etpi: stopped." in ending and "\x1b" not in ending and "Traceback" not in shown
 
 
-def test_a_log_is_sparse_and_says_once_who_waits_for_whom_and_why_a_run_failed(folder):
+def test_log_is_sparse_and_reports_waiting_and_failures_once(folder):
     run = subprocess.run(
         _command("untrained_one", "untrained_two"), cwd=ROOT, env=_environment(folder), capture_output=True, text=True
     )

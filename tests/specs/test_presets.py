@@ -45,7 +45,7 @@ def test_preset_gives_each_of_its_values(folder, name):
             assert at == (None if value == "none" else value), key
 
 
-def test_the_names_are_the_files():
+def test_preset_names_are_the_file_names():
     assert set(get_args(Preset)) == set(preset_names())
 
 

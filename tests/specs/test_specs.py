@@ -82,7 +82,7 @@ def test_invalid_spec_keeps_its_name_and_others_load(folder):
         specs.get("experiment", "broken")
 
 
-def test_unknown_name_offers_near_names_alone_and_the_folders_that_were_read(folder):
+def test_unknown_name_offers_only_near_names_and_the_folders_read(folder):
     with pytest.raises(SpecError) as raised:
         load_specs(folder).get("experiment", "frist")
     assert "'first'" in str(raised.value) and "plan_first_tiny" not in str(raised.value)
@@ -91,7 +91,7 @@ def test_unknown_name_offers_near_names_alone_and_the_folders_that_were_read(fol
         load_specs(folder).get("experiment", "zzz")
     assert "Did you mean" not in str(raised.value)
     message = str(_experiment(folder, EXPERIMENT.replace("few", "fwe")).error)
-    assert "rollout_sets: there is no rollout set 'fwe'. Did you mean 'few'?" in message
+    assert re.search("rollout_sets: .*'fwe'.*'few'", message)
 
 
 def test_bad_value_names_the_key(folder):
@@ -107,7 +107,7 @@ def test_extends_merges_tables_and_replaces_the_rest(folder):
 
 def test_extends_errors_name_the_file(folder):
     message = str(_experiment(folder, 'extends = "frist"\n').error)
-    assert "mine.toml: extends: there is no 'frist' to extend; did you mean 'first'?" in message
+    assert re.search(r"mine\.toml: extends: .*'frist'.*'first'", message)
     write_spec(folder, "experiments", "a", 'extends = "b"')
     write_spec(folder, "experiments", "b", 'extends = "a"')
     assert "goes in a circle: a -> b -> a" in str(load_specs(folder).entry("experiment", "a").error)

@@ -57,13 +57,13 @@ class CurationLake:
     @classmethod
     def with_rollouts(cls, folder: Path, more: str = "") -> Self:
         """Return one with the set `good` rolled out and scored, and the experiment `clean` on it."""
-        room = cls(folder)
-        room.write("suites", "small", SUITE)
-        room.rollout_set("good")
-        room.experiment("clean", more=more)
-        room.make("tasks", "small")
-        room.make_set("good")
-        return room
+        world = cls(folder)
+        world.write("suites", "small", SUITE)
+        world.rollout_set("good")
+        world.experiment("clean", more=more)
+        world.make("tasks", "small")
+        world.make_set("good")
+        return world
 
     def write(self, kind: str, name: str, text: str) -> None:
         path = self.folder / "specs" / kind / f"{name}.toml"

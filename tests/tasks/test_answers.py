@@ -35,7 +35,7 @@ CHECK = {
         ("\\boxed{3} \\boxed{}", None),
     ],
 )
-def test_the_last_box_is_the_answer(text, found):
+def test_last_boxed_result_is_the_answer(text, found):
     assert maths.boxed(text) == found
 
 
@@ -53,7 +53,7 @@ def test_typography_and_the_form_of_a_number_do_not_count(one, two):
 @pytest.mark.parametrize(
     ("one", "two"), [("1", "2"), ("(1,2)", "(2,1)"), ("(1,2)", "[1,2]"), ("1,2", "12"), ("", ""), ("1/0", "0")]
 )
-def test_other_answers_are_other(one, two):
+def test_different_answers_are_not_equal(one, two):
     assert not maths.equal(one, two)
 
 
@@ -103,7 +103,7 @@ def one(of: dict[str, Any]) -> Task:
     return task
 
 
-def test_as_many_of_each_source_are_drawn_by_the_seed_in_turn(tmp_path):
+def test_seed_samples_per_source_rows_of_each_source(tmp_path):
     rows = [row(n, source) for source, count in (("a", 9), ("b", 30), ("c", 5)) for n in range(count)]
     found = load(tmp_path, *rows, per_source=4, sources=["a", "b"])
     drawn = [task for task in found if isinstance(task, Task)]
@@ -115,11 +115,11 @@ def test_as_many_of_each_source_are_drawn_by_the_seed_in_turn(tmp_path):
     grown = load(tmp_path, *rows, *(row(n, "b") for n in range(30, 40)), per_source=4, sources=["a", "b"])
     of_a = [[t.task_id for t in tasks if isinstance(t, Task) and t.repo == "a"] for tasks in (drawn, grown)]
     assert of_a[0] == of_a[1]
-    with pytest.raises(ValueError, match="5 usable rows of c, and params.per_source = 6"):
+    with pytest.raises(ValueError, match=r"5 .*\bc\b.*per_source = 6"):
         load(tmp_path, *rows, per_source=6)
 
 
-def test_every_row_is_a_task_with_source_and_licence_or_a_refusal_with_its_place(tmp_path):
+def test_every_row_is_a_task_with_source_and_licence_or_is_refused_by_place(tmp_path):
     rows = [
         row(0), row(1, license=None), row(2, "known", license=None), row(0), row(3, reward_model=None),
         row(4, reward_model={"ground_truth": json.dumps(DOUBLE)}, extra_info={"solution": "print(2 * int(input()))"}),
@@ -158,7 +158,7 @@ def test_tasks_are_proven_by_their_references(tmp_path):
     assert list(FAMILY.validate(taken, BOX)) == taken
 
 
-def test_an_answer_is_the_agent_s_last_words_alone():
+def test_only_the_agents_last_turn_is_its_answer():
     task = one(row(6))
     assert FAMILY.judge(task, {"agent1": {ANSWER: "\\boxed{7}"}}, BOX).reward == 1.0
     assert FAMILY.judge(task, {"agent1": {"other.md": "\\boxed{7}"}}, BOX).verdict == "no_answer"

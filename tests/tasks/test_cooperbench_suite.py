@@ -62,7 +62,7 @@ def test_every_pair_of_features_is_a_task(tmp_path: Path) -> None:
     assert json.loads(json.dumps(found[0].payload)) == found[0].payload
 
 
-def test_a_task_seats_two_agents_with_their_own_texts(tmp_path: Path) -> None:
+def test_task_gives_each_of_two_agents_its_instruction(tmp_path: Path) -> None:
     make(tmp_path)
     task = tasks(tmp_path)[1]
     first, second = FAMILY.roles(task)
@@ -78,14 +78,14 @@ def test_entities_are_paths_and_functions_and_no_words_of_the_language(tmp_path:
     assert FAMILY.entities(tasks(tmp_path)[1]) == ["Boat", "src/moor.py", "tie_1", "tie_3"]
 
 
-def test_a_change_of_a_file_changes_the_hash_of_its_pairs_alone(tmp_path: Path) -> None:
+def test_changed_file_changes_only_the_hashes_of_its_pairs(tmp_path: Path) -> None:
     folder = make(tmp_path)
     before = [t.content_hash for t in tasks(tmp_path)]
     (folder / "feature3/tests.patch").write_text("+ more\n")
     assert [a == b.content_hash for a, b in zip(before, tasks(tmp_path), strict=True)] == [True, False, False]
 
 
-def test_pairs_asked_for(tmp_path: Path) -> None:
+def test_listed_pairs_are_loaded_and_missing_ones_are_refused(tmp_path: Path) -> None:
     make(tmp_path)
     wanted = {
         "tasks": [
@@ -128,7 +128,7 @@ def test_a_lone_feature_makes_no_pair(tmp_path: Path) -> None:
     assert isinstance(refusal, RejectedInput) and refusal.reason == "too_few_features"
 
 
-def test_whole_repositories_are_held_out_or_left_out(tmp_path: Path) -> None:
+def test_whole_repositories_are_held_out_or_excluded(tmp_path: Path) -> None:
     make(tmp_path, "a_task")
     make(tmp_path, "b_task")
     found = tasks(tmp_path, heldout_repos=["b_task"])
@@ -168,7 +168,7 @@ def test_the_shipped_specs_of_recorded_runs_are_valid() -> None:
 
 
 @pytest.mark.skipif("ETPI_COOPERBENCH" not in os.environ, reason="ETPI_COOPERBENCH names no folder of tasks")
-def test_the_real_folder() -> None:
+def test_real_dataset_folder_loads() -> None:
     spec = load_specs().get("suite", "cooperbench")
     assert isinstance(spec, SuiteSpec)
     found = list(FAMILY.load("cooperbench", 0, spec.params))

@@ -62,7 +62,7 @@ def typed(*commands: str) -> Any:
     return policy
 
 
-def test_a_folder_is_a_task_that_is_proven_and_graded_in_the_machine(root, factory):
+def test_harbor_folder_is_a_task_proven_and_graded_in_its_machine(root, factory):
     make_folder(root / "tasks")
     [task] = load(root, factory)
     assert isinstance(task, Task) and task.split == "heldout" and task.payload["metadata"] == {"category": "files"}

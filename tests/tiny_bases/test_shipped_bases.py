@@ -52,7 +52,7 @@ def test_every_tiny_base_of_a_shipped_spec_is_shipped_and_nothing_else():
 
 
 @pytest.mark.parametrize(("section", "chat"), USED, ids=WORLDS)
-def test_shipped_weights_are_of_the_recipe_as_it_is(section: TinySection, chat):
+def test_shipped_weights_match_the_current_recipe(section: TinySection, chat):
     """Where this fails after a change of the corpus or of the code that trains on it: run `make tiny-bases`, commit."""
     recipe = shipped_bases.find(section, chat)
     assert recipe is not None and recipe.dtype == "fp32"
@@ -64,7 +64,7 @@ def test_shipped_weights_are_of_the_recipe_as_it_is(section: TinySection, chat):
 
 @pytest.mark.usefixtures("no_training")
 @pytest.mark.parametrize(("section", "chat"), USED, ids=WORLDS)
-def test_it_is_taken_into_the_lake_without_training(tmp_path: Path, section: TinySection, chat):
+def test_shipped_base_is_published_without_training(tmp_path: Path, section: TinySection, chat):
     lake, said = Lake(tmp_path / "data"), []
     report = tiny_base.build(lake, section, chat, "code", echo=said.append)
     assert "shipped with etpi" in said[0] and tiny_base.check_trained(report).passed and report["dtype"] == "fp32"

@@ -60,7 +60,7 @@ def test_heads_copy_before_any_training():
 
 
 @pytest.mark.parametrize("size", [{"num_hidden_layers": 1}, {"num_key_value_heads": 1}])
-def test_a_model_without_room_for_them_is_refused(size):
+def test_model_too_small_for_copying_heads_is_refused(size):
     with pytest.raises(ValueError, match="two layers and 3 heads"):
         put_copying_heads(_model(**size), seed=0)
 
@@ -144,7 +144,7 @@ def test_good_base_is_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert not other["reused"] and other["checkpoint_id"] != first["checkpoint_id"]
 
 
-def test_muon_in_float32_takes_the_steps_of_torch_s_own():
+def test_muon_in_float32_takes_the_same_steps_as_torchs():
     """PyTorch's orthogonalises in bfloat16, so the two agree as far as that rounds."""
     torch.manual_seed(0)
     shapes = [(24, 8), (8, 24), (16, 16)]

@@ -107,12 +107,12 @@ def test_only_rank_0_logs_and_a_failure_names_the_first_rank_to_fail(tmp_path):
     lines: list[str] = []
     assert run_echo(tmp_path / "run", processes=2, echo=lines.append, count=1).echo is None
     assert sum("counting 1/1" in line for line in lines) == 1
-    with pytest.raises(WorkerFailed, match="(?s)the third wheel is missing.*rank [01] of 2 .*status 1"):
+    with pytest.raises(WorkerFailed, match="(?s)third wheel.*rank [01] of 2 .*status 1"):
         run_echo(tmp_path / "run", processes=2, fail=True)
 
 
 def test_failure_has_the_last_lines_and_the_log_s_path(tmp_path):
-    with pytest.raises(WorkerFailed, match="the third wheel is missing") as failure:
+    with pytest.raises(WorkerFailed, match="third wheel") as failure:
         run_echo(tmp_path / "run", fail=True)
     assert str(tmp_path / "run" / "worker.log") in str(failure.value)
 

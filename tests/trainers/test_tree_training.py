@@ -72,15 +72,15 @@ AGENTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("room", [0, 64, 128, 4096])
+@pytest.mark.parametrize("row_tokens", [0, 64, 128, 4096])
 @pytest.mark.parametrize("form", ["weight", "duplicate"])
 @pytest.mark.parametrize("agents", AGENTS)
-def test_packed_trees_have_the_gradient_of_the_rows_one_by_one(tmp_path, agents, form, room):
+def test_packed_trees_have_the_gradient_of_the_rows_one_by_one(tmp_path, agents, form, row_tokens):
     pairs = pairs_of(*AGENTS[agents])
     rows, sequences, _ = built(pairs, upweight_factor=4.0, upweight_form=form, upweight_turns=(0,))
     stored = read(sequences, tmp_path)
     assert refuses_trees(NET) is None
-    batches = make_pass(stored.lengths().tolist(), room, np.random.default_rng(0), packed=True)
+    batches = make_pass(stored.lengths().tolist(), row_tokens, np.random.default_rng(0), packed=True)
     packed = gradient_of(NET, stored, batches, stored.weights.sum())
     apart = gradient(list(one_by_one(rows, pairs)), NET)
     assert (packed - apart).norm() / apart.norm() <= 1e-5
@@ -180,10 +180,10 @@ def test_layout_equals_the_attention_rule_token_by_token():
 
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 900), min_size=1, max_size=60), st.integers(64, 4096), st.integers(0, 5))
-def test_packing_holds_every_tree_once_whole_in_rows_of_few_lengths(lengths, room, seed):
-    rows = pack(lengths, room, np.random.default_rng(seed))
+def test_packing_puts_every_tree_whole_into_one_row_of_few_lengths(lengths, row_tokens, seed):
+    rows = pack(lengths, row_tokens, np.random.default_rng(seed))
     assert sorted(i for members, _ in rows for i in members) == list(range(len(lengths)))
-    usual = min(room // 64 * 64, -(-sum(lengths) // 64) * 64)
+    usual = min(row_tokens // 64 * 64, -(-sum(lengths) // 64) * 64)
     for members, length in rows:
         assert sum(lengths[i] for i in members) <= length and length % 64 == 0
         assert length == usual or length - max(lengths[i] for i in members) < length - usual

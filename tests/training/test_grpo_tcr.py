@@ -29,7 +29,7 @@ FULL = SPECS.experiments["grpo_tcr_4b"]
 TINY = ("grpo_tcr_tiny", "grpo_tcr_tiny_without")
 
 
-def test_the_full_size_is_the_reference_s(tmp_path):
+def test_full_size_spec_has_the_references_settings(tmp_path):
     train, rl = FULL.train, FULL.rl
     assert (train.method, train.epochs, train.use_epoch, train.dtype) == ("full", 10, 3, "bf16")
     assert train.shards == 2 and train.gradient_checkpointing
@@ -57,7 +57,7 @@ def test_full_size_spec_names_its_hardware_and_marks_library_defaults():
     assert {"learning_rate", "optimizer", "advantage_eps", "temperature", "mask_truncated"} <= set(pinned)
 
 
-def test_its_prompt_offers_the_tool_and_fits():
+def test_prompt_offers_the_tool_and_fits_its_limit():
     suite = SPECS.suites["arithmetic_tiny"]
     task = next(iter(load_family(suite.family).load("s", 0, {"train": 1, "heldout": 0})))
     from etpi_assets.training.rounds import RLEnvironment, first_prompt
@@ -82,7 +82,7 @@ def test_both_rewards_add_up_before_the_group_is_normalised(turns, tool_turns, t
     assert sum(score.weighted for score in score_attempt(attempt, FULL.rl.rewards)) == pytest.approx(total)
 
 
-def test_the_tiny_pair_differs_in_the_tool_call_reward_alone():
+def test_tiny_experiment_and_ablation_differ_only_in_the_tool_call_reward():
     with_it, without = (SPECS.experiments[name].model_dump() for name in TINY)
     for found in (with_it, without):
         check_terms(SPECS.experiments[TINY[0]].rl.rewards)
@@ -96,7 +96,7 @@ def test_the_tiny_pair_differs_in_the_tool_call_reward_alone():
     assert rl.agent.max_steps <= 4 and 30 <= rl.steps <= 60
 
 
-def test_the_teacher_s_calls_are_counted_from_what_was_recorded(tmp_path):
+def test_teacher_calls_are_counted_from_recorded_turns(tmp_path):
     write_spec(tmp_path, "suites", "few", 'extends = "arithmetic_tiny"\n[params]\ntrain = 6\nheldout = 0\n')
     teacher = 'extends = "arithmetic_tiny_teacher"\nsuite = "few"\ntasks = 6\nk = 2\nengine.skill = { calls = 0.5 }\n'
     write_spec(tmp_path, "rollout_sets", "few", teacher)
@@ -112,12 +112,12 @@ def test_the_teacher_s_calls_are_counted_from_what_was_recorded(tmp_path):
     assert 0 < len(calls) < len(scored) == 12
 
 
-def test_an_early_epoch_s_checkpoint_can_be_the_one_that_is_used():
+def test_use_epoch_selects_an_earlier_checkpoint():
     consumed = np.array([0.5, 1.0, 1.5, 2.0, 2.5, 3.0])
     plan = Plan((), 1, 0, 1.0, consumed, np.ones(6))
     assert (plan.step_after(1), plan.step_after(1.2), plan.step_after(3)) == (2, 3, 6)
-    with pytest.raises(ValueError, match=r"train.use_epoch = 4, and training ends after 3 epochs"):
+    with pytest.raises(ValueError, match=r"train\.use_epoch = 4.* 3 epochs"):
         plan.step_after(4)
-    with pytest.raises(ValueError, match="use_epoch = 3 is past train.epochs = 2"):
+    with pytest.raises(ValueError, match=r"use_epoch = 3.*train\.epochs = 2"):
         TrainSection(epochs=2, use_epoch=3)
     assert "use_epoch" not in TrainSection().model_dump()

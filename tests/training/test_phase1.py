@@ -26,7 +26,7 @@ NAME = "etpi_phase1"
 SPEC = SPECS.experiments[NAME]
 
 
-def test_its_rollouts_are_the_base_s_own_under_the_grammar_four_a_task():
+def test_rollouts_come_from_the_base_under_the_grammar_four_per_task():
     (name,) = SPEC.rollout_sets
     found: Any = SPECS.rollout_sets[name]
     assert found.k == 4 and found.engine.kind == "vllm" and SPECS.suites[found.suite].family == "r2e"
@@ -37,13 +37,13 @@ def test_its_rollouts_are_the_base_s_own_under_the_grammar_four_a_task():
     assert SPEC.evaluate and SPEC.evaluate.agent.grammar is None, "the grammar is off where the student is measured"
 
 
-def test_it_resolves_and_its_base_is_pinned(tmp_path: Path):
+def test_experiment_resolves_and_its_base_is_pinned(tmp_path: Path):
     assert {step.state for step in plan(NAME, SPECS, Lake(tmp_path))} == {"missing"}
     row, pinned = pointers.hub_pointer(SPEC.base)
     assert pinned.passed and row["path"] == f"hub:Qwen/Qwen3.6-27B@{SPEC.base.revision}"
 
 
-def test_the_trainer_gets_the_card_s_hyper_parameters(tmp_path: Path):
+def test_trainer_gets_the_cards_hyper_parameters(tmp_path: Path):
     rows = SPEC.published["stated"]["trajectories"]
     train = settings(SPEC.train)
     made = make_plan(
@@ -75,7 +75,7 @@ def test_the_trainer_gets_the_card_s_hyper_parameters(tmp_path: Path):
     assert SPEC.dataset.max_length == 8192
 
 
-def test_without_a_gpu_it_says_what_it_wants_before_anything_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_missing_gpu_is_reported_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("etpi_assets.resources.ACCELERATORS", ())
     with pytest.raises(HardwareMissing, match=f"'{NAME}' says requires = \"gpu\""):
         require_hardware(SPEC, NAME)

@@ -115,20 +115,20 @@ def test_a_missing_or_nan_reward_stops_the_run_with_the_row(tmp_path, monkeypatc
         return float("nan") if attempt.task_id == TASKS[1].task_id else 1.0
 
     monkeypatch.setitem(functions.FUNCTIONS, "format", nan)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(BadReward, match=f"task {TASKS[1].task_id}: the reward 'format' is nan"):
+    with pytest.raises(BadReward, match=f"{TASKS[1].task_id}.*'format'.*nan"):
         rounds(tmp_path)(0, [0] * 4 + [1] * 4, Mixed())
     assert not list(tmp_path.iterdir()), "a round without rewards must not be stored"
 
 
 def test_broken_rollout_is_retried_once_and_then_names_the_task(tmp_path):
     assert len(rounds(tmp_path)(0, [0] * 4, Mixed(broken=1))) == 4
-    with pytest.raises(RolloutsFailed, match=f"task {TASKS[0].task_id} sample .*the socket is gone"):
+    with pytest.raises(RolloutsFailed, match=f"{TASKS[0].task_id}.*socket"):
         rounds(tmp_path)(1, [0] * 4, Mixed(broken=99))
 
 
-def test_a_prompt_that_is_too_long_is_named_instead_of_cut(tmp_path):
+def test_too_long_prompt_raises_with_the_option_instead_of_being_truncated(tmp_path):
     section = SECTION.model_copy(update={"max_prompt_tokens": 20})
-    with pytest.raises(RolloutsFailed, match=f"the prompt of task {TASKS[0].task_id} is .*raise rl.max_prompt_tokens"):
+    with pytest.raises(RolloutsFailed, match=f"{TASKS[0].task_id}.*rl.max_prompt_tokens"):
         rounds(tmp_path, section)(0, [0] * 4, Mixed())
 
 
@@ -140,7 +140,7 @@ def test_several_turns_become_one_sequence_with_observations_masked():
     record = RolloutRecord("r", "rl", "s", "t", "repo", [AgentRecord("agent1", "f", "solo", "Submitted", turns)])
     assert as_sequence(record) == ([1, 2], [3, 4, 7, 8, 9, 5], [1, 1, 0, 0, 0, 1], [-1.0, -2.0, 0.0, 0.0, 0.0, -3.0])
     turns[1].prompt_ids = [1, 2, 4, 4, 7, 8, 9]
-    with pytest.raises(RolloutsFailed, match="turn 1: its prompt does not extend"):
+    with pytest.raises(RolloutsFailed, match="turn 1"):
         as_sequence(record)
     turns[1].prompt_ids, turns[1].logprobs = [1, 2, 3, 4], None
     with pytest.raises(RolloutsFailed, match="reported no ids"):

@@ -211,7 +211,7 @@ def test_loss_that_is_not_finite_ends_the_training_with_a_remedy(training):
         training.make("sft_checkpoint")
 
 
-def test_missing_base_or_sequences_say_what_to_do(training):
+def test_missing_base_or_sequences_raise_with_the_remedy(training):
     training.dataset(learnable(4))
     training.experiment(method='"none"')
     training.make("base_checkpoint")
@@ -230,7 +230,7 @@ def test_missing_base_or_sequences_say_what_to_do(training):
         training.make("sft_checkpoint")
 
 
-def test_reinforcement_says_that_there_is_none(training):
+def test_reinforcement_without_method_is_not_applicable(training):
     training.experiment(method='"none"')
     training.dataset(learnable(2))
     for asset in ("base_checkpoint", "sft_checkpoint"):
@@ -246,7 +246,7 @@ def test_reinforcement_says_that_there_is_none(training):
 # --- bases -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_local_base_whose_files_are_others_than_the_spec_says_is_refused(training):
+def test_local_base_with_other_files_than_the_specs_hash_is_refused(training):
     training.experiment(base=f'kind = "path"\npath = "{training.base}"\nsha256 = "0123456789abcdef"')
     failures = training.failures(training.make("base_checkpoint"))
     assert folder_hash(training.base) in failures[pointers.PINNED] and "0123456789abcdef" in failures[pointers.PINNED]
@@ -271,7 +271,7 @@ def test_a_hub_base_is_a_pinned_pointer_that_is_fetched_only_when_needed(trainin
     assert "name the commit" in training.failures(training.make("base_checkpoint"))[pointers.PINNED]
 
 
-def test_a_hub_model_s_folder_is_what_the_hub_client_gives(monkeypatch, tmp_path):
+def test_hub_models_folder_is_the_hub_clients(monkeypatch, tmp_path):
     asked = {}
 
     def download(repo, *, revision, allow_patterns):
@@ -340,7 +340,7 @@ def test_a_good_report_passes_every_check():
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_fails_its_check_and_says_which_seed(fault):
+def test_each_fault_fails_its_check_and_names_the_seed(fault):
     import re
 
     name, changes, words = FAULTS[fault]
@@ -375,7 +375,7 @@ def test_request_s_key_follows_everything_the_result_depends_on(tmp_path):
     assert len({key, *(other.key for other in others)}) == len(others) + 1
 
 
-def test_the_loss_plot_is_small_and_draws_what_was_measured():
+def test_loss_plot_is_small_and_shows_the_logged_values():
     log = [
         {"seed": seed, "step": step, "loss": 5.0 / step if step else None, "val_loss": 4.0 if step % 100 == 0 else None}
         for seed in (0, 1) for step in range(300)

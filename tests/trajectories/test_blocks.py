@@ -86,14 +86,14 @@ def test_pairs_and_scores_of_blocks_are_those_of_the_whole(tmp_path, monkeypatch
         assert pa.concat_tables([part[name] for part in scored]).equals(table)
 
 
-def test_turns_of_an_agent_that_is_not_there_are_not_passed_over():
+def test_turns_of_an_unknown_agent_raise():
     tables = dict(rollouts())
     tables["agents"] = tables["agents"].slice(0, len(tables["agents"]) - 1)
     with pytest.raises(ValueError, match="another order"):
         list(captured_agents(tables, PairsSection(capture="native"), CHAT, default, {}))
 
 
-def test_what_is_walked_through_on_the_disk_is_what_is_read_at_once(tmp_path):
+def test_streaming_a_table_gives_the_same_rows_as_reading_it(tmp_path):
     pairs = dataset().pairs
     parquet.write("pairs", pairs, tmp_path / "a")
     parquet.write("pairs", pairs.slice(0, 5), tmp_path / "b")
@@ -110,7 +110,7 @@ def test_what_is_walked_through_on_the_disk_is_what_is_read_at_once(tmp_path):
     assert all(weighed[name].equals(of_disk[name]) for name in weighed)
 
 
-def test_walking_through_a_table_takes_the_memory_of_a_row_group(tmp_path):
+def test_streaming_a_table_takes_the_memory_of_a_row_group(tmp_path):
     rows = [{"rollout_id": "r", "agent_id": "a", "turn": i, "suffix_ids": list(range(500))} for i in range(2048)]
     some = from_rows("turns", rows)
     with parquet.Writer("turns", tmp_path / "turns") as writer:

@@ -132,7 +132,7 @@ def test_a_prompt_is_stored_as_what_it_adds():
     assert all(row["drift_at"] is None for row in rows)
 
 
-def test_a_departure_is_recorded_with_both_sides():
+def test_drift_is_recorded_with_both_texts():
     record = rollout(([1, 2], [3, 4]), ([1, 2, 3, 5, 6], [7]), ([1, 2, 3, 4, 8], [9]))
     rows = to_tables([record], decode=lambda ids: "".join(map(str, ids)))["turns"].to_pylist()
     assert [row["prefix_turn"] for row in rows] == [None, None, 0]
@@ -140,7 +140,7 @@ def test_a_departure_is_recorded_with_both_sides():
     assert rows[1]["drift"] == '{"expected_ids": [4], "expected_text": "4", "found_ids": [5, 6], "found_text": "56"}'
 
 
-def test_a_prompt_that_ends_early_departs_at_its_end():
+def test_prompt_that_ends_early_drifts_at_its_end():
     rows = to_tables([rollout(([1, 2], [3]), ([1, 2], [4]))])["turns"].to_pylist()
     assert rows[1]["drift_at"] == 2 and rows[1]["prefix_turn"] is None
 
@@ -196,7 +196,7 @@ def test_lost_and_doubled_rows_are_noticed():
     assert not counts_reconcile({**tables, "messages": strange}, total=1, quarantined=0).passed
 
 
-def test_the_worst_exit():
+def test_pair_has_the_worse_exit_of_its_agents():
     assert worst_exit(["Submitted", "LimitsExceeded"]) == "LimitsExceeded"
     assert worst_exit(["FormatError", "exit_cost", "Submitted"]) == "exit_cost"
     assert worst_exit(["Error", "exit_cost"]) == "Error"

@@ -292,7 +292,7 @@ def test_every_data_file_is_reached_or_explained(everything):
     assert {p for p in versions.CODE.data if p not in everything and not _explained(p, DATA)} == set()
 
 
-def test_infrastructure_names_modules_and_says_why():
+def test_infrastructure_names_modules_with_reasons():
     assert {m for m in INFRASTRUCTURE if versions.CODE.path(m) is None} == set()
     assert all(INFRASTRUCTURE.values())
 

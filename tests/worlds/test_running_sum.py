@@ -60,7 +60,7 @@ def test_validate_rejects_task_without_working_reference(monkeypatch):
     ] * 2
 
 
-def test_every_sum_counts_and_the_verdict_says_how_far_they_were_right():
+def test_every_sum_counts_and_the_verdict_gives_the_number_right():
     task = TASKS[3]
     sums = [str(total) for total in accumulate(task.payload["numbers"])]
     assert verdict(task, "\n".join(sums)).verdict == "passed"
@@ -78,7 +78,7 @@ def test_the_teacher_carries_its_sum_through_every_depth(agent):
         assert len(record.agents[0].turns) == len(task.payload["numbers"]) + 2
 
 
-def test_a_compacted_prompt_is_the_first_messages_and_a_summary_and_messages_are_what_was_said():
+def test_compacted_prompt_is_first_messages_and_summary_and_messages_are_kept():
     whole, record = roll(TASKS[7]).agents[0], roll(TASKS[7], COMPACTED).agents[0]
     assert [message.content for message in record.messages] == [message.content for message in whole.messages]
     for number, turn in enumerate(record.turns):
@@ -97,14 +97,14 @@ def test_a_compacted_prompt_is_the_first_messages_and_a_summary_and_messages_are
     assert drifts == [3, 6, 9]
 
 
-def test_a_summary_that_forgets_the_sum_is_seen_in_the_sums(monkeypatch):
+def test_summary_without_the_sum_makes_later_sums_wrong(monkeypatch):
     monkeypatch.setattr(loop, "format_summary", lambda commands, observation: observation)
     record = roll(TASKS[7], COMPACTED)
     assert record.outcome and record.outcome["details"]["right"] == 2
 
 
 @pytest.mark.parametrize("agent", [AGENT, COMPACTED], ids=["whole", "compacted"])
-def test_a_history_put_together_again_is_held_against_the_captured_one(agent):
+def test_reconstructed_history_is_compared_with_the_captured_one(agent):
     tables = to_tables([roll(task, agent) for task in TASKS[5:8]])
 
     def pairs(capture: str) -> pa.Table:
@@ -138,7 +138,7 @@ def test_the_shipped_experiments_differ_in_what_they_compare():
 
 
 def test_reinforcement_keeps_its_rollouts_one_sequence():
-    with pytest.raises(ValueError, match="compact_after forks the prompt"):
+    with pytest.raises(ValueError, match="compact_after"):
         RLSection.model_validate(
             {"method": "grpo", "suite": "s", "rewards": [{"function": "format"}], "agent": {"compact_after": 3}}
         )

@@ -36,7 +36,7 @@ def test_every_kind_is_solved_by_its_command_and_not_by_nothing():
     assert all(check.passed for check in check_tasks(len(found), found, [], FAMILY))
 
 
-def test_a_task_whose_reference_fails_or_that_asks_for_nothing_is_refused():
+def test_task_with_failing_reference_or_empty_request_is_refused():
     broken = replace(TASKS[0], payload={**TASKS[0].payload, "command": "true"})
     idle = replace(TASKS[1], payload={**TASKS[1].payload, "left": {}})
     reasons = [o.reason for o in FAMILY.validate([broken, idle], BubblewrapFactory()) if isinstance(o, RejectedInput)]
@@ -53,7 +53,7 @@ def test_judge_rejects_command_that_also_damages_files():
     assert judge.judge(task, task.payload["files"]).verdict == "no_patch"
 
 
-def test_a_request_asks_for_its_verb_alone_and_its_command_runs_it():
+def test_request_names_only_its_verb_and_its_command_runs_it():
     for task in TASKS:
         assert requested_verbs(task.instruction, KEYWORDS) == {task.payload["verb"]}
         assert run_verbs(task.payload["command"]) == [task.payload["verb"]]
@@ -68,7 +68,7 @@ def roll(task: Task, policy):
     return run_rollout(RolloutJob(task, AGENT, identity), RolloutRuntime(FAMILY, engine, BubblewrapFactory(), chat))
 
 
-def test_one_turn_submits_what_it_does_and_a_turn_out_of_form_does_nothing():
+def test_well_formed_turn_is_submitted_and_malformed_turn_does_nothing():
     right, wrong = TerminalTinyPolicy(TerminalSkill()), TerminalTinyPolicy(TerminalSkill(wrong_verb=1.0))
     loose = TerminalTinyPolicy(TerminalSkill(unformatted=1.0))
     for task in TASKS[:3]:
