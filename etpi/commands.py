@@ -87,10 +87,22 @@ def dry_run(names: Sequence[str], consent: Collection[str] = ()) -> int:
 
 
 def _plans(names: Sequence[str], specs: Specs, lake: Lake) -> dict[str, list[Step]]:
-    """Return the plan of each experiment. Raises SpecError if a spec of a chain is unknown or invalid."""
+    """Return the plan of each experiment.
+
+    Raises:
+        SpecError: a spec of a chain is unknown or invalid.
+        PathError: a step that is to run reads a path whose environment variable is not set.
+    """
+    from etpi_assets.graph import GRAPH
     from etpi_assets.planner import plan
+    from etpi_assets.specs.paths import expand, external_path
 
     plans = {name: plan(name, specs, lake) for name in names}
+    for step in {
+        step for steps in plans.values() for step in steps if step.state != "ok" and GRAPH[step.asset].reads_path
+    }:
+        if path := external_path(specs.get(step.set, step.key)):
+            expand(path)
     if invalid := [step.reason for steps in plans.values() for step in steps if step.state == "invalid"]:
         raise SpecError("\n".join(dict.fromkeys(invalid)))
     return plans

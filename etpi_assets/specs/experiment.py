@@ -163,7 +163,7 @@ class EvaluateSection(Section):
     """The suite that is rolled out."""
     split: Literal["heldout", "train"] = "heldout"
     """Which tasks of the suite."""
-    tasks: int | None = 24
+    tasks: int | None = Field(default=24, ge=1)
     """Only the first N tasks of the split; "none": all."""
     roles: tuple[Literal["base", "sft", "rl"], ...] = ("base", "sft")
     """Which checkpoints: the base, the fine-tuned, the reinforced."""
@@ -224,7 +224,7 @@ class ExperimentSpec(Section):
     """The rollout sets that training data are selected from."""
     preset: Preset | None = Field(default=None, exclude=True)
     """Named values that this spec starts from (docs/reference/presets.md); keys of the spec replace them."""
-    seeds: tuple[int, ...] = (0,)
+    seeds: tuple[Annotated[int, Field(ge=0, lt=2**32)], ...] = Field(default=(0,), min_length=1)
     """Training seeds; each gives its own checkpoints."""
     requires: Literal["cpu", "gpu"] = "cpu"
     """Whether training needs a GPU; with `cpu` a GPU is used where there is one."""

@@ -190,8 +190,10 @@ def _read_set(set_name: str, folders: Sequence[Path]) -> Iterator[Entry]:
     for name in sorted(files):
         file = files[name][0]
         try:
-            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
-                raise SpecError(f"{file}: a spec's name has letters, digits, '_', '-' and '.' only; rename the file")
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{,99}", name):
+                raise SpecError(
+                    f"{file}: a spec's name has letters, digits, '_', '-' and '.' only, at most 100; rename the file"
+                )
             model = MODELS[set_name]
             document = _resolve(name, files, model, ())
             if model is ExperimentSpec:
@@ -208,12 +210,11 @@ def _resolve(
     file, *more = files[name]
     if more:
         raise SpecError(_twice(name, file, more[0]))
+    if len(seen) > _MOST_PARENTS:
+        raise SpecError(f"{seen[0]}: extends: more than {_MOST_PARENTS} specs extend one another")
     if file in seen:
         raise SpecError(f"{seen[0]}: extends: goes in a circle: {' -> '.join(p.stem for p in (*seen, file))}")
-    try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SpecError(f"{file}: not TOML: {error}") from error
+    document = _read_document(file)
     parent = document.pop("extends", None)
     if parent is None:
         return document
@@ -224,6 +225,42 @@ def _resolve(
     under = _resolve(parent, files, model, (*seen, file))
     under.pop("published", None)  # figures of one run are not those of its variations
     return _merge(under, document, model)
+
+
+_MOST_BYTES, _MOST_NESTED, _MOST_PARENTS = 1 << 20, 20, 20
+"""Bounds of a spec file: its size, tables within tables, and specs that extend one another."""
+
+
+def _read_document(file: Path) -> dict[str, Any]:
+    """Parse a spec file. Raises SpecError if it cannot be read, is no TOML, or exceeds a bound."""
+    try:
+        with file.open("rb") as opened:
+            data = opened.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise ValueError(f"it has more than {_MOST_BYTES >> 20} MiB")
+        document = tomllib.loads(data.decode("utf-8"))
+    except OSError as error:
+        raise SpecError(f"{file}: cannot be read: {error.strerror}") from error
+    except RecursionError as error:
+        raise SpecError(f"{file}: its tables or lists are nested too deep") from error
+    except ValueError as error:  # also not UTF-8, and an integer with more digits than Python converts
+        raise SpecError(f"{file}: not TOML: {error}") from error
+    if _depth(document) > _MOST_NESTED:
+        raise SpecError(f"{file}: its tables or lists are nested more than {_MOST_NESTED} deep")
+    return document
+
+
+def _depth(value: Any) -> int:
+    """Return how deep dicts and lists are nested, without recursion."""
+    level, depth = [value], 0
+    while level:
+        level = [inner for item in level for inner in _inner(item)]
+        depth += 1
+    return depth
+
+
+def _inner(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _twice(name: str, file: Path, other: Path) -> str:
@@ -270,15 +307,19 @@ def _validate(set_name: str, document: Mapping[str, Any], file: Path) -> AnySpec
         return typing.cast(AnySpec, MODELS[set_name].model_validate(document))
     except ValidationError as error:
         lines = [
-            _problem(MODELS[set_name], problem["loc"], problem["type"], problem["msg"]) for problem in error.errors()
+            _problem(MODELS[set_name], problem["loc"], problem["type"], problem["msg"], problem["input"])
+            for problem in error.errors()
         ]
         raise SpecError(f"{file}: " + f"\n{file}: ".join(lines)) from error
 
 
-def _problem(model: type[BaseModel], loc: Sequence[str | int], kind: str, message: str) -> str:
+def _problem(model: type[BaseModel], loc: Sequence[str | int], kind: str, message: str, value: Any) -> str:
     key = ".".join(str(part) for part in loc)
+    if kind == "value_error":  # our own messages, which say what a person needs; a value might be a password
+        return f"{key or 'the spec'}: {message.removeprefix('Value error, ')}"
     if kind != "extra_forbidden":
-        return f"{key or 'the spec'}: {message}"
+        shown = repr(value) if isinstance(value, str | int | float | bool) else type(value).__name__
+        return f"{key or 'the spec'}: {message}; it is {shown[:60]}"
     level = _section(model, loc[:-1])
     prefix = ".".join(str(part) for part in loc[:-1])
     valid = list(level.model_fields)

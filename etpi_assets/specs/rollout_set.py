@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from etpi_assets.specs.section import Omitted, Section
 from etpi_resources.chat.grammars import SLOTS, ThinkGrammar
@@ -97,6 +98,20 @@ class EngineSection(Section):
     """Scripted policies: the share of splittable tokens that are spelt as two shorter tokens, as models sometimes
     write them."""
 
+    @field_validator("urls")
+    @classmethod
+    def _urls_hold_no_password(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        for url in urls:
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ValueError("a URL has the form http://HOST:PORT or https://HOST/PATH")
+            if parts.username is not None or parts.password is not None:
+                raise ValueError(
+                    f"the URL of {parts.hostname} contains a user or password, which every rollout would record; put "
+                    "the key into an environment variable and name that in engine.api_key_env"
+                )
+        return urls
+
     @model_validator(mode="after")
     def _kind_has_what_it_needs(self) -> EngineSection:
         if self.api_key_env is not None and not re.fullmatch(r"[A-Z][A-Z0-9_]*", self.api_key_env):
@@ -141,7 +156,7 @@ Tool = Literal["bash", "send_message", "code_interpreter"]
 class AgentSection(Section):
     """The agent loop: prompt, tokenizer, budgets, sampling."""
 
-    prompt: str = "coop"
+    prompt: str = Field(default="coop", pattern=r"^\w[\w-]*$")
     """Name of the prompt templates: a folder of `etpi_assets/agent/prompts`, or an embedded world with prompts."""
     tokenizer: str = "tiny"
     """Chat format that renders prompts and counts tokens: `tiny`, `qwen3`, a local folder, or
@@ -189,6 +204,16 @@ class ScoringSection(Section):
     """Words of a plan: plan_content needs two of them in an agent's first message."""
     window: int | None = None
     """Bash turns after the plan that count for follow_through; "none": all."""
+
+    @field_validator("path_pattern", "function_pattern")
+    @classmethod
+    def _is_a_pattern(cls, pattern: str) -> str:
+        try:
+            re.compile(pattern)
+        except (re.error, RecursionError) as error:
+            raise ValueError(f"not a regular expression: {error}") from error
+        return pattern
+
     message_commands: tuple[str, ...] = ("send_message",)
     """Commands that send a message; these words are no function names of a task."""
     structure: GrammarSection | None = None
@@ -226,7 +251,7 @@ class RolloutSetSpec(Section):
     """Which tasks of the suite."""
     tasks: int | None = Field(default=None, ge=1)
     """Only the first N tasks of the split; "none": all."""
-    k: int = Field(default=1, ge=1)
+    k: int = Field(default=1, ge=1, le=10_000)
     """Rollouts per task."""
     seed: int = 0
     """Seed of sampling, and of a scripted policy's choices."""

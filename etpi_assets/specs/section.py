@@ -23,7 +23,7 @@ class Section(BaseModel):
     The docstring below a key is its description; docs/reference/specs.md and errors for unknown keys show it.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod

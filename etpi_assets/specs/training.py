@@ -75,7 +75,7 @@ class TrainSection(Section):
 
     method: Literal["lora", "full", "none"] = "full"
     """Train a LoRA adapter, all weights, or nothing."""
-    epochs: float = Field(default=2.0, gt=0)
+    epochs: float = Field(default=2.0, gt=0, le=10_000)
     """Passes over the training rows, counted in weighted rows."""
     max_steps: int | None = Field(default=None, ge=1)
     """Stop after so many optimiser steps, if `epochs` does not end first; "none": no bound."""
@@ -95,7 +95,7 @@ class TrainSection(Section):
     """Keep an addressable checkpoint every so many optimiser steps; "none": only the last."""
     use_epoch: Annotated[float | None, Omitted(None)] = Field(default=None, gt=0)
     """Serve, evaluate and reinforce the checkpoint after so many epochs; "none": the last."""
-    lora_rank: int = 32
+    lora_rank: int = Field(default=32, ge=1)
     """lora: rank of the adapter."""
     lora_alpha: int = 16
     """lora: scaling alpha of the adapter."""
@@ -214,7 +214,7 @@ class RLSection(ServerSection):
     """Most tokens after the first prompt, observations included."""
     save_steps: int | None = Field(default=None, ge=1)
     """Keep an addressable checkpoint every so many optimiser steps; "none": only the last."""
-    lora_rank: int = 8
+    lora_rank: int = Field(default=8, ge=1)
     """tuning lora: rank of the adapter."""
     lora_alpha: int = 8
     """tuning lora: scaling alpha of the adapter."""

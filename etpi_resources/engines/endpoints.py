@@ -7,7 +7,6 @@ health is checked.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import OrderedDict
@@ -21,6 +20,7 @@ import httpx
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_random_exponential
 
 from etpi_resources.engines import EngineUnavailable
+from etpi_resources.secrets import read_secret
 
 ATTEMPTS = 6
 TIMEOUT_ATTEMPTS = 2
@@ -70,7 +70,7 @@ def api_key(name: str | None) -> str | None:
     """Return the key in the environment variable `name`. Raises EngineUnavailable if the variable is not set."""
     if name is None:
         return None
-    if not (key := os.environ.get(name)):
+    if not (key := read_secret(name)):
         raise EngineUnavailable(
             f"the environment variable {name}, which api_key_env names, is not set; export {name}=…"
         )

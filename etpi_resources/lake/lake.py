@@ -46,6 +46,7 @@ from etpi_resources.lake.manifest import (
 from etpi_resources.lake.parquet import SchemaMismatch
 from etpi_resources.lake.stored import Spooled
 from etpi_resources.process.locks import LockHeld, file_lock
+from etpi_resources.secrets import secrets, secrets_in, secrets_of
 
 __all__ = [
     "BlockedInput", "DamagedFile", "Lake", "LakeError", "LockHeld", "Manifest", "MissingInput", "Ref", "SchemaMismatch",
@@ -91,6 +92,7 @@ class Lake:
         Raises:
             SchemaMismatch: a table does not fit its schema; nothing is published.
             LakeError: checks, notes, inputs or seeds are not JSON.
+            SecretFound: a table or the manifest contains the value of a key; nothing is published.
         """
         with self.staging() as staging:
             described: dict[str, Any] = {}
@@ -98,6 +100,7 @@ class Lake:
                 part = staging / name / "part-0.parquet"
                 part.parent.mkdir(parents=True)
                 rows = _write_table(name, tables[name], part)
+                _refuse_secrets(ref, name, part)
                 sync(part)
                 described[name] = {"rows": rows, "sha256": sha256_of(part), "bytes": part.stat().st_size}
             # The version of an asset without tables is the hash of its inputs.
@@ -116,6 +119,8 @@ class Lake:
                 text = json.dumps(manifest.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
             except (TypeError, ValueError) as error:
                 raise LakeError(f"{ref}: checks' figures, notes, inputs and seeds must be JSON: {error}") from error
+            if variables := secrets_in(text):
+                raise SecretFound(ref, "the manifest", variables[0])
             for name in described:
                 self._move_into_place(staging / name, self.root / described[name]["files"][0]["path"])
         return self._set_pointer(Manifest.from_json(json.loads(text)))
@@ -412,6 +417,24 @@ class Lake:
         else:
             with tempfile.TemporaryDirectory(prefix="etpi-duckdb-") as folder:
                 yield Path(folder)
+
+
+class SecretFound(LakeError):
+    """What was about to be published contains the value of a key. The message names the variable, not the value."""
+
+    def __init__(self, ref: Ref, place: str, variable: str) -> None:
+        super().__init__(
+            f"{ref}: {place} contains the value of ${variable}, so nothing was published. Find where it enters (a URL, "
+            "a prompt, a recorded file), remove it there, and replace the key, which has been written to disk."
+        )
+
+
+def _refuse_secrets(ref: Ref, table: str, part: Path) -> None:
+    """Raise SecretFound if a text column of a staged file contains the value of a key."""
+    if secrets():
+        for piece in parquet.stream(table, [part]):
+            for column, variable in secrets_of(piece):
+                raise SecretFound(ref, f"column {column!r} of table {table!r}", variable)
 
 
 def _write_table(name: str, data: pa.Table | Spooled | Iterable[pa.RecordBatch], part: Path) -> int:
