@@ -18,7 +18,7 @@ from etpi_assets.specs.load import MODELS, inner_section
 PACKAGES = ("etpi", "etpi_assets", "etpi_resources")
 READ = re.compile(r"environ(?:b)?(?:\.get|\.setdefault|\.pop)?[\[(]\s*([\"']?)(\w+)\1")
 TESTED = re.compile(r"([\"']?)\b([A-Z_]+|container)\1 (?:not )?in (?:os\.)?environ(?:ment)?\b")
-DYNAMIC = {"match", "name"}
+DYNAMIC = {"variable", "match", "name"}
 """Variables that a spec or a list names; the page says so."""
 
 
