@@ -199,7 +199,7 @@ def _pairs_produced(run: AssetRun, references: _PairReferences, syntax: CheckOut
             "think_ids_removed": pc.sum(narrow["think_removed"]).as_py() or 0,  # pyright: ignore[reportAttributeAccessIssue]
             "output_tokens": sum(len(batch.column(0).flatten()) for batch in batches(pairs, ["output_ids"])),
             "chained": len(narrow) - narrow["prefix_turn"].null_count,
-            "conversations_the_template_writes_anew": references.rerendered,
+            "conversations_rendered_per_prompt": references.rerendered,
         },
     )
 

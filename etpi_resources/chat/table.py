@@ -42,7 +42,7 @@ _FOOT = """
   without thoughts / with thoughts. The conversations consist of turns and tool results, of turns and user messages, and
   of turns and tool results with a user message near the end. For `yes`, re-tokenising renders a conversation once. For
   `no`, it renders every prompt separately, and `tito_pairs` reports the number of these conversations
-  (`conversations_the_template_writes_anew`).
+  (`conversations_rendered_per_prompt`).
 - **extends**: whether rendering a turn as a message gives the ids that were generated: prompt, output with its call in
   the template's own form, observation. The `no` cells are the reason why etpi's agent loop appends ids and never
   renders a turn a second time. `-`: a closed tail leaves no room for a thought.
