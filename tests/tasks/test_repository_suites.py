@@ -292,11 +292,12 @@ def test_reference_and_null_engines_run_any_suite(repository, factory, testbed, 
     root = repository.cooperbench().rename(tmp_path / "bench")
     suites["cooperbench"] = bench(repository, factory, root)
     agent = "max_steps = 4\nmax_tokens = 4000\nmax_model_len = 16000\n"
-    for suite, params in suites.items():
+    for family, params in suites.items():
+        suite = f"own_{family}"
         lines = [f"{key} = {json.dumps(value)}" for key, value in {**SMALL, **params}.items()]
-        text = f'title = "x"\nfamily = "{suite}"\n[params]\n' + "\n".join(lines)
+        text = f'title = "x"\nfamily = "{family}"\n[params]\n' + "\n".join(lines)
         _made(folder / "suites").joinpath(f"{suite}.toml").write_text(text)
-        prompt = "coop" if suite == "cooperbench" else "solo"
+        prompt = "coop" if family == "cooperbench" else "solo"
         for engine in ("reference", "null"):
             text = (
                 f'title = "x"\nkind = "live"\nsuite = "{suite}"\nsandbox = "{factory.name}"\n'
@@ -304,7 +305,7 @@ def test_reference_and_null_engines_run_any_suite(repository, factory, testbed, 
             )
             _made(folder / "rollout_sets").joinpath(f"{suite}_{engine}.toml").write_text(text)
     resources = Resources(lake=Lake(tmp_path / "lake"), specs_folder=folder, concurrency=2)
-    for suite in suites:
+    for suite in (f"own_{family}" for family in suites):
         made = tasks_asset.execute(suite, resources).manifest
         assert not made.blocked and made.rows == {"tasks": 1, "quarantined": 0}, suite
         for engine, reward in (("reference", 1.0), ("null", 0.0)):
