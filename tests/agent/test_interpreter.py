@@ -55,27 +55,27 @@ def test_cell_sees_definitions_of_earlier_cells():
 
 
 def test_error_is_shown_and_keeps_earlier_definitions():
-    found = session(
+    outcome = session(
         "a = 1", "b = 2\nraise KeyError('k')", "1 +", "print(a, b)", "gen = (x for x in 'ab')", "exit(3)", "a"
     )
-    assert found[1] == ("Traceback (most recent call last):\n  line 2, in <module>\nKeyError: 'k'\n", 1)
-    assert found[2][1] == 1 and "SyntaxError" in found[2][0]
-    assert found[3] == ("1 2\n", 0)
-    assert found[4] == ("[not kept for the next call: gen]\n", 0)
-    assert [code for _, code in found[5:]] == [1, 0]
+    assert outcome[1] == ("Traceback (most recent call last):\n  line 2, in <module>\nKeyError: 'k'\n", 1)
+    assert outcome[2][1] == 1 and "SyntaxError" in outcome[2][0]
+    assert outcome[3] == ("1 2\n", 0)
+    assert outcome[4] == ("[not kept for the next call: gen]\n", 0)
+    assert [code for _, code in outcome[5:]] == [1, 0]
 
 
 def test_workspace_files_do_not_shadow_the_library():
     names = "('pickle', 'traceback', 'ast')"
-    found = session(
+    outcome = session(
         f"for name in {names}:\n    open(name + '.py', 'w').write('1 / 0')",
         "kept = [1, bytearray(b'2')]",
         "def f():\n    return kept",
         "raise KeyError('k')",
         f"import os\nfor name in {names}:\n    os.remove(name + '.py')\nf()",
     )
-    assert found[3] == ("Traceback (most recent call last):\n  line 1, in <module>\nKeyError: 'k'\n", 1)
-    assert found[4] == ("[1, bytearray(b'2')]\n", 0)
+    assert outcome[3] == ("Traceback (most recent call last):\n  line 1, in <module>\nKeyError: 'k'\n", 1)
+    assert outcome[4] == ("[1, bytearray(b'2')]\n", 0)
 
 
 @pytest.mark.parametrize(

@@ -45,9 +45,9 @@ def ranked(text: str, ranks: dict[bytes, int]) -> list[int]:
     """What the byte-pair ranks say directly: the pair whose union ranks lowest is joined first."""
     parts = [text.encode()[i : i + 1] for i in range(len(text.encode()))]
     while len(parts) > 1:
-        found = [ranks.get(a + b, 1 << 30) for a, b in zip(parts, parts[1:], strict=False)]
-        best = min(range(len(found)), key=found.__getitem__)
-        if found[best] == 1 << 30:
+        result = [ranks.get(a + b, 1 << 30) for a, b in zip(parts, parts[1:], strict=False)]
+        best = min(range(len(result)), key=result.__getitem__)
+        if result[best] == 1 << 30:
             break
         parts[best : best + 2] = [parts[best] + parts[best + 1]]
     return [ranks[part] for part in parts]

@@ -38,7 +38,7 @@ def engine(_engine_process, tmp_path_factory):
     (extra / "usr/local/bin").mkdir(parents=True)
     if missing := [name for name in ("bwrap", "setpriv") if shutil.which(name) is None]:
         pytest.skip(f"no {' and no '.join(missing)} here")
-    programs = [found for name in ("bwrap", "setpriv") if (found := shutil.which(name))]
+    programs = [result for name in ("bwrap", "setpriv") if (result := shutil.which(name))]
     # What torch loads of the system: the C++ library and its own relatives, but not itself, which is mounted.
     system = [
         path for path in container_engine.linked(SITE / "torch/lib/libtorch_cpu.so") if "site-packages" not in path
@@ -52,9 +52,9 @@ def _documented_options() -> list[str]:
     """The options of `podman run` in the Containerfile's head."""
     head = (ROOT / "Containerfile").read_text().split("ARG BASE")[0]
     line = re.sub(r"\\\n#", "", head)
-    found = re.search(r"podman run --rm -v etpi:/work (.*) etpi demo", line)
-    assert found, "the Containerfile says how to run it"
-    return shlex.split(found[1])
+    result = re.search(r"podman run --rm -v etpi:/work (.*) etpi demo", line)
+    assert result, "the Containerfile says how to run it"
+    return shlex.split(result[1])
 
 
 @pytest.fixture(scope="module")

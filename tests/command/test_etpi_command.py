@@ -29,8 +29,8 @@ def _imported(*words: str) -> tuple[int, set[str]]:
         f"print(code, *set({HEAVY!r}) & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True)
-    code, *found = done.stdout.splitlines()[-1].split()
-    return int(code), set(found)
+    code, *result = done.stdout.splitlines()[-1].split()
+    return int(code), set(result)
 
 
 @pytest.mark.parametrize("words", [("--help",), ("run", "--help"), ("demmo",), ("ui", "--prot", "1")])

@@ -195,9 +195,9 @@ def _on_path(folder: Path, *names: str, broken: str | None = None) -> str:
     """A PATH of these programs alone; `broken` is a shim that refuses, as pyenv's of a version that is not chosen."""
     folder.mkdir()
     for name in names:
-        found = shutil.which(name)
-        assert found, name
-        (folder / name).symlink_to(os.path.realpath(found))
+        result = shutil.which(name)
+        assert result, name
+        (folder / name).symlink_to(os.path.realpath(result))
     if broken:
         (folder / broken).write_text("#!/bin/sh\necho 'pyenv: command not found' >&2\nexit 127\n")
         (folder / broken).chmod(0o755)

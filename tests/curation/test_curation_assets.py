@@ -20,13 +20,13 @@ def curation(tmp_path_factory):
 
 def test_clean_run_passes_every_check_and_keeps_every_pair(curation):
     assert curation.failures("clean") == {}
-    read = {
+    loaded = {
         a: {t: curation.lake.read(Ref(a, "experiment", "clean"), t) for t in RECIPES[a].node.tables} for a in CURATION
     }
-    selected, pairs, rows = (read[a][t] for a, t in zip(CURATION, ("selected", "pairs", "dataset_rows"), strict=True))
+    selected, pairs, rows = (loaded[a][t] for a, t in zip(CURATION, ("selected", "pairs", "dataset_rows"), strict=True))
     assert len(selected) == 24 and len(rows) == len(pairs) > 200
     assert set(rows["split"].to_pylist()) == {"train", "val"}
-    assert sum(read["upweighted_dataset"]["sequences"]["rows"].to_pylist()) == len(rows)
+    assert sum(loaded["upweighted_dataset"]["sequences"]["rows"].to_pylist()) == len(rows)
 
 
 def test_same_inputs_give_same_versions(curation):

@@ -67,49 +67,49 @@ def _has(outcome, terms, figures):
 
 
 def test_every_rollout_scored_fails_without_a_score():
-    made = dataset()
-    tables = made.tables["rollouts"], made.tables["agents"]
-    passes(every_rollout_scored(*tables, made.scores, made.agent_scores), rollouts=6, agents=12)
-    missing = every_rollout_scored(*tables, without(made.scores, 0), made.agent_scores)
-    fails(missing, made.selected["rollout_id"][0].as_py())
-    fails(every_rollout_scored(*tables, made.scores, without(made.agent_scores, 3)))
+    created = dataset()
+    tables = created.tables["rollouts"], created.tables["agents"]
+    passes(every_rollout_scored(*tables, created.scores, created.agent_scores), rollouts=6, agents=12)
+    missing = every_rollout_scored(*tables, without(created.scores, 0), created.agent_scores)
+    fails(missing, created.selected["rollout_id"][0].as_py())
+    fails(every_rollout_scored(*tables, created.scores, without(created.agent_scores, 3)))
 
 
-def offered(made):
-    keys = [(a.rollout_id, a.agent_id, t.turn) for a in made.agents for t in a.turns]
+def offered(created):
+    keys = [(a.rollout_id, a.agent_id, t.turn) for a in created.agents for t in a.turns]
     return from_rows("turns", [dict(zip(integrity.KEY, key, strict=True)) for key in keys])
 
 
 def test_pairs_reconcile_fails_on_a_missing_and_on_a_duplicate_pair():
-    made = dataset()
-    turns = offered(made)
-    outcome = integrity.pairs_reconcile(turns, made.pairs, made.pairs_dropped)
+    created = dataset()
+    turns = offered(created)
+    outcome = integrity.pairs_reconcile(turns, created.pairs, created.pairs_dropped)
     passes(outcome, offered=69, kept=64, dropped=5, reasons={"unparseable": 5})
-    missing = integrity.pairs_reconcile(turns, without(made.pairs, 5), made.pairs_dropped)
-    fails(missing, made.pairs["rollout_id"][5].as_py())
-    twice = pa.concat_tables([made.pairs, made.pairs.slice(0, 1)])
-    fails(integrity.pairs_reconcile(turns, twice, made.pairs_dropped), made.pairs["rollout_id"][0].as_py())
+    missing = integrity.pairs_reconcile(turns, without(created.pairs, 5), created.pairs_dropped)
+    fails(missing, created.pairs["rollout_id"][5].as_py())
+    twice = pa.concat_tables([created.pairs, created.pairs.slice(0, 1)])
+    fails(integrity.pairs_reconcile(turns, twice, created.pairs_dropped), created.pairs["rollout_id"][0].as_py())
 
 
 def test_rollouts_without_the_capture_fail_and_name_the_option():
-    made = dataset()
+    created = dataset()
     agents = [
         CapturedAgent(a.rollout_id, a.agent_id, [CapturedTurn(t.turn, None, None, "none") for t in a.turns])
-        for a in made.agents
+        for a in created.agents
     ]
     tables = make_pairs(agents, SECTION, CHAT)
-    outcome = integrity.pairs_reconcile(offered(made), tables["pairs"], tables["dropped"])
+    outcome = integrity.pairs_reconcile(offered(created), tables["pairs"], tables["dropped"])
     fails(outcome, 'pairs.capture = "retokenised"', reasons={"not_captured": 69})
 
 
 def test_dataset_reconciles_fails_on_a_missing_row_and_without_training_rows():
-    made = dataset()
-    outcome = integrity.dataset_reconciles(made.pairs, made.rows, made.dropped)
+    created = dataset()
+    outcome = integrity.dataset_reconciles(created.pairs, created.rows, created.dropped)
     passes(outcome, offered=64, dropped=0)
-    fails(integrity.dataset_reconciles(made.pairs, without(made.rows, 1), made.dropped))
+    fails(integrity.dataset_reconciles(created.pairs, without(created.rows, 1), created.dropped))
     short = dataset(weights={"max_length": 64})
     fails(integrity.dataset_reconciles(short.pairs, short.rows, short.dropped), "dataset.max_length")
-    fails(integrity.dataset_reconciles(made.pairs, every(made.rows, split="val"), made.dropped), kept=0)
+    fails(integrity.dataset_reconciles(created.pairs, every(created.rows, split="val"), created.dropped), kept=0)
 
 
 # --- ids -------------------------------------------------------------------------------------------------------------
@@ -150,11 +150,11 @@ def test_no_steering_leak_finds_steering_in_inputs_and_outputs():
 
 
 def test_steering_that_was_not_spliced_fails_two_checks():
-    made = dataset()
-    agents = [CapturedAgent(a.rollout_id, a.agent_id, a.turns, facts=a.facts) for a in made.agents]
+    created = dataset()
+    agents = [CapturedAgent(a.rollout_id, a.agent_id, a.turns, facts=a.facts) for a in created.agents]
     pairs = make_pairs(agents, SECTION, CHAT)["pairs"]
     fails(integrity.no_steering_leak(pairs, STEERING_NGRAMS), leaks=12)
-    fails(integrity.prompt_is_default_render(pairs, expected(made), SECTION, CHAT), compared=12, differ=12)
+    fails(integrity.prompt_is_default_render(pairs, expected(created), SECTION, CHAT), compared=12, differ=12)
 
 
 def test_no_steering_leak_finds_steering_across_two_turns():
@@ -170,27 +170,27 @@ def test_no_steering_leak_finds_steering_across_two_turns():
     fails(integrity.no_steering_leak(pairs, STEERING_NGRAMS), "r/a/1", leaks=1)
 
 
-def expected(made):
-    task = dict(zip(made.selected["rollout_id"].to_pylist(), made.selected["task_id"].to_pylist(), strict=True))
-    return {(a.rollout_id, a.agent_id): default(task[a.rollout_id], a.agent_id).ids for a in made.agents}
+def expected(created):
+    task = dict(zip(created.selected["rollout_id"].to_pylist(), created.selected["task_id"].to_pylist(), strict=True))
+    return {(a.rollout_id, a.agent_id): default(task[a.rollout_id], a.agent_id).ids for a in created.agents}
 
 
 def test_prompt_is_default_render_fails_on_one_differing_id():
-    made = dataset()
-    prompts = expected(made)
-    passes(integrity.prompt_is_default_render(made.pairs, prompts, SECTION, CHAT), agents=12, compared=12, differ=0)
-    passes(integrity.prompt_is_default_render(made.pairs, {}, SECTION, CHAT), compared=0)
-    first = made.pairs["turn"].to_pylist().index(0)
-    ids = made.pairs["suffix_ids"].to_pylist()[first]
+    created = dataset()
+    prompts = expected(created)
+    passes(integrity.prompt_is_default_render(created.pairs, prompts, SECTION, CHAT), agents=12, compared=12, differ=0)
+    passes(integrity.prompt_is_default_render(created.pairs, {}, SECTION, CHAT), compared=0)
+    first = created.pairs["turn"].to_pylist().index(0)
+    ids = created.pairs["suffix_ids"].to_pylist()[first]
     places = (20, len(ids) - 1, len(ids))
     for wrong, place in zip(([*ids[:20], ids[20] + 1, *ids[21:]], ids[:-1], [*ids, ids[-1]]), places, strict=True):
-        pairs = changed(made.pairs, first, suffix_ids=wrong)
+        pairs = changed(created.pairs, first, suffix_ids=wrong)
         outcome = integrity.prompt_is_default_render(pairs, prompts, SECTION, CHAT)
         fails(outcome, f"position {place}", "base.chat_template", differ=1)
     # If turn 0 was dropped, the first pair continues the default prompt.
     agents = [
         CapturedAgent(a.rollout_id, a.agent_id, [broken(a.turns[0]), *a.turns[1:]], a.captured, a.default, a.facts)
-        for a in made.agents
+        for a in created.agents
     ]
     later = make_pairs(agents, SECTION, CHAT)["pairs"]
     assert 0 not in later["turn"].to_pylist()
@@ -202,25 +202,25 @@ def broken(turn):
 
 
 def test_label_tokens_fails_unless_each_span_is_its_rows_output():
-    made = dataset()
-    labels = sum(made.rows["output_tokens"].to_pylist())
-    outcome = integrity.label_tokens(made.rows, made.pairs, made.sequences)
+    created = dataset()
+    labels = sum(created.rows["output_tokens"].to_pylist())
+    outcome = integrity.label_tokens(created.rows, created.pairs, created.sequences)
     passes(outcome, label_tokens=labels, row_tokens=labels, sequences=12)
-    sequence = made.sequences.to_pylist()[0]
-    no_mask = changed(made.sequences, 0, span_starts=[], span_ends=[], span_weights=[])
-    fails(integrity.label_tokens(made.rows, made.pairs, no_mask), row_tokens=labels)
+    sequence = created.sequences.to_pylist()[0]
+    no_mask = changed(created.sequences, 0, span_starts=[], span_ends=[], span_weights=[])
+    fails(integrity.label_tokens(created.rows, created.pairs, no_mask), row_tokens=labels)
     shifted = changed(
-        made.sequences,
+        created.sequences,
         0,
         span_starts=[s - 1 for s in sequence["span_starts"]],
         span_ends=[s - 1 for s in sequence["span_ends"]],
     )
-    fails(integrity.label_tokens(made.rows, made.pairs, shifted), f"{sequence['rows']} rows", label_tokens=labels)
-    other = changed(made.sequences, 0, input_ids=[0, *sequence["input_ids"][1:]])
-    fails(integrity.label_tokens(made.rows, made.pairs, other), label_tokens=labels)
-    light = changed(made.sequences, 0, span_weights=[0.5] * len(sequence["span_weights"]))
-    fails(integrity.label_tokens(made.rows, made.pairs, light), label_tokens=labels)
-    nothing = made.rows.slice(0, 0), made.pairs, made.sequences.slice(0, 0)
+    fails(integrity.label_tokens(created.rows, created.pairs, shifted), f"{sequence['rows']} rows", label_tokens=labels)
+    other = changed(created.sequences, 0, input_ids=[0, *sequence["input_ids"][1:]])
+    fails(integrity.label_tokens(created.rows, created.pairs, other), label_tokens=labels)
+    light = changed(created.sequences, 0, span_weights=[0.5] * len(sequence["span_weights"]))
+    fails(integrity.label_tokens(created.rows, created.pairs, light), label_tokens=labels)
+    nothing = created.rows.slice(0, 0), created.pairs, created.sequences.slice(0, 0)
     fails(integrity.label_tokens(*nothing), label_tokens=0)
 
 
@@ -304,14 +304,14 @@ def test_turn_loss_share_fails_if_later_turns_bury_turn_0():
 
 
 def test_format_exposure_counts_calls_by_weight():
-    made = dataset()
-    passes(gates.format_exposure(made.rows, made.pairs, GatesSection(format_exposure=40)), rows=53)
-    fails(gates.format_exposure(made.rows, made.pairs, GATES), "floor 200", "dataset.upweight_factor")
+    created = dataset()
+    passes(gates.format_exposure(created.rows, created.pairs, GatesSection(format_exposure=40)), rows=53)
+    fails(gates.format_exposure(created.rows, created.pairs, GATES), "floor 200", "dataset.upweight_factor")
     louder = dataset(weights={"upweight_factor": 12})
     passes(gates.format_exposure(louder.rows, louder.pairs, GATES))
-    plain = every(made.pairs, format_tokens=0)
+    plain = every(created.pairs, format_tokens=0)
     fails(
-        gates.format_exposure(made.rows, plain, GatesSection(format_exposure=1)),
+        gates.format_exposure(created.rows, plain, GatesSection(format_exposure=1)),
         "<tool_call>",
         rows_with_call=0,
         rows=53,
@@ -319,29 +319,31 @@ def test_format_exposure_counts_calls_by_weight():
 
 
 def test_role_balance_fails_on_rows_of_one_role():
-    made = dataset()
-    passes(gates.role_balance(made.rows, made.pairs, GATES), "proposer", "responder", "floor 0.25")
-    proposers = [r["pair_id"] for r in made.pairs.to_pylist() if json.loads(r["metadata"])["role"] == "proposer"]
-    one_sided = made.rows.filter(pa.compute.is_in(made.rows["pair_id"], pa.array(proposers)))  # pyright: ignore[reportAttributeAccessIssue]
-    fails(gates.role_balance(one_sided, made.pairs, GATES), "'responder': 0")
-    solo = every(made.pairs, metadata='{"role": "solo"}')
-    passes(gates.role_balance(made.rows, solo, GATES), solo=53)
+    created = dataset()
+    passes(gates.role_balance(created.rows, created.pairs, GATES), "proposer", "responder", "floor 0.25")
+    proposers = [r["pair_id"] for r in created.pairs.to_pylist() if json.loads(r["metadata"])["role"] == "proposer"]
+    one_sided = created.rows.filter(pa.compute.is_in(created.rows["pair_id"], pa.array(proposers)))  # pyright: ignore[reportAttributeAccessIssue]
+    fails(gates.role_balance(one_sided, created.pairs, GATES), "'responder': 0")
+    solo = every(created.pairs, metadata='{"role": "solo"}')
+    passes(gates.role_balance(created.rows, solo, GATES), solo=53)
 
 
 def test_plan_paths_in_task_fails_on_entities_that_the_task_lacks():
-    made = dataset()
-    passes(gates.plan_paths_in_task(made.selected, made.agent_scores, made.tasks, GATES), rate=1.0, unknown_task=0)
-    strange = every(made.agent_scores, plan_entities='["src/cli.py"]')
+    created = dataset()
+    passes(
+        gates.plan_paths_in_task(created.selected, created.agent_scores, created.tasks, GATES), rate=1.0, unknown_task=0
+    )
+    strange = every(created.agent_scores, plan_entities='["src/cli.py"]')
     fails(
-        gates.plan_paths_in_task(made.selected, strange, made.tasks, GATES),
+        gates.plan_paths_in_task(created.selected, strange, created.tasks, GATES),
         "src/cli.py (made-",
         "plan_content",
         rate=0.0,
     )
-    nameless = every(made.agent_scores, plan_entities="[]")
-    fails(gates.plan_paths_in_task(made.selected, nameless, made.tasks, GATES), rate=0.0)
+    nameless = every(created.agent_scores, plan_entities="[]")
+    fails(gates.plan_paths_in_task(created.selected, nameless, created.tasks, GATES), rate=0.0)
     passes(
-        gates.plan_paths_in_task(made.selected, made.agent_scores, made.tasks.slice(0, 0), GATES),
+        gates.plan_paths_in_task(created.selected, created.agent_scores, created.tasks.slice(0, 0), GATES),
         plans=12,
         unknown_task=12,
     )

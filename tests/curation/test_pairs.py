@@ -47,17 +47,17 @@ def test_without_edits_a_pair_is_the_captured_turn():
 
 
 def test_pair_has_the_default_prompt_and_the_teachers_output_without_think():
-    made = dataset()
-    texts = {(r["rollout_id"], r["agent_id"], r["turn"]): r["content"] for r in made.tables["turns"].to_pylist()}
+    created = dataset()
+    texts = {(r["rollout_id"], r["agent_id"], r["turn"]): r["content"] for r in created.tables["turns"].to_pylist()}
     tasks = dict(
         zip(
-            made.tables["rollouts"]["rollout_id"].to_pylist(),
-            made.tables["rollouts"]["task_id"].to_pylist(),
+            created.tables["rollouts"]["rollout_id"].to_pylist(),
+            created.tables["rollouts"]["task_id"].to_pylist(),
             strict=True,
         )
     )
-    assert len(made.pairs) > 40
-    for (rollout_id, agent_id, turn), (prompt, output) in whole(made.pairs).items():
+    assert len(created.pairs) > 40
+    for (rollout_id, agent_id, turn), (prompt, output) in whole(created.pairs).items():
         first = default(tasks[rollout_id], agent_id).ids
         assert prompt[: len(first)].tolist() == first, "the default prompt, id for id"
         assert (len(prompt) == len(first)) is (turn == 0)
@@ -67,23 +67,25 @@ def test_pair_has_the_default_prompt_and_the_teachers_output_without_think():
 
 
 def test_pairs_still_extend_each_other_after_splicing_and_stripping():
-    made = dataset()
+    created = dataset()
     last = {}
-    for row in made.pairs.to_pylist():
+    for row in created.pairs.to_pylist():
         agent = row["rollout_id"], row["agent_id"]
         assert row["prefix_turn"] == last.get(agent), "every pair extends the one before it"
         last[agent] = row["turn"]
-    assert {"spliced", "spliced+stripped"} == set(made.pairs["prompt_edit"].to_pylist())
-    assert len(made.pairs) - made.pairs["prefix_turn"].null_count == len(made.pairs) - len(last)
+    assert {"spliced", "spliced+stripped"} == set(created.pairs["prompt_edit"].to_pylist())
+    assert len(created.pairs) - created.pairs["prefix_turn"].null_count == len(created.pairs) - len(last)
 
 
 def test_history_that_differs_from_the_trained_output_is_not_extended():
     for section in ({"history_think": "keep"}, {"strip_think": False, "history_think": "strip"}):
-        made = dataset(section)
+        created = dataset(section)
         thought = {
-            (r["rollout_id"], r["agent_id"], r["turn"]) for r in made.tables["turns"].to_pylist() if r["think_tokens"]
+            (r["rollout_id"], r["agent_id"], r["turn"])
+            for r in created.tables["turns"].to_pylist()
+            if r["think_tokens"]
         }
-        for row in made.pairs.to_pylist():
+        for row in created.pairs.to_pylist():
             if row["prefix_turn"] is not None:
                 # A pair extends the latest pair whose output is in the history as it is trained.
                 assert (row["rollout_id"], row["agent_id"], row["prefix_turn"]) not in thought
@@ -126,19 +128,19 @@ def turns(
     capture="native",
     first="<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n",
 ):
-    prompt, made = ids(first), []
+    prompt, created = ids(first), []
     for number, text in enumerate(outputs):
         output = ids(text)
         cut = number in truncated
-        made.append(CapturedTurn(number, prompt, output, capture, cut, (errors or {}).get(number)))
+        created.append(CapturedTurn(number, prompt, output, capture, cut, (errors or {}).get(number)))
         added = "<|im_end|>" * cut + "\n<|im_start|>user\nok<|im_end|>\n<|im_start|>assistant\n"
         prompt = np.concatenate([prompt, output, ids(added)])
-    return [CapturedAgent("r", "a", made, facts={"task_id": "t"})]
+    return [CapturedAgent("r", "a", created, facts={"task_id": "t"})]
 
 
 def dropped(agents, section=NATIVE):
-    made = make_pairs(agents, section, CHAT)
-    return {row["turn"]: (row["reason"], row["detail"]) for row in made["dropped"].to_pylist()}, made["pairs"]
+    created = make_pairs(agents, section, CHAT)
+    return {row["turn"]: (row["reason"], row["detail"]) for row in created["dropped"].to_pylist()}, created["pairs"]
 
 
 END = "<|im_end|>"
@@ -185,11 +187,13 @@ def test_rerendered_prompt_is_edited_by_itself():
     more = "\n<|im_start|>user\nok<|im_end|>\n<|im_start|>assistant\n"
     rendered = [start, f"{start}<think>x</think>one{END}{more}", f"{start}<think>y</think>ONE{END}{more}two{END}{more}"]
     outputs = [f"<think>x</think>one{END}", f"two{END}", f"three{END}"]
-    made = [CapturedTurn(n, ids(p), ids(o), "native") for n, (p, o) in enumerate(zip(rendered, outputs, strict=True))]
+    created = [
+        CapturedTurn(n, ids(p), ids(o), "native") for n, (p, o) in enumerate(zip(rendered, outputs, strict=True))
+    ]
     for first in (0, 1):
-        _, pairs = dropped([CapturedAgent("r", "a", made[first:])])
-        read = {key[2]: CHAT.decode(prompt) for key, (prompt, _) in whole(pairs).items()}
-        assert read[1] == f"{start}one{END}{more}" and read[2] == f"{start}ONE{END}{more}two{END}{more}"
+        _, pairs = dropped([CapturedAgent("r", "a", created[first:])])
+        loaded = {key[2]: CHAT.decode(prompt) for key, (prompt, _) in whole(pairs).items()}
+        assert loaded[1] == f"{start}one{END}{more}" and loaded[2] == f"{start}ONE{END}{more}two{END}{more}"
         assert pairs["prefix_turn"].to_pylist() == [None, 0, None][first:] if first == 0 else [None, None]
 
 

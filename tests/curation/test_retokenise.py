@@ -33,11 +33,11 @@ FORMATS = [("tiny", None), *((("qwen3", name) for name in QWEN_TEMPLATES) if HAS
 
 def rows(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of the messages table; an assistant message is a turn of its own."""
-    made, turn = [], -1
+    created, turn = [], -1
     for message in messages:
         learnt = message["role"] == "assistant"
         turn += learnt
-        made.append(
+        created.append(
             {
                 "kind": "action" if learnt else "observation",
                 "tool_calls": None,
@@ -45,7 +45,7 @@ def rows(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 **message,
             }
         )
-    return made
+    return created
 
 
 def imported(root: Path, options: dict[str, Any] | None = None) -> tuple[RolloutRecord, list[list[dict[str, Any]]]]:
@@ -223,11 +223,11 @@ def test_messages_of_one_turn_are_one_output(chat: ChatFormat, tmp_path: Path) -
         assert [t.turn for t in turns] == [t.turn for t in agent.turns] == [0, 1, 2, 3, 4]
         for turn, captured in zip(turns, agent.turns, strict=True):
             text = chat.decode(turn.output_ids).removesuffix("<|im_end|>")
-            found, error = read_actions(text, None, PAIR_OPTIONS["message_commands"])
+            result, error = read_actions(text, None, PAIR_OPTIONS["message_commands"])
             assert error == captured.parse_error
             shell = [
                 (a.kind, a.command, a.to, a.message)
-                for a in found
+                for a in result
                 if "Edit" not in a.command and "Read" not in a.command
             ]
             assert shell == [
@@ -350,8 +350,8 @@ def test_observation_loses_only_the_leading_mark() -> None:
 def test_recorded_pairs_extend_exactly() -> None:
     """Every prompt of the recorded pair runs extends the turn before it, and is that of rendering it whole."""
     chat = load_chat_format("qwen3")
-    found = import_runs("auto", Path(os.environ["ETPI_TRAJECTORIES"]) / "cooperbench-logs", PAIR_OPTIONS)
-    records = [item for item in found if isinstance(item, RolloutRecord)]
+    result = import_runs("auto", Path(os.environ["ETPI_TRAJECTORIES"]) / "cooperbench-logs", PAIR_OPTIONS)
+    records = [item for item in result if isinstance(item, RolloutRecord)]
     table = to_tables(records[:6])["messages"].to_pylist()
     for agent in sorted({(m["rollout_id"], m["agent_id"]) for m in table}):
         messages = [m for m in table if (m["rollout_id"], m["agent_id"]) == agent]

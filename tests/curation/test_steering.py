@@ -46,8 +46,8 @@ def noncanonical(ids, seed=0):
 
 
 def test_spliced_prompt_is_the_students_prompt():
-    found, spliced = splice(STEERED_IDS, STEERED, WANTED, CHAT)
-    assert spliced and found.tolist() == DEFAULT_IDS.tolist()
+    result, spliced = splice(STEERED_IDS, STEERED, WANTED, CHAT)
+    assert spliced and result.tolist() == DEFAULT_IDS.tolist()
     same, spliced = splice(DEFAULT_IDS, DEFAULT, WANTED, CHAT)
     assert not spliced and same is DEFAULT_IDS
 
@@ -58,10 +58,10 @@ def test_splicing_keeps_all_other_ids_as_captured(seed, later):
     head, system, *rest = segments(STEERED_IDS, CHAT)
     rest = [noncanonical(piece, seed) for piece in rest]
     captured = np.concatenate([head, system, *rest, array(later)])
-    found, spliced = splice(captured, STEERED, WANTED, CHAT)
+    result, spliced = splice(captured, STEERED, WANTED, CHAT)
     assert spliced
-    assert np.array_equal(found[-len(np.concatenate([*rest, array(later)])) :], np.concatenate([*rest, array(later)]))
-    assert np.array_equal(segments(found, CHAT)[1], segments(DEFAULT_IDS, CHAT)[1])
+    assert np.array_equal(result[-len(np.concatenate([*rest, array(later)])) :], np.concatenate([*rest, array(later)]))
+    assert np.array_equal(segments(result, CHAT)[1], segments(DEFAULT_IDS, CHAT)[1])
 
 
 def test_prompt_without_the_captured_message_raises():

@@ -30,8 +30,8 @@ def ids(text, chat=CHAT):
     return np.asarray(chat.encode(text, allow_special=True), dtype=np.int32)
 
 
-def text(found, chat=CHAT):
-    return chat.decode(np.asarray(found).tolist())
+def text(result, chat=CHAT):
+    return chat.decode(np.asarray(result).tolist())
 
 
 @pytest.mark.parametrize("chat", [CHAT, QWEN], ids=["tiny", "qwen3"])
@@ -65,13 +65,13 @@ def text(found, chat=CHAT):
     ],
 )
 def test_output_is_kept_cut_or_dropped_as_in_the_table(chat, tail, output, left):
-    found = strip_output(ids(output, chat), tail, chat)
-    if found.reason is not None:
-        assert found.reason == left
-        assert text(found.ids, chat) == output, "a dropped row is left as it was"
+    result = strip_output(ids(output, chat), tail, chat)
+    if result.reason is not None:
+        assert result.reason == left
+        assert text(result.ids, chat) == output, "a dropped row is left as it was"
     else:
-        assert text(found.ids, chat) == left and not has_think(found.ids, chat)
-        assert found.removed == len(ids(output, chat)) - len(found.ids)
+        assert text(result.ids, chat) == left and not has_think(result.ids, chat)
+        assert result.removed == len(ids(output, chat)) - len(result.ids)
 
 
 def test_id_that_joins_a_newline_with_text_stays_whole():
@@ -88,28 +88,28 @@ def test_vocabulary_without_think_ids_is_not_stripped():
             self.think_open_id = self.think_close_id = None
 
     output = ids(f"<think>a</think>{CALL}<|im_end|>")
-    found = strip_output(output, "open", Plain())
-    assert found.reason is None and np.array_equal(found.ids, output)
+    result = strip_output(output, "open", Plain())
+    assert result.reason is None and np.array_equal(result.ids, output)
 
 
 token = st.one_of(
     st.sampled_from([CHAT.think_open_id, CHAT.think_close_id, CHAT.tool_open_id, CHAT.end_id, *CHAT.encode("\n\n\n")]),
     st.integers(0, CHAT.vocab_size - 1),
 )
-outputs = st.lists(token, max_size=40).map(lambda found: np.asarray(found, dtype=np.int32))
+outputs = st.lists(token, max_size=40).map(lambda result: np.asarray(result, dtype=np.int32))
 tails = st.sampled_from(["none", "open", "closed"])
 
 
 @given(outputs, tails)
 def test_kept_ids_are_a_suffix_without_think_ids(output, tail):
-    found = strip_output(output, tail, CHAT)
-    assert np.array_equal(found.ids, output[found.removed :])
-    if found.reason is None:
-        assert not has_think(found.ids, CHAT)
-        cut = output[: found.removed]
-        assert not found.removed or CHAT.think_close_id in cut
+    result = strip_output(output, tail, CHAT)
+    assert np.array_equal(result.ids, output[result.removed :])
+    if result.reason is None:
+        assert not has_think(result.ids, CHAT)
+        cut = output[: result.removed]
+        assert not result.removed or CHAT.think_close_id in cut
         assert CHAT.tool_open_id not in cut, "no call is ever cut"
-        assert text(output) == text(cut) + text(found.ids) or "�" in text(output)
+        assert text(output) == text(cut) + text(result.ids) or "�" in text(output)
 
 
 @given(outputs, tails)
@@ -122,9 +122,9 @@ def test_stripping_twice_is_stripping_once(output, tail):
 
 @given(outputs, tails)
 def test_agent_loop_strips_the_same_block(output, tail):
-    found = strip_output(output, tail, CHAT)
-    if found.reason is None:
-        assert think.strip_think(output.tolist(), CHAT, tail) == found.ids.tolist()
+    result = strip_output(output, tail, CHAT)
+    if result.reason is None:
+        assert think.strip_think(output.tolist(), CHAT, tail) == result.ids.tolist()
 
 
 # --- tails and history -------------------------------------------------------------------------------------------
@@ -154,17 +154,17 @@ def conversation(*turns):
 
 def test_history_loses_only_its_think_blocks():
     thinking = conversation(f"<think>\nhm\n</think>\n\n{CALL}", f"<think>ha</think>{CALL}", CALL)
-    found, removed = strip_history(thinking, CHAT)
-    assert text(found) == text(conversation(CALL, CALL, CALL)), "other roles keep their words"
-    assert removed == len(thinking) - len(found) > 0
-    assert strip_history(found, CHAT)[1] == 0
+    result, removed = strip_history(thinking, CHAT)
+    assert text(result) == text(conversation(CALL, CALL, CALL)), "other roles keep their words"
+    assert removed == len(thinking) - len(result) > 0
+    assert strip_history(result, CHAT)[1] == 0
 
 
 def test_history_keeps_unclosed_blocks_and_the_templates_empty_block():
     for output in (f"<think>{CALL}", "<think>hm", f"<think>\n\n</think>\n\n{CALL}", f"{CALL}</think>"):
         prompt = conversation(output, CALL)
-        found, removed = strip_history(prompt, CHAT)
-        assert removed == 0 and np.array_equal(found, prompt)
+        result, removed = strip_history(prompt, CHAT)
+        assert removed == 0 and np.array_equal(result, prompt)
 
 
 def test_generation_prompt_is_not_stripped():

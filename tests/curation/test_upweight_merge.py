@@ -165,13 +165,13 @@ def test_tree_is_no_longer_than_max_length():
 
 
 def test_the_trainer_reads_the_same_labels(tmp_path):
-    made = dataset(weights={"upweight_factor": 4, "val_fraction": 0.0})
-    pq.write_table(made.sequences, tmp_path / "sequences.parquet")
-    read = read_sequences([tmp_path / "sequences.parquet"], "train", vocabulary=1024, longest=4096)
-    expanded = [expand(sequence) for sequence in made.sequences.to_pylist()]
-    assert read.labels.tolist() == np.concatenate([labels for _, labels, _ in expanded]).tolist()
-    assert read.weights.tolist() == np.concatenate([weights for _, _, weights in expanded]).tolist()
-    assert (read.labels != IGNORE_INDEX).sum() == sum(made.rows["output_tokens"].to_pylist())
+    created = dataset(weights={"upweight_factor": 4, "val_fraction": 0.0})
+    pq.write_table(created.sequences, tmp_path / "sequences.parquet")
+    loaded = read_sequences([tmp_path / "sequences.parquet"], "train", vocabulary=1024, longest=4096)
+    expanded = [expand(sequence) for sequence in created.sequences.to_pylist()]
+    assert loaded.labels.tolist() == np.concatenate([labels for _, labels, _ in expanded]).tolist()
+    assert loaded.weights.tolist() == np.concatenate([weights for _, _, weights in expanded]).tolist()
+    assert (loaded.labels != IGNORE_INDEX).sum() == sum(created.rows["output_tokens"].to_pylist())
 
 
 @settings(deadline=None)
@@ -201,7 +201,7 @@ def test_branches_of_the_trees_are_exactly_the_rows(agents, task, longest):
     rows, sequences, _ = built(pairs, max_length=longest)
     outputs = dict(zip(pairs["pair_id"].to_pylist(), pairs["output_ids"].to_pylist(), strict=True))
     wanted = [(prompt.tolist(), outputs["/".join(map(str, key))]) for key, prompt in iter_prompts(pairs)]
-    found = []
+    result = []
     for sequence in sequences.to_pylist():
         tree = PrefixTree.from_row(sequence)
         assert tree.find_error() is None and len(tree.token_positions()) == len(sequence["input_ids"]) <= longest
@@ -209,11 +209,11 @@ def test_branches_of_the_trees_are_exactly_the_rows(agents, task, longest):
         assert sorted(once.tolist()) == list(range(tree.length)), "each token is one branch's own"
         for branch in branches(sequence):
             told = branch["input_ids"].tolist()
-            found += [(told[:s], told[s:e]) for s, e in zip(branch["span_starts"], branch["span_ends"], strict=True)]
+            result += [(told[:s], told[s:e]) for s, e in zip(branch["span_starts"], branch["span_ends"], strict=True)]
             assert sum(e - s for s, e in zip(branch["span_starts"], branch["span_ends"], strict=True)) == int(
                 (branch["labels"] != IGNORE_INDEX).sum()
             )
-    assert sorted(found) == sorted(wanted) and len(rows) == len(wanted)
+    assert sorted(result) == sorted(wanted) and len(rows) == len(wanted)
 
 
 # --- the objective -------------------------------------------------------------------------------------------------
@@ -231,8 +231,8 @@ def test_merged_sequences_have_the_gradient_of_the_rows(form, history):
     """With `history = keep`, every turn whose think was stripped is a branch."""
     torch.set_num_threads(1)
     weights = {"upweight_factor": 4.0, "upweight_form": form, "val_fraction": 0.0}
-    made = dataset({"history_think": history}, weights)
-    few = made.pairs.slice(0, 20)
+    created = dataset({"history_think": history}, weights)
+    few = created.pairs.slice(0, 20)
     rows, sequences, _ = built(few, **weights)
     assert any(len(nodes) > 1 for nodes in sequences["node_starts"]) is (history == "keep")
     merged = gradient(list(plain(sequences)))
@@ -251,6 +251,6 @@ def test_wrong_span_changes_the_gradient():
 
 
 def test_merging_saves_tokens():
-    made = dataset()
-    assert isinstance(made.sequences, pa.Table)
-    assert merge_savings(made.rows, made.pairs, made.sequences)["ratio"] > 2
+    created = dataset()
+    assert isinstance(created.sequences, pa.Table)
+    assert merge_savings(created.rows, created.pairs, created.sequences)["ratio"] > 2

@@ -151,8 +151,8 @@ def test_server_with_another_vocabulary_or_model_is_refused(server):
 def test_reload_weights_loads_them_and_clears_the_prefix_cache_or_raises(server):
     server.answer = lambda path, body: {"success": path == "/reset_prefix_cache"}
     reload_weights(endpoints(server), Path("/weights"))
-    read = {"method": "reload_weights", "kwargs": {"weights_path": "/weights"}}
-    assert server.seen == [("/collective_rpc", read), ("/reset_prefix_cache", {})]
+    loaded = {"method": "reload_weights", "kwargs": {"weights_path": "/weights"}}
+    assert server.seen == [("/collective_rpc", loaded), ("/reset_prefix_cache", {})]
     server.answer = lambda path, body: {"success": False}
     with pytest.raises(EngineUnavailable, match="request is under way"):
         reload_weights(endpoints(server), Path("/weights"))

@@ -60,10 +60,10 @@ def table(curation: CurationLake, asset: str, name: str) -> list[dict[str, Any]]
 
 
 def read_back(path: Path, format: str, **options: Any) -> list[RolloutRecord]:
-    found = list(import_runs(format, path, options))
-    assert len(found) == count_found(format, path)
-    records = [item for item in found if isinstance(item, RolloutRecord)]
-    assert len(records) == len(found), found
+    result = list(import_runs(format, path, options))
+    assert len(result) == count_found(format, path)
+    records = [item for item in result if isinstance(item, RolloutRecord)]
+    assert len(records) == len(result), result
     return records
 
 
@@ -234,8 +234,8 @@ def test_atif_round_trips_and_is_valid(exported, resources: Resources) -> None:
     files = sorted((exported("atif") / "trajectories").iterdir())
     assert len(files) == len(records) == 24
     for file in files:
-        read = atif.Trajectory.model_validate_json(file.read_text())
-        assert [step.step_id for step in read.steps] == list(range(1, len(read.steps) + 1))
+        rows_read = atif.Trajectory.model_validate_json(file.read_text())
+        assert [step.step_id for step in rows_read.steps] == list(range(1, len(rows_read.steps) + 1))
     back = read_back(exported("atif") / "trajectories", "auto")
     assert [kept_by_atif(record) for record in back] == [kept_by_atif(records[file.stem]) for file in files]
 

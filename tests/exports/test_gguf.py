@@ -110,17 +110,17 @@ def test_conversion_keeps_tensors_vocabulary_template_and_origin(trained: Traine
     trained.put("rl")
     weights = load_file(next(trained.lake.root.glob("checkpoints/*/model.safetensors")))
     assert not folder.exists(), "moved into the lake"
-    read = gguf.GGUFReader(trained.export() / "first-sft-seed0.gguf")
+    loaded = gguf.GGUFReader(trained.export() / "first-sft-seed0.gguf")
 
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, 2)
     expected = {names.get_name(name, (".weight",)): array for name, array in weights.items()}
-    tensors = {tensor.name: tensor.data for tensor in read.tensors}
+    tensors = {tensor.name: tensor.data for tensor in loaded.tensors}
     assert set(tensors) == set(expected) and len(tensors) == 24
     assert all(tensors[name].dtype == array.dtype for name, array in expected.items())
     assert all((tensors[name].reshape(array.shape) == array).all() for name, array in expected.items())
 
     def field(name: str):
-        return read.fields[name].contents()
+        return loaded.fields[name].contents()
 
     tokens = field("tokenizer.ggml.tokens")
     assert tokens[: chat.vocab_size] == chat.tokenizer.convert_ids_to_tokens(list(range(chat.vocab_size)))

@@ -52,19 +52,19 @@ def test_jobs_span_one_set_and_end_with_the_catalog():
 def test_dagster_has_the_graph_of_the_snapshot():
     """A change of the graph is seen in review: delete tests/graph_snapshot.json and run this to write it anew."""
     graph = _definitions().resolve_asset_graph()
-    found = {}
+    outcome = {}
     for key in sorted(graph.get_all_asset_keys()):
         node = graph.get(key)
         partitions = getattr(node.partitions_def, "set_name", None)
-        found[key.to_user_string()] = {
+        outcome[key.to_user_string()] = {
             "group": node.group_name,
             "partitions": partitions,
             "upstream": sorted(parent.to_user_string() for parent in node.parent_keys),
             "checks": sorted(check.name for check in node.check_keys),
         }
     if not SNAPSHOT.exists():
-        SNAPSHOT.write_text(json.dumps(found, indent=1) + "\n")
-    assert found == json.loads(SNAPSHOT.read_text())
+        SNAPSHOT.write_text(json.dumps(outcome, indent=1) + "\n")
+    assert outcome == json.loads(SNAPSHOT.read_text())
 
 
 def test_every_asset_page_has_a_description():

@@ -29,8 +29,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def instance():
-    with dg.DagsterInstance.ephemeral() as made:
-        yield made
+    with dg.DagsterInstance.ephemeral() as created:
+        yield created
 
 
 def _run(world, instance, job, key=None, **more):
@@ -59,9 +59,9 @@ def test_run_experiment_makes_everything_and_a_rerun_nothing(world, instance):
     assert set(events) == set(JOBS["run_experiment"][1])
     assert events["tito_pairs"].partition == "first" and events["leaderboard"].partition is None
 
-    made = len(world.made)
+    created = len(world.made)
     again = _materialized(_run(world, instance, "run_experiment", "first"))
-    assert [name for name, _ in world.made[made:]] == ["catalog"]
+    assert [name for name, _ in world.made[created:]] == ["catalog"]
     for name, event in again.items():
         assert event.tags["dagster/data_version"] == events[name].tags["dagster/data_version"], name
         assert event.metadata["skipped"].value is (name != "catalog")
@@ -135,8 +135,8 @@ def test_bring_experiment_submits_exactly_what_is_not_there(world, instance):
     specs, lake = world.resources().specs, world.lake
     graph = world.definitions().resolve_asset_graph()
     instance.add_backfill(chain_backfill("first", plan("first", specs, lake), graph, instance))
-    (found,) = instance.get_backfills()
-    target = found.asset_backfill_data.target_subset
+    (outcome,) = instance.get_backfills()
+    target = outcome.asset_backfill_data.target_subset
     partitions = {
         key.to_user_string(): set(subset.get_partition_keys())
         for key, subset in target.partitions_subsets_by_asset_key.items()

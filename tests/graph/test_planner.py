@@ -50,9 +50,9 @@ def test_evaluation_budget_stales_evaluation_and_retrains_nothing(world):
     assert {n for n, s in stale.items() if s.state != "ok"} == {
         "experiment_spec", "eval_rollouts", "eval_metrics", "experiment_report", "model_card",
     }  # fmt: skip
-    made = {name for name, _ in world.make_all()}
-    assert not made & {"upweighted_dataset", "sft_checkpoint", "base_checkpoint", "serving_probe"}
-    assert {"eval_rollouts", "eval_metrics"} <= made
+    created = {name for name, _ in world.make_all()}
+    assert not created & {"upweighted_dataset", "sft_checkpoint", "base_checkpoint", "serving_probe"}
+    assert {"eval_rollouts", "eval_metrics"} <= created
 
 
 def test_new_title_stales_only_reports(world):

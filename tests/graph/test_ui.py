@@ -64,8 +64,8 @@ def _wait(what: str, test: Callable[[], Any], seconds: float = 60) -> Any:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:
-            if found := test():
-                return found
+            if result := test():
+                return result
         except (WebDriverException, urllib.error.URLError, ConnectionError, TimeoutError) as error:
             last = error
         time.sleep(0.5)
@@ -83,9 +83,9 @@ class Page:
 
     def button(self, text: str) -> None:
         def press() -> bool:
-            found = self.browser.find_elements(By.XPATH, f"//button[not(@disabled) and contains(., '{text}')]")
-            found[0].click() if found else None
-            return bool(found)
+            result = self.browser.find_elements(By.XPATH, f"//button[not(@disabled) and contains(., '{text}')]")
+            result[0].click() if result else None
+            return bool(result)
 
         _wait(f"button {text!r}", press)
 
@@ -175,8 +175,8 @@ def test_bring_experiment_makes_the_whole_chain(page):
     page.button("Launch Run")
 
     def finished() -> Any:
-        found = page.query(_BACKFILLS)["partitionBackfillsOrError"]["results"]
-        return found if found and found[0]["status"] not in ("REQUESTED", "COMPLETING") else None
+        result = page.query(_BACKFILLS)["partitionBackfillsOrError"]["results"]
+        return result if result and result[0]["status"] not in ("REQUESTED", "COMPLETING") else None
 
     (backfill,) = _wait("backfill", finished, 480)
     assert (backfill["title"], backfill["status"]) == ("bring page", "COMPLETED_SUCCESS")

@@ -24,13 +24,13 @@ def source(root: Path, format: str = "cooperbench") -> ImportSource:
 def read(
     root: Path, spill: Path, workers: int, format: str = "cooperbench"
 ) -> tuple[dict[str, pa.Table], bulk.BulkImport]:
-    made = import_in_bulk(source(root, format), spill, hashes={"harbor_task/7/f1_f3": "h"}, workers=workers)
+    created = import_in_bulk(source(root, format), spill, hashes={"harbor_task/7/f1_f3": "h"}, workers=workers)
     tables = {
         name: pa.Table.from_batches(batches, schema)
-        for name, batches in made.tables.items()
+        for name, batches in created.tables.items()
         if (schema := bulk.storage_schema(name))
     }
-    return tables, made
+    return tables, created
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def runs(tmp_path: Path) -> Path:
 
 def test_workers_give_the_same_rows_as_one_process(runs: Path, tmp_path: Path) -> None:
     alone, _ = read(runs, tmp_path / "alone", 0)
-    many, made = read(runs, tmp_path / "many", 2)
+    many, created = read(runs, tmp_path / "many", 2)
     for name in alone:
         assert many[name].equals(alone[name]), name
         files = [tmp_path / f"{which}.parquet" for which in ("a", "b")]
@@ -58,13 +58,13 @@ def test_workers_give_the_same_rows_as_one_process(runs: Path, tmp_path: Path) -
     expected = to_tables(records)
     for name in TABLES:
         assert many[name].to_pylist() == expected[name].to_pylist(), name
-    assert made.total == 60 and made.figures["reasons"] == {"empty": 20} and many["quarantined"].num_rows == 20
+    assert created.total == 60 and created.figures["reasons"] == {"empty": 20} and many["quarantined"].num_rows == 20
     assert not list((tmp_path / "many").iterdir()), "what was read is gone"
 
 
 def test_the_checks_of_parts_are_those_of_the_whole(runs: Path, tmp_path: Path) -> None:
-    _, made = read(runs, tmp_path / "spill", 0)
-    figures = made.figures
+    _, created = read(runs, tmp_path / "spill", 0)
+    figures = created.figures
     assert prompts_outcome(figures["prompts"]).figures == {
         "prompts": 160,
         "broken_rollouts": 0,
@@ -75,7 +75,7 @@ def test_the_checks_of_parts_are_those_of_the_whole(runs: Path, tmp_path: Path) 
         "captures": {"native": 160},
         "turns_without_ids": 0,
     }
-    outcome = counts_outcome(figures["counts"], total=made.total, quarantined=20)
+    outcome = counts_outcome(figures["counts"], total=created.total, quarantined=20)
     assert outcome.passed and outcome.message == "60 found = 40 rollouts + 20 quarantined."
     assert not counts_outcome(figures["counts"], total=61, quarantined=20).passed
     twice = {**figures["counts"], "ids": figures["counts"]["ids"] * 2}
@@ -85,8 +85,8 @@ def test_the_checks_of_parts_are_those_of_the_whole(runs: Path, tmp_path: Path) 
 def test_a_large_file_is_spilled_chunk_by_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "_CHUNK_TURNS", 10)
     path = write_lines(tmp_path / "rows" / "a.jsonl", [messages_row(), {"messages": []}] * 40)
-    tables, made = read(path.parent, tmp_path / "spill", 0, "auto")
-    assert made.total == 80 and tables["turns"].num_rows == 80
+    tables, created = read(path.parent, tmp_path / "spill", 0, "auto")
+    assert created.total == 80 and tables["turns"].num_rows == 80
     assert tables["turns"].column("turn").num_chunks == 8
     assert tables["quarantined"].column("row").to_pylist() == list(range(1, 80, 2))
     assert tables["rollouts"].column("sample").to_pylist() == list(range(40))

@@ -76,10 +76,10 @@ def test_every_row_format_is_found_in_every_kind_of_file(tmp_path: Path, format:
             with pa.CompressedOutputStream(str(path), "zstd") as out:
                 out.write(data)
     assert detect(tmp_path) == format
-    found = list(import_runs("auto", tmp_path))
-    assert [type(item) for item in found] == [RolloutRecord] * 3
+    result = list(import_runs("auto", tmp_path))
+    assert [type(item) for item in result] == [RolloutRecord] * 3
     assert count_found("auto", tmp_path) == 3
-    records = [item for item in found if isinstance(item, RolloutRecord)]
+    records = [item for item in result if isinstance(item, RolloutRecord)]
     assert len({record.rollout_id for record in records}) == 3
     assert [record.source for record in records] == [f"data/train.{kind}#{i}" for i in range(3)]
     reference = [
@@ -334,9 +334,9 @@ def test_pairs_of_one_rollout_are_joined(tmp_path: Path) -> None:
     ]
     alone = {**rows[0], "metadata": {"task_id": "t2"}}
     path = write_lines(tmp_path / "a.jsonl", [*rows, alone, alone])
-    found = list(import_runs("auto", path, {"tokenizer": "tiny"}))
-    assert len(found) == count_found("auto", path) == 3
-    first, second, third = found
+    result = list(import_runs("auto", path, {"tokenizer": "tiny"}))
+    assert len(result) == count_found("auto", path) == 3
+    first, second, third = result
     assert isinstance(first, RolloutRecord) and isinstance(second, RolloutRecord) and isinstance(third, RolloutRecord)
     assert [(a.agent_id, a.role, [t.turn for t in a.turns]) for a in first.agents] == [
         ("agent1", "proposer", [0, 1]),
@@ -486,9 +486,9 @@ def test_bad_rows_are_refused_one_by_one_with_their_place(tmp_path: Path) -> Non
     ]
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"\n".join(lines))
-    found = list(import_runs("messages", path))
-    assert len(found) == count_found("messages", path) == 9
-    told = [(item.row, item.reason) if isinstance(item, RejectedInput) else None for item in found]
+    result = list(import_runs("messages", path))
+    assert len(result) == count_found("messages", path) == 9
+    told = [(item.row, item.reason) if isinstance(item, RejectedInput) else None for item in result]
     assert told == [
         None,
         (1, "truncated_json"),
@@ -500,7 +500,7 @@ def test_bad_rows_are_refused_one_by_one_with_their_place(tmp_path: Path) -> Non
         (7, "unknown_role"),
         None,
     ]
-    assert isinstance(found[-1], RolloutRecord) and found[-1].agents[0].messages[1].content == "\0 the boat."
+    assert isinstance(result[-1], RolloutRecord) and result[-1].agents[0].messages[1].content == "\0 the boat."
 
 
 @pytest.mark.parametrize("suffix", ["gz", "zst"])
@@ -517,12 +517,12 @@ def test_truncated_stream_gives_earlier_rows_and_is_reported(tmp_path: Path, suf
             out.write(plain)
     (tmp_path / "a.jsonl").unlink()
     path.write_bytes(path.read_bytes()[:-3000])
-    found = list(import_runs("messages", path))
-    assert len(found) == count_found("messages", path) > 300
-    assert [item.reason for item in found if isinstance(item, RejectedInput)] == [
+    result = list(import_runs("messages", path))
+    assert len(result) == count_found("messages", path) > 300
+    assert [item.reason for item in result if isinstance(item, RejectedInput)] == [
         "bad_gzip" if suffix == "gz" else "bad_zstd"
     ]
-    assert isinstance(found[-1], RejectedInput)
+    assert isinstance(result[-1], RejectedInput)
 
 
 def test_a_damaged_parquet_file_reconciles(tmp_path: Path) -> None:
@@ -531,9 +531,9 @@ def test_a_damaged_parquet_file_reconciles(tmp_path: Path) -> None:
     path.write_bytes(data[:200])
     assert refused(path, "messages").reason == "bad_parquet"
     path.write_bytes(data[:60] + b"\xff" * 400 + data[460:])
-    found = list(import_runs("messages", path))
-    assert len(found) == count_found("messages", path) == 50
-    assert {item.reason for item in found if isinstance(item, RejectedInput)} == {"bad_parquet"}
+    result = list(import_runs("messages", path))
+    assert len(result) == count_found("messages", path) == 50
+    assert {item.reason for item in result if isinstance(item, RejectedInput)} == {"bad_parquet"}
 
 
 @pytest.mark.slow
@@ -595,11 +595,11 @@ def test_no_value_anywhere_breaks_an_importer(tmp_path_factory, data: st.DataObj
     text = "\n".join(json.dumps(value) for value in values)
     cut = data.draw(st.one_of(st.none(), st.integers(0, len(text))))
     file.write_text(text[:cut])
-    found = list(import_runs(format, root, {"tokenizer": "tiny"}))
-    assert len(found) == count_found(format, root)
-    records = [item for item in found if isinstance(item, RolloutRecord)]
+    result = list(import_runs(format, root, {"tokenizer": "tiny"}))
+    assert len(result) == count_found(format, root)
+    records = [item for item in result if isinstance(item, RolloutRecord)]
     assert from_tables(to_tables(records)) == records
-    assert all(item.reason and item.detail for item in found if isinstance(item, RejectedInput))
+    assert all(item.reason and item.detail for item in result if isinstance(item, RejectedInput))
 
 
 def test_every_format_is_fuzzed() -> None:

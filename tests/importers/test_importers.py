@@ -39,9 +39,9 @@ from tests.support.recorded_runs import (
 
 def taken(root: Path, format: str = "auto", options: dict[str, Any] | None = None) -> list[RolloutRecord]:
     """What is imported, where nothing may be refused."""
-    found = list(import_runs(format, root, options))
-    assert not [item for item in found if isinstance(item, RejectedInput)]
-    return [item for item in found if isinstance(item, RolloutRecord)]
+    matches = list(import_runs(format, root, options))
+    assert not [item for item in matches if isinstance(item, RejectedInput)]
+    return [item for item in matches if isinstance(item, RolloutRecord)]
 
 
 def refused(root: Path, format: str = "auto", options: dict[str, Any] | None = None) -> RejectedInput:
@@ -206,13 +206,13 @@ def test_solo_runs(tmp_path: Path) -> None:
     ],
 )
 def test_verdicts(given: dict[str, Any], reward: float | None, code: str) -> None:
-    found = outcome(given)
-    assert (found["reward"], found["verdict"]) == (reward, code)
+    matches = outcome(given)
+    assert (matches["reward"], matches["verdict"]) == (reward, code)
 
 
 def test_merge_conflict_keeps_each_agents_patch() -> None:
-    found = outcome(verdict(merge="conflicts", passed=(False, False)))
-    assert found["features"]["3"] == {"passed": False, "tests_passed": 5.0, "tests_failed": 2.0, "independent": True}
+    matches = outcome(verdict(merge="conflicts", passed=(False, False)))
+    assert matches["features"]["3"] == {"passed": False, "tests_passed": 5.0, "tests_failed": 2.0, "independent": True}
 
 
 # --- CooperBench with token ids -------------------------------------------------------------------------------------
@@ -324,9 +324,9 @@ def test_files_beside_trajectories_are_accounted_for(tmp_path: Path) -> None:
     write(tmp_path / "preds.json", {"pier__moor-12": {"model_patch": "diff", "instance_id": "pier__moor-12"}})
     write(tmp_path / "numbers.json", [1, 2])
     write(tmp_path / "settings.json", {"x": 1})
-    found = list(import_runs("auto", tmp_path))
-    assert len(found) == len(find_units("auto", tmp_path)) == 5
-    reasons = {item.source: item.reason for item in found if isinstance(item, RejectedInput)}
+    matches = list(import_runs("auto", tmp_path))
+    assert len(matches) == len(find_units("auto", tmp_path)) == 5
+    reasons = {item.source: item.reason for item in matches if isinstance(item, RejectedInput)}
     assert reasons == {
         "empty.traj.json": "empty",
         "numbers.json": "unknown_form",
@@ -490,8 +490,8 @@ def test_ids_depend_only_on_path_and_content(tmp_path: Path) -> None:
 def test_stray_files_among_runs_are_refused_by_name(tmp_path: Path) -> None:
     pair_run(tmp_path)
     write(tmp_path / "run_a/summary.json", {"runs": 1})
-    found = list(import_runs("auto", tmp_path))
-    assert [getattr(item, "reason", "taken") for item in found] == ["taken", "not_a_rollout"]
+    matches = list(import_runs("auto", tmp_path))
+    assert [getattr(item, "reason", "taken") for item in matches] == ["taken", "not_a_rollout"]
 
 
 FILES = {
@@ -520,9 +520,9 @@ def test_no_value_anywhere_breaks_an_importer(tmp_path_factory, data: st.DataObj
     text = json.dumps(value)
     cut = data.draw(st.one_of(st.none(), st.integers(0, len(text))))
     file.write_text(text[:cut])
-    found = list(import_runs(format, root))
-    assert len(found) == len(find_units(format, root)) == 1
-    records = [item for item in found if isinstance(item, RolloutRecord)]
+    matches = list(import_runs(format, root))
+    assert len(matches) == len(find_units(format, root)) == 1
+    records = [item for item in matches if isinstance(item, RolloutRecord)]
     assert from_tables(to_tables(records)) == records
 
 
@@ -533,9 +533,9 @@ def test_no_value_anywhere_breaks_an_importer(tmp_path_factory, data: st.DataObj
 def test_recorded_runs_reconcile() -> None:
     root = Path(os.environ["ETPI_TRAJECTORIES"])
     for name, options in (("cooperbench-logs", PAIR_OPTIONS), ("mini-swe-agent", {}), ("swe-agent", {})):
-        found = list(import_runs("auto", root / name, options))
-        records = [item for item in found if isinstance(item, RolloutRecord)]
-        refusals = [item for item in found if isinstance(item, RejectedInput)]
+        matches = list(import_runs("auto", root / name, options))
+        records = [item for item in matches if isinstance(item, RolloutRecord)]
+        refusals = [item for item in matches if isinstance(item, RejectedInput)]
         assert len(records) + len(refusals) == len(find_units("auto", root / name)) > 0
         assert all(agent.turns for record in records for agent in record.agents)
         turns = [turn for record in records for agent in record.agents for turn in agent.turns]

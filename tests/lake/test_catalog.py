@@ -111,8 +111,8 @@ def test_pairs_carry_whole_inputs_and_all_their_columns(db: duckdb.DuckDBPyConne
     assert set(TABLES["pairs"].schema.names) - {"suffix_ids"} <= set(names) and {"input_ids", "experiment"} <= set(
         names
     )
-    found = rows(db, "SELECT input_ids, output_ids, input_tokens FROM tito_pairs WHERE pair_id = 'r1/agent1/2'")
-    assert found == [([10, 11, 12, 20, 30, 40, 1, 2, 21, 30, 40, 1, 2], [22, 30, 40], 13)]
+    result = rows(db, "SELECT input_ids, output_ids, input_tokens FROM tito_pairs WHERE pair_id = 'r1/agent1/2'")
+    assert result == [([10, 11, 12, 20, 30, 40, 1, 2, 21, 30, 40, 1, 2], [22, 30, 40], 13)]
 
 
 def test_lineage_goes_from_checkpoint_to_task_and_back(db: duckdb.DuckDBPyConnection) -> None:
@@ -214,9 +214,9 @@ def test_many_files(tmp_path: Path) -> None:
 def prompts_by(db: duckdb.DuckDBPyConnection, sql: str) -> small_lake.Prompts:
     table = db.sql(sql).to_arrow_table()
     columns = [table.column(name).to_pylist() for name in ("rollout_id", "agent_id", "turn", "ids")]
-    found = {(r, a, t): ids for r, a, t, ids in zip(*columns, strict=True)}
-    assert len(found) == table.num_rows
-    return found
+    result = {(r, a, t): ids for r, a, t, ids in zip(*columns, strict=True)}
+    assert len(result) == table.num_rows
+    return result
 
 
 @settings(max_examples=12, deadline=None)

@@ -84,17 +84,17 @@ def steps(name, rows):
 
 @pytest.mark.parametrize("name", (*TEMPLATED, *RETOKENISED, *NATIVE))
 def test_every_iteration_resolves_to_its_published_settings(name, tmp_path):
-    found = spec(name)
-    assert found.requires == "gpu" and found.base.kind == "hub" and found.train.method == "lora"
-    assert (found.train.lora_rank, found.train.lora_alpha, found.train.target_modules) == (32, 16, "all-linear")
-    assert found.metrics.thresholds == {"plan_first": 0.70, "plan_content": 0.70, "follow_through": 0.60}
-    assert found.evaluate.agent.max_model_len == 16384
-    for suite in {*(SPECS.rollout_sets[n].suite for n in found.rollout_sets), found.evaluate.suite}:
+    result = spec(name)
+    assert result.requires == "gpu" and result.base.kind == "hub" and result.train.method == "lora"
+    assert (result.train.lora_rank, result.train.lora_alpha, result.train.target_modules) == (32, 16, "all-linear")
+    assert result.metrics.thresholds == {"plan_first": 0.70, "plan_content": 0.70, "follow_through": 0.60}
+    assert result.evaluate.agent.max_model_len == 16384
+    for suite in {*(SPECS.rollout_sets[n].suite for n in result.rollout_sets), result.evaluate.suite}:
         assert suite and SPECS.suites[suite].params["heldout_repos"] == HELD_OUT
     states = {step.state for step in plan(name, SPECS, Lake(tmp_path))}
     assert states == {"missing"}
-    assert found.published["source"] and found.published["date"] and found.published["fault"]
-    figures(found.published)
+    assert result.published["source"] and result.published["date"] and result.published["fault"]
+    figures(result.published)
 
 
 def test_every_iteration_but_the_diagnosis_evaluates_two_pairs_at_100_steps():
@@ -255,13 +255,13 @@ def test_answered_by_names_checks_of_the_graph():
 def test_turns_read_back_through_the_parser_of_inference(second, calls, first, random, path):
     section = TemplatedSection(second=second, calls=calls)
     said = write_turns(PlanFirstAgent("agent1", "agent2", path, "b/c.py", first), section, random)
-    read = [read_actions(text) for text in said]
-    assert all(error is None and len(actions) == 1 for actions, error in read)
+    loaded = [read_actions(text) for text in said]
+    assert all(error is None and len(actions) == 1 for actions, error in loaded)
     waits = second == "wait" and not first
-    assert [actions[0].kind for actions, _ in read][: 1 + waits] == ["bash"] * waits + ["send_message"]
-    message = read[waits][0][0].message
+    assert [actions[0].kind for actions, _ in loaded][: 1 + waits] == ["bash"] * waits + ["send_message"]
+    message = loaded[waits][0][0].message
     assert message and path in message and "b/c.py" in message
-    assert read[waits][0][0].wait == (second == "wait" and first), "a partner that waits is waited for"
+    assert loaded[waits][0][0].wait == (second == "wait" and first), "a partner that waits is waited for"
 
 
 @given(st.randoms())
@@ -438,27 +438,27 @@ def test_leaderboard_has_published_figures_with_intervals_from_their_counts(tmp_
     with duckdb.connect(str(catalog.build(lake, GRAPH.values())), read_only=True) as connection:
         rows = connection.sql("FROM leaderboard ORDER BY metric").fetchall()
         columns = [column[0] for column in connection.sql("FROM leaderboard").description]
-    found = [dict(zip(columns, row, strict=True)) for row in rows]
-    assert {(row["experiment"], row["checkpoint_role"]) for row in found} == {("tito_native_v4c", "published")}
-    assert {row["metric"]: (row["value"], row["n"]) for row in found} == {
+    result = [dict(zip(columns, row, strict=True)) for row in rows]
+    assert {(row["experiment"], row["checkpoint_role"]) for row in result} == {("tito_native_v4c", "published")}
+    assert {row["metric"]: (row["value"], row["n"]) for row in result} == {
         "plan_first": (1.0, 2), "plan_content": (1.0, 2), "follow_through": (0.5, 4)
     }  # fmt: skip
-    follow = next(row for row in found if row["metric"] == "follow_through")
+    follow = next(row for row in result if row["metric"] == "follow_through")
     assert (follow["ci_low"], follow["ci_high"]) == pytest.approx(wilson(2, 4), abs=1e-5)
 
 
 def test_report_shows_published_figures_beside_ours():
-    found = spec("plan_first_v5_tf")
+    result = spec("plan_first_v5_tf")
     experiment = html.ReportedExperiment(
         "plan_first_v5_tf",
-        found.title,
+        result.title,
         "",
         {},
-        found.metrics.thresholds,
+        result.metrics.thresholds,
         {},
         [],
         (0,),
-        figures(found.published),
+        figures(result.published),
         "Row 8",
     )
     no_tables = facts.ReportTables(

@@ -322,13 +322,13 @@ def test_page_lists_tasks_that_reinforcement_changed(tables):
     }  # fmt: skip
     rollouts = from_rows("rollouts", [_rollout(i, role, 0) for i in range(1, 5) for role in ("sft", "rl")])
     before = {**dict.fromkeys(after, (1.0, 1.0)), "task3": (0.0, 0.0)}
-    found = [(r["rollout_id"], r["task_id"], r["checkpoint_role"]) for r in rollouts.to_pylist()]
+    result = [(r["rollout_id"], r["task_id"], r["checkpoint_role"]) for r in rollouts.to_pylist()]
     outcome = {"sft": before, "rl": after}
     scores = [
         {"rollout_id": i, "task_id": t, "reward": outcome[role][t][0], "infrastructure_error": False}
-        for i, t, role in found
+        for i, t, role in result
     ]
-    agents = [{"rollout_id": i, "agent_id": "agent1", "parse_rate": outcome[role][t][1]} for i, t, role in found]
+    agents = [{"rollout_id": i, "agent_id": "agent1", "parse_rate": outcome[role][t][1]} for i, t, role in result]
     log = [{"role": "rl", "seed": 0, "step": s, "parsed": 0.1 * s, "solved": 0.0, "called": 0.5} for s in range(4)]
     changed = replace(
         tables,

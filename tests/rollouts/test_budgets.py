@@ -23,10 +23,10 @@ SECTION = EvaluateSection.model_validate(
 
 
 def test_trained_checkpoints_run_under_each_budget_and_the_base_under_its_own():
-    found = {
+    result = {
         (c.decoding, c.sample_seed): (c.agent.max_steps, c.agent.max_model_len) for c in conditions(SECTION, "sft")
     }
-    assert found == {
+    assert result == {
         (decoding + name, seed): budget
         for decoding, seed in (("greedy", 0), ("t1", 0), ("t1", 1))
         for name, budget in (("", (100, 16384)), ("@long", (200, 16384)), ("@wide", (100, 32768)))
@@ -51,10 +51,10 @@ def test_editing_a_budget_makes_evaluation_stale_and_retrains_nothing(world, cha
     budget("max_steps = 100")
     world.make_all()
     budget(change)
-    made = {name for name, _ in world.make_all()}
-    assert {"eval_rollouts", "eval_metrics"} <= made
-    assert not made & {name for name, node in GRAPH.items() if node.group in ("rollouts", "curation", "training")}
-    assert "serving_probe" not in made
+    created = {name for name, _ in world.make_all()}
+    assert {"eval_rollouts", "eval_metrics"} <= created
+    assert not created & {name for name, node in GRAPH.items() if node.group in ("rollouts", "curation", "training")}
+    assert "serving_probe" not in created
 
 
 def test_shipped_budget_sweeps_share_their_training():

@@ -74,12 +74,12 @@ suite = "little"
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> SimpleNamespace:
+def created(tmp_path_factory) -> SimpleNamespace:
     """Both phases through Dagster's jobs, from suite to dataset: the lake, and all that was printed or logged."""
     root = tmp_path_factory.mktemp("phases")
-    said, log = list[str](), logging.getLogger()
+    log_lines, log = list[str](), logging.getLogger()
     handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: log_lines.append(record.getMessage())  # type: ignore[method-assign]
     log.addHandler(handler)
     skill = CoopTinySkill(plan_first=1.0, markdown=0.1, malformed=0.1, wrong_edit=0.3, notice=1.0)
     with pytest.MonkeyPatch.context() as patch, HostedTeacher(TASKS.values(), skill) as server:
@@ -103,25 +103,26 @@ def made(tmp_path_factory) -> SimpleNamespace:
                     instance=instance, partition_key=key, raise_on_error=False
                 )
                 assert done.success, failures(done)
-                said += [str(event) for event in done.all_events]
+                log_lines += [str(event) for event in done.all_events]
         instance.dispose()
     log.removeHandler(handler)
-    return SimpleNamespace(root=root, lake=resources.lake, said=said, seen=server.seen)
+    return SimpleNamespace(root=root, lake=resources.lake, said=log_lines, seen=server.seen)
 
 
-def rows(made: SimpleNamespace, asset: str, key: str, table: str) -> list[dict[str, Any]]:
+def rows(created: SimpleNamespace, asset: str, key: str, table: str) -> list[dict[str, Any]]:
     set_name = "rollout_set" if asset in ("raw_rollouts", "scored_rollouts") else "experiment"
-    return made.lake.read(Ref(asset, set_name, key), table).to_pylist()
+    return created.lake.read(Ref(asset, set_name, key), table).to_pylist()
 
 
-def inputs(made: SimpleNamespace, experiment: str) -> dict[tuple[str, str, int], list[int]]:
+def inputs(created: SimpleNamespace, experiment: str) -> dict[tuple[str, str, int], list[int]]:
     """The whole input of every pair."""
-    return prompts_of(made.lake.read(Ref("tito_pairs", "experiment", experiment), "pairs"))
+    return prompts_of(created.lake.read(Ref("tito_pairs", "experiment", experiment), "pairs"))
 
 
-def conversations(made: SimpleNamespace, rollout_set: str) -> dict[tuple[str, str], list[dict[str, Any]]]:
+def conversations(created: SimpleNamespace, rollout_set: str) -> dict[tuple[str, str], list[dict[str, Any]]]:
     told = sorted(
-        rows(made, "raw_rollouts", rollout_set, "messages"), key=lambda m: (m["rollout_id"], m["agent_id"], m["index"])
+        rows(created, "raw_rollouts", rollout_set, "messages"),
+        key=lambda m: (m["rollout_id"], m["agent_id"], m["index"]),
     )
     return {key: list(of) for key, of in groupby(told, key=lambda m: (m["rollout_id"], m["agent_id"]))}
 
@@ -132,24 +133,24 @@ def inline(message: dict[str, Any]) -> str:
     return "\n".join(filter(None, [message["content"], *(str(format_action(command)) for command in calls)]))
 
 
-def test_the_endpoint_gives_text_and_the_rollouts_are_scored(made):
-    turns = rows(made, "raw_rollouts", "hosted", "turns")
+def test_the_endpoint_gives_text_and_the_rollouts_are_scored(created):
+    turns = rows(created, "raw_rollouts", "hosted", "turns")
     assert {t["capture"] for t in turns} == {"none"} and not any(t["suffix_ids"] or t["output_ids"] for t in turns)
-    assert len(turns) == len(made.seen) and {path for path, _ in made.seen} == {"/v1/chat/completions"}
+    assert len(turns) == len(created.seen) and {path for path, _ in created.seen} == {"/v1/chat/completions"}
     assert any(t["reasoning"] for t in turns) and "<think>" not in "".join(t["content"] for t in turns)
-    scores = rows(made, "scored_rollouts", "hosted", "scores")
+    scores = rows(created, "scored_rollouts", "hosted", "scores")
     assert len(scores) == SIZES["train"] and not any(s["infrastructure_error"] for s in scores)
     assert min(sum(s["plan_first"] for s in scores), sum(s["reward"] for s in scores)) >= SIZES["train"] / 2
     calls = [
-        len(json.loads(m["tool_calls"])) for m in rows(made, "raw_rollouts", "hosted", "messages") if m["tool_calls"]
+        len(json.loads(m["tool_calls"])) for m in rows(created, "raw_rollouts", "hosted", "messages") if m["tool_calls"]
     ]
     assert Counter(calls).keys() == {1, 2}
 
 
-def test_every_prompt_is_the_students_rendering_of_its_history(made):
-    told, found = conversations(made, "hosted"), inputs(made, "phase_a")
-    tasks = {r["rollout_id"]: TASKS[r["task_id"]] for r in rows(made, "raw_rollouts", "hosted", "rollouts")}
-    for (rollout_id, agent_id, turn), ids in found.items():
+def test_every_prompt_is_the_students_rendering_of_its_history(created):
+    told, result = conversations(created, "hosted"), inputs(created, "phase_a")
+    tasks = {r["rollout_id"]: TASKS[r["task_id"]] for r in rows(created, "raw_rollouts", "hosted", "rollouts")}
+    for (rollout_id, agent_id, turn), ids in result.items():
         task = tasks[rollout_id]
         role = next(role for role in FAMILY.roles(task) if role.agent_id == agent_id)
         history: list[dict[str, str]] = list(render_prompts(STUDENT, task, role))
@@ -161,27 +162,27 @@ def test_every_prompt_is_the_students_rendering_of_its_history(made):
                 history.append({"role": "assistant" if learnt else "user", "content": text})
         rendered = CHAT.tokenizer.apply_chat_template(history, tokenize=False, add_generation_prompt=True)
         assert ids == CHAT.tokenizer(rendered, add_special_tokens=False)["input_ids"], (rollout_id, agent_id, turn)
-    assert {turn for _, _, turn in found} >= set(range(5))
+    assert {turn for _, _, turn in result} >= set(range(5))
 
 
-def test_every_output_has_inline_calls_that_parse_back_to_the_actions(made):
-    turns = {(t["rollout_id"], t["agent_id"], t["turn"]): t for t in rows(made, "raw_rollouts", "hosted", "turns")}
-    said = {
+def test_every_output_has_inline_calls_that_parse_back_to_the_actions(created):
+    turns = {(t["rollout_id"], t["agent_id"], t["turn"]): t for t in rows(created, "raw_rollouts", "hosted", "turns")}
+    log_lines = {
         (m["rollout_id"], m["agent_id"], m["turn"]): m
-        for m in rows(made, "raw_rollouts", "hosted", "messages")
+        for m in rows(created, "raw_rollouts", "hosted", "messages")
         if m["kind"] == "action"
     }
-    pairs = rows(made, "tito_pairs", "phase_a", "pairs")
+    pairs = rows(created, "tito_pairs", "phase_a", "pairs")
     assert {pair["capture"] for pair in pairs} == {"retokenised"}
     for pair in pairs:
         key = pair["rollout_id"], pair["agent_id"], pair["turn"]
         *ids, end = pair["output_ids"]
         assert end == CHAT.end_id and CHAT.think_open_id not in ids and CHAT.think_close_id not in ids
         text = CHAT.decode(ids)
-        assert text == inline(said[key])
-        read, error = read_actions(text)
+        assert text == inline(log_lines[key])
+        loaded, error = read_actions(text)
         done = json.loads(turns[key]["actions"])
-        assert error is None and [(a.kind, a.command, a.to, a.message) for a in read] == [
+        assert error is None and [(a.kind, a.command, a.to, a.message) for a in loaded] == [
             (a["kind"], a["command"], a["to"], a["message"]) for a in done
         ]
         thought = turns[key]["reasoning"]
@@ -190,11 +191,11 @@ def test_every_output_has_inline_calls_that_parse_back_to_the_actions(made):
     assert sum(pair["format_tokens"] > 0 for pair in pairs) > len(pairs) / 2
 
 
-def test_prompt_ids_equal_those_at_inference(made):
+def test_prompt_ids_equal_those_at_inference(created):
     """The turns, said again by an agent as evaluation has it, in real sandboxes: the loop's prompts are the pairs'."""
-    told, found = conversations(made, "hosted"), inputs(made, "phase_a")
+    told, result = conversations(created, "hosted"), inputs(created, "phase_a")
     compared = 0
-    for row in rows(made, "selected_trajectories", "phase_a", "selected")[:3]:
+    for row in rows(created, "selected_trajectories", "phase_a", "selected")[:3]:
         mine = {
             agent: [inline(m) for m in of if m["kind"] == "action"]
             for (of_id, agent), of in told.items()
@@ -211,33 +212,35 @@ def test_prompt_ids_equal_those_at_inference(made):
         )
         for agent in again.agents:
             for turn in agent.turns:
-                ids = found.get((row["rollout_id"], agent.agent_id, turn.turn))
+                ids = result.get((row["rollout_id"], agent.agent_id, turn.turn))
                 assert ids in (None, turn.prompt_ids), (row["task_id"], agent.agent_id, turn.turn)
                 compared += ids is not None
     assert compared > 10
 
 
 @pytest.mark.parametrize(("experiment", "rollout_set"), [("phase_a", "hosted"), ("phase_b", "native")])
-def test_every_turn_is_accounted_for_between_stages(made, experiment, rollout_set):
-    scores = rows(made, "scored_rollouts", rollout_set, "scores")
-    selected, unselected = (rows(made, "selected_trajectories", experiment, table) for table in ("selected", "dropped"))
+def test_every_turn_is_accounted_for_between_stages(created, experiment, rollout_set):
+    scores = rows(created, "scored_rollouts", rollout_set, "scores")
+    selected, unselected = (
+        rows(created, "selected_trajectories", experiment, table) for table in ("selected", "dropped")
+    )
     assert len(selected) + len(unselected) == len(scores)
-    pairs, dropped = (rows(made, "tito_pairs", experiment, table) for table in ("pairs", "dropped"))
+    pairs, dropped = (rows(created, "tito_pairs", experiment, table) for table in ("pairs", "dropped"))
     chosen = {row["rollout_id"] for row in selected}
-    turns = [t for t in rows(made, "raw_rollouts", rollout_set, "turns") if t["rollout_id"] in chosen]
+    turns = [t for t in rows(created, "raw_rollouts", rollout_set, "turns") if t["rollout_id"] in chosen]
     assert len(pairs) + len(dropped) == len(turns) and {d["reason"] for d in dropped} <= {"unparseable"}
     assert len(dropped) == sum(t["parse_error"] is not None for t in turns)
-    learnt, left = (rows(made, "upweighted_dataset", experiment, table) for table in ("dataset_rows", "dropped"))
+    learnt, left = (rows(created, "upweighted_dataset", experiment, table) for table in ("dataset_rows", "dropped"))
     assert len(learnt) + len(left) == len(pairs) and all(d["reason"] for d in (*unselected, *dropped, *left))
 
 
-def test_both_phases_pass_the_same_checks_of_the_same_asset(made):
-    manifests = [made.lake.current(Ref("tito_pairs", "experiment", name)) for name in ("phase_a", "phase_b")]
+def test_both_phases_pass_the_same_checks_of_the_same_asset(created):
+    manifests = [created.lake.current(Ref("tito_pairs", "experiment", name)) for name in ("phase_a", "phase_b")]
     outcomes = [{check["name"]: check["passed"] for check in manifest.checks} for manifest in manifests]
     assert outcomes[0] == outcomes[1] and all(outcomes[0].values()) and len(outcomes[0]) >= 6
-    native = rows(made, "tito_pairs", "phase_b", "pairs")
+    native = rows(created, "tito_pairs", "phase_b", "pairs")
     assert {pair["capture"] for pair in native} == {"native"}
-    taught = {(t["rollout_id"], t["agent_id"], t["turn"]): t for t in rows(made, "raw_rollouts", "native", "turns")}
+    taught = {(t["rollout_id"], t["agent_id"], t["turn"]): t for t in rows(created, "raw_rollouts", "native", "turns")}
     stripped = 0
     for pair in native:
         captured = taught[pair["rollout_id"], pair["agent_id"], pair["turn"]]["output_ids"]
@@ -249,7 +252,7 @@ def test_both_phases_pass_the_same_checks_of_the_same_asset(made):
     )
 
 
-def test_the_key_is_written_nowhere(made, capsys):
-    assert KEY not in "".join([*made.said, *capsys.readouterr()])
-    files = [path for path in Path(made.root).rglob("*") if path.is_file()]
+def test_the_key_is_written_nowhere(created, capsys):
+    assert KEY not in "".join([*created.said, *capsys.readouterr()])
+    files = [path for path in Path(created.root).rglob("*") if path.is_file()]
     assert len(files) > 20 and not [path for path in files if KEY.encode() in path.read_bytes()]

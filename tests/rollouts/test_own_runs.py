@@ -98,8 +98,8 @@ def test_labels_and_prompts_equal_the_templates_rendering_of_the_messages(
         assert output.tolist() == own, "token for token"
         seen += 1
         wanted = [parse_structured(call) for call in messages[position].get("tool_calls", ())]
-        read = form.parse(chat.decode(output.tolist()))
-        assert form.same(read, wanted)
+        loaded = form.parse(chat.decode(output.tolist()))
+        assert form.same(loaded, wanted)
         actions, error = read_actions(chat.decode(output.tolist()).removesuffix("<|im_end|>"), form=form)
         assert bool(actions) == bool(wanted) and (error is None) == bool(wanted)
     assert seen == sum(sum(m["role"] == "assistant" for m in run["messages"]) for run in RUNS)

@@ -26,10 +26,10 @@ def listed(text: list[str], heading: str) -> list[str]:
 
 def test_dry_run_of_an_empty_lake_lists_every_step_and_makes_nothing(world):
     text = lines(world, "first")
-    made = world.make_all()
+    created = world.make_all()
     assert text[0].startswith("first: 18 of 18 steps would run;")
     assert {name.split(" of ")[0] for name in listed(text, "Would run, in")} >= {
-        asset for asset, key in made if key != "all"
+        asset for asset, key in created if key != "all"
     }
     assert text[-1].strip() == "Nothing was run."
 

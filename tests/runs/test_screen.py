@@ -38,14 +38,14 @@ plan_paths_in_task = 0.0
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """Where specs, lake and Dagster's home are; nothing is made yet."""
-    made = tmp_path_factory.mktemp("screen")
-    write_spec(made / "specs", "suites", "little", SUITE)
-    write_spec(made / "specs", "rollout_sets", "little_strong", ROLLOUT_SET)
+    created = tmp_path_factory.mktemp("screen")
+    write_spec(created / "specs", "suites", "little", SUITE)
+    write_spec(created / "specs", "rollout_sets", "little_strong", ROLLOUT_SET)
     for name in ("data_one", "data_two"):
-        write_spec(made / "specs", "experiments", name, DATA_ALONE)
+        write_spec(created / "specs", "experiments", name, DATA_ALONE)
     for name in ("untrained_one", "untrained_two"):
-        write_spec(made / "specs", "experiments", name, UNTRAINED)
-    return made
+        write_spec(created / "specs", "experiments", name, UNTRAINED)
+    return created
 
 
 def _command(*names: str) -> list[str]:

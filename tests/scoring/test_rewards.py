@@ -101,11 +101,11 @@ def test_conciseness_falls_from_300_to_600_characters():
 
 @given(st.text(alphabet="<>/`\nbashthinkg ", max_size=120))
 def test_contract_is_never_more_lenient_than_its_pattern(text):
-    read = read_contract(text)
-    if isinstance(read, Contract):
-        assert unhardened.PATTERN.fullmatch(text) and format_contract(read.thinking, read.command).strip()
+    loaded = read_contract(text)
+    if isinstance(loaded, Contract):
+        assert unhardened.PATTERN.fullmatch(text) and format_contract(loaded.thinking, loaded.command).strip()
     else:
-        assert read
+        assert loaded
 
 
 @given(st.text(max_size=60), st.text(max_size=60))

@@ -25,7 +25,7 @@ CHECK = {
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "result"),
     [
         ("so \\boxed{7}.", "7"),
         ("\\boxed{1} or \\boxed{2} or \\boxed{\\frac{1}{2}}", "\\frac{1}{2}"),
@@ -35,8 +35,8 @@ CHECK = {
         ("\\boxed{3} \\boxed{}", None),
     ],
 )
-def test_last_boxed_result_is_the_answer(text, found):
-    assert maths.boxed(text) == found
+def test_last_boxed_result_is_the_answer(text, result):
+    assert maths.boxed(text) == result
 
 
 @pytest.mark.parametrize(
@@ -66,11 +66,11 @@ def test_different_answers_are_not_equal(one, two):
     ],
 )
 def test_a_program_is_judged_by_its_tests(tests, right, wrong):
-    read = programs.read_tests(tests)
+    rows_read = programs.read_tests(tests)
 
     def verdict(text: str) -> tuple[str, float]:
-        found = programs.judge(read, text, FAMILY.needs(one(row())).limits, BOX)
-        return found.verdict, found.reward
+        result = programs.judge(rows_read, text, FAMILY.needs(one(row())).limits, BOX)
+        return result.verdict, result.reward
 
     assert verdict(f"First.\n```python\nraise SystemExit\n```\nNow:\n```python\n{right}\n```") == ("passed", 1.0)
     assert verdict(programs.as_answer(wrong)) == ("failed_tests", 0.0)
@@ -79,14 +79,14 @@ def test_a_program_is_judged_by_its_tests(tests, right, wrong):
 
 
 def row(number: int = 0, source: str = "maths", **changes: Any) -> dict[str, Any]:
-    found = {
+    result = {
         "data_source": source,
         "prompt": [{"role": "user", "content": f"What is {number} + 1?"}],
         "reward_model": {"ground_truth": str(number + 1)},
         "license": "mit",
         **changes,
     }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in result.items() if value is not None}
 
 
 def load(folder: Path, *rows: dict[str, Any], **params: Any) -> list[Task | RejectedInput]:
@@ -105,9 +105,9 @@ def one(of: dict[str, Any]) -> Task:
 
 def test_seed_samples_per_source_rows_of_each_source(tmp_path):
     rows = [row(n, source) for source, count in (("a", 9), ("b", 30), ("c", 5)) for n in range(count)]
-    found = load(tmp_path, *rows, per_source=4, sources=["a", "b"])
-    drawn = [task for task in found if isinstance(task, Task)]
-    assert len(drawn) == len(found) and [task.repo for task in drawn] == ["a", "b"] * 4
+    result = load(tmp_path, *rows, per_source=4, sources=["a", "b"])
+    drawn = [task for task in result if isinstance(task, Task)]
+    assert len(drawn) == len(result) and [task.repo for task in drawn] == ["a", "b"] * 4
     assert load(tmp_path, *rows, per_source=4, sources=["a", "b"]) == drawn
     other = FAMILY.load("suite", 1, {"path": str(tmp_path / "rows.jsonl"), "per_source": 4, "sources": ["a", "b"]})
     assert {t.task_id for t in other if isinstance(t, Task)} != {t.task_id for t in drawn}
@@ -125,17 +125,17 @@ def test_every_row_is_a_task_with_source_and_licence_or_is_refused_by_place(tmp_
         row(4, reward_model={"ground_truth": json.dumps(DOUBLE)}, extra_info={"solution": "print(2 * int(input()))"}),
         row(5, reward_model={"ground_truth": {"inputs": ["1"], "outputs": []}}), row(6, data_source=None),
     ]  # fmt: skip
-    found = load(tmp_path, *rows, licenses={"known": "apache-2.0"})
-    tasks = [item for item in found if isinstance(item, Task)]
+    result = load(tmp_path, *rows, licenses={"known": "apache-2.0"})
+    tasks = [item for item in result if isinstance(item, Task)]
     assert {(t.payload["source"], t.payload["license"], t.payload["kind"]) for t in tasks} == {
         ("maths", "mit", "answer"), ("known", "apache-2.0", "answer"), ("maths", "mit", "program"),
     }  # fmt: skip
-    refused = {item.source: item.reason for item in found if isinstance(item, RejectedInput)}
+    refused = {item.source: item.reason for item in result if isinstance(item, RejectedInput)}
     assert refused == {
         "rows.jsonl:2": "no_licence", "rows.jsonl:4": "repeated_task", "rows.jsonl:5": "unreadable_row",
         "rows.jsonl:7": "unreadable_row", "rows.jsonl:8": "unreadable_row",
     }  # fmt: skip
-    assert len(found) == len(rows)
+    assert len(result) == len(rows)
 
 
 def test_tasks_are_proven_by_their_references(tmp_path):
@@ -166,9 +166,9 @@ def test_only_the_agents_last_turn_is_its_answer():
 
 def test_the_embedded_questions_are_proven_and_their_answers_spread():
     family = load_family("arithmetic_tiny")
-    found = [task for task in family.load("s", 0, {"train": 60, "heldout": 20}) if isinstance(task, Task)]
-    assert list(family.validate(found, BOX)) == found
-    assert len({task.instruction for task in found}) == 80
-    assert max(Counter(task.payload["answer"] for task in found).values()) < 20
-    wrong = Task(**{**vars(found[0]), "payload": {**found[0].payload, "answer": "x"}})
+    result = [task for task in family.load("s", 0, {"train": 60, "heldout": 20}) if isinstance(task, Task)]
+    assert list(family.validate(result, BOX)) == result
+    assert len({task.instruction for task in result}) == 80
+    assert max(Counter(task.payload["answer"] for task in result).values()) < 20
+    wrong = Task(**{**vars(result[0]), "payload": {**result[0].payload, "answer": "x"}})
     assert isinstance(next(iter(family.validate([wrong], BOX))), RejectedInput)

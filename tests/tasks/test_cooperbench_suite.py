@@ -44,22 +44,22 @@ def load(root: Path, **params: Any) -> list[Task | RejectedInput]:
 
 
 def tasks(root: Path, **params: Any) -> list[Task]:
-    found = load(root, **params)
-    assert not [item for item in found if isinstance(item, RejectedInput)]
-    return [item for item in found if isinstance(item, Task)]
+    result = load(root, **params)
+    assert not [item for item in result if isinstance(item, RejectedInput)]
+    return [item for item in result if isinstance(item, Task)]
 
 
 def test_every_pair_of_features_is_a_task(tmp_path: Path) -> None:
     make(tmp_path)
     make(tmp_path, task=12, features=2)
-    found = tasks(tmp_path)
-    assert [t.task_id for t in found] == [f"harbor_task/7/f{p}" for p in ("1_f2", "1_f3", "2_f3")] + [
+    result = tasks(tmp_path)
+    assert [t.task_id for t in result] == [f"harbor_task/7/f{p}" for p in ("1_f2", "1_f3", "2_f3")] + [
         "harbor_task/12/f1_f2"
     ]
-    assert {t.repo for t in found} == {"harbor_task"} and {t.split for t in found} == {"train"}
-    assert len({t.content_hash for t in found}) == 4
-    assert found == tasks(tmp_path)
-    assert json.loads(json.dumps(found[0].payload)) == found[0].payload
+    assert {t.repo for t in result} == {"harbor_task"} and {t.split for t in result} == {"train"}
+    assert len({t.content_hash for t in result}) == 4
+    assert result == tasks(tmp_path)
+    assert json.loads(json.dumps(result[0].payload)) == result[0].payload
 
 
 def test_task_gives_each_of_two_agents_its_instruction(tmp_path: Path) -> None:
@@ -95,13 +95,13 @@ def test_listed_pairs_are_loaded_and_missing_ones_are_refused(tmp_path: Path) ->
     }
     (tmp_path / "subsets").mkdir()
     (tmp_path / "subsets/few.json").write_text(json.dumps(wanted))
-    found = load(tmp_path, subset="subsets/few.json", pairs=["harbor_task/7/f9_f1"])
-    assert [(type(i).__name__, i.task_id if isinstance(i, Task) else i.source) for i in found] == [
+    result = load(tmp_path, subset="subsets/few.json", pairs=["harbor_task/7/f9_f1"])
+    assert [(type(i).__name__, i.task_id if isinstance(i, Task) else i.source) for i in result] == [
         ("RejectedInput", "gone_task/1/f1_f2"),
         ("RejectedInput", "harbor_task/7/f1_f9"),
         ("Task", "harbor_task/7/f2_f3"),
     ]  # fmt: skip
-    assert {i.reason for i in found if isinstance(i, RejectedInput)} == {"missing_feature"}
+    assert {i.reason for i in result if isinstance(i, RejectedInput)} == {"missing_feature"}
     with pytest.raises(FileNotFoundError, match=r"there are: subsets/few\.json"):
         load(tmp_path, subset="subsets/many.json")
     with pytest.raises(ValueError, match="write it as"):
@@ -115,11 +115,11 @@ def test_a_feature_that_cannot_be_read_is_refused_once_with_its_pairs(tmp_path: 
         file.unlink()
     else:
         file.write_bytes(b"" if damage == "empty" else b"\xff\xfe")
-    found = load(tmp_path)
-    refusals = [item for item in found if isinstance(item, RejectedInput)]
+    result = load(tmp_path)
+    refusals = [item for item in result if isinstance(item, RejectedInput)]
     assert [(r.source, r.reason) for r in refusals] == [("harbor_task/task7/feature2", "unreadable_feature")]
     assert "2 pair(s) go with it" in refusals[0].detail
-    assert [item.task_id for item in found if isinstance(item, Task)] == ["harbor_task/7/f1_f3"]
+    assert [item.task_id for item in result if isinstance(item, Task)] == ["harbor_task/7/f1_f3"]
 
 
 def test_a_lone_feature_makes_no_pair(tmp_path: Path) -> None:
@@ -131,8 +131,8 @@ def test_a_lone_feature_makes_no_pair(tmp_path: Path) -> None:
 def test_whole_repositories_are_held_out_or_excluded(tmp_path: Path) -> None:
     make(tmp_path, "a_task")
     make(tmp_path, "b_task")
-    found = tasks(tmp_path, heldout_repos=["b_task"])
-    assert {t.split for t in found if t.repo == "b_task"} == {"heldout"}
+    result = tasks(tmp_path, heldout_repos=["b_task"])
+    assert {t.split for t in result if t.repo == "b_task"} == {"heldout"}
     assert {t.repo for t in tasks(tmp_path, repos=["a_task"])} == {"a_task"}
 
 
@@ -171,8 +171,8 @@ def test_the_shipped_specs_of_recorded_runs_are_valid() -> None:
 def test_real_dataset_folder_loads() -> None:
     spec = load_specs().get("suite", "cooperbench")
     assert isinstance(spec, SuiteSpec)
-    found = list(FAMILY.load("cooperbench", 0, spec.params))
-    loaded = [item for item in found if isinstance(item, Task)]
+    result = list(FAMILY.load("cooperbench", 0, spec.params))
+    loaded = [item for item in result if isinstance(item, Task)]
     assert len(loaded) > 400 and len({t.task_id for t in loaded}) == len(loaded)
     assert all(FAMILY.entities(task) for task in loaded)
 

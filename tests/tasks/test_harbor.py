@@ -106,8 +106,8 @@ def test_reward_is_read_from_the_reward_file(root, test, reward, verdict):
     [task] = load(root)
     assert isinstance(task, Task)
     task.payload["seconds"] = 1.0  # type: ignore[index]
-    found = FAMILY.judge(task, {"agent1": {}}, BubblewrapFactory())
-    assert (found.reward, found.verdict) == (reward, verdict), found
+    result = FAMILY.judge(task, {"agent1": {}}, BubblewrapFactory())
+    assert (result.reward, result.verdict) == (reward, verdict), result
 
 
 def test_unreadable_folders_are_rejected_with_the_reason(root):
@@ -121,12 +121,12 @@ def test_unreadable_folders_are_rejected_with_the_reason(root):
     make_folder(tasks, "g_several", **{"environment/docker-compose.yaml": "services: {}\n"})
     make_folder(tasks, "h_broken", **{"task.toml": "version = \n"})
     make_folder(tasks, "i_keyed", **{"task.toml": '[verifier]\nenv = { KEY = "${OPENAI_API_KEY}" }\n'})
-    found = load(root, tasks=[*sorted(p.name for p in tasks.iterdir()), "z_gone"])
-    assert {f.source: f.reason for f in found if isinstance(f, RejectedInput)} == {
+    result = load(root, tasks=[*sorted(p.name for p in tasks.iterdir()), "z_gone"])
+    assert {f.source: f.reason for f in result if isinstance(f, RejectedInput)} == {
         "z_gone": "no_such_task", "e_untested": "no_tests", "f_unsaid": "no_instruction",
         "g_several": "several_containers", "h_broken": "unreadable_config", "i_keyed": "host_variables",
     }  # fmt: skip
-    loaded = [f for f in found if isinstance(f, Task)]
+    loaded = [f for f in result if isinstance(f, Task)]
     outcomes = list(FAMILY.validate(loaded, BubblewrapFactory()))
     assert [o.reason if isinstance(o, RejectedInput) else o.task_id for o in outcomes] == [
         "a_good", "reference_fails", "null_passes", "no_reference",

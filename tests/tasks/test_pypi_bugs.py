@@ -74,7 +74,7 @@ def make_sdist(folder: Path, files: dict[str, str]) -> PinnedPackage:
 
 
 @pytest.fixture(scope="module")
-def made() -> Iterator[tuple[Path, PinnedPackage]]:
+def created() -> Iterator[tuple[Path, PinnedPackage]]:
     """A folder with the suite of one small package; sandboxes have to be able to enter it."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -84,11 +84,11 @@ def made() -> Iterator[tuple[Path, PinnedPackage]]:
 
 
 @pytest.fixture(scope="module")
-def tasks(made: tuple[Path, PinnedPackage]) -> list[Task]:
-    params = {"path": str(made[0] / "rows.jsonl"), "checkouts": str(made[0]), "heldout_repos": ["moor"]}
-    found = list(FAMILY.load("suite", 0, params))
-    assert all(isinstance(task, Task) for task in found), found
-    return [task for task in found if isinstance(task, Task)]
+def tasks(created: tuple[Path, PinnedPackage]) -> list[Task]:
+    params = {"path": str(created[0] / "rows.jsonl"), "checkouts": str(created[0]), "heldout_repos": ["moor"]}
+    result = list(FAMILY.load("suite", 0, params))
+    assert all(isinstance(task, Task) for task in result), result
+    return [task for task in result if isinstance(task, Task)]
 
 
 def verdict(task: Task, changes: dict[str, str]) -> Any:
@@ -98,11 +98,11 @@ def verdict(task: Task, changes: dict[str, str]) -> Any:
 
 def test_a_mutation_changes_one_expression_and_leaves_messages_alone():
     source = FILES["moor/rope.py"]
-    found = mutations(source)
-    kinds = {(mutation.kind, mutation.function) for mutation in found}
+    result = mutations(source)
+    kinds = {(mutation.kind, mutation.function) for mutation in result}
     assert {("comparison", "longest"), ("condition", "longest"), ("result", "longest")} <= kinds
     assert {("negation", "total"), ("arithmetic", "total")} <= kinds
-    for mutation in found:
+    for mutation in result:
         changed = mutation.apply(source)
         assert changed != source
         differing = [
@@ -118,8 +118,8 @@ def test_offsets_count_bytes():
     assert 'def knot(n):\n    return "é", (n - 2)\n' in texts and 'def knot(n):\n    return "é", n + 3\n' in texts
 
 
-def test_kept_bugs_break_a_test_and_say_which(made: tuple[Path, PinnedPackage], tasks: list[Task]):
-    rows = [json.loads(line) for line in (made[0] / "rows.jsonl").read_text().splitlines()]
+def test_kept_bugs_break_a_test_and_say_which(created: tuple[Path, PinnedPackage], tasks: list[Task]):
+    rows = [json.loads(line) for line in (created[0] / "rows.jsonl").read_text().splitlines()]
     assert len(rows) == len(tasks) == 3
     for row in rows:
         assert row["expected"][row["breaks"]] == "PASSED" and set(row["expected"].values()) == {"PASSED"}
@@ -151,8 +151,8 @@ def test_validate_rejects_broken_tasks(tasks: list[Task]):
     assert reasons == ["null_passes", "reference_fails"]
 
 
-def test_build_runs_once_and_without_the_network(made: tuple[Path, PinnedPackage], monkeypatch: pytest.MonkeyPatch):
-    folder, package = made
+def test_build_runs_once_and_without_the_network(created: tuple[Path, PinnedPackage], monkeypatch: pytest.MonkeyPatch):
+    folder, package = created
     before, said = (folder / "rows.jsonl").read_bytes(), []
     monkeypatch.setattr("subprocess.run", None)  # neither pip nor an interpreter is wanted
     builder.build(folder, BubblewrapFactory(), [package], per_package=3, echo=said.append)
@@ -161,10 +161,10 @@ def test_build_runs_once_and_without_the_network(made: tuple[Path, PinnedPackage
     assert fetch([package], folder / "sdists") == {"moor": folder / "sdists" / "moor-1.0.tar.gz"}
 
 
-def test_build_skips_package_whose_own_tests_fail(tmp_path: Path, made: tuple[Path, PinnedPackage]):
+def test_build_skips_package_whose_own_tests_fail(tmp_path: Path, created: tuple[Path, PinnedPackage]):
     package = make_sdist(tmp_path, {**FILES, "tests/test_rope.py": "def test_never():\n    assert False\n"})
     sources = read(package, tmp_path / "moor-1.0.tar.gz")
-    rows, told = builder.bugs(package, sources, made[0] / "tools", BubblewrapFactory(), 2, 0)
+    rows, told = builder.bugs(package, sources, created[0] / "tools", BubblewrapFactory(), 2, 0)
     assert rows == [] and "left out" in told
     with pytest.raises(SuiteBuildError, match="0 modules"):
         read(replace(package, modules=("absent",)), tmp_path / "moor-1.0.tar.gz")

@@ -221,8 +221,8 @@ def test_rows_that_cannot_be_read_are_refused_by_place(repository, tmp_path):
     rows = [good, {**good, "commit_hash": "b" * 40, "expected_output_json": "{}"}, {"repo_name": "x"}, good]
     file = write_rows(tmp_path, *rows)
     file.write_text(file.read_text() + "no json\n[1]\n")
-    found = load(r2e.FAMILY, path=str(file))
-    assert [(f.source, f.reason) for f in found if isinstance(f, RejectedInput)] == [
+    matches = load(r2e.FAMILY, path=str(file))
+    assert [(f.source, f.reason) for f in matches if isinstance(f, RejectedInput)] == [
         ("rows.jsonl:2", "unreadable_row"),
         ("rows.jsonl:3", "unreadable_row"),
         ("rows.jsonl:4", "repeated_task"),
@@ -306,8 +306,8 @@ def test_reference_and_null_engines_run_any_suite(repository, factory, testbed, 
             _made(folder / "rollout_sets").joinpath(f"{suite}_{engine}.toml").write_text(text)
     resources = Resources(lake=Lake(tmp_path / "lake"), specs_folder=folder, concurrency=2)
     for suite in (f"own_{family}" for family in suites):
-        made = tasks_asset.execute(suite, resources).manifest
-        assert not made.blocked and made.rows == {"tasks": 1, "quarantined": 0}, suite
+        created = tasks_asset.execute(suite, resources).manifest
+        assert not created.blocked and created.rows == {"tasks": 1, "quarantined": 0}, suite
         for engine, reward in (("reference", 1.0), ("null", 0.0)):
             manifest = raw_rollouts.execute(f"{suite}_{engine}", resources).manifest
             assert not manifest.blocked

@@ -42,9 +42,9 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_every_tiny_base_of_a_shipped_spec_is_shipped_and_nothing_else():
     assert sorted(WORLDS) == sorted(tiny_base.WORLDS)
-    found = [shipped_bases.find(section, chat) for section, chat in USED]
+    result = [shipped_bases.find(section, chat) for section, chat in USED]
     folders = {path.parent.name for path in shipped_bases.FOLDER.glob("*/model.safetensors")}
-    assert {recipe.folder.name for recipe in found if recipe is not None} == folders and len(folders) == len(USED)
+    assert {recipe.folder.name for recipe in result if recipe is not None} == folders and len(folders) == len(USED)
     chat = load_chat_format("tiny")
     for name, rollouts in load_shipped().rollout_sets.items():
         if rollouts.engine and rollouts.engine.tiny:

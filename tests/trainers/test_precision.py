@@ -58,9 +58,9 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return of
 
 
-def assert_float32(found: dict[str, list[str]]) -> None:
-    assert found["mm"] and any("scaled_dot_product" in name for name in found), "nothing was recorded"
-    assert {name: dtypes for name, dtypes in found.items() if "torch.bfloat16" in dtypes} == {}
+def assert_float32(matches: dict[str, list[str]]) -> None:
+    assert matches["mm"] and any("scaled_dot_product" in name for name in matches), "nothing was recorded"
+    assert {name: dtypes for name, dtypes in matches.items() if "torch.bfloat16" in dtypes} == {}
 
 
 @pytest.mark.slow

@@ -24,10 +24,10 @@ def net() -> Qwen3ForCausalLM:
         vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, head_dim=16, tie_word_embeddings=True,
     )  # fmt: skip
-    made = Qwen3ForCausalLM(config).float().eval()
-    add_fused_lm_head(made, outputs=("log_probs", "entropy"))
-    assert refuses_trees(made) is None
-    return made
+    created = Qwen3ForCausalLM(config).float().eval()
+    add_fused_lm_head(created, outputs=("log_probs", "entropy"))
+    assert refuses_trees(created) is None
+    return created
 
 
 def drawn(seed: int, prompts: list[int], samples: int) -> Group:
@@ -68,15 +68,15 @@ def gradient(net: Qwen3ForCausalLM, loss: torch.Tensor) -> torch.Tensor:
 def test_a_packed_group_has_the_gradient_of_its_rows(net: Qwen3ForCausalLM, group: Group) -> None:
     ids, mask, width = padded(group)
     packed = pack_samples(ids, mask, width)
-    found = packed.unpack(net(**packed.arguments, fused_lm_head=True).log_probs)
-    weights = torch.linspace(-1, 1.5, found.numel()).view_as(found)  # an advantage a token: an error of place shows
-    apart = torch.zeros_like(found)
+    result = packed.unpack(net(**packed.arguments, fused_lm_head=True).log_probs)
+    weights = torch.linspace(-1, 1.5, result.numel()).view_as(result)  # an advantage a token: an error of place shows
+    apart = torch.zeros_like(result)
     for row, (prompt, sample) in enumerate(group):
         scores = net(input_ids=torch.tensor([prompt + sample]), use_cache=False).logits[0].log_softmax(-1)
         for at, token in enumerate(sample):
             apart[row, at] = scores[len(prompt) + at - 1, token]
-    assert torch.allclose(found, apart, atol=1e-5)
-    ours, theirs = gradient(net, (found * weights).sum()), gradient(net, (apart * weights).sum())
+    assert torch.allclose(result, apart, atol=1e-5)
+    ours, theirs = gradient(net, (result * weights).sum()), gradient(net, (apart * weights).sum())
     assert (ours - theirs).norm() / theirs.norm() <= 1e-5
 
 

@@ -200,8 +200,8 @@ def test_a_fork_s_last_shared_token_predicts_every_branch(tmp_path):
     _, sequences, _ = built(pairs_of([([1, 2, 3], [4, 5]), ([1, 2, 3], [6])]))
     stored = read(sequences, tmp_path)
     inputs = collate(MicroBatch((0,), 64, packed=True), stored, pad_id=0)
-    found = zip(inputs["positions"].tolist(), inputs["labels"][0].tolist(), strict=True)
-    assert [pair for pair in found if pair[1] != IGNORE_INDEX] == [(2, 4), (3, 5), (2, 6)]
+    result = zip(inputs["positions"].tolist(), inputs["labels"][0].tolist(), strict=True)
+    assert [pair for pair in result if pair[1] != IGNORE_INDEX] == [(2, 4), (3, 5), (2, 6)]
     assert int(inputs["tokens"]) == 6 and len(inputs["positions"]) == 256
 
 

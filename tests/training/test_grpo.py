@@ -67,9 +67,9 @@ def test_every_rollout_is_recorded_and_in_the_checkpoint_s_lineage(tmp_path, bas
     with catalog_of(lake, tmp_path / "etpi.duckdb") as catalog:
         final = checkpoints[1]["checkpoint_id"]
         query = "SELECT rollout_id, task_id, weight, origin, turn FROM lineage WHERE checkpoint_id = ? ORDER BY ALL"
-        found = catalog.execute(query, [final]).fetchall()
+        result = catalog.execute(query, [final]).fetchall()
         expected = sorted((r["rollout_id"], r["task_id"], r["advantage"], "rl", 0) for r in samples)
-        assert found == expected
+        assert result == expected
         counts = "SELECT count(*) FROM {} WHERE origin = 'rl' AND experiment = 'first'"
         for view, n in (("rollouts", 32), ("turns", 32), ("agents", 32), ("full_turns", 32), ("messages", 128)):
             assert catalog.execute(counts.format(view)).fetchone() == (n,), view

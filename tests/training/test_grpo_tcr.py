@@ -84,11 +84,11 @@ def test_both_rewards_add_up_before_the_group_is_normalised(turns, tool_turns, t
 
 def test_tiny_experiment_and_ablation_differ_only_in_the_tool_call_reward():
     with_it, without = (SPECS.experiments[name].model_dump() for name in TINY)
-    for found in (with_it, without):
+    for result in (with_it, without):
         check_terms(SPECS.experiments[TINY[0]].rl.rewards)
-        found.pop("title")
-        found.pop("variant")
-    functions = [[t["function"] for t in found["rl"].pop("rewards")] for found in (with_it, without)]
+        result.pop("title")
+        result.pop("variant")
+    functions = [[t["function"] for t in result["rl"].pop("rewards")] for result in (with_it, without)]
     assert functions == [["tool_call_reward", "overlong"], ["outcome", "overlong"]]
     assert with_it == without
     rl = SPECS.experiments[TINY[0]].rl

@@ -28,10 +28,10 @@ SPEC = SPECS.experiments[NAME]
 
 def test_rollouts_come_from_the_base_under_the_grammar_four_per_task():
     (name,) = SPEC.rollout_sets
-    found: Any = SPECS.rollout_sets[name]
-    assert found.k == 4 and found.engine.kind == "vllm" and SPECS.suites[found.suite].family == "r2e"
-    assert found.engine.model == f"hub:{SPEC.base.repo}@{SPEC.base.revision}" == found.agent.tokenizer
-    assert found.agent.grammar and found.agent.grammar.slots == SLOTS and not found.agent.tools
+    result: Any = SPECS.rollout_sets[name]
+    assert result.k == 4 and result.engine.kind == "vllm" and SPECS.suites[result.suite].family == "r2e"
+    assert result.engine.model == f"hub:{SPEC.base.repo}@{SPEC.base.revision}" == result.agent.tokenizer
+    assert result.agent.grammar and result.agent.grammar.slots == SLOTS and not result.agent.tools
     assert SPEC.select.min_reward == 1.0 and SPEC.select.shortest_correct and not SPEC.select.require
     assert not SPEC.pairs.strip_think, "the thought is what is learnt"
     assert SPEC.evaluate and SPEC.evaluate.agent.grammar is None, "the grammar is off where the student is measured"
@@ -46,7 +46,7 @@ def test_experiment_resolves_and_its_base_is_pinned(tmp_path: Path):
 def test_trainer_gets_the_cards_hyper_parameters(tmp_path: Path):
     rows = SPEC.published["stated"]["trajectories"]
     train = settings(SPEC.train)
-    made = make_plan(
+    created = make_plan(
         [6000] * rows,
         [1.0] * rows,
         [900.0] * rows,
@@ -61,12 +61,14 @@ def test_trainer_gets_the_cards_hyper_parameters(tmp_path: Path):
             seed=0,
         ),
     )
-    assert made.accumulate == 8 and {len(batch.sequences) for batch in made.batches} == {1}
-    assert made.steps == 80, "ceil(2 * 318 / 8): what is left of an epoch fills a step with the next"
-    assert made.learning_rates.argmax() == pytest.approx(0.03 * made.steps, abs=1.5)
-    assert made.learning_rates[-1] < 0.01
+    assert created.accumulate == 8 and {len(batch.sequences) for batch in created.batches} == {1}
+    assert created.steps == 80, "ceil(2 * 318 / 8): what is left of an epoch fills a step with the next"
+    assert created.learning_rates.argmax() == pytest.approx(0.03 * created.steps, abs=1.5)
+    assert created.learning_rates[-1] < 0.01
     compute = Compute(gpu=False, dtype="bf16")
-    arguments = sft_arguments(train, tmp_path, steps=made.steps, accumulate=made.accumulate, seed=0, compute=compute)
+    arguments = sft_arguments(
+        train, tmp_path, steps=created.steps, accumulate=created.accumulate, seed=0, compute=compute
+    )
     assert (arguments.learning_rate, arguments.gradient_accumulation_steps) == (2e-4, 8)
     assert arguments.optim == "adamw_8bit" and arguments.bf16 and arguments.gradient_checkpointing
     adapter = lora_config(train)

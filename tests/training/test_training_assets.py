@@ -143,8 +143,8 @@ def test_under_dagster_the_trainer_s_progress_reaches_the_run_s_log(training):
     assert [
         line for line in said if line.startswith("sft_checkpoint of first: seed 0, step 2/2 ") and "(loss " in line
     ], said
-    [made] = result.asset_materializations_for_node("sft_checkpoint")
-    assert {"loss", "seed 0"} <= set(made.metadata)
+    [created] = result.asset_materializations_for_node("sft_checkpoint")
+    assert {"loss", "seed 0"} <= set(created.metadata)
 
 
 @pytest.mark.slow

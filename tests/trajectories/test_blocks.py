@@ -44,12 +44,12 @@ def test_blocks_are_the_tables_cut_at_whole_rollouts(sizes, rollouts_each, group
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cutting, "_ROLLOUTS", rollouts_each)
         patch.setattr(parquet, "ROW_GROUP_ROWS", group)
-        found = list(blocks(tables, columns))
-    assert all(0 < len(block["rollouts"]) <= rollouts_each for block in found)
+        result = list(blocks(tables, columns))
+    assert all(0 < len(block["rollouts"]) <= rollouts_each for block in result)
     for name, whole in tables.items():
-        for block in found:
+        for block in result:
             assert set(block[name]["rollout_id"].to_pylist()) <= set(block["rollouts"]["rollout_id"].to_pylist())
-        assert not found or pa.concat_tables([b[name] for b in found]).equals(whole.select(columns[name]))
+        assert not result or pa.concat_tables([b[name] for b in result]).equals(whole.select(columns[name]))
 
 
 def test_a_table_in_another_order_is_refused(monkeypatch):

@@ -25,9 +25,11 @@ TIMES = st.none() | st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1)).map
 @st.composite
 def turns(draw):
     """Turns whose prompts extend the last one, an earlier one, or nothing, with or without ids."""
-    made: list[Turn] = []
+    created: list[Turn] = []
     for number in range(draw(st.integers(0, 5))):
-        earlier = [t.prompt_ids + t.output_ids for t in made if t.prompt_ids is not None and t.output_ids is not None]
+        earlier = [
+            t.prompt_ids + t.output_ids for t in created if t.prompt_ids is not None and t.output_ids is not None
+        ]
         how = draw(st.sampled_from(["extend", "extend", "fork", "new", "none"]))
         prompt: list[int] | None = draw(IDS)
         if how in ("extend", "fork") and earlier:
@@ -36,7 +38,7 @@ def turns(draw):
         output = draw(IDS)
         if how == "none":
             prompt = output = None
-        made.append(
+        created.append(
             Turn(
                 turn=number,
                 content=draw(TEXT),
@@ -55,7 +57,7 @@ def turns(draw):
                 at=draw(TIMES),
             )
         )
-    return made
+    return created
 
 
 MESSAGES = st.lists(
@@ -119,8 +121,8 @@ def replaced(table: pa.Table, column: str, values: list) -> pa.Table:
 
 
 def rollout(*prompts: tuple[list[int], list[int]]) -> RolloutRecord:
-    made = [Turn(i, "x", prompt, output, capture="native") for i, (prompt, output) in enumerate(prompts)]
-    return RolloutRecord("r", "set", "s", "t", "repo", [AgentRecord("agent1", "f1", "solo", "Submitted", made)])
+    created = [Turn(i, "x", prompt, output, capture="native") for i, (prompt, output) in enumerate(prompts)]
+    return RolloutRecord("r", "set", "s", "t", "repo", [AgentRecord("agent1", "f1", "solo", "Submitted", created)])
 
 
 def test_a_prompt_is_stored_as_what_it_adds():

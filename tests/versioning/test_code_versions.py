@@ -85,8 +85,8 @@ def changed(copy, unchanged, specs, before) -> Changed:
         try:
             code = unchanged.with_changed(file)
             # A walk that reached nothing of the file has read nothing that the edit changes.
-            read = [p for p, was in before.items() if was.whole.definitions.keys() & {file, module}]
-            now = {p: versions.code_of(GRAPH[p[0]], p[1], specs, code) for p in read}
+            loaded = [p for p, was in before.items() if was.whole.definitions.keys() & {file, module}]
+            now = {p: versions.code_of(GRAPH[p[0]], p[1], specs, code) for p in loaded}
         finally:
             path.write_text(text, "utf-8")
         return {p for p, code in now.items() if code.whole.digest != before[p].whole.digest}
@@ -100,13 +100,13 @@ def test_no_edit_leaves_the_version_of_a_result_that_it_changes(changed, specs, 
         assert (copies := (ROOT / edit.file).read_text("utf-8").count(edit.old)) == 1, (
             f"{edit.file} holds {edit.old!r} {copies} times; update tests/mutations.py"
         )
-        found = changed(edit.file, lambda text, edit=edit: text.replace(edit.old, edit.new))
+        result = changed(edit.file, lambda text, edit=edit: text.replace(edit.old, edit.new))
         ought = edit.partitions(specs, before)
         assert ought, f"{edit.what}: no partition of the table runs that code; add an experiment, or drop the edit"
-        missed += [(edit.what, *p) for p in sorted(ought - found)]
-        over += [(edit.what, *p) for p in sorted(found - ought)]
-        reported += len(found)
-        right += found == ought
+        missed += [(edit.what, *p) for p in sorted(ought - result)]
+        over += [(edit.what, *p) for p in sorted(result - ought)]
+        reported += len(result)
+        right += result == ought
     share = len(over) / reported
     with capsys.disabled():
         print(
@@ -142,14 +142,14 @@ def test_planner_names_the_edited_function(copy, unchanged, specs, tmp_path, mon
     edit, lake, node = EDITS[1], Lake(tmp_path), GRAPH["tasks"]
     monkeypatch.setattr(versions, "CODE", unchanged)
     for name in ("suite_spec", "tasks"):
-        made, key = GRAPH[name], "repo_fix_tiny"
-        code = versions.code_of(made, key, specs)
+        created, key = GRAPH[name], "repo_fix_tiny"
+        code = versions.code_of(created, key, specs)
         lake.publish(
             Ref(name, "suite", key),
-            {table: empty(table) for table in made.tables},
-            input_key=planner.expected_key(made, key, specs, {}, code),
+            {table: empty(table) for table in created.tables},
+            input_key=planner.expected_key(created, key, specs, {}, code),
             inputs={},
-            spec_hash=specs.section_hash("suite", key, made.sections),
+            spec_hash=specs.section_hash("suite", key, created.sections),
             run=RunRecord(code=code.to_json()),
         )
         lake.store_code(code.whole.digest, code.whole.definitions)
@@ -197,8 +197,8 @@ def test_defaults_of_a_spec_make_stale_what_reads_them(copy, specs, old, new, st
     assert now.pop("file").startswith(str(copy))
     nodes = [node for node in GRAPH.values() if node.set == "experiment"]
     hashes = {node.name: specs.section_hash("experiment", "running_sum_tiny", node.sections) for node in nodes}
-    found = {name for name, value in hashes.items() if now[name] != value}
-    assert found == (stale | {"experiment_spec"} if stale else set())
+    result = {name for name, value in hashes.items() if now[name] != value}
+    assert result == (stale | {"experiment_spec"} if stale else set())
 
 
 _HASHES = """
@@ -261,13 +261,13 @@ DATA = {
 @pytest.fixture(scope="module")
 def everything() -> dict[str, set[str]]:
     """Module or data file -> the definitions that some asset reaches, whatever a spec selects."""
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
     for name in GRAPH:
         for module, names in versions.CODE.reach(
             [versions.asset_function(name, versions.CODE)], narrowing(versions.CODE, {})
         ).definitions.items():
-            found.setdefault(module, set()).update(names)
-    return found
+            result.setdefault(module, set()).update(names)
+    return result
 
 
 def _explained(name: str, reasons: Collection[str]) -> bool:
@@ -338,8 +338,8 @@ def test_published_bytes_are_the_same_as_ever(asset, tmp_path):
     lake, node = Lake(tmp_path), GRAPH[asset]
     tables = {name: _filled(name) if i == 0 else empty(name) for i, name in enumerate(node.tables)}
     manifest = lake.publish(Ref(asset, node.set, "k"), tables, input_key="k", inputs={}, spec_hash="s")
-    found = hashlib.sha256(b"".join(path.read_bytes() for path in lake.files_of(manifest, node.tables[0]))).hexdigest()
-    assert (manifest.version, found[:16]) == PINNED[asset], (
+    result = hashlib.sha256(b"".join(path.read_bytes() for path in lake.files_of(manifest, node.tables[0]))).hexdigest()
+    assert (manifest.version, result[:16]) == PINNED[asset], (
         "INFRASTRUCTURE leaves out the modules that write tables because their bytes are pinned here: another literal "
         "means that every version in every lake changes, unless the table's columns did"
     )

@@ -47,9 +47,9 @@ def verdict(**changes: str | None) -> Any:
 
 
 def test_every_task_is_proven_and_shares_no_name_across_the_split():
-    found = [task for task in FAMILY.load("s", 0, {"train": 16, "heldout": 9}) if isinstance(task, Task)]
-    assert list(FAMILY.validate(found, BubblewrapFactory())) == found
-    assert all(check.passed for check in check_tasks(len(found), found, [], FAMILY))
+    result = [task for task in FAMILY.load("s", 0, {"train": 16, "heldout": 9}) if isinstance(task, Task)]
+    assert list(FAMILY.validate(result, BubblewrapFactory())) == result
+    assert all(check.passed for check in check_tasks(len(result), result, [], FAMILY))
 
 
 def test_a_task_whose_reference_fails_or_that_passes_without_work_is_refused():
@@ -63,8 +63,8 @@ def test_judge_requires_exactly_the_expected_outcomes():
     assert verdict().reward == 1.0
     other = next(name for name in TASK.payload["values"] if f"test_{name}_of_text" in TASK.payload["tests"])
     mended = f"def {other}(x):\n    return int(x) + {TASK.payload['values'][other]}\n"
-    found = verdict(**{f"{other}.py": mended})
-    assert found.verdict == "failed_tests" and found.details["wrong"] == [f"test_{other}_of_text"]
+    result = verdict(**{f"{other}.py": mended})
+    assert result.verdict == "failed_tests" and result.details["wrong"] == [f"test_{other}_of_text"]
     assert verdict(**{f"{other}.py": None}).reward == 0.0
     assert verdict(**{f"{other}.py": "raise SystemExit"}).reward == 0.0
     assert judge.compare({}, {}) == (False, [])

@@ -29,11 +29,11 @@ AGENT = AgentSection(prompt="terminal_tiny", action_format="thinking_bash", max_
 
 
 def test_every_kind_is_solved_by_its_command_and_not_by_nothing():
-    found = [task for task in FAMILY.load("s", 0, {"train": 40, "heldout": 24}) if isinstance(task, Task)]
-    outcomes = list(FAMILY.validate(found, BubblewrapFactory()))
-    assert outcomes == found
-    assert {task.payload["verb"] for task in found} == set(KEYWORDS)
-    assert all(check.passed for check in check_tasks(len(found), found, [], FAMILY))
+    result = [task for task in FAMILY.load("s", 0, {"train": 40, "heldout": 24}) if isinstance(task, Task)]
+    outcomes = list(FAMILY.validate(result, BubblewrapFactory()))
+    assert outcomes == result
+    assert {task.payload["verb"] for task in result} == set(KEYWORDS)
+    assert all(check.passed for check in check_tasks(len(result), result, [], FAMILY))
 
 
 def test_task_with_failing_reference_or_empty_request_is_refused():
@@ -90,9 +90,9 @@ def test_policy_errs_at_the_rates_of_its_skill():
     for number in range(600):
         task = TASKS[number % len(TASKS)]
         text = policy(Request("r", f"s{number}/agent1", (), (), Sampler(), privileged={"payload": task.payload}))
-        read = read_contract(text)
-        seen["unformatted"] += isinstance(read, str)
-        seen["wrong"] += not isinstance(read, str) and run_verbs(read.command) != [task.payload["verb"]]
+        loaded = read_contract(text)
+        seen["unformatted"] += isinstance(loaded, str)
+        seen["wrong"] += not isinstance(loaded, str) and run_verbs(loaded.command) != [task.payload["verb"]]
     assert seen["unformatted"] / 600 == pytest.approx(0.4, abs=0.07)
     assert seen["wrong"] / 600 == pytest.approx(0.6 * 0.25, abs=0.05)
     with pytest.raises(ValueError, match="unknown"):
