@@ -34,6 +34,7 @@ from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import ANSWER, Family, Role, SandboxNeeds, Task, Verdict
 from etpi_assets.tasks.grading import grade
 from etpi_assets.trajectories.records import AgentRecord, Message, RolloutRecord, Turn
+from etpi_resources.chat.tool_forms import Call
 from etpi_resources.engines import Completion, Engine, EngineUnavailable, Request, Sampler
 from etpi_resources.sandboxes import (
     CommandResult,
@@ -362,7 +363,7 @@ class _AgentLoop:
         agent.result = _joined(results)
         agent.format_errors = agent.format_errors + 1 if turn.parse_error else 0
         if not turn.actions and turn.parse_error is None:
-            agent.answer = after_think(turn.content).strip()
+            agent.answer = self.chat.answer(after_think(turn.content)).strip()
             agent.submit()
         elif agent.format_errors >= min(MAX_FORMAT_ERRORS, self.section.max_steps):
             agent.exit = "FormatError"
@@ -407,9 +408,15 @@ class _AgentLoop:
         if self.section.history_think == "strip":
             output = strip_think(output, self.chat, self.chat.tail_form(turn.prompt_ids))
         # A turn cut at its budget lacks the end-of-turn id. The next prompt adds it, as a template would.
-        end = [] if output and output[-1] == self.chat.end_id else [self.chat.end_id]
-        added = self.chat.observation_ids(turn.observation or "", role, **self.runtime.template_kwargs)
-        agent.history = [*turn.prompt_ids, *output, *end, *added]
+        added = self.chat.observation_ids(
+            turn.observation or "", role, tool=self._called(turn), **self.runtime.template_kwargs
+        )
+        agent.history = [*turn.prompt_ids, *self.chat.as_history(output), *added]
+
+    def _called(self, turn: Turn) -> str:
+        """Return the tool that the turn called last; some templates name it in the result."""
+        parsed = self.form.parse(after_think(turn.content)) if self.form else ()
+        return next((call.name for call in reversed(parsed) if isinstance(call, Call)), "bash")
 
     def _compact(self, agent: _AgentState, turn: Turn) -> None:
         """Replace the conversation by its first prompt and a summary of the turns so far."""

@@ -17,7 +17,7 @@ from etpi_assets.curation.retokenise import retokenise
 from etpi_assets.curation.steering import FirstPrompt, Messages
 from etpi_assets.specs.experiment import PairsSection
 from etpi_assets.trajectories.tables import iter_prompts
-from etpi_resources.chat.format import ChatFormat
+from etpi_resources.chat.format import ChatFormat, TemplateRefuses
 
 AgentKey = tuple[str, str]
 DefaultPrompt = Callable[[str | None, str], FirstPrompt | None]
@@ -80,7 +80,9 @@ def captured_agents(
             yield replace(agent, turns=captured, captured=_first_messages(messages[key]) if default else None)
         else:
             offered = recorded_tools(rollout["tools"]) if tools is None else tools
-            captured, appended = _retokenised(turns[key], messages[key], default, chat, template_kwargs, offered)
+            captured, appended = _retokenised(
+                turns[key], messages[key], default, chat, template_kwargs, offered, not section.strip_think
+            )
             yield replace(agent, turns=captured, appended=appended, tools=offered)
     if upcoming is not None:
         raise ValueError(f"the turns of {upcoming[0]} are in another order than the agents; rebuild raw_rollouts")
@@ -116,6 +118,7 @@ def _retokenised(
     chat: ChatFormat,
     template_kwargs: Mapping[str, Any],
     tools: Sequence[Any] | None,
+    thoughts: bool,
 ) -> tuple[list[CapturedTurn], bool]:
     """Return the turns' text as the student's ids, and whether the template only appends to the conversation.
 
@@ -124,10 +127,13 @@ def _retokenised(
     if default is not None:
         messages = _as_student_reads(turns, messages, default, tools)
     truncated = {row["turn"] for row in turns if row["finish_reason"] == "length"}
-    retokenised = {
-        turn.turn: turn
-        for turn in retokenise(messages, chat, truncated=truncated, tools=tools, template_kwargs=template_kwargs)
-    }
+    try:
+        rendered = retokenise(
+            messages, chat, truncated=truncated, tools=tools, template_kwargs=template_kwargs, thoughts=thoughts
+        )
+    except TemplateRefuses as error:
+        return [replace(_captured_turn(row, None, None, "none"), refused=str(error)) for row in turns], True
+    retokenised = {turn.turn: turn for turn in rendered}
     captured = []
     for row in turns:
         turn = retokenised.get(row["turn"])
@@ -135,7 +141,8 @@ def _retokenised(
             captured.append(_captured_turn(row, None, None, "none"))
             continue
         with_ids = _captured_turn(row, _ids(turn.prompt_ids), _ids(turn.output_ids), "retokenised")
-        captured.append(replace(with_ids, calls=turn.calls, parse_error=with_ids.parse_error or turn.fault))
+        error = with_ids.parse_error or turn.fault
+        captured.append(replace(with_ids, calls=turn.calls, parse_error=error, prose_lost=turn.prose_lost))
     return captured, all(turn.appended for turn in retokenised.values())
 
 

@@ -105,14 +105,19 @@ class LabelSyntax:
             message += f" {self._rendered} are equal to the template's own rendering."
         if bare:
             message += f" {bare} contain calls although their prompts offer no tools: see pairs.tools."
+        if lost_prose := self._figures["prose_lost"]:
+            message += (
+                f" {lost_prose} lack the text beside their calls, which the template does not write before a call."
+            )
         return CheckOutcome(_NAME, True, message, figures=figures)
 
     def _check_label(
         self, row: dict[str, Any], turn: CapturedTurn, shows_tools: bool, tools: Sequence[Any] | None
     ) -> None:
         self._figures["labels"] += 1
+        self._figures["prose_lost"] += turn.prose_lost
         ids: list[int] = row["output_ids"]
-        ended = bool(ids) and ids[-1] == self._chat.end_id
+        ended = bool(ids) and ids[-1] in self._chat.end_ids
         if not ended and not turn.truncated:
             self._fault("lack the end-of-turn token", row["pair_id"], "")
         text = self._chat.decode(ids[:-1] if ended else ids)
@@ -138,7 +143,7 @@ class LabelSyntax:
         if self._rendered >= _RENDERED:
             return
         self._rendered += 1
-        written = self._chat.turn_text("", calls, tools=tools).strip()
+        written = self._chat.decode(self._chat.without_end(self._chat.turn_ids("", calls, tools=tools))).strip()
         if not text.rstrip().endswith(written):
             self._fault("are not what the template itself writes for the same calls", row["pair_id"], text)
 

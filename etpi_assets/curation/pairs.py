@@ -17,11 +17,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from etpi_assets.agent.actions import after_think
 from etpi_assets.curation.steering import FirstPrompt, Messages, splice
 from etpi_assets.curation.strip_think import Stripped, close_tail, has_think, strip_history, strip_opened, strip_output
 from etpi_assets.specs.experiment import PairsSection
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.chat.tool_forms import Call
+from etpi_resources.chat.tool_forms.call import value_text
 from etpi_resources.lake.schemas import from_rows
 from etpi_resources.token_ids import begins_with
 
@@ -33,6 +35,8 @@ class CapturedTurn:
     Attributes:
         prompt, output: whole ids, (n,) int32; None if no ids were captured.
         calls: the structured calls that the output was rendered from.
+        refused: why the student's template does not take the conversation; empty if it does.
+        prose_lost: whether the template leaves out text that stands beside the turn's calls.
     """
 
     turn: int
@@ -42,6 +46,8 @@ class CapturedTurn:
     truncated: bool = False
     parse_error: str | None = None
     calls: tuple[Call, ...] = ()
+    refused: str = ""
+    prose_lost: bool = False
 
 
 @dataclass(frozen=True)
@@ -164,6 +170,9 @@ def _edit(agent: CapturedAgent, section: PairsSection, chat: ChatFormat) -> Iter
     """Yield for each turn its pair, or (reason, detail) why it is dropped."""
     past: list[_PastTurn] = []
     for turn in agent.turns:
+        if turn.refused:
+            yield "refused_by_template", turn.refused
+            continue
         if turn.prompt is None or turn.output is None or turn.capture != section.capture:
             yield "not_captured", f"capture is {turn.capture}, pairs.capture asks for {section.capture}"
             continue
@@ -247,10 +256,11 @@ def format_tokens(output: np.ndarray, chat: ChatFormat) -> int:
     """Return how many ids of an output are the syntax of its tool calls, 0 if it has no call.
 
     These are the ids from the opening to the closing one, without those between the first parameter's opening tag and
-    the last parameter's closing tag.
+    the last parameter's closing tag. In a form without such ids, they are those of the calls as the template writes
+    them, without the ids of the arguments' values.
     """
     if chat.tool_open_id is None:
-        return 0
+        return _call_tokens(output, chat)
     count = 0
     starts = np.flatnonzero(output == chat.tool_open_id).tolist()
     for start, bound in pairwise([*starts, len(output)]):
@@ -265,3 +275,14 @@ def format_tokens(output: np.ndarray, chat: ChatFormat) -> int:
         tail = next(n for n in range(1, len(call) + 1) if len(chat.decode(call[-n:])) >= len(text) - ended)
         count += min(len(call), head + tail)
     return count
+
+
+def _call_tokens(output: np.ndarray, chat: ChatFormat) -> int:
+    """Return `format_tokens` under a template whose calls have no opening id of their own."""
+    form = None if chat.calls_in_content else chat.tool_form
+    parsed = form.parse(after_think(chat.decode(output.tolist()))) if form else ()
+    calls = [call for call in parsed if isinstance(call, Call)]
+    if not calls:
+        return 0
+    values = [value_text(value) for call in calls for value in call.arguments.values()]
+    return max(1, len(chat.without_end(chat.turn_ids("", calls))) - sum(map(len, chat.encode_all(values))))

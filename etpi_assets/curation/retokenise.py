@@ -26,6 +26,7 @@ class RetokenisedTurn:
             rendering; otherwise each was rendered by itself.
         calls: the structured calls in the output.
         fault: why the student's own parser does not read those calls back from the output; None if it does.
+        prose_lost: whether the captured turn has text beside its calls that the template does not write before them.
     """
 
     turn: int
@@ -34,6 +35,7 @@ class RetokenisedTurn:
     appended: bool = True
     calls: tuple[Call, ...] = ()
     fault: str | None = None
+    prose_lost: bool = False
 
 
 def retokenise(
@@ -43,6 +45,7 @@ def retokenise(
     truncated: Collection[int] = (),
     tools: Sequence[Any] | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
+    thoughts: bool = True,
 ) -> list[RetokenisedTurn]:
     """Return the turns of one agent, in order.
 
@@ -50,13 +53,17 @@ def retokenise(
         messages: the agent's rows of the `messages` table by index (`role`, `content`, `turn`, `kind`, `tool_calls`).
         truncated: turns with finish_reason "length".
         tools, template_kwargs: further arguments of the student's template, as in serving.
+        thoughts: as in `StudentForm`.
 
     Raises:
         ValueError: the first message is a turn, so it has no prompt; or a message's role is unknown.
+        TemplateRefuses: the template does not take the conversation (a ValueError).
         UnknownToolForm: the template writes no tool calls, or writes them in an unknown form (a ValueError).
     """
-    student = StudentForm(chat, tools, template_kwargs or {})
+    student = StudentForm(chat, tools, template_kwargs or {}, thoughts)
+    messages = list(messages)
     chat_messages, turns = conversation(messages, student)
+    captured = {m["turn"]: m["content"] or "" for m in messages if m["role"] == "assistant" and m["kind"] == "action"}
     if turns and turns[0][1] == 0:
         raise ValueError("the conversation begins with the assistant: the prompt of its first turn is missing")
     positions = [position for _, position in turns]
@@ -65,15 +72,16 @@ def retokenise(
     through_last_turn = chat_messages[: positions[-1] + 1] if positions else []
     appended = chat.renders_once(through_last_turn, tools=tools, **kwargs)
     texts = [student.text(chat_messages[position]) for position in positions]
-    outputs = chat.encode_all(texts)
+    outputs = student.output_ids([chat_messages[position] for position in positions], texts)
     return [
         RetokenisedTurn(
             turn,
             prompt,
-            output + [chat.end_id] * (turn not in truncated),
+            chat.without_end(output) if turn in truncated else chat.ended(output),
             appended,
             tuple(calls_of(chat_messages[position])),
             student.fault(chat_messages[position], text),
+            student.loses_prose(captured[turn], chat_messages[position]),
         )
         for (turn, position), prompt, output, text in zip(turns, prompts, outputs, texts, strict=True)
     ]
@@ -101,11 +109,23 @@ def conversation(
             if turn is not None:
                 turns.append((turn, len(chat_messages)))
             chat_messages.append(written)
-        elif role in ("system", "user", "tool"):
+        elif role == "tool":
+            chat_messages.append({"role": role, "content": observation_text(content), **_answered(chat_messages)})
+        elif role in ("system", "user"):
             chat_messages.append({"role": role, "content": observation_text(content)})
         else:
             raise ValueError(f"a message has role {role!r}; templates know system, user, assistant and tool")
     return chat_messages, turns
+
+
+def _answered(earlier: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the id and tool of the call that the next result answers: results follow in the order of the calls."""
+    for results, message in enumerate(reversed(earlier)):
+        if message["role"] != "tool":
+            calls = message.get("tool_calls") or ()
+            call = calls[min(results, len(calls) - 1)] if calls else None
+            return {"tool_call_id": call["id"], "name": call["function"]["name"]} if call else {}
+    return {}
 
 
 def _joined(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:

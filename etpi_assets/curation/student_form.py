@@ -34,11 +34,14 @@ class StudentForm:
         chat: its tokenizer and template.
         tools: the schemas that its prompts offer, None if they offer none.
         template_kwargs: further arguments of its template, as in serving.
+        thoughts: whether turns keep thoughts that the template writes in a form of its own (gpt-oss, Gemma). Think tags
+            in text are not affected; they are removed from the ids.
     """
 
     chat: ChatFormat
     tools: Sequence[Any] | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    thoughts: bool = True
 
     def message(self, content: str, tool_calls: Sequence[Any] | None = None) -> dict[str, Any]:
         """Return the assistant message for the template: `content`, and `tool_calls` if it has any.
@@ -49,7 +52,7 @@ class StudentForm:
         if self.chat.calls_in_content:
             return {"role": "assistant", "content": turn_text(content, tool_calls)}
         if not tool_calls and not _FLATTENED.search(content):
-            return {"role": "assistant", "content": content}
+            return self._message(content, [])
         content, calls = _split_flattened(content)
         for raw in tool_calls or ():
             call = parse_structured(raw)
@@ -57,11 +60,7 @@ class StudentForm:
                 content = "\n".join(filter(None, (content, _unreadable(raw))))
             else:
                 calls.append(call)
-        message: dict[str, Any] = {"role": "assistant", "content": content}
-        if calls:
-            named = [Call(self._name(call.name), call.arguments) for call in calls]
-            message["tool_calls"] = message_calls(named, as_text=self.chat.template_form.as_text)
-        return message
+        return self._message(content, [Call(self._name(call.name), call.arguments) for call in calls])
 
     def text(self, message: Mapping[str, Any]) -> str:
         """Return the text that the student writes for a message from `message`, without the end-of-turn token.
@@ -69,10 +68,23 @@ class StudentForm:
         Raises:
             UnknownToolForm: the message has calls, and the template writes none.
         """
-        calls = calls_of(message)
-        if not calls:
-            return message["content"]
-        return self.chat.turn_text(message["content"], calls, tools=self.tools, **self.template_kwargs)
+        calls, content = calls_of(message), self._content(message)
+        if not calls and self.chat.chatml:
+            return content
+        return self.chat.turn_text(content, calls, tools=self.tools, **self.template_kwargs)
+
+    def output_ids(self, messages: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each message's text; the template alone writes control tokens.
+
+        Args:
+            texts: `text` of each message.
+        """
+        if self.chat.chatml:  # its calls contain no control tokens
+            return self.chat.encode_all(texts)
+        return [
+            self.chat.turn_ids(self._content(m), calls_of(m), tools=self.tools, **self.template_kwargs)
+            for m in messages
+        ]
 
     def fault(self, message: Mapping[str, Any], text: str) -> str | None:
         """Return why the form's parser does not read the message's calls back from its text, None if it does.
@@ -87,6 +99,32 @@ class StudentForm:
             return None
         wrong = next((call for call in parsed if isinstance(call, str)), "other calls are read")
         return f"{form.name} does not read its {len(calls)} call(s) back: {wrong}"
+
+    def loses_prose(self, content: str, message: Mapping[str, Any]) -> bool:
+        """Return whether the template writes a message's calls without the prose in the captured content."""
+        if self.chat.chatml or not message.get("tool_calls") or self.chat.template_form.prose == "kept":
+            return False
+        prose, _ = _split_flattened(content)
+        return bool(prose.rpartition("</think>")[2].strip())
+
+    def _message(self, content: str, calls: Sequence[Call]) -> dict[str, Any]:
+        """Return the message for the template, with its thoughts where the template reads them."""
+        if not self.chat.chatml:
+            form = self.chat.template_form
+            message = form.message(content, calls)
+            if form.thinking and not self.thoughts:
+                message.pop(form.thinking, None)
+            return message
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        if calls:
+            message["tool_calls"] = message_calls(calls, as_text=self.chat.template_form.as_text)
+        return message
+
+    def _content(self, message: Mapping[str, Any]) -> str:
+        """Return the content of a message from `message`, with its thoughts as a think block again."""
+        key = None if self.chat.chatml else self.chat.template_form.thinking
+        thought = message.get(key) if key else None
+        return f"<think>\n{thought}\n</think>\n\n{message['content']}" if thought else message["content"]
 
     def _name(self, name: str) -> str:
         """Return the tool's name as the prompt offers it: any shell tool is `bash` if the prompt offers `bash`."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from typing import get_args
+from typing import Any, get_args
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from etpi_assets.curation.gates import apply_overrides
 from etpi_assets.evaluation import metrics, probes
@@ -37,7 +38,7 @@ from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.table import read_tasks
 from etpi_assets.trajectories.checks import tasks_as_asked
 from etpi_assets.trajectories.tables import to_tables
-from etpi_resources.chat.format import load_chat_format
+from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.checkpoints import HUB, checkpoint_folder
 from etpi_resources.engines.serving import Checkpoint, Serving
 from etpi_resources.lake.schemas import from_rows
@@ -49,18 +50,12 @@ NOTHING = "the experiment trains or evaluates nothing"
 @etpi_asset("serving_probe", checks=PROBES)
 def serving_probe(run: AssetRun) -> Produced:
     spec: ExperimentSpec = run.spec
-    if spec.evaluate is None or not any(c.role != "base" for c in _checkpoints(run)):
+    if not any(c.role != "base" for c in _checkpoints(run)):
         return Produced.not_applicable(run.node.name, NOTHING)
-    renderer = PromptRenderer(
-        family=load_family(run.specs.suites[spec.evaluate.suite].family),
-        chat=load_chat_format(spec.base.tokenizer, spec.base.chat_template),
-        agent=spec.evaluate.agent,
-        template_kwargs=spec.serving.served_kwargs(),
-    )
-    dataset_rows = run.read("upweighted_dataset", "dataset_rows", columns=["pair_id", "task_id", "agent_id", "turn"])
-    prompt_ids = _first_prompt_ids(run.read("tito_pairs", "pairs", columns=["pair_id", "turn", "suffix_ids"]))
-    tasks = read_tasks(run.read("tasks", "tasks"))
-    plan = ProbePlan.build(renderer, spec.probe, tasks, dataset_rows.to_pylist(), prompt_ids)
+    chat = load_chat_format(spec.base.tokenizer, spec.base.chat_template)
+    plan = _suite_plan(run, spec, spec.evaluate, chat) if spec.evaluate else _data_plan(run, spec, chat)
+    if plan is None:
+        return Produced.not_applicable(run.node.name, "no first turn of the training data has a readable action")
     rows, base_turns = [], None
     with _serving(run, spec) as (serving, checkpoints):
         for evaluated, checkpoint in checkpoints.items():
@@ -155,6 +150,32 @@ def _setting(run: AssetRun, spec: ExperimentSpec, section: EvaluateSection) -> E
     )
 
 
+def _suite_plan(run: AssetRun, spec: ExperimentSpec, section: EvaluateSection, chat: ChatFormat) -> ProbePlan:
+    renderer = PromptRenderer(
+        family=load_family(run.specs.suites[section.suite].family),
+        chat=chat,
+        agent=section.agent,
+        template_kwargs=spec.serving.served_kwargs(),
+    )
+    dataset_rows = run.read("upweighted_dataset", "dataset_rows", columns=["pair_id", "task_id", "agent_id", "turn"])
+    first = _first_pairs(run, ["pair_id", "turn", "suffix_ids"])
+    prompt_ids = {row["pair_id"]: row["suffix_ids"] for row in first}
+    tasks = read_tasks(run.read("tasks", "tasks"))
+    return ProbePlan.build(renderer, spec.probe, tasks, dataset_rows.to_pylist(), prompt_ids)
+
+
+def _data_plan(run: AssetRun, spec: ExperimentSpec, chat: ChatFormat) -> ProbePlan | None:
+    first = _first_pairs(run, ["pair_id", "turn", "suffix_ids", "output_ids"])
+    trained = set(run.read("upweighted_dataset", "dataset_rows", columns=["pair_id"])["pair_id"].to_pylist())
+    return ProbePlan.of_data(chat, spec.probe, [row for row in first if row["pair_id"] in trained])
+
+
+def _first_pairs(run: AssetRun, columns: list[str]) -> list[dict[str, Any]]:
+    """Return the pairs of first turns, whose suffix is their whole prompt."""
+    pairs = run.read("tito_pairs", "pairs", columns=columns)
+    return pairs.filter(pc.field("turn") == 0).to_pylist()
+
+
 def _entities(run: AssetRun, tasks: pa.Table) -> dict[str, Sequence[str]]:
     """Return task id -> the files and functions the task names, as its family reads them."""
     families = {ref.key: load_family(run.specs.suites[ref.key].family) for ref in run.refs("tasks")}
@@ -193,11 +214,6 @@ def _serving(run: AssetRun, spec: ExperimentSpec) -> Iterator[tuple[Serving, Map
     }
     with closing(run.resources.serving(spec.serving, chat, list(checkpoints.values()))) as serving:
         yield serving, checkpoints
-
-
-def _first_prompt_ids(pairs: pa.Table) -> dict[str, list[int]]:
-    """Return pair id -> prompt ids, of the pairs of first turns."""
-    return {row["pair_id"]: row["suffix_ids"] for row in pairs.to_pylist() if row["turn"] == 0}
 
 
 ASSETS = [serving_probe, eval_rollouts, eval_metrics]

@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from etpi_assets.agent.contract import read_turn
 from etpi_assets.agent.prompts import render_prompts
 from etpi_assets.agent.tools import tool_schemas
 from etpi_assets.evaluation import probes
-from etpi_assets.evaluation.probes import ProbePrompt, ProbeResult
+from etpi_assets.evaluation.probes import DEFAULT, ProbePrompt, ProbeResult
 from etpi_assets.specs.experiment import ProbeSection
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Family, Task
 from etpi_resources.chat.format import ChatFormat
+from etpi_resources.chat.tool_forms import ToolForm
 from etpi_resources.engines import Completion, Engine, ServerEngine
 
 T = TypeVar("T")
@@ -49,16 +51,19 @@ class ProbePlan:
 
     Attributes:
         train, heldout: first-turn prompts of tasks in the training data, and of held-out tasks.
-        trained_ids: source of each train prompt -> its prompt ids in the training data.
+        trained_ids: source of each train prompt -> its prompt ids in the training data; None if the prompts are those
+            ids themselves, and not rendered from tasks.
         agent: the turn format, and the length of an answer.
         section: the floors of the spec.
+        form: the form of the student's calls; None if its prompts offer no tools.
     """
 
     train: Sequence[ProbePrompt]
     heldout: Sequence[ProbePrompt]
-    trained_ids: Mapping[str, Sequence[int]]
+    trained_ids: Mapping[str, Sequence[int]] | None
     agent: AgentSection
     section: ProbeSection
+    form: ToolForm | None = None
 
     @classmethod
     def build(
@@ -86,7 +91,35 @@ class ProbePlan:
             renderer.render(task, of_task[i % len(of_task)].agent_id)
             for i, (task, of_task) in enumerate(zip(unseen, roles, strict=True))
         ]
-        return cls(train, heldout, trained_ids, renderer.agent, section)
+        form = renderer.chat.tool_form if renderer.agent.tools else None
+        return cls(train, heldout, trained_ids, renderer.agent, section, form)
+
+    @classmethod
+    def of_data(
+        cls, chat: ChatFormat, section: ProbeSection, first_pairs: Sequence[Mapping[str, Any]]
+    ) -> ProbePlan | None:
+        """Sample prompts from the training data alone, for an experiment without a suite of tasks.
+
+        Args:
+            first_pairs: rows of `pairs` of first turns (pair_id, suffix_ids, output_ids). Only those whose label has a
+                readable action count: a served checkpoint must then answer with one too.
+
+        Returns:
+            The plan; None if no first turn of the data acts.
+        """
+        form = chat.tool_form
+        acting = [
+            row
+            for row in first_pairs
+            if read_turn(chat.decode(chat.without_end(row["output_ids"])), DEFAULT, form=form)[1] is None
+        ]
+        if not acting:
+            return None
+        rows = _sample(acting, section.prompts)
+        longest = max(len(row["output_ids"]) for row in rows)
+        agent = AgentSection(max_tokens=max(DEFAULT.max_tokens, longest))
+        train = [ProbePrompt(row["pair_id"], row["suffix_ids"], ()) for row in rows]
+        return cls(train, (), None, agent, section, form)
 
 
 def _sample(rows: Sequence[T], n: int) -> list[T]:
@@ -124,7 +157,6 @@ def probe_final(
     """
     agent, section = plan.agent, plan.section
     turns = probes.first_turns(engine, plan.train, agent.max_tokens)
-    unseen = probes.first_turns(engine, plan.heldout, agent.max_tokens)
     rendered = {p.source: p.ids for p in plan.train}
     results = []
     if isinstance(engine, ServerEngine):
@@ -134,14 +166,19 @@ def probe_final(
     results += [
         probes.served_name(engine, expected.content_hash),
         probes.ids_returned("train", plan.train, turns),
-        probes.ids_returned("heldout", plan.heldout, unseen),
-        probes.parses("train", plan.train, turns, section.min_parse, agent),
-        probes.parses("heldout", plan.heldout, unseen, section.min_parse, agent),
-        probes.messages_first("train", turns, agent),
-        probes.messages_first("heldout", unseen, agent),
+        probes.parses("train", plan.train, turns, section.min_parse, agent, plan.form),
+        probes.messages_first("train", turns, agent, plan.form),
     ]
+    if plan.trained_ids is not None:
+        unseen = probes.first_turns(engine, plan.heldout, agent.max_tokens)
+        results += [
+            probes.ids_returned("heldout", plan.heldout, unseen),
+            probes.parses("heldout", plan.heldout, unseen, section.min_parse, agent, plan.form),
+            probes.messages_first("heldout", unseen, agent, plan.form),
+        ]
     if trained:
-        results.append(probes.prompt_parity(rendered, plan.trained_ids))
+        if plan.trained_ids is not None:
+            results.append(probes.prompt_parity(rendered, plan.trained_ids))
         if base is not None:
             results.append(probes.differs_from_base(turns, base, section.min_differs))
     return results, turns
@@ -154,18 +191,22 @@ def _probe_server(
     content_hash = expected.content_hash if expected.verifiable else None
     results = [probes.served_root(engine.list_models(), expected.name, expected.folder, content_hash)]
     rendered: dict[str, Sequence[int]] = {}
-    for prompt_set, prompts in (("train", plan.train), ("heldout", plan.heldout)):
+    sets = (("train", plan.train), ("heldout", plan.heldout))
+    # Prompts of the data alone are ids; a server's own template needs messages.
+    for prompt_set, prompts in sets if plan.trained_ids is not None else ():
         chats = probes.first_chat_turns(engine, prompts, plan.agent.max_tokens)
         results.append(probes.content_visible(prompt_set, prompts, chats))
-        results.append(probes.calls_round_trip(prompt_set, prompts, chats))
+        results.append(probes.calls_round_trip(prompt_set, prompts, chats, plan.form))
         rendered |= {p.source: c.prompt_ids or () for p, c in zip(prompts, chats, strict=True)}
     return results, rendered
 
 
 def probe_intermediate(engine: Engine, plan: ProbePlan) -> list[ProbeResult]:
-    """Probe how an intermediate checkpoint acts on held-out prompts."""
+    """Probe how an intermediate checkpoint acts on held-out prompts; without such prompts, probe nothing."""
+    if plan.trained_ids is None:
+        return []
     unseen = probes.first_turns(engine, plan.heldout, plan.agent.max_tokens)
     return [
-        probes.parses("heldout", plan.heldout, unseen, plan.section.min_parse, plan.agent),
-        probes.messages_first("heldout", unseen, plan.agent),
+        probes.parses("heldout", plan.heldout, unseen, plan.section.min_parse, plan.agent, plan.form),
+        probes.messages_first("heldout", unseen, plan.agent, plan.form),
     ]

@@ -15,6 +15,7 @@ from typing import Any
 from etpi_assets.agent.actions import read_actions
 from etpi_assets.agent.contract import read_turn
 from etpi_assets.specs.rollout_set import AgentSection
+from etpi_resources.chat.tool_forms import ToolForm
 from etpi_resources.engines import Completion, Engine, Request, Sampler, ServedModel, ServerEngine
 from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.lake import folder_hash
@@ -147,12 +148,18 @@ def content_visible(prompt_set: str, prompts: Sequence[ProbePrompt], completions
     return _share("content_visible", prompt_set, len(prompts), swallowed, 1.0)
 
 
-def calls_round_trip(prompt_set: str, prompts: Sequence[ProbePrompt], completions: Sequence[Completion]) -> ProbeResult:
+def calls_round_trip(
+    prompt_set: str,
+    prompts: Sequence[ProbePrompt],
+    completions: Sequence[Completion],
+    form: ToolForm | None = None,
+) -> ProbeResult:
     """Test that the server's parsers return the actions that the generated text contains."""
 
     def actions_of(content: str, calls: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
         return [
-            (a.kind, a.command if a.kind == "bash" else "", a.to, a.message) for a in read_actions(content, calls)[0]
+            (a.kind, a.command if a.kind == "bash" else "", a.to, a.message)
+            for a in read_actions(content, calls, form=form)[0]
         ]
 
     wrong = {}
@@ -178,23 +185,26 @@ def parses(
     completions: Sequence[Completion],
     floor: float,
     agent: AgentSection = DEFAULT,
+    form: ToolForm | None = None,
 ) -> ProbeResult:
     """Test that the first turn has visible text and an action that the agent loop can parse."""
     unread = [
         p.source
         for p, c in zip(prompts, completions, strict=True)
-        if read_turn(c.text, agent)[1] is not None or not c.text.strip()
+        if read_turn(c.text, agent, form=form)[1] is not None or not c.text.strip()
     ]
     sample = next((c.text for p, c in zip(prompts, completions, strict=True) if p.source in unread), None)
     result = _share("first_turn_parses", prompt_set, len(prompts), unread, floor)
     return replace(result, detail={**result.detail, "first_unread": sample})
 
 
-def messages_first(prompt_set: str, completions: Sequence[Completion], agent: AgentSection = DEFAULT) -> ProbeResult:
+def messages_first(
+    prompt_set: str, completions: Sequence[Completion], agent: AgentSection = DEFAULT, form: ToolForm | None = None
+) -> ProbeResult:
     """Measure the share of first turns that only send a message: the trained behaviour, recorded but never gated."""
     hits = 0
     for completion in completions:
-        actions, _ = read_turn(completion.text, agent)
+        actions, _ = read_turn(completion.text, agent, form=form)
         hits += bool(actions) and all(a.kind == "send_message" and a.pure for a in actions)
     return ProbeResult("first_turn_message", prompt_set, len(completions), hits / max(1, len(completions)), True)
 

@@ -50,7 +50,7 @@ def entries_of(
     for start, end in spans:
         entries += _context(ids[at:start], chat)
         output = list(ids[start:end])
-        text = output[:-1] if output[-1] == chat.end_id else output
+        text = chat.without_end(output)
         entries.append(
             ChatEntry(
                 "assistant",

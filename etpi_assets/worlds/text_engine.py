@@ -37,5 +37,8 @@ class UntokenizedChat:
     ) -> list[int]:
         return []
 
+    def answer(self, text: str) -> str:
+        return text
+
     def tail_form(self, prompt_ids: Sequence[int]) -> str:
         return "none"

@@ -12,12 +12,17 @@ import json
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import date
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from etpi_resources.chat.prefixes import ASSISTANT, AppendOnlyProbe, tags
-from etpi_resources.chat.tool_forms import FORMS, Call, ToolForm
+from jinja2 import TemplateError
+
+from etpi_resources.chat.markers import END, PAD, TURN, TurnMarkers, is_chatml
+from etpi_resources.chat.prefixes import AppendOnlyProbe, tags
+from etpi_resources.chat.roles import Roles
+from etpi_resources.chat.tool_forms import FORMS, Call, ToolForm, message_calls
 from etpi_resources.chat.tool_forms.template import TemplateForm
 
 if TYPE_CHECKING:
@@ -28,7 +33,10 @@ Tail = Literal["none", "open", "closed"]
 _HOME = Path(__file__).parent / "tokenizers"
 _HUB = "hub:"
 _TOKENIZER_CONFIG = "tokenizer_config.json"
-_TURN, _END, _PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
+DATE = date(2026, 1, 1)
+"""The day that templates which write today's date (gpt-oss, Llama 3.2) write here, so that ids do not depend on it."""
+NO_TURN = -1
+"""`turn_id` of a template that begins an assistant's turn with no token of its own (Mistral)."""
 # Private-use code points. Those that no message contains replace control tokens in messages during rendering.
 _STAND_INS = range(0xE000, 0xF8FF)
 _WORTH_SHARING = 4_000
@@ -39,15 +47,22 @@ class TokenizerUnavailable(OSError):
     """A tokenizer of the hub is neither cached nor can it be downloaded; the message has the remedy."""
 
 
+class TemplateRefuses(ValueError):
+    """A chat template raises an error for a conversation; the message is the template's own."""
+
+
 class ChatFormat:
-    """One tokenizer with one ChatML-style template; immutable, safe to share between threads.
+    """One tokenizer with one chat template; immutable, safe to share between threads.
+
+    The tokens of ChatML are known; those of another template are determined by rendering small conversations.
 
     Attributes:
         name: its name in lineage and fingerprints.
         tokenizer: the `transformers` fast tokenizer. Do not encode with it, because it parses control tokens in text
             and keeps state; use the methods of this class.
         template: the Jinja source.
-        end_id: ends an assistant turn (`<|im_end|>`). pad_id: `<|endoftext|>`.
+        chatml: whether the template is of the ChatML family.
+        pad_id: fills rows; never trained.
         think_open_id, think_close_id, tool_open_id, tool_close_id: inline ids; None if the vocabulary has none.
         control_ids: ids that only the template writes. special_ids: control ids and inline ids.
     """
@@ -66,23 +81,65 @@ class ChatFormat:
         self._control = {token.content: number for number, token in added.items() if token.special}
         self.control_ids = frozenset(self._control.values())
         self.special_ids = frozenset(added)
-        missing = [token for token in (_TURN, _END, _PAD) if token not in self._control]
-        if missing:
+        self.chatml = is_chatml(template)
+        if self.chatml and (missing := [token for token in (TURN, END, PAD) if token not in self._control]):
             raise ValueError(
                 f"chat format {name!r}: the tokenizer has no control token {', '.join(missing)}; ChatML needs it"
             )
-        self.turn_id, self.end_id, self.pad_id = (self._control[token] for token in (_TURN, _END, _PAD))
+        self.pad_id = self._control[PAD] if self.chatml else _pad_id(tokenizer)
         inline = {token.content: number for number, token in added.items() if not token.special}
         self.think_open_id, self.think_close_id = inline.get("<think>"), inline.get("</think>")
         self.tool_open_id, self.tool_close_id = inline.get("<tool_call>"), inline.get("</tool_call>")
         by_length = sorted(self._control, key=len, reverse=True)
-        self._split = re.compile("(" + "|".join(map(re.escape, by_length)) + ")")
-        self._append_probe = AppendOnlyProbe(tags(template))
+        self._split = re.compile("(" + ("|".join(map(re.escape, by_length)) or "(?!)") + ")")
 
     @property
     def vocab_size(self) -> int:
         """The largest id plus one."""
         return max(self._core.get_vocab(with_added_tokens=True).values()) + 1
+
+    @cached_property
+    def markers(self) -> TurnMarkers:
+        """The control tokens that delimit an assistant's turn.
+
+        Raises:
+            NoTurnEnd: the template ends a turn with no control token of the tokenizer.
+        """
+        return TurnMarkers.chatml() if self.chatml else TurnMarkers.probe(self._plain, self._split, self.name)
+
+    @cached_property
+    def turn_id(self) -> int:
+        """Begins an assistant's turn, and in most templates every message; NO_TURN if the template has no such id."""
+        return NO_TURN if self.markers.turn is None else self._control[self.markers.turn]
+
+    @cached_property
+    def end_id(self) -> int:
+        """Ends an assistant's turn in words."""
+        return self._control[self.markers.end]
+
+    @cached_property
+    def end_ids(self) -> frozenset[int]:
+        """The ids that end a turn: `end_id`, and the one after a call where that is another (gpt-oss: `<|call|>`)."""
+        if self.chatml:
+            return frozenset({self.end_id})
+        call = self.template_form.call_end
+        last = [match for match in self._split.finditer(call) if match.end() == len(call)]
+        return frozenset({self.end_id, *(self._control[match[0]] for match in last)})
+
+    def ended(self, output: Sequence[int]) -> list[int]:
+        """Return an output with its end: one without an end gets `end_id`."""
+        return [*output] if len(output) and output[-1] in self.end_ids else [*output, self.end_id]
+
+    def without_end(self, output: Sequence[int]) -> list[int]:
+        """Return an output without its end, if it has one."""
+        return [*output[:-1]] if len(output) and output[-1] in self.end_ids else [*output]
+
+    def as_history(self, output: Sequence[int]) -> list[int]:
+        """Return an output as later prompts contain it, with the end that the template writes before a message."""
+        ids = self.ended(output)
+        if ids[-1] == self.end_id:
+            ids[-1] = self._control[self.markers.kept_end]
+        return ids
 
     def prompt_ids(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None = None, **template_kwargs: Any
@@ -113,8 +170,7 @@ class ChatFormat:
         added: list[str] = []
         plan: list[tuple[int, str]] = []  # (number of cuts shared with the previous prompt, generation prompt)
         for text in texts:
-            # Cut where a control token starts: the texts before and after it are encoded separately anyway.
-            header = max(text.rfind(_TURN), 0)
+            header = self._last_header(text)
             keep = len(cuts)
             while cuts[keep - 1] > header or not text.startswith(before[: cuts[keep - 1]]):
                 keep -= 1
@@ -141,17 +197,27 @@ class ChatFormat:
         """Return whether one rendering contains the prompts of all assistant messages: the template is append-only."""
         if not messages:
             return True
+        if self._append_probe is None:
+            return False
         shown = None if not tools else [{"type": "function", "function": {"name": "x", "description": "x"}}]
         setting = json.dumps([bool(tools), template_kwargs], sort_keys=True, default=str)
         return self._append_probe.appends(messages, lambda small: self._apply(small, shown, template_kwargs), setting)
 
-    def observation_ids(self, content: str, role: str = "user", **template_kwargs: Any) -> list[int]:
-        """Return the ids after an output that ends in `end_id`: a newline, the message and the generation prompt.
+    def observation_ids(
+        self, content: str, role: str = "user", *, tool: str = "tool", **template_kwargs: Any
+    ) -> list[int]:
+        """Return the ids after an output that has ended: the message as the template writes it, and the generation
+        prompt.
+
+        Args:
+            tool: the tool whose result it is, where the template names it.
 
         Raises:
-            ValueError: the template writes no `<|im_end|>` after an assistant message.
+            ValueError: the template does not render an observation after a turn.
         """
         # Take the ids that the template itself writes after an earlier assistant message, so any template works.
+        if role == "tool" and not self.chatml:
+            return self._result_ids(content, tool, template_kwargs)
         anchor = "anchor of the observation"
         messages = [
             {"role": "user", "content": ""},
@@ -159,10 +225,23 @@ class ChatFormat:
             {"role": role, "content": content},
         ]
         text, stand_ins = self._render(messages, None, template_kwargs)
-        _, end, after = text.partition(anchor + _END)
-        if not end:
-            raise ValueError(f"chat format {self.name!r}: its template does not end an assistant message with {_END}")
+        end = self.markers.kept_end
+        _, ended, after = text.partition(anchor + end)
+        if not ended:
+            raise ValueError(f"chat format {self.name!r}: its template does not end an assistant message with {end}")
         return self._structured(after, stand_ins)
+
+    def _result_ids(self, content: str, tool: str, kwargs: Mapping[str, Any]) -> list[int]:
+        """Return `observation_ids` of a tool's result, which some templates accept only after a call."""
+        (call,) = message_calls([Call(tool, {"x": "y"})], as_text=self.template_form.as_text)
+        turn = [{"role": "user", "content": ""}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        result = {"role": "tool", "tool_call_id": call["id"], "name": tool, "content": content}
+        masked, stand_ins = self._masked([*turn, result], None)
+        before = self._apply(turn, None, kwargs, generation_prompt=False).rstrip()
+        whole = self._apply(masked[0], None, kwargs)
+        if not whole.startswith(before):
+            raise ValueError(f"chat format {self.name!r}: a result changes how its template writes the call before it")
+        return self._structured(whole[len(before) :], stand_ins)
 
     @cached_property
     def template_form(self) -> TemplateForm:
@@ -171,7 +250,16 @@ class ChatFormat:
         Raises:
             UnknownToolForm: the calls are in a form that is not in `FORMS`.
         """
-        return TemplateForm.probe(lambda messages, tools, prompt: self._apply(messages, tools, {}, prompt), self.name)
+        return TemplateForm.probe(self._plain, self.name)
+
+    @cached_property
+    def roles(self) -> Roles:
+        """The roles that the template takes; templates of the ChatML family take all."""
+        return Roles() if self.chatml else Roles.probe(self._bare, calls_as_text=self.template_form.as_text)
+
+    def answer(self, text: str) -> str:
+        """Return an answer in words without what the template writes before it, such as a channel's name."""
+        return text if self.chatml else self.template_form.answer(text)
 
     @property
     def tool_form(self) -> ToolForm | None:
@@ -201,6 +289,26 @@ class ChatFormat:
         Raises:
             UnknownToolForm: the template writes no calls, or writes them in a form that is not in `FORMS`.
         """
+        text, stand_ins = self._turn(content, calls, tools, template_kwargs)
+        for stand_in, control in stand_ins.items():
+            text = text.replace(stand_in, control)
+        return text
+
+    def turn_ids(
+        self, content: str, calls: Sequence[Call], *, tools: Sequence[Any] | None = None, **template_kwargs: Any
+    ) -> list[int]:
+        """Return the ids of `turn_text`, in which only the template writes control tokens. The end is not part of them
+        unless it is part of the call.
+
+        Raises:
+            UnknownToolForm: as `turn_text`.
+        """
+        return self._structured(*self._turn(content, calls, tools, template_kwargs))
+
+    def _turn(
+        self, content: str, calls: Sequence[Call], tools: Sequence[Any] | None, kwargs: Mapping[str, Any]
+    ) -> tuple[str, dict[str, str]]:
+        """Return a turn's text, in which only the template writes control tokens, and {stand-in: control token}."""
         plain = [{"name": call.name, "arguments": dict(call.arguments)} for call in calls]
         masked, stand_ins = self._masked([{"role": "assistant", "content": content, "calls": plain}], tools)
         turn = masked[0][0]
@@ -209,11 +317,9 @@ class ChatFormat:
             turn["content"],
             masked_calls,
             masked[1],
-            lambda messages, shown, prompt: self._apply(messages, shown, template_kwargs, prompt),
+            lambda messages, shown, prompt: self._apply(messages, shown, kwargs, prompt),
         )
-        for stand_in, control in stand_ins.items():
-            text = text.replace(stand_in, control)
-        return text
+        return text, stand_ins
 
     def encode(self, text: str, allow_special: bool = False) -> list[int]:
         """Return canonical ids. Inline tokens are one id; control tokens are plain text unless `allow_special`."""
@@ -280,7 +386,7 @@ class ChatFormat:
         if not self.renders_once(conversation, tools=tools, **kwargs):
             return None
         whole = self._apply(messages[: ends[-1]], tools, kwargs)
-        heads = [match.start() for match in re.finditer(re.escape(ASSISTANT), whole)]
+        heads = [match.start() for match in re.finditer(re.escape(self.markers.header), whole)]
         before = [bisect_left(spoken, end) for end in ends]
         if len(heads) != before[-1] + 1:
             return None
@@ -291,17 +397,48 @@ class ChatFormat:
             return None
         return (whole[: heads[place]] + tail for place in before)
 
+    @cached_property
+    def _append_probe(self) -> AppendOnlyProbe | None:
+        """None if the template marks no beginning of a turn: then every prompt is rendered by itself."""
+        markers = self.markers
+        return AppendOnlyProbe(tags(self.template), markers.header, markers.turn) if markers.turn else None
+
+    def _last_header(self, text: str) -> int:
+        """Return where the generation prompt begins, or the last control token if the template has no header.
+
+        A control token starts there, so the texts before and after it are encoded separately anyway.
+        """
+        if self.markers.turn:
+            return max(text.rfind(self.markers.turn), 0)
+        return max((match.start() for match in self._split.finditer(text)), default=0)
+
+    def _plain(self, messages: list[Any], tools: list[Any] | None, generation_prompt: bool) -> str:
+        """Render without further arguments."""
+        return self._bare(messages, tools, generation_prompt)
+
     def _apply(
         self, messages: list[Any], tools: list[Any] | None, kwargs: Mapping[str, Any], generation_prompt: bool = True
     ) -> str:
-        text = self.tokenizer.apply_chat_template(
-            messages,
-            tools=tools,
-            chat_template=self.template,
-            tokenize=False,
-            add_generation_prompt=generation_prompt,
-            **kwargs,
-        )
+        fitted = messages if self.chatml else self.roles.fit(messages)
+        return self._bare(fitted, tools, generation_prompt, **kwargs)
+
+    def _bare(self, messages: Sequence[Any], tools: list[Any] | None, generation_prompt: bool, **kwargs: Any) -> str:
+        """Render the messages as they are.
+
+        Raises:
+            TemplateRefuses: the template raises an error.
+        """
+        try:
+            text = self.tokenizer.apply_chat_template(
+                list(messages),
+                tools=tools,
+                chat_template=self.template,
+                tokenize=False,
+                add_generation_prompt=generation_prompt,
+                **{"strftime_now": DATE.strftime, **kwargs},
+            )
+        except TemplateError as error:
+            raise TemplateRefuses(f"chat template {self.name!r} refuses a conversation: {error}") from error
         return str(text)
 
     def _structured(self, text: str, stand_ins: Mapping[str, str]) -> list[int]:
@@ -341,13 +478,26 @@ def load_chat_format(name: str, template: str | None = None) -> ChatFormat:
     folder = _HOME / "tiny" if name == "tiny" else _hub_folder(name) if name.startswith(_HUB) else Path(name)
     if not (folder / "tokenizer.json").is_file():
         raise FileNotFoundError(f"chat format {name!r}: it is neither tiny, qwen3, nor a folder with tokenizer.json")
+    source = _template(template) if template else _folder_template(folder)
+    special = {"eos_token": END, "pad_token": PAD} if is_chatml(source) else _special_tokens(folder)
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=str(folder / "tokenizer.json"),
-        eos_token=_END,
-        pad_token=_PAD,
-        clean_up_tokenization_spaces=False,
+        tokenizer_file=str(folder / "tokenizer.json"), clean_up_tokenization_spaces=False, **special
     )
-    return ChatFormat(name, tokenizer, _template(template) if template else _folder_template(folder))
+    return ChatFormat(name, tokenizer, source)
+
+
+def _special_tokens(folder: Path) -> dict[str, str]:
+    """Return the special tokens that a model's tokenizer configuration names; templates write some of them."""
+    file = folder / _TOKENIZER_CONFIG
+    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    named = {name: config.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in named.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def _pad_id(tokenizer: PreTrainedTokenizerFast) -> int:
+    """Return the id that fills rows: the pad token, else the end of text, else 0."""
+    return next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if isinstance(i, int)), 0)
 
 
 def _hub_folder(name: str) -> Path:

@@ -14,9 +14,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-ASSISTANT = "<|im_start|>assistant\n"
-TURN = "<|im_start|>"
-
 Render = Callable[[list[Any]], str]
 """Messages -> text, with the generation prompt after them."""
 
@@ -55,9 +52,11 @@ class AppendOnlyProbe:
     Args:
         tags: the parts of a text that the template may react to. White space at the ends of a text and around tags
             counts too.
+        header: the text before an assistant's text. turn: the control token that it begins with.
     """
 
-    def __init__(self, tags: Sequence[str]) -> None:
+    def __init__(self, tags: Sequence[str], header: str, turn: str) -> None:
+        self._header, self._turn = header, turn
         self._tags = re.compile("(" + "|".join(map(re.escape, tags)) + ")") if tags else None
         self._good: dict[tuple[str, _Kinds, _Kinds], _Following] = {}
         self._bad: set[tuple[str, _Kinds, _Kinds, _Following]] = set()
@@ -108,10 +107,29 @@ class AppendOnlyProbe:
                         texts[walk[:at]] = render([json.loads(kind) for kind in (*head, *walk[:at])])
                     except Exception:  # the caller gets the error when it renders the real conversation
                         return False
-                if not _continues(texts[walk[:at]], earlier):
+                if not self._continues(texts[walk[:at]], earlier):
                     return False
                 earlier = texts[walk[:at]]
         return True
+
+    def _continues(self, text: str, earlier: str | None) -> bool:
+        """Return whether a prompt extends an earlier one.
+
+        It has to begin with the earlier one up to its generation prompt, have an assistant message there, and
+        end in the same generation prompt.
+        """
+        header = text.rfind(self._turn)
+        if not text.startswith(self._header, header):
+            return False
+        if earlier is None:
+            return text.count(self._header) == 1
+        at = earlier.rfind(self._turn)
+        return (
+            text.startswith(earlier[:at])
+            and text.startswith(self._header, at)
+            and text[header:] == earlier[at:]
+            and text.count(self._header) == earlier.count(self._header) + 1
+        )
 
     def _kind(self, value: Any) -> Any:
         """Return the value with a placeholder for each text; tags and white space next to tags and ends are kept."""
@@ -157,26 +175,6 @@ def _way(
                 return way
         seen |= {way[-1] for way in level}
     return None
-
-
-def _continues(text: str, earlier: str | None) -> bool:
-    """Return whether a prompt extends an earlier one.
-
-    It has to begin with the earlier one up to its generation prompt, have an assistant message there, and end in the
-    same generation prompt.
-    """
-    header = text.rfind(TURN)
-    if not text.startswith(ASSISTANT, header):
-        return False
-    if earlier is None:
-        return text.count(ASSISTANT) == 1
-    at = earlier.rfind(TURN)
-    return (
-        text.startswith(earlier[:at])
-        and text.startswith(ASSISTANT, at)
-        and text[header:] == earlier[at:]
-        and text.count(ASSISTANT) == earlier.count(ASSISTANT) + 1
-    )
 
 
 def _stand_in(text: str) -> str:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from etpi_resources.chat.format import ChatFormat
-from etpi_resources.engines.slots import ATTENTION
 from etpi_resources.engines.transformers import TransformersEngine, _BatchRow
 
 
@@ -26,9 +25,6 @@ class LiveEngine(TransformersEngine):
     Args:
         model: a causal language model, adapters in place.
         name: the policy's name.
-
-    Raises:
-        ValueError: the model has layers of an unsupported kind (`slots.layer_kinds`).
     """
 
     def __init__(self, model: Any, name: str, chat: ChatFormat) -> None:
@@ -45,7 +41,7 @@ class LiveEngine(TransformersEngine):
         self.name = f"{self._policy}+{step}"
         training, attention = self._model.training, self._model.config._attn_implementation
         self._model.eval()
-        self._model.set_attn_implementation(ATTENTION)
+        self._model.set_attn_implementation(self._attention)
         self._slots.clear()
         try:
             yield

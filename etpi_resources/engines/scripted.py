@@ -77,7 +77,7 @@ class ScriptedEngine:
                 ids.extend(splits[rng.randrange(len(splits))])
             else:
                 ids.append(token)
-        ids.append(self._chat.end_id)
+        ids = self._chat.ended(ids)
         finish: FinishReason = "stop"
         if len(ids) > request.sampler.max_tokens:
             ids, finish = ids[: request.sampler.max_tokens], "length"

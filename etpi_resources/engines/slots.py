@@ -7,7 +7,6 @@ differs from the cached ids is computed from its beginning.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from etpi_resources.engines.slot_table import SlotTable
 
 ATTENTION = "slots"
 _GROWTH = 256
@@ -35,13 +36,12 @@ def layer_kinds(config: Any) -> list[str]:
     kinds = list(getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)
     if unsupported := sorted(set(kinds) - _SUPPORTED):
         raise ValueError(
-            f"the model has layers of {', '.join(unsupported)}, whose memory the in-process engine does not keep; it "
-            f'serves models of {" and ".join(sorted(_SUPPORTED))}. Serve others with engine = "vllm"'
+            f"the model has layers of {', '.join(unsupported)}; slots cache {' and '.join(sorted(_SUPPORTED))}"
         )
     return kinds
 
 
-class Slots:
+class Slots(SlotTable):
     """The cache: `count` slots.
 
     A layer with attention has keys and values of shape (count, heads, length, head dim); `length` grows as needed. A
@@ -52,13 +52,13 @@ class Slots:
         kinds: the result of `layer_kinds`.
 
     Attributes:
-        cached_ids: the ids that each slot has computed.
         recurrent: whether any layer is recurrent.
     """
 
     def __init__(
         self, count: int, kinds: Sequence[str], heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
     ) -> None:
+        super().__init__(count, can_cut=RECURRENT not in kinds)
         self._shape = (count, heads, head_dim)
         self._options = {"dtype": dtype, "device": device}
         self.recurrent = RECURRENT in kinds
@@ -68,64 +68,11 @@ class Slots:
         self.values: dict[int, torch.Tensor] = dict(self.keys)
         self.conv_inputs: dict[int, torch.Tensor] = {}
         self.states: dict[int, torch.Tensor] = {}
-        self.cached_ids: list[list[int]] = [[] for _ in range(count)]
-        self._owner: OrderedDict[str, int] = OrderedDict()
-        self._busy: set[int] = set()
-        self._free = list(range(count))[::-1]
         self._grow(_GROWTH)
 
-    @property
-    def free_count(self) -> int:
-        """The number of slots that no request is using."""
-        return self._shape[0] - len(self._busy)
-
-    def acquire(self, session: str) -> int:
-        """Return the session's slot, or the least recently used one, and mark it busy until `release`.
-
-        Raises:
-            KeyError: the session has a request under way.
-        """
-        if session in self._owner:
-            slot = self._owner.pop(session)
-            if slot in self._busy:
-                self._owner[session] = slot
-                raise KeyError(session)
-        elif self._free:
-            slot = self._free.pop()
-        else:
-            oldest = next(name for name, slot in self._owner.items() if slot not in self._busy)
-            slot = self._owner.pop(oldest)
-            self.cached_ids[slot] = []
-        self._owner[session] = slot
-        self._busy.add(slot)
-        return slot
-
-    def release(self, slot: int) -> None:
-        """Mark the slot as no longer busy; its cache stays for the session's next request."""
-        self._busy.discard(slot)
-
-    def match_prefix(self, slot: int, prompt: Sequence[int]) -> int:
-        """Return how many leading ids of the prompt are cached, and drop the rest of the slot's cache.
-
-        The last id never counts: the model must process it to give the next token's logits.
-        """
-        cached, most = self.cached_ids[slot], len(prompt) - 1
-        matched = 0
-        for a, b in zip(cached[:most], prompt, strict=False):
-            if a != b:
-                break
-            matched += 1
-        if self.recurrent and matched < len(cached):
-            matched = 0
-        if not matched:
-            for store in (*self.conv_inputs.values(), *self.states.values()):
-                store[slot] = 0
-        self.cached_ids[slot] = cached[:matched]
-        return matched
-
-    def clear(self) -> None:
-        """Drop every slot's cache: the model's weights have changed."""
-        self.cached_ids = [[] for _ in self.cached_ids]
+    def reset(self, slot: int) -> None:
+        for store in (*self.conv_inputs.values(), *self.states.values()):
+            store[slot] = 0
 
     def reserve(self, length: int) -> None:
         """Grow every slot to at least `length` positions."""

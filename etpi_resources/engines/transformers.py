@@ -2,7 +2,8 @@
 
 One thread runs the model. Requests join the running batch as they arrive and leave it as they finish, so a rollout
 never waits for another's longer turn. A sample depends only on its request: its generator is seeded by (seed, request
-id), whatever else is in the batch. The key-value cache is in `slots`, grammars are in `masks`.
+id), whatever else is in the batch. The key-value cache is in `slots`, or in `model_caches` for models that `slots`
+cannot hold; grammars are in `masks`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from transformers import AutoModelForCausalLM, Cache
 from transformers.utils import logging as transformers_logging
 
 from etpi_resources.chat.format import ChatFormat
-from etpi_resources.engines import Completion, FinishReason, Request
+from etpi_resources.engines import Completion, FinishReason, Request, Sampler
+from etpi_resources.engines.model_caches import ModelCaches
 from etpi_resources.engines.slots import ATTENTION, RECURRENT, Slots, SlotView, layer_kinds
 
 if TYPE_CHECKING:
@@ -31,6 +33,12 @@ SLOTS = 64
 
 PREFILL_TOKENS = 8192
 """The most new prompt tokens of one forward pass, padding included: it bounds the memory of attention masks."""
+
+PROBE_IDS = 8
+"""The length of the sequence whose logits decide whether `slots` can hold a model."""
+
+ROUNDING = 0.02
+"""The largest relative difference of logits that rounding explains; attending to a wrong token exceeds it."""
 
 GATHER_SECONDS = 0.003
 """How long an idle engine waits for more requests after the first."""
@@ -59,30 +67,28 @@ class TransformersEngine:
         name: the name in lineage; contains the checkpoint's hash.
         chat: decodes outputs and defines the end-of-turn id.
         dtype: of weights and cache; float32, so that rounding does not change greedy output.
+
     Raises:
         OSError: the folder has no checkpoint that can be loaded.
-        ValueError: the model has layers of an unsupported kind (`slots.layer_kinds`).
     """
 
     def __init__(self, folder: Path, name: str, chat: ChatFormat, dtype: torch.dtype = torch.float32) -> None:
         transformers_logging.disable_progress_bar()
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, use_safetensors=True, attn_implementation="sdpa"
-        ).eval()
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True).eval()
         model.to("cuda" if torch.cuda.is_available() else "cpu")  # pyright: ignore[reportArgumentType]
-        model.set_attn_implementation(ATTENTION)
         self._start(model, name, chat)
+        model.set_attn_implementation(self._attention)
 
     def _start(self, model: Any, name: str, chat: ChatFormat) -> None:
         """Start the serving thread for a model, on the model's device."""
         self.name, self._chat, self._model = name, chat, model
         self._dtype, self._device = model.dtype, model.device
-        dtype, config = self._dtype, model.config.get_text_config()
-        self._kinds = layer_kinds(config)
-        heads = config.num_key_value_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self._slots = Slots(SLOTS, self._kinds, heads, head_dim, dtype, self._device)
+        config = model.config.get_text_config()
         self._longest = config.max_position_embeddings
+        self._attention = model.config._attn_implementation
+        self._slots: Slots | ModelCaches = ModelCaches(SLOTS, config)
+        if (slots := self._fitting_slots(config)) is not None:
+            self._slots, self._attention = slots, ATTENTION
         self._waiting: list[_BatchRow] = []
         self._arrived = threading.Condition()
         self._closed = False
@@ -122,6 +128,42 @@ class TransformersEngine:
             self._closed = True
             self._arrived.notify()
         self._thread.join()
+
+    def _fitting_slots(self, config: Any) -> Slots | None:
+        """Return slots for the model, or None if they cannot hold its layers or give it other logits."""
+        try:
+            self._kinds = layer_kinds(config)
+            head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+            slots = Slots(SLOTS, self._kinds, config.num_key_value_heads, head_dim, self._dtype, self._device)
+        except (ValueError, AttributeError):
+            return None
+        self._takes_kinds = getattr(config, "layer_types", None) is not None
+        return slots if self._same_logits(slots) else None
+
+    @torch.inference_mode()
+    def _same_logits(self, slots: Slots) -> bool:
+        """Compare the logits after a few ids, and after one more, with the model's own."""
+        ids = [(i * 7919 + 2) % self._chat.vocab_size for i in range(PROBE_IDS)]
+        training = self._model.training
+        self._model.eval()
+        direct = [
+            self._model(torch.tensor([ids[:n]], device=self._device)).logits[0, -1].float() for n in (-1, PROBE_IDS)
+        ]
+        row = _BatchRow(Request("probe", "probe", ids, (), Sampler(max_tokens=1)), torch.Generator(), slot=0)
+        try:
+            self._model.set_attn_implementation(ATTENTION)
+            cached: list[torch.Tensor] = []
+            for pending in (ids[:-1], ids[-1:]):
+                cached.append(self._slot_logits(slots, [row], [pending])[0])
+                slots.cached_ids[0] += pending
+        except (TypeError, ValueError, RuntimeError, AttributeError, KeyError):
+            return False  # the model does not call its attention or its cache as `slots` expects
+        finally:
+            self._model.set_attn_implementation(self._attention)
+            self._model.train(training)
+            slots.reset(0)
+            slots.cached_ids[0] = []
+        return all(float((a - b).abs().max() / a.abs().max()) < ROUNDING for a, b in zip(direct, cached, strict=True))
 
     # --- the serving thread ----------------------------------------------------------------------------------------
 
@@ -168,7 +210,8 @@ class TransformersEngine:
     def _prefill_batches(self, rows: Sequence[_BatchRow]) -> list[list[_BatchRow]]:
         """Group rows with similar numbers of new ids, at most PREFILL_TOKENS a batch.
 
-        With recurrent layers all rows of a batch have the same number of new ids, since padding would enter the state.
+        With caches that cannot be cut all rows of a batch have the same number of new ids, since padding would enter a
+        recurrent state.
         """
         new_ids = {
             id(row): len(row.request.prompt_ids) - self._slots.match_prefix(row.slot, row.request.prompt_ids)
@@ -176,7 +219,7 @@ class TransformersEngine:
         }
         batches: list[list[_BatchRow]] = []
         for row in sorted(rows, key=lambda r: new_ids[id(r)]):
-            fits = not self._slots.recurrent or (batches and new_ids[id(row)] == new_ids[id(batches[-1][0])])
+            fits = self._slots.can_cut or (batches and new_ids[id(row)] == new_ids[id(batches[-1][0])])
             if batches and fits and new_ids[id(row)] * (len(batches[-1]) + 1) <= PREFILL_TOKENS:
                 batches[-1].append(row)
             else:
@@ -198,21 +241,29 @@ class TransformersEngine:
     def _forward(self, rows: Sequence[_BatchRow], pending: Sequence[Sequence[int]]) -> torch.Tensor:
         """Store the keys, values and states of the pending ids; return each row's last logits, (rows, vocabulary),
         float32."""
+        if isinstance(self._slots, Slots):
+            return self._slot_logits(self._slots, rows, pending)
+        caches = self._slots
+        return torch.cat(
+            [caches.last_logits(self._model, row.slot, ids) for row, ids in zip(rows, pending, strict=True)]
+        )
+
+    def _slot_logits(self, store: Slots, rows: Sequence[_BatchRow], pending: Sequence[Sequence[int]]) -> torch.Tensor:
         width = max(map(len, pending))
         by_row = width == 1 and self._attends_by_row
-        slots = self._slots_to_run(rows, fill_gaps=width == 1 and not by_row)
-        starts = torch.tensor([len(self._slots.cached_ids[slot]) for slot in slots], device=self._device)
+        slots = self._slots_to_run(store, rows, fill_gaps=width == 1 and not by_row)
+        starts = torch.tensor([len(store.cached_ids[slot]) for slot in slots], device=self._device)
         positions = starts[:, None] + torch.arange(width, device=self._device)
         upto = int(positions.max()) + 1
-        self._slots.reserve(upto)
+        store.reserve(upto)
         index = torch.tensor([slots.index(row.slot) for row in rows], device=self._device)
         ids = torch.full((len(slots), width), self._chat.pad_id, device=self._device)
         ids[index] = torch.tensor([[*p, *[self._chat.pad_id] * (width - len(p))] for p in pending], device=self._device)
-        view = SlotView(self._slots, slots, positions, upto, by_row=by_row)
+        view = SlotView(store, slots, positions, upto, by_row=by_row)
         mask = None if by_row else torch.arange(upto, device=self._device) <= positions[:, None, :, None]
         hidden = self._model.model(
             input_ids=ids,
-            attention_mask={kind: None if kind == RECURRENT else mask for kind in self._kinds},
+            attention_mask=self._attention_mask(mask),
             position_ids=positions,
             past_key_values=cast(Cache, view),
             use_cache=False,
@@ -220,13 +271,21 @@ class TransformersEngine:
         last = torch.tensor([len(p) - 1 for p in pending], device=self._device)
         return self._model.lm_head(hidden[index, last]).float()
 
+    def _attention_mask(self, mask: torch.Tensor | None) -> Any:
+        """Return the mask as the model takes it: by kind of layer if its configuration names kinds."""
+        if self._takes_kinds:
+            return {kind: None if kind == RECURRENT else mask for kind in self._kinds}
+        # Without a mask such a model would create one; `slot_attention` reads none where it attends row by row.
+        return torch.ones((1, 1, 1, 1), dtype=torch.bool, device=self._device) if mask is None else mask
+
     @property
     def _attends_by_row(self) -> bool:
         """Whether a step of one token per row computes attention row by row. On a CPU one call per row costs less than
         reading all rows up to the longest; on a GPU it costs more."""
         return self._device.type == "cpu" and self._model.config._attn_implementation == ATTENTION
 
-    def _slots_to_run(self, rows: Sequence[_BatchRow], *, fill_gaps: bool) -> list[int]:
+    @staticmethod
+    def _slots_to_run(store: Slots, rows: Sequence[_BatchRow], *, fill_gaps: bool) -> list[int]:
         """Return the slots of a forward pass.
 
         Adjacent slots are read without a copy, so with `fill_gaps` the pass also runs over the idle slots between the
@@ -234,7 +293,7 @@ class TransformersEngine:
         reads it. A recurrent state has no such position, so its gaps are never filled.
         """
         slots = [row.slot for row in rows]
-        if not fill_gaps or self._slots.recurrent:
+        if not fill_gaps or store.recurrent:
             return slots
         span = list(range(min(slots), max(slots) + 1))
         return span if len(span) <= 2 * len(slots) else slots
@@ -253,7 +312,7 @@ class TransformersEngine:
             row.logprobs.append(logprob)
             if row.state:
                 row.state.consume(token)
-            if token == self._chat.end_id:
+            if token in self._chat.end_ids:
                 row.finish = "stop"
             elif (
                 len(row.output) >= row.request.sampler.max_tokens

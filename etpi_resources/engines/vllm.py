@@ -129,8 +129,8 @@ class VllmEngine:
         body = {
             "prompt": list(request.prompt_ids),
             "logprobs": 0,
-            # Only the loop's own end-of-turn id: a model's files may name more.
-            "stop_token_ids": [self._chat.end_id],
+            # Only the loop's own end-of-turn ids: a model's files may name more.
+            "stop_token_ids": sorted(self._chat.end_ids),
             "ignore_eos": True,
         }
         answer = self._endpoints.post("/v1/completions", self._common_body(request) | body, request.session)
@@ -196,7 +196,7 @@ class VllmEngine:
         reason = choice.get("finish_reason")
         if reason not in _FINISH:
             raise RuntimeError(f"{self.name} ended {request.request_id} with finish_reason {reason!r}")
-        text_ids = output[:-1] if output[-1] == self._chat.end_id else output
+        text_ids = self._chat.without_end(output)
         return Completion(
             prompt_ids=prompt,
             output_ids=output,

@@ -19,7 +19,7 @@ OF_TEMPLATES = {
     "qwen3_8": "qwen_xml", "nemotron_3_nano": "qwen_xml", "nemotron_3_super": "qwen_xml",
     "nemotron_3_ultra": "qwen_xml", "nemotron_3_5_lightning": "qwen_xml", "glm4moe": "glm",
     "deepseekv3": "deepseek_v3", "gptoss": "harmony", "llama3_1": "llama3_json", "llama3_2": "llama3_json",
-    "muse_glimmer": "atem",
+    "muse_glimmer": "atem", "gemma4": "gemma", "gemma4_v5": "gemma",
 }  # fmt: skip
 """TRL's templates that write tool calls -> the form of their calls."""
 
@@ -103,6 +103,8 @@ def test_turn_is_part_of_rendering_and_its_parser_reads_it_back(
     assert probed.form is not None
     call = Call("bash", arguments)
     text = probed.turn(content, [call], None, apply)
+    if probed.prose == "moved":
+        content = ""  # written after the call, so it is no part of the label
     message = {"role": "assistant", "content": content, "tool_calls": message_calls([call], as_text=probed.as_text)}
     whole = apply([{"role": "user", "content": "go"}, message], None, False)
     assert whole.removesuffix(probed.end).endswith(text), "the label is a part of the template's own rendering"
@@ -110,7 +112,7 @@ def test_turn_is_part_of_rendering_and_its_parser_reads_it_back(
     assert probed.form.render([call]) in text, "the registry writes the call as the template does"
 
 
-@pytest.mark.parametrize("name", ["gemma4", "lfm2_v2"])
+@pytest.mark.parametrize("name", ["lfm2_v2"])
 def test_error_of_unknown_form_shows_rendered_call_and_tried_forms(name: str) -> None:
     with pytest.raises(UnknownToolForm, match=r"writes a call as .*run_probe.*tried hermes, qwen_xml"):
         TemplateForm.probe(template(name), name)

@@ -13,12 +13,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
 
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.chat.grammars import ThinkGrammar
 from etpi_resources.engines import Completion, Engine, Request, Sampler
-from etpi_resources.engines.slots import ATTENTION, Slots, layer_kinds
+from etpi_resources.engines.model_caches import ModelCaches
+from etpi_resources.engines.slots import ATTENTION, Slots
 from etpi_resources.engines.transformers import TransformersEngine, _BatchRow, _sample
+from tests.support.students import make_student
 
 
 @pytest.fixture(scope="module", params=["full attention", "hybrid"])
@@ -288,12 +291,37 @@ def test_mask_of_the_qwen3_vocabulary_forbids_padding_and_control_ids():
         masks.start(BOUNDED).consume(chat.end_id)
 
 
-def test_model_with_unsupported_layers_is_refused_with_the_remedy():
-    from transformers import Qwen3Config
-
-    config = Qwen3Config(num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"], sliding_window=8)
-    with pytest.raises(ValueError, match='sliding_attention.*engine = "vllm"'):
-        layer_kinds(config)
+@pytest.mark.parametrize(
+    ("family", "cache"),
+    [
+        ("llama3_1", Slots),
+        ("qwen3_6", Slots),
+        ("gemma3", ModelCaches),
+        ("gemma4", ModelCaches),
+        ("gpt_oss", ModelCaches),
+    ],
+)
+def test_models_of_every_family_write_what_generate_writes(family: str, cache: type, tmp_path: Path):
+    folder = make_student(family, tmp_path)
+    chat = load_chat_format(str(folder), str(folder))
+    first = chat.prompt_ids([{"role": "user", "content": "Go. " * 80}])  # longer than a sliding window
+    engine = TransformersEngine(folder, family, chat)
+    try:
+        assert type(engine._slots) is cache
+        sampler = Sampler(max_tokens=8)
+        prompts = [first, first[:9]]
+        requests = [Request(f"r{i}", f"s{i}", ids, (), sampler) for i, ids in enumerate(prompts)]
+        outputs = [list(c.output_ids or ()) for c in engine.complete(requests)]
+        again = [*first, *outputs[0], 5]
+        (extended,) = engine.complete([Request("r2", "s0", again, (), sampler)])
+    finally:
+        engine.close()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    for prompt, output in zip([*prompts, again], [*outputs, list(extended.output_ids or ())], strict=True):
+        whole = model.generate(
+            torch.tensor([prompt]), max_new_tokens=8, do_sample=False, eos_token_id=sorted(chat.end_ids), pad_token_id=0
+        )
+        assert whole[0, len(prompt) :].tolist() == output
 
 
 @settings(max_examples=50)

@@ -1,4 +1,4 @@
-"""A small lake whose rollouts, pairs and data set are made by the real assets."""
+"""A small lake whose assets, from tasks to served checkpoints, are made by the real code, one at a time."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from typing import Self
 
 from etpi_assets.asset_run import Outcome
 from etpi_assets.curation import assets as curation
+from etpi_assets.evaluation import assets as evaluation
 from etpi_assets.resources import Resources
 from etpi_assets.rollouts import assets as rollouts
 from etpi_assets.scoring import assets as scoring
 from etpi_assets.tasks import assets as tasks
+from etpi_assets.training import assets as training
 from etpi_resources.lake.lake import Lake
 
-RECIPES = {recipe.node.name: recipe for stage in (tasks, rollouts, scoring, curation) for recipe in stage.ASSETS}
-
+STAGES = (tasks, rollouts, scoring, curation, training, evaluation)
+RECIPES = {recipe.node.name: recipe for stage in STAGES for recipe in stage.ASSETS}
 
 CURATION = ("selected_trajectories", "tito_pairs", "upweighted_dataset")
 

@@ -269,7 +269,7 @@ EDITS = (
     Edit(f"{C}/merge.py", "if 2 * shared >= size and", "if shared >= size and", "merging of rows", {"upweighted_dataset": every}),
     Edit(f"{C}/gates.py", "_COMMON = 0.9", "_COMMON = 0.8", "the gate on templates", {"upweighted_dataset": every}),
     Edit(f"{C}/select.py", "if value is None or value < 1:", "if value is None or value < 0.5:", "selection", {"selected_trajectories": every}),
-    Edit(f"{C}/retokenise.py", 'elif role in ("system", "user", "tool"):', 'elif role in ("system", "user"):', "re-tokenising", {"tito_pairs": every}),
+    Edit(f"{C}/retokenise.py", 'elif role in ("system", "user"):', 'elif role in ("system",):', "re-tokenising", {"tito_pairs": every}),
     Edit(f"{C}/student_form.py", 'return _RESULT.sub("", content)', 'return _RESULT.sub(" ", content)', "observations as the student sees them", {"tito_pairs": every}),
     Edit(f"{C}/captured.py", 'for m in messages if m["kind"] == "prompt"]', "for m in messages]", "messages before the first turn", {"tito_pairs": every}),
     # training and its workers

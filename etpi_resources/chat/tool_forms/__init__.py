@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from etpi_resources.chat.tool_forms.call import Call, ParsedCall, ToolForm, message_calls, parse_structured
+from etpi_resources.chat.tool_forms.gemma import GEMMA
 from etpi_resources.chat.tool_forms.markdown import MARKDOWN
 from etpi_resources.chat.tool_forms.marked import ATEM, DEEPSEEK, DEEPSEEK_V31, HARMONY, LLAMA, MISTRAL, MISTRAL_V11
 from etpi_resources.chat.tool_forms.tagged import GLM, HERMES, XML
@@ -27,6 +28,7 @@ FORMS: Mapping[str, ToolForm] = {
         DEEPSEEK_V31,
         HARMONY,
         ATEM,
+        GEMMA,
         LLAMA,
         MARKDOWN,
     )  # fmt: skip

@@ -67,7 +67,7 @@ def _llama_lark(names: Sequence[str]) -> str:
 
 # --- Mistral: up to tokenizer v7 a JSON list of calls; from v11 on, each call is a name and its arguments
 
-TOOL_CALLS, ARGS = "[TOOL_CALLS]", "[ARGS]"
+TOOL_CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
 
 def _mistral_render(calls: Sequence[Call]) -> str:
@@ -102,7 +102,8 @@ def _mistral_v11_parse(text: str) -> list[ParsedCall]:
     while at >= 0:
         start = at + len(TOOL_CALLS)
         split = text.find(ARGS, start)
-        name = text[start:split].strip() if split >= 0 else ""
+        # Tokenizer v11 writes the call's id between its name and its arguments.
+        name = text[start:split].partition(CALL_ID)[0].strip() if split >= 0 else ""
         if not name or not re.fullmatch(r"[\w.\-]{1,128}", name):
             calls.append(BAD_JSON)
             at = text.find(TOOL_CALLS, start)

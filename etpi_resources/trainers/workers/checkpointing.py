@@ -22,11 +22,12 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 
 
-def load_model(folder: str | Path, dtype: torch.dtype, *, attention: str = "sdpa") -> PreTrainedModel:
-    """Return a causal language model from a folder of safetensors, in `dtype`, on the CPU."""
-    return AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, attn_implementation=attention, use_safetensors=True, local_files_only=True
-    )
+def load_model(folder: str | Path, dtype: torch.dtype) -> PreTrainedModel:
+    """Return a causal language model from a folder of safetensors, in `dtype`, on the CPU.
+
+    Its attention is `sdpa`, or `eager` for a model without (gpt-oss).
+    """
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True, local_files_only=True)
 
 
 def stored_dtype(folder: str | Path) -> torch.dtype:

@@ -49,7 +49,7 @@ def load_sharded(folder: str | Path, shards: int, *, gpu: bool, bf16: bool) -> P
     # The label head returns views, and nothing writes into them.
     warnings.filterwarnings("ignore", message=".*returned a view tensor", category=UserWarning)
     model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="sdpa", use_safetensors=True, local_files_only=True,
+        folder, dtype=torch.float32, use_safetensors=True, local_files_only=True,
         distributed_config=DistributedConfig(fsdp_size=shards, fsdp_mixed_precision=bf16),
     )  # fmt: skip
     for module in model.modules():

@@ -1,0 +1,171 @@
+"""Small random models of families with templates of their own, each with a vocabulary of bytes and control tokens.
+
+The templates are those of TRL and mistral-common; weights and vocabularies are made here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CONSUMERS = Path(__file__).parents[2] / ".consumers"
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family: its template, its control tokens (white space between them) and its model.
+
+    Attributes:
+        bos: the token that the template writes first, None if it writes none.
+        eos: ends a turn, and pads.
+        config: (size of the vocabulary, sizes that all families share) -> the model's configuration.
+    """
+
+    template: Callable[[], str]
+    control: str
+    bos: str | None
+    eos: str
+    config: Callable[[dict[str, Any]], Any]
+
+
+@cache
+def trl_template(name: str) -> str:
+    import trl
+
+    return (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
+
+
+@cache
+def mistral_template(version: str) -> str:
+    """Return the template that mistral-common writes for a version of its tokenizer (`make consumers` installs it)."""
+    if not (CONSUMERS / "mistral_common").is_dir():
+        pytest.skip("make consumers installs mistral-common")
+    sys.path.append(str(CONSUMERS))
+    try:
+        from mistral_common.integrations.chat_templates.chat_templates import (  # pyright: ignore
+            generate_chat_template,
+        )
+        from mistral_common.tokens.tokenizers.base import TokenizerVersion  # pyright: ignore
+    finally:
+        sys.path.remove(str(CONSUMERS))
+    settings = {"model_settings_fields": None, "reasoning_effort_values": None, "reasoning_effort_default": None}
+    switches = {"image_support": False, "audio_support": False, "thinking_support": False}
+    return generate_chat_template(
+        spm=version in ("v3", "v7"), tokenizer_version=TokenizerVersion(version), default_system_prompt=None,
+        plain_thinking_support=False, use_special_token_variables=True, **switches, **settings,
+    )  # fmt: skip
+
+
+def _qwen3(sizes: dict[str, Any]) -> Any:
+    from transformers import Qwen3Config
+
+    return Qwen3Config(**sizes, head_dim=32)
+
+
+def _qwen3_5(sizes: dict[str, Any]) -> Any:
+    from transformers import Qwen3_5TextConfig
+
+    linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 32}
+    layers = ["linear_attention", "full_attention"]
+    return Qwen3_5TextConfig(**sizes, head_dim=32, linear_value_head_dim=32, layer_types=layers, **linear)
+
+
+def _llama(sizes: dict[str, Any]) -> Any:
+    from transformers import LlamaConfig
+
+    return LlamaConfig(**sizes)
+
+
+def _mistral(sizes: dict[str, Any]) -> Any:
+    from transformers import MistralConfig
+
+    return MistralConfig(**sizes, sliding_window=None)
+
+
+def _gemma3(sizes: dict[str, Any]) -> Any:
+    from transformers import Gemma3TextConfig
+
+    return Gemma3TextConfig(**sizes, head_dim=32, sliding_window=256, layer_types=SLIDING)
+
+
+def _gemma4(sizes: dict[str, Any]) -> Any:
+    from transformers import Gemma4TextConfig
+
+    inputs = {"vocab_size_per_layer_input": sizes["vocab_size"], "hidden_size_per_layer_input": 8}
+    heads = {"head_dim": 32, "global_head_dim": 32, "num_kv_shared_layers": 0}
+    return Gemma4TextConfig(**sizes, **heads, **inputs, sliding_window=256, layer_types=SLIDING)
+
+
+def _gpt_oss(sizes: dict[str, Any]) -> Any:
+    from transformers import GptOssConfig
+
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 2, "rope_parameters": {"rope_type": "default"}}
+    return GptOssConfig(**sizes, head_dim=32, sliding_window=256, layer_types=SLIDING, **experts)
+
+
+SLIDING = ["sliding_attention", "full_attention"]
+_CHATML = "<|endoftext|> <|im_start|> <|im_end|>"
+_LLAMA = "<|begin_of_text|> <|end_of_text|> <|start_header_id|> <|end_header_id|> <|eot_id|> <|eom_id|> <|python_tag|>"
+_MISTRAL = (
+    "<s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_CALLS] [CALL_ID] [ARGS] [TOOL_RESULTS] "
+    "[TOOL_CONTENT] [/TOOL_RESULTS] [SYSTEM_PROMPT] [/SYSTEM_PROMPT]"
+)
+_GEMMA4 = (
+    "<pad> <bos> <eos> <|turn> <turn|> <|tool> <tool|> <|tool_call> <tool_call|> <|tool_response> <tool_response|> "
+    '<|channel> <channel|> <|think|> <|"|>'
+)
+_HARMONY = "<|startoftext|> <|endoftext|> <|return|> <|start|> <|end|> <|message|> <|channel|> <|constrain|> <|call|>"
+
+FAMILIES = {
+    "qwen3": Family(lambda: trl_template("qwen3"), _CHATML, None, "<|im_end|>", _qwen3),
+    "qwen3_6": Family(lambda: trl_template("qwen3_6"), _CHATML, None, "<|im_end|>", _qwen3_5),
+    "llama3_1": Family(lambda: trl_template("llama3_1"), _LLAMA, "<|begin_of_text|>", "<|eot_id|>", _llama),
+    "mistral_v3": Family(lambda: mistral_template("v3"), _MISTRAL, "<s>", "</s>", _mistral),
+    "mistral_v11": Family(lambda: mistral_template("v11"), _MISTRAL, "<s>", "</s>", _mistral),
+    "gemma3": Family(
+        lambda: trl_template("gemma3"), "<pad> <bos> <eos> <start_of_turn> <end_of_turn>", "<bos>", "<eos>", _gemma3
+    ),
+    "gemma4": Family(lambda: trl_template("gemma4_v5"), _GEMMA4, "<bos>", "<eos>", _gemma4),
+    "gpt_oss": Family(lambda: trl_template("gptoss"), _HARMONY, "<|startoftext|>", "<|return|>", _gpt_oss),
+}
+
+
+def byte_tokenizer(family: Family) -> Any:
+    """Return a tokenizer of one id per byte, with the family's control tokens and template."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in family.control.split()])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token=family.bos, eos_token=family.eos, clean_up_tokenization_spaces=False
+    )
+    tokenizer.chat_template = family.template()
+    return tokenizer
+
+
+def make_student(name: str, folder: Path) -> Path:
+    """Save a model of a family with two layers of random weights, its tokenizer and its template."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    tokenizer = byte_tokenizer(FAMILIES[name])
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    sizes = {
+        "vocab_size": len(tokenizer), "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 4096,
+        "tie_word_embeddings": True, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": tokenizer.bos_token_id,
+        "pad_token_id": None,
+    }  # fmt: skip
+    AutoModelForCausalLM.from_config(FAMILIES[name].config(sizes)).to(torch.float32).save_pretrained(folder)
+    return folder
