@@ -138,6 +138,19 @@ def init(
 
 
 @etpi.command()
+@click.argument("model")
+@click.option("--template", metavar="TEMPLATE", help="another chat template: a name in TRL, a Jinja file or a folder")
+def template(model: str, template: str | None) -> int:
+    """Show what a model's chat template does to training data, and what does not work with it.
+
+    MODEL is a folder, REPO@COMMIT of the hub, or tiny. Exits with 1 if something does not work.
+    """
+    from etpi import commands
+
+    return commands.show_template(model, template)
+
+
+@etpi.command()
 @click.argument("experiments", nargs=-1, metavar="[EXPERIMENT]...")
 def status(experiments: tuple[str, ...]) -> int:
     """Show what is missing, stale or blocked, through the whole chain."""

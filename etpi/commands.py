@@ -130,6 +130,36 @@ def show_status(names: Sequence[str]) -> int:
     return 0
 
 
+def show_template(model: str, template: str | None) -> int:
+    """Print what a model's chat template does where it matters to training.
+
+    Returns:
+        1 if something of it does not work.
+
+    Raises:
+        SpecError: the model or its tokenizer cannot be read on this machine.
+    """
+    from etpi.init.student import read_student
+    from etpi_resources.chat.format import load_chat_format
+    from etpi_resources.chat.report import report
+
+    student = read_student(model)
+    if student.chat is None:
+        raise SpecError(f"{model}: {student.unknown}")
+    try:
+        chat = load_chat_format(student.base.get("tokenizer", "tiny"), template) if template else student.chat
+    except (OSError, ValueError) as error:
+        raise SpecError(f"--template {template}: {error}") from error
+    findings = report(chat)
+    width = max(len(finding.subject) for finding in findings)
+    for finding in findings:
+        print(f"{finding.subject:{width}}  {finding.seen}")
+    problems = [finding for finding in findings if finding.problem]
+    for finding in problems:
+        print(f"does not work: {finding.subject}: {finding.problem}")
+    return 1 if problems else 0
+
+
 def export_experiment(name: str, format: str, to: Path) -> int:
     """Write an experiment's data to a folder and print its contents; always 0."""
     from etpi_assets.exports import MANIFEST, export

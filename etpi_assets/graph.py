@@ -140,7 +140,7 @@ _NODES = (
         ("pairs", "dropped"),
         "Token-in/token-out pairs, one per assistant turn: steering removed, thoughts optionally, other ids unchanged.",
         upstream=("selected_trajectories", "raw_rollouts", "tasks"),
-        sections=("pairs", "base", "serving.template_kwargs", "gates.override"),
+        sections=("pairs", "base", "serving.template_kwargs", "serving.options.tool-call-parser", "gates.override"),
     ),
     Node(
         "upweighted_dataset",

@@ -20,6 +20,7 @@ from etpi_assets.importers.rows import iter_rows, row_files
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.paths import expand
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, Turn
+from etpi_resources.chat.report import report
 from etpi_resources.chat.tool_forms import Call, parse_structured
 
 LOOK_ROLLOUTS = 1000
@@ -218,6 +219,9 @@ def summary(result: Survey, student: Student) -> str:
         lines.append(f"  token ids: {result.native_turns} of {sum(result.turns)} turns; they {ids}")
     if student.unknown:
         lines.append(f"  not measured: {student.unknown}")
+    if student.chat:
+        problems = [finding for finding in report(student.chat) if finding.problem]
+        lines += [f"  the student's template: {finding.subject}: {finding.problem}" for finding in problems]
     return "\n".join(lines)
 
 

@@ -92,7 +92,7 @@ def tito_pairs(run: AssetRun) -> Produced:
     selected = run.read("selected_trajectories", "selected", columns=["rollout_id", "rollout_set"])
     dropped: list[pa.Table] = [empty("dropped")]
     references = _PairReferences(_with_capture(run))
-    syntax = LabelSyntax(student_format(spec), spec.gates)
+    syntax = LabelSyntax(student_format(spec), spec.gates, spec.serving.options.get("tool-call-parser"))
     with run.spool("pairs") as spool:
         for name in spec.rollout_sets:
             rollout_set: RolloutSetSpec = run.specs.get("rollout_set", name)  # pyright: ignore[reportAssignmentType]

@@ -2,7 +2,8 @@
 
 A chat template that receives tools tells the model how to call them. Labels in another syntax train a student whose
 calls no parser reads, with a healthy loss. So each label is parsed with the parser that serving uses, and compared with
-what the template writes for the same calls.
+what the template writes for the same calls; its tools are those of its prompt, and the parser that the serving's
+options name is one for the form.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import pyarrow as pa
 
 from etpi_assets.agent.actions import after_think
 from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn
+from etpi_assets.curation.student_form import tool_name
 from etpi_assets.specs.experiment import GatesSection
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.chat.tool_forms import FORMS, Call
@@ -33,8 +35,9 @@ _NAME = "label_syntax"
 class LabelSyntax:
     """The check, over the agents and pairs of a few rollouts at a time."""
 
-    def __init__(self, chat: ChatFormat, section: GatesSection) -> None:
-        self._chat, self._turns_lost = chat, section.turns_lost
+    def __init__(self, chat: ChatFormat, section: GatesSection, parser: str | None = None) -> None:
+        """Take the student's format, the bounds, and the parser of calls that the serving's options name, if any."""
+        self._chat, self._turns_lost, self._parser = chat, section.turns_lost, parser
         self._agents: list[CapturedAgent] = []
         self._unknown: str | None = None
         try:
@@ -45,6 +48,7 @@ class LabelSyntax:
         self._figures: Counter[str] = Counter()
         self._faults: dict[str, list[str]] = {}
         self._lost_endings: Counter[str] = Counter()
+        self._not_offered: Counter[str] = Counter()
         self._rendered = 0
 
     def collect(self, agents: Iterable[CapturedAgent]) -> Iterator[CapturedAgent]:
@@ -68,7 +72,7 @@ class LabelSyntax:
             for turn in agent.turns:
                 row = labels.get((agent.rollout_id, agent.agent_id, turn.turn))
                 if row is not None:
-                    self._check_label(row, turn, shows_tools, agent.tools)
+                    self._check_label(row, turn, shows_tools, agent.tools, last=turn is agent.turns[-1])
             if agent.finished and agent.turns:
                 last = (agent.rollout_id, agent.agent_id, agent.turns[-1].turn)
                 self._figures["finished"] += 1
@@ -90,6 +94,19 @@ class LabelSyntax:
                 f"the last turn of {lost} of {finished} finished conversations is dropped ({reasons}; bound "
                 f"{self._turns_lost:.2f}, gates.turns_lost): the student would not learn to stop"
             )
+        calling, strangers = self._figures["with_calls"], self._figures["not_offered"]
+        if strangers and strangers > self._turns_lost * calling:
+            problems.append(
+                f"{strangers} of {calling} labels with calls call tools that their prompts do not offer "
+                f"({', '.join(f'{name} {n}' for name, n in self._not_offered.most_common(_SHOWN))}; bound "
+                f"{self._turns_lost:.2f}, gates.turns_lost): name the tools as the prompt does"
+            )
+        if self._parser and self._form and self._parser not in self._form.servers and self._figures["in_form"]:
+            readers = " or ".join(map(repr, self._form.servers)) or "none of vLLM's"
+            problems.insert(
+                0,
+                f"serving.options has tool-call-parser = {self._parser!r}, which does not read {form}; {readers} does",
+            )
         if self._unknown and (self._figures["with_calls"] or any(self._prompt_shows_tools.values())):
             problems.insert(0, self._unknown)
         if problems:
@@ -105,6 +122,10 @@ class LabelSyntax:
             message += f" {self._rendered} are equal to the template's own rendering."
         if bare:
             message += f" {bare} contain calls although their prompts offer no tools: see pairs.tools."
+        if unshown := self._figures["calls_unshown"]:
+            message += f" {unshown} call tools that the template does not write into the prompt."
+        if strangers:
+            message += f" {strangers} call tools that their prompts do not offer."
         if lost_prose := self._figures["prose_lost"]:
             message += (
                 f" {lost_prose} lack the text beside their calls, which the template does not write before a call."
@@ -112,7 +133,7 @@ class LabelSyntax:
         return CheckOutcome(_NAME, True, message, figures=figures)
 
     def _check_label(
-        self, row: dict[str, Any], turn: CapturedTurn, shows_tools: bool, tools: Sequence[Any] | None
+        self, row: dict[str, Any], turn: CapturedTurn, shows_tools: bool, tools: Sequence[Any] | None, *, last: bool
     ) -> None:
         self._figures["labels"] += 1
         self._figures["prose_lost"] += turn.prose_lost
@@ -127,14 +148,21 @@ class LabelSyntax:
             return
         parsed = self._form.parse(body)
         self._figures["with_calls"] += bool(parsed)
+        self._figures["in_form"] += bool(turn.calls) or (shows_tools and bool(parsed))
+        offered = {name for tool in tools or () if (name := tool_name(tool))}
+        strange = [call.name for call in parsed if isinstance(call, Call) and call.name not in offered]
+        if offered and strange and not self._chat.calls_in_content:
+            self._figures["not_offered"] += 1
+            self._not_offered.update(strange)
         if turn.calls:
             self._figures["calls_without_tools"] += not tools
+            self._figures["calls_unshown"] += bool(tools) and not shows_tools and not self._chat.calls_in_content
             if not self._form.same(parsed, turn.calls):
                 self._fault(f"are not read back as the captured calls by the {self._form.name} parser", row["pair_id"],
                             body)  # fmt: skip
             else:
                 self._compare_with_template(row, turn.calls, tools, text)
-        elif shows_tools and (problem := self._wrong_syntax(body, parsed)):
+        elif shows_tools and (problem := self._wrong_syntax(body, parsed, acts=not last)):
             self._fault(problem, row["pair_id"], body)
 
     def _compare_with_template(
@@ -147,13 +175,18 @@ class LabelSyntax:
         if not text.rstrip().endswith(written):
             self._fault("are not what the template itself writes for the same calls", row["pair_id"], text)
 
-    def _wrong_syntax(self, body: str, parsed: Sequence[Call | str]) -> str | None:
-        """Return what is wrong with a label whose prompt asks for calls in the template's form, None if nothing is."""
+    def _wrong_syntax(self, body: str, parsed: Sequence[Call | str], *, acts: bool) -> str | None:
+        """Return what is wrong with a label whose prompt asks for calls in the template's form, None if nothing is.
+
+        Args:
+            acts: whether the conversation goes on, so that a fenced command was run; an answer may show one.
+        """
         assert self._form is not None
         if any(isinstance(call, Call) for call in parsed):
             return None
         for form in FORMS.values():
-            if form is self._form or form.marker is None or form.marker not in body:
+            marked = form.marker in body if form.marker else acts and form is FORMS["markdown"]
+            if form is self._form or not marked:
                 continue
             if any(isinstance(call, Call) for call in form.parse(body)):
                 return f"call tools as {form.name} where the prompt asks for {self._form.name}"

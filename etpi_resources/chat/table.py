@@ -57,11 +57,16 @@ call and the forms that were tried. The template renders the structured calls of
 parses the model's calls with the same form.
 
 The check `label_syntax` of `tito_pairs` blocks a data set whose labels write calls in another form than the template,
-cannot be parsed, or lack the end-of-turn token. It also blocks if too many finished conversations lose their last turn
-(`gates.turns_lost`).
+cannot be parsed, or lack the end-of-turn token, and one whose serving names a parser that does not read the form
+(`serving.options.tool-call-parser`). It also blocks if too many finished conversations lose their last turn, or call
+tools that no prompt offers (`gates.turns_lost`). etpi's agent loop parses the text of a turn itself, so it needs no
+parser in the server; other clients of the server do.
 
-| form | a call (⏎ is a line break) |
-| --- | --- |
+What `etpi template MODEL` says about any other template, and which families are tested whole:
+[own_model.md](own_model.md).
+
+| form | vLLM's parser | a call (⏎ is a line break) |
+| --- | --- | --- |
 {forms}
 """
 _OBSERVATIONS = """
@@ -82,7 +87,13 @@ def page() -> str:
     for entry in rows:
         shared.setdefault(entry["observation"], []).append(f"`{entry['template']}`")
     observations = "".join(f"\n{', '.join(names)}:\n\n{text}\n" for text, names in shared.items())
-    foot = _FOOT.replace("{forms}", "\n".join(_line([f"`{form.name}`", _example(form)]) for form in FORMS.values()))
+    foot = _FOOT.replace(
+        "{forms}",
+        "\n".join(
+            _line([f"`{form.name}`", ", ".join(f"`{name}`" for name in form.servers) or "-", _example(form)])
+            for form in FORMS.values()
+        ),
+    )
     return f"{_HEAD}{chr(10).join(lines)}\n{foot}{_OBSERVATIONS}{observations}"
 
 

@@ -222,6 +222,7 @@ PROGRAMS = {
     "etpi_assets.definitions": "hands Dagster the assets",
     "etpi_assets.exports": "writes data for other programs; no asset holds it",
     "etpi_assets.runs.dry_run": "etpi run --dry-run: shows the plan",
+    "etpi_resources.chat.report": "etpi template: shows what a chat template does",
     "etpi_assets.runs.explain": "etpi explain: shows keys and differences",
     "etpi_assets.runs.preflight": "checks before a run",
     "etpi_assets.tiny_bases.rebuild": "rebuilds the shipped tiny bases, a command",

@@ -38,6 +38,8 @@ class ToolForm:
         lark: tool names -> a Lark grammar of one call, for llguidance.
         typed: whether argument values keep their JSON types; if not, the parser returns them as text.
         marker: a string that every call of this form contains and prose does not; None if the form has no such string.
+        servers: the parsers of vLLM (`--tool-call-parser`) that read the form, by the names in its
+            `vllm/tool_parsers/__init__.py`; empty if it has none.
     """
 
     name: str
@@ -46,6 +48,7 @@ class ToolForm:
     lark: Callable[[Sequence[str]], str]
     typed: bool = True
     marker: str | None = None
+    servers: tuple[str, ...] = ()
 
     def same(self, left: Sequence[ParsedCall], right: Sequence[ParsedCall]) -> bool:
         """Return whether both sides are the same calls; if the form is not typed, values are compared as text."""

@@ -125,4 +125,4 @@ def _lark(names: Sequence[str]) -> str:
     )
 
 
-GEMMA = ToolForm("gemma", _render, _parse, _lark, marker=OPENING)
+GEMMA = ToolForm("gemma", _render, _parse, _lark, marker=OPENING, servers=("gemma4",))

@@ -230,10 +230,12 @@ def _atem_render(calls: Sequence[Call]) -> str:
 
 def _atem_parse(text: str) -> list[ParsedCall]:
     calls: list[ParsedCall] = []
-    for match in _ATEM.finditer(text):
+    at = 0
+    while match := _ATEM.search(text, at):
         end = text.find("</atem:invoke>", match.end())
         if end < 0:
             return [*calls, UNCLOSED_CALL]
+        at = end
         pairs = re.findall(
             r'<atem:parameter name="([^"]{1,128})">(.*?)</atem:parameter>', text[match.end() : end], re.DOTALL
         )
@@ -251,12 +253,25 @@ def _atem_lark(names: Sequence[str]) -> str:
     )
 
 
-LLAMA = ToolForm("llama3_json", _llama_render, _llama_parse, _llama_lark)
-MISTRAL = ToolForm("mistral", _mistral_render, _mistral_parse, _mistral_lark, marker=f"{TOOL_CALLS}[")
-MISTRAL_V11 = ToolForm("mistral_v11", _mistral_v11_render, _mistral_v11_parse, _mistral_v11_lark, marker=ARGS)
-DEEPSEEK = ToolForm("deepseek_v3", _deepseek_render, _deepseek_parse, _deepseek_lark, marker=_CALL_BEGIN)
-DEEPSEEK_V31 = ToolForm(
-    "deepseek_v3_1", _deepseek_v31_render, _deepseek_v31_parse, _deepseek_v31_lark, marker=_CALL_BEGIN
+LLAMA = ToolForm("llama3_json", _llama_render, _llama_parse, _llama_lark, servers=("llama3_json", "llama4_json"))
+MISTRAL = ToolForm(
+    "mistral", _mistral_render, _mistral_parse, _mistral_lark, marker=f"{TOOL_CALLS}[", servers=("mistral",)
 )
-HARMONY = ToolForm("harmony", _harmony_render, _harmony_parse, _harmony_lark, marker="to=functions.")
+MISTRAL_V11 = ToolForm(
+    "mistral_v11", _mistral_v11_render, _mistral_v11_parse, _mistral_v11_lark, marker=ARGS, servers=("mistral",)
+)
+DEEPSEEK = ToolForm(
+    "deepseek_v3", _deepseek_render, _deepseek_parse, _deepseek_lark, marker=_CALL_BEGIN, servers=("deepseek_v3",)
+)
+DEEPSEEK_V31 = ToolForm(
+    "deepseek_v3_1",
+    _deepseek_v31_render,
+    _deepseek_v31_parse,
+    _deepseek_v31_lark,
+    marker=_CALL_BEGIN,
+    servers=("deepseek_v31",),
+)
+HARMONY = ToolForm(
+    "harmony", _harmony_render, _harmony_parse, _harmony_lark, marker="to=functions.", servers=("openai",)
+)
 ATEM = ToolForm("atem", _atem_render, _atem_parse, _atem_lark, typed=False, marker="<atem:invoke")

@@ -170,11 +170,28 @@ def _glm_lark(names: Sequence[str]) -> str:
 
 
 HERMES = ToolForm(
-    "hermes", lambda calls: "\n".join(map(hermes_call, calls)), _parse_hermes, _hermes_lark, marker=OPENING
+    "hermes",
+    lambda calls: "\n".join(map(hermes_call, calls)),
+    _parse_hermes,
+    _hermes_lark,
+    marker=OPENING,
+    servers=("hermes",),
 )
 XML = ToolForm(
-    "qwen_xml", lambda calls: "\n".join(map(xml_call, calls)), _parse_xml, _xml_lark, typed=False, marker="<function="
+    "qwen_xml",
+    lambda calls: "\n".join(map(xml_call, calls)),
+    _parse_xml,
+    _xml_lark,
+    typed=False,
+    marker="<function=",
+    servers=("qwen3_coder", "qwen3_xml"),
 )
 GLM = ToolForm(
-    "glm", lambda calls: "\n".join(map(_glm_call, calls)), _parse_glm, _glm_lark, typed=False, marker="<arg_key>"
+    "glm",
+    lambda calls: "\n".join(map(_glm_call, calls)),
+    _parse_glm,
+    _glm_lark,
+    typed=False,
+    marker="<arg_key>",
+    servers=("glm45", "glm47"),
 )
