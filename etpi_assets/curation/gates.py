@@ -8,7 +8,6 @@ spec can change are in `integrity`.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -23,6 +22,7 @@ import pyarrow.compute as pc
 from etpi_assets.curation.upweight import loss_share_by_turn
 from etpi_assets.scoring.intervals import decide, rate
 from etpi_assets.specs.experiment import GatesSection
+from etpi_assets.specs.plugins import near
 from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.stored import Rows, batches, columns_of, counts, dicts
 
@@ -45,10 +45,7 @@ def validate_overrides(section: GatesSection, names: Collection[str]) -> None:
     """Raise ValueError unless every override names one of the checks `names` and gives a reason."""
     for name, reason in section.override.items():
         if name not in names:
-            nearest = difflib.get_close_matches(name, names, n=1, cutoff=0)
-            raise ValueError(
-                f"gates.override.{name}: no such check; did you mean {nearest[0]!r}? The checks are {sorted(names)}"
-            )
+            raise ValueError(f"gates.override.{name}: no such check.{near(name, names)} The checks are {sorted(names)}")
         if not reason.strip():
             raise ValueError(f"gates.override.{name}: give the reason why its failure is accepted")
 

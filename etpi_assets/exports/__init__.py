@@ -1,11 +1,11 @@
 """Exports an experiment in the formats of other programs, with a manifest that keeps its lineage.
 
-EXPORTS is the registry. To add a format, write a module with an `Export` and add it here.
+EXPORTS is the registry. To add a format here, write a module with an `Export` and add it; other distributions give
+formats as plugins.
 """
 
 from __future__ import annotations
 
-import difflib
 import json
 import shutil
 import uuid
@@ -18,6 +18,7 @@ from etpi_assets.exports.format import Export, Written
 from etpi_assets.exports.source import ExportSource
 from etpi_assets.resources import Resources
 from etpi_assets.specs.load import SpecError
+from etpi_assets.specs.plugins import plugin, unknown
 from etpi_resources.lake.lake import sha256_of
 
 _ALL = (
@@ -42,17 +43,15 @@ def export(experiment: str, format: str, to: Path, resources: Resources) -> dict
         LakeError: an exported asset is not built, or one of its checks failed.
         NotConverted: the checkpoints cannot be converted to GGUF.
     """
-    if format not in EXPORTS:
-        near = difflib.get_close_matches(format, EXPORTS, n=1, cutoff=0.0)[0]
-        raise SpecError(f"unknown export format {format!r}; did you mean {near!r}? Known formats: {', '.join(EXPORTS)}")
+    exporter = export_named(format)
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise SpecError(f"{to} is not empty; an export needs a folder of its own: name another, or remove this one")
-    source = ExportSource(experiment, resources, EXPORTS[format].assets)
+    source = ExportSource(experiment, resources, exporter.assets)
     versions = source.versions()
     staging = to.with_name(f".{to.name}.{uuid.uuid4().hex[:8]}")
     staging.mkdir(parents=True)
     try:
-        written = EXPORTS[format].write(source, staging)
+        written = exporter.write(source, staging)
         if set(files := _files(staging)) != set(written.rows):
             raise AssertionError(f"the {format} export wrote {files}, but reported {sorted(written.rows)}")
         manifest = _manifest(source, format, versions, written, staging)
@@ -64,6 +63,15 @@ def export(experiment: str, format: str, to: Path, resources: Resources) -> dict
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return manifest
+
+
+def export_named(format: str) -> Export:
+    """Return the export of that name. Raises SpecError if there is none, or a plugin cannot be used."""
+    if named := plugin("export", format, EXPORTS):
+        return named.load()
+    if format not in EXPORTS:
+        raise SpecError(unknown("export", format, EXPORTS))
+    return EXPORTS[format]
 
 
 def _manifest(source: ExportSource, format: str, versions: Mapping[str, str], written: Written, folder: Path) -> dict:

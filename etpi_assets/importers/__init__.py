@@ -1,11 +1,11 @@
 """Importers of rollouts that other programs recorded, one module per format; the registry and format detection.
 
-A format is a module with a `FORMAT`. To add one, add its module to `_MODULES`.
+A format is a module with a `FORMAT`. To add one here, add its module to `_MODULES`; other distributions give formats as
+plugins.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -28,6 +28,7 @@ from etpi_assets.importers import (
 )
 from etpi_assets.importers.conversation import Options
 from etpi_assets.importers.format import DetectionInput, Format, ImportResult
+from etpi_assets.specs.plugins import near, plugin, plugin_names, unknown
 from etpi_assets.trajectories.records import RolloutRecord
 
 _MODULES = (
@@ -54,7 +55,7 @@ def import_runs(format: str, path: Path, options: Mapping[str, Any] | None = Non
     The number of results is `count_found`: imported + refused = found. `sample` numbers the rollouts of a task.
 
     Args:
-        format: a name of IMPORTERS, or "auto".
+        format: a name of IMPORTERS or of a plugin, or "auto".
         options: fields of `Options`; `options` of the rollout set.
 
     Raises:
@@ -86,27 +87,42 @@ def importer_of(format: str, path: Path) -> Format:
     """Return the importer of that name; for "auto" the one that claims the path. Raises as `import_runs` does."""
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; the rollout set's `path` has to name a folder or a file")
-    if format != "auto" and format not in IMPORTERS:
-        near = difflib.get_close_matches(format, IMPORTERS, n=1, cutoff=0.0)[0]
-        raise ValueError(f"format {format!r} is unknown, the nearest is {near!r}; known: {', '.join(IMPORTERS)}, auto")
-    return IMPORTERS[detect(path) if format == "auto" else format]
+    return importer_named(detect(path) if format == "auto" else format)
+
+
+def importer_named(format: str) -> Format:
+    """Return the importer of that name. Raises ValueError if there is none."""
+    if named := plugin("format", format, IMPORTERS):
+        return named.load()
+    if format not in IMPORTERS:
+        raise ValueError(f"{unknown('format', format, IMPORTERS)}, auto")
+    return IMPORTERS[format]
 
 
 def detect(path: Path) -> str:
     """Detect the format of a folder or file. Raises ValueError if there is none or more than one.
 
-    The lowest rank wins: a program's own folders before rows, a program's own columns before plain message rows.
+    The lowest rank wins: a program's own folders before rows, a program's own columns before plain message rows, and
+    formats of plugins last.
     """
     source = DetectionInput(path)
     for rank in sorted({importer.rank for importer in IMPORTERS.values()}):
         names = [name for name, importer in IMPORTERS.items() if importer.rank == rank and importer.claims(source)]
-        if len(names) == 1:
-            return names[0]
         if names:
-            raise ValueError(
-                f"{path} holds {' and '.join(names)}; name one in `format`, or make one rollout set of each folder"
-            )
-    raise ValueError(f"{path} holds no known format ({', '.join(IMPORTERS)}); name it in `format` if it should")
+            return _only(names, path)
+    if names := [name for name in plugin_names("format") if importer_named(name).claims(source)]:
+        return _only(names, path)
+    known = [*IMPORTERS, *plugin_names("format")]
+    raise ValueError(f"{path} holds no known format ({', '.join(known)}); name it in `format` if it should")
+
+
+def _only(names: list[str], path: Path) -> str:
+    """Return the only name. Raises ValueError if there are more."""
+    if len(names) > 1:
+        raise ValueError(
+            f"{path} holds {' and '.join(names)}; name one in `format`, or make one rollout set of each folder"
+        )
+    return names[0]
 
 
 def read_options(options: Mapping[str, Any]) -> Options:
@@ -115,8 +131,7 @@ def read_options(options: Mapping[str, Any]) -> Options:
     values: dict[str, Any] = {}
     for key, value in options.items():
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
-            raise ValueError(f"options.{key}: unknown option; the nearest valid one is {near!r}")
+            raise ValueError(f"options.{key}: unknown option.{near(key, known)} Known: {', '.join(sorted(known))}")
         if key == "capture" and value not in ("native", "retokenised"):
             raise ValueError(f"options.capture: {value!r} is neither native nor retokenised")
         if not key.endswith("_commands"):

@@ -21,7 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from etpi_assets.importers import IMPORTERS, importer_of, read_options
+from etpi_assets.importers import importer_named, importer_of, read_options
 from etpi_assets.tasks.family import RejectedInput
 from etpi_assets.trajectories import checks
 from etpi_assets.trajectories.tables import TABLES, captured_digest, to_rows
@@ -128,7 +128,7 @@ def read_part(source: ImportSource, units: Sequence[Path], number: int, spill: P
     Returns:
         The part's figures: those of the checks, and "exits", "drifted", "reasons", "errors", "first_error", "found".
     """
-    importer, root, options = IMPORTERS[source.format], Path(source.root), read_options(source.options)
+    importer, root, options = importer_named(source.format), Path(source.root), read_options(source.options)
     figures: list[dict[str, Any]] = [{"found": sum(importer.found(unit, root) for unit in units)}]
     with _PartWriter(spill, number) as out:
         rows: dict[str, list[dict[str, Any]]] = {name: [] for name in _NAMES}

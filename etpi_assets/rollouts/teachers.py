@@ -1,4 +1,4 @@
-"""Open the engine of a rollout set's `[engine]` section: a scripted policy of its suite family, or a model."""
+"""Open the engine of a rollout set's `[engine]` section: a scripted policy of its family, a model, or a plugin."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from etpi_assets.agent.oracle import null_policy, reference_policy
 from etpi_assets.rollouts.models import model_engine
 from etpi_assets.specs.load import SpecError
-from etpi_assets.specs.rollout_set import EngineSection
+from etpi_assets.specs.plugins import plugin
+from etpi_assets.specs.rollout_set import ENGINE_KINDS, EngineSection
 from etpi_assets.tasks.family import Family
 from etpi_assets.worlds.arithmetic_tiny.policy import ArithmeticSkill, ArithmeticTinyPolicy
 from etpi_assets.worlds.coop_tiny.policy import CoopTinyPolicy, CoopTinySkill
@@ -47,6 +48,8 @@ def make_engine(
         return ScriptedEngine(reference_policy(family), chat, section.teacher, settings={"policy": "reference"})
     if section.kind == "null":
         return ScriptedEngine(null_policy, chat, section.teacher, settings={"policy": "null"})
+    if named := plugin("engine", section.kind, ENGINE_KINDS):
+        return named.load()(section, chat)
     if section.kind == "scripted":
         if family_name not in POLICIES:
             raise SpecError(

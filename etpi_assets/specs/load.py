@@ -18,6 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.folders import FOLDERS, SpecFolder, checked, user_folders, where_read
 from etpi_assets.specs.presets import preset_values
@@ -29,10 +30,6 @@ SHIPPED = Path(__file__).resolve().parent
 MODELS: dict[str, type[BaseModel]] = {"suite": SuiteSpec, "rollout_set": RolloutSetSpec, "experiment": ExperimentSpec}
 
 AnySpec = SuiteSpec | RolloutSetSpec | ExperimentSpec
-
-
-class SpecError(ValueError):
-    """A spec is invalid or does not exist; the message names the file, the key and the remedy."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
+from etpi_assets.specs.plugins import plugin_names, unknown
 from etpi_assets.specs.section import Omitted, Section
 from etpi_resources.chat.grammars import SLOTS, ThinkGrammar
 
@@ -63,13 +64,18 @@ _READ_BY = {
 """The kinds of engine that read a key of `[engine]`; other kinds refuse the key instead of ignoring it."""
 
 
+ENGINE_KINDS = ("scripted", "reference", "null", "transformers", "vllm", "openai")
+"""The kinds of engine that etpi gives; plugins give others."""
+
+
 class EngineSection(Section):
     """The model or policy that acts (docs/engines.md). `skill` and `noncanonical` are read by scripted policies, the
     keys below `teacher` by models."""
 
-    kind: Literal["scripted", "reference", "null", "transformers", "vllm", "openai"]
+    kind: str
     """What acts: a `scripted` policy of the suite's family, the `reference` solution, a `null` policy that submits
-    nothing, or a model through `transformers`, `vllm` or an `openai` endpoint."""
+    nothing, a model through `transformers`, `vllm` or an `openai` endpoint, or the name of a plugin
+    (docs/own_code.md)."""
     teacher: str
     """The name of the model or policy in lineage and reports."""
     model: str | None = Field(default=None, examples=["hub:Qwen/Qwen3-0.6B@<commit>"])
@@ -120,6 +126,10 @@ class EngineSection(Section):
             raise ValueError(f'engine.kind = "{self.kind}" needs `model`')
         if self.kind == "openai" and len(self.urls) != 1:
             raise ValueError('engine.kind = "openai" needs one base URL in `urls`, as https://host/v1')
+        if self.kind not in ENGINE_KINDS:
+            if self.kind not in plugin_names("engine"):
+                raise ValueError(unknown("engine", self.kind, ENGINE_KINDS))
+            return self  # a plugin reads the keys that it needs
         for name, kinds in _READ_BY.items():
             if self.kind not in kinds and getattr(self, name) != type(self).model_fields[name].get_default(
                 call_default_factory=True

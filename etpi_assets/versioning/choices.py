@@ -69,7 +69,7 @@ class Choice:
 
     def narrow(self, targets: set[Target], code: Codebase, selection: Selection) -> set[Target]:
         """Return `targets` without those of unselected options, and with those of selected options."""
-        options = _options(self, code)
+        options = options_of(self, code)
         selected = [name for name in options if name in selection.get(self.kind, options)]
         wanted = {target for name in selected for target in options[name]}
         offered = {target for targets in options.values() for target in targets}
@@ -78,7 +78,8 @@ class Choice:
 
 
 @cache
-def _options(choice: Choice, code: Codebase) -> Mapping[str, tuple[Target, ...]]:
+def options_of(choice: Choice, code: Codebase) -> Mapping[str, tuple[Target, ...]]:
+    """Return the options of a choice in the code: option -> targets."""
     return choice.options(code)
 
 
@@ -348,7 +349,7 @@ def applies(node: Node, key: str, specs: Specs) -> bool:
         "sft_checkpoint": spec.train.method != "none",
         "rl_checkpoint": spec.rl.method != "none",
         "rl_rewards": spec.rl.method != "none",
-        "serving_probe": spec.evaluate is not None,
+        "serving_probe": spec.evaluate is not None or spec.train.method != "none" or spec.rl.method != "none",
         "eval_rollouts": spec.evaluate is not None,
     }
     return computes.get(node.name, True)

@@ -13,7 +13,7 @@ import gc
 import json
 import re
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -86,10 +86,10 @@ class Filter:
 
 
 class Codebase:
-    """The sources below a root folder. Each file is read once, when it is first reached."""
+    """The sources of packages below a root folder. Each file is read once, when it is first reached."""
 
-    def __init__(self, root: Path = ROOT) -> None:
-        self.root = root
+    def __init__(self, root: Path = ROOT, packages: Sequence[str] = PACKAGES) -> None:
+        self.root, self.packages = root, tuple(packages)
         self._sources: dict[str, Source | None] = {}
         self._edges: dict[Target, set[Target]] = {}
         self._files: dict[str, str] = {}
@@ -99,7 +99,7 @@ class Codebase:
 
     def with_changed(self, file: str) -> Codebase:
         """Return a copy that reads one file (a path from the root) again and shares the other parsed files."""
-        other = Codebase(self.root)
+        other = Codebase(self.root, self.packages)
         other._paths, other._files = self._paths, {path: d for path, d in self._files.items() if path != file}
         if not file.endswith(".py"):
             other._sources, other._edges, other._methods = self._sources, self._edges, self._methods
@@ -122,7 +122,7 @@ class Codebase:
         """Return the file of a first-party module."""
         if module not in self._paths:
             base = self.root.joinpath(*module.split("."))
-            files = (base.with_suffix(".py"), base / "__init__.py") if module.split(".")[0] in PACKAGES else ()
+            files = (base.with_suffix(".py"), base / "__init__.py") if module.split(".")[0] in self.packages else ()
             self._paths[module] = next((path for path in files if path.is_file()), None)
         return self._paths[module]
 
@@ -136,14 +136,14 @@ class Codebase:
     @cached_property
     def modules(self) -> list[str]:
         """Every first-party module, sorted."""
-        paths = [p.relative_to(self.root) for package in PACKAGES for p in (self.root / package).rglob("*.py")]
+        paths = [p.relative_to(self.root) for package in self.packages for p in (self.root / package).rglob("*.py")]
         return sorted(".".join((p.parent if p.name == "__init__.py" else p.with_suffix("")).parts) for p in paths)
 
     @cached_property
     def data(self) -> list[str]:
         """Every data file of the packages except specs, and the SQL files as sql/..., as sorted paths from the root."""
         specs, sql = self.root / "etpi_assets" / "specs", self.file("sql")
-        paths = [p for name in PACKAGES for p in (self.root / name).rglob("*") if p.suffix in DATA_SUFFIXES]
+        paths = [p for name in self.packages for p in (self.root / name).rglob("*") if p.suffix in DATA_SUFFIXES]
         data = [p for p in paths if p.is_file() and specs not in p.parents and SQL_IN_WHEEL not in p.as_posix()]
         queries = [f"sql/{p.relative_to(sql).as_posix()}" for p in sql.rglob("*.sql")]
         return sorted([*(p.relative_to(self.root).as_posix() for p in data), *queries])
@@ -217,13 +217,15 @@ class Codebase:
     def by_method(self, target: Target) -> bool:
         """Return whether each method of a class counts only if reached code names it.
 
-        This holds for classes whose bases are in this project, unless another package may call their methods.
+        This holds for classes whose bases are in this project, unless another package may call their methods, as etpi
+        calls those of a plugin.
         """
         if target not in self._by_method:
             module, _, name = target.partition(":")
             definition = self.definition(target)
             self._by_method[target] = (
-                "." not in name
+                self.packages == PACKAGES
+                and "." not in name
                 and target not in CALLED_ELSEWHERE
                 and definition.shell is not None
                 and not self.is_section(target)
@@ -284,7 +286,7 @@ class Codebase:
 
     def _named(self, module: str, text: str) -> Iterable[Target]:
         """Return the targets that a string constant names: a module to run, or a data file in or below the folder."""
-        if text.split(".")[0] in PACKAGES and self.path(text) is not None:
+        if text.split(".")[0] in self.packages and self.path(text) is not None:
             return [f"{text}:!"]
         if not re.fullmatch(r"[\w./-]+\.\w+", text):
             return []

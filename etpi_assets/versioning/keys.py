@@ -9,9 +9,19 @@ from dataclasses import dataclass
 from functools import cache
 
 from etpi_assets.graph import GRAPH, Node
+from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.load import Specs
+from etpi_assets.specs.plugins import GROUPS, Plugin, plugin, plugin_names
 from etpi_assets.specs.rollout_set import TinySection
-from etpi_assets.versioning.choices import Selection, applies, narrowing, selection, selection_of_base
+from etpi_assets.versioning.choices import (
+    CHOICES,
+    Selection,
+    applies,
+    narrowing,
+    options_of,
+    selection,
+    selection_of_base,
+)
 from etpi_assets.versioning.codebase import PACKAGES, Codebase, CodeVersion
 from etpi_assets.versioning.source import digest_of
 from etpi_resources.lake.schemas import TABLES
@@ -76,6 +86,20 @@ def definition_version(target: str) -> str:
     return CODE.reach([target], narrowing(CODE, {})).digest if CODE.exists(target) else ""
 
 
+@cache
+def plugin_code(point: Plugin) -> CodeVersion:
+    """Return the code of its distribution that a plugin reaches.
+
+    Raises:
+        SpecError: its module or attribute does not exist.
+    """
+    code = Codebase(point.root, (point.module.split(".")[0],))
+    try:
+        return code.reach([f"{point.module}:{point.attribute.split('.')[0]}"])
+    except KeyError:
+        raise SpecError(f"{point.distribution} names {point.module}:{point.attribute}, which does not exist") from None
+
+
 def file_of(module: str) -> str:
     """Return the path of a module from the project's root; names of data files and tables are returned unchanged."""
     path = CODE.path(module)
@@ -103,8 +127,23 @@ def _code_of(
         return PartitionCode(only, None)
     options: Selection = {kind: frozenset(names) for kind, names in selected}
     narrowed = narrowing(code, options)
-    whole = CodeVersion({**code.reach([root], narrowed).definitions, **tables})
-    return PartitionCode(whole, code.reach(node.kept, narrowed) if node.kept else None)
+    whole = _with_plugins(code.reach([root], narrowed), options)
+    kept = _with_plugins(code.reach(node.kept, narrowed), options) if node.kept else None
+    return PartitionCode(CodeVersion({**whole.definitions, **tables}), kept)
+
+
+def _with_plugins(version: CodeVersion, options: Selection) -> CodeVersion:
+    """Return the version with the code of the selected plugins, where the code looks plugins of their kind up."""
+    definitions = dict(version.definitions)
+    for choice in CHOICES:
+        places = [at.partition(":") for at in choice.at]
+        if choice.kind not in GROUPS or not any(name in definitions.get(module, ()) for module, _, name in places):
+            continue
+        shipped = options_of(choice, CODE)
+        for name in sorted(options.get(choice.kind, plugin_names(choice.kind))):
+            if selected := plugin(choice.kind, name, shipped):
+                definitions |= plugin_code(selected).definitions
+    return CodeVersion(definitions)
 
 
 def asset_function(asset: str, code: Codebase) -> str:

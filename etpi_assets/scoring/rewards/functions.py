@@ -6,7 +6,6 @@ function from earlier ones.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +15,9 @@ from functools import cache
 from etpi_assets.scoring.rewards import terminal, tools, unhardened
 from etpi_assets.scoring.rewards.attempt import Attempt, BadReward
 from etpi_assets.specs.load import SpecError
+from etpi_assets.specs.plugins import plugin, unknown
 from etpi_assets.specs.training import RewardTerm
-from etpi_assets.versioning.keys import definition_version
+from etpi_assets.versioning.keys import definition_version, plugin_code
 from etpi_assets.versioning.source import digest_of
 
 Function = Callable[..., float]
@@ -52,15 +52,9 @@ class Score:
 def check_terms(terms: Sequence[RewardTerm]) -> None:
     """Raise SpecError if a term names an unknown function, or passes it an unknown parameter."""
     for term in terms:
-        if term.function not in FUNCTIONS:
-            near = difflib.get_close_matches(term.function, FUNCTIONS, n=1, cutoff=0.0)[0]
-            raise SpecError(
-                f"rl.rewards: unknown reward function {term.function!r}; did you mean {near!r}? Known functions: "
-                f"{', '.join(FUNCTIONS)}"
-            )
         parameters = [
             name
-            for name, p in inspect.signature(FUNCTIONS[term.function]).parameters.items()
+            for name, p in inspect.signature(function_named(term.function)).parameters.items()
             if p.kind is p.KEYWORD_ONLY
         ]
         if unknown := sorted(set(term.params) - set(parameters)):
@@ -69,13 +63,21 @@ def check_terms(terms: Sequence[RewardTerm]) -> None:
             )
 
 
+def function_named(name: str) -> Function:
+    """Return the reward function of that name. Raises SpecError if there is none, or a plugin cannot be used."""
+    if named := plugin("reward", name, FUNCTIONS):
+        return named.load()
+    if name not in FUNCTIONS:
+        raise SpecError(f"rl.rewards: {unknown('reward', name, FUNCTIONS)}")
+    return FUNCTIONS[name]
+
+
 @cache
 def version_of(name: str) -> str:
-    """Return 12 hex digits that change with the function's code, or with any code of etpi that it calls.
-
-    A function defined outside etpi is hashed by its own source text.
-    """
-    function = FUNCTIONS[name]
+    """Return 12 hex digits that change with the function's code, or with any code of its project that it calls."""
+    if named := plugin("reward", name, FUNCTIONS):
+        return plugin_code(named).digest[:12]
+    function = function_named(name)
     target = f"{function.__module__}:{function.__qualname__}"
     return (definition_version(target) or digest_of(inspect.getsource(function)))[:12]
 
@@ -88,7 +90,7 @@ def score_attempt(attempt: Attempt, terms: Sequence[RewardTerm]) -> list[Score]:
     """
     scores = []
     for term in terms:
-        value = FUNCTIONS[term.function](attempt, **term.params)
+        value = function_named(term.function)(attempt, **term.params)
         if not isinstance(value, int | float) or not math.isfinite(value):
             raise BadReward(
                 f"rollout {attempt.rollout_id} of task {attempt.task_id}: the reward {term.function!r} is {value!r}; "

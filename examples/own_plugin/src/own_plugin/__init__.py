@@ -1,0 +1,1 @@
+"""Code of one's own for etpi."""
