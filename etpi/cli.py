@@ -103,6 +103,17 @@ def run(experiments: tuple[str, ...], dry_run: bool, rebuild: bool, recollect: b
 @click.option("--format", default="auto", metavar="FORMAT", help="--from: format of the runs (default: recognised)")
 @click.option("--endpoint", metavar="URL", help="a server with an OpenAI-compatible interface, for the teacher")
 @click.option("--suite", metavar="SUITE", help="--endpoint: the suite whose tasks the teacher works on")
+@click.option("--tasks", metavar="PATH", help="a git repository, a folder of Harbor tasks, or rows of SWE-bench's form")
+@click.option(
+    "--python", metavar="FILE", help="--tasks: interpreter with the packages that a git repository's tests need"
+)
+@click.option(
+    "--commits", default=200, show_default=True, help="--tasks: how many commits of a git repository to look at"
+)
+@click.option(
+    "--split", type=click.Choice(["repository", "time"]), default="repository", help="--tasks: what is held out"
+)
+@click.option("--checkouts", metavar="FOLDER", help="--tasks: prepared folders, for bubblewrap instead of Docker")
 @click.option("--api-key-env", metavar="VARIABLE", help="--endpoint: environment variable with the key")
 @click.option("--model", metavar="MODEL", help="--from: as --student; --endpoint: the server's name of the teacher")
 @click.option("--student", metavar="MODEL", help="the student: a folder, REPO@COMMIT of the hub, or tiny")
@@ -119,17 +130,25 @@ def init(
     suite: str | None,
     api_key_env: str | None,
     model: str | None,
+    tasks: str | None,
+    python: str | None,
+    commits: int,
+    split: str,
+    checkouts: str | None,
     **options: Any,
 ) -> int:
-    """Write specs into ./specs for your own recorded runs, or for a teacher behind an endpoint, after a look at them.
+    """Write specs into ./specs for your own recorded runs, a teacher behind an endpoint, or your own tasks.
 
-    docs/own_data.md shows it.
+    docs/own_data.md and docs/own_tasks.md show it.
     """
     from etpi.init import command
 
     answers = command.Answers(**options)
-    if (source is None) == (endpoint is None):
-        raise click.UsageError("say what to start from: --from PATH, or --endpoint URL")
+    if sum(start is not None for start in (source, endpoint, tasks)) != 1:
+        raise click.UsageError("say what to start from: --from PATH, --endpoint URL, or --tasks PATH")
+    if tasks is not None:
+        chosen = command.TaskOptions(python, commits, split, checkouts)
+        return command.from_tasks(tasks, chosen, answers.with_student(model))
     if source is not None:
         return command.from_trajectories(source, format, answers.with_student(model))
     if not suite:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from etpi.init import endpoint, trajectories
+from etpi.init import endpoint, tasks, trajectories
 from etpi.init.experiment import NewExperiment
 from etpi.init.student import read_student
 from etpi.init.write import announcement, spec_name, write_specs
@@ -78,6 +78,59 @@ def from_trajectories(source: str, format: str, answers: Answers) -> int:
     ]
     click.echo(announcement(write_specs(new, force=answers.force), name))
     return 0
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """The options of `--tasks`: see `etpi init --help`."""
+
+    python: str | None = None
+    commits: int = 200
+    split: str = "repository"
+    checkouts: str | None = None
+
+
+def from_tasks(source: str, options: TaskOptions, answers: Answers) -> int:
+    """Write a suite, a rollout set and an experiment for one's own tasks, and prove the tasks.
+
+    Always 0.
+
+    Raises:
+        SpecError: there are no tasks, they cannot be proved, a bad student or name, or files that exist.
+    """
+    place = Path(source).expanduser()
+    kind = tasks.kind_of(place)
+    name = answers.ask("name", "name of the new specs", spec_name(place.resolve().name.partition(".")[0]))
+    student = read_student(answers.ask("student", "the student, a folder or REPO@COMMIT of the hub", "tiny"))
+    if kind == "git":
+        suite_tasks = tasks.from_git(place, name, options.python, options.commits)
+    elif kind == "rows":
+        suite_tasks = tasks.from_rows(place, options.split, options.checkouts)
+    else:
+        suite_tasks = tasks.from_harbor(place, options.checkouts)
+    click.echo("\n".join(suite_tasks.lines))
+    solved = "min_reward = 1.0   # solved rollouts; the others are not trained on"
+    experiment = NewExperiment(name, student, native=True, min_reward=solved, preset=answers.preset, suite=name)
+    new = [tasks.suite_spec(name, suite_tasks), tasks.reference_set_spec(name, suite_tasks), experiment.spec()]
+    files = write_specs(new, force=answers.force)
+    if failures := _prove(name):
+        raise SpecError("\n".join(["the tasks cannot be proved:", *failures]))
+    click.echo("\n".join(tasks.proof(name)))
+    click.echo(announcement(files, name))
+    return 0
+
+
+def _prove(suite: str) -> list[str]:
+    """Make the suite's tasks in the lake; return a line for each failed step."""
+    from etpi.dagster_home import prepare_dagster_home
+
+    prepare_dagster_home()
+    # Importing Dagster takes seconds; a bad folder is refused before.
+    from etpi_assets.runs.console import showing
+    from etpi_assets.runs.runner import Runner
+
+    with showing():
+        return Runner(load_specs()).run("prepare_suite", suite)
 
 
 def from_endpoint(url: str, suite: str, model: str | None, key_variable: str | None, answers: Answers) -> int:

@@ -23,6 +23,7 @@ class NewExperiment:
         repositories: number of repositories in the data; 0: unknown.
         acts: whether turns call tools or run commands.
         preset: name of a preset, whose values replace those of recorded runs in general.
+        suite: a suite with held-out tasks; empty if there is none.
     """
 
     name: str
@@ -33,6 +34,7 @@ class NewExperiment:
     repositories: int = 0
     acts: bool = True
     preset: str | None = None
+    suite: str = ""
 
     @property
     def max_length(self) -> int:
@@ -60,8 +62,14 @@ class NewExperiment:
 # Written by `etpi init`. All keys: docs/reference/specs.md; the words: docs/concepts.md
 title = {quoted(f"A student of {self.name}")}
 {preset}rollout_sets = [{quoted(self.name)}]
-evaluate = "none"   # held-out rollouts need a suite of tasks
+evaluate = "none"   # {self._evaluation()}
 """
+
+    def _evaluation(self) -> str:
+        """Return how the experiment gets held-out rollouts."""
+        if not self.suite:
+            return "held-out rollouts need a suite of tasks"
+        return f"a trained student is evaluated with a section instead: [evaluate] suite = {quoted(self.suite)}"
 
     def _base(self) -> list[tuple[str, str]]:
         return list(self.student.base.items())

@@ -323,7 +323,9 @@ def _dataset_checks(
     rollouts = run.read("raw_rollouts", "rollouts", columns=["rollout_id", "task_id", "source"])
     scores = run.read("scored_rollouts", "scores")
     heldout = tasks.filter(pc.field("split") == "heldout")
-    heldout_repos = {*heldout["repo"].to_pylist(), *spec.dataset.heldout_repos}
+    # A repository in both splits is split by time (`split_by_repo`); of it only the held-out tasks are kept out.
+    shared = set(tasks.filter(pc.field("split") == "train")["repo"].to_pylist())
+    heldout_repos = {*heldout["repo"].to_pylist()} - shared | {*spec.dataset.heldout_repos}
     training, evaluation = _training_prompts(rows, pairs), _evaluation_prompts(run, tasks)
     inputs = len(rollouts) + len(run.read("raw_rollouts", "quarantined", columns=["source"]))
     lost = _lost_inputs(run, rollouts, scores, selected, rows, dropped)

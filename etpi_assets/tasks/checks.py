@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from etpi_assets.tasks.family import Family, RejectedInput, Task
 from etpi_resources.lake.checks import CheckOutcome
@@ -53,14 +54,32 @@ def _valid(tasks: Sequence[Task], rejected: Sequence[RejectedInput]) -> CheckOut
 
 
 def _split_by_repo(tasks: Sequence[Task]) -> CheckOutcome:
-    splits: dict[str, set[str]] = {}
+    by_repo: dict[str, list[Task]] = {}
     for task in tasks:
-        splits.setdefault(task.repo, set()).add(task.split)
-    torn = sorted(repo for repo, names in splits.items() if len(names) > 1)
-    message = f"{len(splits)} repositories, each in one split."
+        by_repo.setdefault(task.repo, []).append(task)
+    shared = [repo for repo, of_repo in by_repo.items() if len({task.split for task in of_repo}) > 1]
+    torn = sorted(repo for repo in shared if not _split_by_time(by_repo[repo]))
+    by_time = len(shared) - len(torn)
+    message = f"{len(by_repo)} repositories, each in one split"
+    message += f" except {by_time}, whose held-out tasks are later than all others." if by_time else "."
     if torn:
-        message = f"In more than one split: {', '.join(torn)}. Give every task of a repository the same split."
-    return CheckOutcome("split_by_repo", not torn, message, figures={"repositories": len(splits), "torn": len(torn)})
+        message = (
+            f"In more than one split: {', '.join(torn)}. Give every task of a repository the same split, or hold out "
+            "its latest tasks (`created_at`)."
+        )
+    figures = {"repositories": len(by_repo), "by_time": by_time, "torn": len(torn)}
+    return CheckOutcome("split_by_repo", not torn, message, figures=figures)
+
+
+def _split_by_time(tasks: Sequence[Task]) -> bool:
+    """Return whether every held-out task of a repository is later than every other one (`created_at`, ISO 8601)."""
+    times: dict[bool, list[datetime]] = {True: [], False: []}
+    for task in tasks:
+        if not (created := task.payload.get("created_at")):
+            return False
+        moment = datetime.fromisoformat(str(created))
+        times[task.split == "heldout"].append(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+    return max(times[False]) <= min(times[True])
 
 
 def _heldout_names_unseen(tasks: Sequence[Task], family: Family) -> CheckOutcome:

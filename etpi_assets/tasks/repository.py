@@ -30,10 +30,11 @@ PARAMS: Mapping[str, Any] = {
     "path": None,
     "repos": (),
     "heldout_repos": (),
+    "heldout_tasks": (),
     "rows": None,
 }
 """Besides those of `places`. path: the rows, a .jsonl, .json or .parquet file, or a folder of them. repos: only these.
-heldout_repos: these are the split heldout, all others train. rows: take only the first so many."""
+heldout_repos, heldout_tasks: these are the split heldout, all others train. rows: take only the first so many."""
 
 REFERENCE_RUNS = 3
 
@@ -164,6 +165,18 @@ class RepositoryFamily(ABC):
             return RejectedInput(task.task_id, "no_reference", str(error))
         return None
 
+    def run_tests(self, task: Task, sandboxes: SandboxFactory, *, solved: bool) -> str:
+        """Return the output of the hidden tests with or without the reference solution; nothing is judged.
+
+        Raises:
+            OSError: the solution or the tests cannot be applied. EnvironmentUnavailable: as `SandboxFactory.create`.
+        """
+        with self._test_sandbox(task, sandboxes) as sandbox:
+            if solved:
+                self.solution(task, sandbox)
+            self.put_tests(task, sandbox)
+            return sandbox.run(self.test_command(task)).output
+
     def _try(self, task: Task, changes: Changes, sandboxes: SandboxFactory) -> tuple[bool, Mapping[str, Any]]:
         with self._test_sandbox(task, sandboxes) as sandbox:
             return self._test_changes(task, changes, sandbox)
@@ -202,7 +215,8 @@ def make_task(
     place: Mapping[str, Any],
 ) -> Task:
     """Return a task whose content hash is independent of where this machine keeps its checkout."""
-    split = "heldout" if repo in chosen["heldout_repos"] else "train"
+    held_out = repo in chosen["heldout_repos"] or task_id in chosen["heldout_tasks"]
+    split = "heldout" if held_out else "train"
     identity = {key: place[key] for key in ("image", "workdir")}
     digest = json_hash([payload, instruction, identity])
     return Task(task_id, suite, repo, split, instruction, {**payload, "place": dict(place)}, digest)

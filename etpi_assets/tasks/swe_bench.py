@@ -1,6 +1,7 @@
 """SWE-bench: an issue, and the hidden tests of its fix. All tests of FAIL_TO_PASS and PASS_TO_PASS must pass.
 
-Fields: instance_id, repo, base_commit, problem_statement, patch, test_patch, FAIL_TO_PASS, PASS_TO_PASS (JSON lists).
+Fields: instance_id, repo, base_commit, problem_statement, patch, test_patch, FAIL_TO_PASS, PASS_TO_PASS (JSON lists),
+and in rows made from one's own repository `roots`, the folders that its modules are imported from.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from etpi_assets.tasks import places
@@ -59,6 +61,9 @@ class SWEBench(RepositoryFamily):
             "entities": sorted(
                 {*(p for _, p in _CHANGED.findall(row["patch"])), *_NAMED.findall(row["problem_statement"])}
             ),
+            **({"roots": _names(row["roots"])} if row.get("roots") else {}),
+            # A repository may be split by time; otherwise the time has no effect on the task.
+            **({"created_at": _moment(row)} if chosen["heldout_tasks"] else {}),
         }
         image = chosen["images"].format(instance=instance.replace("__", "_1776_").lower())
         place = places.make_place(chosen, key=instance, workdir=WORKDIR, image=image)
@@ -74,6 +79,9 @@ class SWEBench(RepositoryFamily):
     def hidden_tests(self, task: Task, sandbox: Sandbox) -> Mapping[str, str]:
         files = sandbox.read_files()
         return {path: files[path] for path in task.payload["test_files"] if path in files}
+
+    def roots(self, task: Task) -> Sequence[str]:
+        return task.payload.get("roots", ())
 
     def runs_pytest(self, task: Task) -> bool:
         return TEST_COMMANDS.get(task.repo) != DJANGO
@@ -111,6 +119,11 @@ def _apply(patch: str, sandbox: Sandbox) -> None:
     done = sandbox.run(apply_command(patch))
     if done.exit_code:
         raise OSError(f"the patch does not apply: {done.output[-500:]}")
+
+
+def _moment(row: Mapping[str, Any]) -> str:
+    """Return the row's `created_at` as ISO 8601. Raises ValueError for any other form."""
+    return datetime.fromisoformat(str(row["created_at"])).isoformat()
 
 
 def _names(value: Any) -> list[str]:

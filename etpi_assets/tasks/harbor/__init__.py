@@ -27,9 +27,11 @@ PARAMS: Mapping[str, Any] = {
     "path": None,
     "tasks": (),
     "split": "heldout",
+    "heldout_tasks": (),
     "workdir": None,
 }
-"""Besides those of `places`. path: a folder of task folders, at any depth. tasks: only these. split: of all tasks.
+"""Besides those of `places`. path: a folder of task folders, at any depth. tasks: only these. split: of all tasks
+but heldout_tasks, which are held out.
 workdir: where the agent works; none: the last WORKDIR of the task's Dockerfile, or /app. `memory_gib`, `disk_gib` and
 `test_seconds` are defaults for tasks that state no limits."""
 

@@ -64,7 +64,8 @@ def read_folder(suite: str, name: str, folder: Path, chosen: Mapping[str, Any]) 
     place, world = _place(name, folder / _ENVIRONMENT, machine, chosen)
     digest = json_hash([payload, instruction, world])
     # The task's name is also its repository: each task has its own machine.
-    return Task(name, suite, name, chosen["split"], instruction, {**payload, "place": place}, digest)
+    split = "heldout" if name in chosen["heldout_tasks"] else chosen["split"]
+    return Task(name, suite, name, split, instruction, {**payload, "place": place}, digest)
 
 
 def _config(file: Path) -> dict[str, Any]:

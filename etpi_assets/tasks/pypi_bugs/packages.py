@@ -97,35 +97,50 @@ def read(package: PinnedPackage, distribution: Path) -> PackageFiles:
     return PackageFiles(code, tests)
 
 
-def make_tools(folder: Path) -> Path:
-    """Create, once, a folder whose `bin/python3` is the sandbox's interpreter with this environment's pytest.
+def make_tools(folder: Path, packages: Path | None = None, roots: Sequence[str] = ()) -> Path:
+    """Create, once, a folder whose `bin/python3` is the sandbox's interpreter with pytest.
+
+    Args:
+        packages: a folder of installed packages to copy, pytest among them; None: this environment's pytest alone.
+        roots: further folders that modules are imported from, as paths in the sandbox.
 
     Raises:
         SuiteBuildError: there is no pytest in this environment.
     """
     if (folder / "bin" / "python3").exists():
         return folder
-    if importlib.util.find_spec("pytest") is None:
+    if packages is None and importlib.util.find_spec("pytest") is None:
         raise SuiteBuildError("pytest is not installed here: pip install 'etpi[dev]'")
     beside = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(beside, ignore_errors=True)
     (beside / "bin").mkdir(parents=True)
-    site = Path(importlib.import_module("pytest").__file__ or "").parents[1]
-    for name in _PYTEST:
-        shutil.copytree(site / name, beside / "site" / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in _DESCRIBED:
-        (described,) = site.glob(f"{name}-*.dist-info")
-        shutil.copytree(described, beside / "site" / described.name)
-    shutil.copy(site / "py.py", beside / "site" / "py.py")
+    if packages is None:
+        _copy_pytest(beside / "site")
+    else:
+        # Links and start-up files would lead to places that the sandbox does not show.
+        left_out = shutil.ignore_patterns("__pycache__", "*.pth", "__editable__*")
+        shutil.copytree(packages, beside / "site", ignore=left_out)
     compiled = ["-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", str(beside / "site")]
-    subprocess.run([PYTHON, *compiled], check=True)
+    subprocess.run([PYTHON, *compiled], check=packages is None, capture_output=True)
+    path = ":".join([f"{folder}/site", *roots])
     for name in ("python", "python3"):
         file = beside / "bin" / name
-        file.write_text(f'#!/bin/sh\nPYTHONPATH="{folder}/site:$PYTHONPATH" exec {PYTHON} "$@"\n')
+        file.write_text(f'#!/bin/sh\nPYTHONPATH="{path}:$PYTHONPATH" exec {PYTHON} "$@"\n')
         file.chmod(0o755)
     subprocess.run(["chmod", "-R", "a+rX", str(beside)], check=True)
     beside.rename(folder)
     return folder
+
+
+def _copy_pytest(folder: Path) -> None:
+    """Copy this environment's pytest and what it imports."""
+    site = Path(importlib.import_module("pytest").__file__ or "").parents[1]
+    for name in _PYTEST:
+        shutil.copytree(site / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in _DESCRIBED:
+        (described,) = site.glob(f"{name}-*.dist-info")
+        shutil.copytree(described, folder / described.name)
+    shutil.copy(site / "py.py", folder / "py.py")
 
 
 def _present(packages: Sequence[PinnedPackage], folder: Path) -> dict[str, Path]:

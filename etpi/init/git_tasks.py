@@ -1,0 +1,221 @@
+"""Make tasks from the history of a git repository: commits that change code and, with it, tests that failed before.
+
+A task is a row of SWE-bench's form. Its tests run in a sandbox before and after the commit, and the judge proves it. A
+checkout holds one commit without history, because later commits contain the solution.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from os import cpu_count
+from pathlib import Path
+from typing import Any
+
+from etpi_assets.specs.load import SpecError
+from etpi_assets.tasks.family import Task
+from etpi_assets.tasks.frozen import METADATA_FILE, RUNNER_FILE, TEST_FILE
+from etpi_assets.tasks.pypi_bugs.packages import PYTHON, make_tools
+from etpi_assets.tasks.reports import pytest_outcomes
+from etpi_assets.tasks.swe_bench import FAMILY, WORKDIR
+from etpi_resources.sandboxes import EnvironmentUnavailable, SandboxFactory
+
+MAX_CHANGED = 20
+"""A commit that changes more files than this is rarely one task."""
+_SHOWN = 600
+_IDENTITY = ("-c", "user.name=etpi", "-c", "user.email=etpi@localhost")
+_DATE = "2000-01-01T00:00:00Z"
+_LOOK = "import json, sys, sysconfig; print(json.dumps([sys.version_info[:2], sysconfig.get_paths()['purelib']]))"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A commit whose tests may prove it: its hash, parent and time, its message, and the two halves of its diff."""
+
+    commit: str
+    base: str
+    created_at: str
+    message: str
+    patch: str
+    test_patch: str
+
+
+@dataclass
+class MinedTasks:
+    """What became of the commits.
+
+    Attributes:
+        rows: rows of SWE-bench's form, oldest first.
+        passed_over: why commits are no candidates -> number.
+        refused: why candidates became no task -> their commits.
+        looked: number of commits.
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    passed_over: Counter[str] = field(default_factory=Counter)
+    refused: dict[str, list[str]] = field(default_factory=dict)
+    looked: int = 0
+
+
+def mine(repository: Path, folder: Path, python: str | None, commits: int, sandboxes: SandboxFactory) -> MinedTasks:
+    """Make tasks of the newest commits, and write their checkouts and interpreter into `folder`.
+
+    Args:
+        folder: gets `checkouts/<task>/repo` and `checkouts/tools`.
+        python: an interpreter whose installed packages the tests need; None: pytest alone.
+        commits: the number of commits to look at.
+
+    Raises:
+        SpecError: it has no commits, the interpreter does not fit the sandbox's, or no test can run.
+    """
+    mined = MinedTasks()
+    candidates = []
+    for item in _candidates(repository, commits):
+        mined.looked += 1
+        if isinstance(item, Candidate):
+            candidates.append(item)
+        else:
+            mined.passed_over[item] += 1
+    roots = ["src"] if any((repository / "src").glob("*/__init__.py")) else []
+    _tools(folder / "checkouts" / "tools", python, roots)
+    with ThreadPoolExecutor(cpu_count()) as threads:
+        judged = threads.map(lambda c: _row(c, repository, folder, roots, sandboxes), reversed(candidates))
+        for candidate, row in zip(reversed(candidates), judged, strict=True):
+            if isinstance(row, str):
+                reason, _, detail = row.partition(": ")
+                mined.refused.setdefault(reason, []).append(f"{candidate.commit[:10]} {detail}".strip())
+                shutil.rmtree(_checkout(folder, repository, candidate), ignore_errors=True)
+            else:
+                mined.rows.append(row)
+    assert mined.looked == sum(mined.passed_over.values()) + len(mined.rows) + sum(map(len, mined.refused.values()))
+    return mined
+
+
+def _candidates(repository: Path, commits: int) -> Iterator[Candidate | str]:
+    """Yield each of the newest commits of the current branch as a candidate, or the reason why it is none."""
+    try:
+        listed = _git(repository, "log", "--first-parent", f"--max-count={commits}", "--format=%H %cI %P")
+    except subprocess.CalledProcessError as error:
+        raise SpecError(f"--tasks {repository}: git log fails: {error.stderr.strip()}") from error
+    for line in listed.splitlines():
+        commit, created_at, *parents = line.split()
+        if len(parents) != 1:
+            yield "no single parent"
+            continue
+        names = _git(repository, "diff", "--name-only", "--no-renames", "-z", parents[0], commit).split("\0")
+        changed = [name for name in names if name]
+        tests = [name for name in changed if TEST_FILE.search(name) or RUNNER_FILE.search(name)]
+        code = [name for name in changed if name not in tests and not METADATA_FILE.search(name)]
+        if not any(name.endswith(".py") and TEST_FILE.search(name) for name in tests):
+            yield "no test file changes"
+        elif not any(name.endswith(".py") for name in code):
+            yield "no code changes"
+        elif len(changed) > MAX_CHANGED:
+            yield f"more than {MAX_CHANGED} files change"
+        else:
+            diff = ("diff", "--no-renames", "--no-color", "--no-ext-diff", parents[0], commit, "--")
+            message = _git(repository, "log", "-1", "--format=%B", commit).strip()
+            patch, test_patch = _git(repository, *diff, *code), _git(repository, *diff, *tests)
+            yield Candidate(commit, parents[0], created_at, message, patch, test_patch)
+
+
+def _row(
+    candidate: Candidate, repository: Path, folder: Path, roots: Sequence[str], sandboxes: SandboxFactory
+) -> dict[str, Any] | str:
+    """Return the candidate's row, or "reason: detail" if its tests do not prove it."""
+    checkout = _checkout(folder, repository, candidate)
+    _snapshot(repository, candidate.base, checkout / "repo")
+    row = {
+        "instance_id": checkout.name,
+        "repo": repository.name,
+        "base_commit": candidate.base,
+        "commit": candidate.commit,
+        "created_at": candidate.created_at,
+        "problem_statement": candidate.message,
+        "patch": candidate.patch,
+        "test_patch": candidate.test_patch,
+        "FAIL_TO_PASS": ["unknown yet"],
+        "PASS_TO_PASS": [],
+        **({"roots": list(roots)} if roots else {}),
+    }
+    chosen = {**FAMILY.params, "sandbox": "bubblewrap", "checkouts": str(folder / "checkouts")}
+    task = FAMILY.read("mined", row, chosen)
+    try:
+        before = _passed(task, sandboxes, solved=False)
+        runs = [_passed(task, sandboxes, solved=True) for _ in range(2)]
+    except (OSError, EnvironmentUnavailable) as error:
+        return f"the tests cannot be run: {error}"
+    after = runs[0][0] & runs[1][0]
+    if not after:
+        return f"no test passes with the commit: {runs[0][1][-_SHOWN:]!r}"
+    if not after - before[0]:
+        return "no test failed before and passes after"
+    row |= {"FAIL_TO_PASS": sorted(after - before[0]), "PASS_TO_PASS": sorted(after & before[0])}
+    (proved,) = FAMILY.validate([FAMILY.read("mined", row, chosen)], sandboxes)
+    return row if isinstance(proved, Task) else f"{proved.reason}: {proved.detail[:_SHOWN]}"
+
+
+def _passed(task: Task, sandboxes: SandboxFactory, *, solved: bool) -> tuple[set[str], str]:
+    """Return the tests that pass, and the whole output."""
+    output = FAMILY.run_tests(task, sandboxes, solved=solved)
+    return {name for name, outcome in pytest_outcomes(output).items() if outcome == "PASSED"}, output
+
+
+def _checkout(folder: Path, repository: Path, candidate: Candidate) -> Path:
+    return folder / "checkouts" / f"{repository.name}-{candidate.commit[:12]}"
+
+
+def _snapshot(repository: Path, commit: str, to: Path) -> None:
+    """Write the files of one commit as a repository of its own that has no other commit."""
+    shutil.rmtree(to, ignore_errors=True)
+    to.mkdir(parents=True)
+    archive = subprocess.run(["git", "-C", str(repository), "archive", commit], check=True, capture_output=True)
+    subprocess.run(["tar", "-x", "-C", str(to)], input=archive.stdout, check=True)
+    _git(to, "init", "-q")
+    _git(to, "add", "-A", "-f")
+    _git(to, *_IDENTITY, "commit", "-q", "--no-verify", "--allow-empty", "-m", "base", f"--date={_DATE}")
+    subprocess.run(["chmod", "-R", "a+rX", str(to.parent)], check=True)
+
+
+def _tools(folder: Path, python: str | None, roots: Sequence[str]) -> None:
+    """Make the folder of the tests' interpreter.
+
+    Raises:
+        SpecError: `python` cannot be run, has another version than the sandbox's interpreter, or no pytest.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    inside = [f"{WORKDIR}/{root}" for root in roots]
+    if python is None:
+        make_tools(folder, roots=inside)
+        return
+    version, packages = _look(python)
+    inside_version, _ = _look(PYTHON)
+    if version != inside_version:
+        raise SpecError(
+            f"--python {python} is Python {'.'.join(map(str, version))}, and sandboxes run {PYTHON}, which is "
+            f"{'.'.join(map(str, inside_version))}: make the environment with it ({PYTHON} -m venv ENVIRONMENT), or "
+            "use Harbor tasks with an image"
+        )
+    if not (Path(packages) / "pytest").is_dir():
+        raise SpecError(f"--python {python} has no pytest: install it there, with what the repository's tests import")
+    make_tools(folder, Path(packages), inside)
+
+
+def _look(python: str) -> tuple[list[int], str]:
+    """Return the version of an interpreter and the folder of its packages."""
+    try:
+        done = subprocess.run([python, "-I", "-c", _LOOK], check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise SpecError(f"--python {python} cannot be run: {error}") from error
+    return tuple(json.loads(done.stdout))  # pyright: ignore[reportReturnType]
+
+
+def _git(repository: Path, *words: str) -> str:
+    environment: Mapping[str, str] = {"PATH": "/usr/local/bin:/usr/bin:/bin", "GIT_COMMITTER_DATE": _DATE, "HOME": "/"}
+    command = ["git", "-c", "safe.directory=*", "-C", str(repository), *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True, errors="replace", env=environment).stdout
