@@ -56,7 +56,7 @@ def read_student(model: str) -> Student:
         return Student({"kind": "tiny"}, load_chat_format("tiny"), 4096)
     if (folder := Path(model).expanduser()).is_dir():
         return _local(folder.resolve())
-    match = _REPO.fullmatch(model)
+    match = None if model.startswith((".", "/", "~")) else _REPO.fullmatch(model)
     if match is None:
         raise SpecError(
             f"--model {model}: neither `tiny`, nor a folder, nor REPO@COMMIT such as Qwen/Qwen3-4B@<commit>"

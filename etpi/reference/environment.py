@@ -93,6 +93,13 @@ INPUTS: Sequence[Variable] = (
 """Named by shipped specs as `${VARIABLE}`: a spec of yours may name any other."""
 
 READ_FROM_THE_SYSTEM: Sequence[Variable] = (
+    Variable(
+        "XDG_CACHE_HOME",
+        "Cache folder of the user; in `etpi` below it are the code versions of all assets, which are computed again "
+        "after any change of the code.",
+        "`~/.cache`",
+        "etpi_assets.versioning.stored",
+    ),
     Variable("TERM", "`dumb` turns the live display of a run off.", "the terminal's", "etpi_assets.runs.console"),
     Variable("PYTHONPATH", "Kept behind etpi's own folder for workers.", "empty", "etpi_resources.trainers.pipes, ..."),
     Variable(

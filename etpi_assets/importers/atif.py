@@ -108,7 +108,10 @@ class _AgentDocument:
 def rollout_of(document: Mapping[str, Any], path: Path, options: Options, where: str) -> RolloutRecord:
     """Build the rollout of a document and the files it refers to, without a rollout id."""
     exported = field(document, "extra", EXPORT_KEY)
-    info = run_info({**(exported if isinstance(exported, dict) else {}), "metadata": document.get("extra")}, options)
+    agent = document.get("agent")
+    schemas = {"tools": agent.get("tool_definitions")} if isinstance(agent, dict) else {}
+    exported = exported if isinstance(exported, dict) else {}
+    info = run_info({**schemas, **exported, "metadata": document.get("extra")}, options)
     agents = [_agent(part, options, info) for part in _agent_documents(document, path)]
     agents = [agent for agent in agents if agent.messages]
     if not any(agent.turns for agent in agents):

@@ -43,12 +43,12 @@ def solo(entries: Sequence[ChatEntry], info: RunInfo, where: str, options: Optio
     fill_agent(agent, entries, options, bare_calls=True)
     if info.exit_status is None:
         agent.exit_status = exit_by_action(agent.turns[-1].actions)
-    if _answered(entries, agent) and info.exit_status in (None, "Submitted"):
+    if answered(entries, agent) and info.exit_status in (None, "Submitted"):
         agent.turns[-1].parse_error, agent.exit_status = None, "Submitted"
     return build_rollout([agent], info, where)
 
 
-def _answered(entries: Sequence[ChatEntry], agent: AgentRecord) -> bool:
+def answered(entries: Sequence[ChatEntry], agent: AgentRecord) -> bool:
     """Return whether the conversation ends in a final answer: assistant text without a call, not truncated.
 
     A model trained without final answers does not learn to stop.

@@ -101,6 +101,12 @@ def plugin_names(kind: str) -> list[str]:
     return sorted(_plugins(kind))
 
 
+def plugins_of(kind: str) -> list[Plugin]:
+    """Return all plugins of a kind that can be found; nothing is imported."""
+    points = [point for name in plugin_names(kind) for point in _plugins(kind)[name]]
+    return [point for point in points if find_spec(point.module.split(".")[0])]
+
+
 def unknown(kind: str, name: str, known: Collection[str]) -> str:
     """Return the message for a name that neither etpi nor a plugin gives."""
     names = [*known, *(n for n in plugin_names(kind) if n not in known)]

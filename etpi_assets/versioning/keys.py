@@ -11,7 +11,7 @@ from functools import cache
 from etpi_assets.graph import GRAPH, Node
 from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.load import Specs
-from etpi_assets.specs.plugins import GROUPS, Plugin, plugin, plugin_names
+from etpi_assets.specs.plugins import GROUPS, Plugin, plugin, plugin_names, plugins_of
 from etpi_assets.specs.rollout_set import TinySection
 from etpi_assets.versioning.choices import (
     CHOICES,
@@ -24,6 +24,7 @@ from etpi_assets.versioning.choices import (
 )
 from etpi_assets.versioning.codebase import PACKAGES, Codebase, CodeVersion
 from etpi_assets.versioning.source import digest_of
+from etpi_assets.versioning.stored import stored_by_files
 from etpi_resources.lake.schemas import TABLES
 
 CODE = Codebase()
@@ -62,7 +63,19 @@ def code_of(node: Node, key: str, specs: Specs, code: Codebase | None = None) ->
 
 def asset_code(node: Node) -> str:
     """Return the code version that Dagster shows for an asset, 16 hex digits, over all code that a spec may select."""
-    return _code_of(node.name, (), True, CODE).whole.digest
+    return _asset_codes()[node.name]
+
+
+@cache
+def _asset_codes() -> Mapping[str, str]:
+    """Return asset -> `asset_code`; every process of Dagster needs all of them at its start, so they are stored."""
+    plugin_roots = [(p.root, p.module.split(".")[0]) for kind in GROUPS for p in plugins_of(kind)]
+    files = [CODE.file("sql"), *(CODE.root / name for name in PACKAGES)] + [
+        root / package for root, package in plugin_roots
+    ]
+    return stored_by_files(
+        "asset_codes", files, lambda: {name: _code_of(name, (), True, CODE).whole.digest for name in GRAPH}
+    )
 
 
 def tiny_base_code(section: TinySection, *templates: str) -> str:

@@ -352,6 +352,18 @@ def test_pairs_of_one_rollout_are_joined(tmp_path: Path) -> None:
     assert from_tables(to_tables([first, second])) == [first, second]
 
 
+def test_answer_in_words_of_a_pair_is_a_turn_that_ends_the_rollout(tmp_path: Path) -> None:
+    from etpi_resources.chat.format import load_chat_format
+
+    chat = load_chat_format("tiny")
+    prompt = chat.prompt_ids([{"role": "user", "content": "Moor."}])
+    row = {"input_ids": prompt, "output_ids": [*chat.encode("Moored."), chat.end_id], "metadata": {"task_id": "t"}}
+    (rollout,) = import_runs("tito", write_lines(tmp_path / "a.jsonl", [row]), {"tokenizer": "tiny"})
+    assert isinstance(rollout, RolloutRecord)
+    (agent,) = rollout.agents
+    assert (agent.exit_status, agent.turns[0].parse_error) == ("Submitted", None)
+
+
 # --- ATIF and Harbor ------------------------------------------------------------------------------------------------
 
 
@@ -379,6 +391,14 @@ def test_atif(tmp_path: Path, minor: int) -> None:
     )
     assert (first.reasoning, first.actions[0].command, first.observation) == ("hm", "ls", "moor.py")
     assert (last.content, last.capture, last.prompt_ids) == ("Moored.", "none", None)
+
+
+def test_tool_definitions_of_an_atif_agent_are_kept(tmp_path: Path) -> None:
+    document = atif_document()
+    schema = {"type": "function", "function": {"name": "bash", "description": "Run.", "parameters": {"type": "object"}}}
+    document["agent"] = {**document["agent"], "tool_definitions": [schema]}
+    (tmp_path / "t.json").write_text(json.dumps(document))
+    assert only(tmp_path).tools == [schema]
 
 
 def test_atif_continuations_and_subagents_are_agents(tmp_path: Path) -> None:

@@ -1,0 +1,56 @@
+"""Values that depend on the content of source files alone, stored in the user's cache folder between processes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+
+def stored_by_files(name: str, folders: Iterable[Path], compute: Callable[[], Mapping[str, str]]) -> Mapping[str, str]:
+    """Return the stored values if no file below the folders was changed since, otherwise compute and store them.
+
+    A file counts as changed if its size, its time of modification or its inode's time is another one. Without a folder
+    that can be written, the values are computed each time.
+    """
+    signature = _signature(folders)
+    file = _cache_folder() / f"{name}.json"
+    try:
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        if stored["signature"] == signature:
+            return stored["values"]
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # missing, written by another version, or damaged
+    values = dict(compute())
+    _write(file, json.dumps({"signature": signature, "values": values}))
+    return values
+
+
+def _signature(folders: Iterable[Path]) -> str:
+    entries = []
+    for folder in sorted(set(folders)):
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and path.suffix != ".pyc":
+                stat = path.stat()
+                entries.append((str(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+    return hashlib.sha256(json.dumps([sys.version, entries]).encode()).hexdigest()
+
+
+def _cache_folder() -> Path:
+    """Return the folder of the XDG base directory specification."""
+    named = os.environ.get("XDG_CACHE_HOME")
+    return (Path(named) if named else Path(os.path.expanduser("~/.cache"))) / "etpi"
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as out:
+            out.write(text)
+        os.replace(out.name, file)
+    except OSError:
+        pass  # a cache alone
