@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -15,6 +15,7 @@ from etpi_assets.specs.plugins import GROUPS, Plugin, plugin, plugin_names, plug
 from etpi_assets.specs.rollout_set import TinySection
 from etpi_assets.versioning.choices import (
     CHOICES,
+    INFRASTRUCTURE,
     Selection,
     applies,
     narrowing,
@@ -106,11 +107,23 @@ def plugin_code(point: Plugin) -> CodeVersion:
     Raises:
         SpecError: its module or attribute does not exist.
     """
-    code = Codebase(point.root, (point.module.split(".")[0],))
     try:
-        return code.reach([f"{point.module}:{point.attribute.split('.')[0]}"])
+        return _codebase_of(point).reach([f"{point.module}:{point.attribute.split('.')[0]}"])
     except KeyError:
         raise SpecError(f"{point.distribution} names {point.module}:{point.attribute}, which does not exist") from None
+
+
+@cache
+def _codebase_of(point: Plugin) -> Codebase:
+    return Codebase(point.root, (point.module.split(".")[0],))
+
+
+def _used_by(point: Plugin) -> set[str]:
+    """Return the targets of etpi's own code that the modules of a plugin import."""
+    sources = [_codebase_of(point).source(module) for module in plugin_code(point).definitions]
+    imports = [i for source in sources if source for names in source.imports.values() for i in names]
+    ours = [i for i in imports if i.module.split(".")[0] in PACKAGES and i.module not in INFRASTRUCTURE]
+    return {f"{i.module}:{i.attribute or '*'}" for i in ours}
 
 
 def file_of(module: str) -> str:
@@ -139,24 +152,35 @@ def _code_of(
         only = CodeVersion({module: {name: code.definition(root).digest}, **tables})
         return PartitionCode(only, None)
     options: Selection = {kind: frozenset(names) for kind, names in selected}
-    narrowed = narrowing(code, options)
-    whole = _with_plugins(code.reach([root], narrowed), options)
-    kept = _with_plugins(code.reach(node.kept, narrowed), options) if node.kept else None
+    whole = _reach([root], options, code)
+    kept = _reach(node.kept, options, code) if node.kept else None
     return PartitionCode(CodeVersion({**whole.definitions, **tables}), kept)
 
 
-def _with_plugins(version: CodeVersion, options: Selection) -> CodeVersion:
-    """Return the version with the code of the selected plugins, where the code looks plugins of their kind up."""
-    definitions = dict(version.definitions)
+def _reach(roots: Sequence[str], options: Selection, code: Codebase) -> CodeVersion:
+    """Return the code that the roots reach: etpi's, and that of the selected plugins with what of etpi it imports."""
+    narrowed = narrowing(code, options)
+    version = code.reach(roots, narrowed)
+    points = _selected_plugins(version, options)
+    if not points:
+        return version
+    used = sorted(target for target in set().union(*map(_used_by, points)) if code.exists(target))
+    definitions = dict(code.reach([*roots, *used], narrowed).definitions)
+    for point in points:
+        definitions |= plugin_code(point).definitions
+    return CodeVersion(definitions)
+
+
+def _selected_plugins(version: CodeVersion, options: Selection) -> list[Plugin]:
+    """Return the plugins that are selected, of the kinds that the code looks up."""
+    selected: list[Plugin | None] = []
     for choice in CHOICES:
         places = [at.partition(":") for at in choice.at]
-        if choice.kind not in GROUPS or not any(name in definitions.get(module, ()) for module, _, name in places):
-            continue
-        shipped = options_of(choice, CODE)
-        for name in sorted(options.get(choice.kind, plugin_names(choice.kind))):
-            if selected := plugin(choice.kind, name, shipped):
-                definitions |= plugin_code(selected).definitions
-    return CodeVersion(definitions)
+        if choice.kind in GROUPS and any(name in version.definitions.get(module, ()) for module, _, name in places):
+            shipped = options_of(choice, CODE)
+            names = sorted(options.get(choice.kind, plugin_names(choice.kind)))
+            selected += [plugin(choice.kind, name, shipped) for name in names]
+    return [point for point in selected if point]
 
 
 def asset_function(asset: str, code: Codebase) -> str:

@@ -21,8 +21,11 @@ from etpi_assets.specs import plugins
 from etpi_assets.specs.load import SpecError, load_specs
 from etpi_assets.specs.training import RewardTerm
 from etpi_assets.tasks.families import known_families, load_family
+from etpi_assets.tasks.family import RejectedInput, Task
+from etpi_assets.tasks.judged_rows import JudgedRows
 from etpi_assets.versioning import keys
 from etpi_resources.lake.lake import Ref
+from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 from tests.support.curation import CURATION, CurationLake
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_plugin"
@@ -54,7 +57,7 @@ def site(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 def fresh() -> None:
     """Forget what was read of installed code, as a new process would not know it."""
     plugins.forget()
-    for cached in (keys.plugin_code, keys._code_of, functions.version_of):
+    for cached in (keys.plugin_code, keys._codebase_of, keys._code_of, functions.version_of):
         cached.cache_clear()
 
 
@@ -148,10 +151,30 @@ def test_edit_of_a_plugin_changes_the_versions_of_what_uses_it_alone(
 def test_edit_of_a_familys_judge_changes_its_tasks(site: Path) -> None:
     specs = load_specs(EXAMPLE / "specs")
     before = keys.code_of(GRAPH["tasks"], "own_lines", specs)
-    edit(site, "family.py", "written == wanted", "wanted == written")
+    edit(site, "family.py", ".splitlines() == lines", ".split() == lines")
     after = keys.code_of(GRAPH["tasks"], "own_lines", specs)
     changed = {name for name in after.whole.modules if before.whole.modules.get(name) != after.whole.modules[name]}
     assert changed == {"own_plugin.family"}, "the name that status shows"
+    used = set(after.whole.definitions["etpi_assets.tasks.judged_rows"])
+    assert {"JudgedRows.judge", "JudgedRows.validate", "_task"} <= used, "what it uses of etpi counts too"
+
+
+def test_rows_that_are_no_tasks_are_refused_with_the_reason(site: Path, tmp_path: Path) -> None:
+    good = {"id": "a", "instruction": "Sort.", "files": {"input.txt": "b\n"}, "solution": ["true"]}
+    bad = [{**good, "split": "test"}, {**good, "solution": []}, {key: good[key] for key in ("id", "instruction")}]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in [good, *bad]))
+    task, *refused = load_family("sorted_lines").load("s", 0, {"path": str(file)})
+    assert isinstance(task, Task)
+    assert [item.reason for item in refused if isinstance(item, RejectedInput)] == ["unreadable_row"] * 3
+
+
+@pytest.mark.parametrize("reward", [1.5, -1, None, "1"])
+def test_reward_that_is_no_share_is_an_error(reward: object) -> None:
+    family = JudgedRows("odd", lambda task, files, sandboxes: reward)  # pyright: ignore[reportArgumentType]
+    task = Task("t", "s", "r", "train", "Sort.", {"files": {}, "solution": []}, "h")
+    with pytest.raises(ValueError, match="from 0 to 1"):
+        family.judge(task, {"agent1": {}}, BubblewrapFactory())
 
 
 def test_name_that_etpi_gives_cannot_be_replaced(site: Path) -> None:

@@ -224,6 +224,7 @@ PROGRAMS = {
     "etpi_assets.runs.dry_run": "etpi run --dry-run: shows the plan",
     "etpi_resources.chat.report": "etpi template: shows what a chat template does",
     "etpi_assets.runs.explain": "etpi explain: shows keys and differences",
+    "etpi_assets.tasks.judged_rows": "a family for plugins, reached where a spec selects one",
     "etpi_assets.runs.preflight": "checks before a run",
     "etpi_assets.tiny_bases.rebuild": "rebuilds the shipped tiny bases, a command",
     "etpi_assets.jobs": "groups assets for Dagster",
