@@ -127,7 +127,8 @@ def test_serving_only_template_arguments_differ_from_training_and_retrain_nothin
         assert answer.passed is passes
         assert passes or chat.decode(answer.detail["first_departure"][1]["served"]).startswith("<think>")
     sections = [s for asset in ("tito_pairs", "rl_checkpoint") for s in GRAPH[asset].sections if "serving" in s]
-    assert set(sections) == {"serving.template_kwargs"}
+    read = {"serving.template_kwargs", "serving.options.tool-call-parser"}
+    assert set(sections) == read, "the parser decides a check of the pairs, and changes none"
 
 
 @pytest.mark.parametrize(
