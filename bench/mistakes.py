@@ -13,6 +13,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from machine import machine
+
 ROOT = Path(__file__).parents[1]
 ROW = '{"messages":[{"role":"user","content":"hi"},{"role":"assistant","content":"ok"}]}\n'
 COMMANDS = [
@@ -85,6 +87,7 @@ def main() -> int:
         cases = [(["etpi", *line.split()], folder, "") for line in COMMANDS]
         cases += [(["etpi", "run", "a"], folder, text) for text in SPECS]
         cases += [(line.split(), ROOT, "") for line in DAGSTER]
+        print(machine(), end="\n\n")
         print("| mistake | seconds | exit | answer |\n|---|---|---|---|")
         for words, place, text in cases:
             spec.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ import click
 from etpi.init import endpoint, tasks, trajectories
 from etpi.init.experiment import NewExperiment
 from etpi.init.student import read_student
-from etpi.init.write import announcement, spec_name, write_specs
+from etpi.init.write import announcement, refuse_existing, spec_name, write_specs
 from etpi_assets.specs.load import SpecError, load_specs
 from etpi_assets.specs.presets import preset_file
 
@@ -102,6 +102,8 @@ def from_tasks(source: str, options: TaskOptions, answers: Answers) -> int:
     kind = tasks.kind_of(place)
     name = answers.ask("name", "name of the new specs", spec_name(place.resolve().name.partition(".")[0]))
     student = read_student(answers.ask("student", "the student, a folder or REPO@COMMIT of the hub", "tiny"))
+    if not answers.force:  # making tasks takes minutes
+        refuse_existing([(set, name) for set in ("suite", "rollout_set", "experiment")])
     if kind == "git":
         suite_tasks = tasks.from_git(place, name, options.python, options.commits)
     elif kind == "rows":

@@ -7,13 +7,13 @@ checkout holds one commit without history, because later commits contain the sol
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from os import cpu_count
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,7 @@ def mine(repository: Path, folder: Path, python: str | None, commits: int, sandb
             mined.passed_over[item] += 1
     roots = ["src"] if any((repository / "src").glob("*/__init__.py")) else []
     _tools(folder / "checkouts" / "tools", python, roots)
-    with ThreadPoolExecutor(cpu_count()) as threads:
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
         judged = threads.map(lambda c: _row(c, repository, folder, roots, sandboxes), reversed(candidates))
         for candidate, row in zip(reversed(candidates), judged, strict=True):
             if isinstance(row, str):
@@ -188,6 +188,7 @@ def _tools(folder: Path, python: str | None, roots: Sequence[str]) -> None:
     Raises:
         SpecError: `python` cannot be run, has another version than the sandbox's interpreter, or no pytest.
     """
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier look with another interpreter
     folder.parent.mkdir(parents=True, exist_ok=True)
     inside = [f"{WORKDIR}/{root}" for root in roots]
     if python is None:
@@ -216,6 +217,8 @@ def _look(python: str) -> tuple[list[int], str]:
 
 
 def _git(repository: Path, *words: str) -> str:
-    environment: Mapping[str, str] = {"PATH": "/usr/local/bin:/usr/bin:/bin", "GIT_COMMITTER_DATE": _DATE, "HOME": "/"}
+    """Run git without the user's configuration, which may sign commits or call other programs."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    environment |= {"GIT_COMMITTER_DATE": _DATE, "HOME": "/", "XDG_CONFIG_HOME": "/"}
     command = ["git", "-c", "safe.directory=*", "-C", str(repository), *words]
     return subprocess.run(command, check=True, capture_output=True, text=True, errors="replace", env=environment).stdout

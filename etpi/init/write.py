@@ -48,12 +48,10 @@ def write_specs(specs: Iterable[NewSpec], *, force: bool = False) -> list[Path]:
     Raises:
         SpecError: a file or another spec has the name, or the specs are invalid.
     """
-    folders = user_folders()
-    folder = folders[0].path if folders else Path(DEFAULT).absolute()
-    files = {folder / FOLDERS[spec.set] / f"{spec.name}.toml": spec for spec in specs}
+    files = {_file_of(spec.set, spec.name): spec for spec in specs}
     before = {file: file.read_text(encoding="utf-8") if file.exists() else None for file in files}
-    if not force and (existing := [str(file) for file, text in before.items() if text is not None]):
-        raise SpecError(f"{', '.join(existing)} exist already; choose another --name, or replace them with --force")
+    if not force:
+        refuse_existing([(spec.set, spec.name) for spec in files.values()])
     for file, spec in files.items():
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(spec.text, encoding="utf-8")
@@ -66,6 +64,18 @@ def write_specs(specs: Iterable[NewSpec], *, force: bool = False) -> list[Path]:
             file.unlink() if text is None else file.write_text(text, encoding="utf-8")
         raise
     return list(files)
+
+
+def refuse_existing(names: Iterable[tuple[str, str]]) -> None:
+    """Raise SpecError if the file of a new spec ((set, name) each) exists."""
+    if existing := [str(file) for file in (_file_of(*name) for name in names) if file.exists()]:
+        raise SpecError(f"{', '.join(existing)} exist already; choose another --name, or replace them with --force")
+
+
+def _file_of(set: str, name: str) -> Path:
+    folders = user_folders()
+    folder = folders[0].path if folders else Path(DEFAULT).absolute()
+    return folder / FOLDERS[set] / f"{name}.toml"
 
 
 def announcement(files: Sequence[Path], experiment: str) -> str:

@@ -149,9 +149,9 @@ class LabelSyntax:
         parsed = self._form.parse(body)
         self._figures["with_calls"] += bool(parsed)
         self._figures["in_form"] += bool(turn.calls) or (shows_tools and bool(parsed))
-        offered = {name for tool in tools or () if (name := tool_name(tool))}
+        offered = {tool_name(tool) for tool in tools or ()}
         strange = [call.name for call in parsed if isinstance(call, Call) and call.name not in offered]
-        if offered and strange and not self._chat.calls_in_content:
+        if offered and None not in offered and strange and not self._chat.calls_in_content:
             self._figures["not_offered"] += 1
             self._not_offered.update(strange)
         if turn.calls:

@@ -24,6 +24,7 @@ from etpi_assets.specs.experiment import PairsSection
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.chat.tool_forms import Call
 from etpi_resources.chat.tool_forms.call import value_text
+from etpi_resources.chat.tool_forms.template import UnknownToolForm
 from etpi_resources.lake.schemas import from_rows
 from etpi_resources.token_ids import begins_with
 
@@ -279,7 +280,10 @@ def format_tokens(output: np.ndarray, chat: ChatFormat) -> int:
 
 def _call_tokens(output: np.ndarray, chat: ChatFormat) -> int:
     """Return `format_tokens` under a template whose calls have no opening id of their own."""
-    form = None if chat.calls_in_content else chat.tool_form
+    try:
+        form = None if chat.calls_in_content else chat.tool_form
+    except UnknownToolForm:  # `label_syntax` blocks the data if its prompts or turns have calls
+        form = None
     parsed = form.parse(after_think(chat.decode(output.tolist()))) if form else ()
     calls = [call for call in parsed if isinstance(call, Call)]
     if not calls:

@@ -7,7 +7,6 @@ before, so a broken plugin stops only what names it.
 from __future__ import annotations
 
 import difflib
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -127,9 +126,3 @@ def _plugins(kind: str) -> Mapping[str, Sequence[Plugin]]:
         by = f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown distribution"
         plugins.setdefault(point.name, {})[Plugin(kind, point.name, by, point.module, point.attr)] = None
     return {name: tuple(points) for name, points in plugins.items()}
-
-
-def forget() -> None:
-    """Read the entry points again at the next use, for a process in which a distribution was installed."""
-    _plugins.cache_clear()
-    sys.path_importer_cache.clear()

@@ -9,6 +9,7 @@ cannot hold; grammars are in `masks`.
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ from etpi_resources.engines.slots import ATTENTION, RECURRENT, Slots, SlotView, 
 if TYPE_CHECKING:
     from etpi_resources.engines.masks import GrammarMasks, GrammarState
 
+_LOG = logging.getLogger(__name__)
+
 SLOTS = 64
 """The number of conversations in the cache, and the most requests in a batch."""
 
@@ -37,8 +40,8 @@ PREFILL_TOKENS = 8192
 PROBE_IDS = 8
 """The length of the sequence whose logits decide whether `slots` can hold a model."""
 
-ROUNDING = 0.02
-"""The largest relative difference of logits that rounding explains; attending to a wrong token exceeds it."""
+ROUNDING = 0.05
+"""The largest relative difference of logits that rounding in 16 bits explains; a wrong token attended to exceeds it."""
 
 GATHER_SECONDS = 0.003
 """How long an idle engine waits for more requests after the first."""
@@ -89,6 +92,8 @@ class TransformersEngine:
         self._slots: Slots | ModelCaches = ModelCaches(SLOTS, config)
         if (slots := self._fitting_slots(config)) is not None:
             self._slots, self._attention = slots, ATTENTION
+        else:
+            _LOG.warning("%s: its layers do not fit one cache for all conversations, so each gets a forward pass", name)
         self._waiting: list[_BatchRow] = []
         self._arrived = threading.Condition()
         self._closed = False

@@ -142,6 +142,16 @@ def test_counts_of_commits_reconcile(work: Path, tmp_path: Path) -> None:
     assert len(mined.rows) == 1
 
 
+def test_specs_that_exist_are_refused_before_tasks_are_made(
+    work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(work)
+    before = (work / "tasks/knots/tasks.jsonl").stat().st_mtime_ns
+    assert cli.main(["init", "--tasks", "../knots", "--yes"]) == 1
+    assert "--force" in capsys.readouterr().err
+    assert (work / "tasks/knots/tasks.jsonl").stat().st_mtime_ns == before
+
+
 def test_held_out_tasks_that_are_not_the_latest_are_refused(work: Path) -> None:
     rows = rows_of(work)
     chosen = {**FAMILY.params, "heldout_tasks": [rows[0]["instance_id"]]}

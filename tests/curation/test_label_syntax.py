@@ -17,7 +17,7 @@ from etpi_resources.chat.format import ChatFormat
 from etpi_resources.chat.tool_forms import FORMS, Call
 from etpi_resources.lake.checks import CheckOutcome
 from tests.support.own_runs import TOOLS, recorded_run
-from tests.support.students import FAMILIES, byte_tokenizer
+from tests.support.students import FAMILIES, byte_tokenizer, trl_template
 
 PAIRS = PairsSection(capture="retokenised", strip_think=False)
 GATES = GatesSection(turns_lost=0.1)
@@ -134,3 +134,13 @@ def test_calls_without_offered_tools_are_counted(chat: ChatFormat) -> None:
     outcome = verdict(chat, tools=None)
     assert outcome.passed
     assert outcome.figures["calls_without_tools"] == 9
+
+
+def test_turns_without_calls_are_built_under_a_template_of_an_unknown_form() -> None:
+    chat = ChatFormat("lfm2", byte_tokenizer(FAMILIES["qwen3"]), trl_template("lfm2_v2"))
+    rows = [{"role": role, "content": "Go.", "turn": turn, "kind": kind}
+            for role, turn, kind in (("user", None, "prompt"), ("assistant", 0, "action"))]  # fmt: skip
+    (turn,) = retokenise(rows, chat)
+    captured = CapturedTurn(0, ids(turn.prompt_ids), ids(turn.output_ids), "retokenised")
+    pairs = make_pairs([CapturedAgent("r", "agent1", [captured])], PAIRS, chat)["pairs"]
+    assert pairs["format_tokens"].to_pylist() == [0]

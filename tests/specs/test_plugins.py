@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 import subprocess
@@ -56,8 +57,8 @@ def site(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 def fresh() -> None:
     """Forget what was read of installed code, as a new process would not know it."""
-    plugins.forget()
-    for cached in (keys.plugin_code, keys._codebase_of, keys._code_of, functions.version_of):
+    importlib.invalidate_caches()
+    for cached in (plugins._plugins, keys.plugin_code, keys._codebase_of, keys._code_of, functions.version_of):
         cached.cache_clear()
 
 
