@@ -91,8 +91,9 @@ class StudentForm:
 
         A form without escapes cannot carry a value that contains the form's own closing tag.
         """
-        calls, form = calls_of(message), self.chat.tool_form
-        if not calls or form is None:
+        calls = calls_of(message)
+        form = self.chat.tool_form if calls else None
+        if form is None:
             return None
         parsed = form.parse(text[max(0, text.find("</think>")) :])
         if form.same(parsed, calls):
