@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers.conversation import ChatEntry, Options, fill_agent, finish_of, token_ids
+from etpi_assets.importers.conversation import ChatEntry, Options, accept_answer, fill_agent, finish_of, token_ids
 from etpi_assets.importers.format import ROWS, DetectionInput, FormatDoc, run_format, source_of
 from etpi_assets.importers.run_info import RunInfo, build_rollout, exit_by_action, exit_name, run_info
 from etpi_assets.importers.source import (
@@ -187,6 +187,7 @@ def _agent(part: _AgentDocument, options: Options, info: RunInfo) -> AgentRecord
     fill_agent(agent, entries, options, bare_calls=True)
     if agent.exit_status == "unknown" and agent.turns:
         agent.exit_status = exit_by_action(agent.turns[-1].actions)
+    accept_answer(agent, entries)
     return agent
 
 

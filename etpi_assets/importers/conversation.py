@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from etpi_assets.agent.actions import read_actions
+from etpi_assets.agent.actions import NO_ACTION, read_actions
 from etpi_assets.importers.source import (
     Unreadable,
     as_mapping,
@@ -184,6 +184,19 @@ def fill_agent(
     for number, (group, answer) in enumerate(zip(turns, answers, strict=True)):
         record.turns.append(_turn(number, group, answer, options, bare_calls))
     return record
+
+
+def accept_answer(record: AgentRecord, entries: Sequence[ChatEntry]) -> None:
+    """Record a conversation that ends in a final answer as finished, and its last turn as readable.
+
+    A final answer is assistant text without a call, not truncated. A model trained without them does not learn to stop.
+    """
+    if not record.turns or record.exit_status not in ("unknown", "Submitted"):
+        return
+    last, turn = entries[-1], record.turns[-1]
+    is_text = last.role == "assistant" and last.learn and not last.calls and bool(last.content.strip())
+    if is_text and turn.parse_error == NO_ACTION and turn.finish_reason != "length":
+        turn.parse_error, record.exit_status = None, "Submitted"
 
 
 def _message(entry: ChatEntry, turn: int | None) -> Message:

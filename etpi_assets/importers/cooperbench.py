@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.importers.conversation import ChatEntry, Options, chat_entries, fill_agent
+from etpi_assets.importers.conversation import ChatEntry, Options, accept_answer, chat_entries, fill_agent
 from etpi_assets.importers.format import DetectionInput, FormatDoc, run_format
 from etpi_assets.importers.source import (
     Unreadable,
@@ -212,7 +212,9 @@ def _agent(
         exit_status=status,
         patch=patch_file.read_text(encoding="utf-8", errors="replace") if patch_file.is_file() else None,
     )
-    return fill_agent(agent, entries, options, blocks=flattened)
+    fill_agent(agent, entries, options, blocks=flattened)
+    accept_answer(agent, entries)
+    return agent
 
 
 def _unflatten(entry: ChatEntry) -> None:

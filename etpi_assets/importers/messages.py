@@ -6,8 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from etpi_assets.agent.actions import NO_ACTION
-from etpi_assets.importers.conversation import ChatEntry, Options, chat_entries, fill_agent
+from etpi_assets.importers.conversation import ChatEntry, Options, accept_answer, chat_entries, fill_agent
 from etpi_assets.importers.format import PLAIN, FormatDoc, Row, row_format
 from etpi_assets.importers.run_info import RunInfo, build_rollout, exit_by_action, run_info
 from etpi_assets.importers.source import Unreadable, as_list
@@ -43,19 +42,8 @@ def solo(entries: Sequence[ChatEntry], info: RunInfo, where: str, options: Optio
     fill_agent(agent, entries, options, bare_calls=True)
     if info.exit_status is None:
         agent.exit_status = exit_by_action(agent.turns[-1].actions)
-    if answered(entries, agent) and info.exit_status in (None, "Submitted"):
-        agent.turns[-1].parse_error, agent.exit_status = None, "Submitted"
+    accept_answer(agent, entries)
     return build_rollout([agent], info, where)
-
-
-def answered(entries: Sequence[ChatEntry], agent: AgentRecord) -> bool:
-    """Return whether the conversation ends in a final answer: assistant text without a call, not truncated.
-
-    A model trained without final answers does not learn to stop.
-    """
-    last, turn = entries[-1], agent.turns[-1]
-    is_text = last.role == "assistant" and last.learn and not last.calls and bool(last.content.strip())
-    return is_text and turn.parse_error == NO_ACTION and turn.finish_reason != "length"
 
 
 FORMAT = row_format(

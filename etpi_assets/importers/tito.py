@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from etpi_assets.importers.conversation import ChatEntry, Options, fill_agent, token_ids
+from etpi_assets.importers.conversation import ChatEntry, Options, accept_answer, fill_agent, token_ids
 from etpi_assets.importers.format import FormatDoc, Row, row_format
-from etpi_assets.importers.messages import answered, listed
+from etpi_assets.importers.messages import listed
 from etpi_assets.importers.run_info import build_rollout, run_info
 from etpi_assets.importers.source import Unreadable, field, text_field
 from etpi_assets.importers.token_rows import entries_of
@@ -67,8 +67,7 @@ def _agent(name: str, rows: list[Row], where: str, options: Options) -> AgentRec
     )
     entries = [*entries, turns[-1]]
     fill_agent(agent, entries, options)
-    if answered(entries, agent) and agent.exit_status in ("unknown", "Submitted"):
-        agent.turns[-1].parse_error, agent.exit_status = None, "Submitted"
+    accept_answer(agent, entries)
     numbers = [number if type(number := field(row, "metadata", "turn")) is int else i for i, row in enumerate(rows)]
     if numbers == sorted(set(numbers)):
         mapping = dict(enumerate(numbers))

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from etpi_assets.curation.assets import selected_trajectories, tito_pairs
 from etpi_assets.resources import Resources
 from etpi_assets.rollouts.assets import raw_rollouts
+from etpi_assets.scoring.assets import scored_rollouts
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.rollout_set import RolloutSetSpec
@@ -197,3 +199,8 @@ def test_tasks_and_recorded_runs_meet_in_the_lake(tmp_path: Path, monkeypatch: p
     assert by_repo["absent_task"]["task_hash"] is None
     assert {row["suite"] for row in by_repo.values()} == {"cooperbench"}
     assert json.loads(by_repo["harbor_task"]["outcome"])["verdict"] == "merge_conflict"
+    for recipe in (scored_rollouts, selected_trajectories, tito_pairs):
+        key = "cooperbench_import" if recipe.node.set == "experiment" else "cooperbench_logs"
+        manifest = recipe.execute(key, resources).manifest
+        assert not manifest.blocked, manifest.failures
+    assert manifest.rows == {"pairs": len(resources.lake.read(RUNS, "turns")), "dropped": 0}
