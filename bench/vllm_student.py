@@ -14,7 +14,7 @@ from pathlib import Path
 
 from machine import machine
 
-from etpi_assets.curation.assets import student_prompt
+from etpi_assets.curation.default_prompt import student_prompt
 from etpi_assets.specs.load import load_specs
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.table import read_tasks

@@ -35,6 +35,7 @@ from etpi_resources.lake import parquet
 from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.lake import Lake, LakeError, Manifest, MissingInput, Ref
 from etpi_resources.lake.manifest import RunRecord
+from etpi_resources.lake.parts import Parts
 from etpi_resources.lake.schemas import empty
 from etpi_resources.lake.stored import Spooled, Stored
 from etpi_resources.process.progress import WORKER_VARIABLE, Progress
@@ -87,11 +88,13 @@ class AssetRun:
         log: writes one line to the run's log.
         context: Dagster's execution context, which trainers need for Pipes; None without Dagster.
         folder: tables are spooled here until they are published; None where nothing is computed.
+        parts: the parts that are finished; None where nothing is computed.
     """
 
     def __init__(self, node: Node, key: str, resources: Resources, log: Log = print, context: Any = None) -> None:
         self.node, self.key, self.resources, self.log, self.context = node, key, resources, log, context
         self.folder: Path | None = None
+        self.parts: Parts | None = None
         self.specs: Specs = resources.specs
         self.lake: Lake = resources.lake
 
@@ -145,6 +148,14 @@ class AssetRun:
     def _spooled(self, table: str) -> Path:
         assert self.folder is not None, "only a run that computes has a folder to spool into"
         return self.folder / f"{table}.parquet"
+
+    def part(self, name: str, compute: Callable[[], Mapping[str, pa.Table]]) -> dict[str, pa.Table]:
+        """Return the tables that `compute` returns; a run that was killed has left those of the parts it finished.
+
+        The name is unique in this asset. The tables depend on nothing but what the input key covers, and the name.
+        """
+        assert self.parts is not None, "only a run that computes has parts"
+        return self.parts.get(name, compute)
 
     @cached_property
     def code(self) -> PartitionCode:
@@ -243,6 +254,7 @@ class AssetRecipe:
             # Another process may have published it while this one waited for the lock.
             if manifest := self._unchanged(run.lake, ref, input_key):
                 return Outcome(manifest, True, {}, time.monotonic() - start)
+            run.parts = Parts(run.lake.scratch(f"parts/{self.node.name}-{key}"), input_key)
             produced = self.function(run)
             self._verify(run, produced, inputs)
             manifest = run.lake.publish(
@@ -263,6 +275,7 @@ class AssetRecipe:
                 ),
             )
             run.lake.store_code(run.code.whole.digest, run.code.whole.definitions)
+            run.parts.remove()
         return Outcome(manifest, False, produced.metadata, time.monotonic() - start)
 
     def _require_consent(self, run: AssetRun, before: Manifest, change: Change, consent: Set[Consent]) -> None:

@@ -4,39 +4,31 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etpi_assets.agent.prompts import render_prompts, steering_text, template_path
 from etpi_assets.agent.tools import tool_schemas
 from etpi_assets.curation import gates, integrity, lengths, merge, select, upweight
-from etpi_assets.curation.captured import COLUMNS, DefaultPrompt, captured_agents
+from etpi_assets.curation.captured import COLUMNS
+from etpi_assets.curation.default_prompt import student_format, student_prompt
 from etpi_assets.curation.label_syntax import LabelSyntax
-from etpi_assets.curation.pairs import CapturedAgent, make_pairs
-from etpi_assets.curation.steering import FirstPrompt, SteeringNgrams
+from etpi_assets.curation.pair_blocks import PairBuilder, PairReferences, of_rollouts, spread
+from etpi_assets.curation.steering import SteeringNgrams
 from etpi_assets.curation.student_form import StudentForm
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
 from etpi_assets.specs.check_names import DATASET, OVERRIDABLE, PAIRS, SELECTED
 from etpi_assets.specs.experiment import ExperimentSpec, PairsSection
 from etpi_assets.specs.load import SpecError
-from etpi_assets.specs.rollout_set import AgentSection, RolloutSetSpec
+from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.families import load_family
-from etpi_assets.tasks.family import Family, Role, Task
 from etpi_assets.tasks.table import read_tasks
 from etpi_assets.trajectories.blocks import blocks
-from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.schemas import empty
 from etpi_resources.lake.stored import Stored, batches, columns_of, counts, dicts
 
-_COMPARED_ROLLOUTS = 100
-"""Rollouts of a set whose re-tokenised prompts are compared with the captured ids."""
 _COMPARED_PROMPTS = 400
 """First-turn prompts of training and of evaluation that are compared; a median needs no more."""
 
@@ -91,93 +83,34 @@ def tito_pairs(run: AssetRun) -> Produced:
     tasks = {task.task_id: task for task in read_tasks(run.read("tasks", "tasks"))}
     selected = run.read("selected_trajectories", "selected", columns=["rollout_id", "rollout_set"])
     dropped: list[pa.Table] = [empty("dropped")]
-    references = _PairReferences(_with_capture(run))
+    section = _with_capture(run)
+    references = PairReferences()
     syntax = LabelSyntax(student_format(spec), spec.gates, spec.serving.options.get("tool-call-parser"))
     with run.spool("pairs") as spool:
         for name in spec.rollout_sets:
             rollout_set: RolloutSetSpec = run.specs.get("rollout_set", name)  # pyright: ignore[reportAssignmentType]
-            _require_same_vocabulary(name, rollout_set, spec, references.section)
+            _require_same_vocabulary(name, rollout_set, spec, section)
             rollout_ids = selected.filter(pc.field("rollout_set") == name)["rollout_id"].to_pylist()
-            for tables in _pairs_of_set(run, name, rollout_set, rollout_ids, tasks, references, syntax):
-                spool.add(tables["pairs"])
-                dropped.append(tables["dropped"])
-    return _pairs_produced(run, references, syntax.outcome(), pa.concat_tables(dropped))
-
-
-@dataclass
-class _PairReferences:
-    """References that the checks of pairs compare with, collected while the pairs are built.
-
-    Attributes:
-        section: the spec's section with its capture decided.
-        turns: keys of the turns of the selected rollouts.
-        captured: for a few re-tokenised rollouts, the pairs that their captured ids give.
-        default_prompts: (rollout_id, agent_id) -> ids of the prompt that serving renders.
-        steering, systems: texts of the steering, and of the default system messages.
-        rerendered: conversations whose earlier messages the template rewrites.
-    """
-
-    section: PairsSection
-    turns: list[pa.Table] = field(default_factory=lambda: [empty("turns").select(integrity.KEY)])
-    captured: list[pa.Table] = field(default_factory=lambda: [empty("pairs")])
-    default_prompts: dict[tuple[str, str], Sequence[int] | np.ndarray] = field(default_factory=dict)
-    steering: set[str] = field(default_factory=set)
-    systems: set[str] = field(default_factory=set)
-    rerendered: int = 0
-
-    def collect(self, agents: Iterable[CapturedAgent]) -> Iterator[CapturedAgent]:
-        """Yield the agents and collect their default prompts."""
-        for agent in agents:
-            self.rerendered += not agent.appended
-            if agent.default is not None:
-                self.default_prompts[agent.rollout_id, agent.agent_id] = agent.default.ids
-                self.systems.update(m["content"] for m in agent.default.messages if m["role"] == "system")
-            yield agent
-
-
-def _pairs_of_set(
-    run: AssetRun,
-    name: str,
-    rollout_set: RolloutSetSpec,
-    rollout_ids: Sequence[str],
-    tasks: Mapping[str, Task],
-    references: _PairReferences,
-    syntax: LabelSyntax,
-) -> Iterator[dict[str, pa.Table]]:
-    """Yield {"pairs", "dropped"} of a few rollouts of the set at a time; extend `references` and `syntax`."""
-    spec: ExperimentSpec = run.spec
-    chat, section, kwargs = student_format(spec), references.section, spec.serving.template_kwargs
-    native = section.model_copy(update={"capture": "native"})
-    tools = tool_schemas(rollout_set.agent.tools if section.capture == "native" else section.tools)
-    default_prompt = _default_prompts(run, rollout_set, tasks, tools, references.steering)
-    comparable = section.capture == "retokenised" and _same_form(rollout_set, chat)
-    compared = frozenset(_spread(rollout_ids, _COMPARED_ROLLOUTS) if comparable else ())
-    for block in _blocks(run, name, frozenset(rollout_ids)):
-        agents = captured_agents(block, section, chat, default_prompt, kwargs, tools)
-        tables = make_pairs(syntax.collect(references.collect(agents)), section, chat)
-        syntax.add(tables["pairs"], tables["dropped"])
-        references.turns.append(block["turns"].select(integrity.KEY))
-        if compared:
-            agents = captured_agents(_of_rollouts(block, compared), native, chat, default_prompt, kwargs)
-            references.captured.append(make_pairs(agents, native, chat)["pairs"])
-        yield tables
+            builder = PairBuilder.of(run, rollout_set, rollout_ids, tasks, section, syntax)
+            for number, block in enumerate(_blocks(run, name, frozenset(rollout_ids))):
+                part = run.part(f"{name}-{number:06}", lambda block=block, build=builder.build: build(block))
+                references.add(block["turns"], part)
+                spool.add(part["pairs"])
+                dropped.append(part["dropped"])
+    return _pairs_produced(run, section, references, syntax.outcome(references.syntax), pa.concat_tables(dropped))
 
 
 def _blocks(run: AssetRun, rollout_set: str, rollout_ids: frozenset[str]) -> Iterator[dict[str, pa.Table]]:
     """Yield the tables that pairs are built from, a few of those rollouts at a time."""
     tables = {table: run.stored("raw_rollouts", table, key=rollout_set) for table in COLUMNS}
-    return (_of_rollouts(block, rollout_ids) for block in blocks(tables, COLUMNS))
+    return (of_rollouts(block, rollout_ids) for block in blocks(tables, COLUMNS))
 
 
-def _of_rollouts(block: Mapping[str, pa.Table], rollout_ids: frozenset[str]) -> dict[str, pa.Table]:
-    wanted = [name for name in block["rollouts"]["rollout_id"].to_pylist() if name in rollout_ids]
-    is_wanted = pc.field("rollout_id").isin(pa.array(wanted, pa.string()))
-    return {name: table.filter(is_wanted) for name, table in block.items()}
-
-
-def _pairs_produced(run: AssetRun, references: _PairReferences, syntax: CheckOutcome, dropped: pa.Table) -> Produced:
+def _pairs_produced(
+    run: AssetRun, section: PairsSection, references: PairReferences, syntax: CheckOutcome, dropped: pa.Table
+) -> Produced:
     spec: ExperimentSpec = run.spec
-    chat, section, pairs = student_format(spec), references.section, run.spooled("pairs")
+    chat, pairs = student_format(spec), run.spooled("pairs")
     steering = SteeringNgrams.build(sorted(references.steering), sorted(references.systems), chat)
     checks = [
         syntax,
@@ -234,43 +167,6 @@ def _require_same_vocabulary(
             f"rollout set {name!r} was captured in the ids of {captured!r}, the student reads {spec.base.tokenizer!r}: "
             'set pairs.capture = "retokenised", or use a base with that tokenizer'
         )
-
-
-def _same_form(rollout_set: RolloutSetSpec, chat: ChatFormat) -> bool:
-    """Return whether the set was captured in the student's tokenizer and template, so that prompts can be compared."""
-    if rollout_set.kind == "imported" or rollout_set.agent.tokenizer != chat.name:
-        return False
-    return load_chat_format(rollout_set.agent.tokenizer).template == chat.template
-
-
-def _default_prompts(
-    run: AssetRun,
-    rollout_set: RolloutSetSpec,
-    tasks: Mapping[str, Task],
-    tools: Sequence[Any] | None,
-    steering: set[str],
-) -> DefaultPrompt:
-    """Return a function to the first prompt of a student at a task of the set.
-
-    The function adds the steering that the set's teacher may have had at that task to `steering`.
-    """
-    if rollout_set.kind == "imported" or rollout_set.suite is None:
-        return lambda task_id, agent_id: None
-    family = load_family(run.specs.suites[rollout_set.suite].family)
-    agent, chat, kwargs = rollout_set.agent, student_format(run.spec), run.spec.serving.template_kwargs
-
-    @cache
-    def default_prompt(task_id: str | None, agent_id: str) -> FirstPrompt | None:
-        task = tasks.get(task_id or "")
-        if task is None:
-            return None
-        role = _role(family, task, agent_id)
-        if template_path(agent.prompt, "steering"):
-            steering.add(steering_text(agent.prompt, role).strip())
-        messages = student_prompt(agent, task, role)
-        return FirstPrompt(messages, np.asarray(chat.prompt_ids(messages, tools=tools, **kwargs), dtype=np.int32))
-
-    return default_prompt
 
 
 # --- upweighted_dataset ----------------------------------------------------------------------------------------------
@@ -348,7 +244,7 @@ def _dataset_checks(
 def _training_prompts(rows: pa.Table, pairs: Stored) -> list[Sequence[int]]:
     """Return first-turn inputs of the training rows, evenly spread over them."""
     first_turns = rows.filter((pc.field("split") == "train") & (pc.field("turn") == 0))["pair_id"].to_pylist()
-    chosen = set(_spread(first_turns))
+    chosen = set(spread(first_turns, _COMPARED_PROMPTS))
     columns = ["pair_id", "turn", "prefix_turn", "suffix_ids"]
     parts = (batch.filter(batch["turn"].to_numpy() == 0) for batch in batches(pairs, columns))
     return [
@@ -369,12 +265,10 @@ def _evaluation_prompts(run: AssetRun, tasks: pa.Table) -> list[Sequence[int]]:
     chat, agent = student_format(spec), spec.evaluate.agent
     tools, kwargs = tool_schemas(agent.tools), spec.serving.template_kwargs
     agents = [(task, role) for task in read_tasks(suite, spec.evaluate.split) for role in family.roles(task)]
-    return [chat.prompt_ids(student_prompt(agent, task, role), tools=tools, **kwargs) for task, role in _spread(agents)]
-
-
-def _spread(items: Sequence[Any], n: int = _COMPARED_PROMPTS) -> Sequence[Any]:
-    """Return about `n` of the items, evenly spread."""
-    return items[:: max(1, len(items) // n)]
+    return [
+        chat.prompt_ids(student_prompt(agent, task, role), tools=tools, **kwargs)
+        for task, role in spread(agents, _COMPARED_PROMPTS)
+    ]
 
 
 def _with_entities(run: AssetRun, tasks: pa.Table) -> pa.Table:
@@ -411,20 +305,6 @@ def _lost_inputs(
 
 
 # --- common ----------------------------------------------------------------------------------------------------------
-
-
-def _role(family: Family, task: Task, agent_id: str) -> Role:
-    return next(role for role in family.roles(task) if role.agent_id == agent_id)
-
-
-def student_prompt(agent: AgentSection, task: Task, role: Role) -> list[dict[str, str]]:
-    """Return the first messages without steering, whatever the teacher's prompt has."""
-    return render_prompts(agent.model_copy(update={"steering": False}), task, role)
-
-
-def student_format(spec: ExperimentSpec) -> ChatFormat:
-    """Return the chat format in which the student is trained and served."""
-    return load_chat_format(spec.base.tokenizer, spec.base.chat_template)
 
 
 def _with_overrides(spec: ExperimentSpec, outcomes: Sequence[CheckOutcome]) -> list[CheckOutcome]:

@@ -8,8 +8,10 @@ options name is one for the form.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -26,14 +28,56 @@ from etpi_resources.lake.checks import CheckOutcome
 _SHOWN = 3
 _TEXT = 120
 """Characters shown of a label."""
-_RENDERED = 400
-"""Labels compared with the template's own rendering; a template that differs, differs in all of them."""
+_RENDERED = 50
+"""Labels of a block that are compared with the template's own rendering; a template that differs, differs in all."""
 
 _NAME = "label_syntax"
 
 
+@dataclass
+class Findings:
+    """What the labels of some rollouts show.
+
+    Attributes:
+        figures: labels, labels with calls, finished conversations, ... by name.
+        faults: kind of fault -> number of labels; `examples` has the first of each kind.
+        lost_endings: why the last turn of a finished conversation was dropped -> conversations.
+        not_offered: tools that prompts do not offer -> calls.
+        tools_shown: whether the template shows the tools of any conversation.
+    """
+
+    figures: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[str]] = field(default_factory=dict)
+    lost_endings: Counter[str] = field(default_factory=Counter)
+    not_offered: Counter[str] = field(default_factory=Counter)
+    tools_shown: bool = False
+
+    def to_json(self) -> str:
+        return json.dumps(vars(self))
+
+    def add_json(self, text: str) -> None:
+        """Add the findings of other rollouts."""
+        other = json.loads(text)
+        for name in ("figures", "faults", "lost_endings", "not_offered"):
+            getattr(self, name).update(other[name])
+        for kind, names in other["examples"].items():
+            self.examples[kind] = [*self.examples.get(kind, ()), *names][:_SHOWN]
+        self.tools_shown |= other["tools_shown"]
+
+    def add_fault(self, kind: str, label: str) -> None:
+        """Count a label with a fault."""
+        self.faults[kind] += 1
+        if self.faults[kind] <= _SHOWN:
+            self.examples.setdefault(kind, []).append(label)
+
+
 class LabelSyntax:
-    """The check, over the agents and pairs of a few rollouts at a time."""
+    """The check, over the agents and pairs of a few rollouts at a time.
+
+    Attributes:
+        findings: of the labels added since the last `take`.
+    """
 
     def __init__(self, chat: ChatFormat, section: GatesSection, parser: str | None = None) -> None:
         """Take the student's format, the bounds, and the parser of calls that the serving's options name, if any."""
@@ -45,11 +89,7 @@ class LabelSyntax:
         except UnknownToolForm as error:
             self._form, self._unknown = None, str(error)
         self._prompt_shows_tools: dict[str, bool] = {}
-        self._figures: Counter[str] = Counter()
-        self._faults: dict[str, list[str]] = {}
-        self._lost_endings: Counter[str] = Counter()
-        self._not_offered: Counter[str] = Counter()
-        self._rendered = 0
+        self.findings = Findings()
 
     def collect(self, agents: Iterable[CapturedAgent]) -> Iterator[CapturedAgent]:
         """Yield the agents and remember them until `add` gets the pairs built from them."""
@@ -69,45 +109,51 @@ class LabelSyntax:
         }
         for agent in self._agents:
             shows_tools = self._shows_tools(agent.tools)
+            self.findings.tools_shown |= shows_tools
             for turn in agent.turns:
                 row = labels.get((agent.rollout_id, agent.agent_id, turn.turn))
                 if row is not None:
                     self._check_label(row, turn, shows_tools, agent.tools, last=turn is agent.turns[-1])
             if agent.finished and agent.turns:
                 last = (agent.rollout_id, agent.agent_id, agent.turns[-1].turn)
-                self._figures["finished"] += 1
+                self.findings.figures["finished"] += 1
                 if last not in labels:
-                    self._lost_endings[reasons.get(last, "not in the table")] += 1
+                    self.findings.lost_endings[reasons.get(last, "not in the table")] += 1
         self._agents = []
 
-    def outcome(self) -> CheckOutcome:
-        """Return the verdict over all that was added."""
+    def take(self) -> str:
+        """Return the findings as JSON and reset them."""
+        text, self.findings = self.findings.to_json(), Findings()
+        return text
+
+    def outcome(self, findings: Findings) -> CheckOutcome:
+        """Return the verdict over the findings of all rollouts."""
         form = self._form.name if self._form else None
-        lost = sum(self._lost_endings.values())
-        finished = self._figures["finished"]
-        figures: dict[str, object] = {"form": form, **self._figures, "endings_lost": lost}
-        figures |= {kind: len(names) for kind, names in self._faults.items()}
-        problems = [f"{len(names)} labels {kind}, first {names[:_SHOWN]}" for kind, names in self._faults.items()]
+        counted = findings.figures
+        lost = sum(findings.lost_endings.values())
+        finished = counted["finished"]
+        figures: dict[str, object] = {"form": form, **counted, "endings_lost": lost, **findings.faults}
+        problems = [f"{n} labels {kind}, first {findings.examples[kind]}" for kind, n in findings.faults.items()]
         if finished and lost / finished > self._turns_lost:
-            reasons = ", ".join(f"{reason} {n}" for reason, n in self._lost_endings.most_common())
+            reasons = ", ".join(f"{reason} {n}" for reason, n in findings.lost_endings.most_common())
             problems.append(
                 f"the last turn of {lost} of {finished} finished conversations is dropped ({reasons}; bound "
                 f"{self._turns_lost:.2f}, gates.turns_lost): the student would not learn to stop"
             )
-        calling, strangers = self._figures["with_calls"], self._figures["not_offered"]
+        calling, strangers = counted["with_calls"], counted["not_offered"]
         if strangers and strangers > self._turns_lost * calling:
             problems.append(
                 f"{strangers} of {calling} labels with calls call tools that their prompts do not offer "
-                f"({', '.join(f'{name} {n}' for name, n in self._not_offered.most_common(_SHOWN))}; bound "
+                f"({', '.join(f'{name} {n}' for name, n in findings.not_offered.most_common(_SHOWN))}; bound "
                 f"{self._turns_lost:.2f}, gates.turns_lost): name the tools as the prompt does"
             )
-        if self._parser and self._form and self._parser not in self._form.servers and self._figures["in_form"]:
+        if self._parser and self._form and self._parser not in self._form.servers and counted["in_form"]:
             readers = " or ".join(map(repr, self._form.servers)) or "none of vLLM's"
             problems.insert(
                 0,
                 f"serving.options has tool-call-parser = {self._parser!r}, which does not read {form}; {readers} does",
             )
-        if self._unknown and (self._figures["with_calls"] or any(self._prompt_shows_tools.values())):
+        if self._unknown and (counted["with_calls"] or findings.tools_shown):
             problems.insert(0, self._unknown)
         if problems:
             message = (
@@ -116,17 +162,17 @@ class LabelSyntax:
                 "base.chat_template whose syntax the rollouts have."
             )
             return CheckOutcome(_NAME, False, message, figures=figures)
-        labels, calls, bare = (self._figures[name] for name in ("labels", "with_calls", "calls_without_tools"))
+        labels, calls, bare = (counted[name] for name in ("labels", "with_calls", "calls_without_tools"))
         message = f"{labels} labels end their turn; {calls} contain calls, and {form} parses all of them."
-        if self._rendered:
-            message += f" {self._rendered} are equal to the template's own rendering."
+        if counted["rendered"]:
+            message += f" {counted['rendered']} are equal to the template's own rendering."
         if bare:
             message += f" {bare} contain calls although their prompts offer no tools: see pairs.tools."
-        if unshown := self._figures["calls_unshown"]:
+        if unshown := counted["calls_unshown"]:
             message += f" {unshown} call tools that the template does not write into the prompt."
         if strangers:
             message += f" {strangers} call tools that their prompts do not offer."
-        if lost_prose := self._figures["prose_lost"]:
+        if lost_prose := counted["prose_lost"]:
             message += (
                 f" {lost_prose} lack the text beside their calls, which the template does not write before a call."
             )
@@ -135,8 +181,8 @@ class LabelSyntax:
     def _check_label(
         self, row: dict[str, Any], turn: CapturedTurn, shows_tools: bool, tools: Sequence[Any] | None, *, last: bool
     ) -> None:
-        self._figures["labels"] += 1
-        self._figures["prose_lost"] += turn.prose_lost
+        self.findings.figures["labels"] += 1
+        self.findings.figures["prose_lost"] += turn.prose_lost
         ids: list[int] = row["output_ids"]
         ended = bool(ids) and ids[-1] in self._chat.end_ids
         if not ended and not turn.truncated:
@@ -144,19 +190,21 @@ class LabelSyntax:
         text = self._chat.decode(ids[:-1] if ended else ids)
         body = after_think(text)
         if self._form is None:
-            self._figures["with_calls"] += bool(turn.calls)
+            self.findings.figures["with_calls"] += bool(turn.calls)
             return
         parsed = self._form.parse(body)
-        self._figures["with_calls"] += bool(parsed)
-        self._figures["in_form"] += bool(turn.calls) or (shows_tools and bool(parsed))
+        self.findings.figures["with_calls"] += bool(parsed)
+        self.findings.figures["in_form"] += bool(turn.calls) or (shows_tools and bool(parsed))
         offered = {tool_name(tool) for tool in tools or ()}
         strange = [call.name for call in parsed if isinstance(call, Call) and call.name not in offered]
         if offered and None not in offered and strange and not self._chat.calls_in_content:
-            self._figures["not_offered"] += 1
-            self._not_offered.update(strange)
+            self.findings.figures["not_offered"] += 1
+            self.findings.not_offered.update(strange)
         if turn.calls:
-            self._figures["calls_without_tools"] += not tools
-            self._figures["calls_unshown"] += bool(tools) and not shows_tools and not self._chat.calls_in_content
+            self.findings.figures["calls_without_tools"] += not tools
+            self.findings.figures["calls_unshown"] += (
+                bool(tools) and not shows_tools and not self._chat.calls_in_content
+            )
             if not self._form.same(parsed, turn.calls):
                 self._fault(f"are not read back as the captured calls by the {self._form.name} parser", row["pair_id"],
                             body)  # fmt: skip
@@ -168,9 +216,9 @@ class LabelSyntax:
     def _compare_with_template(
         self, row: dict[str, Any], calls: Sequence[Call], tools: Sequence[Any] | None, text: str
     ) -> None:
-        if self._rendered >= _RENDERED:
+        if self.findings.figures["rendered"] >= _RENDERED:
             return
-        self._rendered += 1
+        self.findings.figures["rendered"] += 1
         written = self._chat.decode(self._chat.without_end(self._chat.turn_ids("", calls, tools=tools))).strip()
         if not text.rstrip().endswith(written):
             self._fault("are not what the template itself writes for the same calls", row["pair_id"], text)
@@ -203,4 +251,4 @@ class LabelSyntax:
         return self._prompt_shows_tools[key]
 
     def _fault(self, kind: str, pair_id: str, text: str) -> None:
-        self._faults.setdefault(kind, []).append(f"{pair_id}: {text[-_TEXT:]!r}" if text else pair_id)
+        self.findings.add_fault(kind, f"{pair_id}: {text[-_TEXT:]!r}" if text else pair_id)

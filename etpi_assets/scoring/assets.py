@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -44,10 +44,8 @@ def scored_rollouts(run: AssetRun) -> Produced:
     more = (*(STRUCTURE_COLUMNS if options.structure else ()), *(TOOL_COLUMNS if options.tools else ()))
     columns = {**COLUMNS, "turns": (*COLUMNS["turns"], *more)}
     parts: dict[str, list[pa.Table]] = {name: [empty(name)] for name in run.node.tables}
-    for block in blocks({name: run.stored("raw_rollouts", name) for name in COLUMNS}, columns):
-        rollouts, agents, turns, messages = (block[name] for name in COLUMNS)
-        of_block = tasks.filter(pc.is_in(tasks["task_id"], value_set=rollouts["task_id"]))  # pyright: ignore[reportAttributeAccessIssue]
-        for name, table in score(rollouts, agents, turns, of_block, options, messages).items():
+    for number, block in enumerate(blocks({name: run.stored("raw_rollouts", name) for name in COLUMNS}, columns)):
+        for name, table in run.part(f"{number:06}", lambda block=block: _scored(block, tasks, options)).items():
             parts[name].append(table)
     scored = {name: pa.concat_tables(tables) for name, tables in parts.items()}
     rollouts = run.read("raw_rollouts", "rollouts", columns=["rollout_id"])
@@ -69,6 +67,12 @@ def scored_rollouts(run: AssetRun) -> Produced:
             "follow_through_reasons": _reasons(row["reason"] for row in agents_counted),
         },
     )
+
+
+def _scored(block: Mapping[str, pa.Table], tasks: pa.Table, options: ScoringOptions) -> dict[str, pa.Table]:
+    rollouts, agents, turns, messages = (block[name] for name in COLUMNS)
+    of_block = tasks.filter(pc.is_in(tasks["task_id"], value_set=rollouts["task_id"]))  # pyright: ignore[reportAttributeAccessIssue]
+    return score(rollouts, agents, turns, of_block, options, messages)
 
 
 def _share(values: Iterable[float | None]) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from etpi_assets.agent.prompts import steering_text
 from etpi_assets.curation import gates, integrity
-from etpi_assets.curation.assets import student_prompt
+from etpi_assets.curation.default_prompt import student_prompt
 from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn, make_pairs
 from etpi_assets.curation.steering import SteeringNgrams
 from etpi_assets.scoring.checks import every_rollout_scored

@@ -50,7 +50,7 @@ def verdict(
     check = LabelSyntax(chat, GATES, parser)
     tables = make_pairs(check.collect(agents), PAIRS, chat)
     check.add(tables["pairs"], tables["dropped"])
-    return check.outcome()
+    return check.outcome(check.findings)
 
 
 def ids(numbers: list[int]) -> np.ndarray:

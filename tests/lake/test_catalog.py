@@ -6,7 +6,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -289,23 +288,18 @@ def test_a_sound_lake_passes_every_check(path: Path) -> None:
     assert len(outcomes) >= 5 and all(outcome.passed for outcome in outcomes)
 
 
-def test_rebuilding_prompts_is_fast_and_reads_only_requested_turns(tmp_path: Path) -> None:
-    """20,000 turns in chains of 12: all prompts (13 million ids) within seconds, one rollout's without the others'."""
+def test_prompts_of_many_turns_are_rebuilt_whole(tmp_path: Path) -> None:
+    """20,000 turns in chains of 12: 13 million ids in all prompts, and one rollout's alone."""
     rng = random.Random(0)
     stored, prompts = small_lake.random_turns(rng, 1112, 12, 0.0, ids=100)
     lake = Lake(tmp_path / "data")
     small_lake.put(lake, "raw_rollouts", "s", {"turns": stored})
     assert len(stored) > 20_000
     with catalog.connect(build(lake)) as db:
-        start = time.monotonic()
         (count,) = rows(db, "SELECT sum(len(prompt_ids)) FROM full_turns")[0]
-        everything = time.monotonic() - start
         assert count == sum(len(ids) for ids in prompts.values() if ids is not None)
-        start = time.monotonic()
-        rows(db, "SELECT prompt_ids FROM full_turns WHERE rollout_id = 'r77'")
-        one = time.monotonic() - start
-    print(f"{len(stored)} turns, {count} ids: all in {everything:.2f} s, one rollout in {one:.3f} s")
-    assert everything < 5 and one < everything
+        ids_of_one = rows(db, "SELECT prompt_ids FROM full_turns WHERE rollout_id = 'r77' ORDER BY agent_id, turn")
+        assert [ids for (ids,) in ids_of_one] == [ids for key, ids in sorted(prompts.items()) if key[0] == "r77"]
 
 
 # --- the file ------------------------------------------------------------------------------------------------------

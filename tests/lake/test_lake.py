@@ -336,7 +336,7 @@ def test_lock_names_its_process_and_ends_with_it(lake: Lake) -> None:
 
     started = time.monotonic()
     with lake.lock("sandboxes", log=kill_the_holder):
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 30
     assert len(told) == 1 and f"waits for sandboxes that process {process.pid} " in told[0]
 
 

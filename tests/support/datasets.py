@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 
 from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.curation import merge, select, upweight
-from etpi_assets.curation.assets import student_prompt
 from etpi_assets.curation.captured import captured_agents
+from etpi_assets.curation.default_prompt import student_prompt
 from etpi_assets.curation.pairs import CapturedAgent, make_pairs
 from etpi_assets.curation.steering import FirstPrompt
 from etpi_assets.scoring.behaviours import ScoringOptions, score

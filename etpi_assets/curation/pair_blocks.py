@@ -1,0 +1,179 @@
+"""Build the pairs of a rollout set a few rollouts at a time, with everything that the checks of all pairs need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from etpi_assets.agent.tools import tool_schemas
+from etpi_assets.asset_run import AssetRun
+from etpi_assets.curation import integrity
+from etpi_assets.curation.captured import captured_agents
+from etpi_assets.curation.default_prompt import DefaultPrompts, student_format
+from etpi_assets.curation.label_syntax import Findings, LabelSyntax
+from etpi_assets.curation.pairs import CapturedAgent, make_pairs
+from etpi_assets.specs.experiment import ExperimentSpec, PairsSection
+from etpi_assets.specs.rollout_set import RolloutSetSpec
+from etpi_assets.tasks.family import Task
+from etpi_resources.chat.format import ChatFormat, load_chat_format
+from etpi_resources.lake.schemas import empty
+
+_COMPARED_ROLLOUTS = 100
+"""Rollouts of a set whose re-tokenised prompts are compared with the captured ids."""
+
+
+@dataclass
+class PairReferences:
+    """References that the checks of pairs compare with, collected while the pairs are built.
+
+    Attributes:
+        turns: keys of the turns of the selected rollouts.
+        captured: for a few re-tokenised rollouts, the pairs that their captured ids give.
+        default_prompts: (rollout_id, agent_id) -> ids of the prompt that serving renders; equal ids are one array.
+        syntax: what the labels' syntax shows.
+        steering, systems: texts of the steering, and of the default system messages.
+        rerendered: conversations whose earlier messages the template rewrites.
+    """
+
+    turns: list[pa.Table] = field(default_factory=lambda: [empty("turns").select(integrity.KEY)])
+    captured: list[pa.Table] = field(default_factory=lambda: [empty("pairs")])
+    default_prompts: dict[tuple[str, str], np.ndarray] = field(default_factory=dict)
+    syntax: Findings = field(default_factory=Findings)
+    steering: set[str] = field(default_factory=set)
+    systems: set[str] = field(default_factory=set)
+    rerendered: int = 0
+    _prompts: dict[bytes, np.ndarray] = field(default_factory=dict)
+
+    def add(self, turns: pa.Table, part: Mapping[str, pa.Table]) -> None:
+        """Add the turns of a block, and the tables that `PairBuilder.build` returned for it."""
+        self.turns.append(turns.select(integrity.KEY))
+        self.captured.append(part["captured"])
+        prompts = part["default_prompts"]
+        for rollout_id, agent_id, ids in zip(*prompts.columns, strict=True):
+            array = ids.values.to_numpy()
+            shared = self._prompts.setdefault(array.tobytes(), array)
+            self.default_prompts[rollout_id.as_py(), agent_id.as_py()] = shared
+        (facts,) = part["facts"].to_pylist()
+        self.syntax.add_json(facts["syntax"])
+        self.steering.update(facts["steering"])
+        self.systems.update(facts["systems"])
+        self.rerendered += facts["rerendered"]
+
+
+_DEFAULT_PROMPTS = pa.schema([("rollout_id", pa.string()), ("agent_id", pa.string()), ("ids", pa.list_(pa.int32()))])
+_FACTS = pa.schema(
+    [
+        ("syntax", pa.string()),
+        ("steering", pa.list_(pa.string())),
+        ("systems", pa.list_(pa.string())),
+        ("rerendered", pa.int64()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class PairBuilder:
+    """Builds the pairs of one rollout set, a few rollouts at a time.
+
+    Attributes:
+        compared: rollouts whose pairs are also built from their captured ids.
+        default_prompt: the first prompt of a student, see `DefaultPrompts`.
+        tools: offered in every prompt; None offers each rollout's own.
+    """
+
+    section: PairsSection
+    chat: ChatFormat
+    template_kwargs: Mapping[str, Any]
+    tools: Sequence[Any] | None
+    compared: frozenset[str]
+    default_prompts: DefaultPrompts
+    syntax: LabelSyntax
+
+    @classmethod
+    def of(
+        cls,
+        run: AssetRun,
+        rollout_set: RolloutSetSpec,
+        rollout_ids: Sequence[str],
+        tasks: Mapping[str, Task],
+        section: PairsSection,
+        syntax: LabelSyntax,
+    ) -> PairBuilder:
+        """Return the builder for those rollouts of a set."""
+        spec: ExperimentSpec = run.spec
+        chat = student_format(spec)
+        tools = tool_schemas(rollout_set.agent.tools if section.capture == "native" else section.tools)
+        comparable = section.capture == "retokenised" and _same_form(rollout_set, chat)
+        compared = frozenset(spread(rollout_ids, _COMPARED_ROLLOUTS) if comparable else ())
+        prompts = DefaultPrompts(run, rollout_set, tasks, tools)
+        return cls(section, chat, spec.serving.template_kwargs, tools, compared, prompts, syntax)
+
+    def build(self, block: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+        """Return {"pairs", "dropped", "captured", "default_prompts", "facts"} of the rollouts of a block.
+
+        The result depends on the block alone, so that a part which a killed run left is what this run would build.
+        """
+        prompts: list[tuple[str, str, Sequence[int] | np.ndarray]] = []
+        steering: set[str] = set()
+        systems: set[str] = set()
+        rerendered = 0
+
+        def noted(agents: Iterable[CapturedAgent]) -> Iterator[CapturedAgent]:
+            nonlocal rerendered
+            for agent in agents:
+                rerendered += not agent.appended
+                if agent.default is not None:
+                    prompts.append((agent.rollout_id, agent.agent_id, agent.default.ids))
+                    systems.update(m["content"] for m in agent.default.messages if m["role"] == "system")
+                    steering.update(self.default_prompts.steering(agent.facts["task_id"], agent.agent_id))
+                yield agent
+
+        default = self.default_prompts
+        agents = captured_agents(block, self.section, self.chat, default, self.template_kwargs, self.tools)
+        tables = make_pairs(self.syntax.collect(noted(agents)), self.section, self.chat)
+        self.syntax.add(tables["pairs"], tables["dropped"])
+        columns = [list(column) for column in zip(*prompts, strict=True)] or [[], [], []]
+        facts = {
+            "syntax": self.syntax.take(),
+            "steering": sorted(steering),
+            "systems": sorted(systems),
+            "rerendered": rerendered,
+        }
+        return {
+            **tables,
+            "captured": self._captured_pairs(block),
+            "default_prompts": pa.table(columns, schema=_DEFAULT_PROMPTS),
+            "facts": pa.Table.from_pylist([facts], schema=_FACTS),
+        }
+
+    def _captured_pairs(self, block: Mapping[str, pa.Table]) -> pa.Table:
+        """Return the pairs that the captured ids of the compared rollouts give."""
+        if not self.compared:
+            return empty("pairs")
+        native = self.section.model_copy(update={"capture": "native"})
+        rollouts = of_rollouts(block, self.compared)
+        agents = captured_agents(rollouts, native, self.chat, self.default_prompts, self.template_kwargs)
+        return make_pairs(agents, native, self.chat)["pairs"]
+
+
+def of_rollouts(block: Mapping[str, pa.Table], rollout_ids: frozenset[str]) -> dict[str, pa.Table]:
+    wanted = [name for name in block["rollouts"]["rollout_id"].to_pylist() if name in rollout_ids]
+    is_wanted = pc.field("rollout_id").isin(pa.array(wanted, pa.string()))
+    return {name: table.filter(is_wanted) for name, table in block.items()}
+
+
+def _same_form(rollout_set: RolloutSetSpec, chat: ChatFormat) -> bool:
+    """Return whether the set was captured in the student's tokenizer and template, so that prompts can be compared."""
+    if rollout_set.kind == "imported" or rollout_set.agent.tokenizer != chat.name:
+        return False
+    return load_chat_format(rollout_set.agent.tokenizer).template == chat.template
+
+
+def spread(items: Sequence[Any], n: int) -> Sequence[Any]:
+    """Return about `n` of the items, evenly spread."""
+    return items[:: max(1, len(items) // n)]
