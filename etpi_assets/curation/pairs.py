@@ -19,7 +19,15 @@ import pyarrow as pa
 
 from etpi_assets.agent.actions import after_think
 from etpi_assets.curation.steering import FirstPrompt, Messages, splice
-from etpi_assets.curation.strip_think import Stripped, close_tail, has_think, strip_history, strip_opened, strip_output
+from etpi_assets.curation.strip_think import (
+    Stripped,
+    close_tail,
+    has_think,
+    last_turn,
+    strip_history,
+    strip_opened,
+    strip_output,
+)
 from etpi_assets.specs.experiment import PairsSection
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.chat.tool_forms import Call
@@ -178,7 +186,7 @@ def _edit(agent: CapturedAgent, section: PairsSection, chat: ChatFormat) -> Iter
             yield "not_captured", f"capture is {turn.capture}, pairs.capture asks for {section.capture}"
             continue
         prompt, edits = _edited_prompt(turn.prompt, past, agent, section, chat)
-        tail = chat.tail_form(turn.prompt.tolist())
+        tail = chat.tail_form(last_turn(turn.prompt, chat).tolist())
         opened = section.strip_rule == "opened"
         stripped = strip_opened(turn.output, chat) if opened else strip_output(turn.output, tail, chat)
         can_strip = stripped.reason is None

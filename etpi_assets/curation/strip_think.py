@@ -84,7 +84,7 @@ def close_tail(prompt: np.ndarray, chat: ChatFormat) -> np.ndarray:
     Raises:
         ValueError: the tail is open and the template cannot close it.
     """
-    if chat.tail_form(_last_turn(prompt, chat).tolist()) != "open":
+    if chat.tail_form(last_turn(prompt, chat).tolist()) != "open":
         return prompt
     opened = len(prompt) - 1 - _first(prompt[::-1], chat.think_open_id, 0)
     return np.concatenate([prompt[:opened], np.asarray(_closed_tail(chat), dtype=prompt.dtype)])
@@ -92,7 +92,7 @@ def close_tail(prompt: np.ndarray, chat: ChatFormat) -> np.ndarray:
 
 def without_tail(prompt: np.ndarray, chat: ChatFormat) -> np.ndarray:
     """Return the prompt up to the think block, open or closed, at the end of its generation prompt."""
-    last = _last_turn(prompt, chat)
+    last = last_turn(prompt, chat)
     if chat.tail_form(last.tolist()) == "none":
         return prompt
     return prompt[: len(prompt) - len(last) + _first(last, chat.think_open_id, len(last))]
@@ -146,10 +146,13 @@ def _assistant_body(segment: np.ndarray, chat: ChatFormat) -> int | None:
 
 
 def _is_think(ids: np.ndarray, chat: ChatFormat) -> np.ndarray:
-    return np.isin(ids, [i for i in (chat.think_open_id, chat.think_close_id) if i is not None])
+    return (ids == (-1 if chat.think_open_id is None else chat.think_open_id)) | (
+        ids == (-1 if chat.think_close_id is None else chat.think_close_id)
+    )
 
 
-def _last_turn(prompt: np.ndarray, chat: ChatFormat) -> np.ndarray:
+def last_turn(prompt: np.ndarray, chat: ChatFormat) -> np.ndarray:
+    """Return the prompt from its last start-of-message id on; the whole prompt if it has none."""
     turns = np.flatnonzero(prompt == chat.turn_id)
     return prompt[turns[-1] :] if len(turns) else prompt
 

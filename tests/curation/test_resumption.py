@@ -19,11 +19,6 @@ STEPS = (
     ("selected_trajectories", "clean"),
     ("tito_pairs", "clean"),
 )
-    ("raw_rollouts", "good"),
-    ("scored_rollouts", "good"),
-    ("selected_trajectories", "clean"),
-    ("tito_pairs", "clean"),
-)
 
 
 class Counted:
