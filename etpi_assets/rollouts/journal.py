@@ -126,6 +126,32 @@ class Journal:
             os.fdatasync(self._fd)
             self._note(record, len(line))
 
+    @property
+    def size(self) -> int:
+        """Bytes of the finished rollouts; `set_aside` takes it."""
+        with self._lock:
+            return self._end
+
+    def set_aside(self, size: int) -> tuple[int, Path]:
+        """Move the rollouts after the first `size` bytes to a file beside the journal, so that they run again.
+
+        Returns:
+            their number, and the file, which has those of earlier calls too.
+        """
+        path = self.path.with_suffix(".aside.jsonl")
+        with self._lock:
+            assert self._fd is not None
+            lines = os.pread(self._fd, self._end - size, size)
+            if lines:
+                with path.open("ab") as file:
+                    file.write(lines)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.ftruncate(self._fd, size)
+                self._entries = {key: line for key, line in self._entries.items() if line.offset < size}
+                self._end = size
+        return lines.count(b"\n"), path
+
     def _read(self) -> None:
         assert self._fd is not None
         with open(self._fd, "rb", closefd=False) as file:

@@ -122,8 +122,10 @@ class Endpoints:
         return [server.url for server in self._servers]
 
     def post(self, path: str, body: Mapping[str, Any], session: str = "") -> dict[str, Any]:
-        """POST to one of the servers, with retries, and return its JSON answer; `session` decides which server.
+        """POST to one of the servers, with retries; return its JSON answer, an object with one of `choices`.
 
+        Args:
+            session: decides which server.
         Raises:
             EngineUnavailable: no server answers within the tries, none accepts the key, or none knows the model.
             RuntimeError: a healthy server refuses this request, or fails on it every time.
@@ -150,6 +152,17 @@ class Endpoints:
             raise self._connection_error(url, error) from None
         return self._read(url, response)
 
+    def complete(self, url: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """POST to the server at `url`, without retries; return its JSON answer, an object with one of `choices`.
+
+        Raises as `request`; RetryableError if the answer has another form.
+        """
+        answer = self.request(url, "POST", path, body)
+        choices = answer.get("choices") if isinstance(answer, dict) else None
+        if not (isinstance(choices, list) and len(choices) == 1 and isinstance(choices[0], dict)):
+            raise RetryableError(f"{url} answered without exactly one choice: {str(answer)[:200]}", 500)
+        return answer
+
     def is_healthy(self, url: str) -> bool:
         """Check the server's /health."""
         with suppress(httpx.HTTPError):
@@ -165,7 +178,7 @@ class Endpoints:
         server = self._pick(session)
         failure = ""
         try:
-            return self.request(server.url, "POST", path, body)
+            return self.complete(server.url, path, body)
         except RetryableError as error:
             failure = str(error) if error.status in (None, *_SERVER_DOWN) else ""
             raise

@@ -66,18 +66,24 @@ class VllmEngine:
         self._template_kwargs, self._settings = dict(template_kwargs or {}), dict(settings or {})
         self._release = release
         self._threads = ThreadPoolExecutor(CONCURRENCY, thread_name_prefix=f"vllm {model}")
+        self._names, self._vocab_size = {model}, chat.vocab_size
         try:
             self._check_model_and_vocabulary()
         except BaseException:
             self.close()
             raise
 
+    @property
+    def urls(self) -> list[str]:
+        return self._endpoints.urls
+
     def complete(self, requests: Sequence[Request]) -> list[Completion]:
         """Return one completion per request, in order.
 
         Raises:
             EngineUnavailable: no server answers within the tries, or one answers without ids.
-            RuntimeError: a server refuses one of the requests (a prompt too long, a grammar it cannot read).
+            RuntimeError: a server refuses one of the requests (a prompt too long, a grammar it cannot read), or its
+                answer is of another model, has ids that the vocabulary lacks, or ids that are not those of its text.
         """
         return self._map(self._complete_chat if self._request == "chat" else self._complete_ids, requests)
 
@@ -93,10 +99,29 @@ class VllmEngine:
         Raises:
             EngineUnavailable: as `complete`, or an answer lacks a log-probability.
         """
-        body = {"model": self.name, "prompt": list(ids), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
-        (choice,) = self._endpoints.post("/v1/completions", body)["choices"]
-        entries: list[Any] = choice.get("prompt_logprobs") or [None]
+        return self._prompt_logprobs(ids, self._endpoints.post("/v1/completions", self._probe_body(ids)))
+
+    def prompt_logprobs_by_server(self, ids: Sequence[int]) -> dict[str, list[float]]:
+        """Return {URL: `prompt_logprobs`} of every server that answers at the first try.
+
+        Raises:
+            EngineUnavailable: an answer lacks a log-probability.
+            RuntimeError: a server refuses the request.
+        """
+        results: dict[str, list[float]] = {}
+        for url in self._endpoints.urls:
+            with suppress(RetryableError):
+                answer = self._endpoints.complete(url, "/v1/completions", self._probe_body(ids))
+                results[url] = self._prompt_logprobs(ids, answer)
+        return results
+
+    def _probe_body(self, ids: Sequence[int]) -> dict[str, Any]:
+        return {"model": self.name, "prompt": list(ids), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
+
+    def _prompt_logprobs(self, ids: Sequence[int], answer: Any) -> list[float]:
         try:
+            (choice,) = answer["choices"]
+            entries = choice["prompt_logprobs"]
             return [entry[str(token)]["logprob"] for token, entry in zip(ids[1:], entries[1:], strict=True)]
         except (KeyError, TypeError, ValueError):
             urls = ", ".join(self._endpoints.urls)
@@ -105,11 +130,7 @@ class VllmEngine:
             ) from None
 
     def list_models(self) -> list[ServedModel]:
-        return [
-            ServedModel(card["id"], card.get("root"), card.get("parent"))
-            for url in self._endpoints.urls
-            for card in self._endpoints.request(url, "GET", "/v1/models")["data"]
-        ]
+        return [model for url in self._endpoints.urls for model in self._list_models(url)]
 
     def fingerprint(self) -> Mapping[str, Any]:
         fields = {"engine": "vllm", "model": self.name, "request": self._request, **self._settings}
@@ -132,6 +153,8 @@ class VllmEngine:
             # Only the loop's own end-of-turn ids: a model's files may name more.
             "stop_token_ids": sorted(self._chat.end_ids),
             "ignore_eos": True,
+            # The text is compared with the ids, so it must have every token but the last one.
+            "skip_special_tokens": False,
         }
         answer = self._endpoints.post("/v1/completions", self._common_body(request) | body, request.session)
         (choice,) = answer["choices"]
@@ -141,8 +164,13 @@ class VllmEngine:
                 f"{self.name} at {', '.join(self._endpoints.urls)} read a prompt of {len(prompt)} ids, but "
                 f"{len(body['prompt'])} were sent: it cuts or rewrites prompts; start it without truncation"
             )
+        self._require_own_answer(request, answer, output)
         logprobs = (choice.get("logprobs") or {}).get("token_logprobs")
-        return self._completion(request, choice, prompt, output, logprobs, None)
+        completion = self._completion(request, choice, prompt, output, logprobs, None)
+        text = choice.get("text")
+        if isinstance(text, str) and not same_text(text, completion.text):
+            raise RuntimeError(f"{self.name} answered {request.request_id} with ids that are not those of its text")
+        return completion
 
     def _complete_chat(self, request: Request) -> Completion:
         body: dict[str, Any] = {"messages": [dict(m) for m in request.messages], "logprobs": True, "top_logprobs": 0}
@@ -153,8 +181,9 @@ class VllmEngine:
         answer = self._endpoints.post("/v1/chat/completions", self._common_body(request) | body, request.session)
         (choice,) = answer["choices"]
         prompt, output = self._ids(answer.get("prompt_token_ids"), choice.get("token_ids"))
+        self._require_own_answer(request, answer, output)
         logprobs = [entry["logprob"] for entry in (choice.get("logprobs") or {}).get("content") or ()]
-        return self._completion(request, choice, prompt, output, logprobs, _message(choice["message"]))
+        return self._completion(request, choice, prompt, output, logprobs, _message(choice.get("message") or {}))
 
     def _common_body(self, request: Request) -> dict[str, Any]:
         sampler = request.sampler
@@ -178,11 +207,21 @@ class VllmEngine:
         return body
 
     def _ids(self, prompt: Any, output: Any) -> tuple[list[int], list[int]]:
-        missing = [name for name, ids in (("prompt_token_ids", prompt), ("token_ids", output)) if not ids]
+        missing = [name for name, ids in (("prompt_token_ids", prompt), ("token_ids", output)) if not _are_ids(ids)]
         if missing:
             urls = ", ".join(self._endpoints.urls)
             raise EngineUnavailable(NO_IDS.format(model=self.name, urls=urls, what=f"no {' and no '.join(missing)}"))
-        return list(prompt), list(output)
+        return prompt, output
+
+    def _require_own_answer(self, request: Request, answer: Mapping[str, Any], output: Sequence[int]) -> None:
+        """Raise RuntimeError if the answer is another model's or has ids that the vocabulary lacks."""
+        if answer.get("model", self.name) not in self._names:
+            raise RuntimeError(f"{self.name}: {answer['model']!r} answered {request.request_id}")
+        if not 0 <= min(output) <= max(output) < self._vocab_size:
+            raise RuntimeError(
+                f"{self.name} answered {request.request_id} with ids from {min(output)} to {max(output)}, but the "
+                f"vocabulary has {self._vocab_size}"
+            )
 
     def _completion(
         self,
@@ -209,14 +248,21 @@ class VllmEngine:
 
     # --- the servers -----------------------------------------------------------------------------------------------
 
+    def _list_models(self, url: str) -> list[ServedModel]:
+        cards = self._endpoints.request(url, "GET", "/v1/models")["data"]
+        return [ServedModel(card["id"], card.get("root"), card.get("parent")) for card in cards]
+
     def _check_model_and_vocabulary(self) -> None:
         """Check that at least one server answers, and that each that does lists the model and tokenizes alike."""
         expected, errors = self._chat.encode(_TOKENIZER_PROBE), []
         for url in self._endpoints.urls:
             try:
-                names = [card["id"] for card in self._endpoints.request(url, "GET", "/v1/models")["data"]]
-                if self.name not in names:
+                cards = {model.name: model.root for model in self._list_models(url)}
+                if self.name not in cards:
+                    names = list(cards)
                     raise EngineUnavailable(f"{url} serves {names}, not {self.name!r}; set engine.model to one of them")
+                # A server may answer with the first of a model's names.
+                self._names |= {name for name, root in cards.items() if root and root == cards[self.name]}
                 body = {"model": self.name, "prompt": _TOKENIZER_PROBE, "add_special_tokens": False}
                 tokens = self._endpoints.request(url, "POST", "/tokenize", body)["tokens"]
             except RetryableError as error:
@@ -281,6 +327,18 @@ def reload_weights(endpoints: Endpoints, folder: Path) -> None:
             ) from None
         if not reset["success"]:
             raise EngineUnavailable(f"{url} still caches keys and values of earlier weights: a request is under way")
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
+
+
+def same_text(text: str, decoded: str) -> bool:
+    """Return whether a server's text can be that of the decoded ids.
+
+    Only letters and digits are compared, because servers strip white space and cut characters in their own ways.
+    """
+    return "".join(filter(str.isalnum, text)) == "".join(filter(str.isalnum, decoded))
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:

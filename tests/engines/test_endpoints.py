@@ -8,13 +8,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines import EngineUnavailable, Request, Sampler
 from etpi_resources.engines import endpoints as module
 from etpi_resources.engines.endpoints import Endpoints
 from etpi_resources.engines.openai import OpenAIEngine
-from etpi_resources.engines.vllm import VllmEngine, reload_weights
+from etpi_resources.engines.vllm import VllmEngine, reload_weights, same_text
+from tests.support.faulty_server import NAME, FaultyServer
 from tests.support.loopback import Loopback, drop, echo_key, hang, status
 
 CHAT = load_chat_format("tiny")
@@ -137,6 +140,48 @@ def test_server_that_truncates_prompts_is_refused(server):
     server.prompt_of = lambda body: body["prompt"][2:]
     with pytest.raises(EngineUnavailable, match="truncation"):
         vllm(server).complete([ask()])
+
+
+@pytest.mark.parametrize("only", ["null", "no choice", "cut stream"])
+def test_answer_without_a_choice_is_retried(only):
+    with FaultyServer(rate=1.0, only=only) as server:
+        engine = VllmEngine(endpoints(server, attempts=3), NAME, CHAT)
+        with pytest.raises((EngineUnavailable, RuntimeError), match="3 tries"):
+            engine.complete([ask()])
+
+
+@pytest.mark.parametrize(
+    ("only", "message"),
+    [
+        ("ids of another text", "ids that are not those of its text"),
+        ("ids beyond the vocabulary", "but the vocabulary has"),
+        ("another model", "'somebody-else' answered"),
+    ],
+)
+def test_answer_that_is_not_the_models_is_refused(only, message):
+    with FaultyServer(rate=1.0, only=only) as server, pytest.raises(RuntimeError, match=message):
+        VllmEngine(endpoints(server), NAME, CHAT).complete([ask()])
+
+
+def test_answer_under_another_name_of_the_same_model_is_accepted(server):
+    cards = [{"id": name, "root": "/models/teacher", "parent": None} for name in ("teacher", "alias")]
+    answers = iter([{"data": cards}])
+    real, source = Endpoints.request, endpoints(server)
+    source.request = lambda url, method, path, body=None: (  # type: ignore[method-assign]
+        next(answers) if path == "/v1/models" else real(source, url, method, path, body)
+    )
+    server.change = lambda answer: {**answer, "model": "alias"}
+    assert VllmEngine(source, "teacher", CHAT).complete([ask()])[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(("text", "decoded"), [("café", "caf\ufffd"), ("a b", "ab c")])
+def test_text_of_other_letters_is_another_text(text, decoded):
+    assert not same_text(text, decoded)
+
+
+@given(st.text(), st.integers(0, 3))
+def test_text_without_white_space_and_cut_characters_is_the_same(text, cut):
+    assert same_text(text.strip(), text + "\ufffd" * cut)
 
 
 def test_server_with_another_vocabulary_or_model_is_refused(server):

@@ -26,7 +26,7 @@ class Loopback:
         say: returns a turn's text for a request's body.
         faults: one fault per generation request, taken from the front; None: answer normally.
         always: the fault of every generation request after those.
-        seen: all generation requests, as (path, body).
+        seen: the requests for a turn, as (path, body); the last `remembered` of them.
         change: rewrites an answer before it is sent.
         owned_by, key: the owner in the list of models, and the key that reading the list takes; empty: none.
     """
@@ -42,6 +42,7 @@ class Loopback:
         self.owned_by = "vllm"
         self.key = ""
         self.seen: list[tuple[str, dict[str, Any]]] = []
+        self.remembered = 100_000
         self.lock = threading.Lock()
         self.delay = 0.0
         self.connections: list[socket.socket] = []
@@ -67,6 +68,10 @@ class Loopback:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
+    def next_fault(self) -> Fault | None:
+        """Return the fault of the next generation request."""
+        return self.faults.pop(0) if self.faults else self.always
+
     def prompt_of(self, body: dict[str, Any]) -> list[int]:
         if "prompt" in body:
             return body["prompt"]
@@ -76,6 +81,10 @@ class Loopback:
         text = self.say(body)
         prompt, output = self.prompt_of(body), [*self.chat.encode(text), self.chat.end_id]
         ids = {"token_ids": output, "finish_reason": "stop"}
+        if "prompt_logprobs" in body:
+            return {
+                "choices": [{"prompt_logprobs": [None, *({str(token): {"logprob": -0.5}} for token in prompt[1:])]}]
+            }
         if path == "/v1/completions":
             logprobs = {"token_logprobs": [-0.5] * len(output)}
             return {"choices": [{"text": text, "prompt_token_ids": prompt, "logprobs": logprobs, **ids}]}
@@ -105,12 +114,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.reply(200, {"data": [card | {"max_model_len": 4096}]} if self.path == "/v1/models" else {})
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or "{}")
+        self.body = body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or "{}")
         if self.path == "/tokenize":
             return self.reply(200, {"tokens": self.owner.vocabulary.encode(body["prompt"])})
         with self.owner.lock:
-            self.owner.seen.append((self.path, body))
-            fault = self.owner.faults.pop(0) if self.owner.faults else self.owner.always
+            if "prompt_logprobs" not in body:
+                self.owner.seen.append((self.path, body))
+            del self.owner.seen[: -self.owner.remembered]
+            fault = self.owner.next_fault()
         if fault is not None:
             return fault(self)
         time.sleep(self.owner.delay)
