@@ -212,6 +212,12 @@ CHECKS: Mapping[str, tuple[CheckInfo, ...]] = {
             answers="synthetic 3-line prompts in training",
         ),
         CheckInfo(
+            "generation_prompt",
+            "Evaluation prompts that end with another think block than training prompts do.",
+            "Give training and serving the same arguments of the chat template.",
+            answers="an empty think block in serving only",
+        ),
+        CheckInfo(
             "skip_rate",
             "More inputs lost before training than gates.skip_rate, for other reasons than selection.",
             "Repair the inputs that the message names, or give the reason in gates.override.",
@@ -274,6 +280,12 @@ CHECKS: Mapping[str, tuple[CheckInfo, ...]] = {
             "logprobs_agree",
             "Log-probabilities of rollouts and trainer that differ by more than the precision explains.",
             "Give rollouts and trainer the same weights, temperature and template.",
+        ),
+        CheckInfo(
+            "prompts_fit",
+            "Tasks whose first prompt is longer than rl.max_prompt_tokens; they are left out.",
+            "Raise rl.max_prompt_tokens, if the tasks matter.",
+            blocking=False,
         ),
         CheckInfo(
             "groups_vary",

@@ -154,6 +154,7 @@ _NODES = (
             "gates",
             "base",
             "serving.template_kwargs",
+            "serving.untrained_kwargs",
             "evaluate.suite",
             "evaluate.split",
             "evaluate.agent.prompt",

@@ -236,6 +236,7 @@ def _dataset_checks(
         gates.plan_paths_in_task(selected, agent_scores, _with_entities(run, tasks), spec.gates),
         gates.prompt_length_ratio([len(p) for p in training], [len(p) for p in evaluation], spec.gates),
         gates.template_distance(training, evaluation, spec.gates),
+        gates.generation_prompt(training, evaluation, student_format(spec)),
         gates.skip_rate(inputs, lost, spec.gates),
         gates.turns_lost(rows, run.read("tito_pairs", "dropped"), dropped, spec.gates),
     ]
@@ -263,7 +264,7 @@ def _evaluation_prompts(run: AssetRun, tasks: pa.Table) -> list[Sequence[int]]:
     suite = tasks.filter(pc.field("suite") == spec.evaluate.suite)
     family = load_family(run.specs.suites[spec.evaluate.suite].family)
     chat, agent = student_format(spec), spec.evaluate.agent
-    tools, kwargs = tool_schemas(agent.tools), spec.serving.template_kwargs
+    tools, kwargs = tool_schemas(agent.tools), spec.serving.served_kwargs()
     agents = [(task, role) for task in read_tasks(suite, spec.evaluate.split) for role in family.roles(task)]
     return [
         chat.prompt_ids(student_prompt(agent, task, role), tools=tools, **kwargs)

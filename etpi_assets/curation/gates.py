@@ -23,6 +23,7 @@ from etpi_assets.curation.upweight import loss_share_by_turn
 from etpi_assets.scoring.intervals import decide, rate
 from etpi_assets.specs.experiment import GatesSection
 from etpi_assets.specs.plugins import near
+from etpi_resources.chat.format import ChatFormat
 from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.stored import Rows, batches, columns_of, counts, dicts
 
@@ -278,6 +279,27 @@ def template_distance(
     return CheckOutcome(
         name, distance <= bound, message, figures={**figures, "distance": distance, "common": len(common)}
     )
+
+
+def generation_prompt(
+    training: Sequence[Sequence[int]], evaluation: Sequence[Sequence[int]], chat: ChatFormat
+) -> CheckOutcome:
+    """Test that first-turn prompts of evaluation end as those of training do: with no think block, an open or a closed
+    one. An empty block in serving alone makes a student write what it was never trained to write after one."""
+    name = "generation_prompt"
+    trained, served = ({chat.tail_form(prompt) for prompt in prompts} for prompts in (training, evaluation))
+    figures = {"training": sorted(trained), "evaluation": sorted(served)}
+    if not trained or not served:
+        return CheckOutcome.not_applicable(name, "a training prompt and an evaluation prompt are needed.", figures)
+    words = {"none": "no think block", "open": "an open think block", "closed": "an empty think block"}
+    ends, new = (", ".join(words[form] for form in sorted(forms)) for forms in (trained, served - trained))
+    if new:
+        message = (
+            f"Prompts of evaluation end with {new}, prompts of training with {ends}: give both the same arguments of "
+            "the chat template (serving.template_kwargs; serving.untrained_kwargs is for evaluation alone)."
+        )
+        return CheckOutcome(name, False, message, figures=figures)
+    return CheckOutcome(name, True, f"Prompts of evaluation and of training end with {ends}.", figures=figures)
 
 
 def _ngrams(prompt: Sequence[int]) -> set[tuple[int, ...]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import Any, get_args
 
 import pyarrow as pa
@@ -53,8 +54,8 @@ def serving_probe(run: AssetRun) -> Produced:
     if not any(c.role != "base" for c in _checkpoints(run)):
         return Produced.not_applicable(run.node.name, NOTHING)
     chat = load_chat_format(spec.base.tokenizer, spec.base.chat_template)
-    plan = _suite_plan(run, spec, spec.evaluate, chat) if spec.evaluate else _data_plan(run, spec, chat)
-    if plan is None:
+    plan = _plan(run, spec, chat)
+    if not plan.train and not plan.heldout:
         return Produced.not_applicable(run.node.name, "no first turn of the training data has a readable action")
     rows, base_turns = [], None
     with _serving(run, spec) as (serving, checkpoints):
@@ -150,6 +151,15 @@ def _setting(run: AssetRun, spec: ExperimentSpec, section: EvaluateSection) -> E
     )
 
 
+def _plan(run: AssetRun, spec: ExperimentSpec, chat: ChatFormat) -> ProbePlan:
+    """Return the prompts of the evaluated suite; training's own where no task of the training data is in the suite."""
+    of_suite = _suite_plan(run, spec, spec.evaluate, chat) if spec.evaluate else None
+    if of_suite and of_suite.train:
+        return of_suite
+    of_data = _data_plan(run, spec, chat)
+    return replace(of_suite, train=of_data.train, trained_ids=None) if of_suite else of_data
+
+
 def _suite_plan(run: AssetRun, spec: ExperimentSpec, section: EvaluateSection, chat: ChatFormat) -> ProbePlan:
     renderer = PromptRenderer(
         family=load_family(run.specs.suites[section.suite].family),
@@ -164,7 +174,7 @@ def _suite_plan(run: AssetRun, spec: ExperimentSpec, section: EvaluateSection, c
     return ProbePlan.build(renderer, spec.probe, tasks, dataset_rows.to_pylist(), prompt_ids)
 
 
-def _data_plan(run: AssetRun, spec: ExperimentSpec, chat: ChatFormat) -> ProbePlan | None:
+def _data_plan(run: AssetRun, spec: ExperimentSpec, chat: ChatFormat) -> ProbePlan:
     first = _first_pairs(run, ["pair_id", "turn", "suffix_ids", "output_ids"])
     trained = set(run.read("upweighted_dataset", "dataset_rows", columns=["pair_id"])["pair_id"].to_pylist())
     return ProbePlan.of_data(chat, spec.probe, [row for row in first if row["pair_id"] in trained])

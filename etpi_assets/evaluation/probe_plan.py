@@ -51,8 +51,8 @@ class ProbePlan:
 
     Attributes:
         train, heldout: first-turn prompts of tasks in the training data, and of held-out tasks.
-        trained_ids: source of each train prompt -> its prompt ids in the training data; None if the prompts are those
-            ids themselves, and not rendered from tasks.
+        trained_ids: source of each train prompt -> its prompt ids in the training data; None if the train prompts are
+            those ids themselves, and not rendered from tasks.
         agent: the turn format, and the length of an answer.
         section: the floors of the spec.
         form: the form of the student's calls; None if its prompts offer no tools.
@@ -95,17 +95,12 @@ class ProbePlan:
         return cls(train, heldout, trained_ids, renderer.agent, section, form)
 
     @classmethod
-    def of_data(
-        cls, chat: ChatFormat, section: ProbeSection, first_pairs: Sequence[Mapping[str, Any]]
-    ) -> ProbePlan | None:
+    def of_data(cls, chat: ChatFormat, section: ProbeSection, first_pairs: Sequence[Mapping[str, Any]]) -> ProbePlan:
         """Sample prompts from the training data alone, for an experiment without a suite of tasks.
 
         Args:
             first_pairs: rows of `pairs` of first turns (pair_id, suffix_ids, output_ids). Only those whose label has a
                 readable action count: a served checkpoint must then answer with one too.
-
-        Returns:
-            The plan; None if no first turn of the data acts.
         """
         form = chat.tool_form
         acting = [
@@ -113,10 +108,8 @@ class ProbePlan:
             for row in first_pairs
             if read_turn(chat.decode(chat.without_end(row["output_ids"])), DEFAULT, form=form)[1] is None
         ]
-        if not acting:
-            return None
         rows = _sample(acting, section.prompts)
-        longest = max(len(row["output_ids"]) for row in rows)
+        longest = max((len(row["output_ids"]) for row in rows), default=0)
         agent = AgentSection(max_tokens=max(DEFAULT.max_tokens, longest))
         train = [ProbePrompt(row["pair_id"], row["suffix_ids"], ()) for row in rows]
         return cls(train, (), None, agent, section, form)
@@ -169,7 +162,7 @@ def probe_final(
         probes.parses("train", plan.train, turns, section.min_parse, agent, plan.form),
         probes.messages_first("train", turns, agent, plan.form),
     ]
-    if plan.trained_ids is not None:
+    if plan.heldout:
         unseen = probes.first_turns(engine, plan.heldout, agent.max_tokens)
         results += [
             probes.ids_returned("heldout", plan.heldout, unseen),
@@ -191,9 +184,9 @@ def _probe_server(
     content_hash = expected.content_hash if expected.verifiable else None
     results = [probes.served_root(engine.list_models(), expected.name, expected.folder, content_hash)]
     rendered: dict[str, Sequence[int]] = {}
-    sets = (("train", plan.train), ("heldout", plan.heldout))
     # Prompts of the data alone are ids; a server's own template needs messages.
-    for prompt_set, prompts in sets if plan.trained_ids is not None else ():
+    sets = (("train", plan.train if plan.trained_ids is not None else ()), ("heldout", plan.heldout))
+    for prompt_set, prompts in [(name, prompts) for name, prompts in sets if prompts]:
         chats = probes.first_chat_turns(engine, prompts, plan.agent.max_tokens)
         results.append(probes.content_visible(prompt_set, prompts, chats))
         results.append(probes.calls_round_trip(prompt_set, prompts, chats, plan.form))
@@ -203,7 +196,7 @@ def _probe_server(
 
 def probe_intermediate(engine: Engine, plan: ProbePlan) -> list[ProbeResult]:
     """Probe how an intermediate checkpoint acts on held-out prompts; without such prompts, probe nothing."""
-    if plan.trained_ids is None:
+    if not plan.heldout:
         return []
     unseen = probes.first_turns(engine, plan.heldout, plan.agent.max_tokens)
     return [

@@ -25,6 +25,15 @@ SERVER_PROBES = ("served_root", "content_visible", "calls_round_trip")
 
 DEFAULT = AgentSection()
 
+_NO_PROMPTS = (
+    "there is no prompt to probe with: the training data have no first turn that acts, or nothing is held out."
+)
+_NOTHING_TO_PROBE = {
+    **dict.fromkeys(SERVER_PROBES, "the engine runs in this process and has no template or parsers of its own."),
+    "prompt_parity": "no task of the training data is in a suite, so serving renders no prompt of training.",
+    "differs_from_base": "the base was not probed, or there is no prompt to compare on.",
+}
+
 
 @dataclass(frozen=True)
 class ProbePrompt:
@@ -223,7 +232,10 @@ def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[CheckOutcome]:
     }
     outcomes = []
     for probe, remedy in remedies.items():
-        of_probe = [r for r in rows if r["probe"] == probe and r["role"] != "base" and r["step"] is None]
+        of_probe = [r for r in rows if r["probe"] == probe and r["role"] != "base" and r["step"] is None and r["n"]]
+        if not of_probe:
+            outcomes.append(CheckOutcome.not_applicable(probe, _NOTHING_TO_PROBE.get(probe, _NO_PROMPTS)))
+            continue
         failed = [r for r in of_probe if not r["passed"]]
         failures = "; ".join(
             f"{r['role']} seed {r['seed']} on {r['prompt_set']} prompts: {r['value']:.2f} of {r['n']}, {r['detail']}"
@@ -233,23 +245,17 @@ def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[CheckOutcome]:
             CheckOutcome(
                 name=probe,
                 passed=not failed,
-                message=f"{failures}. Remedy: {remedy}" if failed else _passed(probe, len(of_probe)),
+                message=f"{failures}. Remedy: {remedy}" if failed else f"{len(of_probe)} probes passed",
                 figures={f"{r['role']}/{r['seed']}/{r['prompt_set']}": r["value"] for r in of_probe},
             )
         )
     return outcomes
 
 
-def _passed(probe: str, n: int) -> str:
-    if probe in SERVER_PROBES and not n:
-        return "not applicable: the engine runs in this process and has no template or parsers of its own"
-    return f"{n} probes passed"
-
-
 def _share(probe: str, prompt_set: str, n: int, failed: Sequence[str], floor: float) -> ProbeResult:
     value = 1 - len(failed) / n if n else 0.0
     return ProbeResult(
-        probe, prompt_set, n, value, n > 0 and value >= floor, {"floor": floor, "failed": list(failed)[:5]}
+        probe, prompt_set, n, value, not n or value >= floor, {"floor": floor, "failed": list(failed)[:5]}
     )
 
 

@@ -9,8 +9,8 @@ PAIRS = (
 )  # fmt: skip
 DATASET = (
     "dataset_reconciles", "label_tokens", "heldout_split", "teacher_gate", "turn_loss_share", "format_exposure",
-    "role_balance", "plan_paths_in_task", "prompt_length_ratio", "template_distance", "skip_rate",
-    "turns_lost",
+    "role_balance", "plan_paths_in_task", "prompt_length_ratio", "template_distance", "generation_prompt",
+    "skip_rate", "turns_lost",
 )  # fmt: skip
 PROBES = (
     "served_name", "served_root", "ids_returned", "prompt_parity", "content_visible", "calls_round_trip",

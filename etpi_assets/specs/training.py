@@ -95,6 +95,8 @@ class TrainSection(Section):
     """Keep an addressable checkpoint every so many optimiser steps; "none": only the last."""
     use_epoch: Annotated[float | None, Omitted(None)] = Field(default=None, gt=0)
     """Serve, evaluate and reinforce the checkpoint after so many epochs; "none": the last."""
+    use_step: Annotated[int | None, Omitted(None)] = Field(default=None, ge=1)
+    """Serve, evaluate and reinforce the checkpoint of this optimiser step, instead of `use_epoch`."""
     lora_rank: int = Field(default=32, ge=1)
     """lora: rank of the adapter."""
     lora_alpha: int = 16
@@ -117,6 +119,10 @@ class TrainSection(Section):
     def _uses_what_it_trains(self) -> TrainSection:
         if self.use_epoch is not None and self.use_epoch > self.epochs:
             raise ValueError(f"train.use_epoch = {self.use_epoch:g} is past train.epochs = {self.epochs:g}")
+        if self.use_epoch is not None and self.use_step is not None:
+            raise ValueError("train.use_step and train.use_epoch name two checkpoints; set one of them")
+        if self.use_step is not None and self.max_steps is not None and self.use_step > self.max_steps:
+            raise ValueError(f"train.use_step = {self.use_step} is past train.max_steps = {self.max_steps}")
         return self
 
     @model_validator(mode="after")
@@ -214,6 +220,8 @@ class RLSection(ServerSection):
     """Most tokens after the first prompt, observations included."""
     save_steps: int | None = Field(default=None, ge=1)
     """Keep an addressable checkpoint every so many optimiser steps; "none": only the last."""
+    use_step: Annotated[int | None, Omitted(None)] = Field(default=None, ge=1)
+    """Serve and evaluate the checkpoint of this optimiser step; "none": the last."""
     lora_rank: int = Field(default=8, ge=1)
     """tuning lora: rank of the adapter."""
     lora_alpha: int = 8
@@ -229,6 +237,8 @@ class RLSection(ServerSection):
 
     @model_validator(mode="after")
     def _can_be_trained_on(self) -> RLSection:
+        if self.use_step is not None and self.use_step > self.steps:
+            raise ValueError(f"rl.use_step = {self.use_step} is past rl.steps = {self.steps}")
         if self.method == "none":
             return self
         if not self.suite or not self.rewards:

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from etpi_assets.tasks.family import Family, RejectedInput, Task
+from etpi_assets.tasks.family import EXCLUDED, Family, RejectedInput, Task
 from etpi_resources.lake.checks import CheckOutcome
 
 NAMES = ("tasks_accounted", "tasks_valid", "split_by_repo", "heldout_names_unseen")
 
 MAX_REJECTED = 0.1
-"""Largest share of rejected inputs. Above it the suite or its sandbox is broken, or its list of names is stale."""
+"""Largest share of rejected inputs, those left out by the params excepted. Above it the suite or its sandbox is broken,
+or its list of names is stale."""
 
 MIN_UNSEEN = 0.95
 """Smallest share of held-out paths and names that must occur in no training task."""
@@ -43,12 +44,13 @@ def _accounted(loaded: int, tasks: Sequence[Task], rejected: Sequence[RejectedIn
 
 
 def _valid(tasks: Sequence[Task], rejected: Sequence[RejectedInput]) -> CheckOutcome:
-    share = len(rejected) / max(1, len(tasks) + len(rejected))
+    faulty = [item for item in rejected if item.reason != EXCLUDED]
+    share = len(faulty) / max(1, len(tasks) + len(faulty))
     reasons = dict(Counter(item.reason for item in rejected))
     message = f"{len(rejected)} of {len(tasks) + len(rejected)} quarantined {reasons or ''}".rstrip() + "."
     if share > MAX_REJECTED:
         message += f" More than {MAX_REJECTED:.0%}: the suite is broken, its sandbox, or its list of names is stale."
-        message += f" First: {rejected[0].source}: {rejected[0].detail}"
+        message += f" First: {faulty[0].source}: {faulty[0].detail}"
     figures = {"share": share, "bound": MAX_REJECTED, **reasons}
     return CheckOutcome("tasks_valid", share <= MAX_REJECTED, message, figures=figures)
 

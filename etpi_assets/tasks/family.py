@@ -56,6 +56,10 @@ class Verdict:
     details: Mapping[str, Any]
 
 
+EXCLUDED = "excluded"
+"""The reason code of an input that the suite's params leave out."""
+
+
 @dataclass(frozen=True)
 class RejectedInput:
     """A quarantined input: its source (and row, if the source has rows), a stable reason code, and the detail."""

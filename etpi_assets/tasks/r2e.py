@@ -40,6 +40,9 @@ class R2E(RepositoryFamily):
     name = "r2e"
     hides = f"rm -rf {TESTS} run_tests.sh /r2e_tests /root/r2e_tests /root/run_tests.sh 2>/dev/null"
 
+    def repo_of(self, row: Mapping[str, Any]) -> str:
+        return str(row.get("repo_name", ""))
+
     def read(self, suite: str, row: Mapping[str, Any], chosen: Mapping[str, Any]) -> Task:
         repo, commit = _text(row, "repo_name"), _text(row, "commit_hash")
         expected = {plain(k): str(v) for k, v in _mapping(row, "expected_output_json").items()}

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from etpi_assets.specs.paths import expand
 from etpi_assets.tasks import places
-from etpi_assets.tasks.family import RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
+from etpi_assets.tasks.family import EXCLUDED, RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
 from etpi_assets.tasks.frozen import Changes, counted_changes, put_changes
 from etpi_assets.tasks.graded_run import disagreement, installed_plugins, run_graded
 from etpi_assets.tasks.reports import pytest_outcomes
@@ -29,12 +29,14 @@ PARAMS: Mapping[str, Any] = {
     "sandbox": "docker",
     "path": None,
     "repos": (),
+    "exclude_repos": (),
     "heldout_repos": (),
     "heldout_tasks": (),
     "rows": None,
 }
 """Besides those of `places`. path: the rows, a .jsonl, .json or .parquet file, or a folder of them. repos: only these.
-heldout_repos, heldout_tasks: these are the split heldout, all others train. rows: take only the first so many."""
+exclude_repos: not these; their rows are quarantined as `excluded`, which is no fault of the suite. heldout_repos,
+heldout_tasks: these are the split heldout, all others train. rows: take only the first so many."""
 
 REFERENCE_RUNS = 3
 
@@ -51,6 +53,10 @@ class RepositoryFamily(ABC):
     @abstractmethod
     def read(self, suite: str, row: Mapping[str, Any], chosen: Mapping[str, Any]) -> Task:
         """Return the task of a row. KeyError, TypeError and ValueError reject the row."""
+
+    def repo_of(self, row: Mapping[str, Any]) -> str:
+        """Return the repository that a row is of, for `exclude_repos`."""
+        return str(row.get("repo", ""))
 
     @abstractmethod
     def put_tests(self, task: Task, sandbox: Sandbox) -> None:
@@ -95,6 +101,9 @@ class RepositoryFamily(ABC):
                 return
             if isinstance(row, str):
                 yield RejectedInput(source, "unreadable_row", row)
+                continue
+            if (repo := self.repo_of(row)) in chosen["exclude_repos"]:
+                yield RejectedInput(source, EXCLUDED, f"params.exclude_repos names {repo}")
                 continue
             try:
                 task = self.read(suite, row, chosen)

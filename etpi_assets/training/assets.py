@@ -17,7 +17,7 @@ from etpi_assets.training import grpo, grpo_checks, pointers, sft, sft_checks
 from etpi_assets.training.checkpoints import SftReport
 from etpi_assets.training.curves import loss_plot, rollout_shares_plot
 from etpi_assets.training.device import dtype_here
-from etpi_assets.training.rounds import RLEnvironment
+from etpi_assets.training.rounds import RLEnvironment, with_prompts_that_fit
 from etpi_assets.trajectories.tables import from_tables
 from etpi_assets.versioning.keys import tiny_base_code
 from etpi_resources.lake.checks import CheckOutcome
@@ -168,7 +168,10 @@ def rl_checkpoint(run: AssetRun) -> Produced:
     }
     return Produced(
         tables=tables,
-        checks=grpo_checks.checks(spec.rl, reports, tables),
+        checks=[
+            *grpo_checks.checks(spec.rl, reports, tables),
+            grpo_checks.prompts_fit(spec.rl, len(environment.tasks), environment.left_out),
+        ],
         metadata={
             "rates": dg.MetadataValue.md(rollout_shares_plot(log)),
             **{f"seed {seed}": grpo.figures(report) for seed, report in reports.items()},
@@ -187,13 +190,14 @@ def _environment(run: AssetRun, spec: ExperimentSpec) -> RLEnvironment:
     from etpi_resources.chat.format import load_chat_format
 
     assert spec.rl.suite  # RLSection requires it
-    return RLEnvironment(
-        tasks=read_tasks(run.read("tasks", "tasks", key=spec.rl.suite), "train", spec.rl.tasks),
+    environment = RLEnvironment(
+        tasks=read_tasks(run.read("tasks", "tasks", key=spec.rl.suite), "train"),
         family=load_family(run.specs.suites[spec.rl.suite].family),
         sandboxes=run.resources.sandboxes(spec.rl.sandbox),
         chat=load_chat_format(spec.base.tokenizer, spec.base.chat_template),
         template_kwargs=spec.serving.template_kwargs,
     )
+    return with_prompts_that_fit(spec.rl, environment)
 
 
 def _start_checkpoints(run: AssetRun) -> dict[int, dict[str, Any]]:

@@ -129,8 +129,6 @@ def reinforce_once(
     """
 
     def reinforce(folder: Path) -> dict[str, Any]:
-        for task in request.environment.tasks:
-            first_prompt(request.section, request.environment, task)
         rounds_folder = lake.root / "checkpoints" / "rounds" / request.key
         resume = _prepare(folder, rounds_folder, request.label, echo)
         rounds = Rounds(request.section, request.environment, request.identity, request.seed, rounds_folder)

@@ -4,7 +4,7 @@ and the weights changed."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +16,7 @@ from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.trainers.contracts import GrpoFigures
 from etpi_resources.trainers.policy_link import largest_gap
 
-CHECKS = ("rollouts_recorded", "advantages_hold", "logprobs_agree", "groups_vary", *PROOFS)
+CHECKS = ("rollouts_recorded", "advantages_hold", "logprobs_agree", "groups_vary", "prompts_fit", *PROOFS)
 
 CONSTANT_SHARE = 0.95
 """Above this share of groups with equal rewards, almost no rollout has an advantage."""
@@ -25,7 +25,7 @@ CONSTANT_SHARE = 0.95
 def checks(
     section: RLSection, reports: Mapping[int, GrpoFigures], tables: Mapping[str, pa.Table]
 ) -> list[CheckOutcome]:
-    """Run every check of `CHECKS` on all seeds; `groups_vary` only warns."""
+    """Run every check of `CHECKS` but `prompts_fit` on all seeds; `groups_vary` only warns."""
     samples = tables["rl_samples"].to_pylist()
     return [
         _rollouts_recorded(section, list(reports), tables, samples),
@@ -34,6 +34,18 @@ def checks(
         _groups_vary(section, samples),
         *proofs(reports),
     ]
+
+
+def prompts_fit(section: RLSection, kept: int, left_out: Sequence[str]) -> CheckOutcome:
+    """Warn of tasks that were left out because their first prompt is longer than `max_prompt_tokens`."""
+    message = f"{kept} tasks; every first prompt has at most {section.max_prompt_tokens} ids (rl.max_prompt_tokens)."
+    if left_out:
+        message = (
+            f"{len(left_out)} of {kept + len(left_out)} tasks were left out, because their first prompt is longer than "
+            f"rl.max_prompt_tokens ({section.max_prompt_tokens}): {', '.join(left_out[:5])}. Raise it to train on them."
+        )
+    figures = {"tasks": kept, "left_out": len(left_out)}
+    return CheckOutcome("prompts_fit", not left_out, message, blocking=False, figures=figures)
 
 
 def _rollouts_recorded(

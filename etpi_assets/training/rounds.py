@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,13 +45,14 @@ class RolloutsFailed(BadData):
 @dataclass(frozen=True)
 class RLEnvironment:
     """What the policy is rolled out with: tasks in the order of the trainer's rows, their family (which judges),
-    sandboxes, the chat format and its template's arguments."""
+    sandboxes, the chat format and its template's arguments; and the ids of tasks whose prompt is too long."""
 
     tasks: Sequence[Task]
     family: Family
     sandboxes: SandboxFactory
     chat: ChatFormat
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    left_out: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -197,21 +198,35 @@ def first_prompt(section: RLSection, environment: RLEnvironment, task: Task) -> 
     """Return the prompt ids of the first turn of the task's rollouts.
 
     Raises:
-        RolloutsFailed: the task has several agents, or its prompt is longer than `max_prompt_tokens`.
+        RolloutsFailed: the task has several agents.
     """
     roles = environment.family.roles(task)
     if len(roles) != 1:
         raise RolloutsFailed(f"task {task.task_id} has {len(roles)} agents; reinforcement needs suites with one agent")
     messages = render_prompts(section.agent, task, roles[0])
-    prompt = environment.chat.prompt_ids(
-        messages, tools=tool_schemas(section.agent.tools), **environment.template_kwargs
-    )
-    if len(prompt) > section.max_prompt_tokens:
+    return environment.chat.prompt_ids(messages, tools=tool_schemas(section.agent.tools), **environment.template_kwargs)
+
+
+def with_prompts_that_fit(section: RLSection, environment: RLEnvironment) -> RLEnvironment:
+    """Leave out the tasks whose first prompt is longer than `max_prompt_tokens`, then keep the first `section.tasks`.
+
+    Raises:
+        RolloutsFailed: a task has several agents, or no prompt fits.
+    """
+    kept, left_out = list[Task](), list[str]()
+    for task in environment.tasks:
+        if len(kept) == section.tasks:
+            break
+        if len(first_prompt(section, environment, task)) <= section.max_prompt_tokens:
+            kept.append(task)
+        else:
+            left_out.append(task.task_id)
+    if left_out and not kept:
         raise RolloutsFailed(
-            f"the prompt of task {task.task_id} is {len(prompt)} ids long; raise rl.max_prompt_tokens "
-            f"({section.max_prompt_tokens}), or remove the task from the suite"
+            f"the prompts of all {len(left_out)} tasks are longer than rl.max_prompt_tokens "
+            f"({section.max_prompt_tokens}); raise it"
         )
-    return prompt
+    return replace(environment, tasks=kept, left_out=left_out)
 
 
 def as_sequence(record: RolloutRecord) -> tuple[list[int], list[int], list[int], list[float]]:

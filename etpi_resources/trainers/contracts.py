@@ -172,6 +172,7 @@ class SftSettings(LoraSettings):
     batch_sequences: int | None
     save_steps: int | None
     use_epoch: float | None
+    use_step: int | None
     dtype: SpecDtype
     gradient_checkpointing: bool
     optimizer: str
@@ -278,6 +279,7 @@ class GrpoSettings(LoraSettings):
     max_prompt_tokens: int
     max_response_tokens: int
     save_steps: int | None
+    use_step: int | None
     dtype: SpecDtype
     gradient_checkpointing: bool
 

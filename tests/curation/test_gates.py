@@ -375,6 +375,16 @@ def test_template_distance_fails_on_another_template():
     passes(gates.template_distance(TRAINING, [[1, 2, 3], [4, 5, 6]], GATES), evaluation=2)
 
 
+def test_empty_think_block_of_serving_alone_fails():
+    passes(gates.generation_prompt(TRAINING, EVALUATION, CHAT), "no think block")
+    block = CHAT.encode("<think>\n\n</think>\n\n", allow_special=True)
+    served = [[*prompt, *block] for prompt in EVALUATION]
+    fails(gates.generation_prompt(TRAINING, served, CHAT), "an empty think block")
+    fails(gates.generation_prompt(served, EVALUATION, CHAT), "serving.template_kwargs")
+    passes(gates.generation_prompt([*TRAINING, *served], served, CHAT), "no think block")
+    assert not gates.generation_prompt(TRAINING, [], CHAT).applicable
+
+
 def test_skip_rate_names_lost_inputs():
     passes(gates.skip_rate(24, {"a/b": "quarantined: empty"}, GATES), "a/b (quarantined: empty)", found=24, lost=1)
     lost = {f"task{i}": "infrastructure: Error" for i in range(12)}

@@ -74,8 +74,16 @@ def test_each_serving_fault_fails_only_its_own_probe(name: str, result: probes.P
 
 def test_server_probes_do_not_apply_to_an_engine_in_this_process():
     messages = {c.name: c.message for c in probes.verdicts([])}
-    assert all("not applicable" in messages[probe] for probe in probes.SERVER_PROBES)
-    assert "not applicable" not in messages["ids_returned"]
+    assert all("in this process" in messages[probe] for probe in probes.SERVER_PROBES)
+
+
+def test_a_probe_without_prompts_is_not_applicable_and_blocks_nothing():
+    empty = [probes.parses("train", (), (), 0.8), probes.ids_returned("train", (), ()), probes.prompt_parity({}, {})]
+    for check in probes.verdicts([result.row("c", "sft", 0) for result in empty]):
+        assert check.passed and not check.applicable
+    both = [probes.parses("train", (), (), 0.8), probes.parses("heldout", PROMPTS, _turns(text="ls"), 0.8)]
+    checks = {c.name: c for c in probes.verdicts([result.row("c", "sft", 0) for result in both])}
+    assert not checks["first_turn_parses"].passed, "prompts of the other kind still decide"
 
 
 def test_prompt_parity_shows_the_first_mismatch():

@@ -219,6 +219,27 @@ def test_steering_only_at_serving_fails_prompt_parity(serving_lake):
     assert serving_lake.probe("excused") == {}
 
 
+def test_training_without_a_task_of_the_suite_is_probed_with_its_own_prompts(serving_lake, monkeypatch):
+    write_spec(serving_lake.folder / "specs", "suites", "elsewhere", SUITE.replace("title", "seed = 7\ntitle", 1))
+    serving_lake.make("tasks", "elsewhere")
+    serving_lake.experiment("elsewhere", "[probe]\nmin_parse = 0.0\n")
+    path = serving_lake.folder / "specs" / "experiments" / "elsewhere.toml"
+    path.write_text(
+        path.read_text().replace('suite = "small"', 'suite = "elsewhere"').replace("epochs = 6", "epochs = 1")
+    )
+    every = evaluation.read_tasks
+    # As for imported rollouts, whose tasks are in no suite.
+    monkeypatch.setattr(
+        evaluation, "read_tasks", lambda table, *more: [t for t in every(table, *more) if t.suite == "elsewhere"]
+    )
+    assert serving_lake.probe("elsewhere") == {}
+    ref = Ref("serving_probe", "experiment", "elsewhere")
+    sets = {(row["probe"], row["prompt_set"]): row["n"] for row in serving_lake.lake.read(ref, "probes").to_pylist()}
+    assert sets["first_turn_parses", "train"] and sets["first_turn_parses", "heldout"]
+    (parity,) = [c for c in serving_lake.lake.require(ref).checks if c["name"] == "prompt_parity"]
+    assert not parity["applicable"] and "no task of the training data" in parity["message"]
+
+
 def test_template_argument_only_at_serving_fails_prompt_parity(serving_lake, monkeypatch):
     # As in most templates, a switch adds an empty, closed think block to the prompt.
     template = TEMPLATE.read_text() + "{%- if enable_thinking is false %}{{ '<think>\\n\\n</think>\\n' }}{%- endif %}"

@@ -15,6 +15,7 @@ from etpi_assets.resources import Resources
 from etpi_assets.rollouts.assets import raw_rollouts
 from etpi_assets.tasks import cooperbench, r2e, swe_bench
 from etpi_assets.tasks.assets import tasks as tasks_asset
+from etpi_assets.tasks.checks import check_tasks
 from etpi_assets.tasks.family import RejectedInput, Task
 from etpi_assets.tasks.frozen import counted_changes
 from etpi_resources.lake.lake import Lake, Ref
@@ -240,6 +241,20 @@ def test_rows_that_cannot_be_read_are_refused_by_place(repository, tmp_path):
         load(r2e.FAMILY, path=str(table), nonsense=1)
     with pytest.raises(FileNotFoundError, match="no .jsonl"):
         load(r2e.FAMILY, path=str(tmp_path / "absent"))
+
+
+def test_excluded_repositories_are_counted_and_do_not_make_the_suite_invalid(repository, tmp_path):
+    good = repository.r2e_row()
+    rows = [good, *({**good, "repo_name": "quay", "commit_hash": f"{n}" * 40} for n in (1, 2, 3))]
+    items = load(r2e.FAMILY, path=str(write_rows(tmp_path, *rows)), exclude_repos=["quay"])
+    tasks = [item for item in items if isinstance(item, Task)]
+    left_out = [item for item in items if isinstance(item, RejectedInput)]
+    assert len(tasks) == 1 and {(item.reason, item.detail[-4:]) for item in left_out} == {("excluded", "quay")}
+    checks = {check.name: check for check in check_tasks(4, tasks, left_out, r2e.FAMILY)}
+    assert checks["tasks_valid"].passed and checks["tasks_accounted"].passed
+    assert checks["tasks_valid"].figures["excluded"] == 3
+    broken = RejectedInput("x", "reference_fails", "it fails")
+    assert not check_tasks(5, tasks, [*left_out, broken], r2e.FAMILY)[1].passed
 
 
 # --- SWE-bench -----------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from etpi_assets.scoring.assets import scored_rollouts
 from etpi_assets.scoring.rewards.attempt import Attempt
 from etpi_assets.scoring.rewards.functions import check_terms, score_attempt
 from etpi_assets.specs.load import SHIPPED, load_specs
-from etpi_assets.specs.training import TrainSection
+from etpi_assets.specs.training import RLSection, TrainSection
 from etpi_assets.tasks.assets import tasks
 from etpi_assets.tasks.families import load_family
 from etpi_assets.training.grpo import settings
@@ -110,6 +110,20 @@ def test_teacher_calls_are_counted_from_recorded_turns(tmp_path):
         r["rollout_id"]: calls[r["rollout_id"]] for r in turns
     }
     assert 0 < len(calls) < len(scored) == 12
+
+
+def test_use_step_selects_a_checkpoint_and_is_within_the_training():
+    plan = Plan((), 1, 0, 1.0, np.ones(6), np.ones(6))
+    assert plan.final_step(2, None) == 2 and plan.final_step(None, None) == plan.steps
+    with pytest.raises(ValueError, match=rf"train\.use_step = 99.* {plan.steps} steps"):
+        plan.final_step(99, None)
+    with pytest.raises(ValueError, match="set one of them"):
+        TrainSection(use_step=1, use_epoch=1)
+    with pytest.raises(ValueError, match=r"use_step = 3.*train\.max_steps = 2"):
+        TrainSection(use_step=3, max_steps=2)
+    with pytest.raises(ValueError, match=r"rl\.use_step = 3.*rl\.steps = 2"):
+        RLSection(use_step=3, steps=2)
+    assert "use_step" not in TrainSection().model_dump() and "use_step" not in RLSection().model_dump()
 
 
 def test_use_epoch_selects_an_earlier_checkpoint():

@@ -16,13 +16,16 @@ from etpi_assets.scoring.rewards.rescore import rescore_rollouts, rewards_as_app
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.specs.training import RewardTerm, RLSection
 from etpi_assets.tasks.families import load_family
+from etpi_assets.training.grpo_checks import prompts_fit
 from etpi_assets.training.rounds import (
     RLEnvironment,
     RolloutsFailed,
     Rounds,
     as_sequence,
     drop_rounds_from,
+    first_prompt,
     read_rounds,
+    with_prompts_that_fit,
 )
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, Turn
 from etpi_assets.worlds.terminal_tiny.generate import KEYWORDS, generate_tasks
@@ -39,6 +42,8 @@ TERMS = (
 )
 AGENT = AgentSection(prompt="terminal_tiny", action_format="thinking_bash", max_steps=1, max_tokens=80)
 SECTION = RLSection(method="grpo", suite="s", agent=AGENT, rewards=TERMS, max_response_tokens=80)
+
+ENVIRONMENT = RLEnvironment(TASKS, load_family("terminal_tiny"), BubblewrapFactory(), CHAT)
 
 
 class Mixed:
@@ -71,9 +76,8 @@ class Mixed:
 
 
 def rounds(folder, section: RLSection = SECTION) -> Rounds:
-    environment = RLEnvironment(TASKS, load_family("terminal_tiny"), BubblewrapFactory(), CHAT)
     identity = Identity("k" * 16, "rl", "policy", teacher="p", experiment="e", checkpoint_role="rl", seed=0)
-    return Rounds(section, environment, identity, 0, folder)
+    return Rounds(section, ENVIRONMENT, identity, 0, folder)
 
 
 def test_round_is_rewarded_stored_and_read_back(tmp_path):
@@ -126,10 +130,21 @@ def test_broken_rollout_is_retried_once_and_then_names_the_task(tmp_path):
         rounds(tmp_path)(1, [0] * 4, Mixed(broken=99))
 
 
-def test_too_long_prompt_raises_with_the_option_instead_of_being_truncated(tmp_path):
-    section = SECTION.model_copy(update={"max_prompt_tokens": 20})
-    with pytest.raises(RolloutsFailed, match=f"{TASKS[0].task_id}.*rl.max_prompt_tokens"):
-        rounds(tmp_path, section)(0, [0] * 4, Mixed())
+def test_tasks_with_a_too_long_prompt_are_left_out_and_counted():
+    lengths = [len(first_prompt(SECTION, ENVIRONMENT, task)) for task in TASKS]
+    section = SECTION.model_copy(update={"max_prompt_tokens": sorted(lengths)[len(lengths) // 2]})
+    fitting = with_prompts_that_fit(section, ENVIRONMENT)
+    assert 0 < len(fitting.tasks) < len(TASKS) and len(fitting.tasks) + len(fitting.left_out) == len(TASKS)
+    assert all(len(first_prompt(section, ENVIRONMENT, t)) <= section.max_prompt_tokens for t in fitting.tasks)
+    check = prompts_fit(section, len(fitting.tasks), fitting.left_out)
+    assert not check.passed and not check.blocking and fitting.left_out[0] in check.message
+    assert len(with_prompts_that_fit(section.model_copy(update={"tasks": 1}), ENVIRONMENT).tasks) == 1
+    assert prompts_fit(section, 3, ()).passed
+
+
+def test_prompts_that_are_all_too_long_raise_with_the_option():
+    with pytest.raises(RolloutsFailed, match=r"all .* tasks.*rl.max_prompt_tokens \(20\)"):
+        with_prompts_that_fit(SECTION.model_copy(update={"max_prompt_tokens": 20}), ENVIRONMENT)
 
 
 def test_several_turns_become_one_sequence_with_observations_masked():

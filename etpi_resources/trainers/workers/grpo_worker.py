@@ -284,7 +284,7 @@ class GrpoLog:
     def save(self, step: int, control: Any) -> None:
         """Save a checkpoint of the result if this step is one, and have TRL save one to resume from."""
         rl, config = self.rl, self.worker.config
-        publish = step == rl.steps or bool(rl.save_steps and step % rl.save_steps == 0)
+        publish = step in (rl.use_step, rl.steps) or bool(rl.save_steps and step % rl.save_steps == 0)
         if publish:
             from etpi_resources.trainers.workers import proof
 
@@ -384,7 +384,7 @@ def checkpoint_entry(rl: GrpoSettings, step: int, lines: list[GrpoLogLine]) -> S
     """Return the result's entry of a saved step."""
     return SavedCheckpoint(
         step=step,
-        final=step == rl.steps,
+        final=step == (rl.use_step or rl.steps),
         folder=f"step-{step}",
         adapter=f"step-{step}/adapter" if rl.tuning == "lora" else None,
         train_loss=next(line.loss for line in reversed(lines) if line.step <= step),

@@ -65,6 +65,16 @@ class Plan:
     def steps(self) -> int:
         return len(self.learning_rates)
 
+    def final_step(self, use_step: int | None, use_epoch: float | None) -> int:
+        """Return the step whose checkpoint is used: `use_step`, the one after `use_epoch`, or the last.
+
+        Raises:
+            ValueError: training ends before.
+        """
+        if use_step is not None and use_step > self.steps:
+            raise ValueError(f"train.use_step = {use_step}, and training ends after {self.steps} steps")
+        return use_step or (self.step_after(use_epoch) if use_epoch else self.steps)
+
     def step_after(self, epochs: float) -> int:
         """Return the first optimiser step after which `epochs` are done. Raises ValueError if the run ends before."""
         reached = np.flatnonzero(self.consumed >= epochs - 1e-9)

@@ -303,7 +303,7 @@ class CheckpointSaver:
         self._worker, self._trainer, self._plan = worker, trainer, plan
         train = worker.config.train
         self._every = train.save_steps
-        self._final = plan.step_after(train.use_epoch) if train.use_epoch else plan.steps
+        self._final = plan.final_step(train.use_step, train.use_epoch)
         self.lora = train.method == "lora"
         self.folders: dict[int, Path] = {}
 
