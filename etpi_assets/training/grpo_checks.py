@@ -16,7 +16,7 @@ from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.trainers.contracts import GrpoFigures
 from etpi_resources.trainers.policy_link import largest_gap
 
-CHECKS = ("rollouts_recorded", "advantages_hold", "logprobs_agree", "groups_vary", "prompts_fit", *PROOFS)
+CHECKS = ("rollouts_recorded", "advantages_hold", "logprobs_agree", "prompts_fit", "groups_vary", *PROOFS)
 
 CONSTANT_SHARE = 0.95
 """Above this share of groups with equal rewards, almost no rollout has an advantage."""
