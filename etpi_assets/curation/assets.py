@@ -185,7 +185,7 @@ def upweighted_dataset(run: AssetRun) -> Produced:
     row_lengths = lengths.row_lengths(weighed["dataset_rows"], pairs)
     most = lengths.merge_limit(spec.dataset, limit, int(row_lengths.max(initial=0)))
     with run.spool("sequences") as spool:
-        rows = merge.merge(weighed["dataset_rows"], pairs, most, spool.add)
+        rows = merge.merge(weighed["dataset_rows"], pairs, most, spool.add, merged=spec.dataset.merge)
     sequences = run.spooled("sequences")
     cost = lengths.costs(rows, row_lengths, sequences, shape, chat, limit)
     run.log(f"{run.label}: {lengths.summary(cost)}")
@@ -228,7 +228,7 @@ def _dataset_checks(
     return [
         integrity.dataset_reconciles(pairs, rows, dropped),
         integrity.label_tokens(rows, pairs, sequences),
-        integrity.heldout_split(rows, heldout_repos, set(heldout["task_id"].to_pylist())),
+        integrity.heldout_split(rows, heldout_repos, set(heldout["task_id"].to_pylist()), spec.dataset.val_by),
         gates.teacher_gate(rollouts, scores, agent_scores, spec.gates),
         gates.turn_loss_share(rows, spec.gates),
         gates.format_exposure(rows, pairs, spec.gates),

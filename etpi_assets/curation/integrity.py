@@ -9,7 +9,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -323,11 +323,17 @@ def _is_in_place(row: Mapping, sequence: Mapping[str, Any] | None, prompt: np.nd
     return len(prompt) > 0 and in_one_piece and np.array_equal(ids, np.concatenate([prompt, output]))
 
 
-def heldout_split(rows: pa.Table, heldout_repos: Collection[str], heldout_tasks: Collection[str] = ()) -> CheckOutcome:
+def heldout_split(
+    rows: pa.Table,
+    heldout_repos: Collection[str],
+    heldout_tasks: Collection[str] = (),
+    val_by: Literal["repository", "conversation"] = "repository",
+) -> CheckOutcome:
     """Check that no row is of a held-out repository or task, and that each repository is known and in one split.
 
     Args:
         heldout_repos, heldout_tasks: those of the evaluation, and those that the spec names.
+        val_by: `dataset.val_by`; conversations of one repository may be in both splits.
     """
     splits_of: dict[str | None, set[str]] = {}
     tasks = set(rows["task_id"].unique().to_pylist())
@@ -340,7 +346,8 @@ def heldout_split(rows: pa.Table, heldout_repos: Collection[str], heldout_tasks:
         )
     if in_tasks := sorted(str(task) for task in tasks & set(heldout_tasks)):
         problems.append(f'held-out tasks are in it, first {in_tasks[:_SHOWN]}: set the rollout set\'s split = "train"')
-    if both := sorted(str(repo) for repo, splits in splits_of.items() if len(splits) > 1):
+    both = sorted(str(repo) for repo, splits in splits_of.items() if len(splits) > 1)
+    if both and val_by == "repository":
         problems.append(f"{both} are in train and in val: materialize upweighted_dataset again")
     if None in splits_of:
         problems.append("rows without a repository cannot be held out: name it in the rollout set's options.repo")

@@ -40,7 +40,9 @@ _COLUMNS = [
 ]  # fmt: skip
 
 
-def merge(rows: pa.Table, pairs: Rows, max_tokens: int, sink: Callable[[pa.Table], object]) -> pa.Table:
+def merge(
+    rows: pa.Table, pairs: Rows, max_tokens: int, sink: Callable[[pa.Table], object], *, merged: bool = True
+) -> pa.Table:
     """Return the rows with their sequence and span; write `sequences` to `sink`, a few at a time.
 
     A sequence has rows of one agent, or of the same agent in several rollouts of a task if the prompt that they share
@@ -53,6 +55,7 @@ def merge(rows: pa.Table, pairs: Rows, max_tokens: int, sink: Callable[[pa.Table
         max_tokens: longest sequence; a row that would make its tree longer begins another. No row is longer, because
             `weigh` drops those.
         sink: receives the tables of sequences.
+        merged: False gives each row a sequence of its own.
 
     Raises:
         ValueError: the rows are not a subset of the pairs in their order.
@@ -60,7 +63,7 @@ def merge(rows: pa.Table, pairs: Rows, max_tokens: int, sink: Callable[[pa.Table
     names: list[str | None] = [None] * len(rows)
     places = np.zeros((2, len(rows)), dtype=np.int32)
     sequences = TableBuilder("sequences", sink, rows=256)
-    for growing in _trees(rows, pairs, max_tokens):
+    for growing in _trees(rows, pairs, max_tokens) if merged else _single_rows(rows, pairs):
         ids, tree, spans = growing.lay_out()
         name = _sequence_id(ids, tree, spans)
         sequences.add(_sequence_row(name, ids, tree, spans))
@@ -97,6 +100,13 @@ def _trees(rows: pa.Table, pairs: Rows, max_tokens: int) -> Iterator[GrowingTree
             yield open_trees.close_oldest()
     while open_trees.tokens:
         yield open_trees.close_oldest()
+
+
+def _single_rows(rows: pa.Table, pairs: Rows) -> Iterator[GrowingTree]:
+    """Yield a tree for each row."""
+    for agent_rows in _rows_by_agent(rows, pairs):
+        for row_ids in agent_rows:
+            yield _new_tree(row_ids)
 
 
 class _OpenTrees:
@@ -165,11 +175,17 @@ def _grow(trees: list[GrowingTree], row_ids: RowIds, max_tokens: int) -> None:
         (m, tree) for m, tree in matches if m.tokens and tree.size + len(prompt) - m.tokens + len(output) <= max_tokens
     ]
     if not fits:
-        trees.append(tree := GrowingTree())
-        tree.add(prompt, output, row, tree.match(prompt))
+        trees.append(_new_tree(row_ids))
         return
     match, tree = max(fits, key=lambda fit: fit[0].tokens)
     tree.add(prompt, output, row, match)
+
+
+def _new_tree(row_ids: RowIds) -> GrowingTree:
+    prompt, output, row = row_ids
+    tree = GrowingTree()
+    tree.add(prompt, output, row, tree.match(prompt))
+    return tree
 
 
 def _tree_to_join(

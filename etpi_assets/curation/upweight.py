@@ -1,4 +1,4 @@
-"""Convert pairs to training rows: weights, the split by repository, and the length limit.
+"""Convert pairs to training rows: weights, the split by repository or conversation, and the length limit.
 
 A row of weight w and a row repeated w times give the same loss over the data set, sum(w * nll) / sum(w). The weighting
 form stores `weight` = w and `copies` = 1; the duplicating form stores `weight` = 1 and `copies` = w.
@@ -70,19 +70,23 @@ def weigh(
         )
     row_builder.flush()
     dropped_builder.flush()
-    return {"dataset_rows": _split(pa.concat_tables(rows), section.val_fraction), "dropped": pa.concat_tables(dropped)}
+    return {"dataset_rows": _split(pa.concat_tables(rows), section), "dropped": pa.concat_tables(dropped)}
 
 
-def _split(rows: pa.Table, val_fraction: float) -> pa.Table:
+def _split(rows: pa.Table, section: DatasetSection) -> pa.Table:
     """Fill the column `split`."""
-    validate = validation_repos(rows["repo"].unique().to_pylist(), val_fraction)
-    is_val = pc.is_in(rows["repo"], value_set=pa.array(sorted(validate, key=str), pa.string()))  # pyright: ignore[reportAttributeAccessIssue]
+    units = rows["repo"]
+    if section.val_by == "conversation":
+        units = pc.binary_join_element_wise(rows["rollout_id"], rows["agent_id"], "/")  # pyright: ignore[reportAttributeAccessIssue]
+    validate = validation_units(units.unique().to_pylist(), section.val_fraction)
+    is_val = pc.is_in(units, value_set=pa.array(sorted(validate, key=str), pa.string()))  # pyright: ignore[reportAttributeAccessIssue]
     return rows.set_column(rows.schema.get_field_index("split"), "split", pc.if_else(is_val, "val", "train"))  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def validation_repos(repos: Iterable[str | None], fraction: float) -> set[str | None]:
-    """Return the validation repositories: the first round(fraction * n) in the order of their hashes, never all."""
-    names = sorted(set(repos), key=lambda repo: hashlib.sha256(str(repo).encode()).digest())
+def validation_units(units: Iterable[str | None], fraction: float) -> set[str | None]:
+    """Return the repositories or conversations to validate on: the first round(fraction * n) in the order of their
+    hashes, never all."""
+    names = sorted(set(units), key=lambda unit: hashlib.sha256(str(unit).encode()).digest())
     return set(names[: min(len(names) - 1, round(fraction * len(names)))]) if names else set()
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from etpi_assets.specs.rollout_set import AgentSection, ScoringSection, Tool
-from etpi_assets.specs.section import Section
+from etpi_assets.specs.section import Omitted, Section
 from etpi_assets.specs.server import ServerSection
 from etpi_assets.specs.training import BaseSection, RLSection, TrainSection
 
@@ -70,12 +70,17 @@ class DatasetSection(Section):
     upweight_form: Literal["weight", "duplicate"] = "weight"
     """Multiply the loss by the factor, or repeat the row (a whole number of times)."""
     val_fraction: float = Field(default=0.1, ge=0, lt=1)
-    """Share of the training repositories kept for validation."""
+    """Share of the training repositories, or conversations, kept for validation."""
+    val_by: Annotated[Literal["repository", "conversation"], Omitted("repository")] = "repository"
+    """Validate on whole repositories, or on conversations of repositories that also train, as published runs do."""
     heldout_repos: tuple[str, ...] = ()
     """Repositories that never train, besides the suite's held-out split."""
     max_length: Annotated[int, Field(ge=64)] | Literal["auto"] = "auto"
     """Most tokens of input and output together; a longer pair is dropped, never cut. `auto`: as many as the base takes
     (`max_position_embeddings` of its configuration, else the tokenizer's limit)."""
+    merge: Annotated[bool, Omitted(True)] = True
+    """Merge rows that share a history into one sequence, which trains alike and faster; false: a sequence is one row,
+    so that `train.batch_sequences` counts rows, as runs elsewhere do."""
 
 
 class GatesSection(Section):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from etpi_assets.curation import integrity
 from etpi_assets.curation.merge import branches, expand, merge, merge_savings
-from etpi_assets.curation.upweight import validation_repos, weigh
+from etpi_assets.curation.upweight import validation_units, weigh
 from etpi_assets.specs.experiment import DatasetSection
 from etpi_assets.trajectories.tables import iter_prompts
 from etpi_resources.labels import IGNORE_INDEX
@@ -59,10 +59,10 @@ def test_heldout_repositories_and_tasks_are_dropped():
 
 
 @given(st.sets(st.text(min_size=1), max_size=12), st.floats(0, 0.99))
-def test_validation_repositories_depend_only_on_their_names(repos, fraction):
-    chosen = validation_repos(sorted(repos), fraction)
+def test_validation_unitsitories_depend_only_on_their_names(repos, fraction):
+    chosen = validation_units(sorted(repos), fraction)
     assert chosen <= repos and len(chosen) == min(max(0, len(repos) - 1), round(fraction * len(repos)))
-    assert validation_repos([*sorted(repos, reverse=True), *repos], fraction) == chosen
+    assert validation_units([*sorted(repos, reverse=True), *repos], fraction) == chosen
 
 
 def test_each_repository_is_in_one_split():
@@ -77,6 +77,20 @@ def test_each_repository_is_in_one_split():
     }
     of = dict(zip(rows["sequence_id"].to_pylist(), rows["split"].to_pylist(), strict=True))
     assert all(of[s["sequence_id"]] == s["split"] for s in sequences.to_pylist())
+
+
+def test_conversations_of_one_repository_may_be_in_both_splits():
+    pairs = pairs_of(*[CHAIN] * 20, repo=[f"repo{n % 2}" for n in range(20)])
+    rows, sequences, _ = built(pairs, val_fraction=0.1, val_by="conversation")
+    splits: dict[str, set[str]] = {}
+    for row in rows.to_pylist():
+        splits.setdefault(row["rollout_id"], set()).add(row["split"])
+    assert all(len(of) == 1 for of in splits.values()), "a conversation is in one split"
+    assert sum(of == {"val"} for of in splits.values()) == 2
+    assert not integrity.heldout_split(rows, ()).passed
+    assert integrity.heldout_split(rows, (), (), "conversation").passed
+    assert not integrity.heldout_split(rows, {"repo1"}, (), "conversation").passed
+    assert {row["split"] for row in sequences.to_pylist()} == {"train", "val"}
 
 
 def test_row_ids_follow_content():
@@ -238,6 +252,22 @@ def test_merged_sequences_have_the_gradient_of_the_rows(form, history):
     merged = gradient(list(plain(sequences)))
     apart = gradient(list(one_by_one(rows, few)))
     assert (merged - apart).norm() / apart.norm() <= 1e-5
+
+
+def test_without_merging_each_row_is_a_sequence_with_the_same_gradient():
+    torch.set_num_threads(1)
+    weights = {"upweight_factor": 4.0, "val_fraction": 0.0}
+    few = dataset({"history_think": "keep"}, weights).pairs.slice(0, 20)
+    rows, sequences, _ = built(few, merge=False, **weights)
+    assert sequences["rows"].to_pylist() == [1] * len(rows)
+    assert rows["sequence_id"].to_pylist() == sequences["sequence_id"].to_pylist()
+    for (ids, labels, row_weights), (own_ids, own_labels, own_weights) in zip(
+        plain(sequences), one_by_one(rows, few), strict=True
+    ):
+        assert (ids == own_ids).all() and (labels == own_labels).all() and (row_weights == own_weights).all()
+    assert all(check.passed for check in (integrity.label_tokens(rows, few, sequences),))
+    merged = gradient(list(plain(built(few, **weights)[1])))
+    assert (gradient(list(plain(sequences))) - merged).norm() / merged.norm() <= 1e-5
 
 
 def test_wrong_span_changes_the_gradient():

@@ -43,9 +43,10 @@ FORK = [([1, 2], [3, 4]), ([1, 2, 9], [5]), ([1, 2, 3, 4, 6], [7]), ([1, 2, 9, 5
 
 
 def built(pairs, **section):
-    weighed = weigh(pairs, DatasetSection(**{"val_fraction": 0.0, "upweight_turns": (0, 1, 2), **section}))
+    chosen = DatasetSection(**{"val_fraction": 0.0, "upweight_turns": (0, 1, 2), **section})
+    weighed = weigh(pairs, chosen)
     sequences: list[pa.Table] = []
-    rows = merge(weighed["dataset_rows"], pairs, section.get("max_length", 2048), sequences.append)
+    rows = merge(weighed["dataset_rows"], pairs, section.get("max_length", 2048), sequences.append, merged=chosen.merge)
     return rows, pa.concat_tables(sequences), weighed["dropped"]
 
 
