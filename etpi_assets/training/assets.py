@@ -168,10 +168,7 @@ def rl_checkpoint(run: AssetRun) -> Produced:
     }
     return Produced(
         tables=tables,
-        checks=[
-            *grpo_checks.checks(spec.rl, reports, tables),
-            grpo_checks.prompts_fit(spec.rl, len(environment.tasks), environment.left_out),
-        ],
+        checks=grpo_checks.checks(spec.rl, reports, tables, len(environment.tasks), environment.left_out),
         metadata={
             "rates": dg.MetadataValue.md(rollout_shares_plot(log)),
             **{f"seed {seed}": grpo.figures(report) for seed, report in reports.items()},

@@ -23,14 +23,24 @@ CONSTANT_SHARE = 0.95
 
 
 def checks(
-    section: RLSection, reports: Mapping[int, GrpoFigures], tables: Mapping[str, pa.Table]
+    section: RLSection,
+    reports: Mapping[int, GrpoFigures],
+    tables: Mapping[str, pa.Table],
+    tasks: int,
+    left_out: Sequence[str],
 ) -> list[CheckOutcome]:
-    """Run every check of `CHECKS` but `prompts_fit` on all seeds; `groups_vary` only warns."""
+    """Run every check of `CHECKS` on all seeds; `prompts_fit` and `groups_vary` only warn.
+
+    Args:
+        tasks: the number of tasks that were trained on.
+        left_out: tasks whose prompt is too long.
+    """
     samples = tables["rl_samples"].to_pylist()
     return [
         _rollouts_recorded(section, list(reports), tables, samples),
         _advantages_hold(section, samples),
         _logprobs_agree(section, reports),
+        prompts_fit(section, tasks, left_out),
         _groups_vary(section, samples),
         *proofs(reports),
     ]
