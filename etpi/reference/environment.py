@@ -47,6 +47,12 @@ FOLDERS_AND_PROGRAMS: Sequence[Variable] = (
         "etpi_resources.engines.vllm_server",
     ),
     Variable(
+        "ETPI_MITMDUMP",
+        "mitmproxy's program `mitmdump`, which records what grading downloads.",
+        "`.venv-mitmproxy/bin/mitmdump` of the checkout",
+        "etpi_resources.downloads.proxy",
+    ),
+    Variable(
         "ETPI_GGUF_CONVERTER",
         "llama.cpp's `convert_hf_to_gguf.py`, or an interpreter and the script, for `etpi export --format gguf`.",
         "the script on PATH",
@@ -100,6 +106,12 @@ READ_FROM_THE_SYSTEM: Sequence[Variable] = (
         "`~/.cache`",
         "etpi_assets.versioning.stored",
     ),
+    Variable(
+        "SSL_CERT_FILE",
+        "Certificate authorities that the proxy of grading trusts.",
+        "the system's",
+        "etpi_resources.downloads.proxy",
+    ),
     Variable("TERM", "`dumb` turns the live display of a run off.", "the terminal's", "etpi_assets.runs.console"),
     Variable("PYTHONPATH", "Kept behind etpi's own folder for workers.", "empty", "etpi_resources.trainers.pipes, ..."),
     Variable(
@@ -128,6 +140,7 @@ SET_FOR_PROCESSES: Sequence[Variable] = (
         "its share of the cores",
         "etpi_assets.runs.pool, workers.ranks",
     ),
+    Variable("ETPI_DOWNLOADS", "Settings of the proxy's process.", "unset", "etpi_resources.downloads.proxy"),
     Variable("GLOO_SOCKET_IFNAME", "Network interface on which a worker's processes meet.", "lo", "workers.ranks"),
 )
 """Set by etpi for processes that it starts; a value of yours wins where one is useful."""

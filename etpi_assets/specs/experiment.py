@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from etpi_assets.specs.rollout_set import AgentSection, ScoringSection, Tool
 from etpi_assets.specs.section import Omitted, Section
@@ -110,7 +110,13 @@ class GatesSection(Section):
     override: dict[str, str] = Field(
         default_factory=dict, examples=[{"role_balance": "the second role is trained elsewhere"}]
     )
-    """Checks whose failure is accepted: name of the check and the reason, which its message then shows."""
+    """Checks whose failure is accepted: name of the check and the reason, which its message then shows. The reason
+    "none" withdraws an override of the spec that this one extends."""
+
+    @field_validator("override")
+    @classmethod
+    def _withdrawn_overrides_are_gone(cls, override: dict[str, str]) -> dict[str, str]:
+        return {name: reason for name, reason in override.items() if reason != "none"}
 
 
 class ServingSection(ServerSection):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
+from etpi_assets.tasks import downloads
 from etpi_assets.tasks.checks import NAMES, check_tasks
 from etpi_assets.tasks.families import load_family
-from etpi_assets.tasks.family import RejectedInput, Task
+from etpi_assets.tasks.family import UNPROVEN, UNPROVEN_REASONS, RejectedInput, Task
 from etpi_assets.tasks.table import rejected_table, task_table
+from etpi_resources.hashes import json_hash
 
 
 @etpi_asset("tasks", checks=NAMES)
@@ -21,9 +24,11 @@ def tasks(run: AssetRun) -> Produced:
     kind = family.sandbox(run.spec.params)
     if kind is not None:
         with run.progress("validated", len(loaded)) as progress:
-            for outcome in family.validate(loaded, run.resources.sandboxes(kind)):
+            for task, outcome in zip(loaded, family.validate(loaded, run.resources.sandboxes(kind)), strict=True):
                 if isinstance(outcome, Task):
                     valid.append(outcome)
+                elif run.spec.params.get("keep_unproven") and outcome.reason in UNPROVEN_REASONS:
+                    valid.append(_unproven(task, outcome))
                 else:
                     rejected.append(outcome)
                 progress.advance()
@@ -36,9 +41,18 @@ def tasks(run: AssetRun) -> Produced:
             "splits": dict(Counter(task.split for task in valid)),
             "repositories": dict(Counter(task.repo for task in valid)),
             "runnable": kind is not None,
+            "unproven": sum(UNPROVEN in task.payload for task in valid),
+            **downloads.figures(valid),
         },
         seeds=(run.spec.seed,),
     )
+
+
+def _unproven(task: Task, rejection: RejectedInput) -> Task:
+    """Return the task marked as one that is run without a verdict."""
+    reason = f"{rejection.reason}: {rejection.detail}"
+    digest = json_hash([task.content_hash, UNPROVEN])
+    return replace(task, payload={**task.payload, UNPROVEN: reason}, content_hash=digest)
 
 
 ASSETS = [tasks]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from etpi_assets.specs.paths import expand
-from etpi_assets.tasks import cooperbench_verdict, places
+from etpi_assets.tasks import cooperbench_verdict, downloads, places
 from etpi_assets.tasks.commands import apply_command
 from etpi_assets.tasks.family import RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
 from etpi_resources.hashes import json_hash
@@ -27,6 +27,7 @@ from etpi_resources.sandboxes import SandboxFactory
 
 PARAMS: Mapping[str, Any] = {
     **places.PARAMS,
+    "grading": {"network": "index"},
     "path": None,
     "subset": None,
     "pairs": (),
@@ -162,15 +163,16 @@ def _with_live_payload(task: Task, root: Path, place: _Place, chosen: Mapping[st
         }
     except (OSError, UnicodeDecodeError) as error:
         return RejectedInput(task.task_id, "unreadable_patch", str(error))
-    digest = json_hash([task.content_hash, live, image])
-    live["place"] = places.make_place(
+    machine = places.make_place(
+        task.suite,
         chosen,
         key=f"{repo}/task{number}",
         workdir=cooperbench_verdict.WORKDIR,
         image=None if build else image,
         build=folder if build else None,
     )
-    return replace(task, payload={**task.payload, "live": live}, content_hash=digest)
+    digest = json_hash([task.content_hash, live, image, *downloads.identity(machine)])
+    return replace(task, payload={**task.payload, "live": {**live, "place": machine}}, content_hash=digest)
 
 
 def _places(root: Path) -> Iterator[_Place]:

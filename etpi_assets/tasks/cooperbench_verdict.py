@@ -14,7 +14,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from etpi_assets.tasks import places
+from etpi_assets.tasks import downloads, places
 from etpi_assets.tasks.commands import apply_command
 from etpi_assets.tasks.family import Verdict
 from etpi_assets.tasks.frozen import TEST_FILE, Changes, counted_changes, put_changes
@@ -41,6 +41,7 @@ def judge(live: Mapping[str, Any], final: Mapping[str, Mapping[str, str]], sandb
         patched = {agent: sorted(changes) for agent, changes in work.items()}
         if not any(work.values()):
             return Verdict(0.0, "no_patch", {"patched": patched})
+        _record(live, sandboxes)
         return _judge(live, list(work.values()), patched, sandbox)
 
 
@@ -48,17 +49,16 @@ def validate(live: Mapping[str, Any], sandboxes: SandboxFactory) -> tuple[str, s
     """Return None for a valid task, else (no_environment, no_reference, reference_fails or null_passes; detail)."""
     limits, environment = places.test_needs(live["place"], (PATCHES,))
     try:
+        _record(live, sandboxes)
         with sandboxes.create({}, limits, environment) as sandbox:
             base = _must(sandbox, "git rev-parse HEAD").output.strip()
             if live["combined"]:
-                _must(sandbox, apply_command(live["combined"]))
-                _commit(sandbox, "reference")
+                _apply_reference(sandbox, live["combined"], "reference")
                 _write_patch(sandbox, base, "HEAD", "reference.patch")
             else:
                 for number, patch in live["patches"].items():
                     _branch(sandbox, base, f"reference{number}")
-                    _must(sandbox, apply_command(patch))
-                    _commit(sandbox, number)
+                    _apply_reference(sandbox, patch, number)
                 first, second = live["patches"]
                 merged = sandbox.run(f"git checkout -q reference{second} && {_GIT} merge -q --no-edit reference{first}")
                 if merged.exit_code:
@@ -69,7 +69,7 @@ def validate(live: Mapping[str, Any], sandboxes: SandboxFactory) -> tuple[str, s
                     report = _run_tests(live, sandbox, base, number, tests, "reference.patch")
                     if not report["passed"]:
                         detail = f"feature {number}, run {run + 1} of {REFERENCE_RUNS}: {json.dumps(report)[:1500]}"
-                        return "reference_fails", detail
+                        return "reference_fails", detail + downloads.refusals(live["place"])
                 if _run_tests(live, sandbox, base, number, tests, None)["passed"]:
                     return "null_passes", f"the tests of feature {number} pass without any change"
     except EnvironmentUnavailable as error:
@@ -77,6 +77,31 @@ def validate(live: Mapping[str, Any], sandboxes: SandboxFactory) -> tuple[str, s
     except OSError as error:
         return "no_reference", str(error)
     return None
+
+
+def _apply_reference(sandbox: Sandbox, patch: str, message: str) -> None:
+    """Commit what counts of a patch, as of an agent's: upstream's combined patches also change tests."""
+    before = sandbox.read_files()
+    _must(sandbox, apply_command(patch))
+    changes = counted_changes(before, sandbox.read_files())
+    _must(sandbox, "git reset -q --hard && git clean -fdq")
+    put_changes(sandbox, changes)
+    _commit(sandbox, message)
+
+
+def _record(live: Mapping[str, Any], sandboxes: SandboxFactory) -> None:
+    """Let the runner install what it needs once for each feature, with the feature's own patch."""
+    for number, tests in live["tests"].items():
+        patch = live["patches"][number]
+
+        def run(number: str = number, tests: str = tests, patch: str = patch) -> None:
+            limits, environment = places.test_needs(live["place"], (PATCHES,), record=True)
+            with sandboxes.create({}, limits, environment) as sandbox:
+                base = _must(sandbox, "git rev-parse HEAD").output.strip()
+                _put(sandbox, {f"feature{number}.patch": patch})
+                _run_tests(live, sandbox, base, number, tests, f"feature{number}.patch")
+
+        downloads.recorded(live["place"], [live["place"]["image"], live["runner"], tests, patch], run)
 
 
 def _judge(live: Mapping[str, Any], work: list[Changes], patched: Mapping[str, list[str]], sandbox: Sandbox) -> Verdict:
@@ -121,12 +146,10 @@ def _run_tests(
         f"rm -f .git/index.lock; git checkout -q --force {base} && git reset -q --hard {base} && git clean -fdq",
     )
     hidden = _hidden_tests(sandbox, tests)
-    inbox = {f"tests{number}.patch": tests, **({"runner.sh": live["runner"]} if live["runner"] else {})}
-    sandbox.write_files({f"{_INBOX}/{name}": text for name, text in inbox.items()})
-    _must(sandbox, f"mv -f {_INBOX}/* {PATCHES}/ && rmdir {_INBOX}")
+    _put(sandbox, {f"tests{number}.patch": tests, **({"runner.sh": live["runner"]} if live["runner"] else {})})
     runner = f"{PATCHES}/runner.sh" if live["runner"] else "/usr/local/bin/runner.sh"
     words = [runner, f"tests{number}.patch", *([work] if work else [])]
-    command = f"bash {shlex.join(words)}"
+    command = downloads.command_with_downloads(live["place"], f"bash {shlex.join(words)}")
     done = run_graded(sandbox, command, tests=hidden) if hidden else sandbox.run(command)
     problem = (done.problem or _unproven(done, tests, hidden)) if isinstance(done, GradedRun) else None
     passed, failed = counts(done.output)
@@ -139,6 +162,12 @@ def _run_tests(
     if problem is not None:
         report["not_believed"] = problem
     return report if report["passed"] else {**report, "output": done.output[-2000:]}
+
+
+def _put(sandbox: Sandbox, files: Mapping[str, str]) -> None:
+    """Write files to PATCHES."""
+    sandbox.write_files({f"{_INBOX}/{name}": text for name, text in files.items()})
+    _must(sandbox, f"mv -f {_INBOX}/* {PATCHES}/ && rmdir {_INBOX}")
 
 
 def _hidden_tests(sandbox: Sandbox, tests: str) -> dict[str, str]:

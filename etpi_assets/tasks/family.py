@@ -49,15 +49,22 @@ class SandboxNeeds:
 @dataclass(frozen=True)
 class Verdict:
     """The verifier's result: reward in [0, 1], a stable code (passed, failed_tests, merge_conflict, no_patch,
-    infrastructure), and details."""
+    infrastructure), and details. The reward of a task without a working verifier is None."""
 
-    reward: float
+    reward: float | None
     verdict: str
     details: Mapping[str, Any]
 
 
 EXCLUDED = "excluded"
 """The reason code of an input that the suite's params leave out."""
+
+
+UNPROVEN = "unproven"
+"""The verdict on a task without a working verifier, and the key of its payload that says why."""
+
+UNPROVEN_REASONS = ("no_reference", "reference_fails", "null_passes")
+"""Reason codes of tasks that can be run, but whose verifier cannot be relied on."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from etpi_assets.specs.paths import expand
+from etpi_assets.tasks import downloads
 from etpi_assets.tasks.family import SandboxNeeds
 from etpi_resources.sandboxes import Environment, Limits
 
@@ -22,12 +23,16 @@ PARAMS: Mapping[str, Any] = {
     "test_seconds": 1800,
     "memory_gib": 4,
     "disk_gib": 2,
+    "grading": {"network": "none"},
+    "keep_unproven": False,
 }
 """Params and their defaults.
 
 sandbox: docker or bubblewrap, which validates the suite's tasks. checkouts: a folder of checkouts, for bubblewrap:
 `<checkouts>/<key>/repo`, and `<checkouts>/<key>/tools` or `<checkouts>/tools` with the interpreter in its `bin`; the
-family defines the key. The others: limits of one command, of a run of the tests, and of a sandbox.
+family defines the key. grading: what grading may download (`downloads`). The others: limits of one command, of a run of
+the tests, and of a sandbox. keep_unproven: whether tasks whose verifier does not work are kept, to be run without a
+verdict, for metrics that need none; else they are quarantined.
 """
 
 FORGET_HISTORY = (
@@ -38,7 +43,7 @@ FORGET_HISTORY = (
 
 
 def make_place(
-    params: Mapping[str, Any], *, key: str, workdir: str, image: str | None, build: Path | None = None
+    suite: str, params: Mapping[str, Any], *, key: str, workdir: str, image: str | None, build: Path | None = None
 ) -> dict:
     """Return the environment of a task as JSON, the input of `needs` and `test_needs`."""
     checkout = None if params["checkouts"] is None else expand(str(params["checkouts"])) / key
@@ -48,6 +53,7 @@ def make_place(
         "build": None if build is None else str(build.resolve()),
         "checkout": None if checkout is None else str(checkout.resolve() / "repo"),
         "tools": [] if checkout is None else [str(p) for p in _tools(checkout, expand(str(params["checkouts"])))],
+        "grading": downloads.policy(suite, params["grading"]),
         **{name: params[name] for name in ("command_seconds", "test_seconds", "memory_gib", "disk_gib")},
     }
 
@@ -57,9 +63,16 @@ def needs(place: Mapping[str, Any], prepare: str | None, places: tuple[str, ...]
     return SandboxNeeds(_environment(place, places), _limits(place, place["command_seconds"]), prepare)
 
 
-def test_needs(place: Mapping[str, Any], places: tuple[str, ...] = ()) -> tuple[Limits, Environment]:
-    """Return the limits and the environment of a sandbox that runs tests."""
-    return _limits(place, place["test_seconds"], output=4 << 20), _environment(place, places)
+def test_needs(
+    place: Mapping[str, Any], places: tuple[str, ...] = (), *, record: bool = False
+) -> tuple[Limits, Environment]:
+    """Return the limits and the environment of a sandbox that runs tests.
+
+    Args:
+        record: whether its downloads may be fetched and recorded: only for the suite's own code.
+    """
+    environment = downloads.with_downloads(place, _environment(place, places), record=record)
+    return _limits(place, place["test_seconds"], output=4 << 20), environment
 
 
 def _tools(checkout: Path, root: Path) -> list[Path]:

@@ -65,7 +65,9 @@ class R2E(RepositoryFamily):
             "solution": solution,
             "entities": sorted({*solution, *_NAMED.findall(instruction)}),
         }
-        place = places.make_place(chosen, key=f"{repo}/{commit}", workdir=WORKDIR, image=_text(row, "docker_image"))
+        place = places.make_place(
+            suite, chosen, key=f"{repo}/{commit}", workdir=WORKDIR, image=_text(row, "docker_image")
+        )
         return make_task(suite, f"{repo}/{commit[:12]}", repo, instruction, chosen, payload=payload, place=place)
 
     def put_tests(self, task: Task, sandbox: Sandbox) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from etpi_assets.specs.paths import expand
-from etpi_assets.tasks import places
+from etpi_assets.tasks import downloads, places
 from etpi_assets.tasks.family import EXCLUDED, RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
 from etpi_assets.tasks.frozen import Changes, counted_changes, put_changes
 from etpi_assets.tasks.graded_run import disagreement, installed_plugins, run_graded
@@ -138,6 +138,7 @@ class RepositoryFamily(ABC):
     def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
         """Verdicts: passed (reward 1), failed_tests, no_patch (0). `details`: changed paths and the tests' results."""
         (files,) = final.values()
+        self._record(task, sandboxes)
         with self._test_sandbox(task, sandboxes) as sandbox:
             changes = counted_changes(sandbox.read_files(), files)
             if not changes:
@@ -161,10 +162,12 @@ class RepositoryFamily(ABC):
                 changes = counted_changes(before, sandbox.read_files())
             if not changes:
                 return RejectedInput(task.task_id, "no_reference", "the reference solution changes no file that counts")
+            self._record(task, sandboxes)
             for run in range(REFERENCE_RUNS):
                 passed, details = self._try(task, changes, sandboxes)
                 if not passed:
                     detail = f"run {run + 1} of {REFERENCE_RUNS}: {json.dumps(details)[:1500]}"
+                    detail += downloads.refusals(task.payload["place"])
                     return RejectedInput(task.task_id, "reference_fails", detail)
             if self._try(task, {}, sandboxes)[0]:
                 return RejectedInput(task.task_id, "null_passes", "the tests pass without any change")
@@ -174,17 +177,19 @@ class RepositoryFamily(ABC):
             return RejectedInput(task.task_id, "no_reference", str(error))
         return None
 
-    def run_tests(self, task: Task, sandboxes: SandboxFactory, *, solved: bool) -> str:
+    def run_tests(self, task: Task, sandboxes: SandboxFactory, *, solved: bool, record: bool = False) -> str:
         """Return the output of the hidden tests with or without the reference solution; nothing is judged.
+
+        `record`: fetch and record what they download.
 
         Raises:
             OSError: the solution or the tests cannot be applied. EnvironmentUnavailable: as `SandboxFactory.create`.
         """
-        with self._test_sandbox(task, sandboxes) as sandbox:
+        with self._test_sandbox(task, sandboxes, record=record) as sandbox:
             if solved:
                 self.solution(task, sandbox)
             self.put_tests(task, sandbox)
-            return sandbox.run(self.test_command(task)).output
+            return sandbox.run(self._test_command(task)).output
 
     def _try(self, task: Task, changes: Changes, sandboxes: SandboxFactory) -> tuple[bool, Mapping[str, Any]]:
         with self._test_sandbox(task, sandboxes) as sandbox:
@@ -196,11 +201,11 @@ class RepositoryFamily(ABC):
         put_changes(sandbox, changes)
         self.put_tests(task, sandbox)
         if not self.runs_pytest(task):
-            done = sandbox.run(self.test_command(task))
+            done = sandbox.run(self._test_command(task))
             problem = None
         else:
             tests, roots = self.hidden_tests(task, sandbox), self.roots(task)
-            done = run_graded(sandbox, self.test_command(task), tests=tests, roots=roots, plugins=plugins)
+            done = run_graded(sandbox, self._test_command(task), tests=tests, roots=roots, plugins=plugins)
             listed = (name for name, outcome in pytest_outcomes(done.output).items() if outcome == "PASSED")
             problem = done.problem or disagreement(done, listed)
         passed, details = self.passes(task, done.output)
@@ -208,8 +213,16 @@ class RepositoryFamily(ABC):
         tail = {} if passed else {"exit_code": done.exit_code, "output": done.output[-2000:]}
         return passed, {**details, **({} if problem is None else {"not_believed": problem}), **tail}
 
-    def _test_sandbox(self, task: Task, sandboxes: SandboxFactory) -> Sandbox:
-        limits, environment = places.test_needs(task.payload["place"])
+    def _record(self, task: Task, sandboxes: SandboxFactory) -> None:
+        wanted = [task.content_hash, self.test_command(task)]
+        record = lambda: self.run_tests(task, sandboxes, solved=True, record=True)  # noqa: E731
+        downloads.recorded(task.payload["place"], wanted, record)
+
+    def _test_command(self, task: Task) -> str:
+        return downloads.command_with_downloads(task.payload["place"], self.test_command(task))
+
+    def _test_sandbox(self, task: Task, sandboxes: SandboxFactory, *, record: bool = False) -> Sandbox:
+        limits, environment = places.test_needs(task.payload["place"], record=record)
         return sandboxes.create(self.workspace(task, self.roles(task)[0]), limits, environment)
 
 
@@ -227,7 +240,7 @@ def make_task(
     held_out = repo in chosen["heldout_repos"] or task_id in chosen["heldout_tasks"]
     split = "heldout" if held_out else "train"
     identity = {key: place[key] for key in ("image", "workdir")}
-    digest = json_hash([payload, instruction, identity])
+    digest = json_hash([payload, instruction, identity, *downloads.identity(place)])
     return Task(task_id, suite, repo, split, instruction, {**payload, "place": dict(place)}, digest)
 
 

@@ -66,7 +66,7 @@ class SWEBench(RepositoryFamily):
             **({"created_at": _moment(row)} if chosen["heldout_tasks"] else {}),
         }
         image = chosen["images"].format(instance=instance.replace("__", "_1776_").lower())
-        place = places.make_place(chosen, key=instance, workdir=WORKDIR, image=image)
+        place = places.make_place(suite, chosen, key=instance, workdir=WORKDIR, image=image)
         instruction = str(row["problem_statement"]).strip()
         return make_task(suite, instance, repo, instruction, chosen, payload=payload, place=place)
 

@@ -45,6 +45,9 @@ class Environment:
         build: a folder with a Dockerfile to build the image from if it does not exist; None: the image is pulled.
         checkout: a folder whose tree is copied into the workspace.
         tools: folders mounted read-only at their own paths; the `bin` of each comes first on PATH.
+        installs: whether commands install software: tools are then copies of the sandbox's own, and root in a task's
+            image keeps the capabilities that package managers need.
+        downloads: the folder of a `downloads.proxy`, the only way out of the sandbox, shown at its SHOWN_AT.
         places: further absolute paths that are writable, empty and of bounded size.
         unread: names of folders that `read_files` skips at any depth, because they contain no work of an agent.
     """
@@ -54,6 +57,8 @@ class Environment:
     build: Path | None = None
     checkout: Path | None = None
     tools: tuple[Path, ...] = ()
+    installs: bool = False
+    downloads: Path | None = None
     places: tuple[str, ...] = ()
     unread: tuple[str, ...] = (".git", ".venv", "node_modules", "__pycache__")
 

@@ -29,6 +29,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Self
 
+from etpi_resources.downloads.proxy import SHOWN_AT
 from etpi_resources.sandboxes import Environment, EnvironmentUnavailable, Limits, SandboxUnavailable, namespaces
 from etpi_resources.sandboxes.guest_connection import (
     GRACE_SECONDS,
@@ -71,6 +72,7 @@ compiles it once for all sandboxes."""
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 _TOOLS = "/run/tools"
 _CHECKOUT = "/run/checkout"
+_ORIGINALS = "/run/originals"
 _READABLE = (
     "Everybody must be able to read it and enter its parents (chmod -R a+rX): commands run as a user of their own."
 )
@@ -149,7 +151,10 @@ class _Command:
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         workdir = environment.workdir
-        mounts = [word for folder in environment.tools for word in ("--ro-bind", str(folder), str(folder))]
+        shown = _originals(environment) if environment.installs else {str(path): path for path in environment.tools}
+        mounts = [word for place, folder in shown.items() for word in ("--ro-bind", str(folder), place)]
+        if environment.downloads is not None:
+            mounts += ["--ro-bind", str(environment.downloads), SHOWN_AT]
         if environment.checkout is not None:
             mounts += ["--ro-bind", str(environment.checkout), _CHECKOUT]
         if group is not None:
@@ -178,7 +183,13 @@ class _Command:
 
 def _places(environment: Environment) -> list[str]:
     """Return the writable folders besides /dev/shm."""
-    return ["/tmp", *environment.places, environment.workdir]
+    tools = map(str, environment.tools if environment.installs else ())
+    return ["/tmp", *environment.places, *tools, environment.workdir]
+
+
+def _originals(environment: Environment) -> dict[str, Path]:
+    """Return where a sandbox with its own tools sees the folders that it copies."""
+    return {f"{_ORIGINALS}/{index}": folder for index, folder in enumerate(environment.tools)}
 
 
 def _unused_user() -> int:
@@ -329,14 +340,22 @@ class BubblewrapSandbox(GuestConnection):
                 raise EnvironmentUnavailable(f"{folder} is no folder; prepare it as docs/sandboxes.md says")
 
     def _fill_workspace(self) -> None:
-        if self._environment.checkout is not None:
-            copy = self.run(f"cp -a {_CHECKOUT}/. {shlex.quote(self._environment.workdir)}", timeout=_COPY_SECONDS)
-            if copy.exit_code:
-                raise EnvironmentUnavailable(
-                    f"{self._environment.checkout} does not fit into the workspace: {copy.output[-500:].strip()}. "
-                    f"{_READABLE} The disk limit is {self._limits.file_bytes >> 20} MiB."
-                )
+        environment = self._environment
+        if environment.installs:
+            for place, folder in _originals(environment).items():
+                self._copy(place, str(folder), folder)
+        if environment.checkout is not None:
+            self._copy(_CHECKOUT, environment.workdir, environment.checkout)
         self._write(self._files)
+
+    def _copy(self, source: str, target: str, folder: Path) -> None:
+        """Copy a folder that the sandbox sees into a writable place; `folder` is its name on the host."""
+        copy = self.run(f"cp -a {source}/. {shlex.quote(target)}", timeout=_COPY_SECONDS)
+        if copy.exit_code:
+            raise EnvironmentUnavailable(
+                f"{folder} does not fit into the sandbox: {copy.output[-500:].strip()}. {_READABLE} The disk limit is "
+                f"{self._limits.file_bytes >> 20} MiB."
+            )
 
     def _stderr(self) -> str:
         """Kill the sandbox and return its stderr."""

@@ -13,6 +13,7 @@ dies leaves no containers; if an engine keeps one, the next start removes it (`d
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import secrets
 import select
@@ -24,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from etpi_resources.downloads.proxy import SHOWN_AT
 from etpi_resources.sandboxes import CommandResult, Environment, EnvironmentUnavailable, Limits, SandboxUnavailable
 from etpi_resources.sandboxes.docker_images import Image, Images
 from etpi_resources.sandboxes.docker_owner import OWNER, owner, reap
@@ -55,10 +57,15 @@ _MASKED = (
 )  # fmt: skip
 """Paths that a container cannot read: the engines' own list, and the kernel's command line and configuration."""
 
+_INSTALLING = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "SETGID", "SETUID")
+"""What apt and dpkg need; of the 14 capabilities that engines give by default."""
+
 API_SECONDS = 120
 _OLDEST_API = "1.41"
 DISK_CHECK_SECONDS = 0.5
 """Seconds between checks of a container's disk use."""
+MOST_UNMEASURED = 40
+"""Checks in a row that may fail because files come and go; after them a command counts as over its disk limit."""
 
 OVERHEAD = 64 * 1024**2
 """Bytes of memory for the guest and the kernel, in addition to the limits of commands and files."""
@@ -191,6 +198,7 @@ class _Engine:
             nano_cpus=int(limits.cores * 1e9),
             pids_limit=limits.processes + 1,
             shm_size=disk,
+            binds=None if environment.downloads is None else [f"{environment.downloads}:{SHOWN_AT}:ro"],
             tmpfs={
                 **dict.fromkeys(
                     () if _has_image(environment) else _PODMAN_TMPFS, "rw,noexec,nosuid,nodev,size=64k,mode=755"
@@ -199,6 +207,7 @@ class _Engine:
             },
             read_only=not _has_image(environment),
             cap_drop=["ALL"],
+            cap_add=list(_INSTALLING) if environment.installs and _has_image(environment) else None,
             security_opt=["no-new-privileges", *([f"mask={':'.join(_MASKED)}"] if self._is_podman else [])],
             ulimits=[Ulimit(name=name, soft=most, hard=most) for name, most in _ULIMITS.items()],
             log_config=LogConfig(type="none"),
@@ -224,6 +233,7 @@ class DockerSandbox(GuestConnection):
         self._stream: _ContainerChannel | None = None
         self._id: str | None = None
         self._disk_bytes = self._unchecked_seconds = 0.0
+        self._unmeasured = 0
 
     def __enter__(self) -> Self:
         engine = self._engine = self._get_engine()
@@ -319,11 +329,23 @@ class DockerSandbox(GuestConnection):
                 return
 
     def _measure_disk(self) -> float:
-        """Return the bytes that the container has written over its image; 0 for a read-only root."""
+        """Return the bytes that the container has written over its image; 0 for a read-only root.
+
+        podman walks the container's files and fails if one is deleted meanwhile: then the last measurement counts,
+        until too many fail in a row."""
         if not _has_image(self._environment):
             return 0.0
+        from docker.errors import APIError
+
         with _engine_errors():
-            containers = self._engine.client.containers(all=True, size=True, filters={"id": self._id})
+            try:
+                containers = self._engine.client.containers(all=True, size=True, filters={"id": self._id})
+            except APIError as error:
+                if "no such file" not in str(error.explanation or error):
+                    raise
+                self._unmeasured += 1
+                return self._disk_bytes if self._unmeasured < MOST_UNMEASURED else math.inf
+        self._unmeasured = 0
         return float(containers[0].get("SizeRw") or 0) if containers else 0.0
 
 

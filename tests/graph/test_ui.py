@@ -58,7 +58,7 @@ format_exposure = 1
 """
 
 
-def _wait(what: str, test: Callable[[], Any], seconds: float = 60) -> Any:
+def _wait(what: str, test: Callable[[], Any], seconds: float = 150) -> Any:
     """The first true answer; page elements come and go, so their errors are tried again."""
     last: Exception | None = None
     end = time.monotonic() + seconds

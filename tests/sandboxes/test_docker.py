@@ -10,8 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+from docker.errors import APIError
 
-from etpi_resources.sandboxes import Environment, EnvironmentUnavailable, Limits, SandboxUnavailable
+from etpi_resources.sandboxes import Environment, EnvironmentUnavailable, Limits, SandboxUnavailable, docker
 from etpi_resources.sandboxes.docker import DockerFactory
 from etpi_resources.sandboxes.docker_owner import OWNER, owner, reap
 from tests.support.container_engine import IMAGE
@@ -159,6 +160,25 @@ def test_disk_use_in_a_tasks_image_is_bounded(engine, tmp_path):
         assert sandbox.run("rm -f fill*; sleep 0.6; cat a.txt").output == "a\n"
         assert sandbox.run("head -c 5000000 /dev/zero > some; sleep 0.7; echo fits").output == "fits\n"
         assert sandbox.run("head -c 30000000 /dev/zero > one").exit_code != 0
+
+
+@pytest.mark.parametrize(("failures", "ended"), [(2, False), (1000, True)])
+def test_disk_that_cannot_be_measured_for_a_while(engine, tmp_path, monkeypatch, failures, ended):
+    """podman fails to measure a container if a file is deleted meanwhile."""
+    monkeypatch.setattr(docker, "MOST_UNMEASURED", 4)
+    with DockerFactory().create({}, SMALL, dockerfile(tmp_path / "context", "WORKDIR /repo")) as sandbox:
+        measure, calls = sandbox._engine.client.containers, []
+
+        def containers(**query):
+            calls.append(query)
+            if len(calls) <= failures:
+                raise APIError("500", explanation="lstat /x/diff/repo/d1/f: no such file or directory")
+            return measure(**query)
+
+        monkeypatch.setattr(sandbox._engine.client, "containers", containers)
+        result = sandbox.run("sleep 4; echo there")
+        assert ("16 MiB of disk" in result.output, result.exit_code) == ((True, 137) if ended else (False, 0)), result
+        assert len(calls) > 3
 
 
 def test_command_in_a_tasks_image_has_no_privileges(engine, tmp_path):

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,15 +48,17 @@ def solved(*features: str) -> dict[str, str]:
 class Repository:
     """A folder that everybody can enter, with the repository, its interpreter and the data sets about it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, more: Mapping[str, str] | None = None, tools: Callable[[Path], object] = make_tools
+    ) -> None:
         folder.chmod(0o755)
         self.folder, self.repo, self.tools = folder, folder / "repo", folder / "tools"
-        self._write(self.repo, FILES)
+        self._write(self.repo, {**FILES, **(more or {})})
         self._git("init", "-q")
         self._git("add", "-A")
         self._git("commit", "-q", "-m", "base")
         self.commit = self._git("rev-parse", "HEAD").strip()
-        make_tools(self.tools)
+        tools(self.tools)
 
     def patch(self, before: dict[str, str], after: dict[str, str]) -> str:
         """The diff between two states, as git writes it."""

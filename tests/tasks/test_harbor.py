@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,16 @@ import pytest
 
 from etpi_assets.agent.loop import SUBMIT, Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.agent.oracle import null_policy, reference_policy
+from etpi_assets.resources import Resources
 from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.rollout_set import AgentSection
+from etpi_assets.tasks.assets import tasks
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import RejectedInput, Task
+from etpi_assets.tasks.table import read_tasks
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
+from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.sandboxes import SandboxFactory
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 from tests.support.harbor import make_folder
@@ -150,3 +155,21 @@ def test_the_suite_names_its_folder_in_its_spec(root):
         list(FAMILY.load("bench", 0, {**suite.params, "path": str(root)}))
     with pytest.raises(ValueError, match="unknown params"):
         list(FAMILY.load("bench", 0, {**suite.params, "pth": "x"}))
+
+
+def test_task_that_cannot_be_proven_is_quarantined_or_run_without_a_verdict(root, tmp_path):
+    make_folder(root / "tasks", **{"solution/out.txt": "one line\n"})
+    [task] = load(root, BubblewrapFactory())
+    assert isinstance(task, Task)
+    params = {"path": str(root / "tasks"), "checkouts": str(root / "checkouts"), "sandbox": "bubblewrap"}
+    for keep, rows in ((False, {"tasks": 0, "quarantined": 1}), (True, {"tasks": 1, "quarantined": 0})):
+        specs, lake = tmp_path / str(keep), Lake(tmp_path / f"lake{keep}")
+        (specs / "suites").mkdir(parents=True)
+        lines = [f"{name} = {json.dumps(value)}" for name, value in {**params, "keep_unproven": keep}.items()]
+        (specs / "suites" / "own.toml").write_text('title = "x"\nfamily = "harbor"\n[params]\n' + "\n".join(lines))
+        manifest = tasks.execute("own", Resources(lake=lake, specs_folder=specs)).manifest
+        assert manifest.rows == rows and manifest.blocked is not keep
+    [kept] = read_tasks(lake.read(Ref("tasks", "suite", "own"), "tasks"))
+    assert "reference_fails" in kept.payload["unproven"] and kept.content_hash != task.content_hash
+    outcome = roll(kept, BubblewrapFactory(), typed("seq 3 > out.txt"))
+    assert (outcome["reward"], outcome["verdict"]) == (None, "unproven")

@@ -227,6 +227,8 @@ PROGRAMS = {
     "etpi_assets.tasks.judged_rows": "a family for plugins, reached where a spec selects one",
     "etpi_assets.runs.preflight": "checks before a run",
     "etpi_assets.tiny_bases.rebuild": "rebuilds the shipped tiny bases, a command",
+    "etpi_resources.downloads.addon": "runs in mitmproxy's process, which hands responses on as they came",
+    "etpi_resources.downloads.forward": "runs in a sandbox, which it connects with the proxy",
     "etpi_assets.jobs": "groups assets for Dagster",
     "etpi_assets.runs.pool": "runs several experiments at once",
     "etpi_assets.partitions": "names partitions for Dagster",
@@ -249,6 +251,7 @@ PROGRAMS = {
 """Modules that no asset runs, each with why that cannot hide a change; submodules included."""
 
 DATA = {
+    "etpi_resources/downloads/requirements.txt": "make mitmproxy",
     "etpi_assets/reports/findings.toml": "the README's tables",
     "etpi_assets/tasks/pypi_bugs/packages.toml": "read by the suite's builder",
     "etpi_assets/tiny_bases/": "shipped checkpoints, which their content names",
@@ -319,8 +322,7 @@ def test_every_method_of_a_reached_class_is_called_by_name_or_known_to_be_unused
             if versions.CODE.by_method(f"{module}:{name}"):
                 unused |= {f"{name}.{m}" for m in versions.CODE.definition(f"{module}:{name}").methods} - names
     fingerprints = {f"{name}.fingerprint" for name in ("_RemotePolicy", "HandedPolicy")}
-    of_commands = {"RepositoryFamily.run_tests"}  # etpi init --tasks
-    assert unused == {"Journal.digests", *fingerprints, *of_commands}, (
+    assert unused == {"Journal.digests", *fingerprints}, (
         "nothing names these methods: unused, or called by another package (then: codebase.CALLED_ELSEWHERE)"
     )
     assert all(versions.CODE.exists(name) for name in CALLED_ELSEWHERE)

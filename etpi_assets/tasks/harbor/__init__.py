@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from etpi_assets.specs.paths import expand
-from etpi_assets.tasks import places
+from etpi_assets.tasks import downloads, places
 from etpi_assets.tasks.family import RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
 from etpi_assets.tasks.frozen import put_changes
 from etpi_assets.tasks.harbor import snapshot, verifier
@@ -23,6 +23,7 @@ from etpi_resources.sandboxes import EnvironmentUnavailable, Sandbox, SandboxFac
 
 PARAMS: Mapping[str, Any] = {
     **places.PARAMS,
+    "grading": {"network": "index"},
     "sandbox": "docker",
     "path": None,
     "tasks": (),
@@ -83,11 +84,12 @@ class Harbor:
     def judge_in_place(self, task: Task, machines: Mapping[str, Sandbox], sandboxes: SandboxFactory) -> Verdict:
         """Verdicts of `verifier.grade`, or no_answer (0) if the working directory cannot be copied out."""
         (machine,) = machines.values()
+        self._record(task, sandboxes)
         return self._graded(task, machine, sandboxes)
 
-    def _graded(self, task: Task, machine: Sandbox, sandboxes: SandboxFactory) -> Verdict:
+    def _graded(self, task: Task, machine: Sandbox, sandboxes: SandboxFactory, *, record: bool = False) -> Verdict:
         answer = snapshot.take(machine)
-        with self._fresh(task, sandboxes) as sandbox:
+        with self._fresh(task, sandboxes, record=record) as sandbox:
             if answer is None:
                 return Verdict(0.0, "no_answer", {"problem": "the agent's machine did not give its files out"})
             if problem := snapshot.put(sandbox, answer):
@@ -97,6 +99,7 @@ class Harbor:
     def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
         """Judge a fresh machine that gets only the text files of the workspace."""
         (files,) = final.values()
+        self._record(task, sandboxes)
         with self._fresh(task, sandboxes) as sandbox:
             before = sandbox.read_files()
             changed = {path: files.get(path) for path in before.keys() | files.keys()}
@@ -122,9 +125,11 @@ class Harbor:
                 task.task_id, "no_reference", "there is no solution/solve.sh that could prove the task"
             )
         try:
+            self._record(task, sandboxes)
             for run in range(REFERENCE_RUNS):
                 if failure := self._try(task, commands, sandboxes):
                     detail = f"run {run + 1} of {REFERENCE_RUNS}: {json.dumps(failure)[:1500]}"
+                    detail += downloads.refusals(task.payload["place"])
                     return RejectedInput(task.task_id, "reference_fails", detail)
             if not self._try(task, (), sandboxes):
                 return RejectedInput(task.task_id, "null_passes", "the tests pass on the untouched machine")
@@ -132,15 +137,26 @@ class Harbor:
             return RejectedInput(task.task_id, "no_environment", str(error))
         return None
 
-    def _try(self, task: Task, commands: Sequence[str], sandboxes: SandboxFactory) -> Mapping[str, Any] | None:
-        """Run the commands and judge the machine. Returns the failure's details; None if the tests pass."""
-        with self._fresh(task, sandboxes) as sandbox:
+    def _record(self, task: Task, sandboxes: SandboxFactory) -> None:
+        """Let the tests download what they need once, on the machine that the reference solution leaves."""
+        commands = verifier.solution_commands(task)
+        record = lambda: self._try(task, commands, sandboxes, record=True)  # noqa: E731
+        downloads.recorded(task.payload["place"], task.content_hash, record)
+
+    def _try(
+        self, task: Task, commands: Sequence[str], sandboxes: SandboxFactory, *, record: bool = False
+    ) -> Mapping[str, Any] | None:
+        """Run the commands as an agent would and judge the machine. Returns the failure's details; None if the tests
+        pass."""
+        place = task.payload["place"]
+        limits, _ = places.test_needs(place, verifier.PLACES)
+        with sandboxes.create({}, limits, self.needs(task).environment) as sandbox:
             outputs = [sandbox.run(command, timeout=task.payload["solution_seconds"]).output for command in commands]
-            verdict = self._graded(task, sandbox, sandboxes)
+            verdict = self._graded(task, sandbox, sandboxes, record=record)
         return None if verdict.verdict == "passed" else {**verdict.details, "solution": "".join(outputs)[-500:]}
 
-    def _fresh(self, task: Task, sandboxes: SandboxFactory) -> Sandbox:
-        limits, environment = places.test_needs(task.payload["place"], verifier.PLACES)
+    def _fresh(self, task: Task, sandboxes: SandboxFactory, *, record: bool = False) -> Sandbox:
+        limits, environment = places.test_needs(task.payload["place"], verifier.PLACES, record=record)
         return sandboxes.create({}, limits, environment)
 
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from etpi_assets.tasks import places
+from etpi_assets.tasks import downloads, places
 from etpi_assets.tasks.family import Task
 from etpi_resources.hashes import json_hash
 from etpi_resources.lake.lake import folder_hash
@@ -61,7 +61,7 @@ def read_folder(suite: str, name: str, folder: Path, chosen: Mapping[str, Any]) 
         "entities": sorted(set(_PATH.findall(instruction))),
         "metadata": json.loads(json.dumps(_table(config, "metadata"), default=str)),
     }
-    place, world = _place(name, folder / _ENVIRONMENT, machine, chosen)
+    place, world = _place(suite, name, folder / _ENVIRONMENT, machine, chosen)
     digest = json_hash([payload, instruction, world])
     # The task's name is also its repository: each task has its own machine.
     split = "heldout" if name in chosen["heldout_tasks"] else chosen["split"]
@@ -99,7 +99,9 @@ def _seconds(section: Mapping[str, Any], default: float) -> float:
     return float(section.get("timeout_sec") or default)
 
 
-def _place(name: str, folder: Path, machine: Mapping[str, Any], chosen: Mapping[str, Any]) -> tuple[dict, list[Any]]:
+def _place(
+    suite: str, name: str, folder: Path, machine: Mapping[str, Any], chosen: Mapping[str, Any]
+) -> tuple[dict, list[Any]]:
     """Return (the place, the parts of it that enter the content hash)."""
     if several := [file for file in _COMPOSE if (folder / file).is_file()]:
         raise UnreadableTask("several_containers", f"environment/{several[0]}: a task here has one machine")
@@ -114,8 +116,8 @@ def _place(name: str, folder: Path, machine: Mapping[str, Any], chosen: Mapping[
     build = None if image or not dockerfile.is_file() else folder
     if image is None and build is None and chosen["checkouts"] is None:
         raise UnreadableTask("no_environment", "there is neither environment/Dockerfile nor environment.docker_image")
-    place = places.make_place({**chosen, **bounds}, key=name, workdir=workdir, image=image, build=build)
-    return place, [image, workdir, folder_hash(folder) if folder.is_dir() else None]
+    place = places.make_place(suite, {**chosen, **bounds}, key=name, workdir=workdir, image=image, build=build)
+    return place, [image, workdir, folder_hash(folder) if folder.is_dir() else None, *downloads.identity(place)]
 
 
 def _gib(machine: Mapping[str, Any], what: str) -> float | None:

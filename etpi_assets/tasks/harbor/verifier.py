@@ -13,6 +13,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from etpi_assets.tasks import downloads
 from etpi_assets.tasks.family import Task, Verdict
 from etpi_resources.sandboxes import Sandbox
 
@@ -39,7 +40,8 @@ def grade(task: Task, sandbox: Sandbox) -> Verdict:
         f"export {key}={shlex.quote(value)}; " for key, value in sorted(task.payload["environment"].items())
     )
     log = f"{_REWARDS}/test-stdout.txt"
-    done = sandbox.run(f"{variables}{TESTS}/test.sh > {log} 2>&1", timeout=task.payload["seconds"])
+    command = downloads.command_with_downloads(task.payload["place"], f"{TESTS}/test.sh > {log} 2>&1")
+    done = sandbox.run(variables + command, timeout=task.payload["seconds"])
     log_end = sandbox.run(f"tail -c {_SHOWN} {log}").output
     reward, problem = _reward(sandbox)
     shown = {} if reward == 1.0 else {"exit_code": done.exit_code, "timed_out": done.timed_out, "output": log_end}

@@ -39,7 +39,7 @@ class PypiBugs(RepositoryFamily):
         files, tests, expected = (dict(row[key]) for key in ("files", "tests", "expected"))
         if expected.get(row["breaks"]) != "PASSED" or files[path] == row["fixed"]:
             raise ValueError("the row's bug breaks no test that passed without it")
-        place = places.make_place(chosen, key=".", workdir=WORKDIR, image=None)
+        place = places.make_place(suite, chosen, key=".", workdir=WORKDIR, image=None)
         payload = {
             "bug": row["bug"],
             "path": path,

@@ -1,0 +1,157 @@
+"""Tasks whose own runners install packages: graded from an index once, and ever after from what was recorded."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from etpi_assets.tasks import cooperbench, cooperbench_verdict, downloads, harbor
+from etpi_assets.tasks.family import RejectedInput, Task
+from etpi_resources.downloads.proxy import INDEX_HOSTS, DownloadProxy, ProxyUnavailable, mitmdump_program, through_proxy
+from etpi_resources.sandboxes import Environment, Limits, SandboxUnavailable
+from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
+from tests.support.container_engine import IMAGE
+from tests.support.installing_tasks import BACKENDS, PIP, UV, installing, project
+from tests.support.repositories import FILES, solved
+
+SMALL = {"memory_gib": 2, "disk_gib": 0.5, "test_seconds": 240}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _index() -> None:
+    try:
+        mitmdump_program()
+        socket.getaddrinfo("pypi.org", 443)
+    except (ProxyUnavailable, OSError) as error:
+        pytest.skip(f"the package index is not to be had: {error}")
+
+
+@pytest.fixture(autouse=True)
+def _one_run(monkeypatch):
+    monkeypatch.setattr(cooperbench_verdict, "REFERENCE_RUNS", 1)
+
+
+@pytest.fixture(scope="module")
+def repository():
+    with tempfile.TemporaryDirectory() as folder:
+        yield installing(Path(folder), "flit", PIP)
+
+
+def load(repository, factory, **grading) -> Task:
+    moor, root = repository
+    context = moor.context(IMAGE, "/workspace/repo")
+    shutil.copytree(context, root / "moor_task" / "task7", symlinks=True, dirs_exist_ok=True)
+    params = {"path": str(root), "sandbox": factory.name, "checkouts": str(moor.checkouts("moor_task/task7"))}
+    (task,) = cooperbench.FAMILY.load("pairs", 0, {**SMALL, **params, "images": "build", "grading": grading})
+    assert isinstance(task, Task), task
+    return task
+
+
+def outcome(task: Task, factory) -> Task | RejectedInput:
+    (result,) = cooperbench.FAMILY.validate([task], factory)
+    return result
+
+
+def test_runner_that_installs_is_proven_online_once_and_offline_after(repository, factory, tmp_path):
+    recording = str(tmp_path / "recording")
+    without = load(repository, factory, network="none", recording=recording)
+    refused = outcome(without, factory)
+    assert isinstance(refused, RejectedInput) and refused.reason == "reference_fails", refused
+
+    online = load(repository, factory, network="index", recording=recording)
+    assert outcome(online, factory) is online
+    figures = downloads.figures([online])
+    assert figures["recorded_requests"] > 5 and figures["recorded_bytes"] > 100_000
+
+    offline = load(repository, factory, network="none", recording=recording)
+    moor = solved("1")
+    verdict = cooperbench.FAMILY.judge(offline, {"agent1": _left(moor), "agent2": _left(solved("2"))}, factory)
+    assert (verdict.reward, verdict.verdict) == (1.0, "passed"), verdict
+    verdict = cooperbench.FAMILY.judge(offline, {"agent1": _left(moor), "agent2": _left(FILES)}, factory)
+    assert (verdict.reward, verdict.verdict) == (0.0, "failed_tests"), verdict
+    assert downloads.figures([online]) == figures
+
+
+def _left(files: dict[str, str]) -> dict[str, str]:
+    return {**files, "pyproject.toml": project("flit")}
+
+
+def test_agents_sandbox_has_no_way_out_under_any_policy(repository, factory, tmp_path):
+    for network in ("none", "index", "open"):
+        task = load(repository, factory, network=network, recording=str(tmp_path))
+        needs = cooperbench.FAMILY.needs(task)
+        assert needs.environment is not None and needs.environment.downloads is None
+        with factory.create({}, needs.limits, needs.environment) as box:
+            assert box.run("ls /run/downloads").exit_code != 0
+            assert box.run("pip download iniconfig --retries 0").exit_code != 0
+
+
+def test_code_of_a_patch_finds_the_recording_alone(repository, tmp_path):
+    """Code of a patch that runs while it is graded, under the policy that lets the suite's own code download."""
+    factory = BubblewrapFactory()
+    recording = tmp_path / "recording"
+    task = load(repository, factory, network="index", recording=str(recording))
+    solution = {"agent1": _left(solved("1")), "agent2": _left(solved("2"))}
+    assert cooperbench.FAMILY.judge(task, solution, factory).reward == 1.0  # it records what is missing before
+    before = sorted(recording.rglob("*"))
+    fetch = (
+        "import subprocess, sys\n"
+        "done = subprocess.run([sys.executable, '-m', 'pip', 'download', 'pycowsay', '--retries', '0'])\n"
+        "if done.returncode == 0:\n"
+        "    def rope(n):\n        return n * 2\n"
+    )
+    patched = {**solved("1"), "moor.py": solved("2")["moor.py"] + fetch}
+    verdict = cooperbench.FAMILY.judge(task, {"agent1": _left(patched), "agent2": _left(patched)}, factory)
+    assert verdict.reward == 0.0 and verdict.verdict == "failed_tests", verdict
+    assert sorted(recording.rglob("*")) == before
+
+
+@pytest.mark.parametrize(("backend", "tool"), [*((backend, "pip") for backend in BACKENDS), ("flit", "uv")])
+def test_every_build_backend_installs_from_the_recording(repository, tmp_path, backend, tool):
+    moor, _ = repository
+    runner = (PIP if tool == "pip" else UV).replace("python -m pytest -v tests", "python -c 'import moor, pytest'")
+    for record in (True, False):
+        proxy = DownloadProxy(tmp_path, record=record, hosts=INDEX_HOSTS)
+        environment = Environment(
+            "/workspace/repo", tools=(moor.tools,), installs=True, downloads=proxy.folder, places=("/patches",)
+        )
+        limits = Limits(command_seconds=120, memory_bytes=2 << 30, processes=256, file_bytes=1 << 29)
+        files = {**FILES, "pyproject.toml": project(backend), "runner.sh": runner, "none.patch": ""}
+        with BubblewrapFactory().create(files, limits, environment) as box:
+            box.run("git init -q && git add -A && git -c user.name=a -c user.email=a@b commit -qm base")
+            box.run(
+                "mv none.patch runner.sh /patches; sed -i 's/git apply/git apply --allow-empty/' /patches/runner.sh"
+            )
+            done = box.run(through_proxy("bash /patches/runner.sh none.patch"))
+            assert done.exit_code == 0, done.output
+        proxy.close()
+
+
+@pytest.mark.parametrize(
+    ("grading", "words"),
+    [
+        ("index", "a table with the keys"),
+        ({"net": "index"}, "a table with the keys"),
+        ({"network": "all"}, "one of none, index, open"),
+        ({"network": "index", "hosts": "pypi.org"}, "a list of host names"),
+        ({"network": "index", "most_gib": 0}, "a number of GiB"),
+    ],
+)
+def test_wrong_policy_is_named(grading, words):
+    with pytest.raises(ValueError, match=words):
+        downloads.policy("pairs", grading)
+
+
+def test_missing_proxy_stops_what_needs_it(repository, monkeypatch, tmp_path):
+    monkeypatch.setenv("ETPI_MITMDUMP", str(tmp_path / "absent"))
+    task = load(repository, BubblewrapFactory(), network="index", recording=str(tmp_path / "recording"))
+    with pytest.raises(SandboxUnavailable, match=r"make mitmproxy.*params\.grading\.network"):
+        outcome(task, BubblewrapFactory())
+
+
+def test_families_have_the_policy_that_their_tests_need():
+    assert cooperbench.PARAMS["grading"] == harbor.PARAMS["grading"] == {"network": "index"}
