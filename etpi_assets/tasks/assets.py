@@ -9,7 +9,7 @@ from etpi_assets.materialize import AssetRun, Produced, etpi_asset
 from etpi_assets.tasks import downloads
 from etpi_assets.tasks.checks import NAMES, check_tasks
 from etpi_assets.tasks.families import load_family
-from etpi_assets.tasks.family import UNPROVEN, UNPROVEN_REASONS, RejectedInput, Task
+from etpi_assets.tasks.family import UNPROVEN_REASONS, WHY_UNPROVEN, RejectedInput, Task
 from etpi_assets.tasks.table import rejected_table, task_table
 from etpi_resources.hashes import json_hash
 
@@ -41,7 +41,7 @@ def tasks(run: AssetRun) -> Produced:
             "splits": dict(Counter(task.split for task in valid)),
             "repositories": dict(Counter(task.repo for task in valid)),
             "runnable": kind is not None,
-            "unproven": sum(UNPROVEN in task.payload for task in valid),
+            "unproven": sum(WHY_UNPROVEN in task.payload for task in valid),
             **downloads.figures(valid),
         },
         seeds=(run.spec.seed,),
@@ -51,8 +51,8 @@ def tasks(run: AssetRun) -> Produced:
 def _unproven(task: Task, rejection: RejectedInput) -> Task:
     """Return the task marked as one that is run without a verdict."""
     reason = f"{rejection.reason}: {rejection.detail}"
-    digest = json_hash([task.content_hash, UNPROVEN])
-    return replace(task, payload={**task.payload, UNPROVEN: reason}, content_hash=digest)
+    digest = json_hash([task.content_hash, WHY_UNPROVEN])
+    return replace(task, payload={**task.payload, WHY_UNPROVEN: reason}, content_hash=digest)
 
 
 ASSETS = [tasks]

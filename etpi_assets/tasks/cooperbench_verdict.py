@@ -34,8 +34,7 @@ _GIT = "git -c user.name=etpi -c user.email=etpi@localhost -c core.hooksPath=/de
 def judge(live: Mapping[str, Any], final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
     """Verdicts: passed (reward 1); failed_tests, merge_conflict, no_patch (no agent changed a counted file), all 0.
     `details`: `patched` {agent: paths}, `merge` (clean, identical, conflicts), `strategy`, `features` {id: report}."""
-    limits, environment = places.test_needs(live["place"], (PATCHES,))
-    with sandboxes.create({}, limits, environment) as sandbox:
+    with places.test_sandbox(live["place"], sandboxes, {}, (PATCHES,)) as sandbox:
         before = sandbox.read_files()
         work = {agent: counted_changes(before, files) for agent, files in final.items()}
         patched = {agent: sorted(changes) for agent, changes in work.items()}
@@ -47,10 +46,9 @@ def judge(live: Mapping[str, Any], final: Mapping[str, Mapping[str, str]], sandb
 
 def validate(live: Mapping[str, Any], sandboxes: SandboxFactory) -> tuple[str, str] | None:
     """Return None for a valid task, else (no_environment, no_reference, reference_fails or null_passes; detail)."""
-    limits, environment = places.test_needs(live["place"], (PATCHES,))
     try:
         _record(live, sandboxes)
-        with sandboxes.create({}, limits, environment) as sandbox:
+        with places.test_sandbox(live["place"], sandboxes, {}, (PATCHES,)) as sandbox:
             base = _must(sandbox, "git rev-parse HEAD").output.strip()
             if live["combined"]:
                 _apply_reference(sandbox, live["combined"], "reference")
@@ -95,8 +93,7 @@ def _record(live: Mapping[str, Any], sandboxes: SandboxFactory) -> None:
         patch = live["patches"][number]
 
         def run(number: str = number, tests: str = tests, patch: str = patch) -> None:
-            limits, environment = places.test_needs(live["place"], (PATCHES,), record=True)
-            with sandboxes.create({}, limits, environment) as sandbox:
+            with places.test_sandbox(live["place"], sandboxes, {}, (PATCHES,), record=True) as sandbox:
                 base = _must(sandbox, "git rev-parse HEAD").output.strip()
                 _put(sandbox, {f"feature{number}.patch": patch})
                 _run_tests(live, sandbox, base, number, tests, f"feature{number}.patch")

@@ -16,7 +16,8 @@ The policy is `params.grading` of a suite:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,8 @@ from etpi_assets.tasks.family import Task
 from etpi_resources.downloads.proxy import (
     INDEX_HOSTS,
     MOST_BYTES,
-    DownloadProxy,
     ProxyUnavailable,
+    shared_log,
     shared_proxy,
     through_proxy,
 )
@@ -74,10 +75,9 @@ def recorded(place: Mapping[str, Any], task: object, record: Callable[[], object
     mark = _folder(place) / "tasks" / f"{json_hash([identity(place), task])}.json"
     if mark.exists():
         return
-    proxy = _proxy(place, record=True)
-    failed_before = _failures(proxy)
+    failed_before = _failures(place)
     record()
-    if _failures(proxy) == failed_before:
+    if _failures(place) == failed_before:
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.write_text(json.dumps({"task": task}, sort_keys=True), encoding="utf-8")
 
@@ -87,12 +87,24 @@ def available(place: Mapping[str, Any]) -> bool:
     return place["grading"]["network"] != "none" or _folder(place).is_dir()
 
 
-def with_downloads(place: Mapping[str, Any], environment: Environment, *, record: bool = False) -> Environment:
-    """Return the environment with the recording as its only way out and tools of its own to install into, if
-    `available`."""
+@contextmanager
+def with_downloads(
+    place: Mapping[str, Any], environment: Environment, *, record: bool = False
+) -> Iterator[Environment]:
+    """Yield the environment with the recording as its only way out and tools of its own to install into, if
+    `available`.
+
+    Raises:
+        SandboxUnavailable: there is no proxy. OSError: it ended meanwhile.
+    """
     if not available(place):
-        return environment
-    return replace(environment, downloads=_proxy(place, record=record).folder, installs=True)
+        yield environment
+        return
+    try:
+        with shared_proxy(**_proxy_settings(place, record=record)) as proxy:
+            yield replace(environment, downloads=proxy.folder, installs=True)
+    except ProxyUnavailable as error:
+        raise SandboxUnavailable(f"{error}; or set params.grading.network of the suite to none") from error
 
 
 def command_with_downloads(place: Mapping[str, Any], command: str) -> str:
@@ -105,7 +117,7 @@ def refusals(place: Mapping[str, Any]) -> str:
     if not available(place):
         return ""
     kinds = (False,) if place["grading"]["network"] == "none" else (True, False)
-    lines = list(dict.fromkeys(line for record in kinds for line in _proxy(place, record=record).log()))
+    lines = list(dict.fromkeys(line for record in kinds for line in _log(place, record=record)))
     return f" Downloads that grading did not get: {'; '.join(lines[:5])}." if lines else ""
 
 
@@ -126,14 +138,16 @@ def _folder(place: Mapping[str, Any]) -> Path:
     return expand(str(named)) if named else Lake.open().root / "downloads" / rules["suite"]
 
 
-def _proxy(place: Mapping[str, Any], *, record: bool) -> DownloadProxy:
+def _proxy_settings(place: Mapping[str, Any], *, record: bool) -> dict[str, Any]:
     rules = place["grading"]
     hosts = None if rules["network"] == "open" else (*INDEX_HOSTS, *rules["hosts"])
-    try:
-        return shared_proxy(_folder(place), record=record, hosts=hosts, most_bytes=int(rules["most_gib"] * 2**30))
-    except ProxyUnavailable as error:
-        raise SandboxUnavailable(f"{error}; or set params.grading.network of the suite to none") from error
+    most_bytes = int(rules["most_gib"] * 2**30)
+    return {"recording": _folder(place), "record": record, "hosts": hosts, "most_bytes": most_bytes}
 
 
-def _failures(proxy: DownloadProxy) -> list[str]:
-    return [line for line in proxy.log() if line.startswith("failed")]
+def _log(place: Mapping[str, Any], *, record: bool) -> list[str]:
+    return shared_log(**_proxy_settings(place, record=record))
+
+
+def _failures(place: Mapping[str, Any]) -> list[str]:
+    return [line for line in _log(place, record=True) if line.startswith("failed")]

@@ -61,7 +61,10 @@ EXCLUDED = "excluded"
 
 
 UNPROVEN = "unproven"
-"""The verdict on a task without a working verifier, and the key of its payload that says why."""
+"""The verdict on a task without a working verifier."""
+
+WHY_UNPROVEN = "why_unproven"
+"""The key of such a task's payload: the reason code and detail."""
 
 UNPROVEN_REASONS = ("no_reference", "reference_fails", "null_passes")
 """Reason codes of tasks that can be run, but whose verifier cannot be relied on."""

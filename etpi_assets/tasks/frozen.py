@@ -36,6 +36,16 @@ METADATA_FILE = re.compile(
 )
 """Packaging metadata (entry points are plugins of the test runner) and compiled modules."""
 
+INSTALL_FILE = re.compile(
+    r"(^|/)(uv|poetry|pylock[^/]*|cargo)\.toml$"
+    r"|(^|/)(uv|pdm|poetry|pipfile|cargo|yarn|bun)\.lock$|(^|/)(package-lock|npm-shrinkwrap)\.json$|(^|/)pnpm-lock\.ya?ml$"
+    r"|(^|/)go\.(mod|sum|work)$|(^|/)(pipfile|environment\.ya?ml|\.python-version)$"
+    r"|(^|/)[^/]*(requirements|constraints)[^/]*\.(txt|in)$|(^|/)requirements/[^/]*\.(txt|in)$"
+    r"|(^|/)(pip\.(conf|ini)|\.(pypirc|npmrc|yarnrc(\.ya?ml)?|netrc|curlrc|wgetrc))$",
+    re.IGNORECASE,
+)
+"""Files that decide what a runner installs, and from where."""
+
 _TOOLS = frozenset(
     [
         "_pytest",
@@ -94,7 +104,7 @@ def _refused(path: str, known: Iterable[str], packages: Iterable[str]) -> bool:
         packages: package folders of the base tree.
     """
     name = unicodedata.normalize("NFKC", path)
-    if any(pattern.search(name) for pattern in (TEST_FILE, RUNNER_FILE, METADATA_FILE)):
+    if any(pattern.search(name) for pattern in (TEST_FILE, RUNNER_FILE, METADATA_FILE, INSTALL_FILE)):
         return True
     return any(
         module.rpartition("/")[2].lower() in RESERVED

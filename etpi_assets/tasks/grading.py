@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from etpi_assets.tasks.family import UNPROVEN, Family, JudgesInPlace, Task, Verdict
+from etpi_assets.tasks.family import UNPROVEN, WHY_UNPROVEN, Family, JudgesInPlace, Task, Verdict
 from etpi_resources.sandboxes import EnvironmentUnavailable, Sandbox, SandboxFactory, SandboxUnavailable
 
 BROKEN = "broken_by_agent"
@@ -36,8 +36,8 @@ def grade(
     Raises:
         SandboxUnavailable, EnvironmentUnavailable, and any error that the judge also raises on the untouched files.
     """
-    if UNPROVEN in task.payload:
-        return Verdict(None, UNPROVEN, {"why": task.payload[UNPROVEN][:500]})
+    if WHY_UNPROVEN in task.payload:
+        return Verdict(None, UNPROVEN, {"why": task.payload[WHY_UNPROVEN][:500]})
     ended = sorted(agent for agent, machine in machines.items() if not final[agent] and has_ended(machine))
     if ended:
         with sandboxes.create({}):  # raises if no sandbox starts at all: then the agent is not to blame

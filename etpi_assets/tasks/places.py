@@ -5,14 +5,15 @@ Params that these suites share, their form in a task's payload (`place`), and th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from etpi_assets.specs.paths import expand
 from etpi_assets.tasks import downloads
 from etpi_assets.tasks.family import SandboxNeeds
-from etpi_resources.sandboxes import Environment, Limits
+from etpi_resources.sandboxes import Environment, Limits, Sandbox, SandboxFactory
 
 GIB = 1 << 30
 
@@ -45,7 +46,7 @@ FORGET_HISTORY = (
 def make_place(
     suite: str, params: Mapping[str, Any], *, key: str, workdir: str, image: str | None, build: Path | None = None
 ) -> dict:
-    """Return the environment of a task as JSON, the input of `needs` and `test_needs`."""
+    """Return the environment of a task as JSON, the input of `needs` and `test_sandbox`."""
     checkout = None if params["checkouts"] is None else expand(str(params["checkouts"])) / key
     return {
         "workdir": workdir,
@@ -63,16 +64,33 @@ def needs(place: Mapping[str, Any], prepare: str | None, places: tuple[str, ...]
     return SandboxNeeds(_environment(place, places), _limits(place, place["command_seconds"]), prepare)
 
 
-def test_needs(
-    place: Mapping[str, Any], places: tuple[str, ...] = (), *, record: bool = False
-) -> tuple[Limits, Environment]:
-    """Return the limits and the environment of a sandbox that runs tests.
+@contextmanager
+def test_sandbox(
+    place: Mapping[str, Any],
+    sandboxes: SandboxFactory,
+    files: Mapping[str, str],
+    places: tuple[str, ...] = (),
+    *,
+    record: bool = False,
+) -> Iterator[Sandbox]:
+    """Yield a sandbox that runs tests.
 
     Args:
         record: whether its downloads may be fetched and recorded: only for the suite's own code.
+
+    Raises:
+        OSError: the proxy of its downloads ended meanwhile. As `SandboxFactory.create` does.
     """
-    environment = downloads.with_downloads(place, _environment(place, places), record=record)
-    return _limits(place, place["test_seconds"], output=4 << 20), environment
+    with (
+        downloads.with_downloads(place, _environment(place, places), record=record) as environment,
+        sandboxes.create(files, test_limits(place), environment) as sandbox,
+    ):
+        yield sandbox
+
+
+def test_limits(place: Mapping[str, Any]) -> Limits:
+    """Return the limits of a sandbox that runs tests."""
+    return _limits(place, place["test_seconds"], output=4 << 20)
 
 
 def _tools(checkout: Path, root: Path) -> list[Path]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -221,9 +222,11 @@ class RepositoryFamily(ABC):
     def _test_command(self, task: Task) -> str:
         return downloads.command_with_downloads(task.payload["place"], self.test_command(task))
 
-    def _test_sandbox(self, task: Task, sandboxes: SandboxFactory, *, record: bool = False) -> Sandbox:
-        limits, environment = places.test_needs(task.payload["place"], record=record)
-        return sandboxes.create(self.workspace(task, self.roles(task)[0]), limits, environment)
+    def _test_sandbox(
+        self, task: Task, sandboxes: SandboxFactory, *, record: bool = False
+    ) -> AbstractContextManager[Sandbox]:
+        files = self.workspace(task, self.roles(task)[0])
+        return places.test_sandbox(task.payload["place"], sandboxes, files, record=record)
 
 
 def make_task(

@@ -14,7 +14,9 @@ import ssl
 import subprocess
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from etpi_resources.process.supervise import supervised
@@ -43,11 +45,13 @@ MOST_BYTES = 20 << 30
 SHOWN_AT = "/run/downloads"
 """Where sandboxes see the proxy's folder."""
 
+MOST_IDLE = 3
+"""Proxies that nobody uses and that are kept for the next use; another one takes a second to start."""
+
 PORT = 3128
 """The port of a sandbox's own loopback that is forwarded to the proxy."""
 
 _HERE = Path(__file__).parent
-_SHARED: dict[tuple[object, ...], DownloadProxy] = {}
 _LOCK = threading.Lock()
 
 
@@ -82,6 +86,7 @@ class DownloadProxy:
         shutil.copy(_HERE / "forward.py", self.folder / "forward.py")
         self._log = self._private / "log"
         self._log.touch()
+        self._lines: list[str] | None = None
         settings = {
             "socket": str(self.folder / "socket"),
             "recording": str(recording.resolve()),
@@ -127,10 +132,18 @@ class DownloadProxy:
 
     def log(self) -> list[str]:
         """Return a line for each request that was refused, failed or was not recorded, in order."""
-        return self._log.read_text(encoding="utf-8").splitlines()
+        return self._log.read_text(encoding="utf-8").splitlines() if self._lines is None else self._lines
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process has ended."""
+        return self._process.poll() is not None
 
     def close(self) -> None:
-        """End the process and remove its folder."""
+        """End the process and remove its folder; its log stays."""
+        if self._lines is not None:
+            return
+        self._lines = self.log()
         self._process.terminate()
         self._process.wait()
         if self._process.stdout:
@@ -138,16 +151,81 @@ class DownloadProxy:
         shutil.rmtree(self._private, ignore_errors=True)
 
 
+@dataclass
+class _Lent:
+    """A proxy and how many use it."""
+
+    proxy: DownloadProxy
+    users: int = 0
+
+
+_LENT: dict[tuple[object, ...], _Lent] = {}
+"""Proxies by their settings, the last used last."""
+
+_LOGS: dict[tuple[object, ...], list[str]] = {}
+"""Logs of proxies that are lent no more."""
+
+
+@contextmanager
 def shared_proxy(
     recording: Path, *, record: bool, hosts: Sequence[str] | None, most_bytes: int = MOST_BYTES
-) -> DownloadProxy:
-    """Return this process's proxy with these settings; it ends with the process."""
-    key = (recording.resolve(), record, None if hosts is None else tuple(hosts), most_bytes)
+) -> Iterator[DownloadProxy]:
+    """Lend this process's proxy with these settings. Of those that nobody uses, MOST_IDLE stay.
+
+    Raises:
+        ProxyUnavailable: as DownloadProxy. OSError: the proxy ended while it was lent.
+    """
+    settings = _settings(recording, record, hosts, most_bytes)
     with _LOCK:
-        if key not in _SHARED:
-            proxy = _SHARED[key] = DownloadProxy(recording, record=record, hosts=hosts, most_bytes=most_bytes)
-            atexit.register(proxy.close)
-        return _SHARED[key]
+        if settings in _LENT and _LENT[settings].proxy.ended:
+            _forget(settings)
+        if settings not in _LENT:
+            proxy = DownloadProxy(recording, record=record, hosts=hosts, most_bytes=most_bytes)
+            _LENT[settings] = _Lent(proxy)
+        lent = _LENT[settings]
+        lent.users += 1
+    try:
+        yield lent.proxy
+        if lent.proxy.ended:
+            raise OSError(f"the proxy for the downloads of {recording} ended while grading used it")
+    finally:
+        with _LOCK:
+            lent.users -= 1
+            if _LENT.get(settings) is lent:
+                _LENT[settings] = _LENT.pop(settings)  # the last used is last
+            elif not lent.users:
+                lent.proxy.close()
+            idle = [key for key, other in _LENT.items() if not other.users]
+            for key in idle[:-MOST_IDLE]:
+                _forget(key)
+
+
+def shared_log(
+    recording: Path, *, record: bool, hosts: Sequence[str] | None, most_bytes: int = MOST_BYTES
+) -> list[str]:
+    """Return the log of all proxies that `shared_proxy` lent with these settings in this process."""
+    settings = _settings(recording, record, hosts, most_bytes)
+    with _LOCK:
+        running = _LENT[settings].proxy.log() if settings in _LENT else []
+        return [*_LOGS.get(settings, ()), *running]
+
+
+def _settings(recording: Path, record: bool, hosts: Sequence[str] | None, most_bytes: int) -> tuple[object, ...]:
+    return recording.resolve(), record, None if hosts is None else tuple(hosts), most_bytes
+
+
+def _forget(settings: tuple[object, ...]) -> None:
+    """Lend this proxy no more; keep its log. Its last user closes it."""
+    lent = _LENT.pop(settings)
+    _LOGS.setdefault(settings, []).extend(lent.proxy.log())
+    if not lent.users:
+        lent.proxy.close()
+
+
+@atexit.register
+def _close_all() -> None:
+    for lent in _LENT.values():
+        lent.proxy.close()
 
 
 def through_proxy(command: str) -> str:

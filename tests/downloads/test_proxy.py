@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -14,9 +15,11 @@ import pytest
 
 from etpi_resources.downloads.proxy import (
     INDEX_HOSTS,
+    MOST_IDLE,
     DownloadProxy,
     ProxyUnavailable,
     mitmdump_program,
+    shared_log,
     shared_proxy,
     through_proxy,
 )
@@ -269,10 +272,39 @@ def test_other_programs_of_the_machine_cannot_use_the_proxy(tmp_path):
         proxy.close()
 
 
+def shared(recording: Path, *, record: bool = False) -> AbstractContextManager[DownloadProxy]:
+    return shared_proxy(recording, record=record, hosts=["pypi.org"])
+
+
 def test_one_process_serves_all_with_the_same_settings(tmp_path):
-    first = shared_proxy(tmp_path, record=False, hosts=["pypi.org"])
-    assert shared_proxy(tmp_path, record=False, hosts=["pypi.org"]) is first
-    assert shared_proxy(tmp_path, record=True, hosts=["pypi.org"]) is not first
+    with shared(tmp_path) as first, shared(tmp_path) as second, shared(tmp_path, record=True) as recording:
+        assert first is second is not recording
+    with shared(tmp_path) as third:
+        assert third is first
+
+
+def test_proxies_that_nobody_uses_end_and_their_log_stays(tmp_path):
+    with shared(tmp_path / "0") as first:
+        assert ask(first, "http://example.com/")[0] == 403
+        for number in range(1, MOST_IDLE + 2):
+            with shared(tmp_path / str(number)):
+                pass
+        assert not first.ended
+    with shared(tmp_path / "0") as again:
+        assert again is first
+    for number in range(1, MOST_IDLE + 1):
+        assert not first.ended
+        with shared(tmp_path / str(number)):
+            pass
+    assert first.ended
+    assert shared_log(tmp_path / "0", record=False, hosts=["pypi.org"]) == ["refused: example.com:80"]
+
+
+def test_proxy_that_ends_is_said_and_replaced(tmp_path):
+    with pytest.raises(OSError, match="ended while grading used it"), shared(tmp_path) as first, shared(tmp_path):
+        first.close()
+    with shared(tmp_path) as second:
+        assert second is not first and ask(second, "http://pypi.org/simple/absent/")[0] == 404
 
 
 def test_missing_mitmproxy_is_named(tmp_path, monkeypatch):

@@ -170,6 +170,6 @@ def test_task_that_cannot_be_proven_is_quarantined_or_run_without_a_verdict(root
         manifest = tasks.execute("own", Resources(lake=lake, specs_folder=specs)).manifest
         assert manifest.rows == rows and manifest.blocked is not keep
     [kept] = read_tasks(lake.read(Ref("tasks", "suite", "own"), "tasks"))
-    assert "reference_fails" in kept.payload["unproven"] and kept.content_hash != task.content_hash
+    assert "reference_fails" in kept.payload["why_unproven"] and kept.content_hash != task.content_hash
     outcome = roll(kept, BubblewrapFactory(), typed("seq 3 > out.txt"))
     assert (outcome["reward"], outcome["verdict"]) == (None, "unproven")

@@ -340,6 +340,28 @@ def _made(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "uv.toml",
+        "a/uv.lock",
+        "poetry.lock",
+        "requirements.txt",
+        "requirements-dev.in",
+        "requirements/test.txt",
+        "go.mod",
+    ]
+    + ["constraints.txt", "Cargo.toml", "pnpm-lock.yaml", ".npmrc", ".python-version", "Pipfile", "pip.conf"],
+)
+def test_files_that_decide_what_a_runner_installs_do_not_count(path):
+    assert counted_changes({}, {"a.py": "1", path: "index-url = 'http://evil'"}) == {"a.py": "1"}
+
+
+def test_files_with_similar_names_count():
+    after = dict.fromkeys(["requirements.py", "uv.py", "docs/requirements.md", "go.py", "lock.json", "a/cargo.rs"], "1")
+    assert counted_changes({}, after) == after
+
+
 def test_counted_changes_excludes_tests_and_runner_files():
     before = {"a.py": "1", "tests/x.py": "1", "src/pkg/core.py": "1", "gone.py": "1"}
     after = {

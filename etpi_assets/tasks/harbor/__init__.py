@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from etpi_assets.specs.paths import expand
@@ -133,7 +134,7 @@ class Harbor:
                     return RejectedInput(task.task_id, "reference_fails", detail)
             if not self._try(task, (), sandboxes):
                 return RejectedInput(task.task_id, "null_passes", "the tests pass on the untouched machine")
-        except EnvironmentUnavailable as error:
+        except (EnvironmentUnavailable, OSError) as error:
             return RejectedInput(task.task_id, "no_environment", str(error))
         return None
 
@@ -149,15 +150,13 @@ class Harbor:
         """Run the commands as an agent would and judge the machine. Returns the failure's details; None if the tests
         pass."""
         place = task.payload["place"]
-        limits, _ = places.test_needs(place, verifier.PLACES)
-        with sandboxes.create({}, limits, self.needs(task).environment) as sandbox:
+        with sandboxes.create({}, places.test_limits(place), self.needs(task).environment) as sandbox:
             outputs = [sandbox.run(command, timeout=task.payload["solution_seconds"]).output for command in commands]
             verdict = self._graded(task, sandbox, sandboxes, record=record)
         return None if verdict.verdict == "passed" else {**verdict.details, "solution": "".join(outputs)[-500:]}
 
-    def _fresh(self, task: Task, sandboxes: SandboxFactory, *, record: bool = False) -> Sandbox:
-        limits, environment = places.test_needs(task.payload["place"], verifier.PLACES, record=record)
-        return sandboxes.create({}, limits, environment)
+    def _fresh(self, task: Task, sandboxes: SandboxFactory, *, record: bool = False) -> AbstractContextManager[Sandbox]:
+        return places.test_sandbox(task.payload["place"], sandboxes, {}, verifier.PLACES, record=record)
 
 
 FAMILY = Harbor()
