@@ -114,6 +114,10 @@ run: environment  ## EXPERIMENT=name [DRY_RUN=1]: bring an experiment up to date
 	@[ -n "$(EXPERIMENT)" ] || { echo "usage: make run EXPERIMENT=name [DRY_RUN=1]"; $(ETPI) status; exit 1; }
 	@$(ETPI) run $(EXPERIMENT) $(if $(DRY_RUN),--dry-run)
 
+rehearse: environment  ## EXPERIMENT=name: run it small on this machine's CPU, to see what would stop it and what it will take
+	@[ -n "$(EXPERIMENT)" ] || { echo "usage: make rehearse EXPERIMENT=name"; $(ETPI) rehearse --help; exit 1; }
+	@$(ETPI) rehearse $(EXPERIMENT)
+
 status: environment  ## [EXPERIMENT=name]: show what is missing, stale or blocked
 	@$(ETPI) status $(EXPERIMENT)
 

@@ -99,6 +99,21 @@ def run(experiments: tuple[str, ...], dry_run: bool, rebuild: bool, recollect: b
 
 
 @etpi.command()
+@click.argument("experiments", nargs=-1, required=True, metavar="EXPERIMENT...")
+@click.option("--rate", type=float, default=3.0, show_default=True, help="US dollars for an hour of a GPU")
+def rehearse(experiments: tuple[str, ...], rate: float) -> int:
+    """Run experiments small, on this machine's CPU, to see what would stop them, and what they will take.
+
+    Specs, graph, checks, templates, sandboxes, merging and reports are the real ones; models are random, teachers a
+    server of reference solutions, missing data stand-ins. Exits with 1 if something would stop a real run. Everything
+    is in the lake's folder, below rehearsals/EXPERIMENT (docs/rehearsal.md).
+    """
+    from etpi import commands
+
+    return commands.rehearse(experiments, rate)
+
+
+@etpi.command()
 @click.option("--from", "source", metavar="PATH", help="a file or folder of recorded runs; ${VARIABLE} is replaced")
 @click.option("--format", default="auto", metavar="FORMAT", help="--from: format of the runs (default: recognised)")
 @click.option("--endpoint", metavar="URL", help="a server with an OpenAI-compatible interface, for the teacher")

@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,6 +74,30 @@ def run_experiments(names: Sequence[str], specs_folder: Path | None = None, cons
     if failed:
         print(failures_table(failed), file=sys.stderr)
     return 1 if failed else 0
+
+
+def rehearse(names: Sequence[str], rate: float) -> int:
+    """Rehearse experiments one after another and print a page for each; return 1 if any real run would stop.
+
+    Raises:
+        SpecError: an experiment does not exist, or cannot be rehearsed.
+    """
+    from etpi.rehearsal import costs, page, shrink, stages
+    from etpi_resources.lake.lake import Lake
+
+    specs, machine = load_specs(), shrink.this_machine()
+    stopped = False
+    for name in names:
+        start = time.monotonic()
+        small = shrink.shrink(name, specs, Lake.open().root / "rehearsals" / name, machine)
+        outcomes = stages.run(small)
+        estimates = costs.costs(name, specs, rate)
+        for line in page.lines(name, small, outcomes, estimates, time.monotonic() - start):
+            print(line)
+        record = {"experiment": name, "stages": stages.as_json(outcomes), "costs": [asdict(cost) for cost in estimates]}
+        (small.folder / "rehearsal.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+        stopped |= any(stage.verdict == "would block" for stage in outcomes)
+    return 1 if stopped else 0
 
 
 def dry_run(names: Sequence[str], consent: Collection[str] = ()) -> int:

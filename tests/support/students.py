@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from etpi.rehearsal.students import ARCHITECTURES
+
 CONSUMERS = Path(__file__).parents[2] / ".consumers"
 
 
@@ -62,54 +64,6 @@ def mistral_template(version: str) -> str:
     )  # fmt: skip
 
 
-def _qwen3(sizes: dict[str, Any]) -> Any:
-    from transformers import Qwen3Config
-
-    return Qwen3Config(**sizes, head_dim=32)
-
-
-def _qwen3_5(sizes: dict[str, Any]) -> Any:
-    from transformers import Qwen3_5TextConfig
-
-    linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 32}
-    layers = ["linear_attention", "full_attention"]
-    return Qwen3_5TextConfig(**sizes, head_dim=32, linear_value_head_dim=32, layer_types=layers, **linear)
-
-
-def _llama(sizes: dict[str, Any]) -> Any:
-    from transformers import LlamaConfig
-
-    return LlamaConfig(**sizes)
-
-
-def _mistral(sizes: dict[str, Any]) -> Any:
-    from transformers import MistralConfig
-
-    return MistralConfig(**sizes, sliding_window=None)
-
-
-def _gemma3(sizes: dict[str, Any]) -> Any:
-    from transformers import Gemma3TextConfig
-
-    return Gemma3TextConfig(**sizes, head_dim=32, sliding_window=256, layer_types=SLIDING)
-
-
-def _gemma4(sizes: dict[str, Any]) -> Any:
-    from transformers import Gemma4TextConfig
-
-    inputs = {"vocab_size_per_layer_input": sizes["vocab_size"], "hidden_size_per_layer_input": 8}
-    heads = {"head_dim": 32, "global_head_dim": 32, "num_kv_shared_layers": 0}
-    return Gemma4TextConfig(**sizes, **heads, **inputs, sliding_window=256, layer_types=SLIDING)
-
-
-def _gpt_oss(sizes: dict[str, Any]) -> Any:
-    from transformers import GptOssConfig
-
-    experts = {"num_local_experts": 2, "num_experts_per_tok": 2, "rope_parameters": {"rope_type": "default"}}
-    return GptOssConfig(**sizes, head_dim=32, sliding_window=256, layer_types=SLIDING, **experts)
-
-
-SLIDING = ["sliding_attention", "full_attention"]
 _CHATML = "<|endoftext|> <|im_start|> <|im_end|>"
 _LLAMA = "<|begin_of_text|> <|end_of_text|> <|start_header_id|> <|end_header_id|> <|eot_id|> <|eom_id|> <|python_tag|>"
 _MISTRAL = (
@@ -123,16 +77,24 @@ _GEMMA4 = (
 _HARMONY = "<|startoftext|> <|endoftext|> <|return|> <|start|> <|end|> <|message|> <|channel|> <|constrain|> <|call|>"
 
 FAMILIES = {
-    "qwen3": Family(lambda: trl_template("qwen3"), _CHATML, None, "<|im_end|>", _qwen3),
-    "qwen3_6": Family(lambda: trl_template("qwen3_6"), _CHATML, None, "<|im_end|>", _qwen3_5),
-    "llama3_1": Family(lambda: trl_template("llama3_1"), _LLAMA, "<|begin_of_text|>", "<|eot_id|>", _llama),
-    "mistral_v3": Family(lambda: mistral_template("v3"), _MISTRAL, "<s>", "</s>", _mistral),
-    "mistral_v11": Family(lambda: mistral_template("v11"), _MISTRAL, "<s>", "</s>", _mistral),
-    "gemma3": Family(
-        lambda: trl_template("gemma3"), "<pad> <bos> <eos> <start_of_turn> <end_of_turn>", "<bos>", "<eos>", _gemma3
+    "qwen3": Family(lambda: trl_template("qwen3"), _CHATML, None, "<|im_end|>", ARCHITECTURES["qwen3"]),
+    "qwen3_6": Family(lambda: trl_template("qwen3_6"), _CHATML, None, "<|im_end|>", ARCHITECTURES["qwen3_5"]),
+    "llama3_1": Family(
+        lambda: trl_template("llama3_1"), _LLAMA, "<|begin_of_text|>", "<|eot_id|>", ARCHITECTURES["llama"]
     ),
-    "gemma4": Family(lambda: trl_template("gemma4_v5"), _GEMMA4, "<bos>", "<eos>", _gemma4),
-    "gpt_oss": Family(lambda: trl_template("gptoss"), _HARMONY, "<|startoftext|>", "<|return|>", _gpt_oss),
+    "mistral_v3": Family(lambda: mistral_template("v3"), _MISTRAL, "<s>", "</s>", ARCHITECTURES["mistral"]),
+    "mistral_v11": Family(lambda: mistral_template("v11"), _MISTRAL, "<s>", "</s>", ARCHITECTURES["mistral"]),
+    "gemma3": Family(
+        lambda: trl_template("gemma3"),
+        "<pad> <bos> <eos> <start_of_turn> <end_of_turn>",
+        "<bos>",
+        "<eos>",
+        ARCHITECTURES["gemma3"],
+    ),
+    "gemma4": Family(lambda: trl_template("gemma4_v5"), _GEMMA4, "<bos>", "<eos>", ARCHITECTURES["gemma4"]),
+    "gpt_oss": Family(
+        lambda: trl_template("gptoss"), _HARMONY, "<|startoftext|>", "<|return|>", ARCHITECTURES["gpt_oss"]
+    ),
 }
 
 

@@ -1,0 +1,6 @@
+"""Rehearse an experiment: the same graph, assets and checks on a machine without a GPU, in a lake of its own.
+
+`shrink` writes the small specs; `students` and `stand_ins` create the models and data that this machine lacks;
+`teacher` serves reference solutions; `stages` runs the chain (`chain`, a process of its own) and judges each asset;
+`costs` estimates the real run; `page` is the text of it all.
+"""

@@ -1,0 +1,312 @@
+"""What the real run will take, from its specs alone: each figure with its formula and its assumptions.
+
+Amounts that depend on behaviour (turns, lengths) are upper bounds: every rollout uses its whole budget.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from etpi.rehearsal.students import published_config
+from etpi_assets.specs.experiment import ExperimentSpec
+from etpi_assets.specs.load import Specs
+from etpi_assets.specs.rollout_set import RolloutSetSpec
+from etpi_assets.specs.suite import SuiteSpec
+from etpi_assets.tasks.families import load_family
+from etpi_assets.tasks.family import Task
+
+PEAK_FLOPS = 989e12
+"""Dense bfloat16 multiplications and additions of an H100 or H200 in a second (NVIDIA's data sheet)."""
+BANDWIDTH = 4.8e12
+"""Bytes that an H200 reads from its memory in a second (NVIDIA's data sheet)."""
+UTILISATION = 0.35
+"""Share of the peak that training reaches."""
+READING = 0.5
+"""Share of the bandwidth that decoding reaches."""
+CONCURRENT = 32
+"""Sequences that a server decodes at once."""
+RATE = 3.0
+"""US dollars for an hour of a GPU."""
+TURN_BYTES = 2_000
+"""Bytes of a turn in all tables of the lake: 1,955 MB of 999,999 turns (`bench/report_queries.py`)."""
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*B(?![a-z])", re.IGNORECASE)
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A decoder's sizes and where they are from; `keys`: numbers in all keys of a token and layer."""
+
+    parameters: float
+    layers: int
+    hidden: int
+    keys: int
+    vocabulary: int
+    source: str
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One figure: what of, its value as text, how it was computed, and the GPU hours in it."""
+
+    part: str
+    value: str
+    formula: str
+    hours: float = 0.0
+
+
+def shape_of(model: str, config: Mapping[str, Any] | None) -> Shape | None:
+    """Return a model's sizes from its configuration, else estimated from the number in its name, else None."""
+    if config is not None and "hidden_size" in config:
+        hidden, layers, vocabulary = config["hidden_size"], config["num_hidden_layers"], config["vocab_size"]
+        heads = config["num_attention_heads"]
+        size = config.get("head_dim") or hidden // heads
+        keys = (config.get("num_key_value_heads") or heads) * size
+        block = 2 * hidden * heads * size + 2 * hidden * keys + 3 * hidden * config["intermediate_size"] + 2 * hidden
+        embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2)
+        return Shape(embeddings + layers * block, layers, hidden, keys, vocabulary, "its configuration")
+    if match := _SIZE.search(model):
+        parameters = float(match[1]) * 1e9
+        hidden = round((parameters * 80 / 12) ** (1 / 3))
+        source = f"the {match[0]} of its name: 12 layers hidden² parameters, 80 of width a layer, 4 heads a key"
+        return Shape(parameters, round(hidden / 80), hidden, hidden // 4, 151_936, source)
+    return None
+
+
+def costs(name: str, specs: Specs, rate: float = RATE) -> list[Cost]:
+    """Return what a real run of the experiment takes, in the order of its chain."""
+    spec = specs.get("experiment", name)
+    assert isinstance(spec, ExperimentSpec)
+    lines = [line for set_name in spec.rollout_sets for line in _rollouts(set_name, specs)]
+    if spec.base.kind in ("tiny", "none"):
+        return [*lines, Cost("student", spec.base.kind, "no GPU is needed")]
+    model = spec.base.repo or str(spec.base.path)
+    config = published_config(model, str(spec.base.revision)) if spec.base.kind == "hub" else None
+    shape = shape_of(model, config)
+    if shape is None:
+        return [*lines, Cost("student", model, "neither its configuration nor its name tells its size")]
+    lines.append(
+        Cost(
+            "student",
+            f"{shape.parameters / 1e9:.1f} B parameters, {shape.layers} layers, width {shape.hidden}",
+            shape.source,
+        )
+    )
+    if spec.train.method != "none":
+        lines += _training(spec, shape)
+    if spec.rl.method != "none":
+        lines += _reinforcement(spec, shape)
+    lines += _serving(spec, shape)
+    hours = sum(line.hours for line in lines)
+    return [*lines, Cost("GPU time", f"{hours:.1f} h, ${hours * rate:,.0f} at ${rate:.2f} an hour", "the hours above")]
+
+
+def trainable(spec: ExperimentSpec, shape: Shape, *, reinforced: bool) -> float:
+    """Return the number of trained parameters: all, or those of LoRA on all linear layers, 18.5 rank hidden a layer.
+
+    Queries and outputs have 2 widths, keys and values 1.25 and the three of the MLP 4 to 5 (an intermediate size of 3).
+    """
+    method = spec.rl.tuning if reinforced else spec.train.method
+    rank = spec.rl.lora_rank if reinforced else spec.train.lora_rank
+    return shape.parameters if method == "full" else 18.5 * rank * shape.hidden * shape.layers
+
+
+def steps_of(spec: ExperimentSpec, rows: float) -> int:
+    """Return the optimiser steps of the supervised training on so many rows of `dataset.max_length` tokens."""
+    train = spec.train
+    length = spec.dataset.max_length if isinstance(spec.dataset.max_length, int) else train.batch_tokens
+    per_step = train.batch_sequences or max(1, train.batch_tokens // length)
+    steps = math.ceil(rows * train.epochs / per_step)
+    return min(steps, train.max_steps) if train.max_steps else steps
+
+
+def _rollouts(name: str, specs: Specs) -> Iterator[Cost]:
+    spec = specs.get("rollout_set", name)
+    assert isinstance(spec, RolloutSetSpec)
+    if spec.kind != "live" or spec.engine is None or spec.engine.kind not in ("vllm", "openai", "transformers"):
+        yield Cost(f"rollouts {name}", "no generation", spec.kind)
+        return
+    suite = specs.get("suite", str(spec.suite))
+    assert isinstance(suite, SuiteSpec)
+    tasks, agents = (
+        spec.tasks or _counted(str(spec.suite), suite, spec.split),
+        2 if spec.agent.prompt.startswith("coop") else 1,
+    )
+    if tasks is None:
+        yield Cost(f"rollouts {name}", f"{spec.k} of each task", "the suite's data are not here to be counted")
+        return
+    turns = tasks * spec.k * agents * spec.agent.max_steps
+    formula = f"{tasks} tasks x {spec.k} x {agents} agents x at most {spec.agent.max_steps} turns"
+    if spec.engine.kind == "openai":
+        yield Cost(f"rollouts {name}", f"at most {turns:,} calls of {spec.engine.model}", formula)
+    else:
+        tokens = tasks * spec.k * agents * spec.agent.max_model_len
+        shape = shape_of(str(spec.engine.model), None)
+        hours = 0.0 if shape is None else _decoding(shape.parameters, tokens) / 3600
+        yield Cost(
+            f"rollouts {name}",
+            f"at most {turns:,} turns, {tokens / 1e6:,.1f} M tokens, {hours:.1f} GPU hours",
+            f"{formula}, {spec.agent.max_model_len:,} tokens each; {_DECODING}",
+            hours,
+        )
+    yield Cost(f"lake {name}", f"at most {turns * TURN_BYTES / 1e6:,.0f} MB", f"{TURN_BYTES:,} bytes a turn")
+
+
+def _counted(name: str, suite: SuiteSpec, split: str) -> int | None:
+    """Return the number of tasks of a split; None if the data are not here."""
+    try:
+        items = load_family(suite.family).load(name, suite.seed, suite.params)
+        return sum(isinstance(item, Task) and split in ("all", item.split) for item in items) or None
+    except (OSError, ValueError):
+        return None
+
+
+_PEAK = f"{UTILISATION:.0%} of {PEAK_FLOPS / 1e12:.0f} TFLOP/s"
+_DECODING = (
+    f"a step of {CONCURRENT} sequences reads 2 bytes a parameter at {READING:.0%} of {BANDWIDTH / 1e12:.1f} TB/s"
+)
+
+
+def _decoding(parameters: float, tokens: float) -> float:
+    """Return the seconds in which a server writes so many tokens."""
+    return tokens / CONCURRENT * 2 * parameters / (BANDWIDTH * READING)
+
+
+def _training(spec: ExperimentSpec, shape: Shape) -> list[Cost]:
+    train, stated = spec.train, spec.published.get("stated", {})
+    rows = next((stated[key] for key in ("train_rows", "rows", "trajectories") if key in stated), None)
+    length = spec.dataset.max_length if isinstance(spec.dataset.max_length, int) else train.batch_tokens
+    lines = _memory("training", spec, shape, length, reinforced=False)
+    if rows is None and not train.max_steps:
+        return [*lines, Cost("training time", "unknown", "the number of rows is not known before the data set")]
+    steps = steps_of(spec, float(rows)) if rows is not None else int(train.max_steps or 0)
+    tokens = steps * (train.batch_sequences * length if train.batch_sequences else train.batch_tokens)
+    hours = _learning(spec, shape, tokens, reinforced=False) / 3600 * len(spec.seeds)
+    source = "the published rows" if rows is not None else "train.max_steps"
+    return [
+        *lines,
+        Cost("training steps", f"{steps:,}", f"{source}, {train.epochs:g} epochs"),
+        Cost(
+            "training time",
+            f"at most {tokens / 1e6:,.1f} M tokens, {hours:.1f} GPU hours",
+            f"{_factor(spec, reinforced=False)} parameters tokens / ({_PEAK})",
+            hours,
+        ),
+        _disk(
+            "training", train.method == "full", shape, trainable(spec, shape, reinforced=False), train.save_steps, steps
+        ),
+    ]
+
+
+def _reinforcement(spec: ExperimentSpec, shape: Shape) -> list[Cost]:
+    rl = spec.rl
+    rollouts = rl.steps * rl.device_batch * rl.accumulate // rl.iterations
+    tokens = rollouts * rl.max_response_tokens
+    generating = _decoding(shape.parameters, tokens)
+    learning = _learning(spec, shape, rollouts * (rl.max_prompt_tokens + rl.max_response_tokens), reinforced=True)
+    hours = (generating + learning) / 3600 * len(spec.seeds)
+    return [
+        *_memory("reinforcement", spec, shape, rl.max_prompt_tokens + rl.max_response_tokens, reinforced=True),
+        Cost(
+            "reinforcement time",
+            f"at most {rollouts:,} rollouts, {tokens / 1e6:,.1f} M tokens, {hours:.1f} GPU hours",
+            f"{rl.steps:,} steps x {rl.device_batch * rl.accumulate}, {rl.max_response_tokens:,} tokens each; "
+            f"{_DECODING}; then {_factor(spec, reinforced=True)} parameters tokens / ({_PEAK})",
+            hours,
+        ),
+        _disk(
+            "reinforcement",
+            rl.tuning == "full",
+            shape,
+            trainable(spec, shape, reinforced=True),
+            rl.save_steps,
+            rl.steps,
+        ),
+    ]
+
+
+def _factor(spec: ExperimentSpec, *, reinforced: bool) -> int:
+    """Return operations for a parameter and token: 2 forward, 4 backward (2 where weights are frozen), 2 recomputed."""
+    full = (spec.rl.tuning if reinforced else spec.train.method) == "full"
+    again = spec.rl.gradient_checkpointing if reinforced else spec.train.gradient_checkpointing
+    return (6 if full else 4) + 2 * again
+
+
+def _learning(spec: ExperimentSpec, shape: Shape, tokens: float, *, reinforced: bool) -> float:
+    """Return the seconds of training on so many tokens."""
+    return _factor(spec, reinforced=reinforced) * shape.parameters * tokens / (PEAK_FLOPS * UTILISATION)
+
+
+def _memory(part: str, spec: ExperimentSpec, shape: Shape, length: int, *, reinforced: bool) -> list[Cost]:
+    """Return the memory of a training by part.
+
+    Activations: Korthikanti et al. 2022, 34 bytes a token, width and layer without the attention matrix; with gradient
+    checkpointing 2 bytes, and 34 of one layer.
+    """
+    section = spec.rl if reinforced else spec.train
+    full = (spec.rl.tuning if reinforced else spec.train.method) == "full"
+    shards = 1 if reinforced else spec.train.shards
+    number = trainable(spec, shape, reinforced=reinforced)
+    small = "8bit" in section.optimizer
+    weights = 4 * shape.parameters if full else 2 * shape.parameters + 4 * number
+    gradients, moments = 4 * number, (2 if small else 8) * number
+    layers = shape.layers * 2 + 34 if section.gradient_checkpointing else shape.layers * 34
+    activations = layers * length * shape.hidden
+    logits = 6 * length * shape.vocabulary / shards
+    reference = 2 * shape.parameters if reinforced and spec.rl.beta else 0.0
+    parts = {
+        "weights": weights / shards, "gradients": gradients / shards, "optimiser": moments / shards,
+        "activations": activations, "logits": logits, "reference": reference,
+    }  # fmt: skip
+    shown = ", ".join(f"{name} {value / _GIB:.1f}" for name, value in parts.items() if value)
+    kept = "4 bytes a weight" if full else "2 bytes a frozen weight, 4 a trained one"
+    formula = (
+        f"{kept}, 4 a gradient, {2 if small else 8} an optimiser state; activations of a sequence of {length:,} tokens "
+        f"({'recomputed' if section.gradient_checkpointing else 'kept'}); 6 bytes a logit, if every token is trained"
+        f"{'' if shards == 1 else f'; over {shards} GPUs, each'}"
+    )
+    return [Cost(f"{part} memory", f"{sum(parts.values()) / _GIB:.0f} GiB: {shown}", formula)]
+
+
+def _disk(part: str, full: bool, shape: Shape, trained: float, every: int | None, steps: int) -> Cost:
+    kept = 1 + (steps // every if every else 0)
+    size = kept * (2 * shape.parameters if full else 4 * trained)
+    merged = "" if full else ", and the merged model"
+    total = size + (0 if full else 2 * shape.parameters)
+    return Cost(
+        f"{part} disk",
+        f"{total / 1e9:,.1f} GB",
+        f"{kept} checkpoints, {'2 bytes a parameter' if full else 'adapters'}{merged}",
+    )
+
+
+def _serving(spec: ExperimentSpec, shape: Shape) -> Iterator[Cost]:
+    if spec.evaluate is None:
+        return
+    evaluate, agent = spec.evaluate, spec.evaluate.agent
+    cache = 2 * shape.layers * shape.keys * 2 * agent.max_model_len
+    yield Cost(
+        "serving memory",
+        f"{(2 * shape.parameters + CONCURRENT * cache) / _GIB:.0f} GiB: weights {2 * shape.parameters / _GIB:.1f}, "
+        f"KV cache {CONCURRENT * cache / _GIB:.1f}",
+        f"2 bytes a weight; {CONCURRENT} sequences of {agent.max_model_len:,} tokens x 2 x layers x keys x 2 bytes",
+    )
+    conditions = len(evaluate.roles) * len(evaluate.decodings) * len(spec.seeds) + len(evaluate.budgets)
+    agents = 2 if agent.prompt.startswith("coop") else 1
+    rollouts = None if evaluate.tasks is None else evaluate.tasks * conditions * agents
+    if rollouts is None:
+        yield Cost("evaluation", f"{conditions} rollouts of each task", "all tasks of the suite")
+        return
+    tokens = rollouts * min(agent.max_model_len, agent.max_steps * agent.max_tokens)
+    hours = _decoding(shape.parameters, tokens) / 3600
+    yield Cost(
+        "evaluation",
+        f"at most {tokens / 1e6:,.1f} M tokens, {hours:.1f} GPU hours",
+        f"{evaluate.tasks} tasks x {conditions} conditions x {agents} agents; {_DECODING}",
+        hours,
+    )

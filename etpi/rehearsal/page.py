@@ -1,0 +1,50 @@
+"""The rehearsal's result as text for a terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from etpi.rehearsal.costs import Cost
+from etpi.rehearsal.shrink import Rehearsal
+from etpi.rehearsal.stages import Stage
+
+WIDTH = 118
+
+
+def lines(
+    name: str, rehearsal: Rehearsal, stages: Sequence[Stage], costs: Sequence[Cost], seconds: float
+) -> Iterator[str]:
+    """Yield the table of stages, what the real run needs, and what it will take."""
+    yield f"Rehearsal of {name}: {seconds:.0f} s, in {rehearsal.folder}"
+    yield ""
+    width = max(len(f"{stage.asset} of {stage.key}") for stage in stages)
+    for stage in stages:
+        yield f"  {f'{stage.asset} of {stage.key}':{width}}  {stage.verdict:14} {stage.seconds:6.1f} s"
+        for finding in stage.blocks:
+            label = f"{finding.check}: " if finding.check else ""
+            yield from _wrapped(f"{label}{finding.message}", 6)
+        if stage.unjudged:
+            yield from _wrapped(f"cannot be judged at this size: {', '.join(stage.unjudged)}", 6)
+        if stage.accepted:
+            yield from _wrapped(f"fails, and the spec accepts it: {', '.join(stage.accepted)}", 6)
+        for need in stage.needs:
+            yield from _wrapped(f"needs: {need}", 6)
+    yield ""
+    yield "What the real run will take (upper bounds where behaviour decides):"
+    for cost in costs:
+        yield from _wrapped(f"{cost.part}: {cost.value}", 2)
+        yield from _wrapped(f"= {cost.formula}", 6)
+    blocking = [stage for stage in stages if stage.verdict == "would block"]
+    yield ""
+    if blocking:
+        yield f"The real run would stop at {blocking[0].asset} of {blocking[0].key}."
+        yield f"Log: {rehearsal.folder / 'run.log'}"
+    else:
+        yield "Nothing that a CPU can find would stop the real run."
+
+
+def _wrapped(text: str, indent: int) -> Iterator[str]:
+    yield from textwrap.wrap(
+        text, WIDTH, initial_indent=" " * indent, subsequent_indent=" " * (indent + 2), break_on_hyphens=False
+    )

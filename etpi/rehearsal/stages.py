@@ -1,0 +1,172 @@
+"""Run a rehearsal and judge each asset of its chain from the lake's manifests."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from etpi.rehearsal.shrink import PREFIX, REASON, Rehearsal
+from etpi.rehearsal.teacher import TeacherServer
+from etpi_assets.planner import Step, plan
+from etpi_assets.specs.load import Specs, load_specs
+from etpi_assets.specs.rollout_set import RolloutSetSpec
+from etpi_assets.specs.suite import SuiteSpec
+from etpi_assets.tasks.families import load_family
+from etpi_assets.tasks.family import Task
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.lake.lake import Lake, LakeError, Ref
+from etpi_resources.lake.manifest import Manifest
+
+Verdict = Literal["passes", "would block", "not reached", "not applicable"]
+
+
+class RehearsalFailed(LakeError):
+    """The process of the chain ended without a result; the message names its log."""
+
+
+_BY_SIZE = frozenset(
+    ["format_exposure", "turn_loss_share", "role_balance", "differs_from_base", "first_turn_parses", "groups_vary"]
+)
+"""Checks of amounts and of a trained model's behaviour."""
+_BY_TEACHER = frozenset(["teacher_gate", "plan_paths_in_task"])
+_BY_TASKS = frozenset(["plan_paths_in_task", "prompt_length_ratio", "template_distance"])
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A failed check, or the error that ended an asset: the check ("" for an error) and its message with the remedy."""
+
+    check: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The outcome of one asset partition.
+
+    Attributes:
+        key: the name of the real spec.
+        blocks: what would stop the real run here.
+        unjudged: failed checks whose outcome says nothing at this size.
+        accepted: failed checks that the spec itself overrides.
+        needs: what the real run needs and was replaced here.
+    """
+
+    asset: str
+    key: str
+    verdict: Verdict
+    seconds: float
+    blocks: tuple[Finding, ...] = ()
+    unjudged: tuple[str, ...] = ()
+    accepted: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+
+
+def run(rehearsal: Rehearsal) -> list[Stage]:
+    """Run the chain in a process of its own, with the teachers that it asks; return its stages in order."""
+    lake_folder, specs_folder = rehearsal.folder / "lake", rehearsal.folder / "specs"
+    lake_folder.mkdir(parents=True, exist_ok=True)
+    result_file = rehearsal.folder / "result.json"
+    result_file.unlink(missing_ok=True)
+    specs = load_specs(specs_folder)
+    with ExitStack() as stack, (rehearsal.folder / "run.log").open("w", encoding="utf-8") as log:
+        for name, port in rehearsal.served.items():
+            stack.enter_context(_teacher(PREFIX + name, specs, port))
+        environment = {**os.environ, "ETPI_DATA": str(lake_folder), "ETPI_SPECS": str(specs_folder)}
+        environment.pop("DAGSTER_HOME", None)
+        environment.pop("ETPI_CATALOG", None)
+        paths = [str(result_file), str(rehearsal.folder / "exports")]
+        line = [sys.executable, "-m", "etpi.rehearsal.chain", rehearsal.experiment, *paths]
+        code = subprocess.run(line, env=environment, stdout=log, stderr=subprocess.STDOUT).returncode
+    if not result_file.exists():
+        raise RehearsalFailed(f"the run ended with status {code}; its log is {rehearsal.folder / 'run.log'}")
+    result = json.loads(result_file.read_text(encoding="utf-8"))
+    steps = plan(rehearsal.experiment, specs, Lake(lake_folder))
+    exports = [
+        Stage(f"export {form}", rehearsal.experiment.removeprefix(PREFIX), "would block" if error else "passes", 0.0,
+              (Finding("", error),) if error else ())
+        for form, error in result["exports"].items()
+    ]  # fmt: skip
+    return [*_stages(rehearsal, steps, result["failures"]), *exports]
+
+
+def _teacher(name: str, specs: Specs, port: int) -> TeacherServer:
+    spec = specs.get("rollout_set", name)
+    assert isinstance(spec, RolloutSetSpec) and spec.suite is not None
+    suite = specs.get("suite", spec.suite)
+    assert isinstance(suite, SuiteSpec)
+    family = load_family(suite.family)
+    tasks = [item for item in family.load(spec.suite, suite.seed, suite.params) if isinstance(item, Task)]
+    return TeacherServer(spec, family, tasks, load_chat_format(spec.agent.tokenizer), port)
+
+
+def _stages(rehearsal: Rehearsal, steps: Sequence[Step], failures: Sequence[str]) -> Iterator[Stage]:
+    lake = Lake(rehearsal.folder / "lake")
+    for step in steps:
+        if step.asset.endswith("_spec"):
+            continue
+        ref = Ref(step.asset, step.set, step.key)
+        manifest = lake.blocked(ref) or lake.current(ref)
+        error = next((line for line in failures if line.startswith((f"{step.asset}:", f"{step.asset} "))), None)
+        key = step.key.removeprefix(PREFIX)
+        needs = tuple(need.text for need in rehearsal.needs if (need.asset, need.key) == (step.asset, key))
+        if manifest is None:
+            found = (Finding("", error.partition(": ")[2]),) if error else ()
+            yield Stage(step.asset, key, "would block" if error else "not reached", 0.0, found, needs=needs)
+        elif reason := manifest.notes.get("not_applicable"):
+            yield Stage(step.asset, key, "not applicable", manifest.seconds or 0.0, (Finding("", reason),))
+        else:
+            yield _judged(rehearsal, step, key, manifest, needs)
+
+
+def _judged(rehearsal: Rehearsal, step: Step, key: str, manifest: Manifest, needs: tuple[str, ...]) -> Stage:
+    blocks, unjudged, accepted = [], [], []
+    for check in manifest.checks:
+        name, message = check["name"], check["message"]
+        if message.startswith(f"overridden: {REASON} ("):
+            message = message.removeprefix(f"overridden: {REASON} (").removesuffix(")")
+        elif message.startswith("overridden: "):
+            accepted.append(name)
+            continue
+        elif check["passed"] or not check["blocking"]:
+            continue
+        if _unjudged(name, rehearsal):
+            unjudged.append(name)
+        else:
+            blocks.append(Finding(name, message))
+    return Stage(
+        step.asset, key, "would block" if blocks else "passes", manifest.seconds or 0.0,
+        tuple(blocks), tuple(unjudged), tuple(accepted), needs,
+    )  # fmt: skip
+
+
+def _unjudged(check: str, rehearsal: Rehearsal) -> bool:
+    """Return whether a failure of the check says nothing: its cause is the rehearsal's size or replacements."""
+    return (
+        check in _BY_SIZE
+        or (check in _BY_TEACHER and rehearsal.stand_in_teacher)
+        or (check in _BY_TASKS and bool(rehearsal.stand_in_suites))
+    )
+
+
+def as_json(stages: Sequence[Stage]) -> list[Mapping[str, Any]]:
+    """Return the stages as JSON."""
+    return [
+        {
+            "asset": stage.asset, "key": stage.key, "verdict": stage.verdict, "seconds": round(stage.seconds, 1),
+            "blocks": [{"check": finding.check, "message": finding.message} for finding in stage.blocks],
+            "unjudged": stage.unjudged, "accepted": stage.accepted, "needs": stage.needs,
+        }
+        for stage in stages
+    ]  # fmt: skip
+
+
+def outcome(stages: Sequence[Stage]) -> str:
+    """Return "passes", or the first asset that would block."""
+    return next((f"would block: {stage.asset}" for stage in stages if stage.verdict == "would block"), "passes")
