@@ -141,9 +141,10 @@ docs: environment  ## rewrite the pages that are generated from the code: docs/r
 test: setup lint consumers mitmproxy  ## lint, types, SQL lint, tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
-test-slow: setup  ## 100 kills in every stage, then 30 minutes of rollouts from failing servers; continues where it was stopped
+test-slow: setup  ## 100 kills in every stage, 30 minutes of failing servers, every experiment rehearsed; continues where it was stopped
 	@$(BIN)/python bench/kill.py 100 --folder .slow
 	@$(BIN)/python bench/soak.py --minutes 30
+	@$(BIN)/python bench/rehearsals.py --folder .slow
 
 lint: environment  ## ruff, pyright, layers of imports, sqlfluff
 	@$(BIN)/ruff check .

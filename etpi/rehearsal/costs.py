@@ -40,12 +40,18 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder's sizes and where they are from; `keys`: numbers in all keys of a token and layer."""
+    """A decoder's sizes and where they are from.
+
+    Attributes:
+        keys: numbers in all keys of a token and layer.
+        linear: inputs and outputs of a layer's linear modules, added up: LoRA trains so many parameters a rank.
+    """
 
     parameters: float
     layers: int
     hidden: int
     keys: int
+    linear: float
     vocabulary: int
     source: str
 
@@ -67,14 +73,16 @@ def shape_of(model: str, config: Mapping[str, Any] | None) -> Shape | None:
         heads = config["num_attention_heads"]
         size = config.get("head_dim") or hidden // heads
         keys = (config.get("num_key_value_heads") or heads) * size
-        block = 2 * hidden * heads * size + 2 * hidden * keys + 3 * hidden * config["intermediate_size"] + 2 * hidden
+        queries, inner = heads * size, config["intermediate_size"]
+        block = 2 * hidden * (queries + keys) + 3 * hidden * inner + 2 * hidden
+        linear = 2 * (hidden + queries) + 2 * (hidden + keys) + 3 * (hidden + inner)
         embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2)
-        return Shape(embeddings + layers * block, layers, hidden, keys, vocabulary, "its configuration")
+        return Shape(embeddings + layers * block, layers, hidden, keys, linear, vocabulary, "its configuration")
     if match := _SIZE.search(model):
         parameters = float(match[1]) * 1e9
         hidden = round((parameters * 80 / 12) ** (1 / 3))
         source = f"the {match[0]} of its name: 12 layers hidden² parameters, 80 of width a layer, 4 heads a key"
-        return Shape(parameters, round(hidden / 80), hidden, hidden // 4, 151_936, source)
+        return Shape(parameters, round(hidden / 80), hidden, hidden // 4, 20 * hidden, 151_936, source)
     return None
 
 
@@ -107,13 +115,10 @@ def costs(name: str, specs: Specs, rate: float = RATE) -> list[Cost]:
 
 
 def trainable(spec: ExperimentSpec, shape: Shape, *, reinforced: bool) -> float:
-    """Return the number of trained parameters: all, or those of LoRA on all linear layers, 18.5 rank hidden a layer.
-
-    Queries and outputs have 2 widths, keys and values 1.25 and the three of the MLP 4 to 5 (an intermediate size of 3).
-    """
+    """Return the number of trained parameters: all, or those of LoRA on all linear modules."""
     method = spec.rl.tuning if reinforced else spec.train.method
     rank = spec.rl.lora_rank if reinforced else spec.train.lora_rank
-    return shape.parameters if method == "full" else 18.5 * rank * shape.hidden * shape.layers
+    return shape.parameters if method == "full" else rank * shape.linear * shape.layers
 
 
 def steps_of(spec: ExperimentSpec, rows: float) -> int:
@@ -275,13 +280,13 @@ def _memory(part: str, spec: ExperimentSpec, shape: Shape, length: int, *, reinf
 
 def _disk(part: str, full: bool, shape: Shape, trained: float, every: int | None, steps: int) -> Cost:
     kept = 1 + (steps // every if every else 0)
-    size = kept * (2 * shape.parameters if full else 4 * trained)
+    size = kept * 2 * (shape.parameters if full else trained)
     merged = "" if full else ", and the merged model"
     total = size + (0 if full else 2 * shape.parameters)
     return Cost(
         f"{part} disk",
         f"{total / 1e9:,.1f} GB",
-        f"{kept} checkpoints, {'2 bytes a parameter' if full else 'adapters'}{merged}",
+        f"{kept} checkpoints of 2 bytes a trained parameter{merged}",
     )
 
 

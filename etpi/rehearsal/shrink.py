@@ -41,6 +41,9 @@ REASON = "rehearsal"
 TASKS, ROLLOUTS, STEPS, TURNS, OUTPUT = 4, 2, 2, 4, 64
 """Tasks of a rollout set, rollouts of each, optimiser steps, turns and output tokens of the random model."""
 
+LONG_STEP, SHORT_STEP = 0.02, 1e-4
+"""The least learning rate of a random model, and the largest of a tiny base, in supervised training."""
+
 _LENGTH_REWARD = {"function": "conciseness_unhardened", "weight": 0.1, "params": {"free": 1, "scale": 4000}}
 """A random model earns the same reward in every rollout, which trains nothing; the lengths of its texts differ."""
 
@@ -143,7 +146,7 @@ def _suite(name: str, specs: Specs, small: Rehearsal, machine: Machine) -> None:
     elif (missing := _missing(params["path"])) or (container and not machine.docker):
         if missing:
             small.need("tasks", f"its data: {missing}", name)
-        params = stand_ins.replace_suite(spec.family, small.folder / "stand_ins" / name, params)
+        params = stand_ins.replace_suite(spec.family, stand_ins.visible_folder(small.folder) / name, params)
         small.stand_in_suites.add(name)
     else:
         params |= _few_tasks(name, spec, params)
@@ -239,7 +242,10 @@ def _experiment(name: str, spec: ExperimentSpec, small: Rehearsal, machine: Mach
         "seeds": [spec.seeds[0]],
         "requires": "cpu",
         "base": _base(spec, small),
-        "train": {**_train(values["train"]), "optimizer": _optimizer(spec.train.optimizer, "sft_checkpoint", small)},
+        "train": {
+            **_train(values["train"], spec.base.kind),
+            "optimizer": _optimizer(spec.train.optimizer, "sft_checkpoint", small),
+        },
         "serving": _serving(spec, small, machine),
         "probe": {**values["probe"], "prompts": 2},
     }
@@ -297,8 +303,12 @@ def _agent(agent: dict[str, Any], small: Rehearsal, *, short: bool = False) -> d
     return values
 
 
-def _train(train: dict[str, Any]) -> dict[str, Any]:
-    values = {**train, "max_steps": STEPS}
+def _train(train: dict[str, Any], base: str) -> dict[str, Any]:
+    # Two steps lower the loss on other rows too if they are long for a random model, and short for a trained one.
+    rate = train["learning_rate"]
+    if rate:
+        rate = min(rate, SHORT_STEP) if base == "tiny" else max(rate, LONG_STEP)
+    values = {**train, "max_steps": STEPS, "learning_rate": rate, "schedule": "constant", "warmup_ratio": 0.0}
     if train.get("use_epoch") is not None or train.get("use_step") is not None:
         values |= {"use_epoch": None, "use_step": 1, "save_steps": 1}
     elif train.get("save_steps"):

@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import subprocess
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,22 @@ python3 -m pytest -q -p no:cacheprovider tests
 """
 
 Params = dict[str, Any]
+
+
+def visible_folder(folder: Path) -> Path:
+    """Return the folder for stand-ins of a rehearsal: below it, or below the system's folder of temporary files.
+
+    Commands run as another user, who must be able to enter every folder above (a home often cannot be entered).
+    """
+    below, note = folder / "stand_ins", folder / "stand_ins.path"
+    folder.mkdir(parents=True, exist_ok=True)
+    if all(path.stat().st_mode & stat.S_IXOTH for path in (folder, *folder.parents)):
+        return below
+    if not note.exists() or not Path(note.read_text(encoding="utf-8")).is_dir():
+        public = Path(tempfile.mkdtemp(prefix="etpi-rehearsal-"))
+        public.chmod(0o755)
+        note.write_text(str(public), encoding="utf-8")
+    return Path(note.read_text(encoding="utf-8"))
 
 
 def replace_suite(family: str, folder: Path, params: Mapping[str, Any]) -> Params:

@@ -38,7 +38,7 @@ class TeacherServer(AbstractContextManager["TeacherServer"]):
     Args:
         spec: the rollout set; `engine.model` is the served name.
         chat: the chat format that counts the tokens.
-        port: of the loopback; the rollout set names it.
+        port: of the loopback; the rollout set names it. 0: a free one.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class TeacherServer(AbstractContextManager["TeacherServer"]):
         ]
         self._server = ThreadingHTTPServer(("127.0.0.1", port), _Handler)
         self._server.daemon_threads = True
+        self.port = self._server.server_address[1]
         self._server.teacher = self  # pyright: ignore[reportAttributeAccessIssue]
 
     def __enter__(self) -> TeacherServer:
@@ -63,6 +64,10 @@ class TeacherServer(AbstractContextManager["TeacherServer"]):
 
     def __exit__(self, *error: object) -> None:
         self._server.shutdown()
+        self.close()
+
+    def close(self) -> None:
+        """Free the port of a server that does not run."""
         self._server.server_close()
 
     def answer(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:

@@ -348,7 +348,9 @@ def turns_lost(rows: pa.Table, from_pairs: pa.Table, from_rows: pa.Table, sectio
         f"({token_share:.2f}), bound {bound:.2f}: {by_reason}."
     )
     passed = max(share, token_share) <= bound
-    if not passed:
+    if not turns:
+        message += " Every selected turn is held out, so nothing is left to train on: select other repositories."
+    elif not passed:
         remedy = _REMEDIES.get(reasons.most_common(1)[0][0], "see the tables `dropped` for each turn's reason")
         message += f" The student would train on the rest only: {remedy}, or raise gates.turns_lost."
     figures = {"turns": turns, "turns_lost": len(lost), "tokens": tokens, "tokens_lost": lost_tokens, **reasons}

@@ -20,7 +20,7 @@ from etpi_assets.specs.presets import preset_values
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.worlds.coop_tiny import FAMILY
 from etpi_resources.lake.checks import CheckOutcome
-from etpi_resources.lake.schemas import TABLES, from_rows
+from etpi_resources.lake.schemas import TABLES, empty, from_rows
 from tests.support.datasets import CHAT, HELDOUT, TASKS, dataset, default
 
 GATES = GatesSection(**preset_values("plan_first")["gates"])
@@ -412,3 +412,9 @@ def test_override_of_unknown_check_or_without_reason_raises():
         gates.validate_overrides(GatesSection(override={"role_balanse": "x"}), OVERRIDABLE)
     with pytest.raises(ValueError, match="reason"):
         gates.validate_overrides(GatesSection(override={"role_balance": " "}), OVERRIDABLE)
+
+
+def test_data_set_without_any_turn_is_a_message():
+    rows, dropped = empty("dataset_rows"), empty("dropped")
+    outcome = gates.turns_lost(rows, dropped, dropped, GatesSection())
+    assert not outcome.passed and "nothing is left to train on" in outcome.message

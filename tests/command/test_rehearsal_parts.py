@@ -1,0 +1,247 @@
+"""Parts of a rehearsal: small specs, stand-ins, the teacher's server, estimates."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from etpi.rehearsal import costs, stand_ins, students
+from etpi.rehearsal.shrink import PREFIX, Machine, Rehearsal, shrink
+from etpi.rehearsal.stages import Finding, Stage, outcome
+from etpi.rehearsal.teacher import TeacherServer
+from etpi_assets.agent.actions import read_actions
+from etpi_assets.agent.prompts import render_prompts
+from etpi_assets.specs.experiment import ExperimentSpec
+from etpi_assets.specs.load import SpecError, load_shipped, load_specs
+from etpi_assets.specs.rollout_set import RolloutSetSpec
+from etpi_assets.tasks.families import load_family
+from etpi_assets.tasks.family import RejectedInput, Task
+from etpi_resources.chat.format import load_chat_format
+from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
+
+CPU = Machine(docker=False, vllm=False)
+SHIPPED = load_shipped()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("rehearsals")
+
+
+@pytest.fixture(autouse=True)
+def _without_data(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for name in ("COOPERBENCH", "R2E_GYM", "SWE_BENCH", "TERMINAL_BENCH", "OPEN_AGENTRL", "TRAJECTORIES"):
+        monkeypatch.delenv(f"ETPI_{name}", raising=False)
+
+
+def experiment(rehearsal: Rehearsal) -> ExperimentSpec:
+    spec = load_specs(rehearsal.folder / "specs").get("experiment", rehearsal.experiment)
+    assert isinstance(spec, ExperimentSpec)
+    return spec
+
+
+@pytest.mark.parametrize("name", SHIPPED.experiments)
+def test_every_shipped_experiment_has_small_specs_that_load(name, folder):
+    spec, small = SHIPPED.experiments[name], shrink(name, SHIPPED, folder, CPU)
+    written = experiment(small)
+    assert written.requires == "cpu" and written.train.max_steps == 2 and len(written.seeds) == 1
+    assert written.evaluate is None or written.evaluate.agent.max_steps <= 4
+    for section in ("pairs", "select", "dataset", "metrics", "card"):
+        assert getattr(written, section) == getattr(spec, section)
+    assert (written.train.method, written.rl.method) == (spec.train.method, spec.rl.method)
+    loaded = load_specs(small.folder / "specs")
+    for set_name in ("suite", "rollout_set"):
+        keys = SHIPPED.upstream_keys("experiment", name, set_name)
+        assert loaded.upstream_keys("experiment", small.experiment, set_name) == [PREFIX + key for key in keys]
+        for key in keys:
+            loaded.get(set_name, PREFIX + key)
+    if spec.base.kind == "hub":
+        assert written.base.kind == "path" and any("weights of" in need.text for need in small.needs)
+
+
+def test_replaced_parts_are_recorded_as_needs_of_their_asset(folder):
+    needs = {(need.asset, need.key): need.text for need in shrink("tito_retokenised_v1", SHIPPED, folder, CPU).needs}
+    assert "GEMINI_API_KEY" in needs["raw_rollouts", "cooperbench_gemini_prompted"]
+    assert "vLLM" in needs["serving_probe", "tito_retokenised_v1"]
+    assert "ETPI_COOPERBENCH" in needs["tasks", "cooperbench_pool_docker"]
+
+
+def test_real_data_are_used_where_they_are(folder, tmp_path, monkeypatch):
+    stand_ins.replace_suite("cooperbench", tmp_path / "all", {})
+    shutil.copytree(tmp_path / "all" / "tasks", tmp_path / "data")
+    monkeypatch.setenv("ETPI_COOPERBENCH", str(tmp_path / "data"))
+    small = shrink("plan_first_v5_tf", SHIPPED, folder, CPU)
+    suite = load_specs(small.folder / "specs").suites[f"{PREFIX}cooperbench_pool"]
+    assert suite.params["path"] == "${ETPI_COOPERBENCH}"
+    # Its evaluation needs containers, which are not here.
+    assert small.stand_in_suites == {"cooperbench_two_pairs"}
+
+
+def test_unknown_architecture_is_refused():
+    with pytest.raises(SpecError, match="mamba"):
+        students.architecture("state-spaces/mamba-3B", None)
+    with pytest.raises(SpecError, match="mamba"):
+        students.architecture("mamba", {"model_type": "mamba"})
+    assert students.architecture("x", {"model_type": "qwen3_5_text"}) == "qwen3_5"
+
+
+@pytest.mark.parametrize("family", ["cooperbench", "r2e", "swe_bench", "harbor", "answers"])
+def test_stand_ins_are_valid_tasks_of_their_family(family, tmp_path):
+    # Commands run as another user, who cannot enter the folders of pytest.
+    folder = stand_ins.visible_folder(tmp_path)
+    assert folder.is_relative_to(tempfile.gettempdir()) and not folder.is_relative_to(tmp_path)
+    assert stand_ins.visible_folder(tmp_path) == folder
+    sources = {"sources": ["deepscaler", "taco_code"], "per_source": 400, "unproven": True}
+    params = sources if family == "answers" else {"sandbox": "docker"}
+    suite = load_family(family)
+    items = list(suite.load("stand_ins", 0, stand_ins.replace_suite(family, folder / "data", params)))
+    tasks = [item for item in items if isinstance(item, Task)]
+    assert len(tasks) == len(items) >= 3
+    assert {task.split for task in tasks} >= ({"heldout"} if family not in ("answers",) else {"train"})
+    proven = list(suite.validate([tasks[0], tasks[-1]], BubblewrapFactory()))
+    shutil.rmtree(folder)
+    assert not [item for item in proven if isinstance(item, RejectedInput)]
+
+
+def test_stand_ins_are_the_same_every_time(tmp_path):
+    rows = []
+    for name in ("one", "two"):
+        params = stand_ins.replace_suite("r2e", tmp_path / name, {})
+        rows.append(Path(params["path"]).read_text())
+    assert rows[0] == rows[1]
+
+
+def test_family_without_stand_ins_is_named(tmp_path):
+    with pytest.raises(SpecError, match="pypi_bugs"):
+        stand_ins.replace_suite("pypi_bugs", tmp_path, {})
+
+
+# --- the teacher -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory) -> list[Task]:
+    params = stand_ins.replace_suite("cooperbench", tmp_path_factory.mktemp("pairs"), {"sandbox": "docker"})
+    return [item for item in load_family("cooperbench").load("pairs", 0, params) if isinstance(item, Task)]
+
+
+def conversation(tasks: list[Task], kind: str) -> list[dict[str, Any]]:
+    """The messages of an agent until it submits, as a client of the protocol sees them."""
+    spec = load_shipped().rollout_sets[f"cooperbench_{kind}_prompted"]
+    assert isinstance(spec, RolloutSetSpec)
+    chat, family = load_chat_format("qwen3"), load_family("cooperbench")
+    role = family.roles(tasks[0])[1]
+    messages: list[dict[str, Any]] = list(render_prompts(spec.agent, tasks[0], role))
+    with TeacherServer(spec, family, tasks, chat, port=0) as server:
+        url = f"http://127.0.0.1:{server.port}/v1/chat/completions"
+        for _ in range(5):
+            body = {"model": "m", "messages": messages, "tools": None}
+            answer = httpx.post(url, json=body).json()
+            messages.append(answer["choices"][0]["message"])
+            messages.append({"role": "user", "content": "done"})
+        refused = httpx.post(url, json={"messages": [{"role": "user", "content": "another task"}]})
+        assert refused.status_code == 400 and "no task" in refused.text
+    return messages
+
+
+@pytest.mark.parametrize("kind", ["gemini", "qwen3_8b"])
+def test_teacher_plans_solves_and_submits_in_both_protocols(tasks, kind):
+    messages = conversation(tasks, kind)
+    turns = [message for message in messages if message["role"] == "assistant"]
+    actions = [read_actions(turn["content"] or "", turn.get("tool_calls"))[0] for turn in turns]
+    assert all(actions) and ("tool_calls" in turns[0]) == (kind == "gemini")
+    assert actions[0][0].kind == "send_message" and actions[0][0].to == "agent1"
+    commands = [action.command for (action, *_) in actions[1:]]
+    assert commands[0].startswith("cat cargo/") and "deck.py" in commands[1]
+    assert "COMPLETE_TASK" in commands[2] and commands[2] == commands[3]
+
+
+def test_teacher_closes_an_open_think_block_and_fills_the_grammars_slots(tasks):
+    spec = load_shipped().rollout_sets["r2e_gym_lite_phase1"]
+    family = load_family("cooperbench")
+    chat = load_chat_format("qwen3", "qwen3_6")
+    server = TeacherServer(spec, family, tasks, chat, port=0)
+    prompt = chat.prompt_ids(render_prompts(spec.agent, tasks[0], family.roles(tasks[0])[0]))
+    assert chat.decode(prompt).endswith("<think>\n")
+    (choice,) = server.answer("/v1/completions", {"prompt": prompt})["choices"]
+    server.close()
+    assert choice["text"].startswith("STATE: ") and choice["text"].count("</think>") == 1
+    assert choice["token_ids"] == chat.ended(chat.encode(choice["text"]))
+
+
+# --- estimates -------------------------------------------------------------------------------------------------------
+
+QWEN3_4B = {
+    "model_type": "qwen3", "hidden_size": 2560, "num_hidden_layers": 36, "vocab_size": 151_936, "head_dim": 128,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 9728, "tie_word_embeddings": True,
+}  # fmt: skip
+"""Sizes of Qwen3-4B's published configuration."""
+
+
+def test_parameters_are_those_of_the_model():
+    shape = costs.shape_of("Qwen/Qwen3-4B", QWEN3_4B)
+    assert shape and shape.parameters == pytest.approx(4.022e9, rel=1e-3)  # model.safetensors.index.json: 8.04 GB, bf16
+    estimated = costs.shape_of("Qwen/Qwen3-4B", None)
+    assert estimated and estimated.parameters == 4e9 and estimated.hidden == pytest.approx(2560, rel=0.2)
+    assert costs.shape_of("some/model", None) is None
+
+
+def test_parameters_agree_with_a_model_that_is_built(folder):
+    from transformers import AutoModelForCausalLM
+
+    students.make_student(folder / "qwen3", "qwen3", "qwen3", None)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder / "qwen3")
+    shape = costs.shape_of("small", json.loads((folder / "qwen3" / "config.json").read_text()))
+    assert shape and shape.parameters == pytest.approx(sum(p.numel() for p in model.parameters()), rel=1e-3)
+
+
+def test_adapter_has_the_published_size():
+    """The report: 132 MB, for rank 32 of all linear modules of Qwen3-4B."""
+    spec, shape = SHIPPED.experiments["plan_first_v5_tf"], costs.shape_of("", QWEN3_4B)
+    assert shape and 2 * costs.trainable(spec, shape, reinforced=False) / 1e6 == pytest.approx(132, abs=0.5)
+
+
+@pytest.mark.parametrize("name", ["plan_first_v1", "plan_first_v2", "plan_first_v5_tf"])
+def test_steps_are_the_published_ones(name):
+    spec = SHIPPED.experiments[name]
+    stated = spec.published["stated"]
+    rows = stated.get("train_rows") or 0.9 * stated["rows"]
+    unbounded = spec.model_copy(update={"train": spec.train.model_copy(update={"max_steps": None})})
+    assert costs.steps_of(unbounded, rows) == pytest.approx(stated["steps"], abs=2)
+    assert costs.steps_of(spec, rows) <= stated["steps"] + 1
+
+
+def test_training_time_is_the_published_one():
+    """The card: 318 trajectories, 40 minutes on one H100."""
+    lines = {cost.part: cost for cost in costs.costs("etpi_phase1", SHIPPED)}
+    assert lines["training time"].hours * 60 == pytest.approx(40, rel=0.25)
+    assert "$" in lines["GPU time"].value
+
+
+def test_weights_gradients_and_moments_take_16_bytes_a_parameter():
+    spec = SHIPPED.experiments["grpo_tcr_4b"]
+    shape = costs.shape_of("", QWEN3_4B)
+    assert shape
+    (memory,) = [line for line in costs.costs("grpo_tcr_4b", SHIPPED) if line.part == "reinforcement memory"]
+    sizes = dict(part.rsplit(" ", 1) for part in memory.value.partition(": ")[2].split(", "))
+    total = sum(float(sizes[name]) for name in ("weights", "gradients", "optimiser")) * 2**30
+    assert total == pytest.approx(16 * 4e9, rel=0.01) and spec.rl.tuning == "full"
+
+
+def test_calls_of_paid_endpoints_are_counted():
+    lines = {cost.part: cost for cost in costs.costs("tito_retokenised_v1", SHIPPED)}
+    assert lines["rollouts cooperbench_gemini_prompted"].value == "at most 4,600 calls of gemini-3-pro"
+
+
+def test_outcome_is_the_first_stage_that_would_stop():
+    passed = Stage("tasks", "s", "passes", 1.0)
+    stopped = replace(passed, asset="tito_pairs", verdict="would block", blocks=(Finding("label_syntax", "no"),))
+    assert outcome([passed]) == "passes" and outcome([passed, stopped]) == "would block: tito_pairs"
