@@ -117,8 +117,8 @@ def _stages(rehearsal: Rehearsal, steps: Sequence[Step], failures: Sequence[str]
         key = step.key.removeprefix(PREFIX)
         needs = tuple(need.text for need in rehearsal.needs if (need.asset, need.key) == (step.asset, key))
         if manifest is None:
-            found = (Finding("", error.partition(": ")[2]),) if error else ()
-            yield Stage(step.asset, key, "would block" if error else "not reached", 0.0, found, needs=needs)
+            findings = (Finding("", error.partition(": ")[2]),) if error else ()
+            yield Stage(step.asset, key, "would block" if error else "not reached", 0.0, findings, needs=needs)
         elif reason := manifest.notes.get("not_applicable"):
             yield Stage(step.asset, key, "not applicable", manifest.seconds or 0.0, (Finding("", reason),))
         else:

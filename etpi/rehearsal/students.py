@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -100,7 +99,9 @@ _TEMPLATES = {"qwen3": "qwen3", "qwen3_5": "qwen3_6"}
 @cache
 def hub_reachable() -> bool:
     """Return whether the hub answers, so that repositories which are not cached can be read."""
-    if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
+    from huggingface_hub.constants import HF_HUB_OFFLINE
+
+    if HF_HUB_OFFLINE:
         return False
     try:
         socket.create_connection(("huggingface.co", 443), timeout=3).close()
