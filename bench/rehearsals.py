@@ -1,19 +1,17 @@
 """Rehearse every experiment and print a table: `python bench/rehearsals.py [EXPERIMENT...] [--folder .slow]`.
 
-Each finished rehearsal is kept in FOLDER/rehearsals/NAME.json; the next start continues after it, unless --again.
+Each finished rehearsal is kept in FOLDER/rehearsals/NAME; the next start continues after it, unless --again.
 The exit status is 1 if an experiment would stop that is not in EXPECTED.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import time
 from pathlib import Path
 
 import click
 
-from etpi.rehearsal import shrink, stages
+from etpi.rehearsal import record, shrink
 from etpi_assets.specs.load import load_specs
 
 EXPECTED = {"teacher_gemini_unprompted": "upweighted_dataset"}
@@ -27,17 +25,11 @@ EXPECTED = {"teacher_gemini_unprompted": "upweighted_dataset"}
 def main(experiments: tuple[str, ...], folder: Path, again: bool) -> None:
     """Rehearse the experiments, by default all that load."""
     results, unexpected = folder.resolve() / "rehearsals", 0
-    results.mkdir(parents=True, exist_ok=True)
     specs, machine = load_specs(), shrink.this_machine()
     for name in experiments or specs.experiments:
-        file = results / f"{name}.json"
+        file = results / name / record.NAME
         if again or not file.exists():
-            start = time.monotonic()
-            outcomes = stages.run(shrink.shrink(name, specs, results / name, machine))
-            result = {"seconds": round(time.monotonic() - start, 1), "stages": stages.as_json(outcomes)}
-            partial = file.with_suffix(".new")
-            partial.write_text(json.dumps(result, indent=1), encoding="utf-8")
-            os.replace(partial, file)
+            record.rehearse(name, specs, results / name, machine)
         unexpected += _print(name, json.loads(file.read_text(encoding="utf-8")))
     raise SystemExit(1 if unexpected else 0)
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import click
 
+from etpi.rehearsal import RATE
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command (default: that of the command line) and return its exit code.
@@ -100,7 +102,7 @@ def run(experiments: tuple[str, ...], dry_run: bool, rebuild: bool, recollect: b
 
 @etpi.command()
 @click.argument("experiments", nargs=-1, required=True, metavar="EXPERIMENT...")
-@click.option("--rate", type=float, default=3.0, show_default=True, help="US dollars for an hour of a GPU")
+@click.option("--rate", type=float, default=RATE, show_default=True, help="US dollars for an hour of a GPU")
 def rehearse(experiments: tuple[str, ...], rate: float) -> int:
     """Run experiments small, on this machine's CPU, to see what would stop them, and what they will take.
 

@@ -8,7 +8,6 @@ import shutil
 import sys
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,21 +81,17 @@ def rehearse(names: Sequence[str], rate: float) -> int:
     Raises:
         SpecError: an experiment does not exist, or cannot be rehearsed.
     """
-    from etpi.rehearsal import costs, page, shrink, stages
+    from etpi.rehearsal import page, record, shrink
+    from etpi.rehearsal.stages import first_stop
     from etpi_resources.lake.lake import Lake
 
-    specs, machine = load_specs(), shrink.this_machine()
+    specs, machine, root = load_specs(), shrink.this_machine(), Lake.open().root / "rehearsals"
     stopped = False
     for name in names:
-        start = time.monotonic()
-        small = shrink.shrink(name, specs, Lake.open().root / "rehearsals" / name, machine)
-        outcomes = stages.run(small)
-        estimates = costs.costs(name, specs, rate)
-        for line in page.lines(name, small, outcomes, estimates, time.monotonic() - start):
+        rehearsal = record.rehearse(name, specs, root / name, machine, rate)
+        for line in page.lines(rehearsal, root / name):
             print(line)
-        record = {"experiment": name, "stages": stages.as_json(outcomes), "costs": [asdict(cost) for cost in estimates]}
-        (small.folder / "rehearsal.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
-        stopped |= any(stage.verdict == "would block" for stage in outcomes)
+        stopped |= first_stop(rehearsal.stages) is not None
     return 1 if stopped else 0
 
 

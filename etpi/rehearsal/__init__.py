@@ -2,5 +2,8 @@
 
 `shrink` writes the small specs; `students` and `stand_ins` create the models and data that this machine lacks;
 `teacher` serves reference solutions; `stages` runs the chain (`chain`, a process of its own) and judges each asset;
-`costs` estimates the real run; `page` is the text of it all.
+`costs` estimates the real run; `record` does all of it and keeps the result; `page` is its text.
 """
+
+RATE = 3.0
+"""US dollars for an hour of a GPU."""

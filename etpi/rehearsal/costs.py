@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from etpi.rehearsal import RATE
 from etpi.rehearsal.students import published_config
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import Specs
-from etpi_assets.specs.rollout_set import RolloutSetSpec
+from etpi_assets.specs.rollout_set import AgentSection, RolloutSetSpec
 from etpi_assets.specs.suite import SuiteSpec
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Task
@@ -29,8 +30,6 @@ READING = 0.5
 """Share of the bandwidth that decoding reaches."""
 CONCURRENT = 32
 """Sequences that a server decodes at once."""
-RATE = 3.0
-"""US dollars for an hour of a GPU."""
 TURN_BYTES = 2_000
 """Bytes of a turn in all tables of the lake: 1,955 MB of 999,999 turns (`bench/report_queries.py`)."""
 
@@ -106,7 +105,7 @@ def costs(name: str, specs: Specs, rate: float = RATE) -> list[Cost]:
         )
     )
     if spec.train.method != "none":
-        lines += _training(spec, shape)
+        lines += _supervised(spec, shape)
     if spec.rl.method != "none":
         lines += _reinforcement(spec, shape)
     lines += _serving(spec, shape)
@@ -114,18 +113,10 @@ def costs(name: str, specs: Specs, rate: float = RATE) -> list[Cost]:
     return [*lines, Cost("GPU time", f"{hours:.1f} h, ${hours * rate:,.0f} at ${rate:.2f} an hour", "the hours above")]
 
 
-def trainable(spec: ExperimentSpec, shape: Shape, *, reinforced: bool) -> float:
-    """Return the number of trained parameters: all, or those of LoRA on all linear modules."""
-    method = spec.rl.tuning if reinforced else spec.train.method
-    rank = spec.rl.lora_rank if reinforced else spec.train.lora_rank
-    return shape.parameters if method == "full" else rank * shape.linear * shape.layers
-
-
 def steps_of(spec: ExperimentSpec, rows: float) -> int:
     """Return the optimiser steps of the supervised training on so many rows of `dataset.max_length` tokens."""
     train = spec.train
-    length = spec.dataset.max_length if isinstance(spec.dataset.max_length, int) else train.batch_tokens
-    per_step = train.batch_sequences or max(1, train.batch_tokens // length)
+    per_step = train.batch_sequences or max(1, train.batch_tokens // _row_length(spec))
     steps = math.ceil(rows * train.epochs / per_step)
     return min(steps, train.max_steps) if train.max_steps else steps
 
@@ -138,10 +129,7 @@ def _rollouts(name: str, specs: Specs) -> Iterator[Cost]:
         return
     suite = specs.get("suite", str(spec.suite))
     assert isinstance(suite, SuiteSpec)
-    tasks, agents = (
-        spec.tasks or _counted(str(spec.suite), suite, spec.split),
-        2 if spec.agent.prompt.startswith("coop") else 1,
-    )
+    tasks, agents = spec.tasks or _counted(str(spec.suite), suite, spec.split), _agents(spec.agent)
     if tasks is None:
         yield Cost(f"rollouts {name}", f"{spec.k} of each task", "the suite's data are not here to be counted")
         return
@@ -160,6 +148,10 @@ def _rollouts(name: str, specs: Specs) -> Iterator[Cost]:
             hours,
         )
     yield Cost(f"lake {name}", f"at most {turns * TURN_BYTES / 1e6:,.0f} MB", f"{TURN_BYTES:,} bytes a turn")
+
+
+def _agents(agent: AgentSection) -> int:
+    return 2 if agent.prompt.startswith("coop") else 1
 
 
 def _counted(name: str, suite: SuiteSpec, split: str) -> int | None:
@@ -182,16 +174,83 @@ def _decoding(parameters: float, tokens: float) -> float:
     return tokens / CONCURRENT * 2 * parameters / (BANDWIDTH * READING)
 
 
-def _training(spec: ExperimentSpec, shape: Shape) -> list[Cost]:
-    train, stated = spec.train, spec.published.get("stated", {})
+@dataclass(frozen=True)
+class Training:
+    """What the estimates of a training need, supervised or by reinforcement.
+
+    Attributes:
+        full: whether all parameters are trained; else LoRA's of this rank, on all linear modules.
+        recomputed: whether activations are computed again in the backward pass.
+        small_states: whether the optimiser keeps a byte a moment.
+        shards: GPUs that share weights, gradients and moments.
+        reference: whether the weights before training stay in memory.
+        length: tokens of a row.
+    """
+
+    full: bool
+    rank: int
+    recomputed: bool
+    small_states: bool
+    shards: int
+    reference: bool
+    length: int
+
+    @property
+    def operations(self) -> int:
+        """Operations a parameter and token: 2 forward, 4 backward (2 for frozen weights), 2 if recomputed."""
+        return (6 if self.full else 4) + 2 * self.recomputed
+
+    def trained(self, shape: Shape) -> float:
+        """Return the number of trained parameters."""
+        return shape.parameters if self.full else self.rank * shape.linear * shape.layers
+
+    def seconds(self, shape: Shape, tokens: float) -> float:
+        """Return the seconds of training on so many tokens."""
+        return self.operations * shape.parameters * tokens / (PEAK_FLOPS * UTILISATION)
+
+
+def supervised(spec: ExperimentSpec) -> Training:
+    """Return the experiment's supervised training."""
+    train = spec.train
+    return Training(
+        full=train.method == "full",
+        rank=train.lora_rank,
+        recomputed=train.gradient_checkpointing,
+        small_states="8bit" in train.optimizer,
+        shards=train.shards,
+        reference=False,
+        length=_row_length(spec),
+    )
+
+
+def reinforcement(spec: ExperimentSpec) -> Training:
+    """Return the experiment's reinforcement."""
+    rl = spec.rl
+    return Training(
+        full=rl.tuning == "full",
+        rank=rl.lora_rank,
+        recomputed=rl.gradient_checkpointing,
+        small_states="8bit" in rl.optimizer,
+        shards=1,
+        reference=bool(rl.beta),
+        length=rl.max_prompt_tokens + rl.max_response_tokens,
+    )
+
+
+def _row_length(spec: ExperimentSpec) -> int:
+    """Return the most tokens of a row."""
+    return spec.dataset.max_length if isinstance(spec.dataset.max_length, int) else spec.train.batch_tokens
+
+
+def _supervised(spec: ExperimentSpec, shape: Shape) -> list[Cost]:
+    train, stated, training = spec.train, spec.published.get("stated", {}), supervised(spec)
     rows = next((stated[key] for key in ("train_rows", "rows", "trajectories") if key in stated), None)
-    length = spec.dataset.max_length if isinstance(spec.dataset.max_length, int) else train.batch_tokens
-    lines = _memory("training", spec, shape, length, reinforced=False)
+    lines = [_memory("training", training, shape)]
     if rows is None and not train.max_steps:
         return [*lines, Cost("training time", "unknown", "the number of rows is not known before the data set")]
     steps = steps_of(spec, float(rows)) if rows is not None else int(train.max_steps or 0)
-    tokens = steps * (train.batch_sequences * length if train.batch_sequences else train.batch_tokens)
-    hours = _learning(spec, shape, tokens, reinforced=False) / 3600 * len(spec.seeds)
+    tokens = steps * (train.batch_sequences * training.length if train.batch_sequences else train.batch_tokens)
+    hours = training.seconds(shape, tokens) / 3600 * len(spec.seeds)
     source = "the published rows" if rows is not None else "train.max_steps"
     return [
         *lines,
@@ -199,90 +258,64 @@ def _training(spec: ExperimentSpec, shape: Shape) -> list[Cost]:
         Cost(
             "training time",
             f"at most {tokens / 1e6:,.1f} M tokens, {hours:.1f} GPU hours",
-            f"{_factor(spec, reinforced=False)} parameters tokens / ({_PEAK})",
+            f"{training.operations} parameters tokens / ({_PEAK})",
             hours,
         ),
-        _disk(
-            "training", train.method == "full", shape, trainable(spec, shape, reinforced=False), train.save_steps, steps
-        ),
+        _disk("training", training, shape, train.save_steps, steps),
     ]
 
 
 def _reinforcement(spec: ExperimentSpec, shape: Shape) -> list[Cost]:
-    rl = spec.rl
+    rl, training = spec.rl, reinforcement(spec)
     rollouts = rl.steps * rl.device_batch * rl.accumulate // rl.iterations
     tokens = rollouts * rl.max_response_tokens
-    generating = _decoding(shape.parameters, tokens)
-    learning = _learning(spec, shape, rollouts * (rl.max_prompt_tokens + rl.max_response_tokens), reinforced=True)
-    hours = (generating + learning) / 3600 * len(spec.seeds)
+    seconds = _decoding(shape.parameters, tokens) + training.seconds(shape, rollouts * training.length)
+    hours = seconds / 3600 * len(spec.seeds)
     return [
-        *_memory("reinforcement", spec, shape, rl.max_prompt_tokens + rl.max_response_tokens, reinforced=True),
+        _memory("reinforcement", training, shape),
         Cost(
             "reinforcement time",
             f"at most {rollouts:,} rollouts, {tokens / 1e6:,.1f} M tokens, {hours:.1f} GPU hours",
             f"{rl.steps:,} steps x {rl.device_batch * rl.accumulate}, {rl.max_response_tokens:,} tokens each; "
-            f"{_DECODING}; then {_factor(spec, reinforced=True)} parameters tokens / ({_PEAK})",
+            f"{_DECODING}; then {training.operations} parameters tokens / ({_PEAK})",
             hours,
         ),
-        _disk(
-            "reinforcement",
-            rl.tuning == "full",
-            shape,
-            trainable(spec, shape, reinforced=True),
-            rl.save_steps,
-            rl.steps,
-        ),
+        _disk("reinforcement", training, shape, rl.save_steps, rl.steps),
     ]
 
 
-def _factor(spec: ExperimentSpec, *, reinforced: bool) -> int:
-    """Return operations for a parameter and token: 2 forward, 4 backward (2 where weights are frozen), 2 recomputed."""
-    full = (spec.rl.tuning if reinforced else spec.train.method) == "full"
-    again = spec.rl.gradient_checkpointing if reinforced else spec.train.gradient_checkpointing
-    return (6 if full else 4) + 2 * again
-
-
-def _learning(spec: ExperimentSpec, shape: Shape, tokens: float, *, reinforced: bool) -> float:
-    """Return the seconds of training on so many tokens."""
-    return _factor(spec, reinforced=reinforced) * shape.parameters * tokens / (PEAK_FLOPS * UTILISATION)
-
-
-def _memory(part: str, spec: ExperimentSpec, shape: Shape, length: int, *, reinforced: bool) -> list[Cost]:
+def _memory(part: str, training: Training, shape: Shape) -> Cost:
     """Return the memory of a training by part.
 
     Activations: Korthikanti et al. 2022, 34 bytes a token, width and layer without the attention matrix; with gradient
     checkpointing 2 bytes, and 34 of one layer.
     """
-    section = spec.rl if reinforced else spec.train
-    full = (spec.rl.tuning if reinforced else spec.train.method) == "full"
-    shards = 1 if reinforced else spec.train.shards
-    number = trainable(spec, shape, reinforced=reinforced)
-    small = "8bit" in section.optimizer
-    weights = 4 * shape.parameters if full else 2 * shape.parameters + 4 * number
-    gradients, moments = 4 * number, (2 if small else 8) * number
-    layers = shape.layers * 2 + 34 if section.gradient_checkpointing else shape.layers * 34
-    activations = layers * length * shape.hidden
-    logits = 6 * length * shape.vocabulary / shards
-    reference = 2 * shape.parameters if reinforced and spec.rl.beta else 0.0
+    number, shards = training.trained(shape), training.shards
+    weights = 4 * shape.parameters if training.full else 2 * shape.parameters + 4 * number
+    state = 2 if training.small_states else 8
+    layers = shape.layers * 2 + 34 if training.recomputed else shape.layers * 34
     parts = {
-        "weights": weights / shards, "gradients": gradients / shards, "optimiser": moments / shards,
-        "activations": activations, "logits": logits, "reference": reference,
-    }  # fmt: skip
+        "weights": weights / shards,
+        "gradients": 4 * number / shards,
+        "optimiser": state * number / shards,
+        "activations": layers * training.length * shape.hidden,
+        "logits": 6 * training.length * shape.vocabulary / shards,
+        "reference": 2 * shape.parameters if training.reference else 0.0,
+    }
     shown = ", ".join(f"{name} {value / _GIB:.1f}" for name, value in parts.items() if value)
-    kept = "4 bytes a weight" if full else "2 bytes a frozen weight, 4 a trained one"
+    kept = "4 bytes a weight" if training.full else "2 bytes a frozen weight, 4 a trained one"
     formula = (
-        f"{kept}, 4 a gradient, {2 if small else 8} an optimiser state; activations of a sequence of {length:,} tokens "
-        f"({'recomputed' if section.gradient_checkpointing else 'kept'}); 6 bytes a logit, if every token is trained"
+        f"{kept}, 4 a gradient, {state} an optimiser state; activations of a sequence of {training.length:,} tokens "
+        f"({'recomputed' if training.recomputed else 'kept'}); 6 bytes a logit, if every token is trained"
         f"{'' if shards == 1 else f'; over {shards} GPUs, each'}"
     )
-    return [Cost(f"{part} memory", f"{sum(parts.values()) / _GIB:.0f} GiB: {shown}", formula)]
+    return Cost(f"{part} memory", f"{sum(parts.values()) / _GIB:.0f} GiB: {shown}", formula)
 
 
-def _disk(part: str, full: bool, shape: Shape, trained: float, every: int | None, steps: int) -> Cost:
+def _disk(part: str, training: Training, shape: Shape, every: int | None, steps: int) -> Cost:
     kept = 1 + (steps // every if every else 0)
-    size = kept * 2 * (shape.parameters if full else trained)
-    merged = "" if full else ", and the merged model"
-    total = size + (0 if full else 2 * shape.parameters)
+    merged = "" if training.full else ", and the merged model"
+    total = kept * 2 * training.trained(shape) + (0 if training.full else 2 * shape.parameters)
     return Cost(
         f"{part} disk",
         f"{total / 1e9:,.1f} GB",
@@ -302,7 +335,7 @@ def _serving(spec: ExperimentSpec, shape: Shape) -> Iterator[Cost]:
         f"2 bytes a weight; {CONCURRENT} sequences of {agent.max_model_len:,} tokens x 2 x layers x keys x 2 bytes",
     )
     conditions = len(evaluate.roles) * len(evaluate.decodings) * len(spec.seeds) + len(evaluate.budgets)
-    agents = 2 if agent.prompt.startswith("coop") else 1
+    agents = _agents(agent)
     rollouts = None if evaluate.tasks is None else evaluate.tasks * conditions * agents
     if rollouts is None:
         yield Cost("evaluation", f"{conditions} rollouts of each task", "all tasks of the suite")

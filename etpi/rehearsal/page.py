@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from pathlib import Path
 
-from etpi.rehearsal.costs import Cost
-from etpi.rehearsal.shrink import Rehearsal
-from etpi.rehearsal.stages import Stage
+from etpi.rehearsal.record import Record
+from etpi.rehearsal.stages import first_stop
 
 WIDTH = 118
 
 
-def lines(
-    name: str, rehearsal: Rehearsal, stages: Sequence[Stage], costs: Sequence[Cost], seconds: float
-) -> Iterator[str]:
+def lines(record: Record, folder: Path) -> Iterator[str]:
     """Yield the table of stages, what the real run needs, and what it will take."""
-    yield f"Rehearsal of {name}: {seconds:.0f} s, in {rehearsal.folder}"
+    yield f"Rehearsal of {record.experiment}: {record.seconds:.0f} s, in {folder}"
     yield ""
-    width = max(len(f"{stage.asset} of {stage.key}") for stage in stages)
-    for stage in stages:
+    width = max(len(f"{stage.asset} of {stage.key}") for stage in record.stages)
+    for stage in record.stages:
         yield f"  {f'{stage.asset} of {stage.key}':{width}}  {stage.verdict:14} {stage.seconds:6.1f} s"
         for finding in stage.blocks:
             label = f"{finding.check}: " if finding.check else ""
@@ -32,14 +30,13 @@ def lines(
             yield from _wrapped(f"needs: {need}", 6)
     yield ""
     yield "What the real run will take (upper bounds where behaviour decides):"
-    for cost in costs:
+    for cost in record.costs:
         yield from _wrapped(f"{cost.part}: {cost.value}", 2)
         yield from _wrapped(f"= {cost.formula}", 6)
-    blocking = [stage for stage in stages if stage.verdict == "would block"]
     yield ""
-    if blocking:
-        yield f"The real run would stop at {blocking[0].asset} of {blocking[0].key}."
-        yield f"Log: {rehearsal.folder / 'run.log'}"
+    if stop := first_stop(record.stages):
+        yield f"The real run would stop at {stop.asset} of {stop.key}."
+        yield f"Log: {folder / 'run.log'}"
     else:
         yield "Nothing that a CPU can find would stop the real run."
 

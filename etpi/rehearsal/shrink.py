@@ -67,14 +67,14 @@ class Rehearsal:
     """The small specs of an experiment, as written.
 
     Attributes:
-        experiment: the name of the small experiment.
+        name: the real experiment.
         folder: everything of the rehearsal: specs, models, stand-ins, the lake.
         served: rollout sets whose teacher the rehearsal serves, by name, with the port.
         stand_in_suites: suites whose tasks are stand-ins.
         stand_in_teacher: whether some teacher is one, or some recorded runs are.
     """
 
-    experiment: str
+    name: str
     folder: Path
     specs: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     needs: list[Need] = field(default_factory=list)
@@ -82,9 +82,14 @@ class Rehearsal:
     stand_in_suites: set[str] = field(default_factory=set)
     stand_in_teacher: bool = False
 
+    @property
+    def experiment(self) -> str:
+        """The name of the small experiment."""
+        return PREFIX + self.name
+
     def need(self, asset: str, text: str, key: str | None = None) -> None:
         """Record a need, once. `key`: the real spec; None: the experiment."""
-        need = Need(asset, self.experiment.removeprefix(PREFIX) if key is None else key, text)
+        need = Need(asset, self.name if key is None else key, text)
         if need not in self.needs:
             self.needs.append(need)
 
@@ -120,12 +125,12 @@ def shrink(name: str, specs: Specs, folder: Path, machine: Machine) -> Rehearsal
     """
     spec = specs.get("experiment", name)
     assert isinstance(spec, ExperimentSpec)
-    small = Rehearsal(PREFIX + name, folder.resolve())
+    small = Rehearsal(name, folder.resolve())
     for suite in specs.upstream_keys("experiment", name, "suite"):
         _suite(suite, specs, small, machine)
     for rollout_set in spec.rollout_sets:
         _rollout_set(rollout_set, specs, small, machine)
-    _experiment(name, spec, small, machine)
+    _experiment(spec, small, machine)
     _write(small)
     return small
 
@@ -234,7 +239,7 @@ def _teacher(name: str, spec: RolloutSetSpec, small: Rehearsal) -> dict[str, Any
 # --- the experiment --------------------------------------------------------------------------------------------------
 
 
-def _experiment(name: str, spec: ExperimentSpec, small: Rehearsal, machine: Machine) -> None:
+def _experiment(spec: ExperimentSpec, small: Rehearsal, machine: Machine) -> None:
     values = _dumped(spec)
     values |= {
         "title": f"Rehearsal: {spec.title}",
@@ -242,10 +247,7 @@ def _experiment(name: str, spec: ExperimentSpec, small: Rehearsal, machine: Mach
         "seeds": [spec.seeds[0]],
         "requires": "cpu",
         "base": _base(spec, small),
-        "train": {
-            **_train(values["train"], spec.base.kind),
-            "optimizer": _optimizer(spec.train.optimizer, "sft_checkpoint", small),
-        },
+        "train": _train(values["train"], spec.base.kind, small),
         "serving": _serving(spec, small, machine),
         "probe": {**values["probe"], "prompts": 2},
     }
@@ -303,12 +305,19 @@ def _agent(agent: dict[str, Any], small: Rehearsal, *, short: bool = False) -> d
     return values
 
 
-def _train(train: dict[str, Any], base: str) -> dict[str, Any]:
+def _train(train: dict[str, Any], base: str, small: Rehearsal) -> dict[str, Any]:
     # Two steps lower the loss on other rows too if they are long for a random model, and short for a trained one.
     rate = train["learning_rate"]
     if rate:
         rate = min(rate, SHORT_STEP) if base == "tiny" else max(rate, LONG_STEP)
-    values = {**train, "max_steps": STEPS, "learning_rate": rate, "schedule": "constant", "warmup_ratio": 0.0}
+    values = {
+        **train,
+        "optimizer": _optimizer(train["optimizer"], "sft_checkpoint", small),
+        "max_steps": STEPS,
+        "learning_rate": rate,
+        "schedule": "constant",
+        "warmup_ratio": 0.0,
+    }
     if train.get("use_epoch") is not None or train.get("use_step") is not None:
         values |= {"use_epoch": None, "use_step": 1, "save_steps": 1}
     elif train.get("save_steps"):

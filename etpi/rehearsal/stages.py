@@ -6,10 +6,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from etpi.rehearsal.shrink import PREFIX, REASON, Rehearsal
 from etpi.rehearsal.teacher import TeacherServer
@@ -89,7 +89,7 @@ def run(rehearsal: Rehearsal) -> list[Stage]:
     result = json.loads(result_file.read_text(encoding="utf-8"))
     steps = plan(rehearsal.experiment, specs, Lake(lake_folder))
     exports = [
-        Stage(f"export {form}", rehearsal.experiment.removeprefix(PREFIX), "would block" if error else "passes", 0.0,
+        Stage(f"export {form}", rehearsal.name, "would block" if error else "passes", 0.0,
               (Finding("", error),) if error else ())
         for form, error in result["exports"].items()
     ]  # fmt: skip
@@ -120,7 +120,7 @@ def _stages(rehearsal: Rehearsal, steps: Sequence[Step], failures: Sequence[str]
             findings = (Finding("", error.partition(": ")[2]),) if error else ()
             yield Stage(step.asset, key, "would block" if error else "not reached", 0.0, findings, needs=needs)
         elif reason := manifest.notes.get("not_applicable"):
-            yield Stage(step.asset, key, "not applicable", manifest.seconds or 0.0, (Finding("", reason),))
+            yield Stage(step.asset, key, "not applicable", _seconds(manifest), (Finding("", reason),))
         else:
             yield _judged(rehearsal, step, key, manifest, needs)
 
@@ -141,9 +141,13 @@ def _judged(rehearsal: Rehearsal, step: Step, key: str, manifest: Manifest, need
         else:
             blocks.append(Finding(name, message))
     return Stage(
-        step.asset, key, "would block" if blocks else "passes", manifest.seconds or 0.0,
+        step.asset, key, "would block" if blocks else "passes", _seconds(manifest),
         tuple(blocks), tuple(unjudged), tuple(accepted), needs,
     )  # fmt: skip
+
+
+def _seconds(manifest: Manifest) -> float:
+    return round(manifest.seconds or 0.0, 1)
 
 
 def _unjudged(check: str, rehearsal: Rehearsal) -> bool:
@@ -155,18 +159,6 @@ def _unjudged(check: str, rehearsal: Rehearsal) -> bool:
     )
 
 
-def as_json(stages: Sequence[Stage]) -> list[Mapping[str, Any]]:
-    """Return the stages as JSON."""
-    return [
-        {
-            "asset": stage.asset, "key": stage.key, "verdict": stage.verdict, "seconds": round(stage.seconds, 1),
-            "blocks": [{"check": finding.check, "message": finding.message} for finding in stage.blocks],
-            "unjudged": stage.unjudged, "accepted": stage.accepted, "needs": stage.needs,
-        }
-        for stage in stages
-    ]  # fmt: skip
-
-
-def outcome(stages: Sequence[Stage]) -> str:
-    """Return "passes", or the first asset that would block."""
-    return next((f"would block: {stage.asset}" for stage in stages if stage.verdict == "would block"), "passes")
+def first_stop(stages: Sequence[Stage]) -> Stage | None:
+    """Return the first stage that would block the real run."""
+    return next((stage for stage in stages if stage.verdict == "would block"), None)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from etpi_assets.specs.load import SpecError
-from etpi_resources.chat.format import TokenizerUnavailable, load_chat_format
+from etpi_resources.chat.format import load_chat_format
 from etpi_resources.checkpoints import hub_file
 from etpi_resources.lake.lake import folder_hash
 
@@ -115,33 +115,29 @@ def tokenizer_here(name: str) -> bool:
     if not name.startswith(HUB):
         return True
     repo, _, commit = name.removeprefix(HUB).partition("@")
-    try:
-        if not hub_reachable():
-            from huggingface_hub import try_to_load_from_cache
-
-            return isinstance(try_to_load_from_cache(repo, "tokenizer.json", revision=commit), str)
-        load_chat_format(name)
-    except (TokenizerUnavailable, FileNotFoundError):
-        return False
-    return True
+    return _hub_path(repo, commit, "tokenizer.json") is not None
 
 
 def published_config(repo: str, revision: str) -> Mapping[str, Any] | None:
     """Return the configuration of a repository, its text part; None if it cannot be read here."""
-    try:
-        if not hub_reachable():
-            from huggingface_hub import try_to_load_from_cache
-
-            cached = try_to_load_from_cache(repo, "config.json", revision=revision)
-            if not isinstance(cached, str):
-                return None
-            file = Path(cached)
-        else:
-            file = hub_file(repo, revision, "config.json")
-    except OSError:
+    file = _hub_path(repo, revision, "config.json")
+    if file is None:
         return None
     config = json.loads(file.read_text(encoding="utf-8"))
     return config.get("text_config", config)
+
+
+def _hub_path(repo: str, revision: str, name: str) -> Path | None:
+    """Return a file of a hub repository: the cached one, else downloaded where the hub answers; None if neither."""
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(repo, name, revision=revision)
+    if isinstance(cached, str):
+        return Path(cached)
+    try:
+        return hub_file(repo, revision, name) if hub_reachable() else None
+    except OSError:
+        return None
 
 
 def architecture(model: str, config: Mapping[str, Any] | None) -> str:
@@ -184,8 +180,10 @@ def make_student(folder: Path, kind: str, tokenizer: str, template: str | None) 
     }  # fmt: skip
     torch.manual_seed(0)
     model: Any = AutoModelForCausalLM.from_config(ARCHITECTURES[kind](sizes))
-    model.to(torch.float32).save_pretrained(folder)
-    chat.save(folder)
+    partial = folder.with_name(f"{folder.name}.new")
+    model.to(torch.float32).save_pretrained(partial)
+    chat.save(partial)
+    partial.rename(folder)
     return folder_hash(folder)
 
 

@@ -77,30 +77,23 @@ class TeacherServer(AbstractContextManager["TeacherServer"]):
             entries = [{str(token): {"logprob": _LOGPROB}} for token in prompt[1:]]
             return {"choices": [{"prompt_logprobs": [None, *entries]}]}
         command = self._command(body, prompt)
+        if self.structured:
+            calls = [{"id": "call_0", **call} for call in format_action(command, "tool_calls")]  # type: ignore[dict-item]
+            message = {"role": "assistant", "content": "", "tool_calls": calls}
+            return self._reply({"index": 0, "finish_reason": "tool_calls", "message": message})
         text = self._text(command, opened=self.chat.decode(prompt[-4:]).rstrip().endswith("<think>"))
         output = self.chat.ended(self.chat.encode(text))
         choice: dict[str, Any] = {"index": 0, "token_ids": output, "finish_reason": "stop"}
         if path == "/v1/completions":
             logprobs: dict[str, Any] = {"token_logprobs": [_LOGPROB] * len(output)}
-            return self._reply(prompt, {**choice, "text": text, "prompt_token_ids": prompt, "logprobs": logprobs})
+            return self._reply({**choice, "text": text, "prompt_token_ids": prompt, "logprobs": logprobs})
         entry = {"token": "", "logprob": _LOGPROB, "bytes": None, "top_logprobs": []}
-        message: dict[str, Any] = {"role": "assistant", "content": text}
-        if self.structured:
-            calls = format_action(command, "tool_calls")
-            message = {"role": "assistant", "content": "", "tool_calls": [{"id": "call_0", **c} for c in calls]}  # type: ignore[dict-item]
-            choice = {"index": 0, "finish_reason": "tool_calls"}
-            return {
-                "id": "1",
-                "object": "chat.completion",
-                "model": self.model,
-                "choices": [{**choice, "message": message}],
-            }
-        return self._reply(prompt, {**choice, "message": message, "logprobs": {"content": [entry] * len(output)}})
+        choice |= {"message": {"role": "assistant", "content": text}, "logprobs": {"content": [entry] * len(output)}}
+        return self._reply(choice, prompt_token_ids=prompt)
 
-    def _reply(self, prompt: Sequence[int], choice: Mapping[str, Any]) -> dict[str, Any]:
+    def _reply(self, choice: Mapping[str, Any], **more: Any) -> dict[str, Any]:
         return {
-            "id": "1", "object": "chat.completion", "created": 1, "model": self.model,
-            "prompt_token_ids": list(prompt), "choices": [dict(choice)],
+            "id": "1", "object": "chat.completion", "created": 1, "model": self.model, "choices": [choice], **more
         }  # fmt: skip
 
     def _prompt(self, body: Mapping[str, Any]) -> list[int]:

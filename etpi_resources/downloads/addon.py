@@ -18,13 +18,13 @@ from typing import Any
 
 from mitmproxy import connection, ctx, http  # pyright: ignore[reportMissingImports]
 
+from etpi_resources.downloads.forward import pump
 from etpi_resources.downloads.recording import Recording, Request
 
 PORTS = (80, 443)
 RECORDED = (200, 206, 301, 302, 303, 307, 308, 404, 410)
 """Statuses of responses that say the same tomorrow."""
 
-_CHUNK = 1 << 16
 _LOOPBACK = "127.0.0.1"
 _DROPPED = ("if-range", "if-none-match", "if-modified-since", "accept-encoding", "cookie", "authorization")
 """Request headers that would make a response absent, encoded or personal; without them it can serve later requests."""
@@ -138,7 +138,7 @@ class Downloads:
         try:
             await asyncio.get_running_loop().sock_connect(upstream, (_LOOPBACK, port))
             there, back = await asyncio.open_connection(sock=upstream)
-            await asyncio.gather(_pump(reader, back), _pump(there, writer))
+            await asyncio.gather(pump(reader, back), pump(there, writer))
         except OSError:
             writer.close()
         finally:
@@ -156,17 +156,6 @@ def _public(host: str) -> bool:
 
 def _key(request: http.Request) -> Request:
     return request.method, request.url, request.headers.get("accept", ""), request.headers.get("range", "")
-
-
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while data := await reader.read(_CHUNK):
-            writer.write(data)
-            await writer.drain()
-    except OSError:
-        pass
-    finally:
-        writer.close()
 
 
 addons = [Downloads(json.loads(os.environ["ETPI_DOWNLOADS"]))]

@@ -52,8 +52,8 @@ def verdicts(record: dict[str, Any]) -> dict[str, str]:
 def test_reinforcement_with_tools_is_rehearsed_to_its_card(home):
     status, page, record = rehearse(home, "grpo_tcr_4b")
     assert status == 0, page
-    found = verdicts(record)
-    assert set(found.values()) == {"passes"} and {"rl_checkpoint", "model_card", "export hub"} <= set(found)
+    by_asset = verdicts(record)
+    assert set(by_asset.values()) == {"passes"} and {"rl_checkpoint", "model_card", "export hub"} <= set(by_asset)
     assert "needs: the weights of Qwen/Qwen3-4B-Instruct-2507" in page and "GPU time:" in page
     assert "cannot be judged at this size: format_exposure" in page
 

@@ -14,7 +14,7 @@ import pytest
 
 from etpi.rehearsal import costs, stand_ins, students
 from etpi.rehearsal.shrink import PREFIX, Machine, Rehearsal, shrink
-from etpi.rehearsal.stages import Finding, Stage, outcome
+from etpi.rehearsal.stages import Finding, Stage, first_stop
 from etpi.rehearsal.teacher import TeacherServer
 from etpi_assets.agent.actions import read_actions
 from etpi_assets.agent.prompts import render_prompts
@@ -206,7 +206,7 @@ def test_parameters_agree_with_a_model_that_is_built(folder):
 def test_adapter_has_the_published_size():
     """The report: 132 MB, for rank 32 of all linear modules of Qwen3-4B."""
     spec, shape = SHIPPED.experiments["plan_first_v5_tf"], costs.shape_of("", QWEN3_4B)
-    assert shape and 2 * costs.trainable(spec, shape, reinforced=False) / 1e6 == pytest.approx(132, abs=0.5)
+    assert shape and 2 * costs.supervised(spec).trained(shape) / 1e6 == pytest.approx(132, abs=0.5)
 
 
 @pytest.mark.parametrize("name", ["plan_first_v1", "plan_first_v2", "plan_first_v5_tf"])
@@ -241,7 +241,7 @@ def test_calls_of_paid_endpoints_are_counted():
     assert lines["rollouts cooperbench_gemini_prompted"].value == "at most 4,600 calls of gemini-3-pro"
 
 
-def test_outcome_is_the_first_stage_that_would_stop():
+def test_first_stop_is_the_first_stage_that_would_block():
     passed = Stage("tasks", "s", "passes", 1.0)
     stopped = replace(passed, asset="tito_pairs", verdict="would block", blocks=(Finding("label_syntax", "no"),))
-    assert outcome([passed]) == "passes" and outcome([passed, stopped]) == "would block: tito_pairs"
+    assert first_stop([passed]) is None and first_stop([passed, stopped, stopped]) is stopped

@@ -34,11 +34,11 @@ class Index(BaseHTTPRequestHandler):
     """A package index on the loopback; it counts requests by path."""
 
     protocol_version = "HTTP/1.1"
-    asked: list[str]
+    requests: list[str]
 
     def do_GET(self) -> None:
-        self.asked.append(f"{self.command} {self.path}")
-        status, body = (200, WHEEL) if self.path.endswith(".whl") else (200, f"page {len(self.asked)}".encode())
+        self.requests.append(f"{self.command} {self.path}")
+        status, body = (200, WHEEL) if self.path.endswith(".whl") else (200, f"page {len(self.requests)}".encode())
         length = len(body)
         if span := self.headers.get("range"):
             first, last = map(int, span.removeprefix("bytes=").split("-"))
@@ -75,7 +75,7 @@ def _mitmproxy() -> None:
 
 @pytest.fixture
 def index() -> Iterator[ThreadingHTTPServer]:
-    Index.asked = []
+    Index.requests = []
     server = ThreadingHTTPServer(("127.0.0.1", 0), Index)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     yield server
@@ -116,7 +116,7 @@ def test_what_was_fetched_once_is_answered_without_the_index(index, tmp_path):
         assert any(line.startswith("failed") and "cut.whl" in line for line in with_network.log())
     finally:
         with_network.close()
-    asked = list(Index.asked)
+    requests = list(Index.requests)
     offline = DownloadProxy(tmp_path / "recording", record=False, hosts=hosts)
     try:
         for url, method, headers, before in [
@@ -133,7 +133,7 @@ def test_what_was_fetched_once_is_answered_without_the_index(index, tmp_path):
         assert f"not recorded: {base}/other/" in offline.log()
     finally:
         offline.close()
-    assert Index.asked == asked
+    assert Index.requests == requests
     assert sorted(entry["bytes"] for entry in Recording(tmp_path / "recording").entries()) == [0, 0, 5, 6, len(WHEEL)]
     assert not list((tmp_path / "recording").glob(".body-*"))
 

@@ -80,6 +80,7 @@ class PodmanService:
         self._service = subprocess.Popen(
             [*self.command(), "system", "service", "--time", "0", self.address],
             env=self.environment,
+            cwd=self.folder,  # conmon leaves a file there when a container runs out of memory
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
