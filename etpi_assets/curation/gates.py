@@ -28,8 +28,8 @@ from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.stored import Rows, batches, columns_of, counts, dicts
 
 _SHOWN = 3
-_PAIR_RATES = ("plan_first", "plan_content", "solved")
-_AGENT_RATES = ("follow_through", "follow_own", "follow_edited", "follow_by_turn_5")
+_PAIR_RATES = ("plan_first", "plan_content", "solved", "plan_first_published", "plan_content_published")
+_AGENT_RATES = ("follow_through", "follow_own", "follow_edited", "follow_by_turn_5", "follow_through_published")
 _NGRAM = 6
 _COMMON = 0.9
 _HELD_OUT = ("heldout_repo", "heldout_task")

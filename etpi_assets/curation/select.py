@@ -210,11 +210,16 @@ def _failed_rule(candidate: RolloutCandidate, section: SelectSection) -> tuple[s
     for name in section.require:
         value = score[name]
         if value is None or value < 1:
-            why = score.get(f"{name}_reason") or (f"{value:g} of its agents" if value is not None else "not measured")
-            return f"no_{name}", why
+            return f"no_{name}", score.get(f"{name}_reason") or _share(value)
     if section.shortest_correct and score["reward"] != 1.0:
         return "not_correct", f"reward {score['reward']}, verdict {score['verdict']}"
     return None
+
+
+def _share(value: float | None) -> str:
+    if value is None:
+        return "not measured"
+    return "not all of its agents" if value is False else f"{value:g} of its agents"
 
 
 def _selected_row(candidate: RolloutCandidate, section: SelectSection) -> dict[str, Any]:

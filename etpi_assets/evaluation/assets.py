@@ -135,7 +135,7 @@ def eval_metrics(run: AssetRun) -> Produced:
         tables={"metrics": table, **scored},
         checks=(
             every_rollout_scored(rollouts, agents, scored["scores"], scored["agent_scores"]),
-            *metrics.threshold_checks(table, spec.metrics.thresholds, ("sft", "rl")),
+            *metrics.threshold_checks(table, spec.metrics, ("sft", "rl")),
         ),
         metadata={"rollouts": rollouts.num_rows},
     )

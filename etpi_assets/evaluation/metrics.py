@@ -11,15 +11,16 @@ from typing import Any, get_args
 import pyarrow as pa
 
 from etpi_assets.scoring.intervals import Estimate, decide, mean, rate
-from etpi_assets.specs.experiment import Threshold
+from etpi_assets.scoring.published import in_reading
+from etpi_assets.specs.experiment import MetricsSection, Threshold
 from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.schemas import from_rows
 
 GroupKey = tuple[str, int | None, str]
 """(checkpoint role, seed or None for the pooled rows, decoding)."""
 
-PAIR_RATES = ("plan_first", "plan_content")
-AGENT_RATES = ("follow_through", "follow_own", "follow_edited", "follow_by_turn_5")
+PAIR_RATES = ("plan_first", "plan_content", "plan_first_published", "plan_content_published")
+AGENT_RATES = ("follow_through", "follow_own", "follow_edited", "follow_by_turn_5", "follow_through_published")
 TURN_MEANS = {"think_tokens_per_turn": "think_tokens", "output_tokens_per_turn": "output_tokens"}
 """Metric -> the column of `agent_scores` whose total is divided by the number of turns."""
 
@@ -146,10 +147,8 @@ def _not_null(column: str, agents: Sequence[tuple[Mapping[str, Any], str]]) -> t
     return values, [cluster for _, cluster in counted], [agent["turns"] or 0 for agent, _ in counted]
 
 
-def threshold_checks(
-    metrics: pa.Table, thresholds: Mapping[Threshold, float], roles: Sequence[str]
-) -> list[CheckOutcome]:
-    """Compare the pooled rates of the trained roles with their thresholds: one advisory outcome per rate.
+def threshold_checks(metrics: pa.Table, section: MetricsSection, roles: Sequence[str]) -> list[CheckOutcome]:
+    """Compare the pooled rates of the trained roles with the section's thresholds: one advisory outcome per rate.
 
     A rate that cannot be decided at its n passes, and the message says so.
     """
@@ -157,15 +156,16 @@ def threshold_checks(
     rows = [r for r in metrics.to_pylist() if r["seed"] is None and r["checkpoint_role"] in roles]
     for metric in get_args(Threshold):
         sentences, passed, figures = [], True, {}
-        threshold = thresholds.get(metric)
+        threshold, measured = section.thresholds.get(metric), in_reading(metric, section.reading)
         nothing = "no threshold is set" if threshold is None else "no trained checkpoint was evaluated"
         for row in rows:
-            if threshold is None or row["metric"] != metric:
+            if threshold is None or row["metric"] != measured:
                 continue
             estimate = Estimate(row["value"], row["n"], row["n"], row["ci_low"], row["ci_high"], row["interval"])
             verdict, sentence = decide(estimate, threshold)
             passed = passed and verdict is not False
             label = f"{row['checkpoint_role']} {row['decoding']}"
+            label += " as published" if measured != metric else ""
             sentences.append(f"{label}: {sentence}")
             figures[label] = row["value"]
         outcomes.append(

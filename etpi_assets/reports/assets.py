@@ -17,6 +17,7 @@ from etpi_assets.planner import accepted
 from etpi_assets.reports import facts, html, leaderboard, model_card
 from etpi_assets.reports.iterations import iterations, iterations_board
 from etpi_assets.reports.recorded import parsed, recorded_spec
+from etpi_assets.scoring.published import in_reading
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import part
 from etpi_assets.specs.published import figures
@@ -37,7 +38,8 @@ def experiment_report(run: AssetRun) -> Produced:
         title=spec.title,
         notes=spec.notes,
         spec=spec.model_dump(mode="json"),
-        thresholds=spec.metrics.thresholds,
+        thresholds={in_reading(name, spec.metrics.reading): rate for name, rate in spec.metrics.thresholds.items()},
+        reading=spec.metrics.reading,
         inputs={str(ref): _version(manifest) for ref, manifest in manifests.items()},
         checks=[{**check, "asset": ref.asset} for ref, manifest in manifests.items() for check in manifest.checks],
         seeds=spec.seeds,
@@ -214,7 +216,7 @@ def _teacher_data(run: AssetRun, experiment: str, spec: ExperimentSpec) -> leade
     ):
         return None
     selected = run.read("selected_trajectories", "selected", experiment)
-    filtered = set(spec.select.require)
+    filtered = {name.removesuffix("_published") for name in spec.select.require}
     if any("reward >=" in rule for rule in selected["rule"].unique().to_pylist()):
         # Solving a task requires touching its files, so a filter on the reward also filters follow_through.
         filtered |= {"solved", "follow_through"}

@@ -14,10 +14,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from etpi_assets.scoring.published import BEHAVIOURS, COLUMNS, in_reading
+from etpi_assets.specs.rollout_set import Reading
 from etpi_assets.training.curves import Curve, curves, rollout_shares
 
 HEADLINE = ("plan_first", "plan_content", "follow_through", "solved", "called", "parsed", "parse_rate", "submitted")
 DETAIL = (
+    *COLUMNS,
     "follow_own",
     "follow_edited",
     "follow_by_turn_5",
@@ -61,6 +64,16 @@ def metric_rows(metrics: pa.Table, names: Sequence[str], seed: int | None = None
     order = {name: i for i, name in enumerate(names)}
     rows = [r for r in metrics.to_pylist() if r["metric"] in order and r["seed"] == seed]
     return sorted(rows, key=lambda r: (order[r["metric"]], ROLE_ORDER.index(r["checkpoint_role"]), r["decoding"]))
+
+
+def headline_metrics(reading: Reading) -> list[str]:
+    """Return the metrics of HEADLINE in a reading."""
+    return [in_reading(name, reading) for name in HEADLINE]
+
+
+def detail_metrics(reading: Reading) -> list[str]:
+    """Return the metrics beside `headline_metrics`; the first are the behaviours in the other reading."""
+    return [*BEHAVIOURS, *DETAIL[len(COLUMNS) :]] if reading == "published" else [*DETAIL]
 
 
 def funnel(tables: ReportTables) -> list[tuple[str, int]]:

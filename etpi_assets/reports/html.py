@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import pyarrow as pa
 from markupsafe import Markup, escape
 
 from etpi_assets.curation.merge import merge_savings
@@ -20,8 +21,9 @@ from etpi_assets.reports import facts, reinforcement
 from etpi_assets.reports.facts import ReportTables
 from etpi_assets.reports.leaderboard import CEILING_METRICS
 from etpi_assets.scoring.intervals import clears, wilson
-from etpi_assets.specs.experiment import Threshold
+from etpi_assets.scoring.published import in_reading
 from etpi_assets.specs.published import Published
+from etpi_assets.specs.rollout_set import Reading
 from etpi_resources import charts
 
 TEMPLATES = jinja2.Environment(
@@ -44,42 +46,43 @@ class ReportedExperiment:
     Attributes:
         name, title, notes: as in its spec.
         spec: the resolved spec, as plain values.
-        thresholds: metric -> the rate it has to reach.
+        thresholds: metric -> the rate it has to reach, in the spec's reading.
         inputs: "asset/key" -> data version of every input.
         checks: check outcomes as JSON, each with its "asset".
         seeds: training seeds.
         published: figures that others published of the experiment.
         published_source: where and when they did, and their note.
+        reading: of the behaviours that the headline shows; the other one is among the details.
     """
 
     name: str
     title: str
     notes: str
     spec: Mapping[str, Any]
-    thresholds: Mapping[Threshold, float]
+    thresholds: Mapping[str, float]
     inputs: Mapping[str, str]
     checks: Sequence[Mapping[str, Any]]
     seeds: Sequence[int]
     published: Sequence[Published] = ()
     published_source: str = ""
+    reading: Reading = "hardened"
 
 
 def render(
     experiment: ReportedExperiment, tables: ReportTables, decode: Callable[[Sequence[int]], str]
 ) -> tuple[str, str]:
     """Render a report as (HTML, markdown). The page is self-contained: it loads nothing and needs no script."""
-    headline = facts.metric_rows(tables.metrics, facts.HEADLINE)
+    names = facts.headline_metrics(experiment.reading)
+    headline = facts.metric_rows(tables.metrics, names)
     changed = reinforcement.changed(tables.eval_rollouts, tables.eval_scores, tables.eval_agent_scores, tables.tasks)
     values = {
         "experiment": experiment,
         "headline": headline,
         "table": _by_metric(headline),
-        "detail": facts.metric_rows(tables.metrics, facts.DETAIL),
-        "per_seed": [
-            row for seed in experiment.seeds for row in facts.metric_rows(tables.metrics, facts.HEADLINE, seed)
-        ],
+        "detail": facts.metric_rows(tables.metrics, facts.detail_metrics(experiment.reading)),
+        "per_seed": [row for seed in experiment.seeds for row in facts.metric_rows(tables.metrics, names, seed)],
         "verdicts": _verdicts(headline, experiment.thresholds),
-        "published": _published(experiment.published, headline),
+        "published": _published(experiment.published, tables.metrics),
         "funnel": facts.funnel(tables),
         "drops": facts.drops(tables),
         "tokens": merge_savings(tables.dataset_rows, tables.pairs, tables.sequences),
@@ -89,7 +92,7 @@ def render(
         "transcripts": facts.coloured_tokens(tables.sequences, decode),
         "cost": facts.cost(tables),
         "metrics_plot": _metrics_plot(headline, experiment.thresholds),
-        "teacher_plot": _teacher_plot(headline),
+        "teacher_plot": _teacher_plot(facts.metric_rows(tables.metrics, facts.HEADLINE)),
         "loss_plot": charts.line_chart("Loss", facts.loss_curves(tables.training_log), "optimiser step", log_y=True),
         "rates_plot": charts.line_chart("Rollouts of reinforcement", facts.rl_curves(tables.rl_log), "optimiser step")
         if tables.rl_log.num_rows
@@ -123,17 +126,18 @@ def _by_metric(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"columns": columns, "rows": [(name, [cells.get((name, *column)) for column in columns]) for name in names]}
 
 
-def _published(stated: Sequence[Published], rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return each published figure with the interval of its counts, and our trained checkpoints' figures."""
+def _published(stated: Sequence[Published], metrics: pa.Table) -> list[dict[str, Any]]:
+    """Return each published figure with the interval of its counts, and our trained checkpoints', in its reading."""
     rows_of_table = []
     for figure in stated:
         interval = wilson(figure.hits, figure.n) if figure.hits is not None and figure.n else None
-        ours = [r for r in rows if r["metric"] == figure.metric and r["checkpoint_role"] in ("sft", "rl")]
+        rows = facts.metric_rows(metrics, [in_reading(figure.metric, "published")])
+        ours = [row for row in rows if row["checkpoint_role"] in ("sft", "rl")]
         rows_of_table.append({"figure": figure, "interval": interval, "ours": ours})
     return rows_of_table
 
 
-def _verdicts(rows: Sequence[Mapping[str, Any]], thresholds: Mapping[Threshold, float]) -> list[dict[str, Any]]:
+def _verdicts(rows: Sequence[Mapping[str, Any]], thresholds: Mapping[str, float]) -> list[dict[str, Any]]:
     verdicts = []
     for row in rows:
         if row["metric"] in thresholds and row["checkpoint_role"] in ("sft", "rl"):
@@ -143,7 +147,7 @@ def _verdicts(rows: Sequence[Mapping[str, Any]], thresholds: Mapping[Threshold, 
     return verdicts
 
 
-def _metrics_plot(rows: Sequence[Mapping[str, Any]], thresholds: Mapping[Threshold, float]) -> str:
+def _metrics_plot(rows: Sequence[Mapping[str, Any]], thresholds: Mapping[str, float]) -> str:
     grouped: dict[str, list[tuple[str, float, float, float]]] = {}
     for row in rows:
         grouped.setdefault(row["metric"], []).append(

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from etpi_assets.reports.facts import ROLE_ORDER
 from etpi_assets.reports.markdown import figure, markdown_table
+from etpi_assets.scoring.published import in_reading
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.published import Published, figures
 
@@ -25,6 +26,7 @@ class Iteration:
 
     Attributes:
         ours: the pooled rows of the last trained role under its first decoding.
+            Behaviours are in the reading of the spec.
         published: the figures that others published.
     """
 
@@ -46,7 +48,9 @@ def iterations(suite: str, specs: Mapping[str, ExperimentSpec], metrics: Mapping
     for name, spec in specs.items():
         if spec.evaluate is None or spec.evaluate.suite != suite:
             continue
-        ours = _student(metrics[name].to_pylist()) if name in metrics else {}
+        student = _student(metrics[name].to_pylist()) if name in metrics else {}
+        readings = {metric: student.get(in_reading(metric, spec.metrics.reading)) for metric in METRICS}
+        ours = {metric: row for metric, row in readings.items() if row}
         published = {figure.metric: figure for figure in figures(spec.published)}
         if ours or published:
             chosen.append(Iteration(name, spec.title, ours, published))

@@ -62,7 +62,7 @@ def render(
         finals=finals,
         precision=_precision(finals),
         trained_on=_trained_on(finals),
-        metrics=facts.metric_rows(metrics, facts.HEADLINE),
+        metrics=facts.metric_rows(metrics, facts.headline_metrics(spec.metrics.reading)),
         repos=sorted(repos.items()),
         sources=data_sources(tasks, [(name, rollout_sets[name]) for name in spec.rollout_sets if name in rollout_sets]),
         rl=spec.rl if spec.rl.method != "none" else None,

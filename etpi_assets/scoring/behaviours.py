@@ -8,6 +8,8 @@ DESIGN section 5 defines the three behaviours. Where that definition leaves room
   all, if fewer) of the paths in the messages it had received.
 - "By turn 5" means turn <= 5, counted from 0. An agent that sends no message has no plan to follow through.
 - All three behaviours are null where a single agent acts, and after an infrastructure error.
+
+Beside them stand the same three as the published report words them (`published`).
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from etpi_assets.scoring import published
 from etpi_assets.scoring.agent_traces import AgentTrace, TaskEntities, before_first_turn, read_traces
 from etpi_assets.scoring.entities import KnownFiles, Patterns, edited, touched
+from etpi_assets.scoring.published import PublishedReading
 from etpi_assets.scoring.rewards.verdict import Reward, read_reward
 from etpi_assets.scoring.structure import score_turns
 from etpi_assets.specs.rollout_set import ScoringSection
@@ -72,7 +76,7 @@ def score(
         {"scores", "agent_scores", "turn_scores"}: a row per rollout, per agent and, if there is a structure, per turn,
         in the order of `rollouts`, `agents` and `turns`.
     """
-    patterns = Patterns.of(options.section)
+    patterns, reading = Patterns.of(options.section), PublishedReading.of(options.section)
     turn_scores = score_turns(turns, options.structure)
     adherent = Counter((r["rollout_id"], r["agent_id"]) for r in turn_scores.to_pylist() if r["adheres"])
     instructions = dict(zip(tasks["task_id"].to_pylist(), tasks["instruction"].to_pylist(), strict=True))
@@ -88,7 +92,7 @@ def score(
             entities_of_text[text] = TaskEntities.of(text or None, patterns)
         reward = read_reward(rollout["outcome"], rollout["error"], rollout["rollout_id"])
         team = traces.get(rollout["rollout_id"], [])
-        scorer = _RolloutScorer(team, entities_of_text[text], patterns, keywords, options.section.window)
+        scorer = _RolloutScorer(team, entities_of_text[text], patterns, keywords, options.section.window, reading)
         behaviours = scorer.not_applicable("infrastructure error") if reward.infrastructure else scorer.behaviours()
         rows["scores"].append(_rollout_row(rollout, reward, team, behaviours.rollout))
         for trace, behaviour in zip(team, behaviours.agents, strict=True):
@@ -149,15 +153,17 @@ class _RolloutScorer:
         patterns: Patterns,
         keywords: Sequence[re.Pattern[str]],
         window: int | None,
+        reading: PublishedReading,
     ) -> None:
         self.agents, self.task, self.patterns, self.keywords, self.window = agents, task, patterns, keywords, window
+        self.reading = reading
         self.plans = {a.agent_id: task.named_in(a.plan[1], patterns) if a.plan else [] for a in agents}
 
     def not_applicable(self, reason: str) -> _Behaviours:
         """Return null for every behaviour, with the reason."""
         pair = {"plan_first": None, "plan_first_reason": reason, "plan_content": None, "plan_content_reason": reason}
         rows = [self._agent_columns(a, None, None, {}, reason) for a in self.agents]
-        return _Behaviours(pair | {"follow_through": None}, rows)
+        return _Behaviours(pair | {"follow_through": None} | dict.fromkeys(published.COLUMNS), rows)
 
     def behaviours(self) -> _Behaviours:
         """Return every behaviour of the rollout and its agents."""
@@ -172,7 +178,9 @@ class _RolloutScorer:
         ]
         share = sum(follow["follow_through"] for follow, _ in followed) / len(followed)
         pair = {**_pair("plan_first", first), **_pair("plan_content", content), "follow_through": share}
-        return _Behaviours(pair, rows)
+        as_published = self.reading.of_agents(self.agents)
+        rows = [row | columns for row, columns in zip(rows, as_published, strict=True)]
+        return _Behaviours(pair | published.of_rollout(as_published), rows)
 
     def plan_first(self, agent: AgentTrace) -> str | None:
         """Return why the agent did not plan first; None if it did."""
@@ -260,6 +268,7 @@ class _RolloutScorer:
             "plan_first": first,
             "plan_content": content,
             **{name: follow.get(name) for name in _FOLLOW},
+            **dict.fromkeys(published.COLUMNS),
             "reason": reason,
             "plan_entities": json.dumps(entities) if agent.plan else None,
         }

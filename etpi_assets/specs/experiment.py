@@ -9,10 +9,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from etpi_assets.specs.rollout_set import AgentSection, ScoringSection, Tool
+from etpi_assets.specs.rollout_set import AgentSection, Reading, ScoringSection, Tool
 from etpi_assets.specs.section import Omitted, Section
 from etpi_assets.specs.server import ServerSection
 from etpi_assets.specs.training import BaseSection, RLSection, TrainSection
+
+Behaviour = Literal[
+    "plan_first", "plan_content", "follow_through",
+    "plan_first_published", "plan_content_published", "follow_through_published",
+]  # fmt: skip
+"""What a pair of agents can show, in both readings (`metrics.reading`)."""
 
 
 class SelectSection(Section):
@@ -21,7 +27,7 @@ class SelectSection(Section):
     min_reward: float | Literal["auto"] | None = "auto"
     """Drop rollouts with a lower reward or without one; `auto`: 1.0 if any rollout has a reward, else keep all;
     "none": do not filter by reward."""
-    require: tuple[Literal["plan_first", "plan_content", "follow_through"], ...] = ()
+    require: tuple[Behaviour, ...] = ()
     """Behaviours that all agents of a rollout must show (docs/presets.md)."""
     shortest_correct: bool = False
     """Keep one rollout per task: the one with the fewest output tokens among those with reward 1."""
@@ -89,7 +95,8 @@ class GatesSection(Section):
 
     teacher: dict[str, float] = Field(default_factory=dict, examples=[{"solved": 0.5}])
     """Floors of the teacher's own rates over all its rollouts (teacher_gate), by metric: solved, plan_first,
-    plan_content, follow_through, follow_own, follow_edited, follow_by_turn_5."""
+    plan_content, follow_through, follow_own, follow_edited, follow_by_turn_5; plan_first_published,
+    plan_content_published, follow_through_published."""
     first_turn_loss_share: float | None = None
     """Floor of turn 0's share of the weighted loss (turn_loss_share)."""
     format_exposure: int | None = None
@@ -206,6 +213,9 @@ class MetricsSection(Section):
 
     thresholds: dict[Threshold, float] = Field(default_factory=dict, examples=[{"follow_through": 0.6}])
     """Rates that trained checkpoints should reach; a miss only warns, and a rate left out has no threshold."""
+    reading: Annotated[Reading, Omitted("hardened")] = "hardened"
+    """The reading of plan_first, plan_content and follow_through that thresholds apply to (docs/presets.md): ours, or
+    the report's own words. Both are measured always."""
     scoring: ScoringSection = ScoringSection()
     """How behaviours are read off the evaluation's rollouts."""
 

@@ -201,6 +201,10 @@ class AgentSection(Section):
         return self.model_dump(mode="json")
 
 
+Reading = Literal["hardened", "published"]
+"""A reading of plan_first, plan_content and follow_through: ours, or the words of the report that defined them."""
+
+
 class ScoringSection(Section):
     """How behaviours are read off rollouts. Patterns are regular expressions."""
 

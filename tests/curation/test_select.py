@@ -24,6 +24,7 @@ def tables(*rows):
         rollouts.append({"rollout_id": name, "teacher": "strong", **{k: values[k] for k in facts if k in values}})
         score = {
             "reward": 1.0, "verdict": "passed", "plan_first": True, "plan_content": True, "follow_through": 1.0,
+            "plan_content_published": True,
             "output_tokens": 100, "turns": 10, "exit_status": "Submitted", "infrastructure_error": False,
         }  # fmt: skip
         scores.append({"rollout_id": name, **score, **{k: v for k, v in values.items() if k in score or "reason" in k}})
@@ -68,12 +69,13 @@ def test_shortest_correct_compares_tokens_then_turns_then_sample():
         ({"plan_first": False, "plan_first_reason": "agent1: no INBOX"}, "no_plan_first"),
         ({"plan_content": None}, "no_plan_content"),
         ({"follow_through": 0.5}, "no_follow_through"),
+        ({"plan_content_published": False}, "no_plan_content_published"),
     ],
 )
 def test_first_failed_rule_drops_the_rollout(change, reason):
     section = SelectSection(
         min_reward=1.0,
-        require=("plan_first", "plan_content", "follow_through"),
+        require=("plan_first", "plan_content", "follow_through", "plan_content_published"),
         shortest_correct=True,
         exclude_repos=("quay",),
     )

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from etpi_assets.evaluation.metrics import measure, teacher_of, threshold_checks
 from etpi_assets.scoring.intervals import decide, mean, rate, wilson
+from etpi_assets.specs.experiment import MetricsSection
 from etpi_resources.lake.schemas import from_rows
 
 
@@ -139,7 +140,8 @@ def test_called_is_measured_only_where_tools_are_offered():
 
 def test_threshold_check_is_advisory_and_names_its_figures():
     metrics = measure(*_tables(40), experiment="x")
-    checks = {check.name: check for check in threshold_checks(metrics, {"follow_through": 0.9}, ["sft"])}
+    section = MetricsSection(thresholds={"follow_through": 0.9})
+    checks = {check.name: check for check in threshold_checks(metrics, section, ["sft"])}
     check = checks.pop("follow_through_threshold")
     assert not check.passed and not check.blocking
     assert "below" in check.message and "0.90" in check.message
@@ -148,6 +150,16 @@ def test_threshold_check_is_advisory_and_names_its_figures():
         ("plan_first_threshold", True, 0),
         ("plan_content_threshold", True, 0),
     }
+
+
+def test_threshold_of_the_published_reading_applies_to_its_rates():
+    rollouts, scores, agents = _tables(40)
+    published = from_rows("scores", [{**row, "plan_first_published": False} for row in scores.to_pylist()])
+    metrics = measure(rollouts, published, agents, experiment="x")
+    for reading, passed in (("hardened", True), ("published", False)):
+        section = MetricsSection.model_validate({"thresholds": {"plan_first": 0.7}, "reading": reading})
+        check = next(c for c in threshold_checks(metrics, section, ["sft"]) if c.name == "plan_first_threshold")
+        assert check.passed is passed and ("sft greedy as published" in check.figures) is not passed
 
 
 def test_teacher_is_measured_over_all_rollouts_it_could_select_from():

@@ -21,6 +21,7 @@ from etpi_assets.reports.iterations import iterations, iterations_board
 from etpi_assets.resources import Resources
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.presets import preset_values
+from etpi_assets.specs.published import Published
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_resources import charts
 from etpi_resources.chat.format import load_chat_format
@@ -64,6 +65,7 @@ def tables() -> facts.ReportTables:
             "plan_first_reason": None if r["checkpoint_role"] == "sft" else "first action not send_message",
             "plan_content": True,
             "follow_through": 1.0,
+            "plan_first_published": r["task_id"] != "task0",
             "exit_status": "Submitted",
             "infrastructure_error": False,
         }
@@ -243,6 +245,36 @@ def test_experiments_of_a_suite_are_compared_with_published_ones(tables):
     board = iterations_board(chosen, 10_000)
     assert "| later | Published | published 0.50 (1 of 2) |" in board and "| demo | Ours | 1.00 [" in board
     assert iterations("coop_tiny", {"demo": specs["demo"]}, {"demo": tables.metrics}) == []
+
+
+def test_published_figures_stand_beside_the_published_reading_and_both_readings_are_shown(tables):
+    value = next(
+        row["value"]
+        for row in tables.metrics.to_pylist()
+        if (row["metric"], row["checkpoint_role"], row["seed"]) == ("plan_first_published", "sft", None)
+    )
+    assert 0 < value < 1
+    experiment = replace(_experiment(), published=(Published("plan_first", 0.5, 1, 2),))
+    for reading, headline in (("hardened", "plan_first"), ("published", "plan_first_published")):
+        page, markdown = html.render(replace(experiment, reading=reading), tables, str)
+        (beside,) = [line for line in markdown.splitlines() if line.startswith("| plan_first | 50.0 %")]
+        assert f"{100 * value:.1f}%" in beside
+        first_row = next(line for line in markdown.splitlines() if line.startswith("| plan_first"))
+        assert first_row.startswith(f"| {headline} |")
+        assert "plan_first_published</td>" in page and "plan_first</td>" in page
+
+
+def test_experiment_is_compared_in_the_reading_of_its_spec(tables):
+    ours = _evaluated_spec("Ours")
+    specs = {
+        "hardened": ours,
+        "published": ours.model_copy(update={"metrics": ours.metrics.model_copy(update={"reading": "published"})}),
+    }
+    rows = iterations("coop_tiny", specs, {"hardened": tables.metrics, "published": tables.metrics})
+    assert {row.name: row.ours["plan_first"]["metric"] for row in rows} == {
+        "hardened": "plan_first",
+        "published": "plan_first_published",
+    }
 
 
 def test_page_plots_student_against_teacher(tables):
