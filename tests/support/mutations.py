@@ -226,6 +226,7 @@ EDITS = (
     Edit("etpi_assets/worlds/repo_fix_tiny/judge.py", "return bool(outcomes) and bool(expected) and not wrong, wrong", "return bool(outcomes) and not wrong, wrong", "repo_fix_tiny's judge", judged("repo_fix_tiny")),
     Edit("etpi_assets/worlds/terminal_tiny/judge.py", "return expected.rstrip() == actual.rstrip()", "return expected == actual", "terminal_tiny's judge", judged("terminal_tiny")),
     Edit(f"{T}/answers/maths.py", "_LONGEST = 2000", "_LONGEST = 1000", "how long an answer is compared", judged("answers", "arithmetic_tiny")),
+    Edit(f"{T}/answers/equality.py", "strict=True", "strict=False", "how mathematics is compared", judged("answers", "arithmetic_tiny")),
     Edit("etpi_assets/worlds/running_sum/__init__.py", "return Verdict(1.0, ", "return Verdict(0.5, ", "running_sum's reward", judged("running_sum")),
     Edit(f"{T}/cooperbench_verdict.py", "if not any(work.values()):", "if not all(work.values()):", "cooperbench's verdict", judged_later("cooperbench")),
     Edit(f"{T}/harbor/verifier.py", "0.0 <= reward <= 1.0", "0.0 <= reward < 1.0", "harbor's reward", judged("harbor")),

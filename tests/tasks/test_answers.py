@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from etpi_assets.tasks.answers import maths, programs
+from etpi_assets.tasks.answers.comparer import Comparer, Undecided
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import ANSWER, RejectedInput, Task
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
@@ -55,6 +56,86 @@ def test_typography_and_the_form_of_a_number_do_not_count(one, two):
 )
 def test_different_answers_are_not_equal(one, two):
     assert not maths.equal(one, two)
+
+
+def verdict_on(wanted: str, answer: str, grader: maths.Grader = "hardened") -> str:
+    return maths.judge(wanted, f"so \\boxed{{{answer}}}", grader).verdict
+
+
+@pytest.mark.parametrize(
+    ("wanted", "answer"),
+    [
+        ("2\\sqrt{2}", "\\sqrt{8}"), ("x^2-1", "(x-1)(x+1)"), ("\\frac{\\pi}{2}", "\\pi/2"), ("\\{1,2\\}", "\\{2,1\\}"),
+        ("\\frac{\\sqrt{3}}{3}", "\\frac{1}{\\sqrt{3}}"), ("25", "25 \\text{ cm}^2"), ("1500", "1.5 \\times 10^{3}"),
+        ("\\left(3,\\frac{\\pi}{2}\\right)", "(3, \\pi/2)"), ("x=5", "5"), ("5", "x = 5"), ("2^{10}", "1024"),
+        ("\\binom{5}{2}", "10"), ("-3", "$-3$"), ("x \\in [1,2]", "[1,2]"),
+    ],
+)  # fmt: skip
+def test_equal_mathematics_is_equal_whatever_its_form(wanted, answer):
+    assert verdict_on(wanted, answer) == verdict_on(wanted, answer, "published") == "passed"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "answer"),
+    [
+        ("5", "1, 5"), ("5", "1 \\text{ or } 5"), ("5", "\\infty"), ("5", "\\frac{0}{0}"), ("5", "x"),
+        ("5", "5 + 10^{-9}"),
+        ("(1,2)", "[1,2]"), ("2", "1 < 2"), ("5", "$4$ $5$ $6$"), ("5", "__import__('os').getpid()"), ("5", "\\frac{"),
+        ("5", "5 \\ne 6"), ("3.14159", "\\pi"), ("x", "5"), ("\\text{east}", "\\text{west}"),
+    ],
+)  # fmt: skip
+def test_several_guesses_or_other_values_are_wrong_for_both_graders(wanted, answer):
+    assert verdict_on(wanted, answer) == verdict_on(wanted, answer, "published")
+    assert verdict_on(wanted, answer) in ("wrong_answer", "no_answer")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "answer"),
+    [
+        ("\\frac12", "\\int_0^1 x \\, dx"), ("55", "\\sum_{i=1}^{10} i"), ("391", "17 \\cdot 23"),
+        ("391", "17 \\times 23"),
+        ("1024", "2^{10}"), ("120", "5!"), ("10", "\\binom{5}{2}"), ("7", "3 + 4"),
+        ("3", "\\sqrt{9}"),
+        ("0", "\\lim_{x \\to \\infty} \\frac{1}{x}"), ("\\frac{\\pi}{2}", "\\int_0^1 \\pi x dx"),
+    ],
+)  # fmt: skip
+def test_question_put_into_the_box_earns_nothing_but_from_the_published_grader(wanted, answer):
+    result = maths.judge(wanted, f"\\boxed{{{answer}}}")
+    assert result.reward == 0.0 and result.details["why"] == "equal, but the answer leaves its value to compute"
+    assert verdict_on(wanted, answer, "published") == "passed"
+
+
+def test_comparison_that_never_ends_is_wrong_and_the_next_one_is_judged():
+    result = maths.judge("5", "\\boxed{9^{9^{9^{9}}} \\bmod 7}", "published")
+    assert result.reward == 0.0
+    assert verdict_on("2\\sqrt{2}", "\\sqrt{8}") == "passed"
+    long = maths.judge("5", f"\\boxed{{{'1+' * 3000}1}}")
+    assert long.reward == 0.0 and "longer than" in long.details["why"]
+
+
+def test_comparer_ends_a_comparison_after_its_time():
+    comparer = Comparer(seconds=1)
+    with pytest.raises(Undecided, match="takes more than 1 s"):
+        comparer.equal("1", "\\int_0^1 \\sin(x^{x^x}) \\cos(x^{x}) e^{x^{x}} dx")
+
+
+def test_comparer_that_cannot_run_is_an_error_and_no_verdict(monkeypatch, tmp_path):
+    monkeypatch.setattr("etpi_assets.tasks.answers.comparer._PROGRAM", tmp_path / "absent.py")
+    with pytest.raises(RuntimeError, match="math-verify does not run"):
+        Comparer().equal("1", "2")
+
+
+def test_grader_of_a_suite_reaches_its_tasks_and_an_unknown_one_is_refused(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(
+        json.dumps({"data_source": "a", "prompt": "10 factorial?", "answer": "3628800", "license": "mit"}) + "\n"
+    )
+    for grader, reward in (("hardened", 0.0), ("published", 1.0)):
+        (task,) = FAMILY.load("s", 0, {"path": str(rows), "grader": grader})
+        assert isinstance(task, Task)
+        assert FAMILY.judge(task, {"agent1": {ANSWER: "\\boxed{10!}"}}, BOX).reward == reward
+    with pytest.raises(ValueError, match="grader is one of hardened, published"):
+        list(FAMILY.load("s", 0, {"path": str(rows), "grader": "exact"}))
 
 
 @pytest.mark.parametrize(

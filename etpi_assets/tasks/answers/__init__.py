@@ -23,13 +23,15 @@ PARAMS: Mapping[str, Any] = {
     "per_source": None,
     "licenses": {},
     "unproven": False,
+    "grader": "hardened",
     "command_seconds": 20,
     "memory_gib": 1,
 }
 """path: a file or folder of rows (.jsonl, .json, .parquet), see `rows`. split: of all tasks. sources: only these.
 per_source: rows sampled from each source with the suite's seed; none: all. licenses: source -> licence, for rows
 that state none. unproven: also take programs without a reference solution; their tests must still fail for an empty
-program. command_seconds, memory_gib: limits of a tool call and of a test."""
+program. grader: of mathematical answers, "hardened", or "published", as math-verify says (`maths`).
+command_seconds, memory_gib: limits of a tool call and of a test."""
 
 REFERENCE_RUNS = 3
 """Runs of a reference program; all must pass."""
@@ -53,6 +55,8 @@ class Answers:
         chosen = with_defaults(suite, "answers", params, PARAMS)
         if not chosen["path"]:
             raise ValueError(f"suite {suite}: params.path has to name the rows (.jsonl, .json, .parquet)")
+        if chosen["grader"] not in maths.GRADERS:
+            raise ValueError(f"suite {suite}: params.grader is one of {', '.join(maths.GRADERS)}")
         items = list(read_questions(suite, expand(str(chosen["path"])), chosen))
         yield from (item for item in items if isinstance(item, RejectedInput))
         yield from balanced([item for item in items if isinstance(item, Task)], chosen["per_source"], seed)
@@ -108,7 +112,7 @@ def judge_text(task: Task, text: str, sandboxes: SandboxFactory) -> Verdict:
     """Return the verdict on an answer's text."""
     if task.payload["kind"] == "program":
         return programs.judge(task.payload["tests"], text, limits_of(task), sandboxes)
-    return maths.judge(task.payload["answer"], text)
+    return maths.judge(task.payload["answer"], text, task.payload.get("grader", "hardened"))
 
 
 def limits_of(task: Task) -> Limits:

@@ -1,14 +1,21 @@
 r"""Judge mathematical answers: compare the last `\boxed{…}` of a text with the expected answer.
 
-Two answers are equal if they are the same text without typography, the same rational number, or lists whose items are
-equal in order. Nothing is simplified: `2\sqrt{2}` and `\sqrt{8}` differ.
+`equal` compares by form: two answers are equal if they are the same text without typography, the same rational number,
+or lists whose items are equal in order. Answers of another form are compared by math-verify (`equality`), to which
+`2\sqrt{2}` and `\sqrt{8}` are equal.
+
+math-verify also computes what the answer leaves to compute: the question's own sum or integral, put into the box, is
+equal to the expected answer. `leaves_work` recognises such answers; the grader "hardened" refuses them, "published"
+does not.
 """
 
 from __future__ import annotations
 
 import re
 from fractions import Fraction
+from typing import Literal
 
+from etpi_assets.tasks.answers.comparer import Comparer, Undecided
 from etpi_assets.tasks.family import Verdict
 
 _BOX = re.compile(r"\\boxed\s*\{")
@@ -18,16 +25,58 @@ _GONE = re.compile(
 _FRACTION = re.compile(r"(-?)\\[dt]?frac\{?(-?\d+)\}?\{?(-?\d+)\}?")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?:\D|$))")
 _LONGEST = 2000
-"""Characters of an answer; a longer one is compared without normalisation."""
+"""Characters of an answer; a longer one is compared without normalisation, and not by math-verify."""
+_OPERATORS = re.compile(
+    r"\\(?:[io]*int|sum|prod|lim(?:sup|inf)?|det|gcd|lcm|max|min|arg|[pb]?mod|d?t?binom|choose|operatorname|partial)"
+    r"(?![a-zA-Z])|\\[dt]?frac\{?(?:d|\\mathrm\{?d\}?)[\^}{ ]|(?<!\\)!|[∫∑∏]"
+)
+"""Operators whose value a simplified answer states."""
+_ARITHMETIC = re.compile(
+    r"(?<=[\w)}\]])[+-]|[*×·]|\\cdot|\\times(?!10\^)|\\div|(?<!(?<!\d)10)\^(?!\{?\\circ)|(?<=[\d)])\("
+    r"|\\(?:sqrt|log|ln|sin|cos|tan)"
+)
+"""Operations on numbers, in a text without spaces; powers of ten may be scientific notation."""
+_UNIT = re.compile(r"\\(?:text|mathrm)\s*\{[^{}]*\}(?:\s*\^\s*\{?\d\}?)?|\s")
+
+_COMPARER = Comparer()
+
+Grader = Literal["hardened", "published"]
+GRADERS: tuple[Grader, ...] = ("hardened", "published")
 
 
-def judge(wanted: str, text: str) -> Verdict:
-    """Return passed, wrong_answer or no_answer, with the boxed answer in `details`."""
+def judge(wanted: str, text: str, grader: Grader = "hardened") -> Verdict:
+    """Return passed, wrong_answer or no_answer, with the boxed answer in `details`; `why` if it was not compared."""
     answer = boxed(text)
     if answer is None:
         return Verdict(0.0, "no_answer", {"found": None})
-    right = equal(answer, wanted)
-    return Verdict(float(right), "passed" if right else "wrong_answer", {"found": answer[:200]})
+    details = {"found": answer[:200]}
+    if equal(answer, wanted):
+        return Verdict(1.0, "passed", details)
+    if all(number is not None and number.denominator == 1 for number in map(_number, map(_plain, (answer, wanted)))):
+        return Verdict(0.0, "wrong_answer", details)  # two integers need no algebra
+    if len(answer) > _LONGEST:
+        return Verdict(0.0, "wrong_answer", {**details, "why": f"longer than {_LONGEST} characters"})
+    inner = boxed(wanted)
+    expected = wanted if inner is None else inner
+    try:
+        right = _COMPARER.equal(expected.replace("$", ""), answer.replace("$", ""))
+    except Undecided as error:
+        return Verdict(0.0, "wrong_answer", {**details, "why": str(error)})
+    if right and grader == "hardened" and leaves_work(answer, expected):
+        return Verdict(0.0, "wrong_answer", {**details, "why": "equal, but the answer leaves its value to compute"})
+    return Verdict(float(right), "passed" if right else "wrong_answer", details)
+
+
+def leaves_work(answer: str, wanted: str) -> bool:
+    """Return whether an answer leaves to compute what the expected one states.
+
+    It contains an operator that the expected one lacks, or arithmetic where that is a plain number.
+    """
+    operators = {match[0] for match in _OPERATORS.finditer(answer)}
+    if operators - {match[0] for match in _OPERATORS.finditer(wanted)}:
+        return True
+    is_number = _number(_plain(wanted)) is not None
+    return is_number and _ARITHMETIC.search(_UNIT.sub("", answer).rpartition("=")[2]) is not None
 
 
 def as_answer(answer: str) -> str:

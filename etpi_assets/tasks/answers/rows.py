@@ -99,6 +99,8 @@ def _task(suite: str, source: str, place: str, row: Mapping[str, Any], chosen: M
         if not answer:
             raise ValueError("the answer is empty")
         payload |= {"kind": "answer", "answer": answer, "reference": maths.as_answer(answer)}
+        if chosen["grader"] != "hardened":
+            payload["grader"] = chosen["grader"]
     digest = json_hash([payload, question])
     name = hashlib.sha256(question.encode()).hexdigest()[:12]
     return Task(f"{source}/{name}", suite, source, chosen["split"], question, payload, digest)

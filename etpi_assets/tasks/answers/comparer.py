@@ -1,0 +1,72 @@
+"""Ask a process of math-verify (`equality`) whether answers are equal."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+SECONDS = 5
+"""Of one comparison. math-verify's own limits are for each of its steps, and need the main thread."""
+_PROGRAM = Path(__file__).with_name("equality.py")
+
+
+class Undecided(Exception):
+    """Two answers could not be compared; the message says why."""
+
+
+class Comparer:
+    """One process of math-verify, started at the first comparison and again after one that did not end.
+
+    Args:
+        seconds: the most that one comparison may take.
+    """
+
+    def __init__(self, seconds: int = SECONDS) -> None:
+        self.seconds = seconds
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+
+    def equal(self, wanted: str, answer: str) -> bool:
+        """Return whether an answer's LaTeX is mathematically equal to the expected one.
+
+        Raises:
+            Undecided: math-verify took too long, needed too much memory, or failed on the texts.
+            RuntimeError: it does not run on this machine.
+        """
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._process = _start(self.seconds)
+            assert self._process.stdin is not None and self._process.stdout is not None
+            try:
+                self._process.stdin.write(json.dumps([wanted, answer]) + "\n")
+                self._process.stdin.flush()
+                line = self._process.stdout.readline()
+            except BrokenPipeError:
+                line = ""
+            if not line:
+                status = self._process.wait()
+                self._process = None
+                if status >= 0:
+                    raise RuntimeError(f"math-verify does not run: {sys.executable} {_PROGRAM} ends with {status}")
+                took = f"takes more than {self.seconds} s" if status == -signal.SIGALRM else f"died of signal {-status}"
+                raise Undecided(f"the comparison {took}")
+        result = json.loads(line)
+        if not isinstance(result, bool):
+            raise Undecided(f"the comparison failed: {result}")
+        return result
+
+
+def _start(seconds: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-I", str(_PROGRAM), str(seconds)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={"OMP_NUM_THREADS": "1"},
+        cwd="/",
+        text=True,
+    )
