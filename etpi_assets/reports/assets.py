@@ -52,6 +52,7 @@ def experiment_report(run: AssetRun) -> Produced:
         agents=run.read("raw_rollouts", "agents", columns=["output_tokens"]),
         eval_rollouts=run.read("eval_rollouts", "rollouts"),
         eval_agents=run.read("eval_rollouts", "agents"),
+        eval_turns=run.read("eval_rollouts", "turns", columns=["rollout_id", "agent_id", "turn", "actions"]),
         eval_scores=run.read("eval_metrics", "scores"),
         eval_agent_scores=run.read("eval_metrics", "agent_scores"),
         selected=run.read("selected_trajectories", "selected"),

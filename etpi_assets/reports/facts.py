@@ -38,6 +38,7 @@ class ReportTables:
     """The tables a report reads, by their names in `etpi_resources.lake.schemas`; empty where a stage does not apply.
 
     `rollouts` and `agents` are those that the experiment could select from; `wall_seconds` and `output_tokens` suffice.
+    Of `eval_turns`, `rollout_id`, `agent_id`, `turn` and `actions` do.
     """
 
     metrics: pa.Table
@@ -45,6 +46,7 @@ class ReportTables:
     agents: pa.Table
     eval_rollouts: pa.Table
     eval_agents: pa.Table
+    eval_turns: pa.Table
     eval_scores: pa.Table
     eval_agent_scores: pa.Table
     selected: pa.Table

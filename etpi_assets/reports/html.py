@@ -74,7 +74,9 @@ def render(
     """Render a report as (HTML, markdown). The page is self-contained: it loads nothing and needs no script."""
     names = facts.headline_metrics(experiment.reading)
     headline = facts.metric_rows(tables.metrics, names)
-    changed = reinforcement.changed(tables.eval_rollouts, tables.eval_scores, tables.eval_agent_scores, tables.tasks)
+    changed = reinforcement.changed(
+        tables.eval_rollouts, tables.eval_scores, tables.eval_agent_scores, tables.eval_turns, tables.tasks
+    )
     values = {
         "experiment": experiment,
         "headline": headline,

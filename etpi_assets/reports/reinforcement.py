@@ -11,11 +11,13 @@ from etpi_resources.lake.catalog import sql_folder
 KINDS = ("newly_parsed", "parse_lost", "newly_solved", "newly_lost")
 
 
-def changed(rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, tasks: pa.Table) -> list[dict[str, Any]]:
+def changed(
+    rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, turns: pa.Table, tasks: pa.Table
+) -> list[dict[str, Any]]:
     """Return the held-out tasks that the fine-tuned and the reinforced checkpoint parse or solve differently.
 
     Args:
-        rollouts, scores, agent_scores: tables of one experiment's evaluation.
+        rollouts, scores, agent_scores, turns: tables of one experiment's evaluation.
         tasks: the tasks of its suites.
 
     Returns:
@@ -28,6 +30,7 @@ def changed(rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, tasks:
             table = table.drop_columns([c for c in ("experiment", "origin") if c in table.column_names])
             connection.register(f"{name}_table", table)
             connection.execute(f"CREATE VIEW {name} AS SELECT *, '' AS experiment, 'eval' AS origin FROM {name}_table")
+        connection.register("turns", turns)
         connection.register("tasks", tasks)
         query = sql_folder() / "reports" / "changed_by_reinforcement.sql"
         return connection.execute(query.read_text(encoding="utf-8")).to_arrow_table().to_pylist()

@@ -1,5 +1,6 @@
 -- Which held-out tasks does the reinforced checkpoint newly parse or solve, and which does it lose, compared with SFT?
--- SET VARIABLE experiment = 'name' for one experiment. Parsed: every turn had a readable action.
+-- SET VARIABLE experiment = 'name' for one experiment. Parsed: every turn had a readable action. `command` is the first
+-- that the reinforced checkpoint wrote.
 WITH read AS (
     SELECT
         experiment,
@@ -12,6 +13,7 @@ WITH read AS (
 
 judged AS (
     SELECT
+        r.rollout_id,
         r.experiment,
         r.decoding,
         r.seed,
@@ -28,6 +30,7 @@ judged AS (
 
 paired AS (
     SELECT
+        later.rollout_id,
         before.experiment,
         before.decoding,
         before.seed,
@@ -45,7 +48,19 @@ paired AS (
             AND before.seed = later.seed
             AND coalesce(before.sample_seed, 0) = coalesce(later.sample_seed, 0)
             AND before.task_id = later.task_id
-    WHERE before.checkpoint_role = 'sft' AND later.checkpoint_role = 'rl'
+    WHERE
+        before.checkpoint_role = 'sft' AND later.checkpoint_role = 'rl'
+        AND (before.parsed != later.parsed OR before.solved != later.solved)
+),
+
+commands AS (
+    SELECT
+        t.rollout_id,
+        arg_min(json_extract_string(t.actions, '$[0].command'), row(t.turn, t.agent_id)) AS command
+    FROM turns AS t
+    INNER JOIN paired AS p ON t.rollout_id = p.rollout_id
+    WHERE json_array_length(t.actions) > 0
+    GROUP BY t.rollout_id
 )
 
 SELECT
@@ -58,12 +73,12 @@ SELECT
     p.parsed_before AND NOT p.parsed_after AS parse_lost,
     p.solved_after AND NOT p.solved_before AS newly_solved,
     p.solved_before AND NOT p.solved_after AS newly_lost,
-    t.instruction
+    t.instruction,
+    c.command
 FROM paired AS p
 LEFT JOIN tasks AS t ON p.task_id = t.task_id
-WHERE
-    (p.parsed_before != p.parsed_after OR p.solved_before != p.solved_after)
-    AND (getvariable('experiment') IS NULL OR p.experiment = getvariable('experiment'))
+LEFT JOIN commands AS c ON p.rollout_id = c.rollout_id
+WHERE getvariable('experiment') IS NULL OR p.experiment = getvariable('experiment')
 ORDER BY
     p.experiment ASC,
     p.decoding ASC,

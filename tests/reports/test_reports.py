@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -93,6 +94,7 @@ def tables() -> facts.ReportTables:
         agents=from_rows("agents", [{"rollout_id": "a", "output_tokens": 250}] * 8),
         eval_rollouts=evaluated[0],
         eval_agents=from_rows("agents", [{"rollout_id": a["rollout_id"], "output_tokens": 100} for a in agents]),
+        eval_turns=empty("turns"),
         eval_scores=evaluated[1],
         eval_agent_scores=evaluated[2],
         selected=from_rows("selected", [{"rollout_id": "a"}]),
@@ -362,9 +364,21 @@ def test_page_lists_tasks_that_reinforcement_changed(tables):
     ]
     agents = [{"rollout_id": i, "agent_id": "agent1", "parse_rate": outcome[role][t][1]} for i, t, role in result]
     log = [{"role": "rl", "seed": 0, "step": s, "parsed": 0.1 * s, "solved": 0.0, "called": 0.5} for s in range(4)]
+    wrote = {"task1": ["ls"], "task3": [None, "wc -l <them> | tee `n`", "ls"], "task4": []}
+    turns = [
+        {
+            "rollout_id": i,
+            "agent_id": "agent1",
+            "turn": turn,
+            "actions": json.dumps([{"kind": "bash", "command": command}] if command else []),
+        }
+        for i, t, role in result
+        for turn, command in enumerate(wrote.get(t, []) if role == "rl" else ["before"])
+    ]
     changed = replace(
         tables,
         eval_rollouts=rollouts,
+        eval_turns=from_rows("turns", turns[::-1]),
         eval_scores=from_rows("scores", scores),
         eval_agent_scores=from_rows("agent_scores", agents),
         rl_log=from_rows("training_log", log),
@@ -372,8 +386,9 @@ def test_page_lists_tasks_that_reinforcement_changed(tables):
     )
     page, markdown = html.render(_experiment(), changed, str)
     assert "newly parsed 1, parse lost 1, newly solved 1, newly lost 2" in markdown
-    assert "| task3 | greedy | 0 | newly parsed, newly solved |" in markdown
-    assert "| task4 | greedy | 0 | no longer parsed, newly lost |" in markdown
+    assert "| task3 | greedy | 0 | newly parsed, newly solved | `wc -l <them> \\| tee 'n'` |" in markdown
+    assert "| task4 | greedy | 0 | no longer parsed, newly lost |  |" in markdown
+    assert "wc -l &lt;them&gt; | tee `n`</code>" in page
     assert "task1 |" not in markdown.partition("## Reinforcement")[2].partition("## Checks")[0]
     assert "Count &lt;them&gt;." in page and "called" in page
     # Where nothing was reinforced there is no such section.
