@@ -69,7 +69,8 @@ def interval_plot(
         rows: (label, [(series, value, low, high), ...]) from top to bottom.
         thresholds: label -> a threshold, drawn as a dashed line.
     """
-    left, right, width, top = 150, 20, 640, 30
+    left = max(150, 20 + 7 * max((len(label) for label, _ in rows), default=0))  # 7 pixels a character
+    right, width, top = 20, 640, 30
     scale = width - left - right
     series = list(dict.fromkeys(name for _, marks in rows for name, *_ in marks))
     body, y = _legend(series, left, 16), float(top)
