@@ -24,7 +24,6 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,7 +44,7 @@ from tests.support.graph import write_spec  # noqa: E402
 
 RESTART_EVERY = 3
 """In every third round a server restarts with other weights."""
-MIDWAY = 8
+MIDWAY = 2
 """So many rollouts are finished before."""
 ATTEMPTS = 10
 """A run that stops is started again at most so often in a round."""
@@ -72,6 +71,7 @@ class Round:
     """The figures of one round; see `main`."""
 
     number: int
+    tasks: int
     seconds: float = 0.0
     restarts: int = 0
     stops: list[str] = field(default_factory=list)
@@ -101,12 +101,12 @@ class Servers:
 
     def __exit__(self, *exc: object) -> None:
         for place in list(self._processes):
-            self._stop(place)
+            self.stop(place)
 
     def start(self, rate: float, weights: int = 0, places: tuple[int, ...] = (0, 1)) -> None:
         """Start these servers, again if they run."""
         for place in places:
-            self._stop(place)
+            self.stop(place)
             words = [
                 "--port",
                 self._ports[place],
@@ -124,7 +124,7 @@ class Servers:
             assert process.stdout is not None and process.stdout.readline() == "ready\n"
             self._processes[place] = process
 
-    def _stop(self, place: int) -> None:
+    def stop(self, place: int) -> None:
         if process := self._processes.pop(place, None):
             process.kill()
             process.wait()
@@ -138,40 +138,49 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def play(folder: Path, servers: Servers, number: int, rate: float) -> Round:
+def play(folder: Path, servers: Servers, number: int, tasks: int, rate: float) -> Round:
     """Collect one rollout set, with a restart in every third round, and verify what was published."""
-    row, began = Round(number), time.monotonic()
+    row, began = Round(number, tasks), time.monotonic()
     servers.start(rate)
     urls = ", ".join(f'"{url}"' for url in servers.urls)
     name = f"soak_{number}"
     write_spec(folder / "specs", "rollout_sets", name, SET.format(seed=number, model=NAME, urls=urls))
     resources = Resources(lake=Lake(folder / "data"), specs_folder=folder / "specs")
-    with ExitStack() as stack:
-        if number % RESTART_EVERY == 0:
-            row.restarts = 1
-            journals = resources.lake.scratch(f"rollouts/{name}")
-            restarting = threading.Thread(target=_restart_midway, args=(servers, rate, journals), daemon=True)
-            restarting.start()
-            stack.callback(restarting.join)
-        for _ in range(ATTEMPTS):
-            try:
-                raw_rollouts.execute(name, resources, log=lambda line: None)
-                break
-            except EngineUnavailable as error:
-                row.stops.append(str(error))
-                if "other weights" in str(error):
-                    servers.start(rate, 0, (1,))
+    journals = resources.lake.scratch(f"rollouts/{name}")
+    restarting = threading.Thread(target=_restart_midway, args=(row, servers, rate, journals), daemon=True)
+    if number % RESTART_EVERY == 0:
+        restarting.start()
+    for _ in range(ATTEMPTS):
+        try:
+            raw_rollouts.execute(name, resources, log=lambda line: None)
+            break
+        except EngineUnavailable as error:
+            row.stops.append(str(error))
+            if "other weights" in str(error):
+                restarting.join()
+                servers.start(rate, 0, (1,))
+    if number % RESTART_EVERY == 0:
+        restarting.join()
     row.seconds = time.monotonic() - began
     _judge(row, resources.lake, name)
     _footprint(row)
     return row
 
 
-def _restart_midway(servers: Servers, rate: float, journals: Path) -> None:
-    """Start the second server again with other weights when some rollouts are finished."""
-    while sum(path.read_bytes().count(b"\n") for path in journals.rglob("journal-*[0-9a-f].jsonl")) < MIDWAY:
-        time.sleep(0.1)
+def _restart_midway(row: Round, servers: Servers, rate: float, journals: Path) -> None:
+    """Start the second server again with other weights when some rollouts are finished.
+
+    The restart is counted, and so must be noticed, only if the run still waits for a rollout when the server stops.
+    """
+    while _finished(journals) < MIDWAY:
+        time.sleep(0.02)
+    servers.stop(1)
+    row.restarts = int(_finished(journals) < row.tasks)
     servers.start(rate, 1, (1,))
+
+
+def _finished(journals: Path) -> int:
+    return sum(path.read_bytes().count(b"\n") for path in journals.rglob("journal-*[0-9a-f].jsonl"))
 
 
 def _judge(row: Round, lake: Lake, name: str) -> None:
@@ -224,7 +233,7 @@ def soak(folder: Path, minutes: float, tasks: int, rate: float) -> list[Round]:
     rows, deadline = list[Round](), time.monotonic() + minutes * 60
     with Servers() as servers:
         while len(rows) < RESTART_EVERY or time.monotonic() < deadline:
-            rows.append(play(folder, servers, len(rows) + 1, rate if rows else 0.0))
+            rows.append(play(folder, servers, len(rows) + 1, tasks, rate if rows else 0.0))
             show(rows[-1])
     return rows
 

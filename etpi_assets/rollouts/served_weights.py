@@ -19,7 +19,8 @@ from etpi_resources.engines.vllm import VllmEngine
 INTERVAL_SECONDS = 60.0
 RETRY_SECONDS = 0.5
 PATIENCE_SECONDS = 30.0
-"""So long the last comparison waits for a server that answered before: it may be starting with other weights."""
+"""So long the first and the last comparison wait for a server that answered before: it may be starting with other
+weights."""
 TOLERANCE = 0.02
 """Mean absolute difference of log-probabilities, in nats. The same weights in bfloat16 differ by less from batch to
 batch."""
@@ -47,7 +48,7 @@ def same_weights(engine: Engine, chat: ChatFormat, journal: Journal, log: Log) -
         yield lambda: None
         return
     weights = _ServedWeights(engine, chat, journal, log)
-    weights.compare()
+    weights.compare(PATIENCE_SECONDS)
     try:
         yield weights.compare_if_due
     finally:
@@ -80,7 +81,6 @@ class _ServedWeights:
             stored = _Fingerprint.model_validate_json(self._path.read_text())
             self._first = stored if stored.ids == self._ids else None
         self._next, self._moved, self._impossible = 0.0, 0, False
-        self._answered = set[str]()
         self._lock = threading.Lock()
 
     def compare_if_due(self) -> None:
@@ -91,8 +91,8 @@ class _ServedWeights:
             finally:
                 self._lock.release()
 
-    def compare(self, patience: float = 0.0) -> None:
-        """Compare every server that answers, within so many seconds if it answered before.
+    def compare(self, patience: float) -> None:
+        """Compare every server that answers, within so many seconds if any of its answers may be in a rollout.
 
         Raises:
             EngineUnavailable: a server has other weights.
@@ -106,17 +106,15 @@ class _ServedWeights:
         size, deadline = self._journal.size, time.monotonic() + patience
         try:
             by_server = self._engine.prompt_logprobs_by_server(self._ids)
-            expected = self._answered or set(self._engine.urls)
-            while expected - by_server.keys() and time.monotonic() < deadline:
+            while set(self._engine.answered_urls) - by_server.keys() and time.monotonic() < deadline:
                 time.sleep(RETRY_SECONDS)
                 by_server |= self._engine.prompt_logprobs_by_server(self._ids)
         except RuntimeError as error:
             self._impossible = True
             self._log(f"not applicable: whether the servers of {self._engine.name} keep their weights: {error}")
             return
-        if silent := self._answered - by_server.keys():
+        if silent := set(self._engine.answered_urls) - by_server.keys():
             self._log(f"{', '.join(sorted(silent))} cannot be compared with the first rollouts' weights: no answer")
-        self._answered |= by_server.keys()
         for url, logprobs in by_server.items():
             self._first = self._first or _Fingerprint(ids=self._ids, logprobs=logprobs, trusted=size)
             difference = float(np.abs(np.subtract(self._first.logprobs, logprobs)).mean())

@@ -60,6 +60,7 @@ class _Server:
     """A server's state. `failures` counts consecutive failures (0: healthy), `failure` is the last one's message."""
 
     url: str
+    answered: bool = False
     load: int = 0
     failures: int = 0
     excluded_until: float = 0.0
@@ -121,6 +122,11 @@ class Endpoints:
     def urls(self) -> list[str]:
         return [server.url for server in self._servers]
 
+    @property
+    def answered_urls(self) -> list[str]:
+        """The servers that have answered a request without an error."""
+        return [server.url for server in self._servers if server.answered]
+
     def post(self, path: str, body: Mapping[str, Any], session: str = "") -> dict[str, Any]:
         """POST to one of the servers, with retries; return its JSON answer, an object with one of `choices`.
 
@@ -150,7 +156,10 @@ class Endpoints:
             response = self._client.request(method, url + path, json=body)
         except httpx.HTTPError as error:
             raise self._connection_error(url, error) from None
-        return self._read(url, response)
+        answer = self._read(url, response)
+        for server in self._servers:
+            server.answered |= server.url == url
+        return answer
 
     def complete(self, url: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """POST to the server at `url`, without retries; return its JSON answer, an object with one of `choices`.

@@ -77,6 +77,11 @@ class VllmEngine:
     def urls(self) -> list[str]:
         return self._endpoints.urls
 
+    @property
+    def answered_urls(self) -> list[str]:
+        """The servers that have answered, so that rollouts may have come from them."""
+        return self._endpoints.answered_urls
+
     def complete(self, requests: Sequence[Request]) -> list[Completion]:
         """Return one completion per request, in order.
 

@@ -111,6 +111,23 @@ def test_server_that_fails_for_a_moment_is_compared_later(journal, monkeypatch):
     assert len(journal) == 1
 
 
+def test_server_that_missed_the_first_comparison_is_waited_for_at_the_end(journal, monkeypatch):
+    served_weights = "etpi_assets.rollouts.served_weights"
+    monkeypatch.setattr(f"{served_weights}.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(f"{served_weights}.PATIENCE_SECONDS", 0.0)
+    lines: list[str] = []
+    with FaultyServer(weights=1) as first, FaultyServer(weights=1) as second:
+        second.faults = [status(503)]
+        with (
+            pytest.raises(EngineUnavailable, match=f"{second.url} serves other weights"),
+            same_weights(engine_of(first, second), CHAT, journal, lines.append),
+        ):
+            journal.append(rollout(TASKS[0]))
+            second.weights, second.faults = 2, [status(503)] * 3
+            monkeypatch.setattr(f"{served_weights}.PATIENCE_SECONDS", 30.0)
+    assert len(lines) == 1 and "cannot be compared" in lines[0] and len(journal) == 0
+
+
 @pytest.mark.slow
 def test_only_true_answers_of_failing_servers_are_published():
     command = [sys.executable, "bench/soak.py", "--minutes", "0", "--tasks", "16", "--rate", "0.1"]
