@@ -182,7 +182,8 @@ class Training:
         full: whether all parameters are trained; else LoRA's of this rank, on all linear modules.
         recomputed: whether activations are computed again in the backward pass.
         small_states: whether the optimiser keeps a byte a moment.
-        shards: GPUs that share weights, gradients and moments.
+        shards: GPUs that share weights, gradients and moments (of LoRA the frozen weights).
+        tile: the most logits held at a time; None: those of all tokens.
         reference: whether the weights before training stay in memory.
         length: tokens of a row.
     """
@@ -192,6 +193,7 @@ class Training:
     recomputed: bool
     small_states: bool
     shards: int
+    tile: int | None
     reference: bool
     length: int
 
@@ -211,6 +213,8 @@ class Training:
 
 def supervised(spec: ExperimentSpec) -> Training:
     """Return the experiment's supervised training."""
+    from etpi_resources.trainers.workers.label_head import TILE  # imports torch
+
     train = spec.train
     return Training(
         full=train.method == "full",
@@ -218,6 +222,7 @@ def supervised(spec: ExperimentSpec) -> Training:
         recomputed=train.gradient_checkpointing,
         small_states="8bit" in train.optimizer,
         shards=train.shards,
+        tile=TILE,
         reference=False,
         length=_row_length(spec),
     )
@@ -232,6 +237,7 @@ def reinforcement(spec: ExperimentSpec) -> Training:
         recomputed=rl.gradient_checkpointing,
         small_states="8bit" in rl.optimizer,
         shards=1,
+        tile=None,
         reference=bool(rl.beta),
         length=rl.max_prompt_tokens + rl.max_response_tokens,
     )
@@ -291,22 +297,27 @@ def _memory(part: str, training: Training, shape: Shape) -> Cost:
     checkpointing 2 bytes, and 34 of one layer.
     """
     number, shards = training.trained(shape), training.shards
-    weights = 4 * shape.parameters if training.full else 2 * shape.parameters + 4 * number
+    # An adapter is whole on every GPU; what is frozen is divided.
+    weights = 4 * number / shards if training.full else 2 * shape.parameters / shards + 4 * number
+    each = number / shards if training.full else number
     state = 2 if training.small_states else 8
     layers = shape.layers * 2 + 34 if training.recomputed else shape.layers * 34
+    logits = min(training.length * shape.vocabulary, training.tile or math.inf)
     parts = {
-        "weights": weights / shards,
-        "gradients": 4 * number / shards,
-        "optimiser": state * number / shards,
+        "weights": weights,
+        "gradients": 4 * each,
+        "optimiser": state * each,
         "activations": layers * training.length * shape.hidden,
-        "logits": 6 * training.length * shape.vocabulary / shards,
+        "logits": 10 * logits,
         "reference": 2 * shape.parameters if training.reference else 0.0,
     }
     shown = ", ".join(f"{name} {value / _GIB:.1f}" for name, value in parts.items() if value)
     kept = "4 bytes a weight" if training.full else "2 bytes a frozen weight, 4 a trained one"
     formula = (
         f"{kept}, 4 a gradient, {state} an optimiser state; activations of a sequence of {training.length:,} tokens "
-        f"({'recomputed' if training.recomputed else 'kept'}); 6 bytes a logit, if every token is trained"
+        f"({'recomputed' if training.recomputed else 'kept'}); 10 bytes a logit (2 as computed, 4 in "
+        "float32, 4 of gradient)"
+        f"{f', of which {training.tile:,} are held at a time' if training.tile else ''}"
         f"{'' if shards == 1 else f'; over {shards} GPUs, each'}"
     )
     return Cost(f"{part} memory", f"{sum(parts.values()) / _GIB:.0f} GiB: {shown}", formula)

@@ -113,7 +113,7 @@ class TrainSection(Section):
     """Optimiser, by the name that Transformers' `optim` takes."""
     shards: Annotated[int, Omitted(1)] = Field(default=1, ge=1)
     """Processes on one machine, one GPU each (on a CPU without a GPU), that divide weights, gradients, optimiser
-    states (FSDP2) and the sequences of each step."""
+    states (FSDP2; of LoRA the frozen weights) and the sequences of each step."""
 
     @model_validator(mode="after")
     def _uses_what_it_trains(self) -> TrainSection:
@@ -127,10 +127,8 @@ class TrainSection(Section):
 
     @model_validator(mode="after")
     def _can_be_sharded(self) -> TrainSection:
-        if self.shards == 1:
+        if self.shards == 1 or self.method == "lora":  # an adapter is not divided, only its frozen base
             return self
-        if self.method == "lora":
-            raise ValueError('train.shards is for train.method = "full": an adapter is trained in one process')
         if self.optimizer not in SHARDED_OPTIMIZERS:
             raise ValueError(
                 f"train.shards does not take train.optimizer = {self.optimizer!r}, whose states are no shards; "

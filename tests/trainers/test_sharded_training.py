@@ -48,17 +48,12 @@ def test_every_micro_batch_of_a_step_goes_to_one_rank_and_all_ranks_run_equally_
         assert sorted(of_step) == list(range(first, min(first + accumulate, len(batches))))
 
 
-@pytest.mark.parametrize(
-    ("section", "words"),
-    [
-        ({"method": "lora"}, 'train.method = "full"'),
-        ({"optimizer": "adamw_8bit"}, "'adamw_8bit', whose states are no shards; one of adamw_torch,"),
-    ],
-)
-def test_spec_refuses_settings_that_cannot_be_sharded(section, words):
+def test_spec_refuses_an_optimizer_whose_states_cannot_be_sharded():
+    section = {"optimizer": "adamw_8bit"}
     assert "shards" not in TrainSection.model_validate(section).model_dump(), "off, it leaves the section's hash alone"
-    with pytest.raises(ValidationError, match=words):
+    with pytest.raises(ValidationError, match="'adamw_8bit', whose states are no shards; one of adamw_torch,"):
         TrainSection.model_validate({**section, "shards": 2})
+    assert TrainSection.model_validate({**section, "shards": 2, "method": "lora"}).shards == 2, "an adapter is whole"
 
 
 @pytest.mark.slow
@@ -87,6 +82,17 @@ CASES = {
     "grpo_tcr_4b": (chains, COLD_START | {"batch_sequences": 3, "dtype": "fp32", "learning_rate": 1e-3}),
     # Packed rows of trees, five a step.
     "forks": (forked, {"batch_tokens": 320, "micro_tokens": 64, "epochs": 1.5, "save_steps": 2, "learning_rate": 1e-3}),
+    "lora": (
+        chains,
+        {
+            "method": "lora",
+            "batch_sequences": 3,
+            "epochs": 2.0,
+            "save_steps": 2,
+            "learning_rate": 1e-2,
+            "gradient_checkpointing": True,
+        },
+    ),
 }
 
 
@@ -115,16 +121,21 @@ def test_two_processes_give_the_same_checkpoints_as_one(tmp_path, case):
     steps = [checkpoint["folder"] for checkpoint in one["checkpoints"]]
     assert [c["folder"] for c in two["checkpoints"]] == steps and len(steps) > 1
     assert [c["final"] for c in two["checkpoints"]] == [c["final"] for c in one["checkpoints"]]
-    before = load_file(base / "model.safetensors")
+    before, lora = load_file(base / "model.safetensors"), case == "lora"
+    weights = {"model.safetensors", *(["adapter/adapter_model.safetensors"] if lora else [])}
     for step in steps:
         files_of = [digest(tmp_path / name / step) for name in ("one", "two")]
-        assert [f.pop("model.safetensors") and f for f in files_of] == [files_of[0]] * 2, "other files than weights"
+        others = [{name: text for name, text in found.items() if name not in weights} for found in files_of]
+        assert set(files_of[0]) >= weights and others[0] == others[1], "other files than weights"
         mine, wanted = (load_file(tmp_path / name / step / "model.safetensors") for name in ("two", "one"))
         assert set(mine) == set(wanted) == set(before), "tied weights must be stored once"
         for name in wanted:
             moved = (wanted[name] - before[name]).norm()
-            assert moved > 0 and (mine[name] - wanted[name]).norm() <= SAME * moved, (step, name)
-    assert two["saved"]["unchanged"] == two["saved"]["differing"] == [] and two["saved"]["reload_difference"] < 1e-6
+            assert moved > 0 or lora, (step, name)
+            assert (mine[name] - wanted[name]).norm() <= SAME * moved + 1e-7 * lora, (step, name)
+    saved = two["saved"]
+    assert saved["differing"] == [] and saved["reload_difference"] < 1e-6
+    assert saved["zero_adapters"] == [] if lora else saved["unchanged"] == []
     assert two["device"].startswith("2 x ")
 
 

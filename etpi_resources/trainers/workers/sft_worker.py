@@ -138,9 +138,10 @@ def load(config: SftWorkerConfig, compute: Compute) -> PreTrainedModel:
     from etpi_resources.trainers.workers.sharding import load_sharded
 
     base, train = config.base, config.train
+    dtype = stored_dtype(base) if train.method == "lora" and compute.gpu else torch.float32
     if train.shards > 1:
-        return load_sharded(base, train.shards, gpu=compute.gpu, bf16=compute.dtype == "bf16")
-    return load_model(base, stored_dtype(base) if train.method == "lora" and compute.gpu else torch.float32)
+        return load_sharded(base, train.shards, gpu=compute.gpu, bf16=compute.dtype == "bf16", dtype=dtype)
+    return load_model(base, dtype)
 
 
 def can_replicate(train: SftSettings, compute: Compute, model: PreTrainedModel) -> bool:
@@ -226,10 +227,14 @@ def build_trainer(
 
     from etpi_resources.trainers.workers.adapters import lora_config
     from etpi_resources.trainers.workers.label_head import add_label_head
+    from etpi_resources.trainers.workers.sharding import add_replicated_adapter
     from etpi_resources.trainers.workers.weighted_trainer import WeightedSFTTrainer
 
     add_label_head(model)
     config, train = worker.config, worker.config.train
+    lora = train.method == "lora"
+    if lora and train.shards > 1:
+        add_replicated_adapter(model, train, config.seed)
     tokenizer = AutoTokenizer.from_pretrained(config.base, local_files_only=True)
     passes = -(-plan.accumulate // train.shards)
     pad_id = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
@@ -250,7 +255,7 @@ def build_trainer(
         train_dataset=datasets.Dataset(sequences.table()),
         data_collator=lambda batch: batch,
         processing_class=tokenizer,
-        peft_config=lora_config(train) if train.method == "lora" else None,
+        peft_config=lora_config(train) if lora and train.shards == 1 else None,
     )
 
 
@@ -340,7 +345,10 @@ def gather(config: SftWorkerConfig, trainer: WeightedSFTTrainer) -> Any:
     if trainer.args.world_size == 1:
         return trainer
     sharded: Any = trainer.model
-    model = sharding.gather(sharded, config.base)
+    lora = config.train.method == "lora"
+    model = (
+        sharding.gather_adapter(sharded, config.base, config.train) if lora else sharding.gather(sharded, config.base)
+    )
     return None if model is None else SimpleNamespace(model=model, accelerator=trainer.accelerator)
 
 

@@ -3,6 +3,8 @@
 transformers shards a model while it loads it: each process reads its own part of every tensor, and Trainer accepts such
 a model. Gradients are summed over the processes, not averaged as usual: each process divides its loss by the weight of
 the whole step, so the sum is the step's gradient however unevenly the micro-batches are distributed.
+
+Of a model with a LoRA adapter only the frozen base is divided. The adapter is small: every process holds all of it.
 """
 
 from __future__ import annotations
@@ -18,16 +20,21 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import FSDPModule
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM, PreTrainedModel, set_seed
 from transformers.distributed.configuration_utils import DistributedConfig
 
 from etpi_resources.labels import IGNORE_INDEX
+from etpi_resources.trainers.contracts import LoraSettings
+from etpi_resources.trainers.workers.adapters import lora_config
 from etpi_resources.trainers.workers.checkpointing import load_model
 from etpi_resources.trainers.workers.plan import MicroBatch
 
 
-def load_sharded(folder: str | Path, shards: int, *, gpu: bool, bf16: bool) -> PreTrainedModel:
-    """Return this process's share of a causal language model, kept in float32; on its own GPU, or on the CPU.
+def load_sharded(
+    folder: str | Path, shards: int, *, gpu: bool, bf16: bool, dtype: torch.dtype = torch.float32
+) -> PreTrainedModel:
+    """Return this process's share of a causal language model, kept in `dtype`; on its own GPU, or on the CPU.
 
     Args:
         bf16: layers are gathered and compute in bfloat16; gradients are summed in float32 either way.
@@ -49,7 +56,7 @@ def load_sharded(folder: str | Path, shards: int, *, gpu: bool, bf16: bool) -> P
     # The label head returns views, and nothing writes into them.
     warnings.filterwarnings("ignore", message=".*returned a view tensor", category=UserWarning)
     model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, use_safetensors=True, local_files_only=True,
+        folder, dtype=dtype, use_safetensors=True, local_files_only=True,
         distributed_config=DistributedConfig(fsdp_size=shards, fsdp_mixed_precision=bf16),
     )  # fmt: skip
     for module in model.modules():
@@ -58,6 +65,39 @@ def load_sharded(folder: str | Path, shards: int, *, gpu: bool, bf16: bool) -> P
             # gloo can only sum; on NCCL a factor would be a separate operation.
             module.set_force_sum_reduction_for_comms(True)
     return model
+
+
+def add_replicated_adapter(model: PreTrainedModel, settings: LoraSettings, seed: int) -> None:
+    """Freeze a sharded model and put a new adapter, the same on every rank, into its layers.
+
+    The layers are changed in place: a PEFT model around it would call its `forward` past the hooks that gather weights.
+    """
+    from peft import inject_adapter_in_model
+
+    set_seed(seed)  # as TRL does before it creates an adapter
+    inject_adapter_in_model(lora_config(settings), model)
+    for tensor in trained_tensors(model):
+        dist.broadcast(tensor.data, src=0)
+
+
+def trained_tensors(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Return the parameters that training changes, in order."""
+    return [tensor for tensor in model.parameters() if tensor.requires_grad]
+
+
+def sum_replicated_gradients(model: torch.nn.Module) -> None:
+    """Sum the gradients of trained parameters that every rank holds whole over the ranks; FSDP sums those of shards.
+
+    Every rank has to call it, once a step.
+    """
+    whole = [tensor for tensor in trained_tensors(model) if not isinstance(tensor, DTensor)]
+    if not whole:
+        return
+    gradients = [torch.zeros_like(tensor) if tensor.grad is None else tensor.grad for tensor in whole]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat)
+    for tensor, part in zip(whole, flat.split([tensor.numel() for tensor in whole]), strict=True):
+        tensor.grad = part.view_as(tensor)
 
 
 def batches_of_rank(batches: Sequence[MicroBatch], accumulate: int, rank: int, ranks: int) -> list[int | None]:
@@ -100,6 +140,19 @@ def reshard(model: torch.nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+def gather_adapter(model: PreTrainedModel, base: str | Path, settings: LoraSettings) -> Any:
+    """Return a PEFT model in float32 on the CPU of rank 0: the base and the trained adapter; None on other ranks."""
+    from peft import get_peft_model
+
+    if dist.get_rank() != 0:
+        return None
+    whole: Any = get_peft_model(load_model(base, torch.float32), lora_config(settings))
+    trained = {name: tensor.detach().cpu() for name, tensor in model.named_parameters() if tensor.requires_grad}
+    if unknown := whole.base_model.model.load_state_dict(trained, strict=False).unexpected_keys:
+        raise RuntimeError(f"the sharded adapter has tensors that PEFT's has not: {', '.join(unknown[:5])}")
+    return whole
 
 
 def gather(model: PreTrainedModel, base: str | Path) -> PreTrainedModel | None:

@@ -26,7 +26,7 @@ from etpi_resources.trainers.contracts import SftLogLine
 from etpi_resources.trainers.workers.collate import Sequences, collate
 from etpi_resources.trainers.workers.plan import MicroBatch, Plan, make_pass
 from etpi_resources.trainers.workers.replicas import ThreadReplicas
-from etpi_resources.trainers.workers.sharding import batches_of_rank, reshard, without_labels
+from etpi_resources.trainers.workers.sharding import batches_of_rank, reshard, sum_replicated_gradients, without_labels
 from etpi_resources.trainers.workers.tree_attention import tree_arguments
 
 
@@ -152,7 +152,10 @@ class WeightedSFTTrainer(SFTTrainer):
         """Compute the gradients of the micro-batches `inputs`; return their loss."""
         if not self._replicated:
             (batch,) = inputs
-            return super().training_step(model, batch, num_items_in_batch)
+            loss = super().training_step(model, batch, num_items_in_batch)
+            if self.args.world_size > 1 and self.accelerator.sync_gradients:
+                sum_replicated_gradients(model)
+            return loss
         model.train()
         losses = []
         for batch, (weighted, hits) in zip(inputs, self._replicas.backward(inputs, self._backward), strict=True):
