@@ -1,12 +1,14 @@
-"""The tool `code_interpreter`: Python cells in a rollout's sandbox that share their names.
+"""The tool `code_interpreter`: Python in a rollout's sandbox.
 
-A cell runs as a bash command in the rollout's workspace, within its limits; processes that the cell starts end with it.
-`interpreter_cell` is the program that runs inside the sandbox.
+By default a call is a cell, and cells share their names (`interpreter_cell` is the program that runs inside the
+sandbox). As published, a call is a whole program that knows nothing of the calls before it (`interpreter_program`).
+Either runs as a bash command in the rollout's workspace, within its limits; processes that it starts end with it.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from functools import cache
 from pathlib import Path
@@ -16,7 +18,13 @@ from etpi_assets.agent.tools import INTERPRETER
 FOLDER = "/tmp/.interpreter"
 """The session's folder in the sandbox. It is outside of the workspace, so it is not part of the patch."""
 
-_PROGRAM = Path(__file__).with_name("interpreter_cell.py")
+_CELL = Path(__file__).with_name("interpreter_cell.py")
+_PROGRAM = Path(__file__).with_name("interpreter_program.py")
+_FENCED = re.compile(r"```python(.*?)```", re.DOTALL)
+
+PROGRAM_SECONDS = 30
+PROGRAM_BYTES = 1 << 30
+"""The limits of verl's SandboxFusion tool (`default_timeout`, `memory_limit_mb`)."""
 
 
 def cell_of(command: str) -> str | None:
@@ -33,10 +41,27 @@ def cell_of(command: str) -> str | None:
 
 def cell_command(code: str) -> str:
     """Return the bash command that runs a cell; its exit code is 1 if the code raised."""
-    return (
-        f"mkdir -p {FOLDER} && printf %s {shlex.quote(_program())} > {FOLDER}/run.py && "
-        f"printf %s {shlex.quote(code)} > {FOLDER}/cell.py && python3 -B -I {FOLDER}/run.py {FOLDER}"
-    )
+    return _run_command(_CELL, code, FOLDER)
+
+
+def published_command(code: str) -> str:
+    """Return the bash command that runs a whole program as verl's `CustomSandboxFusionTool` does.
+
+    Of a text with a ```python block only the block runs, and the last line is printed if it does not print. The output
+    is stdout, then stderr, or one line if the program does not end. Source: verl, recipe/retool, which the recipe of
+    Open-AgentRL extends; the tool itself in verl/tools/sandbox_fusion_tools.py.
+    """
+    return _run_command(_PROGRAM, printed(code), f"{FOLDER}/cell.py {PROGRAM_SECONDS} {PROGRAM_BYTES}")
+
+
+def printed(code: str) -> str:
+    """Return the program in a call's code, its last line printed."""
+    block = _FENCED.search(code)
+    lines = (block[1].strip() if block else code).split("\n")
+    last = next((number for number in reversed(range(len(lines))) if lines[number]), None)
+    if last is not None and not lines[last].startswith("print"):
+        lines[last] = f"print({lines[last]})"
+    return "\n".join(lines)
 
 
 def cell_in(command: str) -> str | None:
@@ -46,6 +71,13 @@ def cell_in(command: str) -> str | None:
     return words[place - 2] if place >= 2 and cell_command(words[place - 2]) == command else None
 
 
+def _run_command(program: Path, code: str, arguments: str) -> str:
+    return (
+        f"mkdir -p {FOLDER} && printf %s {shlex.quote(_source(program))} > {FOLDER}/run.py && "
+        f"printf %s {shlex.quote(code)} > {FOLDER}/cell.py && python3 -B -I {FOLDER}/run.py {arguments}"
+    )
+
+
 @cache
-def _program() -> str:
-    return _PROGRAM.read_text(encoding="utf-8")
+def _source(program: Path) -> str:
+    return program.read_text(encoding="utf-8")

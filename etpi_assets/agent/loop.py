@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from etpi_assets.agent.actions import after_think
 from etpi_assets.agent.contract import read_turn
-from etpi_assets.agent.interpreter import cell_command, cell_of
+from etpi_assets.agent.interpreter import cell_command, cell_of, published_command
 from etpi_assets.agent.mailbox import Mailbox
 from etpi_assets.agent.observation import format_observation, format_summary
 from etpi_assets.agent.patches import unified_diff
 from etpi_assets.agent.prompts import render_prompts
 from etpi_assets.agent.think import post_think_tokens, strip_think, think_tokens
-from etpi_assets.agent.tools import INTERPRETER, tool_schemas
+from etpi_assets.agent.tools import INTERPRETER, PUBLISHED_INTERPRETER, tool_schemas
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import ANSWER, Family, Role, SandboxNeeds, Task, Verdict
 from etpi_assets.tasks.grading import grade
@@ -231,6 +231,10 @@ class _AgentState:
         self.exit, self.waiting = "Submitted", False
 
 
+_INTERPRETERS = {INTERPRETER: cell_command, PUBLISHED_INTERPRETER: published_command}
+"""The command that a tool's call runs, by the tool."""
+
+
 class _AgentLoop:
     """The rounds of one rollout. `stage` names the current phase for the record of a failed rollout."""
 
@@ -241,6 +245,9 @@ class _AgentLoop:
         self.grammar = job.agent.grammar.grammar() if job.agent.grammar else None
         self.tools = tool_schemas(job.agent.tools)
         self.form = self.chat.tool_form if self.tools else None
+        self.interpret = next((_INTERPRETERS[name] for name in job.agent.tools if name in _INTERPRETERS), None)
+        # Only the published tool answers with the bare output.
+        self.show_status = PUBLISHED_INTERPRETER not in job.agent.tools
         self.agents: list[_AgentState] = []
         self.mail = Mailbox(())
         self.stage = "start"
@@ -353,8 +360,8 @@ class _AgentLoop:
                 agent.sent_to += self.mail.send(agent.agent_id, action.to, action.message or "")
                 agent.waiting = agent.waiting or action.wait
                 continue
-            cell = cell_of(action.command) if INTERPRETER in self.section.tools else None
-            result = agent.sandbox.run(action.command if cell is None else cell_command(cell))
+            code = cell_of(action.command) if self.interpret else None
+            result = agent.sandbox.run(self.interpret(code) if self.interpret and code is not None else action.command)
             results.append(result)
             turn.exit_code = result.exit_code
             if result.exit_code == 0 and result.output.split("\n", 1)[0].strip() == SUBMIT:
@@ -385,7 +392,11 @@ class _AgentLoop:
             turn = agent.turn
             turn.inbox = self.mail.take(agent.agent_id) if agent.exit is None else []
             turn.observation = format_observation(
-                agent.result, turn.inbox, sent_to=agent.sent_to, parse_error=turn.parse_error
+                agent.result,
+                turn.inbox,
+                sent_to=agent.sent_to,
+                parse_error=turn.parse_error,
+                show_status=self.show_status,
             )
             calls = agent.messages[-1].get("tool_calls") or ()
             role = "tool" if calls or (self.tools and turn.actions) else "user"

@@ -13,6 +13,7 @@ def format_observation(
     *,
     sent_to: Sequence[str] = (),
     parse_error: str | None = None,
+    show_status: bool = True,
 ) -> str:
     """Format the observation of one turn: received messages, then the result of the turn's actions.
 
@@ -21,6 +22,7 @@ def format_observation(
         inbox: received messages, as {"from", "message"}, in order of arrival.
         sent_to: recipients of the turn's messages.
         parse_error: why the turn has no action.
+        show_status: whether the output follows a line with the exit code.
 
     One line per message, a status line for the commands, no trailing newline.
     """
@@ -30,7 +32,8 @@ def format_observation(
     lines += [f"sent to {agent_id}" for agent_id in sent_to]
     if result is not None:
         status = "time limit" if result.timed_out else f"exit {result.exit_code}"
-        lines.append(f"[{status}]")
+        if show_status or result.timed_out:
+            lines.append(f"[{status}]")
         if body := result.output.rstrip("\n"):
             lines.append(body)
     return "\n".join(lines)

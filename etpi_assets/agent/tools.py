@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def _function(name: str, description: str, **parameters: str) -> dict[str, Any]:
+def _function(name: str, description: str, /, **parameters: str) -> dict[str, Any]:
     properties = {key: {"type": "string", "description": text} for key, text in parameters.items()}
     schema = {"type": "object", "properties": properties, "required": list(parameters)}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
 
 
 INTERPRETER = "code_interpreter"
+PUBLISHED_INTERPRETER = "code_interpreter_published"
+"""Offered under the same name: the interpreter of verl's agents (`interpreter.published_command`)."""
 
 TOOLS: dict[str, dict[str, Any]] = {
     "bash": _function("bash", "Run a command in the repository.", command="The command, one line or a script."),
@@ -24,6 +26,8 @@ TOOLS: dict[str, dict[str, Any]] = {
         "Run Python code. What a call defines is there in the next; print what you want to see.",
         code="The code.",
     ),
+    # The words are those of the published tool, since they are part of every prompt that its data were made with.
+    PUBLISHED_INTERPRETER: _function(INTERPRETER, "A tool for executing code.", code="The code to execute."),
 }
 
 

@@ -160,7 +160,7 @@ class GrammarSection(Section):
         return ThinkGrammar.of(self.slots, self.max_chars)
 
 
-Tool = Literal["bash", "send_message", "code_interpreter"]
+Tool = Literal["bash", "send_message", "code_interpreter", "code_interpreter_published"]
 
 
 class AgentSection(Section):
@@ -174,7 +174,8 @@ class AgentSection(Section):
     steering: bool = False
     """Append the plan-first protocol to the system prompt."""
     tools: Annotated[tuple[Tool, ...], Omitted(())] = ()
-    """Tools whose schemas the chat template gets; none: the prompt's text says how to act."""
+    """Tools whose schemas the chat template gets; none: the prompt's text says how to act. `code_interpreter_published`
+    is offered as `code_interpreter` too, and every call is a program of its own, as in verl's agents (docs/rl.md)."""
     history_think: Literal["keep", "strip"] = "keep"
     """Think blocks of earlier turns in later prompts: `keep` leaves the token ids as generated; `strip` removes them,
     so that the prompt forks from the last turn."""
@@ -195,6 +196,12 @@ class AgentSection(Section):
     """Nucleus sampling: the probability mass sampled from. In [evaluate] each decoding sets its own."""
     grammar: Annotated[GrammarSection | None, Omitted(None)] = None
     """Grammar that a model's think block is constrained to while decoding; "none": unconstrained."""
+
+    @model_validator(mode="after")
+    def _offers_one_interpreter(self) -> AgentSection:
+        if len(interpreters := [tool for tool in self.tools if tool.startswith("code_interpreter")]) > 1:
+            raise ValueError(f"agent.tools: {' and '.join(interpreters)} have one name in prompts; offer one of them")
+        return self
 
     def identity(self) -> dict[str, Any]:
         """Return the part of this section that identifies a rollout: all of it."""
@@ -243,12 +250,14 @@ class TemplatedSection(Section):
     fewer than two), `fixed` always from that list."""
     roles: Literal["both", "proposer"] = "both"
     """The agents whose conversations the set contains."""
-    second: Literal["plan", "wait"] = "plan"
-    """The second agent's opening: a `plan` of its own, or a `wait` for the first agent's plan, which it acknowledges
-    with both paths."""
+    second: Literal["plan", "acknowledge", "wait"] = "plan"
+    """The second agent's opening: a `plan` of its own, a message that does `acknowledge` the split at once with both
+    paths, or a `wait` for the first agent's plan before that message."""
     calls: Literal["inline", "runtime"] = "runtime"
     """Layout of a call: `inline` opens all tags on one line, `runtime` puts each on a line of its own as the prompt
     shows it."""
+    run_tests: Annotated[bool, Omitted(False)] = False
+    """Whether an agent runs `pytest` before it submits."""
 
 
 class RolloutSetSpec(Section):

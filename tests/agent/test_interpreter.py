@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from etpi_assets.agent.interpreter import cell_command, cell_in, cell_of
+from etpi_assets.agent import interpreter
+from etpi_assets.agent.interpreter import cell_command, cell_in, cell_of, printed, published_command
 from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
+from etpi_assets.agent.tools import tool_schemas
 from etpi_assets.scoring.behaviours import ScoringOptions, score
 from etpi_assets.scoring.rewards import tools
 from etpi_assets.scoring.rewards.attempt import Attempt, attempt_of
@@ -92,6 +94,53 @@ def test_cell_of_reads_calls_and_ignores_other_commands(command, cell):
     assert cell_of(command) == cell
 
 
+# --- as published ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "program"),
+    [
+        ("x = 2\nx + 1\n", "x = 2\nprint(x + 1)\n"),
+        ("print(1)\n\n", "print(1)\n\n"),
+        ("x = 2", "print(x = 2)"),
+        ("First:\n```python\nx = 2\nx\n```\nthen\n```python\ny\n```", "x = 2\nprint(x)"),
+        ("", ""),
+    ],
+)
+def test_published_program_is_the_first_block_with_its_last_line_printed(code, program):
+    assert printed(code) == program
+
+
+def programs(*codes: str, seconds: float = 30.0) -> list[tuple[str, int]]:
+    with pytest.MonkeyPatch.context() as patch, BubblewrapFactory().create({}, Limits(command_seconds=60)) as box:
+        patch.setattr(interpreter, "PROGRAM_SECONDS", seconds)
+        done = [box.run(published_command(code)) for code in codes]
+    return [(result.output, result.exit_code) for result in done]
+
+
+def test_published_program_knows_no_other_and_shows_stdout_before_stderr():
+    codes = (
+        "n = 4\nimport sys\nprint('e', file=sys.stderr)\nn + 1",
+        "n",
+        "input()",
+        "x = bytearray(2 << 30)\nprint(len(x))",
+    )
+    first, second, third, fourth = programs(*codes)
+    assert first == ("5\ne\n", 0)
+    assert second[1] == 1 and "NameError: name 'n' is not defined" in second[0]
+    assert third[1] == 1 and "EOFError" in third[0]
+    assert fourth[1] == 1 and "MemoryError" in fourth[0]
+
+
+def test_published_program_that_does_not_end_says_so_and_nothing_else():
+    assert programs("print('seen', flush=True)\nwhile True: pass\nprint()", seconds=1.0) == [("no stdout here\n", 1)]
+
+
+def test_spec_offers_one_interpreter():
+    with pytest.raises(ValueError, match="one name in prompts"):
+        AgentSection(tools=("code_interpreter", "code_interpreter_published"))
+
+
 # --- in the loop -----------------------------------------------------------------------------------------------------
 
 
@@ -138,6 +187,15 @@ def test_an_agent_computes_over_several_turns_and_answers_without_a_call():
     ]
     assert agent.exit_status == "Submitted" and record.outcome and record.outcome["verdict"] == "passed"
     assert (seen(record).turns, seen(record).tool_turns, tools.tool_call_reward(seen(record))) == (3, 2, 1.0)
+
+
+def test_published_tool_answers_with_the_bare_output():
+    agent = AGENT.model_copy(update={"tools": ("code_interpreter_published",)})
+    record = roll(call("n = 6\nn * 7"), call("n"), GIVEN_UP, agent=agent)
+    [state] = record.agents
+    first, second, _ = [turn.observation for turn in state.turns]
+    assert first == "42" and second.startswith("Traceback") and "[exit" not in second
+    assert '"description": "A tool for executing code."' in json.dumps(tool_schemas(agent.tools))
 
 
 def test_an_agent_that_only_calls_ends_without_an_answer():

@@ -250,12 +250,13 @@ def test_answered_by_names_checks_of_the_graph():
 
 
 @given(
-    st.sampled_from(["plan", "wait"]), st.sampled_from(["inline", "runtime"]), st.booleans(), st.randoms(),
+    st.sampled_from(["plan", "acknowledge", "wait"]), st.sampled_from(["inline", "runtime"]), st.booleans(),
+    st.randoms(),
     st.lists(st.text("abz_-.", min_size=1, max_size=6), min_size=1, max_size=4).map(lambda p: f"a/{'/'.join(p)}x.py"),
 )  # fmt: skip
 @settings(max_examples=25, deadline=None)
 def test_turns_read_back_through_the_parser_of_inference(second, calls, first, random, path):
-    section = TemplatedSection(second=second, calls=calls)
+    section = TemplatedSection(second=second, calls=calls, run_tests=first)
     said = write_turns(PlanFirstAgent("agent1", "agent2", path, "b/c.py", first), section, random)
     loaded = [read_actions(text) for text in said]
     assert all(error is None and len(actions) == 1 for actions, error in loaded)
@@ -263,6 +264,7 @@ def test_turns_read_back_through_the_parser_of_inference(second, calls, first, r
     assert [actions[0].kind for actions, _ in loaded][: 1 + waits] == ["bash"] * waits + ["send_message"]
     message = loaded[waits][0][0].message
     assert message and path in message and "b/c.py" in message
+    assert ("pytest" in [actions[0].command for actions, _ in loaded]) == first
     assert loaded[waits][0][0].wait == (second == "wait" and first), "a partner that waits is waited for"
 
 
@@ -315,6 +317,8 @@ def curation(tmp_path_factory):
     params = f'[params]\npath = "{pool}"\nheldout_repos = ["dspy_task"]\n'
     curation.write("suites", "pool", f'extends = "cooperbench_pool"\n{params}')
     assert curation.make("tasks", "pool").manifest.rows == {"tasks": 4, "quarantined": 0}
+    curation.write("suites", "perturbed", f'extends = "cooperbench_pool_perturbed"\n{params}')
+    assert curation.make("tasks", "perturbed").manifest.rows == {"tasks": 4 + 3 * 4, "quarantined": 0}
     return curation
 
 
@@ -340,8 +344,15 @@ def test_v5_passes_and_everything_is_counted(curation):
     failed, raw = failures(curation, "v5")
     assert failed == {} and raw.notes["fell_back"] == []
     assert raw.rows["rollouts"] == 6 and raw.rows["agents"] == 12
+    turns = curation.lake.read(Ref("raw_rollouts", "rollout_set", "v5_pool"), "turns").to_pylist()
+    assert len(turns) == 12 * 6, "a message, then read, edit, diff, test, submit: the report plans six turns"
     scores = curation.lake.read(Ref("scored_rollouts", "rollout_set", "v5_pool"), "scores").to_pylist()
     assert all(row["plan_first"] and row["plan_content"] and row["follow_through"] == 1 for row in scores)
+
+
+def test_conversations_about_perturbed_tasks_pass_and_name_what_those_tasks_name(curation):
+    failed, raw = failures(curation, "perturbed", suite="perturbed")
+    assert failed == {} and raw.notes["fell_back"] == [] and raw.rows["rollouts"] == 2 * 15
 
 
 def test_short_synthetic_prompts_are_stopped(curation):

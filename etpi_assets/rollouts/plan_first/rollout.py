@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self, cast
 
 from etpi_assets.agent.loop import SUBMIT, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.rollouts.plan_first.paths import choose, falls_back
-from etpi_assets.rollouts.plan_first.script import PlanFirstAgent, write_turns
+from etpi_assets.rollouts.plan_first.script import TESTS, PlanFirstAgent, write_turns
 from etpi_assets.specs.rollout_set import RolloutSetSpec, TemplatedSection
 from etpi_assets.tasks.family import Family, Role, SandboxNeeds, Task, Verdict
 from etpi_assets.trajectories.records import RolloutRecord
@@ -114,6 +114,7 @@ class _ScriptSandbox:
         (re.compile(r"cat (\S+)"), r"[\1 as it stands in the repository]\n"),
         (re.compile(r"sed -i \S+ \S+"), ""),
         (re.compile(r"git diff --stat (\S+)"), r" \1 | 2 +-\n 1 file changed\n"),
+        (re.compile(TESTS), "[the tests of the repository pass]\n"),
     )
 
     def __enter__(self) -> Self:

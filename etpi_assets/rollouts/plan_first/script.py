@@ -14,6 +14,7 @@ from etpi_assets.agent.loop import SUBMIT
 from etpi_assets.specs.rollout_set import TemplatedSection
 
 WAITING = "echo waiting"
+TESTS = "pytest"
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ def write_turns(agent: PlanFirstAgent, section: TemplatedSection, rng: random.Ra
     if agent.first or section.second == "plan":
         # A partner that waits first answers a round later. Bash before its answer would not be plan-first.
         opening = [_message(agent, rng.choice(_PLANS), rng.choice(_BEFORE_PLAN), section, section.second == "wait")]
+    elif section.second == "acknowledge":
+        opening = [_message(agent, rng.choice(_ANSWERS), rng.choice(_BEFORE_ACKNOWLEDGEMENT), section, False)]
     else:
         opening = [
             _bash(WAITING, rng.choice(_BEFORE_WAIT).format(**agent.words), section),
@@ -46,6 +49,7 @@ def write_turns(agent: PlanFirstAgent, section: TemplatedSection, rng: random.Ra
         (f"cat {agent.own_file}", _BEFORE_READ),
         (f"sed -i 's/[[:space:]]*$//' {agent.own_file}", _BEFORE_EDIT),
         (f"git diff --stat {agent.own_file}", _BEFORE_DIFF),
+        *([(TESTS, _BEFORE_TESTS)] if section.run_tests else []),
         (f"echo {SUBMIT}", _BEFORE_SUBMIT),
     ]
     return opening + [_bash(command, rng.choice(phrases).format(**agent.words), section) for command, phrases in work]
@@ -92,7 +96,12 @@ _BEFORE_PLAN: Sequence[str] = (
 )
 _BEFORE_WAIT: Sequence[str] = ("{partner} speaks first, so I check whether a message has come.",)
 _BEFORE_ANSWER: Sequence[str] = ("{partner} has sent a plan; I confirm it before I start.",)
+_BEFORE_ACKNOWLEDGEMENT: Sequence[str] = (
+    "{partner} plans who does what; I say first that I keep to it, then I work.",
+    "I answer {partner} before I run anything, so that both of us know the split.",
+)
 _BEFORE_READ: Sequence[str] = ("Now my part: I read {own}.", "The split is clear, let me look at {own}.")
 _BEFORE_EDIT: Sequence[str] = ("I make the change in {own}.", "This is the edit that {own} needs.")
 _BEFORE_DIFF: Sequence[str] = ("Let me see what changed.", "I check that only my file changed.")
+_BEFORE_TESTS: Sequence[str] = ("I run the tests before I submit.", "Do the tests still pass?")
 _BEFORE_SUBMIT: Sequence[str] = ("My part is done.", "That is all of my piece, so I submit.")
