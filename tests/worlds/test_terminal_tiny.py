@@ -10,14 +10,15 @@ import pytest
 
 from etpi_assets.agent.contract import read_contract
 from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
+from etpi_assets.scoring.rewards.terminal import KEYWORDS as REWARDED
 from etpi_assets.scoring.rewards.terminal import requested_verbs, run_verbs
 from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.checks import check_tasks
 from etpi_assets.tasks.families import load_family
-from etpi_assets.tasks.family import RejectedInput, Task
+from etpi_assets.tasks.family import WHY_UNPROVEN, RejectedInput, Task
 from etpi_assets.worlds.terminal_tiny import judge
-from etpi_assets.worlds.terminal_tiny.generate import KEYWORDS, KINDS, generate_tasks
+from etpi_assets.worlds.terminal_tiny.generate import KEYWORDS, KINDS, PUBLISHED_KINDS, generate_tasks
 from etpi_assets.worlds.terminal_tiny.policy import TerminalSkill, TerminalTinyPolicy
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
@@ -59,6 +60,39 @@ def test_request_names_only_its_verb_and_its_command_runs_it():
         assert run_verbs(task.payload["command"]) == [task.payload["verb"]]
     [term] = [t for t in load_specs().experiments["terminal_grpo_tiny"].rl.rewards if t.function == "relevance"]
     assert term.params["keywords"] == {verb: list(words) for verb, words in KEYWORDS.items()}
+
+
+def test_every_published_request_asks_for_the_programs_that_earn_its_reward_and_is_solved_by_its_command():
+    params = {"train": 40, "heldout": 20, "requests": "published"}
+    tasks = [task for task in FAMILY.load("s", 0, params) if isinstance(task, Task)]
+    assert list(FAMILY.validate(tasks, BubblewrapFactory())) == tasks
+    asked: Counter[str] = Counter()
+    for task in tasks:
+        verbs = requested_verbs(task.instruction, REWARDED)
+        assert verbs and verbs == set(run_verbs(task.payload["command"])), task.instruction
+        assert (WHY_UNPROVEN in task.payload) == (verbs == {"docker"})
+        asked.update(verbs)
+    assert set(asked) == set(REWARDED) and min(asked.values()) >= len(tasks) / 10
+    with pytest.raises(ValueError, match="params.requests is 'all'; one of files, published"):
+        list(FAMILY.load("s", 0, {"requests": "all"}))
+
+
+def test_published_request_that_cannot_run_is_rewarded_without_a_verdict():
+    policy = TerminalTinyPolicy(TerminalSkill())
+    tasks = {task.payload["verb"]: task for task in islice(generate_tasks("s", 0, "train", kinds=PUBLISHED_KINDS), 4)}
+    outcomes = {verb: roll(task, policy).outcome for verb, task in tasks.items()}
+    assert {verb: outcome and outcome["verdict"] for verb, outcome in outcomes.items()} == {
+        "docker": "unproven", "find": "passed", "grep": "passed", "tar": "passed"
+    }  # fmt: skip
+    assert outcomes["docker"] and outcomes["docker"]["reward"] is None
+
+
+def test_full_size_experiment_asks_for_the_rewarded_programs_only():
+    specs = load_specs()
+    suite = specs.suites[str(specs.experiments["terminal_grpo_0_8b"].rl.suite)]
+    tasks = islice((t for t in FAMILY.load("s", 0, suite.params) if isinstance(t, Task)), 400)
+    earns = [bool(requested_verbs(task.instruction, REWARDED)) for task in tasks]
+    assert len(earns) == 400 and all(earns)
 
 
 def roll(task: Task, policy):

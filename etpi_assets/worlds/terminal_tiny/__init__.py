@@ -10,13 +10,16 @@ from itertools import islice
 from typing import Any
 
 from etpi_assets.tasks.commands import write_commands
-from etpi_assets.tasks.family import RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
+from etpi_assets.tasks.family import WHY_UNPROVEN, RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
 from etpi_assets.worlds.terminal_tiny import judge as verdicts
-from etpi_assets.worlds.terminal_tiny.generate import generate_tasks
+from etpi_assets.worlds.terminal_tiny.generate import KINDS, PUBLISHED_KINDS, generate_tasks
 from etpi_resources.sandboxes import SandboxFactory
 
-PARAMS: Mapping[str, Any] = {"train": 900, "heldout": 96, "sandbox": "bubblewrap"}
-"""A suite's params and their defaults: tasks of each split, and the kind of sandbox that validates them."""
+PARAMS: Mapping[str, Any] = {"train": 900, "heldout": 96, "requests": "files", "sandbox": "bubblewrap"}
+"""A suite's params and their defaults: tasks of each split; the kinds of requests, `files` (eight programs) or
+`published` (the five of the published reward); the kind of sandbox that validates tasks."""
+
+_KINDS = {"files": KINDS, "published": PUBLISHED_KINDS}
 
 
 class TerminalTiny:
@@ -29,8 +32,11 @@ class TerminalTiny:
 
     def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
         chosen = with_defaults(suite, "terminal_tiny", params, PARAMS)
+        if chosen["requests"] not in _KINDS:
+            raise ValueError(f"suite {suite}: params.requests is {chosen['requests']!r}; one of {', '.join(_KINDS)}")
         for split in ("train", "heldout"):
-            yield from islice(generate_tasks(suite, seed, split), int(chosen[split]))
+            tasks = generate_tasks(suite, seed, split, kinds=_KINDS[chosen["requests"]])
+            yield from islice(tasks, int(chosen[split]))
 
     def roles(self, task: Task) -> Sequence[Role]:
         return [Role("agent1", "request", task.instruction)]
@@ -46,6 +52,8 @@ class TerminalTiny:
         return verdicts.judge(task, files)
 
     def solve(self, task: Task, role: Role) -> Sequence[str]:
+        if WHY_UNPROVEN in task.payload:
+            return [task.payload["command"]]
         return write_commands(self.workspace(task, role), verdicts.wanted(task))
 
     def entities(self, task: Task) -> Sequence[str]:

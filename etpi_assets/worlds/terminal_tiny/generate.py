@@ -6,16 +6,19 @@ The payload of a task (JSON):
     left: {path: text, or null if the file must be removed}: the changed files after the command
     unordered: whether lines may be in any order
     names: paths and words of the request
+    why_unproven: of requests that no sandbox can run, why they have no verdict
 """
 
 from __future__ import annotations
 
+import io
 import random
-from collections.abc import Callable, Iterator, Mapping
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from etpi_assets.tasks.family import Task
+from etpi_assets.tasks.family import WHY_UNPROVEN, Task
 from etpi_assets.worlds.names import NameGenerator
 from etpi_resources.hashes import json_hash
 
@@ -46,7 +49,11 @@ class RequestContext:
 class RequestKind:
     """One kind of request: verb, wordings, command, and `text`, which returns the expected content of `out`.
 
-    `removes`: the command removes the source and writes nothing.
+    Attributes:
+        removes: the command removes the source and writes nothing.
+        packed: the files are in an archive, `{archive}`, at the start.
+        unpacks: the command puts the files of the archive beside it, and writes nothing else.
+        why_unproven: why the command cannot be judged by its files; it then writes nothing.
     """
 
     verb: str
@@ -55,6 +62,37 @@ class RequestKind:
     text: Callable[[RequestContext], str] = lambda context: ""
     unordered: bool = False
     removes: bool = False
+    packed: bool = False
+    unpacks: bool = False
+    why_unproven: str | None = None
+
+    def start(self, context: RequestContext) -> dict[str, str]:
+        """Return the agent's start files."""
+        return {_archive(context): _packed(context.files)} if self.packed else dict(context.files)
+
+    def left(self, context: RequestContext) -> dict[str, str | None]:
+        """Return the changed files; None for one that must be removed."""
+        if self.why_unproven:
+            return {}
+        if self.unpacks:
+            return dict(context.files)
+        return {context.source: None} if self.removes else {context.out: self.text(context)}
+
+
+def _archive(context: RequestContext) -> str:
+    return f"{context.out}.tar"
+
+
+def _packed(files: Mapping[str, str]) -> str:
+    """Return a tar archive of ASCII texts, itself ASCII."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for path, text in files.items():
+            entry = tarfile.TarInfo(path)
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text.encode("ascii")))
+        size = archive.offset + 2 * tarfile.BLOCKSIZE  # two empty blocks end an archive; more only fill a tape's record
+    return buffer.getvalue()[:size].decode("ascii")
 
 
 def _joined(lines: list[str]) -> str:
@@ -97,6 +135,54 @@ KINDS: tuple[RequestKind, ...] = (
     RequestKind("rm", ("Remove {source}.",), "rm {source}", removes=True),
 )
 
+_NO_DAEMON = "no_reference: a sandbox has no docker daemon"
+
+PUBLISHED_KINDS: tuple[RequestKind, ...] = (
+    RequestKind("docker", ("List the docker containers into {out}.",), "docker ps -a > {out}", why_unproven=_NO_DAEMON),
+    RequestKind(
+        "find",
+        ("Find the files of {folder}, paths into {out}.", "Locate every file of {folder}, paths into {out}."),
+        "find {folder} -type f > {out}",
+        lambda s: _joined(sorted(path for path in s.files if path.startswith(f"{s.folder}/"))),
+        unordered=True,
+    ),
+    RequestKind(
+        "grep",
+        ("Search {source} for {word}, lines into {out}.", "Put the lines of {source} matching {word} into {out}."),
+        "grep {word} {source} > {out}",
+        lambda s: _joined([line for line in s.lines if s.word in line]),
+    ),
+    RequestKind("tar", ("Unpack the archive {archive}.",), "tar -xf {archive}", packed=True, unpacks=True),
+    RequestKind(
+        "wc",
+        ("Count the lines of {source} into {out}.", "How many lines has {source}? Put the number into {out}."),
+        "wc -l < {source} > {out}",
+        lambda s: f"{len(s.lines)}\n",
+    ),
+    RequestKind("docker", ("Start a container of the image {word}.",), "docker run -d {word}", why_unproven=_NO_DAEMON),
+    RequestKind(
+        "find",
+        ("Find the files of {folder} and count them into {out}.",),
+        "find {folder} -type f | wc -l > {out}",
+        lambda s: f"{len(s.files)}\n",
+    ),
+    RequestKind(
+        "grep",
+        ("Search {source} for {word} and count the lines into {out}.",),
+        "grep {word} {source} | wc -l > {out}",
+        lambda s: f"{sum(s.word in line for line in s.lines)}\n",
+    ),
+    RequestKind(
+        "tar",
+        ("List the paths in the archive {archive} into {out}.",),
+        "tar -tf {archive} > {out}",
+        lambda s: _joined(list(s.files)),
+        packed=True,
+    ),
+    RequestKind("docker", ("Stop the container {word}.",), "docker stop {word}", why_unproven=_NO_DAEMON),
+)
+"""Requests for the programs that the published relevance reward names, some of them for two at once."""
+
 KEYWORDS: Mapping[str, tuple[str, ...]] = {
     "wc": ("count",), "grep": ("search",), "sort": ("sort",), "head": ("first",), "tail": ("last",),
     "find": ("find",), "cp": ("copy",), "rm": ("remove",),
@@ -104,7 +190,9 @@ KEYWORDS: Mapping[str, tuple[str, ...]] = {
 """Verb -> its keyword in a request; a spec gives the relevance reward the same map."""
 
 
-def generate_tasks(suite: str, seed: int, split: str, first: int = 0) -> Iterator[Task]:
+def generate_tasks(
+    suite: str, seed: int, split: str, first: int = 0, kinds: Sequence[RequestKind] = KINDS
+) -> Iterator[Task]:
     """Yield tasks of a split ("train" or "heldout") without end, deterministic in (suite, seed, split, index).
 
     Kinds and machines alternate, and each split has its own pool of names.
@@ -113,12 +201,12 @@ def generate_tasks(suite: str, seed: int, split: str, first: int = 0) -> Iterato
     index = first
     while True:
         rng = random.Random(f"{suite}/{seed}/{split}/{index}")
-        kind = KINDS[index % len(KINDS)]
+        kind = kinds[index % len(kinds)]
         payload, instruction = _payload(kind, _context(rng, heldout=split == "heldout"), rng)
         yield Task(
             task_id=f"{suite}-{split}-{index:05d}",
             suite=suite,
-            repo=repos[index // len(KINDS) % len(repos)],
+            repo=repos[index // len(kinds) % len(repos)],
             split=split,
             instruction=instruction,
             payload=payload,
@@ -156,14 +244,18 @@ def _payload(kind: RequestKind, context: RequestContext, rng: random.Random) -> 
         "word": context.word,
         "number": context.number,
     }
+    if kind.packed:
+        slots["archive"] = _archive(context)
     instruction = rng.choice(kind.wordings).format(**slots)
     payload = {
-        "files": dict(context.files),
+        "files": kind.start(context),
         "verb": kind.verb,
         "command": kind.command.format(**slots),
-        "left": {context.source: None} if kind.removes else {context.out: kind.text(context)},
+        "left": kind.left(context),
         "unordered": kind.unordered,
         "slots": slots,
         "names": [str(value) for key, value in slots.items() if key != "number" and str(value) in instruction],
     }
+    if kind.why_unproven:
+        payload[WHY_UNPROVEN] = kind.why_unproven
     return payload, instruction

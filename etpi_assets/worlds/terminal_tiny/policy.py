@@ -36,10 +36,11 @@ class TerminalTinyPolicy:
     def __call__(self, request: Request) -> str:
         payload = request.privileged["payload"]
         rng = random.Random(f"{self.seed}/{request.session}")
-        kind = next(kind for kind in KINDS if kind.verb == payload["verb"])
+        verb, command = payload["verb"], payload["command"]
         if rng.random() < self.skill.wrong_verb:
-            kind = rng.choice([other for other in KINDS if other is not kind])
-        command, thinking = command_of(kind, payload), f"I use {kind.verb}."
+            other = rng.choice([kind for kind in KINDS if kind.verb != verb])
+            verb, command = other.verb, command_of(other, payload)
+        thinking = f"I use {verb}."
         if rng.random() >= self.skill.unformatted:
             return format_contract(thinking, command)
         form = rng.choice(_OUT_OF_FORM)
