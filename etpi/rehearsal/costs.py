@@ -6,12 +6,11 @@ Amounts that depend on behaviour (turns, lengths) are upper bounds: every rollou
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from etpi.rehearsal import RATE
+from etpi.rehearsal.memory import PEAK_FLOPS, UTILISATION, Shape, Training, shape_of
 from etpi.rehearsal.students import published_config
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import Specs
@@ -20,12 +19,8 @@ from etpi_assets.specs.suite import SuiteSpec
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Task
 
-PEAK_FLOPS = 989e12
-"""Dense bfloat16 multiplications and additions of an H100 or H200 in a second (NVIDIA's data sheet)."""
 BANDWIDTH = 4.8e12
 """Bytes that an H200 reads from its memory in a second (NVIDIA's data sheet)."""
-UTILISATION = 0.35
-"""Share of the peak that training reaches."""
 READING = 0.5
 """Share of the bandwidth that decoding reaches."""
 CONCURRENT = 32
@@ -33,26 +28,7 @@ CONCURRENT = 32
 TURN_BYTES = 2_000
 """Bytes of a turn in all tables of the lake: 1,955 MB of 999,999 turns (`bench/report_queries.py`)."""
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*B(?![a-z])", re.IGNORECASE)
 _GIB = 1 << 30
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A decoder's sizes and where they are from.
-
-    Attributes:
-        keys: numbers in all keys of a token and layer.
-        linear: inputs and outputs of a layer's linear modules, added up: LoRA trains so many parameters a rank.
-    """
-
-    parameters: float
-    layers: int
-    hidden: int
-    keys: int
-    linear: float
-    vocabulary: int
-    source: str
 
 
 @dataclass(frozen=True)
@@ -63,26 +39,6 @@ class Cost:
     value: str
     formula: str
     hours: float = 0.0
-
-
-def shape_of(model: str, config: Mapping[str, Any] | None) -> Shape | None:
-    """Return a model's sizes from its configuration, else estimated from the number in its name, else None."""
-    if config is not None and "hidden_size" in config:
-        hidden, layers, vocabulary = config["hidden_size"], config["num_hidden_layers"], config["vocab_size"]
-        heads = config["num_attention_heads"]
-        size = config.get("head_dim") or hidden // heads
-        keys = (config.get("num_key_value_heads") or heads) * size
-        queries, inner = heads * size, config["intermediate_size"]
-        block = 2 * hidden * (queries + keys) + 3 * hidden * inner + 2 * hidden
-        linear = 2 * (hidden + queries) + 2 * (hidden + keys) + 3 * (hidden + inner)
-        embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2)
-        return Shape(embeddings + layers * block, layers, hidden, keys, linear, vocabulary, "its configuration")
-    if match := _SIZE.search(model):
-        parameters = float(match[1]) * 1e9
-        hidden = round((parameters * 80 / 12) ** (1 / 3))
-        source = f"the {match[0]} of its name: 12 layers hidden² parameters, 80 of width a layer, 4 heads a key"
-        return Shape(parameters, round(hidden / 80), hidden, hidden // 4, 20 * hidden, 151_936, source)
-    return None
 
 
 def costs(name: str, specs: Specs, rate: float = RATE) -> list[Cost]:
@@ -174,43 +130,6 @@ def _decoding(parameters: float, tokens: float) -> float:
     return tokens / CONCURRENT * 2 * parameters / (BANDWIDTH * READING)
 
 
-@dataclass(frozen=True)
-class Training:
-    """What the estimates of a training need, supervised or by reinforcement.
-
-    Attributes:
-        full: whether all parameters are trained; else LoRA's of this rank, on all linear modules.
-        recomputed: whether activations are computed again in the backward pass.
-        small_states: whether the optimiser keeps a byte a moment.
-        shards: GPUs that share weights, gradients and moments (of LoRA the frozen weights).
-        tile: the most logits held at a time; None: those of all tokens.
-        reference: whether the weights before training stay in memory.
-        length: tokens of a row.
-    """
-
-    full: bool
-    rank: int
-    recomputed: bool
-    small_states: bool
-    shards: int
-    tile: int | None
-    reference: bool
-    length: int
-
-    @property
-    def operations(self) -> int:
-        """Operations a parameter and token: 2 forward, 4 backward (2 for frozen weights), 2 if recomputed."""
-        return (6 if self.full else 4) + 2 * self.recomputed
-
-    def trained(self, shape: Shape) -> float:
-        """Return the number of trained parameters."""
-        return shape.parameters if self.full else self.rank * shape.linear * shape.layers
-
-    def seconds(self, shape: Shape, tokens: float) -> float:
-        """Return the seconds of training on so many tokens."""
-        return self.operations * shape.parameters * tokens / (PEAK_FLOPS * UTILISATION)
-
-
 def supervised(spec: ExperimentSpec) -> Training:
     """Return the experiment's supervised training."""
     from etpi_resources.trainers.workers.label_head import TILE  # imports torch
@@ -291,26 +210,8 @@ def _reinforcement(spec: ExperimentSpec, shape: Shape) -> list[Cost]:
 
 
 def _memory(part: str, training: Training, shape: Shape) -> Cost:
-    """Return the memory of a training by part.
-
-    Activations: Korthikanti et al. 2022, 34 bytes a token, width and layer without the attention matrix; with gradient
-    checkpointing 2 bytes, and 34 of one layer.
-    """
-    number, shards = training.trained(shape), training.shards
-    # An adapter is whole on every GPU; what is frozen is divided.
-    weights = 4 * number / shards if training.full else 2 * shape.parameters / shards + 4 * number
-    each = number / shards if training.full else number
-    state = 2 if training.small_states else 8
-    layers = shape.layers * 2 + 34 if training.recomputed else shape.layers * 34
-    logits = min(training.length * shape.vocabulary, training.tile or math.inf)
-    parts = {
-        "weights": weights,
-        "gradients": 4 * each,
-        "optimiser": state * each,
-        "activations": layers * training.length * shape.hidden,
-        "logits": 10 * logits,
-        "reference": 2 * shape.parameters if training.reference else 0.0,
-    }
+    state, shards = training.state_bytes, training.shards
+    parts = training.memory(shape)
     shown = ", ".join(f"{name} {value / _GIB:.1f}" for name, value in parts.items() if value)
     kept = "4 bytes a weight" if training.full else "2 bytes a frozen weight, 4 a trained one"
     formula = (

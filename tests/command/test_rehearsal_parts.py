@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from etpi.rehearsal import costs, stand_ins, students
+from etpi.rehearsal import costs, memory, stand_ins, students
 from etpi.rehearsal.shrink import PREFIX, Machine, Rehearsal, shrink
 from etpi.rehearsal.stages import Finding, Stage, first_stop
 from etpi.rehearsal.teacher import TeacherServer
@@ -187,11 +187,11 @@ QWEN3_4B = {
 
 
 def test_parameters_are_those_of_the_model():
-    shape = costs.shape_of("Qwen/Qwen3-4B", QWEN3_4B)
+    shape = memory.shape_of("Qwen/Qwen3-4B", QWEN3_4B)
     assert shape and shape.parameters == pytest.approx(4.022e9, rel=1e-3)  # model.safetensors.index.json: 8.04 GB, bf16
-    estimated = costs.shape_of("Qwen/Qwen3-4B", None)
+    estimated = memory.shape_of("Qwen/Qwen3-4B", None)
     assert estimated and estimated.parameters == 4e9 and estimated.hidden == pytest.approx(2560, rel=0.2)
-    assert costs.shape_of("some/model", None) is None
+    assert memory.shape_of("some/model", None) is None
 
 
 def test_parameters_agree_with_a_model_that_is_built(folder):
@@ -199,13 +199,13 @@ def test_parameters_agree_with_a_model_that_is_built(folder):
 
     students.make_student(folder / "qwen3", "qwen3", "qwen3", None)
     model: Any = AutoModelForCausalLM.from_pretrained(folder / "qwen3")
-    shape = costs.shape_of("small", json.loads((folder / "qwen3" / "config.json").read_text()))
+    shape = memory.shape_of("small", json.loads((folder / "qwen3" / "config.json").read_text()))
     assert shape and shape.parameters == pytest.approx(sum(p.numel() for p in model.parameters()), rel=1e-3)
 
 
 def test_adapter_has_the_published_size():
     """The report: 132 MB, for rank 32 of all linear modules of Qwen3-4B."""
-    spec, shape = SHIPPED.experiments["plan_first_v5_tf"], costs.shape_of("", QWEN3_4B)
+    spec, shape = SHIPPED.experiments["plan_first_v5_tf"], memory.shape_of("", QWEN3_4B)
     assert shape and 2 * costs.supervised(spec).trained(shape) / 1e6 == pytest.approx(132, abs=0.5)
 
 
@@ -228,10 +228,10 @@ def test_training_time_is_the_published_one():
 
 def test_weights_gradients_and_moments_take_16_bytes_a_parameter():
     spec = SHIPPED.experiments["grpo_tcr_4b"]
-    shape = costs.shape_of("", QWEN3_4B)
+    shape = memory.shape_of("", QWEN3_4B)
     assert shape
-    (memory,) = [line for line in costs.costs("grpo_tcr_4b", SHIPPED) if line.part == "reinforcement memory"]
-    sizes = dict(part.rsplit(" ", 1) for part in memory.value.partition(": ")[2].split(", "))
+    (line,) = [line for line in costs.costs("grpo_tcr_4b", SHIPPED) if line.part == "reinforcement memory"]
+    sizes = dict(part.rsplit(" ", 1) for part in line.value.partition(": ")[2].split(", "))
     total = sum(float(sizes[name]) for name in ("weights", "gradients", "optimiser")) * 2**30
     assert total == pytest.approx(16 * 4e9, rel=0.01) and spec.rl.tuning == "full"
 
