@@ -337,8 +337,11 @@ def _serving(spec: ExperimentSpec, small: Rehearsal, machine: Machine) -> dict[s
     suite = None if spec.evaluate is None else spec.evaluate.suite
     values = {**_dumped(spec.serving), "sandbox": _sandbox(spec.serving.sandbox, suite, small, machine)}
     if spec.serving.engine == "vllm" and not machine.vllm:
-        small.need("serving_probe", "vLLM (make vllm); the transformers engine serves here")
-        values |= {"engine": "transformers", "options": {}}
+        # The stand-in enforces no grammar.
+        grammar = spec.evaluate is not None and spec.evaluate.agent.grammar is not None
+        server = "the transformers engine" if grammar else "a stand-in that speaks its protocol"
+        small.need("serving_probe", f"vLLM (make vllm); {server} serves here")
+        values |= {"engine": "transformers", "options": {}} if grammar else {}
     return values
 
 
@@ -370,8 +373,7 @@ def _rl(rl: dict[str, Any], small: Rehearsal, machine: Machine) -> dict[str, Any
     if rl.get("use_step") is not None:
         values["use_step"] = 1
     if rl.get("engine") == "vllm" and not machine.vllm:
-        small.need("rl_checkpoint", "vLLM (make vllm); the transformers engine rolls out here")
-        values |= {"engine": "transformers", "options": {}}
+        small.need("rl_checkpoint", "vLLM (make vllm); a stand-in that speaks its protocol rolls out here")
     return values
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from etpi.rehearsal.shrink import PREFIX, REASON, Rehearsal
@@ -20,9 +22,12 @@ from etpi_assets.specs.suite import SuiteSpec
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Task
 from etpi_resources.chat.format import load_chat_format
+from etpi_resources.engines import EngineUnavailable
+from etpi_resources.engines.vllm_server import PROGRAM_VARIABLE, vllm_program
 from etpi_resources.lake.lake import Lake, LakeError, Ref
 from etpi_resources.lake.manifest import Manifest
 
+STAND_IN = "etpi.rehearsal.vllm_stand_in"
 Verdict = Literal["passes", "would block", "not reached", "not applicable"]
 
 
@@ -79,6 +84,7 @@ def run(rehearsal: Rehearsal) -> list[Stage]:
         for name, port in rehearsal.served.items():
             stack.enter_context(_teacher(PREFIX + name, specs, port))
         environment = {**os.environ, "ETPI_DATA": str(lake_folder), "ETPI_SPECS": str(specs_folder)}
+        environment |= _vllm(rehearsal)
         environment.pop("DAGSTER_HOME", None)
         environment.pop("ETPI_CATALOG", None)
         paths = [str(result_file), str(rehearsal.folder / "exports")]
@@ -94,6 +100,23 @@ def run(rehearsal: Rehearsal) -> list[Stage]:
         for form, error in result["exports"].items()
     ]  # fmt: skip
     return [*_stages(rehearsal, steps, result["failures"]), *exports]
+
+
+def _vllm(rehearsal: Rehearsal) -> dict[str, str]:
+    """Return the variable that names the stand-in's program, where vLLM is not installed."""
+    try:
+        vllm_program()
+        return {}
+    except EngineUnavailable:
+        return {PROGRAM_VARIABLE: str(write_stand_in(rehearsal.folder / "bin" / "vllm"))}
+
+
+def write_stand_in(program: Path) -> Path:
+    """Write the program that takes the place of `vllm`, with this process's interpreter; return its path."""
+    program.parent.mkdir(parents=True, exist_ok=True)
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m {STAND_IN} "$@"\n')
+    program.chmod(0o755)
+    return program
 
 
 def _teacher(name: str, specs: Specs, port: int) -> TeacherServer:

@@ -49,7 +49,10 @@ class ComparisonSide(BaseModel):
 
 
 class Finding(BaseModel):
-    """The claim that `figure` is higher in `more` than in `less`; `least` is the smallest difference that matters."""
+    """The claim that `figure` is higher in `more` than in `less`; `least` is the smallest difference that matters.
+
+    `published`: the iterations of the plan-first report that it repeats, `less` their failure and `more` the repair.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -58,6 +61,7 @@ class Finding(BaseModel):
     more: ComparisonSide
     less: ComparisonSide
     least: float = Field(default=0.1, gt=0)
+    published: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

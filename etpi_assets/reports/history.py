@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from etpi_assets.reports.findings import declared
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import Specs, load_specs
 from etpi_assets.specs.published import Published, figures
@@ -42,6 +43,17 @@ that.
 |---|---|---|---|---|---|---|
 """
 
+_MINIATURE = """
+## In miniature
+
+The same failures and repairs on the embedded worlds, a finding each; [results.md](results.md) has their figures and
+verdicts. Row 1 had two more faults, which cannot happen here: an adapter without effect (`differs_from_base`, and a
+test of every server) and an empty think block in serving alone (`generation_prompt`, planted in a test of rehearsals).
+
+| published as | finding | failure | repair |
+|---|---|---|---|
+"""
+
 _NOTES = "\n## Interpretations\n\nWhere the published report is ambiguous, and how each spec reads it.\n"
 
 
@@ -52,8 +64,16 @@ def page(specs: Specs) -> str:
     rows = "".join(_row(name, chosen[name]) for name in order)
     notes = "".join(f"\n- `{name}`: {' '.join(chosen[name].notes.split())}" for name in order)
     # Texts mention tags such as <think>; markdown must not read them as HTML.
-    return f"{_HEAD}{rows}{_TEACHERS}{_teachers({name: chosen[name] for name in order})}{_NOTES}{notes}\n".replace(
-        "<", "&lt;"
+    teachers = _teachers({name: chosen[name] for name in order})
+    return f"{_HEAD}{rows}{_TEACHERS}{teachers}{_MINIATURE}{_repeated()}{_NOTES}{notes}\n".replace("<", "&lt;")
+
+
+def _repeated() -> str:
+    """Format a row for each finding that repeats published iterations."""
+    return "".join(
+        f"| {', '.join(finding.published)} | {finding.claim} | {finding.less} | {finding.more} |\n"
+        for finding in declared()
+        if finding.published
     )
 
 
