@@ -5,6 +5,7 @@ Parts, each in a process of its own; one whose packages or GPUs are missing is s
 - matmul: the machine's rate of bfloat16 matrix products, which the others are shares of;
 - sft: full fine-tuning of a random model of Qwen3-4B's shape on conversations that fork at every turn, packed as trees;
   its peak memory beside the rehearsal's estimate;
+- liger: the same with the losses by Liger's kernel, which must agree;
 - trl: the same turns as one row each in TRL's SFTTrainer, so the same tokens are trained; the first losses must agree;
 - grpo: a GRPO update of a group packed as a tree, and the same as rows in TRL; the gradient norms must agree; then the
   policy's weights are merged and written as they are handed over;
@@ -26,8 +27,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from machine import machine
 
@@ -92,6 +94,7 @@ SAME = {"bf16": 2e-2, "fp32": 1e-4}
 """Largest relative difference of figures that rounding explains."""
 
 Figures = dict[str, Any]
+Kernel = Literal["tiles", "liger"]
 
 
 class Skipped(Exception):
@@ -257,7 +260,15 @@ def matmul(size: Size, gpu: bool, folder: Path) -> Figures:
     return {"tflops": 2 * size.product**3 / sorted(seconds[3:])[10] / 1e12}
 
 
-def sft(size: Size, gpu: bool, folder: Path) -> Figures:
+def liger(size: Size, gpu: bool, folder: Path) -> Figures:
+    """Return what `sft` does, with the losses by Liger's kernel."""
+    import_module("liger_kernel")
+    if not gpu:
+        raise Skipped("Liger needs a GPU")
+    return sft(size, gpu, folder, kernel="liger")
+
+
+def sft(size: Size, gpu: bool, folder: Path, kernel: Kernel = "tiles") -> Figures:
     """Return the speed and memory of the worker's trainer on trees."""
     from etpi_resources.trainers.contracts import SftWorkerConfig
     from etpi_resources.trainers.workers import sft_worker
@@ -270,7 +281,7 @@ def sft(size: Size, gpu: bool, folder: Path) -> Figures:
     save_tokenizer(folder / "base")
     stored = read_sequences([folder / "sequences.parquet"], "train", vocabulary=size.vocabulary, longest=32_768)
     longest = -(-int(stored.lengths().max()) // 64) * 64
-    config = worker_config(folder, gpu, micro_tokens=longest)
+    config = worker_config(folder, gpu, micro_tokens=longest, kernel=kernel)
     (folder / CONFIG_FILE).write_text(config.model_dump_json())
     model = random_model(size, gpu)
     layout = sft_worker.lay_out(stored, config, longest, model)
@@ -299,7 +310,7 @@ def sft(size: Size, gpu: bool, folder: Path) -> Figures:
     }
 
 
-def worker_config(folder: Path, gpu: bool, micro_tokens: int, shards: int = 1) -> Any:
+def worker_config(folder: Path, gpu: bool, micro_tokens: int, shards: int = 1, kernel: Kernel = "tiles") -> Any:
     """Return the worker's config of a full fine-tuning, an epoch a step."""
     from etpi_resources.trainers.contracts import SftSettings, SftWorkerConfig
 
@@ -308,8 +319,9 @@ def worker_config(folder: Path, gpu: bool, micro_tokens: int, shards: int = 1) -
         chat_template=None, device="auto", micro_tokens=micro_tokens, train=SftSettings(
             method="full", epochs=STEPS, max_steps=None, learning_rate=1e-6, schedule="constant", warmup_ratio=0.0,
             weight_decay=0.0, batch_tokens=10**9, batch_sequences=None, save_steps=None, use_epoch=None, use_step=None,
-            dtype="bf16" if gpu else "fp32", gradient_checkpointing=gpu, optimizer="adamw_torch_fused", shards=shards,
-            lora_rank=32, lora_alpha=16, lora_dropout=0.0, target_modules="all-linear",
+            dtype="bf16" if gpu else "fp32", gradient_checkpointing=gpu, optimizer="adamw_torch_fused",
+            loss_kernel=kernel, shards=shards, lora_rank=32, lora_alpha=16, lora_dropout=0.0,
+            target_modules="all-linear",
         ),
     )  # fmt: skip
 
@@ -485,7 +497,7 @@ def shards(size: Size, gpu: bool, folder: Path) -> Figures:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 PARTS: dict[str, Callable[[Size, bool, Path], Figures]] = {
-    "matmul": matmul, "sft": sft, "trl": trl, "grpo": grpo, "hand_over": hand_over, "shards": shards,
+    "matmul": matmul, "sft": sft, "liger": liger, "trl": trl, "grpo": grpo, "hand_over": hand_over, "shards": shards,
 }  # fmt: skip
 
 
@@ -536,6 +548,10 @@ def derived(parts: dict[str, Figures], precision: str) -> Figures:
         agree("losses of trees and of rows", ran["sft"]["loss"], ran["trl"]["loss"])
         figures["sft_times_faster_than_trl"] = ran["trl"]["seconds_a_step"] / ran["sft"]["seconds_a_step"]
         figures["rows_tokens_for_tree_tokens"] = ran["trl"]["tokens_a_step"] / ran["sft"]["tokens_a_step"]
+    if {"sft", "liger"} <= ran.keys():
+        agree("losses of Liger and of tiles", ran["liger"]["loss"], ran["sft"]["loss"])
+        figures["liger_times_faster_than_tiles"] = ran["sft"]["seconds_a_step"] / ran["liger"]["seconds_a_step"]
+        figures["liger_gib_less_than_tiles"] = ran["sft"]["peak_gib"] - ran["liger"]["peak_gib"]
     if "sft" in ran and ran["sft"]["peak_gib"]:
         figures["memory_measured_for_estimated"] = ran["sft"]["peak_gib"] / ran["sft"]["estimated_gib"]
     if "grpo" in ran:

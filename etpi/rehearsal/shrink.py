@@ -318,6 +318,11 @@ def _train(train: dict[str, Any], base: str, small: Rehearsal) -> dict[str, Any]
         "schedule": "constant",
         "warmup_ratio": 0.0,
     }
+    if train.get("loss_kernel") == "liger" and not find_spec("liger_kernel"):
+        small.need(
+            "sft_checkpoint",
+            "liger-kernel, for train.loss_kernel (pip install 'etpi[gpu]'); tiles compute the losses here",
+        )
     if train.get("use_epoch") is not None or train.get("use_step") is not None:
         values |= {"use_epoch": None, "use_step": 1, "save_steps": 1}
     elif train.get("save_steps"):

@@ -111,6 +111,9 @@ class TrainSection(Section):
     """Recompute activations in the backward pass to save memory."""
     optimizer: str = "adamw_torch"
     """Optimiser, by the name that Transformers' `optim` takes."""
+    loss_kernel: Annotated[Literal["tiles", "liger"], Omitted("tiles")] = "tiles"
+    """What computes the labels' losses without holding all logits: `tiles` of them, or `liger`, the fused kernel of
+    Liger, on a GPU. The losses are the same up to rounding; a CPU always uses tiles."""
     shards: Annotated[int, Omitted(1)] = Field(default=1, ge=1)
     """Processes on one machine, one GPU each (on a CPU without a GPU), that divide weights, gradients, optimiser
     states (FSDP2; of LoRA the frozen weights) and the sequences of each step."""

@@ -176,6 +176,7 @@ class SftSettings(LoraSettings):
     dtype: SpecDtype
     gradient_checkpointing: bool
     optimizer: str
+    loss_kernel: Literal["tiles", "liger"]
     shards: int
 
 

@@ -1,7 +1,8 @@
 """The negative log-likelihood of labels, computed without holding the logits of all positions in memory.
 
 A third of a merged sequence's tokens may be labels, and a real vocabulary has 150,000 entries: their logits in float32
-would be the largest tensor of all. They are computed a tile at a time, and again in the backward pass.
+would be the largest tensor of all. They are computed a tile at a time, and again in the backward pass; or by Liger's
+fused kernel, on a GPU.
 """
 
 from __future__ import annotations
@@ -26,16 +27,26 @@ _RESCALING_KEYS = (
 """Config keys of models that rescale logits besides multiplying hidden states with the output matrix."""
 
 
-def add_label_head(model: PreTrainedModel) -> None:
+def add_label_head(model: PreTrainedModel, *, liger: bool = False) -> None:
     """Let `model(..., label_positions=(P,), labels=(B, P))` return, of each label, its negative log-likelihood, (B, P)
     float32, 0 where it is -100, and whether the model ranks it first, (B, P) bool. A label is predicted from the hidden
     state at its position. Without `label_positions` the model is called as before.
 
     It replaces `forward`, so that the wrappers of forward (autocast, an adapter) apply.
+
+    Args:
+        liger: compute with Liger's kernel, which needs Triton.
+
+    Raises:
+        ValueError: with `liger`, of a model that rescales logits.
     """
     original = type(model).forward  # unbound, so that copies of the model work too
     config = model.config.get_text_config()
     plain = all(getattr(config, name, None) in (None, 1.0) for name in _RESCALING_KEYS)
+    if liger and not plain:
+        raise ValueError(
+            f"{config.model_type} rescales its logits, which Liger's kernel does not; remove train.loss_kernel"
+        )
 
     def forward(
         self: Any,
@@ -51,6 +62,8 @@ def add_label_head(model: PreTrainedModel) -> None:
             return _score(original(self, *args, logits_to_keep=label_positions, **named).logits, labels)
         hidden = self.base_model(*args, **named).last_hidden_state[:, label_positions]
         head = self.get_output_embeddings()
+        if liger:
+            return _score_with_liger(head, hidden, labels)
         rows = max(1, TILE // (len(labels) * head.weight.shape[0]))
         if labels.shape[1] <= rows:
             return _score(head(hidden), labels)
@@ -72,6 +85,24 @@ def _score_checkpointed(
     """As `_score` of the head's logits, which the backward pass computes again."""
     scores: Any = checkpoint(lambda h: _score(head(h), labels), hidden, use_reentrant=False)
     return scores
+
+
+def _score_with_liger(head: Any, hidden: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `_score` of the head's logits, by a kernel that never holds them."""
+    from liger_kernel.transformers.functional import (  # pyright: ignore[reportMissingImports]
+        liger_fused_linear_cross_entropy,
+    )
+
+    done = liger_fused_linear_cross_entropy(
+        hidden.flatten(0, 1),
+        head.weight,
+        labels.flatten(),
+        bias=head.bias,
+        ignore_index=IGNORE_INDEX,
+        reduction="none",
+        return_token_accuracy=True,
+    )
+    return done.loss.float().view_as(labels), done.token_accuracy.detach().view_as(labels) > 0
 
 
 def _score(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

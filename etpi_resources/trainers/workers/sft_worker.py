@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
@@ -230,7 +231,7 @@ def build_trainer(
     from etpi_resources.trainers.workers.sharding import add_replicated_adapter
     from etpi_resources.trainers.workers.weighted_trainer import WeightedSFTTrainer
 
-    add_label_head(model)
+    add_label_head(model, liger=uses_liger(worker, compute))
     config, train = worker.config, worker.config.train
     lora = train.method == "lora"
     if lora and train.shards > 1:
@@ -257,6 +258,24 @@ def build_trainer(
         processing_class=tokenizer,
         peft_config=lora_config(train) if lora and train.shards == 1 else None,
     )
+
+
+def uses_liger(worker: Worker[SftWorkerConfig], compute: Compute) -> bool:
+    """Return whether Liger's kernel computes the losses; logs where the spec asks for it and there is no GPU.
+
+    Raises:
+        RuntimeError: it is not installed.
+    """
+    if worker.config.train.loss_kernel != "liger":
+        return False
+    if not compute.gpu:
+        worker.log(f'{worker.config.label}: train.loss_kernel = "liger" needs a GPU; tiles give the same losses')
+        return False
+    if find_spec("liger_kernel") is None:
+        raise RuntimeError(
+            'train.loss_kernel = "liger" needs liger-kernel in the interpreter that trains: pip install "etpi[gpu]"'
+        )
+    return True
 
 
 def sft_arguments(
