@@ -6,14 +6,14 @@ text, the step by the number of the assistant's turns before.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 
+from etpi.rehearsal.json_handler import JsonHandler
 from etpi_assets.agent.actions import format_action
 from etpi_assets.agent.loop import SUBMIT
 from etpi_assets.specs.rollout_set import RolloutSetSpec
@@ -135,33 +135,20 @@ def _commands(family: Family, task: Task, role: Role) -> Sequence[str]:
     return [*plan, *family.solve(task, role), f"echo {SUBMIT}"]
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
+class _Handler(JsonHandler):
     @property
     def teacher(self) -> TeacherServer:
         return self.server.teacher  # pyright: ignore[reportAttributeAccessIssue]
 
     def do_GET(self) -> None:
         card = {"id": self.teacher.model, "root": self.teacher.model, "parent": None, "owned_by": "vllm"}
-        self._send(200, {"data": [{**card, "max_model_len": 65536}]} if self.path == "/v1/models" else {})
+        self.send(200, {"data": [{**card, "max_model_len": 65536}]} if self.path == "/v1/models" else {})
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or "{}")
+        body = self.read()
         if self.path == "/tokenize":
-            return self._send(200, {"tokens": self.teacher.chat.encode(body["prompt"])})
+            return self.send(200, {"tokens": self.teacher.chat.encode(body["prompt"])})
         try:
-            self._send(200, self.teacher.answer(self.path, body))
+            self.send(200, self.teacher.answer(self.path, body))
         except LookupError as error:
-            self._send(400, {"error": {"message": str(error), "type": "rehearsal", "code": 400}})
-
-    def _send(self, status: int, content: Any) -> None:
-        data = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *arguments: Any) -> None:
-        """Log nothing: the rehearsal has a log of its own."""
+            self.refuse(str(error))

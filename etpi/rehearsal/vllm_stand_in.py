@@ -9,18 +9,18 @@ in-process engine. It enforces no grammar, and its chat answers are the text alo
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import tempfile
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from etpi.rehearsal.json_handler import JsonHandler
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines import Completion, Request, Sampler
 from etpi_resources.engines.live import LiveEngine
@@ -153,31 +153,21 @@ class StandIn:
         return done
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
+class _Handler(JsonHandler):
     @property
     def stand_in(self) -> StandIn:
         return self.server.stand_in  # pyright: ignore[reportAttributeAccessIssue]
 
     def do_GET(self) -> None:
         cards = [model.card for model in list(self.stand_in.models.values())]
-        self._send(200, {"data": cards} if self.path == "/v1/models" else {})
+        self.send(200, {"data": cards} if self.path == "/v1/models" else {})
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or "{}")
+        body = self.read()
         try:
-            self._send(200, self.stand_in.answer(self.path, body))
+            self.send(200, self.stand_in.answer(self.path, body))
         except Refused as error:
-            self._send(400, {"error": {"message": str(error), "type": "rehearsal", "code": 400}})
-
-    def _send(self, status: int, content: Any) -> None:
-        data = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+            self.refuse(str(error))
 
 
 def main(arguments: list[str] | None = None) -> None:

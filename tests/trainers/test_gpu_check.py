@@ -24,7 +24,7 @@ def check(monkeypatch) -> Any:
 
 
 def test_branches_of_a_conversation_are_its_turns_with_their_histories(check, tmp_path):
-    rows = check.write_sequences(check.SMALL, tmp_path / "s.parquet")
+    rows = importlib.import_module("gpu_parts").write_sequences(check.SMALL, tmp_path / "s.parquet")
     stored = read_sequences([tmp_path / "s.parquet"], "train", vocabulary=check.SMALL.vocabulary, longest=4096)
     assert stored.fork and set(stored.lengths().tolist()) == {check.SMALL.tree}
     branches = stored.branches()

@@ -66,13 +66,13 @@ def test_every_published_request_asks_for_the_programs_that_earn_its_reward_and_
     params = {"train": 40, "heldout": 20, "requests": "published"}
     tasks = [task for task in FAMILY.load("s", 0, params) if isinstance(task, Task)]
     assert list(FAMILY.validate(tasks, BubblewrapFactory())) == tasks
-    asked: Counter[str] = Counter()
+    times_requested: Counter[str] = Counter()
     for task in tasks:
         verbs = requested_verbs(task.instruction, REWARDED)
         assert verbs and verbs == set(run_verbs(task.payload["command"])), task.instruction
         assert (WHY_UNPROVEN in task.payload) == (verbs == {"docker"})
-        asked.update(verbs)
-    assert set(asked) == set(REWARDED) and min(asked.values()) >= len(tasks) / 10
+        times_requested.update(verbs)
+    assert set(times_requested) == set(REWARDED) and min(times_requested.values()) >= len(tasks) / 10
     with pytest.raises(ValueError, match="params.requests is 'all'; one of files, published"):
         list(FAMILY.load("s", 0, {"requests": "all"}))
 

@@ -15,7 +15,7 @@ import io
 import random
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from etpi_assets.tasks.family import WHY_UNPROVEN, Task
@@ -135,30 +135,21 @@ KINDS: tuple[RequestKind, ...] = (
     RequestKind("rm", ("Remove {source}.",), "rm {source}", removes=True),
 )
 
+
+def _also_worded(verb: str, wording: str) -> RequestKind:
+    """Return the kind of KINDS for a verb with another wording besides its own."""
+    kind = next(kind for kind in KINDS if kind.verb == verb)
+    return replace(kind, wordings=(*kind.wordings, wording))
+
+
 _NO_DAEMON = "no_reference: a sandbox has no docker daemon"
 
 PUBLISHED_KINDS: tuple[RequestKind, ...] = (
     RequestKind("docker", ("List the docker containers into {out}.",), "docker ps -a > {out}", why_unproven=_NO_DAEMON),
-    RequestKind(
-        "find",
-        ("Find the files of {folder}, paths into {out}.", "Locate every file of {folder}, paths into {out}."),
-        "find {folder} -type f > {out}",
-        lambda s: _joined(sorted(path for path in s.files if path.startswith(f"{s.folder}/"))),
-        unordered=True,
-    ),
-    RequestKind(
-        "grep",
-        ("Search {source} for {word}, lines into {out}.", "Put the lines of {source} matching {word} into {out}."),
-        "grep {word} {source} > {out}",
-        lambda s: _joined([line for line in s.lines if s.word in line]),
-    ),
+    _also_worded("find", "Locate every file of {folder}, paths into {out}."),
+    _also_worded("grep", "Put the lines of {source} matching {word} into {out}."),
     RequestKind("tar", ("Unpack the archive {archive}.",), "tar -xf {archive}", packed=True, unpacks=True),
-    RequestKind(
-        "wc",
-        ("Count the lines of {source} into {out}.", "How many lines has {source}? Put the number into {out}."),
-        "wc -l < {source} > {out}",
-        lambda s: f"{len(s.lines)}\n",
-    ),
+    _also_worded("wc", "How many lines has {source}? Put the number into {out}."),
     RequestKind("docker", ("Start a container of the image {word}.",), "docker run -d {word}", why_unproven=_NO_DAEMON),
     RequestKind(
         "find",
