@@ -140,15 +140,10 @@ class _Engine:
     @classmethod
     def connect(cls) -> _Engine:
         """Connect to the engine and remove containers of dead processes; raises SandboxUnavailable."""
-        try:
-            import docker
-            from docker.errors import DockerException
-            from docker.utils import kwargs_from_env
-        except ModuleNotFoundError as error:
-            raise SandboxUnavailable(
-                f'sandbox = "docker" needs the Docker SDK ({error}): pip install "etpi[docker]"'
-            ) from error
+        import docker  # here, since importing it takes long
         import requests
+        from docker.errors import DockerException
+        from docker.utils import kwargs_from_env
 
         options = kwargs_from_env()
         try:  # /_ping returns the version at once; podman's /version first queries the system's package manager

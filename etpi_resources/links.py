@@ -1,0 +1,61 @@
+"""Addresses of the pages that `etpi view` serves; reports, asset metadata and tables link to them."""
+
+from __future__ import annotations
+
+import os
+from urllib.parse import quote, urlencode
+
+VIEW_PORT = 3001
+REPORTED_VIEW = f"http://localhost:{VIEW_PORT}"
+"""The address in written reports: a constant, so that a report's bytes do not depend on the machine that wrote it."""
+
+
+def view_url(path: str) -> str:
+    """Return the address of a page: below $ETPI_VIEW_URL, or where `etpi view` listens by default."""
+    return (os.environ.get("ETPI_VIEW_URL") or REPORTED_VIEW).rstrip("/") + path
+
+
+def experiment_page(experiment: str) -> str:
+    """Return the path of an experiment's page."""
+    return f"/experiment/{quote(experiment)}"
+
+
+def rollouts_page(**filters: str | None) -> str:
+    """Return the path of the list of rollouts, filtered by made_for, origin, role, decoding, task, verdict, ..."""
+    query = urlencode({name: value for name, value in filters.items() if value is not None})
+    return "/rollouts" + (f"?{query}" if query else "")
+
+
+def rollout_page(origin: str, made_for: str, rollout_id: str) -> str:
+    """Return the path of one rollout as a conversation.
+
+    Args:
+        origin: set, eval or rl.
+        made_for: the rollout set, or the experiment.
+    """
+    return f"/rollout/{quote(origin)}/{quote(made_for)}/{quote(rollout_id)}"
+
+
+def tokens_page(origin: str, made_for: str, rollout_id: str, agent: str, turn: int) -> str:
+    """Return the path of one turn of a rollout as tokens."""
+    return f"{rollout_page(origin, made_for, rollout_id)}/tokens?{urlencode({'agent': agent, 'turn': turn})}"
+
+
+def task_page(experiment: str, task_id: str) -> str:
+    """Return the path of the page that shows base, student and teacher on one task."""
+    return f"/task/{quote(experiment)}?{urlencode({'task': task_id})}"
+
+
+def regressions_page(experiment: str) -> str:
+    """Return the path of the tasks that the base solved and the student did not."""
+    return f"/regressions/{quote(experiment)}"
+
+
+def dataset_page(experiment: str) -> str:
+    """Return the path of an experiment's training data."""
+    return f"/dataset/{quote(experiment)}"
+
+
+def report_page(experiment: str) -> str:
+    """Return the path of an experiment's HTML report."""
+    return f"/report/{quote(experiment)}"
