@@ -81,8 +81,25 @@ def sql_folder() -> Path:
     return folder
 
 
-def connect(path: Path | None = None, read_only: bool = True) -> duckdb.DuckDBPyConnection:
-    """Open the catalog, with times in UTC; close the connection, or use it in a `with`.
+def catalog_of(folder: Path) -> Path:
+    """Return the catalog of a lake, or of a project folder whose lake is in `data`, wherever the program runs.
+
+    It is in the folder or beside the lake: where `default_path` puts it with $ETPI_DATA, and without. If both exist,
+    the later one counts. If neither does, the path beside the lake is returned.
+    """
+    folder = folder.resolve()
+    lake = Lake(folder)
+    if not lake.refs():
+        lake = Lake(folder / "data")
+    places = [lake.root / "etpi.duckdb", lake.root.parent / "etpi.duckdb"]
+    return max((place for place in places if place.exists()), key=lambda p: p.stat().st_mtime, default=places[1])
+
+
+def connect(path: Path | str | None = None, read_only: bool = True) -> duckdb.DuckDBPyConnection:
+    """Open a catalog, with times in UTC; close the connection, or use it in a `with`.
+
+    `path` is a catalog, a lake or a project folder (see `catalog_of`). Only without it do the working directory and the
+    variables ETPI_DATA and ETPI_CATALOG count (see `default_path`).
 
     A connection shows the catalog as it was when the process first opened it. To see a later one, close every
     connection of the process and open it again. The next build discards everything written with `read_only=False`.
@@ -90,12 +107,24 @@ def connect(path: Path | None = None, read_only: bool = True) -> duckdb.DuckDBPy
     Raises:
         LakeError: there is no catalog yet.
     """
-    path = path or default_path()
-    if not path.exists():
-        raise LakeError(f"there is no catalog at {path}; run `dg launch --assets catalog`")
-    connection = duckdb.connect(str(path), read_only=read_only)
+    file = default_path() if path is None else Path(path)
+    if file.is_dir():
+        file = catalog_of(file)
+    if not file.exists():
+        raise LakeError(f"there is no catalog at {file.resolve()}; {_remedy(path is None)}")
+    connection = duckdb.connect(str(file), read_only=read_only)
     connection.execute("SET TimeZone = 'UTC'")
     return connection
+
+
+def _remedy(by_default: bool) -> str:
+    """Return what to do about a missing catalog; name the working directory and variables if they chose the place."""
+    build_it = "run `dg launch --assets catalog`"
+    if not by_default:
+        return build_it
+    named = [f"{name}={value}" for name in ("ETPI_CATALOG", "ETPI_DATA") if (value := os.environ.get(name))]
+    chosen = f"because of {named[0]}" if named else f"because the working directory is {Path.cwd()}"
+    return f"it was looked for there {chosen}. Name a catalog or a lake: connect('/path/to/data'); or {build_it}"
 
 
 def check_names() -> tuple[str, ...]:
@@ -218,10 +247,19 @@ def _select(table: str, key_column: str, files: list[Path]) -> str:
     rows = f"SELECT {empty} WHERE false"
     if files:
         listed = ", ".join("'" + str(file).replace("'", "''") + "'" for file in files)
-        options = "union_by_name = true, hive_partitioning = true, hive_types_autocast = false"
-        rows += f" UNION ALL BY NAME SELECT * FROM read_parquet([{listed}], {options})"
+        options, read = "hive_partitioning = true, hive_types_autocast = false", "*"
+        if "version" in storage_schema(table).names:
+            # The path's version would replace the table's column.
+            options, read = "hive_partitioning = false, filename = true", _keyed_by_path(key_column)
+        rows += f" UNION ALL BY NAME SELECT {read} FROM read_parquet([{listed}], union_by_name = true, {options})"
     columns = ", ".join(f'"{name}"' for name in types)
     return f"SELECT {columns} FROM ({rows})"
+
+
+def _keyed_by_path(key_column: str) -> str:
+    """Return SQL for the columns of files, with the partition key read from the file's name."""
+    key = f"regexp_extract(filename, '/{key_column}=([^/]+)/version=', 1) AS \"{key_column}\""
+    return f"* EXCLUDE (filename), {key}"
 
 
 def _type(kind: pa.DataType) -> str:

@@ -63,7 +63,7 @@ class Lake:
 
     @classmethod
     def open(cls) -> Lake:
-        """Return the lake in $ETPI_DATA, or in ./data."""
+        """Return the lake in $ETPI_DATA, or in ./data of the working directory."""
         return cls(Path(os.environ.get("ETPI_DATA") or "data"))
 
     # --- publishing ------------------------------------------------------------------------------------------------
@@ -296,8 +296,14 @@ class Lake:
             paths.append(path)
         return paths
 
-    def _verified(self, manifest: Manifest, table: str) -> list[Path]:
-        """Return `files_of`, each compared with its recorded sha256 once per process: DuckDB ignores page checksums."""
+    def verified_files(self, manifest: Manifest, table: str) -> list[Path]:
+        """Return `files_of`, each compared with its recorded sha256 once per process.
+
+        For readers that ignore page checksums, as DuckDB and polars do.
+
+        Raises:
+            DamagedFile: a file does not have its recorded sha256; and as `files_of`.
+        """
         paths = self.files_of(manifest, table)
         for path, entry in zip(paths, manifest.tables[table]["files"], strict=True):
             if _digest(path, path.stat().st_mtime_ns) != entry["sha256"]:
@@ -335,7 +341,7 @@ class Lake:
                 else:
                     match relation:
                         case (Ref() as ref, str() as table):
-                            relation = self._verified(self.require(ref), table)
+                            relation = self.verified_files(self.require(ref), table)
                     paths = [str(path) for path in relation]
                     files = connection.read_parquet(paths, union_by_name=True, hive_partitioning=False)
                     files.create_view(name)

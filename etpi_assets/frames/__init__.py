@@ -1,0 +1,11 @@
+"""The Python API: the lake's tables as polars frames, the catalog's views and reports, one experiment's data.
+
+`import etpi` offers it: `etpi.open()`, `etpi.load("experiment")`. docs/python.md has examples.
+"""
+
+from __future__ import annotations
+
+from etpi_assets.frames.experiment import Dataset, Experiment, load
+from etpi_assets.frames.open_lake import OpenLake, open_lake
+
+__all__ = ["Dataset", "Experiment", "OpenLake", "load", "open_lake"]
