@@ -4,7 +4,7 @@ Run: `python bench/report_queries.py [TURNS]`.
 
 `ETPI_TRAJECTORIES` names the folder of recorded runs. Varied copies of them, TURNS turns in all (default 100,000), form
 a lake: a rollout set that is scored, selected, curated and trained on; every tenth copy is also a rollout of a base, a
-fine-tuned and a reinforced checkpoint. Tables that no report reads (messages, sequences) are empty. Each report runs
+fine-tuned and a reinforced checkpoint. The table that no report reads (sequences) is empty. Each report runs
 over the catalog with its default variables: once to warm up, then three times; the fastest counts. The
 baseline is DuckDB's `read_json` over as many copies of the run files, with a query of how agents end
 (`exits_by_rollout_set` answers it and more).
@@ -80,7 +80,7 @@ def make(root: Path, raw: Mapping[str, pa.Table], copies: int) -> Lake:
             [row | {"adheres": True} for row in raw["turns"].select(["rollout_id", "agent_id", "turn"]).to_pylist()],
         )
     }
-    rolled_out = {name: raw[name] for name in ("rollouts", "agents", "turns")}
+    rolled_out = {name: raw[name] for name in ("rollouts", "agents", "turns", "messages")}
     names = sorted({row for row in raw["rollouts"]["task_id"].to_pylist() if row})
     facts = {"suite": "recorded", "repo": "made", "split": "train", "instruction": "as recorded"}
     put(lake, "tasks", "recorded", {"tasks": from_rows("tasks", [{"task_id": n} | facts for n in names])}, copies)

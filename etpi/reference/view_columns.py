@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 TABLES_BEHIND: Mapping[str, tuple[str, ...]] = {
     "full_turns": ("turns",),
+    "dataset_history": ("dataset_rows",),
     "prompt_chains": ("turns",),
     "tito_pairs": ("pairs",),
     "lineage": ("dataset_rows", "checkpoints"),
@@ -56,6 +57,11 @@ COLUMNS: Mapping[str, Mapping[str, str]] = {
         "blocked_version": "the newer version that a failed check blocks, if any",
         "total_rows": "rows of the current version",
         "created_at": "when the current version was published",
+    },
+    "dataset_history": {
+        "version": "the data version that has the row",
+        "created_at": "when the version was last published",
+        "is_current": "whether it is the current version",
     },
     "lineage": {
         "via_checkpoint_id": "the checkpoint whose own training read the row: this one, or one it was trained from",

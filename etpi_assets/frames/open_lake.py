@@ -41,12 +41,9 @@ def open_lake(path: str | Path | None = None) -> OpenLake:
             refuse_root(lake.root)
             by_path = path is not None
             return OpenLake(lake, catalog.catalog_of(lake.root) if by_path else catalog.default_path(lake))
+    why = "named by ETPI_DATA" if named else f"ETPI_DATA is not set, and the working directory is {Path.cwd()}"
     if path is not None:
         why = "the path that was given"
-    else:
-        why = (
-            "named by ETPI_DATA" if named else f"./data of the working directory, as ETPI_DATA is not set: {Path.cwd()}"
-        )
     state = "it has no asset in it" if root.is_dir() else "there is no such folder"
     raise LakeError(f"no lake in {root} ({why}): {state}. Name its folder: etpi.open('/path/to/data').")
 

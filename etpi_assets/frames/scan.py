@@ -89,7 +89,7 @@ class StoredTable:
         stored = stored_schema(self.name)
         if "version" not in stored and node.set != "all":
             paths = [path for of_key in files.values() for path in of_key]
-            partitions = {node.set: pl.String(), "version": pl.String()}
+            partitions = pl.Schema({node.set: pl.String(), "version": pl.String()})
             return _scan(paths, stored, partitions).drop("version")
         # The version in the path would replace the table's column of that name.
         parts = [_scan(paths, stored).with_columns(pl.lit(key).alias(node.set)) for key, paths in files.items()]
@@ -116,7 +116,7 @@ def stored_schema(table: str) -> pl.Schema:
     return frame.schema
 
 
-def _scan(paths: Sequence[Path], schema: pl.Schema, partitions: dict[str, pl.DataType] | None = None) -> pl.LazyFrame:
+def _scan(paths: Sequence[Path], schema: pl.Schema, partitions: pl.Schema | None = None) -> pl.LazyFrame:
     """Scan files; a column that an older file lacks is null."""
     return pl.scan_parquet(
         list(paths), schema=schema, glob=False, missing_columns="insert",

@@ -162,16 +162,19 @@ def _as_markdown(markdown: str) -> dg.MarkdownMetadataValue:
     return dg.MetadataValue.md(markdown)
 
 
+_HAVE_IDS = (("raw_rollouts", "rollout_set"), ("upweighted_dataset", "experiment"), ("eval_rollouts", "experiment"))
+
+
 def _vocabularies(run: AssetRun) -> dict[str, list[str]]:
-    """Return the text of every token id, for each tokenizer whose ids were captured."""
+    """Return the text of every token id, for each tokenizer whose ids were captured or are trained on."""
     specs = [
         (asset, recorded_spec(set_name, key, run.specs, run.lake).values)
-        for asset, set_name in (("raw_rollouts", "rollout_set"), ("eval_rollouts", "experiment"))
+        for asset, set_name in _HAVE_IDS
         for key in run.lake.keys(asset, set_name)
         if not _not_applicable(run.lake.current(Ref(asset, set_name, key)))
     ]
     names = {part(spec, "agent.tokenizer") for asset, spec in specs if asset == "raw_rollouts" and not _imported(spec)}
-    names |= {part(spec, "base.tokenizer") for asset, spec in specs if asset == "eval_rollouts"}
+    names |= {part(spec, "base.tokenizer") for asset, spec in specs if asset != "raw_rollouts"}
     texts = {}
     for name in sorted(name for name in names if name):
         try:

@@ -210,3 +210,121 @@ def test_solved_paired_averages_seeds_by_task_and_uses_the_spread_of_differences
     half = 1.96 * 0.5**0.5 / 2**0.5
     assert (row["ci_low"], row["ci_high"]) == pytest.approx((0.5 - half, 0.5 + half))
     assert (row["think_before"], row["think_ratio"]) == pytest.approx((200.0, 6.0))
+
+
+def test_regressions_and_gains(full: Path, tmp_path: Path) -> None:
+    (row,) = ask(full, "regressions", experiment="reinforced")
+    assert (row["before"], row["after"], row["change"], row["task_id"]) == ("sft", "rl", "gained", "t1")
+    assert (row["solved_before"], row["solved_after"], row["instruction"]) == (0.0, 1.0, "fold the lantern")
+    assert (row["rollout_before"], row["rollout_after"]) == ("f-sft", "f-rl")
+    lake = Lake(tmp_path / "data")
+    rewards = {
+        ("base", "lost"): [1, 1], ("sft", "lost"): [0, 0], ("base", "half"): [1, 1], ("sft", "half"): [1, 0],
+        ("base", "won"): [0], ("sft", "won"): [1], ("base", "same"): [1], ("sft", "same"): [1], ("sft", "new"): [0],
+    }  # fmt: skip
+    rollouts, scores = [], []
+    for (role, task), values in rewards.items():
+        for sample, value in enumerate(values):
+            name = f"{role}-{task}-{sample}"
+            about = {"checkpoint_role": role, "task_id": task, "decoding": "greedy", "sample": sample}
+            rollouts.append(small_lake.rollout(name, role, origin="eval", experiment="e", **about))
+            scores.append(small_lake.score(name, value, True))
+    rollouts.append(small_lake.rollout("x", "sft", origin="eval", checkpoint_role="sft", task_id="same"))
+    scores.append(small_lake.score("x", 0.0, True) | {"infrastructure_error": True, "reward": None})
+    small_lake.put(lake, "eval_rollouts", "e", {"rollouts": rollouts})
+    small_lake.put(lake, "eval_metrics", "e", {"scores": scores})
+    path = catalog.build(lake, GRAPH.values())
+    changes = [
+        (row["task_id"], row["change"], row["solved_after"], row["rollout_before"], row["rollout_after"])
+        for row in ask(path, "regressions")
+    ]
+    assert changes == [
+        ("lost", "lost", 0.0, "base-lost-0", "sft-lost-0"),
+        ("half", "lost", 0.5, "base-half-0", "sft-half-1"),
+        ("won", "gained", 1.0, "base-won-0", "sft-won-0"),
+    ]
+    assert ask(path, "regressions", decoding="t1") == []
+    failures = ask(path, "failures")
+    assert [row["rollout_id"] for row in failures if row["infrastructure"]] == ["x"]
+    assert len(failures) == 6 and {row["checkpoint_role"] for row in failures[:5]} == {"sft"}
+
+
+def test_failures_have_the_judges_reason(tmp_path: Path) -> None:
+    details = {
+        "features": {"features": {"f1": True, "f2": False}}, "why": {"why": "not equal"}, "wrong": {"wrong": ["t_a"]},
+        "none": {"depth": 3},
+    }  # fmt: skip
+    lake = Lake(tmp_path / "data")
+    rollouts = [
+        small_lake.rollout(
+            name, "sft", origin="eval", checkpoint_role="sft", task_id=name,
+            outcome=json.dumps({"reward": 0.0, "verdict": "failed_tests", "details": detail}),
+        )
+        for name, detail in details.items()
+    ]  # fmt: skip
+    rollouts[-1] |= {"outcome": None}
+    small_lake.put(lake, "eval_rollouts", "e", {"rollouts": rollouts})
+    small_lake.put(lake, "eval_metrics", "e", {"scores": [small_lake.score(name, 0.0, True) for name in details]})
+    rows = ask(catalog.build(lake, GRAPH.values()), "failures", experiment="e")
+    reasons = {row["task_id"]: row["reason"] for row in rows}
+    assert reasons == {"features": "failed: f2", "why": "not equal", "wrong": 'wrong: ["t_a"]', "none": None}
+
+
+def test_transcript_puts_agents_on_one_clock(tmp_path: Path) -> None:
+    """A message without a time has that of the message before it; without any, agents alternate by turn."""
+
+    def message(agent: str, index: int, turn: int | None, second: int | None, role: str = "assistant") -> dict:
+        at = None if second is None else small_lake.AT.replace(second=second)
+        words = {"role": role, "content": f"{agent} {index}", "kind": "action", "at": at}
+        return {"rollout_id": "r", "agent_id": agent, "index": index, "turn": turn, **words}
+
+    timed = [
+        message("a", 0, None, None, "system"), message("a", 1, 0, 10), message("a", 2, 0, None, "user"),
+        message("a", 3, 1, 30), message("b", 0, None, None, "system"), message("b", 1, 0, 20), message("b", 2, 1, 40),
+    ]  # fmt: skip
+    turn = {"rollout_id": "r", "agent_id": "b", "turn": 1, "actions": '["ls"]', "exit_code": 2, "capture": "none"}
+    made = small_lake.rollout("r", "t")
+    lake = Lake(tmp_path / "data")
+    for name, messages in (("timed", timed), ("untimed", [row | {"at": None} for row in timed])):
+        tables = {"rollouts": [made | {"rollout_set": name}], "messages": messages, "turns": [turn]}
+        small_lake.put(lake, "raw_rollouts", name, tables)
+    path = catalog.build(lake, GRAPH.values())
+    rows = ask(path, "transcript", rollout="r", made_for="timed")
+    assert [row["content"] for row in rows] == ["a 0", "b 0", "a 1", "a 2", "b 1", "a 3", "b 2"]
+    assert [row["clock"].second if row["clock"] else None for row in rows] == [None, None, 10, 10, 20, 30, 40]
+    assert (rows[-1]["commands"], rows[-1]["exit_code"], rows[-2]["commands"]) == ('["ls"]', 2, None)
+    rows = ask(path, "transcript", rollout="r", made_for="untimed", origin="set")
+    assert [row["content"] for row in rows] == ["a 0", "b 0", "a 1", "a 2", "b 1", "a 3", "b 2"]
+    assert len(ask(path, "transcript", rollout="r")) == 7, "of one place, though it is recorded in two"
+    assert ask(path, "transcript", rollout="r", origin="eval") == []
+
+
+def test_prompt_as_text(full: Path) -> None:
+    captured, trained = ask(full, "prompt_as_text", rollout="r1", agent="agent2", turn=1)
+    assert (captured["form"], captured["made_for"], captured["prompt_tokens"]) == ("captured", "strong_set", 8)
+    assert captured["prompt"] == "<10><11><12><20><30><40><1><2>" and captured["output"] == "<21><30><40>"
+    assert (trained["form"], trained["made_for"]) == ("trained", "strong") and trained["prompt"] == captured["prompt"]
+    (of_student,) = ask(full, "prompt_as_text", rollout="e-sft")
+    assert (of_student["made_for"], of_student["agent_id"], of_student["turn"]) == ("strong", "agent1", 0)
+    assert ask(full, "prompt_as_text", rollout="r1", turn=9) == []
+
+
+def test_diff_datasets(full: Path, tmp_path: Path) -> None:
+    rows = ask(full, "diff_datasets")
+    assert {(row["experiment"], row["change"], row["rollout_id"]) for row in rows} == {
+        ("follow_up", "removed", "r3"),
+        ("follow_up", "added", "r2"),
+    }
+    assert ask(full, "diff_datasets", experiment="strong") == [], "one version"
+    lake = Lake(tmp_path / "data")
+    small_lake.put(lake, "upweighted_dataset", "e", small_lake.dataset("r"))
+    heavier = small_lake.dataset("r")
+    heavier["dataset_rows"][0] |= {"weight": 4.0}
+    old = small_lake.put(lake, "upweighted_dataset", "e", {"dataset_rows": heavier["dataset_rows"]}).version
+    small_lake.put(lake, "upweighted_dataset", "e", {"dataset_rows": heavier["dataset_rows"][:-1]})
+    path = catalog.build(lake, GRAPH.values())
+    (gone,) = ask(path, "diff_datasets")
+    assert (gone["change"], gone["pair_id"], gone["old_split"]) == ("removed", "r/agent2/2", "val")
+    first = small_lake.put(lake, "upweighted_dataset", "e", small_lake.dataset("r")).version
+    changes = ask(catalog.build(lake, GRAPH.values()), "diff_datasets", old=old, new=first)
+    assert [(row["change"], row["old_weight"], row["new_weight"]) for row in changes] == [("changed", 4.0, 12.0)]

@@ -263,7 +263,8 @@ def _curated(lake: Lake, experiment: str, rollout_id: str) -> Manifest:
 
 
 def _strong(lake: Lake) -> None:
-    content = {"rollout_sets": ["strong_set"], "seeds": [0], "base": {"kind": "tiny"}, "train": {"method": "full"}}
+    base = {"kind": "tiny", "tokenizer": "tiny"}
+    content = {"rollout_sets": ["strong_set"], "seeds": [0], "base": base, "train": {"method": "full"}}
     put(lake, "experiment_spec", "strong", spec("experiment", "strong", "Strong teacher", **content))
     version = _curated(lake, "strong", "r1").version
     put(lake, "base_checkpoint", "strong", {"checkpoints": [checkpoint("base0", "strong", "base")]})
