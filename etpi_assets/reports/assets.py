@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from etpi_assets.materialize import AssetRun, Produced, etpi_asset
 from etpi_assets.planner import accepted
 from etpi_assets.reports import facts, html, leaderboard, model_card
 from etpi_assets.reports.iterations import iterations, iterations_board
+from etpi_assets.reports.prompts import Prompt, first_prompts
 from etpi_assets.reports.recorded import parsed, recorded_spec
 from etpi_assets.scoring.published import in_reading
 from etpi_assets.specs.experiment import ExperimentSpec
@@ -26,6 +28,8 @@ from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake import catalog
 from etpi_resources.lake.lake import Manifest, Ref
 from etpi_resources.lake.schemas import empty, from_rows
+
+Decode = Callable[[Sequence[int]], str]
 
 
 @etpi_asset("experiment_report")
@@ -44,6 +48,7 @@ def experiment_report(run: AssetRun) -> Produced:
         checks=[{**check, "asset": ref.asset} for ref, manifest in manifests.items() for check in manifest.checks],
         seeds=spec.seeds,
         published=figures(spec.published),
+        rollout_sets=run.specs.rollout_sets,
         published_source=". ".join(str(spec.published[k]) for k in ("source", "date", "note") if k in spec.published),
     )
     tables = facts.ReportTables(
@@ -67,6 +72,7 @@ def experiment_report(run: AssetRun) -> Produced:
         tasks=run.read("tasks", "tasks"),
     )
     chat = load_chat_format(spec.base.tokenizer, spec.base.chat_template)
+    experiment = replace(experiment, prompts=_prompts(run, tables, chat.decode))
     page, markdown = html.render(experiment, tables, chat.decode)
     rows = [_write(run, "report.html", "html", page), _write(run, "report.md", "markdown", markdown)]
     return Produced(
@@ -84,6 +90,9 @@ def model_card_asset(run: AssetRun) -> Produced:
         run.key,
         run.spec,
         metrics=run.read("eval_metrics", "metrics"),
+        rollouts=run.read("eval_rollouts", "rollouts"),
+        scores=run.read("eval_metrics", "scores"),
+        agent_scores=run.read("eval_metrics", "agent_scores"),
         checkpoints=_trained(run),
         dataset_rows=run.read("upweighted_dataset", "dataset_rows"),
         base=run.read("base_checkpoint", "checkpoints"),
@@ -149,6 +158,25 @@ def catalog_asset(run: AssetRun) -> Produced:
         checks=catalog.verify(path),
         metadata={"file": str(path), "ask": f"duckdb -readonly {path} < sql/reports/failed_checks.sql"},
     )
+
+
+def _prompts(run: AssetRun, tables: facts.ReportTables, decode: Decode) -> list[Prompt]:
+    """Return the first prompts of a teacher's rollout that is trained on, and of an evaluated one."""
+    collected: list[Prompt] = []
+    if tables.dataset_rows.num_rows:
+        rollout_id = tables.dataset_rows["rollout_id"][0].as_py()
+        at = tables.selected["rollout_id"].to_pylist().index(rollout_id)
+        rollout_set = tables.selected["rollout_set"][at].as_py()
+        tokenizer = part(recorded_spec("rollout_set", rollout_set, run.specs, run.lake).values, "agent.tokenizer")
+        of_student = decode if tokenizer == run.spec.base.tokenizer else None
+        collected = first_prompts(
+            "collected", run.lake, Ref("raw_rollouts", "rollout_set", rollout_set), rollout_id, of_student
+        )
+    served: list[Prompt] = []
+    if tables.eval_rollouts.num_rows:
+        rollout_id = tables.eval_rollouts["rollout_id"][tables.eval_rollouts.num_rows - 1].as_py()
+        served = first_prompts("served", run.lake, Ref("eval_rollouts", "experiment", run.key), rollout_id, decode)
+    return [*collected, *served]
 
 
 def _version(manifest: Manifest) -> str:

@@ -6,17 +6,19 @@ The HTML page, its markdown and the model card share them; the templates lay the
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from etpi_assets.scoring.published import BEHAVIOURS, COLUMNS, in_reading
 from etpi_assets.specs.rollout_set import Reading
-from etpi_assets.training.curves import Curve, curves, rollout_shares
+from etpi_assets.training.curves import Curve, curves
 
 HEADLINE = ("plan_first", "plan_content", "follow_through", "solved", "called", "parsed", "parse_rate", "submitted")
 DETAIL = (
@@ -80,7 +82,7 @@ def detail_metrics(reading: Reading) -> list[str]:
 
 def funnel(tables: ReportTables) -> list[tuple[str, int]]:
     """Count the data from rollouts to sequences, as (name, count)."""
-    selection_drops = sum(1 for stage in tables.dropped["stage"].to_pylist() if stage == "selection")
+    selection_drops = pc.sum(pc.equal(tables.dropped["stage"], "selection")).as_py() or 0
     return [
         ("rollouts considered", tables.selected.num_rows + selection_drops),
         ("rollouts selected", tables.selected.num_rows),
@@ -92,10 +94,10 @@ def funnel(tables: ReportTables) -> list[tuple[str, int]]:
 
 def drops(tables: ReportTables) -> list[tuple[str, str, int]]:
     """Count dropped rows as (stage, reason, count), most frequent first within a stage."""
-    counts = Counter((row["stage"], row["reason"]) for row in tables.dropped.to_pylist())
-    return [
-        (stage, reason, n) for (stage, reason), n in sorted(counts.items(), key=lambda i: (i[0][0], -i[1], i[0][1]))
-    ]
+    dropped = pl.from_arrow(tables.dropped.select(["stage", "reason"]))
+    assert isinstance(dropped, pl.DataFrame)
+    counts = dropped.group_by("stage", "reason").len()
+    return counts.sort("stage", "len", "reason", descending=[False, True, False]).rows()
 
 
 def pair_details(tables: ReportTables, limit: int = 48) -> list[dict[str, Any]]:
@@ -162,16 +164,40 @@ def _places(weights: Sequence[float], around: int) -> list[int]:
     return places
 
 
-def loss_curves(log: pa.Table) -> list[Curve]:
-    """Return the loss curves of the last trained role."""
-    rows = log.to_pylist()
-    last = max({row["role"] for row in rows}, key=ROLE_ORDER.index, default=None)
-    return curves([row for row in rows if row["role"] == last])
+_SFT_PANELS = (
+    ("Loss", (("train", "loss"), ("val", "val_loss"))),
+    ("Token accuracy", (("train", "token_accuracy"),)),
+    ("Learning rate", (("train", "learning_rate"),)),
+)
+_RL_PANELS = (
+    ("Rollouts of reinforcement", (("parsed", "parsed"), ("solved", "solved"), ("called", "called"))),
+    ("Reward", (("rl", "reward"),)),
+    ("Groups with equal rewards", (("rl", "constant_groups"),)),
+    ("Entropy, nats", (("rl", "entropy"),)),
+    ("KL to the initial policy", (("rl", "kl"),)),
+    ("Clipped tokens", (("rl", "clip_share"),)),
+    ("Gap of rollout and trainer log-probabilities, nats", (("rl", "logprob_gap"),)),
+    ("Learning rate", (("rl", "learning_rate"),)),
+)
+MOST_POINTS = 300
 
 
-def rl_curves(log: pa.Table) -> list[Curve]:
-    """Return the shares of reinforcement's rollouts that parsed, were solved, and called a tool, over its steps."""
-    return rollout_shares(log.to_pylist())
+def training_curves(log: pa.Table, role: str) -> list[tuple[str, list[Curve]]]:
+    """Return the recorded figures of training over its steps, as (title, curves); titles without figures are left out.
+
+    Args:
+        log: a `training_log`.
+        role: sft or rl.
+    """
+    rows = [row for row in log.to_pylist() if row["role"] == role]
+    panels = [(title, curves(rows, series)) for title, series in (_RL_PANELS if role == "rl" else _SFT_PANELS)]
+    return [(title, [(name, thinned(points)) for name, points in series]) for title, series in panels if series]
+
+
+def thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return at most MOST_POINTS + 1 of the points, evenly spaced and with the last one, so that pages stay small."""
+    stride = -(-len(points) // MOST_POINTS) or 1
+    return [point for number, point in enumerate(points) if number % stride == 0 or number == len(points) - 1]
 
 
 def cost(tables: ReportTables) -> list[tuple[str, str]]:
@@ -186,8 +212,8 @@ def cost(tables: ReportTables) -> list[tuple[str, str]]:
 
 
 def _rollout_cost(origin: str, rollouts: pa.Table, agents: pa.Table) -> list[tuple[str, str]]:
-    seconds = sum(s or 0 for s in rollouts["wall_seconds"].to_pylist())
-    output = sum(t or 0 for t in agents["output_tokens"].to_pylist())
+    seconds = pc.sum(rollouts["wall_seconds"]).as_py() or 0
+    output = pc.sum(agents["output_tokens"]).as_py() or 0
     return [
         (f"{origin} rollouts", f"{rollouts.num_rows:,}"),
         (f"{origin} rollout time, summed over concurrent rollouts", _seconds(seconds)),

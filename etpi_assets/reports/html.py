@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,14 @@ from markupsafe import Markup, escape
 
 from etpi_assets.curation.merge import merge_savings
 from etpi_assets.curation.upweight import loss_share_by_turn
-from etpi_assets.reports import facts, reinforcement
+from etpi_assets.reports import changes, data_card, facts, failures, reinforcement, story
 from etpi_assets.reports.facts import ReportTables
 from etpi_assets.reports.leaderboard import CEILING_METRICS
+from etpi_assets.reports.prompts import Prompt, trained_prompts
 from etpi_assets.scoring.intervals import clears, wilson
 from etpi_assets.scoring.published import in_reading
 from etpi_assets.specs.published import Published
-from etpi_assets.specs.rollout_set import Reading
+from etpi_assets.specs.rollout_set import Reading, RolloutSetSpec
 from etpi_resources import charts
 
 TEMPLATES = jinja2.Environment(
@@ -34,6 +35,7 @@ TEMPLATES = jinja2.Environment(
     undefined=jinja2.StrictUndefined,
 )
 TEMPLATES.filters["percent"] = facts.percent
+TEMPLATES.filters["points"] = changes.points
 TEMPLATES.filters["code"] = lambda text: Markup(re.sub(r"`([^`\n]+)`", r"<code>\1</code>", str(escape(text))))
 
 _WORDS = {True: "clears the threshold", False: "below the threshold", None: "undecided at this n"}
@@ -53,6 +55,8 @@ class ReportedExperiment:
         published: figures that others published of the experiment.
         published_source: where and when they did, and their note.
         reading: of the behaviours that the headline shows; the other one is among the details.
+        rollout_sets: name -> spec of every loaded rollout set.
+        prompts: the first prompts of the teacher and of the evaluation; those of training are in the tables.
     """
 
     name: str
@@ -66,6 +70,13 @@ class ReportedExperiment:
     published: Sequence[Published] = ()
     published_source: str = ""
     reading: Reading = "hardened"
+    rollout_sets: Mapping[str, RolloutSetSpec] = field(default_factory=dict)
+    prompts: Sequence[Prompt] = ()
+
+    @property
+    def split(self) -> str:
+        """Return the split of the evaluation's tasks: heldout or train."""
+        return (self.spec.get("evaluate") or {}).get("split", "heldout")
 
 
 def render(
@@ -74,31 +85,49 @@ def render(
     """Render a report as (HTML, markdown). The page is self-contained: it loads nothing and needs no script."""
     names = facts.headline_metrics(experiment.reading)
     headline = facts.metric_rows(tables.metrics, names)
+    measured = [row for row in headline if row["checkpoint_role"] != "teacher"]
     changed = reinforcement.changed(
         tables.eval_rollouts, tables.eval_scores, tables.eval_agent_scores, tables.eval_turns, tables.tasks
     )
+    paired = changes.changes(tables.eval_rollouts, tables.eval_scores, tables.eval_agent_scores, names)
+    verdicts = _verdicts(headline, experiment.thresholds, paired)
+    failed = failures.failures(tables.eval_rollouts, tables.eval_scores)
     values = {
         "experiment": experiment,
+        "story": story.sentences(experiment.split, tables, headline, paired, verdicts, experiment.checks),
+        "results_title": story.results_title(experiment.split, bool(measured)),
         "headline": headline,
-        "table": _by_metric(headline),
+        "evaluated": bool(measured),
+        "table": _by_condition(headline),
+        "paired": [change for change in paired if change.after != "base"],
+        "rules": changes.RULES,
+        "failure_kinds": failures.kinds(failed, tables.eval_rollouts, experiment.name),
+        "failed": failures.listed(failed, experiment.name),
+        "failed_count": len(failed),
+        "links": failures.links(experiment.name),
         "detail": facts.metric_rows(tables.metrics, facts.detail_metrics(experiment.reading)),
         "per_seed": [row for seed in experiment.seeds for row in facts.metric_rows(tables.metrics, names, seed)],
-        "verdicts": _verdicts(headline, experiment.thresholds),
+        "verdicts": verdicts,
         "published": _published(experiment.published, tables.metrics),
+        "sources": data_card.sources(
+            experiment.spec.get("rollout_sets", ()), experiment.rollout_sets, tables.tasks, tables.selected,
+            tables.dataset_rows,
+        ),
+        "split": data_card.split(tables.dataset_rows),
+        "contamination": [check for check in experiment.checks if check["name"] in data_card.CONTAMINATION],
         "funnel": facts.funnel(tables),
         "drops": facts.drops(tables),
         "tokens": merge_savings(tables.dataset_rows, tables.pairs, tables.sequences),
         "probes": tables.probes.to_pylist(),
         "checkpoints": tables.checkpoints.to_pylist(),
         "pairs": facts.pair_details(tables),
+        "prompts": [*experiment.prompts, *trained_prompts(tables.pairs, tables.dataset_rows, decode)],
         "transcripts": facts.coloured_tokens(tables.sequences, decode),
         "cost": facts.cost(tables),
         "metrics_plot": _metrics_plot(headline, experiment.thresholds),
         "teacher_plot": _teacher_plot(facts.metric_rows(tables.metrics, facts.HEADLINE)),
-        "loss_plot": charts.line_chart("Loss", facts.loss_curves(tables.training_log), "optimiser step", log_y=True),
-        "rates_plot": charts.line_chart("Rollouts of reinforcement", facts.rl_curves(tables.rl_log), "optimiser step")
-        if tables.rl_log.num_rows
-        else "",
+        "sft_plots": _curves(tables.training_log, "sft"),
+        "rl_plots": _curves(tables.rl_log, "rl"),
         "changed": changed,
         "changes": reinforcement.counts(changed),
         "share_plot": charts.bars(
@@ -106,26 +135,40 @@ def render(
             [(f"turn {t}", 100 * s) for t, s in list(loss_share_by_turn(tables.dataset_rows).items())[:16]],
             " %",
         ),
-    }
+    }  # fmt: skip
     return (
         TEMPLATES.get_template("report.html.jinja").render(**values),
         TEMPLATES.get_template("report.md.jinja").render(**values),
     )
 
 
-def _columns(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    return list(dict.fromkeys((r["checkpoint_role"], r["decoding"]) for r in sorted(rows, key=_column_order)))
+def _curves(log: pa.Table, role: str) -> list[tuple[str, str]]:
+    """Return (title, chart) of the figures that a training recorded."""
+    return [
+        (title, charts.line_chart(title, series, "optimiser step", log_y=title == "Loss"))
+        for title, series in facts.training_curves(log, role)
+    ]
 
 
-def _column_order(row: Mapping[str, Any]) -> tuple[int, str]:
-    return facts.ROLE_ORDER.index(row["checkpoint_role"]), row["decoding"]
+def _by_condition(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the roles, and for each metric its rows of (decoding, one cell for each role).
 
-
-def _by_metric(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    A teacher has one decoding, that of its rollout sets; it is shown with the first decoding of the others.
+    """
+    roles = [role for role in facts.ROLE_ORDER if any(row["checkpoint_role"] == role for row in rows)]
     cells = {(r["metric"], r["checkpoint_role"], r["decoding"]): r for r in rows}
-    columns = _columns(rows)
-    names = list(dict.fromkeys(r["metric"] for r in rows))
-    return {"columns": columns, "rows": [(name, [cells.get((name, *column)) for column in columns]) for name in names]}
+    decodings = sorted({r["decoding"] for r in rows if r["checkpoint_role"] != "teacher"})
+    teachers = sorted({r["decoding"] for r in rows if r["checkpoint_role"] == "teacher"})
+    lines = []
+    for name in dict.fromkeys(r["metric"] for r in rows):
+        for number, decoding in enumerate(decodings or teachers):
+            under = dict.fromkeys(roles, decoding)
+            if "teacher" in under:
+                under["teacher"] = teachers[0] if number == 0 else ""
+            line = [cells.get((name, role, under[role])) for role in roles]
+            if any(line):
+                lines.append((name, decoding, line))
+    return {"roles": roles, "rows": lines}
 
 
 def _published(stated: Sequence[Published], metrics: pa.Table) -> list[dict[str, Any]]:
@@ -139,13 +182,19 @@ def _published(stated: Sequence[Published], metrics: pa.Table) -> list[dict[str,
     return rows_of_table
 
 
-def _verdicts(rows: Sequence[Mapping[str, Any]], thresholds: Mapping[str, float]) -> list[dict[str, Any]]:
+def _verdicts(
+    rows: Sequence[Mapping[str, Any]], thresholds: Mapping[str, float], paired: Sequence[changes.Change]
+) -> list[dict[str, Any]]:
+    """Compare the trained roles' rates with their thresholds; beside each its change since the first role, if worse."""
+    first = {(c.metric, c.decoding, c.after): c for c in reversed(paired)}
     verdicts = []
     for row in rows:
         if row["metric"] in thresholds and row["checkpoint_role"] in ("sft", "rl"):
             threshold = thresholds[row["metric"]]
+            change = first.get((row["metric"], row["decoding"], row["checkpoint_role"]))
+            worse = f"but {change.word} since {change.before}" if change and change.word in ("fell", "lower") else ""
             word = _WORDS[clears(row["ci_low"], row["ci_high"], threshold)]
-            verdicts.append({**row, "threshold": threshold, "word": word})
+            verdicts.append({**row, "threshold": threshold, "word": word, "worse": worse})
     return verdicts
 
 
@@ -155,7 +204,7 @@ def _metrics_plot(rows: Sequence[Mapping[str, Any]], thresholds: Mapping[str, fl
         grouped.setdefault(row["metric"], []).append(
             (row["checkpoint_role"], row["value"], row["ci_low"], row["ci_high"])
         )
-    return charts.interval_plot("Held-out rates with 95 % intervals", list(grouped.items()), {**thresholds})
+    return charts.interval_plot("Rates with 95 % intervals", list(grouped.items()), {**thresholds})
 
 
 def _teacher_plot(rows: Sequence[Mapping[str, Any]]) -> str:

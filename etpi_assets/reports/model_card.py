@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 
-from etpi_assets.reports import facts
+from etpi_assets.reports import facts, story
+from etpi_assets.reports.changes import changes
 from etpi_assets.reports.html import TEMPLATES
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.rollout_set import RolloutSetSpec
@@ -20,6 +22,9 @@ def render(
     spec: ExperimentSpec,
     *,
     metrics: pa.Table,
+    rollouts: pa.Table,
+    scores: pa.Table,
+    agent_scores: pa.Table,
     checkpoints: pa.Table,
     dataset_rows: pa.Table,
     base: pa.Table,
@@ -29,14 +34,20 @@ def render(
     """Render the card as markdown.
 
     Args:
-        metrics, dataset_rows, tasks: tables of those names.
+        metrics, rollouts, scores, agent_scores: tables of those names, of the evaluation.
+        dataset_rows, tasks: tables of those names.
         checkpoints: the `checkpoints` of fine-tuning and reinforcement.
         base: the `checkpoints` of base_checkpoint.
         rollout_sets: name -> spec of every rollout set.
     """
-    train_rows = [row for row in dataset_rows.to_pylist() if row["split"] == "train"]
-    repos = Counter(row["repo"] for row in train_rows)
+    rows = pl.from_arrow(dataset_rows)
+    assert isinstance(rows, pl.DataFrame)
+    train_rows = rows.filter(split="train")
     finals = [c for c in checkpoints.to_pylist() if c["final"] and c["role"] != "base"]
+    names = facts.headline_metrics(spec.metrics.reading)
+    headline = facts.metric_rows(metrics, names)
+    split = spec.evaluate.split if spec.evaluate else "heldout"
+    evaluated = [row for row in headline if row["checkpoint_role"] != "teacher"]
     return TEMPLATES.get_template("model_card.md.jinja").render(
         name=name,
         title=spec.title,
@@ -47,10 +58,10 @@ def render(
         train=spec.train,
         seeds=spec.seeds,
         rollout_sets=spec.rollout_sets,
-        rollouts=len({row["rollout_id"] for row in train_rows}),
+        rollouts=train_rows["rollout_id"].n_unique(),
         rows=len(train_rows),
-        tokens=sum(row["output_tokens"] for row in train_rows),
-        teachers=sorted({row["teacher"] or "unknown" for row in train_rows}),
+        tokens=train_rows["output_tokens"].sum(),
+        teachers=sorted(train_rows["teacher"].fill_null("unknown").replace("", "unknown").unique()),
         selection=_selection(spec),
         method=_method(spec),
         max_length="the base's context" if spec.dataset.max_length == "auto" else f"{spec.dataset.max_length:,}",
@@ -62,8 +73,15 @@ def render(
         finals=finals,
         precision=_precision(finals),
         trained_on=_trained_on(finals),
-        metrics=facts.metric_rows(metrics, facts.headline_metrics(spec.metrics.reading)),
-        repos=sorted(repos.items()),
+        story=story.compared(split, changes(rollouts, scores, agent_scores, names))
+        if evaluated
+        else [("", "Not evaluated.")],
+        evaluated_on="On held-out repositories"
+        if split == "heldout"
+        else f"On tasks of the split {split}, not held out",
+        metrics=evaluated,
+        teacher=[row for row in headline if row["checkpoint_role"] == "teacher"],
+        repos=train_rows.group_by("repo").len().sort("repo").rows(),
         sources=data_sources(tasks, [(name, rollout_sets[name]) for name in spec.rollout_sets if name in rollout_sets]),
         rl=spec.rl if spec.rl.method != "none" else None,
         rl_rewards=[f"{t.function} × {t.weight:g}" for t in spec.rl.rewards],
@@ -128,9 +146,10 @@ def _selection(spec: ExperimentSpec) -> str:
 
 def _limitations(spec: ExperimentSpec, metrics: pa.Table) -> list[str]:
     lines = [f"Trained only on rollouts of {', '.join(spec.rollout_sets)}; other task types are untested."]
-    sizes = {(row["unit"], row["n"]) for row in metrics.to_pylist() if row["seed"] is None and row["unit"] == "pair"}
+    of_student = [row for row in metrics.to_pylist() if row["checkpoint_role"] != "teacher"]
+    sizes = {(row["unit"], row["n"]) for row in of_student if row["seed"] is None and row["unit"] == "pair"}
     if sizes:
-        lines.append(f"Some figures are over only {min(n for _, n in sizes)} held-out pairs; read the intervals.")
+        lines.append(f"Some figures are over only {min(n for _, n in sizes)} evaluated pairs; read the intervals.")
     if spec.serving.template_kwargs:
         lines.append(f"Serve it with the template arguments of training: {json.dumps(spec.serving.template_kwargs)}.")
     return lines

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from etpi_resources.lake.catalog import sql_folder
+from etpi_assets.reports.queries import run_report
 
 KINDS = ("newly_parsed", "parse_lost", "newly_solved", "newly_lost")
 
@@ -23,17 +23,8 @@ def changed(
     Returns:
         The query's rows, in its order.
     """
-    import duckdb
-
-    with duckdb.connect() as connection:
-        for name, table in (("rollouts", rollouts), ("scores", scores), ("agent_scores", agent_scores)):
-            table = table.drop_columns([c for c in ("experiment", "origin") if c in table.column_names])
-            connection.register(f"{name}_table", table)
-            connection.execute(f"CREATE VIEW {name} AS SELECT *, '' AS experiment, 'eval' AS origin FROM {name}_table")
-        connection.register("turns", turns)
-        connection.register("tasks", tasks)
-        query = sql_folder() / "reports" / "changed_by_reinforcement.sql"
-        return connection.execute(query.read_text(encoding="utf-8")).to_arrow_table().to_pylist()
+    evaluated = {"rollouts": rollouts, "scores": scores, "agent_scores": agent_scores}
+    return run_report("changed_by_reinforcement", evaluated, {"turns": turns, "tasks": tasks})
 
 
 def counts(rows: list[dict[str, Any]]) -> list[tuple[str, int]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -28,6 +30,7 @@ from etpi_resources import charts
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.lake.schemas import empty, from_rows
+from etpi_resources.links import REPORTED_VIEW
 from tests.support.graph import write_spec
 from tests.support.models import make_base
 
@@ -201,9 +204,80 @@ def test_page_is_wellformed_self_contained_and_escaped(tables):
     parser.feed(page)
     assert parser.open == []
     assert "script" not in parser.tags and "link" not in parser.tags
-    assert not re.search(r'(?:src|href)="https?:', page)
+    assert not re.search(r'src="|url\(|@import', page), "nothing is loaded; links lead to the pages of etpi view"
+    assert set(re.findall(r'href="(https?://[^/"]+)', page)) == {REPORTED_VIEW}
     assert "Plan &lt;first&gt; &amp; go" in page and "src/&lt;b&gt;.py" in page
     assert page.count('title="weight 12.0"') == 2
+
+
+def test_equal_tables_give_equal_bytes(tables):
+    assert html.render(_experiment(), tables, str) == html.render(_experiment(), tables, str)
+
+
+def test_page_says_what_happened_pairs_the_tasks_and_links_the_failures(tables):
+    page, markdown = html.render(_experiment(), tables, str)
+    for text in (page.replace("<code>", "`").replace("</code>", "`"), markdown):
+        assert "better than the base in `plan_first`, `solved`, and lower in nothing" in text
+        assert "`solved` rose from 0 % to 92 % (+92 points [+75, +100], 12 tasks) under greedy; significant" in text
+        assert "1 check failed: `no_think`" in text
+    assert "| solved | greedy | base 0.0 % → sft 91.7 % | +92 [+75, +100] | 12 | 11 / 0 | improved |" in markdown
+    assert f'href="{REPORTED_VIEW}/rollout/eval/demo/sft03"' in page
+    assert f'href="{REPORTED_VIEW}/regressions/demo"' in page and f"]({REPORTED_VIEW}/regressions/demo)" in markdown
+    card = _card(tables)
+    assert "better than the base in `plan_first`, `solved`" in card and "On held-out repositories, with" in card
+
+
+def test_a_drop_is_shown_beside_a_threshold_that_is_cleared(tables):
+    lost = {"sft00": False}
+    scores = from_rows(
+        "scores",
+        [
+            {**row, "plan_first": not row["rollout_id"].startswith("sft") or lost.get(row["rollout_id"], True)}
+            for row in tables.eval_scores.to_pylist()
+        ],
+    )
+    metrics = measure(tables.eval_rollouts, scores, tables.eval_agent_scores, experiment="demo")
+    experiment = replace(_experiment(), thresholds={"plan_first": 0.5})
+    page, markdown = html.render(experiment, replace(tables, eval_scores=scores, metrics=metrics), str)
+    assert "- plan_first of sft, greedy: clears the threshold, but lower since base (50 %)" in markdown
+    assert '<span class="bad">clears the threshold, but lower since base</span>' in page
+
+
+def test_figures_of_a_training_split_are_not_called_held_out(tables):
+    spec = {"evaluate": {"suite": "s", "split": "train"}}
+    page, markdown = html.render(replace(_experiment(), spec=spec), tables, str)
+    for text in (page, markdown):
+        assert "Results on tasks of the split train, not held out" in text and "Held-out results" not in text
+
+
+CHROMIUM = shutil.which("chromium")
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="needs chromium (.ci/run installs it)")
+def test_nothing_is_cut_between_800_and_1600_pixels(tables, tmp_path):
+    """Neither the page nor a table is wider than the window, with long names and a column for every role."""
+    long = "a_repository_with_a_long_name/" * 4
+    rows = [{**row, "decoding": "greedy@a-long-budget", "task_id": row["task_id"] + long}
+            for row in tables.eval_rollouts.to_pylist()]  # fmt: skip
+    roles = [
+        {**row, "checkpoint_role": role, "n": 10_000} for row in tables.metrics.to_pylist() for role in facts.ROLE_ORDER
+    ]
+    wide = replace(
+        tables, eval_rollouts=from_rows("rollouts", rows), metrics=from_rows("metrics", roles),
+        probes=from_rows("probes", [{"role": "sft", "probe": "first_turn_message", "n": 20, "value": 1.0}]),
+    )  # fmt: skip
+    page, _ = html.render(_experiment(), wide, str)
+    measure_it = (
+        "<script>const cut = [...document.querySelectorAll('table, p, pre, svg')].filter("
+        "e => e.getBoundingClientRect().right > document.documentElement.clientWidth + 1);"
+        "document.title = 'cut ' + cut.length + ' of ' + document.documentElement.clientWidth;</script>"
+    )
+    (tmp_path / "report.html").write_text(page.replace("</body>", measure_it + "</body>"))
+    for width in (800, 1300, 1600):
+        command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900"]
+        command += ["--hide-scrollbars", "--dump-dom", f"file://{tmp_path}/report.html"]
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        assert f"<title>cut 0 of {width}</title>" in shown, re.findall("<title>.*</title>", shown)
 
 
 def test_text_between_backticks_is_escaped_code(tables):
@@ -215,7 +289,7 @@ def test_text_between_backticks_is_escaped_code(tables):
 
 def test_page_and_markdown_show_the_same_figures_of_the_trained_role(tables):
     page, markdown = html.render(_experiment(), tables, str)
-    assert "100.0 %" in page and "sft (greedy)" in markdown
+    assert "100.0 %" in page and "| metric | decoding | base | sft |" in markdown
     assert "| plan_first |" in markdown
     assert "first action not send_message" not in page, "the base's pairs are not the trained role's"
     assert "reward_below" in page and "reward_below" in markdown
@@ -305,6 +379,9 @@ def _card(tables: facts.ReportTables, spec: ExperimentSpec = SPEC) -> str:
         "demo",
         spec,
         metrics=tables.metrics,
+        rollouts=tables.eval_rollouts,
+        scores=tables.eval_scores,
+        agent_scores=tables.eval_agent_scores,
         checkpoints=tables.checkpoints,
         dataset_rows=tables.dataset_rows,
         base=from_rows("checkpoints", [{"checkpoint_id": "b" * 64, "role": "base"}]),
@@ -522,7 +599,12 @@ def test_assets_show_their_reports_as_markdown_metadata(tmp_path):
     collected = Ref("raw_rollouts", "rollout_set", "planned")
     count = resources.lake.require(collected).rows["rollouts"]
     assert f'<td>teacher rollouts</td><td class="figure">{count}</td>' in page
-    assert f"<td>{collected}</td>" in page, "lineage"
+    assert f'<td class="long">{collected}</td>' in page, "lineage"
+    assert "Not evaluated</h2>" in page and "Held-out" not in page and "held out" in page
+    assert page.count("<details><summary>collected") == page.count("<details><summary>trained") == 2, "two agents"
+    assert "<td>templated</td>" in page and "the result is a data set of" in page
+    card = shown["model_card"]["card"].value
+    assert "Not evaluated." in card and "held-out" not in card and "| plan_first | 100.0%" in card
 
     # The same lake without the user's specs, as in a shell without ETPI_SPECS.
     (tmp_path / "none" / "experiments").mkdir(parents=True)

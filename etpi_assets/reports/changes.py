@@ -1,0 +1,177 @@
+"""What changed between two checkpoints: each metric paired by task, and the rules that put a change into words.
+
+The figures are those of sql/reports/paired_by_metric.sql. `RULES` is the whole of the judgement: no other sentence of a
+report calls a change good or bad.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+
+import pyarrow as pa
+
+from etpi_assets.reports.queries import run_report
+
+ALPHA = 0.05
+"""The level of the sign test, beside the 95 % interval."""
+OUTCOME = "solved"
+"""The metric that every summary states, whatever became of it."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A metric of an earlier and a later checkpoint over the same tasks.
+
+    Attributes:
+        value_before, value_after: means over the tasks, each averaged over its rollouts.
+        ci_low, ci_high: 95 % interval of the difference; None for a single task.
+        higher, lower: tasks whose value rose and fell.
+        sign_p: two-sided exact sign test of these counts.
+    """
+
+    metric: str
+    decoding: str
+    before: str
+    after: str
+    tasks: int
+    value_before: float
+    value_after: float
+    difference: float
+    ci_low: float | None
+    ci_high: float | None
+    higher: int
+    lower: int
+    sign_p: float
+
+    @property
+    def word(self) -> str:
+        """Return the word of the first rule that applies."""
+        return next(rule.word for rule in RULES if rule.applies(self))
+
+    @property
+    def undecided(self) -> bool:
+        """Return whether the tasks are too few to tell the difference from chance."""
+        return self.word in ("lower", "higher", "even")
+
+    @property
+    def tone(self) -> str:
+        """Return good, bad or nothing, for the page's colours."""
+        return {"improved": "good", "fell": "bad", "lower": "bad"}.get(self.word, "")
+
+    def values(self) -> str:
+        """Format the values before and after."""
+        return f"{100 * self.value_before:.0f} % to {100 * self.value_after:.0f} %"
+
+    def figures(self) -> str:
+        """Format the values, the difference and its interval in percentage points, and the number of tasks."""
+        known = self.ci_low is not None and self.ci_high is not None
+        interval = f" [{points(self.ci_low or 0)}, {points(self.ci_high or 0)}]" if known else ""
+        count = f"{self.tasks} task{'s'[: self.tasks != 1]}"
+        return f"{self.values()} ({points(self.difference)} points{interval}, {count})"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A word for a change, when it applies, and the condition in words, as reports print it."""
+
+    word: str
+    condition: str
+    applies: Callable[[Change], bool]
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("same", "no task's value changed", lambda c: c.higher == c.lower == 0),
+    Rule(
+        "improved",
+        f"the 95 % interval of the difference lies above 0, and the sign test has p < {ALPHA}",
+        lambda c: c.ci_low is not None and c.ci_low > 0 and c.sign_p < ALPHA,
+    ),
+    Rule(
+        "fell",
+        f"the interval lies below 0, and the sign test has p < {ALPHA}",
+        lambda c: c.ci_high is not None and c.ci_high < 0 and c.sign_p < ALPHA,
+    ),
+    Rule("lower", "otherwise, if the later value is lower: a drop, undecided at this n", lambda c: c.difference < 0),
+    Rule("higher", "otherwise, if it is higher: a rise, undecided at this n", lambda c: c.difference > 0),
+    Rule("even", "otherwise: rises and falls that cancel out", lambda c: True),
+)  # fmt: skip
+"""The rules in order; the first that applies gives the word."""
+
+
+def changes(rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, metrics: Sequence[str]) -> list[Change]:
+    """Return the changes of these metrics between every two roles that were evaluated, in the order of `metrics`.
+
+    Args:
+        rollouts, scores, agent_scores: tables of one experiment's evaluation.
+    """
+    evaluated = {"rollouts": rollouts, "scores": scores, "agent_scores": agent_scores}
+    rows = run_report("paired_by_metric", evaluated, {})
+    names = [field.name for field in fields(Change)]
+    compared = [Change(**{name: row[name] for name in names}) for row in rows if row["metric"] in metrics]
+    return sorted(compared, key=lambda change: metrics.index(change.metric))
+
+
+def between(changes: Sequence[Change], before: str, after: str) -> list[Change]:
+    """Return the changes between two roles."""
+    return [change for change in changes if (change.before, change.after) == (before, after)]
+
+
+def roles(changes: Sequence[Change]) -> tuple[str, str] | None:
+    """Return the first and the last role that were compared; None if there was nothing to compare."""
+    order = ("base", "sft", "rl")
+    pairs = {(change.before, change.after) for change in changes}
+    return max(pairs, key=lambda pair: (order.index(pair[1]) - order.index(pair[0]), pair[1]), default=None)
+
+
+def points(value: float) -> str:
+    """Format a difference of rates in percentage points, with its sign; limits beyond 100 points are cut there."""
+    return f"{max(-100.0, min(100.0, 100 * value)):+.0f}"
+
+
+def summary(changed: Sequence[Change]) -> list[tuple[str, str]]:
+    """Return what happened between the first and the last role as (tone, sentence), the bad before the good.
+
+    Said are: metrics that fell; `solved`, in any case; metrics that are lower, undecided; metrics that improved. What
+    is the same or higher without being decided is in the table only, except of `solved`.
+    """
+    pair = roles(changed)
+    if pair is None:
+        return []
+    compared = between(changed, *pair)
+    outcome = [change for change in compared if change.metric == OUTCOME]
+    others = [change for change in compared if change.metric != OUTCOME]
+    sentences = [_outcome(change) for change in sorted(outcome, key=lambda change: change.difference)]
+    for word, tone, verb in _SAID:
+        chosen = [change for change in others if change.word == word]
+        if chosen:
+            sentences.append((tone, f"{verb}: {_by_metric(chosen, full=tone == 'bad')}."))
+    order = {"bad": 0, "": 1, "good": 2}
+    return sorted(sentences, key=lambda said: order[said[0]])
+
+
+_SAID = (
+    ("fell", "bad", "Fell"), ("lower", "bad", "Lower, undecided at this n"), ("improved", "good", "Improved"),
+)  # fmt: skip
+"""(word, tone, how a sentence begins) of the metrics beside `solved` that a summary names."""
+
+
+def _by_metric(chosen: Sequence[Change], full: bool) -> str:
+    """List the changes, those of a metric together; `full` with differences and intervals."""
+    decodings: dict[str, list[str]] = {}
+    for change in chosen:
+        figures = change.figures() if full else change.values()
+        decodings.setdefault(change.metric, []).append(f"{figures} under {change.decoding}")
+    return "; ".join(f"`{metric}` {', '.join(listed)}" for metric, listed in decodings.items())
+
+
+def _outcome(change: Change) -> tuple[str, str]:
+    """Return the sentence about `solved` under one decoding."""
+    if change.word == "same":
+        value = f"{100 * change.value_after:.0f} %"
+        same = f"is {value} under {change.decoding}, the same on each of {change.tasks} tasks."
+        return "", f"`{change.metric}` {same}"
+    verb = {"improved": "rose from", "fell": "fell from", "lower": "fell from"}.get(change.word, "went from")
+    p = f"sign test p = {change.sign_p:.2g}: {change.lower} lost, {change.higher} gained"
+    decided = f"not significant at this n ({p})" if change.undecided else f"significant ({p})"
+    return change.tone, f"`{change.metric}` {verb} {change.figures()} under {change.decoding}; {decided}."

@@ -1,0 +1,244 @@
+"""What a report says happened: the words of the rules, the order of sentences, and what is called held out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from etpi_assets.reports import changes, data_card, facts, failures, prompts, story
+from etpi_assets.reports.changes import Change
+from etpi_assets.specs.rollout_set import RolloutSetSpec
+from etpi_resources.lake.schemas import empty, from_rows
+
+CHANGE = Change("solved", "greedy", "base", "sft", 24, 0.5, 0.5, 0.0, -0.1, 0.1, 3, 3, 1.0)
+
+
+def change(**values: object) -> Change:
+    return replace(CHANGE, **values)  # type: ignore[arg-type]
+
+
+FELL = change(value_after=0.2, difference=-0.3, ci_low=-0.5, ci_high=-0.1, higher=0, lower=8, sign_p=0.008)
+IMPROVED = change(value_after=0.8, difference=0.3, ci_low=0.1, ci_high=0.5, higher=8, lower=0, sign_p=0.008)
+LOWER = change(value_before=0.96, value_after=0.88, difference=-0.08, ci_low=-0.2, ci_high=0.03, higher=0, lower=2)
+SAME = change(higher=0, lower=0)
+
+
+@pytest.mark.parametrize(
+    ("measured", "word", "tone"),
+    [
+        (SAME, "same", ""),
+        (IMPROVED, "improved", "good"),
+        (FELL, "fell", "bad"),
+        (LOWER, "lower", "bad"),
+        (change(difference=0.1), "higher", ""),
+        (CHANGE, "even", ""),
+        # Two pairs that both improve have an interval without width; the sign test says how little that is.
+        (replace(IMPROVED, tasks=2, ci_low=0.3, ci_high=0.3, higher=2, sign_p=0.5), "higher", ""),
+        (replace(FELL, tasks=2, ci_low=-0.3, ci_high=-0.3, lower=2, sign_p=0.5), "lower", "bad"),
+        (replace(IMPROVED, tasks=1, ci_low=None, ci_high=None, higher=1, sign_p=1.0), "higher", ""),
+        # Many small rises against few large falls: the sign test alone does not decide.
+        (replace(IMPROVED, ci_low=-0.1), "higher", ""),
+    ],
+)
+def test_rules(measured: Change, word: str, tone: str) -> None:
+    assert (measured.word, measured.tone) == (word, tone)
+    assert measured.undecided == (word in ("lower", "higher", "even"))
+
+
+def test_every_rule_has_a_case_and_a_condition_in_words() -> None:
+    words = [rule.word for rule in changes.RULES]
+    assert words == ["same", "improved", "fell", "lower", "higher", "even"] and len(set(words)) == len(words)
+    assert all(rule.condition for rule in changes.RULES)
+
+
+def of(measured: Change, metric: str, decoding: str = "greedy") -> Change:
+    return replace(measured, metric=metric, decoding=decoding)
+
+
+@pytest.mark.parametrize(
+    ("compared", "tone", "words"),
+    [
+        ([FELL, of(IMPROVED, "plan_first")], "bad", ["worse than the base in `solved`", "better in `plan_first`"]),
+        ([FELL], "bad", ["worse", "better in nothing"]),
+        ([LOWER, of(IMPROVED, "plan_first")], "", ["the base in `plan_first`; `solved` dropped", "at this n"]),
+        ([IMPROVED], "good", ["better than the base in `solved`", "lower in nothing"]),
+        ([LOWER], "bad", ["not measurably better", "`solved` dropped"]),
+        ([SAME], "", ["No measurable difference"]),
+        ([IMPROVED, of(SAME, "solved", "t1")], "good", ["`solved` (greedy)"]),
+    ],
+)  # fmt: skip
+def test_first_sentence_is_the_verdict(compared: list[Change], tone: str, words: list[str]) -> None:
+    (said_tone, said), *_ = story.compared("heldout", compared)
+    assert said_tone == tone and all(word in said for word in words), said
+    assert said[0].isupper()
+
+
+def test_solved_is_always_said_and_drops_come_before_gains() -> None:
+    compared = [
+        LOWER,
+        of(SAME, "solved", "t1"),
+        of(IMPROVED, "plan_first"),
+        of(FELL, "submitted"),
+        of(CHANGE, "parsed"),
+    ]
+    _, *said = story.compared("heldout", compared)
+    assert [tone for tone, _ in said] == ["bad", "bad", "", "good"]
+    assert "`solved` fell from 96 % to 88 % (-8 points [-20, +3], 24 tasks) under greedy; not significant" in said[0][1]
+    assert said[1][1].startswith("Fell: `submitted` 50 % to 20 % (-30 points")
+    assert "the same on each of 24 tasks" in said[2][1] and said[3][1].startswith("Improved: `plan_first`")
+    assert "parsed" not in " ".join(text for _, text in said), "neither decided nor lower"
+
+
+def test_significant_changes_of_solved_are_called_so() -> None:
+    for measured, verb in ((FELL, "fell"), (IMPROVED, "rose")):
+        text = story.compared("heldout", [measured])[1][1]
+        assert f"`solved` {verb} from" in text and "; significant (sign test p = 0.008" in text
+
+
+def test_first_and_last_checkpoint_are_compared() -> None:
+    three = [replace(CHANGE, before=a, after=b) for a, b in (("base", "sft"), ("base", "rl"), ("sft", "rl"))]
+    assert changes.roles(three) == ("base", "rl") and changes.roles([]) is None
+    assert changes.between(three, "sft", "rl") == [three[2]]
+    assert changes.roles(three[2:]) == ("sft", "rl")
+
+
+def test_tasks_of_another_split_are_not_called_held_out() -> None:
+    assert story.results_title("heldout", True) == "Held-out results"
+    assert (
+        "not held out" in story.results_title("train", True)
+        and story.results_title("heldout", False) == "Not evaluated"
+    )
+    assert any("none of its figures is held out" in text for _, text in story.compared("train", [IMPROVED]))
+
+
+# --- figures -------------------------------------------------------------------------------------------------------
+
+
+def evaluated(values: dict[tuple[str, str], list[float | None]]) -> tuple[pa.Table, pa.Table, pa.Table]:
+    """Rollouts, scores and agent scores with the rewards of (role, task); None is an infrastructure error."""
+    rollouts, scores, agents = [], [], []
+    for (role, task), rewards in values.items():
+        for sample, reward in enumerate(rewards):
+            key = {"rollout_id": f"{role}-{task}-{sample}", "task_id": task}
+            rollouts.append(
+                key | {"checkpoint_role": role, "decoding": "greedy", "sample": sample, "exit_status": "Submitted"}
+            )
+            scores.append(
+                key
+                | {"reward": reward, "verdict": "passed" if reward == 1 else "failed_tests", "follow_through": 0.5}
+                | {"infrastructure_error": reward is None, "plan_first": role == "sft"}
+            )
+            for agent, rate in (("a", 1.0), ("b", 0.5 if role == "base" else 1.0)):
+                agent_row = {"agent_id": agent, "parse_rate": rate, "turns": 2, "exit_status": "Submitted"}
+                agents.append({"rollout_id": key["rollout_id"]} | agent_row)
+    return from_rows("rollouts", rollouts), from_rows("scores", scores), from_rows("agent_scores", agents)
+
+
+def test_changes_are_paired_by_task_and_averaged_over_rollouts() -> None:
+    tables = evaluated(
+        {
+            ("base", "a"): [1.0, 1.0], ("sft", "a"): [1.0, 0.0], ("base", "b"): [0.0], ("sft", "b"): [1.0],
+            ("base", "c"): [1.0, None], ("sft", "c"): [1.0], ("base", "only"): [1.0],
+        }
+    )  # fmt: skip
+    by_metric = {
+        c.metric: c for c in changes.changes(*tables, ["solved", "plan_first", "parsed", "parse_rate", "called"])
+    }
+    solved = by_metric["solved"]
+    assert (solved.before, solved.after, solved.tasks, solved.higher, solved.lower) == ("base", "sft", 3, 1, 1)
+    assert (solved.value_before, solved.difference) == pytest.approx((2 / 3, (-0.5 + 1 + 0) / 3))
+    spread = (sum((d - 1 / 6) ** 2 for d in (-0.5, 1, 0)) / 2) ** 0.5
+    assert solved.ci_high == pytest.approx(1 / 6 + 1.96 * spread / 3**0.5)
+    assert by_metric["plan_first"].sign_p == pytest.approx(2 * 0.5**3), "3 of 3 tasks rose"
+    assert (by_metric["parsed"].value_before, by_metric["parsed"].value_after) == (0.0, 1.0)
+    assert (by_metric["parse_rate"].value_before, "called" in by_metric) == (0.75, False), "no tool was offered"
+
+
+@pytest.mark.parametrize(("higher", "lower"), [(0, 0), (0, 2), (5, 1), (8, 0), (14, 1), (40, 25)])
+def test_sign_test_is_exact(higher: int, lower: int) -> None:
+    tasks = {f"{n}": (1.0, 0.0) if n < lower else (0.0, 1.0) for n in range(higher + lower)} | {"tie": (1.0, 1.0)}
+    tables = evaluated(
+        {(role, task): [pair[place]] for task, pair in tasks.items() for place, role in enumerate(("base", "sft"))}
+    )
+    (solved,) = changes.changes(*tables, ["solved"])
+    n = higher + lower
+    tail = sum(math.comb(n, k) for k in range(min(higher, lower) + 1)) / 2**n
+    assert (solved.higher, solved.lower) == (higher, lower) and solved.sign_p == pytest.approx(min(1, 2 * tail))
+
+
+def test_failures_are_counted_by_kind_and_link_to_their_rollouts() -> None:
+    rollouts, scores, _ = evaluated({("sft", "a&b"): [0.0, 0.0, 1.0], ("sft", "c"): [None], ("base", "c"): [0.0]})
+    rows = failures.failures(rollouts, scores)
+    first, second, third = failures.kinds(rows, rollouts, "my exp")
+    assert (first.role, first.verdict, first.count, first.of) == ("sft", "failed_tests", 2, 4)
+    assert (second.verdict, second.count, third.role) == ("infrastructure", 1, "base")
+    assert first.link.endswith(
+        "/rollouts?made_for=my+exp&origin=eval&role=sft&decoding=greedy&verdict=failed_tests&exit=Submitted"
+    )
+    listed = failures.listed(rows, "my exp")
+    assert [row["checkpoint_role"] for row in listed] == ["sft"] * 3, "the base's only where nothing was trained"
+    assert listed[0]["transcript"].endswith("/rollout/eval/my%20exp/sft-a%26b-0")
+    assert listed[0]["task"].endswith("/task/my%20exp?task=a%26b")
+
+
+def test_training_figures_are_drawn_where_they_were_recorded() -> None:
+    sft = [
+        {"role": "sft", "seed": 0, "step": s, "loss": 1.0, "token_accuracy": 0.5, "learning_rate": 1e-3}
+        for s in range(900)
+    ]
+    panels = dict(facts.training_curves(from_rows("training_log", sft), "sft"))
+    assert list(panels) == ["Loss", "Token accuracy", "Learning rate"]
+    ((name, points),) = panels["Loss"]
+    assert name == "train" and points[-1] == (899, 1.0) and len(points) <= facts.MOST_POINTS + 1
+    rl = [{"role": "rl", "seed": 0, "step": s, "reward": 0.1, "entropy": 2.0, "parsed": 1.0} for s in range(3)]
+    assert [title for title, _ in facts.training_curves(from_rows("training_log", rl), "rl")] == [
+        "Rollouts of reinforcement", "Reward", "Entropy, nats",
+    ]  # fmt: skip
+    assert facts.thinned([]) == []
+
+
+# --- data card and prompts -----------------------------------------------------------------------------------------
+
+
+def test_data_card_counts_each_source_and_its_licence() -> None:
+    imported = RolloutSetSpec(title="t", kind="imported", path="x", license="mit")
+    selected = [
+        {"rollout_id": r, "rollout_set": s, "teacher": t}
+        for r, s, t in (("r1", "one", "m"), ("r2", "one", None), ("r3", "two", "k"))
+    ]
+    rows = [
+        {"rollout_id": r, "split": split, "output_tokens": 5, "weight": 2.0, "copies": 1, "repo": "h", "pair_id": r}
+        for r, split in (("r1", "train"), ("r1", "train"), ("r2", "val"), ("r3", "train"))
+    ]
+    tasks = [{"split": "train", "payload": '{"license": "bsd"}'}, {"split": "heldout", "payload": '{"license": "x"}'}]
+    one, two, lacking = data_card.sources(
+        ["one", "two", "gone"], {"one": imported, "two": imported.model_copy(update={"license": ""})},
+        from_rows("tasks", tasks), from_rows("selected", selected), from_rows("dataset_rows", rows),
+    )  # fmt: skip
+    assert (one.licence, one.teachers, one.rollouts, one.turns, one.tokens) == ("mit", "m, unknown", 1, 2, 10)
+    assert (two.licence, lacking.kind) == ("bsd (1 tasks)", "unknown")
+    train, val = data_card.split(from_rows("dataset_rows", rows))
+    assert (train["split"], train["rollout_id_count_distinct"], train["weighted_sum"], val["pair_id_count"]) == (
+        "train", 2, 30.0, 1,
+    )  # fmt: skip
+    assert data_card.split(empty("dataset_rows")) == []
+
+
+def test_prompts_are_those_of_the_first_trained_rollout_in_full() -> None:
+    pairs = [
+        {"rollout_id": r, "agent_id": a, "turn": t, "prefix_turn": p, "suffix_ids": ids}
+        for r, a, t, p, ids in (
+            ("other", "a", 0, None, [9]), ("r", "b", 0, None, [2]), ("r", "a", 1, 0, [5]), ("r", "a", 0, None, [1, 1]),
+        )
+    ]  # fmt: skip
+    rows = [{"rollout_id": "other", "split": "val"}, {"rollout_id": "r", "split": "train"}]
+    shown = prompts.trained_prompts(from_rows("pairs", pairs), from_rows("dataset_rows", rows), str)
+    assert [(p.stage, p.where, p.text) for p in shown] == [("trained", "r a", "[1, 1]"), ("trained", "r b", "[2]")]
+    assert prompts.trained_prompts(empty("pairs"), empty("dataset_rows"), str) == []
+    long = prompts.shortened("x" * prompts.MOST_CHARACTERS + "yy")
+    assert "2 characters are left out" in long and long.endswith("yy")
+    said = [{"rollout_id": "r", "agent_id": "a", "role": role, "content": role.upper()} for role in ("system", "user")]
+    assert prompts.from_messages("served", said)[0].text == "[system]\nSYSTEM\n\n[user]\nUSER"
