@@ -11,6 +11,10 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
+from etpi_assets.automation.alerts import alert_sensor
+from etpi_assets.automation.conditions import automation_sensor, with_automation
+from etpi_assets.automation.import_folders import import_sensor
+from etpi_assets.automation.schedule import schedules
 from etpi_assets.curation import assets as curation
 from etpi_assets.dagster_private import place_in_timeline
 from etpi_assets.evaluation import assets as evaluation
@@ -61,8 +65,10 @@ def build_defs(specs: Specs | None = None, resource_overrides: Mapping[str, Any]
     """Build the definitions for the given specs (default: the shipped specs and the user's)."""
     specs = specs or load_specs()
     return dg.Definitions(
-        assets=[build_asset(recipe, specs) for stage in STAGES for recipe in stage.ASSETS],
+        assets=with_automation([build_asset(recipe, specs) for stage in STAGES for recipe in stage.ASSETS]),
         jobs=build_jobs(specs),
+        sensors=[automation_sensor(), import_sensor(), alert_sensor()],
+        schedules=schedules(specs),
         resources={RESOURCE: EtpiResource(), **(resource_overrides or {})},
         executor=dg.in_process_executor,
         loggers={"console": console_logger},

@@ -23,42 +23,44 @@ Row = Mapping[str, Any]
 
 
 def side_by_side(rows: Iterable[Row]) -> str:
-    """Return the pooled rates of a `metrics` table as markdown: a row for each rate, base, students and changes.
+    """Return the pooled rates of a `metrics` table as markdown: a row for each rate and decoding.
 
-    Rates are percentages with their 95 % interval, changes are percentage points. Empty if nothing was evaluated.
+    Rates are percentages with their 95 % interval, changes are percentage points from the base. Empty if nothing was
+    evaluated.
     """
     pooled = _pooled(rows)
-    decodings, roles = _decodings(pooled), [role for role in ("base", "sft", "rl") if _has(pooled, role)]
+    roles = [role for role in ("base", *reversed(STUDENTS)) if any(r == role for r, _, _ in pooled)]
     if not roles:
         return ""
-    columns = [(role, decoding) for decoding in decodings for role in roles]
-    heads = ["metric"]
-    for role, decoding in columns:
-        heads += [f"{role} {decoding}", *(["change"] if role != "base" and "base" in roles else [])]
+    heads = ["metric", "decoding"]
+    for role in roles:
+        heads += [role, *(["change"] if role != "base" and "base" in roles else [])]
     lines = []
     for metric in METRICS:
-        if not any((role, decoding, metric) in pooled for role, decoding in columns):
-            continue
-        line = [metric]
-        for role, decoding in columns:
-            line.append(_rate(pooled.get((role, decoding, metric))))
-            if role != "base" and "base" in roles:
-                change = _change(pooled, role, decoding, metric)
-                line.append("" if change is None else f"{100 * change:+.0f}")
-        lines.append(line)
+        for decoding in _decodings(pooled):
+            figures = {role: pooled.get((role, decoding, metric)) for role in roles}
+            if not any(figures.values()):
+                continue
+            line = [metric, decoding]
+            for role in roles:
+                line.append(_rate(figures[role]))
+                if role != "base" and "base" in roles:
+                    change = _change(pooled, role, decoding, metric)
+                    line.append("" if change is None else f"{100 * change:+.0f}")
+            lines.append(line)
     return markdown_table(heads, lines)
 
 
 def floats(rows: Iterable[Row]) -> dict[str, float]:
-    """Return the pooled rates of a `metrics` table by "ROLE DECODING METRIC", and each student's change from the base."""
+    """Return the pooled rates of a `metrics` table by "ROLE DECODING METRIC", and changes from the base."""
     pooled, values = _pooled(rows), {}
     for metric in METRICS:
-        for role in ("base", *reversed(STUDENTS), "teacher"):
+        for role in ("base", *reversed(STUDENTS)):
             for decoding in _decodings(pooled):
                 if row := pooled.get((role, decoding, metric)):
-                    values[f"{role} {decoding} {metric}"] = float(row["value"])
+                    values[f"{role} {decoding} {metric}"] = round(float(row["value"]), 4)
                 if role in STUDENTS and (change := _change(pooled, role, decoding, metric)) is not None:
-                    values[f"{role} {decoding} {metric} minus base"] = change
+                    values[f"{role} {decoding} {metric} minus base"] = round(change, 4)
     return values
 
 
@@ -94,7 +96,7 @@ def _mains(rows: Sequence[Row]) -> list[dict[str, Any]]:
             role, decoding, metric = found[0]
             main = {"experiment": experiment, "role": role, "metric": f"{decoding} {metric}"}
             values = {"student": pooled[found[0]], "base": pooled.get(("base", decoding, metric))}
-            mains.append(main | {name: float(row["value"]) for name, row in values.items() if row})
+            mains.append(main | {name: round(float(row["value"]), 4) for name, row in values.items() if row})
     return mains
 
 
@@ -111,10 +113,6 @@ def _decodings(pooled: Mapping[tuple[str, str, str], Row]) -> list[str]:
     """Return the decodings of base and students, greedy first."""
     names = {decoding for role, decoding, _ in pooled if role in ("base", *STUDENTS)}
     return sorted(names, key=lambda name: (name != "greedy", name))
-
-
-def _has(pooled: Mapping[tuple[str, str, str], Row], role: str) -> bool:
-    return any(r == role for r, _, _ in pooled)
 
 
 def _change(pooled: Mapping[tuple[str, str, str], Row], role: str, decoding: str, metric: str) -> float | None:
