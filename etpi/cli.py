@@ -75,8 +75,9 @@ def etpi() -> None:
 def demo(rebuild: bool, recollect: bool) -> int:
     """Train a student of a strong and one of a weak teacher, and compare them."""
     from etpi import commands
+    from etpi_assets.specs.shown import DEMO_EXPERIMENTS
 
-    return commands.compare(commands.DEMO, _consent(rebuild, recollect))
+    return commands.compare(DEMO_EXPERIMENTS, _consent(rebuild, recollect))
 
 
 @etpi.command("demo-all")

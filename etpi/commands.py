@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 from etpi.dagster_home import prepare_dagster_home
 from etpi_assets.specs.folders import user_folders
 from etpi_assets.specs.load import SpecError, Specs, load_shipped, load_specs
+from etpi_assets.specs.shown import VARIABLE as SHIPPED_VARIABLE
 
 if TYPE_CHECKING:
     from etpi_assets.planner import Step
     from etpi_resources.lake.lake import Lake
 
-DEMO = ("plan_first_tiny", "plan_first_tiny_weak")
 RESULT_SEEDS = (0, 1, 2)
 WORKSPACE = Path(__file__).with_name("workspace.yaml")
 
@@ -338,5 +338,6 @@ def build_pypi_bugs(folder: Path, per_package: int | None, seed: int) -> int:
 def serve_page(host: str, port: int) -> int:
     """Replace this process by Dagster's web page and daemon."""
     prepare_dagster_home()
+    os.environ.setdefault(SHIPPED_VARIABLE, "demo")
     line = ["dagster", "dev", "--workspace", str(WORKSPACE), "--host", host, "--port", str(port)]
     os.execv(sys.executable, [sys.executable, "-m", *line])

@@ -9,9 +9,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import dagster as dg
+from pydantic import Field
 
+from etpi_assets.automation.alerts import alert_sensor
+from etpi_assets.automation.conditions import automation_sensor, with_automation
+from etpi_assets.automation.import_folders import import_sensor
+from etpi_assets.automation.schedule import schedules
 from etpi_assets.curation import assets as curation
+from etpi_assets.dagster_private import place_in_timeline
 from etpi_assets.evaluation import assets as evaluation
+from etpi_assets.graph import GRAPH
 from etpi_assets.jobs import build_jobs
 from etpi_assets.materialize import RESOURCE, build_asset
 from etpi_assets.reports import assets as reports
@@ -21,6 +28,7 @@ from etpi_assets.runs.console import console_logger
 from etpi_assets.scoring import assets as scoring
 from etpi_assets.specs import assets as specs_stage
 from etpi_assets.specs.load import Specs, load_specs
+from etpi_assets.specs.shown import shown_specs
 from etpi_assets.tasks import assets as tasks
 from etpi_assets.training import assets as training
 from etpi_resources.lake.lake import Lake
@@ -31,22 +39,49 @@ STAGES = (specs_stage, tasks, rollouts, scoring, curation, training, evaluation,
 class EtpiResource(dg.ConfigurableResource):
     """Dagster's form of `Resources`; none of its settings changes a result."""
 
-    concurrency: int = CONCURRENCY
+    concurrency: int = Field(default=CONCURRENCY, description="Rollouts at once. It does not change results.")
 
     def create_resource(self, context: dg.InitResourceContext) -> Resources:
+        _place(context)
         return Resources(lake=Lake.open(), concurrency=self.concurrency)
+
+
+def resource_of(resources: Resources) -> dg.ResourceDefinition:
+    """Return the resource of runs in this process that use the given resources."""
+
+    def create(context: dg.InitResourceContext) -> Resources:
+        _place(context)
+        return resources
+
+    return dg.ResourceDefinition(create, description=EtpiResource.__doc__)
+
+
+def _place(context: dg.InitResourceContext) -> None:
+    if context.run is not None and context.instance is not None:
+        place_in_timeline(context.instance, context.run)
 
 
 def build_defs(specs: Specs | None = None, resource_overrides: Mapping[str, Any] | None = None) -> dg.Definitions:
     """Build the definitions for the given specs (default: the shipped specs and the user's)."""
     specs = specs or load_specs()
     return dg.Definitions(
-        assets=[build_asset(recipe, specs) for stage in STAGES for recipe in stage.ASSETS],
+        assets=with_automation([build_asset(recipe, specs) for stage in STAGES for recipe in stage.ASSETS]),
         jobs=build_jobs(specs),
+        sensors=[automation_sensor(), import_sensor(), alert_sensor()],
+        schedules=schedules(specs),
         resources={RESOURCE: EtpiResource(), **(resource_overrides or {})},
         executor=dg.in_process_executor,
         loggers={"console": console_logger},
     )
 
 
-defs = build_defs()
+def shown_on_page() -> Specs:
+    """Return the specs whose partitions the web page offers; every run reads all specs."""
+    lake = Lake.open()
+    return shown_specs(
+        load_specs(),
+        lambda name: {key for node in GRAPH.values() if node.set == name for key in lake.keys(node.name, name)},
+    )
+
+
+defs = build_defs(shown_on_page())

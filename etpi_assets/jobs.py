@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from uuid import uuid4
-
 import dagster as dg
 
-from etpi_assets.dagster_private import (
-    AssetGraph,
-    ExpectedFailure,
-    PartitionBackfill,
-    PartitionRangeSelector,
-    PartitionsByAssetSelector,
-    PartitionsSelector,
-)
+from etpi_assets.backfills import chain_backfill, page_of, wait_for
+from etpi_assets.dagster_private import ExpectedFailure
 from etpi_assets.graph import JOBS
 from etpi_assets.partitions import PARTITION_TAG, SpecPartitions, partition_sets
-from etpi_assets.planner import Step, open_steps, plan
+from etpi_assets.planner import open_steps, plan
 from etpi_assets.specs.load import SpecError, Specs
 
 _DESCRIPTIONS = {
@@ -48,8 +38,8 @@ def build_jobs(specs: Specs) -> list[dg.JobDefinition | dg.UnresolvedAssetJobDef
 
 
 def _bring_experiment(experiments: SpecPartitions) -> dg.JobDefinition:
-    @dg.op(required_resource_keys={"etpi"})
-    def submit_chain(context) -> None:
+    @dg.op(required_resource_keys={"etpi"}, out=dg.Out(str, description="Id of the backfill; empty if none is needed."))
+    def submit_chain(context) -> str:
         """Submit the missing and stale partitions of an experiment as one backfill."""
         resources = context.resources.etpi
         name = context.run.tags.get(PARTITION_TAG, "")
@@ -61,51 +51,29 @@ def _bring_experiment(experiments: SpecPartitions) -> dg.JobDefinition:
             raise ExpectedFailure("\n".join(step.reason for step in invalid))
         if not open_steps(steps):
             context.log.info(f"{name}: nothing is missing or stale")
-            return
+            return ""
         backfill = chain_backfill(name, steps, context.repository_def.asset_graph, context.instance)
         context.instance.add_backfill(backfill)
         context.log.info(
-            f"submitted as backfill {backfill.backfill_id}; it needs the daemon that `make ui` runs: "
+            f"submitted backfill {backfill.backfill_id}: "
             + ", ".join(f"{step.asset} of {step.key} ({step.state})" for step in open_steps(steps))
         )
+        context.add_output_metadata({"backfill": page_of(backfill.backfill_id)})
+        return backfill.backfill_id
+
+    @dg.op
+    def wait_for_chain(context, backfill_id: str) -> None:
+        """Wait until the backfill has ended; fail if it failed, and cancel it if this run is terminated."""
+        if backfill_id:
+            wait_for(backfill_id, context.instance, context.log.info)
 
     @dg.job(
         name="bring_experiment",
         partitions_def=experiments,
-        description="Submit as one backfill whatever is missing or stale of an experiment and its inputs.",
+        description="Compute as one backfill whatever is missing or stale of an experiment and its inputs, and wait "
+        "for it.",
     )
     def bring_experiment() -> None:
-        submit_chain()
+        wait_for_chain(submit_chain())
 
     return bring_experiment
-
-
-def chain_backfill(
-    experiment: str, steps: Sequence[Step], asset_graph: AssetGraph, instance: dg.DagsterInstance
-) -> PartitionBackfill:
-    """Build one backfill of exactly the partitions that are not ok, followed by the tables across experiments.
-
-    Dagster's web page can only backfill assets with different partitions over all partitions of each; see
-    `dagster_private` for the classes used here.
-    """
-    keys: dict[str, list[str]] = {asset: [] for asset in JOBS["publish_catalog"][1]}
-    for step in open_steps(steps):
-        keys.setdefault(step.asset, []).append(step.key)
-    selectors = [
-        PartitionsByAssetSelector(
-            asset_key=dg.AssetKey(asset),
-            partitions=PartitionsSelector([PartitionRangeSelector(key, key) for key in names]) if names else None,
-        )
-        for asset, names in keys.items()
-    ]
-    return PartitionBackfill.from_partitions_by_assets(
-        backfill_id=uuid4().hex[:8],
-        asset_graph=asset_graph,
-        backfill_timestamp=time.time(),
-        tags={"etpi/experiment": experiment},
-        dynamic_partitions_store=instance,
-        partitions_by_assets=selectors,
-        title=f"bring {experiment}",
-        description=None,
-        run_config=None,
-    )

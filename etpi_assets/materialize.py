@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import dagster as dg
-import pyarrow.parquet as pq
 
 from etpi_assets.asset_run import (
     CONSENT_TAG,
@@ -23,6 +22,7 @@ from etpi_assets.asset_run import (
     label,
     require_inputs,
 )
+from etpi_assets.backfills import refuse_whole_set
 from etpi_assets.checks import check_info
 from etpi_assets.dagster_private import ExpectedFailure
 from etpi_assets.graph import GRAPH, JOBS, Node
@@ -32,9 +32,10 @@ from etpi_assets.resources import EngineUnavailable, HardwareMissing, Resources,
 from etpi_assets.specs.load import SpecError, Specs
 from etpi_assets.specs.paths import PathError
 from etpi_assets.versioning.keys import asset_code
+from etpi_assets.webpage.metadata import of_version
 from etpi_resources.chat.format import TokenizerUnavailable
 from etpi_resources.lake.checks import BadData
-from etpi_resources.lake.lake import Lake, LakeError
+from etpi_resources.lake.lake import LakeError
 from etpi_resources.lake.schemas import TABLES
 from etpi_resources.process.progress import NOT_ON_CONSOLE, Activity, acting_for, display
 from etpi_resources.sandboxes import SandboxUnavailable
@@ -44,7 +45,6 @@ __all__ = ["AssetRun", "Produced", "build_asset", "etpi_asset"]
 
 OWNER = "team:etpi"
 RESOURCE = "etpi"
-PREVIEW_ROWS, PREVIEW_CHARACTERS = 5, 60
 EXPECTED_FAILURES = (
     LakeError,
     SpecError,
@@ -107,6 +107,9 @@ def build_asset(recipe: AssetRecipe, specs: Specs) -> dg.AssetsDefinition:
         before = _cpu_seconds()
         try:
             key = _key(context, node, resources.specs)
+            if node.set != "all":
+                known = context.assets_def.partitions_def.get_partition_keys()
+                refuse_whole_set(context.instance, context.run.tags, node.set, known)
             if node.group == "specs":
                 _require_inputs_of_run(recipe.node, key, _selected_assets(context), resources)
             display().show(Activity(label(node.name, key)))
@@ -118,11 +121,13 @@ def build_asset(recipe: AssetRecipe, specs: Specs) -> dg.AssetsDefinition:
         yield dg.MaterializeResult(
             data_version=dg.DataVersion(outcome.manifest.version),
             metadata={
-                **_carried_over(context, node, outcome),
-                **_metadata(node, outcome, resources.lake),
-                "cpu_seconds": round(_cpu_seconds() - before, 3),
+                **(_carried_over(context, node, outcome) if outcome.skipped else {}),
+                **of_version(node, outcome.manifest, resources.lake),
+                **outcome.metadata,
+                "skipped": outcome.skipped,
+                **({} if outcome.skipped else {"cpu_seconds": round(_cpu_seconds() - before, 3)}),
             },
-            check_results=_check_results(recipe, outcome),
+            check_results=_check_results(recipe, key, outcome),
         )
         if outcome.manifest.blocked:
             # Dagster itself would fail the step with nothing but the check's name.
@@ -207,26 +212,8 @@ def _columns(node: Node) -> dict[str, Any]:
     return {"dagster/column_schema": schema(first), **named} if first else {}
 
 
-def _metadata(node: Node, outcome: Outcome, lake: Lake) -> dict[str, Any]:
-    manifest = outcome.manifest
-    shown: dict[str, Any] = {
-        **outcome.metadata,
-        "skipped": outcome.skipped,
-        "seconds": round(outcome.seconds, 3),
-        "inputs": dict(manifest.inputs),
-        "code": manifest.code.get("version", ""),
-        **({"accepted": [dict(entry) for entry in manifest.accepted]} if manifest.accepted else {}),
-    }
-    for index, name in enumerate(node.tables):
-        shown["dagster/row_count" if index == 0 else f"rows/{name}"] = manifest.rows[name]
-        shown[f"preview/{name}"] = dg.MetadataValue.md(_preview(lake, outcome, name))
-    return shown
-
-
 def _carried_over(context: dg.AssetExecutionContext, node: Node, outcome: Outcome) -> Mapping[str, Any]:
     """Metadata of the last event of the same version, so that a skipped run does not empty the asset's page."""
-    if not outcome.skipped:
-        return {}
     result = context.instance.fetch_materializations(
         dg.AssetRecordsFilter(
             asset_key=dg.AssetKey(node.name),
@@ -241,34 +228,11 @@ def _carried_over(context: dg.AssetExecutionContext, node: Node, outcome: Outcom
     return {}
 
 
-def _preview(lake: Lake, outcome: Outcome, table: str) -> str:
-    """Return the first rows as a markdown table. Long values are cut: Dagster limits metadata to about 50 KB."""
-    files = lake.files_of(outcome.manifest, table)
-    rows: list[dict[str, Any]] = []
-    for path in files:
-        with pq.ParquetFile(path) as file:
-            batches = file.iter_batches(batch_size=PREVIEW_ROWS)
-            rows += next((batch.to_pylist() for batch in batches), [])
-    if not rows:
-        return "(no rows)"
-    names = list(rows[0])
-    lines = ["| " + " | ".join(names) + " |", "|" + " --- |" * len(names)]
-    lines += ["| " + " | ".join(_cell(row[name]) for name in names) + " |" for row in rows[:PREVIEW_ROWS]]
-    return "\n".join(lines)
+def _check_results(recipe: AssetRecipe, key: str, outcome: Outcome) -> list[dg.AssetCheckResult]:
+    """Return a result for every declared check; a check that does not apply passes, with a note.
 
-
-def _cell(value: Any) -> str:
-    if isinstance(value, list):
-        head = ", ".join(str(v) for v in value[:8])
-        text = f"[{head}, … {len(value)} in all]" if len(value) > 8 else f"[{head}]"
-    else:
-        text = "" if value is None else str(value)
-    text = text if len(text) <= PREVIEW_CHARACTERS else text[: PREVIEW_CHARACTERS - 1] + "…"
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", "⏎").replace("<", "&lt;")
-
-
-def _check_results(recipe: AssetRecipe, outcome: Outcome) -> list[dg.AssetCheckResult]:
-    """Return a result for every declared check; a check that does not apply passes, with a note."""
+    A figure's label names the partition, because the page draws one plot for each label.
+    """
     reported = {check["name"]: check for check in outcome.manifest.checks}
     results = []
     for name in recipe.checks:
@@ -279,7 +243,7 @@ def _check_results(recipe: AssetRecipe, outcome: Outcome) -> list[dg.AssetCheckR
                 passed=check is None or check["passed"],
                 severity=dg.AssetCheckSeverity.ERROR if check and check["blocking"] else dg.AssetCheckSeverity.WARN,
                 description=check["message"] if check else "does not apply here",
-                metadata={k: _plain(v) for k, v in (check["figures"] if check else {}).items()},
+                metadata={label(k, key): _plain(v) for k, v in (check["figures"] if check else {}).items()},
             )
         )
     return results

@@ -35,6 +35,43 @@ FOLDERS_AND_PROGRAMS: Sequence[Variable] = (
         "etpi_assets.specs.folders",
     ),
     Variable(
+        "ETPI_SHIPPED",
+        "Which shipped specs the web page offers: `demo` (those of the demo and those with data) or `all`. Your own "
+        "are always there, and commands take every name.",
+        "`demo` for `etpi ui`, else `all`",
+        "etpi_assets.specs.shown",
+    ),
+    Variable(
+        "ETPI_VIEW_URL",
+        "Address of `etpi view` in links from Dagster's web page.",
+        "`http://localhost:3001`",
+        "etpi_resources.links",
+    ),
+    Variable(
+        "ETPI_SCHEDULE",
+        "Cron expression of the schedule `bring_experiments`, in UTC.",
+        "no schedule",
+        "etpi_assets.automation.schedule",
+    ),
+    Variable(
+        "ETPI_SCHEDULE_EXPERIMENTS",
+        "Experiments that the schedule brings up to date, separated by commas.",
+        "none",
+        "etpi_assets.automation.schedule",
+    ),
+    Variable(
+        "ETPI_ALERT_URL",
+        "Address to which the sensor `alert_on_failure` posts failed runs.",
+        "none",
+        "etpi_assets.automation.alerts",
+    ),
+    Variable(
+        "ETPI_PAGE_URL",
+        "Address of Dagster's web page in alerts.",
+        "`http://localhost:3000`",
+        "etpi_assets.automation.alerts",
+    ),
+    Variable(
         "ETPI_TRAINER_PYTHON",
         "Interpreter that trainers run in, such as one of an environment with CUDA.",
         "the interpreter that runs etpi",

@@ -78,7 +78,7 @@ def experiment_report(run: AssetRun) -> Produced:
     return Produced(
         tables={"reports": from_rows("reports", rows)},
         metadata={
-            "report": str(run.lake.root / rows[0]["path"]),
+            "report": dg.MetadataValue.path(run.lake.root / rows[0]["path"]),
             "summary": _as_markdown(markdown.split("## Checks")[0]),
         },
     )
@@ -156,7 +156,10 @@ def catalog_asset(run: AssetRun) -> Produced:
     return Produced(
         tables={},
         checks=catalog.verify(path),
-        metadata={"file": str(path), "ask": f"duckdb -readonly {path} < sql/reports/failed_checks.sql"},
+        metadata={
+            "file": dg.MetadataValue.path(path),
+            "ask": f"duckdb -readonly {path} < sql/reports/failed_checks.sql",
+        },
     )
 
 

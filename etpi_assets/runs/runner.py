@@ -13,7 +13,7 @@ from pathlib import Path
 import dagster as dg
 
 from etpi_assets.asset_run import CONSENT_TAG
-from etpi_assets.definitions import build_defs
+from etpi_assets.definitions import build_defs, resource_of
 from etpi_assets.planner import Step, open_steps, plan
 from etpi_assets.resources import Resources
 from etpi_assets.runs.stopping import StopRequests
@@ -34,7 +34,7 @@ class Runner:
         self._specs, self._lake = specs, Lake.open()
         self._tags = {f"{CONSENT_TAG}{option}": "true" for option in consent}
         resources = Resources(lake=self._lake, specs_folder=specs_folder)
-        self._defs = build_defs(specs, {"etpi": resources})
+        self._defs = build_defs(specs, {"etpi": resource_of(resources)})
         self._instance = dg.DagsterInstance.get()
 
     def bring_up_to_date(self, name: str, assets: Sequence[str] | None = None) -> list[str]:

@@ -35,7 +35,8 @@ def wilson(successes: float, n: float) -> tuple[float, float]:
     p = successes / n
     centre = (p + Z * Z / (2 * n)) / (1 + Z * Z / n)
     half = Z / (1 + Z * Z / n) * math.sqrt(p * (1 - p) / n + Z * Z / (4 * n * n))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    # At 0 and 1 the limit is the rate itself; the difference of equal floats would leave 1e-17.
+    return 0.0 if p == 0 else max(0.0, centre - half), 1.0 if p == 1 else min(1.0, centre + half)
 
 
 def rate(hits: Sequence[float], clusters: Sequence[str], sizes: Sequence[float] | None = None) -> Estimate | None:

@@ -30,6 +30,12 @@ def test_rate_lies_in_its_interval_and_clusters_only_widen_it(units):
     assert clustered.ci_high - clustered.ci_low >= alone.ci_high - alone.ci_low - 1e-12
 
 
+def test_limits_of_a_rate_of_zero_or_one_are_exact():
+    for n in range(1, 200):
+        assert wilson(0, n)[0] == 0.0
+        assert wilson(n, n)[1] == 1.0
+
+
 def test_clustered_interval_has_its_coverage_and_the_naive_one_does_not():
     rng = np.random.default_rng(0)
     covered = naive = 0

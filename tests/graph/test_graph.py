@@ -80,6 +80,24 @@ def test_every_asset_page_has_a_description():
             assert all(column.description for column in schema.columns)
 
 
+def test_every_check_and_job_of_the_page_has_a_description():
+    repository = _definitions().get_repository_def()
+    graph = repository.asset_graph
+    described = {key: graph.get(key).description or "" for key in graph.asset_check_keys}
+    assert described
+    for key, text in described.items():
+        catches, _, remedy = text.partition(" Remedy: ")
+        assert catches.strip() and remedy.strip(), key
+    jobs = [job for job in repository.get_all_jobs() if not job.name.startswith("__")]
+    assert [job.name for job in jobs if not job.description] == []
+
+
+def test_column_descriptions_name_nothing_outside_the_page():
+    for name, table in TABLES.items():
+        for column, _, description in table.columns:
+            assert ".py" not in description and "etpi_" not in description, f"{name}.{column}"
+
+
 def test_partition_mappings_follow_the_specs():
     specs = load_specs()
     graph = _definitions().resolve_asset_graph()

@@ -111,7 +111,7 @@ def test_failed_check_fails_the_run_and_binds_a_later_one(world, instance):
     assert "sound: row 3 is unsound; mend it" in failures(result)[0]
     (evaluation,) = [e for e in result.get_asset_check_evaluations() if not e.passed]
     assert (evaluation.asset_key.to_user_string(), evaluation.partition) == ("upweighted_dataset", "first")
-    assert evaluation.metadata["row"].value == 3
+    assert evaluation.metadata["row of first"].value == 3
 
     later = _run(world, instance, "train", "first")
     assert not later.success

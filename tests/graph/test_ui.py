@@ -162,6 +162,14 @@ def page(tmp_path_factory):
 
 _RUNS = "{ runsOrError(limit: 20) { ... on Runs { results { runId jobName status } } } }"
 _BACKFILLS = "{ partitionBackfillsOrError { ... on PartitionBackfills { results { id title status } } } }"
+_REPOSITORY = 'repositoryLocationName: "etpi", repositoryName: "__repository__"'
+_SENSORS = f"""{{ sensorsOrError(repositorySelector: {{ {_REPOSITORY} }}) {{
+  ... on Sensors {{ results {{ name sensorState {{ status }} }} }}
+}} }}"""
+_DRY_RUN = f"""mutation {{ sensorDryRun(selectorData: {{ {_REPOSITORY}, sensorName: "import_new_files" }}) {{
+  ... on DryRunInstigationTick {{ evaluationResult {{ skipReason error {{ message }} }} }}
+}} }}"""
+_PARTITIONS = """{ assetNodeOrError(assetKey: {path: ["tito_pairs"]}) { ... on AssetNode { partitionKeys } } }"""
 _EVENTS = """{ assetOrError(assetKey: {path: ["%s"]}) { ... on Asset {
   assetMaterializations(limit: 1, partitions: ["page"]) {
     metadataEntries { label ... on BoolMetadataEntry { boolValue } }
@@ -180,8 +188,33 @@ def test_bring_experiment_makes_the_whole_chain(page):
 
     (backfill,) = _wait("backfill", finished, 480)
     assert (backfill["title"], backfill["status"]) == ("bring page", "COMPLETED_SUCCESS")
-    runs = page.query(_RUNS)["runsOrError"]["results"]
+
+    def waited() -> Any:
+        runs = page.query(_RUNS)["runsOrError"]["results"]
+        return runs if all(run["status"] in ("SUCCESS", "FAILURE") for run in runs) else None
+
+    runs = _wait("the run that waits for the backfill", waited, 60)
     assert {run["status"] for run in runs} == {"SUCCESS"}
+    (waiting,) = [run["runId"] for run in runs if run["jobName"] == "bring_experiment"]
+    page.open(f"/runs/{waiting}")
+    page.shows(f"/runs/b/{backfill['id']}")
+
+
+def test_runs_are_in_the_timeline_and_automation_is_off(page):
+    page.open("/overview/timeline")
+    page.shows("bring_experiment")
+    page.open("/automation")
+    for name in ("alert_on_failure", "cheap_assets_follow_inputs", "import_new_files"):
+        page.shows(name)
+    states = page.query(_SENSORS)["sensorsOrError"]["results"]
+    assert {state["sensorState"]["status"] for state in states} == {"STOPPED"}
+    tick = page.query(_DRY_RUN)["sensorDryRun"]["evaluationResult"]
+    assert tick == {"skipReason": "no rollout set imports a folder that exists", "error": None}
+
+
+def test_page_offers_the_demo_and_the_users_own_experiments(page):
+    keys = page.query(_PARTITIONS)["assetNodeOrError"]["partitionKeys"]
+    assert keys == ["page", "plan_first_tiny", "plan_first_tiny_weak"]
 
 
 def test_run_experiment_from_its_job_page(page):

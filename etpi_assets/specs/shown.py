@@ -1,0 +1,41 @@
+"""The specs that Dagster's web page shows: the user's own, the demo's and those with data, unless all are wanted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection
+
+from etpi_assets.specs.errors import SpecError
+from etpi_assets.specs.load import SHIPPED, Specs
+
+VARIABLE = "ETPI_SHIPPED"
+DEMO, ALL = "demo", "all"
+DEMO_EXPERIMENTS = ("plan_first_tiny", "plan_first_tiny_weak")
+"""The experiments of `make demo`."""
+_SETS = ("experiment", "rollout_set", "suite")
+"""Each set before the sets that it uses."""
+
+
+def shown_specs(specs: Specs, with_data: Callable[[str], Collection[str]]) -> Specs:
+    """Return the specs to show, as $ETPI_SHIPPED says: "demo" or "all", by default all.
+
+    With "demo", a shipped spec is shown if the demo runs it, if its partition has data, or if a shown spec uses it.
+
+    Args:
+        with_data: set -> the names of its partitions that have data.
+
+    Raises:
+        SpecError: the variable has another value.
+    """
+    choice = os.environ.get(VARIABLE) or ALL
+    if choice not in (DEMO, ALL):
+        raise SpecError(f"{VARIABLE}={choice!r}: write {DEMO} (the demo's shipped specs) or {ALL} (every shipped spec)")
+    if choice == ALL:
+        return specs
+    shown = {("experiment", name) for name in DEMO_EXPERIMENTS}
+    shown |= {(entry.set, entry.name) for entry in specs.entries() if not entry.file.is_relative_to(SHIPPED)}
+    shown |= {(name, key) for name in _SETS for key in with_data(name)}
+    for index, name in enumerate(_SETS):
+        for key in [key for set_name, key in shown if set_name == name]:
+            shown |= {(used, other) for used in _SETS[index + 1 :] for other in specs.upstream_keys(name, key, used)}
+    return Specs((entry for entry in specs.entries() if (entry.set, entry.name) in shown), specs.folders)

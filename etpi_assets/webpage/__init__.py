@@ -1,0 +1,1 @@
+"""What Dagster's web page shows of a version: figures, links, previews. No asset's code version covers this package."""
