@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from etpi_assets.agent.loop import Identity
@@ -132,7 +133,7 @@ def reinforce_once(
         rounds_folder = lake.root / "checkpoints" / "rounds" / request.key
         resume = _prepare(folder, rounds_folder, request.label, echo)
         rounds = Rounds(request.section, request.environment, request.identity, request.seed, rounds_folder)
-        with PolicyServer(rounds, request.identity.teacher or "policy") as server:
+        with PolicyServer(rounds, request.identity.teacher or "policy", rounds.record) as server:
             config = worker_config(lake, request, str(server.path), resume)
             try:
                 result = run_worker(WORKER, config, folder, GrpoWorkerResult, context=context, echo=echo)
@@ -229,20 +230,22 @@ def log_rows(request: GrpoRequest, report: GrpoReport) -> list[dict[str, Any]]:
 
 def recorded(lake: Lake, requests: Mapping[int, GrpoRequest], reports: Mapping[int, GrpoReport]) -> dict[str, pa.Table]:
     """Return all rollouts of all seeds as tables: rollouts, agents, turns, messages, rewards, rl_samples."""
-    rollouts: list[tuple[RewardedSample, RolloutRecord]] = []
+    rollouts: list[tuple[RewardedSample, RolloutRecord, np.ndarray | None]] = []
     for seed, request in requests.items():
-        for sample, record in read_rounds(lake.root / reports[seed].rounds, request.key):
-            rollouts.append((sample, _relabelled(record, request)))
+        for sample, record, statistics in read_rounds(lake.root / reports[seed].rounds, request.key):
+            rollouts.append((sample, _relabelled(record, request), statistics))
     decode = next(iter(requests.values())).environment.chat.decode
-    tables = to_tables((record for _, record in rollouts), decode)
+    tables = to_tables((record for _, record, _ in rollouts), decode)
     samples, rewards = [], []
-    for sample, record in rollouts:
+    for sample, record, statistics in rollouts:
         key = {"rollout_id": record.rollout_id, "task_id": record.task_id, "seed": record.seed, "step": sample.step}
         columns = (
             "place", "reward", "advantage", "parsed", "solved", "called", "prompt_tokens", "policy_tokens",
             "read_tokens",
         )  # fmt: skip
-        samples.append(key | {name: getattr(sample, name) for name in columns})
+        logprobs, entropies = (None, None) if statistics is None else statistics
+        by_token = {"policy_logprobs": logprobs, "entropies": entropies}
+        samples.append(key | {name: getattr(sample, name) for name in columns} | by_token)
         rewards += [key | {"applied": True, **vars(score)} for score in sample.scores]
     return {**tables, "rl_samples": from_rows("rl_samples", samples), "rewards": from_rows("rewards", rewards)}
 

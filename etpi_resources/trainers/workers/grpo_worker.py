@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from etpi_resources.chat.format import ChatFormat
     from etpi_resources.engines.live import LiveEngine
+    from etpi_resources.trainers.policy_link import PolicyClient
     from etpi_resources.trainers.workers.device import Compute
     from etpi_resources.trainers.workers.hand_over import HandedPolicy
     from etpi_resources.trainers.workers.policy_trainer import PolicyTrainer
@@ -72,6 +73,7 @@ def run(worker: Worker[GrpoWorkerConfig]) -> GrpoWorkerResult:
     with connect(config.link) as link:
         trainer, engine = build_trainer(worker, model, link, compute=compute)
         log = add_log(worker, trainer)
+        trainer.add_callback(statistics_callback(trainer, link))
         worker.log(
             f"{config.label}: {rl.steps} steps of {rl.device_batch * rl.accumulate} rollouts, {rl.tuning} tuning in "
             f"{compute.dtype} on {device}" + (f", resumed from step {config.resume}" if config.resume else "")
@@ -353,6 +355,21 @@ def add_log(worker: Worker[GrpoWorkerConfig], trainer: PolicyTrainer) -> GrpoLog
     trainer.add_callback(log.callback())
     trainer.remove_callback(PrinterCallback)
     return log
+
+
+def statistics_callback(trainer: PolicyTrainer, link: PolicyClient) -> Any:
+    """Return the TrainerCallback that sends the token statistics of a round when it was trained on for the first time.
+
+    Checkpoints are saved after `on_step_end`, so a resumed run has the statistics of all rounds before it.
+    """
+    from transformers import TrainerCallback
+
+    class Callback(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if statistics := trainer.statistics.take():
+                link.record(trainer.generated_at, statistics)
+
+    return Callback()
 
 
 def _as_json(line: GrpoLogLine) -> str:
