@@ -93,6 +93,7 @@ def sft_checkpoint(run: AssetRun) -> Produced:
             gpu=spec.requires == "gpu",
             dtype=dtype_here(spec.train.dtype),
             code=run.kept_code,
+            report_to=spec.train.report_to,
         )
         for seed in spec.seeds
     }
@@ -152,6 +153,7 @@ def rl_checkpoint(run: AssetRun) -> Produced:
             gpu=spec.requires == "gpu",
             dtype=dtype_here(spec.rl.dtype),
             code=run.kept_code,
+            report_to=spec.train.report_to,
         )
         for seed in spec.seeds
     }

@@ -43,9 +43,11 @@ from etpi_resources.trainers.contracts import (
     GrpoWorkerConfig,
     GrpoWorkerResult,
     PolicyServerConfig,
+    Tracker,
 )
 from etpi_resources.trainers.pipes import WorkerFailed, run_worker
 from etpi_resources.trainers.policy_link import PolicyServer
+from etpi_resources.trainers.trackers import tracking_of
 from etpi_resources.trainers.workers.grpo_worker import last_complete_step
 from etpi_resources.trainers.workers.precision import Dtype
 
@@ -72,6 +74,7 @@ class GrpoRequest:
         gpu: whether a GPU is required; otherwise one is used where there is one.
         dtype: of the passes on this machine, where the section may say "auto".
         code: version of the code that rolls out, rewards and trains.
+        report_to: trackers; no part of the key.
     """
 
     experiment: str
@@ -83,6 +86,7 @@ class GrpoRequest:
     gpu: bool
     dtype: Dtype
     code: str
+    report_to: tuple[Tracker, ...] = ()
 
     @property
     def label(self) -> str:
@@ -183,6 +187,7 @@ def worker_config(lake: Lake, request: GrpoRequest, link: str, resume: int | Non
         device="cuda" if request.gpu else "auto",
         resume=resume,
         resume_every=max(1, section.steps // RESUME_CHECKPOINTS),
+        tracking=tracking_of(lake, request.report_to, f"{request.experiment}-seed{request.seed}-rl"),
         server=_server(lake, request) if section.engine == "vllm" else None,
         rl=settings(section),
     )
