@@ -45,8 +45,12 @@ def _expected_errors() -> tuple[type[Exception], ...]:
     from etpi_resources.gguf_converter import NotConverted
     from etpi_resources.lake.lake import LakeError
     from etpi_resources.sandboxes import SandboxUnavailable
+    from etpi_resources.trainers.trackers import TrackerMissing
 
-    return SpecError, PathError, LakeError, NotConverted, SandboxUnavailable, EngineUnavailable, HardwareMissing
+    return (
+        SpecError, PathError, LakeError, NotConverted, SandboxUnavailable, EngineUnavailable, HardwareMissing,
+        TrackerMissing,
+    )  # fmt: skip
 
 
 def _consents(command: Callable[..., int]) -> Callable[..., int]:

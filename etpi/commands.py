@@ -35,10 +35,11 @@ def run_experiments(names: Sequence[str], specs_folder: Path | None = None, cons
     Raises:
         SpecError: an experiment does not exist, or a spec of its chain is invalid.
         SandboxUnavailable: the run needs sandboxes that cannot start on this machine; nothing was run.
+        TrackerMissing: a tracker of `train.report_to` is not installed; nothing was run.
     """
     from etpi_assets.planner import across, consent_refusal, open_steps
     from etpi_assets.resources import Resources
-    from etpi_assets.runs.preflight import require_sandboxes
+    from etpi_assets.runs.preflight import require_libraries, require_sandboxes
     from etpi_resources.lake.catalog import default_path
     from etpi_resources.lake.lake import Lake
 
@@ -52,6 +53,7 @@ def run_experiments(names: Sequence[str], specs_folder: Path | None = None, cons
         print(f"== {', '.join(names)}: nothing is missing or stale", file=sys.stderr)
         return 0
     require_sandboxes(steps, specs, Resources(lake=lake).sandboxes)
+    require_libraries(steps, specs)
 
     prepare_dagster_home()
     # Importing Dagster takes seconds; a mistyped name is refused before.

@@ -33,6 +33,7 @@ from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines import EngineUnavailable
 from etpi_resources.engines.vllm_server import vllm_program
 from etpi_resources.sandboxes import SandboxUnavailable
+from etpi_resources.trainers.trackers import missing_trackers
 
 PREFIX = "rehearsal_"
 REASON = "rehearsal"
@@ -247,7 +248,7 @@ def _experiment(spec: ExperimentSpec, small: Rehearsal, machine: Machine) -> Non
         "seeds": [spec.seeds[0]],
         "requires": "cpu",
         "base": _base(spec, small),
-        "train": _train(values["train"], spec.base.kind, small),
+        "train": _train(values["train"], spec, small),
         "serving": _serving(spec, small, machine),
         "probe": {**values["probe"], "prompts": 2},
     }
@@ -305,7 +306,8 @@ def _agent(agent: dict[str, Any], small: Rehearsal, *, short: bool = False) -> d
     return values
 
 
-def _train(train: dict[str, Any], base: str, small: Rehearsal) -> dict[str, Any]:
+def _train(train: dict[str, Any], spec: ExperimentSpec, small: Rehearsal) -> dict[str, Any]:
+    base = spec.base.kind
     # Two steps lower the loss on other rows too if they are long for a random model, and short for a trained one.
     rate = train["learning_rate"]
     if rate:
@@ -323,6 +325,8 @@ def _train(train: dict[str, Any], base: str, small: Rehearsal) -> dict[str, Any]
             "sft_checkpoint",
             "liger-kernel, for train.loss_kernel (pip install 'etpi[gpu]'); tiles compute the losses here",
         )
+    for name in missing_trackers(spec.train.report_to):
+        small.need("sft_checkpoint", f"{name}, for train.report_to (pip install {name}); a rehearsal reports nothing")
     if train.get("use_epoch") is not None or train.get("use_step") is not None:
         values |= {"use_epoch": None, "use_step": 1, "save_steps": 1}
     elif train.get("save_steps"):

@@ -29,6 +29,7 @@ from etpi_assets.evaluation.rollouts import (
     read_checkpoints,
     roll_out,
 )
+from etpi_assets.evaluation.tracked import report_metrics
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
 from etpi_assets.scoring.behaviours import ScoringOptions, score
 from etpi_assets.scoring.checks import every_rollout_scored
@@ -131,6 +132,7 @@ def eval_metrics(run: AssetRun) -> Produced:
     table = pa.concat_tables(
         [metrics.measure(rollouts, scored["scores"], scored["agent_scores"], experiment=run.key), teacher]
     )
+    report_metrics(run.lake, run.key, spec.train.report_to, table, run.log)
     return Produced(
         tables={"metrics": table, **scored},
         checks=(

@@ -1,7 +1,8 @@
-"""Check, before a run spends anything, that the sandboxes it needs can start on this machine."""
+"""Check, before a run spends anything, that this machine has the sandboxes and the trackers that it needs."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 
 from etpi_assets.planner import Step, open_steps
@@ -11,6 +12,8 @@ from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.specs.suite import SuiteSpec
 from etpi_assets.tasks.families import load_family
 from etpi_resources.sandboxes import HostFactory, SandboxUnavailable
+from etpi_resources.trainers.pipes import trainer_python
+from etpi_resources.trainers.trackers import TrackerMissing, require_trackers
 
 
 def require_sandboxes(steps: Iterable[Step], specs: Specs, factory: Callable[[str], HostFactory]) -> None:
@@ -34,6 +37,24 @@ def require_sandboxes(steps: Iterable[Step], specs: Specs, factory: Callable[[st
                 f'{step.asset} of {step.key} needs a sandbox of kind "{kind}", and none can start here. '
                 f"Nothing was run.\n{error}"
             ) from error
+
+
+def require_libraries(steps: Iterable[Step], specs: Specs) -> None:
+    """Check that the trackers of the open trainings are installed, where this interpreter trains.
+
+    Raises:
+        TrackerMissing: one is not; the message names the step and the command that installs it.
+    """
+    if trainer_python() != sys.executable:
+        return  # the worker checks it in its own
+    for step in open_steps(steps):
+        spec = specs.get(step.set, step.key) if step.asset in ("sft_checkpoint", "rl_checkpoint") else None
+        if not isinstance(spec, ExperimentSpec):
+            continue
+        try:
+            require_trackers(spec.train.report_to)
+        except TrackerMissing as error:
+            raise TrackerMissing(f"{step.asset} of {step.key}: {error}. Nothing was run.") from error
 
 
 def sandbox_kind(step: Step, specs: Specs) -> str | None:

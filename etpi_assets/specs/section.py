@@ -16,6 +16,12 @@ class Omitted:
     at: Any
 
 
+@dataclass(frozen=True)
+class Operational:
+    """Marks a key that changes no result, such as where progress is reported: `Annotated[bool, Operational()]`. The
+    resolved spec never has it, so it is part of no hash, and setting it makes nothing stale."""
+
+
 class Section(BaseModel):
     """A table of a spec. TOML has no null: the word "none" stands for it wherever a value may be absent, as in
     `evaluate = "none"`, `select.min_reward = "none"` or `tasks = "none"`.
@@ -37,6 +43,9 @@ class Section(BaseModel):
     def _without_omitted(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         dumped = handler(self)
         for name, info in type(self).model_fields.items():
-            if any(isinstance(mark, Omitted) and getattr(self, name) == mark.at for mark in info.metadata):
+            if any(
+                isinstance(mark, Operational) or (isinstance(mark, Omitted) and getattr(self, name) == mark.at)
+                for mark in info.metadata
+            ):
                 dumped.pop(name, None)
         return dumped

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from etpi_assets.specs.rollout_set import AgentSection, TinySection
-from etpi_assets.specs.section import Omitted, Section
+from etpi_assets.specs.section import Omitted, Operational, Section
 from etpi_assets.specs.server import ServerSection
+from etpi_resources.trainers.contracts import Tracker
 from etpi_resources.trainers.workers.precision import SpecDtype
 
 SHARDED_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
@@ -117,6 +118,9 @@ class TrainSection(Section):
     shards: Annotated[int, Omitted(1)] = Field(default=1, ge=1)
     """Processes on one machine, one GPU each (on a CPU without a GPU), that divide weights, gradients, optimiser
     states (FSDP2; of LoRA the frozen weights) and the sequences of each step."""
+    report_to: Annotated[tuple[Tracker, ...], Operational()] = ()
+    """Trackers that get the steps of fine-tuning and of reinforcement, and the metrics of evaluation, besides the lake
+    (docs/trackers.md). It is part of no hash: setting it makes nothing stale."""
 
     @model_validator(mode="after")
     def _uses_what_it_trains(self) -> TrainSection:

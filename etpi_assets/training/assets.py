@@ -93,6 +93,7 @@ def sft_checkpoint(run: AssetRun) -> Produced:
             gpu=spec.requires == "gpu",
             dtype=dtype_here(spec.train.dtype),
             code=run.kept_code,
+            report_to=spec.train.report_to,
         )
         for seed in spec.seeds
     }
@@ -152,6 +153,7 @@ def rl_checkpoint(run: AssetRun) -> Produced:
             gpu=spec.requires == "gpu",
             dtype=dtype_here(spec.rl.dtype),
             code=run.kept_code,
+            report_to=spec.train.report_to,
         )
         for seed in spec.seeds
     }
@@ -217,9 +219,8 @@ def rl_rewards(run: AssetRun) -> Produced:
         return Produced.not_applicable(run.node.name, "nothing was reinforced")
     tasks = {task.task_id: task for task in read_tasks(run.read("tasks", "tasks", key=spec.rl.suite))}
     applied = run.read("rl_checkpoint", "rewards")
-    rescored = rescore.rescore_rollouts(
-        from_tables(tables), tasks, run.read("rl_checkpoint", "rl_samples"), spec.rl.rewards
-    )
+    samples = run.read("rl_checkpoint", "rl_samples", columns=("rollout_id", "seed", "step"))
+    rescored = rescore.rescore_rollouts(from_tables(tables), tasks, samples, spec.rl.rewards)
     return Produced(
         tables={"rewards": rescored},
         checks=(rescore.rewards_as_applied(applied, rescored),),

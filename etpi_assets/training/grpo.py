@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from etpi_assets.agent.loop import Identity
@@ -42,9 +43,11 @@ from etpi_resources.trainers.contracts import (
     GrpoWorkerConfig,
     GrpoWorkerResult,
     PolicyServerConfig,
+    Tracker,
 )
 from etpi_resources.trainers.pipes import WorkerFailed, run_worker
 from etpi_resources.trainers.policy_link import PolicyServer
+from etpi_resources.trainers.trackers import tracking_of
 from etpi_resources.trainers.workers.grpo_worker import last_complete_step
 from etpi_resources.trainers.workers.precision import Dtype
 
@@ -71,6 +74,7 @@ class GrpoRequest:
         gpu: whether a GPU is required; otherwise one is used where there is one.
         dtype: of the passes on this machine, where the section may say "auto".
         code: version of the code that rolls out, rewards and trains.
+        report_to: trackers; no part of the key.
     """
 
     experiment: str
@@ -82,6 +86,7 @@ class GrpoRequest:
     gpu: bool
     dtype: Dtype
     code: str
+    report_to: tuple[Tracker, ...] = ()
 
     @property
     def label(self) -> str:
@@ -132,7 +137,7 @@ def reinforce_once(
         rounds_folder = lake.root / "checkpoints" / "rounds" / request.key
         resume = _prepare(folder, rounds_folder, request.label, echo)
         rounds = Rounds(request.section, request.environment, request.identity, request.seed, rounds_folder)
-        with PolicyServer(rounds, request.identity.teacher or "policy") as server:
+        with PolicyServer(rounds, request.identity.teacher or "policy", rounds.record) as server:
             config = worker_config(lake, request, str(server.path), resume)
             try:
                 result = run_worker(WORKER, config, folder, GrpoWorkerResult, context=context, echo=echo)
@@ -182,6 +187,7 @@ def worker_config(lake: Lake, request: GrpoRequest, link: str, resume: int | Non
         device="cuda" if request.gpu else "auto",
         resume=resume,
         resume_every=max(1, section.steps // RESUME_CHECKPOINTS),
+        tracking=tracking_of(lake, request.report_to, f"{request.experiment}-seed{request.seed}-rl"),
         server=_server(lake, request) if section.engine == "vllm" else None,
         rl=settings(section),
     )
@@ -229,20 +235,22 @@ def log_rows(request: GrpoRequest, report: GrpoReport) -> list[dict[str, Any]]:
 
 def recorded(lake: Lake, requests: Mapping[int, GrpoRequest], reports: Mapping[int, GrpoReport]) -> dict[str, pa.Table]:
     """Return all rollouts of all seeds as tables: rollouts, agents, turns, messages, rewards, rl_samples."""
-    rollouts: list[tuple[RewardedSample, RolloutRecord]] = []
+    rollouts: list[tuple[RewardedSample, RolloutRecord, np.ndarray | None]] = []
     for seed, request in requests.items():
-        for sample, record in read_rounds(lake.root / reports[seed].rounds, request.key):
-            rollouts.append((sample, _relabelled(record, request)))
+        for sample, record, statistics in read_rounds(lake.root / reports[seed].rounds, request.key):
+            rollouts.append((sample, _relabelled(record, request), statistics))
     decode = next(iter(requests.values())).environment.chat.decode
-    tables = to_tables((record for _, record in rollouts), decode)
+    tables = to_tables((record for _, record, _ in rollouts), decode)
     samples, rewards = [], []
-    for sample, record in rollouts:
+    for sample, record, statistics in rollouts:
         key = {"rollout_id": record.rollout_id, "task_id": record.task_id, "seed": record.seed, "step": sample.step}
         columns = (
             "place", "reward", "advantage", "parsed", "solved", "called", "prompt_tokens", "policy_tokens",
             "read_tokens",
         )  # fmt: skip
-        samples.append(key | {name: getattr(sample, name) for name in columns})
+        logprobs, entropies = (None, None) if statistics is None else statistics
+        by_token = {"policy_logprobs": logprobs, "entropies": entropies}
+        samples.append(key | {name: getattr(sample, name) for name in columns} | by_token)
         rewards += [key | {"applied": True, **vars(score)} for score in sample.scores]
     return {**tables, "rl_samples": from_rows("rl_samples", samples), "rewards": from_rows("rewards", rewards)}
 

@@ -35,7 +35,7 @@ def checks(
         tasks: the number of tasks that were trained on.
         left_out: tasks whose prompt is too long.
     """
-    samples = tables["rl_samples"].to_pylist()
+    samples = tables["rl_samples"].drop_columns(["policy_logprobs", "entropies"]).to_pylist()
     return [
         _rollouts_recorded(section, list(reports), tables, samples),
         _advantages_hold(section, samples),

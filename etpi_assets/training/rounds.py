@@ -1,8 +1,8 @@
 """Rounds of reinforcement: roll the policy out on the tasks that the trainer names, reward, store, return samples.
 
 A round is all rollouts between two updates of the generating weights. It is one file, written when the round is
-complete: a header line with the rewarded samples, then one line per rollout. A resumed run drops the rounds after its
-checkpoint, because other weights will generate them.
+complete: a header line with the rewarded samples, then one line per rollout; `token_statistics` adds a file once it was
+trained on. A resumed run drops the rounds after its checkpoint, because other weights will generate them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ from etpi_assets.scoring.rewards.attempt import attempt_of
 from etpi_assets.scoring.rewards.functions import Score, score_attempt
 from etpi_assets.specs.training import RLSection
 from etpi_assets.tasks.family import Family, Task
+from etpi_assets.training.token_statistics import SUFFIX, read_statistics, write_statistics
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_resources.engines import Engine
 from etpi_resources.lake.checks import BadData
 from etpi_resources.sandboxes import SandboxFactory
-from etpi_resources.trainers.policy_link import Sample
+from etpi_resources.trainers.policy_link import Sample, TokenStatistics
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from etpi_resources.chat.format import ChatFormat
 
 SAMPLES_KEY = "lessons"
@@ -162,6 +165,10 @@ class Rounds:
             raise RolloutsFailed(f"task {task.task_id} sample {sample} broke twice: {record.error}")
         return record
 
+    def record(self, step: int, statistics: TokenStatistics) -> None:
+        """Store what the trainer computed at the tokens of the round generated at `step`; see `policy_link.Record`."""
+        write_statistics(_path(self.folder, step), statistics)
+
     # --- rounds on disk ----------------------------------------------------------------------------------------------
 
     def _write(self, step: int, samples: Sequence[RewardedSample], records: Sequence[RolloutRecord]) -> None:
@@ -182,16 +189,17 @@ def drop_rounds_from(folder: Path, step: int) -> int:
     late = [path for path in folder.glob("round-*") if path.suffix == ".new" or _step(path) >= step]
     for path in late:
         path.unlink()
-    return len(late)
+    return sum(path.suffix != SUFFIX for path in late)
 
 
-def read_rounds(folder: Path, spec_key: str) -> Iterator[tuple[RewardedSample, RolloutRecord]]:
-    """Return the stored rollouts, in order of steps and places."""
+def read_rounds(folder: Path, spec_key: str) -> Iterator[tuple[RewardedSample, RolloutRecord, np.ndarray | None]]:
+    """Return the stored rollouts, in order of steps and places, each with its statistics (`read_statistics`)."""
     for path in sorted(folder.glob("round-*.jsonl"), key=_step):
         with path.open("rb") as file:
-            header = json.loads(file.readline())
-            for row, line in zip(header[SAMPLES_KEY], file, strict=True):
-                yield _rewarded_sample(row), from_line(line, spec_key)
+            samples = [_rewarded_sample(row) for row in json.loads(file.readline())[SAMPLES_KEY]]
+            statistics = read_statistics(path, [sample.policy_tokens for sample in samples])
+            for sample, line, values in zip(samples, file, statistics, strict=True):
+                yield sample, from_line(line, spec_key), values
 
 
 def first_prompt(section: RLSection, environment: RLEnvironment, task: Task) -> list[int]:

@@ -21,8 +21,9 @@ from etpi_assets.training.sft_checks import TrainingSplit, checks
 from etpi_resources.hashes import json_hash
 from etpi_resources.lake import stored_trainings
 from etpi_resources.lake.lake import Lake
-from etpi_resources.trainers.contracts import SftSettings, SftWorkerConfig, SftWorkerResult
+from etpi_resources.trainers.contracts import SftSettings, SftWorkerConfig, SftWorkerResult, Tracker
 from etpi_resources.trainers.pipes import run_worker
+from etpi_resources.trainers.trackers import tracking_of
 from etpi_resources.trainers.workers.precision import Dtype
 
 WORKER = "etpi_resources.trainers.workers.sft_worker"
@@ -43,6 +44,7 @@ class SftRequest:
         gpu: whether a GPU is required; otherwise one is used where there is one.
         dtype: of the passes on this machine, where the section may say "auto".
         code: version of the code that trains.
+        report_to: trackers; no part of the key.
     """
 
     experiment: str
@@ -55,6 +57,7 @@ class SftRequest:
     gpu: bool
     dtype: Dtype
     code: str
+    report_to: tuple[Tracker, ...] = ()
 
     @property
     def label(self) -> str:
@@ -94,9 +97,10 @@ def train_once(
 
     def train(folder: Path) -> dict[str, Any]:
         shutil.rmtree(folder)
+        tracking = tracking_of(lake, request.report_to, f"{request.experiment}-seed{request.seed}-sft")
         result = run_worker(
             WORKER,
-            worker_config(request),
+            worker_config(request).model_copy(update={"tracking": tracking}),
             folder,
             SftWorkerResult,
             processes=request.train.shards,

@@ -365,6 +365,18 @@ TABLES: dict[str, Table] = {
             ("prompt_tokens", i32, "ids of the first prompt"),
             ("policy_tokens", i32, "ids that the policy generated, which are in the loss"),
             ("read_tokens", i32, "ids of observations after the first prompt, which are not in the loss"),
+            (
+                "policy_logprobs",
+                FLOATS,
+                "the trainer's log-probability (nats, at the sampling temperature) of each id that the policy "
+                "generated, before the first update on the rollout: turns.output_ids of its turns, one after the "
+                "other, policy_tokens in all; null if not computed",
+            ),
+            (
+                "entropies",
+                FLOATS,
+                "entropy (nats) of the distribution that each of policy_logprobs is of",
+            ),
         ),
         _table(
             "rewards",

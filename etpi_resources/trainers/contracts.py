@@ -80,6 +80,30 @@ class LoraSettings(WorkerModel):
     target_modules: str
 
 
+Tracker = Literal["trackio", "wandb", "mlflow", "tensorboard"]
+
+
+class Tracking(WorkerModel):
+    """What a worker reports to (`trainers.trackers`); `folder` is for the trackers' own files."""
+
+    report_to: tuple[Tracker, ...]
+    run_name: str
+    folder: str
+
+
+class TrackerWorkerConfig(WorkerModel):
+    """Values to report as a run of their own, by name (`tracker_worker`)."""
+
+    tracking: Tracking
+    values: dict[str, float]
+
+
+class TrackerWorkerResult(WorkerModel):
+    """The name of the run that has the values."""
+
+    run_name: str
+
+
 class TunedModel(WorkerModel):
     """The checkpoint that training starts from, and how the trained one is saved.
 
@@ -88,6 +112,7 @@ class TunedModel(WorkerModel):
         base: folder of the start checkpoint. base_name: its name in an adapter's config.
         chat_template: written beside the trained weights; None keeps the tokenizer's own.
         device: "cuda" requires a GPU, "auto" uses one where there is one.
+        tracking: None reports to the lake alone.
     """
 
     label: str
@@ -96,6 +121,7 @@ class TunedModel(WorkerModel):
     seed: int
     chat_template: str | None
     device: Literal["auto", "cuda"]
+    tracking: Tracking | None = None
 
 
 class SavedCheckpoint(WorkerModel):

@@ -8,10 +8,16 @@ this user can open. The trainer starts every exchange:
     server   {"do": "complete", "id": n, "requests": [...]}      any number, several at the same time
     trainer  {"do": "completed", "id": n, "completions": [...]}  or {"do": "failed", "id": n, "error": text}
     server   {"do": "rolled_out", "samples": [...]}              or {"do": "stop", "error": text}
+
+and, when the round was trained on for the first time,
+
+    trainer  {"do": "trained", "step": as above, "logprobs": base64, "entropies": base64}
+    server   {"do": "recorded"}                                  or {"do": "stop", "error": text}
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import socket
@@ -103,20 +109,40 @@ class Sample:
     called: float = 0.0
 
 
+@dataclass(frozen=True)
+class TokenStatistics:
+    """What the trainer computed at each id of a round that the policy generated, before the first update on the round.
+
+    Attributes:
+        logprobs: of the id; entropies: of the distribution at the id, at the sampling temperature. Both in nats,
+            little-endian float32, as bytes: the round's samples one after the other, and of each the ids whose mask
+            is 1; NaN for a sample that is not in the loss.
+    """
+
+    logprobs: bytes
+    entropies: bytes
+
+
 RollOut = Callable[[int, Sequence[int], Engine], Sequence[Sample]]
 """(optimiser steps done, rows of tasks, the policy) -> one sample per row, in order."""
+
+Record = Callable[[int, TokenStatistics], None]
+"""(optimiser steps done when the round was generated, its statistics)."""
 
 
 class PolicyServer:
     """Serves the requests of one trainer for rollouts until the trainer disconnects. A context manager.
+
+    Args:
+        record: keeps the statistics that the trainer sends; None ignores them.
 
     Attributes:
         path: the socket, for the trainer's config.
         error: the exception that stopped the rollouts; the trainer then got "stop".
     """
 
-    def __init__(self, roll_out: RollOut, name: str) -> None:
-        self._roll_out, self._name = roll_out, name
+    def __init__(self, roll_out: RollOut, name: str, record: Record | None = None) -> None:
+        self._roll_out, self._record, self._name = roll_out, record, name
         self._folder = Path(tempfile.mkdtemp(prefix="etpi-policy-"))
         self.path = self._folder / "link"
         self.error: BaseException | None = None
@@ -157,6 +183,8 @@ class PolicyServer:
             while (message := lines.receive()) is not None:
                 if message["do"] == "roll_out":
                     pool.submit(self._run_round, lines, policy, message)
+                elif message["do"] == "trained":
+                    self._keep(lines, message)
                 else:
                     policy.receive(message)
             policy.close()  # running rollouts then fail instead of waiting for the trainer
@@ -168,9 +196,23 @@ class PolicyServer:
         except LinkBroken:
             pass  # the trainer has ended, and its own error says why
         except BaseException as error:  # whatever it is, the trainer must not wait for ever
-            self.error = error
-            with suppress(LinkBroken):
-                lines.send({"do": "stop", "error": f"{type(error).__name__}: {error}"})
+            self._stop(lines, error)
+
+    def _keep(self, lines: JsonLines, message: Mapping[str, Any]) -> None:
+        try:
+            if self._record is not None:
+                values = (base64.b64decode(message[name]) for name in ("logprobs", "entropies"))
+                self._record(message["step"], TokenStatistics(*values))
+            lines.send({"do": "recorded"})
+        except LinkBroken:
+            pass
+        except BaseException as error:
+            self._stop(lines, error)
+
+    def _stop(self, lines: JsonLines, error: BaseException) -> None:
+        self.error = error
+        with suppress(LinkBroken):
+            lines.send({"do": "stop", "error": f"{type(error).__name__}: {error}"})
 
 
 class _RemotePolicy:
@@ -259,6 +301,19 @@ class PolicyClient:
             else:
                 raise LinkBroken(f"the rollouts stopped at step {step}: {message['error']}")
         raise LinkBroken(f"the process that rolls out is gone at step {step}")
+
+    def record(self, step: int, statistics: TokenStatistics) -> None:
+        """Send a round's statistics; return once they are kept, so that no checkpoint is without them.
+
+        Raises LinkBroken with the reason if the other side cannot keep them.
+        """
+        values = {name: base64.b64encode(value).decode() for name, value in vars(statistics).items()}
+        self._lines.send({"do": "trained", "step": step, **values})
+        reply = self._lines.receive()
+        if reply is None:
+            raise LinkBroken(f"the process that rolls out is gone at step {step}")
+        if reply["do"] != "recorded":
+            raise LinkBroken(f"the statistics of step {step} were not kept: {reply.get('error')}")
 
     def _complete(self, message: Mapping[str, Any], engine: Engine) -> None:
         try:

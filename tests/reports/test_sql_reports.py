@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -169,6 +170,20 @@ def test_tokens_of_a_turn(full: Path) -> None:
     assert "".join(row["text"] for row in rows) == "<10><11><12><20><30><40><1><2><21><30><40>"
     assert [row["side"] for row in rows].count("output") == 3
     assert [row["logprob"] for row in rows][-3:] == pytest.approx([-0.1, -0.2, -0.3])
+    assert {row[name] for row in rows for name in ("policy_logprob", "entropy", "ratio")} == {None}
+
+
+def test_tokens_of_a_turn_that_reinforcement_trained_on(full: Path) -> None:
+    rows = ask(full, "tokens_of_a_turn", rollout="s-0", agent="agent2", turn=1)
+    prompt, output = rows[:-3], rows[-3:]
+    assert {row["side"] for row in prompt} == {"prompt"} and {row["policy_logprob"] for row in prompt} == {None}
+    assert [row["policy_logprob"] for row in output] == pytest.approx([-0.12, -0.13, -0.14]), "after four turns"
+    assert [row["entropy"] for row in output] == pytest.approx([1.2, 1.3, 1.4])
+    ratios = [math.exp(row["policy_logprob"] - row["logprob"]) for row in output]
+    assert [row["ratio"] for row in output] == pytest.approx(ratios) and ratios[2] > 1.15
+    rows = ask(full, "tokens_of_a_turn", rollout="s-1", agent="agent1", turn=0)
+    assert [row["token_id"] for row in rows if row["side"] == "output"] == [20, 30, 40]
+    assert {row["ratio"] for row in rows} == {None}
 
 
 def test_changed_by_reinforcement(full: Path) -> None:

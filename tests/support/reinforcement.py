@@ -6,6 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 import psutil
+import pytest
 
 from etpi_assets.resources import Resources
 from etpi_assets.tasks.table import task_table
@@ -81,6 +82,19 @@ def processes(lake: Lake, base: Path) -> list[psutil.Process]:
     return [process for process, line in found if str(lake.root) in line or str(base) in line]
 
 
+def own_statistics(lake: Lake) -> None:
+    """Assert that the trainer's log-probs are those of sampling, and that its entropies have the mean that it logs."""
+    turns = {turn["rollout_id"]: turn for turn in rows(lake, "turns")}  # one turn a rollout
+    samples = rows(lake, "rl_samples")
+    for sample in samples:
+        sampled = turns[sample["rollout_id"]]["logprobs"]
+        assert len(sampled) == len(sample["policy_logprobs"]) == len(sample["entropies"]) == sample["policy_tokens"]
+        assert sample["policy_logprobs"] == pytest.approx(sampled, abs=1e-3)
+    for line in rows(lake, "training_log"):
+        entropies = [e for s in samples if s["step"] == line["step"] - 1 for e in s["entropies"]]
+        assert sum(entropies) / len(entropies) == pytest.approx(line["entropy"], rel=1e-3)
+
+
 def judge(lake: Lake, base: Path, steps: int = 4) -> None:
     """Assert what holds of every run, whichever engine generated."""
     log, samples, turns = (rows(lake, table) for table in ("training_log", "rl_samples", "turns"))
@@ -90,5 +104,6 @@ def judge(lake: Lake, base: Path, steps: int = 4) -> None:
     for line in log:
         assert line["logprob_gap_max"] < 1e-3 and line["staleness"] == 0 and line["entropy"] > 0
     assert len(turns) == 8 * steps and all(turn["capture"] == "native" and turn["logprobs"] for turn in turns)
+    own_statistics(lake)
     assert not list(lake.scratch("reinforce").iterdir()), "the weights that were handed over are gone"
     assert not processes(lake, base)

@@ -327,7 +327,10 @@ def _reinforced(lake: Lake) -> None:
     solves, the fine-tuned one did not."""
     samples = [
         {"rollout_id": f"s-{place}", "task_id": "t1", "seed": 0, "step": 0, "place": place, "parsed": True,
-         "solved": called, "called": called, "reward": float(called), "advantage": 0.7 if called else -0.7}
+         "solved": called, "called": called, "reward": float(called), "advantage": 0.7 if called else -0.7,
+         # Of six turns of three ids; the second attempt was left out of the loss.
+         "policy_logprobs": [-0.01 * at for at in range(18)] if called else None,
+         "entropies": [0.1 * at for at in range(18)] if called else None}
         for place, called in enumerate((True, False))
     ]  # fmt: skip
     sampler = json.dumps({"temperature": 1.0, "top_p": 1.0, "max_tokens": 128, "seed": 0})

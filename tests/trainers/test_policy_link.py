@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from etpi_resources.engines import Completion, Engine, Request, Sampler
-from etpi_resources.trainers.policy_link import LinkBroken, PolicyServer, Sample, connect
+from etpi_resources.trainers.policy_link import LinkBroken, PolicyServer, Sample, TokenStatistics, connect
 
 
 class Echo:
@@ -110,6 +110,24 @@ def test_rollouts_fail_when_the_trainer_disconnects():
                 client.roll_out(0, [0], Silent())
         assert ended.wait(20), "the rollout waited for a trainer that is gone"
     assert server.error is None and not server.path.exists()
+
+
+def test_statistics_of_a_round_are_kept_before_the_trainer_goes_on():
+    kept: dict[int, TokenStatistics] = {}
+
+    def record(step: int, statistics: TokenStatistics) -> None:
+        if step == 2:
+            raise OSError("the disk is full")
+        kept[step] = statistics
+
+    statistics = TokenStatistics(bytes(range(256)), b"\0\n{}")
+    with PolicyServer(lambda step, rows, engine: [], "policy", record) as server:
+        with connect(str(server.path)) as client:
+            client.record(1, statistics)
+            assert kept == {1: statistics}
+            with pytest.raises(LinkBroken, match="step 2 .*the disk is full"):
+                client.record(2, statistics)
+        assert isinstance(server.error, OSError)
 
 
 def test_connecting_without_a_server_fails():

@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,7 +26,7 @@ from etpi_resources.trainers.workers import grpo_worker
 from etpi_resources.trainers.workers.checkpointing import load_model
 from etpi_resources.trainers.workers.device import Compute
 from etpi_resources.trainers.workers.reporting import CONFIG_FILE, Worker
-from tests.support.reinforcement import KILLED, make, prepared, rows
+from tests.support.reinforcement import KILLED, make, own_statistics, prepared, rows
 from tests.support.tiny_training import make_speaking_base
 
 pytestmark = pytest.mark.slow
@@ -59,6 +61,11 @@ def test_every_rollout_is_recorded_and_in_the_checkpoint_s_lineage(tmp_path, bas
         assert line["logprob_gap"] < 1e-4 and line["entropy"] > 0 and line["clip_share"] == 0
         assert line["staleness"] == 0 and 0 <= line["constant_groups"] < 1
     assert not list(lake.scratch("reinforce").iterdir()), "what the trainer left behind must be gone"
+    own_statistics(lake)
+    at_start = [r for r in samples if r["step"] == 0]
+    after_two = [r for r in samples if r["step"] == 2]
+    by_weights(lake, base, at_start)
+    by_weights(lake, lake.checkpoint_dir(checkpoints[0]["checkpoint_id"]), after_two)
 
     again = make(tmp_path, lake, "rl_rewards")
     assert [c["passed"] for c in again.manifest.checks] == [True]
@@ -85,6 +92,18 @@ def test_every_rollout_is_recorded_and_in_the_checkpoint_s_lineage(tmp_path, bas
     assert not {r["rollout_id"] for r in theirs} & {r["rollout_id"] for r in samples}
 
 
+def by_weights(lake: Lake, folder: Path, samples: list[dict]) -> None:
+    """Assert that the statistics of these samples are those of the checkpoint in `folder`, in a pass of their own."""
+    model = load_model(folder, torch.float32)
+    turns = {turn["rollout_id"]: turn for turn in rows(lake, "turns")}
+    for sample in samples:
+        turn = turns[sample["rollout_id"]]
+        own = Sample(turn["suffix_ids"], turn["output_ids"], [1] * len(turn["output_ids"]), turn["logprobs"], 0.0, 0.0)
+        logprobs, entropies = naive_statistics(model, own, 0.9)
+        assert sample["policy_logprobs"] == pytest.approx(logprobs.tolist(), abs=1e-4)
+        assert sample["entropies"] == pytest.approx(entropies.tolist(), abs=1e-4)
+
+
 def test_hybrid_policy_generates_with_the_trainer_s_log_probs(tmp_path):
     """Its recurrent layers, read a token at a time while rolling out and a whole row at once in the update, agree."""
     lake = prepared(tmp_path, make_speaking_base(tmp_path / "base", hybrid=True), steps="2", save_steps="2")
@@ -93,6 +112,7 @@ def test_hybrid_policy_generates_with_the_trainer_s_log_probs(tmp_path):
     log = rows(lake, "training_log")
     assert [line["step"] for line in log] == [1, 2] and len(rows(lake, "rl_samples")) == 16
     assert all(line["logprob_gap_max"] < 1e-3 and line["entropy"] > 0 for line in log)
+    own_statistics(lake)
     (final,) = rows(lake, "checkpoints")
     assert "linear_attention" in (lake.checkpoint_dir(final["checkpoint_id"]) / "config.json").read_text()
 
@@ -125,9 +145,9 @@ def test_killed_run_resumes_from_its_last_checkpoint(tmp_path, base):
     assert [line["step"] for line in rows(lake, "training_log")] == list(range(1, 21))
     assert [r["step"] for r in rows(lake, "checkpoints")] == list(range(2, 21, 2))
     after = {path.name: path.read_bytes() for path in sorted(kept.iterdir())}
-    assert list(after) == [f"round-{step:06d}.jsonl" for step in range(20)]
+    assert list(after) == [f"round-{step:06d}.{of}" for step in range(20) for of in ("jsonl", "tokens")]
     early = [name for name in before if name < f"round-{resumed_at:06d}"]
-    assert len(early) == resumed_at and all(after[name] == before[name] for name in early)
+    assert len(early) == 2 * resumed_at and all(after[name] == before[name] for name in early)
 
 
 # --- the gradient ----------------------------------------------------------------------------------------------------
@@ -174,6 +194,16 @@ def made_samples(n: int = 8) -> list[Sample]:
     return samples
 
 
+def naive_statistics(model, sample: Sample, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs and entropies of a sample's own ids, each (n,)."""
+    with torch.no_grad():
+        ids = torch.tensor([[*sample.prompt_ids, *sample.completion_ids]])
+        logp = (model(input_ids=ids).logits[0] / temperature).log_softmax(-1)
+    logp = logp[len(sample.prompt_ids) - 1 : -1][torch.tensor(sample.mask).bool()]
+    own = torch.tensor(sample.completion_ids)[torch.tensor(sample.mask).bool()]
+    return logp.gather(1, own[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
+
+
 def naive_gradient(base: Path, samples: list[Sample], temperature: float, loss: str) -> dict[str, torch.Tensor]:
     """Of -A log p, a loop over rollouts and tokens: mean of a sequence then of sequences, or mean over all tokens."""
     model = load_model(base, torch.float32)
@@ -207,6 +237,33 @@ def test_one_step_is_the_policy_gradient_of_the_advantages(tmp_path, base, loss)
     assert float((flat[0] - flat[1]).norm() / flat[1].norm()) < 1e-4
     # What was read carries no loss: the gap counts the policy's own ids alone.
     assert sum(tokens for _, _, tokens, _ in trainer.gaps) == sum(sum(s.mask) for s in samples)
+
+
+@pytest.mark.parametrize("layout", ["trees", "rows"])
+def test_statistics_are_of_the_policy_before_the_first_update_in_the_order_of_the_round(tmp_path, base, layout):
+    samples = made_samples()
+    samples[5] = replace(samples[5], completion_ids=[*samples[5].completion_ids[:-1], 999])  # does not end: truncated
+    end = load_chat_format("tiny").end_id
+    for place in {*range(8)} - {5}:
+        samples[place] = replace(samples[place], completion_ids=[*samples[place].completion_ids[:-1], end])
+    worker = worker_in(tmp_path, base, steps=2, iterations=2, mask_truncated=True)
+    model = load_model(base, torch.float32)
+    compute = Compute(gpu=False, dtype="fp32")
+    trainer, engine = grpo_worker.build_trainer(worker, model, FixedLink(samples), compute=compute)
+    assert trainer.no_trees is None
+    trainer.no_trees = None if layout == "trees" else "the test wants rows"
+    try:
+        trainer.train()
+    finally:
+        engine.close()
+    statistics = trainer.statistics.take()
+    assert statistics and trainer.statistics.take() is None
+    before = load_model(base, torch.float32)
+    wanted = [naive_statistics(before, sample, 0.7) for sample in samples]
+    wanted[5] = tuple(torch.full_like(values, float("nan")) for values in wanted[5])
+    for found, place in ((statistics.logprobs, 0), (statistics.entropies, 1)):
+        expected = torch.cat([of_sample[place] for of_sample in wanted]).numpy()
+        assert np.allclose(np.frombuffer(found, dtype="<f4"), expected, atol=1e-4, equal_nan=True)
 
 
 def test_log_probs_of_another_policy_stop_the_update_if_there_is_a_bound(tmp_path, base):

@@ -70,5 +70,7 @@ def test_a_server_that_keeps_its_old_weights_stops_the_run(tmp_path, base, monke
     with pytest.raises(WorkerFailed, match=r"(?s)step 1:.*vLLM.*rl\.engine = "):
         make(tmp_path, lake, "rl_checkpoint")
     [kept] = (lake.root / "checkpoints" / "rounds").iterdir()
-    assert [path.name for path in kept.iterdir()] == ["round-000000.jsonl"], "nothing was rolled out with old weights"
+    assert [path.name for path in kept.glob("*.jsonl")] == ["round-000000.jsonl"], (
+        "nothing was rolled out with old weights"
+    )
     assert not processes(lake, base)

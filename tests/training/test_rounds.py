@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from itertools import islice
 
+import numpy as np
 import pytest
 
 from etpi_assets.agent.loop import Identity
@@ -31,8 +32,10 @@ from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, Turn
 from etpi_assets.worlds.terminal_tiny.generate import KEYWORDS, generate_tasks
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines import Completion, Request
+from etpi_resources.lake.checks import BadData
 from etpi_resources.lake.schemas import from_rows
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
+from etpi_resources.trainers.policy_link import TokenStatistics
 
 CHAT = load_chat_format("tiny")
 TASKS = list(islice(generate_tasks("s", 0, "train"), 8))
@@ -83,9 +86,11 @@ def rounds(folder, section: RLSection = SECTION) -> Rounds:
 def test_round_is_rewarded_stored_and_read_back(tmp_path):
     samples = rounds(tmp_path)(3, [2, 2, 2, 2, 5, 5, 5, 5], Mixed())
     kept = list(read_rounds(tmp_path, "k" * 16))
-    assert [rewarded.place for rewarded, _ in kept] == list(range(8)) and {rewarded.step for rewarded, _ in kept} == {3}
-    assert len({record.rollout_id for _, record in kept}) == 8
-    for sample, (rewarded, record) in zip(samples, kept, strict=True):
+    assert [rewarded.place for rewarded, *_ in kept] == list(range(8)) and {rewarded.step for rewarded, *_ in kept} == {
+        3
+    }
+    assert len({record.rollout_id for _, record, _ in kept}) == 8
+    for sample, (rewarded, record, _) in zip(samples, kept, strict=True):
         [turn] = record.agents[0].turns
         assert (record.origin, record.experiment, record.sample) == ("rl", "e", 12 + rewarded.place % 4)
         assert list(sample.prompt_ids) == turn.prompt_ids and list(sample.completion_ids) == turn.output_ids
@@ -97,7 +102,7 @@ def test_round_is_rewarded_stored_and_read_back(tmp_path):
         assert rewarded.solved == (record.outcome or {})["reward"] == (values["relevance"] == 1.0)
     for at in (0, 4):
         assert sum(sample.advantage for sample in samples[at : at + 4]) == pytest.approx(0.0, abs=1e-9)
-    assert {rewarded.reward for rewarded, _ in kept} == {0.0, 1.5, 2.5}, "the policy must have answered all three ways"
+    assert {rewarded.reward for rewarded, *_ in kept} == {0.0, 1.5, 2.5}, "the policy must have answered all three ways"
 
 
 def test_dropped_round_is_rolled_out_again_with_the_same_samples(tmp_path):
@@ -112,6 +117,23 @@ def test_dropped_round_is_rolled_out_again_with_the_same_samples(tmp_path):
     again = json.loads((tmp_path / "round-000002.jsonl").read_text().splitlines()[0])
     first = json.loads(before["round-000002.jsonl"].splitlines()[0])
     assert again == first
+
+
+def test_statistics_of_tokens_are_kept_beside_their_round(tmp_path):
+    one = rounds(tmp_path)
+    tokens = [[sum(sample.mask) for sample in one(step, [step] * 4, Mixed())] for step in (0, 1)]
+    values = np.arange(2 * sum(tokens[0]), dtype="<f4").reshape(2, -1)
+    values[:, : tokens[0][0]] = np.nan  # the first sample was not in the loss
+    one.record(0, TokenStatistics(values[0].tobytes(), values[1].tobytes()))
+    first, *others = [statistics for _, _, statistics in read_rounds(tmp_path, "k" * 16)]
+    assert first is None and all(statistics is None for statistics in others[3:]), "round 1 was not trained on"
+    assert np.array_equal(np.concatenate(others[:3], axis=1), values[:, tokens[0][0] :])
+    assert [s.shape for s in others[:3]] == [(2, n) for n in tokens[0][1:]]
+    assert drop_rounds_from(tmp_path, 0) == 2 and not list(tmp_path.iterdir())
+    one(0, [0] * 4, Mixed())
+    one.record(0, TokenStatistics(values[0, :9].tobytes(), values[1, :9].tobytes()))
+    with pytest.raises(BadData, match="round-000000.tokens has 18 values"):
+        list(read_rounds(tmp_path, "k" * 16))
 
 
 def test_a_missing_or_nan_reward_stops_the_run_with_the_row(tmp_path, monkeypatch):
@@ -165,12 +187,12 @@ def test_several_turns_become_one_sequence_with_observations_masked():
 def test_old_rollouts_are_scored_again_by_a_changed_reward_without_running(tmp_path, monkeypatch):
     rounds(tmp_path)(0, [0] * 4, Mixed())
     kept = list(read_rounds(tmp_path, "k" * 16))
-    keys = [{"rollout_id": rewarded.rollout_id, "seed": 0, "step": rewarded.step} for rewarded, _ in kept]
+    keys = [{"rollout_id": rewarded.rollout_id, "seed": 0, "step": rewarded.step} for rewarded, *_ in kept]
     samples = from_rows("rl_samples", keys)
-    rows = [key | vars(s) for key, (rewarded, _) in zip(keys, kept, strict=True) for s in rewarded.scores]
+    rows = [key | vars(s) for key, (rewarded, *_) in zip(keys, kept, strict=True) for s in rewarded.scores]
     applied = from_rows("rewards", [row | {"applied": True} for row in rows])
     tasks = {task.task_id: task for task in TASKS}
-    records = [record for _, record in kept]
+    records = [record for _, record, _ in kept]
     again = rescore_rollouts(records, tasks, samples, TERMS)
     assert rewards_as_applied(applied, again).passed
     assert [r["value"] for r in again.to_pylist()] == [r["value"] for r in applied.to_pylist()]

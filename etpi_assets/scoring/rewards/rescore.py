@@ -29,7 +29,8 @@ def rescore_rollouts(
     Raises:
         BadReward: an input is missing; the message names the row.
     """
-    keys = {row["rollout_id"]: {name: row[name] for name in ("seed", "step")} for row in samples.to_pylist()}
+    columns = samples.select(["rollout_id", "seed", "step"]).to_pylist()
+    keys = {row["rollout_id"]: {name: row[name] for name in ("seed", "step")} for row in columns}
     rows = []
     for record in records:
         task = tasks[record.task_id or ""]

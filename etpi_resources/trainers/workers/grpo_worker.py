@@ -10,6 +10,7 @@ import json
 import math
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from etpi_resources.trainers.contracts import (
     SavedCheckpoint,
 )
 from etpi_resources.trainers.workers.reporting import Stage, Worker, open_worker
+from etpi_resources.trainers.workers.tracking import UNTRACKED, survive_trackers, tracking_arguments
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
     from etpi_resources.chat.format import ChatFormat
     from etpi_resources.engines.live import LiveEngine
+    from etpi_resources.trainers.policy_link import PolicyClient
     from etpi_resources.trainers.workers.device import Compute
     from etpi_resources.trainers.workers.hand_over import HandedPolicy
     from etpi_resources.trainers.workers.policy_trainer import PolicyTrainer
@@ -58,6 +61,8 @@ def run(worker: Worker[GrpoWorkerConfig]) -> GrpoWorkerResult:
         LinkBroken: the process that rolls out stopped; the message says why.
     """
     began = time.monotonic()
+    # Before TRL is imported, which imports trackio, which reads its folder from the environment then.
+    tracking = tracking_arguments(worker, resumed=worker.config.resume is not None)
     from transformers.utils import logging as transformers_logging
 
     from etpi_resources.trainers.policy_link import connect
@@ -70,8 +75,9 @@ def run(worker: Worker[GrpoWorkerConfig]) -> GrpoWorkerResult:
     model = load(config, compute)
     device, used_libraries = device_name(compute.gpu), libraries()
     with connect(config.link) as link:
-        trainer, engine = build_trainer(worker, model, link, compute=compute)
+        trainer, engine = build_trainer(worker, model, link, compute=compute, tracking=tracking)
         log = add_log(worker, trainer)
+        trainer.add_callback(statistics_callback(trainer, link))
         worker.log(
             f"{config.label}: {rl.steps} steps of {rl.device_batch * rl.accumulate} rollouts, {rl.tuning} tuning in "
             f"{compute.dtype} on {device}" + (f", resumed from step {config.resume}" if config.resume else "")
@@ -111,12 +117,18 @@ def load(config: GrpoWorkerConfig, compute: Compute) -> PreTrainedModel:
 
 
 def build_trainer(
-    worker: Worker[GrpoWorkerConfig], model: PreTrainedModel, link: Any, *, compute: Compute
+    worker: Worker[GrpoWorkerConfig],
+    model: PreTrainedModel,
+    link: Any,
+    *,
+    compute: Compute,
+    tracking: Mapping[str, Any] = UNTRACKED,
 ) -> tuple[PolicyTrainer, LiveEngine | HandedPolicy]:
     """Return the trainer, and the engine that generates from its model.
 
     Args:
         link: what requests rollouts; see `policy_link.PolicyClient`.
+        tracking: arguments of `tracking_arguments`.
     """
     import datasets
     from transformers import AutoTokenizer
@@ -137,11 +149,12 @@ def build_trainer(
     trainer = PolicyTrainer(
         roll_out,
         model=model,
-        args=trainer_arguments(rl, worker.folder / "trl", config.seed, compute),
+        args=trainer_arguments(rl, worker.folder / "trl", config.seed, compute, tracking),
         train_dataset=datasets.Dataset.from_dict({"prompt": [str(row) for row in range(config.tasks)]}),
         processing_class=tokenizer,
         peft_config=adapter,
     )
+    survive_trackers(trainer, worker.log)
     unwrapped: Any = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
     policy = unwrapped.get_base_model() if adapter else unwrapped
     chat = ChatFormat(config.base_name, tokenizer, config.chat_template)
@@ -187,7 +200,9 @@ def _served(
     )
 
 
-def trainer_arguments(rl: GrpoSettings, folder: Path, seed: int, compute: Compute) -> GRPOConfig:
+def trainer_arguments(
+    rl: GrpoSettings, folder: Path, seed: int, compute: Compute, tracking: Mapping[str, Any] = UNTRACKED
+) -> GRPOConfig:
     """TRL's arguments for an rl section. Raises ValueError if TRL refuses the combination."""
     from trl.trainer.grpo_config import GRPOConfig
 
@@ -225,8 +240,8 @@ def trainer_arguments(rl: GrpoSettings, folder: Path, seed: int, compute: Comput
         save_total_limit=2,
         logging_steps=1,
         logging_nan_inf_filter=False,
-        report_to="none",
         disable_tqdm=True,
+        **tracking,
     )
 
 
@@ -277,7 +292,9 @@ class GrpoLog:
 
             def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
                 if logs and "loss" in logs:
-                    log.write(state.global_step, logs)
+                    line = log.write(state.global_step, logs)
+                    # Trackers are called after this with the same dictionary: they get what training_log has.
+                    logs.update(line.model_dump(exclude={"step"}, exclude_none=True))
 
         return Callback()
 
@@ -292,8 +309,8 @@ class GrpoLog:
         # The result's checkpoints must be resumable too, or a resumed run would save them twice.
         control.should_save = step < rl.steps and (publish or step % config.resume_every == 0)
 
-    def write(self, step: int, logs: dict[str, float]) -> None:
-        """Log a step. Raises RuntimeError if a metric is not finite."""
+    def write(self, step: int, logs: dict[str, float]) -> GrpoLogLine:
+        """Log a step and return its line. Raises RuntimeError if a metric is not finite."""
         samples = self.trainer.round
         self._first_ids = self._first_ids or [*samples[0].prompt_ids, *samples[0].completion_ids]
         self.tokens += sum(sum(sample.mask) for sample in samples)
@@ -318,6 +335,7 @@ class GrpoLog:
         with self.path.open("a") as file:
             file.write(_as_json(line))
         self.stage.advance(note=f"reward {line.reward:.2f}, parsed {line.parsed:.2f}, solved {line.solved:.2f}")
+        return line
 
     def _reward_metrics(self) -> dict[str, float]:
         """Mean and deviation of the round's rewards, and the share of its groups without variance."""
@@ -350,9 +368,25 @@ def add_log(worker: Worker[GrpoWorkerConfig], trainer: PolicyTrainer) -> GrpoLog
     stage = worker.stage(f"seed {worker.config.seed}, step", worker.config.rl.steps)
     stage.advance(worker.config.resume or 0)
     log = GrpoLog(worker, trainer, stage)
-    trainer.add_callback(log.callback())
+    # Behind the trainer's own and before those of trackers.
+    trainer.callback_handler.callbacks.insert(1, log.callback())
     trainer.remove_callback(PrinterCallback)
     return log
+
+
+def statistics_callback(trainer: PolicyTrainer, link: PolicyClient) -> Any:
+    """Return the TrainerCallback that sends the token statistics of a round when it was trained on for the first time.
+
+    Checkpoints are saved after `on_step_end`, so a resumed run has the statistics of all rounds before it.
+    """
+    from transformers import TrainerCallback
+
+    class Callback(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if statistics := trainer.statistics.take():
+                link.record(trainer.generated_at, statistics)
+
+    return Callback()
 
 
 def _as_json(line: GrpoLogLine) -> str:

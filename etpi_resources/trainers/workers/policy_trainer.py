@@ -1,7 +1,8 @@
 """TRL's GRPOTrainer on rollouts that another process runs and rewards.
 
 Loss and clipping are TRL's. Its advantage (float32, an eps of 1e-4 that cannot be set) is replaced by the one that
-comes with each rollout. The trainer also measures how far rollout and trainer log-probs differ.
+comes with each rollout. The trainer also measures how far rollout and trainer log-probs differ, and keeps the
+log-probs and entropies of the first passes over a round.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from etpi_resources.trainers.policy_link import Sample
 from etpi_resources.trainers.workers.sample_trees import pack_samples
+from etpi_resources.trainers.workers.token_statistics import RoundStatistics
 from etpi_resources.trainers.workers.tree_attention import refuses_trees
 
 RollOut = Callable[[int, Sequence[int]], Sequence[Sample]]
@@ -30,6 +32,7 @@ class PolicyTrainer(GRPOTrainer):
         gaps: rollout against trainer log-probs, for each pass (sum of absolute differences, largest, tokens, staleness
             in steps); the log empties it.
         largest_gap: a mean difference above this stops the run before the update; None only logs it.
+        statistics: log-probs and entropies of the round's tokens, from the first passes over it.
         no_trees: why the samples of a prompt are not packed as a tree (see `sample_trees`); None if they are.
     """
 
@@ -39,7 +42,8 @@ class PolicyTrainer(GRPOTrainer):
         self.generated_at = 0
         self.gaps: list[tuple[float, float, int, int]] = []
         self.largest_gap: float | None = None
-        self._logps: torch.Tensor | None = None
+        self.statistics = RoundStatistics()
+        self._scores: tuple[torch.Tensor, torch.Tensor] | None = None
         super().__init__(rollout_func=self._rollouts, reward_funcs=[self._rewards], **arguments)
         models: list[Any] = [m for m in (self.model, self.ref_model) if m is not None]
         unwrapped: list[Any] = [self.accelerator.unwrap_model(m, keep_fp32_wrapper=False) for m in models]
@@ -73,6 +77,9 @@ class PolicyTrainer(GRPOTrainer):
         if not torch.isfinite(advantages).all():
             raise RuntimeError("an advantage is not finite; look at the rewards of this step")
         output["advantages"] = advantages.to(output["advantages"])
+        # TRL shuffles the samples before it divides them into passes, this column with them.
+        output["places"] = torch.arange(len(self.round))
+        self.statistics = RoundStatistics(self.round)
         return output
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
@@ -87,18 +94,23 @@ class PolicyTrainer(GRPOTrainer):
         else:
             scores = super()._get_per_token_logps_and_entropies(*arguments, **named)
         if named.get("compute_entropy"):
-            self._logps = scores[0].detach()
+            logps, entropies = scores[0], scores[1]
+            assert entropies is not None  # asked for
+            self._scores = logps.detach(), entropies.detach()
         return scores
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
         loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        assert self._logps is not None  # set by the call above
+        assert self._scores is not None  # set by the call above
+        logps, entropies = self._scores
+        staleness = self.state.global_step - self.generated_at
+        if staleness == 0:
+            self.statistics.add(inputs["places"], inputs["completion_mask"].any(dim=1), logps, entropies)
         mask = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
-        gap = (self._logps - inputs["sampling_per_token_logps"]).abs()[mask]
+        gap = (logps - inputs["sampling_per_token_logps"]).abs()[mask]
         if gap.numel():
-            staleness = self.state.global_step - self.generated_at
             self.gaps.append((float(gap.sum()), float(gap.max()), gap.numel(), staleness))
             if staleness == 0 and self.largest_gap is not None and not float(gap.mean()) <= self.largest_gap:
                 raise RuntimeError(

@@ -7,6 +7,7 @@ every step; rank 0 logs, writes and proves the checkpoints.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +25,7 @@ from etpi_resources.trainers.contracts import (
     SftWorkerResult,
 )
 from etpi_resources.trainers.workers.reporting import Worker, open_worker
+from etpi_resources.trainers.workers.tracking import UNTRACKED, survive_trackers, tracking_arguments
 
 if TYPE_CHECKING:
     import torch
@@ -70,6 +72,8 @@ def run(worker: Worker[SftWorkerConfig]) -> SftWorkerResult | None:
         BadSequences, ValueError: the sequences cannot be trained on; the message says why.
     """
     began = time.monotonic()
+    # Before TRL is imported, which imports trackio, which reads its folder from the environment then.
+    tracking = tracking_arguments(worker)
     from transformers.utils import logging as transformers_logging
 
     from etpi_resources.trainers.workers import proof
@@ -84,7 +88,9 @@ def run(worker: Worker[SftWorkerConfig]) -> SftWorkerResult | None:
     replicated = can_replicate(config.train, compute, model)
     micro_tokens = pass_tokens(config, replicated)
     layout = lay_out(stored, config, micro_tokens, model)
-    trainer = build_trainer(worker, model, layout.plan, layout.sequences, compute=compute, replicated=replicated)
+    trainer = build_trainer(
+        worker, model, layout.plan, layout.sequences, compute=compute, replicated=replicated, tracking=tracking
+    )
     device = f"{shards} x {device_name(compute.gpu)}" if shards > 1 else device_name(compute.gpu)
     used_libraries = libraries()
     worker.log(
@@ -221,6 +227,7 @@ def build_trainer(
     *,
     compute: Compute,
     replicated: bool,
+    tracking: Mapping[str, Any] = UNTRACKED,
 ) -> WeightedSFTTrainer:
     """Return the trainer of a plan; `replicated`: the micro-batches of a step run at the same time (see `replicas`)."""
     import datasets
@@ -239,7 +246,7 @@ def build_trainer(
     tokenizer = AutoTokenizer.from_pretrained(config.base, local_files_only=True)
     passes = -(-plan.accumulate // train.shards)
     pad_id = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
-    return WeightedSFTTrainer(
+    trainer = WeightedSFTTrainer(
         plan=plan,
         sequences=sequences,
         pad_id=pad_id,
@@ -252,12 +259,15 @@ def build_trainer(
             accumulate=1 if replicated else passes,
             seed=config.seed,
             compute=compute,
+            tracking=tracking,
         ),
         train_dataset=datasets.Dataset(sequences.table()),
         data_collator=lambda batch: batch,
         processing_class=tokenizer,
         peft_config=lora_config(train) if lora and train.shards == 1 else None,
     )
+    survive_trackers(trainer, worker.log)
+    return trainer
 
 
 def uses_liger(worker: Worker[SftWorkerConfig], compute: Compute) -> bool:
@@ -279,7 +289,14 @@ def uses_liger(worker: Worker[SftWorkerConfig], compute: Compute) -> bool:
 
 
 def sft_arguments(
-    train: SftSettings, folder: Path, *, steps: int, accumulate: int, seed: int, compute: Compute
+    train: SftSettings,
+    folder: Path,
+    *,
+    steps: int,
+    accumulate: int,
+    seed: int,
+    compute: Compute,
+    tracking: Mapping[str, Any] = UNTRACKED,
 ) -> SFTConfig:
     """TRL's arguments for a train section."""
     from trl.trainer.sft_config import SFTConfig
@@ -307,8 +324,8 @@ def sft_arguments(
         logging_strategy="no",
         eval_strategy="no",
         logging_nan_inf_filter=False,
-        report_to="none",
         disable_tqdm=True,
+        **tracking,
     )
 
 

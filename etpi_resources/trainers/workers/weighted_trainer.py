@@ -298,3 +298,17 @@ class StepLog(TrainerCallback):
         if self.trainer.is_world_process_zero():
             with self.path.open("a") as file:
                 file.write(json.dumps(line.model_dump()) + "\n")
+        if self.trainer.args.report_to:
+            self.trainer.log(_as_trl_names(line))
+
+
+def _as_trl_names(line: SftLogLine) -> dict[str, float]:
+    """Return a line's figures under the names by which trackers know them."""
+    named = {
+        "loss": line.loss,
+        "mean_token_accuracy": line.token_accuracy,
+        "eval_loss": line.val_loss,
+        "learning_rate": line.learning_rate,
+        "num_tokens": line.tokens,
+    }
+    return {name: value for name, value in named.items() if value is not None}
