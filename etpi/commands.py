@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from etpi.dagster_home import prepare_dagster_home
 from etpi_assets.specs.folders import user_folders
 from etpi_assets.specs.load import SpecError, Specs, load_shipped, load_specs
-from etpi_assets.specs.shown import VARIABLE as SHIPPED_VARIABLE
+from etpi_assets.specs.shown import SHIPPED_VARIABLE
 
 if TYPE_CHECKING:
     from etpi_assets.planner import Step

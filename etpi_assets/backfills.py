@@ -160,6 +160,6 @@ def _failures(backfill_id: str, instance: dg.DagsterInstance) -> list[str]:
         if run.is_failure_or_canceled:
             logs = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
             errors = [event.step_failure_data.error for log in logs if (event := log.get_dagster_event())]
-            said = "; ".join(" ".join(error.message.split()) for error in errors if error) or run.status.value
-            lines.append(f"  run {run.run_id[:8]} of {run.tags.get(PARTITION_TAG, 'all')}: {said}")
+            reason = "; ".join(" ".join(error.message.split()) for error in errors if error) or run.status.value
+            lines.append(f"  run {run.run_id[:8]} of {run.tags.get(PARTITION_TAG, 'all')}: {reason}")
     return lines

@@ -11,7 +11,9 @@ import dagster as dg
 from etpi_assets.dagster_private import ExpectedFailure
 from etpi_assets.partitions import PARTITION_TAG
 
-SENSOR, VARIABLE, PAGE = "alert_on_failure", "ETPI_ALERT_URL", "ETPI_PAGE_URL"
+SENSOR = "alert_on_failure"
+ALERT_URL = "ETPI_ALERT_URL"
+PAGE_URL = "ETPI_PAGE_URL"
 TIMEOUT_SECONDS = 5.0
 MOST_CHARACTERS = 2_000
 """Of an error message; chat services cut or refuse longer ones."""
@@ -24,12 +26,12 @@ def alert_sensor() -> dg.SensorDefinition:
         name=SENSOR,
         default_status=dg.DefaultSensorStatus.STOPPED,
         minimum_interval_seconds=30,
-        description=f"Posts a JSON object with run, job, partition and errors to ${VARIABLE} for every failed run.",
+        description=f"Posts a JSON object with run, job, partition and errors to ${ALERT_URL} for every failed run.",
     )
     def sensor(context: dg.RunFailureSensorContext) -> dg.SkipReason | None:
-        address = os.environ.get(VARIABLE)
+        address = os.environ.get(ALERT_URL)
         if not address:
-            return dg.SkipReason(f"{VARIABLE} is not set")
+            return dg.SkipReason(f"{ALERT_URL} is not set")
         errors = [
             (event.step_key or "", event.step_failure_data.error.message if event.step_failure_data.error else "")
             for event in context.get_step_failure_events()
@@ -50,7 +52,7 @@ def message(run: dg.DagsterRun, errors: list[tuple[str, str]], otherwise: str) -
         otherwise: the failure of the run itself, where no step failed.
     """
     partition = run.tags.get(PARTITION_TAG)
-    link = f"{(os.environ.get(PAGE) or 'http://localhost:3000').rstrip('/')}/runs/{run.run_id}"
+    link = f"{(os.environ.get(PAGE_URL) or 'http://localhost:3000').rstrip('/')}/runs/{run.run_id}"
     shown = [{"step": step, "error": error.strip()[:MOST_CHARACTERS]} for step, error in errors]
     name = f"{run.job_name} of {partition}" if partition else run.job_name
     reason = shown[0]["error"] if shown else otherwise
@@ -79,4 +81,4 @@ def post(address: str, body: dict[str, Any]) -> None:
             pass
     except (URLError, OSError, ValueError) as error:
         # The address may contain a secret, so the message does not repeat it.
-        raise ExpectedFailure(f"the alert for run {body['run_id']} was not taken by {VARIABLE}: {error}") from None
+        raise ExpectedFailure(f"the alert for run {body['run_id']} was not taken by {ALERT_URL}: {error}") from None

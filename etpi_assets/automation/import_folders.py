@@ -56,14 +56,14 @@ def import_sensor() -> dg.SensorDefinition:
 
 def imported_folders(specs: Specs) -> dict[str, str]:
     """Return rollout set -> the path it imports, as written, for those whose path can be resolved and exists."""
-    found = {}
+    folders = {}
     for name, spec in specs.rollout_sets.items():
         try:
             if spec.kind == "imported" and spec.path and expand(spec.path).exists():
-                found[name] = spec.path
+                folders[name] = spec.path
         except PathError:
             continue  # its variable is not set on this machine
-    return found
+    return folders
 
 
 def evaluate(folders: Mapping[str, str], before: Mapping[str, Any], now: float) -> tuple[Cursor, list[str]]:

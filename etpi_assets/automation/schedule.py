@@ -10,8 +10,9 @@ import dagster as dg
 from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.load import Specs
 
-CRON, EXPERIMENTS, JOB = "ETPI_SCHEDULE", "ETPI_SCHEDULE_EXPERIMENTS", "bring_experiment"
-NAME = "bring_experiments"
+SCHEDULE_CRON = "ETPI_SCHEDULE"
+SCHEDULE_EXPERIMENTS = "ETPI_SCHEDULE_EXPERIMENTS"
+NAME, JOB = "bring_experiments", "bring_experiment"
 
 
 def schedules(specs: Specs) -> list[dg.ScheduleDefinition]:
@@ -20,12 +21,14 @@ def schedules(specs: Specs) -> list[dg.ScheduleDefinition]:
     Raises:
         SpecError: the cron expression is invalid, or $ETPI_SCHEDULE_EXPERIMENTS names no or unknown experiments.
     """
-    cron = os.environ.get(CRON, "").strip()
+    cron = os.environ.get(SCHEDULE_CRON, "").strip()
     if not cron:
         return []
-    names = os.environ.get(EXPERIMENTS, "").replace(",", " ").split()
+    names = os.environ.get(SCHEDULE_EXPERIMENTS, "").replace(",", " ").split()
     if not names:
-        raise SpecError(f"{CRON} is set, but not which experiments run: export {EXPERIMENTS}=NAME,NAME")
+        raise SpecError(
+            f"{SCHEDULE_CRON} is set, but not which experiments run: export {SCHEDULE_EXPERIMENTS}=NAME,NAME"
+        )
     for name in names:
         specs.entry("experiment", name)
 
@@ -43,5 +46,5 @@ def schedules(specs: Specs) -> list[dg.ScheduleDefinition]:
             description=f"Computes what is missing or stale of {', '.join(names)}. What is up to date is skipped.",
         )
     except dg.DagsterInvalidDefinitionError as error:
-        raise SpecError(f'{CRON}={cron!r} is not a cron expression such as "0 3 * * 1": {error}') from None
+        raise SpecError(f'{SCHEDULE_CRON}={cron!r} is not a cron expression such as "0 3 * * 1": {error}') from None
     return [schedule]

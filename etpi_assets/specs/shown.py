@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.load import SHIPPED, Specs
 
-VARIABLE = "ETPI_SHIPPED"
+SHIPPED_VARIABLE = "ETPI_SHIPPED"
 DEMO, ALL = "demo", "all"
 DEMO_EXPERIMENTS = ("plan_first_tiny", "plan_first_tiny_weak")
 """The experiments of `make demo`."""
@@ -27,9 +27,11 @@ def shown_specs(specs: Specs, with_data: Callable[[str], Collection[str]]) -> Sp
     Raises:
         SpecError: the variable has another value.
     """
-    choice = os.environ.get(VARIABLE) or ALL
+    choice = os.environ.get(SHIPPED_VARIABLE) or ALL
     if choice not in (DEMO, ALL):
-        raise SpecError(f"{VARIABLE}={choice!r}: write {DEMO} (the demo's shipped specs) or {ALL} (every shipped spec)")
+        raise SpecError(
+            f"{SHIPPED_VARIABLE}={choice!r}: write {DEMO} (the demo's shipped specs) or {ALL} (every shipped spec)"
+        )
     if choice == ALL:
         return specs
     shown = {("experiment", name) for name in DEMO_EXPERIMENTS}

@@ -85,17 +85,17 @@ def _mains(rows: Sequence[Row]) -> list[dict[str, Any]]:
     mains = []
     for experiment in dict.fromkeys(row["experiment"] for row in rows):
         pooled = _pooled(row for row in rows if row["experiment"] == experiment)
-        found = [
+        measured = [
             (role, decoding, metric)
             for role in STUDENTS
             for decoding in _decodings(pooled)
             for metric in METRICS
             if (role, decoding, metric) in pooled
         ]
-        if found:
-            role, decoding, metric = found[0]
+        if measured:
+            role, decoding, metric = measured[0]
             main = {"experiment": experiment, "role": role, "metric": f"{decoding} {metric}"}
-            values = {"student": pooled[found[0]], "base": pooled.get(("base", decoding, metric))}
+            values = {"student": pooled[measured[0]], "base": pooled.get(("base", decoding, metric))}
             mains.append(main | {name: round(float(row["value"]), 4) for name, row in values.items() if row})
     return mains
 

@@ -21,14 +21,14 @@ def pages(ref: Ref) -> Mapping[str, str]:
             "evaluation rollouts": links.rollouts_page(origin="eval", made_for=key),
             "training rollouts": links.rollouts_page(origin="rl", made_for=key),
         }
-        found = {name: every[name] for name in paths}
+        named = {name: every[name] for name in paths}
     elif ref.asset in ("raw_rollouts", "scored_rollouts"):
-        found = {"rollouts": links.rollouts_page(origin="set", made_for=key)}
+        named = {"rollouts": links.rollouts_page(origin="set", made_for=key)}
     elif ref.asset in ("leaderboard", "teacher_ceiling"):
-        found = {"experiments": "/"}
+        named = {"experiments": "/"}
     else:
-        found = {}
-    return {f"view {name}": links.view_url(path) for name, path in found.items()}
+        named = {}
+    return {f"view {name}": links.view_url(path) for name, path in named.items()}
 
 
 _OF_EXPERIMENT: Mapping[str, tuple[str, ...]] = {
