@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import time
 from collections.abc import Collection, Sequence
@@ -201,13 +200,14 @@ def export_experiment(name: str, format: str, to: Path) -> int:
 
 def compare(names: Sequence[str], consent: Collection[str] = ()) -> int:
     """Run experiments and end with the table that compares them."""
-    from etpi_assets.runs.console_table import WIDTH, ending, metrics_table
+    from etpi_assets.runs import columns
+    from etpi_assets.runs.console_table import ending
+    from etpi_assets.runs.metrics_table import metrics_table
     from etpi_resources.lake.lake import Lake
 
     code = run_experiments(names, consent=consent)
     lake = Lake.open()
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
-    print(f"\n{metrics_table(lake, names, width)}\n\n{ending(lake, names)}")
+    print(f"\n{metrics_table(lake, names, columns.width())}\n\n{ending(lake, names)}")
     return code
 
 
