@@ -71,10 +71,10 @@ def find_shell() -> str:
         QueryError: there is none.
     """
     beside = Path(sys.executable).with_name(SHELL)
-    found = str(beside) if os.access(beside, os.X_OK) else shutil.which(SHELL)
-    if found is None:
+    program = str(beside) if os.access(beside, os.X_OK) else shutil.which(SHELL)
+    if program is None:
         raise QueryError(
             f"DuckDB's shell is not installed: there is no {beside}, and no {SHELL} on PATH. Install it with "
             "`pip install duckdb-cli`, or give a query: etpi sql -c 'SELECT ...', etpi sql REPORT"
         )
-    return found
+    return program

@@ -36,8 +36,8 @@ class Question:
     @property
     def variables(self) -> tuple[str, ...]:
         """The variables that a person may set, in the order in which the text reads them."""
-        own = set(_SET.findall(_code(self.text)))
-        return tuple(name for name in dict.fromkeys(_READ.findall(self.text)) if name not in own)
+        set_here = set(_SET.findall(_code(self.text)))
+        return tuple(name for name in dict.fromkeys(_READ.findall(self.text)) if name not in set_here)
 
     @property
     def title(self) -> str:

@@ -169,12 +169,14 @@ def _explained(endpoint: str, repo: str, token: str, done: str) -> Iterator[None
             403: f"the token may not write to {repo} at {endpoint} (403). It needs the role write for that owner",
             404: f"{endpoint} has no repository {repo} that the token may see (404)",
         }
-        said = str(error.server_message or error).split("\n")[0]
-        raise PushError(_without(token, reasons.get(status, f"{endpoint} refused {repo} ({status}): {said}"))) from None
+        reason = str(error.server_message or error).split("\n")[0]
+        raise PushError(
+            _without(token, reasons.get(status, f"{endpoint} refused {repo} ({status}): {reason}"))
+        ) from None
     except Exception as error:
         # The client and its storage library raise many unrelated classes for a failed upload.
-        said = f"{type(error).__name__}: {error}"
-        text = f"{endpoint} cannot be reached ({said})" if _is_network(error) else f"{repo} at {endpoint}: {said}"
+        cause = f"{type(error).__name__}: {error}"
+        text = f"{endpoint} cannot be reached ({cause})" if _is_network(error) else f"{repo} at {endpoint}: {cause}"
         raise PushError(_without(token, f"{text}. {done}")) from None
 
 

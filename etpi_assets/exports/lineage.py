@@ -16,10 +16,10 @@ from etpi_resources.lake.schemas import empty
 
 def lineage_section(source: ExportSource) -> list[str]:
     """Return the lines of the section, which depend on nothing but the exported versions and the installed etpi."""
-    made = source.manifest()
+    manifest = source.manifest()
     rows = [("experiment", f"`{source.experiment}`"), ("etpi", version("etpi"))]
-    if made.git_revision:
-        rows.append(("git revision that made it", f"`{made.git_revision}`"))
+    if manifest.git_revision:
+        rows.append(("git revision that made it", f"`{manifest.git_revision}`"))
     rows.append(("rollout sets", ", ".join(f"`{name}`" for name in source.spec.rollout_sets)))
     if set(DATASET) <= set(source.assets):
         rows.append(("teachers", ", ".join(f"`{teacher}`" for teacher in _teachers(source)) or "unknown"))

@@ -52,8 +52,8 @@ def export_and_push(experiment: str, format: str, to: Path, resources: Resources
     manifest = finished or export(experiment, format, to, resources)
     extra = {} if (to / CARD).exists() else {CARD: _card(source, exporter).encode()}
     refuse_secrets(to, {**secrets(), _LOGIN: repository.secret})
-    made = versions[f"{exporter.assets[-1]}/{experiment}"]
-    message = f"etpi export of {experiment} as {format}, {exporter.assets[-1]} {made}"
+    version = versions[f"{exporter.assets[-1]}/{experiment}"]
+    message = f"etpi export of {experiment} as {format}, {exporter.assets[-1]} {version}"
     return Pushed(manifest, repository.push(to, message, extra), finished is not None)
 
 
@@ -64,8 +64,8 @@ def refuse_secrets(folder: Path, keys: Mapping[str, str]) -> None:
         keys: name of the variable -> value; the message has the name only.
     """
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        found = _in_parquet(path, keys) if path.suffix == ".parquet" else _in_bytes(path, keys)
-        for name in found:
+        names = _in_parquet(path, keys) if path.suffix == ".parquet" else _in_bytes(path, keys)
+        for name in names:
             shown = name if name == _LOGIN else f"the value of ${name}"
             raise PushError(
                 f"{path} contains {shown}, so nothing was pushed. Find where it enters (a URL, a prompt, a recorded "

@@ -182,11 +182,11 @@ def _sentences(experiment: str, of: Results, width: int) -> list[str]:
         if certain or round(paired.change.value, 2) < 0:
             (fell if certain else lower).append(text)
             lost |= metric == "solved"
-    said = [
+    sentences = [
         f"{GAP}FELL: {', '.join(fell)}" if fell else "",
         f"{GAP}lower, but not certain at this n: {', '.join(lower)}" if lower else "",
     ]
-    lines = [textwrap.fill(line, width, subsequent_indent=GAP * 2) for line in said if line]
+    lines = [textwrap.fill(line, width, subsequent_indent=GAP * 2) for line in sentences if line]
     link = [f"{GAP}tasks that the student lost: {view_url(regressions_page(experiment))}"] if lost else []
     return [*lines, *link] or [f"{GAP}no metric fell"]
 
@@ -199,14 +199,14 @@ def _legend(results: Iterable[Results], width: int) -> str:
     roles = {role for of in shown for role in of.roles}
     decodings = {decoding for of in shown for decoding in of.decodings}
     metrics = {metric for of in shown for metric in of.metrics[:MOST_METRICS]}
-    said = {metric for of in shown for _, metric in of.changes}
+    compared = {metric for of in shown for _, metric in of.changes}
     more = [metric for metric in METRICS if any(metric in of.metrics for of in shown) and metric not in metrics]
     lines = [
         _defined({role: text for role, text in _ROLES.items() if role in roles}),
         _defined({name: text for name, text in _DECODINGS.items() if name in decodings}),
         "0.88 [0.69, 0.96]: a share and its 95 % interval; n: the pairs, agents or turns it is a share of",
         "change: from base to the last trained student, each task against itself, with its 95 % interval"
-        if said
+        if compared
         else "",
         *(f"{name}: {text}" for name, text in METRICS.items() if name in metrics),
         f"Also measured, and in the reports: {', '.join(more)}" if more else "",
