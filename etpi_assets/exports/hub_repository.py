@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
 
 from etpi_resources.lake.lake import LakeError
@@ -103,52 +104,52 @@ class Repository:
         if not sys.stderr.isatty():
             disable_progress_bars()
 
-        where = {"repo_type": self._type, "token": self._token}
         files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+        kind, token, branch = self._type, self._token, self._target.revision
         done = "The export itself is complete; the same command pushes it again."
-        with _explained(self._api.endpoint, self.repo, self._token, done):
-            # Without the argument, the hub applies what the organisation has chosen.
-            visibility = {"private": True} if self._target.private else {}
-            self._api.create_repo(self.repo, exist_ok=True, **visibility, **where)
-            if self._target.revision != _MAIN:
-                self._api.create_branch(self.repo, branch=self._target.revision, exist_ok=True, **where)
+        with _explained(self._api.endpoint, self.repo, token, done):
+            # None: the hub applies what the organisation has chosen.
+            private = True if self._target.private else None
+            self._api.create_repo(self.repo, token=token, private=private, repo_type=kind, exist_ok=True)
+            if branch != _MAIN:
+                self._api.create_branch(self.repo, branch=branch, token=token, repo_type=kind, exist_ok=True)
             old = self._earlier_files() - files.keys() - extra.keys()
+            operations = [
+                *(CommitOperationAdd(name, path) for name, path in files.items()),
+                *(CommitOperationAdd(name, data) for name, data in extra.items()),
+                *(CommitOperationDelete(name) for name in sorted(old)),
+            ]
             commit = self._api.create_commit(
-                self.repo,
-                [
-                    *(CommitOperationAdd(name, path) for name, path in files.items()),
-                    *(CommitOperationAdd(name, data) for name, data in extra.items()),
-                    *(CommitOperationDelete(name) for name in sorted(old)),
-                ],
-                commit_message=message,
-                revision=self._target.revision,
-                **where,
+                self.repo, operations, commit_message=message, token=token, repo_type=kind, revision=branch
             )
         return commit.commit_url
 
     def _earlier_files(self) -> set[str]:
         """Return the files of the repository that its etpi manifest names; empty if there is no manifest."""
-        where = {"repo_type": self._type, "revision": self._target.revision, "token": self._token}
-        present = set(self._api.list_repo_files(self.repo, **where))
+        present = set(
+            self._api.list_repo_files(
+                self.repo, revision=self._target.revision, repo_type=self._type, token=self._token
+            )
+        )
         if MANIFEST not in present:
             return set()
-        with self._downloaded(MANIFEST) as data:
-            try:
-                listed = {file["path"] for file in json.loads(data)["files"]}
-            except (ValueError, KeyError, TypeError):
-                return set()  # not a manifest of etpi
+        try:
+            listed = {file["path"] for file in json.loads(self._download(MANIFEST))["files"]}
+        except (ValueError, KeyError, TypeError):
+            return set()  # not a manifest of etpi
         return present & listed
 
-    @contextmanager
-    def _downloaded(self, name: str) -> Iterator[bytes]:
-        from tempfile import TemporaryDirectory
-
+    def _download(self, name: str) -> bytes:
         with TemporaryDirectory() as folder:
             path = self._api.hf_hub_download(
-                self.repo, name, repo_type=self._type, revision=self._target.revision, token=self._token,
+                self.repo,
+                name,
+                repo_type=self._type,
+                revision=self._target.revision,
+                token=self._token,
                 local_dir=folder,
-            )  # fmt: skip
-            yield Path(path).read_bytes()
+            )
+            return Path(path).read_bytes()
 
 
 @contextmanager

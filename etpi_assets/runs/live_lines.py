@@ -24,9 +24,10 @@ def live_lines(activities: Sequence[Activity], width: int) -> list[str]:
     if _DETAIL in columns:
         rest = [i for i in columns if i != _DETAIL]
         room = width - sum(max(len(row[i]) for row in rows) + len(GAP) for i in rest)
+        if room < _SHORTEST_DETAIL:
+            columns = rest
         for row in rows:
-            row[_DETAIL] = shortened(row[_DETAIL], room) if room >= _SHORTEST_DETAIL else ""
-        columns = columns if room >= _SHORTEST_DETAIL else rest
+            row[_DETAIL] = shortened(row[_DETAIL], room)
     shown = [[row[i] for i in columns] for row in rows]
     right = [at for at, i in enumerate(columns) if i in _RIGHT]
     return [shortened(line, width) for line in aligned(shown, right).split("\n")]

@@ -126,11 +126,8 @@ def _block(results: Mapping[str, Results], roles: Sequence[str], width: int) -> 
     """Return the tables of experiments with the same roles, with as many intervals as fit."""
     students = [role for role in roles if role in _STUDENTS]
     with_interval = [students or list(roles), [role for role in students if role != "base"], []]
-    for chosen in with_interval:
-        text = _sections(results, roles, chosen, width)
-        if max(map(len, text.split("\n"))) <= width:
-            return text
-    return text
+    texts = [_sections(results, roles, chosen, width) for chosen in with_interval]
+    return next((text for text in texts if max(map(len, text.split("\n"))) <= width), texts[-1])
 
 
 def _sections(results: Mapping[str, Results], roles: Sequence[str], with_interval: Sequence[str], width: int) -> str:
@@ -159,7 +156,7 @@ def _rows(of: Results, roles: Sequence[str], with_interval: Sequence[str], chang
 
 
 def _value(row: Mapping[str, Any] | None) -> str:
-    return figure(row and row["value"])
+    return figure(row["value"] if row else None)
 
 
 def _interval(row: Mapping[str, Any] | None) -> str:

@@ -115,15 +115,12 @@ def paired_difference(
     one, two = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     names = [str(i) for i in range(len(one))]
     estimate = rate if rates else mean
-    figures = [estimate(side[:, 0].tolist(), names, side[:, 1].tolist()) for side in (one, two)]
-    assert figures[0] is not None and figures[1] is not None
-    residuals = [
-        (side[:, 0] - figure.value * side[:, 1]) / side[:, 1].sum()
-        for side, figure in zip((one, two), figures, strict=True)
-    ]
+    earlier, later = (estimate(side[:, 0].tolist(), names, side[:, 1].tolist()) for side in (two, one))
+    assert earlier is not None and later is not None, "a cluster has a size above 0"
+    residuals = [side[:, 0] - of.value * side[:, 1] for side, of in ((one, later), (two, earlier))]
     scale = math.sqrt(float((residuals[0] ** 2).sum() * (residuals[1] ** 2).sum()))
     correlation = float((residuals[0] * residuals[1]).sum()) / scale if scale > 0 else 0.0
-    return difference(figures[0], figures[1], min(1.0, max(-1.0, correlation)))
+    return difference(later, earlier, min(1.0, max(-1.0, correlation)))
 
 
 def clears(ci_low: float, ci_high: float, threshold: float) -> bool | None:
