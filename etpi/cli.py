@@ -252,11 +252,15 @@ def repair(rebuild: bool, recollect: bool) -> int:
 @click.argument("experiment")
 @click.option("--format", required=True, metavar="FORMAT", help="trl, verl, atif, hub, gguf, ...: see docs/formats.md")
 @click.option("--to", required=True, type=click.Path(path_type=Path), metavar="FOLDER", help="a new or empty folder")
-def export(experiment: str, format: str, to: Path) -> int:
-    """Write an experiment's data or models in another program's format."""
+@click.option("--push", metavar="REPO[@BRANCH]", help="upload it to this repository of the Hugging Face Hub as well")
+@click.option("--private", is_flag=True, help="--push: create the repository private")
+def export(experiment: str, format: str, to: Path, push: str | None, private: bool) -> int:
+    """Write an experiment's data or models in another program's format, and push them to a hub (docs/hub.md)."""
     from etpi import commands
 
-    return commands.export_experiment(experiment, format, to)
+    if private and push is None:
+        raise click.UsageError("--private belongs to --push REPO")
+    return commands.export_experiment(experiment, format, to, push, private)
 
 
 @etpi.command()
@@ -291,3 +295,31 @@ def ui(port: int, host: str) -> int:
     from etpi import commands
 
     return commands.serve_page(host, port)
+
+
+@etpi.command("sql")
+@click.argument("query", required=False, metavar="[REPORT|FILE]")
+@click.argument("values", nargs=-1, metavar="[NAME=VALUE]...")
+@click.option("-c", "text", metavar="SQL", help="run this text instead of a report or a file")
+@click.option("--list", "list_them", is_flag=True, help="list the reports with their questions and variables")
+@click.option(
+    "--format", type=click.Choice(["table", "csv", "json", "markdown"]), default="table", show_default=True,
+    help="how to print the result",
+)  # fmt: skip
+def sql(query: str | None, values: tuple[str, ...], text: str | None, list_them: bool, format: str) -> int:
+    """Ask the catalog: run a report, a file or -c SQL and print the result; without any, open DuckDB's shell.
+
+    The catalog is opened read-only, with times in UTC. NAME=VALUE sets a variable that the query reads (docs/sql.md).
+    """
+    from etpi.query import command, questions
+
+    if list_them:
+        return command.list_reports()
+    if text is not None:
+        values = (query, *values) if query is not None else values
+        question = questions.Question("-c", text)
+    elif query is None:
+        return command.shell()
+    else:
+        question = questions.find(query)
+    return command.run(question, questions.parse_values(values, question), format)

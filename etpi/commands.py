@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import time
 from collections.abc import Collection, Sequence
@@ -182,13 +181,23 @@ def show_template(model: str, template: str | None) -> int:
     return 1 if problems else 0
 
 
-def export_experiment(name: str, format: str, to: Path) -> int:
-    """Write an experiment's data to a folder and print its contents; always 0."""
+def export_experiment(name: str, format: str, to: Path, push: str | None = None, private: bool = False) -> int:
+    """Write an experiment's data to a folder, push it if `push` names a repository, and print its contents; always 0.
+
+    Raises:
+        PushError: it was not pushed.
+    """
     from etpi_assets.exports import MANIFEST, export
+    from etpi_assets.exports.push import Target, export_and_push
     from etpi_assets.resources import Resources
     from etpi_resources.lake.lake import Lake
 
-    manifest = export(name, format, to, Resources(lake=Lake.open()))
+    resources, pushed = Resources(lake=Lake.open()), None
+    if push is None:
+        manifest = export(name, format, to, resources)
+    else:
+        pushed = export_and_push(name, format, to, resources, Target.parse(push, private))
+        manifest = pushed.manifest
     for file in manifest["files"][:8]:
         print(f"{to / file['path']}: {file['rows']} rows, {file['bytes']} bytes")
     if len(manifest["files"]) > 8:
@@ -198,18 +207,21 @@ def export_experiment(name: str, format: str, to: Path) -> int:
     for note in manifest["notes"]:
         print(f"note: {note}")
     print(f"{to / MANIFEST} names the {len(manifest['versions'])} data versions it comes from")
+    if pushed:
+        print(f"pushed: {pushed.url}" + (" (the folder had this export already)" if pushed.reused else ""))
     return 0
 
 
 def compare(names: Sequence[str], consent: Collection[str] = ()) -> int:
     """Run experiments and end with the table that compares them."""
-    from etpi_assets.runs.console_table import WIDTH, ending, metrics_table
+    from etpi_assets.runs import columns
+    from etpi_assets.runs.console_table import ending
+    from etpi_assets.runs.metrics_table import metrics_table
     from etpi_resources.lake.lake import Lake
 
     code = run_experiments(names, consent=consent)
     lake = Lake.open()
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
-    print(f"\n{metrics_table(lake, names, width)}\n\n{ending(lake, names)}")
+    print(f"\n{metrics_table(lake, names, columns.width())}\n\n{ending(lake, names)}")
     return code
 
 

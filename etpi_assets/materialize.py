@@ -45,6 +45,8 @@ __all__ = ["AssetRun", "Produced", "build_asset", "etpi_asset"]
 
 OWNER = "team:etpi"
 RESOURCE = "etpi"
+CONSOLE_SECONDS = 5.0
+"""The console has a line for an asset that took at least this long; the web page has one for each."""
 EXPECTED_FAILURES = (
     LakeError,
     SpecError,
@@ -263,13 +265,15 @@ def _log_outcome(context: dg.AssetExecutionContext, node: Node, key: str, outcom
         context.log.info(f"{name} not applicable: {reason}", extra=quiet)
     else:
         of = f"; {rows or 'no rows'}" if node.tables else ""
-        extra = quiet if node.group == "specs" else None
+        extra = quiet if outcome.seconds < CONSOLE_SECONDS else None
         context.log.info(f"{name} made in {outcome.seconds:.1f} s{of}", extra=extra)
     for check in manifest.checks:
         if not check["passed"] and not check["blocking"]:
             context.log.warning(f"{name}: {check['name']}: {check['message']}")
     if without := [check["name"] for check in manifest.checks if not check.get("applicable", True)]:
-        context.log.info(f"{name}: not applicable: {', '.join(without)} (see the view checks for the reasons)")
+        context.log.info(
+            f"{name}: not applicable: {', '.join(without)} (see the view checks for the reasons)", extra=quiet
+        )
 
 
 def _failure_message(node: Node, key: str, outcome: Outcome) -> str:

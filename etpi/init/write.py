@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from etpi_assets.planner import open_steps, plan
-from etpi_assets.runs.console_table import WIDTH, step_lines
+from etpi_assets.runs.columns import WIDTH
+from etpi_assets.runs.console_table import step_lines
 from etpi_assets.specs.folders import DEFAULT, FOLDERS, user_folders
 from etpi_assets.specs.load import SpecError, load_specs
 from etpi_resources.lake.lake import Lake

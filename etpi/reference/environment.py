@@ -149,6 +149,12 @@ READ_FROM_THE_SYSTEM: Sequence[Variable] = (
         "the system's",
         "etpi_resources.downloads.proxy",
     ),
+    Variable(
+        "HF_ENDPOINT",
+        "The hub that `etpi export --push` writes to; the token is HF_TOKEN or the stored login of `hf`.",
+        "huggingface.co",
+        "etpi_assets.exports.hub_repository",
+    ),
     Variable("TERM", "`dumb` turns the live display of a run off.", "the terminal's", "etpi_assets.runs.console"),
     Variable("PYTHONPATH", "Kept behind etpi's own folder for workers.", "empty", "etpi_resources.trainers.pipes, ..."),
     Variable(

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import pyarrow as pa
 
-from etpi_assets.scoring.intervals import Estimate, decide, mean, rate
+from etpi_assets.scoring.intervals import Estimate, decide, mean, paired_difference, rate
 from etpi_assets.scoring.published import in_reading
 from etpi_assets.specs.experiment import MetricsSection, Threshold
 from etpi_resources.lake.checks import CheckOutcome
@@ -145,6 +146,62 @@ def _not_null(column: str, agents: Sequence[tuple[Mapping[str, Any], str]]) -> t
     counted = [(agent, cluster) for agent, cluster in agents if agent[column] is not None]
     values = [agent[column] for agent, _ in counted]
     return values, [cluster for _, cluster in counted], [agent["turns"] or 0 for agent, _ in counted]
+
+
+@dataclass(frozen=True)
+class PairedChange:
+    """How a metric changed between two checkpoints, on the tasks that both were evaluated on.
+
+    Attributes:
+        before, after: the metric's value over these tasks.
+        change: after - before, with its interval; `n` is the smaller number of units, `clusters` that of tasks.
+    """
+
+    decoding: str
+    metric: str
+    before: float
+    after: float
+    change: Estimate
+
+
+def paired_changes(
+    rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, before: str, after: str
+) -> list[PairedChange]:
+    """Compare two checkpoint roles task by task, pooled over seeds, in every decoding that both were evaluated in.
+
+    Args:
+        rollouts, scores, agent_scores: as for `measure`, of one experiment's evaluation.
+        before, after: checkpoint roles, for example base and sft.
+    """
+    groups = _group_rollouts(rollouts, scores, agent_scores, teacher=False)
+    changes = []
+    for decoding in sorted({decoding for role, seed, decoding in groups if role == after and seed is None}):
+        if (before, None, decoding) not in groups:
+            continue
+        earlier, later = (_by_task(groups[role, None, decoding]) for role in (before, after))
+        for metric in later:
+            tasks = sorted(earlier.get(metric, {}).keys() & later[metric].keys())
+            if not tasks:
+                continue
+            first, second = ([side[metric][task] for task in tasks] for side in (later, earlier))
+            is_mean = metric in TURN_MEANS or metric in ("post_think_tokens_per_turn", "turns_per_agent")
+            change = paired_difference(first, second, rates=not is_mean)
+            values = [sum(total for total, _ in side) / sum(size for _, size in side) for side in (second, first)]
+            changes.append(PairedChange(decoding, metric, values[0], values[1], change))
+    return changes
+
+
+def _by_task(units: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, tuple[float, float]]]:
+    """Return metric -> task -> (total, size); a task without a unit of the metric is not there."""
+    tasks: dict[str, list[Mapping[str, Any]]] = {}
+    for unit in units:
+        if not unit["infrastructure_error"]:
+            tasks.setdefault(unit["cluster"], []).append(unit)
+    table: dict[str, dict[str, tuple[float, float]]] = {}
+    for task, of_task in tasks.items():
+        for metric, _, estimate in _estimates(of_task):
+            table.setdefault(metric, {})[task] = estimate.value * estimate.n, float(estimate.n)
+    return table
 
 
 def threshold_checks(metrics: pa.Table, section: MetricsSection, roles: Sequence[str]) -> list[CheckOutcome]:

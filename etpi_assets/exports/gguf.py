@@ -49,4 +49,5 @@ EXPORT = Export(
     importer=None,
     write=_write,
     assets=CHECKPOINTS,
+    repo_type="model",
 )

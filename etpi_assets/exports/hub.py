@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from etpi_assets.exports.conversations import message_columns, message_fields
 from etpi_assets.exports.format import Export, Written, write_splits
+from etpi_assets.exports.lineage import lineage_section
 from etpi_assets.exports.source import ExportSource
 from etpi_assets.exports.token_ids import SEQUENCES, sequence_rows, weights_note
 
@@ -83,12 +84,7 @@ def _card(source: ExportSource, files: Mapping[str, int]) -> str:
         f"Token ids belong to the tokenizer `{spec.base.tokenizer}` and the chat template `{spec.base.chat_template}`; "
         f"capture: `{source.capture}`.",
         "",
-        "## Data versions",
-        "",
-        "| data | version |",
-        "|---|---|",
-        *(f"| `{name}` | `{version}` |" for name, version in source.versions().items()),
-        "",
+        *lineage_section(source),
     ]
     return "\n".join(lines)
 
@@ -102,8 +98,8 @@ EXPORT = Export(
     title="A data set folder for the Hugging Face Hub, with its card",
     files="`README.md`, `messages/*.parquet` (one row per agent), `tokens/*.parquet` (one row per branch of a "
     "merged sequence)",
-    keeps="what `trl_messages` and `trl` keep; which turns have loss (`weight`), role, exit status, patch; data "
-    "versions in the card",
+    keeps="what `trl_messages` and `trl` keep; which turns have loss (`weight`), role, exit status, patch; teachers, "
+    "licences and data versions in the card",
     loses="separate reasoning, log-probabilities, the verdict except its reward",
     read_by="datasets.load_dataset",
     importer="messages",

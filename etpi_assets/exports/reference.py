@@ -41,6 +41,8 @@ names every data version behind the export (tasks, rollouts, selection, pairs, d
 their rows and sha256, what was left out, and notes for readers. Blocked versions are not exported. Rows have the splits
 of training.
 
+With `--push REPO[@BRANCH]`, `etpi export` uploads the folder to a Hugging Face Hub as well ([hub](hub.md)).
+
 `gguf` runs `convert_hf_to_gguf.py` of an installed llama.cpp: the one on `PATH`, or the command in
 `ETPI_GGUF_CONVERTER` (the script, or an interpreter and the script). The source distribution of llama-cpp-python
 contains the script too; it runs in etpi's own environment after `pip install sentencepiece`.

@@ -15,6 +15,7 @@ from etpi_assets.reports.changes import changes
 from etpi_assets.reports.html import TEMPLATES
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.rollout_set import RolloutSetSpec
+from etpi_assets.tasks.licences import data_sources
 
 
 def render(
@@ -87,17 +88,6 @@ def render(
         rl_rewards=[f"{t.function} × {t.weight:g}" for t in spec.rl.rewards],
         limitations=spec.card.limitations or _limitations(spec, metrics),
     )
-
-
-def data_sources(tasks: pa.Table, rollout_sets: Sequence[tuple[str, RolloutSetSpec]]) -> list[tuple[str, str, str]]:
-    """Return (source, licence, amount) of the imported rollouts and training tasks that state a licence."""
-    stated = [(name, spec.license, "imported rollouts") for name, spec in rollout_sets if spec.license]
-    counted: Counter[tuple[str, str]] = Counter()
-    for row in tasks.to_pylist():
-        payload = json.loads(row["payload"] or "{}")
-        if row["split"] == "train" and payload.get("license"):
-            counted[payload["source"], payload["license"]] += 1
-    return [*stated, *((source, licence, f"{n:,} tasks") for (source, licence), n in sorted(counted.items()))]
 
 
 def _base_name(spec: ExperimentSpec, base: pa.Table) -> str:

@@ -22,9 +22,12 @@ from rich.live import Live
 from rich.text import Text
 
 from etpi_assets.dagster_private import LOG_RECORD_METADATA_ATTR
+from etpi_assets.runs.live_lines import live_lines
 from etpi_resources.process.progress import NOT_ON_CONSOLE, Activity, LogDisplay, display, shown_on
 
 REFRESHES_A_SECOND = 4
+_DAGSTERS_OWN = ("[pipes]", "Dependencies for step ")
+"""How messages begin that Dagster writes without an event; the summary of a failed run says what did not run."""
 
 
 @contextmanager
@@ -76,7 +79,8 @@ class TerminalDisplay:
         now = time.monotonic()
         with self._lock:
             rows = [replace(row, seconds=now - began) for _, (row, began) in sorted(self._rows.items())]
-        return Group(*(Text(f"  {row}", no_wrap=True, overflow="ellipsis", style="cyan") for row in rows))
+        lines = live_lines(rows, self._console.width - 2)
+        return Group(*(Text(f"  {line}", no_wrap=True, overflow="ellipsis", style="cyan") for line in lines))
 
     def __enter__(self) -> TerminalDisplay:
         self._live.start()
@@ -146,7 +150,7 @@ class _AssetLines(logging.Filter):
         meta = getattr(record, LOG_RECORD_METADATA_ATTR, {})
         event = meta.get("dagster_event")
         if event is None:
-            return not str(meta.get("orig_message", "")).startswith("[pipes]")
+            return not str(meta.get("orig_message") or record.getMessage()).startswith(_DAGSTERS_OWN)
         return event.is_step_failure
 
 

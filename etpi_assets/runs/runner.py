@@ -12,14 +12,16 @@ from pathlib import Path
 
 import dagster as dg
 
-from etpi_assets.asset_run import CONSENT_TAG
+from etpi_assets.asset_run import CONSENT_TAG, label
 from etpi_assets.definitions import build_defs, resource_of
+from etpi_assets.graph import JOBS
 from etpi_assets.planner import Step, open_steps, plan
 from etpi_assets.resources import Resources
+from etpi_assets.runs.live_lines import ChainDisplay
 from etpi_assets.runs.stopping import StopRequests
 from etpi_assets.specs.load import Specs
 from etpi_resources.lake.lake import Lake
-from etpi_resources.process.progress import Activity, acting_for, display
+from etpi_resources.process.progress import Activity, acting_for, display, shown_on
 
 _QUIET = {"loggers": {"console": {"config": {}}}}
 LONGEST_REASON = 300
@@ -50,9 +52,10 @@ class Runner:
             KeyboardInterrupt: as `run`.
         """
         steps = plan(name, self._specs, self._lake)
+        jobs = _input_jobs(steps)
         display().line(_opening(name, steps))
-        with acting_for(name):
-            for job, key in _input_jobs(steps):
+        with acting_for(name), shown_on(_chain_display(name, steps, jobs)):
+            for job, key in jobs:
                 if failures := self.run(job, key):
                     return failures
             return self.run("run_experiment", name, assets)
@@ -85,6 +88,13 @@ class Runner:
         if stop:
             raise KeyboardInterrupt  # Dagster reports a failed run at most; no further job may start
         return [] if result.success else _failures(result) or [f"{job}: Dagster's page of run {result.run_id} says why"]
+
+
+def _chain_display(name: str, steps: Sequence[Step], jobs: Sequence[tuple[str, str]]) -> ChainDisplay:
+    """Return a display that shows at which of the chain's assets the experiment is."""
+    running = {(JOBS[job][0], key) for job, key in jobs} | {("experiment", name)}
+    labels = {label(step.asset, step.key): (step.set, step.key) in running for step in steps}
+    return ChainDisplay(display(), name, labels, [text for text, runs in labels.items() if not runs])
 
 
 def _counted(result: dg.ExecuteInProcessResult) -> str:

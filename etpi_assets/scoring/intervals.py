@@ -80,18 +80,48 @@ def mean(totals: Sequence[float], clusters: Sequence[str], sizes: Sequence[float
     return Estimate(value, int(n), count, value - half, value + half, "mean_clustered")
 
 
-def difference(first: Estimate, second: Estimate) -> Estimate:
-    """Estimate first - second of two independent figures.
+def difference(first: Estimate, second: Estimate, correlation: float = 0.0) -> Estimate:
+    """Estimate first - second of two figures, by default independent ones.
 
-    Each limit lies at the root of the summed squares of the two figures' distances to their own limits on that side
-    (Newcombe 1998, method 10; Zou and Donner 2008). Figures over the same tasks are positively correlated; for these
-    the interval is wider than it needs to be.
+    Each limit lies at the distance sqrt(a² + b² - 2 r a b), where a and b are the distances of the two figures to their
+    own limits on that side (Newcombe 1998, method 10 for both papers; Zou and Donner 2008). Figures over the same tasks
+    are positively correlated; without their correlation the interval is wider than it needs to be.
+
+    Args:
+        correlation: r, of the two figures' estimates, in [-1, 1].
     """
     value = first.value - second.value
-    below = math.hypot(first.value - first.ci_low, second.ci_high - second.value)
-    above = math.hypot(first.ci_high - first.value, second.value - second.ci_low)
+    below = _distance(first.value - first.ci_low, second.ci_high - second.value, correlation)
+    above = _distance(first.ci_high - first.value, second.value - second.ci_low, correlation)
     n, clusters = min(first.n, second.n), min(first.clusters, second.clusters)
-    return Estimate(value, n, clusters, value - below, value + above, "newcombe")
+    return Estimate(value, n, clusters, value - below, value + above, "newcombe_paired" if correlation else "newcombe")
+
+
+def _distance(a: float, b: float, correlation: float) -> float:
+    return math.sqrt(max(0.0, a * a + b * b - 2 * correlation * a * b))
+
+
+def paired_difference(
+    first: Sequence[tuple[float, float]], second: Sequence[tuple[float, float]], *, rates: bool = True
+) -> Estimate:
+    """Estimate first - second of two ratios that were measured in the same clusters: each task is its own control.
+
+    The value is the difference of the pooled ratios. The correlation of the two comes from the residuals of the
+    clusters; it is 0 where one of them has none, because all of its units agree.
+
+    Args:
+        first, second: (total, size) of each cluster, shape (clusters, 2), in the same order; sizes above 0.
+        rates: whether totals count successes, so that a figure's own interval is a rate's; else it is a mean's.
+    """
+    one, two = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
+    names = [str(i) for i in range(len(one))]
+    estimate = rate if rates else mean
+    earlier, later = (estimate(side[:, 0].tolist(), names, side[:, 1].tolist()) for side in (two, one))
+    assert earlier is not None and later is not None, "a cluster has a size above 0"
+    residuals = [side[:, 0] - of.value * side[:, 1] for side, of in ((one, later), (two, earlier))]
+    scale = math.sqrt(float((residuals[0] ** 2).sum() * (residuals[1] ** 2).sum()))
+    correlation = float((residuals[0] * residuals[1]).sum()) / scale if scale > 0 else 0.0
+    return difference(later, earlier, min(1.0, max(-1.0, correlation)))
 
 
 def clears(ci_low: float, ci_high: float, threshold: float) -> bool | None:

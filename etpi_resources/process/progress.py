@@ -21,9 +21,10 @@ NOT_ON_CONSOLE = "etpi_not_on_console"
 """Attribute of log records for Dagster's log only: the display shows the same fact in another form."""
 UPDATE_SECONDS = 0.5
 """The shortest time between two updates of a stage on a display."""
-FIRST_LOG_SECONDS = 5.0
-LOG_SECONDS = 20.0
-"""A log gets the first line of a stage after FIRST_LOG_SECONDS, and then one every LOG_SECONDS."""
+FIRST_LOG_SECONDS = 20.0
+LONGEST_LOG_SECONDS = 600.0
+"""A log gets the first line of a stage after FIRST_LOG_SECONDS; the pause before the next one is as long as the stage
+has been running, at most LONGEST_LOG_SECONDS."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Activity:
         done, total: units counted so far, and in all.
         seconds: how long the activity has been running.
         note: shown at the end of the line, for example the loss.
+        run: the experiment that the process works for; "" if for none.
+        step, steps: the position of the asset in the experiment's chain, from 1, and the chain's length; 0 outside it.
     """
 
     label: str
@@ -44,6 +47,22 @@ class Activity:
     total: int = 0
     seconds: float = 0.0
     note: str = ""
+    run: str = ""
+    step: int = 0
+    steps: int = 0
+
+    def cells(self) -> tuple[str, str, str, str, str, str]:
+        """Return experiment, position, asset, share, detail and time as the cells of a table; some may be empty."""
+        asset, _, key = self.label.partition(" of ")
+        within = bool(self.run) and key in ("", self.run)
+        position = f"step {self.step}/{self.steps}" if self.steps else ""
+        if not self.stage:
+            return self.run, position, asset if within else self.label, "", "", clock(self.seconds)
+        rate = self.done / self.seconds if self.seconds > 0 else 0.0
+        share = f"{int(100 * self.done / self.total)} %" if self.total else ""
+        detail = f"{self.stage} {self.done}/{self.total}" + (f", {self.note}" if self.note else "")
+        left = f"{clock((self.total - self.done) / rate)} left" if rate and self.done < self.total else ""
+        return self.run, position, asset if within else self.label, share, detail, left or clock(self.seconds)
 
     def __str__(self) -> str:
         if not self.stage:
@@ -74,7 +93,7 @@ class Display(Protocol):
 
 
 class LogDisplay:
-    """Writes plain lines with the time of day: a stage after 5 s and then every 20 s, so that a log stays readable.
+    """Writes plain lines with the time of day: progress of a stage after 20, 40, 80, ... s, so that a log stays short.
 
     The end of a stage has no line of its own, because the line of its asset follows.
     """
@@ -99,8 +118,9 @@ class LogDisplay:
             if before is None or (before.label, before.stage) != (activity.label, activity.stage):
                 self._next[source] = FIRST_LOG_SECONDS
             if activity.stage and self._next[source] <= activity.seconds and activity.done < activity.total:
-                self._next[source] = activity.seconds + LOG_SECONDS
-                self._write(str(activity))
+                pause = min(max(activity.seconds, FIRST_LOG_SECONDS), LONGEST_LOG_SECONDS)
+                self._next[source] = activity.seconds + pause
+                self._write("  ".join(filter(None, activity.cells())))
 
     def _write(self, text: str) -> None:
         stream = self._stream or sys.stderr

@@ -11,15 +11,12 @@ from pathlib import Path
 import pytest
 
 from etpi.cli import main
-from etpi_assets.exports import export
-from etpi_assets.resources import Resources
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.gguf_converter import CONVERTER_VARIABLE, NotConverted, convert, converter
 from etpi_resources.lake.checks import CheckOutcome
-from etpi_resources.lake.lake import BlockedInput, Lake, MissingInput
-from tests.support.graph import small_world
+from etpi_resources.lake.lake import BlockedInput, MissingInput
 from tests.support.models import make_base
-from tests.support.small_lake import put
+from tests.support.trained import Trained
 
 STAND_IN = """
 import json, os, sys
@@ -42,28 +39,6 @@ def missing() -> str | None:
 
 
 needs_converter = pytest.mark.skipif(missing() is not None, reason=missing() or "")
-
-
-class Trained:
-    """A lake with an experiment whose trained checkpoints are the published folders."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.lake = folder, Lake(folder / "lake")
-        self.resources = Resources(lake=self.lake, specs_folder=small_world(folder / "specs"))
-
-    def put(self, role: str, *folders: Path, checks: tuple[CheckOutcome, ...] = ()) -> None:
-        """Publish a final and an intermediate checkpoint per seed."""
-        rows = []
-        for seed, folder in enumerate(folders):
-            identity, _ = self.lake.adopt_checkpoint(folder)
-            row = {"checkpoint_id": identity, "experiment": "first", "role": role, "seed": seed, "method": "full"}
-            row |= {"path": f"checkpoints/{identity}"}
-            rows += [row | {"step": 5, "final": False}, row | {"step": 10, "final": True}]
-        put(self.lake, f"{role}_checkpoint", "first", {"checkpoints": rows}, checks)
-
-    def export(self) -> Path:
-        export("first", "gguf", self.folder / "out", self.resources)
-        return self.folder / "out"
 
 
 @pytest.fixture
@@ -110,7 +85,7 @@ def test_conversion_keeps_tensors_vocabulary_template_and_origin(trained: Traine
     trained.put("rl")
     weights = load_file(next(trained.lake.root.glob("checkpoints/*/model.safetensors")))
     assert not folder.exists(), "moved into the lake"
-    loaded = gguf.GGUFReader(trained.export() / "first-sft-seed0.gguf")
+    loaded = gguf.GGUFReader(trained.export("gguf") / "first-sft-seed0.gguf")
 
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, 2)
     expected = {names.get_name(name, (".weight",)): array for name, array in weights.items()}
@@ -136,7 +111,7 @@ def test_unknown_tokenizer_is_refused(trained: Trained, tmp_path: Path) -> None:
     trained.put("sft", make_base(tmp_path / "model", load_chat_format("tiny")))
     trained.put("rl")
     with pytest.raises(NotConverted, match="tokenizer"):
-        trained.export()
+        trained.export("gguf")
     assert not (tmp_path / "out").exists()
 
 
@@ -149,7 +124,7 @@ def test_last_stage_is_exported_as_one_file_per_seed(trained: Trained, saved, st
     stand_in(STAND_IN)
     trained.put("sft", saved("a", dtype="float32"))
     trained.put("rl", saved("b", dtype="bfloat16"), saved("c"))
-    out = trained.export()
+    out = trained.export("gguf")
     told = {path.name: json.loads(path.read_text()) for path in out.glob("*.gguf")}
     assert set(told) == {"first-rl-seed0.gguf", "first-rl-seed1.gguf"}
     assert [told[name]["--outtype"] for name in sorted(told)] == ["bf16", "auto"]
@@ -187,11 +162,11 @@ def test_error_shows_the_last_lines_of_the_converter(trained: Trained, saved, st
     refusal = "ERROR: Model OddForCausalLM is not supported"
     stand_in(f"import sys\nfor i in range(99): print('line', i)\nsys.exit('{refusal}')")
     with pytest.raises(NotConverted, match=r"(?s)status 1.*line 98\n.*OddForCausalLM") as refused:
-        trained.export()
+        trained.export("gguf")
     assert "line 80\n" not in str(refused.value)
     stand_in("print('done')")
     with pytest.raises(NotConverted, match="without a file"):
-        trained.export()
+        trained.export("gguf")
     assert not (tmp_path / "out").exists()
 
 
@@ -214,11 +189,11 @@ def test_adapter_without_its_base_is_refused(tmp_path: Path) -> None:
 
 def test_experiment_without_current_checkpoint_is_refused(trained: Trained, saved) -> None:
     with pytest.raises(MissingInput, match="rl_checkpoint"):
-        trained.export()
+        trained.export("gguf")
     trained.put("sft")
     trained.put("rl")
     with pytest.raises(NotConverted, match="trains nothing"):
-        trained.export()
+        trained.export("gguf")
     trained.put("rl", saved("a"), checks=(CheckOutcome("sound", False, "it is not"),))
     with pytest.raises(BlockedInput, match="sound"):
-        trained.export()
+        trained.export("gguf")

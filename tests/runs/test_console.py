@@ -1,12 +1,16 @@
-"""The terminal's output: progress, the metrics table, the states table."""
+"""The terminal's output: progress, next steps, the states table."""
 
 from __future__ import annotations
 
 import io
+import re
+
+import pytest
 
 from etpi_assets.planner import Step
 from etpi_assets.reports.results import render
-from etpi_assets.runs.console_table import ending, failures_table, metrics_table, states_table
+from etpi_assets.runs.console_table import ending, failures_table, states_table
+from etpi_assets.runs.live_lines import ChainDisplay, live_lines
 from etpi_assets.specs.load import load_specs
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.lake.schemas import from_rows
@@ -46,30 +50,68 @@ def test_progress_shows_stage_share_rate_and_time_left(monkeypatch):
     assert "30.0 s each, 1:00 so far, 4:00 left (loss 0.5)" in slow.line()
 
 
-def test_display_gets_two_updates_a_second_and_log_a_line_every_20_s(monkeypatch):
+def test_display_gets_two_updates_a_second_and_log_a_line_after_ever_longer_pauses(monkeypatch):
     now, log, recorded = _clock(monkeypatch), io.StringIO(), _RecordingDisplay()
-    with shown_on(recorded), Progress("a", "b", 1000) as counted:
-        for _ in range(620):
+    with shown_on(recorded), Progress("a", "b", 2000) as counted:
+        for _ in range(1800):
             now[0] += 0.1
             counted.advance()
-    assert 100 <= len(recorded.shown) <= 130
+    assert 300 <= len(recorded.shown) <= 370
     display = LogDisplay(log)
     for activity in recorded.shown:
         display.show(activity)
-    assert len(log.getvalue().splitlines()) == 3, "after 5, 25 and 45 s"
-    assert "0:05 so far" in log.getvalue().splitlines()[0]
+    lines = log.getvalue().splitlines()
+    seconds = [int(line.split("b ")[1].split("/")[0]) / 10 for line in lines]
+    assert seconds == pytest.approx([20, 41, 83, 167], abs=2), "each pause as long as the time before it"
+
+
+def test_pauses_between_progress_lines_stay_below_ten_minutes():
+    log = io.StringIO()
+    display = LogDisplay(log)
+    for second in range(0, 3600, 10):
+        display.show(Activity("training", "step", second, 10000, second))
+    shown = [int(line.split("step ")[1].split("/")[0]) for line in log.getvalue().splitlines()]
+    assert shown[:6] == [20, 40, 80, 160, 320, 640] and shown[6:] == [1240, 1840, 2440, 3040]
 
 
 def test_log_skips_short_stages_and_throttles_each_process_separately():
     log = io.StringIO()
     display = LogDisplay(log)
-    for second in range(4):
-        display.show(Activity("tasks", "validated", second, 10, second))
+    for second in range(19):
+        display.show(Activity("tasks", "validated", second, 20, second))
     assert log.getvalue() == ""
-    for second in range(30):
+    for second in range(45):
         for source in "01":
             display.show(Activity(f"of {source}", "step", second, 100, second), source)
     assert [line.count("of 0") for line in log.getvalue().splitlines()] == [1, 0, 1, 0]
+
+
+def test_live_lines_have_experiment_step_asset_share_and_time_left_in_columns():
+    training = Activity("sft_checkpoint of mine", "seed 0, step", 62, 100, 104, "loss 0.14", "mine", 7, 15)
+    shared = Activity("raw_rollouts of theirs", "rolled out", 5, 1000, 10, "", "another", 4, 15)
+    started = Activity("tito_pairs of third", seconds=3, run="third", step=9, steps=15)
+    lines = live_lines([training, shared, started], 120)
+    cells = [re.split(r" {2,}", line) for line in lines]
+    assert cells[0] == ["mine", "step 7/15", "sft_checkpoint", "62 %", "seed 0, step 62/100, loss 0.14", "1:04 left"]
+    assert cells[1][:4] == ["another", "step 4/15", "raw_rollouts of theirs", "0 %"], "whose rollouts"
+    assert cells[2] == ["third", "step 9/15", "tito_pairs", "0:03"]
+    assert len({line.index("step ") for line in lines}) == 1
+    narrow = live_lines([training, shared, started], 76)
+    assert max(map(len, narrow)) <= 76 and "…" in narrow[0] and narrow[0].endswith("1:04 left")
+    tiny = live_lines([training, shared, started], 60)
+    assert max(map(len, tiny)) <= 60 and "62 %" in tiny[0] and "loss" not in tiny[0], "the detail goes first"
+
+
+def test_position_in_the_chain_counts_what_need_not_run_and_only_grows():
+    recorded = _RecordingDisplay()
+    chain = [f"{asset} of {key}" for key in ("a", "b", "e") for asset in ("one", "two")]
+    display = ChainDisplay(recorded, "e", chain, skipped=["one of a", "two of a"])
+    for label in ("one of b", "catalog", "two of e", "one of b", "one of e"):
+        display.show(Activity(label))
+    display.show(None)
+    shown = [(activity.step, activity.steps) if activity else None for activity in recorded.shown]
+    assert shown == [(3, 6), (0, 0), (4, 6), (3, 6), (5, 6), None]
+    assert all(activity.run == "e" for activity in recorded.shown if activity)
 
 
 def _lake(folder) -> Lake:
@@ -89,39 +131,18 @@ def _lake(folder) -> Lake:
     return lake
 
 
-def test_metrics_table_has_teacher_above_student_with_n_and_interval_and_explains_itself(tmp_path):
-    text = metrics_table(_lake(tmp_path), ["plan_first_tiny", "other"])
-    lines = text.splitlines()
-    assert lines[0].split() == ["plan_first"] and lines[1] == "plan_first_tiny"
-    assert lines[2].split()[0] == "teacher" and lines[3].split()[:2] == ["sft", "t1"]
-    assert "0.75 [0.65, 0.85] n=24" in lines[3], "pooled over seeds"
-    assert "other: no metrics yet" in lines
-    for word in ("teacher: ", "sft: ", "t1: ", "95 % interval", "plan_first: "):
-        assert word in text[text.index("other: ") :]
-    assert "base: " not in text and "greedy: " not in text, "only what the table has"
-
-
-def test_metrics_that_do_not_fit_are_named_below(tmp_path):
-    metrics = ("plan_first", "follow_through", "solved", "plan_content", "parse_rate")
-    rows = [
-        {"checkpoint_role": "sft", "decoding": "t1", "seed": None, "metric": metric, "value": 0.5, "n": 10083}
-        | {"unit": "pair", "ci_low": 0.4, "ci_high": 0.6, "experiment": "e"}
-        for metric in metrics
-    ]
-    lake = Lake(tmp_path)
-    ref = Ref("eval_metrics", "experiment", "e")
-    lake.publish(ref, {"metrics": from_rows("metrics", rows)}, input_key="k", inputs={}, spec_hash="s")
-    narrow = metrics_table(lake, ["e"])
-    assert narrow.splitlines()[0].split() == list(metrics[:3])
-    assert max(map(len, narrow.splitlines())) <= 100
-    assert narrow.endswith("in the reports: plan_content, parse_rate")
-    assert metrics_table(lake, ["e"], 200).splitlines()[0].split() == list(metrics)
-
-
-def test_a_run_ends_with_three_next_steps_or_the_reasons_of_its_failures(tmp_path):
-    assert [line[2] for line in ending(_lake(tmp_path), ["plan_first_tiny"]).splitlines() if line[2].isdigit()] == [
-        "1", "2", "3",
-    ]  # fmt: skip
+def test_a_run_ends_with_links_or_the_reasons_of_its_failures(tmp_path, monkeypatch):
+    lake = _lake(tmp_path)
+    assert "report    none yet" in ending(lake, ["plan_first_tiny"])
+    row = {"kind": "html", "path": "reports/plan_first_tiny/report.html", "experiment": "plan_first_tiny"}
+    ref = Ref("experiment_report", "experiment", "plan_first_tiny")
+    lake.publish(ref, {"reports": from_rows("reports", [row])}, input_key="k", inputs={}, spec_hash="s")
+    text = ending(lake, ["plan_first_tiny", "other"])
+    assert f"{tmp_path}/reports/plan_first_tiny/report.html" in text
+    assert "http://localhost:3001/experiment/plan_first_tiny" in text and "experiment/other" not in text
+    assert "etpi ui" in text and "etpi sql" in text and "plan_first_tiny_2.toml" in text
+    monkeypatch.setenv("ETPI_VIEW_URL", "https://lab/view/")
+    assert "https://lab/view/experiment/plan_first_tiny" in ending(lake, ["plan_first_tiny"])
     text = failures_table({"right": ["tasks of little: blocked"], "publish_catalog": ["catalog: disk full"]})
     assert "failed: right, publish_catalog" in text and "  right: tasks of little: blocked" in text
     assert "etpi status right" in text and "  publish_catalog: catalog: disk full" in text

@@ -1,0 +1,94 @@
+"""A trained checkpoint as a folder for `from_pretrained` and the Hugging Face Hub, with its model card."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from etpi_assets.exports.format import Export, Written
+from etpi_assets.exports.lineage import lineage_section
+from etpi_assets.exports.source import CHECKPOINTS, ExportSource
+from etpi_resources.checkpoints import checkpoint_folder
+from etpi_resources.lake.lake import DamagedFile, LakeError
+
+CARD = "README.md"
+_FOLDER_COMMENT = "  # relative to the lake's root; a full checkpoint, no PEFT needed"
+
+
+def _write(source: ExportSource, folder: Path) -> Written:
+    finals = last_checkpoints(source)
+    written, places = {}, {}
+    for row in finals:
+        below = f"seed{row['seed']}/" if len(finals) > 1 else ""
+        places[row["path"]] = below.rstrip("/") or "."
+        checkpoint = checkpoint_folder(source.lake.root, row["path"])
+        for file in sorted(path for path in checkpoint.rglob("*") if path.is_file()):
+            name = f"{below}{file.relative_to(checkpoint).as_posix()}"
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            _place(file, folder / name)
+            written[name] = 1
+    (folder / CARD).write_text(_card(source, places), encoding="utf-8")
+    return Written({**written, CARD: 1}, notes=_note(places))
+
+
+def last_checkpoints(source: ExportSource) -> list[dict[str, Any]]:
+    """Return the final checkpoint of every seed of the last trained stage.
+
+    Raises:
+        LakeError: the experiment trains nothing.
+    """
+    finals = [row for row in source.checkpoints() if row["final"]]
+    if not finals:
+        raise LakeError(
+            f'{source.experiment} trains nothing (train.method and rl.method are "none"), so it has no checkpoint'
+        )
+    return [row for row in finals if row["role"] == finals[-1]["role"]]
+
+
+def _place(file: Path, target: Path) -> None:
+    """Copy a file; the lake's files are immutable, but a reader of the export may change its own."""
+    shutil.copyfile(file, target)
+    os.chmod(target, 0o644)
+
+
+def _card(source: ExportSource, places: Mapping[str, str]) -> str:
+    """Return the experiment's model card, with the exported folder in its example, and the lineage.
+
+    Raises:
+        DamagedFile: the card is missing or is not the one that was published.
+    """
+    (row,) = [row for row in source.table("model_card", "reports").to_pylist() if row["kind"] == "model_card"]
+    path = source.lake.root / row["path"]
+    data = path.read_bytes() if path.is_file() else b""
+    if hashlib.sha256(data).hexdigest() != row["sha256"]:
+        raise DamagedFile.of(path, "it is not the card that was published")
+    text = data.decode()
+    for stored, place in places.items():
+        text = text.replace(f'"{stored}"{_FOLDER_COMMENT}', f'"{place}"  # this folder; or the name of its repository')
+    return f"{text.rstrip()}\n\n" + "\n".join(lineage_section(source))
+
+
+def _note(places: Mapping[str, str]) -> tuple[str, ...]:
+    if len(places) == 1:
+        return ()
+    return (f"one folder for each seed: from_pretrained(REPO, subfolder={next(iter(places.values()))!r})",)
+
+
+EXPORT = Export(
+    "model",
+    title="The trained checkpoint for `from_pretrained` and the Hugging Face Hub, with its model card",
+    files="`model.safetensors`, `config.json`, tokenizer and chat template of the last trained stage, adapters merged; "
+    "`seed<n>/` for each seed if there are several; `README.md`",
+    keeps="every weight in its stored type, tokenizer and chat template; the model card with figures, intervals, "
+    "teachers, licences and data versions",
+    loses="the adapter as separate weights, intermediate checkpoints, the optimiser's state",
+    read_by="transformers, vLLM, peft",
+    importer=None,
+    write=_write,
+    assets=(*CHECKPOINTS, "model_card"),
+    repo_type="model",
+)

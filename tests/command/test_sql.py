@@ -1,0 +1,130 @@
+"""`etpi sql`: reports, files and text on the catalog, in every format, and DuckDB's shell."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from etpi import cli
+from etpi.query import command
+from etpi.query.output import table
+from etpi.query.questions import QueryError, Question, find, parse_values, reports
+from etpi_assets.graph import GRAPH
+from etpi_resources.lake import catalog
+from tests.support import small_lake
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    lake = small_lake.make(tmp_path_factory.mktemp("asked") / "data")
+    return catalog.build(lake, GRAPH.values(), vocabularies={"tiny": [f"<{number}>" for number in range(50)]})
+
+
+@pytest.fixture
+def asked(built: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ETPI_CATALOG", str(built))
+    return built
+
+
+def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = cli.main(["sql", *arguments])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_report_by_name_takes_its_variables(asked, capsys):
+    code, out, _ = _run(capsys, "turns_behind_a_checkpoint", "checkpoint=sft1")
+    lines = out.splitlines()
+    assert code == 0 and lines[-1] == "(5 rows)" and set(lines[1]) == {"-"}
+    assert "instruction" in lines[0].split() and out.count("fold the lantern") == 5
+    assert _run(capsys, "turns_behind_a_checkpoint", "checkpoint=none")[1].endswith("(0 rows)\n")
+
+
+def test_every_report_is_listed_with_its_question_and_the_variables_that_it_reads(capsys):
+    code, out, _ = _run(capsys, "--list")
+    assert code == 0 and len(out.splitlines()) == 2 * len(reports())
+    assert "\npass_at_k  rollout_set= experiment=\n" in out
+    assert "asked" not in find("tokens_of_a_turn").variables, "the report sets it itself"
+    assert set(find("tokens_of_a_turn").variables) == {"rollout", "tokenizer", "turn", "agent"}
+
+
+def test_file_and_text_run_with_typed_variables(asked, tmp_path, capsys):
+    file = tmp_path / "own.sql"
+    file.write_text("SELECT typeof(getvariable('a')) AS kind, getvariable('a') AS value;\n")
+    for given, kind, value in [
+        ("a=7", "INTEGER", 7), ("a=0.5", "DOUBLE", 0.5), ("a=true", "BOOLEAN", True), ("a='7'", "VARCHAR", "7"),
+        ("a=007", "VARCHAR", "007"), ("a=x=y", "VARCHAR", "x=y"),
+    ]:  # fmt: skip
+        _, out, _ = _run(capsys, str(file), given, "--format", "json")
+        assert json.loads(out) == [{"kind": kind, "value": value}]
+    _, out, _ = _run(capsys, "-c", "SET VARIABLE b = 2; SELECT getvariable('a') + getvariable('b') AS s", "a=1")
+    assert out.splitlines()[2].strip() == "3"
+
+
+def test_formats_hold_null_lists_times_and_separators(asked, capsys):
+    query = """SELECT NULL AS n, [1, 2] AS l, TIMESTAMPTZ '2026-01-02 03:04:05+02' AS t, 'a|b,"c"' AS s,
+        'nan'::DOUBLE AS x"""
+    _, out, _ = _run(capsys, "-c", query, "--format", "csv")
+    assert list(csv.reader(io.StringIO(out))) == [
+        ["n", "l", "t", "s", "x"], ["", "[1, 2]", "2026-01-02T01:04:05+00:00", 'a|b,"c"', ""],
+    ]  # fmt: skip
+    _, out, _ = _run(capsys, "-c", query, "--format", "json")
+    assert json.loads(out) == [{"n": None, "l": [1, 2], "t": "2026-01-02T01:04:05+00:00", "s": 'a|b,"c"', "x": None}]
+    _, out, _ = _run(capsys, "-c", query, "--format", "markdown")
+    assert out.splitlines()[0] == "| n | l | t | s | x |" and "a\\|b" in out.splitlines()[2]
+
+
+def test_table_wider_than_the_terminal_has_a_block_for_each_row():
+    names, rows = ["first", "long_name"], [["a" * 30, 1], ["b" * 30, 2.5]]
+    assert table(names, rows, 60).splitlines()[0].split() == names
+    blocks = table(names, rows, 35).splitlines()
+    assert blocks[:3] == ["-- row 1 --", f"    first  {'a' * 23}…", "long_name  1"] and max(map(len, blocks)) <= 35
+    assert "a" * 30 in table(names, rows, None), "without a terminal nothing is cut"
+
+
+def test_catalog_cannot_be_written_and_errors_are_one_message(asked, capsys):
+    code, _, err = _run(capsys, "-c", "CREATE TABLE mine (x INTEGER)")
+    assert code == 1 and "read-only" in err and err.startswith("etpi: -c: ")
+    code, _, err = _run(capsys, "pass_at")
+    assert code == 1 and "the nearest: pass_at_k" in err
+    code, _, err = _run(capsys, "pass_at_k", "set=x")
+    assert code == 1 and "it reads rollout_set, experiment" in err
+    with pytest.raises(QueryError, match="name=value"):
+        parse_values(("experiment",), Question("q", "SELECT getvariable('experiment')"))
+
+
+def test_missing_catalog_is_said_before_anything_opens(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("ETPI_CATALOG", str(tmp_path / "none.duckdb"))
+    for arguments in ((), ("pass_at_k",)):
+        code, _, err = _run(capsys, *arguments)
+        assert code == 1 and "there is no catalog at" in err
+
+
+def test_shell_reads_the_catalog_in_utc_and_cannot_write(built):
+    asked = "SELECT current_setting('TimeZone') AS zone, count(*) > 0 AS full FROM turns;\nDROP VIEW turns;\n"
+    environment = {**os.environ, "ETPI_CATALOG": str(built), "TZ": "Asia/Tokyo"}
+    shown = subprocess.run(
+        [sys.executable, "-m", "etpi", "sql"], input=asked, capture_output=True, text=True, env=environment, cwd=ROOT
+    )
+    assert "UTC" in shown.stdout and "true" in shown.stdout, shown.stderr
+    assert "read-only" in shown.stderr
+
+
+def test_missing_shell_names_the_package(tmp_path, monkeypatch):
+    monkeypatch.setattr(command.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(QueryError, match="pip install duckdb-cli"):
+        command.find_shell()
+    beside = tmp_path / "duckdb"
+    beside.write_text("#!/bin/sh\n")
+    beside.chmod(0o755)
+    assert command.find_shell() == str(beside)
