@@ -227,15 +227,15 @@ class _Copy:
         self._file(path, target, sha256)
 
     def _checkpoint(self, name: str) -> None:
-        target = self.target.checkpoint_dir(name)
+        target, staged = self.target.checkpoint_dir(name), self.staging / name
         source = self.source.checkpoint_dir(name)
+        files = sorted(path for path in source.rglob("*") if path.is_file())
         if target.exists():
             if not self.deep or folder_hash(target) == name:
-                self.result.present += 1
+                self.result.present += len(files)
                 return
             target.replace(self.staging / f"{name}.damaged")
-        staged = self.staging / name
-        for file in sorted(path for path in source.rglob("*") if path.is_file()):
+        for file in files:
             self._file(file.relative_to(self.source.root), staged / file.relative_to(source))
         if folder_hash(staged) != name:
             raise DamagedFile.of(source, "its content does not have the hash in its name")

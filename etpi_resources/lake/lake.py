@@ -75,8 +75,13 @@ class Lake:
 
     @classmethod
     def open(cls) -> Lake:
-        """Return the lake in $ETPI_DATA, or in ./data."""
-        return cls(Path(os.environ.get("ETPI_DATA") or "data"))
+        """Return the lake in `folder`; raises as the constructor."""
+        return cls(cls.folder())
+
+    @staticmethod
+    def folder() -> Path:
+        """Return $ETPI_DATA, or ./data."""
+        return Path(os.environ.get("ETPI_DATA") or "data")
 
     # --- publishing ------------------------------------------------------------------------------------------------
 

@@ -98,7 +98,7 @@ def migrate(root: Path, migrations: Sequence[Migration] | None = None, to: int =
 
     Raises:
         LakeBusy: a run or a backup is using the lake.
-        NewerFormat, LakeError: as `pending`; or a file is damaged, and then nothing that is current has changed.
+        NewerFormat, LakeError: as `pending`; or a file is damaged, and then nothing has changed.
     """
     lake = Lake(root, any_format=True)
     with lake.alone():
@@ -108,10 +108,12 @@ def migrate(root: Path, migrations: Sequence[Migration] | None = None, to: int =
             if stored.migrating is None and not (lake.root / formats.MARKER).exists():
                 formats.mark(lake.root)
             return result
+        old = list(_old_manifests(lake, steps))
+        _require_sound(lake, steps, [manifest for *_, manifest in old])
         formats.write(lake.root, replace(stored, migrating=to))
         renamed: dict[Path, Path] = {}
         with lake.staging() as staging:
-            for _, path, manifest in list(_old_manifests(lake, steps)):
+            for _, path, manifest in old:
                 renamed[path] = _rewrite(lake, path, manifest, steps, staging, result)
         for ref in lake.refs():
             _move_pointers(lake, ref, renamed)
@@ -135,6 +137,16 @@ def _old_manifests(lake: Lake, steps: Sequence[Migration]) -> Iterable[tuple[Ref
                 ) from error
             if steps and manifest.get("schema_version", 1) < steps[-1].to:
                 yield ref, path, manifest
+
+
+def _require_sound(lake: Lake, steps: Sequence[Migration], manifests: Iterable[Json]) -> None:
+    """Raise LakeError if a file that is to be rewritten is not what was written."""
+    for manifest in manifests:
+        for name, table in manifest["tables"].items():
+            for entry in table["files"] if _rewrites(steps, name) else ():
+                path = lake.root / entry["path"]
+                if not path.exists() or sha256_of(path) != entry["sha256"]:
+                    raise LakeError(f"{path} is damaged; run `etpi repair` of the etpi that wrote it, then migrate")
 
 
 def _rewrites(steps: Iterable[Migration], table: str) -> bool:
@@ -169,8 +181,6 @@ def _rewrite(
 def _rewrite_file(lake: Lake, name: str, entry: Json, steps: Sequence[Migration], staging: Path) -> Json:
     """Write a file's rows in the new format beside it, and return its entry for the manifest."""
     old = lake.root / entry["path"]
-    if sha256_of(old) != entry["sha256"]:
-        raise LakeError(f"{old} is damaged; run `etpi repair` of the etpi that wrote it, then migrate")
     rows = pq.read_table(old, partitioning=None)
     for step in steps:
         rows = step.tables[name](rows) if name in step.tables else rows

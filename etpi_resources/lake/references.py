@@ -92,7 +92,9 @@ class References:
             for publication in publications
         }
 
-    def needed_by(self, roots: Iterable[Version], pointed: Collection[Ref]) -> dict[Version, Version | None]:
+    def needed_by(
+        self, roots: Iterable[Version], pointed: Collection[Ref], kept: Collection[Version] = ()
+    ) -> dict[Version, Version | None]:
         """Return the roots and every version that they need, each with the version that needs it (None for a root).
 
         A version needs the inputs of its manifests, the data set versions that its checkpoints were trained on, and
@@ -102,18 +104,22 @@ class References:
         Args:
             pointed: partitions of which only the publications that a pointer names count, not earlier ones of the
                 same version with other inputs.
+            kept: versions that stay anyway: where one of them trained a checkpoint, no other is needed for it.
         """
         needs: dict[Version, Version | None] = dict.fromkeys(roots)
+        kept = set(kept)
         waiting = list(needs)
         while waiting:
             version = waiting.pop()
-            for other in self._needs(version, pointed, needs):
+            for other in self._needs(version, pointed, needs, kept):
                 if other not in needs:
                     needs[other] = version
                     waiting.append(other)
         return needs
 
-    def _needs(self, version: Version, pointed: Collection[Ref], known: Collection[Version]) -> Iterator[Version]:
+    def _needs(
+        self, version: Version, pointed: Collection[Ref], known: Collection[Version], kept: Collection[Version]
+    ) -> Iterator[Version]:
         if version.ref.set == "all":
             return
         publications = self.publications[version]
@@ -128,7 +134,7 @@ class References:
         for checkpoint in self.starts_from(version):
             trained = self._trained_by.get(checkpoint, ())
             # One that is kept anyway is enough.
-            if version not in trained and not any(other in known for other in trained):
+            if version not in trained and not any(other in known or other in kept for other in trained):
                 yield from trained
 
     def _dataset(self, name: str, key: str) -> list[Version]:

@@ -159,20 +159,17 @@ def _unknown(references: References, set: str, key: str) -> LakeError:
 
 
 def _dependants(references: References, kept: Collection[Ref], refs: Collection[Ref]) -> list[str]:
-    """Return a line for each kept partition whose version in force needs a version of `refs`."""
-    needs = references.needed_by(references.roots(kept), kept)
-    lines: dict[str, None] = {}
-    for version in needs:
-        user = needs[version]
-        if version.ref in refs and user is not None and user.ref not in refs:
-            first = user
-            while (above := needs[first]) is not None:
-                first = above
-            where = "" if first == user else f", which {first.ref} needs"
-            lines[
-                f"{user.ref} needs {version.ref}{where}: remove {_of((first.ref.set, first.ref.key))} too, or keep both"
-            ] = None
-    return list(lines)
+    """Return a line for each kept suite, rollout set or experiment whose versions in force need a version of `refs`."""
+    lines, roots = [], references.roots(kept)
+    for pair in sorted({(ref.set, ref.key) for ref in kept}):
+        own = {version for version in roots if (version.ref.set, version.ref.key) == pair}
+        needs = references.needed_by(own, kept, roots)
+        needed = sorted((version for version in needs if version.ref in refs), key=str)
+        if needed and (user := needs[needed[0]]):
+            what = f"{needed[0].ref}, for {user.ref}"
+            more = f" and {len(needed) - 1} more versions" if len(needed) > 1 else ""
+            lines.append(f"{_of(pair)} needs {what}{more}; remove {_of(pair)} too, or keep both")
+    return lines
 
 
 def _belongings(lake: Lake, set: str, key: str) -> Iterator[Part]:
@@ -288,6 +285,7 @@ class _Garbage:
                     self._add(path, "past version", f"{path.parent.parent.name} of {version}")
         for version in self.spared:
             paths = {path.parent for path in self.references.files(version) if path.parent.is_dir()}
+            paths.add(self.references.publications[version][0].path.parent)
             self.result.kept["past version, young or among the last"] += sum(size_of(path) for path in paths)
 
     def _files_of_no_version(self) -> None:
