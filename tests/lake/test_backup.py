@@ -15,6 +15,7 @@ from etpi_resources.checkpoints import checkpoint_folder
 from etpi_resources.lake import catalog
 from etpi_resources.lake.audit import audit
 from etpi_resources.lake.backup import MARKER, back_up, restore
+from etpi_resources.lake.files import write_atomically
 from etpi_resources.lake.lake import Lake, LakeError, Ref
 from etpi_resources.lake.manifest import DamagedFile
 from etpi_resources.lake.references import References
@@ -113,17 +114,17 @@ def test_backups_while_a_process_publishes_restore_to_lakes_that_verify(lake: La
     assert len(seen) > 2, "it published meanwhile"
 
 
-def test_a_backup_that_is_killed_leaves_the_one_before(lake: Lake, tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize("dies_at", ["manifest", "current"])
+def test_a_backup_that_is_killed_leaves_the_one_before(lake: Lake, tmp_path: Path, monkeypatch, dies_at: str) -> None:
     backup = tmp_path / "backup"
     back_up(lake, backup, log=quiet)
     before = Lake(backup).require(Ref("upweighted_dataset", "experiment", "a")).version
     small_lake.put(lake, "upweighted_dataset", "a", small_lake.dataset("r9"))
-    write = backups_write()
 
     def dies(path: Path, text: str) -> None:
-        if path.name == "current":
+        if path.name.startswith(dies_at):
             raise KeyboardInterrupt
-        write(path, text)
+        write_atomically(path, text)
 
     monkeypatch.setattr("etpi_resources.lake.backup.write_atomically", dies)
     with pytest.raises(KeyboardInterrupt):
@@ -133,12 +134,6 @@ def test_a_backup_that_is_killed_leaves_the_one_before(lake: Lake, tmp_path: Pat
     assert Lake(backup).require(Ref("upweighted_dataset", "experiment", "a")).version == before
     back_up(lake, backup, log=quiet)
     assert Lake(backup).require(Ref("upweighted_dataset", "experiment", "a")).version != before
-
-
-def backups_write():
-    from etpi_resources.lake.files import write_atomically
-
-    return write_atomically
 
 
 def test_a_damaged_file_is_not_copied_over_a_good_one(lake: Lake, tmp_path: Path) -> None:

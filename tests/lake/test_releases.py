@@ -1,4 +1,4 @@
-"""Lakes that earlier commits and releases wrote: this etpi opens, verifies, plans, backs up, migrates and extends them."""
+"""Lakes of earlier commits and releases: this etpi verifies, plans, migrates, backs up and extends them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def test_it_verifies_and_every_view_can_be_read(root: Path) -> None:
             connection.sql(f"SELECT * FROM {view}").fetchall()
         traced = "SELECT count(*), count(DISTINCT rollout_id), min(experiment) FROM lineage"
         count, rollouts, experiment = connection.sql(traced).fetchall()[0]
-        assert (rollouts, experiment) == (6, "release_experiment") and count > 40
+        # Of six rollouts, those of one repository are held out of training.
+        assert (rollouts, experiment) == (5, "release_experiment") and count > 40
         assert connection.sql("SELECT count(*) FROM turns WHERE output_ids IS NOT NULL").fetchall()[0][0] == 66
 
 

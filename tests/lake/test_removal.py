@@ -52,13 +52,13 @@ def store_training(lake: Lake, key: str, *checkpoints: str) -> Path:
     return path
 
 
-def trained(lake: Lake, experiment: str, checkpoint: str, dataset: str, base: str) -> None:
+def trained(lake: Lake, experiment: str, checkpoint: str, dataset: str, base: str, recorded: bool = True) -> None:
+    """Publish a base and a training; `recorded`: the manifest names the data set, not the row alone."""
     base_row = small_lake.checkpoint(base, experiment, "base", path=f"checkpoints/{base}")
     small_lake.put(lake, "base_checkpoint", experiment, {"checkpoints": [base_row]})
     sft = small_lake.checkpoint(checkpoint, experiment, "sft", parent_id=base, dataset_version=dataset, seed=0)
-    small_lake.put(
-        lake, "sft_checkpoint", experiment, {"checkpoints": [sft]}, inputs={f"upweighted_dataset/{experiment}": dataset}
-    )
+    inputs = {f"upweighted_dataset/{experiment}": dataset} if recorded else {}
+    small_lake.put(lake, "sft_checkpoint", experiment, {"checkpoints": [sft]}, inputs=inputs)
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ def evolve(lake: Lake, rng: random.Random) -> None:
             checkpoint = store_checkpoint(lake, f"weights {number % 7}")
             store_training(lake, f"key-{number % 7}", checkpoint)
             base = rng.choice([c for c in stored if c != checkpoint])
-            trained(lake, name, checkpoint, rng.choice(versions[name]), base)
+            trained(lake, name, checkpoint, rng.choice(versions[name]), base, recorded=rng.random() < 0.5)
             stored.append(checkpoint)
     journal = lake.scratch("rollouts/few/0123456789abcdef") / "journal-1.jsonl"
     journal.write_text("{}\n")
