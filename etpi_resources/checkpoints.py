@@ -10,8 +10,6 @@ from etpi_resources.lake.lake import Lake, LakeError, folder_hash
 
 HUB = "hub:"
 LAKE = "checkpoint:"
-HASH_DIGITS = 16
-"""Length of `folder_hash`, which names a checkpoint of a lake."""
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -58,11 +56,7 @@ def checkpoint_folder(root: Path, path: str) -> Path:
         LakeError: the folder is missing; or the hub cannot be reached and its cache lacks the revision.
     """
     if not path.startswith(HUB):
-        folder = root / path
-        if not folder.is_dir() and folder.parent.name == "checkpoints" and len(folder.name) == HASH_DIGITS:
-            # The lake was moved since a spec named a checkpoint of it by its absolute path.
-            folder = root / "checkpoints" / folder.name
-        if not folder.is_dir():
+        if not (folder := root / path).is_dir():
             raise LakeError(f"the checkpoint {folder} is missing; restore it, or materialize its asset again")
         return folder
     repo, _, revision = path.removeprefix(HUB).partition("@")

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Literal
 
 from etpi_resources.lake import formats
-from etpi_resources.lake.files import sha256_of, sync, write_atomically
-from etpi_resources.lake.lake import Lake, folder_hash
+from etpi_resources.lake.files import sync, write_atomically
+from etpi_resources.lake.lake import Lake, folder_hash, sha256_of
 from etpi_resources.lake.manifest import DamagedFile, LakeError, Manifest, Ref
 from etpi_resources.lake.provenance import etpi_version
 

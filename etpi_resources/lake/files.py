@@ -1,17 +1,10 @@
-"""Files written so that a crash leaves the old content or the new one, and their hashes and sizes on disk."""
+"""Files written so that a crash leaves the old content or the new one."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import uuid
 from pathlib import Path
-
-
-def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file's bytes, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sync(path: Path) -> None:

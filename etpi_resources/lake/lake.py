@@ -16,6 +16,7 @@ with other inputs that led to the same rows, or with other check outcomes. A poi
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 import shutil
@@ -33,7 +34,7 @@ import pyarrow as pa
 from etpi_resources.hashes import json_hash
 from etpi_resources.lake import formats, parquet
 from etpi_resources.lake.checks import CheckOutcome
-from etpi_resources.lake.files import sha256_of, sync, write_atomically
+from etpi_resources.lake.files import sync, write_atomically
 from etpi_resources.lake.manifest import (
     NAME,
     BlockedInput,
@@ -514,6 +515,11 @@ def folder_hash(folder: Path) -> str:
     """Return a checkpoint's id: 16 hex digits of a sha256 over the relative path and bytes of every file."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return json_hash({path.relative_to(folder).as_posix(): sha256_of(path) for path in files})[:16]
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @functools.lru_cache(maxsize=4096)

@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from etpi_resources.lake import formats, parquet
-from etpi_resources.lake.files import sha256_of, sync, write_atomically
-from etpi_resources.lake.lake import Lake, manifest_name
+from etpi_resources.lake.files import sync, write_atomically
+from etpi_resources.lake.lake import Lake, manifest_name, sha256_of
 from etpi_resources.lake.manifest import SCHEMA_VERSION, LakeError, NewerFormat, Ref
 from etpi_resources.lake.provenance import etpi_version
 from etpi_resources.lake.references import References

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from etpi_assets.graph import GRAPH
+from etpi_assets.planner import plan
 from etpi_resources.checkpoints import checkpoint_folder
 from etpi_resources.lake import catalog
 from etpi_resources.lake.audit import audit
@@ -195,12 +196,20 @@ def test_folders_that_are_no_backup_of_this_lake_are_refused(lake: Lake, tmp_pat
         restore(tmp_path / "backup", Lake(tmp_path / "new"), log=quiet)
 
 
-def test_a_moved_lake_finds_its_checkpoints_by_their_old_absolute_path(lake: Lake, tmp_path: Path) -> None:
-    (checkpoint,) = (p for p in (lake.root / "checkpoints").iterdir() if p.name != "trained")
-    before = lineage(lake, tmp_path)
+def test_a_moved_lake_is_the_same_lake(lake: Lake, tmp_path: Path) -> None:
+    before, report = lineage(lake, tmp_path), (lake.root / "reports/a/report.html").read_text()
+    (row,) = lake.read(Ref("sft_checkpoint", "experiment", "a"), "checkpoints").to_pylist()
     moved = Lake(lake.root.rename(tmp_path / "moved"))
     assert audit(moved, deep=True).damages == [] and lineage(moved, tmp_path) == before
-    # A spec of kind "path" may name a folder of the lake; its row then has the absolute path.
-    assert checkpoint_folder(moved.root, str(checkpoint)) == moved.checkpoint_dir(checkpoint.name)
-    with pytest.raises(LakeError, match="missing"):
-        checkpoint_folder(moved.root, str(tmp_path / "elsewhere" / checkpoint.name))
+    assert checkpoint_folder(moved.root, row["path"]) == moved.checkpoint_dir(row["checkpoint_id"])
+    assert (moved.root / "reports/a/report.html").read_text() == report
+    for path in moved.root.rglob("*.json"):
+        assert str(tmp_path / "data") not in path.read_text(), path
+
+
+def test_the_planner_says_ok_in_a_restored_lake(world, tmp_path: Path) -> None:
+    world.make_all()
+    back_up(world.lake, tmp_path / "backup", log=quiet)
+    restored = Lake(tmp_path / "restored")
+    restore(tmp_path / "backup", restored, log=quiet)
+    assert {step.state for step in plan("first", world.resources().specs, restored)} == {"ok"}
