@@ -323,3 +323,81 @@ def sql(query: str | None, values: tuple[str, ...], text: str | None, list_them:
     else:
         question = questions.find(query)
     return command.run(question, questions.parse_values(values, question), format)
+
+
+@etpi.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+def du(names: tuple[str, ...]) -> int:
+    """Show the lake's disk use: versions by asset, checkpoints with who uses them, journals and all else.
+
+    NAME is an experiment, a rollout set or a suite; by default the whole lake.
+    """
+    from etpi.life import command
+
+    return command.disk_use(names)
+
+
+@etpi.command()
+@click.argument("experiments", nargs=-1, metavar="[EXPERIMENT]...")
+@click.option("--rollout-set", "rollout_sets", multiple=True, metavar="NAME", help="a rollout set; may be repeated")
+@click.option("--suite", "suites", multiple=True, metavar="NAME", help="a suite; may be repeated")
+@click.option("--yes", is_flag=True, help="remove it (default: only show what would be removed)")
+def rm(experiments: tuple[str, ...], rollout_sets: tuple[str, ...], suites: tuple[str, ...], yes: bool) -> int:
+    """Remove experiments from the lake: every version, their reports, and checkpoints that nothing else uses.
+
+    Refuses if something that stays depends on them, or while a run uses the lake. Specs are not touched.
+    """
+    from etpi.life import command
+
+    sets = (("experiment", experiments), ("rollout_set", rollout_sets), ("suite", suites))
+    pairs = [(name, key) for name, keys in sets for key in keys]
+    if not pairs:
+        raise click.UsageError("name an experiment, or --rollout-set NAME, or --suite NAME")
+    return command.remove(pairs, yes=yes)
+
+
+@etpi.command()
+@click.option("--keep-last", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="past versions")
+@click.option("--older-than", type=click.FloatRange(0), default=14, show_default=True, metavar="DAYS")
+@click.option("--yes", is_flag=True, help="remove it (default: only show what would be removed)")
+def gc(keep_last: int, older_than: float, yes: bool) -> int:
+    """Remove past versions, checkpoints and scratch that nothing needs any more.
+
+    What a current version was computed from stays, and with it the lineage of every checkpoint. Younger parts than
+    --older-than stay, and the newest --keep-last past versions of each partition.
+    """
+    from etpi.life import command
+
+    return command.collect_garbage(keep_last=keep_last, older_than=older_than, yes=yes)
+
+
+@etpi.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--deep", is_flag=True, help="read every file of the backup and compare its sha256")
+@click.option("--delete", is_flag=True, help="remove from the backup what the lake no longer has")
+@click.option("--force", is_flag=True, help="the folder is the backup of this lake from before it was moved")
+def backup(folder: Path, deep: bool, delete: bool, force: bool) -> int:
+    """Copy the lake to FOLDER, also while runs publish. Copies only what FOLDER does not have."""
+    from etpi.life import command
+
+    return command.back_up(folder, deep=deep, delete=delete, force=force)
+
+
+@etpi.command()
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("to", required=False, type=click.Path(path_type=Path))
+@click.option("--overwrite", is_flag=True, help="make the backup's versions current where the lake has others")
+def restore(folder: Path, to: Path | None, overwrite: bool) -> int:
+    """Copy the backup FOLDER into the lake, or into a new lake TO, and verify every file."""
+    from etpi.life import command
+
+    return command.restore(folder, to, overwrite=overwrite)
+
+
+@etpi.command()
+@click.option("--yes", is_flag=True, help="do it (default: only show what would change)")
+def migrate(yes: bool) -> int:
+    """Bring a lake that an older etpi wrote to the format of this one."""
+    from etpi.life import command
+
+    return command.migrate(yes=yes)

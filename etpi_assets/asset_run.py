@@ -236,8 +236,12 @@ class AssetRecipe:
                 the run; or the function returned other tables or checks than the asset declares.
             HardwareMissing: the experiment requires hardware that this machine lacks.
         """
-        start = time.monotonic()
         run = AssetRun(self.node, key, resources, log, context)
+        with run.lake.in_use(run.log):  # nothing is removed from the lake meanwhile
+            return self._execute(run, key, resources, consent)
+
+    def _execute(self, run: AssetRun, key: str, resources: Resources, consent: Set[Consent]) -> Outcome:
+        start = time.monotonic()
         if self.node.lock == "accelerator":
             require_hardware(run.spec, key)
         require_inputs(self.node, key, resources)

@@ -7,6 +7,7 @@
     <root>/<asset>/<set>=<key>/current        names the current version
     <root>/<asset>/<set>=<key>/blocked        names a newer version whose blocking check failed
     <root>/checkpoints/<content hash>/  <root>/locks/  <root>/scratch/
+    <root>/lake.json                          the format, and the etpi that wrote it; format 1 if the file is missing
 
 A version is a content hash, so equal results are one version. It can be published under several manifests, for example
 with other inputs that led to the same rows, or with other check outcomes. A pointer names version and manifest.
@@ -23,7 +24,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,9 @@ import duckdb
 import pyarrow as pa
 
 from etpi_resources.hashes import json_hash
-from etpi_resources.lake import parquet
+from etpi_resources.lake import formats, parquet
 from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.files import sync, write_atomically
 from etpi_resources.lake.manifest import (
     NAME,
     BlockedInput,
@@ -45,7 +47,7 @@ from etpi_resources.lake.manifest import (
 )
 from etpi_resources.lake.parquet import SchemaMismatch
 from etpi_resources.lake.stored import Spooled
-from etpi_resources.process.locks import LockHeld, file_lock
+from etpi_resources.process.locks import LockHeld, file_lock, holder_of, is_held
 from etpi_resources.secrets import secrets, secrets_in, secrets_of
 
 __all__ = [
@@ -58,13 +60,29 @@ CHECKPOINT_SUFFIXES = (".safetensors", ".json", ".txt", ".jinja")
 class Lake:
     """A folder of versions. Several processes may call any method at once."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, any_format: bool = False) -> None:
+        """Open the folder, which need not exist.
+
+        Args:
+            any_format: for `migrations`: open a lake of another format too.
+
+        Raises:
+            NewerFormat: a newer etpi wrote it.
+            LakeError: a migration of it was interrupted, or it has an older format.
+        """
         self.root = Path(root).resolve()
+        if not any_format:
+            formats.require_known(self.root)
 
     @classmethod
     def open(cls) -> Lake:
-        """Return the lake in $ETPI_DATA, or in ./data of the working directory."""
-        return cls(Path(os.environ.get("ETPI_DATA") or "data"))
+        """Return the lake in `folder`; raises as the constructor."""
+        return cls(cls.folder())
+
+    @staticmethod
+    def folder() -> Path:
+        """Return $ETPI_DATA, or ./data of the working directory."""
+        return Path(os.environ.get("ETPI_DATA") or "data")
 
     # --- publishing ------------------------------------------------------------------------------------------------
 
@@ -94,36 +112,38 @@ class Lake:
             LakeError: checks, notes, inputs or seeds are not JSON.
             SecretFound: a table or the manifest contains the value of a key; nothing is published.
         """
-        with self.staging() as staging:
-            described: dict[str, Any] = {}
-            for name in sorted(tables):
-                part = staging / name / "part-0.parquet"
-                part.parent.mkdir(parents=True)
-                rows = _write_table(name, tables[name], part)
-                _refuse_secrets(ref, name, part)
-                sync(part)
-                described[name] = {"rows": rows, "sha256": sha256_of(part), "bytes": part.stat().st_size}
-            # The version of an asset without tables is the hash of its inputs.
-            version = json_hash(described or dict(inputs))[:16]
-            for name, table in described.items():
-                path = f"{ref.asset}/{name}/{ref.set}={ref.key}/version={version}/part-0.parquet"
-                entry = {"path": path, "sha256": table["sha256"], "bytes": table["bytes"]}
-                described[name] = {"rows": table["rows"], "files": [entry]}
-            manifest = Manifest(
-                ref=ref, version=version, tables=described, spec_hash=spec_hash, input_key=input_key,
-                inputs=dict(inputs), seeds=list(seeds), checks=[c.to_json() for c in checks], notes=dict(notes or {}),
-                spec=dict(run.spec), code=dict(run.code), cause=run.cause, accepted=list(run.accepted),
-                seconds=None if run.began is None else round(time.monotonic() - run.began, 3),
-            )  # fmt: skip
-            try:
-                text = json.dumps(manifest.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
-            except (TypeError, ValueError) as error:
-                raise LakeError(f"{ref}: checks' figures, notes, inputs and seeds must be JSON: {error}") from error
-            if variables := secrets_in(text):
-                raise SecretFound(ref, "the manifest", variables[0])
-            for name in described:
-                self._move_into_place(staging / name, self.root / described[name]["files"][0]["path"])
-        return self._set_pointer(Manifest.from_json(json.loads(text)))
+        with self.in_use():  # else its files would belong to no version for a moment
+            with self.staging() as staging:
+                described: dict[str, Any] = {}
+                for name in sorted(tables):
+                    part = staging / name / "part-0.parquet"
+                    part.parent.mkdir(parents=True)
+                    rows = _write_table(name, tables[name], part)
+                    _refuse_secrets(ref, name, part)
+                    sync(part)
+                    described[name] = {"rows": rows, "sha256": sha256_of(part), "bytes": part.stat().st_size}
+                # The version of an asset without tables is the hash of its inputs.
+                version = json_hash(described or dict(inputs))[:16]
+                for name, table in described.items():
+                    path = f"{ref.asset}/{name}/{ref.set}={ref.key}/version={version}/part-0.parquet"
+                    entry = {"path": path, "sha256": table["sha256"], "bytes": table["bytes"]}
+                    described[name] = {"rows": table["rows"], "files": [entry]}
+                manifest = Manifest(
+                    ref=ref, version=version, tables=described, spec_hash=spec_hash, input_key=input_key,
+                    inputs=dict(inputs), seeds=list(seeds), checks=[c.to_json() for c in checks],
+                    notes=dict(notes or {}), spec=dict(run.spec), code=dict(run.code), cause=run.cause,
+                    accepted=list(run.accepted),
+                    seconds=None if run.began is None else round(time.monotonic() - run.began, 3),
+                )  # fmt: skip
+                try:
+                    text = json.dumps(manifest.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
+                except (TypeError, ValueError) as error:
+                    raise LakeError(f"{ref}: checks' figures, notes, inputs and seeds must be JSON: {error}") from error
+                if variables := secrets_in(text):
+                    raise SecretFound(ref, "the manifest", variables[0])
+                for name in described:
+                    self._move_into_place(staging / name, self.root / described[name]["files"][0]["path"])
+            return self._set_pointer(Manifest.from_json(json.loads(text)))
 
     def reinstate(self, manifest: Manifest) -> Manifest:
         """Make an earlier publication current again, after its inputs have returned to their earlier values.
@@ -133,9 +153,10 @@ class Lake:
         """
         if manifest.blocked:
             raise LakeError(f"{manifest.ref}: {manifest.version} failed a blocking check, so it cannot become current")
-        for name in manifest.tables:
-            self.files_of(manifest, name)
-        return self._set_pointer(manifest)
+        with self.in_use():
+            for name in manifest.tables:
+                self.files_of(manifest, name)
+            return self._set_pointer(manifest)
 
     def accept(self, manifest: Manifest) -> Manifest:
         """Replace the manifest of the current version by one that records an accepted change of code.
@@ -154,7 +175,7 @@ class Lake:
         """Store {module: {definition: digest}} of a code version, to show later which definitions changed."""
         path = self.root / "code" / f"{version}.json"
         if not path.exists():
-            _write_atomically(path, json.dumps(definitions, sort_keys=True))
+            write_atomically(path, json.dumps(definitions, sort_keys=True))
 
     def code(self, version: str) -> dict[str, dict[str, str]]:
         """Return what `store_code` stored; empty for an unknown version."""
@@ -181,15 +202,16 @@ class Lake:
         folder = self._folder(manifest.ref)
         relative = f"version={manifest.version}/{manifest_name(manifest.to_json())}"
         with self.lock("publish"):
+            formats.mark(self.root)
             if (folder / relative).exists():
                 manifest = _load(folder / relative)
             else:
                 text = json.dumps(manifest.to_json(), indent=1, ensure_ascii=False)
-                _write_atomically(folder / relative, text + "\n")
+                write_atomically(folder / relative, text + "\n")
             pointers = [self._pointer(manifest.ref, name) for name in ("current", "blocked")]
             number = 1 + max((p["publication"] for p in pointers if p), default=0)
             pointer = {"version": manifest.version, "manifest": relative, "publication": number}
-            _write_atomically(folder / ("blocked" if manifest.blocked else "current"), json.dumps(pointer) + "\n")
+            write_atomically(folder / ("blocked" if manifest.blocked else "current"), json.dumps(pointer) + "\n")
             if not manifest.blocked:
                 (folder / "blocked").unlink(missing_ok=True)
         return manifest
@@ -368,6 +390,35 @@ class Lake:
         """
         return file_lock(self.lock_file(name), wait=wait, log=log, what=what, doing=doing)
 
+    @contextmanager
+    def in_use(self, log: Callable[[str], None] | None = None) -> Iterator[None]:
+        """Keep `alone` out while versions are made or copied; any number of processes may do so at once."""
+        with file_lock(self.lock_file(_WHOLE), shared=True, log=log, what="the lake", doing="changing"):
+            yield
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep every run and backup out while files are removed or migrated.
+
+        Raises:
+            LakeBusy: a run or a backup is under way; the message names it.
+        """
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(file_lock(self.lock_file(_WHOLE), wait=False))
+                held = self.held_locks()  # by an etpi of before `in_use`
+            except LockHeld:
+                held = self.held_locks() or [holder_of(self.lock_file(_WHOLE))]
+            if held:
+                remedy = "Nothing was changed. Wait until that has ended, or stop it."
+                raise LakeBusy(f"{self.root} is in use: {'; '.join(held)}. {remedy}")
+            yield
+
+    def held_locks(self) -> list[str]:
+        """Return the locks that processes hold now, each with its holder; not that of `in_use` and `alone`."""
+        paths = sorted((self.root / "locks").glob("*.lock"))
+        return [f"{path.stem} is held by {holder_of(path)}" for path in paths if path.stem != _WHOLE and is_held(path)]
+
     def lock_file(self, name: str) -> Path:
         """Return the file of a lock, for a child process that takes the lock itself."""
         return self.root / "locks" / f"{name}.lock"
@@ -425,6 +476,14 @@ class Lake:
                 yield Path(folder)
 
 
+_WHOLE = "lake"
+"""The lock of `in_use` (shared) and `alone`."""
+
+
+class LakeBusy(LakeError):
+    """A run or a backup is using the lake, so nothing may be removed from it now."""
+
+
 class SecretFound(LakeError):
     """What was about to be published contains the value of a key. The message names the variable, not the value."""
 
@@ -476,21 +535,3 @@ def _digest(path: Path, modified_ns: int) -> str:
 
 def _load(path: Path) -> Manifest:
     return Manifest.from_json(json.loads(path.read_text()))
-
-
-def sync(path: Path) -> None:
-    """Flush a file, or a folder's entries, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    beside.write_text(text)
-    sync(beside)
-    beside.replace(path)
-    sync(path.parent)

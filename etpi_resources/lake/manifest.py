@@ -9,9 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from etpi_resources.lake.provenance import environment_fingerprint, git_revision
+from etpi_resources.lake.provenance import environment_fingerprint, etpi_version, git_revision
 
 SCHEMA_VERSION = 1
+"""The format of manifests and tables that this etpi writes; `migrations` says what raises it."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 """Valid names of assets and keys, which are names of folders."""
 
@@ -26,6 +27,19 @@ class MissingInput(LakeError):
 
 class BlockedInput(LakeError):
     """An asset's newest version failed a blocking check."""
+
+
+class NewerFormat(LakeError):
+    """A newer etpi wrote the lake, in a format that this one does not know."""
+
+    @classmethod
+    def of(cls, place: Path | str, found: object, by: str | None = None) -> Self:
+        """Return the error for a lake or a manifest of format `found`, which etpi `by` wrote."""
+        writer = f"etpi {by}" if by else "a newer etpi"
+        return cls(
+            f"{place} was written by {writer} in format {found}; this is etpi {etpi_version()}, which knows formats up "
+            f"to {SCHEMA_VERSION}. Install {writer} or later, or name another folder in ETPI_DATA. Nothing was changed."
+        )
 
 
 class DamagedFile(LakeError):
@@ -131,5 +145,12 @@ class Manifest:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Manifest:
-        fields = {name: item for name, item in value.items() if name != "blocked"}
-        return cls(**{**fields, "ref": Ref(**value["ref"])})
+        """Return the manifest of its JSON; fields that a later etpi added within the same format are ignored.
+
+        Raises:
+            NewerFormat: its format is newer than SCHEMA_VERSION.
+        """
+        if (found := value.get("schema_version", 1)) > SCHEMA_VERSION:
+            raise NewerFormat.of(f"the manifest of {Ref(**value['ref'])}", found)
+        known = {name: item for name, item in value.items() if name in cls.__dataclass_fields__}
+        return cls(**{**known, "ref": Ref(**value["ref"])})

@@ -37,6 +37,15 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 @cache
+def etpi_version() -> str:
+    """Return the version of etpi; "unknown" in a checkout that is not installed."""
+    try:
+        return metadata.version("etpi")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+@cache
 def environment_fingerprint() -> MappingProxyType[str, str]:
     """Return interpreter, machine, versions of NAMED_PACKAGES, and a sha256 over every installed package."""
     versions: dict[str, str] = {}

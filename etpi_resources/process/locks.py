@@ -32,8 +32,9 @@ def file_lock(
     log: Callable[[str], None] | None = None,
     what: str | None = None,
     doing: str = "holding",
+    shared: bool = False,
 ) -> Iterator[None]:
-    """Hold an exclusive lock on `path`, a file that is created if missing and names its holder.
+    """Hold a lock on `path`, a file that is created if missing and names its holder.
 
     Every call opens the file itself, so two threads exclude each other as two processes do, and a thread that locks the
     same path twice deadlocks. If a lock file was deleted meanwhile, the lock is taken on the new file.
@@ -44,10 +45,11 @@ def file_lock(
             default the module's logger.
         what: what the lock protects, for that line ("the tiny base"); by default the file's name.
         doing: what a holder does with it ("building").
+        shared: several may hold it at once, and none while another holds it alone. Such holders are not named.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     started, logged = time.monotonic(), False
-    while (descriptor := _try_lock(path)) is None:
+    while (descriptor := _try_lock(path, shared)) is None:
         if not wait:
             raise LockHeld(f"{path.stem} is held by {holder_of(path)}")
         if not logged and time.monotonic() - started >= QUIET_SECONDS:
@@ -58,6 +60,9 @@ def file_lock(
             logged = True
         time.sleep(POLL_SECONDS)
     try:
+        if shared:
+            yield
+            return
         command = " ".join([os.path.basename(sys.argv[0]), *sys.argv[1:]])[:200]
         since = datetime.now(UTC).isoformat(timespec="seconds")
         os.ftruncate(descriptor, 0)
@@ -65,16 +70,32 @@ def file_lock(
         os.write(descriptor, json.dumps(holder).encode())
         yield
     finally:
-        os.ftruncate(descriptor, 0)
+        if not shared:
+            os.ftruncate(descriptor, 0)
         os.close(descriptor)
 
 
-def _try_lock(path: Path) -> int | None:
+def is_held(path: Path) -> bool:
+    """Return whether a process holds the lock now, alone or shared; this neither takes nor creates it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _try_lock(path: Path, shared: bool) -> int | None:
     """Lock the file and return its descriptor; None if another holds the lock."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
             return None

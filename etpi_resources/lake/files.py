@@ -1,0 +1,26 @@
+"""Files written so that a crash leaves the old content or the new one."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or a folder's entries, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file's text; a crash leaves the old text or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    beside.write_text(text)
+    sync(beside)
+    beside.replace(path)
+    sync(path.parent)
