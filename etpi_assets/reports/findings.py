@@ -52,6 +52,7 @@ class Finding(BaseModel):
     """The claim that `figure` is higher in `more` than in `less`; `least` is the smallest difference that matters.
 
     `published`: the iterations of the plan-first report that it repeats, `less` their failure and `more` the repair.
+    `sweep`: one of several levels of a variable; judged only on a page that names its experiments.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -62,6 +63,7 @@ class Finding(BaseModel):
     less: ComparisonSide
     least: float = Field(default=0.1, gt=0)
     published: tuple[str, ...] = ()
+    sweep: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,8 @@ def declared(path: Path = DECLARED) -> list[Finding]:
 
 
 def experiments() -> list[str]:
-    """Return the experiments that the declared findings compare, in their order."""
-    return list(dict.fromkeys(side.experiment for f in declared() for side in (f.more, f.less)))
+    """Return the experiments that the declared findings compare, sweeps apart, in their order."""
+    return list(dict.fromkeys(side.experiment for f in declared() if not f.sweep for side in (f.more, f.less)))
 
 
 def judge(finding: Finding, read: Read) -> FindingVerdict:
