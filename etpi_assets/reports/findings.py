@@ -107,7 +107,7 @@ def judge(finding: Finding, read: Read) -> FindingVerdict:
 def _figure(figure: str) -> tuple[Table, str, Callable[[str, ComparisonSide, Rows], dict[int | None, Estimate]]]:
     """Return the table of a figure, the figure's name there, and the function that reads it."""
     if figure.startswith(PROBE):
-        return "probes", figure.removeprefix(PROBE), _mean_over_checkpoints
+        return "probes", figure.removeprefix(PROBE), mean_over_checkpoints
     if figure.startswith(REINFORCED):
         return "rl_samples", figure.removeprefix(REINFORCED), _last_steps
     return "metrics", figure, _metric
@@ -145,7 +145,7 @@ def _metric(name: str, side: ComparisonSide, rows: Rows) -> dict[int | None, Est
     }
 
 
-def _mean_over_checkpoints(name: str, side: ComparisonSide, rows: Rows) -> dict[int | None, Estimate]:
+def mean_over_checkpoints(name: str, side: ComparisonSide, rows: Rows) -> dict[int | None, Estimate]:
     """Average a probe's share on held-out prompts over the intermediate checkpoints, by seed and pooled under None.
 
     All checkpoints and seeds answer the same prompts, so the effective size is the number of prompts.
