@@ -30,7 +30,7 @@ _ASSET_OF = {"metrics": "eval_metrics", "probes": "serving_probe", "rl_samples":
 
 _HEAD = """# Results on the embedded world
 
-Generated from the lake by `make results{arguments}`; do not edit. The embedded world is a small model of the method:
+Generated from the lake by `{command}`; do not edit. The embedded world is a small model of the method:
 these figures describe the pipeline, not language models. Rates are measured on held-out repositories and pooled over
 the training seeds, with n and a 95 % interval clustered by pair; "by seed" lists the value of each seed. A teacher's
 rates are over its own rollouts.
@@ -79,8 +79,10 @@ def render(lake: Lake, specs: Specs, experiments: Mapping[str, str], *, complete
         complete: whether these are all experiments that findings compare; if not, the page's command names them.
     """
     seeds = sorted({seed for name in experiments.values() for seed in specs.experiments[name].seeds})
-    chosen = "" if complete else f' EXPERIMENTS="{" ".join(experiments)}"'
-    parts = [_HEAD.replace("{arguments}", f'{chosen} SEEDS="{" ".join(map(str, seeds))}"')]
+    command = f'make results SEEDS="{" ".join(map(str, seeds))}"'
+    if not complete:  # `make results` writes docs/results.md, which such a page must not replace
+        command = " ".join(["etpi results", *experiments, *(f"--seed {seed}" for seed in seeds)])
+    parts = [_HEAD.replace("{command}", command)]
     stages = cache(partial(_stages, lake))
     parts += [
         _findings(lake, experiments, stages),
