@@ -52,6 +52,7 @@ class Finding(BaseModel):
     """The claim that `figure` is higher in `more` than in `less`; `least` is the smallest difference that matters.
 
     `published`: the iterations of the plan-first report that it repeats, `less` their failure and `more` the repair.
+    `sweep`: one of several levels of a variable; judged only on a page that names its experiments.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -62,6 +63,7 @@ class Finding(BaseModel):
     less: ComparisonSide
     least: float = Field(default=0.1, gt=0)
     published: tuple[str, ...] = ()
+    sweep: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,8 @@ def declared(path: Path = DECLARED) -> list[Finding]:
 
 
 def experiments() -> list[str]:
-    """Return the experiments that the declared findings compare, in their order."""
-    return list(dict.fromkeys(side.experiment for f in declared() for side in (f.more, f.less)))
+    """Return the experiments that the declared findings compare, sweeps apart, in their order."""
+    return list(dict.fromkeys(side.experiment for f in declared() if not f.sweep for side in (f.more, f.less)))
 
 
 def judge(finding: Finding, read: Read) -> FindingVerdict:
@@ -105,7 +107,7 @@ def judge(finding: Finding, read: Read) -> FindingVerdict:
 def _figure(figure: str) -> tuple[Table, str, Callable[[str, ComparisonSide, Rows], dict[int | None, Estimate]]]:
     """Return the table of a figure, the figure's name there, and the function that reads it."""
     if figure.startswith(PROBE):
-        return "probes", figure.removeprefix(PROBE), _mean_over_checkpoints
+        return "probes", figure.removeprefix(PROBE), mean_over_checkpoints
     if figure.startswith(REINFORCED):
         return "rl_samples", figure.removeprefix(REINFORCED), _last_steps
     return "metrics", figure, _metric
@@ -143,7 +145,7 @@ def _metric(name: str, side: ComparisonSide, rows: Rows) -> dict[int | None, Est
     }
 
 
-def _mean_over_checkpoints(name: str, side: ComparisonSide, rows: Rows) -> dict[int | None, Estimate]:
+def mean_over_checkpoints(name: str, side: ComparisonSide, rows: Rows) -> dict[int | None, Estimate]:
     """Average a probe's share on held-out prompts over the intermediate checkpoints, by seed and pooled under None.
 
     All checkpoints and seeds answer the same prompts, so the effective size is the number of prompts.

@@ -47,8 +47,9 @@ _MINIATURE = """
 ## In miniature
 
 The same failures and repairs on the embedded worlds, a finding each; [results.md](results.md) has their figures and
-verdicts. Row 1 had two more faults, which cannot happen here: an adapter without effect (`differs_from_base`, and a
-test of every server) and an empty think block in serving alone (`generation_prompt`, planted in a test of rehearsals).
+verdicts, [first_turns.md](first_turns.md) those of row 9. Row 1 had two more faults, which cannot happen here: an
+adapter without effect (`differs_from_base`, and a test of every server) and an empty think block in serving alone
+(`generation_prompt`, planted in a test of rehearsals).
 
 | published as | finding | failure | repair |
 |---|---|---|---|

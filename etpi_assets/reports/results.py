@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from etpi_assets.curation.upweight import loss_share_by_turn
 from etpi_assets.reports import findings
 from etpi_assets.reports.findings import FindingVerdict, Rows
 from etpi_assets.reports.leaderboard import ceiling_cells
@@ -16,6 +17,7 @@ from etpi_assets.scoring.intervals import Estimate
 from etpi_assets.specs.load import Specs
 from etpi_resources.lake.catalog import sql_folder
 from etpi_resources.lake.lake import Lake, Manifest, Ref
+from etpi_resources.lake.stored import dicts
 
 METRICS = ("plan_first", "plan_content", "follow_through", "solved", "called", "parse_rate", "adherence")
 """The columns of an experiment's table; metrics that it does not measure are left out."""
@@ -28,7 +30,7 @@ _ASSET_OF = {"metrics": "eval_metrics", "probes": "serving_probe", "rl_samples":
 
 _HEAD = """# Results on the embedded world
 
-Generated from the lake by `make results{arguments}`; do not edit. The embedded world is a small model of the method:
+Generated from the lake by `{command}`; do not edit. The embedded world is a small model of the method:
 these figures describe the pipeline, not language models. Rates are measured on held-out repositories and pooled over
 the training seeds, with n and a 95 % interval clustered by pair; "by seed" lists the value of each seed. A teacher's
 rates are over its own rollouts.
@@ -62,7 +64,9 @@ _SOON = """## How soon
 
 The first optimiser step from which nine in ten first turns on held-out prompts show the behaviour, at every later
 checkpoint too (`sql/reports/steps_to_learn.sql`): one value per training seed, and a dash where the last checkpoint is
-below nine in ten. Only experiments with probed intermediate checkpoints are listed.
+below nine in ten. "Mean" averages a seed's intermediate checkpoints, as `probe:` figures do. "Turns" are those of a
+training conversation, and "first turn" is its share of the loss, weights included
+(`sql/reports/loss_share_by_turn.sql`). Only experiments with probed intermediate checkpoints are listed.
 
 """
 
@@ -75,8 +79,10 @@ def render(lake: Lake, specs: Specs, experiments: Mapping[str, str], *, complete
         complete: whether these are all experiments that findings compare; if not, the page's command names them.
     """
     seeds = sorted({seed for name in experiments.values() for seed in specs.experiments[name].seeds})
-    chosen = "" if complete else f' EXPERIMENTS="{" ".join(experiments)}"'
-    parts = [_HEAD.replace("{arguments}", f'{chosen} SEEDS="{" ".join(map(str, seeds))}"')]
+    command = f'make results SEEDS="{" ".join(map(str, seeds))}"'
+    if not complete:  # `make results` writes docs/results.md, which such a page must not replace
+        command = " ".join(["etpi results", *experiments, *(f"--seed {seed}" for seed in seeds)])
+    parts = [_HEAD.replace("{command}", command)]
     stages = cache(partial(_stages, lake))
     parts += [
         _findings(lake, experiments, stages),
@@ -125,9 +131,26 @@ def _how_soon(lake: Lake, experiments: Mapping[str, str]) -> str:
         for probe in sorted({row["probe"] for row in curves}):
             seeds = [row for row in curves if row["probe"] == probe]
             steps = ["–" if row["learnt_at_step"] is None else str(row["learnt_at_step"]) for row in seeds]
+            means = findings.mean_over_checkpoints(probe, findings.ComparisonSide(experiment=shown), probes.to_pylist())
             ends = [f"{row['value_at_the_end']:.2f}" for row in seeds]
-            rows.append([shown, probe, ", ".join(steps), ", ".join(ends)])
-    return _SOON + markdown_table(["experiment", "probe", "step, by seed", "share at the end"], rows) if rows else ""
+            by_seed = [f"{means[row['seed']].value:.2f}" for row in seeds if row["seed"] in means]
+            rows.append([shown, *_first_turns(lake, name), probe, *map(", ".join, (steps, by_seed, ends))])
+    head = ["experiment", "turns", "first turn", "probe", "step, by seed", "mean, by seed", "share at the end"]
+    return _SOON + markdown_table(head, rows) if rows else ""
+
+
+def _first_turns(lake: Lake, name: str) -> tuple[str, str]:
+    """Format the mean turns of a training conversation, and the share of the loss that its first turns have."""
+    dataset = _current(lake, "upweighted_dataset", name)
+    if dataset is None:
+        return "–", "–"
+    rows = lake.read(dataset.ref, "dataset_rows")
+    agents = [
+        (row["rollout_id"], row["agent_id"])
+        for row in dicts(rows, ["split", "rollout_id", "agent_id"])
+        if row["split"] == "train"
+    ]
+    return f"{len(agents) / len(set(agents)):.1f}", f"{loss_share_by_turn(rows).get(0, 0.0):.1%}"
 
 
 def _task_by_task(specs: Specs, experiments: Mapping[str, str], stages: Stages) -> str:

@@ -12,7 +12,7 @@ from etpi_assets.specs.plugins import plugin
 from etpi_assets.specs.rollout_set import ENGINE_KINDS, EngineSection
 from etpi_assets.tasks.family import Family
 from etpi_assets.worlds.arithmetic_tiny.policy import ArithmeticSkill, ArithmeticTinyPolicy
-from etpi_assets.worlds.coop_tiny.policy import CoopTinyPolicy, CoopTinySkill
+from etpi_assets.worlds.coop_tiny.surveys import SurveyingPolicy, SurveyingSkill
 from etpi_assets.worlds.repo_fix_tiny.policy import RepoFixPolicy, RepoFixSkill
 from etpi_assets.worlds.running_sum.policy import RunningSumPolicy
 from etpi_assets.worlds.terminal_tiny.policy import TerminalSkill, TerminalTinyPolicy
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SCRIPTED_KINDS = ("scripted", "reference", "null")
 
 POLICIES: Mapping[str, Callable[[Mapping[str, float], int], Policy]] = {
-    "coop_tiny": lambda skill, seed: CoopTinyPolicy(CoopTinySkill.of(skill), seed),
+    "coop_tiny": lambda skill, seed: SurveyingPolicy(SurveyingSkill.of(skill), seed),
     "repo_fix_tiny": lambda skill, seed: RepoFixPolicy(RepoFixSkill.of(skill), seed),
     "running_sum": lambda skill, seed: RunningSumPolicy(skill),
     "arithmetic_tiny": lambda skill, seed: ArithmeticTinyPolicy(ArithmeticSkill.of(skill), seed),

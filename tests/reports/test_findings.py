@@ -186,8 +186,14 @@ def test_page_shows_the_findings_of_its_experiments(tmp_path):
 
 
 def test_page_shows_how_soon_for_probed_intermediate_checkpoints(tmp_path):
+    """Ten conversations of four turns; the first turn has as many tokens as the others, with weight 12."""
     lake, name = Lake(tmp_path), "plan_first_tiny_x12"
     trained, probes = [], []
+    turns = [(agent, turn) for agent in range(10) for turn in range(4)]
+    rows = [{"rollout_id": "r", "agent_id": str(a), "turn": t, "weight": 1.0 if t else 12.0} for a, t in turns]
+    every = {"split": "train", "copies": 1, "output_tokens": 20}
+    validation = {"rollout_id": "v", "agent_id": "1", "turn": 0, "weight": 12.0, "split": "val"}
+    small_lake.put(lake, "upweighted_dataset", name, {"dataset_rows": [every | row for row in (*rows, validation)]})
     for seed, shares in ((0, (0.5, 0.95, 1.0)), (1, (0.95, 0.5, 0.85))):
         for step, share in zip((10, 20, 30), shares, strict=True):
             checkpoint = f"c{seed}-{step}"
@@ -201,7 +207,7 @@ def test_page_shows_how_soon_for_probed_intermediate_checkpoints(tmp_path):
         )
     shown = {"x12": name, "x1": "plan_first_tiny_x1", "plain": "plan_first_tiny"}
     page = render(lake, load_specs(), shown, complete=False)
-    assert "| x12 | first_turn_message | 20, – | 1.00, 0.85 |" in page
+    assert "| x12 | 4.0 | 80.0% | first_turn_message | 20, – | 0.72, 0.72 | 1.00, 0.85 |" in page
     assert page.count("| first_turn_message |") == 1, "the others have no probed intermediate checkpoints"
 
 
@@ -229,4 +235,31 @@ def test_page_compares_stages_task_by_task(tmp_path):
 
 def test_every_variant_is_compared_by_a_finding():
     variants = {name for name, spec in SPECS.items() if spec.variant}
-    assert variants and variants <= set(findings.experiments())
+    compared = {side.experiment for f in findings.declared() for side in (f.more, f.less)}
+    assert variants and variants <= compared
+
+
+def test_sweeps_are_compared_only_where_they_are_named(tmp_path):
+    swept = [f for f in findings.declared() if f.sweep]
+    assert swept and not {f.more.experiment for f in swept} & set(findings.experiments())
+    assert not any(f.published for f in swept), "docs/history.md points to findings that make results measures"
+    names = {name: name for name in (swept[0].more.experiment, swept[0].less.experiment)}
+    page = render(Lake(tmp_path), load_specs(), names, complete=False)
+    assert swept[0].claim in page and f"`etpi results {' '.join(names)} --seed 0`" in page
+
+
+@pytest.mark.parametrize("turns", [33, 17, 9, 5])
+def test_first_turns_weights_are_compared_on_equal_terms(turns: int):
+    """At each number of turns the two sides differ in the weight alone, and levels differ in the survey alone."""
+    light, heavy = (SPECS[f"plan_first_{turns}_turns_x{factor}"] for factor in (1, 12))
+    assert (light.dataset.upweight_factor, heavy.dataset.upweight_factor) == (1, 12)
+    weights = {"dataset": light.dataset.model_copy(update={"upweight_factor": 12.0})}
+    assert light.model_copy(update=weights | {"title": heavy.title, "notes": heavy.notes}) == heavy
+    longest = SPECS["plan_first_33_turns_x1"]
+    same = {"title": longest.title, "notes": longest.notes, "rollout_sets": longest.rollout_sets}
+    assert light.model_copy(update=same) == longest
+    sets = load_specs().rollout_sets
+    ours, theirs = sets[light.rollout_sets[0]], sets[longest.rollout_sets[0]]
+    assert (ours.tasks, ours.k, ours.seed, ours.suite) == (theirs.tasks, theirs.k, theirs.seed, theirs.suite)
+    assert ours.engine and theirs.engine and ours.engine.skill.get("survey_turns", 0) == turns - 5
+    assert {**ours.engine.skill, "survey_turns": 28} == theirs.engine.skill
