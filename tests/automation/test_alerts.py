@@ -23,7 +23,7 @@ class _Receiver(BaseHTTPRequestHandler):
         self.send_response(self.status)
         self.end_headers()
 
-    def log_message(self, *_):
+    def log_message(self, format, *args):
         pass
 
 

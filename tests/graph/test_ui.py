@@ -166,7 +166,9 @@ _REPOSITORY = 'repositoryLocationName: "etpi", repositoryName: "__repository__"'
 _SENSORS = f"""{{ sensorsOrError(repositorySelector: {{ {_REPOSITORY} }}) {{
   ... on Sensors {{ results {{ name sensorState {{ status }} }} }}
 }} }}"""
-_DRY_RUN = f"""mutation {{ sensorDryRun(selectorData: {{ {_REPOSITORY}, sensorName: "import_new_files" }}) {{
+_DRY_RUN = f"""mutation {{ sensorDryRun(
+  selectorData: {{ {_REPOSITORY}, sensorName: "import_new_files" }}, cursor: "{{}}"
+) {{
   ... on DryRunInstigationTick {{ evaluationResult {{ skipReason error {{ message }} }} }}
 }} }}"""
 _PARTITIONS = """{ assetNodeOrError(assetKey: {path: ["tito_pairs"]}) { ... on AssetNode { partitionKeys } } }"""
