@@ -6,6 +6,7 @@ import json
 import shutil
 import tempfile
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,16 @@ def test_replaced_parts_are_recorded_as_needs_of_their_asset(folder):
     assert "GEMINI_API_KEY" in needs["raw_rollouts", "cooperbench_gemini_prompted"]
     assert "vLLM" in needs["serving_probe", "tito_retokenised_v1"]
     assert "ETPI_COOPERBENCH" in needs["tasks", "cooperbench_pool_docker"]
+
+
+def test_trackers_that_are_missing_are_needs_and_a_rehearsal_reports_to_none(folder, tmp_path):
+    (tmp_path / "experiments").mkdir()
+    text = 'title = "t"\nextends = "plan_first_tiny"\n[train]\nreport_to = ["tensorboard", "mlflow"]\n'
+    (tmp_path / "experiments" / "tracked.toml").write_text(text)
+    small = shrink("tracked", load_specs(tmp_path), folder, CPU)
+    named = [need.text for need in small.needs if "train.report_to" in need.text]
+    assert [text.split(",")[0] for text in named] == [n for n in ("tensorboard", "mlflow") if not find_spec(n)]
+    assert experiment(small).train.report_to == ()
 
 
 def test_real_data_are_used_where_they_are(folder, tmp_path, monkeypatch):

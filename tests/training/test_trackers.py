@@ -21,7 +21,7 @@ from etpi_resources.trainers.contracts import Tracking
 from etpi_resources.trainers.trackers import TrackerMissing, require_trackers
 from etpi_resources.trainers.workers import tracking as of_worker
 from tests.support.reinforcement import make, prepared, rows
-from tests.support.sft import config_of, in_process
+from tests.support.sft import config_of, in_process, worker_in
 from tests.support.tiny_training import learnable, make_base, make_speaking_base, write
 
 BOTH = '["tensorboard", "trackio"]'
@@ -144,11 +144,19 @@ def test_metrics_of_evaluation_are_a_run_of_the_same_project(tmp_path):
     assert {name: logged[name] for name in wanted} == wanted
 
     # A tracker that is down costs a warning; the others get the values.
-    (lake.root / "trackers" / "trackio").rename(tmp_path / "aside")
-    (lake.root / "trackers" / "trackio").write_text("not a folder")
-    report_metrics(lake, "e", ("trackio", "tensorboard"), table, said.append)
-    assert said[-1].startswith("WARNING: the metrics of e were not reported") and "trackio: " in said[-1]
-    assert board(lake, "e-eval-2")
+    (lake.root / "trackers" / "tensorboard").rename(tmp_path / "aside")
+    (lake.root / "trackers" / "tensorboard").write_text("not a folder")
+    report_metrics(lake, "e", ("tensorboard", "trackio"), table, said.append)
+    assert said[-1].startswith("WARNING: the metrics of e were not reported") and "tensorboard: " in said[-1]
+    assert list(trackio_runs(lake)) == ["e-eval", "e-eval-2"]
+
+
+def test_ranks_other_than_0_report_nothing(tmp_path, monkeypatch):
+    tracking = Tracking(report_to=("tensorboard",), run_name="e", folder=str(tmp_path / "trackers"))
+    config = config_of(tmp_path, []).model_copy(update={"tracking": tracking})
+    assert of_worker.tracking_arguments(worker_in(tmp_path / "0", config))["run_name"] == "e"
+    monkeypatch.setenv("RANK", "1")
+    assert of_worker.tracking_arguments(worker_in(tmp_path / "1", config)) == {"report_to": "none"}
 
 
 def test_trackers_are_outside_of_every_hash(tmp_path):
@@ -179,16 +187,8 @@ def test_a_missing_tracker_stops_a_run_before_it_begins(monkeypatch):
 
     class Loaded:
         def get(self, set: str, key: str) -> ExperimentSpec:
-            base = {"kind": "tiny"}
-            return ExperimentSpec.model_validate(
-                {
-                    "title": "e",
-                    "rollout_sets": ["r"],
-                    "base": base,
-                    "evaluate": "none",
-                    "train": {"report_to": ["mlflow"]},
-                }
-            )
+            spec = {"title": "e", "rollout_sets": ["r"], "base": {"kind": "tiny"}, "evaluate": "none"}
+            return ExperimentSpec.model_validate({**spec, "train": {"report_to": ["mlflow"]}})
 
     monkeypatch.setattr(preflight, "open_steps", list)
     monkeypatch.delenv("ETPI_TRAINER_PYTHON", raising=False)
