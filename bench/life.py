@@ -46,6 +46,10 @@ def fill(lake: Lake, versions: int, megabytes: int) -> None:
         small_lake.put(lake, "sft_checkpoint", name, {"checkpoints": [row]}, inputs=inputs)
 
 
+def quiet(line: str) -> None:
+    """Take a log line."""
+
+
 def timed(what: str, work: Callable[[], object], baseline: float | None = None) -> float:
     """Run and print the seconds, and their ratio to a baseline."""
     start = time.perf_counter()
@@ -61,14 +65,15 @@ def main(versions: int, megabytes: int) -> None:
         root = Path(folder)
         lake = Lake(root / "data")
         fill(lake, versions, megabytes)
-        quiet = {"log": lambda line: None}
         du = timed("du -s", lambda: subprocess.run(["du", "-s", lake.root], check=True, capture_output=True))
         timed("etpi du", lambda: usage(lake), du)
         timed("etpi gc, the plan", lambda: plan_garbage(lake, Keep(older_than=timedelta(0))), du)
         copy = timed("cp -r, then sync", lambda: _copy(lake.root, root / "copy"))
-        timed("etpi backup, the first", lambda: back_up(lake, root / "backup", **quiet), copy)
-        timed("etpi backup again, nothing new", lambda: back_up(lake, root / "backup", **quiet), copy)
-        timed("etpi restore, every file compared", lambda: restore(root / "backup", Lake(root / "new"), **quiet), copy)
+        timed("etpi backup, the first", lambda: back_up(lake, root / "backup", log=quiet), copy)
+        timed("etpi backup again, nothing new", lambda: back_up(lake, root / "backup", log=quiet), copy)
+        timed(
+            "etpi restore, every file compared", lambda: restore(root / "backup", Lake(root / "new"), log=quiet), copy
+        )
         before = usage(lake).total
         doomed = plan_garbage(lake, Keep(older_than=timedelta(0)))
         timed(f"etpi gc, {len(doomed.parts)} parts", lambda: carry_out(lake, doomed))

@@ -315,16 +315,17 @@ class _Copy:
         """Yield the target's files that are not in the snapshot: pointers and manifests before what they name."""
         snapshot, root = self.snapshot, self.target.root
         expected = {*snapshot.pointers, *snapshot.manifests, *snapshot.tables, *snapshot.loose}
-        weights, found = set(snapshot.checkpoints), list[Path]()
+        weights, extra = set(snapshot.checkpoints), list[Path]()
         for file in root.rglob("*"):
             path = file.relative_to(root)
-            inside = path.parts[0] in _MIRRORED or (len(path.parts) > 2 and _is_partition(path))
-            weight = path.parts[0] == "checkpoints" and len(path.parts) > 1 and path.parts[1] in weights
-            journal = path.parts[0] == "scratch" and not path.as_posix().startswith(JOURNALS)
-            if file.is_file() and inside and not weight and not journal and path not in expected:
-                found.append(path)
+            first, *rest = path.as_posix().split("/")
+            inside = first in _MIRRORED or (len(rest) > 1 and _is_partition(path))
+            weight = first == "checkpoints" and bool(rest) and rest[0] in weights
+            other_scratch = first == "scratch" and not path.as_posix().startswith(JOURNALS)
+            if file.is_file() and inside and not weight and not other_scratch and path not in expected:
+                extra.append(path)
         yield from sorted(
-            found, key=lambda path: (path.name not in ("current", "blocked"), path.suffix != ".json", path)
+            extra, key=lambda path: (path.name not in ("current", "blocked"), path.suffix != ".json", path)
         )
 
 
