@@ -1,7 +1,7 @@
 """The tests' own order: a folder for each package, and no test module imports another.
 
-Three folders have no package: `fixtures` has lakes of releases, `graph` tests the frame that all assets share (planner,
-jobs, the Dagster definitions), and `command` the console command, the installation and the generated pages.
+Three folders have no package: `graph` tests the frame that all assets share (planner, jobs, the Dagster definitions),
+`command` the console command, the installation and the generated pages, and `fixtures` has lakes of releases.
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ def _checkpoints(checkpoints: Sequence[CheckpointUse], keys: Sequence[str]) -> l
         lines += [f"{use.checkpoint:20}{readable(use.bytes):>12}    {first}", *(" " * 36 + line for line in more)]
     lines.append(f"{'total, each once':20}{readable(sum(use.bytes for use in checkpoints)):>12}")
     if keys:
-        own = sum(use.bytes for use in checkpoints if all(_names(user, keys) for user in use.users))
-        lines.append(f"{'used by no other':20}{readable(own):>12}")
+        unshared = sum(use.bytes for use in checkpoints if all(_names(user, keys) for user in use.users))
+        lines.append(f"{'used by no other':20}{readable(unshared):>12}")
     return lines
 
 

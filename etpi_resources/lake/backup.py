@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from etpi_resources.lake import formats
-from etpi_resources.lake.files import sync, write_atomically
+from etpi_resources.lake.files import write_atomically
 from etpi_resources.lake.lake import Lake, folder_hash, sha256_of
 from etpi_resources.lake.manifest import DamagedFile, LakeError, Manifest, Ref
 from etpi_resources.lake.provenance import etpi_version
@@ -101,7 +101,9 @@ def back_up(
     _refuse_folder(lake, folder, force)
     target = Lake(folder)
     with _in_use(lake), target.alone():
-        _write_marker(target, Backup(str(lake.root), "unfinished", etpi_version()))
+        # A power cut may have left files of the right size without content: they are flushed only at the end.
+        deep = deep or _unfinished(folder)
+        _write_marker(target, Backup(str(lake.root), _UNFINISHED, etpi_version()))
         copied = _Copy(lake, target, deep=deep, journals="replace", log=log).run(delete=delete)
         _write_marker(target, Backup(str(lake.root), copied.at, etpi_version()))
     return copied
@@ -123,7 +125,7 @@ def restore(folder: Path, to: Lake, *, overwrite: bool = False, log: Log = print
     marker = folder / MARKER
     if not marker.is_file():
         raise LakeError(f"{folder} is no backup: it has no {MARKER}; `etpi backup FOLDER` makes one")
-    if json.loads(marker.read_text())["at"] == "unfinished":
+    if _unfinished(folder):
         log(f"{folder}: its last backup was interrupted; this restores the pointers of the one before")
     with _in_use(source), to.alone():
         copy = _Copy(source, to, deep=True, journals="grow", log=log)
@@ -150,6 +152,15 @@ def _refuse_folder(lake: Lake, folder: Path, force: bool) -> None:
             f"{folder} is a backup of {of}, not of {lake.root}; choose another folder, or give --force if that lake "
             "was moved here"
         )
+
+
+_UNFINISHED = "unfinished"
+
+
+def _unfinished(folder: Path) -> bool:
+    """Return whether the last backup to a folder was interrupted."""
+    marker = folder / MARKER
+    return marker.is_file() and json.loads(marker.read_text())["at"] == _UNFINISHED
 
 
 def _write_marker(target: Lake, marker: Backup) -> None:
@@ -192,7 +203,11 @@ class _Copy:
                 self._checkpoint(checkpoint)
             for path in snapshot.loose:
                 self._loose(path)
-            for path, content in [*snapshot.manifests.items(), *snapshot.pointers.items()]:
+            os.sync()  # once, not for each file: before the manifests that name them, and before the pointers
+            for path, content in snapshot.manifests.items():
+                self._small(path, content)
+            os.sync()
+            for path, content in snapshot.pointers.items():
                 self._small(path, content)
         for folder in {path.parent for path in snapshot.pointers}:
             if folder / "blocked" not in snapshot.pointers:
@@ -241,7 +256,6 @@ class _Copy:
             raise DamagedFile.of(source, "its content does not have the hash in its name")
         target.parent.mkdir(parents=True, exist_ok=True)
         staged.rename(target)
-        sync(target.parent)
 
     def _loose(self, path: Path) -> None:
         """Copy a file that a run may replace or append to, if its size or its time differs."""
@@ -265,7 +279,12 @@ class _Copy:
         if target.exists() and target.read_bytes() == content:
             self.result.present += 1
             return
-        write_atomically(target, content.decode())
+        if path in self.snapshot.pointers:
+            write_atomically(target, content.decode())
+        else:
+            (self.staging / "small").write_bytes(content)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (self.staging / "small").replace(target)
         self.result.files += 1
         self.result.bytes += len(content)
 
@@ -281,7 +300,6 @@ class _Copy:
             while piece := reading.read(1 << 20):
                 digest.update(piece)
                 writing.write(piece)
-        sync(staged)
         if sha256 is not None and digest.hexdigest() != sha256:
             raise DamagedFile.of(source, "it does not have its recorded sha256")
         if sha256_of(staged) != digest.hexdigest():
@@ -292,22 +310,22 @@ class _Copy:
         self.result.bytes += staged.stat().st_size
         target.parent.mkdir(parents=True, exist_ok=True)
         staged.replace(target)
-        sync(target.parent)
 
     def _extra(self) -> Iterator[Path]:
         """Yield the target's files that are not in the snapshot: pointers and manifests before what they name."""
         snapshot, root = self.snapshot, self.target.root
         expected = {*snapshot.pointers, *snapshot.manifests, *snapshot.tables, *snapshot.loose}
-        weights, found = set(snapshot.checkpoints), list[Path]()
+        weights, extra = set(snapshot.checkpoints), list[Path]()
         for file in root.rglob("*"):
             path = file.relative_to(root)
-            inside = path.parts[0] in _MIRRORED or (len(path.parts) > 2 and _is_partition(path))
-            weight = path.parts[0] == "checkpoints" and len(path.parts) > 1 and path.parts[1] in weights
-            journal = path.parts[0] == "scratch" and not path.as_posix().startswith(JOURNALS)
-            if file.is_file() and inside and not weight and not journal and path not in expected:
-                found.append(path)
+            first, *rest = path.as_posix().split("/")
+            inside = first in _MIRRORED or (len(rest) > 1 and _is_partition(path))
+            weight = first == "checkpoints" and bool(rest) and rest[0] in weights
+            other_scratch = first == "scratch" and not path.as_posix().startswith(JOURNALS)
+            if file.is_file() and inside and not weight and not other_scratch and path not in expected:
+                extra.append(path)
         yield from sorted(
-            found, key=lambda path: (path.name not in ("current", "blocked"), path.suffix != ".json", path)
+            extra, key=lambda path: (path.name not in ("current", "blocked"), path.suffix != ".json", path)
         )
 
 

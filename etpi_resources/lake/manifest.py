@@ -33,11 +33,11 @@ class NewerFormat(LakeError):
     """A newer etpi wrote the lake, in a format that this one does not know."""
 
     @classmethod
-    def of(cls, place: Path | str, found: object, by: str | None = None) -> Self:
-        """Return the error for a lake or a manifest of format `found`, which etpi `by` wrote."""
+    def of(cls, place: Path | str, number: object, by: str | None = None) -> Self:
+        """Return the error for a lake or a manifest of format `number`, which etpi `by` wrote."""
         writer = f"etpi {by}" if by else "a newer etpi"
         return cls(
-            f"{place} was written by {writer} in format {found}; this is etpi {etpi_version()}, which knows formats up "
+            f"{place} was written by {writer} in format {number}; this is etpi {etpi_version()}, which knows formats up "
             f"to {SCHEMA_VERSION}. Install {writer} or later, or name another folder in ETPI_DATA. Nothing was changed."
         )
 
@@ -150,7 +150,7 @@ class Manifest:
         Raises:
             NewerFormat: its format is newer than SCHEMA_VERSION.
         """
-        if (found := value.get("schema_version", 1)) > SCHEMA_VERSION:
-            raise NewerFormat.of(f"the manifest of {Ref(**value['ref'])}", found)
+        if (number := value.get("schema_version", 1)) > SCHEMA_VERSION:
+            raise NewerFormat.of(f"the manifest of {Ref(**value['ref'])}", number)
         known = {name: item for name, item in value.items() if name in cls.__dataclass_fields__}
         return cls(**{**known, "ref": Ref(**value["ref"])})

@@ -181,7 +181,7 @@ def _rewrite(
 def _rewrite_file(lake: Lake, name: str, entry: Json, steps: Sequence[Migration], staging: Path) -> Json:
     """Write a file's rows in the new format beside it, and return its entry for the manifest."""
     old = lake.root / entry["path"]
-    rows = pq.read_table(old, partitioning=None)
+    rows = pq.ParquetFile(old).read()
     for step in steps:
         rows = step.tables[name](rows) if name in step.tables else rows
     target = old.with_name(f"part-0.format-{steps[-1].to}.parquet")

@@ -139,8 +139,8 @@ class References:
 
     def _dataset(self, name: str, key: str) -> list[Version]:
         """Return the data set's version: of the partition itself, or if it has none, of every partition."""
-        own = self._by_name.get((f"{DATASET}/{key}", name))
-        return own or [v for v in self.publications if v.ref.asset == DATASET and v.name == name]
+        of_key = self._by_name.get((f"{DATASET}/{key}", name))
+        return of_key or [v for v in self.publications if v.ref.asset == DATASET and v.name == name]
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -171,18 +171,18 @@ class References:
     def starts_from(self, version: Version) -> set[str]:
         """Return the ids of checkpoints that a version did not train itself: bases, parents, models in its spec."""
         rows = self.checkpoint_rows(version)
-        own = {row["checkpoint_id"] for row in rows if row["role"] in TRAINED_ROLES}
+        trained = {row["checkpoint_id"] for row in rows if row["role"] in TRAINED_ROLES}
         named = {row["checkpoint_id"] for row in rows} | {row["parent_id"] for row in rows if row["parent_id"]}
         for publication in self.publications[version]:
             named |= set(_HASH.findall(json.dumps(dict(publication.manifest.spec)))) & self.folders
-        return named - own
+        return named - trained
 
     def checkpoints(self, versions: Iterable[Version]) -> dict[str, list[Version]]:
         """Return the stored checkpoints that the versions name, each with those versions."""
         users: dict[str, list[Version]] = defaultdict(list)
         for version in versions:
-            own = {row["checkpoint_id"] for row in self.checkpoint_rows(version)}
-            for checkpoint in sorted((own | self.starts_from(version)) & self.folders):
+            rows = {row["checkpoint_id"] for row in self.checkpoint_rows(version)}
+            for checkpoint in sorted((rows | self.starts_from(version)) & self.folders):
                 users[checkpoint].append(version)
         return users
 

@@ -162,8 +162,8 @@ def _dependants(references: References, kept: Collection[Ref], refs: Collection[
     """Return a line for each kept suite, rollout set or experiment whose versions in force need a version of `refs`."""
     lines, roots = [], references.roots(kept)
     for pair in sorted({(ref.set, ref.key) for ref in kept}):
-        own = {version for version in roots if (version.ref.set, version.ref.key) == pair}
-        needs = references.needed_by(own, kept, roots)
+        in_force = {version for version in roots if (version.ref.set, version.ref.key) == pair}
+        needs = references.needed_by(in_force, kept, roots)
         needed = sorted((version for version in needs if version.ref in refs), key=str)
         if needed and (user := needs[needed[0]]):
             what = f"{needed[0].ref}, for {user.ref}"
@@ -178,7 +178,8 @@ def _belongings(lake: Lake, set: str, key: str) -> Iterator[Part]:
         yield _part(lake, reports, "report", f"reports/{key}")
     scratch = lake.root / "scratch"
     if set == "rollout_set":
-        for name, reason in (("rollouts", "journal"), ("import", "scratch")):
+        kinds: tuple[tuple[str, Reason], ...] = (("rollouts", "journal"), ("import", "scratch"))
+        for name, reason in kinds:
             if (folder := scratch / name / key).exists():
                 yield _part(lake, folder, reason, f"scratch/{name}/{key}")
     assets = {path.parent.name for path in lake.root.glob(f"*/{set}={key}")}

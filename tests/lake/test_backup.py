@@ -16,7 +16,6 @@ from etpi_resources.checkpoints import checkpoint_folder
 from etpi_resources.lake import catalog
 from etpi_resources.lake.audit import audit
 from etpi_resources.lake.backup import MARKER, back_up, restore
-from etpi_resources.lake.files import write_atomically
 from etpi_resources.lake.lake import Lake, LakeError, Ref
 from etpi_resources.lake.manifest import DamagedFile
 from etpi_resources.lake.references import References
@@ -122,18 +121,24 @@ def test_a_backup_that_is_killed_leaves_the_one_before(lake: Lake, tmp_path: Pat
     before = Lake(backup).require(Ref("upweighted_dataset", "experiment", "a")).version
     small_lake.put(lake, "upweighted_dataset", "a", small_lake.dataset("r9"))
 
-    def dies(path: Path, text: str) -> None:
-        if path.name.startswith(dies_at):
-            raise KeyboardInterrupt
-        write_atomically(path, text)
+    replace = Path.replace
 
-    monkeypatch.setattr("etpi_resources.lake.backup.write_atomically", dies)
+    def dies(path: Path, to: Path) -> Path:
+        if Path(to).name.startswith(dies_at) and Path(to).is_relative_to(backup):
+            raise KeyboardInterrupt
+        return replace(path, to)
+
+    monkeypatch.setattr(Path, "replace", dies)
     with pytest.raises(KeyboardInterrupt):
         back_up(lake, backup, log=quiet)
     monkeypatch.undo()
     assert audit(Lake(backup), deep=True).damages == []
     assert Lake(backup).require(Ref("upweighted_dataset", "experiment", "a")).version == before
+    # As after a power cut: a file that was not flushed has its size and no content.
+    empty = max(Lake(backup).root.glob("upweighted_dataset/sequences/*/*/*.parquet"), key=lambda p: p.stat().st_mtime)
+    empty.write_bytes(bytes(empty.stat().st_size))
     back_up(lake, backup, log=quiet)
+    assert audit(Lake(backup), deep=True).damages == []
     assert Lake(backup).require(Ref("upweighted_dataset", "experiment", "a")).version != before
 
 

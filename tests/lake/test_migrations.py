@@ -9,7 +9,6 @@ import json
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 
 from etpi_resources.lake import formats, manifest, migrations
@@ -28,7 +27,8 @@ def renamed_note(old: dict) -> dict:
 
 def upper(rows: pa.Table) -> pa.Table:
     column = rows.schema.get_field_index("title")
-    return rows.set_column(column, "title", pc.utf8_upper(rows["title"]))
+    titles = pa.array([title.upper() for title in rows["title"].to_pylist()])
+    return rows.set_column(column, "title", titles)
 
 
 STEPS = (

@@ -9,7 +9,7 @@ import pytest
 
 from etpi_assets.curation.assets import ASSETS as CURATION
 from etpi_assets.graph import GRAPH
-from etpi_assets.planner import plan
+from etpi_assets.planner import CONSENTS, plan
 from etpi_assets.resources import Resources
 from etpi_assets.rollouts.assets import ASSETS as ROLLOUTS
 from etpi_assets.scoring.assets import ASSETS as SCORING
@@ -75,8 +75,7 @@ def test_runs_continue_in_it(root: Path) -> None:
     dataset = Ref("upweighted_dataset", "experiment", "release_experiment")
     before = lake.history(dataset)
     for name, recipe in CHAIN.items():
-        consent = frozenset({"rebuild", "recollect"})
-        made = recipe.execute(KEYS[GRAPH[name].set], resources, log=lambda line: None, consent=consent)
+        made = recipe.execute(KEYS[GRAPH[name].set], resources, log=lambda line: None, consent=frozenset(CONSENTS))
         assert not made.manifest.blocked, made.manifest.failures
     assert len(lake.history(dataset)) >= len(before) and audit(lake, deep=True).damages == []
     steps = {step.asset: step for step in plan("release_experiment", load_specs(LAKES / "specs"), lake)}
