@@ -30,10 +30,13 @@ _ASSET_OF = {"metrics": "eval_metrics", "probes": "serving_probe", "rl_samples":
 
 _HEAD = """# Results on the embedded world
 
-Generated from the lake by `{command}`; do not edit. The embedded world is a small model of the method:
-these figures describe the pipeline, not language models. Rates are measured on held-out repositories and pooled over
-the training seeds, with n and a 95 % interval clustered by pair; "by seed" lists the value of each seed. A teacher's
-rates are over its own rollouts.
+Generated from the lake by
+
+    {command}
+
+Do not edit. The embedded world is a small model of the method: these figures describe the pipeline, not language
+models. Rates are measured on held-out repositories and pooled over the training seeds, with n and a 95 % interval
+clustered by pair; "by seed" lists the value of each seed. A teacher's rates are over its own rollouts.
 """
 
 

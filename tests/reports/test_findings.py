@@ -245,7 +245,7 @@ def test_sweeps_are_compared_only_where_they_are_named(tmp_path):
     assert not any(f.published for f in swept), "docs/history.md points to findings that make results measures"
     names = {name: name for name in (swept[0].more.experiment, swept[0].less.experiment)}
     page = render(Lake(tmp_path), load_specs(), names, complete=False)
-    assert swept[0].claim in page and f"`etpi results {' '.join(names)} --seed 0`" in page
+    assert swept[0].claim in page and f"\n    etpi results {' '.join(names)} --seed 0\n" in page
 
 
 @pytest.mark.parametrize("turns", [33, 17, 9, 5])
