@@ -8,6 +8,7 @@ from pathlib import Path
 
 import polars as pl
 
+from etpi_assets.frames.convert import to_frame
 from etpi_assets.frames.names import UnknownName
 from etpi_assets.graph import GRAPH, Node
 from etpi_resources.lake.lake import Lake, LakeError, Ref
@@ -111,9 +112,7 @@ class StoredTable:
 
 def stored_schema(table: str) -> pl.Schema:
     """Return the stored columns of a table with polars' types: lists of int32 for ids, UTC microseconds for times."""
-    frame = pl.from_arrow(storage_schema(table).empty_table())
-    assert isinstance(frame, pl.DataFrame)
-    return frame.schema
+    return to_frame(storage_schema(table).empty_table()).schema
 
 
 def _scan(paths: Sequence[Path], schema: pl.Schema, partitions: pl.Schema | None = None) -> pl.LazyFrame:

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from etpi_assets.frames.convert import to_frame
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 
 CONTAMINATION = (
@@ -48,27 +49,27 @@ def sources(
     dataset_rows: pa.Table,
 ) -> list[Source]:
     """Return the rollout sets of an experiment, with what each contributes to its training rows."""
-    set_of = dict(zip(selected["rollout_id"].to_pylist(), selected["rollout_set"].to_pylist(), strict=True))
-    teachers: dict[str | None, set[str]] = {}
-    for name, teacher in zip(selected["rollout_set"].to_pylist(), selected["teacher"].to_pylist(), strict=True):
-        teachers.setdefault(name, set()).add(teacher or "unknown")
-    turns: Counter[str | None] = Counter()
-    tokens: Counter[str | None] = Counter()
-    rollouts: dict[str | None, set[str]] = {}
-    columns = (dataset_rows[name].to_pylist() for name in ("rollout_id", "split", "output_tokens"))
-    for rollout_id, split, output in zip(*columns, strict=True):
-        if split == "train":
-            name = set_of.get(rollout_id)
-            turns[name] += 1
-            tokens[name] += output or 0
-            rollouts.setdefault(name, set()).add(rollout_id)
+    sets = to_frame(selected, ["rollout_id", "rollout_set", "teacher"])
+    train = to_frame(dataset_rows, ["rollout_id", "split", "output_tokens"]).filter(split="train")
+    teachers = dict(
+        sets.group_by("rollout_set")
+        .agg(pl.col("teacher").fill_null("unknown").unique().sort().str.join(", "))
+        .iter_rows()
+    )
+    counts = {
+        name: figures
+        for name, *figures in train.join(sets, on="rollout_id")
+        .group_by("rollout_set")
+        .agg(pl.col("rollout_id").n_unique(), pl.len(), pl.col("output_tokens").sum())
+        .iter_rows()
+    }
     licences = task_licences(tasks)
     return [
         Source(
             name, spec.title if spec else "", spec.kind if spec else "unknown", (spec.suite if spec else None) or "–",
-            ", ".join(sorted(teachers.get(name, ()))) or "–",
+            teachers.get(name, "–"),
             (spec.license if spec else None) or licences or "not stated",
-            len(rollouts.get(name, ())), turns[name], tokens[name],
+            *counts.get(name, (0, 0, 0)),
         )
         for name in names
         for spec in [specs.get(name)]
@@ -85,10 +86,18 @@ def task_licences(tasks: pa.Table) -> str:
 
 
 def split(dataset_rows: pa.Table) -> list[dict[str, Any]]:
-    """Return (split, repos, rollouts, rows, label tokens, weighted tokens) of the training rows."""
-    weighted = pc.multiply(pc.multiply(dataset_rows["weight"], dataset_rows["copies"]), dataset_rows["output_tokens"])
-    rows = dataset_rows.append_column("weighted", weighted).group_by("split", use_threads=False).aggregate(
-        [("repo", "count_distinct"), ("rollout_id", "count_distinct"), ("pair_id", "count"), ("output_tokens", "sum"),
-         ("weighted", "sum")]
-    )  # fmt: skip
-    return sorted(rows.to_pylist(), key=lambda row: row["split"])
+    """Count the training rows of each split: repos, rollouts, rows, label_tokens, weighted_tokens."""
+    rows = to_frame(dataset_rows, ["split", "repo", "rollout_id", "output_tokens", "weight", "copies"])
+    weighted = pl.col("weight") * pl.col("copies") * pl.col("output_tokens")
+    return (
+        rows.group_by("split")
+        .agg(
+            repos=pl.col("repo").n_unique(),
+            rollouts=pl.col("rollout_id").n_unique(),
+            rows=pl.len(),
+            label_tokens=pl.col("output_tokens").sum(),
+            weighted_tokens=weighted.sum(),
+        )
+        .sort("split")
+        .to_dicts()
+    )

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from etpi_assets.frames.convert import to_frame
 from etpi_assets.scoring.published import BEHAVIOURS, COLUMNS, in_reading
 from etpi_assets.specs.rollout_set import Reading
 from etpi_assets.training.curves import Curve, curves
@@ -82,7 +81,7 @@ def detail_metrics(reading: Reading) -> list[str]:
 
 def funnel(tables: ReportTables) -> list[tuple[str, int]]:
     """Count the data from rollouts to sequences, as (name, count)."""
-    selection_drops = pc.sum(pc.equal(tables.dropped["stage"], "selection")).as_py() or 0
+    selection_drops = to_frame(tables.dropped, ["stage"]).filter(stage="selection").height
     return [
         ("rollouts considered", tables.selected.num_rows + selection_drops),
         ("rollouts selected", tables.selected.num_rows),
@@ -94,9 +93,7 @@ def funnel(tables: ReportTables) -> list[tuple[str, int]]:
 
 def drops(tables: ReportTables) -> list[tuple[str, str, int]]:
     """Count dropped rows as (stage, reason, count), most frequent first within a stage."""
-    dropped = pl.from_arrow(tables.dropped.select(["stage", "reason"]))
-    assert isinstance(dropped, pl.DataFrame)
-    counts = dropped.group_by("stage", "reason").len()
+    counts = to_frame(tables.dropped, ["stage", "reason"]).group_by("stage", "reason").len()
     return counts.sort("stage", "len", "reason", descending=[False, True, False]).rows()
 
 
@@ -212,8 +209,8 @@ def cost(tables: ReportTables) -> list[tuple[str, str]]:
 
 
 def _rollout_cost(origin: str, rollouts: pa.Table, agents: pa.Table) -> list[tuple[str, str]]:
-    seconds = pc.sum(rollouts["wall_seconds"]).as_py() or 0
-    output = pc.sum(agents["output_tokens"]).as_py() or 0
+    seconds = float(to_frame(rollouts, ["wall_seconds"])["wall_seconds"].sum())
+    output = to_frame(agents, ["output_tokens"])["output_tokens"].sum()
     return [
         (f"{origin} rollouts", f"{rollouts.num_rows:,}"),
         (f"{origin} rollout time, summed over concurrent rollouts", _seconds(seconds)),

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import polars as pl
 import pyarrow as pa
 
+from etpi_assets.frames.convert import to_frame
 from etpi_assets.reports import facts, story
 from etpi_assets.reports.changes import changes
 from etpi_assets.reports.html import TEMPLATES
@@ -40,9 +40,7 @@ def render(
         base: the `checkpoints` of base_checkpoint.
         rollout_sets: name -> spec of every rollout set.
     """
-    rows = pl.from_arrow(dataset_rows)
-    assert isinstance(rows, pl.DataFrame)
-    train_rows = rows.filter(split="train")
+    train_rows = to_frame(dataset_rows).filter(split="train")
     finals = [c for c in checkpoints.to_pylist() if c["final"] and c["role"] != "base"]
     names = facts.headline_metrics(spec.metrics.reading)
     headline = facts.metric_rows(metrics, names)

@@ -9,6 +9,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
+from etpi_assets.frames.convert import to_frame
 from etpi_resources.lake.lake import Lake, Ref
 
 MOST_CHARACTERS = 12_000
@@ -56,14 +57,10 @@ def _of(query: str, rollout_id: str) -> str:
 
 def trained_prompts(pairs: pa.Table, dataset_rows: pa.Table, decode: Callable[[Sequence[int]], str]) -> list[Prompt]:
     """Return the first prompts of the first training rollout, one for each of its agents, as they are trained on."""
-    train = pl.from_arrow(dataset_rows.select(["rollout_id", "split"]))
-    assert isinstance(train, pl.DataFrame)
-    first = train.filter(split="train").head(1)
+    first = to_frame(dataset_rows, ["rollout_id", "split"]).filter(split="train").head(1)
     if first.is_empty():
         return []
-    columns = ["rollout_id", "agent_id", "turn", "prefix_turn", "suffix_ids"]
-    turns = pl.from_arrow(pairs.select(columns))
-    assert isinstance(turns, pl.DataFrame)
+    turns = to_frame(pairs, ["rollout_id", "agent_id", "turn", "prefix_turn", "suffix_ids"])
     whole = turns.filter(pl.col("rollout_id") == first["rollout_id"][0], pl.col("prefix_turn").is_null())
     return from_ids(
         "trained",

@@ -295,7 +295,7 @@ def test_transcript_puts_agents_on_one_clock(tmp_path: Path) -> None:
 
     timed = [
         message("a", 0, None, None, "system"), message("a", 1, 0, 10), message("a", 2, 0, None, "user"),
-        message("a", 3, 1, 30), message("b", 0, None, None, "system"), message("b", 1, 0, 20), message("b", 2, 1, 40),
+        message("a", 3, 1, 30), message("b", 0, None, None, "system"), message("b", 1, 0, 35), message("b", 2, 1, 40),
     ]  # fmt: skip
     turn = {"rollout_id": "r", "agent_id": "b", "turn": 1, "actions": '["ls"]', "exit_code": 2, "capture": "none"}
     made = small_lake.rollout("r", "t")
@@ -305,8 +305,8 @@ def test_transcript_puts_agents_on_one_clock(tmp_path: Path) -> None:
         small_lake.put(lake, "raw_rollouts", name, tables)
     path = catalog.build(lake, GRAPH.values())
     rows = ask(path, "transcript", rollout="r", made_for="timed")
-    assert [row["content"] for row in rows] == ["a 0", "b 0", "a 1", "a 2", "b 1", "a 3", "b 2"]
-    assert [row["clock"].second if row["clock"] else None for row in rows] == [None, None, 10, 10, 20, 30, 40]
+    assert [row["content"] for row in rows] == ["a 0", "b 0", "a 1", "a 2", "a 3", "b 1", "b 2"], "a is faster"
+    assert [row["clock"].second if row["clock"] else None for row in rows] == [None, None, 10, 10, 30, 35, 40]
     assert (rows[-1]["commands"], rows[-1]["exit_code"], rows[-2]["commands"]) == ('["ls"]', 2, None)
     rows = ask(path, "transcript", rollout="r", made_for="untimed", origin="set")
     assert [row["content"] for row in rows] == ["a 0", "b 0", "a 1", "a 2", "b 1", "a 3", "b 2"]

@@ -221,7 +221,7 @@ def test_data_card_counts_each_source_and_its_licence() -> None:
     assert (one.licence, one.teachers, one.rollouts, one.turns, one.tokens) == ("mit", "m, unknown", 1, 2, 10)
     assert (two.licence, lacking.kind) == ("bsd (1 tasks)", "unknown")
     train, val = data_card.split(from_rows("dataset_rows", rows))
-    assert (train["split"], train["rollout_id_count_distinct"], train["weighted_sum"], val["pair_id_count"]) == (
+    assert (train["split"], train["rollouts"], train["weighted_tokens"], val["rows"]) == (
         "train", 2, 30.0, 1,
     )  # fmt: skip
     assert data_card.split(empty("dataset_rows")) == []
