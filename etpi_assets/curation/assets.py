@@ -198,7 +198,7 @@ def upweighted_dataset(run: AssetRun) -> Produced:
             "rows": dict(counts(rows, "split")),
             "dropped": dict(counts(dropped, "reason")),
             "sequences": len(sequences),
-            "forking_sequences": sum(len(row["node_starts"]) > 1 for row in dicts(sequences, ["node_starts"])),
+            "forking_sequences": merge.forking(sequences),
             "lengths": lengths.summary(cost),
             "memory_formula": lengths.FORMULA,
             "tokens_saved_by_merging": f"{savings['ratio']:.2f}x",

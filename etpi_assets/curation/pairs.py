@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -272,10 +273,11 @@ def format_tokens(output: np.ndarray, chat: ChatFormat) -> int:
         return _call_tokens(output, chat)
     count = 0
     starts = np.flatnonzero(output == chat.tool_open_id).tolist()
+    has_parameters = bool(starts) and "<parameter=" in label_text(output, chat)
     for start, bound in pairwise([*starts, len(output)]):
         closes = np.flatnonzero(output[start:bound] == chat.tool_close_id)
         call = output[start : start + int(closes[0]) + 1 if len(closes) else bound].tolist()
-        text = chat.decode(call)
+        text = chat.decode(call) if has_parameters else ""
         opened, ended = text.find(">", text.find("<parameter=")) + 1, text.rfind("</parameter>")
         if "<parameter=" not in text or not 0 < opened <= ended:
             count += len(call)
@@ -284,6 +286,18 @@ def format_tokens(output: np.ndarray, chat: ChatFormat) -> int:
         tail = next(n for n in range(1, len(call) + 1) if len(chat.decode(call[-n:])) >= len(text) - ended)
         count += min(len(call), head + tail)
     return count
+
+
+def label_text(output: np.ndarray, chat: ChatFormat) -> str:
+    """Return an output's text without the end of its turn."""
+    ended = len(output) > 0 and int(output[-1]) in chat.end_ids
+    return _text(chat, (output[:-1] if ended else output).tobytes())
+
+
+@lru_cache(maxsize=4096)
+def _text(chat: ChatFormat, ids: bytes) -> str:
+    """Decode; the tokens of a label are counted and its syntax is checked, so its text is wanted twice in a block."""
+    return chat.decode(np.frombuffer(ids, dtype=np.int32).tolist())
 
 
 def _call_tokens(output: np.ndarray, chat: ChatFormat) -> int:
