@@ -13,8 +13,7 @@ from etpi_assets.agent.tools import tool_schemas
 from etpi_assets.curation import gates, integrity, lengths, merge, select, upweight
 from etpi_assets.curation.captured import COLUMNS
 from etpi_assets.curation.default_prompt import student_format, student_prompt
-from etpi_assets.curation.label_syntax import LabelSyntax
-from etpi_assets.curation.pair_blocks import PairBuilder, PairReferences, of_rollouts, spread
+from etpi_assets.curation.pair_blocks import PairRecipe, PairReferences, label_syntax, of_rollouts, spread
 from etpi_assets.curation.steering import SteeringNgrams
 from etpi_assets.curation.student_form import StudentForm
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
@@ -29,6 +28,8 @@ from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.schemas import empty
 from etpi_resources.lake.stored import Stored, batches, columns_of, counts, dicts
 
+_SECONDS_PER_TURN = {"native": 1.5e-4, "retokenised": 2e-3}
+"""What the pair of a turn takes one core, roughly."""
 _COMPARED_PROMPTS = 400
 """First-turn prompts of training and of evaluation that are compared; a median needs no more."""
 
@@ -81,20 +82,23 @@ def _count_tokens(run: AssetRun, rollout_ids: Sequence[str]) -> dict[str, int]:
 def tito_pairs(run: AssetRun) -> Produced:
     spec: ExperimentSpec = run.spec
     tasks = {task.task_id: task for task in read_tasks(run.read("tasks", "tasks"))}
-    selected = run.read("selected_trajectories", "selected", columns=["rollout_id", "rollout_set"])
+    selected = run.read("selected_trajectories", "selected", columns=["rollout_id", "rollout_set", "turns"])
     dropped: list[pa.Table] = [empty("dropped")]
     section = _with_capture(run)
     references = PairReferences()
-    syntax = LabelSyntax(student_format(spec), spec.gates, spec.serving.options.get("tool-call-parser"))
+    syntax = label_syntax(spec)
     with run.spool("pairs") as spool:
         for name in spec.rollout_sets:
             rollout_set: RolloutSetSpec = run.specs.get("rollout_set", name)  # pyright: ignore[reportAssignmentType]
             _require_same_vocabulary(name, rollout_set, spec, section)
-            rollout_ids = selected.filter(pc.field("rollout_set") == name)["rollout_id"].to_pylist()
-            builder = PairBuilder.of(run, rollout_set, rollout_ids, tasks, section, syntax)
-            for number, block in enumerate(_blocks(run, name, frozenset(rollout_ids))):
-                part = run.part(f"{name}-{number:06}", lambda block=block, build=builder.build: build(block))
-                references.add(block["turns"], part)
+            chosen = selected.filter(pc.field("rollout_set") == name)
+            rollout_ids = chosen["rollout_id"].to_pylist()
+            recipe = PairRecipe(run.specs, run.key, rollout_set, rollout_ids, tasks, section)
+            turns = pc.sum(chosen["turns"]).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
+            blocks_of_set = enumerate(_blocks(run, name, frozenset(rollout_ids)))
+            named = ((f"{name}-{number:06}", block) for number, block in blocks_of_set)
+            for part in run.parts_of(named, recipe, turns * _SECONDS_PER_TURN[section.capture]):
+                references.add(part)
                 spool.add(part["pairs"])
                 dropped.append(part["dropped"])
     return _pairs_produced(run, section, references, syntax.outcome(references.syntax), pa.concat_tables(dropped))
