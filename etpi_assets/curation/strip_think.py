@@ -158,7 +158,7 @@ def _is_think(ids: np.ndarray, chat: ChatFormat) -> np.ndarray:
 def last_turn(prompt: np.ndarray, chat: ChatFormat) -> np.ndarray:
     """Return the prompt from its last start-of-message id on; the whole prompt if it has none."""
     for length in (_GENERATION_PROMPT, len(prompt)):  # most prompts end in a short generation prompt
-        turns = np.flatnonzero(prompt[-length:] == chat.turn_id)
+        (turns,) = (prompt[-length:] == chat.turn_id).nonzero()
         if len(turns):
             return prompt[max(len(prompt) - length, 0) + turns[-1] :]
     return prompt

@@ -20,7 +20,7 @@ import pyarrow as pa
 from etpi_assets.trajectories.records import Action, AgentRecord, Message, RolloutRecord, Turn
 from etpi_resources.lake.schemas import TableBuilder
 from etpi_resources.lake.stored import Rows, batches
-from etpi_resources.token_ids import arrays, begins_with, common_prefix
+from etpi_resources.token_ids import GrowingIds, arrays, begins_with, common_prefix
 
 Key = tuple[str, str, int]
 Decode = Callable[[Sequence[int]], str]
@@ -124,12 +124,13 @@ def iter_turns(turns: Rows) -> Iterator[tuple[Key, np.ndarray, np.ndarray | None
     columns = ["rollout_id", "agent_id", "turn", "prefix_turn", "suffix_ids", "output_ids"]
     agent: tuple[str, str] | None = None
     whole: dict[int, np.ndarray] = {}
+    conversation = GrowingIds()
     for batch in batches(turns, columns):
         names = (batch.column(i).to_pylist() for i in range(4))
         ids = (arrays(batch.column(i)) for i in (4, 5))
         for rollout_id, agent_id, number, prefix, suffix, output in zip(*names, *ids, strict=True):
             if agent != (rollout_id, agent_id):
-                agent, whole = (rollout_id, agent_id), {}
+                agent, whole, conversation = (rollout_id, agent_id), {}, GrowingIds()
             if suffix is None:
                 continue
             prompt = suffix
@@ -137,9 +138,11 @@ def iter_turns(turns: Rows) -> Iterator[tuple[Key, np.ndarray, np.ndarray | None
             if prefix is not None:
                 if prefix not in whole:
                     raise ValueError(f"turn {key} extends turn {prefix}, which is not before it in the table")
-                prompt = np.concatenate([whole[prefix], suffix])
+                prompt = conversation.extend(whole[prefix], suffix)
+            elif output is not None:
+                prompt = conversation.extend(None, suffix)
             if output is not None:
-                whole[number] = np.concatenate([prompt, output])
+                whole[number] = conversation.extend(prompt, output)
             yield key, prompt, output
 
 

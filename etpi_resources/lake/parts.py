@@ -45,7 +45,11 @@ class Parts:
         beside = part.with_name(f".{name}.{uuid.uuid4().hex}")
         beside.mkdir(parents=True)
         for table, rows in tables.items():
-            pq.write_table(rows, beside / f"{table}.parquet", compression="lz4", write_page_checksum=True)
+            # Read at most once, so that it is written fast rather than small.
+            pq.write_table(
+                rows, beside / f"{table}.parquet", compression="lz4", use_dictionary=False, write_statistics=False,
+                write_page_checksum=True,
+            )  # fmt: skip
         beside.rename(part)
         return tables
 
