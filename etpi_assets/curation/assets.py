@@ -26,7 +26,7 @@ from etpi_assets.tasks.table import read_tasks
 from etpi_assets.trajectories.blocks import blocks
 from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.schemas import empty
-from etpi_resources.lake.stored import Stored, batches, columns_of, counts, dicts
+from etpi_resources.lake.stored import Stored, batches, columns_of, counts
 
 _SECONDS_PER_TURN = {"native": 1.5e-4, "retokenised": 2e-3}
 """What the pair of a turn takes one core, roughly."""
@@ -68,10 +68,13 @@ def _count_tokens(run: AssetRun, rollout_ids: Sequence[str]) -> dict[str, int]:
     student = StudentForm(chat)
     tokens = dict.fromkeys(rollout_ids, 0)
     columns = ["rollout_id", "role", "kind", "content", "tool_calls"]
-    for row in dicts(run.stored("raw_rollouts", "messages"), columns):
-        if row["kind"] == "action" and row["rollout_id"] in tokens:
-            calls = json.loads(row["tool_calls"]) if row["tool_calls"] else None
-            tokens[row["rollout_id"]] += len(chat.encode(student.text(student.message(row["content"] or "", calls))))
+    wanted = pc.field("rollout_id").isin(pa.array(list(tokens), pa.string())) & (pc.field("kind") == "action")
+    for batch in batches(run.stored("raw_rollouts", "messages"), columns):
+        rows = pa.Table.from_batches([batch]).filter(wanted).to_pylist()
+        calls = [json.loads(row["tool_calls"]) if row["tool_calls"] else None for row in rows]
+        texts = [student.text(student.message(row["content"] or "", c)) for row, c in zip(rows, calls, strict=True)]
+        for row, ids in zip(rows, chat.encode_all(texts), strict=True):  # a batch is encoded on all cores
+            tokens[row["rollout_id"]] += len(ids)
     return tokens
 
 

@@ -50,7 +50,12 @@ class Parts:
                 rows, beside / f"{table}.parquet", compression="lz4", use_dictionary=False, write_statistics=False,
                 write_page_checksum=True,
             )  # fmt: skip
-        beside.rename(part)
+        try:
+            beside.rename(part)
+        except OSError:
+            if not part.is_dir():
+                raise
+            shutil.rmtree(beside)  # a worker of the run that was killed has just finished it too
         return tables
 
     def remove(self) -> None:

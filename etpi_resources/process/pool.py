@@ -34,7 +34,7 @@ WORKERS_VARIABLE = "ETPI_WORKERS"
 """Environment variable with the number of worker processes; 1 computes in this process. It changes no results."""
 
 START_SECONDS = 12.0
-"""Work of one core, in seconds, that is worth a worker: its interpreter and a large tokenizer take a third of that to load."""
+"""Work of one core, in seconds, that is worth a worker: to load a large tokenizer takes a third of it."""
 BLOCKS_AHEAD = 2
 """Blocks for each worker that are read but not yet returned."""
 
