@@ -1,11 +1,12 @@
-"""Measure CPU time and memory of scoring, selecting, pairs, weights and merging by number of turns.
+"""Measure the time and memory of scoring, selecting, pairs, weights and merging by number of turns.
 
-    ETPI_TRAJECTORIES=FOLDER python bench/curation_scale.py [TURNS]
+    ETPI_TRAJECTORIES=FOLDER [ETPI_WORKERS=N] python bench/curation_scale.py [TURNS] [native | retokenised]
 
-FOLDER has recorded runs. Varied copies of them, with ids as if captured, become the rollout sets of two lakes: one of a
-tenth of TURNS (default 10,000), one of TURNS. One process per lake materializes the assets of the stage, with checks
-and publishing. It prints the CPU seconds and peak memory after each asset, the ratio of the times (at most 11 wanted),
-and from the memory per turn the number of turns that fit into 4 GB.
+FOLDER has recorded runs. Copies of them become the rollout sets of two lakes: one of a tenth of TURNS (default 10,000),
+one of TURNS; native: varied, with ids as if captured; retokenised: as recorded, without ids. One process per lake
+materializes the assets of the stage, with checks and publishing. It prints the CPU seconds (of worker processes too),
+the wall time and the peak memory of this process after each asset, the ratio of the CPU times (at most 11 wanted), and
+from the memory per turn the number of turns that fit into 4 GB.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ import time
 from pathlib import Path
 
 from machine import machine
-from recorded import LONGEST, SET, captured, qwen3, varied
+from recorded import LONGEST, SET, captured, qwen3, recorded_rollouts, varied
 
 from etpi_assets.resources import Resources
+from etpi_assets.trajectories.tables import to_tables
 from etpi_resources.lake.lake import Lake, Ref
+from etpi_resources.process.pool import worker_count
 
 STUDY = "scale"
 SPECS = {
@@ -38,7 +41,7 @@ SPECS = {
     f"experiments/{STUDY}": f"""
         extends = "cooperbench_import"
         rollout_sets = ["{SET}"]
-        pairs.capture = "native"
+        pairs.capture = "CAPTURE"
         dataset.max_length = {LONGEST}
         gates.override = {{ heldout_split = "copies of one repository", skip_rate = "runs that the source lost" }}
     """,
@@ -56,16 +59,22 @@ def one(folder: Path) -> None:
     qwen3().encode("The vocabulary is read once, whatever the turns.")
     stages = {}
     for asset, key in (("scored_rollouts", SET), *((name, STUDY) for name in CURATED)):
-        began = time.process_time()
+        began, started = cpu_seconds(), time.monotonic()
         outcome = recipes[asset].execute(key, resources, lambda line: None)
         assert not outcome.manifest.blocked, [c for c in outcome.manifest.checks if not c["passed"]]
-        stages[asset] = (time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        stages[asset] = (cpu_seconds() - began, peak, time.monotonic() - started)
     print(json.dumps(stages))
 
 
-def measured(folder: Path, turns: int) -> tuple[int, dict[str, tuple[float, float]]]:
-    """Return (turns, asset -> CPU seconds and peak memory in MB) for a lake of about the given number of turns."""
-    tables = captured(qwen3())
+def cpu_seconds() -> float:
+    """Return the CPU seconds of this process and of those that it started and that have ended."""
+    return sum(os.times()[:4])
+
+
+def measured(folder: Path, turns: int, capture: str) -> tuple[int, dict[str, tuple[float, float, float]]]:
+    """Return (turns, asset -> CPU seconds, peak memory in MB, wall seconds) for a lake of about so many turns."""
+    tables = captured(qwen3()) if capture == "native" else to_tables(recorded_rollouts())
     copies = max(1, round(turns / len(tables["turns"])))
     streams = {name: varied(table, copies) for name, table in tables.items()}
     streams["quarantined"] = iter(())
@@ -74,7 +83,7 @@ def measured(folder: Path, turns: int) -> tuple[int, dict[str, tuple[float, floa
     for name, text in SPECS.items():
         path = folder / "specs" / f"{name}.toml"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(text.replace("CAPTURE", capture))
     command = [sys.executable, __file__, "--one", str(folder)]
     done = subprocess.run(command, env=os.environ, stdout=subprocess.PIPE, text=True, check=True)
     return copies * len(tables["turns"]), json.loads(done.stdout.splitlines()[-1])
@@ -86,20 +95,22 @@ def main() -> None:
         return
     print(machine(), flush=True)
     wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
+    capture = sys.argv[2] if len(sys.argv) > 2 else "native"
     results = []
     for turns in (wanted // 10, wanted):
         with tempfile.TemporaryDirectory() as folder:
-            results.append(measured(Path(folder), turns))
+            results.append(measured(Path(folder), turns, capture))
     (few, before), (many, after) = results
-    print(f"{few:,} and {many:,} turns, load {os.getloadavg()[0]:.0f}")
-    for asset, (seconds, peak) in after.items():
-        least, low = before[asset]
+    print(f"{few:,} and {many:,} turns, {worker_count()} workers, load {os.getloadavg()[0]:.0f}")
+    for asset, (seconds, peak, wall) in after.items():
+        least, low, _ = before[asset]
         print(
-            f"{asset:22} {least:8.2f} and {seconds:8.2f} s of CPU ({seconds / least:5.1f} times), peak {low:6.0f} and "
-            f"{peak:6.0f} MB"
+            f"{asset:22} {least:8.2f} and {seconds:8.2f} s of CPU ({seconds / least:5.1f} times), {wall:8.2f} s of "
+            f"wall time, peak {low:6.0f} and {peak:6.0f} MB"
         )
-    total = [sum(seconds for seconds, _ in stages.values()) for stages in (before, after)]
-    top = [max(peak for _, peak in stages.values()) for stages in (before, after)]
+    total = [sum(seconds for seconds, _, _ in stages.values()) for stages in (before, after)]
+    top = [max(peak for _, peak, _ in stages.values()) for stages in (before, after)]
+    print(f"wall time of all {sum(wall for _, _, wall in after.values()):.1f} s")
     slope, pace = (top[1] - top[0]) / (many - few), (total[1] - total[0]) / (many - few)
     print(
         f"all of it {total[1] / total[0] * few / many * 10:.1f} times the time for 10 times the turns, "

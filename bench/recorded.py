@@ -49,11 +49,18 @@ def qwen3() -> ChatFormat:
     return load_chat_format("qwen3", "qwen3")
 
 
-def captured(chat: ChatFormat) -> dict[str, pa.Table]:
-    """Return `rollouts`, `agents`, `turns` and `messages` of the runs, with ids as if a server had returned them."""
+def recorded_rollouts() -> list[RolloutRecord]:
+    """Return the recorded runs as rollouts of the set, without ids."""
     records = [item for item in import_runs("auto", runs_folder(), MESSAGE_COMMANDS) if isinstance(item, RolloutRecord)]
     for record in records:
         record.rollout_set = SET
+    return records
+
+
+def captured(chat: ChatFormat) -> dict[str, pa.Table]:
+    """Return `rollouts`, `agents`, `turns` and `messages` of the runs, with ids as if a server had returned them."""
+    records = recorded_rollouts()
+    for record in records:
         messages = to_rows(record)["messages"]
         for agent in record.agents:
             retokenised = retokenise([row for row in messages if row["agent_id"] == agent.agent_id], chat)

@@ -38,9 +38,12 @@ from etpi_resources.lake.manifest import RunRecord
 from etpi_resources.lake.parts import Parts
 from etpi_resources.lake.schemas import empty
 from etpi_resources.lake.stored import Spooled, Stored
+from etpi_resources.process.pool import ordered_map, workers_for
 from etpi_resources.process.progress import WORKER_VARIABLE, Progress
 
 Log = Callable[[str], None]
+Tables = Mapping[str, pa.Table]
+BlockFunction = Callable[[Tables], Tables]
 
 
 class CodeChanged(LakeError):
@@ -149,13 +152,21 @@ class AssetRun:
         assert self.folder is not None, "only a run that computes has a folder to spool into"
         return self.folder / f"{table}.parquet"
 
-    def part(self, name: str, compute: Callable[[], Mapping[str, pa.Table]]) -> dict[str, pa.Table]:
-        """Return the tables that `compute` returns; a run that was killed has left those of the parts it finished.
+    def parts_of(
+        self, blocks: Iterable[tuple[str, Tables]], recipe: Callable[[], BlockFunction], seconds: float
+    ) -> Iterator[Tables]:
+        """Yield the tables of each (name, block), in order, from all cores; a run that was killed has left those of the
+        parts it finished.
 
-        The name is unique in this asset. The tables depend on nothing but what the input key covers, and the name.
+        Args:
+            blocks: a name is unique in this asset.
+            recipe: returns the function from a block to its tables, which depend on nothing but the block and what the
+                input key covers. Worker processes get a pickled copy of it.
+            seconds: what one core would take, roughly; little work is done in this process.
         """
         assert self.parts is not None, "only a run that computes has parts"
-        return self.parts.get(name, compute)
+        named = ((name, (name, block)) for name, block in blocks)
+        return ordered_map(_KeptParts(self.parts, recipe), named, workers=workers_for(seconds))
 
     @cached_property
     def code(self) -> PartitionCode:
@@ -330,6 +341,18 @@ class AssetRecipe:
             raise LakeError(
                 f"{self.node.name} of {run.key}: {', '.join(changed)} changed while it was computed; run it again"
             )
+
+
+@dataclass(frozen=True)
+class _KeptParts:
+    """The recipe of `parts_of`: computes a part unless it is finished, and keeps it."""
+
+    parts: Parts
+    recipe: Callable[[], BlockFunction]
+
+    def __call__(self) -> Callable[[tuple[str, Tables]], Tables]:
+        function = self.recipe()
+        return lambda named: self.parts.get(named[0], lambda: function(named[1]))
 
 
 def _cause(change: Change | None) -> str:

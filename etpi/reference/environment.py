@@ -72,6 +72,13 @@ FOLDERS_AND_PROGRAMS: Sequence[Variable] = (
         "etpi_assets.automation.alerts",
     ),
     Variable(
+        "ETPI_WORKERS",
+        "Processes that share the work of scoring and pairs; 1 for none beside the run. Results do not depend on it. "
+        "Small inputs need none.",
+        "one for each core",
+        "etpi_resources.process.pool",
+    ),
+    Variable(
         "ETPI_TRAINER_PYTHON",
         "Interpreter that trainers run in, such as one of an environment with CUDA.",
         "the interpreter that runs etpi",

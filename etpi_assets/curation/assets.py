@@ -13,8 +13,7 @@ from etpi_assets.agent.tools import tool_schemas
 from etpi_assets.curation import gates, integrity, lengths, merge, select, upweight
 from etpi_assets.curation.captured import COLUMNS
 from etpi_assets.curation.default_prompt import student_format, student_prompt
-from etpi_assets.curation.label_syntax import LabelSyntax
-from etpi_assets.curation.pair_blocks import PairBuilder, PairReferences, of_rollouts, spread
+from etpi_assets.curation.pair_blocks import PairRecipe, PairReferences, label_syntax, of_rollouts, spread
 from etpi_assets.curation.steering import SteeringNgrams
 from etpi_assets.curation.student_form import StudentForm
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
@@ -27,8 +26,10 @@ from etpi_assets.tasks.table import read_tasks
 from etpi_assets.trajectories.blocks import blocks
 from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.schemas import empty
-from etpi_resources.lake.stored import Stored, batches, columns_of, counts, dicts
+from etpi_resources.lake.stored import Stored, batches, columns_of, counts
 
+_SECONDS_PER_TURN = {"native": 1.5e-4, "retokenised": 2e-3}
+"""What the pair of a turn takes one core, roughly."""
 _COMPARED_PROMPTS = 400
 """First-turn prompts of training and of evaluation that are compared; a median needs no more."""
 
@@ -67,10 +68,13 @@ def _count_tokens(run: AssetRun, rollout_ids: Sequence[str]) -> dict[str, int]:
     student = StudentForm(chat)
     tokens = dict.fromkeys(rollout_ids, 0)
     columns = ["rollout_id", "role", "kind", "content", "tool_calls"]
-    for row in dicts(run.stored("raw_rollouts", "messages"), columns):
-        if row["kind"] == "action" and row["rollout_id"] in tokens:
-            calls = json.loads(row["tool_calls"]) if row["tool_calls"] else None
-            tokens[row["rollout_id"]] += len(chat.encode(student.text(student.message(row["content"] or "", calls))))
+    wanted = pc.field("rollout_id").isin(pa.array(list(tokens), pa.string())) & (pc.field("kind") == "action")
+    for batch in batches(run.stored("raw_rollouts", "messages"), columns):
+        rows = pa.Table.from_batches([batch]).filter(wanted).to_pylist()
+        calls = [json.loads(row["tool_calls"]) if row["tool_calls"] else None for row in rows]
+        texts = [student.text(student.message(row["content"] or "", c)) for row, c in zip(rows, calls, strict=True)]
+        for row, ids in zip(rows, chat.encode_all(texts), strict=True):  # a batch is encoded on all cores
+            tokens[row["rollout_id"]] += len(ids)
     return tokens
 
 
@@ -81,20 +85,23 @@ def _count_tokens(run: AssetRun, rollout_ids: Sequence[str]) -> dict[str, int]:
 def tito_pairs(run: AssetRun) -> Produced:
     spec: ExperimentSpec = run.spec
     tasks = {task.task_id: task for task in read_tasks(run.read("tasks", "tasks"))}
-    selected = run.read("selected_trajectories", "selected", columns=["rollout_id", "rollout_set"])
+    selected = run.read("selected_trajectories", "selected", columns=["rollout_id", "rollout_set", "turns"])
     dropped: list[pa.Table] = [empty("dropped")]
     section = _with_capture(run)
     references = PairReferences()
-    syntax = LabelSyntax(student_format(spec), spec.gates, spec.serving.options.get("tool-call-parser"))
+    syntax = label_syntax(spec)
     with run.spool("pairs") as spool:
         for name in spec.rollout_sets:
             rollout_set: RolloutSetSpec = run.specs.get("rollout_set", name)  # pyright: ignore[reportAssignmentType]
             _require_same_vocabulary(name, rollout_set, spec, section)
-            rollout_ids = selected.filter(pc.field("rollout_set") == name)["rollout_id"].to_pylist()
-            builder = PairBuilder.of(run, rollout_set, rollout_ids, tasks, section, syntax)
-            for number, block in enumerate(_blocks(run, name, frozenset(rollout_ids))):
-                part = run.part(f"{name}-{number:06}", lambda block=block, build=builder.build: build(block))
-                references.add(block["turns"], part)
+            chosen = selected.filter(pc.field("rollout_set") == name)
+            rollout_ids = chosen["rollout_id"].to_pylist()
+            recipe = PairRecipe(run.specs, run.key, rollout_set, rollout_ids, tasks, section)
+            turns = pc.sum(chosen["turns"]).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
+            blocks_of_set = enumerate(_blocks(run, name, frozenset(rollout_ids)))
+            named = ((f"{name}-{number:06}", block) for number, block in blocks_of_set)
+            for part in run.parts_of(named, recipe, turns * _SECONDS_PER_TURN[section.capture]):
+                references.add(part)
                 spool.add(part["pairs"])
                 dropped.append(part["dropped"])
     return _pairs_produced(run, section, references, syntax.outcome(references.syntax), pa.concat_tables(dropped))
@@ -198,7 +205,7 @@ def upweighted_dataset(run: AssetRun) -> Produced:
             "rows": dict(counts(rows, "split")),
             "dropped": dict(counts(dropped, "reason")),
             "sequences": len(sequences),
-            "forking_sequences": sum(len(row["node_starts"]) > 1 for row in dicts(sequences, ["node_starts"])),
+            "forking_sequences": merge.forking(sequences),
             "lengths": lengths.summary(cost),
             "memory_formula": lengths.FORMULA,
             "tokens_saved_by_merging": f"{savings['ratio']:.2f}x",

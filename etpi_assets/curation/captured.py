@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn
 from etpi_assets.curation.retokenise import retokenise
@@ -18,6 +19,7 @@ from etpi_assets.curation.steering import FirstPrompt, Messages
 from etpi_assets.specs.experiment import PairsSection
 from etpi_assets.trajectories.tables import iter_prompts
 from etpi_resources.chat.format import ChatFormat, TemplateRefuses
+from etpi_resources.token_ids import arrays
 
 AgentKey = tuple[str, str]
 DefaultPrompt = Callable[[str | None, str], FirstPrompt | None]
@@ -58,7 +60,10 @@ def captured_agents(
     native = section.capture == "native"
     prompts = groupby(iter_prompts(tables["turns"]) if native else (), key=lambda item: item[0][:2])
     upcoming = next(prompts, None)
-    turns, messages = _turns_by_agent(tables["turns"]), _messages_by_agent(tables["messages"])
+    spoken = tables["messages"]
+    if native:  # of a conversation with ids, only the first prompt is read
+        spoken = spoken.filter(pc.field("kind") == "prompt")
+    turns, messages = _turns_by_agent(tables["turns"]), _messages_by_agent(spoken)
     for row in tables["agents"].select(COLUMNS["agents"]).to_pylist():
         key = _key(row)
         rollout = rollouts[key[0]]
@@ -97,8 +102,10 @@ def _turns_by_agent(table: pa.Table) -> dict[AgentKey, list[dict[str, Any]]]:
     """Return the rows of each agent, their output ids as "output"."""
     turns: defaultdict[AgentKey, list[dict[str, Any]]] = defaultdict(list)
     rows = table.select([*_KEY, *_TURN]).to_pylist()
-    for row, output in zip(rows, table["output_ids"], strict=True):
-        turns[_key(row)].append({**row, "output": output.values.to_numpy() if output.is_valid else None})
+    outputs = (ids for chunk in table["output_ids"].chunks for ids in arrays(chunk))
+    for row, output in zip(rows, outputs, strict=True):
+        row["output"] = output
+        turns[_key(row)].append(row)
     return turns
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from etpi_assets.agent.prompts import render_prompts, steering_text, template_path
-from etpi_assets.asset_run import AssetRun
 from etpi_assets.curation.steering import FirstPrompt
 from etpi_assets.specs.experiment import ExperimentSpec
+from etpi_assets.specs.load import Specs
 from etpi_assets.specs.rollout_set import AgentSection, RolloutSetSpec
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Family, Role, Task
@@ -21,12 +21,17 @@ class DefaultPrompts:
     """Callable: (task id, agent id) -> the first prompt of a student at a task of a set, None if it is unknown."""
 
     def __init__(
-        self, run: AssetRun, rollout_set: RolloutSetSpec, tasks: Mapping[str, Task], tools: Sequence[Any] | None
+        self,
+        specs: Specs,
+        spec: ExperimentSpec,
+        rollout_set: RolloutSetSpec,
+        tasks: Mapping[str, Task],
+        tools: Sequence[Any] | None,
     ) -> None:
         recorded = rollout_set.kind == "imported" or rollout_set.suite is None
-        self._family = None if recorded else load_family(run.specs.suites[rollout_set.suite or ""].family)
-        self._agent, self._chat = rollout_set.agent, student_format(run.spec)
-        self._tasks, self._tools, self._kwargs = tasks, tools, run.spec.serving.template_kwargs
+        self._family = None if recorded else load_family(specs.suites[rollout_set.suite or ""].family)
+        self._agent, self._chat = rollout_set.agent, student_format(spec)
+        self._tasks, self._tools, self._kwargs = tasks, tools, spec.serving.template_kwargs
         self._prompts: dict[tuple[str, str], FirstPrompt] = {}
 
     def __call__(self, task_id: str | None, agent_id: str) -> FirstPrompt | None:

@@ -9,6 +9,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -17,7 +18,7 @@ import pyarrow.compute as pc
 
 from etpi_assets.curation.merge import expand, turns_of
 from etpi_assets.curation.steering import NGRAM_IDS, SteeringNgrams
-from etpi_assets.curation.strip_think import close_tail, has_think, without_tail
+from etpi_assets.curation.strip_think import close_tail, without_tail
 from etpi_assets.specs.experiment import PairsSection
 from etpi_assets.trajectories.tables import iter_prompts
 from etpi_resources.chat.format import ChatFormat
@@ -25,7 +26,7 @@ from etpi_resources.labels import IGNORE_INDEX
 from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.stored import Rows, batches, columns_of, counts
 from etpi_resources.prefix_tree import PrefixTree
-from etpi_resources.token_ids import common_prefix
+from etpi_resources.token_ids import arrays, common_prefix
 
 _SHOWN = 3
 _TEXT = 60
@@ -134,12 +135,17 @@ def no_think_in_output(pairs: Rows, section: PairsSection, chat: ChatFormat) -> 
     tails: Counter[str] = Counter()
     thinking: list[str] = []
     opened: list[str] = []
+    think_ids = [chat.think_open_id, chat.think_close_id]
     for batch in batches(pairs, ["pair_id", "metadata", "suffix_ids", "output_ids"]):
-        for name, facts, suffix, output in zip(*batch.columns, strict=True):
-            tails[json.loads(facts.as_py())["tail"]] += 1
-            if section.strip_think:
-                thinking += [name.as_py()] if has_think(_array(output), chat) else []
-                opened += [name.as_py()] if chat.tail_form(_array(suffix).tolist()) == "open" else []
+        tails.update(json.loads(facts)["tail"] for facts in batch["metadata"].to_pylist())
+        if not section.strip_think:
+            continue
+        names = batch["pair_id"]
+        thinking += names.filter(pa.array(_with_any(batch["output_ids"], think_ids))).to_pylist()
+        # Only a suffix with an opening think id can end in an open block.
+        may_open = np.flatnonzero(_with_any(batch["suffix_ids"], [chat.think_open_id]))
+        suffixes = arrays(batch["suffix_ids"])
+        opened += [names[at].as_py() for at in may_open.tolist() if chat.tail_form(suffixes[at].tolist()) == "open"]  # pyright: ignore[reportOptionalMemberAccess]
     figures: dict[str, object] = {"tokenizer": chat.name, "prompt_tails": dict(tails)}
     if not section.strip_think:
         return CheckOutcome(
@@ -163,20 +169,22 @@ def no_steering_leak(pairs: Rows, steering: SteeringNgrams) -> CheckOutcome:
     leaks: list[tuple[str, str]] = []
     agent: tuple[str, str] | None = None
     ends: dict[int, np.ndarray] = {}
-    columns = ["rollout_id", "agent_id", "turn", "prefix_turn", "suffix_ids", "output_ids", "pair_id"]
-    for batch in batches(pairs, columns):
-        for rollout_id, agent_id, turn, prefix, suffix, output, name in zip(*batch.columns, strict=True):
-            if agent != (key := (rollout_id.as_py(), agent_id.as_py())):
-                agent, ends = key, {}
+    columns = ["rollout_id", "agent_id", "turn", "prefix_turn", "pair_id", "suffix_ids", "output_ids"]
+    for batch in batches(pairs, columns) if steering else ():
+        names = (column.to_pylist() for column in batch.columns[:5])
+        ids_of = (arrays(column) for column in batch.columns[5:])
+        for rollout_id, agent_id, turn, prefix, name, suffix, output in zip(*names, *ids_of, strict=True):
+            if agent != (rollout_id, agent_id):
+                agent, ends = (rollout_id, agent_id), {}
             # The pair that this one extends was searched before. Its last ids are searched again with this suffix, for
             # n-grams that begin in one and end in the other.
-            seam = ends.get(prefix.as_py(), np.empty(0, dtype=np.int32))
-            ids = np.concatenate([seam, _array(suffix), _array(output)])
+            seam = ends.get(prefix, np.empty(0, dtype=np.int32))
+            ids = np.concatenate([seam, suffix, output])
             ngram = steering.find(ids)
             # A leak counts for one pair, not for those that extend it.
-            ends[turn.as_py()] = ids[-4 * NGRAM_IDS :].copy() if ngram is None else ids[:0]
+            ends[turn] = ids[-4 * NGRAM_IDS :].copy() if ngram is None else ids[:0]
             if ngram is not None:
-                leaks.append((name.as_py(), ngram))
+                leaks.append((name, ngram))
     figures = {"pairs": len(pairs), "leaks": len(leaks)}
     if not leaks:
         return CheckOutcome("no_steering_leak", True, f"No n-gram of steering in {len(pairs)} pairs.", figures=figures)
@@ -263,23 +271,41 @@ def label_tokens(rows: pa.Table, pairs: Rows, sequences: Rows) -> CheckOutcome:
     return CheckOutcome("label_tokens", bool(passed), message, figures=figures)
 
 
+@dataclass(frozen=True)
+class _OpenSequence:
+    """A sequence some of whose rows were not taken yet; `sound`: its tree keeps the rules of the layout."""
+
+    ids: np.ndarray
+    tree: PrefixTree
+    sound: bool
+    spans: frozenset[tuple[int, int]]
+    rows: int
+
+    @classmethod
+    def of(cls, sequence: Mapping[str, Any]) -> _OpenSequence:
+        tree = PrefixTree.from_row(sequence)
+        spans = zip(sequence["span_starts"].tolist(), sequence["span_ends"].tolist(), strict=True)
+        ids = np.asarray(sequence["input_ids"], dtype=np.int32)
+        return cls(ids, tree, tree.find_error() is None, frozenset(spans), sequence["rows"])
+
+
 class _SequenceReader:
     """Reads sequences forwards, keeps each until all its rows were taken, and counts labels and their weights."""
 
     def __init__(self, sequences: Rows) -> None:
         self._unread = _sequences(sequences)
-        self._open: dict[str, dict[str, Any]] = {}
+        self._open: dict[str, _OpenSequence] = {}
         self._taken: Counter[str] = Counter()
         self.labelled, self.weighted = 0, 0.0
 
-    def take(self, name: str | None) -> Mapping[str, Any] | None:
+    def take(self, name: str | None) -> _OpenSequence | None:
         """Return the sequence of a row, None if there is none or all its rows were taken already."""
         while name not in self._open and self._read_next():
             pass
         if name is None or (sequence := self._open.get(name)) is None:
             return None
         self._taken[name] += 1
-        if self._taken[name] == sequence["rows"]:
+        if self._taken[name] == sequence.rows:
             del self._open[name], self._taken[name]
         return sequence
 
@@ -295,7 +321,7 @@ class _SequenceReader:
         _, labels, weights = expand(sequence)
         self.labelled += int((labels != IGNORE_INDEX).sum())
         self.weighted += float(weights.sum())
-        self._open[sequence["sequence_id"]] = sequence
+        self._open[sequence["sequence_id"]] = _OpenSequence.of(sequence)
         return True
 
 
@@ -304,23 +330,23 @@ def _sequences(sequences: Rows) -> Iterator[dict[str, Any]]:
     lists = ["input_ids", "node_starts", "node_parents", "node_positions", "span_starts", "span_ends", "span_weights"]
     columns = ["sequence_id", "rows", *lists]
     for batch in batches(sequences, columns):
-        for name, rows, *arrays in zip(*batch.columns, strict=True):
-            plain = {"sequence_id": name.as_py(), "rows": rows.as_py()}
-            yield plain | dict(zip(lists, (column.values.to_numpy() for column in arrays), strict=True))
+        names = (column.to_pylist() for column in batch.columns[:2])
+        for name, rows, *of_sequence in zip(*names, *map(arrays, batch.columns[2:]), strict=True):
+            yield {"sequence_id": name, "rows": rows, **dict(zip(lists, of_sequence, strict=True))}
 
 
-def _is_in_place(row: Mapping, sequence: Mapping[str, Any] | None, prompt: np.ndarray, output: np.ndarray) -> bool:
-    if sequence is None or row["span_end"] - row["span_start"] != len(output):
+def _is_in_place(row: Mapping, sequence: _OpenSequence | None, prompt: np.ndarray, output: np.ndarray) -> bool:
+    start, end = row["span_start"], row["span_end"]
+    if sequence is None or end - start != len(output) or (start, end) not in sequence.spans:
         return False
-    if (row["span_start"], row["span_end"]) not in zip(sequence["span_starts"], sequence["span_ends"], strict=True):
+    if not sequence.sound or not 0 < end <= sequence.tree.length or not len(prompt) or not len(output):
         return False
-    tree = PrefixTree.from_row(sequence)
-    if tree.find_error() or not 0 < row["span_end"] <= tree.length:
-        return False
-    branch = tree.branch_to(row["span_end"] - 1)
-    ids = np.asarray(sequence["input_ids"], dtype=np.int32)[branch]
-    in_one_piece = np.array_equal(branch[-len(output) :], np.arange(row["span_start"], row["span_end"]))
-    return len(prompt) > 0 and in_one_piece and np.array_equal(ids, np.concatenate([prompt, output]))
+    ids = sequence.ids
+    if not sequence.tree.has_branches:
+        return len(prompt) == start and np.array_equal(ids[:start], prompt) and np.array_equal(ids[start:end], output)
+    branch = sequence.tree.branch_to(end - 1)
+    in_one_piece = np.array_equal(branch[-len(output) :], np.arange(start, end))
+    return in_one_piece and np.array_equal(ids[branch], np.concatenate([prompt, output]))
 
 
 def heldout_split(
@@ -361,5 +387,9 @@ def heldout_split(
     return CheckOutcome("heldout_split", not problems, message, figures=figures)
 
 
-def _array(scalar: pa.ListScalar) -> np.ndarray:
-    return scalar.values.to_numpy()
+def _with_any(lists: pa.ListArray, ids: Sequence[int | None]) -> np.ndarray:
+    """Return for each list whether one of the ids is in it, (n,) bool; None is in none."""
+    wanted = [number for number in ids if number is not None]
+    bounds = lists.offsets.to_numpy()
+    found = np.isin(lists.values.to_numpy()[bounds[0] : bounds[-1]], wanted)
+    return np.diff(np.append(0, np.cumsum(found))[bounds - bounds[0]]) > 0

@@ -14,16 +14,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from etpi_assets.agent.actions import after_think
-from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn
+from etpi_assets.curation.pairs import CapturedAgent, CapturedTurn, label_text
 from etpi_assets.curation.student_form import tool_name
 from etpi_assets.specs.experiment import GatesSection
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.chat.tool_forms import FORMS, Call
 from etpi_resources.chat.tool_forms.template import UnknownToolForm
 from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.token_ids import arrays
 
 _SHOWN = 3
 _TEXT = 120
@@ -99,9 +101,11 @@ class LabelSyntax:
 
     def add(self, pairs: pa.Table, dropped: pa.Table) -> None:
         """Check the pairs and dropped turns of the agents collected since the last call."""
+        rows = pairs.select(["rollout_id", "agent_id", "turn", "pair_id"]).to_pylist()
+        outputs = (ids for chunk in pairs["output_ids"].chunks for ids in arrays(chunk))
         labels = {
-            (row["rollout_id"], row["agent_id"], row["turn"]): row
-            for row in pairs.select(["rollout_id", "agent_id", "turn", "pair_id", "output_ids", "capture"]).to_pylist()
+            (row["rollout_id"], row["agent_id"], row["turn"]): {**row, "output_ids": output}
+            for row, output in zip(rows, outputs, strict=True)
         }
         reasons = {
             (row["rollout_id"], row["agent_id"], row["turn"]): row["reason"]
@@ -183,11 +187,11 @@ class LabelSyntax:
     ) -> None:
         self.findings.figures["labels"] += 1
         self.findings.figures["prose_lost"] += turn.prose_lost
-        ids: list[int] = row["output_ids"]
-        ended = bool(ids) and ids[-1] in self._chat.end_ids
+        ids: np.ndarray = row["output_ids"]
+        ended = len(ids) > 0 and int(ids[-1]) in self._chat.end_ids
         if not ended and not turn.truncated:
             self._fault("lack the end-of-turn token", row["pair_id"], "")
-        text = self._chat.decode(ids[:-1] if ended else ids)
+        text = label_text(ids, self._chat)
         body = after_think(text)
         if self._form is None:
             self.findings.figures["with_calls"] += bool(turn.calls)

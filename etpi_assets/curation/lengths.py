@@ -17,7 +17,7 @@ from etpi_assets.specs.training import BaseSection
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.checkpoints import hub_file
 from etpi_resources.lake.checks import BadData
-from etpi_resources.lake.stored import Rows, columns_of, dicts
+from etpi_resources.lake.stored import Rows, batches, columns_of
 
 STEPS = (2048, 4096, 8192, 16384, 32768)
 """Lengths, in tokens, above which rows are counted."""
@@ -119,9 +119,12 @@ def costs(
     """
     outputs = rows["output_tokens"].to_numpy()
     longest, labels = 0, 0
-    for row in dicts(sequences, ["input_ids", "span_starts", "span_ends"]):
-        if len(row["input_ids"]) > longest:
-            longest, labels = len(row["input_ids"]), sum(row["span_ends"]) - sum(row["span_starts"])
+    for batch in batches(sequences, ["input_ids", "span_starts", "span_ends"]):
+        tokens = pc.list_value_length(batch["input_ids"]).to_numpy()  # pyright: ignore[reportAttributeAccessIssue]
+        if tokens.max(initial=0) > longest:
+            at = int(tokens.argmax())
+            longest = int(tokens[at])
+            labels = sum(batch["span_ends"][at].as_py()) - sum(batch["span_starts"][at].as_py())
     over = {}
     for step in STEPS:
         beyond = lengths > step

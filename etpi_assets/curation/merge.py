@@ -275,3 +275,11 @@ def merge_savings(rows: pa.Table, pairs: Rows, sequences: Rows) -> dict[str, flo
     unmerged = sum((pc.sum(column).as_py() or 0) for column in (inputs["input_tokens"], rows["output_tokens"]))  # pyright: ignore[reportAttributeAccessIssue]
     merged = sum(len(batch.column(0).flatten()) for batch in batches(sequences, ["input_ids"]))
     return {"row_tokens": unmerged, "sequence_tokens": merged, "ratio": unmerged / merged if merged else 1.0}
+
+
+def forking(sequences: Rows) -> int:
+    """Return how many sequences have more than one branch."""
+    return sum(
+        int((pc.list_value_length(batch.column(0)).to_numpy() > 1).sum())  # pyright: ignore[reportAttributeAccessIssue]
+        for batch in batches(sequences, ["node_starts"])
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etpi_assets.agent.tools import tool_schemas
-from etpi_assets.asset_run import AssetRun
 from etpi_assets.curation import integrity
 from etpi_assets.curation.captured import captured_agents
 from etpi_assets.curation.default_prompt import DefaultPrompts, student_format
 from etpi_assets.curation.label_syntax import Findings, LabelSyntax
 from etpi_assets.curation.pairs import CapturedAgent, make_pairs
 from etpi_assets.specs.experiment import ExperimentSpec, PairsSection
+from etpi_assets.specs.load import Specs
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.family import Task
 from etpi_resources.chat.format import ChatFormat, load_chat_format
@@ -49,9 +49,9 @@ class PairReferences:
     rerendered: int = 0
     _prompts: dict[bytes, np.ndarray] = field(default_factory=dict)
 
-    def add(self, turns: pa.Table, part: Mapping[str, pa.Table]) -> None:
-        """Add the turns of a block, and the tables that `PairBuilder.build` returned for it."""
-        self.turns.append(turns.select(integrity.KEY))
+    def add(self, part: Mapping[str, pa.Table]) -> None:
+        """Add the tables that `PairBuilder.build` returned for a block."""
+        self.turns.append(part["turns"])
         self.captured.append(part["captured"])
         prompts = part["default_prompts"]
         for rollout_id, agent_id, ids in zip(*prompts.columns, strict=True):
@@ -97,7 +97,8 @@ class PairBuilder:
     @classmethod
     def of(
         cls,
-        run: AssetRun,
+        specs: Specs,
+        spec: ExperimentSpec,
         rollout_set: RolloutSetSpec,
         rollout_ids: Sequence[str],
         tasks: Mapping[str, Task],
@@ -105,16 +106,15 @@ class PairBuilder:
         syntax: LabelSyntax,
     ) -> PairBuilder:
         """Return the builder for those rollouts of a set."""
-        spec: ExperimentSpec = run.spec
         chat = student_format(spec)
         tools = tool_schemas(rollout_set.agent.tools if section.capture == "native" else section.tools)
         comparable = section.capture == "retokenised" and _same_form(rollout_set, chat)
         compared = frozenset(spread(rollout_ids, _COMPARED_ROLLOUTS) if comparable else ())
-        prompts = DefaultPrompts(run, rollout_set, tasks, tools)
+        prompts = DefaultPrompts(specs, spec, rollout_set, tasks, tools)
         return cls(section, chat, spec.serving.template_kwargs, tools, compared, prompts, syntax)
 
     def build(self, block: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
-        """Return {"pairs", "dropped", "captured", "default_prompts", "facts"} of the rollouts of a block.
+        """Return {"pairs", "dropped", "turns", "captured", "default_prompts", "facts"} of the rollouts of a block.
 
         The result depends on the block alone, so that a part which a killed run left is what this run would build.
         """
@@ -146,6 +146,7 @@ class PairBuilder:
         }
         return {
             **tables,
+            "turns": block["turns"].select(integrity.KEY),
             "captured": self._captured_pairs(block),
             "default_prompts": pa.table(columns, schema=_DEFAULT_PROMPTS),
             "facts": pa.Table.from_pylist([facts], schema=_FACTS),
@@ -159,6 +160,36 @@ class PairBuilder:
         rollouts = of_rollouts(block, self.compared)
         agents = captured_agents(rollouts, native, self.chat, self.default_prompts, self.template_kwargs)
         return make_pairs(agents, native, self.chat)["pairs"]
+
+
+@dataclass(frozen=True)
+class PairRecipe:
+    """What a worker process needs to build the pairs of a rollout set: `PairBuilder.of` without what cannot be pickled.
+
+    Attributes:
+        specs, experiment: all specs, as loaded at the start of the run, and the name of the experiment.
+        rollout_ids: the selected rollouts of the set.
+    """
+
+    specs: Specs
+    experiment: str
+    rollout_set: RolloutSetSpec
+    rollout_ids: Sequence[str]
+    tasks: Mapping[str, Task]
+    section: PairsSection
+
+    def __call__(self) -> Callable[[Mapping[str, pa.Table]], dict[str, pa.Table]]:
+        """Return `PairBuilder.build`."""
+        spec = self.specs.experiments[self.experiment]
+        syntax = label_syntax(spec)
+        return PairBuilder.of(
+            self.specs, spec, self.rollout_set, self.rollout_ids, self.tasks, self.section, syntax
+        ).build
+
+
+def label_syntax(spec: ExperimentSpec) -> LabelSyntax:
+    """Return the check of the labels of an experiment."""
+    return LabelSyntax(student_format(spec), spec.gates, spec.serving.options.get("tool-call-parser"))
 
 
 def of_rollouts(block: Mapping[str, pa.Table], rollout_ids: frozenset[str]) -> dict[str, pa.Table]:

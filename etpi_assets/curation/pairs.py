@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -168,10 +169,14 @@ def extended(prompt: np.ndarray, earlier: Sequence[Pair]) -> Pair | None:
 
 @dataclass(frozen=True)
 class _PastTurn:
-    """A turn's prompt + output as captured, and the ids that replace them in the student's later prompts."""
+    """A turn's prompt and output as captured, and those that replace them in the student's later prompts.
 
-    captured: np.ndarray
-    edited: np.ndarray
+    Attributes:
+        edited: None where nothing is replaced.
+    """
+
+    captured: tuple[np.ndarray, np.ndarray]
+    edited: tuple[np.ndarray, np.ndarray] | None
     edits: tuple[str, ...]
 
 
@@ -193,10 +198,12 @@ def _edit(agent: CapturedAgent, section: PairsSection, chat: ChatFormat) -> Iter
         closes = can_strip and tail == "open"
         closed = close_tail(prompt, chat) if closes else prompt
         in_history = section.history_think == "strip" and can_strip
+        captured = turn.prompt, turn.output
+        edited = (closed, stripped.ids) if in_history else (prompt, turn.output)
         past.append(
             _PastTurn(
-                np.concatenate([turn.prompt, turn.output]),
-                np.concatenate([closed, stripped.ids] if in_history else [prompt, turn.output]),
+                captured,
+                None if edited[0] is captured[0] and edited[1] is captured[1] else edited,
                 (*edits, *_stripped(in_history and (stripped.removed > 0 or closes))),
             )
         )
@@ -233,9 +240,13 @@ def _edited_prompt(
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the prompt as a student reads it, and its edits."""
     for earlier in reversed(past):
-        if begins_with(prompt, earlier.captured):
-            added, more = _strip_history_think(prompt[len(earlier.captured) :], section, chat)
-            return np.concatenate([earlier.edited, added]), _ordered((*earlier.edits, *more))
+        if begins_with(prompt, *earlier.captured):
+            follows = prompt[sum(map(len, earlier.captured)) :]
+            added, more = _strip_history_think(follows, section, chat)
+            whole = prompt
+            if earlier.edited is not None or added is not follows:
+                whole = np.concatenate([*(earlier.edited or earlier.captured), added])
+            return whole, _ordered((*earlier.edits, *more))
     edits: tuple[str, ...] = ()
     if agent.captured is not None and agent.default is not None:
         prompt, spliced = splice(prompt, agent.captured, agent.default, chat)
@@ -271,11 +282,12 @@ def format_tokens(output: np.ndarray, chat: ChatFormat) -> int:
     if chat.tool_open_id is None:
         return _call_tokens(output, chat)
     count = 0
-    starts = np.flatnonzero(output == chat.tool_open_id).tolist()
+    starts = (output == chat.tool_open_id).nonzero()[0].tolist()
+    has_parameters = bool(starts) and "<parameter=" in label_text(output, chat)
     for start, bound in pairwise([*starts, len(output)]):
         closes = np.flatnonzero(output[start:bound] == chat.tool_close_id)
         call = output[start : start + int(closes[0]) + 1 if len(closes) else bound].tolist()
-        text = chat.decode(call)
+        text = chat.decode(call) if has_parameters else ""
         opened, ended = text.find(">", text.find("<parameter=")) + 1, text.rfind("</parameter>")
         if "<parameter=" not in text or not 0 < opened <= ended:
             count += len(call)
@@ -284,6 +296,18 @@ def format_tokens(output: np.ndarray, chat: ChatFormat) -> int:
         tail = next(n for n in range(1, len(call) + 1) if len(chat.decode(call[-n:])) >= len(text) - ended)
         count += min(len(call), head + tail)
     return count
+
+
+def label_text(output: np.ndarray, chat: ChatFormat) -> str:
+    """Return an output's text without the end of its turn."""
+    ended = len(output) > 0 and int(output[-1]) in chat.end_ids
+    return _text(chat, (output[:-1] if ended else output).tobytes())
+
+
+@lru_cache(maxsize=4096)
+def _text(chat: ChatFormat, ids: bytes) -> str:
+    """Decode; the tokens of a label are counted and its syntax is checked, so its text is wanted twice in a block."""
+    return chat.decode(np.frombuffer(ids, dtype=np.int32).tolist())
 
 
 def _call_tokens(output: np.ndarray, chat: ChatFormat) -> int:

@@ -8,7 +8,7 @@ there. An output never reuses tokens of the tree, so every label belongs to one 
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,11 +55,20 @@ class GrowingTree:
     def __init__(self) -> None:
         self._ids = np.empty(0, dtype=np.int32)
         self._root: _GrowingNode | None = None
+        # The nodes, while each continues the one before it. Then the ids lie in the order of the only branch, and a
+        # match is one comparison; walking from node to node would cost a comparison for each row of the tree.
+        self._chain: list[_GrowingNode] | None = []
         self._spans: list[Span] = []
         self.size = 0
 
     def match(self, prompt: np.ndarray) -> PrefixMatch:
         """Return the longest match of the prompt; of equally long ones, the oldest."""
+        if self._chain is not None:
+            shared = common_prefix(self._ids[: self.size], prompt)
+            if not shared:
+                return PrefixMatch(0, 0, None)
+            node = self._chain[bisect_left(self._chain, shared, key=lambda node: node.end)]
+            return PrefixMatch(shared, shared - node.start, node)
         best = PrefixMatch(0, 0, None)
         candidates = [(self._root, 0)] if self._root else []
         for node, at in candidates:
@@ -79,6 +88,11 @@ class GrowingTree:
         self._spans.append((self.size - len(output), self.size, row))
         branch = _GrowingNode(first, self.size)
         node = match.node
+        if self._chain is not None:
+            if match.tokens == first:
+                self._chain.append(branch)
+            else:
+                self._chain = None
         if node is None:
             assert self._root is None, "the prompt shares no token with the tree"
             self._root = branch

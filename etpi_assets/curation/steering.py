@@ -114,12 +114,15 @@ class SteeringNgrams:
             words.difference_update(_word_ngrams(text))
         return cls(frozenset(ids), frozenset(words), chat)
 
+    def __bool__(self) -> bool:
+        return bool(self.ids or self.words)
+
     def find(self, ids: np.ndarray) -> str | None:
         """Return the text of the first n-gram of steering among the ids, None if there is none.
 
         Words are compared too, because a model may spell the steering in other ids than the tokenizer would.
         """
-        if not self.ids and not self.words:
+        if not self:
             return None
         for ngram in _id_ngrams(ids):
             if ngram in self.ids:

@@ -27,6 +27,8 @@ UNCLOSED = "unclosed_think"
 SECOND = "second_think_block"
 AFTER_CALL = "think_after_call"
 EMPTY = "nothing_but_think"
+_GENERATION_PROMPT = 64
+"""Ids at a prompt's end that are searched first for the beginning of its last message."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Stripped:
 def strip_output(output: np.ndarray, tail: Tail, chat: ChatFormat) -> Stripped:
     """Apply the table above to one output, (n,) int32."""
     if chat.think_open_id is None or chat.think_close_id is None:
+        return Stripped(output)
+    if tail != "open" and not has_think(output, chat):
         return Stripped(output)
     before_call = output[: _first(output, chat.tool_open_id, len(output))]
     close = _first(before_call, chat.think_close_id, -1)
@@ -153,8 +157,11 @@ def _is_think(ids: np.ndarray, chat: ChatFormat) -> np.ndarray:
 
 def last_turn(prompt: np.ndarray, chat: ChatFormat) -> np.ndarray:
     """Return the prompt from its last start-of-message id on; the whole prompt if it has none."""
-    turns = np.flatnonzero(prompt == chat.turn_id)
-    return prompt[turns[-1] :] if len(turns) else prompt
+    for length in (_GENERATION_PROMPT, len(prompt)):  # most prompts end in a short generation prompt
+        (turns,) = (prompt[-length:] == chat.turn_id).nonzero()
+        if len(turns):
+            return prompt[max(len(prompt) - length, 0) + turns[-1] :]
+    return prompt
 
 
 def _first(ids: np.ndarray, wanted: int | None, default: int) -> int:

@@ -29,6 +29,7 @@ from etpi_assets.graph import GRAPH, JOBS
 from etpi_assets.resources import accelerators
 from etpi_assets.runs.runner import Runner
 from etpi_assets.specs.load import Specs, load_specs
+from etpi_resources.process.pool import WORKERS_VARIABLE
 from etpi_resources.process.progress import WORKER_VARIABLE, Activity, display, shown_on
 from etpi_resources.process.supervise import supervised
 
@@ -120,7 +121,7 @@ def _start(number: int, count: int, specs_folder: Path | None, consent: Collecti
     threads = str(max(1, (os.cpu_count() or 1) // count))
     return subprocess.Popen(
         supervised([sys.executable, "-m", "etpi_assets.runs.pool", str(specs_folder or ""), *sorted(consent)]),
-        env={"OMP_NUM_THREADS": threads, **os.environ, WORKER_VARIABLE: str(number)},
+        env={"OMP_NUM_THREADS": threads, WORKERS_VARIABLE: threads, **os.environ, WORKER_VARIABLE: str(number)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

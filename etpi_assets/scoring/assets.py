@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,6 +28,8 @@ COLUMNS = {
 """Table of a rollout set -> the columns that scoring reads."""
 STRUCTURE_COLUMNS = ("content", "reasoning")
 """Further columns of turns, read if think blocks are checked against a structure."""
+_SECONDS_PER_TURN = 1e-4
+"""What scoring a turn takes one core, roughly."""
 TOOL_COLUMNS = ("observation",)
 """Further columns of turns, read if agents were offered tools."""
 
@@ -44,9 +47,11 @@ def scored_rollouts(run: AssetRun) -> Produced:
     more = (*(STRUCTURE_COLUMNS if options.structure else ()), *(TOOL_COLUMNS if options.tools else ()))
     columns = {**COLUMNS, "turns": (*COLUMNS["turns"], *more)}
     parts: dict[str, list[pa.Table]] = {name: [empty(name)] for name in run.node.tables}
-    for number, block in enumerate(blocks({name: run.stored("raw_rollouts", name) for name in COLUMNS}, columns)):
-        for name, table in run.part(f"{number:06}", lambda block=block: _scored(block, tasks, options)).items():
-            parts[name].append(table)
+    stored = {name: run.stored("raw_rollouts", name) for name in COLUMNS}
+    named = ((f"{number:06}", block) for number, block in enumerate(blocks(stored, columns)))
+    for part in run.parts_of(named, _BlockScorer(tasks, options), len(stored["turns"]) * _SECONDS_PER_TURN):
+        for name in parts:
+            parts[name].append(part[name])
     scored = {name: pa.concat_tables(tables) for name, tables in parts.items()}
     rollouts = run.read("raw_rollouts", "rollouts", columns=["rollout_id"])
     agents = run.read("raw_rollouts", "agents", columns=["rollout_id", "agent_id"])
@@ -69,10 +74,21 @@ def scored_rollouts(run: AssetRun) -> Produced:
     )
 
 
-def _scored(block: Mapping[str, pa.Table], tasks: pa.Table, options: ScoringOptions) -> dict[str, pa.Table]:
-    rollouts, agents, turns, messages = (block[name] for name in COLUMNS)
-    of_block = tasks.filter(pc.is_in(tasks["task_id"], value_set=rollouts["task_id"]))  # pyright: ignore[reportAttributeAccessIssue]
-    return score(rollouts, agents, turns, of_block, options, messages)
+@dataclass(frozen=True)
+class _BlockScorer:
+    """The recipe for scoring a block of rollouts."""
+
+    tasks: pa.Table
+    options: ScoringOptions
+
+    def __call__(self) -> Callable[[Mapping[str, pa.Table]], dict[str, pa.Table]]:
+        return self.scored
+
+    def scored(self, block: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+        """Return the tables of the asset for the rollouts of a block."""
+        rollouts, agents, turns, messages = (block[name] for name in COLUMNS)
+        of_block = self.tasks.filter(pc.is_in(self.tasks["task_id"], value_set=rollouts["task_id"]))  # pyright: ignore[reportAttributeAccessIssue]
+        return score(rollouts, agents, turns, of_block, self.options, messages)
 
 
 def _share(values: Iterable[float | None]) -> str:

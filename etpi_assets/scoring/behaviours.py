@@ -242,15 +242,18 @@ class _RolloutScorer:
         files = KnownFiles({*self.task.paths, *union})
         names = {entity.rsplit("/", 1)[-1] for entity in union}
         for turn, command in after:
+            if turn > EARLY_TURN and result["follow_own"] and result["follow_edited"]:
+                break  # nothing that a later command could add
             if not any(name in command for name in names):
                 continue
             hit = touched(command, self.patterns, files) & union
             if turn <= EARLY_TURN and hit:
                 result["follow_by_turn_5"] = True
-            if turn in allowed:
-                result["follow_through"] |= bool(hit)
+            if turn in allowed and hit:
+                result["follow_through"] = True
                 result["follow_own"] |= bool(hit & own_entities)
-                result["follow_edited"] |= bool(hit) and bool(edited(command, self.patterns, files) & union)
+                if not result["follow_edited"]:
+                    result["follow_edited"] = bool(edited(command, self.patterns, files) & union)
         if result["follow_through"]:
             return result, None
         return result, f"never touched: {', '.join(sorted(union)[:4])}"

@@ -20,7 +20,7 @@ import pyarrow as pa
 from etpi_assets.trajectories.records import Action, AgentRecord, Message, RolloutRecord, Turn
 from etpi_resources.lake.schemas import TableBuilder
 from etpi_resources.lake.stored import Rows, batches
-from etpi_resources.token_ids import begins_with, common_prefix
+from etpi_resources.token_ids import GrowingIds, arrays, begins_with, common_prefix
 
 Key = tuple[str, str, int]
 Decode = Callable[[Sequence[int]], str]
@@ -124,23 +124,25 @@ def iter_turns(turns: Rows) -> Iterator[tuple[Key, np.ndarray, np.ndarray | None
     columns = ["rollout_id", "agent_id", "turn", "prefix_turn", "suffix_ids", "output_ids"]
     agent: tuple[str, str] | None = None
     whole: dict[int, np.ndarray] = {}
+    conversation = GrowingIds()
     for batch in batches(turns, columns):
-        rollout_ids, agent_ids, numbers, prefixes, suffixes, outputs = (batch.column(i) for i in range(len(columns)))
-        for i in range(batch.num_rows):
-            key: Key = (rollout_ids[i].as_py(), agent_ids[i].as_py(), numbers[i].as_py())
-            if key[:2] != agent:
-                agent, whole = key[:2], {}
-            prompt = _ids(suffixes[i])
-            if prompt is None:
+        names = (batch.column(i).to_pylist() for i in range(4))
+        ids = (arrays(batch.column(i)) for i in (4, 5))
+        for rollout_id, agent_id, number, prefix, suffix, output in zip(*names, *ids, strict=True):
+            if agent != (rollout_id, agent_id):
+                agent, whole, conversation = (rollout_id, agent_id), {}, GrowingIds()
+            if suffix is None:
                 continue
-            prefix = prefixes[i].as_py()
+            prompt = suffix
+            key: Key = (rollout_id, agent_id, number)
             if prefix is not None:
                 if prefix not in whole:
                     raise ValueError(f"turn {key} extends turn {prefix}, which is not before it in the table")
-                prompt = np.concatenate([whole[prefix], prompt])
-            output = _ids(outputs[i])
+                prompt = conversation.extend(whole[prefix], suffix)
+            elif output is not None:
+                prompt = conversation.extend(None, suffix)
             if output is not None:
-                whole[key[2]] = np.concatenate([prompt, output])
+                whole[number] = conversation.extend(prompt, output)
             yield key, prompt, output
 
 
@@ -175,10 +177,6 @@ def worst_exit(statuses: Iterable[str]) -> str:
         return (len(_EXITS) + (status == "Error"), status)
 
     return max(statuses, key=rank, default="Error")
-
-
-def _ids(value: Any) -> np.ndarray | None:
-    return value.values.to_numpy() if value.is_valid else None
 
 
 def _array(ids: Sequence[int] | np.ndarray) -> np.ndarray:

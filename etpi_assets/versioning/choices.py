@@ -45,6 +45,7 @@ INFRASTRUCTURE: Mapping[str, str] = {
     "etpi_resources.lake.schemas": "the columns of the asset's own tables are in the key themselves",
     "etpi_resources.lake.stored": "reads and spools tables; their bytes are pinned by a test",
     "etpi_resources.lake.parts": "returns tables as computed; a test compares a resumed asset with an undisturbed one",
+    "etpi_resources.process.pool": "returns results as computed; a test compares the tables of one worker and of two",
     "etpi_resources.process.supervise": "ends processes with their parent",
     "etpi_resources.trainers.pipes": "starts a worker and reads its report",
     "etpi_resources.trainers.workers.device": "names the device and the libraries in the report",

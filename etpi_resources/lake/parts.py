@@ -45,8 +45,17 @@ class Parts:
         beside = part.with_name(f".{name}.{uuid.uuid4().hex}")
         beside.mkdir(parents=True)
         for table, rows in tables.items():
-            pq.write_table(rows, beside / f"{table}.parquet", compression="lz4", write_page_checksum=True)
-        beside.rename(part)
+            # Read at most once, so that it is written fast rather than small.
+            pq.write_table(
+                rows, beside / f"{table}.parquet", compression="lz4", use_dictionary=False, write_statistics=False,
+                write_page_checksum=True,
+            )  # fmt: skip
+        try:
+            beside.rename(part)
+        except OSError:
+            if not part.is_dir():
+                raise
+            shutil.rmtree(beside)  # a worker of the run that was killed has just finished it too
         return tables
 
     def remove(self) -> None:

@@ -58,3 +58,12 @@ def test_parts_of_another_key_are_removed(tmp_path: Path) -> None:
     assert other.get("a", lambda: {"pairs": PART["dropped"]}) == {"pairs": PART["dropped"]}
     other.remove()
     assert not tmp_path.exists()
+
+
+def test_part_that_another_process_finished_meanwhile_is_kept(tmp_path: Path) -> None:
+    def slow() -> Mapping[str, pa.Table]:
+        Parts(tmp_path, "key").get("a", lambda: PART)
+        return PART
+
+    assert Parts(tmp_path, "key").get("a", slow) == PART
+    assert [path.name for path in (tmp_path / "key").iterdir()] == ["a"]

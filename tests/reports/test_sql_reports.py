@@ -61,6 +61,13 @@ def test_turns_behind_a_checkpoint(full: Path) -> None:
     assert {row["sampler"] for row in rows} == {'{"temperature": 0.7}'}
 
 
+def test_turns_behind_a_checkpoint_come_in_pages(full: Path) -> None:
+    rows = ask(full, "turns_behind_a_checkpoint", checkpoint="rl1")
+    pages = [ask(full, "turns_behind_a_checkpoint", checkpoint="rl1", page=n, page_rows=7) for n in range(4)]
+    assert [len(page) for page in pages] == [7, 7, 3, 0]
+    assert [row for page in pages for row in page] == rows
+
+
 def test_turns_behind_a_reinforced_checkpoint(full: Path) -> None:
     """The rows are its own attempts, weighted by their advantage, and the training rows of its parent."""
     rows = ask(full, "turns_behind_a_checkpoint", checkpoint="rl1")

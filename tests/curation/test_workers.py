@@ -1,0 +1,43 @@
+"""Scoring and pairs give the same versions from one process and from several."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from etpi_assets.trajectories import blocks
+from etpi_resources.process import pool
+from tests.support.curation import CurationLake
+
+STEPS = (
+    ("scored_rollouts", "good"),
+    ("selected_trajectories", "clean"),
+    ("tito_pairs", "clean"),
+    ("selected_trajectories", "written_again"),
+    ("tito_pairs", "written_again"),
+)
+
+
+def test_versions_are_the_same_from_one_process_and_from_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = CurationLake(tmp_path / "alone")
+    alone.write("suites", "small", "title = 's'\nfamily = 'coop_tiny'\n[params]\ntrain = 6\nheldout = 2\n")
+    alone.rollout_set("good")
+    alone.experiment("clean", more='[pairs]\ncapture = "native"\n')
+    alone.experiment("written_again", more='[pairs]\ncapture = "retokenised"\n')
+    alone.make("tasks", "small")
+    alone.make("raw_rollouts", "good")
+    shutil.copytree(alone.folder, tmp_path / "shared")
+    started: list[object] = []
+    start = pool._Workers._start
+    monkeypatch.setattr(pool._Workers, "_start", lambda self: started.append(self) or start(self))
+    monkeypatch.setattr(blocks, "_ROLLOUTS", 3)
+    monkeypatch.setattr(pool, "START_SECONDS", 1e-9)  # as if there were a lot of work
+    made = {}
+    for workers, world in ((1, alone), (2, CurationLake(tmp_path / "shared"))):
+        monkeypatch.setenv(pool.WORKERS_VARIABLE, str(workers))
+        made[workers] = [world.make(*step).manifest for step in STEPS]
+        assert len(started) == (0 if workers == 1 else 6), "two each for scores, native pairs and re-tokenised pairs"
+    assert [(m.version, m.checks) for m in made[2]] == [(m.version, m.checks) for m in made[1]]
+    assert {m.tables["pairs"].rows > 0 for m in made[2] if "pairs" in m.tables} == {True}
