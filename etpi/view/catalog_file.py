@@ -31,6 +31,15 @@ class Queries:
         Raises:
             KeyError: the query does not use a variable that is given.
         """
+        result = self._run(query, "SELECT * FROM ({})", variables)
+        columns = [column[0] for column in result.description or ()]
+        return [dict(zip(columns, values, strict=True)) for values in result.fetchall()]
+
+    def column(self, query: str, column: str, **variables: Any) -> list[Any]:
+        """Return one column of the rows of a query; DuckDB computes no other."""
+        return [value for (value,) in self._run(query, f"SELECT {column} FROM ({{}})", variables).fetchall()]
+
+    def _run(self, query: str, select: str, variables: Row) -> duckdb.DuckDBPyConnection:
         text, names = _query(query)
         if unknown := variables.keys() - names:
             raise KeyError(f"sql/pages/{query}.sql uses no variable {sorted(unknown)}; it has {sorted(names)}")
@@ -40,9 +49,7 @@ class Queries:
             self._connection.execute(
                 f"SET VARIABLE {name} = {value}", {"value": variables[name]} if value == "$value" else None
             )
-        result = self._connection.execute(text)
-        columns = [column[0] for column in result.description or ()]
-        return [dict(zip(columns, values, strict=True)) for values in result.fetchall()]
+        return self._connection.execute(select.format(text))
 
     def row(self, query: str, **variables: Any) -> Row | None:
         """Return the first row of `rows`, None if there is none."""
@@ -123,4 +130,5 @@ def _inode(path: Path) -> int | None:
 @cache
 def _query(name: str) -> tuple[str, frozenset[str]]:
     text = (sql_folder() / "pages" / f"{name}.sql").read_text()
+    text = text.strip().removesuffix(";") + "\n"
     return text, frozenset(_VARIABLE.findall(text))

@@ -70,6 +70,7 @@ def search(
     origin: str | None = None,
     made_for: str | None = None,
     experiment: str | None = None,
+    allowed: frozenset[str] | None = None,
     seconds: float = SECONDS,
 ) -> Searched:
     """Search the current turns for a text, without regard to upper and lower case.
@@ -77,6 +78,7 @@ def search(
     Args:
         after: `resume` of the search before.
         origin, made_for, experiment: search these rollouts only.
+        allowed: ids of the rollouts that other filters leave; None: all.
     """
     files = [
         file
@@ -96,7 +98,7 @@ def search(
                 if time.monotonic() > end or len(hits) >= ROLLOUTS:
                     before = sum(opened.metadata.row_group(g).num_rows for g in range(place))
                     return Searched(list(hits.values()), f"{number}.{place}", sum(sizes[:number]) + before, sum(sizes))
-                for hit in _hits(opened, place, file, text):
+                for hit in _hits(opened, place, file, text, allowed):
                     hits.setdefault((hit.origin, hit.made_for, hit.rollout_id), hit)
     return Searched(list(hits.values()), None, sum(sizes), sum(sizes))
 
@@ -117,7 +119,7 @@ def _place(after: str | None) -> tuple[int, int]:
     return 0, 0
 
 
-def _hits(opened: pq.ParquetFile, group: int, file: _File, text: str) -> Iterator[Hit]:
+def _hits(opened: pq.ParquetFile, group: int, file: _File, text: str, allowed: frozenset[str] | None) -> Iterator[Hit]:
     texts = opened.read_row_group(group, columns=list(COLUMNS))
     masks = [pc.match_substring(texts[name], text, ignore_case=True).fill_null(False) for name in COLUMNS]  # pyright: ignore[reportAttributeAccessIssue]
     mask = pc.or_(*masks)  # pyright: ignore[reportAttributeAccessIssue]
@@ -126,6 +128,8 @@ def _hits(opened: pq.ParquetFile, group: int, file: _File, text: str) -> Iterato
     keys = opened.read_row_group(group, columns=["rollout_id", "agent_id", "turn"])
     places = pa.array(range(len(texts))).filter(mask.combine_chunks())
     for place in places.to_pylist():
+        if allowed is not None and keys["rollout_id"][place].as_py() not in allowed:
+            continue
         content, observation = (texts[name][place].as_py() or "" for name in COLUMNS)
         yield Hit(
             file.origin, file.made_for, *(keys[name][place].as_py() for name in keys.column_names),

@@ -57,7 +57,7 @@ def find_experiment(queries: Queries, name: str) -> Row:
 def experiment(queries: Queries, lake: Lake, request: Request) -> Page:
     name = request.path_params["experiment"]
     row = find_experiment(queries, name)
-    order = {metric: place for place, metric in enumerate(HEADLINE)}
+    order = {metric: place for place, metric in enumerate(dict.fromkeys((*COLUMNS, *HEADLINE)))}
     figures = sorted(
         queries.rows("figures", experiment=name),
         key=lambda r: (r["decoding"], order.get(r["metric"], 99), r["metric"]),

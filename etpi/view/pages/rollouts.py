@@ -28,7 +28,10 @@ def rollouts(queries: Queries, lake: Lake, request: Request) -> Page:
     wanted = text(request, "text")
     if wanted:
         where = {"origin": chosen["origin"], "made_for": chosen["made_for"], "experiment": chosen["experiment"]}
-        searched = text_search.search(lake, wanted, text(request, "after"), **where)
+        others = {name: value for name, value in chosen.items() if value is not None and name not in where}
+        ids = queries.column("rollouts", "rollout_id", **chosen, first=0, count=10**9) if others else None
+        allowed = None if ids is None else frozenset(ids)
+        searched = text_search.search(lake, wanted, text(request, "after"), **where, allowed=allowed)
         hits = {(hit.origin, hit.made_for, hit.rollout_id): hit for hit in reversed(searched.hits)}
     rows = queries.rows(
         "rollouts", **chosen, sort=sort, first=0 if wanted else first, count=10_000 if wanted else PAGE_ROWS,

@@ -44,12 +44,17 @@ class Token:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What is known of each output token; None where it was not recorded. Aligned with the output ids."""
+    """What is known of each output token; None where it was not recorded. Aligned with the output ids.
+
+    Attributes:
+        highest_weight: of the data set, which is the dark end of the shade of weights.
+    """
 
     logprobs: Sequence[float] | None
     policy_logprobs: Sequence[float] | None
     entropies: Sequence[float] | None
     weights: Sequence[float] | None
+    highest_weight: float = 0.0
 
     def values(self, shade: str) -> Sequence[float] | None:
         """Return the values of a shade, None where they were not recorded."""
@@ -199,7 +204,8 @@ def _statistics(queries: Queries, key: dict[str, str], turn: Row, pair: Pair, ou
         for run in diff(output, pair.output_ids):
             if run.kind != "added":
                 weights += [weight if run.kind == "kept" else 0.0] * len(run.ids)
-    return Statistics(logprobs, policy, entropies, weights)
+    highest = pair.row.get("highest_weight") or 0.0
+    return Statistics(logprobs, policy, entropies, weights, highest)
 
 
 def _part(values: Sequence[float] | None, start: int, length: int) -> Sequence[float] | None:
@@ -230,7 +236,7 @@ def shown(
     values = statistics.values(shade) if statistics else None
     known = {name: statistics.values(name) for name in SHADES} if statistics else {}
     figures = {name: column for name, column in known.items() if column is not None}
-    top = max((abs(v) for v in values), default=0.0) if values else 0.0
+    top = statistics.highest_weight if statistics else 0.0
     return [
         Token(
             text=words.get(number, f"[{number}]"),
@@ -247,7 +253,7 @@ def shade_class(shade: str, value: float, top: float) -> str:
     """Return the class of a value: s0 (light) to s8 (dark); r1.. above and b1.. below 1 for ratios.
 
     Args:
-        top: the largest magnitude among the tokens, for quantities without a scale of their own.
+        top: the highest weight of the data set.
     """
     match shade:
         case "label":
@@ -259,7 +265,7 @@ def shade_class(shade: str, value: float, top: float) -> str:
         case "ratio":
             level = min(4, math.ceil(abs(math.log(max(value, 1e-9))) / 0.1 - 1e-9))
             return "s0" if not level else f"{'r' if value > 1 else 'b'}{level}"
-    return "s0" if not value or not top else f"s{max(1, round((LEVELS - 1) * min(1.0, abs(value) / top)))}"
+    return "s0" if not value or not top else f"s{max(1, round((LEVELS - 1) * min(1.0, value / top)))}"
 
 
 @dataclass(frozen=True)
@@ -273,18 +279,14 @@ class Part:
 
 def _folded(runs: Sequence[Run], words: dict[int, str]) -> list[Part]:
     parts: list[Part] = []
-    for place, run in enumerate(runs):
+    for run in runs:
         if run.kind != "kept" or len(run.ids) <= 3 * CONTEXT:
             parts.append(Part(run.kind, shown(run.ids, words, run.start)))
             continue
-        head = CONTEXT if place else 0
-        tail = CONTEXT if place < len(runs) - 1 else 0
-        if len(runs) == 1:
-            head = CONTEXT
-        middle = len(run.ids) - head - tail
-        parts.append(Part("kept", shown(run.ids[:head], words, run.start)))
+        middle = len(run.ids) - 2 * CONTEXT
+        parts.append(Part("kept", shown(run.ids[:CONTEXT], words, run.start)))
         parts.append(Part("hidden", hidden=middle))
-        parts.append(Part("kept", shown(run.ids[len(run.ids) - tail :], words, run.start + head + middle) if tail else ()))
+        parts.append(Part("kept", shown(run.ids[-CONTEXT:], words, run.start + CONTEXT + middle)))
     return parts
 
 
