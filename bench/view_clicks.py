@@ -5,19 +5,20 @@ Run: `python bench/view_clicks.py [TURNS]` (default 1,000,000). The lake is buil
 The lake has a rollout set of TURNS captured turns: rollouts of two agents with ten turns each, with texts, messages,
 token ids and log-probabilities; every fifth rollout is selected, converted to pairs and in a data set; 96 evaluation
 rollouts of a base and a student. A click is a GET request to the application, in this process, after one request that
-warms up: the median of five, on different rollouts. The baseline is the query that a page would run without the care that
-`sql/view` takes: through the views of the whole catalog, without the partition of the rollout.
+warms up: the median of five, on different rollouts, in wall time and in CPU time of all threads. The baseline is the
+query that a page would run without the care that `sql/pages` takes: through the views of the whole catalog.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -25,17 +26,45 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from machine import machine
+from starlette.testclient import TestClient
 
+from etpi.view.app import make_app
 from etpi_assets.graph import GRAPH
 from etpi_resources.lake import catalog
 from etpi_resources.lake.lake import Lake, Ref
-from etpi_resources.lake.schemas import TABLES, empty, from_rows
+from etpi_resources.lake.schemas import empty, from_rows
+from etpi_resources.links import (
+    dataset_diff_page,
+    dataset_page,
+    experiment_page,
+    live_page,
+    regressions_page,
+    rollout_page,
+    rollouts_page,
+    sequence_page,
+    task_page,
+    tokens_page,
+)
 
 SET, STUDY = "recorded", "study"
 AGENTS, TURNS = ("agent1", "agent2"), 10
 VOCABULARY = 4096
 SUFFIX, OUTPUT = 90, 60
-WORDS = ("lantern", "harbor", "tide", "fold", "return", "def", "import", "test", "path", "quay", "moor", "skiff", "value")
+WORDS = (
+    "lantern",
+    "harbor",
+    "tide",
+    "fold",
+    "return",
+    "def",
+    "import",
+    "test",
+    "path",
+    "quay",
+    "moor",
+    "skiff",
+    "value",
+)
 RARE = "needle-in-the-transcripts"
 START = datetime(2026, 1, 2, tzinfo=UTC)
 BOUND = 1.0
@@ -175,7 +204,7 @@ def make(root: Path, turns: int) -> Path:
     in_block = 500
     copies = max(1, round(turns / (in_block * len(AGENTS) * TURNS)))
     block = joined([rows_of(n, rng) for n in range(in_block)])
-    # The rare word is in one rollout of a whole block only if the block has it: put it in the last copy by itself.
+    # The last rollout of the lake alone has the rare word, so a search for it reads every turn.
     last = joined([rows_of(copies * in_block + 19_999 - (copies * in_block) % 20_000, rng)])
     repeated, more = Repeated(block, in_block, copies), Repeated(derived(block), in_block, copies)
     facts = {"suite": "s", "repo": "r", "split": "train", "instruction": "as recorded", "payload": "{}"}
@@ -210,3 +239,109 @@ def make(root: Path, turns: int) -> Path:
 def both(stream: Iterator[pa.RecordBatch], table: pa.Table) -> Iterator[pa.RecordBatch]:
     yield from stream
     yield from table.to_batches()
+
+
+# --- the clicks ----------------------------------------------------------------------------------------------------
+
+
+def clicks(catalog_path: Path) -> dict[str, list[str]]:
+    """Return name -> six addresses of a page, of different rollouts where it shows one."""
+    with catalog.connect(catalog_path) as connection:
+
+        def ids(where: str) -> list[str]:
+            query = f"SELECT rollout_id FROM rollouts WHERE {where} ORDER BY hash(rollout_id) LIMIT 6"
+            return [name for (name,) in connection.execute(query).fetchall()]
+
+        any_set, held = ids("origin = 'set'"), ids("origin = 'eval'")
+        query = "SELECT rollout_id, sequence_id FROM sequences ORDER BY hash(sequence_id) LIMIT 6"
+        trained = connection.execute(query).fetchall()
+        version = connection.execute("SELECT version FROM versions WHERE asset = 'upweighted_dataset'").fetchall()[0][0]
+    pages = {
+        "overview": ["/"] * 6,
+        "experiment": [experiment_page(STUDY)] * 6,
+        "regressions": [regressions_page(STUDY)] * 6,
+        "task": [task_page(STUDY, f"task-{n:04d}") for n in range(6)],
+        "list": ["/rollouts"] * 6,
+        "list, page 500": [rollouts_page(first=str(25_000 + 50 * n)) for n in range(6)],
+        "list, sorted by reward": [rollouts_page(sort="reward")] * 6,
+    }
+    filters = {
+        "made_for": SET, "origin": "set", "experiment": STUDY, "role": "sft", "decoding": "greedy", "seed": "0",
+        "task": "task-0007", "repo": "repo7", "verdict": "failed_tests", "exit": "LimitsExceeded", "reason": "x",
+        "min_reward": "1",
+    }  # fmt: skip
+    pages |= {f"list, {name}": [rollouts_page(**{name: value})] * 6 for name, value in filters.items()}
+    pages |= {
+        "search, a common text": [rollouts_page(text="lantern")] * 6,
+        "search, a rare text": [rollouts_page(text=RARE)] * 6,
+        "search, with a filter": [rollouts_page(text="lantern", verdict="failed_tests")] * 6,
+        "conversation, of the set": [rollout_page("set", SET, name) for name in any_set],
+        "conversation, held out": [rollout_page("eval", STUDY, name) for name in held],
+        "tokens": [tokens_page("set", SET, name, "agent2", 9) for name, _ in trained],
+        "tokens, whole prompt": [f"{tokens_page('set', SET, name, 'agent2', 9)}&whole=1" for name, _ in trained],
+        "data set": [dataset_page(STUDY)] * 6,
+        "data set, by loss": [f"{dataset_page(STUDY)}?sort=loss"] * 6,
+        "sequence": [sequence_page(STUDY, name) for _, name in trained],
+        "difference of versions": [dataset_diff_page(STUDY, version, version)] * 6,
+        "live": [live_page()] * 6,
+    }
+    return pages
+
+
+def seconds_of(client: TestClient, addresses: Sequence[str]) -> tuple[float, float]:
+    """Return the median (wall, CPU) seconds of the last five requests; the first warms up."""
+    times, cpu = [], []
+    for address in addresses:
+        start, start_cpu = time.perf_counter(), time.process_time()
+        response = client.get(address)
+        times.append(time.perf_counter() - start)
+        cpu.append(time.process_time() - start_cpu)
+        if response.status_code != 200:
+            sys.exit(f"{address}: {response.status_code} {response.text[:500]}")
+    return statistics.median(times[1:]), statistics.median(cpu[1:])
+
+
+def baseline(catalog_path: Path) -> dict[str, float]:
+    """Return the seconds of the plain queries: whole prompts and a search through the catalog's views."""
+    queries = {
+        "tokens": "SELECT prompt_ids, output_ids FROM full_turns WHERE turn = 9 AND agent_id = 'agent2' AND rollout_id "
+        "= (SELECT rollout_id FROM rollouts WHERE origin = 'set' AND task_id = 'task-0007' LIMIT 1)",
+        "search, a rare text": "SELECT DISTINCT rollout_id FROM turns "
+        f"WHERE content ILIKE '%{RARE}%' OR observation ILIKE '%{RARE}%'",
+    }
+    times = {}
+    with catalog.connect(catalog_path) as connection:
+        for name, query in queries.items():
+            start = time.perf_counter()
+            connection.execute(query).fetchall()
+            times[name] = time.perf_counter() - start
+    return times
+
+
+def main() -> None:
+    turns = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+    print(machine(), flush=True)
+    with tempfile.TemporaryDirectory(prefix="etpi-view-") as name:
+        os.environ["ETPI_CATALOG"] = str(Path(name) / "etpi.duckdb")
+        start = time.perf_counter()
+        path = make(Path(name), turns)
+        size = sum(file.stat().st_size for file in Path(name).rglob("*.parquet"))
+        built = time.perf_counter() - start
+        print(f"{turns:,} turns, {size / 1e6:,.0f} MB of parquet, built in {built:.0f} s", flush=True)
+        gc.collect()
+        plain = baseline(path)
+        app = make_app(Lake(Path(name) / "data"), path)
+        slow = []
+        with TestClient(app, base_url="http://localhost") as client:
+            for label, addresses in clicks(path).items():
+                seconds, cpu = seconds_of(client, addresses)
+                against = f", {plain[label] / seconds:6.0f} times as fast as the plain query" if label in plain else ""
+                print(f"{label:28} {1000 * seconds:6.0f} ms, {1000 * cpu:5.0f} ms of CPU{against}", flush=True)
+                if seconds > BOUND:
+                    slow.append(label)
+        print("plain queries: " + ", ".join(f"{label} {seconds:.1f} s" for label, seconds in plain.items()))
+        print(f"load {os.getloadavg()[0]:.1f}; over {BOUND:.0f} s: {', '.join(slow) or 'none'}")
+
+
+if __name__ == "__main__":
+    main()

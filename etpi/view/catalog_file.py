@@ -20,10 +20,14 @@ Row = dict[str, Any]
 
 
 class Queries:
-    """Runs queries of `sql/pages` on one connection to the catalog."""
+    """Runs queries of `sql/pages` on one connection to the catalog.
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
-        self._connection = connection
+    Args:
+        kept: rows of `kept_rows`, which live as long as the file.
+    """
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, kept: dict[str, list[Row]]) -> None:
+        self._connection, self._kept = connection, kept
 
     def rows(self, query: str, **variables: Any) -> list[Row]:
         """Return the rows of `sql/pages/<query>.sql`; variables that are not given are NULL.
@@ -51,6 +55,12 @@ class Queries:
             )
         return self._connection.execute(select.format(text))
 
+    def kept_rows(self, query: str) -> list[Row]:
+        """Return `rows` of a query without variables; computed once for a file, whose rows do not change."""
+        if query not in self._kept:
+            self._kept[query] = self.rows(query)
+        return self._kept[query]
+
     def row(self, query: str, **variables: Any) -> Row | None:
         """Return the first row of `rows`, None if there is none."""
         return next(iter(self.rows(query, **variables)), None)
@@ -76,6 +86,7 @@ class CatalogFile:
         self._changed = threading.Condition()
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._inode: int | None = None
+        self._kept: dict[str, list[Row]] = {}
         self._running = 0
 
     @contextmanager
@@ -94,8 +105,9 @@ class CatalogFile:
             cursor = self._connection.cursor()
             cursor.execute("SET TimeZone = 'UTC'")
             self._running += 1
+            kept = self._kept
         try:
-            yield Queries(cursor)
+            yield Queries(cursor, kept)
         finally:
             cursor.close()
             with self._changed:
@@ -117,7 +129,9 @@ class CatalogFile:
             self._connection.close()
             self._connection = None
         self._inode = _inode(self.path)
-        self._connection = connect(self.path)
+        self._connection, self._kept = connect(self.path), {}
+        # A query opens every file of a view's partitions; files of versions never change.
+        self._connection.execute("SET parquet_metadata_cache = true")
 
 
 def _inode(path: Path) -> int | None:

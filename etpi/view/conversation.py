@@ -10,7 +10,8 @@ from datetime import datetime
 from typing import Any
 
 _THINK = re.compile(r"^\s*(?:<think>)?(.*?)</think>\s*", re.DOTALL)
-_CALL = re.compile(r"<tool_call>.*?(?:</tool_call>|$)|```.*?(?:```|$)", re.DOTALL)
+_CALL = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)|```.*?(?:```|\Z)|^\[tool_use [^\n]*$", re.DOTALL | re.MULTILINE)
+"""Calls in the forms that the agent and importers read; they are shown as commands and messages."""
 
 Row = Mapping[str, Any]
 
@@ -73,7 +74,8 @@ class Conversation:
     """Agents, and rounds: of each round the turn of every agent, None for an agent that has none.
 
     Attributes:
-        clock: "round" where the agents advance together, "time" where turns are ordered by when they ended.
+        clock: "round" where the agents advance together, "time" where turns are ordered by when they ended, "number"
+            where only their numbers are known.
     """
 
     agents: Sequence[ShownAgent]
@@ -82,14 +84,15 @@ class Conversation:
 
 
 def read_conversation(
-    agents: Sequence[Row], turns: Sequence[Row], prompts: Sequence[Row], by_time: bool = False
+    agents: Sequence[Row], turns: Sequence[Row], prompts: Sequence[Row], recorded: bool = False
 ) -> Conversation:
     """Build the conversation of one rollout.
 
     Args:
         turns: in the order of agents and turns.
         prompts: the messages before the first turn, and others that belong to no turn.
-        by_time: order turns by their times (rollouts that other programs recorded); without all times, by rounds.
+        recorded: whether another program recorded it, whose agents do not advance in rounds: turns are then ordered by
+            their times, if all are known.
     """
     names = list(dict.fromkeys([*(a["agent_id"] for a in agents), *(t["agent_id"] for t in turns)]))
     rows = {agent["agent_id"]: agent for agent in agents}
@@ -98,9 +101,9 @@ def read_conversation(
         agent.prompts = [p for p in prompts if p["agent_id"] == agent.agent_id]
         agent.turns = sum(turn["agent_id"] == agent.agent_id for turn in turns)
     shown = _with_mail([_shown(turn) for turn in turns])
-    timed = by_time and len(names) > 1 and all(turn.finished_at for turn in shown)
+    timed = recorded and len(names) > 1 and all(turn.finished_at for turn in shown)
     rounds = list(_by_time(shown, names)) if timed else list(_by_round(shown, names))
-    return Conversation(shown_agents, rounds, "time" if timed else "round")
+    return Conversation(shown_agents, rounds, "time" if timed else "number" if recorded else "round")
 
 
 def _shown(row: Row) -> ShownTurn:
@@ -176,10 +179,7 @@ def _with_mail(turns: Sequence[ShownTurn]) -> list[ShownTurn]:
     read_in = {id(letters[place]): mail.received_in for place, mail in sent_in.items()}
     result = []
     for turn in turns:
-        sent = [
-            SentMessage(x.sender, x.receiver, x.text, x.sent_in, read_in.get(id(x)))
-            for x in turn.sent
-        ]
+        sent = [SentMessage(x.sender, x.receiver, x.text, x.sent_in, read_in.get(id(x))) for x in turn.sent]
         values = vars(turn) | {"sent": sent, "received": received.get((turn.agent, turn.turn), [])}
         result.append(ShownTurn(**values))
     return result

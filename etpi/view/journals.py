@@ -120,9 +120,7 @@ class Journals:
             return None
         name = path.relative_to(self._scratch).as_posix()
         kind, key = name.split("/")[:2]
-        about = JournalState(
-            name, kind, key, stat.st_size, stat.st_mtime, active=now - stat.st_mtime < ACTIVE_SECONDS
-        )
+        about = JournalState(name, kind, key, stat.st_size, stat.st_mtime, active=now - stat.st_mtime < ACTIVE_SECONDS)
         if not about.active:
             return about
         with self._lock:

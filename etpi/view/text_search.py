@@ -21,7 +21,7 @@ from etpi_resources.lake.lake import Lake
 ORIGINS = {"eval_rollouts": "eval", "raw_rollouts": "set", "rl_checkpoint": "rl"}
 """The assets that have turns, in the order of the search, and the origin of their rollouts."""
 COLUMNS = ("content", "observation")
-SECONDS = 0.6
+SECONDS = 0.45
 ROLLOUTS = 50
 AROUND = 60
 """Characters of a snippet before and after the text."""
@@ -46,7 +46,8 @@ class Searched:
     """Hits, a rollout each; `resume` names the place to go on from, None at the end of the lake.
 
     Attributes:
-        turns: turns searched so far, those before this click included; `all_turns`: of the files that the filters leave.
+        turns: turns searched so far, those of the clicks before included.
+        all_turns: turns of the files that the filters leave.
     """
 
     hits: list[Hit]

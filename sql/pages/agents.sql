@@ -1,5 +1,6 @@
--- The agents of one rollout with their scores.
+-- The agents of rollouts of one partition (rollouts: their ids), with their scores.
 SELECT
+    a.rollout_id,
     a.agent_id,
     a.feature_id,
     a.role,
@@ -21,8 +22,8 @@ LEFT JOIN agent_scores AS s
         AND a.origin = s.origin
         AND coalesce(a.rollout_set, a.experiment) = coalesce(s.rollout_set, s.experiment)
 WHERE
-    a.rollout_id = getvariable('rollout')
+    a.rollout_id IN (SELECT unnest(getvariable('rollouts')::VARCHAR[]))
     AND a.origin = getvariable('origin')
     AND (getvariable('origin') != 'set' OR a.rollout_set = getvariable('made_for'))
     AND (getvariable('origin') = 'set' OR a.experiment = getvariable('made_for'))
-ORDER BY a.agent_id;
+ORDER BY a.rollout_id, a.agent_id;

@@ -37,9 +37,11 @@ SELECT
     s.seed,
     s.sample_seed,
     s.checkpoint_role AS student_role,
-    CASE WHEN b.reward = 1 AND s.reward < 1 THEN 'lost'
+    CASE
+        WHEN b.reward = 1 AND s.reward < 1 THEN 'lost'
         WHEN b.reward < 1 AND s.reward = 1 THEN 'gained'
-        WHEN b.reward = 1 THEN 'both solved' ELSE 'neither solved' END AS change,
+        WHEN b.reward = 1 THEN 'both solved' ELSE 'neither solved'
+    END AS change,
     b.rollout_id AS base_rollout,
     s.rollout_id AS student_rollout,
     b.verdict AS base_verdict,

@@ -8,7 +8,8 @@ WITH behind AS (
     WHERE
         split = 'train'
         AND version IN (
-            SELECT c.dataset_version FROM checkpoints AS c WHERE c.experiment = getvariable('experiment')
+            SELECT c.dataset_version FROM checkpoints AS c
+            WHERE c.experiment = getvariable('experiment')
         )
     GROUP BY version
 )

@@ -6,4 +6,4 @@ SELECT
 FROM dropped
 WHERE experiment = getvariable('experiment')
 GROUP BY ALL
-ORDER BY stage, n DESC, reason;
+ORDER BY stage ASC, n DESC, reason ASC;

@@ -53,11 +53,7 @@ SELECT
     w.split,
     w.weight,
     w.copies,
-    w.sequence_id,
-    (
-        SELECT max(d.weight * d.copies) FROM dataset_rows AS d
-        WHERE d.experiment = getvariable('experiment')
-    ) AS highest_weight
+    w.sequence_id
 FROM chain AS c
 INNER JOIN own AS o ON c.turn = o.turn
 LEFT JOIN weighed AS w ON o.turn = w.turn

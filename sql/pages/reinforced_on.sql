@@ -8,8 +8,8 @@ SELECT
     s.solved,
     s.policy_tokens,
     s.read_tokens,
-    list({'function': w.function, 'weight': w.weight, 'value': w.value} ORDER BY w.function)
-        FILTER (w.function IS NOT NULL) AS rewards
+    list({ 'function': w.function, 'weight': w.weight, 'value': w.value } ORDER BY w.function)
+    FILTER (w.function IS NOT NULL) AS rewards
 FROM rl_samples AS s
 LEFT JOIN rewards AS w ON s.experiment = w.experiment AND s.rollout_id = w.rollout_id AND w.applied
 WHERE s.rollout_id = getvariable('rollout') AND s.experiment = getvariable('made_for')

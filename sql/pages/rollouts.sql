@@ -38,7 +38,7 @@ WITH matching AS (
         AND (getvariable('exit') IS NULL OR r.exit_status = getvariable('exit'))
         AND (
             getvariable('ids') IS NULL
-            OR r.rollout_id IN (SELECT unnest(getvariable('ids')::VARCHAR []))
+            OR r.rollout_id IN (SELECT unnest(getvariable('ids')::VARCHAR[]))
         )
 ),
 
@@ -53,12 +53,12 @@ chosen AS MATERIALIZED (
 
 SELECT
     *,
-    (SELECT count(*) FROM chosen) AS matches
+    (SELECT count(*) FROM chosen AS c) AS matches
 FROM chosen
 ORDER BY
     CASE WHEN getvariable('sort') = 'task' THEN task_id END ASC,
     CASE
-        getvariable('sort')
+    getvariable('sort')
         WHEN 'reward' THEN reward
         WHEN 'tokens' THEN output_tokens
         WHEN 'turns' THEN turns

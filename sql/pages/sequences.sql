@@ -10,7 +10,7 @@ WITH weighed AS (
         len(span_starts) AS spans,
         rows AS merged_rows,
         list_sum(
-            list_transform(list_zip(span_starts, span_ends, span_weights), LAMBDA x : (x[2] - x[1]) * x[3])
+            list_transform(list_zip(span_starts, span_ends, span_weights), LAMBDA x: (x[2] - x[1]) * x[3])
         ) AS loss
     FROM sequences
     WHERE
@@ -32,5 +32,5 @@ SELECT
     (SELECT count(*) FROM weighed) AS matches
 FROM chosen AS c
 ORDER BY
-    CASE getvariable('sort') WHEN 'branches' THEN nodes WHEN 'loss' THEN loss END DESC NULLS LAST,
-    split ASC, sequence_id ASC;
+    CASE getvariable('sort') WHEN 'branches' THEN c.nodes WHEN 'loss' THEN c.loss END DESC NULLS LAST,
+    c.split ASC, c.sequence_id ASC;

@@ -26,7 +26,10 @@ WITH numbered AS (
             OR (
                 r.origin = 'set'
                 AND list_contains(
-                    (SELECT e.rollout_sets FROM experiments AS e WHERE e.experiment = getvariable('experiment')),
+                    (
+                        SELECT e.rollout_sets FROM experiments AS e
+                        WHERE e.experiment = getvariable('experiment')
+                    ),
                     r.rollout_set
                 )
             )

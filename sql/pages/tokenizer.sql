@@ -2,7 +2,10 @@
 SELECT
     CASE
         WHEN getvariable('origin') = 'set'
-            THEN (SELECT s.tokenizer FROM rollout_sets AS s WHERE s.rollout_set = getvariable('made_for'))
+            THEN (
+                SELECT s.tokenizer FROM rollout_sets AS s
+                WHERE s.rollout_set = getvariable('made_for')
+            )
         ELSE (
             SELECT e.spec ->> '$.base.tokenizer' FROM experiments AS e
             WHERE e.experiment = getvariable('made_for')

@@ -1,4 +1,4 @@
--- The data sets that have rows of a rollout, with their share of the loss and the checkpoints trained on them.
+-- The data sets that have rows of a rollout, with their weighted tokens and the checkpoints trained on them.
 WITH mine AS (
     SELECT
         experiment,
@@ -10,19 +10,10 @@ WITH mine AS (
     GROUP BY experiment
 ),
 
-totals AS (
-    SELECT
-        experiment,
-        sum(weight * copies * output_tokens) AS loss_weight
-    FROM dataset_rows
-    WHERE split = 'train' AND experiment IN (SELECT m.experiment FROM mine AS m)
-    GROUP BY experiment
-),
-
 trained AS (
     SELECT
         c.experiment,
-        list({'checkpoint_id': c.checkpoint_id, 'role': c.role, 'seed': c.seed, 'step': c.step}) AS checkpoints
+        list({ 'checkpoint_id': c.checkpoint_id, 'role': c.role, 'seed': c.seed, 'step': c.step }) AS checkpoints
     FROM checkpoints AS c
     INNER JOIN versions AS v
         ON c.experiment = v.key AND v.asset = 'upweighted_dataset' AND c.dataset_version = v.version
@@ -33,9 +24,8 @@ SELECT
     m.experiment,
     m.n_rows,
     m.train_rows,
-    m.loss_weight / nullif(t.loss_weight, 0) AS share_of_loss,
+    m.loss_weight,
     c.checkpoints
 FROM mine AS m
-LEFT JOIN totals AS t ON m.experiment = t.experiment
 LEFT JOIN trained AS c ON m.experiment = c.experiment
 ORDER BY m.experiment;

@@ -42,7 +42,10 @@ SELECT
     o.capture,
     o.drift_at,
     o.drift,
-    (SELECT coalesce(sum(len(p.output_ids)), 0) FROM own AS p WHERE p.turn < getvariable('turn')) AS outputs_before
+    (
+        SELECT coalesce(sum(len(p.output_ids)), 0) FROM own AS p
+        WHERE p.turn < getvariable('turn')
+    ) AS outputs_before
 FROM chain AS c
 INNER JOIN own AS o ON c.turn = o.turn
 ORDER BY o.turn;

@@ -1,27 +1,28 @@
--- The turns of one rollout, without their token ids. The partition is a condition of its own, so that DuckDB reads
--- only its file.
+-- The turns of rollouts of one partition (rollouts: their ids), without their token ids. The partition is a condition
+-- of its own, so that DuckDB reads only its file.
 SELECT
-    agent_id,
-    turn,
-    capture,
-    drift_at,
-    prompt_tokens,
-    output_tokens,
-    finish_reason,
-    content,
-    reasoning,
-    think_tokens,
-    actions,
-    parse_error,
-    observation,
-    exit_code,
-    inbox,
-    turns.at AS finished_at,
-    suffix_ids IS NOT NULL AS has_ids
-FROM turns
+    t.rollout_id,
+    t.agent_id,
+    t.turn,
+    t.capture,
+    t.drift_at,
+    t.prompt_tokens,
+    t.output_tokens,
+    t.finish_reason,
+    t.content,
+    t.reasoning,
+    t.think_tokens,
+    t.actions,
+    t.parse_error,
+    t.observation,
+    t.exit_code,
+    t.inbox,
+    t.at AS finished_at,
+    t.suffix_ids IS NOT NULL AS has_ids
+FROM turns AS t
 WHERE
-    rollout_id = getvariable('rollout')
-    AND origin = getvariable('origin')
-    AND (getvariable('origin') != 'set' OR rollout_set = getvariable('made_for'))
-    AND (getvariable('origin') = 'set' OR experiment = getvariable('made_for'))
-ORDER BY agent_id, turn;
+    t.rollout_id IN (SELECT unnest(getvariable('rollouts')::VARCHAR[]))
+    AND t.origin = getvariable('origin')
+    AND (getvariable('origin') != 'set' OR t.rollout_set = getvariable('made_for'))
+    AND (getvariable('origin') = 'set' OR t.experiment = getvariable('made_for'))
+ORDER BY t.rollout_id, t.agent_id, t.turn;

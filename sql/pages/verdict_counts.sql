@@ -17,7 +17,10 @@ WHERE
     OR (
         r.origin = 'set'
         AND list_contains(
-            (SELECT e.rollout_sets FROM experiments AS e WHERE e.experiment = getvariable('experiment')), r.rollout_set
+            (
+                SELECT e.rollout_sets FROM experiments AS e
+                WHERE e.experiment = getvariable('experiment')
+            ), r.rollout_set
         )
     )
 GROUP BY ALL

@@ -3,4 +3,4 @@ SELECT
     id,
     text
 FROM vocabulary
-WHERE tokenizer = getvariable('tokenizer') AND id IN (SELECT unnest(getvariable('ids')::INTEGER []));
+WHERE tokenizer = getvariable('tokenizer') AND id IN (SELECT unnest(getvariable('ids')::INTEGER[]));

@@ -36,9 +36,7 @@ def dataset(queries: Queries, lake: Lake, request: Request) -> Page:
     sort = text(request, "sort") or "id"
     sort = sort if sort in SORTS else "id"
     first, of_rollout = number(request, "first", 0) or 0, text(request, "rollout")
-    sequences = queries.rows(
-        "sequences", experiment=name, sort=sort, first=first, count=PAGE_ROWS, rollout=of_rollout
-    )
+    sequences = queries.rows("sequences", experiment=name, sort=sort, first=first, count=PAGE_ROWS, rollout=of_rollout)
     shares = queries.rows("loss_share", experiment=name)
     matches = sequences[0]["matches"] if sequences else 0
     values = {
@@ -172,9 +170,7 @@ def _stretch(
     head = most if weight else most // 2
     tail = 0 if weight else most // 2
     end = shown(ids[stop - tail : stop], words, position + length - tail) if tail else ()
-    return Stretch(
-        weight, rows, shown(ids[begin : begin + head], words, position), length - head - tail, end, length
-    )
+    return Stretch(weight, rows, shown(ids[begin : begin + head], words, position), length - head - tail, end, length)
 
 
 # --- two versions --------------------------------------------------------------------------------------------------
@@ -192,11 +188,12 @@ def diff(queries: Queries, lake: Lake, request: Request) -> Page:
             raise NotFound(f"The lake has no version {version!r} of the data set of {name}; it has {', '.join(known)}.")
     first = number(request, "first", 0) or 0
     changes: list[Row] = []
-    counts: list[Row] = []
+    counts: dict[str, int] = {}
     if old and new:
         changes = queries.rows("dataset_changes", old=old, new=new, first=first, count=PAGE_ROWS)
-        counts = queries.rows("dataset_change_counts", old=old, new=new)
-    matches = changes[0]["matches"] if changes else 0
+        counts = {kind: changes[0][f"n_{kind}"] for kind in ("removed", "added", "changed", "equal")}
+        changes = [change for change in changes if change["pair_id"]]
+    matches = sum(n for kind, n in counts.items() if kind != "equal")
     values: dict[str, Any] = {
         "experiment": row, "versions": versions, "old": old, "new": new, "changes": changes, "counts": counts,
         "matches": matches, "first": first,

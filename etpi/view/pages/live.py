@@ -38,7 +38,9 @@ def live(queries: Queries, lake: Lake, request: Request) -> Page:
     running = trainings(lake)
     values = {
         "refresh": None if text(request, "pause") else REFRESH_SECONDS,
-        "active": [(state, plans.get(state.key) if state.kind == "rollouts" else None) for state in states if state.active],
+        "active": [
+            (state, plans.get(state.key) if state.kind == "rollouts" else None) for state in states if state.active
+        ],
         "finished": [state for state in states if not state.active][:SHOWN_FINISHED],
         "trainings": [
             (
@@ -77,7 +79,12 @@ def journal_rollout(queries: Queries, lake: Lake, request: Request) -> Page:
     row = dict.fromkeys(ROLLOUT_COLUMNS) | recorded
     outcome = loads(row["outcome"]) if isinstance(row["outcome"], str) else row["outcome"]
     row |= {"verdict": (outcome or {}).get("verdict"), "reward": (outcome or {}).get("reward"), "instruction": None}
-    row |= {"split": None, "output_tokens": None, "turns": len(rows["turns"]), "infrastructure_error": bool(row["error"])}
+    row |= {
+        "split": None,
+        "output_tokens": None,
+        "turns": len(rows["turns"]),
+        "infrastructure_error": bool(row["error"]),
+    }
     row["started_at"] = datetime.fromisoformat(row["started_at"]) if row["started_at"] else None
     turns = [turn | {"finished_at": None} for turn in rows["turns"]]
     prompts = [message for message in rows["messages"] if message["turn"] is None]

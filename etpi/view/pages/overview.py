@@ -31,9 +31,7 @@ def overview(queries: Queries, lake: Lake, request: Request) -> Page:
         for row in queries.rows("experiments")
     ]
     counts = _verdicts_by(queries.rows("verdict_counts"), ("made_for",), origin="set")
-    sets = [
-        row | {"verdicts": counts.pop((row["rollout_set"],), {})} for row in queries.rows("rollout_sets")
-    ]
+    sets = [row | {"verdicts": counts.pop((row["rollout_set"],), {})} for row in queries.rows("rollout_sets")]
     values = {"experiments": experiments, "columns": columns, "sets": sets, "suites": queries.rows("suites")}
     return Page("overview.html.jinja", values)
 
@@ -140,10 +138,11 @@ def task(queries: Queries, lake: Lake, request: Request) -> Page:
         raise NotFound(f"{name} has no rollout on task {task_id!r}, neither held out nor of its rollout sets.")
     decodings = sorted({r["decoding"] for r in rollouts if r["decoding"]})
     decoding = text(request, "decoding") or (decodings[0] if decodings else None)
+    shown = [r for r in rollouts if r["origin"] == "set" or r["decoding"] == decoding]
+    conversations = _conversations(queries, shown)
     columns = [
-        {"rollout": r, "side": SIDES.get(r["side"], r["side"]), "conversation": _conversation(queries, r)}
-        for r in rollouts
-        if r["origin"] == "set" or r["decoding"] == decoding
+        {"rollout": r, "side": SIDES.get(r["side"], r["side"]), "conversation": conversations[r["rollout_id"]]}
+        for r in shown
     ]
     values = {
         "experiment": row, "task_id": task_id, "task": queries.row("task", task=task_id), "columns": columns,
@@ -152,6 +151,15 @@ def task(queries: Queries, lake: Lake, request: Request) -> Page:
     return Page("task.html.jinja", values)
 
 
-def _conversation(queries: Queries, rollout: Row) -> Conversation:
-    key = {"rollout": rollout["rollout_id"], "origin": rollout["origin"], "made_for": rollout["made_for"]}
-    return read_conversation(queries.rows("agents", **key), queries.rows("turns", **key), [])
+def _conversations(queries: Queries, rollouts: list[Row]) -> dict[str, Conversation]:
+    """Return rollout_id -> conversation without prompts; one query of each table for every partition."""
+    partitions: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for rollout in rollouts:
+        partitions[rollout["origin"], rollout["made_for"]].append(rollout["rollout_id"])
+    agents: dict[str, list[Row]] = defaultdict(list)
+    turns: dict[str, list[Row]] = defaultdict(list)
+    for (origin, made_for), ids in partitions.items():
+        for query, rows in (("agents", agents), ("turns", turns)):
+            for row in queries.rows(query, origin=origin, made_for=made_for, rollouts=ids):
+                rows[row["rollout_id"]].append(row)
+    return {r["rollout_id"]: read_conversation(agents[r["rollout_id"]], turns[r["rollout_id"]], []) for r in rollouts}

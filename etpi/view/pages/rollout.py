@@ -39,9 +39,9 @@ def find_rollout(queries: Queries, key: dict[str, str]) -> Row:
 def rollout(queries: Queries, lake: Lake, request: Request) -> Page:
     key = key_of(request)
     row = find_rollout(queries, key)
-    agents = queries.rows("agents", **key)
-    by_time = row["engine"] == "imported"
-    conversation = read_conversation(agents, queries.rows("turns", **key), queries.rows("prompts", **key), by_time)
+    partition = {"origin": key["origin"], "made_for": key["made_for"], "rollouts": [key["rollout"]]}
+    agents, turns = queries.rows("agents", **partition), queries.rows("turns", **partition)
+    conversation = read_conversation(agents, turns, queries.rows("prompts", **key), row["engine"] == "imported")
     of_set, of_rl = key["origin"] == "set", key["origin"] == "rl"
     values = {
         "rollout": row,
@@ -51,11 +51,21 @@ def rollout(queries: Queries, lake: Lake, request: Request) -> Page:
         "patches": patches(row, agents),
         "scores": [(name, row[name], row[reason] if reason else None) for name, reason in SCORES],
         "fates": queries.rows("fate", rollout=key["rollout"]) if of_set else [],
-        "trained_on": queries.rows("trained_on", rollout=key["rollout"]) if of_set else [],
+        "trained_on": _trained_on(queries, key["rollout"]) if of_set else [],
         "reinforced": queries.rows("reinforced_on", rollout=key["rollout"], made_for=key["made_for"]) if of_rl else [],
         "live": False,
     }
     return Page("rollout.html.jinja", values)
+
+
+def _trained_on(queries: Queries, rollout_id: str) -> list[Row]:
+    """Return the data sets that have rows of a rollout, with its share of their loss."""
+    rows = queries.rows("trained_on", rollout=rollout_id)
+    totals = {row["experiment"]: row["loss_weight"] for row in queries.kept_rows("loss_totals")} if rows else {}
+    for row in rows:
+        total = totals.get(row["experiment"])
+        row["share_of_loss"] = row["loss_weight"] / total if total and row["loss_weight"] else None
+    return rows
 
 
 def loads(text: str | None) -> Any:

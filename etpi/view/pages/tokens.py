@@ -81,10 +81,9 @@ def ratios(logprobs: Sequence[float] | None, policy: Sequence[float] | None) -> 
 def tokens(queries: Queries, lake: Lake, request: Request) -> Page:
     key = key_of(request)
     row = find_rollout(queries, key)
-    agents = queries.rows("agents", **key)
+    agents = queries.rows("agents", origin=key["origin"], made_for=key["made_for"], rollouts=[key["rollout"]])
     agent = text(request, "agent") or (agents[0]["agent_id"] if agents else "")
-    turn, shade = number(request, "turn", 0) or 0, text(request, "shade") or "logprob"
-    shade = shade if shade in SHADES else "logprob"
+    turn = number(request, "turn", 0) or 0
     chain = queries.rows("turn_ids", **key, agent=agent, turn=turn)
     if not chain:
         raise NotFound(f"Rollout {key['rollout']} has no turn {turn} of {agent!r}.")
@@ -93,10 +92,13 @@ def tokens(queries: Queries, lake: Lake, request: Request) -> Page:
     tokenizer = tokenizer or (queries.row("tokenizer", origin=key["origin"], made_for=key["made_for"]) or {}).get(
         "tokenizer"
     )
-    prompt = [i for piece in pieces for i in (*piece["suffix_ids"], *piece["output_ids"])] + [*(last["suffix_ids"] or [])]
+    prompt = [*_history(pieces), *(last["suffix_ids"] or [])]
     output = [*(last["output_ids"] or [])]
     words = vocabulary(queries, tokenizer, [*prompt, *output, *pair.input_ids, *pair.output_ids])
     statistics = _statistics(queries, key, last, pair, output)
+    shade = text(request, "shade") or ""
+    if shade not in SHADES:
+        shade = next((name for name in ("logprob", "weight") if statistics.values(name) is not None), "logprob")
     whole, begin = text(request, "whole") is not None, len(prompt) - len(last["suffix_ids"] or [])
     first = number(request, "from", 0) or 0 if whole else begin
     shown_prompt = prompt[first : first + PAGE_TOKENS]
@@ -120,7 +122,9 @@ def tokens(queries: Queries, lake: Lake, request: Request) -> Page:
         "pair": pair,
         "pair_prompt": _folded(diff(prompt, pair.input_ids, _breaks(words)), words) if pair.made and prompt else [],
         "pair_output": _folded(diff(output, pair.output_ids, _breaks(words)), words) if pair.made and output else [],
-        "pair_tokens": shown(pair.output_ids, words, len(pair.input_ids)) if pair.made and not output else [],
+        "pair_tokens": shown(pair.output_ids, words, len(pair.input_ids), shade, statistics)
+        if pair.made and not output
+        else [],
         "pair_input": shown(pair.input_ids[-PAGE_TOKENS:], words, max(0, len(pair.input_ids) - PAGE_TOKENS))
         if pair.made and not prompt
         else [],
@@ -158,9 +162,14 @@ def _pair(queries: Queries, key: dict[str, str], agent: str, turn: int, wanted: 
     experiment = wanted if wanted in names else names[0]
     chain = queries.rows("pair_ids", **place, experiment=experiment)
     last = chain[-1]
-    input_ids = [i for piece in chain[:-1] for i in (*piece["suffix_ids"], *piece["output_ids"])] + [*last["suffix_ids"]]
+    input_ids = [*_history(chain[:-1]), *last["suffix_ids"]]
     pair = Pair(True, experiment, names, input_ids, last["output_ids"], last, json.loads(last["metadata"] or "{}"))
     return pair, next(row["tokenizer"] for row in made if row["experiment"] == experiment)
+
+
+def _history(pieces: Sequence[Row]) -> list[int]:
+    """Return the ids that the pieces of a prompt add, prompts and outputs."""
+    return [number for piece in pieces for number in (*piece["suffix_ids"], *piece["output_ids"])]
 
 
 def reasons(pair: Pair, turn: Row) -> list[str]:
@@ -170,7 +179,7 @@ def reasons(pair: Pair, turn: Row) -> list[str]:
     row, lines = pair.row, []
     edit = row["prompt_edit"] or "none"
     if "spliced" in edit:
-        lines.append("Spliced: the teacher's steering was removed from the prompt, because the student will not get it.")
+        lines.append("Spliced: the teacher's steering was removed from the prompt; the student will not get it.")
     if "stripped" in edit:
         lines.append("Stripped: think blocks of earlier turns were removed from the prompt.")
     if "joined" in edit:
@@ -186,8 +195,8 @@ def reasons(pair: Pair, turn: Row) -> list[str]:
     else:
         weight = row["weight"] * (row["copies"] or 1)
         lines.append(
-            f"Masked: the {len(pair.input_ids)} ids of the prompt are not in the loss; the {len(pair.output_ids)} ids of the "
-            f"output are, with weight {weight:g} ({row['split']})."
+            f"Masked: the {len(pair.input_ids):,} ids of the prompt are not in the loss; the "
+            f"{len(pair.output_ids):,} ids of the output are, with weight {weight:g} ({row['split']})."
         )
     return lines
 
@@ -200,12 +209,20 @@ def _statistics(queries: Queries, key: dict[str, str], turn: Row, pair: Pair, ou
         policy = _part(row.get("policy_logprobs"), turn["outputs_before"], len(output))
         entropies = _part(row.get("entropies"), turn["outputs_before"], len(output))
     if pair.made and pair.row["weight"] is not None:
-        weight, weights = pair.row["weight"] * (pair.row["copies"] or 1), []
-        for run in diff(output, pair.output_ids):
-            if run.kind != "added":
-                weights += [weight if run.kind == "kept" else 0.0] * len(run.ids)
-    highest = pair.row.get("highest_weight") or 0.0
+        weight = pair.row["weight"] * (pair.row["copies"] or 1)
+        weights = _weights(output, pair.output_ids, weight) if output else [weight] * len(pair.output_ids)
+    totals = queries.kept_rows("loss_totals") if weights else []
+    highest = next((row["highest_weight"] for row in totals if row["experiment"] == pair.experiment), 0.0)
     return Statistics(logprobs, policy, entropies, weights, highest)
+
+
+def _weights(output: Sequence[int], trained: Sequence[int], weight: float) -> list[float]:
+    """Return the weight of each captured output id: 0.0 where the pair has it no more."""
+    weights: list[float] = []
+    for run in diff(output, trained):
+        if run.kind != "added":
+            weights += [weight if run.kind == "kept" else 0.0] * len(run.ids)
+    return weights
 
 
 def _part(values: Sequence[float] | None, start: int, length: int) -> Sequence[float] | None:
