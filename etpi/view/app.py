@@ -81,8 +81,7 @@ def make_app(lake: Lake | None = None, catalog: Path | None = None, host: str = 
     ]
     middleware = []
     if host in LOOPBACK:
-        # Starlette cuts a port off at the first colon, so "[" is what it reads of [::1].
-        middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1", "["]))
+        middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=[*LOOPBACK, "[::1]"]))
     handlers: Any = {HTTPException: _http_error(view), NotFound: _not_found(view), LakeError: _lake_error(view)}
     handlers[duckdb.Error] = _lake_error(view)
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)

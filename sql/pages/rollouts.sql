@@ -53,7 +53,7 @@ chosen AS MATERIALIZED (
 
 SELECT
     *,
-    (SELECT count(*) FROM chosen AS c) AS matches
+    (SELECT count(c.rollout_id) FROM chosen AS c) AS matches
 FROM chosen
 ORDER BY
     CASE WHEN getvariable('sort') = 'task' THEN task_id END ASC,

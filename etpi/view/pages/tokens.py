@@ -280,7 +280,7 @@ def shade_class(shade: str, value: float, top: float) -> str:
         case "entropy":
             return f"s{min(LEVELS - 1, int(value / 0.4))}"
         case "ratio":
-            level = min(4, math.ceil(abs(math.log(max(value, 1e-9))) / 0.1 - 1e-9))
+            level = min(4, round(abs(math.log(max(value, 1e-9))) / 0.1))
             return "s0" if not level else f"{'r' if value > 1 else 'b'}{level}"
     return "s0" if not value or not top else f"s{max(1, round((LEVELS - 1) * min(1.0, value / top)))}"
 
