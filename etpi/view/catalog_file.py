@@ -67,11 +67,11 @@ class Queries:
 
     def has_column(self, view: str, column: str) -> bool:
         """Return whether a view of the catalog has a column; a catalog of an earlier release may lack it."""
-        found = self._connection.execute(
+        count = self._connection.execute(
             "SELECT count(*) FROM duckdb_columns() WHERE schema_name = 'main' AND table_name = ? AND column_name = ?",
             [view, column],
         ).fetchone()
-        return bool(found and found[0])
+        return bool(count and count[0])
 
 
 class CatalogFile:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 _THINK = re.compile(r"^\s*(?:<think>)?(.*?)</think>\s*", re.DOTALL)
 _CALL = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)|```.*?(?:```|\Z)|^\[tool_use [^\n]*$", re.DOTALL | re.MULTILINE)
 """Calls in the forms that the agent and importers read; they are shown as commands and messages."""
+
+EVERYBODY = "all"
+"""The receiver of a broadcast."""
 
 Row = Mapping[str, Any]
 
@@ -111,7 +114,7 @@ def _shown(row: Row) -> ShownTurn:
     thought, text = _split(content, row["reasoning"])
     actions = _list(row["actions"])
     sent = [
-        SentMessage(row["agent_id"], str(a.get("to") or "all"), str(a.get("message") or ""), row["turn"])
+        SentMessage(row["agent_id"], str(a.get("to") or EVERYBODY), str(a.get("message") or ""), row["turn"])
         for a in actions
         if a.get("kind") == "send_message"
     ]
@@ -151,38 +154,33 @@ def _list(text: str | None) -> list[dict[str, Any]]:
 
 
 def _with_mail(turns: Sequence[ShownTurn]) -> list[ShownTurn]:
-    """Return the turns with each received message joined to the turn that sent it, the earliest not yet read."""
+    """Return the turns with each received message joined to the turn that sent it."""
     letters = [letter for turn in turns for letter in turn.sent]
-    sent_in: dict[int, SentMessage] = {}
-    received: dict[tuple[str, int], list[SentMessage]] = {}
+    read_in: dict[int, int | None] = {}
+    joined = []
     for turn in turns:
+        received = []
         for mail in turn.received:
-            place = next(
-                (
-                    i
-                    for i, letter in enumerate(letters)
-                    if i not in sent_in
-                    and letter.sender == mail.sender
-                    and letter.receiver in (mail.receiver, "all")
-                    and letter.text.strip() == mail.text.strip()
-                ),
-                None,
-            )
-            origin = None
-            if place is not None:
-                origin = letters[place].sent_in
-                # A broadcast is read by several agents, so it stays open.
-                if letters[place].receiver != "all":
-                    sent_in[place] = mail
-            joined = SentMessage(mail.sender, mail.receiver, mail.text, origin, mail.received_in)
-            received.setdefault((turn.agent, turn.turn), []).append(joined)
-    read_in = {id(letters[place]): mail.received_in for place, mail in sent_in.items()}
-    result = []
-    for turn in turns:
-        sent = [SentMessage(x.sender, x.receiver, x.text, x.sent_in, read_in.get(id(x))) for x in turn.sent]
-        values = vars(turn) | {"sent": sent, "received": received.get((turn.agent, turn.turn), [])}
-        result.append(ShownTurn(**values))
-    return result
+            place = _find_letter(mail, letters, read_in)
+            received.append(mail if place is None else replace(mail, sent_in=letters[place].sent_in))
+            # A broadcast is read by several agents, so it stays unread.
+            if place is not None and letters[place].receiver != EVERYBODY:
+                read_in[place] = mail.received_in
+        joined.append(replace(turn, received=received))
+    places = {id(letter): place for place, letter in enumerate(letters)}
+    return [
+        replace(turn, sent=[replace(letter, received_in=read_in.get(places[id(letter)])) for letter in turn.sent])
+        for turn in joined
+    ]
+
+
+def _find_letter(mail: SentMessage, letters: Sequence[SentMessage], read: Container[int]) -> int | None:
+    """Return the place of the earliest unread letter that a received message can be."""
+    for place, letter in enumerate(letters):
+        to_reader = letter.sender == mail.sender and letter.receiver in (mail.receiver, EVERYBODY)
+        if place not in read and to_reader and letter.text.strip() == mail.text.strip():
+            return place
+    return None
 
 
 def _by_round(turns: Sequence[ShownTurn], names: Sequence[str]) -> Iterator[list[ShownTurn | None]]:

@@ -132,10 +132,9 @@ def _hits(opened: pq.ParquetFile, group: int, file: _File, text: str, allowed: f
         if allowed is not None and keys["rollout_id"][place].as_py() not in allowed:
             continue
         content, observation = (texts[name][place].as_py() or "" for name in COLUMNS)
-        yield Hit(
-            file.origin, file.made_for, *(keys[name][place].as_py() for name in keys.column_names),
-            *_snippet(content, observation, text),
-        )  # fmt: skip
+        rollout_id, agent_id, turn = (keys[name][place].as_py() for name in ("rollout_id", "agent_id", "turn"))
+        before, shown, after = _snippet(content, observation, text)
+        yield Hit(file.origin, file.made_for, rollout_id, agent_id, turn, before, shown, after)
 
 
 def _snippet(content: str, observation: str, text: str) -> tuple[str, str, str]:

@@ -22,7 +22,7 @@ LEFT JOIN agent_scores AS s
         AND a.origin = s.origin
         AND coalesce(a.rollout_set, a.experiment) = coalesce(s.rollout_set, s.experiment)
 WHERE
-    a.rollout_id IN (SELECT unnest(getvariable('rollouts')::VARCHAR[]))
+    list_contains(getvariable('rollouts')::VARCHAR[], a.rollout_id)
     AND a.origin = getvariable('origin')
     AND (getvariable('origin') != 'set' OR a.rollout_set = getvariable('made_for'))
     AND (getvariable('origin') = 'set' OR a.experiment = getvariable('made_for'))

@@ -1,5 +1,6 @@
 -- The turns of rollouts of one partition (rollouts: their ids), without their token ids. The partition is a condition
--- of its own, so that DuckDB reads only its file.
+-- of its own, so that DuckDB reads only its file. list_contains reads the texts of these rollouts alone, IN would read
+-- those of all.
 SELECT
     t.rollout_id,
     t.agent_id,
@@ -21,7 +22,7 @@ SELECT
     t.suffix_ids IS NOT NULL AS has_ids
 FROM turns AS t
 WHERE
-    t.rollout_id IN (SELECT unnest(getvariable('rollouts')::VARCHAR[]))
+    list_contains(getvariable('rollouts')::VARCHAR[], t.rollout_id)
     AND t.origin = getvariable('origin')
     AND (getvariable('origin') != 'set' OR t.rollout_set = getvariable('made_for'))
     AND (getvariable('origin') = 'set' OR t.experiment = getvariable('made_for'))

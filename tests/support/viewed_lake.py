@@ -17,6 +17,7 @@ from etpi.view.app import make_app
 from etpi_assets.graph import GRAPH
 from etpi_resources.lake import catalog
 from etpi_resources.lake.lake import Lake
+from etpi_resources.lake.schemas import TABLES
 from tests.support.small_lake import AT, checkpoint, metric, put, rollout, score, spec
 
 HOSTILE = "<script>alert('x')</script>"
@@ -176,6 +177,8 @@ def _rollouts(lake: Lake) -> None:
         "rollout_id": NAMES["rl"], "task_id": "t1", "seed": 0, "step": 2, "place": 0, "reward": 0.5, "advantage": 0.25,
         "parsed": True, "solved": True, "policy_tokens": 6, "read_tokens": 2,
     }  # fmt: skip
+    if "policy_logprobs" in TABLES["rl_samples"].schema.names:
+        sample |= {"policy_logprobs": [-9.0] * 3 + [-0.1, -1.2, -4.0], "entropies": [9.0] * 3 + [0.0, 0.9, 2.0]}
     put(lake, "rl_checkpoint", STUDY, conversation(NAMES["rl"], **own) | {"rl_samples": [sample]})
 
 

@@ -14,7 +14,7 @@ from etpi_resources.lake.lake import Lake
 
 PAGE_ROWS = 50
 LISTED_VALUES = 60
-"""The most values of a column that a menu offers; the address takes others too."""
+"""The most values of a column that a menu offers; the address takes narrowing too."""
 FILTERS = ("made_for", "origin", "experiment", "role", "decoding", "repo", "verdict", "exit")
 SORTS = ("newest", "task", "reward", "tokens", "turns", "seconds")
 
@@ -28,8 +28,8 @@ def rollouts(queries: Queries, lake: Lake, request: Request) -> Page:
     wanted = text(request, "text")
     if wanted:
         where = {"origin": chosen["origin"], "made_for": chosen["made_for"], "experiment": chosen["experiment"]}
-        others = {name: value for name, value in chosen.items() if value is not None and name not in where}
-        ids = queries.column("rollouts", "rollout_id", **chosen, first=0, count=10**9) if others else None
+        narrowing = {name: value for name, value in chosen.items() if value is not None and name not in where}
+        ids = queries.column("rollouts", "rollout_id", **chosen, first=0, count=10**9) if narrowing else None
         allowed = None if ids is None else frozenset(ids)
         searched = text_search.search(lake, wanted, text(request, "after"), **where, allowed=allowed)
         hits = {(hit.origin, hit.made_for, hit.rollout_id): hit for hit in reversed(searched.hits)}

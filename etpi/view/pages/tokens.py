@@ -120,13 +120,13 @@ def tokens(queries: Queries, lake: Lake, request: Request) -> Page:
         "shades": SHADES,
         "recorded": {name: statistics.values(name) is not None for name in SHADES},
         "pair": pair,
-        "pair_prompt": _folded(diff(prompt, pair.input_ids, _breaks(words)), words) if pair.made and prompt else [],
-        "pair_output": _folded(diff(output, pair.output_ids, _breaks(words)), words) if pair.made and output else [],
+        "pair_prompt": _folded(diff(prompt, pair.input_ids, _breaks(words)), words) if pair.exists and prompt else [],
+        "pair_output": _folded(diff(output, pair.output_ids, _breaks(words)), words) if pair.exists and output else [],
         "pair_tokens": shown(pair.output_ids, words, len(pair.input_ids), shade, statistics)
-        if pair.made and not output
+        if pair.exists and not output
         else [],
         "pair_input": shown(pair.input_ids[-PAGE_TOKENS:], words, max(0, len(pair.input_ids) - PAGE_TOKENS))
-        if pair.made and not prompt
+        if pair.exists and not prompt
         else [],
         "reasons": reasons(pair, last),
         "tokenizer": tokenizer,
@@ -141,9 +141,9 @@ def tokens(queries: Queries, lake: Lake, request: Request) -> Page:
 
 @dataclass(frozen=True)
 class Pair:
-    """The training pair of a turn in one experiment; `made` is False if there is none. `experiments` made one each."""
+    """The training pair of a turn in one experiment; `exists` is False if there is none. `experiments` have one each."""
 
-    made: bool
+    exists: bool
     experiment: str | None
     experiments: Sequence[str]
     input_ids: Sequence[int]
@@ -155,8 +155,8 @@ class Pair:
 def _pair(queries: Queries, key: dict[str, str], agent: str, turn: int, wanted: str | None) -> tuple[Pair, str | None]:
     """Return the pair of the turn and the tokenizer of its ids."""
     place = {"rollout": key["rollout"], "agent": agent, "turn": turn}
-    made = queries.rows("pairs_of", **place) if key["origin"] == "set" else []
-    names = [row["experiment"] for row in made]
+    rows = queries.rows("pairs_of", **place) if key["origin"] == "set" else []
+    names = [row["experiment"] for row in rows]
     if not names:
         return Pair(False, None, [], [], [], {}, {}), None
     experiment = wanted if wanted in names else names[0]
@@ -164,7 +164,7 @@ def _pair(queries: Queries, key: dict[str, str], agent: str, turn: int, wanted: 
     last = chain[-1]
     input_ids = [*_history(chain[:-1]), *last["suffix_ids"]]
     pair = Pair(True, experiment, names, input_ids, last["output_ids"], last, json.loads(last["metadata"] or "{}"))
-    return pair, next(row["tokenizer"] for row in made if row["experiment"] == experiment)
+    return pair, next(row["tokenizer"] for row in rows if row["experiment"] == experiment)
 
 
 def _history(pieces: Sequence[Row]) -> list[int]:
@@ -174,7 +174,7 @@ def _history(pieces: Sequence[Row]) -> list[int]:
 
 def reasons(pair: Pair, turn: Row) -> list[str]:
     """Return in words what was done to a turn on its way to a pair, and why."""
-    if not pair.made:
+    if not pair.exists:
         return []
     row, lines = pair.row, []
     edit = row["prompt_edit"] or "none"
@@ -208,7 +208,7 @@ def _statistics(queries: Queries, key: dict[str, str], turn: Row, pair: Pair, ou
         row = queries.row("policy_statistics", rollout=key["rollout"], made_for=key["made_for"]) or {}
         policy = _part(row.get("policy_logprobs"), turn["outputs_before"], len(output))
         entropies = _part(row.get("entropies"), turn["outputs_before"], len(output))
-    if pair.made and pair.row["weight"] is not None:
+    if pair.exists and pair.row["weight"] is not None:
         weight = pair.row["weight"] * (pair.row["copies"] or 1)
         weights = _weights(output, pair.output_ids, weight) if output else [weight] * len(pair.output_ids)
     totals = queries.kept_rows("loss_totals") if weights else []
