@@ -141,7 +141,7 @@ def tokens(queries: Queries, lake: Lake, request: Request) -> Page:
 
 @dataclass(frozen=True)
 class Pair:
-    """The training pair of a turn in one experiment; `exists` is False if there is none. `experiments` have one each."""
+    """The training pair of a turn in one experiment; `exists`: there is one; `experiments` have one each."""
 
     exists: bool
     experiment: str | None
