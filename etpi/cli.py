@@ -401,3 +401,13 @@ def migrate(yes: bool) -> int:
     from etpi.life import command
 
     return command.migrate(yes=yes)
+
+
+@etpi.command()
+@click.option("--port", default=3001, show_default=True, help="port to listen on")
+@click.option("--host", default="127.0.0.1", show_default=True, help="address to listen on")
+def view(port: int, host: str) -> int:
+    """Serve pages that show rollouts, tokens, data sets and running work, until it is stopped (docs/view.md)."""
+    from etpi.view.serve import serve
+
+    return serve(host, port)

@@ -59,3 +59,28 @@ def dataset_page(experiment: str) -> str:
 def report_page(experiment: str) -> str:
     """Return the path of an experiment's HTML report."""
     return f"/report/{quote(experiment)}"
+
+
+def sequence_page(experiment: str, sequence_id: str) -> str:
+    """Return the path of one merged sequence of an experiment's training data."""
+    return f"{dataset_page(experiment)}/sequence/{quote(sequence_id)}"
+
+
+def dataset_diff_page(experiment: str, old: str, new: str) -> str:
+    """Return the path of the difference of two versions of an experiment's training data."""
+    return f"{dataset_page(experiment)}/diff?{urlencode({'old': old, 'new': new})}"
+
+
+def live_page() -> str:
+    """Return the path of the page of collections and trainings that are under way."""
+    return "/live"
+
+
+def journal_rollout_page(journal: str, offset: int) -> str:
+    """Return the path of a finished rollout of a journal that is not in the lake's tables yet.
+
+    Args:
+        journal: path of the journal in the lake's scratch folder.
+        offset: position of the rollout's line in bytes.
+    """
+    return f"/live/rollout?{urlencode({'journal': journal, 'offset': offset})}"

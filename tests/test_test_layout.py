@@ -14,7 +14,7 @@ WITHOUT_PACKAGE = {"graph", "command", "support", "fixtures", "attacks", "__pyca
 
 
 def test_every_folder_has_the_name_of_a_package() -> None:
-    packages = {p.name for top in ("etpi_assets", "etpi_resources") for p in (TESTS.parent / top).iterdir()}
+    packages = {p.name for top in ("etpi", "etpi_assets", "etpi_resources") for p in (TESTS.parent / top).iterdir()}
     assert {p.name for p in TESTS.iterdir() if p.is_dir()} - WITHOUT_PACKAGE <= packages
 
 

@@ -1,0 +1,181 @@
+"""The web application of `etpi view`: routes, templates and protection. Read-only: every route answers GET alone.
+
+Transcripts are text that models and strangers wrote. So the templates escape everything, a Content-Security-Policy
+forbids scripts, and a loopback server refuses requests under another host name (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from etpi.view import formats
+from etpi.view.catalog_file import CatalogFile, Queries
+from etpi.view.pages import datasets, live, overview, report, rollout, rollouts, tokens
+from etpi.view.pages.page import NotFound, Page
+from etpi_resources import links
+from etpi_resources.lake.catalog import default_path
+from etpi_resources.lake.lake import Lake, LakeError
+
+TEMPLATES = Path(__file__).with_name("templates")
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+POLICY = (
+    "default-src 'none'; style-src 'self'; img-src 'self' data:; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'"
+)
+REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; frame-ancestors 'none'"
+"""A report is one file that has its style in itself; it has no script."""
+
+Build = Callable[[Queries, Lake, Request], Page]
+
+
+@dataclass(frozen=True)
+class _View:
+    """What every request uses."""
+
+    lake: Lake
+    catalog: CatalogFile
+    templates: Environment
+
+
+def make_app(lake: Lake | None = None, catalog: Path | None = None, host: str = "127.0.0.1") -> Starlette:
+    """Return the application over a lake and its catalog (default: those of the working folder and environment).
+
+    Args:
+        host: the address it listens on; on a loopback address only requests for a loopback name are answered.
+    """
+    lake = lake or Lake.open()
+    view = _View(lake, CatalogFile(catalog or default_path(lake)), _templates())
+    pages: Mapping[str, Build] = {
+        "/": overview.overview,
+        "/experiment/{experiment}": overview.experiment,
+        "/regressions/{experiment}": overview.regressions,
+        "/task/{experiment}": overview.task,
+        "/rollouts": rollouts.rollouts,
+        "/rollout/{origin}/{made_for}/{rollout_id}": rollout.rollout,
+        "/rollout/{origin}/{made_for}/{rollout_id}/tokens": tokens.tokens,
+        "/dataset/{experiment}": datasets.dataset,
+        "/dataset/{experiment}/diff": datasets.diff,
+        "/dataset/{experiment}/sequence/{sequence_id}": datasets.sequence,
+        "/live": live.live,
+        "/live/rollout": live.journal_rollout,
+    }
+    routes = [Route(path, _endpoint(view, build), methods=["GET"]) for path, build in pages.items()]
+    routes += [
+        Route("/report/{experiment}", _report_endpoint(view), methods=["GET"]),
+        Route("/style.css", _style, methods=["GET"]),
+        Route("/favicon.ico", lambda _: Response(status_code=204), methods=["GET"]),
+    ]
+    middleware = []
+    if host in LOOPBACK:
+        middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=[*LOOPBACK, "[::1]"]))
+    handlers: Any = {HTTPException: _http_error(view), NotFound: _not_found(view), LakeError: _lake_error(view)}
+    handlers[duckdb.Error] = _lake_error(view)
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+    app.state.catalog = view.catalog
+    return app
+
+
+def _templates() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    environment.globals["links"] = links
+    environment.filters |= formats.FILTERS
+    return environment
+
+
+def _endpoint(view: _View, build: Build) -> Any:
+    def respond(request: Request) -> Response:
+        with view.catalog.queries() as queries:
+            page = build(queries, view.lake, request)
+        if page.redirect:
+            return RedirectResponse(page.redirect)
+        return _page(view, page.template, page.values, request=request)
+
+    async def endpoint(request: Request) -> Response:
+        return await run_in_threadpool(respond, request)
+
+    return endpoint
+
+
+def _page(
+    view: _View, template: str, values: Mapping[str, Any], request: Request | None = None, status: int = 200
+) -> HTMLResponse:
+    path = request.url.path if request else "/"
+    text = view.templates.get_template(template).render({"path": path, "refresh": None} | dict(values))
+    return HTMLResponse(text, status_code=status, headers=_headers(POLICY))
+
+
+def _headers(policy: str) -> dict[str, str]:
+    return {
+        "Content-Security-Policy": policy,
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Cache-Control": "no-store",
+    }
+
+
+def _report_endpoint(view: _View) -> Any:
+    def respond(request: Request) -> Response:
+        with view.catalog.queries() as queries:
+            text = report.report(queries, view.lake, request.path_params["experiment"])
+        return HTMLResponse(text, headers=_headers(REPORT_POLICY))
+
+    async def endpoint(request: Request) -> Response:
+        return await run_in_threadpool(respond, request)
+
+    return endpoint
+
+
+async def _style(request: Request) -> Response:
+    return FileResponse(TEMPLATES / "style.css", media_type="text/css", headers={"X-Content-Type-Options": "nosniff"})
+
+
+# --- errors --------------------------------------------------------------------------------------------------------
+
+
+def _not_found(view: _View) -> Any:
+    async def handle(request: Request, error: NotFound) -> Response:
+        values = {"title": "Not in this catalog", "message": str(error)}
+        return _page(view, "error.html.jinja", values, request, status=404)
+
+    return handle
+
+
+def _http_error(view: _View) -> Any:
+    async def handle(request: Request, error: HTTPException) -> Response:
+        message = "There is no page at this address." if error.status_code == 404 else str(error.detail)
+        return _page(view, "error.html.jinja", {"title": str(error.detail), "message": message}, request,
+                     status=error.status_code)  # fmt: skip
+
+    return handle
+
+
+def _lake_error(view: _View) -> Any:
+    async def handle(request: Request, error: Exception) -> Response:
+        message = str(error)
+        if isinstance(error, duckdb.Error):
+            message = (
+                f"{view.catalog.path}: DuckDB cannot answer: {message.splitlines()[0]}. If a file is missing, or the "
+                "catalog was written by another release of etpi, write it again: dg launch --assets catalog"
+            )
+        return _page(view, "error.html.jinja", {"title": "The catalog cannot be read", "message": message}, request,
+                     status=503)  # fmt: skip
+
+    return handle

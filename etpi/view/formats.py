@@ -1,0 +1,121 @@
+"""How values read on a page: numbers, rates, verdicts, times. Filters of the templates."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from html import escape
+from typing import Any, Protocol
+
+from markupsafe import Markup
+
+GOOD, BAD = ("passed", "Submitted"), ("failed_tests", "merge_conflict", "no_patch", "infrastructure")
+
+
+class ShownToken(Protocol):
+    """A token on a page; `shade` and `figures` are written by `pages.tokens`, `text` can be anything."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def id(self) -> int: ...
+    @property
+    def position(self) -> int: ...
+    @property
+    def shade(self) -> str: ...
+    @property
+    def figures(self) -> str: ...
+
+
+def rate(value: float | None, metric: str = "") -> str:
+    """Return a share as a percentage; a mean ("_per_") as a number."""
+    if value is None:
+        return "–"
+    return f"{value:.1f}" if "_per_" in metric else f"{100 * value:.1f} %"
+
+
+def delta(base: float | None, student: float | None, metric: str = "") -> str:
+    """Return the difference with its sign, in points or in the metric's unit."""
+    if base is None or student is None:
+        return ""
+    difference = student - base
+    figure = f"{difference:+.1f}" if "_per_" in metric else f"{100 * difference:+.1f}"
+    return figure.replace("-", "−")
+
+
+def direction(base: float | None, student: float | None, metric: str = "") -> str:
+    """Return the class of a difference: better, worse, or none for a mean, which has no good direction."""
+    if base is None or student is None or "_per_" in metric or abs(student - base) < 0.0005:
+        return ""
+    return "better" if student > base else "worse"
+
+
+def count(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}"
+
+
+def figure(value: float | None, digits: int = 3) -> str:
+    return "–" if value is None else f"{value:,.{digits}f}"
+
+
+def tone(word: str | None) -> str:
+    """Return the class of a verdict or exit status."""
+    if word in GOOD:
+        return "good"
+    return "bad" if word in BAD else "neutral" if word in (None, "unknown") else "warn"
+
+
+def moment(value: datetime | None) -> str:
+    return "–" if value is None else value.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def seconds(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.1f} s" if value < 120 else f"{value / 60:.0f} min"
+
+
+def diff_lines(text: str) -> list[tuple[str, str]]:
+    """Return the lines of a unified diff as (class, line)."""
+    kinds = (("+++", "meta"), ("---", "meta"), ("diff ", "meta"), ("@@", "place"), ("+", "added"), ("-", "removed"))
+    return [
+        (next((kind for start, kind in kinds if line.startswith(start)), "context"), line) for line in text.splitlines()
+    ]
+
+
+def as_json(value: Any) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False, default=str)
+
+
+def svg(chart: str) -> Markup:
+    """Return a chart of `etpi_resources.charts` for a page whose policy forbids style attributes."""
+    return Markup(re.sub(r' style="[^"]*"', "", chart))
+
+
+_VISIBLE = str.maketrans({" ": "·", "\t": "→\t", "\n": "⏎\n", "\r": "␍"})
+
+
+def token_spans(tokens: Iterable[ShownToken]) -> Markup:
+    """Return tokens as spans with their id, position and figures on hover; here, since a page has thousands of them."""
+    spans = []
+    for token in tokens:
+        figures = f", {token.figures}" if token.figures else ""
+        text = escape(token.text.translate(_VISIBLE)) if token.text else "<i>∅</i>"
+        style = f"t {token.shade}" if token.shade else "t"
+        spans.append(f'<span class="{style}" title="id {token.id}, position {token.position}{figures}">{text}</span>')
+    return Markup("".join(spans))
+
+
+def anchor(text: str) -> str:
+    """Return a text as part of an element's id."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", text)
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (
+        rate, delta, direction, count, figure, tone, moment, seconds, diff_lines, as_json, anchor, svg, token_spans,
+    )
+}  # fmt: skip

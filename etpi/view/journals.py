@@ -1,0 +1,174 @@
+"""Journals of collections under way, read while another process appends to them. Never locks or writes."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from etpi_resources.lake.lake import Lake
+
+ACTIVE_SECONDS = 180.0
+"""A journal that was written to within this time is shown as under way."""
+READ_BYTES = 24_000_000
+"""The most that one request reads of a journal; the next one continues."""
+NEWEST = 20
+WINDOW_SECONDS = 300.0
+"""The time over which the speed is measured."""
+_NAME = re.compile(r"(rollouts|evaluations)/[\w.+-]+(/[\w.+-]+)?/journal-[0-9a-f]{1,64}\.jsonl")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished rollout of a journal; `offset` is the position of its line in bytes."""
+
+    offset: int
+    rollout_id: str
+    task_id: str | None
+    sample: int | None
+    verdict: str
+    exit_status: str | None
+    role: str | None
+    turns: int
+    finished_at: float | None
+
+
+@dataclass
+class _Progress:
+    """What was read of a journal so far."""
+
+    inode: int = 0
+    offset: int = 0
+    n: int = 0
+    verdicts: Counter[str] = field(default_factory=Counter)
+    newest: deque[Finished] = field(default_factory=lambda: deque(maxlen=NEWEST))
+    times: deque[float] = field(default_factory=lambda: deque(maxlen=2000))
+    unreadable: int = 0
+
+
+@dataclass(frozen=True)
+class JournalState:
+    """A journal as a page shows it.
+
+    Attributes:
+        name: its path in the scratch folder.
+        key: the rollout set, or the folder of an evaluation.
+        read: share of its bytes that was read.
+        per_minute: finished rollouts a minute lately, None if unknown.
+        unreadable: complete lines that are no rollout.
+    """
+
+    name: str
+    kind: str
+    key: str
+    bytes: int
+    written_at: float
+    active: bool
+    n: int = 0
+    verdicts: Counter[str] = field(default_factory=Counter)
+    newest: tuple[Finished, ...] = ()
+    read: float = 1.0
+    per_minute: float | None = None
+    unreadable: int = 0
+
+
+class Journals:
+    """Reads a lake's journals, continuing where it stopped."""
+
+    def __init__(self, lake: Lake) -> None:
+        self._scratch = lake.root / "scratch"
+        self._progress: dict[str, _Progress] = {}
+        self._lock = threading.Lock()
+
+    def states(self, now: float | None = None) -> list[JournalState]:
+        """Return all journals, the last written first. Those under way are read; of others size and time are shown."""
+        now = time.time() if now is None else now
+        states = [self._state(path, now) for path in self._paths()]
+        return sorted((s for s in states if s), key=lambda state: -state.written_at)
+
+    def rows(self, name: str, offset: int) -> dict[str, list[dict[str, Any]]] | None:
+        """Return the rows of the rollout at a position of a journal; None if there is no such line."""
+        path = self._scratch / name
+        if not _NAME.fullmatch(name) or not path.resolve().is_relative_to(self._scratch.resolve()):
+            return None
+        try:
+            with path.open("rb") as file:
+                if offset:
+                    file.seek(offset - 1)
+                    if file.read(1) != b"\n":
+                        return None
+                line = file.readline()
+            return json.loads(line)["rows"] if line.endswith(b"\n") else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def _paths(self) -> Iterator[Path]:
+        for pattern in ("rollouts/*/*/journal-*.jsonl", "evaluations/*/journal-*.jsonl"):
+            yield from (path for path in self._scratch.glob(pattern) if ".aside" not in path.name)
+
+    def _state(self, path: Path, now: float) -> JournalState | None:
+        try:
+            stat = path.stat()
+        except FileNotFoundError:
+            return None
+        name = path.relative_to(self._scratch).as_posix()
+        kind, key = name.split("/")[:2]
+        about = JournalState(name, kind, key, stat.st_size, stat.st_mtime, active=now - stat.st_mtime < ACTIVE_SECONDS)
+        if not about.active:
+            return about
+        with self._lock:
+            progress = self._read(path, name, stat.st_ino, stat.st_size)
+            recent = [at for at in progress.times if at > now - WINDOW_SECONDS]
+            span = now - min(recent) if recent else 0.0
+            return JournalState(
+                name, kind, key, stat.st_size, stat.st_mtime, True, progress.n, Counter(progress.verdicts),
+                tuple(reversed(progress.newest)), progress.offset / stat.st_size if stat.st_size else 1.0,
+                60 * len(recent) / span if len(recent) > 1 and span else None, progress.unreadable,
+            )  # fmt: skip
+
+    def _read(self, path: Path, name: str, inode: int, size: int) -> _Progress:
+        progress = self._progress.get(name)
+        if progress is None or progress.inode != inode or progress.offset > size:
+            progress = self._progress[name] = _Progress(inode)
+        end = progress.offset + READ_BYTES
+        with path.open("rb") as file:
+            file.seek(progress.offset)
+            while progress.offset < end:
+                line = file.readline()
+                if not line.endswith(b"\n"):  # the writer is in the middle of it
+                    break
+                finished = _finished(line, progress.offset)
+                progress.offset += len(line)
+                if finished is None:
+                    progress.unreadable += 1
+                    continue
+                progress.n += 1
+                progress.verdicts[finished.verdict] += 1
+                progress.newest.append(finished)
+                if finished.finished_at is not None:
+                    progress.times.append(finished.finished_at)
+        return progress
+
+
+def _finished(line: bytes, offset: int) -> Finished | None:
+    try:
+        rows = json.loads(line)["rows"]
+        (row,) = rows["rollouts"]
+        outcome = row.get("outcome")
+        outcome = json.loads(outcome) if isinstance(outcome, str) else outcome or {}
+        started, seconds = row.get("started_at"), row.get("wall_seconds")
+        at = datetime.fromisoformat(started).timestamp() + (seconds or 0.0) if started else None
+        verdict = "infrastructure" if row.get("error") else str(outcome.get("verdict") or "unknown")
+        return Finished(
+            offset, str(row["rollout_id"]), row.get("task_id"), row.get("sample"), verdict, row.get("exit_status"),
+            row.get("checkpoint_role"), len(rows["turns"]), at,
+        )  # fmt: skip
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None

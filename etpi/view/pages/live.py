@@ -1,0 +1,98 @@
+"""Collections and trainings that are under way, and rollouts of a journal before they are in the tables."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from starlette.requests import Request
+
+from etpi.view.catalog_file import Queries
+from etpi.view.conversation import read_conversation
+from etpi.view.journals import Journals
+from etpi.view.pages.page import NotFound, Page, number, text
+from etpi.view.pages.rollout import SCORES, loads, patches
+from etpi.view.trainings import age, held_locks, trainings
+from etpi_assets.training.curves import curves
+from etpi_resources.charts import line_chart
+from etpi_resources.lake.lake import Lake
+
+REFRESH_SECONDS = 5
+SHOWN_FINISHED = 12
+ROLLOUT_COLUMNS = (
+    "rollout_id", "origin", "rollout_set", "experiment", "checkpoint_role", "checkpoint_id", "seed", "sample_seed",
+    "decoding", "suite", "task_id", "repo", "sample", "engine", "teacher", "exit_status", "started_at", "wall_seconds",
+    "error", "source", "final_files", "outcome", "sampler",
+)  # fmt: skip
+
+_readers: dict[Any, Journals] = {}
+
+
+def _journals(lake: Lake) -> Journals:
+    return _readers.setdefault(lake.root, Journals(lake))
+
+
+def live(queries: Queries, lake: Lake, request: Request) -> Page:
+    states = _journals(lake).states()
+    plans = {row["rollout_set"]: _planned(row) for row in queries.rows("plans")}
+    running = trainings(lake)
+    values = {
+        "refresh": None if text(request, "pause") else REFRESH_SECONDS,
+        "active": [
+            (state, plans.get(state.key) if state.kind == "rollouts" else None) for state in states if state.active
+        ],
+        "finished": [state for state in states if not state.active][:SHOWN_FINISHED],
+        "trainings": [
+            (
+                training,
+                line_chart("Loss", curves([{"seed": 0, "val_loss": None} | line for line in training.lines]), "step")
+                if training.lines
+                else "",
+            )
+            for training in running
+        ],
+        "locks": held_locks(lake),
+        "now": datetime.now().astimezone(),
+        "age": age,
+        "paused": text(request, "pause") is not None,
+    }  # fmt: skip
+    return Page("live.html.jinja", values)
+
+
+def _planned(row: dict[str, Any]) -> int | None:
+    if not row["k"]:
+        return None
+    limit = row["limit_of_tasks"]
+    tasks = min(row["tasks"], int(limit)) if limit and limit.isdigit() else row["tasks"]
+    return tasks * row["k"] or None
+
+
+def journal_rollout(queries: Queries, lake: Lake, request: Request) -> Page:
+    name, offset = text(request, "journal") or "", number(request, "offset", 0) or 0
+    rows = _journals(lake).rows(name, offset)
+    if rows is None:
+        raise NotFound(
+            f"There is no rollout at position {offset} of {name!r}. The collection may be complete; its rollouts are "
+            "then in the list."
+        )
+    (recorded,) = rows["rollouts"]
+    row = dict.fromkeys(ROLLOUT_COLUMNS) | recorded
+    outcome = loads(row["outcome"]) if isinstance(row["outcome"], str) else row["outcome"]
+    row |= {"verdict": (outcome or {}).get("verdict"), "reward": (outcome or {}).get("reward"), "instruction": None}
+    row |= {
+        "split": None,
+        "output_tokens": None,
+        "turns": len(rows["turns"]),
+        "infrastructure_error": bool(row["error"]),
+    }
+    row["started_at"] = datetime.fromisoformat(row["started_at"]) if row["started_at"] else None
+    turns = [turn | {"finished_at": None} for turn in rows["turns"]]
+    prompts = [message for message in rows["messages"] if message["turn"] is None]
+    agents = [agent | {"plan_first": None, "follow_through": None, "reason": None} for agent in rows["agents"]]
+    values = {
+        "rollout": row, "conversation": read_conversation(agents, turns, prompts), "outcome": outcome,
+        "sampler": loads(row["sampler"]) if isinstance(row["sampler"], str) else row["sampler"],
+        "patches": patches(row, agents), "scores": [(score, None, None) for score, _ in SCORES],
+        "fates": [], "trained_on": [], "reinforced": [], "live": True,
+    }  # fmt: skip
+    return Page("rollout.html.jinja", values)

@@ -1,0 +1,165 @@
+"""The overview, the page of an experiment, and its comparisons: regressions, and one task beside another."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from typing import Any
+
+from starlette.requests import Request
+
+from etpi.view.catalog_file import Queries, Row
+from etpi.view.conversation import Conversation, read_conversation
+from etpi.view.pages.page import NotFound, Page, number, text
+from etpi_assets.reports.facts import HEADLINE
+from etpi_resources.lake.lake import Lake
+from etpi_resources.links import rollouts_page
+
+COLUMNS = ("solved", "plan_first", "plan_content", "follow_through", "called", "parsed", "submitted")
+"""The figures of the overview, the most important first."""
+SIDES = {"base": "base", "sft": "student", "rl": "student (reinforced)", "teacher": "teacher"}
+
+
+def overview(queries: Queries, lake: Lake, request: Request) -> Page:
+    figures = queries.rows("figures")
+    table: dict[tuple[str, str], dict[str, Row]] = defaultdict(dict)
+    for row in figures:
+        table[row["experiment"], row["decoding"]][row["metric"]] = row
+    columns = [name for name in COLUMNS if any(name in row for row in table.values())]
+    experiments = [
+        row | {"decodings": [(d, metrics) for (name, d), metrics in sorted(table.items()) if name == row["experiment"]]}
+        for row in queries.rows("experiments")
+    ]
+    counts = _verdicts_by(queries.rows("verdict_counts"), ("made_for",), origin="set")
+    sets = [row | {"verdicts": counts.pop((row["rollout_set"],), {})} for row in queries.rows("rollout_sets")]
+    values = {"experiments": experiments, "columns": columns, "sets": sets, "suites": queries.rows("suites")}
+    return Page("overview.html.jinja", values)
+
+
+def _verdicts_by(rows: list[Row], names: tuple[str, ...], origin: str | None = None) -> dict[tuple[Any, ...], Any]:
+    counts: dict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
+    for row in rows:
+        if origin is None or row["origin"] == origin:
+            counts[tuple(row[name] for name in names)][row["verdict"]] += row["n"]
+    return dict(counts)
+
+
+def find_experiment(queries: Queries, name: str) -> Row:
+    """Return the experiment's row. Raises NotFound if the catalog has none of that name."""
+    row = queries.row("experiments", experiment=name)
+    if row is None:
+        raise NotFound(f"The catalog has no experiment {name!r}; the overview lists those that it has.")
+    return row
+
+
+def experiment(queries: Queries, lake: Lake, request: Request) -> Page:
+    name = request.path_params["experiment"]
+    row = find_experiment(queries, name)
+    order = {metric: place for place, metric in enumerate(dict.fromkeys((*COLUMNS, *HEADLINE)))}
+    figures = sorted(
+        queries.rows("figures", experiment=name),
+        key=lambda r: (r["decoding"], order.get(r["metric"], 99), r["metric"]),
+    )
+    counts = _verdicts_by(
+        queries.rows("verdict_counts", experiment=name), ("origin", "made_for", "checkpoint_role", "decoding")
+    )
+    verdicts = [
+        {
+            "label": f"{made_for} (teacher)" if origin == "set" else f"{role or origin} {decoding or ''}",
+            "link": rollouts_page(origin=origin, made_for=made_for, role=role, decoding=decoding),
+            "verdicts": {
+                verdict: (n, rollouts_page(origin=origin, made_for=made_for, role=role, decoding=decoding,
+                                           verdict=verdict))
+                for verdict, n in counter.most_common()
+            },
+            "total": sum(counter.values()),
+        }
+        for (origin, made_for, role, decoding), counter in sorted(
+            counts.items(), key=lambda item: tuple(str(part or "") for part in item[0])
+        )
+    ]  # fmt: skip
+    changes = Counter(r["change"] for r in queries.rows("changes", experiment=name))
+    values = {
+        "experiment": row,
+        "settings": settings(json.loads(row["spec"])),
+        "spec": json.loads(row["spec"]),
+        "figures": figures,
+        "checks": queries.rows("failed_checks", experiment=name),
+        "verdicts": verdicts,
+        "changes": changes,
+        "checkpoints": queries.rows("checkpoints", experiment=name),
+        "reports": queries.rows("reports", experiment=name),
+        "drops": queries.rows("dataset_drops", experiment=name),
+    }
+    return Page("experiment.html.jinja", values)
+
+
+def settings(spec: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the settings that say what an experiment is, as (name, value)."""
+    paths = (
+        ("base", "kind"), ("base", "path"), ("train", "method"), ("train", "epochs"), ("train", "learning_rate"),
+        ("rl", "method"), ("pairs", "capture"), ("pairs", "think"), ("dataset", "upweight_factor"),
+        ("select", "min_reward"), ("select", "require"), ("select", "shortest_correct"),
+    )  # fmt: skip
+    rows = []
+    for section, name in paths:
+        value = (spec.get(section) or {}).get(name) if isinstance(spec.get(section), dict) else None
+        if value not in (None, [], "", "none"):
+            rows.append((f"{section}.{name}", ", ".join(map(str, value)) if isinstance(value, list) else str(value)))
+    return rows
+
+
+def regressions(queries: Queries, lake: Lake, request: Request) -> Page:
+    name = request.path_params["experiment"]
+    row = find_experiment(queries, name)
+    decoding, everything = text(request, "decoding"), text(request, "all") is not None
+    changes = queries.rows("changes", experiment=name)
+    decodings = sorted({change["decoding"] for change in changes})
+    shown = [change for change in changes if decoding in (None, change["decoding"])]
+    counts = Counter((change["decoding"], change["seed"], change["change"]) for change in shown)
+    groups = [
+        (kind, [change for change in shown if change["change"] == kind])
+        for kind in ("lost", "gained", *(("neither solved", "both solved") if everything else ()))
+    ]
+    values = {
+        "experiment": row, "groups": groups, "decodings": decodings, "decoding": decoding, "everything": everything,
+        "counts": counts, "conditions": sorted({key[:2] for key in counts}, key=str), "pairs": len(shown),
+    }  # fmt: skip
+    return Page("regressions.html.jinja", values)
+
+
+def task(queries: Queries, lake: Lake, request: Request) -> Page:
+    name, task_id = request.path_params["experiment"], text(request, "task")
+    row = find_experiment(queries, name)
+    if task_id is None:
+        raise NotFound("Name the task: ?task=TASK_ID")
+    rollouts = queries.rows("task_rollouts", experiment=name, task=task_id, count=number(request, "count", 2, 1, 20))
+    if not rollouts:
+        raise NotFound(f"{name} has no rollout on task {task_id!r}, neither held out nor of its rollout sets.")
+    decodings = sorted({r["decoding"] for r in rollouts if r["decoding"]})
+    decoding = text(request, "decoding") or (decodings[0] if decodings else None)
+    shown = [r for r in rollouts if r["origin"] == "set" or r["decoding"] == decoding]
+    conversations = _conversations(queries, shown)
+    columns = [
+        {"rollout": r, "side": SIDES.get(r["side"], r["side"]), "conversation": conversations[r["rollout_id"]]}
+        for r in shown
+    ]
+    values = {
+        "experiment": row, "task_id": task_id, "task": queries.row("task", task=task_id), "columns": columns,
+        "decodings": decodings, "decoding": decoding,
+    }  # fmt: skip
+    return Page("task.html.jinja", values)
+
+
+def _conversations(queries: Queries, rollouts: list[Row]) -> dict[str, Conversation]:
+    """Return rollout_id -> conversation without prompts; one query of each table for every partition."""
+    partitions: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for rollout in rollouts:
+        partitions[rollout["origin"], rollout["made_for"]].append(rollout["rollout_id"])
+    agents: dict[str, list[Row]] = defaultdict(list)
+    turns: dict[str, list[Row]] = defaultdict(list)
+    for (origin, made_for), ids in partitions.items():
+        for query, rows in (("agents", agents), ("turns", turns)):
+            for row in queries.rows(query, origin=origin, made_for=made_for, rollouts=ids):
+                rows[row["rollout_id"]].append(row)
+    return {r["rollout_id"]: read_conversation(agents[r["rollout_id"]], turns[r["rollout_id"]], []) for r in rollouts}

@@ -1,0 +1,23 @@
+"""The written HTML report of an experiment, with links that lead to this server."""
+
+from __future__ import annotations
+
+from etpi.view.catalog_file import Queries
+from etpi.view.pages.page import NotFound
+from etpi_resources.lake.lake import Lake
+from etpi_resources.links import REPORTED_VIEW
+
+
+def report(queries: Queries, lake: Lake, experiment: str) -> str:
+    """Return the page, its links made relative to this server.
+
+    Raises:
+        NotFound: no report was written, or its path leads out of the lake.
+    """
+    row = next((row for row in queries.rows("reports", experiment=experiment) if row["kind"] == "html"), None)
+    if row is None:
+        raise NotFound(f"There is no report of {experiment!r}; `etpi run {experiment}` writes it.")
+    path = (lake.root / row["path"]).resolve()
+    if not path.is_relative_to(lake.root) or path.suffix != ".html" or not path.is_file():
+        raise NotFound(f"The report of {experiment!r} is not at {row['path']} in {lake.root}.")
+    return path.read_text(encoding="utf-8").replace(f'="{REPORTED_VIEW}/', '="/')

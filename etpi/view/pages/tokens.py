@@ -1,0 +1,311 @@
+"""One turn as tokens: captured ids shaded by a quantity, and the training pair that was made of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+
+from etpi.view.catalog_file import Queries, Row
+from etpi.view.pages.page import NotFound, Page, number, text, with_query
+from etpi.view.pages.rollout import find_rollout, key_of
+from etpi.view.token_diff import Run, diff
+from etpi_resources.lake.lake import Lake
+
+PAGE_TOKENS = 4_000
+"""The most tokens of a prompt on a page."""
+CONTEXT = 24
+"""Kept tokens shown before and after a difference; those between are counted."""
+LEVELS = 9
+
+SHADES = {
+    "weight": "weight of the token in the loss of the data set (weight x copies); 0: not in the loss",
+    "label": "whether the token is in the loss",
+    "logprob": "log-probability under the engine that generated it, nats: 0 is certain, darker is less likely",
+    "entropy": "entropy of the trainer's distribution at the token, nats: darker is less certain",
+    "ratio": "importance ratio: exp(trainer's log-probability - rollout's); red above 1, blue below",
+}
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token on the page: its text, id and position in the whole prompt + output, its shade and figures."""
+
+    text: str
+    id: int
+    position: int
+    shade: str
+    figures: str
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What is known of each output token; None where it was not recorded. Aligned with the output ids.
+
+    Attributes:
+        highest_weight: of the data set, which is the dark end of the shade of weights.
+    """
+
+    logprobs: Sequence[float] | None
+    policy_logprobs: Sequence[float] | None
+    entropies: Sequence[float] | None
+    weights: Sequence[float] | None
+    highest_weight: float = 0.0
+
+    def values(self, shade: str) -> Sequence[float] | None:
+        """Return the values of a shade, None where they were not recorded."""
+        match shade:
+            case "weight":
+                return self.weights
+            case "label":
+                return None if self.weights is None else [float(w != 0) for w in self.weights]
+            case "logprob":
+                return self.logprobs
+            case "entropy":
+                return self.entropies
+            case _:
+                return ratios(self.logprobs, self.policy_logprobs)
+
+
+def ratios(logprobs: Sequence[float] | None, policy: Sequence[float] | None) -> list[float] | None:
+    """Return exp(policy - rollout) of each token, None if either is unknown."""
+    if logprobs is None or policy is None or len(logprobs) != len(policy):
+        return None
+    return [math.exp(min(p - r, 50.0)) for r, p in zip(logprobs, policy, strict=True)]
+
+
+def tokens(queries: Queries, lake: Lake, request: Request) -> Page:
+    key = key_of(request)
+    row = find_rollout(queries, key)
+    agents = queries.rows("agents", origin=key["origin"], made_for=key["made_for"], rollouts=[key["rollout"]])
+    agent = text(request, "agent") or (agents[0]["agent_id"] if agents else "")
+    turn = number(request, "turn", 0) or 0
+    chain = queries.rows("turn_ids", **key, agent=agent, turn=turn)
+    if not chain:
+        raise NotFound(f"Rollout {key['rollout']} has no turn {turn} of {agent!r}.")
+    pieces, last = chain[:-1], chain[-1]
+    pair, tokenizer = _pair(queries, key, agent, turn, text(request, "experiment"))
+    tokenizer = tokenizer or (queries.row("tokenizer", origin=key["origin"], made_for=key["made_for"]) or {}).get(
+        "tokenizer"
+    )
+    prompt = [*_history(pieces), *(last["suffix_ids"] or [])]
+    output = [*(last["output_ids"] or [])]
+    words = vocabulary(queries, tokenizer, [*prompt, *output, *pair.input_ids, *pair.output_ids])
+    statistics = _statistics(queries, key, last, pair, output)
+    shade = text(request, "shade") or ""
+    if shade not in SHADES:
+        shade = next((name for name in ("logprob", "weight") if statistics.values(name) is not None), "logprob")
+    whole, begin = text(request, "whole") is not None, len(prompt) - len(last["suffix_ids"] or [])
+    first = number(request, "from", 0) or 0 if whole else begin
+    shown_prompt = prompt[first : first + PAGE_TOKENS]
+    values = {
+        "rollout": row,
+        "agents": agents,
+        "agent": agent,
+        "turn": turn,
+        "last": last,
+        "captured": last["suffix_ids"] is not None,
+        "prompt": shown(shown_prompt, words, first),
+        "prompt_tokens": len(prompt),
+        "first": first,
+        "begin": begin,
+        "whole": whole,
+        "more": first + PAGE_TOKENS if first + PAGE_TOKENS < len(prompt) else None,
+        "output": shown(output, words, len(prompt), shade, statistics),
+        "shade": shade,
+        "shades": SHADES,
+        "recorded": {name: statistics.values(name) is not None for name in SHADES},
+        "pair": pair,
+        "pair_prompt": _folded(diff(prompt, pair.input_ids, _breaks(words)), words) if pair.exists and prompt else [],
+        "pair_output": _folded(diff(output, pair.output_ids, _breaks(words)), words) if pair.exists and output else [],
+        "pair_tokens": shown(pair.output_ids, words, len(pair.input_ids), shade, statistics)
+        if pair.exists and not output
+        else [],
+        "pair_input": shown(pair.input_ids[-PAGE_TOKENS:], words, max(0, len(pair.input_ids) - PAGE_TOKENS))
+        if pair.exists and not prompt
+        else [],
+        "reasons": reasons(pair, last),
+        "tokenizer": tokenizer,
+        "known": bool(words),
+        "link": lambda **changes: with_query(request, **changes),
+    }
+    return Page("tokens.html.jinja", values)
+
+
+# --- the pair ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The training pair of a turn in one experiment; `exists`: there is one; `experiments` have one each."""
+
+    exists: bool
+    experiment: str | None
+    experiments: Sequence[str]
+    input_ids: Sequence[int]
+    output_ids: Sequence[int]
+    row: Row
+    metadata: dict[str, Any]
+
+
+def _pair(queries: Queries, key: dict[str, str], agent: str, turn: int, wanted: str | None) -> tuple[Pair, str | None]:
+    """Return the pair of the turn and the tokenizer of its ids."""
+    place = {"rollout": key["rollout"], "agent": agent, "turn": turn}
+    rows = queries.rows("pairs_of", **place) if key["origin"] == "set" else []
+    names = [row["experiment"] for row in rows]
+    if not names:
+        return Pair(False, None, [], [], [], {}, {}), None
+    experiment = wanted if wanted in names else names[0]
+    chain = queries.rows("pair_ids", **place, experiment=experiment)
+    last = chain[-1]
+    input_ids = [*_history(chain[:-1]), *last["suffix_ids"]]
+    pair = Pair(True, experiment, names, input_ids, last["output_ids"], last, json.loads(last["metadata"] or "{}"))
+    return pair, next(row["tokenizer"] for row in rows if row["experiment"] == experiment)
+
+
+def _history(pieces: Sequence[Row]) -> list[int]:
+    """Return the ids that the pieces of a prompt add, prompts and outputs."""
+    return [number for piece in pieces for number in (*piece["suffix_ids"], *piece["output_ids"])]
+
+
+def reasons(pair: Pair, turn: Row) -> list[str]:
+    """Return in words what was done to a turn on its way to a pair, and why."""
+    if not pair.exists:
+        return []
+    row, lines = pair.row, []
+    edit = row["prompt_edit"] or "none"
+    if "spliced" in edit:
+        lines.append("Spliced: the teacher's steering was removed from the prompt; the student will not get it.")
+    if "stripped" in edit:
+        lines.append("Stripped: think blocks of earlier turns were removed from the prompt.")
+    if "joined" in edit:
+        lines.append("Joined: the prompt was continued from the turn before it.")
+    if row["think_removed"]:
+        lines.append(f"The output's think block was removed: {row['think_removed']} ids (strip-think).")
+    if row["capture"] == "retokenised":
+        lines.append("Retokenised: the ids were computed from recorded text, not captured from an engine.")
+    if turn["drift_at"] is not None:
+        lines.append(f"Drift: the captured prompt stops repeating the turn before it at position {turn['drift_at']}.")
+    if row["weight"] is None:
+        lines.append("The pair is in no data set: it was dropped after the pairs, or belongs to no training row.")
+    else:
+        weight = row["weight"] * (row["copies"] or 1)
+        lines.append(
+            f"Masked: the {len(pair.input_ids):,} ids of the prompt are not in the loss; the "
+            f"{len(pair.output_ids):,} ids of the output are, with weight {weight:g} ({row['split']})."
+        )
+    return lines
+
+
+def _statistics(queries: Queries, key: dict[str, str], turn: Row, pair: Pair, output: Sequence[int]) -> Statistics:
+    logprobs = turn["logprobs"] if turn["logprobs"] and len(turn["logprobs"]) == len(output) else None
+    policy = entropies = weights = None
+    if key["origin"] == "rl" and queries.has_column("rl_samples", "policy_logprobs"):
+        row = queries.row("policy_statistics", rollout=key["rollout"], made_for=key["made_for"]) or {}
+        policy = _part(row.get("policy_logprobs"), turn["outputs_before"], len(output))
+        entropies = _part(row.get("entropies"), turn["outputs_before"], len(output))
+    if pair.exists and pair.row["weight"] is not None:
+        weight = pair.row["weight"] * (pair.row["copies"] or 1)
+        weights = _weights(output, pair.output_ids, weight) if output else [weight] * len(pair.output_ids)
+    totals = queries.kept_rows("loss_totals") if weights else []
+    highest = next((row["highest_weight"] for row in totals if row["experiment"] == pair.experiment), 0.0)
+    return Statistics(logprobs, policy, entropies, weights, highest)
+
+
+def _weights(output: Sequence[int], trained: Sequence[int], weight: float) -> list[float]:
+    """Return the weight of each captured output id: 0.0 where the pair has it no more."""
+    weights: list[float] = []
+    for run in diff(output, trained):
+        if run.kind != "added":
+            weights += [weight if run.kind == "kept" else 0.0] * len(run.ids)
+    return weights
+
+
+def _part(values: Sequence[float] | None, start: int, length: int) -> Sequence[float] | None:
+    """Return the values of one turn's output from those of all turns; None if they are too few."""
+    part = list(values or [])[start : start + length]
+    return part if values and len(part) == length else None
+
+
+# --- tokens --------------------------------------------------------------------------------------------------------
+
+
+def vocabulary(queries: Queries, tokenizer: str | None, ids: Iterable[int]) -> dict[int, str]:
+    """Return the text of each id; empty if the catalog does not have the tokenizer."""
+    if tokenizer is None:
+        return {}
+    rows = queries.rows("vocabulary", tokenizer=tokenizer, ids=sorted(set(ids)))
+    return {row["id"]: row["text"] for row in rows}
+
+
+def shown(
+    ids: Sequence[int],
+    words: dict[int, str],
+    position: int,
+    shade: str = "",
+    statistics: Statistics | None = None,
+) -> list[Token]:
+    """Return ids as tokens of the page, the first at `position`."""
+    values = statistics.values(shade) if statistics else None
+    known = {name: statistics.values(name) for name in SHADES} if statistics else {}
+    figures = {name: column for name, column in known.items() if column is not None}
+    top = statistics.highest_weight if statistics else 0.0
+    return [
+        Token(
+            text=words.get(number, f"[{number}]"),
+            id=number,
+            position=position + place,
+            shade=shade_class(shade, values[place], top) if values else "",
+            figures=", ".join(f"{name} {column[place]:.4g}" for name, column in figures.items()),
+        )
+        for place, number in enumerate(ids)
+    ]
+
+
+def shade_class(shade: str, value: float, top: float) -> str:
+    """Return the class of a value: s0 (light) to s8 (dark); r1.. above and b1.. below 1 for ratios.
+
+    Args:
+        top: the highest weight of the data set.
+    """
+    match shade:
+        case "label":
+            return "s5" if value else "s0"
+        case "logprob":
+            return f"s{min(LEVELS - 1, int(-value / 0.5))}" if value <= 0 else "s0"
+        case "entropy":
+            return f"s{min(LEVELS - 1, int(value / 0.4))}"
+        case "ratio":
+            level = min(4, round(abs(math.log(max(value, 1e-9))) / 0.1))
+            return "s0" if not level else f"{'r' if value > 1 else 'b'}{level}"
+    return "s0" if not value or not top else f"s{max(1, round((LEVELS - 1) * min(1.0, value / top)))}"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tokens with one fate in the pair, or the count of kept tokens that are not shown."""
+
+    kind: str
+    tokens: Sequence[Token] = ()
+    hidden: int = 0
+
+
+def _folded(runs: Sequence[Run], words: dict[int, str]) -> list[Part]:
+    parts: list[Part] = []
+    for run in runs:
+        if run.kind != "kept" or len(run.ids) <= 3 * CONTEXT:
+            parts.append(Part(run.kind, shown(run.ids, words, run.start)))
+            continue
+        middle = len(run.ids) - 2 * CONTEXT
+        parts.append(Part("kept", shown(run.ids[:CONTEXT], words, run.start)))
+        parts.append(Part("hidden", hidden=middle))
+        parts.append(Part("kept", shown(run.ids[-CONTEXT:], words, run.start + CONTEXT + middle)))
+    return parts
+
+
+def _breaks(words: dict[int, str]) -> frozenset[int]:
+    return frozenset(number for number, word in words.items() if "\n" in word)

@@ -1,0 +1,155 @@
+"""What every page keeps to: it escapes, forbids scripts, answers its own host only, and reads nothing else."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from etpi.cli import main
+from etpi_resources import links
+from etpi_resources.lake import catalog
+from tests.support import viewed_lake
+from tests.support.small_lake import put
+from tests.support.viewed_lake import HOSTILE, NAMES, SET, STUDY
+
+PAGES = {
+    "overview": "/",
+    "experiment": links.experiment_page(STUDY),
+    "regressions": links.regressions_page(STUDY) + "?all=1",
+    "task": links.task_page(STUDY, "t2"),
+    "list": links.rollouts_page(),
+    "search": links.rollouts_page(text="<script>"),
+    "rollout of a set": links.rollout_page("set", SET, NAMES["teacher"]),
+    "held-out rollout": links.rollout_page("eval", STUDY, NAMES["student"]),
+    "rollout of reinforcement": links.rollout_page("rl", STUDY, NAMES["rl"]),
+    "tokens": links.tokens_page("set", SET, NAMES["teacher"], "agent1", 1),
+    "data set": links.dataset_page(STUDY),
+    "sequence": links.sequence_page(STUDY, "seq1"),
+    "difference": f"/dataset/{STUDY}/diff",
+    "live": links.live_page(),
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page_escapes_hostile_text_and_forbids_scripts(pages, name: str) -> None:
+    response = pages.get(PAGES[name])
+    assert response.status_code == 200
+    assert "<script" not in response.text and "onerror=" not in response.text
+    assert not re.search(r"\sstyle=", response.text), "the policy forbids style attributes"
+    policy = response.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; style-src 'self'; img-src 'self' data:; form-action 'self'")
+    assert "unsafe" not in policy
+    assert response.headers["x-content-type-options"] == "nosniff"
+
+
+def test_hostile_text_is_shown_as_text(pages) -> None:
+    text = pages.get(PAGES["rollout of a set"]).text
+    assert text.count("&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;") >= 6
+    assert HOSTILE not in text
+
+
+def test_every_link_of_a_page_leads_to_a_page(pages) -> None:
+    seen, waiting = set(), ["/"]
+    while waiting:
+        address = waiting.pop()
+        if address in seen or len(seen) > 50:
+            continue
+        seen.add(address)
+        response = pages.get(address)
+        assert response.status_code == 200 or address.startswith("/report/"), address
+        for target in re.findall(r'href="([^"#]+)', response.text):
+            target = target.replace("&amp;", "&")
+            target = address.split("?")[0] + target if target.startswith("?") else target
+            waiting.append(target)
+    assert len(seen) > 30
+
+
+def test_other_host_is_refused_on_loopback_only(viewed) -> None:
+    assert viewed_lake.client(*viewed, address="http://evil.example").get("/").status_code == 400
+    for address in ("http://127.0.0.1:3001", "http://localhost:3001", "http://[::1]:3001"):
+        assert viewed_lake.client(*viewed, address=address).get("/").status_code == 200
+    on_network = viewed_lake.client(*viewed, host="0.0.0.0", address="http://gpu-node.example")
+    assert on_network.get("/").status_code == 200
+
+
+def test_nothing_but_reading_is_answered(pages) -> None:
+    for path in ("/", "/rollouts", "/live"):
+        assert pages.post(path).status_code == 405
+        assert pages.delete(path).status_code == 405
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/experiment/none", "/regressions/none", "/dataset/none", "/report/study", "/report/..%2f..%2fetc%2fpasswd",
+        f"/task/{STUDY}?task=none", f"/task/{STUDY}", "/rollout/set/teacher_set/none", "/rollout/odd/teacher_set/x",
+        f"/rollout/set/{SET}/{NAMES['teacher']}/tokens?agent=agent1&turn=9", f"/dataset/{STUDY}/sequence/none",
+        f"/dataset/{STUDY}/diff?old=none", "/nowhere", "/style.css/../app.py",
+        "/live/rollout?journal=../../../etc/passwd", "/live/rollout?journal=/etc/passwd&offset=0",
+    ],
+)  # fmt: skip
+def test_unknown_address_says_what_is_missing(pages, path: str) -> None:
+    response = pages.get(path)
+    assert response.status_code == 404
+    assert "<h1>" in response.text and "root:" not in response.text
+
+
+def test_report_is_served_with_links_to_this_server(tmp_path: Path) -> None:
+    lake = viewed_lake.make(tmp_path / "data")
+    folder = lake.root / "reports" / STUDY
+    folder.mkdir(parents=True)
+    address = links.REPORTED_VIEW + links.regressions_page(STUDY)
+    (folder / "report.html").write_text(f'<style>p {{}}</style><a href="{address}">lost</a>')
+    (tmp_path / "secret.html").write_text("secret")
+    report = {"experiment": STUDY, "kind": "html", "path": f"reports/{STUDY}/report.html"}
+    put(lake, "experiment_report", STUDY, {"reports": [report]})
+    path = viewed_lake.build(lake, tmp_path / "etpi.duckdb")
+    response = viewed_lake.client(lake, path).get(links.report_page(STUDY))
+    assert f'<a href="/regressions/{STUDY}">' in response.text
+    assert "script-src" not in response.headers["content-security-policy"]
+    assert response.headers["content-security-policy"].startswith("default-src 'none'; style-src 'unsafe-inline'")
+    for outside in ("../secret.html", str(tmp_path / "secret.html"), f"reports/{STUDY}/../../../secret.html"):
+        put(lake, "experiment_report", STUDY, {"reports": [report | {"path": outside}]})
+        path = viewed_lake.build(lake, tmp_path / "other.duckdb")
+        assert viewed_lake.client(lake, path).get(links.report_page(STUDY)).status_code == 404
+
+
+def test_rebuilt_catalog_is_noticed_without_restart(tmp_path: Path) -> None:
+    lake = viewed_lake.make(tmp_path / "data")
+    path = viewed_lake.build(lake, tmp_path / "etpi.duckdb")
+    client = viewed_lake.client(lake, path)
+    before = client.get(f"/rollouts?made_for={SET}").text
+    assert "2 rollouts" in before and "added1" not in before
+    rows = viewed_lake.conversation("added1", rollout_set=SET, task_id="added_task")
+    put(lake, "raw_rollouts", SET, rows)
+    put(lake, "scored_rollouts", SET, {})
+    assert client.get(f"/rollouts?made_for={SET}").text == before, "the file was not replaced yet"
+    viewed_lake.build(lake, path)
+    after = client.get(f"/rollouts?made_for={SET}").text
+    assert "1 rollouts" in after and "added_task" in after
+    assert "teacher_set (1)" in after, "values of the filters are of the new file"
+
+
+def test_without_catalog_the_command_says_what_to_do(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("ETPI_DATA", str(tmp_path / "data"))
+    assert main(["view", "--port", "1"]) == 1
+    assert "dg launch --assets catalog" in capsys.readouterr().err
+
+
+def test_every_query_runs_on_an_empty_catalog_and_uses_no_hidden_variable(tmp_path: Path) -> None:
+    from etpi.view.catalog_file import CatalogFile
+    from etpi_assets.graph import GRAPH
+    from etpi_resources.lake.lake import Lake
+
+    path = catalog.build(Lake(tmp_path / "data"), GRAPH.values(), tmp_path / "etpi.duckdb")
+    names = sorted(file.stem for file in (catalog.sql_folder() / "pages").glob("*.sql"))
+    assert len(names) > 20
+    with CatalogFile(path).queries() as queries:
+        for name in names:
+            if name != "policy_statistics" or queries.has_column("rl_samples", "policy_logprobs"):
+                rows = queries.rows(name)
+                assert rows == [] or name in ("tokenizer", "dataset_changes"), name
+        with pytest.raises(KeyError, match="no variable"):
+            queries.rows("suites", experiment="x")

@@ -1,0 +1,120 @@
+"""The pages in a real browser: from the overview to the tokens of a turn by clicks, at two widths."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import viewed_lake
+from tests.support.viewed_lake import NAMES, STUDY
+
+selenium = pytest.importorskip("selenium.webdriver")
+from selenium.webdriver.common.by import By  # noqa: E402
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver (.ci/run installs them)"),
+]
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """`etpi view` as a process of its own."""
+    root = tmp_path_factory.mktemp("browser")
+    viewed_lake.build(viewed_lake.make(root / "data"), root / "etpi.duckdb")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {**os.environ, "ETPI_DATA": str(root / "data"), "ETPI_CATALOG": str(root / "etpi.duckdb")}
+    environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
+    line = [sys.executable, "-m", "etpi", "view", "--port", str(port)]
+    server = subprocess.Popen(line, cwd=root, env=environment, start_new_session=True)
+    try:
+        url, end = f"http://127.0.0.1:{port}", time.monotonic() + 60
+        while True:
+            try:
+                urllib.request.urlopen(url, timeout=5).close()
+                break
+            except (urllib.error.URLError, ConnectionError):
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.2)
+        yield url
+    finally:
+        server.send_signal(signal.SIGINT)
+        try:
+            server.wait(20)
+        except subprocess.TimeoutExpired:
+            server.kill()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    options = selenium.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1600,1000"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    opened = selenium.Chrome(options=options, service=selenium.ChromeService(DRIVER))
+    try:
+        yield opened
+    finally:
+        opened.quit()
+
+
+def test_clicks_lead_from_the_overview_to_the_tokens(address: str, browser: Any) -> None:
+    def click(selector: str) -> str:
+        browser.find_element(By.CSS_SELECTOR, selector).click()
+        return browser.find_element(By.TAG_NAME, "h1").text
+
+    browser.get(address)
+    assert click(f"a[href='/experiment/{STUDY}']").startswith("A study <script>")
+    assert click(f"a[href='/regressions/{STUDY}']") == "Regressions"
+    assert click(f"a[href$='{NAMES['student']}']") == "t2"
+    first, second = browser.find_elements(By.CSS_SELECTOR, ".round .turn")[:2]
+    assert abs(first.rect["y"] - second.rect["y"]) < 2 < second.rect["x"] - first.rect["x"], "agents side by side"
+    assert click("#agent1-1 .to-tokens") == "Turn 1 of agent1 as tokens"
+    token = browser.find_element(By.CSS_SELECTOR, ".tokens.output .t:nth-child(3)")
+    assert token.get_attribute("title").startswith("id 40, position 10, logprob -5")
+    assert token.value_of_css_property("background-color") == "rgba(201, 95, 43, 1)"
+    assert click("a[href*='shade=entropy']").startswith("Turn 1")
+    assert "entropy: not recorded" in browser.find_element(By.TAG_NAME, "main").text
+    refused = [line for line in browser.get_log("browser") if "Content Security Policy" in line["message"]]
+    assert refused == []
+
+
+def test_form_finds_rollouts(address: str, browser: Any) -> None:
+    browser.get(f"{address}/rollouts")
+    browser.find_element(By.NAME, "text").send_keys("answer words")
+    browser.find_element(By.CSS_SELECTOR, "select[name=verdict] option[value=failed_tests]").click()
+    browser.find_element(By.CSS_SELECTOR, "form button").click()
+    assert "verdict=failed_tests" in browser.current_url and "text=answer+words" in browser.current_url
+    assert len(browser.find_elements(By.TAG_NAME, "mark")) == 2
+
+
+def test_narrow_page_stacks_agents_and_does_not_scroll_sideways(address: str, browser: Any) -> None:
+    browser.set_window_size(800, 1000)
+    try:
+        for page in (f"/rollout/eval/{STUDY}/{NAMES['student']}", "/", f"/experiment/{STUDY}", "/rollouts", "/live",
+                     f"/dataset/{STUDY}"):  # fmt: skip
+            browser.get(address + page)
+            width = browser.execute_script("return document.documentElement.scrollWidth - window.innerWidth")
+            assert width <= 0, page
+        browser.get(f"{address}/rollout/eval/{STUDY}/{NAMES['student']}")
+        first, second = browser.find_elements(By.CSS_SELECTOR, ".round .turn")[:2]
+        assert first.rect["x"] == second.rect["x"] and first.rect["y"] < second.rect["y"]
+    finally:
+        browser.set_window_size(1600, 1000)

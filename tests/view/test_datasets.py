@@ -1,0 +1,68 @@
+"""Training data: a sequence as a tree, its loss by turn, and the difference of versions."""
+
+from __future__ import annotations
+
+import re
+
+from etpi_resources.lake import catalog
+from etpi_resources.links import dataset_diff_page, dataset_page, sequence_page, tokens_page
+from tests.support.viewed_lake import NAMES, SET, STUDY
+
+
+def nodes(text: str) -> list[tuple[str, list[int]]]:
+    """Return (classes, ids) of each node, in the order of the page."""
+    parts = re.findall(r'<section class="node ([^"]+)"(.*?)</section>', text, re.DOTALL)
+    return [(kind.strip(), [int(i) for i in re.findall(r'title="id (\d+)', body)]) for kind, body in parts]
+
+
+def test_shared_prefix_is_shown_once_and_branches_are_indented(pages) -> None:
+    text = pages.get(sequence_page(STUDY, "seq1")).text
+    assert nodes(text) == [("d0", [1, 3, 4]), ("d1 branch", [20, 40]), ("d1 branch", [31, 21, 41])]
+    assert "3 nodes, 2 branches" in text and text.count("continues node 0") == 2
+
+
+def test_spans_show_their_weight_and_lead_to_their_turn(pages) -> None:
+    text = pages.get(sequence_page(STUDY, "seq1")).text
+    assert re.findall(r"in the loss, weight (\d+), (\d+) tokens", text) == [("12", "2"), ("1", "2")]
+    address = tokens_page("set", SET, NAMES["teacher"], "agent1", 0).replace("&", "&amp;")
+    assert f'href="{address}' in text
+    context = re.findall(r'<div class="tokens context">(.*?)</div>', text, re.DOTALL)
+    assert [len(re.findall("title=", part)) for part in context] == [3, 1], "the root, and the id before the last span"
+
+
+def test_long_context_is_folded() -> None:
+    from etpi.view.pages.datasets import EDGE, nodes_of
+    from etpi_resources.prefix_tree import CHAIN, PrefixTree
+
+    row = {**CHAIN, "input_ids": list(range(1000)), "span_starts": [990], "span_ends": [1000], "span_weights": [1.0]}
+    (node,) = nodes_of(row, [], PrefixTree.from_row(row), {})
+    context, span = node.stretches
+    assert (len(context.tokens), context.hidden, len(context.tail)) == (EDGE, 990 - 2 * EDGE, EDGE)
+    assert [t.id for t in context.tail] == list(range(990 - EDGE, 990))
+    assert context.tail[0].position == 990 - EDGE and (len(span.tokens), span.hidden) == (10, 0)
+
+
+def test_dataset_page_has_versions_loss_and_sequences(pages) -> None:
+    text = pages.get(dataset_page(STUDY)).text
+    assert text.count("difference from the current one") == 1 and text.count('tag good">current') == 1
+    assert re.search(r"turn 0</text>.*?92\.3 %", text, re.DOTALL), "12 of 13 of the loss"
+    assert sequence_page(STUDY, "seq1") in text
+    assert "reward_below_minimum" in text
+    assert "No" not in pages.get(f"{dataset_page(STUDY)}?rollout=none").text.split("Sequences")[1][:20]
+
+
+def test_difference_of_versions_lists_each_changed_row(pages, viewed) -> None:
+    _, path = viewed
+    with catalog.connect(path) as connection:
+        query = "SELECT version, state FROM manifests WHERE asset = 'upweighted_dataset'"
+        states = {state: version for version, state in connection.execute(query).fetchall()}
+    text = pages.get(dataset_diff_page(STUDY, states["past"], states["current"])).text
+    for count in ("1 removed", "0 added", "1 changed", "1 equal"):
+        assert count in text
+    rows = re.findall(r"<tr><td><span[^>]*>(\w+)</span></td>.*?turn (\d+)</td>.*?<td>([^<]*)</td>", text, re.DOTALL)
+    assert [(kind, turn) for kind, turn, _ in rows] == [("removed", "2"), ("changed", "0")]
+    assert "1.0 → 12.0" in text and "1.0 → –" in text
+    back = pages.get(dataset_diff_page(STUDY, states["current"], states["past"])).text
+    assert "1 added" in back
+    same = pages.get(dataset_diff_page(STUDY, states["current"], states["current"])).text
+    assert "The versions have the same rows" in same and "2 equal" in same

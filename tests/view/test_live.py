@@ -1,0 +1,150 @@
+"""Work under way: a journal that grows, a training's log, locks, and a rollout that is in no table yet."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from etpi.view import journals, trainings
+from etpi.view.journals import Journals
+from etpi_assets.rollouts.journal import Journal
+from etpi_assets.trajectories.records import RolloutRecord
+from etpi_resources.lake.lake import Lake
+from tests.support import viewed_lake
+from tests.support.rollouts import planning_pair
+
+KEY = "0123456789abcdef"
+NAME = f"rollouts/teacher_set/code1/journal-{KEY}.jsonl"
+
+
+def finished(number: int, verdict: str = "passed") -> RolloutRecord:
+    record = planning_pair(f"journaled{number}", outcome={"reward": 1.0, "verdict": verdict}, sample=number)
+    record.task_id = f"task{number}"
+    return record
+
+
+@pytest.fixture(scope="module")
+def _shared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lake, TestClient]:
+    root = tmp_path_factory.mktemp("live")
+    lake = viewed_lake.make(root / "data")
+    return lake, viewed_lake.client(lake, viewed_lake.build(lake, root / "etpi.duckdb"))
+
+
+@pytest.fixture
+def lake(_shared: tuple[Lake, TestClient]) -> Iterator[Lake]:
+    """A lake with nothing under way."""
+    yield _shared[0]
+    shutil.rmtree(_shared[0].root / "scratch", ignore_errors=True)
+
+
+@pytest.fixture
+def client(_shared: tuple[Lake, TestClient]) -> TestClient:
+    return _shared[1]
+
+
+def folder(lake: Lake) -> Path:
+    return lake.root / "scratch" / "rollouts" / "teacher_set" / "code1"
+
+
+def test_page_follows_a_growing_journal(lake: Lake, client) -> None:
+    assert "No journal was written" in client.get("/live").text
+    with Journal(folder(lake), KEY) as journal:
+        journal.append(finished(0))
+        journal.append(finished(1, "failed_tests"))
+        text = client.get("/live").text
+        assert 'http-equiv="refresh"' in text and 'http-equiv="refresh"' not in client.get("/live?pause=1").text
+        assert re.search(r"<b>2</b> of 2 rollouts finished", text), "the set has two tasks and one sample of each"
+        assert "passed</span> 1" in text and "failed_tests</span> 1" in text
+        assert text.index("task1") < text.index("task0"), "the newest first"
+        journal.append(finished(2))
+        text = client.get("/live").text
+        assert "<b>3</b>" in text and text.index("task2") < text.index("task1")
+
+
+def test_rollout_of_a_journal_can_be_opened(lake: Lake, client) -> None:
+    with Journal(folder(lake), KEY) as journal:
+        for number in range(2):
+            journal.append(finished(number))
+        links = re.findall(r'href="(/live/rollout[^"]+)"', client.get("/live").text)
+        assert len(links) == 2
+        text = client.get(links[0].replace("&amp;", "&")).text
+    assert "<h1>task1</h1>" in text and "not in the lake" in text
+    assert "fold_lantern in src/harbor/tides.py first" in text and "cat src/harbor/quay.py" in text
+    assert "/tokens?" not in text, "there is no page of its tokens yet"
+    for wrong in ("offset=3", "offset=999999999", "offset=0&journal=rollouts/../../../etc/passwd"):
+        address = f"/live/rollout?{wrong}" if "journal" in wrong else f"/live/rollout?journal={NAME}&{wrong}"
+        assert client.get(address).status_code == 404
+
+
+def test_partial_and_damaged_lines_are_passed_over(lake: Lake) -> None:
+    with Journal(folder(lake), KEY) as journal:
+        journal.append(finished(0))
+        path = journal.path
+    whole = path.read_bytes()
+    reader = Journals(lake)
+    with path.open("ab") as file:
+        file.write(b"no json\n" + whole[: len(whole) // 2])
+    (state,) = reader.states()
+    assert (state.n, state.unreadable, state.name) == (1, 1, NAME) and state.read < 1
+    with path.open("ab") as file:
+        file.write(whole[len(whole) // 2 :])
+    (state,) = reader.states()
+    assert (state.n, state.unreadable, state.read) == (2, 1, 1.0)
+    path.write_bytes(whole)
+    assert reader.states()[0].n == 1, "a journal that became shorter is read from its beginning"
+
+
+def test_large_journal_is_read_in_parts(lake: Lake, monkeypatch) -> None:
+    with Journal(folder(lake), KEY) as journal:
+        for number in range(4):
+            journal.append(finished(number))
+        size = journal.size
+    monkeypatch.setattr(journals, "READ_BYTES", size // 4)
+    reader = Journals(lake)
+    counts = [reader.states()[0].n for _ in range(4)]
+    assert counts == sorted(counts) and counts[0] < 4 and counts[-1] == 4
+
+
+def test_journal_that_rests_is_listed_and_not_read(lake: Lake, client) -> None:
+    with Journal(folder(lake), KEY) as journal:
+        journal.append(finished(0))
+        path = journal.path
+    os.utime(path, (0, 0))
+    (state,) = Journals(lake).states()
+    assert not state.active and state.n == 0
+    text = client.get("/live").text
+    assert "No journal was written" in text and NAME in text
+
+
+def test_training_shows_its_log(lake: Lake, client) -> None:
+    worker = lake.scratch("train/abc123")
+    (worker / "config.json").write_text(json.dumps({"files": [], "train": {"epochs": 2.0, "max_steps": None}}))
+    assert "Started; nothing logged yet" in client.get("/live").text
+    lines = [{"step": n, "epoch": n / 10, "loss": 1 / (n + 1), "tokens": n, "seconds": n} for n in range(6)]
+    (worker / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 6, "lo')
+    (training,) = trainings.trainings(lake)
+    assert training.lines[-1]["step"] == 5 and training.done == 0.25
+    text = client.get("/live").text
+    assert "step <b>5</b>, epoch 0.50, loss 0.1667" in text and "<svg" in text and ' value="0.25"' in text
+    reinforced = lake.scratch("reinforce/def")
+    (reinforced / "config.json").write_text(json.dumps({"rl": {"steps": 8}}))
+    (reinforced / "metrics.jsonl").write_text('{"step": 4, "loss": 0.5, "reward": 0.25, "seconds": 3.0}\n')
+    assert "reward 0.250" in client.get("/live").text
+    assert {t.kind: t.done for t in trainings.trainings(lake)}["reinforcement"] == 0.5
+
+
+def test_held_locks_name_their_holder(lake: Lake, client) -> None:
+    with lake.lock("raw_rollouts-teacher_set"):
+        text = client.get("/live").text
+        assert "raw_rollouts-teacher_set" in text and str(os.getpid()) in text
+    assert "raw_rollouts-teacher_set" not in client.get("/live").text
+    dead = {"pid": 2**22 + 1, "command": "x", "since": "then", "for": None}
+    (lake.root / "locks" / "dead.lock").write_text(json.dumps(dead))
+    assert trainings.held_locks(lake) == []
