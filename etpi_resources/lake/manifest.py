@@ -38,7 +38,7 @@ class NewerFormat(LakeError):
         writer = f"etpi {by}" if by else "a newer etpi"
         return cls(
             f"{place} was written by {writer} in format {number}; this is etpi {etpi_version()}, which knows formats "
-            f"up to {SCHEMA_VERSION}. Install {writer} or later, or name another folder in ETPI_DATA. Nothing was changed."
+            f"up to {SCHEMA_VERSION}. Install {writer} or later, or name another folder in ETPI_DATA."
         )
 
 
