@@ -37,8 +37,8 @@ class NewerFormat(LakeError):
         """Return the error for a lake or a manifest of format `number`, which etpi `by` wrote."""
         writer = f"etpi {by}" if by else "a newer etpi"
         return cls(
-            f"{place} was written by {writer} in format {number}; this is etpi {etpi_version()}, which knows formats up "
-            f"to {SCHEMA_VERSION}. Install {writer} or later, or name another folder in ETPI_DATA. Nothing was changed."
+            f"{place} was written by {writer} in format {number}; this is etpi {etpi_version()}, which knows formats "
+            f"up to {SCHEMA_VERSION}. Install {writer} or later, or name another folder in ETPI_DATA."
         )
 
 
