@@ -22,6 +22,7 @@ from tests.support.viewed_lake import NAMES, STUDY
 
 selenium = pytest.importorskip("selenium.webdriver")
 from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.support import wait  # noqa: E402
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = [
@@ -77,7 +78,9 @@ def browser() -> Iterator[Any]:
 
 def test_clicks_lead_from_the_overview_to_the_tokens(address: str, browser: Any) -> None:
     def click(selector: str) -> str:
+        before = browser.current_url
         browser.find_element(By.CSS_SELECTOR, selector).click()
+        wait.WebDriverWait(browser, 20).until(lambda opened: opened.current_url != before)
         return browser.find_element(By.TAG_NAME, "h1").text
 
     browser.get(address)
@@ -101,7 +104,8 @@ def test_form_finds_rollouts(address: str, browser: Any) -> None:
     browser.find_element(By.NAME, "text").send_keys("answer words")
     browser.find_element(By.CSS_SELECTOR, "select[name=verdict] option[value=failed_tests]").click()
     browser.find_element(By.CSS_SELECTOR, "form button").click()
-    assert "verdict=failed_tests" in browser.current_url and "text=answer+words" in browser.current_url
+    wait.WebDriverWait(browser, 20).until(lambda opened: "text=answer+words" in opened.current_url)
+    assert "verdict=failed_tests" in browser.current_url
     assert len(browser.find_elements(By.TAG_NAME, "mark")) == 2
 
 
