@@ -1,16 +1,19 @@
 """What changed between two checkpoints: each metric paired by task, and the rules that put a change into words.
 
-The figures are those of sql/reports/paired_by_metric.sql. `RULES` is the whole of the judgement: no other sentence of a
-report calls a change good or bad.
+Values and intervals come from `evaluation.metrics.paired_changes`, the counts of tasks and the sign test from
+sql/reports/paired_by_metric.sql. `RULES` is the whole of the judgement: no other sentence of a report or of the console
+calls a change good or bad.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
+from etpi_assets.evaluation.metrics import PairedChange, paired_changes
 from etpi_assets.reports.queries import run_report
 
 ALPHA = 0.05
@@ -24,8 +27,8 @@ class Change:
     """A metric of an earlier and a later checkpoint over the same tasks.
 
     Attributes:
-        value_before, value_after: means over the tasks, each averaged over its rollouts.
-        ci_low, ci_high: 95 % interval of the difference; None for a single task.
+        value_before, value_after: the metric pooled over the tasks.
+        ci_low, ci_high: 95 % interval of the difference.
         higher, lower: tasks whose value rose and fell.
         sign_p: two-sided exact sign test of these counts.
     """
@@ -38,8 +41,8 @@ class Change:
     value_before: float
     value_after: float
     difference: float
-    ci_low: float | None
-    ci_high: float | None
+    ci_low: float
+    ci_high: float
     higher: int
     lower: int
     sign_p: float
@@ -65,8 +68,7 @@ class Change:
 
     def figures(self) -> str:
         """Format the values, the difference and its interval in percentage points, and the number of tasks."""
-        known = self.ci_low is not None and self.ci_high is not None
-        interval = f" [{points(self.ci_low or 0)}, {points(self.ci_high or 0)}]" if known else ""
+        interval = f" [{points(self.ci_low)}, {points(self.ci_high)}]"
         count = f"{self.tasks} task{'s'[: self.tasks != 1]}"
         return f"{self.values()} ({points(self.difference)} points{interval}, {count})"
 
@@ -85,12 +87,12 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "improved",
         f"the 95 % interval of the difference lies above 0, and the sign test has p < {ALPHA}",
-        lambda c: c.ci_low is not None and c.ci_low > 0 and c.sign_p < ALPHA,
+        lambda c: c.ci_low > 0 and c.sign_p < ALPHA,
     ),
     Rule(
         "fell",
         f"the interval lies below 0, and the sign test has p < {ALPHA}",
-        lambda c: c.ci_high is not None and c.ci_high < 0 and c.sign_p < ALPHA,
+        lambda c: c.ci_high < 0 and c.sign_p < ALPHA,
     ),
     Rule("lower", "otherwise, if the later value is lower: a drop, undecided at this n", lambda c: c.difference < 0),
     Rule("higher", "otherwise, if it is higher: a rise, undecided at this n", lambda c: c.difference > 0),
@@ -106,10 +108,29 @@ def changes(rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, metric
         rollouts, scores, agent_scores: tables of one experiment's evaluation.
     """
     evaluated = {"rollouts": rollouts, "scores": scores, "agent_scores": agent_scores}
-    rows = run_report("paired_by_metric", evaluated, {})
-    names = [field.name for field in fields(Change)]
-    compared = [Change(**{name: row[name] for name in names}) for row in rows if row["metric"] in metrics]
+    rows = [row for row in run_report("paired_by_metric", evaluated, {}) if row["metric"] in metrics]
+    estimates = {
+        (before, after, paired.decoding, paired.metric): paired
+        for before, after in {(row["before"], row["after"]) for row in rows}
+        for paired in paired_changes(rollouts, scores, agent_scores, before, after)
+    }
+    compared = [
+        _change(row, paired)
+        for row in rows
+        if (paired := estimates.get((row["before"], row["after"], row["decoding"], row["metric"])))
+    ]
     return sorted(compared, key=lambda change: metrics.index(change.metric))
+
+
+def _change(counted: dict[str, Any], paired: PairedChange) -> Change:
+    """Join a row of paired_by_metric with the estimate of the same change."""
+    of = paired.change
+    kept = {name: counted[name] for name in ("metric", "decoding", "before", "after", "tasks")}
+    signs = {name: counted[name] for name in ("higher", "lower", "sign_p")}
+    return Change(
+        **kept, value_before=paired.before, value_after=paired.after, difference=of.value, ci_low=of.ci_low,
+        ci_high=of.ci_high, **signs,
+    )  # fmt: skip
 
 
 def between(changes: Sequence[Change], before: str, after: str) -> list[Change]:

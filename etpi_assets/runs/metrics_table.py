@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from etpi_assets.evaluation.metrics import PairedChange, paired_changes
+from etpi_assets.reports.changes import Change, between, changes
 from etpi_assets.runs.columns import GAP, WIDTH, aligned, figure
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.links import regressions_page, view_url
@@ -48,7 +48,7 @@ class Results:
     missing: str = ""
     rows: Mapping[tuple[str, str], Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     last: str | None = None
-    changes: Mapping[tuple[str, str], PairedChange] = field(default_factory=dict)
+    changes: Mapping[tuple[str, str], Change] = field(default_factory=dict)
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -108,18 +108,19 @@ def read_results(lake: Lake, experiment: str) -> Results:
     return Results("", rows, last, _changes(lake, experiment, manifest.inputs, last))
 
 
-def _changes(
-    lake: Lake, experiment: str, inputs: Mapping[str, str], last: str | None
-) -> dict[tuple[str, str], PairedChange]:
+def _changes(lake: Lake, experiment: str, inputs: Mapping[str, str], last: str | None) -> dict[tuple[str, str], Change]:
     """Return the paired changes; empty if the rollouts that were measured are not the current ones."""
     rolled_out = Ref("eval_rollouts", "experiment", experiment)
     current = lake.current(rolled_out)
     if last is None or current is None or inputs.get(f"eval_rollouts/{experiment}") != current.version:
         return {}
-    rollouts = lake.read(rolled_out, "rollouts", columns=["rollout_id", "checkpoint_role", "decoding", "seed"])
+    rollouts = lake.read(
+        rolled_out, "rollouts", columns=["rollout_id", "task_id", "checkpoint_role", "decoding", "seed"]
+    )
     measured = Ref("eval_metrics", "experiment", experiment)
-    changes = paired_changes(rollouts, lake.read(measured, "scores"), lake.read(measured, "agent_scores"), "base", last)
-    return {(change.decoding, change.metric): change for change in changes if change.metric in METRICS}
+    scores, agent_scores = (lake.read(measured, table) for table in ("scores", "agent_scores"))
+    paired = between(changes(rollouts, scores, agent_scores, tuple(METRICS)), "base", last)
+    return {(change.decoding, change.metric): change for change in paired}
 
 
 def _block(results: Mapping[str, Results], roles: Sequence[str], width: int) -> str:
@@ -163,9 +164,8 @@ def _interval(row: Mapping[str, Any] | None) -> str:
     return figure(row["value"], row["ci_low"], row["ci_high"]) if row else "-"
 
 
-def _signed(change: PairedChange | None) -> str:
-    of = change and change.change
-    return figure(of.value, of.ci_low, of.ci_high, signed=True) if of else "-"
+def _signed(change: Change | None) -> str:
+    return figure(change.difference, change.ci_low, change.ci_high, signed=True) if change else "-"
 
 
 def _sentences(experiment: str, of: Results, width: int) -> list[str]:
@@ -174,10 +174,9 @@ def _sentences(experiment: str, of: Results, width: int) -> list[str]:
         return []
     fell, lower, lost = [], [], False
     for (decoding, metric), paired in of.changes.items():
-        text = f"{metric} {decoding} {paired.before:.2f} → {paired.after:.2f}"
-        certain = paired.change.ci_high < 0
-        if certain or round(paired.change.value, 2) < 0:
-            (fell if certain else lower).append(text)
+        if paired.word in ("fell", "lower"):
+            text = f"{metric} {decoding} {paired.value_before:.2f} → {paired.value_after:.2f}"
+            (fell if paired.word == "fell" else lower).append(text)
             lost |= metric == "solved"
     sentences = [
         f"{GAP}FELL: {', '.join(fell)}" if fell else "",

@@ -2,7 +2,8 @@
 -- SET VARIABLE experiment = 'name' for one experiment. A task's value is the mean over its rollouts (samples, seeds);
 -- the difference is the mean over tasks, with a normal 95 % interval from the differences of the tasks. higher and
 -- lower count the tasks whose value rose and fell; sign_p is the two-sided exact sign test of these counts. Rollouts
--- with infrastructure errors do not count. solved_paired has the same figures for solved, and think tokens.
+-- with infrastructure errors do not count. Reports and the console pool over rollouts instead, with intervals that stay
+-- between -1 and 1 (etpi_assets.evaluation.metrics.paired_changes). solved_paired has solved, and think tokens.
 WITH worked AS (
     SELECT
         experiment,

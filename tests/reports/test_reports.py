@@ -218,9 +218,9 @@ def test_page_says_what_happened_pairs_the_tasks_and_links_the_failures(tables):
     page, markdown = html.render(_experiment(), tables, str)
     for text in (page.replace("<code>", "`").replace("</code>", "`"), markdown):
         assert "better than the base in `plan_first`, `solved`, and lower in nothing" in text
-        assert "`solved` rose from 0 % to 92 % (+92 points [+75, +100], 12 tasks) under greedy; significant" in text
+        assert "`solved` rose from 0 % to 92 % (+92 points [+54, +99], 12 tasks) under greedy; significant" in text
         assert "1 check failed: `no_think`" in text
-    assert "| solved | greedy | base 0.0 % → sft 91.7 % | +92 [+75, +100] | 12 | 11 / 0 | improved |" in markdown
+    assert "| solved | greedy | base 0.0 % → sft 91.7 % | +92 [+54, +99] | 12 | 11 / 0 | improved |" in markdown
     assert f'href="{REPORTED_VIEW}/rollout/eval/demo/sft03"' in page
     assert f'href="{REPORTED_VIEW}/regressions/demo"' in page and f"]({REPORTED_VIEW}/regressions/demo)" in markdown
     card = _card(tables)
@@ -595,7 +595,7 @@ def test_assets_show_their_reports_as_markdown_metadata(tmp_path):
     for shown_value in (board, plot, ceiling, shown["experiment_report"]["summary"], shown["model_card"]["card"]):
         assert isinstance(shown_value, dg.MarkdownMetadataValue)
     assert "| few | teacher | as_rolled_out | 1.00 [" in board.value
-    page = Path(shown["experiment_report"]["report"]).read_text()
+    page = Path(shown["experiment_report"]["report"].path).read_text()
     collected = Ref("raw_rollouts", "rollout_set", "planned")
     count = resources.lake.require(collected).rows["rollouts"]
     assert f'<td>teacher rollouts</td><td class="figure">{count}</td>' in page

@@ -10,6 +10,7 @@ import pytest
 
 from etpi_assets.reports import changes, data_card, facts, failures, prompts, story
 from etpi_assets.reports.changes import Change
+from etpi_assets.scoring.intervals import paired_difference
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_resources.lake.schemas import empty, from_rows
 
@@ -38,7 +39,6 @@ SAME = change(higher=0, lower=0)
         # Two pairs that both improve have an interval without width; the sign test says how little that is.
         (replace(IMPROVED, tasks=2, ci_low=0.3, ci_high=0.3, higher=2, sign_p=0.5), "higher", ""),
         (replace(FELL, tasks=2, ci_low=-0.3, ci_high=-0.3, lower=2, sign_p=0.5), "lower", "bad"),
-        (replace(IMPROVED, tasks=1, ci_low=None, ci_high=None, higher=1, sign_p=1.0), "higher", ""),
         # Many small rises against few large falls: the sign test alone does not decide.
         (replace(IMPROVED, ci_low=-0.1), "higher", ""),
     ],
@@ -137,7 +137,7 @@ def evaluated(values: dict[tuple[str, str], list[float | None]]) -> tuple[pa.Tab
     return from_rows("rollouts", rollouts), from_rows("scores", scores), from_rows("agent_scores", agents)
 
 
-def test_changes_are_paired_by_task_and_averaged_over_rollouts() -> None:
+def test_changes_are_paired_by_task_and_pooled_over_rollouts() -> None:
     tables = evaluated(
         {
             ("base", "a"): [1.0, 1.0], ("sft", "a"): [1.0, 0.0], ("base", "b"): [0.0], ("sft", "b"): [1.0],
@@ -149,9 +149,9 @@ def test_changes_are_paired_by_task_and_averaged_over_rollouts() -> None:
     }
     solved = by_metric["solved"]
     assert (solved.before, solved.after, solved.tasks, solved.higher, solved.lower) == ("base", "sft", 3, 1, 1)
-    assert (solved.value_before, solved.difference) == pytest.approx((2 / 3, (-0.5 + 1 + 0) / 3))
-    spread = (sum((d - 1 / 6) ** 2 for d in (-0.5, 1, 0)) / 2) ** 0.5
-    assert solved.ci_high == pytest.approx(1 / 6 + 1.96 * spread / 3**0.5)
+    assert (solved.value_before, solved.value_after) == pytest.approx((3 / 4, 3 / 4)), "of the tasks of both"
+    expected = paired_difference([(1, 2), (1, 1), (1, 1)], [(2, 2), (0, 1), (1, 1)])
+    assert (solved.difference, solved.ci_low, solved.ci_high) == (expected.value, expected.ci_low, expected.ci_high)
     assert by_metric["plan_first"].sign_p == pytest.approx(2 * 0.5**3), "3 of 3 tasks rose"
     assert (by_metric["parsed"].value_before, by_metric["parsed"].value_after) == (0.0, 1.0)
     assert (by_metric["parse_rate"].value_before, "called" in by_metric) == (0.75, False), "no tool was offered"
