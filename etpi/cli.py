@@ -312,12 +312,13 @@ def sql(query: str | None, values: tuple[str, ...], text: str | None, list_them:
     The catalog is opened read-only, with times in UTC. NAME=VALUE sets a variable that the query reads (docs/sql.md).
     """
     from etpi.query import command, questions
+    from etpi_resources.lake.questions import Question
 
     if list_them:
         return command.list_reports()
     if text is not None:
         values = (query, *values) if query is not None else values
-        question = questions.Question("-c", text)
+        question = Question("-c", text)
     elif query is None:
         return command.shell()
     else:

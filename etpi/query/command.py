@@ -10,19 +10,19 @@ from pathlib import Path
 import duckdb
 
 from etpi.query import output
-from etpi.query.questions import QueryError, Question, Value, reports
+from etpi.query.questions import QueryError, Value
 from etpi_assets.runs import columns
 from etpi_resources.lake.catalog import connect, default_path
+from etpi_resources.lake.questions import Question, reports
 
 SHELL = "duckdb"
 
 
 def list_reports() -> int:
     """Print every report with its question and variables; always 0."""
-    rows = [[question.name, question.title, " ".join(f"{v}=" for v in question.variables)] for question in reports()]
-    for name, title, variables in rows:
-        print(f"{name}  {variables}".rstrip())
-        print(f"  {title}")
+    for name, question in reports().items():
+        print(f"{name}  {' '.join(f'{variable}=' for variable in question.variables)}".rstrip())
+        print(f"  {question.title}")
     return 0
 
 

@@ -1,53 +1,21 @@
-"""What `etpi sql` runs: a report of sql/reports by name, a file, or text, and the variables it reads."""
+"""What `etpi sql` runs: a report by name, a file, or text, and the values of the variables it reads."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
-from etpi_resources.lake.catalog import sql_folder
 from etpi_resources.lake.lake import LakeError
+from etpi_resources.lake.questions import Question, reports
 
 Value = str | int | float | bool
 
-_READ = re.compile(r"getvariable\('(\w+)'\)", re.IGNORECASE)
-_SET = re.compile(r"^\s*SET VARIABLE (\w+) =", re.IGNORECASE | re.MULTILINE)
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?")
 
 
 class QueryError(LakeError):
     """A query cannot be found or run; the message names it and what to do."""
-
-
-@dataclass(frozen=True)
-class Question:
-    """SQL to run.
-
-    Attributes:
-        name: for messages: the report's name, the file, or "-c".
-        text: one or several statements; the last one has the result.
-    """
-
-    name: str
-    text: str
-
-    @property
-    def variables(self) -> tuple[str, ...]:
-        """The variables that a person may set, in the order in which the text reads them."""
-        set_here = set(_SET.findall(_code(self.text)))
-        return tuple(name for name in dict.fromkeys(_READ.findall(self.text)) if name not in set_here)
-
-    @property
-    def title(self) -> str:
-        """The first line of its comment."""
-        return self.text.splitlines()[0].removeprefix("-- ") if self.text.startswith("-- ") else ""
-
-
-def reports() -> list[Question]:
-    """Return the reports of sql/reports, by name."""
-    return [Question(file.stem, file.read_text()) for file in sorted((sql_folder() / "reports").glob("*.sql"))]
 
 
 def find(name: str) -> Question:
@@ -56,7 +24,7 @@ def find(name: str) -> Question:
     Raises:
         QueryError: there is neither; the message has the nearest reports.
     """
-    known = {question.name: question for question in reports()}
+    known = reports()
     if name in known:
         return known[name]
     path = Path(name).expanduser()
@@ -97,8 +65,3 @@ def _value(text: str) -> Value:
         return float(text) if match[2] else int(text)
     quoted = len(text) > 1 and text[0] == text[-1] == "'"
     return text[1:-1] if quoted else text
-
-
-def _code(text: str) -> str:
-    """Return the text without its comment lines, which show how to set variables."""
-    return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("--"))

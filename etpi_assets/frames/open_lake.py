@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ import polars as pl
 
 from etpi_assets.frames.names import UnknownName
 from etpi_assets.frames.scan import ORIGINS, StoredTable, refuse_root
-from etpi_resources.lake import catalog
+from etpi_resources.lake import catalog, questions
 from etpi_resources.lake.lake import Lake, LakeError
 
 if TYPE_CHECKING:
@@ -164,24 +163,21 @@ class OpenLake:
             UnknownName: there is no such report, or it reads no such variable.
             LakeError: as `sql`.
         """
-        text = _report_text(name)
-        known = report_variables(text)
+        known = questions.reports()
+        if name not in known:
+            raise UnknownName.of("a report of sql/reports", name, known)
         for variable in variables:
-            if variable not in known:
-                raise UnknownName.of(f"a variable of the report {name}", variable, known)
+            if variable not in known[name].variables:
+                raise UnknownName.of(f"a variable of the report {name}", variable, known[name].variables)
         with self._connected() as connection:
             for variable, value in variables.items():
                 connection.execute(f"SET VARIABLE {variable} = $value", {"value": value})
-            return _frame(connection.execute(text))
+            return _frame(connection.execute(known[name].text))
 
     @staticmethod
     def reports() -> pl.DataFrame:
         """Return the reports: (report, question, variables)."""
-        rows = []
-        for file in sorted((catalog.sql_folder() / "reports").glob("*.sql")):
-            text = file.read_text()
-            question = text.splitlines()[0].removeprefix("-- ")
-            rows.append((file.stem, question, sorted(report_variables(text))))
+        rows = [(name, asked.title, sorted(asked.variables)) for name, asked in questions.reports().items()]
         schema = {"report": pl.String, "question": pl.String, "variables": pl.List(pl.String)}
         return pl.DataFrame(rows, schema=schema, orient="row")
 
@@ -206,20 +202,6 @@ class OpenLake:
 
         self._require_keys("experiment", [name])
         return Experiment(self, name)
-
-
-def report_variables(text: str) -> set[str]:
-    """Return the variables that a report reads and does not set itself."""
-    code = "\n".join(line for line in text.splitlines() if not line.startswith("--"))
-    return set(re.findall(r"getvariable\('(\w+)'\)", code)) - set(re.findall(r"SET VARIABLE (\w+)", code))
-
-
-def _report_text(name: str) -> str:
-    folder = catalog.sql_folder() / "reports"
-    known = {file.stem: file for file in folder.glob("*.sql")}
-    if name not in known:
-        raise UnknownName.of("a report of sql/reports", name, known)
-    return known[name].read_text()
 
 
 def _frame(result: duckdb.DuckDBPyConnection) -> pl.DataFrame:
