@@ -391,5 +391,5 @@ def _with_any(lists: pa.ListArray, ids: Sequence[int | None]) -> np.ndarray:
     """Return for each list whether one of the ids is in it, (n,) bool; None is in none."""
     wanted = [number for number in ids if number is not None]
     bounds = lists.offsets.to_numpy()
-    found = np.isin(lists.values.to_numpy()[bounds[0] : bounds[-1]], wanted)
-    return np.diff(np.append(0, np.cumsum(found))[bounds - bounds[0]]) > 0
+    matches = np.isin(lists.values.to_numpy()[bounds[0] : bounds[-1]], wanted)
+    return np.diff(np.append(0, np.cumsum(matches))[bounds - bounds[0]]) > 0

@@ -119,6 +119,6 @@ def _drop_reason(
 def _row_id(pair_id: str, prompt: np.ndarray, output: np.ndarray, weight: float, copies: int) -> str:
     """Return 32 hex digits over the row's pair, ids, weight and copies."""
     digest = hashlib.sha256(json.dumps([pair_id, len(prompt), weight, copies]).encode())
-    digest.update(np.ascontiguousarray(prompt, dtype="<i4"))
-    digest.update(np.ascontiguousarray(output, dtype="<i4"))
+    digest.update(np.ascontiguousarray(prompt, dtype="<i4").data)
+    digest.update(np.ascontiguousarray(output, dtype="<i4").data)
     return digest.hexdigest()[:32]

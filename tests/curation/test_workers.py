@@ -40,4 +40,4 @@ def test_versions_are_the_same_from_one_process_and_from_two(tmp_path: Path, mon
         made[workers] = [world.make(*step).manifest for step in STEPS]
         assert len(started) == (0 if workers == 1 else 6), "two each for scores, native pairs and re-tokenised pairs"
     assert [(m.version, m.checks) for m in made[2]] == [(m.version, m.checks) for m in made[1]]
-    assert {m.tables["pairs"].rows > 0 for m in made[2] if "pairs" in m.tables} == {True}
+    assert {m.tables["pairs"]["rows"] > 0 for m in made[2] if "pairs" in m.tables} == {True}
