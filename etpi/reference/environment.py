@@ -162,6 +162,30 @@ READ_FROM_THE_SYSTEM: Sequence[Variable] = (
         "huggingface.co",
         "etpi_assets.exports.hub_repository",
     ),
+    Variable(
+        "TENSORBOARD_LOGGING_DIR",
+        "Folder of tensorboard's runs (`train.report_to`); each run has one of its own below it.",
+        "`trackers/tensorboard` in the lake",
+        "etpi_resources.trainers.workers.tracking",
+    ),
+    Variable(
+        "TRACKIO_DIR",
+        "Folder of trackio's runs; TRACKIO_PROJECT names their project.",
+        "`trackers/trackio` in the lake; `etpi`",
+        "etpi_resources.trainers.workers.tracking, trackio",
+    ),
+    Variable(
+        "WANDB_DIR",
+        "Folder of wandb's runs; WANDB_PROJECT names their project, and WANDB_API_KEY or WANDB_MODE are wandb's own.",
+        "`trackers/wandb` in the lake; `etpi`",
+        "etpi_resources.trainers.workers.tracking, wandb",
+    ),
+    Variable(
+        "MLFLOW_TRACKING_URI",
+        "Server or folder of mlflow's runs; MLFLOW_EXPERIMENT_NAME names their experiment.",
+        "`trackers/mlflow` in the lake; `etpi`",
+        "etpi_resources.trainers.workers.tracking, mlflow",
+    ),
     Variable("TERM", "`dumb` turns the live display of a run off.", "the terminal's", "etpi_assets.runs.console"),
     Variable("PYTHONPATH", "Kept behind etpi's own folder for workers.", "empty", "etpi_resources.trainers.pipes, ..."),
     Variable(

@@ -177,7 +177,7 @@ class OpenLake:
     @staticmethod
     def reports() -> pl.DataFrame:
         """Return the reports: (report, question, variables)."""
-        rows = [(name, asked.title, sorted(asked.variables)) for name, asked in questions.reports().items()]
+        rows = [(name, question.title, sorted(question.variables)) for name, question in questions.reports().items()]
         schema = {"report": pl.String, "question": pl.String, "variables": pl.List(pl.String)}
         return pl.DataFrame(rows, schema=schema, orient="row")
 

@@ -161,14 +161,14 @@ def summary(changed: Sequence[Change]) -> list[tuple[str, str]]:
         return []
     compared = between(changed, *pair)
     outcome = [change for change in compared if change.metric == OUTCOME]
-    others = [change for change in compared if change.metric != OUTCOME]
+    beside_outcome = [change for change in compared if change.metric != OUTCOME]
     sentences = [_outcome(change) for change in sorted(outcome, key=lambda change: change.difference)]
     for word, tone, verb in _SAID:
-        chosen = [change for change in others if change.word == word]
+        chosen = [change for change in beside_outcome if change.word == word]
         if chosen:
             sentences.append((tone, f"{verb}: {_by_metric(chosen, full=tone == 'bad')}."))
     order = {"bad": 0, "": 1, "good": 2}
-    return sorted(sentences, key=lambda said: order[said[0]])
+    return sorted(sentences, key=lambda sentence: order[sentence[0]])
 
 
 _SAID = (

@@ -44,11 +44,11 @@ def first_prompts(
         shown := from_ids(stage, lake.query(_of(ids, rollout_id), turns=(ref, "turns")).to_pylist(), decode)
     ):
         return shown
-    said = (
+    spoken = (
         "SELECT rollout_id, agent_id, role, content FROM messages WHERE rollout_id = '{}' AND turn IS NULL "
         "ORDER BY agent_id, index"
     )
-    return from_messages(stage, lake.query(_of(said, rollout_id), messages=(ref, "messages")).to_pylist())
+    return from_messages(stage, lake.query(_of(spoken, rollout_id), messages=(ref, "messages")).to_pylist())
 
 
 def _of(query: str, rollout_id: str) -> str:

@@ -10,14 +10,14 @@ import pyarrow as pa
 from etpi_resources.lake.catalog import sql_folder
 
 
-def run_report(report: str, evaluated: Mapping[str, pa.Table], others: Mapping[str, pa.Table]) -> list[dict[str, Any]]:
+def run_report(report: str, evaluated: Mapping[str, pa.Table], further: Mapping[str, pa.Table]) -> list[dict[str, Any]]:
     """Run a report and return its rows, in its order.
 
     Args:
         report: the name of the file.
         evaluated: rollouts, scores, agent_scores of one experiment's evaluation; they get the columns `experiment` (an
             empty text) and `origin`, which the catalog's views have.
-        others: further tables that the report reads, as they are.
+        further: further tables that the report reads, as they are.
     """
     import duckdb
 
@@ -27,7 +27,7 @@ def run_report(report: str, evaluated: Mapping[str, pa.Table], others: Mapping[s
             table = table.drop_columns([c for c in ("experiment", "origin") if c in table.column_names])
             connection.register(f"{name}_table", table)
             connection.execute(f"CREATE VIEW {name} AS SELECT *, '' AS experiment, 'eval' AS origin FROM {name}_table")
-        for name, table in others.items():
+        for name, table in further.items():
             connection.register(name, table)
         query = (sql_folder() / "reports" / f"{report}.sql").read_text(encoding="utf-8")
         return connection.execute(query).to_arrow_table().to_pylist()

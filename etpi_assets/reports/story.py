@@ -31,7 +31,7 @@ HEADS = (
     (lambda fell, lower, improved: True, "",
      "No measurable difference between {before} and {after}."),
 )  # fmt: skip
-"""(condition on the metrics that fell, are lower and improved; tone; sentence). The first that applies is said."""
+"""(condition on the metrics that fell, are lower and improved; tone; sentence). The first that applies is sentences."""
 
 
 def sentences(
@@ -52,28 +52,28 @@ def sentences(
         checks: check outcomes.
     """
     evaluated = bool(tables.eval_rollouts.num_rows)
-    said = compared(split, paired) if evaluated else _not_evaluated(tables, headline)
+    sentences = compared(split, paired) if evaluated else _not_evaluated(tables, headline)
     below = [
         f"`{v['metric']}` of {v['checkpoint_role']}, {v['decoding']}" for v in verdicts if v["word"][:5] == "below"
     ]
     if below:
-        said.append(("bad", f"Below the threshold: {', '.join(below)}."))
+        sentences.append(("bad", f"Below the threshold: {', '.join(below)}."))
     failed = [f"`{check['name']}`" for check in checks if not check["passed"]]
     if failed:
-        said.append(("bad", f"{len(failed)} check{'s'[: len(failed) != 1]} failed: {', '.join(failed)}."))
-    return said
+        sentences.append(("bad", f"{len(failed)} check{'s'[: len(failed) != 1]} failed: {', '.join(failed)}."))
+    return sentences
 
 
 def compared(split: str, paired: Sequence[Change]) -> list[Sentence]:
     """Return the sentences about an evaluation: what the last checkpoint does differently from the first."""
     pair = roles(paired)
     if pair is None:
-        said = [("", "One checkpoint was evaluated, so there is nothing to compare it with.")]
+        sentences = [("", "One checkpoint was evaluated, so there is nothing to compare it with.")]
     else:
-        said = [_head(between(paired, *pair), *pair), *summary(paired)]
+        sentences = [_head(between(paired, *pair), *pair), *summary(paired)]
     if split != "heldout":
-        said.append(("bad", f"The evaluation's tasks are of the split {split}: none of its figures is held out."))
-    return said
+        sentences.append(("bad", f"The evaluation's tasks are of the split {split}: none of its figures is held out."))
+    return sentences
 
 
 def results_title(split: str, evaluated: bool) -> str:
@@ -112,10 +112,10 @@ def _not_evaluated(tables: ReportTables, headline: Sequence[Mapping[str, Any]]) 
         if rows
         else "there is no data set"
     )
-    said: list[Sentence] = [("", f"{what}; {data}. No figure in this report is held out.")]
-    said += [
+    sentences: list[Sentence] = [("", f"{what}; {data}. No figure in this report is held out.")]
+    sentences += [
         ("", f"Of the rollouts that the data were selected from, {percent(row)} solved their task: the teacher's rate.")
         for row in headline
         if (row["checkpoint_role"], row["metric"]) == ("teacher", OUTCOME)
     ]
-    return said
+    return sentences

@@ -36,7 +36,7 @@ def tracking_arguments(worker: Worker[Any], *, resumed: bool = False) -> Mapping
     return {
         "report_to": list(tracking.report_to),
         "run_name": name,
-        "project": os.environ[PROJECT_VARIABLES["trackio"]],
+        "project": _project("trackio"),
         "trackio_static_space_id": False,  # else it would publish a copy of the run
     }
 
@@ -107,9 +107,15 @@ def _guard(callback: Any, log: Callable[[str], None]) -> None:
 # --- runs without training -------------------------------------------------------------------------------------------
 
 
+def _project(tracker: Tracker) -> str:
+    """Return the tracker's project: that of its own variable, if it has one that is set."""
+    variable = PROJECT_VARIABLES.get(tracker)
+    return os.environ.get(variable, PROJECT) if variable else PROJECT
+
+
 def log_values(tracker: Tracker, name: str, values: Mapping[str, float]) -> None:
     """Report a run of these values to one tracker, with its own API, after `begin_run`."""
-    project = os.environ.get(PROJECT_VARIABLES.get(tracker, ""), PROJECT)
+    project = _project(tracker)
     match tracker:
         case "tensorboard":
             from torch.utils.tensorboard import SummaryWriter
