@@ -118,7 +118,8 @@ def restore(folder: Path, to: Lake, *, overwrite: bool = False, log: Log = print
         overwrite: make the backup's versions current where the lake has other ones.
 
     Raises:
-        LakeError: the folder is no finished backup, or the lake has other current versions and `overwrite` is false.
+        LakeError: the folder is no backup, its first backup was interrupted before its pointers were written, or the
+            lake has other current versions and `overwrite` is false.
         LakeBusy: a run is using the lake.
     """
     source = Lake(folder)
@@ -126,7 +127,9 @@ def restore(folder: Path, to: Lake, *, overwrite: bool = False, log: Log = print
     if not marker.is_file():
         raise LakeError(f"{folder} is no backup: it has no {MARKER}; `etpi backup FOLDER` makes one")
     if _unfinished(folder):
-        log(f"{folder}: its last backup was interrupted; this restores the pointers of the one before")
+        if not source.refs():
+            raise LakeError(f"{folder}: its first backup was interrupted, so it names no version; nothing was changed")
+        log(f"{folder}: its last backup was interrupted; pointers that it did not write are those of the one before")
     with _in_use(source), to.alone():
         copy = _Copy(source, to, deep=True, journals="grow", log=log)
         other = copy.other_pointers()
@@ -258,7 +261,11 @@ class _Copy:
         staged.rename(target)
 
     def _loose(self, path: Path) -> None:
-        """Copy a file that a run may replace or append to, if its size or its time differs."""
+        """Copy a file that a run may replace or append to, if its size or its time differs.
+
+        A fault of a disk changes neither. So a restore compares the content too, and a deep backup, which cannot know
+        which of the two is the damaged one, reports the difference and changes nothing.
+        """
         target = self.target.root / path
         try:
             now = (self.source.root / path).stat()
@@ -266,6 +273,14 @@ class _Copy:
                 then = target.stat()
                 same = (then.st_size, int(then.st_mtime)) == (now.st_size, int(now.st_mtime))
                 journal = path.as_posix().startswith(JOURNALS)
+                if same and self.deep and sha256_of(target) != sha256_of(self.source.root / path):
+                    if self.journals == "grow":
+                        same = False
+                    else:
+                        self.log(
+                            f"{path}: lake and backup differ, though size and time are the same: one is damaged. Delete "
+                            "it in the backup, or restore it into the lake"
+                        )
                 if same or (journal and self.journals == "grow" and then.st_size >= now.st_size):
                     self.result.present += 1
                     return

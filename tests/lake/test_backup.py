@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -218,3 +219,33 @@ def test_the_planner_says_ok_in_a_restored_lake(world, tmp_path: Path) -> None:
     restored = Lake(tmp_path / "restored")
     restore(tmp_path / "backup", restored, log=quiet)
     assert {step.state for step in plan("first", world.resources().specs, restored)} == {"ok"}
+
+
+def _flip(path: Path) -> None:
+    """Change a byte as a fault of a disk does: size and time stay."""
+    stat, content = path.stat(), bytearray(path.read_bytes())
+    content[2] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def test_restore_mends_a_stored_training_that_has_its_size_and_time(lake: Lake, tmp_path: Path) -> None:
+    stored, backup = lake.root / "checkpoints/trained/key.json", tmp_path / "backup"
+    good = stored.read_bytes()
+    back_up(lake, backup, log=quiet)
+    _flip(stored)
+    lines: list[str] = []
+    back_up(lake, backup, deep=True, log=lines.append)
+    assert ["checkpoints/trained/key.json" in line for line in lines] == [True]
+    assert (backup / "checkpoints/trained/key.json").read_bytes() == good
+    restore(backup, lake, log=quiet)
+    assert stored.read_bytes() == good and audit(lake, deep=True).damages == []
+
+
+def test_restore_refuses_a_first_backup_that_wrote_no_pointer(lake: Lake, tmp_path: Path, monkeypatch) -> None:
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "sync", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+        back_up(lake, tmp_path / "backup", log=quiet)
+    with pytest.raises(LakeError, match="first backup was interrupted"):
+        restore(tmp_path / "backup", Lake(tmp_path / "elsewhere"), log=quiet)
+    assert not (tmp_path / "elsewhere").exists()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import subprocess
 import sys
+import tempfile
 from datetime import timedelta
 from pathlib import Path
 
@@ -150,6 +152,9 @@ def test_rm_killed_at_any_move_leaves_a_sound_lake_and_can_be_finished(family, m
     assert audit(lake, deep=True).damages == []
     if [ref for ref in lake.refs() if ref.key == "b"]:
         carry_out(lake, plan_partitions(lake, [("experiment", "b")]))
+    elif (lake.root / REMOVED).exists() and not list(lake.root.glob("*/*/experiment=b")):
+        with pytest.raises(LakeError, match="etpi gc --older-than 0"):
+            plan_partitions(lake, [("experiment", "b")])
     carry_out(lake, plan_garbage(lake, NOW))
     assert not lake.checkpoint_dir(ids["b"]).exists() and not list(lake.root.glob("*/*/experiment=b"))
     assert not (lake.root / REMOVED).exists() and audit(lake, deep=True).damages == []
@@ -165,6 +170,19 @@ with lake.in_use(), lake.lock("sft_checkpoint-a"):
     print("held", flush=True)
     time.sleep(60)
 """
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs a second filesystem")
+def test_rm_refuses_weights_behind_a_link_to_another_filesystem_before_it_removes_anything(family) -> None:
+    lake, _ = family
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as other:
+        if Path(other).stat().st_dev == lake.root.stat().st_dev:
+            pytest.skip("/dev/shm is the filesystem of the temporary folder")
+        shutil.move(lake.root / "checkpoints", Path(other) / "checkpoints")
+        (lake.root / "checkpoints").symlink_to(Path(other) / "checkpoints")
+        with pytest.raises(LakeError, match="another filesystem"):
+            carry_out(lake, plan_partitions(lake, [("experiment", "b")]))
+        assert Ref("sft_checkpoint", "experiment", "b") in lake.refs() and not (lake.root / REMOVED).exists()
 
 
 def test_removal_refuses_while_a_run_uses_the_lake_and_names_it(family) -> None:
