@@ -122,9 +122,10 @@ def restore(folder: Path, to: Lake, *, overwrite: bool = False, log: Log = print
             lake has other current versions and `overwrite` is false.
         LakeBusy: a run is using the lake.
     """
-    source = Lake(folder)
-    marker = folder / MARKER
-    if not marker.is_file():
+    source, folder = Lake(folder), folder.resolve()
+    if to.root.is_relative_to(folder) or folder.is_relative_to(to.root):
+        raise LakeError(f"{folder} and {to.root} lie in one another; restore into another folder")
+    if not (folder / MARKER).is_file():
         raise LakeError(f"{folder} is no backup: it has no {MARKER}; `etpi backup FOLDER` makes one")
     if _unfinished(folder):
         if not source.refs():
@@ -145,11 +146,13 @@ def restore(folder: Path, to: Lake, *, overwrite: bool = False, log: Log = print
 def _refuse_folder(lake: Lake, folder: Path, force: bool) -> None:
     if folder.is_relative_to(lake.root) or lake.root.is_relative_to(folder):
         raise LakeError(f"{folder} and the lake {lake.root} lie in one another; choose a folder on another disk")
+    if folder.exists() and not folder.is_dir():
+        raise LakeError(f"{folder} is a file; choose a folder")
     if not folder.exists() or not any(folder.iterdir()):
         return
     if not (folder / MARKER).is_file():
         raise LakeError(f"{folder} is not empty and no backup (it has no {MARKER}); choose an empty folder")
-    of = json.loads((folder / MARKER).read_text())["of"]
+    of = _read_marker(folder).of
     if of != str(lake.root) and not force:
         raise LakeError(
             f"{folder} is a backup of {of}, not of {lake.root}; choose another folder, or give --force if that lake "
@@ -162,8 +165,15 @@ _UNFINISHED = "unfinished"
 
 def _unfinished(folder: Path) -> bool:
     """Return whether the last backup to a folder was interrupted."""
-    marker = folder / MARKER
-    return marker.is_file() and json.loads(marker.read_text())["at"] == _UNFINISHED
+    return (folder / MARKER).is_file() and _read_marker(folder).at == _UNFINISHED
+
+
+def _read_marker(folder: Path) -> Backup:
+    try:
+        return Backup(**json.loads((folder / MARKER).read_bytes()))
+    except (ValueError, TypeError) as error:
+        content = json.dumps({"of": "FOLDER OF THE LAKE", "at": _UNFINISHED, "etpi": "?"})
+        raise LakeError(f"{folder / MARKER} cannot be read ({error}); write into it {content}") from error
 
 
 def _write_marker(target: Lake, marker: Backup) -> None:
@@ -278,8 +288,8 @@ class _Copy:
                         same = False
                     else:
                         self.log(
-                            f"{path}: lake and backup differ, though size and time are the same: one is damaged. Delete "
-                            "it in the backup, or restore it into the lake"
+                            f"{path}: lake and backup differ, though size and time are the same: one is damaged. "
+                            "Delete it in the backup, or restore it into the lake"
                         )
                 if same or (journal and self.journals == "grow" and then.st_size >= now.st_size):
                     self.result.present += 1

@@ -8,6 +8,7 @@ removal deletes the rest.
 from __future__ import annotations
 
 import difflib
+import glob
 import shutil
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
@@ -156,14 +157,15 @@ def _of(pair: tuple[str, str]) -> str:
 
 def _folders(lake: Lake, set: str, key: str) -> Iterator[Path]:
     """Yield the folders of a key's partitions: those with pointers and manifests, then those with tables."""
+    name = glob.escape(f"{set}={key}")  # the key is what a user typed
     for depth in ("*", "*/*"):
-        for path in sorted(lake.root.glob(f"{depth}/{set}={key}")):
+        for path in sorted(lake.root.glob(f"{depth}/{name}")):
             if NAME.fullmatch(path.relative_to(lake.root).parts[0]):
                 yield path
 
 
 def _unknown(lake: Lake, references: References, set: str, key: str) -> LakeError:
-    if any((lake.root / REMOVED).glob(f"*/*/{set}={key}")):
+    if any((lake.root / REMOVED).glob("*/*/" + glob.escape(f"{set}={key}"))):
         return LakeError(
             f"a removal of the {_of((set, key))} was interrupted after its versions; `etpi gc --older-than 0` shows "
             "what it left, and --yes removes it"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from etpi.cli import main
 from etpi_assets.graph import GRAPH
 from etpi_assets.planner import plan
 from etpi_resources.lake import catalog
@@ -118,6 +119,13 @@ def test_rm_names_near_keys(family) -> None:
     lake, _ = family
     with pytest.raises(LakeError, match=r"experiment d; it has a, b, c"):
         plan_partitions(lake, [("experiment", "d")])
+
+
+@pytest.mark.parametrize("pattern", ["*", "?", "[ab]", ""])
+def test_rm_takes_no_pattern_for_a_name(family, pattern: str) -> None:
+    """A pattern's folders would go without a question to what needs them."""
+    with pytest.raises(LakeError, match="the lake has nothing of the experiment"):
+        plan_partitions(family[0], [("experiment", pattern)])
 
 
 def test_rm_keeps_a_checkpoint_that_two_experiments_trained(family) -> None:
@@ -278,6 +286,13 @@ def test_gc_removes_files_that_no_manifest_names_but_not_those_of_a_publication_
     assert [part.path for part in doomed.parts] == [orphan]
     carry_out(lake, doomed)
     assert not orphan.exists() and lake.has_files(made)
+
+
+@pytest.mark.parametrize("days", ["nan", "1e300"])
+def test_gc_refuses_an_age_that_is_no_number_of_days(tmp_path: Path, monkeypatch, capsys, days: str) -> None:
+    monkeypatch.setenv("ETPI_DATA", str(tmp_path / "data"))
+    assert main(["gc", "--older-than", days]) == 1
+    assert "is no number of days" in capsys.readouterr().err
 
 
 def test_a_damaged_manifest_stops_removal(tmp_path: Path) -> None:
