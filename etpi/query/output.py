@@ -6,13 +6,17 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from etpi.query.questions import QueryError
 from etpi_assets.reports.markdown import markdown_table
 from etpi_assets.runs.columns import aligned, cell, shortened
 
 Rows = Sequence[Sequence[Any]]
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Characters that move a terminal's cursor, set its title or turn the direction of text; transcripts may have them."""
 _WIDEST_CELL = 48
 """Characters of a value in a table on a terminal."""
 
@@ -23,7 +27,8 @@ def table(names: Sequence[str], rows: Rows, width: int | None) -> str:
     Args:
         width: of the terminal, in characters; None to cut nothing.
     """
-    text = [[cell(value) for value in row] for row in rows]
+    text = [[_visible(cell(value)) for value in row] for row in rows]
+    names = [_visible(name) for name in names]
     limit = None if width is None else _WIDEST_CELL
     short = [[value if limit is None else shortened(value, limit) for value in row] for row in text]
     numbers = [i for i in range(len(names)) if rows and all(_is_number(row[i]) for row in rows)]
@@ -34,6 +39,11 @@ def table(names: Sequence[str], rows: Rows, width: int | None) -> str:
         return "\n".join([*lines, count])
     blocks = [_block(i, names, row, width) for i, row in enumerate(text, 1)]
     return "\n".join([*blocks, count])
+
+
+def _visible(text: str) -> str:
+    """Return a text with control characters as their escapes."""
+    return _CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def _block(number: int, names: Sequence[str], row: Sequence[str], width: int) -> str:
@@ -57,7 +67,13 @@ def as_csv(names: Sequence[str], rows: Rows) -> str:
 
 
 def as_json(names: Sequence[str], rows: Rows) -> str:
-    """Return an array with an object for each row, one a line."""
+    """Return an array with an object for each row, one a line.
+
+    Raises:
+        QueryError: two columns have one name, of which an object would keep the last.
+    """
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise QueryError(f"several columns are named {', '.join(twice)}; give each a name of its own with AS")
     objects = (json.dumps(dict(zip(names, map(_plain, row), strict=True)), ensure_ascii=False) for row in rows)
     return "[" + ",\n".join(objects) + "]"
 

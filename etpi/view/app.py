@@ -92,7 +92,7 @@ def make_app(lake: Lake | None = None, catalog: Path | None = None, host: str = 
 def _templates() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
+        lstrip_blocks=True, finalize=formats.visible,
     )  # fmt: skip
     environment.globals["links"] = links
     environment.filters |= formats.FILTERS

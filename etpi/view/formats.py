@@ -94,6 +94,17 @@ def svg(chart: str) -> Markup:
     return Markup(re.sub(r' style="[^"]*"', "", chart))
 
 
+_HIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u202a-\u202e\u2066-\u2069]")
+"""Control characters, which a browser drops, and those that reorder text: code could read other than it runs."""
+
+
+def visible(value: Any) -> Any:
+    """Return a text of a transcript with hidden characters as ⟨U+202E⟩; anything else as it is."""
+    if isinstance(value, str) and not isinstance(value, Markup) and _HIDDEN.search(value):
+        return _HIDDEN.sub(lambda match: f"⟨U+{ord(match[0]):04X}⟩", value)
+    return value
+
+
 _VISIBLE = str.maketrans({" ": "·", "\t": "→\t", "\n": "⏎\n", "\r": "␍"})
 
 
@@ -102,7 +113,7 @@ def token_spans(tokens: Iterable[ShownToken]) -> Markup:
     spans = []
     for token in tokens:
         figures = f", {token.figures}" if token.figures else ""
-        text = escape(token.text.translate(_VISIBLE)) if token.text else "<i>∅</i>"
+        text = escape(visible(token.text.translate(_VISIBLE))) if token.text else "<i>∅</i>"
         style = f"t {token.shade}" if token.shade else "t"
         spans.append(f'<span class="{style}" title="id {token.id}, position {token.position}{figures}">{text}</span>')
     return Markup("".join(spans))

@@ -22,6 +22,7 @@ READ_BYTES = 24_000_000
 NEWEST = 20
 WINDOW_SECONDS = 300.0
 """The time over which the speed is measured."""
+_TABLES = ("rollouts", "agents", "turns", "messages")
 _NAME = re.compile(r"(rollouts|evaluations)/[\w.+-]+(/[\w.+-]+)?/journal-[0-9a-f]{1,64}\.jsonl")
 
 
@@ -105,7 +106,10 @@ class Journals:
                     if file.read(1) != b"\n":
                         return None
                 line = file.readline()
-            return json.loads(line)["rows"] if line.endswith(b"\n") else None
+            if _finished(line, offset) is None or not line.endswith(b"\n"):
+                return None
+            rows = json.loads(line)["rows"]
+            return rows if all(isinstance(rows.get(table), list) for table in _TABLES) else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -170,5 +174,5 @@ def _finished(line: bytes, offset: int) -> Finished | None:
             offset, str(row["rollout_id"]), row.get("task_id"), row.get("sample"), verdict, row.get("exit_status"),
             row.get("checkpoint_role"), len(rows["turns"]), at,
         )  # fmt: skip
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None

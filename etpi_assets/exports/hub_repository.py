@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_BRANCH = re.compile(r"(?!.*(\.\.|//|/$))\w[\w./+-]*")
 _MAIN = "main"
 
 
@@ -48,7 +49,7 @@ class Target:
     def parse(cls, text: str, private: bool = False) -> Target:
         """Read REPO or REPO@REVISION. Raises PushError for another form."""
         repo, at, revision = text.partition("@")
-        if not _NAME.fullmatch(repo) or (at and not revision.strip()):
+        if not _NAME.fullmatch(repo) or (at and not _BRANCH.fullmatch(revision)):
             raise PushError(f"--push {text!r} is not of the form OWNER/NAME or OWNER/NAME@BRANCH")
         return cls(repo, revision or _MAIN, private)
 

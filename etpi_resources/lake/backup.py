@@ -118,15 +118,19 @@ def restore(folder: Path, to: Lake, *, overwrite: bool = False, log: Log = print
         overwrite: make the backup's versions current where the lake has other ones.
 
     Raises:
-        LakeError: the folder is no finished backup, or the lake has other current versions and `overwrite` is false.
+        LakeError: the folder is no backup, its first backup was interrupted before its pointers were written, or the
+            lake has other current versions and `overwrite` is false.
         LakeBusy: a run is using the lake.
     """
-    source = Lake(folder)
-    marker = folder / MARKER
-    if not marker.is_file():
+    source, folder = Lake(folder), folder.resolve()
+    if to.root.is_relative_to(folder) or folder.is_relative_to(to.root):
+        raise LakeError(f"{folder} and {to.root} lie in one another; restore into another folder")
+    if not (folder / MARKER).is_file():
         raise LakeError(f"{folder} is no backup: it has no {MARKER}; `etpi backup FOLDER` makes one")
     if _unfinished(folder):
-        log(f"{folder}: its last backup was interrupted; this restores the pointers of the one before")
+        if not source.refs():
+            raise LakeError(f"{folder}: its first backup was interrupted, so it names no version; nothing was changed")
+        log(f"{folder}: its last backup was interrupted; pointers that it did not write are those of the one before")
     with _in_use(source), to.alone():
         copy = _Copy(source, to, deep=True, journals="grow", log=log)
         other = copy.other_pointers()
@@ -142,11 +146,13 @@ def restore(folder: Path, to: Lake, *, overwrite: bool = False, log: Log = print
 def _refuse_folder(lake: Lake, folder: Path, force: bool) -> None:
     if folder.is_relative_to(lake.root) or lake.root.is_relative_to(folder):
         raise LakeError(f"{folder} and the lake {lake.root} lie in one another; choose a folder on another disk")
+    if folder.exists() and not folder.is_dir():
+        raise LakeError(f"{folder} is a file; choose a folder")
     if not folder.exists() or not any(folder.iterdir()):
         return
     if not (folder / MARKER).is_file():
         raise LakeError(f"{folder} is not empty and no backup (it has no {MARKER}); choose an empty folder")
-    of = json.loads((folder / MARKER).read_text())["of"]
+    of = _read_marker(folder).of
     if of != str(lake.root) and not force:
         raise LakeError(
             f"{folder} is a backup of {of}, not of {lake.root}; choose another folder, or give --force if that lake "
@@ -159,8 +165,15 @@ _UNFINISHED = "unfinished"
 
 def _unfinished(folder: Path) -> bool:
     """Return whether the last backup to a folder was interrupted."""
-    marker = folder / MARKER
-    return marker.is_file() and json.loads(marker.read_text())["at"] == _UNFINISHED
+    return (folder / MARKER).is_file() and _read_marker(folder).at == _UNFINISHED
+
+
+def _read_marker(folder: Path) -> Backup:
+    try:
+        return Backup(**json.loads((folder / MARKER).read_bytes()))
+    except (ValueError, TypeError) as error:
+        content = json.dumps({"of": "FOLDER OF THE LAKE", "at": _UNFINISHED, "etpi": "?"})
+        raise LakeError(f"{folder / MARKER} cannot be read ({error}); write into it {content}") from error
 
 
 def _write_marker(target: Lake, marker: Backup) -> None:
@@ -258,7 +271,11 @@ class _Copy:
         staged.rename(target)
 
     def _loose(self, path: Path) -> None:
-        """Copy a file that a run may replace or append to, if its size or its time differs."""
+        """Copy a file that a run may replace or append to, if its size or its time differs.
+
+        A fault of a disk changes neither. So a restore compares the content too, and a deep backup, which cannot know
+        which of the two is the damaged one, reports the difference and changes nothing.
+        """
         target = self.target.root / path
         try:
             now = (self.source.root / path).stat()
@@ -266,6 +283,14 @@ class _Copy:
                 then = target.stat()
                 same = (then.st_size, int(then.st_mtime)) == (now.st_size, int(now.st_mtime))
                 journal = path.as_posix().startswith(JOURNALS)
+                if same and self.deep and sha256_of(target) != sha256_of(self.source.root / path):
+                    if self.journals == "grow":
+                        same = False
+                    else:
+                        self.log(
+                            f"{path}: lake and backup differ, though size and time are the same: one is damaged. "
+                            "Delete it in the backup, or restore it into the lake"
+                        )
                 if same or (journal and self.journals == "grow" and then.st_size >= now.st_size):
                     self.result.present += 1
                     return

@@ -8,6 +8,7 @@ removal deletes the rest.
 from __future__ import annotations
 
 import difflib
+import glob
 import shutil
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
@@ -82,10 +83,11 @@ def carry_out(lake: Lake, plan: Plan) -> None:
     """Remove the parts of a plan that was made under `lake.alone`; the catalog must be built again afterwards.
 
     Raises:
-        LakeError: the plan is refused; nothing was removed.
+        LakeError: the plan is refused, or a part is on another filesystem than the lake; nothing was removed.
     """
     if plan.refused:
         raise LakeError("\n".join(plan.refused))
+    _refuse_other_filesystems(lake, plan)
     area = lake.root / REMOVED
     folder = area / datetime.now(UTC).strftime("%Y%m%dT%H%M%S%fZ")
     for part in plan.parts:
@@ -96,6 +98,16 @@ def carry_out(lake: Lake, plan: Plan) -> None:
         part.path.replace(target)
         _remove_empty(part.path.parent, lake.root)
     shutil.rmtree(area, ignore_errors=True)
+
+
+def _refuse_other_filesystems(lake: Lake, plan: Plan) -> None:
+    """Raise LakeError if a part cannot be renamed into the lake's `.removed`: it is behind a link to another disk."""
+    device = lake.root.stat().st_dev
+    if other := next((part.path for part in plan.parts if part.path.lstat().st_dev != device), None):
+        raise LakeError(
+            f"{other} is on another filesystem than {lake.root}, so it cannot be removed in one step. Nothing was "
+            "changed. Put the whole folder of the lake on one filesystem, and set ETPI_DATA"
+        )
 
 
 def _remove_empty(folder: Path, root: Path) -> None:
@@ -125,7 +137,7 @@ def plan_partitions(lake: Lake, doomed: Iterable[tuple[str, str]]) -> Plan:
     refs = {ref for ref in references.pointed if (ref.set, ref.key) in keys}
     folders = {pair: list(_folders(lake, *pair)) for pair in keys}
     if unknown := [pair for pair, paths in folders.items() if not paths]:
-        raise _unknown(references, *unknown[0])
+        raise _unknown(lake, references, *unknown[0])
     kept = set(references.pointed) - refs
     plan.refused = _dependants(references, kept, refs)
     # Manifests and pointers before the files that they name.
@@ -145,13 +157,19 @@ def _of(pair: tuple[str, str]) -> str:
 
 def _folders(lake: Lake, set: str, key: str) -> Iterator[Path]:
     """Yield the folders of a key's partitions: those with pointers and manifests, then those with tables."""
+    name = glob.escape(f"{set}={key}")  # the key is what a user typed
     for depth in ("*", "*/*"):
-        for path in sorted(lake.root.glob(f"{depth}/{set}={key}")):
+        for path in sorted(lake.root.glob(f"{depth}/{name}")):
             if NAME.fullmatch(path.relative_to(lake.root).parts[0]):
                 yield path
 
 
-def _unknown(references: References, set: str, key: str) -> LakeError:
+def _unknown(lake: Lake, references: References, set: str, key: str) -> LakeError:
+    if any((lake.root / REMOVED).glob("*/*/" + glob.escape(f"{set}={key}"))):
+        return LakeError(
+            f"a removal of the {_of((set, key))} was interrupted after its versions; `etpi gc --older-than 0` shows "
+            "what it left, and --yes removes it"
+        )
     known = sorted({ref.key for ref in references.pointed if ref.set == set})
     near = difflib.get_close_matches(key, known, 1)
     hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'none'}"

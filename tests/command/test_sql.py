@@ -91,6 +91,18 @@ def test_table_wider_than_the_terminal_has_a_block_for_each_row():
     assert "a" * 30 in table(names, rows, None), "without a terminal nothing is cut"
 
 
+def test_a_text_of_a_transcript_does_not_control_the_terminal():
+    hostile = "\x1b]0;title\x07\x9b31mred\u202eabc\r"
+    for width in (None, 200, 20):
+        printed = table(["text", "\x1b[2J"], [[hostile, 1]], width)
+        assert not set(printed) & set("\x1b\x07\x9b\u202e\r") and "\\x1b]0;" in printed
+
+
+def test_json_refuses_two_columns_of_one_name(asked, capsys):
+    code, out, err = _run(capsys, "-c", "SELECT 1 AS a, 2 AS a", "--format", "json")
+    assert (code, out) == (1, "") and "several columns are named a" in err
+
+
 def test_catalog_cannot_be_written_and_errors_are_one_message(asked, capsys):
     code, _, err = _run(capsys, "-c", "CREATE TABLE mine (x INTEGER)")
     assert code == 1 and "read-only" in err and err.startswith("etpi: -c: ")

@@ -186,6 +186,6 @@ def test_key_in_a_nested_message_or_a_file_is_refused(tmp_path, hub, curated, mo
 def test_names_of_repositories_are_checked_before_anything_runs():
     assert Target.parse("a/b@x/y", True) == Target("a/b", "x/y", True)
     assert Target.parse("b") == Target("b", "main", False)
-    for text in ("", "a/b/c", "a/b@", "https://huggingface.co/a/b", "a b"):
+    for text in ("", "a/b/c", "a/b@", "a/b@../..", "a/b@x@y", "a/b@x\n", "https://huggingface.co/a/b", "a b"):
         with pytest.raises(PushError, match="OWNER/NAME"):
             Target.parse(text)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from etpi.cli import main
 from etpi_assets.graph import GRAPH
 from etpi_assets.planner import plan
 from etpi_resources.checkpoints import checkpoint_folder
@@ -218,3 +221,62 @@ def test_the_planner_says_ok_in_a_restored_lake(world, tmp_path: Path) -> None:
     restored = Lake(tmp_path / "restored")
     restore(tmp_path / "backup", restored, log=quiet)
     assert {step.state for step in plan("first", world.resources().specs, restored)} == {"ok"}
+
+
+def _flip(path: Path) -> None:
+    """Change a byte as a fault of a disk does: size and time stay."""
+    stat, content = path.stat(), bytearray(path.read_bytes())
+    content[2] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def test_restore_mends_a_stored_training_that_has_its_size_and_time(lake: Lake, tmp_path: Path) -> None:
+    stored, backup = lake.root / "checkpoints/trained/key.json", tmp_path / "backup"
+    good = stored.read_bytes()
+    back_up(lake, backup, log=quiet)
+    _flip(stored)
+    lines: list[str] = []
+    back_up(lake, backup, deep=True, log=lines.append)
+    assert ["checkpoints/trained/key.json" in line for line in lines] == [True]
+    assert (backup / "checkpoints/trained/key.json").read_bytes() == good
+    restore(backup, lake, log=quiet)
+    assert stored.read_bytes() == good and audit(lake, deep=True).damages == []
+
+
+def test_restore_refuses_a_first_backup_that_wrote_no_pointer(lake: Lake, tmp_path: Path, monkeypatch) -> None:
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "sync", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+        back_up(lake, tmp_path / "backup", log=quiet)
+    with pytest.raises(LakeError, match="first backup was interrupted"):
+        restore(tmp_path / "backup", Lake(tmp_path / "elsewhere"), log=quiet)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_backup_and_lake_do_not_lie_in_one_another(lake: Lake, tmp_path: Path) -> None:
+    backup = tmp_path / "backup"
+    back_up(lake, backup, log=quiet)
+    for target in (backup, backup / "inside", tmp_path):
+        with pytest.raises(LakeError, match="lie in one another"):
+            restore(backup, Lake(target), overwrite=True, log=quiet)
+    assert audit(Lake(backup), deep=True).damages == [] and not (backup / "inside").exists()
+
+
+def test_a_damaged_marker_is_named_with_its_remedy(lake: Lake, tmp_path: Path) -> None:
+    backup = tmp_path / "backup"
+    back_up(lake, backup, log=quiet)
+    (backup / MARKER).write_text("{")
+    with pytest.raises(LakeError, match="backup.json cannot be read"):
+        back_up(lake, backup, log=quiet)
+    with pytest.raises(LakeError, match="backup.json cannot be read"):
+        restore(backup, Lake(tmp_path / "elsewhere"), log=quiet)
+
+
+def test_a_full_disk_is_an_error_in_a_line(lake: Lake, tmp_path: Path, monkeypatch, capsys) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setenv("ETPI_DATA", str(lake.root))
+    with monkeypatch.context() as patch:
+        patch.setattr("etpi_resources.lake.backup._Copy._file", lambda *_: (_ for _ in ()).throw(full))
+        assert main(["backup", str(tmp_path / "backup")]) == 1
+    assert capsys.readouterr().err.startswith("etpi: No space left on device. Run the same command again")
+    assert main(["backup", str(tmp_path / "backup")]) == 0

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import subprocess
 import sys
+import tempfile
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from etpi.cli import main
 from etpi_assets.graph import GRAPH
 from etpi_assets.planner import plan
 from etpi_resources.lake import catalog
@@ -118,6 +121,13 @@ def test_rm_names_near_keys(family) -> None:
         plan_partitions(lake, [("experiment", "d")])
 
 
+@pytest.mark.parametrize("pattern", ["*", "?", "[ab]", ""])
+def test_rm_takes_no_pattern_for_a_name(family, pattern: str) -> None:
+    """A pattern's folders would go without a question to what needs them."""
+    with pytest.raises(LakeError, match="the lake has nothing of the experiment"):
+        plan_partitions(family[0], [("experiment", pattern)])
+
+
 def test_rm_keeps_a_checkpoint_that_two_experiments_trained(family) -> None:
     lake, ids = family
     dataset = small_lake.put(lake, "upweighted_dataset", "twin", small_lake.dataset("r-b"))
@@ -150,6 +160,9 @@ def test_rm_killed_at_any_move_leaves_a_sound_lake_and_can_be_finished(family, m
     assert audit(lake, deep=True).damages == []
     if [ref for ref in lake.refs() if ref.key == "b"]:
         carry_out(lake, plan_partitions(lake, [("experiment", "b")]))
+    elif (lake.root / REMOVED).exists() and not list(lake.root.glob("*/*/experiment=b")):
+        with pytest.raises(LakeError, match="etpi gc --older-than 0"):
+            plan_partitions(lake, [("experiment", "b")])
     carry_out(lake, plan_garbage(lake, NOW))
     assert not lake.checkpoint_dir(ids["b"]).exists() and not list(lake.root.glob("*/*/experiment=b"))
     assert not (lake.root / REMOVED).exists() and audit(lake, deep=True).damages == []
@@ -165,6 +178,19 @@ with lake.in_use(), lake.lock("sft_checkpoint-a"):
     print("held", flush=True)
     time.sleep(60)
 """
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs a second filesystem")
+def test_rm_refuses_weights_behind_a_link_to_another_filesystem_before_it_removes_anything(family) -> None:
+    lake, _ = family
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as other:
+        if Path(other).stat().st_dev == lake.root.stat().st_dev:
+            pytest.skip("/dev/shm is the filesystem of the temporary folder")
+        shutil.move(lake.root / "checkpoints", Path(other) / "checkpoints")
+        (lake.root / "checkpoints").symlink_to(Path(other) / "checkpoints")
+        with pytest.raises(LakeError, match="another filesystem"):
+            carry_out(lake, plan_partitions(lake, [("experiment", "b")]))
+        assert Ref("sft_checkpoint", "experiment", "b") in lake.refs() and not (lake.root / REMOVED).exists()
 
 
 def test_removal_refuses_while_a_run_uses_the_lake_and_names_it(family) -> None:
@@ -260,6 +286,13 @@ def test_gc_removes_files_that_no_manifest_names_but_not_those_of_a_publication_
     assert [part.path for part in doomed.parts] == [orphan]
     carry_out(lake, doomed)
     assert not orphan.exists() and lake.has_files(made)
+
+
+@pytest.mark.parametrize("days", ["nan", "1e300"])
+def test_gc_refuses_an_age_that_is_no_number_of_days(tmp_path: Path, monkeypatch, capsys, days: str) -> None:
+    monkeypatch.setenv("ETPI_DATA", str(tmp_path / "data"))
+    assert main(["gc", "--older-than", days]) == 1
+    assert "is no number of days" in capsys.readouterr().err
 
 
 def test_a_damaged_manifest_stops_removal(tmp_path: Path) -> None:

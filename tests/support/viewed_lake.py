@@ -20,7 +20,7 @@ from etpi_resources.lake.lake import Lake
 from etpi_resources.lake.schemas import TABLES
 from tests.support.small_lake import AT, checkpoint, metric, put, rollout, score, spec
 
-HOSTILE = "<script>alert('x')</script>"
+HOSTILE = "<script>alert('x')</script>\u202e\x1b"
 WORDS = [f"<{number}>" for number in range(40)] + ["</script>", "\n"] + [f"<{number}>" for number in range(42, 60)]
 NAMES = {
     "teacher": "trainedon1", "dropped": "dropped1", "base": "heldbase1", "student": "heldsft1", "rl": "reinforced1",

@@ -101,6 +101,27 @@ def test_partial_and_damaged_lines_are_passed_over(lake: Lake) -> None:
     assert reader.states()[0].n == 1, "a journal that became shorter is read from its beginning"
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"rows": 5},
+        {"rows": {"rollouts": [], "turns": []}},
+        {"rows": {"rollouts": [5], "turns": []}},
+        {"rows": {"rollouts": [{"rollout_id": "x", "started_at": "yesterday"}], "turns": []}},
+        {"rows": {"rollouts": [{"rollout_id": "x", "outcome": "[" * 100_000}], "turns": []}},
+    ],
+    ids=["no rows", "no rollout", "a number", "no time", "nested"],
+)
+def test_line_that_is_no_rollout_breaks_no_page(lake: Lake, client, line: dict) -> None:
+    with Journal(folder(lake), KEY) as journal:
+        journal.append(finished(0))
+        path, place = journal.path, journal.size
+    with path.open("ab") as file:
+        file.write(json.dumps(line).encode() + b"\n")
+    assert client.get("/live").status_code == 200
+    assert client.get(f"/live/rollout?journal={NAME}&offset={place}").status_code == 404
+
+
 def test_large_journal_is_read_in_parts(lake: Lake, monkeypatch) -> None:
     with Journal(folder(lake), KEY) as journal:
         for number in range(4):

@@ -104,6 +104,13 @@ def test_trainers_statistics_give_entropy_and_ratio() -> None:
     assert [shade_class("entropy", value, 0) for value in (0.0, 0.5, 9.0)] == ["s0", "s1", "s8"]
 
 
+@pytest.mark.parametrize("shade", ["weight", "label", "logprob", "entropy", "ratio"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_figure_that_is_not_finite_has_a_shade(shade: str, value: float) -> None:
+    """An engine writes -inf for a token that it excluded."""
+    assert re.fullmatch(r"[srb]\d", shade_class(shade, value, 1.0))
+
+
 def test_statistics_of_reinforcement_are_those_of_the_turn(pages, monkeypatch) -> None:
     if "policy_logprobs" not in TABLES["rl_samples"].schema.names:  # a lake without the trainer's statistics
         answer = {"policy_logprobs": [-9.0] * 3 + [-0.1, -1.2, -4.0], "entropies": [9.0] * 3 + [0.0, 0.9, 2.0]}

@@ -21,6 +21,8 @@ PAGE_TOKENS = 4_000
 CONTEXT = 24
 """Kept tokens shown before and after a difference; those between are counted."""
 LEVELS = 9
+LIMIT = 1e6
+"""The largest figure that a shade tells apart: an engine writes -inf for a token that it excluded."""
 
 SHADES = {
     "weight": "weight of the token in the loss of the data set (weight x copies); 0: not in the loss",
@@ -267,18 +269,21 @@ def shown(
 
 
 def shade_class(shade: str, value: float, top: float) -> str:
-    """Return the class of a value: s0 (light) to s8 (dark); r1.. above and b1.. below 1 for ratios.
+    """Return the class of a value: s0 (light) to s8 (dark); r1.. above and b1.. below 1 for ratios; s0 for no number.
 
     Args:
         top: the highest weight of the data set.
     """
+    if math.isnan(value):
+        return "s0"
+    value = min(max(value, -LIMIT), LIMIT)
     match shade:
         case "label":
             return "s5" if value else "s0"
         case "logprob":
             return f"s{min(LEVELS - 1, int(-value / 0.5))}" if value <= 0 else "s0"
         case "entropy":
-            return f"s{min(LEVELS - 1, int(value / 0.4))}"
+            return f"s{min(LEVELS - 1, max(0, int(value / 0.4)))}"
         case "ratio":
             level = min(4, round(abs(math.log(max(value, 1e-9))) / 0.1))
             return "s0" if not level else f"{'r' if value > 1 else 'b'}{level}"
