@@ -349,9 +349,29 @@ def build_pypi_bugs(folder: Path, per_package: int | None, seed: int) -> int:
     return 0
 
 
+def _refuse_other_home(home: Path) -> None:
+    """Raise LakeError if `.env` of the working folder, which `dagster dev` obeys, names another DAGSTER_HOME."""
+    from dotenv import dotenv_values
+
+    from etpi_resources.lake.lake import LakeError
+
+    file = Path(".env")
+    named = dotenv_values(file).get("DAGSTER_HOME") if file.is_file() else None
+    if named and Path(named).resolve() != home:
+        raise LakeError(
+            f"{file.resolve()} sets DAGSTER_HOME={named}, and Dagster's page reads that file before the environment: it "
+            f"would show the runs of that folder, not those of {home}. Start `etpi ui` in another folder, or remove the "
+            "line from the file"
+        )
+
+
 def serve_page(host: str, port: int) -> int:
-    """Replace this process by Dagster's web page and daemon."""
-    prepare_dagster_home()
+    """Replace this process by Dagster's web page and daemon.
+
+    Raises:
+        LakeError: `.env` names another home of Dagster than this process has.
+    """
+    _refuse_other_home(prepare_dagster_home())
     os.environ.setdefault(SHIPPED_VARIABLE, "demo")
     line = ["dagster", "dev", "--workspace", str(WORKSPACE), "--host", host, "--port", str(port)]
     os.execv(sys.executable, [sys.executable, "-m", *line])

@@ -119,8 +119,10 @@ def line_chart(
     for i in range(5):
         y = y0 + (y1 - y0) * i / 4
         _, py = place(x0, y)
-        body += [_line(left, py, width - right, py), _text(left - 6, py + 4, f"{10**y if log_y else y:.3g}", "end", 11)]
+        shown = 10**y if log_y else (0.0 if abs(y) < (y1 - y0) / 1000 else y)
+        body += [_line(left, py, width - right, py), _text(left - 6, py + 4, f"{shown:.3g}", "end", 11)]
         x = x0 + (x1 - x0) * i / 4
+        x = round(x) if x1 - x0 >= 8 else x  # whole steps
         px, _ = place(x, y0)
         body.append(_text(px, height - 18, f"{x:.4g}", "middle", 11))
     body.append(_text((left + width) / 2, height - 4, x_label, "middle", 11))
@@ -140,8 +142,14 @@ def bars(title: str, rows: Sequence[tuple[str, float]], unit: str = "") -> str:
         length = value / most * (width - left - 90)
         body.append(_text(left - 8, y + 13, label, "end"))
         body.append(f'<rect x="{left}" y="{y}" width="{length:.1f}" height="15" rx="2" fill="{COLOURS["sft"]}"/>')
-        body.append(_text(left + length + 6, y + 13, f"{value:,.3g}{unit}"))
+        body.append(_text(left + length + 6, y + 13, _labelled(value, unit)))
     return _frame(width, 12 + step * max(1, len(rows)), title, body)
+
+
+def _labelled(value: float, unit: str) -> str:
+    if unit == " %":
+        return f"{value:.1f} %" if value >= 0.05 or not value else "under 0.1 %"
+    return f"{value:,.3g}{unit}"
 
 
 def teacher_plot(title: str, points: Sequence[tuple[str, str, float, float, float, float]]) -> str:
@@ -162,14 +170,13 @@ def teacher_plot(title: str, points: Sequence[tuple[str, str, float, float, floa
         px, py = place(tick, tick)
         body += [_text(px, y0 + 16, f"{tick:g}", "middle", 11), _text(x0 - 6, py + 4, f"{tick:g}", "end", 11)]
     body += [_text((x0 + x1) / 2, y0 + 32, "teacher", "middle"), _text(x0 - 6, 10, "student", "end", 11)]
-    # The lowest free height for a label on each side, so that labels do not overlap.
-    free = {True: top + 10.0, False: top + 10.0}
+    free = top + 4.0  # the lowest free height of the labels, which are a column beside the axes
     for label, role, teacher, student, low, high in sorted(points, key=lambda point: -point[3]):
         x, y = place(teacher, student)
         body.append(_line(x, place(0, low)[1], x, place(0, high)[1], COLOURS[role], 2))
         body.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{COLOURS[role]}"/>')
-        left_side = teacher > 0.6
-        beside = max(y + 4, free[left_side])
-        free[left_side] = beside + 13
-        body.append(_text(x + (-9 if left_side else 9), beside, label, "end" if left_side else "start", 11))
-    return _frame(size, size, title, body)
+        beside = max(y, free)
+        free = beside + 14
+        body += [_line(x + 6, y, x1 + 20, beside), _text(x1 + 24, beside + 4, label, "start", 11)]
+    widest = max((len(label) for label, *_ in points), default=0)
+    return _frame(int(x1 + 34 + 7 * widest), max(size, int(free)), title, body)

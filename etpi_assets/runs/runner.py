@@ -141,4 +141,5 @@ def _opening(name: str, steps: Sequence[Step]) -> str:
     states = Counter("of changed code" if step.state == "code" else step.state for step in todo)
     keys = dict.fromkeys(step.key for step in todo if step.key != name)
     first = f", first {', '.join(keys)}" if keys else ""
-    return f"== {name}: {', '.join(f'{n} assets {state}' for state, n in states.items())}{first}"
+    parts = [f"{n} asset{'s' if n != 1 else ''} {state}" for state, n in states.items()]
+    return f"== {name}: {', '.join(parts)}{first}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import takewhile
 
 from etpi_resources.lake.catalog import sql_folder
 
@@ -32,8 +33,12 @@ class Question:
 
     @property
     def title(self) -> str:
-        """The first line of its comment."""
-        return self.text.splitlines()[0].removeprefix("-- ") if self.text.startswith("-- ") else ""
+        """The first line of its comment; if a sentence goes on after that line, the first sentence alone."""
+        lines = [line[3:].strip() for line in takewhile(lambda line: line.startswith("-- "), self.text.splitlines())]
+        if not lines or lines[0].endswith((".", "?")):
+            return lines[0] if lines else ""
+        sentence = re.match(r".+?[.?](?= |$)", " ".join(lines))
+        return sentence[0] if sentence else lines[0]
 
 
 def reports() -> dict[str, Question]:

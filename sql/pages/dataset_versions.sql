@@ -1,4 +1,5 @@
--- The versions of an experiment's data set that the lake still has, newest first, with their size.
+-- The versions of an experiment's data set that the lake still has, the current one first, then the newest, with their
+-- size. A blocked version failed a check, so nothing downstream reads it.
 WITH sizes AS (
     SELECT
         version,
@@ -20,7 +21,8 @@ published AS (
     SELECT
         version,
         max(created_at) AS created_at,
-        bool_or(state = 'current') AS is_current
+        bool_or(state = 'current') AS is_current,
+        bool_and(state = 'blocked') AS is_blocked
     FROM manifests
     WHERE asset = 'upweighted_dataset' AND key = getvariable('experiment')
     GROUP BY version
@@ -30,6 +32,7 @@ SELECT
     p.version,
     p.created_at,
     p.is_current,
+    p.is_blocked,
     s.n_rows,
     s.train_rows,
     s.rollouts,

@@ -29,8 +29,10 @@ chosen AS MATERIALIZED (
 
 SELECT
     c.*,
+    s.rollout_set,
     (SELECT count(*) FROM weighed) AS matches
 FROM chosen AS c
+LEFT JOIN selected AS s ON s.experiment = getvariable('experiment') AND c.rollout_id = s.rollout_id
 ORDER BY
     CASE getvariable('sort') WHEN 'branches' THEN c.nodes WHEN 'loss' THEN c.loss END DESC NULLS LAST,
     c.split ASC, c.sequence_id ASC;

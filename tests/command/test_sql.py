@@ -140,3 +140,13 @@ def test_missing_shell_names_the_package(tmp_path, monkeypatch):
     beside.write_text("#!/bin/sh\n")
     beside.chmod(0o755)
     assert command.find_shell() == str(beside)
+
+
+def test_title_of_a_report_ends_with_a_sentence():
+    assert Question("a", "-- Which ones fail? And why.\n-- More of it.\nSELECT 1").title == "Which ones fail? And why."
+    assert Question("a", "-- Which ones fail? For those\n-- that ran.\nSELECT 1").title == "Which ones fail?"
+    assert (
+        Question("a", "-- Which ones of all that\n-- ran fail? None.\nSELECT 1").title
+        == "Which ones of all that ran fail?"
+    )
+    assert all(question.title.endswith(("?", ".")) for question in reports().values())

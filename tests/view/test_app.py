@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from etpi.cli import main
+from etpi.view.pages import overview
 from etpi_resources import links
 from etpi_resources.lake import catalog
 from tests.support import viewed_lake
@@ -128,7 +129,7 @@ def test_rebuilt_catalog_is_noticed_without_restart(tmp_path: Path) -> None:
     assert client.get(f"/rollouts?made_for={SET}").text == before, "the file was not replaced yet"
     viewed_lake.build(lake, path)
     after = client.get(f"/rollouts?made_for={SET}").text
-    assert "1 rollouts" in after and "added_task" in after
+    assert "1 rollout." in after and "added_task" in after
     assert "teacher_set (1)" in after, "values of the filters are of the new file"
 
 
@@ -153,3 +154,11 @@ def test_every_query_runs_on_an_empty_catalog_and_uses_no_hidden_variable(tmp_pa
                 assert rows == [] or name in ("tokenizer", "dataset_changes"), name
         with pytest.raises(KeyError, match="no variable"):
             queries.rows("suites", experiment="x")
+
+
+def test_settings_of_an_experiment_without_training_leave_out_those_of_training() -> None:
+    spec = {"train": {"method": "none", "epochs": 2.0}, "select": {"shortest_correct": False, "require": ["a", "b"]}}
+    assert overview.settings(spec) == [
+        ("train.method", "none"), ("select.require", "a, b"), ("select.shortest_correct", "false"),
+    ]  # fmt: skip
+    assert ("train.epochs", "2.0") in overview.settings({"train": {"method": "full", "epochs": 2.0}})

@@ -103,10 +103,21 @@ def settings(spec: dict[str, Any]) -> list[tuple[str, str]]:
     )  # fmt: skip
     rows = []
     for section, name in paths:
-        value = (spec.get(section) or {}).get(name) if isinstance(spec.get(section), dict) else None
-        if value not in (None, [], "", "none"):
-            rows.append((f"{section}.{name}", ", ".join(map(str, value)) if isinstance(value, list) else str(value)))
+        values = spec[section] if isinstance(spec.get(section), dict) else {}
+        value = values.get(name)
+        if value in (None, [], "") or (value == "none" and (section, name) != ("train", "method")):
+            continue
+        if name != "method" and values.get("method") == "none":
+            continue  # nothing is trained so, whatever the section's defaults say
+        rows.append((f"{section}.{name}", _as_toml(value)))
     return rows
+
+
+def _as_toml(value: Any) -> str:
+    """Return a value as a spec writes it, a list without its brackets."""
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def regressions(queries: Queries, lake: Lake, request: Request) -> Page:
