@@ -11,6 +11,10 @@ from typing import Any, Protocol
 
 from markupsafe import Markup
 
+LONGEST = 200_000
+"""Characters of one text on a page: a page of megabytes stops the browser, and the server while it writes it."""
+LONGEST_DIFF = 5_000
+"""Lines of one patch on a page."""
 GOOD, BAD = ("passed", "Submitted"), ("failed_tests", "merge_conflict", "no_patch", "infrastructure")
 
 
@@ -78,11 +82,15 @@ def seconds(value: float | None) -> str:
 
 
 def diff_lines(text: str) -> list[tuple[str, str]]:
-    """Return the lines of a unified diff as (class, line)."""
+    """Return the lines of a unified diff as (class, line), `LONGEST_DIFF` at most."""
     kinds = (("+++", "meta"), ("---", "meta"), ("diff ", "meta"), ("@@", "place"), ("+", "added"), ("-", "removed"))
-    return [
-        (next((kind for start, kind in kinds if line.startswith(start)), "context"), line) for line in text.splitlines()
+    lines = text.splitlines()
+    shown = [
+        (next((kind for start, kind in kinds if line.startswith(start)), "context"), line)
+        for line in lines[:LONGEST_DIFF]
     ]
+    more = len(lines) - LONGEST_DIFF
+    return shown if more <= 0 else [*shown, ("meta", f"[{more:,} more lines: `etpi sql` reads them from the view]")]
 
 
 def as_json(value: Any) -> str:
@@ -99,10 +107,12 @@ _HIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u202a-\u202e\u2066-\u2069]
 
 
 def visible(value: Any) -> Any:
-    """Return a text of a transcript with hidden characters as ⟨U+202E⟩; anything else as it is."""
-    if isinstance(value, str) and not isinstance(value, Markup) and _HIDDEN.search(value):
-        return _HIDDEN.sub(lambda match: f"⟨U+{ord(match[0]):04X}⟩", value)
-    return value
+    """Return a text of a transcript with hidden characters as ⟨U+202E⟩, cut to `LONGEST`; anything else as it is."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    if len(value) > LONGEST:
+        value = f"{value[:LONGEST]}\n[{len(value) - LONGEST:,} more characters: `etpi sql` reads them from the view]"
+    return _HIDDEN.sub(lambda match: f"⟨U+{ord(match[0]):04X}⟩", value) if _HIDDEN.search(value) else value
 
 
 _VISIBLE = str.maketrans({" ": "·", "\t": "→\t", "\n": "⏎\n", "\r": "␍"})

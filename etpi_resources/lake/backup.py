@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -379,12 +379,27 @@ def _snapshot(lake: Lake) -> _Snapshot:
     _require_named(lake, result)
     # Reports of trainings before checkpoints, which exist before a report or a manifest names them.
     for folder in (*ALWAYS, *JOURNALS):
-        files = (path for path in sorted((lake.root / folder).rglob("*")) if path.is_file())
+        files = sorted(_files_below(lake.root / folder))
         result.loose += [path.relative_to(lake.root) for path in files if not path.name.startswith(".")]
     result.loose = [path for path in result.loose if path.suffix != ".new"]
     folders = (lake.root / "checkpoints").glob("*")
     result.checkpoints = sorted(p.name for p in folders if p.is_dir() and p.name not in ("trained", "rounds"))
     return result
+
+
+def _files_below(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
+    """Yield the files below a folder, also behind links to folders on another disk, but not round a circle of links."""
+    real = folder.resolve()
+    paths: list[Path] = []
+    if not folder.is_dir() or real in above:
+        return
+    with suppress(FileNotFoundError):  # a run removed the folder
+        paths = list(folder.iterdir())
+    for path in paths:
+        if path.is_dir():
+            yield from _files_below(path, above | {real})
+        elif path.is_file():
+            yield path
 
 
 def _pointer_files(lake: Lake, ref: Ref) -> Iterator[Path]:

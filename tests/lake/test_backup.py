@@ -280,3 +280,15 @@ def test_a_full_disk_is_an_error_in_a_line(lake: Lake, tmp_path: Path, monkeypat
         assert main(["backup", str(tmp_path / "backup")]) == 1
     assert capsys.readouterr().err.startswith("etpi: No space left on device. Run the same command again")
     assert main(["backup", str(tmp_path / "backup")]) == 0
+
+
+def test_a_folder_behind_a_link_is_copied_and_not_deleted_from_the_backup(lake: Lake, tmp_path: Path) -> None:
+    backup, journals = tmp_path / "backup", lake.root / "scratch/rollouts/few"
+    back_up(lake, backup, log=quiet)
+    shutil.move(journals, tmp_path / "other disk")
+    journals.symlink_to(tmp_path / "other disk")
+    (journals / "code" / "circle").symlink_to(journals)
+    (journals / "code" / "journal-2.jsonl").write_text("{}\n")
+    assert back_up(lake, backup, delete=True, log=quiet).extra == []
+    copied = sorted(path.name for path in (backup / "scratch/rollouts/few").rglob("*"))
+    assert copied == ["code", "journal-1.jsonl", "journal-2.jsonl"]

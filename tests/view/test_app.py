@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from etpi.cli import main
+from etpi.view import formats
 from etpi.view.pages import overview
 from etpi_resources import links
 from etpi_resources.lake import catalog
 from tests.support import viewed_lake
 from tests.support.small_lake import put
-from tests.support.viewed_lake import HOSTILE, NAMES, SET, STUDY
+from tests.support.viewed_lake import NAMES, SET, STUDY
 
 PAGES = {
     "overview": "/",
@@ -49,6 +50,14 @@ def test_hostile_text_is_shown_as_text(pages) -> None:
     text = pages.get(PAGES["rollout of a set"]).text
     assert text.count("&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;") >= 6
     assert "<script" not in text and not set(text) & set("\u202e\x1b"), "hidden characters are shown as their numbers"
+
+
+def test_a_text_of_megabytes_is_cut_and_its_rest_counted() -> None:
+    shown = str(formats.visible("x" * (formats.LONGEST + 1234)))
+    assert "[1,234 more characters" in shown and len(shown) < formats.LONGEST + 100
+    assert formats.visible("x" * formats.LONGEST) == "x" * formats.LONGEST
+    lines = formats.diff_lines("+y\n" * (formats.LONGEST_DIFF + 7))
+    assert len(lines) == formats.LONGEST_DIFF + 1 and "[7 more lines" in lines[-1][1]
 
 
 def test_every_link_of_a_page_leads_to_a_page(pages) -> None:
