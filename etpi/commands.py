@@ -359,9 +359,9 @@ def _refuse_other_home(home: Path) -> None:
     named = dotenv_values(file).get("DAGSTER_HOME") if file.is_file() else None
     if named and Path(named).resolve() != home:
         raise LakeError(
-            f"{file.resolve()} sets DAGSTER_HOME={named}, and Dagster's page reads that file before the environment: it "
-            f"would show the runs of that folder, not those of {home}. Start `etpi ui` in another folder, or remove the "
-            "line from the file"
+            f"{file.resolve()} sets DAGSTER_HOME={named}, and Dagster's page reads that file before the environment: "
+            f"it would show the runs of that folder, not those of {home}. Start `etpi ui` in another folder, or remove "
+            "the line from the file"
         )
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from html import unescape
 
 from etpi_resources.lake import catalog
+from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.links import dataset_diff_page, dataset_page, sequence_page, tokens_page
+from tests.support import viewed_lake
+from tests.support.small_lake import put
 from tests.support.viewed_lake import NAMES, SET, STUDY
 
 
@@ -66,3 +70,14 @@ def test_difference_of_versions_lists_each_changed_row(pages, viewed) -> None:
     assert "1 added" in back
     same = pages.get(dataset_diff_page(STUDY, states["current"], states["current"])).text
     assert "The versions have the same rows" in same and "2 equal" in same
+
+
+def test_blocked_version_is_marked_and_is_the_newer_side_of_the_difference(tmp_path) -> None:
+    lake = viewed_lake.make(tmp_path / "data")
+    refused = viewed_lake.dataset(NAMES["teacher"], (3.0, 1.0))
+    blocked = put(lake, "upweighted_dataset", STUDY, refused, (CheckOutcome("turns_lost", False, "Too many."),)).version
+    pages = viewed_lake.client(lake, viewed_lake.build(lake, tmp_path / "etpi.duckdb"))
+    text = unescape(pages.get(dataset_page(STUDY)).text)
+    (mark,) = re.findall(r"<code>(\w+)</code> <span class=\"tag bad\">blocked by a check</span>", text)
+    (current,) = re.findall(r"<code>(\w+)</code> <span class=\"tag good\">current</span>", text)
+    assert mark == blocked and dataset_diff_page(STUDY, current, blocked) in text
