@@ -108,7 +108,7 @@ def changes(rollouts: pa.Table, scores: pa.Table, agent_scores: pa.Table, metric
         rollouts, scores, agent_scores: tables of one experiment's evaluation.
     """
     evaluated = {"rollouts": rollouts, "scores": scores, "agent_scores": agent_scores}
-    rows = [row for row in run_report("paired_by_metric", evaluated, {}) if row["metric"] in metrics]
+    rows = [row for row in run_report("paired_by_metric.sql", evaluated, {}) if row["metric"] in metrics]
     estimates = {
         (before, after, paired.decoding, paired.metric): paired
         for before, after in {(row["before"], row["after"]) for row in rows}

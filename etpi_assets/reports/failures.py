@@ -47,7 +47,7 @@ class FailureKind:
 
 def failures(rollouts: pa.Table, scores: pa.Table) -> list[dict[str, Any]]:
     """Return the rows of sql/reports/failures.sql, the last trained checkpoint's first."""
-    return run_report("failures", {"rollouts": rollouts, "scores": scores}, {})
+    return run_report("failures.sql", {"rollouts": rollouts, "scores": scores}, {})
 
 
 def kinds(rows: Sequence[Mapping[str, Any]], rollouts: pa.Table, experiment: str) -> list[FailureKind]:

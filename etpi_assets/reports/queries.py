@@ -14,7 +14,8 @@ def run_report(report: str, evaluated: Mapping[str, pa.Table], further: Mapping[
     """Run a report and return its rows, in its order.
 
     Args:
-        report: the name of the file.
+        report: the name of the file, "failures.sql". Callers write it out, so that the file is part of their code
+            version.
         evaluated: rollouts, scores, agent_scores of one experiment's evaluation; they get the columns `experiment` (an
             empty text) and `origin`, which the catalog's views have.
         further: further tables that the report reads, as they are.
@@ -29,5 +30,5 @@ def run_report(report: str, evaluated: Mapping[str, pa.Table], further: Mapping[
             connection.execute(f"CREATE VIEW {name} AS SELECT *, '' AS experiment, 'eval' AS origin FROM {name}_table")
         for name, table in further.items():
             connection.register(name, table)
-        query = (sql_folder() / "reports" / f"{report}.sql").read_text(encoding="utf-8")
+        query = (sql_folder() / "reports" / report).read_text(encoding="utf-8")
         return connection.execute(query).to_arrow_table().to_pylist()

@@ -24,7 +24,7 @@ def changed(
         The query's rows, in its order.
     """
     evaluated = {"rollouts": rollouts, "scores": scores, "agent_scores": agent_scores}
-    return run_report("changed_by_reinforcement", evaluated, {"turns": turns, "tasks": tasks})
+    return run_report("changed_by_reinforcement.sql", evaluated, {"turns": turns, "tasks": tasks})
 
 
 def counts(rows: list[dict[str, Any]]) -> list[tuple[str, int]]:
