@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pyarrow as pa
 
 from etpi_assets.exports.conversations import message_columns, message_fields
 from etpi_assets.exports.format import Export, Written, write_splits
-from etpi_assets.exports.lineage import lineage_section
+from etpi_assets.exports.lineage import card_top, lineage_section
 from etpi_assets.exports.source import ExportSource
 from etpi_assets.exports.token_ids import SEQUENCES, sequence_rows, weights_note
 
@@ -68,14 +67,9 @@ def _card(source: ExportSource, files: Mapping[str, int]) -> str:
     }
     counted = {name: _counted(files, name) for name in ("messages", "tokens")}
     lines = [
-        "---",
-        *(f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in head.items()),  # YAML reads JSON
-        "---",
-        "",
-        f"# {spec.title}",
-        "",
-        spec.notes.strip() or f"The training data of the experiment `{source.experiment}`.",
-        "",
+        *card_top(
+            head, spec.title, spec.notes.strip() or f"The training data of the experiment `{source.experiment}`."
+        ),
         "| configuration | a row is | files |",
         "|---|---|---|",
         f"| `messages` | one agent's conversation; `weight` is 1 for messages with loss | {counted['messages']} |",

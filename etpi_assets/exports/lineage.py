@@ -1,8 +1,14 @@
-"""The lineage section of a card: experiment, code, teachers, licences, data versions, and the SQL that traces them."""
+"""What every card has: its first lines, and the lineage section.
+
+The section names experiment, code, teachers, licences, data versions, and the SQL that traces them.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from importlib.metadata import version
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,6 +18,12 @@ from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.licences import data_sources
 from etpi_resources.lake.lake import Ref
 from etpi_resources.lake.schemas import empty
+
+
+def card_top(head: Mapping[str, Any], title: str, text: str) -> list[str]:
+    """Return the first lines of a card: its metadata as YAML, the title and one paragraph."""
+    values = (f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in head.items())  # YAML reads JSON
+    return ["---", *values, "---", "", f"# {title}", "", text, ""]
 
 
 def lineage_section(source: ExportSource) -> list[str]:

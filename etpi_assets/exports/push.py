@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from etpi_assets.exports import export, export_named
 from etpi_assets.exports.format import Export
 from etpi_assets.exports.hub_repository import MANIFEST, PushError, Repository, Target
-from etpi_assets.exports.lineage import lineage_section
+from etpi_assets.exports.lineage import card_top, lineage_section
 from etpi_assets.exports.source import ExportSource
 from etpi_assets.resources import Resources
 from etpi_resources.lake.lake import sha256_of
@@ -91,14 +91,7 @@ def _card(source: ExportSource, exporter: Export) -> str:
     spec = source.spec
     head = {"license": spec.card.license, "language": [spec.card.language], "tags": ["code", "agents", "etpi"]}
     lines = [
-        "---",
-        *(f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in head.items()),  # YAML reads JSON
-        "---",
-        "",
-        f"# {spec.title}",
-        "",
-        spec.notes.strip() or f"Exported from the experiment `{source.experiment}`.",
-        "",
+        *card_top(head, spec.title, spec.notes.strip() or f"Exported from the experiment `{source.experiment}`."),
         f"{exporter.title}. Files: {exporter.files}. Read by {exporter.read_by}.",
         "",
         f"Kept: {exporter.keeps}. Not kept: {exporter.loses}.",

@@ -19,7 +19,7 @@ _MOST_ROWS = 10_000
 
 
 def of_version(node: Node, manifest: Manifest, lake: Lake) -> dict[str, Any]:
-    """Return what follows from the version itself, whoever computed it and whenever."""
+    """Return the metadata that depend on the version alone, not on the run that computed it."""
     shown: dict[str, Any] = {}
     plotted: Mapping[str, float] = {}
     if "not_applicable" not in manifest.notes:
