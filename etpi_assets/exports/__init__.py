@@ -48,7 +48,7 @@ def export(experiment: str, format: str, to: Path, resources: Resources) -> dict
         raise SpecError(f"{to} is not empty; an export needs a folder of its own: name another, or remove this one")
     if to.resolve().is_relative_to(resources.lake.root):
         raise SpecError(
-            f"{to} is inside the lake {resources.lake.root}, where etpi keeps versions; name another folder"
+            f"{to} is inside the lake {resources.lake.root}, where versions are kept; name another"
         )
     source = ExportSource(experiment, resources, exporter.assets)
     versions = source.versions()
