@@ -334,7 +334,7 @@ def test_published_figures_stand_beside_the_published_reading_and_both_readings_
     for reading, headline in (("hardened", "plan_first"), ("published", "plan_first_published")):
         page, markdown = html.render(replace(experiment, reading=reading), tables, str)
         (beside,) = [line for line in markdown.splitlines() if line.startswith("| plan_first | 50.0 %")]
-        assert f"{100 * value:.1f}%" in beside
+        assert f"{100 * value:.1f} %" in beside
         first_row = next(line for line in markdown.splitlines() if line.startswith("| plan_first"))
         assert first_row.startswith(f"| {headline} |")
         assert "plan_first_published</td>" in page and "plan_first</td>" in page
