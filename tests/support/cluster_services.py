@@ -1,0 +1,121 @@
+"""The services of a cluster on test machines: Postgres and Ray's head on `head`, a Ray node on each worker; Ray asks for a
+token, Postgres for a password."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.support.machines import SHARED, Machine, Machines
+
+CORES = {"head": 1.0, "worker1": 0.5, "worker2": 0.5}
+"""Cores that each machine may use; Ray is told one CPU for each machine."""
+RESOURCES: dict[str, dict[str, float]] = {
+    "head": {},
+    "worker1": {"etpi_sandbox": 4},
+    "worker2": {"etpi_sandbox": 4, "accelerator": 1},
+}
+"""What each machine offers to Ray besides a CPU; `accelerator` stands in for a GPU."""
+STORE = 100_000_000
+"""Bytes of Ray's object store on a machine."""
+DATABASE = "/work/postgres"
+
+
+@dataclass
+class ClusterServices:
+    """Start and stop what runs on the machines of a cluster."""
+
+    machines: Machines
+    password: str = field(default_factory=lambda: secrets.token_hex(16))
+    token: str = field(default_factory=lambda: secrets.token_hex(32))
+
+    @property
+    def head(self) -> Machine:
+        return self.machines["head"]
+
+    @property
+    def workers(self) -> list[Machine]:
+        return [machine for name, machine in self.machines.by_name.items() if name != "head"]
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment of a user's commands and of Ray's nodes."""
+        return {
+            "ETPI_CLUSTER": str(SHARED / "cluster.toml"),
+            "ETPI_DATA": str(SHARED / "lake"),
+            "PGPASSWORD": self.password,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": self.token,
+        }
+
+    def create_database(self) -> None:
+        """Create the database cluster, with the role `etpi`, which owns the database `etpi` and nothing else."""
+        head = self.head
+        head.run("bash", "-c", f"umask 077; echo {self.password} > /work/password")
+        head.run(
+            "initdb", "-D", DATABASE, "-U", "postgres", "--auth=scram-sha-256", "--pwfile=/work/password", "-E", "UTF8"
+        )
+        network = f"{head.address.rsplit('.', 1)[0]}.0/24"
+        head.run("bash", "-c", f"echo host etpi etpi {network} scram-sha-256 >> {DATABASE}/pg_hba.conf")
+        self.start_postgres()
+        for line in (f"CREATE ROLE etpi LOGIN PASSWORD '{self.password}'", "CREATE DATABASE etpi OWNER etpi"):
+            head.run("psql", "-h", "/tmp", "-U", "postgres", "-qc", line, PGPASSWORD=self.password)
+
+    def start_postgres(self) -> None:
+        head = self.head
+        head.start(
+            "postgres", "-D", DATABASE, "-c", f"listen_addresses={head.address}", "-c", "unix_socket_directories=/tmp",
+            log=self.log("postgres"),
+        )  # fmt: skip
+        until(lambda: head.run("pg_isready", "-h", head.address, check=False).returncode == 0, 60, "Postgres is ready")
+
+    def stop_postgres(self) -> None:
+        """End Postgres without a word to its clients, as a crash does."""
+        self.head.kill("postgres")
+        until(lambda: not self.running(self.head, "postgres"), 20, "Postgres has ended")
+
+    def start_ray(self, *machines: Machine) -> None:
+        """Start Ray on the machines, by default on all, the head first, and wait until each has joined."""
+        chosen = machines or tuple(self.machines.by_name.values())
+        for group in ([m for m in chosen if m.name == "head"], [m for m in chosen if m.name != "head"]):
+            logs = {machine.name: self._start_node(machine) for machine in group}
+            for name, log in logs.items():
+                until(lambda log=log: b"Ray runtime started" in log.read_bytes(), 120, f"Ray runs on {name}: {log}")
+
+    def _start_node(self, machine: Machine) -> Path:
+        own = (
+            ["--head", "--port=6379", f"--dashboard-host={machine.address}"]
+            if machine.name == "head"
+            else ["--address=head:6379"]
+        )
+        log = self.log(machine.name)
+        log.unlink(missing_ok=True)
+        machine.start(
+            "ray", "start", *own, f"--node-ip-address={machine.address}", "--num-cpus=1",
+            f"--resources={json.dumps(RESOURCES.get(machine.name, {}))}", f"--object-store-memory={STORE}",
+            "--disable-usage-stats", "--block", log=log, **self.environment(),
+        )  # fmt: skip
+        return log
+
+    def start(self) -> None:
+        """Start everything."""
+        self.create_database()
+        self.start_ray()
+
+    def log(self, name: str) -> Path:
+        return self.machines.folder / "logs" / name
+
+    @staticmethod
+    def running(machine: Machine, pattern: str) -> list[str]:
+        return [line for line in machine.processes().values() if pattern in line]
+
+
+def until(condition: Callable[[], object], seconds: float, what: str) -> None:
+    """Wait until `condition` holds; AssertionError after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds:.0f} s in vain: {what}"
+        time.sleep(0.3)
