@@ -25,10 +25,14 @@ from etpi_resources.trainers.contracts import SftSettings, SftWorkerConfig, SftW
 from etpi_resources.trainers.pipes import run_worker
 from etpi_resources.trainers.trackers import tracking_of
 from etpi_resources.trainers.workers.precision import Dtype
+from etpi_resources.trainers.workers.states import last_complete_step
 
 WORKER = "etpi_resources.trainers.workers.sft_worker"
 MICRO_TOKENS_VARIABLE = "ETPI_MICRO_TOKENS"
 MICRO_TOKENS = 8192
+STATE_SECONDS_VARIABLE = "ETPI_STATE_SECONDS"
+STATE_SECONDS = 600.0
+"""Least time between two states that a killed training continues from."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ def train_once(
     context: Any = None,
     echo: Callable[[str], None] = print,
 ) -> SftReport:
-    """Train, or return the report of the same training done before.
+    """Train, continue a run that was killed, or return the report of the same training done before.
 
     Args:
         split: what the dataset has to train on; only a report whose checks pass against it is kept for reuse.
@@ -96,7 +100,11 @@ def train_once(
     """
 
     def train(folder: Path) -> dict[str, Any]:
-        shutil.rmtree(folder)
+        step = last_complete_step(folder)
+        if step is None:
+            shutil.rmtree(folder)
+        else:
+            echo(f"{request.label}: an earlier run ended before its result; continuing from step {step}")
         tracking = tracking_of(lake, request.report_to, f"{request.experiment}-seed{request.seed}-sft")
         result = run_worker(
             WORKER,
@@ -134,6 +142,7 @@ def worker_config(request: SftRequest) -> SftWorkerConfig:
         chat_template=request.chat_template,
         device="cuda" if request.gpu else "auto",
         micro_tokens=int(os.environ.get(MICRO_TOKENS_VARIABLE) or MICRO_TOKENS),
+        state_seconds=float(os.environ.get(STATE_SECONDS_VARIABLE) or STATE_SECONDS),
         train=settings(request.train),
     )
 

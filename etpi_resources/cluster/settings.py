@@ -4,6 +4,8 @@ lake = "/shared/lake"                            # the lake's folder, at the sam
 postgres = "postgresql://etpi@head:5432/etpi"    # no password: libpq reads PGPASSWORD or PGPASSFILE
 ray = "head:6379"                                # where Ray's nodes meet
 jobs = "http://head:8265"                        # where Ray takes jobs
+accelerator = "GPU"                              # Ray's resource that every rank of a training takes one of; a custom
+                                                 # resource can stand in for it on nodes without GPUs
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ class Cluster(BaseModel):
     postgres: str
     ray: str
     jobs: str
+    accelerator: str = "GPU"
 
     @field_validator("lake")
     @classmethod

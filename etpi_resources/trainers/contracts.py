@@ -207,10 +207,12 @@ class SftSettings(LoraSettings):
 
 
 class SftWorkerConfig(TunedModel):
-    """One fine-tuning run; `files` are parquet files of sequences, `micro_tokens` the tokens of one forward pass."""
+    """One fine-tuning run; `files` are parquet files of sequences, `micro_tokens` the tokens of one forward pass,
+    `state_seconds` the least time between two states that a killed run continues from."""
 
     files: tuple[str, ...]
     micro_tokens: int
+    state_seconds: float = 600.0
     train: SftSettings
 
 

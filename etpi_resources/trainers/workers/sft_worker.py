@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from etpi_resources.trainers.workers.collate import Sequences
     from etpi_resources.trainers.workers.device import Compute
     from etpi_resources.trainers.workers.plan import Plan
+    from etpi_resources.trainers.workers.states import States
     from etpi_resources.trainers.workers.weighted_trainer import StepLog, WeightedSFTTrainer
 
 MODULE = "etpi_resources.trainers.workers.sft_worker"
@@ -78,6 +79,7 @@ def run(worker: Worker[SftWorkerConfig]) -> SftWorkerResult | None:
 
     from etpi_resources.trainers.workers import proof
     from etpi_resources.trainers.workers.device import choose_compute, device_name, libraries
+    from etpi_resources.trainers.workers.states import States
 
     transformers_logging.disable_progress_bar()
     config = worker.config
@@ -99,9 +101,10 @@ def run(worker: Worker[SftWorkerConfig]) -> SftWorkerResult | None:
     )
     saver = CheckpointSaver(worker, trainer, layout.plan)
     validation = validation.branches() if layout.name == "branches" else validation
-    log = add_log(worker, trainer, saver, validation, micro_tokens)
+    states = States(worker.folder, trainer, config.state_seconds)
+    log = add_log(worker, trainer, saver, states, validation, micro_tokens)
     started = time.monotonic()
-    trainer.train()
+    trainer.train(resume_from_checkpoint=continue_from(worker, states, saver, log))
     trained = time.monotonic()
     counted, gathered = first_pass(trainer, layout.sequences), gather(config, trainer)
     if gathered is None:
@@ -317,6 +320,8 @@ def sft_arguments(
         dataset_kwargs={"skip_prepare_dataset": True},
         max_length=None,
         packing=False,
+        # A run that continues gets the remaining batches from the plan.
+        ignore_data_skip=True,
         completion_only_loss=False,
         remove_unused_columns=False,
         # StepLog and CheckpointSaver log, evaluate and save; the trainer's own would delay each step.
@@ -352,12 +357,20 @@ class CheckpointSaver:
         """Save this step if it is to be kept. A collective: every rank calls it."""
         from etpi_resources.trainers.workers import proof
 
-        if step not in (self._final, self._plan.steps) and not (self._every and step % self._every == 0):
+        if not self._keeps(step):
             return
         config, folder = self._worker.config, self._worker.folder / f"step-{step}"
         if gathered := gather(config, self._trainer):
             proof.save_step(config, gathered, self.lora, folder)
         self.folders[step] = folder
+
+    def _keeps(self, step: int) -> bool:
+        return step in (self._final, self._plan.steps) or bool(self._every and step % self._every == 0)
+
+    def resume_at(self, step: int) -> None:
+        """Take over the checkpoints that an earlier run saved until this step."""
+        steps = filter(self._keeps, range(1, step + 1))
+        self.folders = {kept: self._worker.folder / f"step-{kept}" for kept in steps}
 
     def entry(self, step: int, lines: list[SftLogLine]) -> SavedCheckpoint:
         """Return the result's entry of a saved step."""
@@ -392,6 +405,7 @@ def add_log(
     worker: Worker[SftWorkerConfig],
     trainer: WeightedSFTTrainer,
     saver: CheckpointSaver,
+    states: States,
     validation: Sequences,
     micro_tokens: int,
 ) -> StepLog:
@@ -403,8 +417,9 @@ def add_log(
     stage = worker.stage(f"seed {worker.config.seed}, step", trainer.plan.steps)
 
     def on_step(step: int, note: str) -> None:
-        stage.advance(note=note)
+        stage.advance(step - stage.done, note=note)
         saver.save(step)
+        states.save_if_due(step, log)
 
     log = StepLog(
         worker.folder / "metrics.jsonl",
@@ -417,6 +432,17 @@ def add_log(
     trainer.add_callback(log)
     trainer.remove_callback(PrinterCallback)
     return log
+
+
+def continue_from(worker: Worker[SftWorkerConfig], states: States, saver: CheckpointSaver, log: StepLog) -> str | None:
+    """Return the folder of the state that the run continues from, if there is one. Every rank has to call it."""
+    step = states.newest(worker.log)
+    if step is None:
+        return None
+    saver.resume_at(step)
+    log.restore(states.log_of(step))
+    worker.log(f"{worker.config.label}: continuing from step {step} of {log.trainer.plan.steps}")
+    return str(states.folder_of(step))
 
 
 # --- reporting -------------------------------------------------------------------------------------------------------

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ from etpi_resources.trainers.workers.plan import MicroBatch, Plan, make_pass
 from etpi_resources.trainers.workers.replicas import ThreadReplicas
 from etpi_resources.trainers.workers.sharding import batches_of_rank, reshard, sum_replicated_gradients, without_labels
 from etpi_resources.trainers.workers.tree_attention import tree_arguments
+
+if TYPE_CHECKING:
+    from etpi_resources.trainers.workers.states import States
 
 
 def nll_at_labels(model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -116,6 +119,9 @@ class WeightedSFTTrainer(SFTTrainer):
     Args:
         replicated: one call of `training_step` gets all micro-batches of a step and runs them in threads (see
             `replicas`), so gradient accumulation has to be 1.
+
+    Attributes:
+        states: saves and restores what a killed run continues from. resumed_at: steps that were done before.
     """
 
     # The loss is divided by the weight of a whole optimiser step, so accumulation must not divide it again.
@@ -126,6 +132,9 @@ class WeightedSFTTrainer(SFTTrainer):
         self.window = Tally()
         self.first_pass = Tally()
         self._replicated = replicated
+        self.states: States | None = None
+        self.resumed_at = 0
+        self._generators: str | None = None
         super().__init__(**arguments)
 
     def get_train_dataloader(self) -> DataLoader:
@@ -135,8 +144,11 @@ class WeightedSFTTrainer(SFTTrainer):
         if self._replicated:
             positions = range(len(batches))
             steps = [positions[i : i + accumulate] for i in positions[::accumulate]]
-            return DataLoader(Batches(batches, steps, self.sequences, self.pad_id), batch_size=None)
-        return DataLoader(self._of_rank(batches, accumulate, self.sequences), batch_size=None)
+            left = steps[self.resumed_at :]
+            return DataLoader(Batches(batches, left, self.sequences, self.pad_id), batch_size=None)
+        of_rank = self._of_rank(batches, accumulate, self.sequences)
+        of_rank.items = of_rank.items[self.resumed_at * self.args.gradient_accumulation_steps :]
+        return DataLoader(of_rank, batch_size=None)
 
     def _of_rank(self, batches: Sequence[MicroBatch], accumulate: int, sequences: Sequences) -> Batches:
         """Return the micro-batches of this process, one per item."""
@@ -150,6 +162,9 @@ class WeightedSFTTrainer(SFTTrainer):
 
     def training_step(self, model: torch.nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Compute the gradients of the micro-batches `inputs`; return their loss."""
+        if self._generators is not None and self.states is not None:
+            self.states.restore_generators(self._generators)
+            self._generators = None
         if not self._replicated:
             (batch,) = inputs
             loss = super().training_step(model, batch, num_items_in_batch)
@@ -192,6 +207,19 @@ class WeightedSFTTrainer(SFTTrainer):
         self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(scheduled, lambda step: learning_rates[step])
         self._created_lr_scheduler = True
         return self.lr_scheduler
+
+    # What a run continues from is in `states`, not in Trainer's files.
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        return
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None and self.states is not None:
+            self.states.restore(checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        # The data loader draws a number when it starts, so the generators are set after that.
+        self._generators = checkpoint
 
     def floating_point_ops(self, inputs: Any) -> int:
         return 0
@@ -244,11 +272,25 @@ class StepLog(TrainerCallback):
         self.every, self.on_step = every, on_step
         self.lines: list[SftLogLine] = []
         self.tokens = 0
+        self._seconds_before = 0.0
         self.start = time.monotonic()
 
+    def state(self) -> dict[str, Any]:
+        """Return what a run that continues from here needs of the log, as JSON."""
+        lines = [line.model_dump() for line in self.lines]
+        return {"lines": lines, "tokens": self.tokens, "seconds": time.monotonic() - self.start}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue the log of an earlier run; called before training."""
+        self.lines = [SftLogLine.model_validate(line) for line in state["lines"]]
+        self.tokens, self._seconds_before = state["tokens"], state["seconds"]
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.start = time.monotonic()
-        self._write(0, 0.0, None, None, None, self._validate())
+        self.start = time.monotonic() - self._seconds_before
+        if self.trainer.is_world_process_zero():
+            self.path.write_text("".join(json.dumps(line.model_dump()) + "\n" for line in self.lines))
+        if not self.lines:
+            self._write(0, 0.0, None, None, None, self._validate())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         plan, step = self.trainer.plan, state.global_step

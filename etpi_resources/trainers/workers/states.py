@@ -1,0 +1,280 @@
+"""The states that a killed fine-tuning continues from: weights, optimiser, learning rates, random generators, log.
+
+Every rank writes its own shards (PyTorch's distributed checkpoints) into `states/step-N` of the worker's folder, which
+several nodes share. Each file is flushed to disk before its writer says so; the marker is written after all of them, so
+a node that sees the marker reads whole files, on a network file system with close-to-open consistency too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import random
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from etpi_resources.trainers.workers.weighted_trainer import StepLog, WeightedSFTTrainer
+
+FOLDER = "states"
+COMPLETE_MARK = "complete.json"
+"""A file in a state, written after all others; holds what the state belongs to."""
+KEPT = 2
+TRAINER_STATE = "trainer_state.json"
+LOG = "log.json"
+
+
+def last_complete_step(folder: Path) -> int | None:
+    """Return the step of the newest complete state in a worker's folder, if there is one."""
+    steps = [_step(mark.parent) for mark in (folder / FOLDER).glob(f"step-*/{COMPLETE_MARK}")]
+    return max(steps, default=None)
+
+
+class States:
+    """Saves states of a training at most every `seconds`, and restores the newest.
+
+    Args:
+        folder: the worker's.
+        seconds: least time between two states; 0 saves one after each step.
+    """
+
+    def __init__(self, folder: Path, trainer: WeightedSFTTrainer, seconds: float) -> None:
+        self._folder, self._trainer, self._seconds = folder, trainer, seconds
+        self._saved_at = time.monotonic()
+        trainer.states = self
+
+    @property
+    def _plan(self) -> dict[str, Any]:
+        """What a state must agree in with the run that continues from it."""
+        plan = self._trainer.plan
+        return {
+            "ranks": self._trainer.args.world_size,
+            "steps": plan.steps,
+            "accumulate": plan.accumulate,
+            "batches": hashlib.sha256(repr(plan.batches).encode()).hexdigest(),
+            "step_weight": plan.step_weight,
+        }
+
+    # --- saving ------------------------------------------------------------------------------------------------------
+
+    def save_if_due(self, step: int, log: StepLog) -> None:
+        """Save a state after a step, if the last is old enough. A collective: every rank calls it."""
+        if step >= self._trainer.plan.steps or not _agree(self._trainer, self._due()):
+            return
+        began = time.monotonic()
+        folder = self._folder / FOLDER / f"step-{step}"
+        if self._is_rank_0:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+        _barrier(self._trainer)
+        self._write_shards(folder)
+        self._write_rank(folder)
+        _barrier(self._trainer)
+        if self._is_rank_0:
+            self._trainer.state.save_to_json(str(folder / TRAINER_STATE))
+            _write(folder / LOG, json.dumps(log.state()).encode())
+            _sync(folder / TRAINER_STATE)
+            _write(folder / COMPLETE_MARK, json.dumps({"step": step, **self._plan}).encode())
+            self._remove_old()
+        # Where saving takes long, the time between states grows with it.
+        self._saved_at = time.monotonic() + 9 * (time.monotonic() - began) * bool(self._seconds)
+
+    def _due(self) -> bool:
+        return time.monotonic() - self._saved_at >= self._seconds
+
+    @property
+    def _is_rank_0(self) -> bool:
+        return self._trainer.args.process_index == 0
+
+    def _shards(self) -> dict[str, Any]:
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+        model, optimizer = _model_and_optimizer(self._trainer)
+        weights, states = get_state_dict(model, optimizer, options=StateDictOptions(ignore_frozen_params=True))
+        return {"weights": weights, "optimizer": states}
+
+    def _write_shards(self, folder: Path) -> None:
+        import torch.distributed.checkpoint as dcp
+
+        # Its writer flushes every file to disk (`sync_files`).
+        with _without_warnings():
+            dcp.save(self._shards(), storage_writer=dcp.FileSystemWriter(folder), no_dist=_alone(self._trainer))
+
+    def _write_rank(self, folder: Path) -> None:
+        """Write what differs between ranks: random generators, counts of the passes since the last log line."""
+        import numpy as np
+        import torch
+
+        trainer = self._trainer
+        name, keys, *rest = np.random.get_state()
+        state = {
+            "python": random.getstate(),
+            "numpy": (name, torch.from_numpy(keys), *rest),
+            "cpu": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+            "window": _as_tensors(trainer.window),
+            "first_pass": _as_tensors(trainer.first_pass),
+            "scheduler": _scheduler(trainer).state_dict(),
+        }
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        _write(folder / _rank_file(trainer.args.process_index), buffer.getvalue())
+
+    def _remove_old(self) -> None:
+        states = sorted((self._folder / FOLDER).glob("step-*"), key=_step)
+        for old in states[:-KEPT]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    # --- continuing --------------------------------------------------------------------------------------------------
+
+    def newest(self, log: Callable[[str], None]) -> int | None:
+        """Return the step to continue from: rank 0 finds it, and every rank gets it. A collective."""
+        step = None
+        if self._is_rank_0 and (step := last_complete_step(self._folder)) is not None:
+            mark = json.loads((self.folder_of(step) / COMPLETE_MARK).read_text())
+            if mark != {"step": step, **self._plan}:
+                log(f"the state of step {step} belongs to other batches or another number of ranks: starting again")
+                step = None
+        step = _shared(self._trainer, step)
+        if step is not None:
+            self._trainer.resumed_at = step
+        return step
+
+    def folder_of(self, step: int) -> Path:
+        return self._folder / FOLDER / f"step-{step}"
+
+    def log_of(self, step: int) -> dict[str, Any]:
+        return json.loads((self.folder_of(step) / LOG).read_text())
+
+    def restore(self, folder: str) -> None:
+        """Load weights, optimiser and learning rate. Trainer calls it when the optimiser exists."""
+        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
+
+        trainer = self._trainer
+        model, optimizer = _model_and_optimizer(trainer)
+        state = self._shards()
+        with _without_warnings():
+            dcp.load(state, storage_reader=dcp.FileSystemReader(folder), no_dist=_alone(trainer))
+        options = StateDictOptions(ignore_frozen_params=True, strict=False)
+        set_state_dict(
+            model, optimizer, model_state_dict=state["weights"], optim_state_dict=state["optimizer"], options=options
+        )
+        of_rank, device = self._of_rank(Path(folder)), trainer.args.device
+        for name in ("window", "first_pass"):
+            counts = {key: tensor.to(device) for key, tensor in of_rank[name].items()}
+            setattr(trainer, name, type(trainer.window)(**counts))
+        _scheduler(trainer).load_state_dict(of_rank["scheduler"])
+
+    def restore_generators(self, folder: str) -> None:
+        """Set the random generators, before the first step."""
+        import numpy as np
+        import torch
+
+        state = self._of_rank(Path(folder))
+        random.setstate(state["python"])
+        name, keys, *rest = state["numpy"]
+        np.random.set_state((name, keys.numpy(), *rest))
+        torch.set_rng_state(state["cpu"])
+        if state["cuda"] is not None and torch.cuda.is_available():
+            torch.cuda.set_rng_state(state["cuda"])
+
+    def _of_rank(self, folder: Path) -> dict[str, Any]:
+        import torch
+
+        return torch.load(folder / _rank_file(self._trainer.args.process_index), weights_only=True)
+
+
+def _model_and_optimizer(trainer: Any) -> tuple[Any, Any]:
+    """Return the model and PyTorch's own optimiser under accelerate's wrapper."""
+    return trainer.model, getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+
+
+def _scheduler(trainer: Any) -> Any:
+    return trainer.lr_scheduler
+
+
+def _as_tensors(tally: Any) -> dict[str, Any]:
+    import torch
+
+    return {name: torch.as_tensor(value).cpu() for name, value in vars(tally).items()}
+
+
+def _rank_file(rank: int) -> str:
+    return f"rank-{rank}.pt"
+
+
+def _step(folder: Path) -> int:
+    return int(folder.name.partition("-")[2])
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        yield
+
+
+# --- ranks -----------------------------------------------------------------------------------------------------------
+
+
+def _alone(trainer: Any) -> bool:
+    return trainer.args.world_size == 1
+
+
+def _agree(trainer: Any, rank_0_says: bool) -> bool:
+    """Return rank 0's decision on every rank: clocks differ."""
+    if _alone(trainer):
+        return rank_0_says
+    import torch
+    import torch.distributed as dist
+
+    decision = torch.tensor([int(rank_0_says)], device=trainer.args.device)
+    dist.broadcast(decision, src=0)
+    return bool(decision.item())
+
+
+def _shared(trainer: Any, value: Any) -> Any:
+    if _alone(trainer):
+        return value
+    import torch.distributed as dist
+
+    values = [value]
+    dist.broadcast_object_list(values, src=0, device=trainer.args.device)
+    return values[0]
+
+
+def _barrier(trainer: Any) -> None:
+    if not _alone(trainer):
+        import torch.distributed as dist
+
+        dist.barrier()
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file that appears whole, and is on disk when this returns."""
+    beside = path.with_name(f".{path.name}")
+    with beside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
