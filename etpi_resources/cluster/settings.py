@@ -6,10 +6,12 @@ ray = "head:6379"                                # where Ray's nodes meet
 jobs = "http://head:8265"                        # where Ray takes jobs
 accelerator = "GPU"                              # Ray's resource that every rank of a training takes one of; a custom
                                                  # resource can stand in for it on nodes without GPUs
+local = "/var/tmp"                               # a folder on each node's own disk (this is the default)
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tomllib
 from pathlib import Path
@@ -34,6 +36,7 @@ class Cluster(BaseModel):
     ray: str
     jobs: str
     accelerator: str = "GPU"
+    local: Path = Path("/var/tmp")
 
     @field_validator("lake")
     @classmethod
@@ -63,3 +66,21 @@ def cluster() -> Cluster | None:
     except ValidationError as error:
         reasons = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise ClusterError(f"{path}: {reasons}") from error
+
+
+def local_folder(settings: Cluster, lake: Path) -> Path:
+    """Return this user's folder for a lake on this node's own disk, created so that only the user can write to it.
+
+    Raises:
+        ClusterError: another user made the folder, or it is a link.
+    """
+    own = settings.local / f"etpi-{os.geteuid()}"
+    own.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if own.is_symlink() or own.stat().st_uid != os.geteuid():
+        raise ClusterError(
+            f"{own} belongs to another user or is a link, so it may lead anywhere; remove it, or name another folder "
+            "as `local` in the cluster's settings"
+        )
+    folder = own / hashlib.sha256(str(lake).encode()).hexdigest()[:12]
+    folder.mkdir(exist_ok=True)
+    return folder

@@ -22,7 +22,7 @@ from etpi_resources.lake.lake import Lake
 from etpi_resources.lake.manifest import NAME, LakeError, Ref
 from etpi_resources.lake.references import References, StoredTraining, Version, modified
 from etpi_resources.lake.usage import size_of
-from etpi_resources.process.locks import is_held
+from etpi_resources.process.locks import lake_locks, require_held
 
 REMOVED = ".removed"
 """The folder of the lake whose content is being deleted."""
@@ -95,6 +95,7 @@ def carry_out(lake: Lake, plan: Plan) -> None:
             continue  # deleted with the area
         target = folder / part.path.relative_to(lake.root)
         target.parent.mkdir(parents=True, exist_ok=True)
+        require_held()  # else a run may have started
         part.path.replace(target)
         _remove_empty(part.path.parent, lake.root)
     shutil.rmtree(area, ignore_errors=True)
@@ -356,5 +357,5 @@ class _Garbage:
         for path in sorted((self.lake.root / REMOVED).glob("*")):
             self._add(path, "left-over", path.name)
         for path in sorted((self.lake.root / ".staging").glob("*")):
-            if path.is_dir() and not is_held(path.with_name(f"{path.name}.lock")):
+            if path.is_dir() and not lake_locks().is_held(path.with_name(f"{path.name}.lock")):
                 self._add(path, "left-over", f".staging/{path.name}")
