@@ -414,3 +414,16 @@ def view(port: int, host: str) -> int:
     from etpi.view.serve import serve
 
     return serve(host, port)
+
+
+@etpi.command()
+@click.option("--cluster", "of_cluster", is_flag=True, help="every node of the cluster that ETPI_CLUSTER names")
+def doctor(of_cluster: bool) -> int:
+    """Prove, before anything is run, that this machine has what steps need: lake, locks, sandboxes.
+
+    With --cluster, prove it of every node and each pair: same code, the same lake, locks that exclude other nodes,
+    sandboxes, accelerators, clocks, Postgres, Ray. Prints a remedy for each fault; exit status 1 if there is one.
+    """
+    from etpi.doctor.command import doctor_of_cluster, doctor_of_machine
+
+    return doctor_of_cluster() if of_cluster else doctor_of_machine()

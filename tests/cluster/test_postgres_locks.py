@@ -201,7 +201,7 @@ def test_machine_locks_of_two_nodes_do_not_wait_for_each_other(lake, tmp_path, c
         assert not lake.machine_lock_file("accelerator").is_relative_to(lake.root)
         other = tmp_path / "other" / "cluster.toml"
         other.parent.mkdir()
-        other.write_text(cluster_settings.read_text().replace("/cluster\"", "/other\""))
+        other.write_text(cluster_settings.read_text().replace('/cluster"', '/other"'))
         monkeypatch.setenv("ETPI_CLUSTER", str(other))
         with lake.machine_lock("accelerator"):  # as on another node
             pass

@@ -1,5 +1,7 @@
-"""The services of a cluster on test machines: Postgres and Ray's head on `head`, a Ray node on each worker; Ray asks for a
-token, Postgres for a password."""
+"""The services of a cluster on test machines: Postgres and Ray's head on `head`, a Ray node on each worker.
+
+Ray asks for a token, Postgres for a password.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Several machines on this one, for tests: podman containers with their own network, mounts and processes, a shared
 folder, and a share of the CPU each.
 
-Nothing is pulled or built: a machine's system is this machine's /usr, and its Python, packages and the checkout are this
-machine's, read-only and at the same paths. The user inside is unprivileged and has no capabilities, as docs/install.md
-says. Everything is in one folder and one bridge, and goes with `close`.
+Nothing is pulled or built: a machine's system is this machine's /usr, and its Python, packages and the checkout are
+this machine's, read-only and at the same paths. The user inside is unprivileged and has no capabilities, as
+docs/install.md says. Everything is in one folder and on one bridge; `close` removes both.
 """
 
 from __future__ import annotations

@@ -1,0 +1,69 @@
+"""`etpi doctor` on this machine: a sound one passes, planted faults are named, and nothing stays in the lake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from etpi.cli import main
+from etpi.doctor import node
+from etpi.doctor.command import doctor_of_machine
+from etpi.doctor.node import Examiner, NodeReport, file_system
+from etpi_resources.sandboxes import SandboxUnavailable
+
+
+@pytest.fixture
+def lake(tmp_path, monkeypatch):
+    monkeypatch.setenv("ETPI_DATA", str(tmp_path / "lake"))
+    monkeypatch.delenv("ETPI_CLUSTER", raising=False)
+    return tmp_path / "lake"
+
+
+def test_a_sound_machine_passes_and_the_lake_is_left_as_it_was(lake, capsys):
+    assert main(["doctor"]) == 0
+    assert "0 faults" in capsys.readouterr().out
+    assert list(lake.iterdir()) == []
+
+
+def test_missing_sandboxes_are_a_fault_with_the_remedy(lake, monkeypatch, capsys):
+    def refuse(self):
+        raise SandboxUnavailable("bubblewrap is not installed: apt-get install bubblewrap")
+
+    monkeypatch.setattr(node.BubblewrapFactory, "check", refuse)
+    assert doctor_of_machine() == 1
+    printed = capsys.readouterr().out
+    assert "FAULT" in printed and "apt-get install bubblewrap" in printed
+
+
+def test_a_lock_that_excludes_nobody_is_a_fault(lake, monkeypatch, capsys):
+    monkeypatch.setattr(Examiner, "hold", lambda self, kind: None)  # as flock does where the file system ignores it
+    assert doctor_of_machine() == 1
+    assert ", locks:" in capsys.readouterr().out
+
+
+def test_a_lake_that_cannot_be_written_is_a_fault(tmp_path, monkeypatch, capsys):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    monkeypatch.setenv("ETPI_DATA", str(blocked))
+    examined = Examiner(None, blocked, "here", {}, "token")
+    report = NodeReport.model_validate(examined.report())
+    assert report.lake_error and str(blocked) in report.lake_error
+
+
+def test_cluster_without_settings_says_what_writes_them(lake, capsys):
+    assert main(["doctor", "--cluster"]) == 1
+    assert "etpi init --cluster" in capsys.readouterr().err
+
+
+def test_two_nodes_see_each_others_files_and_another_folder_shows_none(tmp_path):
+    one, two = (Examiner(None, tmp_path / "lake", name, {}, "token") for name in ("one", "two"))
+    elsewhere = Examiner(None, tmp_path / "other", "three", {}, "token")
+    for examiner in (one, two, elsewhere):
+        examiner.report()
+    assert one.seen() == two.seen() == ["one", "two"]
+    assert elsewhere.seen() == ["three"]
+
+
+def test_the_file_system_of_a_folder_is_named_with_its_options():
+    assert file_system(Path("/proc/self")).startswith("proc (")
