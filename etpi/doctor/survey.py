@@ -83,7 +83,8 @@ def survey(settings: Cluster) -> Survey:
         reports[name].sees = ray.get(actor.seen.remote(), timeout=SECONDS)
         reports[name].clock_offset, reports[name].clock_within = _clock(ray, actor)
     good = {name: actor for name, actor in living.items() if reports[name].lake_error is None}
-    locks = [] if failed and not good else _pairs(ray, good)
+    # A node that does not reach Postgres has a fault already, and would wait a minute for each lock.
+    locks = _pairs(ray, {name: actor for name, actor in good.items() if reports[name].postgres_error is None})
     if good:
         ray.get(next(iter(good.values())).tidy.remote(), timeout=SECONDS)
     return Survey(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -79,15 +79,20 @@ class ClusterServices:
         self.head.kill("postgres")
         until(lambda: not self.running(self.head, "postgres"), 20, "Postgres has ended")
 
-    def start_ray(self, *machines: Machine) -> None:
-        """Start Ray on the machines, by default on all, the head first, and wait until each has joined."""
+    def start_ray(self, *machines: Machine, offers: Sequence[str] = (), **environment: str) -> None:
+        """Start Ray on the machines, by default on all, the head first, and wait until each has joined.
+
+        Args:
+            offers: further arguments of `ray start`.
+            environment: variables of its environment beside those of `environment()`.
+        """
         chosen = machines or tuple(self.machines.by_name.values())
         for group in ([m for m in chosen if m.name == "head"], [m for m in chosen if m.name != "head"]):
-            logs = {machine.name: self._start_node(machine) for machine in group}
+            logs = {machine.name: self._start_node(machine, offers, environment) for machine in group}
             for name, log in logs.items():
                 until(lambda log=log: b"Ray runtime started" in log.read_bytes(), 120, f"Ray runs on {name}: {log}")
 
-    def _start_node(self, machine: Machine) -> Path:
+    def _start_node(self, machine: Machine, offers: Sequence[str], environment: dict[str, str]) -> Path:
         own = (
             ["--head", "--port=6379", f"--dashboard-host={machine.address}"]
             if machine.name == "head"
@@ -98,17 +103,29 @@ class ClusterServices:
         machine.start(
             "ray", "start", *own, f"--node-ip-address={machine.address}", "--num-cpus=1",
             f"--resources={json.dumps(RESOURCES.get(machine.name, {}))}", f"--object-store-memory={STORE}",
-            "--disable-usage-stats", "--block", log=log, **self.environment(),
+            "--disable-usage-stats", "--block", *offers, log=log, **{**self.environment(), **environment},
         )  # fmt: skip
         return log
 
     def start(self) -> None:
         """Start everything."""
+        self.write_settings()
         self.create_database()
         self.start_ray()
 
     def log(self, name: str) -> Path:
         return self.machines.folder / "logs" / name
+
+    def write_settings(self) -> None:
+        """Write cluster.toml, and create the lake's folder."""
+        lines = {
+            "lake": SHARED / "lake",
+            "postgres": "postgresql://etpi@head:5432/etpi",
+            "ray": "head:6379",
+            "jobs": "http://head:8265",
+        }
+        text = "".join(f'{name} = "{value}"\n' for name, value in lines.items())
+        self.head.run("bash", "-c", f"mkdir -p {SHARED}/lake; cat > {SHARED}/cluster.toml <<'END'\n{text}END")
 
     @staticmethod
     def running(machine: Machine, pattern: str) -> list[str]:

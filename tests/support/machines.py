@@ -16,7 +16,8 @@ import site
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,15 +128,30 @@ class Machine:
 
     def shared_is_writable(self, writable: bool) -> None:
         """Mount this machine's view of the shared folder writable or read-only."""
-        subprocess.run(
-            ["nsenter", "--mount", f"--target={self._first()}", "mount", "-o",
-             f"remount,bind,{'rw' if writable else 'ro'}", str(SHARED)],
-            check=True, capture_output=True,
-        )  # fmt: skip
+        self._as_root("mount", "-o", f"remount,bind,{'rw' if writable else 'ro'}", SHARED)
+
+    @contextmanager
+    def own_flock(self, folder: Path) -> Iterator[None]:
+        """Mount `folder`, which is shared, so that its files are still shared and flock is this machine's alone, as on
+        NFS with local_lock and on Lustre with localflock: an overlay whose upper layer is the folder itself."""
+        lower, work = Path("/tmp/lower"), folder.parent / f".overlay-{self.name}"
+        options = f"lowerdir={lower},upperdir={folder},workdir={work}"
+        self._as_root("mkdir", "-p", lower, work)
+        self._as_root("mount", "-t", "overlay", "overlay", "-o", options, folder)
+        try:
+            yield
+        finally:
+            self._as_root("umount", "--lazy", folder)
+            self._as_root("rm", "-rf", work)
 
     def connected(self, connected: bool) -> None:
         """Plug the machine's network cable in or out."""
         subprocess.run(["ip", "link", "set", self.network, "up" if connected else "down"], check=True)
+
+    def _as_root(self, *words: str | Path) -> None:
+        """Run a command as root among this machine's mounts."""
+        command = ["nsenter", "--mount", "--pid", f"--target={self._first()}", *map(str, words)]
+        subprocess.run(command, check=True, capture_output=True)
 
     def _first(self) -> int:
         done = self.engine.podman("inspect", "--format", "{{.State.Pid}}", self.container)
