@@ -34,6 +34,7 @@ from etpi_assets.specs.paths import PathError
 from etpi_assets.versioning.keys import asset_code
 from etpi_assets.webpage.metadata import of_version
 from etpi_resources.chat.format import TokenizerUnavailable
+from etpi_resources.cluster.settings import ClusterError
 from etpi_resources.lake.checks import BadData
 from etpi_resources.lake.lake import LakeError
 from etpi_resources.lake.schemas import TABLES
@@ -57,6 +58,7 @@ EXPECTED_FAILURES = (
     WorkerFailed,
     BadData,
     TokenizerUnavailable,
+    ClusterError,
 )
 """Errors whose message is complete; Dagster shows them without a traceback."""
 

@@ -30,6 +30,7 @@ INFRASTRUCTURE: Mapping[str, str] = {
     "etpi_assets.specs.paths": "expands paths; the files' fingerprint is in the key",
     "etpi_assets.planner": "decides what to run, not what comes out",
     "etpi_assets.training.curves": "plots for the asset's page, which no table holds",
+    "etpi_resources.cluster.settings": "names machines and folders, which change no result",
     "etpi_resources.downloads.proxy": "hands recorded responses on as they came",
     "etpi_resources.downloads.recording": "keeps responses as they came",
     "etpi_resources.lake.catalog": "the DuckDB file is rebuilt every time",
