@@ -146,7 +146,12 @@ def rehearse(experiments: tuple[str, ...], rate: float) -> int:
 @click.option("--preset", metavar="PRESET", help="settings of a method (docs/presets.md)")
 @click.option("--name", metavar="NAME", help="name of the new specs (default: from the data)")
 @click.option("--yes", is_flag=True, help="ask nothing; take defaults for options that are not given")
-@click.option("--force", is_flag=True, help="replace spec files that exist")
+@click.option("--force", is_flag=True, help="replace files that exist")
+@click.option("--cluster", is_flag=True, help="write the settings of several machines instead (docs/cluster.md)")
+@click.option("--lake", metavar="FOLDER", help="--cluster: the lake's folder, at the same path on every node")
+@click.option("--postgres", metavar="URL", help="--cluster: postgresql://USER@HOST:PORT/DATABASE, without a password")
+@click.option("--ray", metavar="HOST:PORT", help="--cluster: where Ray's nodes meet")
+@click.option("--jobs", metavar="URL", help="--cluster: Ray's dashboard (default: http://HOST:8265 of --ray)")
 def init(
     source: str | None,
     format: str,
@@ -159,12 +164,22 @@ def init(
     commits: int,
     split: str,
     checkouts: str | None,
+    cluster: bool,
+    lake: str | None,
+    postgres: str | None,
+    ray: str | None,
+    jobs: str | None,
     **options: Any,
 ) -> int:
     """Write specs into ./specs for your own recorded runs, a teacher behind an endpoint, or your own tasks.
 
-    docs/own_data.md and docs/own_tasks.md show it.
+    docs/own_data.md and docs/own_tasks.md show it. With --cluster: write the settings of several machines, cluster.toml
+    and Dagster's, into the lake's folder; docs/cluster.md.
     """
+    if cluster:
+        from etpi.init.cluster import write_cluster
+
+        return write_cluster(lake, postgres, ray, jobs, force=options["force"])
     from etpi.init import command
 
     answers = command.Answers(**options)

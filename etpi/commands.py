@@ -15,6 +15,7 @@ from etpi.dagster_home import prepare_dagster_home
 from etpi_assets.specs.folders import user_folders
 from etpi_assets.specs.load import SpecError, Specs, load_shipped, load_specs
 from etpi_assets.specs.shown import SHIPPED_VARIABLE
+from etpi_resources.cluster.settings import cluster
 
 if TYPE_CHECKING:
     from etpi_assets.planner import Step
@@ -51,8 +52,9 @@ def run_experiments(names: Sequence[str], specs_folder: Path | None = None, cons
     if not open_steps([*steps, *across(specs, lake)]) and default_path(lake).exists():
         print(f"== {', '.join(names)}: nothing is missing or stale", file=sys.stderr)
         return 0
-    require_sandboxes(steps, specs, Resources(lake=lake).sandboxes)
-    require_libraries(steps, specs)
+    if cluster() is None:  # else placement names what no node offers
+        require_sandboxes(steps, specs, Resources(lake=lake).sandboxes)
+        require_libraries(steps, specs)
 
     prepare_dagster_home()
     # Importing Dagster takes seconds; a mistyped name is refused before.
@@ -61,6 +63,8 @@ def run_experiments(names: Sequence[str], specs_folder: Path | None = None, cons
     from etpi_assets.runs.pool import run_experiments_in_parallel
     from etpi_assets.runs.runner import Runner
 
+    if cluster() is not None:
+        return _launch_experiments(names, specs, specs_folder, consent)
     with showing():
         runner = Runner(specs, specs_folder, consent)
         if alone := len(names) == 1:
@@ -71,6 +75,22 @@ def run_experiments(names: Sequence[str], specs_folder: Path | None = None, cons
         # The catalog then has the results of the experiments that succeeded.
         if (failed or not alone) and (reasons := runner.run("publish_catalog", None)):
             failed["publish_catalog"] = reasons
+    if failed:
+        print(failures_table(failed), file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _launch_experiments(
+    names: Sequence[str], specs: Specs, specs_folder: Path | None, consent: Collection[str]
+) -> int:
+    """Bring experiments up to date on the cluster; return 1 if any failed."""
+    from etpi_assets.runs.console import showing
+    from etpi_assets.runs.console_table import failures_table
+    from etpi_assets.runs.launched import LaunchedRuns
+
+    with showing():
+        runs = LaunchedRuns(specs, WORKSPACE, specs_folder, consent)
+        failed = {name: reasons for name, reasons in runs.bring_all_up_to_date(names).items() if reasons}
     if failed:
         print(failures_table(failed), file=sys.stderr)
     return 1 if failed else 0

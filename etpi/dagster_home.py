@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 SETTINGS = Path(__file__).with_name("dagster.yaml")
@@ -12,19 +11,28 @@ SETTINGS = Path(__file__).with_name("dagster.yaml")
 def prepare_dagster_home() -> Path:
     """Create the folder and its settings if missing, set this process's DAGSTER_HOME, and return the folder.
 
-    It is $DAGSTER_HOME, or `.dagster_home` in $ETPI_DATA, or in the working folder. An existing `dagster.yaml` is kept.
+    It is $DAGSTER_HOME, or `.dagster_home` in $ETPI_DATA, in the cluster's lake, or in the working folder. An existing
+    `dagster.yaml` is kept.
 
     Raises:
         LakeError: the folder cannot be written.
+        ClusterError: on a cluster, `dagster.yaml` belongs to another database, or the database cannot be opened.
     """
-    from etpi_resources.lake.lake import LakeError
+    from etpi_resources.cluster.instance import instance_yaml, require_current, require_postgres
+    from etpi_resources.cluster.settings import cluster
+    from etpi_resources.lake.lake import Lake, LakeError
 
-    named = os.environ.get("DAGSTER_HOME")
-    home = Path(named or Path(os.environ.get("ETPI_DATA") or ".") / ".dagster_home").resolve()
+    named, settings = os.environ.get("DAGSTER_HOME"), cluster()
+    home = Path(named or (Lake.named_folder() or Path()) / ".dagster_home").resolve()
+    file = home / SETTINGS.name
     try:
         home.mkdir(parents=True, exist_ok=True)
-        if not (home / SETTINGS.name).exists():
-            shutil.copyfile(SETTINGS, home / SETTINGS.name)
+        if not file.exists():
+            text = SETTINGS.read_text(encoding="utf-8") if settings is None else instance_yaml(settings)
+            file.write_text(text, encoding="utf-8")
+        if settings is not None:
+            require_current(settings, file.read_text(encoding="utf-8"), file)
+            require_postgres(settings)
     except OSError as error:
         raise LakeError(
             f"Dagster's home {home} cannot be written ({error.strerror}). "

@@ -31,6 +31,7 @@ from etpi_assets.specs.load import Specs, load_specs
 from etpi_assets.specs.shown import shown_specs
 from etpi_assets.tasks import assets as tasks
 from etpi_assets.training import assets as training
+from etpi_resources.cluster.settings import cluster
 from etpi_resources.lake.lake import Lake
 
 STAGES = (specs_stage, tasks, rollouts, scoring, curation, training, evaluation, reports)
@@ -44,6 +45,15 @@ class EtpiResource(dg.ConfigurableResource):
     def create_resource(self, context: dg.InitResourceContext) -> Resources:
         _place(context)
         return Resources(lake=Lake.open(), concurrency=self.concurrency)
+
+
+def executor() -> dg.ExecutorDefinition:
+    """Return what runs the steps: this process, or on a cluster the nodes that offer what a step needs."""
+    if cluster() is None:
+        return dg.in_process_executor
+    from etpi_assets.placement.executor import node_executor  # needs the packages of `etpi[cluster]`
+
+    return node_executor
 
 
 def resource_of(resources: Resources) -> dg.ResourceDefinition:
@@ -70,7 +80,7 @@ def build_defs(specs: Specs | None = None, resource_overrides: Mapping[str, Any]
         sensors=[automation_sensor(), import_sensor(), alert_sensor()],
         schedules=schedules(specs),
         resources={RESOURCE: EtpiResource(), **(resource_overrides or {})},
-        executor=dg.in_process_executor,
+        executor=executor(),
         loggers={"console": console_logger},
     )
 

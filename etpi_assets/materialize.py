@@ -61,6 +61,7 @@ EXPECTED_FAILURES = (
     WorkerFailed,
     BadData,
     TokenizerUnavailable,
+    ClusterError,
 )
 """Errors whose message is complete; Dagster shows them without a traceback."""
 

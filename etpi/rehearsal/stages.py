@@ -22,6 +22,7 @@ from etpi_assets.specs.suite import SuiteSpec
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Task
 from etpi_resources.chat.format import load_chat_format
+from etpi_resources.cluster.settings import CLUSTER_VARIABLE
 from etpi_resources.engines import EngineUnavailable
 from etpi_resources.engines.vllm_server import PROGRAM_VARIABLE, vllm_program
 from etpi_resources.lake.lake import Lake, LakeError, Ref
@@ -84,6 +85,7 @@ def run(rehearsal: Rehearsal) -> list[Stage]:
         for name, port in rehearsal.served.items():
             stack.enter_context(_teacher(PREFIX + name, specs, port))
         environment = {**os.environ, "ETPI_DATA": str(lake_folder), "ETPI_SPECS": str(specs_folder)}
+        environment.pop(CLUSTER_VARIABLE, None)  # a rehearsal runs on this machine
         environment |= _vllm(rehearsal)
         environment.pop("DAGSTER_HOME", None)
         environment.pop("ETPI_CATALOG", None)

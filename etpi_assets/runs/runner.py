@@ -52,8 +52,8 @@ class Runner:
             KeyboardInterrupt: as `run`.
         """
         steps = plan(name, self._specs, self._lake)
-        jobs = _input_jobs(steps)
-        display().line(_opening(name, steps))
+        jobs = input_jobs(steps)
+        display().line(opening(name, steps))
         with acting_for(name), shown_on(_chain_display(name, steps, jobs)):
             for job, key in jobs:
                 if failures := self.run(job, key):
@@ -110,14 +110,17 @@ def _counted(result: dg.ExecuteInProcessResult) -> str:
 
 def _failures(result: dg.ExecuteInProcessResult) -> list[str]:
     """Return one line for each failed step of a run."""
-    lines = []
-    for event in result.all_events:
-        if event.is_step_failure:
-            data = event.step_failure_data
-            error = data.error.message if data.error else "no reason given"
-            text = data.user_failure_data.description if data.user_failure_data else f"{event.step_key}: {error}"
-            lines.append(_one_line(text or ""))
-    return lines
+    return [line for event in result.all_events if (line := failure_line(event))]
+
+
+def failure_line(event: dg.DagsterEvent) -> str | None:
+    """Return the reason of a failed step on one line; None for any other event."""
+    if not event.is_step_failure:
+        return None
+    data = event.step_failure_data
+    error = data.error.message if data.error else "no reason given"
+    text = data.user_failure_data.description if data.user_failure_data else f"{event.step_key}: {error}"
+    return _one_line(text or "")
 
 
 def _one_line(text: str) -> str:
@@ -126,14 +129,14 @@ def _one_line(text: str) -> str:
     return line if len(line) <= LONGEST_REASON else f"{line[: LONGEST_REASON // 2]} ... {line[-LONGEST_REASON // 2 :]}"
 
 
-def _input_jobs(steps: Sequence[Step]) -> list[tuple[str, str]]:
+def input_jobs(steps: Sequence[Step]) -> list[tuple[str, str]]:
     """Return (job, partition key) for each of an experiment's inputs that is not up to date."""
     todo = {(step.set, step.key): None for step in open_steps(steps) if step.set != "experiment"}
     jobs = {"suite": "prepare_suite", "rollout_set": "collect_rollouts"}
     return [(jobs[set_name], key) for set_name, key in todo]
 
 
-def _opening(name: str, steps: Sequence[Step]) -> str:
+def opening(name: str, steps: Sequence[Step]) -> str:
     """Return the first line of a run: the number of missing or stale assets, and the inputs that are computed first."""
     todo = open_steps(steps)
     if not todo:

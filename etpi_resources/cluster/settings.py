@@ -7,6 +7,7 @@ jobs = "http://head:8265"                        # where Ray takes jobs
 accelerator = "GPU"                              # Ray's resource that every rank of a training takes one of; a custom
                                                  # resource can stand in for it on nodes without GPUs
 local = "/var/tmp"                               # a folder on each node's own disk (this is the default)
+working_dir = "/home/me/etpi"                    # optional: code that every run takes along to the nodes
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import hashlib
 import os
 import tomllib
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
@@ -37,31 +39,64 @@ class Cluster(BaseModel):
     jobs: str
     accelerator: str = "GPU"
     local: Path = Path("/var/tmp")
+    working_dir: Path | None = None
 
-    @field_validator("lake")
+    @field_validator("lake", "working_dir")
     @classmethod
-    def _is_absolute(cls, lake: Path) -> Path:
-        if not lake.is_absolute():
-            raise ValueError("the lake's folder must be an absolute path, the same on every node")
-        return lake
+    def _is_absolute(cls, folder: Path | None) -> Path | None:
+        if folder is not None and not folder.is_absolute():
+            raise ValueError("it must be an absolute path; the lake has the same on every node")
+        return folder
+
+    @field_validator("postgres")
+    @classmethod
+    def _holds_no_password(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.scheme not in ("postgresql", "postgres", "postgresql+psycopg2") or not parts.path.strip("/"):
+            raise ValueError("write it as postgresql://USER@HOST:PORT/DATABASE")
+        if parts.password is not None:
+            raise ValueError(
+                "no password: the URL stands in Dagster's settings and in Ray's list of jobs. Name a file with the "
+                "password in PGPASSFILE, or set PGPASSWORD, on every node"
+            )
+        return url
+
+    @field_validator("jobs")
+    @classmethod
+    def _is_http(cls, url: str) -> str:
+        if urlsplit(url).scheme not in ("http", "https"):
+            raise ValueError("it is the address of Ray's dashboard, as http://HOST:8265")
+        return url.rstrip("/")
+
+    @property
+    def storage_url(self) -> str:
+        """The database's URL for SQLAlchemy, which takes another driver than psycopg2 for `postgresql://`."""
+        return "postgresql+psycopg2://" + self.postgres.partition("://")[2]
 
 
 def cluster() -> Cluster | None:
     """Return the settings in the file that `ETPI_CLUSTER` names; None if it names none.
 
     Raises:
-        ClusterError: the file is missing or wrong; the message names file and key.
+        ClusterError: as `read`.
     """
     path = os.environ.get(CLUSTER_VARIABLE)
-    if not path:
-        return None
+    return read(Path(path)) if path else None
+
+
+def read(path: Path) -> Cluster:
+    """Return the settings in a file.
+
+    Raises:
+        ClusterError: the file is missing or wrong; the message names file and key.
+    """
     try:
-        return Cluster.model_validate(tomllib.loads(Path(path).read_text()))
+        return Cluster.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise ClusterError(
             f"{CLUSTER_VARIABLE} names {path}, which does not exist; `etpi init --cluster` writes it"
         ) from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, OSError) as error:
         raise ClusterError(f"{path}: {error}") from error
     except ValidationError as error:
         reasons = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())

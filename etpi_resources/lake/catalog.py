@@ -62,12 +62,12 @@ class CatalogAsset(Protocol):
 
 
 def default_path(lake: Lake | None = None) -> Path:
-    """Return $ETPI_CATALOG, or `etpi.duckdb` in the folder $ETPI_DATA, or beside the lake's folder."""
+    """Return $ETPI_CATALOG, or `etpi.duckdb` in the folder $ETPI_DATA or the cluster's, or beside the lake's folder."""
     if named := os.environ.get("ETPI_CATALOG"):
         return Path(named).resolve()
-    root, data = (lake or Lake.open()).root, os.environ.get("ETPI_DATA")
-    # $ETPI_DATA can be a mount point, whose parent may not be writable.
-    return (root if data and Path(data).resolve() == root else root.parent) / "etpi.duckdb"
+    root, folder = (lake or Lake.open()).root, Lake.named_folder()
+    # A named folder can be a mount point, whose parent may not be writable.
+    return (root if folder and folder.resolve() == root else root.parent) / "etpi.duckdb"
 
 
 def sql_folder() -> Path:

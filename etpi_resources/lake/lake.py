@@ -31,7 +31,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from etpi_resources.cluster.settings import cluster, local_folder
+from etpi_resources.cluster.settings import CLUSTER_VARIABLE, cluster, local_folder
 from etpi_resources.hashes import json_hash
 from etpi_resources.lake import formats, parquet
 from etpi_resources.lake.checks import CheckOutcome
@@ -84,8 +84,25 @@ class Lake:
 
     @staticmethod
     def folder() -> Path:
-        """Return $ETPI_DATA, or ./data of the working directory."""
-        return Path(os.environ.get("ETPI_DATA") or "data")
+        """Return the named folder, or ./data of the working directory."""
+        return Lake.named_folder() or Path("data")
+
+    @staticmethod
+    def named_folder() -> Path | None:
+        """Return $ETPI_DATA, or the cluster's folder; None if neither is set.
+
+        Raises:
+            LakeError: both are set, and they differ.
+        """
+        named = os.environ.get("ETPI_DATA")
+        if (settings := cluster()) is None:
+            return Path(named) if named else None
+        if named and Path(named).resolve() != settings.lake.resolve():
+            raise LakeError(
+                f"ETPI_DATA names {named}, and {os.environ[CLUSTER_VARIABLE]} the lake {settings.lake}: unset one of "
+                f"them. Without {CLUSTER_VARIABLE}, everything runs on this machine"
+            )
+        return settings.lake
 
     # --- publishing ------------------------------------------------------------------------------------------------
 

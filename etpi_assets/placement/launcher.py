@@ -1,0 +1,60 @@
+"""Dagster's run launcher on a cluster: the process that walks a run's steps is a Ray job on the head.
+
+It asks for no CPU, so it never takes what a step of a run waits for, and it outlives every other node. dagster-ray's
+launcher does the work; added here are what a run takes along to the nodes, and messages.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
+
+import dagster as dg
+from dagster_ray import RayRunLauncher
+
+from etpi_assets.specs.folders import VARIABLE, user_folders
+from etpi_resources.cluster.environment import passed_on
+from etpi_resources.cluster.nodes import job_client
+from etpi_resources.cluster.settings import CLUSTER_VARIABLE, ClusterError, cluster
+
+if TYPE_CHECKING:
+    from ray.job_submission import JobSubmissionClient
+
+
+class NodeRunLauncher(RayRunLauncher):
+    """Submits each run to the Ray of `cluster.toml`; `dagster.yaml` names this class without settings."""
+
+    def __init__(self, inst_data: Any = None) -> None:
+        settings = cluster()
+        if settings is None:
+            raise ClusterError(
+                f"this Dagster home belongs to a cluster: export {CLUSTER_VARIABLE}=/path/to/cluster.toml, or name "
+                "another folder in DAGSTER_HOME"
+            )
+        self._settings = settings
+        super().__init__(address=settings.jobs, inst_data=inst_data)
+
+    @classmethod
+    def config_type(cls) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def from_config_value(cls, inst_data: Any, config_value: Any) -> Self:
+        return cls(inst_data)
+
+    @cached_property
+    def client(self) -> JobSubmissionClient:
+        return job_client(self._settings)
+
+    def _launch_ray_job(self, submission_id: str, entrypoint: str, run: dg.DagsterRun) -> None:
+        # The run reads the specs of the process that launches it: Ray starts it in another working folder.
+        specs = os.pathsep.join(str(folder.path) for folder in user_folders())
+        code = {"working_dir": str(self._settings.working_dir)} if self._settings.working_dir else {}
+        self.runtime_env = {"env_vars": {**passed_on(), **({VARIABLE: specs} if specs else {})}, **code}
+        # Dagster writes `dagster`, which the PATH of a node's Ray need not have.
+        origin = run.job_code_origin
+        if origin is not None and entrypoint.startswith("dagster "):
+            entrypoint = f"{shlex.quote(origin.executable_path)} -m {entrypoint}"
+        super()._launch_ray_job(submission_id, entrypoint, run)

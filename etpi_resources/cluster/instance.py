@@ -1,0 +1,94 @@
+"""The settings of the cluster's Dagster instance, `dagster.yaml`, derived from `cluster.toml`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from etpi_resources.cluster.settings import Cluster, ClusterError
+
+
+def dagster_home(settings: Cluster) -> Path:
+    """Return the folder of `dagster.yaml` and of what steps print; the lake has it, so every node has it too."""
+    return settings.lake / ".dagster_home"
+
+
+def instance_yaml(settings: Cluster) -> str:
+    """Return the text of `dagster.yaml`."""
+    return f"""\
+# Written by `etpi init --cluster` from cluster.toml. After a change there: etpi init --cluster --force
+telemetry:
+  enabled: false
+
+# Runs and events. libpq reads the password from PGPASSFILE or PGPASSWORD; it never stands here.
+storage:
+  postgres:
+    postgres_url: {settings.storage_url}
+
+# A launched run starts at once, without a daemon. Where a daemon always runs (`etpi ui`, deploy/), a limit on runs at
+# once is worth having, for a backfill over many experiments; without a daemon these runs would stay queued forever:
+#   module: dagster.core.run_coordinator
+#   class: QueuedRunCoordinator
+#   config: {{max_concurrent_runs: 20}}
+run_coordinator:
+  module: dagster._core.run_coordinator
+  class: DefaultRunCoordinator
+
+run_launcher:
+  module: etpi_assets.placement.launcher
+  class: NodeRunLauncher
+
+# With a daemon, a run whose process was lost is resumed; its finished steps stay finished.
+run_monitoring:
+  enabled: true
+  max_resume_run_attempts: 3
+  start_timeout_seconds: 600
+  poll_interval_seconds: 15
+
+# What steps print. The folder is shared, so the web page shows the output of every node.
+compute_logs:
+  module: dagster._core.storage.local_compute_log_manager
+  class: LocalComputeLogManager
+  config:
+    base_dir: {dagster_home(settings) / "compute_logs"}
+
+local_artifact_storage:
+  module: dagster._core.storage.root
+  class: LocalArtifactStorage
+  config:
+    base_dir: {dagster_home(settings)}
+
+python_logs:
+  python_log_level: INFO
+
+freshness:
+  enabled: false
+
+nux:
+  enabled: false
+"""
+
+
+def require_current(settings: Cluster, written: str, file: Path) -> None:
+    """Raise ClusterError if `dagster.yaml` names another database than `cluster.toml`."""
+    if settings.storage_url not in written:
+        raise ClusterError(
+            f"{file} does not name the database {settings.postgres!r} of cluster.toml; write it again: "
+            "etpi init --cluster --force"
+        )
+
+
+def require_postgres(settings: Cluster) -> None:
+    """Raise ClusterError if the database cannot be opened, or its packages are missing."""
+    try:
+        import dagster_postgres  # noqa: F401
+        import psycopg2
+    except ImportError as error:
+        raise ClusterError(f"a cluster needs Postgres' packages ({error}): pip install 'etpi[cluster]'") from error
+    try:
+        psycopg2.connect(settings.postgres, connect_timeout=10).close()
+    except psycopg2.OperationalError as error:
+        raise ClusterError(
+            f"Postgres at {settings.postgres!r} cannot be opened: {' '.join(str(error).split())}. Is it running, does "
+            "the database exist, and does PGPASSFILE name a file with the password (host:port:database:user:password, "
+            "readable by its owner alone), or PGPASSWORD hold it?"
+        ) from error
