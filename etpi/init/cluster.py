@@ -25,7 +25,8 @@ def write_cluster(
         ClusterError: a value is wrong, or files exist and `force` is not given; nothing was written.
     """
     named = os.environ.get(CLUSTER_VARIABLE)
-    if force and named and not (lake or postgres or ray or jobs):
+    again = bool(force and named and not (lake or postgres or ray or jobs))
+    if again and named:
         file, settings = Path(named), read(Path(named))
     else:
         if not (lake and postgres and ray):
@@ -38,7 +39,7 @@ def write_cluster(
     if not force and (taken := [path for path in (file, home / "dagster.yaml") if path.exists()]):
         raise ClusterError(f"{' and '.join(map(str, taken))} exist; --force replaces them. Nothing was written")
     home.mkdir(parents=True, exist_ok=True)
-    if file.name == NAME and str(file) != named:
+    if not again:  # ETPI_CLUSTER may name the file that is to be written
         file.write_text(_text(str(settings.lake), settings.postgres, settings.ray, settings.jobs), encoding="utf-8")
     (home / "dagster.yaml").write_text(instance_yaml(settings), encoding="utf-8")
     click.echo(f"{file}\n{home / 'dagster.yaml'}\n")

@@ -25,6 +25,7 @@ RESOURCES: dict[str, dict[str, float]] = {
 STORE = 100_000_000
 """Bytes of Ray's object store on a machine."""
 DATABASE = "/work/postgres"
+LAKE = SHARED / "lake"
 
 
 @dataclass
@@ -46,8 +47,9 @@ class ClusterServices:
     def environment(self) -> dict[str, str]:
         """Return the environment of a user's commands and of Ray's nodes."""
         return {
-            "ETPI_CLUSTER": str(SHARED / "cluster.toml"),
-            "ETPI_DATA": str(SHARED / "lake"),
+            "ETPI_CLUSTER": str(LAKE / "cluster.toml"),
+            "DAGSTER_HOME": str(LAKE / ".dagster_home"),
+            "ETPI_SPECS": str(SHARED / "specs"),
             "PGPASSWORD": self.password,
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self.token,
@@ -109,23 +111,20 @@ class ClusterServices:
 
     def start(self) -> None:
         """Start everything."""
-        self.write_settings()
         self.create_database()
+        self.write_settings()
         self.start_ray()
 
     def log(self, name: str) -> Path:
         return self.machines.folder / "logs" / name
 
     def write_settings(self) -> None:
-        """Write cluster.toml, and create the lake's folder."""
-        lines = {
-            "lake": SHARED / "lake",
-            "postgres": "postgresql://etpi@head:5432/etpi",
-            "ray": "head:6379",
-            "jobs": "http://head:8265",
-        }
-        text = "".join(f'{name} = "{value}"\n' for name, value in lines.items())
-        self.head.run("bash", "-c", f"mkdir -p {SHARED}/lake; cat > {SHARED}/cluster.toml <<'END'\n{text}END")
+        """Write cluster.toml and Dagster's settings as a user does. Ray need not run yet."""
+        self.head.run(
+            "etpi", "init", "--cluster", "--lake", LAKE, "--postgres", "postgresql://etpi@head:5432/etpi",
+            "--ray", "head:6379", check=False, **self.environment(),
+        )  # fmt: skip
+        assert (self.machines.shared / "lake" / "cluster.toml").exists()
 
     @staticmethod
     def running(machine: Machine, pattern: str) -> list[str]:
