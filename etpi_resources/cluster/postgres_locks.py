@@ -136,6 +136,7 @@ class _Session:
         """Take the lock; None if a thread of this process or another session holds it."""
         own = self._taken.get(key)
         if own is not None and not (shared and own):
+            self.holders(key)  # raises if the session has ended: then this process holds nothing by it
             return None
         if not self._ask(_TRY[shared], key)[0][0]:
             return None
