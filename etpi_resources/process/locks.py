@@ -27,7 +27,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Self
 
-from etpi_resources.cluster.settings import Cluster, cluster
+from etpi_resources.cluster.settings import cluster
 from etpi_resources.process.progress import acting_name
 
 POLL_SECONDS = 0.1
@@ -268,7 +268,7 @@ def lake_locks() -> Locks:
         ClusterError: the cluster's settings are wrong.
     """
     settings = cluster()
-    return machine_locks() if settings is None else _postgres_locks(settings, os.getpid())
+    return machine_locks() if settings is None else _postgres_locks(settings.postgres, settings.lake, os.getpid())
 
 
 def machine_locks() -> Locks:
@@ -280,8 +280,8 @@ _FILE_LOCKS = FileLocks()
 
 
 @lru_cache(maxsize=4)
-def _postgres_locks(settings: Cluster, process: int) -> Locks:
+def _postgres_locks(url: str, lake: Path, process: int) -> Locks:
     """Return the locks of this process; a forked child has a session of its own."""
     from etpi_resources.cluster.postgres_locks import PostgresLocks
 
-    return PostgresLocks(settings.postgres, settings.lake)
+    return PostgresLocks(url, lake)
