@@ -20,9 +20,9 @@ from etpi_resources.lake.audit import audit
 from etpi_resources.lake.lake import Lake, LakeBusy, Ref
 from etpi_resources.lake.removal import Keep, carry_out, plan_garbage
 from etpi_resources.process.locks import LockHeld, LockLost
-from tests.lake.test_lake import PAIRS, publish
-from tests.rollouts.test_journal import TASKS, made
+from tests.support.finished import TASKS, made
 from tests.support.postgres import PASSWORD
+from tests.support.publications import PAIRS, publish
 
 KEEP_NOTHING = Keep(older_than=timedelta(0))
 LATER = datetime.now(UTC) + timedelta(hours=1)
