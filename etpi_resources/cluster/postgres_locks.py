@@ -134,18 +134,19 @@ class _Session:
 
     def try_lock(self, key: int, shared: bool) -> _Session | None:
         """Take the lock; None if a thread of this process or another session holds it."""
-        own = self._taken.get(key)
-        if own is not None and not (shared and own):
+        holders = self._taken.get(key)
+        if holders is not None and not (shared and holders):
+            self.holders(key)  # raises if the session has ended: then this process holds nothing by it
             return None
         if not self._ask(_TRY[shared], key)[0][0]:
             return None
-        self._taken[key] = (own or 0) + 1 if shared else 0
+        self._taken[key] = (holders or 0) + 1 if shared else 0
         return self
 
     def unlock(self, key: int, shared: bool) -> None:
-        own = self._taken.pop(key)
-        if own > 1:
-            self._taken[key] = own - 1
+        holders = self._taken.pop(key)
+        if holders > 1:
+            self._taken[key] = holders - 1
         if not self.ended:
             try:
                 self._ask(_UNLOCK[shared], key)
@@ -157,7 +158,7 @@ class _Session:
         if self.ended:
             return False
         try:
-            return any(own for own, _ in self.holders(key))
+            return any(is_this for is_this, _ in self.holders(key))
         except psycopg2.Error:
             self.end()
             return False

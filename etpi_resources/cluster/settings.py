@@ -109,13 +109,13 @@ def local_folder(settings: Cluster, lake: Path) -> Path:
     Raises:
         ClusterError: another user made the folder, or it is a link.
     """
-    own = settings.local / f"etpi-{os.geteuid()}"
-    own.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if own.is_symlink() or own.stat().st_uid != os.geteuid():
+    users = settings.local / f"etpi-{os.geteuid()}"
+    users.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if users.is_symlink() or users.stat().st_uid != os.geteuid():
         raise ClusterError(
-            f"{own} belongs to another user or is a link, so it may lead anywhere; remove it, or name another folder "
+            f"{users} belongs to another user or is a link, so it may lead anywhere; remove it, or name another folder "
             "as `local` in the cluster's settings"
         )
-    folder = own / hashlib.sha256(str(lake).encode()).hexdigest()[:12]
+    folder = users / hashlib.sha256(str(lake).encode()).hexdigest()[:12]
     folder.mkdir(exist_ok=True)
     return folder

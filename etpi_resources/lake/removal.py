@@ -12,11 +12,12 @@ import glob
 import shutil
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
+from etpi_resources.cluster.settings import cluster
 from etpi_resources.lake.audit import DAMAGED
 from etpi_resources.lake.lake import Lake
 from etpi_resources.lake.manifest import NAME, LakeError, Ref
@@ -28,6 +29,10 @@ REMOVED = ".removed"
 """The folder of the lake whose content is being deleted."""
 SPILL_AGE = timedelta(days=1)
 """Files of `scratch/duckdb` that are younger may belong to a query that holds no lock."""
+
+SEEN_EVERYWHERE = timedelta(minutes=10)
+"""On a cluster, nothing younger is garbage: a network file system may show a node the listing of a minute ago, with the
+files of a version and without the pointer that names it."""
 
 Reason = Literal[
     "partition", "report", "past version", "files of no version", "stored training", "checkpoint", "journal", "scratch",
@@ -256,6 +261,8 @@ def plan_garbage(lake: Lake, keep: Keep = Keep(), now: datetime | None = None) -
 
 class _Garbage:
     def __init__(self, lake: Lake, keep: Keep, now: datetime) -> None:
+        if cluster():
+            keep = replace(keep, older_than=max(keep.older_than, SEEN_EVERYWHERE))
         self.lake, self.keep, self.now = lake, keep, now
         self.references = References(lake)
         roots = self.references.roots()
@@ -313,7 +320,8 @@ class _Garbage:
         named = {path.parent for version in self.references.publications for path in self.references.files(version)}
         for path in sorted(self.lake.root.glob("*/*/*=*/version=*")):
             if NAME.fullmatch(path.parents[2].name) and path not in named:
-                self._add(path, "files of no version", path.relative_to(self.lake.root).as_posix())
+                at = modified(path) if cluster() else None
+                self._add(path, "files of no version", path.relative_to(self.lake.root).as_posix(), at)
 
     def _trainings(self) -> None:
         references = self.references

@@ -6,19 +6,26 @@ import os
 import socket
 import threading
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from etpi.life.command import collect_garbage, remove
+from etpi_assets.rollouts.journal import Journal, JournalError
 from etpi_resources.cluster import postgres_locks
 from etpi_resources.cluster.postgres_locks import KEEPALIVE_SECONDS, PostgresLocks, PostgresUnavailable
-from etpi_resources.cluster.settings import ClusterError
+from etpi_resources.cluster.settings import ClusterError, cluster
 from etpi_resources.lake.audit import audit
-from etpi_resources.lake.lake import Lake, LakeBusy
+from etpi_resources.lake.lake import Lake, LakeBusy, Ref
 from etpi_resources.lake.removal import Keep, carry_out, plan_garbage
 from etpi_resources.process.locks import LockHeld, LockLost
-from tests.lake.test_lake import PAIRS, publish
+from tests.support.finished import TASKS, made
 from tests.support.postgres import PASSWORD
+from tests.support.publications import PAIRS, publish
+
+KEEP_NOTHING = Keep(older_than=timedelta(0))
+LATER = datetime.now(UTC) + timedelta(hours=1)
 
 
 @pytest.fixture
@@ -37,14 +44,19 @@ def another(locks: PostgresLocks) -> PostgresLocks:
     return PostgresLocks(locks._url, locks._lake)
 
 
+def lake_of_another_node(lake: Lake) -> PostgresLocks:
+    settings = cluster()
+    assert settings and settings.lake == lake.root
+    return PostgresLocks(settings.postgres, settings.lake)
+
+
 # --- sessions --------------------------------------------------------------------------------------------------------
 
 
 def test_session_names_its_process_and_is_ended_when_its_host_is_silent(locks, postgres_server, tmp_path):
     with locks.hold(tmp_path / "a.lock"):
-        ((name, database),) = postgres_server.ask(
-            "SELECT application_name, datname FROM pg_stat_activity WHERE application_name LIKE 'etpi %%'", values={}
-        )
+        sql = "SELECT application_name FROM pg_stat_activity WHERE datname = %(of)s"
+        ((name,),) = postgres_server.ask(sql, values={"of": locks._url.rpartition("/")[2]})
         assert name == f"etpi {socket.gethostname()}:{os.getpid()}"
         session = locks._session
         assert session is not None
@@ -54,9 +66,8 @@ def test_session_names_its_process_and_is_ended_when_its_host_is_silent(locks, p
                 cursor.execute(f"SHOW tcp_keepalives_{setting}")
                 settings[setting] = int(cursor.fetchone()[0])
             cursor.execute("SHOW tcp_user_timeout")
-            assert cursor.fetchone() == ("25s",)
+            assert cursor.fetchone() == ("25000",)
         assert settings["idle"] + settings["interval"] * settings["count"] == KEEPALIVE_SECONDS
-        assert database.startswith("test_")
 
 
 def test_restart_loses_every_lock_and_the_next_one_is_taken(locks, postgres_server, tmp_path):
@@ -96,7 +107,7 @@ def test_key_is_the_same_behind_a_link_and_another_in_another_lake(tmp_path):
     assert here.key_of(path) == here.key_of(tmp_path / "link" / "locks" / "publish.lock") != there.key_of(path)
     assert here.key_of(path) != here.key_of(path.with_name("catalog.lock"))
     fixed = PostgresLocks("", Path("/shared/lake")).key_of(Path("/shared/lake/locks/publish.lock"))
-    assert fixed == -1, "nodes of another version must agree on the key"
+    assert fixed == 1805391819951016332, "nodes of another version must agree on the key"
 
 
 @pytest.mark.parametrize(
@@ -159,8 +170,7 @@ def test_lock_lost_between_the_manifest_and_the_pointer_moves_no_pointer(lake, p
 
 
 def test_staging_of_a_living_process_is_not_swept_and_that_of_a_dead_one_is(lake, postgres_server):
-    settings = lake_of_another_node(lake)
-    with settings.hold(lake.root / ".staging" / "theirs.lock"):
+    with lake_of_another_node(lake).hold(lake.root / ".staging" / "theirs.lock"):
         (lake.root / ".staging" / "theirs").mkdir()
         publish(lake, rows=3)
         assert (lake.root / ".staging" / "theirs").is_dir()
@@ -172,23 +182,26 @@ def test_staging_of_a_living_process_is_not_swept_and_that_of_a_dead_one_is(lake
 def test_removal_waits_for_no_run_of_another_node_and_names_it(lake):
     publish(lake, rows=3)
     publish(lake, rows=4)
-    other = lake_of_another_node(lake)
+    (lake.root / "tito_pairs/turns/experiment=plan_first/version=none").mkdir()
     with (
-        other.hold(lake.root / "locks" / "lake.lock", shared=True),
+        lake_of_another_node(lake).hold(lake.root / "locks" / "lake.lock", shared=True),
         pytest.raises(LakeBusy, match=socket.gethostname()),
         lake.alone(),
     ):
         pass
     with lake.alone():
-        carry_out(lake, plan_garbage(lake, Keep(last=0)))
-    assert lake.require(PAIRS).rows == {"turns": 4}
+        assert not plan_garbage(lake, KEEP_NOTHING).parts, "another node may not see the newest pointers yet"
+        plan = plan_garbage(lake, KEEP_NOTHING, LATER)
+        carry_out(lake, plan)
+    assert {part.reason for part in plan.parts} >= {"past version", "files of no version"}
+    assert lake.require(PAIRS).rows == {"turns": 4} and audit(lake, deep=True).damages == []
 
 
 def test_removal_that_lost_the_lake_removes_nothing(lake, postgres_server):
     publish(lake, rows=3)
     publish(lake, rows=4)
     with lake.alone():
-        plan = plan_garbage(lake, KEEP_NOTHING)
+        plan = plan_garbage(lake, KEEP_NOTHING, LATER)
         assert plan.parts
         postgres_server.end_sessions()
         with pytest.raises(LockLost, match="the lock on the lake"):
@@ -209,3 +222,32 @@ def test_machine_locks_of_two_nodes_do_not_wait_for_each_other(lake, tmp_path, c
             monkeypatch.setenv("ETPI_CLUSTER", str(cluster_settings))
             with pytest.raises(LockHeld), lake.lock("partition", wait=False):
                 pass
+
+
+def test_commands_that_remove_work_on_a_cluster(lake, monkeypatch, capsys):
+    monkeypatch.setenv("ETPI_DATA", str(lake.root))
+    publish(lake, rows=3)
+    publish(lake, Ref("tito_pairs", "experiment", "other"), rows=4)
+    with (
+        lake_of_another_node(lake).hold(lake.root / "locks" / "lake.lock", shared=True),
+        pytest.raises(LakeBusy, match=f"process {os.getpid()} on {socket.gethostname()}"),
+    ):
+        remove([("experiment", "other")], yes=True)
+    assert remove([("experiment", "other")], yes=True) == 0
+    assert collect_garbage(keep_last=0, older_than=0, yes=True) == 0
+    assert lake.refs("tito_pairs") == [PAIRS] and "removed" in capsys.readouterr().out
+
+
+def test_journal_whose_lock_was_lost_takes_no_rollout(lake, postgres_server):
+    folder = lake.scratch("rollouts/set/code")
+    with Journal(folder, "spec") as journal:
+        journal.append(made(TASKS[0], 0))
+        with pytest.raises(JournalError, match="open in another process"), Journal(folder, "spec"):
+            pass
+        postgres_server.end_sessions()
+        with Journal(folder, "spec") as next_holder:
+            with pytest.raises(LockLost, match="journal"):
+                journal.append(made(TASKS[1], 0))
+            next_holder.append(made(TASKS[2], 0))
+    with Journal(folder, "spec") as journal:
+        assert len(journal) == 2 and journal.has(TASKS[2], 0) and not journal.has(TASKS[1], 0)

@@ -137,13 +137,13 @@ def test_shared_holders_exclude_one_alone_and_not_each_other(locks, path, other)
         assert taken(locks, path, shared=True)
 
 
-def test_thread_is_told_of_a_lost_lock_of_its_own(locks, path, postgres_server):
+def test_thread_is_told_of_a_lost_lock_of_its_own(locks, path, request):
     with locks.hold(path) as held, locks.hold(path.with_name("inner.lock")):
         require_held()
         if isinstance(locks, type(machine_locks())):
             path.unlink()
         else:
-            assert postgres_server.end_sessions() == 1
+            assert request.getfixturevalue("postgres_server").end_sessions() >= 1
         assert not held.still_held()
         with pytest.raises(LockLost, match="the lock on thing ended"):
             require_held()
