@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from etpi_resources.cluster.session import connect
+from etpi_resources.cluster.session import connect, nodes
 from etpi_resources.cluster.settings import ClusterError, cluster
 from etpi_resources.trainers.node_launcher import GPU, NodeLauncher
 from etpi_resources.trainers.workers.ranks import FAILURE_MARK, RankFailure, root_cause
@@ -40,12 +40,8 @@ def spans_nodes(processes: int) -> bool:
     settings = cluster()
     if settings is None or processes < 2:
         return False
-    import ray
-
-    connect()
-    here = ray.get_runtime_context().get_node_id()
-    offered = next(node["Resources"].get(settings.accelerator, 0) for node in ray.nodes() if node["NodeID"] == here)
-    return processes > offered
+    here = connect().get_runtime_context().get_node_id()
+    return processes > next(node.offers(settings.accelerator) for node in nodes() if node.node_id == here)
 
 
 @dataclass
@@ -62,10 +58,6 @@ class _Node:
     lost: str | None = None
     failure: RankFailure | None = None
     heard: float = field(default_factory=time.monotonic)
-
-    @property
-    def label(self) -> str:
-        return f"{self.name} ({self.address})"
 
     @property
     def ranks(self) -> str:
@@ -141,17 +133,17 @@ class RanksOverNodes:
     def failure(self) -> str | None:
         """Return what failed and where, after `lines`; None if all ranks ended well."""
         if lost := next((node for node in self._nodes if node.lost), None):
-            return f"{lost.ranks} of {self._processes}, on node {lost.label}: {lost.lost}; the other ranks were stopped"
+            return f"{lost.ranks} of {self._processes}, on node {lost.name}: {lost.lost}; the other ranks were stopped"
         failed = [node for node in self._nodes if node.status]
         if not failed:
             return None
         reported = {node.failure.rank: node for node in failed if node.failure is not None}
         if not reported:
             node = failed[0]
-            return f"the launcher of {node.ranks} on node {node.label} ended with status {node.status}"
+            return f"the launcher of {node.ranks} on node {node.name} ended with status {node.status}"
         cause = root_cause([node.failure for node in reported.values() if node.failure is not None])
         lines = "\n".join(f"  {line}" for line in cause.lines) or "  (nothing)"
-        where = f"rank {cause.rank} of {cause.world}, on node {reported[cause.rank].label}, {cause.how}"
+        where = f"rank {cause.rank} of {cause.world}, on node {reported[cause.rank].name}, {cause.how}"
         return f"{where}; the other ranks were stopped. Last lines of rank {cause.rank}:\n{lines}"
 
     def result(self) -> str | None:
@@ -168,20 +160,16 @@ class RanksOverNodes:
         Raises:
             ClusterError: all nodes together do not have as many.
         """
-        import ray
+        ray = connect()
         from ray.util import placement_group, placement_group_table
 
-        connect()
-        alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
-        offers = {
-            node["NodeManagerHostname"] + " " + node["NodeManagerAddress"]: node["Resources"].get(self._resource, 0)
-            for node in sorted(alive.values(), key=lambda node: node["NodeManagerAddress"])
-        }
+        alive = {node.node_id: node for node in nodes()}
+        offers = {node.name: node.offers(self._resource) for node in alive.values()}
         if sum(offers.values()) < self._processes:
-            listed = ", ".join(f"{name}: {count:g}" for name, count in offers.items())
+            listed = ", ".join(f"{name}: {count}" for name, count in offers.items())
             raise ClusterError(
                 f"train.shards = {self._processes} needs as many of Ray's resource {self._resource!r}, and the nodes "
-                f"of the cluster have {sum(offers.values()):g} ({listed}); lower train.shards, or start a node that "
+                f"of the cluster have {sum(offers.values())} ({listed}); lower train.shards, or start a node that "
                 "offers more"
             )
         self._group = placement_group([{self._resource: 1.0}] * self._processes, strategy="PACK")
@@ -196,8 +184,7 @@ class RanksOverNodes:
             bundles.setdefault(node, []).append(bundle)
         first = 0
         for node, indices in bundles.items():
-            known = alive[node]
-            self._nodes.append(_Node(known["NodeManagerHostname"], known["NodeManagerAddress"], indices, first))
+            self._nodes.append(_Node(alive[node].name, alive[node].address, indices, first))
             first += len(indices)
 
     def _start(self) -> None:
@@ -224,7 +211,7 @@ class RanksOverNodes:
                 node.actor.start.remote(self._module, str(self._folder), arguments, environment, self._grace)
             )
         ray.get(started)
-        placed = ", ".join(f"{node.ranks} on {node.label}" for node in self._nodes)
+        placed = ", ".join(f"{node.ranks} on {node.name}" for node in self._nodes)
         self._log(f"{self._processes} ranks over {len(self._nodes)} nodes: {placed}")
 
     def _actor(self, bundle: int) -> Any:

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+import tempfile
 import threading
 import time
 from contextlib import suppress
@@ -21,14 +22,14 @@ from safetensors.torch import load_file
 
 pytest.importorskip("ray", reason='needs Ray: pip install "etpi[cluster]"')
 
-from etpi_resources.cluster.settings import CLUSTER_VARIABLE, ClusterError
+from etpi_resources.cluster.settings import ClusterError
 from etpi_resources.process.supervise import descendants
 from etpi_resources.trainers.contracts import SftWorkerResult
 from etpi_resources.trainers.over_nodes import spans_nodes
 from etpi_resources.trainers.pipes import WorkerFailed, run_worker
 from etpi_resources.trainers.workers import sft_worker
 from etpi_resources.trainers.workers.states import last_complete_step
-from tests.support.ray_nodes import ray_nodes
+from tests.support.ray_nodes import RayNodes, connected
 from tests.support.sft import config_of, in_process, rank_of
 from tests.support.tiny_training import learnable, make_base, write
 
@@ -42,19 +43,16 @@ TRAIN = {"batch_sequences": 3, "epochs": 2.0, "save_steps": 2, "learning_rate": 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory):
     """Two nodes with an accelerator each, and this process as a driver on the first."""
-    import ray
-
-    folder = tmp_path_factory.mktemp("cluster")
-    with ray_nodes([{"stand_in": 1}, {"stand_in": 1}]) as head, pytest.MonkeyPatch.context() as patch:
-        settings = {
-            "lake": folder, "postgres": "postgresql://nobody@127.0.0.2/none", "ray": head, "jobs": "http://none",
-            "accelerator": "stand_in",
-        }  # fmt: skip
-        (folder / "cluster.toml").write_text("".join(f'{key} = "{value}"\n' for key, value in settings.items()))
-        patch.setenv(CLUSTER_VARIABLE, str(folder / "cluster.toml"))
-        patch.delenv("RAY_ADDRESS", raising=False)
-        yield head
-        ray.shutdown()
+    with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder:  # Ray's sockets need a short path
+        cluster = RayNodes(
+            Path(folder), tmp_path_factory.mktemp("lake"), "127.0.0.2", head={"stand_in": 1}, accelerator="stand_in"
+        )
+        try:
+            cluster.add("other", address="127.0.0.3", resources={"stand_in": 1})
+            with connected(cluster):
+                yield cluster
+        finally:
+            cluster.close()
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +95,7 @@ def open_to_all(pids: list[int]) -> list[str]:
 def test_more_accelerators_than_all_nodes_have_are_refused_at_once(nodes, tiny, tmp_path):
     assert spans_nodes(2) and not spans_nodes(1)
     config = config_of(*tiny, **TRAIN, shards=3)
-    with pytest.raises(ClusterError, match="shards = 3 .*'stand_in'.* 2 .*127.0.0.2: 1, .*127.0.0.3: 1"):
+    with pytest.raises(ClusterError, match="shards = 3 .*'stand_in'.* 2 .*127.0.0.2, .*: 1, .*127.0.0.3, .*: 1"):
         run_worker(sft_worker.MODULE, config, tmp_path / "run", SftWorkerResult, processes=3, echo=None)
 
 
@@ -116,7 +114,9 @@ def test_lora_over_two_nodes_is_lora_in_one_process_and_its_messages_reach_the_s
     with dg.instance_for_test() as instance:
         run = dg.materialize([trained], instance=instance)
         messages = [entry.user_message for entry in instance.all_logs(run.run_id)]
-    assert any(re.search(r"2 ranks over 2 nodes: rank 0 on .*\(127.0.0.\d\), rank 1 on", line) for line in messages)
+    assert any(
+        re.search(r"2 ranks over 2 nodes: rank 0 on .*\(127.0.0.\d, \w+\), rank 1 on", line) for line in messages
+    )
     assert sum("lora fine-tuning in fp32 on 2 x cpu" in line for line in messages) == 1, "rank 0 alone logs"
     assert not any(
         "__dagster_pipes_version" in line for line in (tmp_path / "two" / "worker.log").read_text().split("\n")
@@ -141,7 +141,7 @@ def test_killed_rank_ends_all_and_the_next_run_continues_to_the_same_result(node
     killer.start()
     began = time.monotonic()
     with pytest.raises(
-        WorkerFailed, match=r"(?s)rank 1 of 2, on node .* \(127.0.0.\d\), was killed by SIGKILL.*Last lines of"
+        WorkerFailed, match=r"(?s)rank 1 of 2, on node .* \(127.0.0.\d, \w+\), was killed by SIGKILL.*Last lines of"
     ):
         run_worker(sft_worker.MODULE, config, folder, SftWorkerResult, processes=2, echo=None)
     killer.join()
