@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -23,21 +24,31 @@ NEEDS_RAY = pytest.mark.skipif(find_spec("ray") is None, reason='Ray is not inst
 
 
 class RayNodes:
-    """A head without resources, and nodes that are added and killed. The temporary folder's path must be short.
+    """A head that offers the resources `head` alone, and nodes that are added and killed. The temporary folder's path
+    must be short.
 
     Attributes:
         settings: the `cluster.toml`.
         address: the head's.
     """
 
-    def __init__(self, folder: Path, lake: Path, address: str = "127.0.0.1") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        lake: Path,
+        address: str = "127.0.0.1",
+        *,
+        head: Mapping[str, float] | None = None,
+        accelerator: str = "GPU",
+    ) -> None:
         self._folder, self._ip, self._nodes = folder, address, dict[str, subprocess.Popen[bytes]]()
         self._port = free_port(address)
         self.address = f"{address}:{self._port}"
         self.settings = folder / "cluster.toml"
-        text = f'lake = "{lake}"\npostgres = "postgresql://nobody@127.0.0.1/none"\n'
+        text = f'lake = "{lake}"\npostgres = "postgresql://nobody@127.0.0.1/none"\naccelerator = "{accelerator}"\n'
         self.settings.write_text(f'{text}ray = "{self.address}"\njobs = "http://127.0.0.1:1"\n')
-        self._start("head", ["--head", f"--port={self._port}", "--include-dashboard=false", "--num-cpus=0"])
+        options = ["--head", f"--port={self._port}", "--include-dashboard=false", "--num-cpus=0", "--num-gpus=0"]
+        self._start("head", [*options, f"--resources={json.dumps(dict(head or {}))}"], address)
 
     def add(
         self,
@@ -46,13 +57,15 @@ class RayNodes:
         slots: int = 0,
         cpus: int = 1,
         gpus: int = 0,
+        address: str | None = None,
+        resources: Mapping[str, float] | None = None,
         prefix: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start a node that offers so many rollouts at once."""
-        resources = f'{{"etpi_sandbox": {slots}}}' if slots else "{}"
-        options = [f"--address={self.address}", f"--num-cpus={cpus}", f"--num-gpus={gpus}", f"--resources={resources}"]
-        self._start(name, options, prefix, environment)
+        """Start a node that offers so many rollouts at once, and other resources; `address` is the head's if None."""
+        offered = {**({"etpi_sandbox": slots} if slots else {}), **(resources or {})}
+        options = [f"--address={self.address}", f"--num-cpus={cpus}", f"--num-gpus={gpus}"]
+        self._start(name, [*options, f"--resources={json.dumps(offered)}"], address or self._ip, prefix, environment)
 
     def pids(self, name: str, command: str) -> list[int]:
         """Return the processes of a node whose command line contains a text, "raylet/raylet" or "ray::" for example."""
@@ -72,11 +85,12 @@ class RayNodes:
         self,
         name: str,
         options: Sequence[str],
+        address: str,
         prefix: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
         command = [*prefix, sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *options]
-        command += [f"--node-ip-address={self._ip}", f"--object-store-memory={MEMORY}", "--disable-usage-stats"]
+        command += [f"--node-ip-address={address}", f"--object-store-memory={MEMORY}", "--disable-usage-stats"]
         if "--head" in options:
             command += [f"--temp-dir={self._folder}"]
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "ETPI_"))}
