@@ -26,10 +26,12 @@ class Node:
     """A node that is alive.
 
     Attributes:
+        id: Ray's, in hex.
         total: what it offers, by Ray's names of resources.
         free: what nobody uses now, a few seconds ago at most; equal to `total` where Ray does not say.
     """
 
+    id: str
     name: str
     address: str
     is_head: bool
@@ -80,6 +82,7 @@ def alive_nodes(client: JobSubmissionClient) -> list[Node]:
         usage = {}
     nodes = [
         Node(
+            state["node_id"],
             state["node_name"],
             state["node_ip"],
             state["is_head_node"],
