@@ -45,12 +45,13 @@ def _expected_errors() -> tuple[type[Exception], ...]:
     from etpi_resources.cluster.settings import ClusterError
     from etpi_resources.gguf_converter import NotConverted
     from etpi_resources.lake.lake import LakeError
+    from etpi_resources.process.locks import LockLost
     from etpi_resources.sandboxes import SandboxUnavailable
     from etpi_resources.trainers.trackers import TrackerMissing
 
     return (
         SpecError, PathError, LakeError, NotConverted, SandboxUnavailable, EngineUnavailable, HardwareMissing,
-        TrackerMissing, ClusterError,
+        TrackerMissing, ClusterError, LockLost,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +38,7 @@ from etpi_resources.lake.manifest import RunRecord
 from etpi_resources.lake.parts import Parts
 from etpi_resources.lake.schemas import empty
 from etpi_resources.lake.stored import Spooled, Stored
+from etpi_resources.process.locks import Held
 from etpi_resources.process.pool import ordered_map, workers_for
 from etpi_resources.process.progress import WORKER_VARIABLE, Progress
 
@@ -49,6 +50,9 @@ BlockFunction = Callable[[Tables], Tables]
 class CodeChanged(LakeError):
     """Code behind an expensive version has changed, and nobody has accepted the change or asked for a rebuild."""
 
+
+MACHINE_RESOURCES = ("accelerator", "sandboxes")
+"""The locks of nodes that exclude processes of the same machine only."""
 
 CONSENT_TAG = "etpi/"
 """Prefix of the run tags that give consent: etpi/rebuild, etpi/recollect."""
@@ -319,11 +323,11 @@ class AssetRecipe:
 
     @contextmanager
     def _locks(self, run: AssetRun) -> Iterator[None]:
-        """Hold the locks on this partition and on the machine resource that the node names."""
+        """Hold the locks on this partition and on the resource that the node names."""
         partition = run.lake.lock(f"{self.node.name}-{run.key}", log=run.log, what=run.label, doing="making")
         with partition, ExitStack() as stack:
             if name := self.node.lock:
-                stack.enter_context(run.lake.lock(shared_lock(name), log=run.log, what=f"the {name}", doing="using"))
+                stack.enter_context(resource_lock(name, run.lake, run.log))
             yield
 
     def _verify(self, run: AssetRun, produced: Produced, inputs: Mapping[str, str]) -> None:
@@ -369,8 +373,16 @@ def label(asset: str, key: str) -> str:
     return asset if key == "all" else f"{asset} of {key}"
 
 
+def resource_lock(name: str, lake: Lake, log: Log) -> AbstractContextManager[Held]:
+    """Hold the lock on what a node needs for itself: "accelerator" or "sandboxes" of this machine, or the "reports" of
+    the lake."""
+    if name in MACHINE_RESOURCES:
+        return lake.machine_lock(shared_lock(name), log=log, what=f"the {name}")
+    return lake.lock(name, log=log, what=f"the {name}", doing="using")
+
+
 def shared_lock(name: str) -> str:
-    """Return the lock for a machine resource, "accelerator" or "sandboxes".
+    """Return the lock for a machine resource.
 
     Without an accelerator, each pool worker has its own cores, so it has its own lock.
     """

@@ -38,6 +38,7 @@ from etpi_resources.cluster.settings import ClusterError
 from etpi_resources.lake.checks import BadData
 from etpi_resources.lake.lake import LakeError
 from etpi_resources.lake.schemas import TABLES
+from etpi_resources.process.locks import LockLost
 from etpi_resources.process.progress import NOT_ON_CONSOLE, Activity, acting_for, display
 from etpi_resources.sandboxes import SandboxUnavailable
 from etpi_resources.trainers.pipes import WorkerFailed
@@ -50,6 +51,8 @@ CONSOLE_SECONDS = 5.0
 """The console has a line for an asset that took at least this long; the web page has one for each."""
 EXPECTED_FAILURES = (
     LakeError,
+    LockLost,
+    ClusterError,
     SpecError,
     PathError,
     HardwareMissing,

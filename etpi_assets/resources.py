@@ -79,7 +79,7 @@ class Resources:
             options=section.options,
             template_kwargs=section.served_kwargs(),
             logs=self.lake.scratch("servers"),
-            lock=self.lake.lock_file("server"),
+            lock=self.lake.machine_lock_file("server"),
         )
 
 

@@ -14,13 +14,13 @@ from etpi_assets.versioning.keys import PartitionCode
 from etpi_resources.sandboxes import SandboxFactory
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 from etpi_resources.sandboxes.docker import DockerFactory
-from tests.support import container_engine
+from tests.support import container_engine, postgres
 from tests.support.graph import World
 
 
 @pytest.fixture(autouse=True)
 def _nothing_of_the_users(tmp_path_factory, monkeypatch):
-    for name in ("ETPI_SPECS", "DAGSTER_HOME"):
+    for name in ("ETPI_SPECS", "DAGSTER_HOME", "ETPI_CLUSTER"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ETPI_DATA", str(tmp_path_factory.mktemp("lake")))
 
@@ -85,3 +85,24 @@ def factory(request) -> SandboxFactory:
         request.getfixturevalue("engine")
         return DockerFactory()
     return BubblewrapFactory()
+
+
+@pytest.fixture(scope="session")
+def postgres_server():
+    """A real Postgres; tests that restart it leave it running."""
+    if reason := postgres.missing():
+        pytest.skip(reason)
+    server = postgres.PostgresServer()
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def cluster_settings(postgres_server, tmp_path, monkeypatch):
+    """Name in the environment a cluster with a database of its own and the lake `<tmp_path>/lake`."""
+    path = postgres.write_settings(tmp_path / "cluster", postgres_server.new_database(), tmp_path / "lake")
+    for name, value in {"ETPI_CLUSTER": str(path), **postgres_server.environment}.items():
+        monkeypatch.setenv(name, value)
+    return path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from etpi_resources.lake.lake import Lake
+from etpi_resources.process.locks import Note, lake_locks
 
 METRICS, CONFIG = "metrics.jsonl", "config.json"
 KINDS = {"train": "fine-tuning", "reinforce": "reinforcement", "base": "tiny base"}
@@ -34,13 +36,14 @@ class Training:
 
 @dataclass(frozen=True)
 class HeldLock:
-    """A lock that a process of this machine holds."""
+    """A lock that a process holds."""
 
     name: str
     pid: int
     command: str
     since: str
     working_for: str | None
+    host: str
 
 
 def trainings(lake: Lake) -> list[Training]:
@@ -95,18 +98,20 @@ def _share(config: Mapping[str, Any], lines: list[dict[str, Any]]) -> float | No
 
 
 def held_locks(lake: Lake) -> list[HeldLock]:
-    """Return the locks whose holder still runs on this machine, by name."""
+    """Return the locks that are held, by name."""
     locks = []
-    for path in sorted((lake.root / "locks").glob("*.lock")):
-        try:
-            holder = json.loads(path.read_text())
-            if Path(f"/proc/{int(holder['pid'])}").exists() or not os.path.isdir("/proc/self"):
-                locks.append(
-                    HeldLock(path.stem, int(holder["pid"]), str(holder["command"]), str(holder["since"]), holder["for"])
-                )
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # free, or just being taken
+    for path in lake.lock_files():
+        note = Note.of(path)  # None: it is free, or just being taken
+        if note and _holds(note, path):
+            locks.append(HeldLock(path.stem, note.pid, note.command, note.since, note.acting_for, note.host))
     return locks
+
+
+def _holds(note: Note, path: Path) -> bool:
+    """Return whether the writer of a lock's note lives; on another machine, whether the lock is held."""
+    if note.host in ("", socket.gethostname()):
+        return Path(f"/proc/{note.pid}").exists() or not os.path.isdir("/proc/self")
+    return lake_locks().is_held(path)
 
 
 def age(written_at: float) -> float:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
-from etpi_assets.asset_run import shared_lock
+from etpi_assets.asset_run import resource_lock
 from etpi_assets.importers import find_units
 from etpi_assets.importers.bulk import ImportSource, import_in_bulk
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
@@ -89,9 +89,7 @@ def _open_engine(run: AssetRun, spec: RolloutSetSpec, family: Family, chat: Chat
     assert spec.suite and spec.engine
     with ExitStack() as stack:
         if accelerated(spec.engine):
-            stack.enter_context(
-                run.lake.lock(shared_lock("accelerator"), log=run.log, what="the accelerator", doing="using")
-            )
+            stack.enter_context(resource_lock("accelerator", run.lake, run.log))
         if spec.templated:
             yield plan_first.plan_first_engine(spec, family)
             return

@@ -7,11 +7,11 @@ counts as finished. A kill can truncate the last line only; opening cuts it off,
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import threading
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -24,6 +24,7 @@ from etpi_assets.agent.loop import rollout_id
 from etpi_assets.tasks.family import Task
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import captured_digest, to_record, to_rows
+from etpi_resources.process.locks import LockHeld, LockLost, lake_locks
 
 _TIMES = {"rollouts": "started_at", "turns": "at", "messages": "at"}
 
@@ -45,7 +46,8 @@ class _JournalLine:
 class Journal:
     """The journal of one spec key, `<folder>/journal-<spec key>.jsonl`; a context manager.
 
-    One process at a time may open it, its threads may share it. Memory holds positions, not rollouts.
+    One process at a time may open it, by the lock `.journal-<spec key>.lock`; its threads may share it.
+    Memory holds positions, not rollouts.
 
     Args:
         wait: wait for another process that has it open, instead of raising.
@@ -65,24 +67,24 @@ class Journal:
         Raises:
             JournalError: another process has it open, or a line does not match its key.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | (0 if self._wait else fcntl.LOCK_NB))
-        except OSError:
-            self._close()
-            raise JournalError(f"{self.path} is open in another process; wait for it to end, or stop it") from None
-        try:
+        with ExitStack() as stack:
+            lock, what = self.path.with_name(f".{self.path.stem}.lock"), f"the journal {self.path.name}"
+            try:
+                self._held = stack.enter_context(lake_locks().hold(lock, wait=self._wait, what=what, doing="writing"))
+            except LockHeld as error:
+                raise JournalError(
+                    f"{self.path} is open in another process; wait for it to end, or stop it: {error}"
+                ) from None
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            stack.callback(self._close)
             self._read()
-        except BaseException:
-            self._close()
-            raise
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close()
+        self._stack.close()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -112,13 +114,20 @@ class Journal:
         return {key: entry.digest for key, entry in self._entries.items()}
 
     def append(self, record: RolloutRecord) -> None:
-        """Write a finished rollout and sync it to disk. Raises JournalError if its key is there already."""
+        """Write a finished rollout and sync it to disk.
+
+        Raises:
+            JournalError: its key is there already.
+            LockLost: another process may write to the journal; nothing was written.
+        """
         line = to_line(record, self.spec_key)
         with self._lock:
             if self._fd is None:
                 raise JournalError(f"{self.path} is not open")
             if record.rollout_id in self._entries:
                 raise JournalError(f"{self.path}: {record.rollout_id} is there already")
+            if not self._held.still_held():
+                raise LockLost.of(self._held)
             view, at = memoryview(line), self._end
             while view:
                 written = os.pwrite(self._fd, view, at)

@@ -67,7 +67,7 @@ def _local_vllm(section: EngineSection, chat: ChatFormat, lake: Lake, folder: Pa
     from etpi_resources.engines.vllm import VllmEngine
     from etpi_resources.engines.vllm_server import VllmServer
 
-    log, lock = lake.scratch("servers") / f"{name}.log", lake.lock_file("server")
+    log, lock = lake.scratch("servers") / f"{name}.log", lake.machine_lock_file("server")
     server = VllmServer(folder, name, log=log, options=section.options, lock=lock)
     try:
         endpoints = Endpoints([server.url], timeout=section.timeout, exit_reason=server.exit_reason)

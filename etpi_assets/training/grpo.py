@@ -206,7 +206,7 @@ def _server(lake: Lake, request: GrpoRequest) -> PolicyServerConfig:
     return PolicyServerConfig(
         options=section.options,
         log=str(lake.scratch("servers") / f"policy-{request.key}.log"),
-        lock=str(lake.lock_file("server")),
+        lock=str(lake.machine_lock_file("server")),
         probe=tuple(first_prompt(section, environment, environment.tasks[0])),
     )
 

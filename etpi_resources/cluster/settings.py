@@ -7,10 +7,12 @@ jobs = "http://head:8265"                        # where Ray takes jobs
 accelerator = "GPU"                              # Ray's resource that every rank of a training takes one of; a custom
                                                  # resource can stand in for it on nodes without GPUs
 working_dir = "/home/me/etpi"                    # optional: code that every run takes along to the nodes
+local = "/var/tmp"                               # a folder on each node's own disk (this is the default)
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tomllib
 from pathlib import Path
@@ -37,8 +39,9 @@ class Cluster(BaseModel):
     jobs: str
     accelerator: str = "GPU"
     working_dir: Path | None = None
+    local: Path = Path("/var/tmp")
 
-    @field_validator("lake", "working_dir")
+    @field_validator("lake", "working_dir", "local")
     @classmethod
     def _is_absolute(cls, folder: Path | None) -> Path | None:
         if folder is not None and not folder.is_absolute():
@@ -98,3 +101,21 @@ def read(path: Path) -> Cluster:
     except ValidationError as error:
         reasons = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise ClusterError(f"{path}: {reasons}") from error
+
+
+def local_folder(settings: Cluster, lake: Path) -> Path:
+    """Return this user's folder for a lake on this node's own disk, created so that only the user can write to it.
+
+    Raises:
+        ClusterError: another user made the folder, or it is a link.
+    """
+    users = settings.local / f"etpi-{os.geteuid()}"
+    users.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if users.is_symlink() or users.stat().st_uid != os.geteuid():
+        raise ClusterError(
+            f"{users} belongs to another user or is a link, so it may lead anywhere; remove it, or name another folder "
+            "as `local` in the cluster's settings"
+        )
+    folder = users / hashlib.sha256(str(lake).encode()).hexdigest()[:12]
+    folder.mkdir(exist_ok=True)
+    return folder

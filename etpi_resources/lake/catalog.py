@@ -24,6 +24,7 @@ from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.lake import Lake, LakeError, sync
 from etpi_resources.lake.manifest import Manifest
 from etpi_resources.lake.parquet import storage_schema
+from etpi_resources.process.locks import require_held
 
 COPIED_TABLES = frozenset(
     {
@@ -188,6 +189,7 @@ def build(
                 connection.commit()
             sync(building)
             _wait_for_writers(path, wait_seconds)
+            require_held()
             building.replace(path)
             sync(path.parent)
         finally:

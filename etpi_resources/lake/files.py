@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -16,11 +17,19 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file's text; a crash leaves the old text or the new one."""
+def write_atomically(path: Path, text: str, check: Callable[[], None] = lambda: None) -> None:
+    """Replace a file's text; a crash leaves the old text or the new one.
+
+    Args:
+        check: called right before the text is replaced, so that it may still raise.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     beside.write_text(text)
     sync(beside)
-    beside.replace(path)
+    try:
+        check()
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
     sync(path.parent)

@@ -31,7 +31,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from etpi_resources.cluster.settings import CLUSTER_VARIABLE, cluster
+from etpi_resources.cluster.settings import CLUSTER_VARIABLE, cluster, local_folder
 from etpi_resources.hashes import json_hash
 from etpi_resources.lake import formats, parquet
 from etpi_resources.lake.checks import CheckOutcome
@@ -47,8 +47,9 @@ from etpi_resources.lake.manifest import (
     RunRecord,
 )
 from etpi_resources.lake.parquet import SchemaMismatch
+from etpi_resources.lake.store import FolderStore
 from etpi_resources.lake.stored import Spooled
-from etpi_resources.process.locks import LockHeld, file_lock, holder_of, is_held
+from etpi_resources.process.locks import Held, LockHeld, lake_locks, machine_locks
 from etpi_resources.secrets import secrets, secrets_in, secrets_of
 
 __all__ = [
@@ -72,6 +73,7 @@ class Lake:
             LakeError: a migration of it was interrupted, or it has an older format.
         """
         self.root = Path(root).resolve()
+        self._store = FolderStore(self.root)
         if not any_format:
             formats.require_known(self.root)
 
@@ -138,7 +140,6 @@ class Lake:
                     part.parent.mkdir(parents=True)
                     rows = _write_table(name, tables[name], part)
                     _refuse_secrets(ref, name, part)
-                    sync(part)
                     described[name] = {"rows": rows, "sha256": sha256_of(part), "bytes": part.stat().st_size}
                 # The version of an asset without tables is the hash of its inputs.
                 version = json_hash(described or dict(inputs))[:16]
@@ -160,7 +161,7 @@ class Lake:
                 if variables := secrets_in(text):
                     raise SecretFound(ref, "the manifest", variables[0])
                 for name in described:
-                    self._move_into_place(staging / name, self.root / described[name]["files"][0]["path"])
+                    self._put(staging / name / "part-0.parquet", described[name]["files"][0]["path"])
             return self._set_pointer(Manifest.from_json(json.loads(text)))
 
     def reinstate(self, manifest: Manifest) -> Manifest:
@@ -202,53 +203,53 @@ class Lake:
         except FileNotFoundError:
             return {}
 
-    def _move_into_place(self, staged: Path, target_file: Path) -> None:
-        """Move a staged table folder to its place; of an existing version, replace a file that is damaged."""
-        target = target_file.parent
-        target.parent.mkdir(parents=True, exist_ok=True)
-        sync(staged)
-        try:
-            staged.rename(target)
-        except OSError:  # this version exists already
-            file = staged / target_file.name
-            if not target_file.exists() or sha256_of(target_file) != sha256_of(file):
-                file.replace(target_file)
-        sync(target.parent)
+    def _put(self, staged: Path, path: str) -> None:
+        """Put a staged file in its place; of an existing version, replace a file that is damaged."""
+        if not self._store.put_if_absent(path, staged) and sha256_of(self.root / path) != sha256_of(staged):
+            staged.replace(self.root / path)
 
     def _set_pointer(self, manifest: Manifest) -> Manifest:
-        """Write the manifest and the pointer that names it: `current`, or `blocked` if a blocking check failed."""
+        """Write the manifest and the pointer that names it: `current`, or `blocked` if a blocking check failed.
+
+        Raises:
+            LockLost: this thread has lost a lock, of its partition for example; the pointers are as before.
+        """
         folder = self._folder(manifest.ref)
         relative = f"version={manifest.version}/{manifest_name(manifest.to_json())}"
         with self.lock("publish"):
             formats.mark(self.root)
-            if (folder / relative).exists():
+            text = json.dumps(manifest.to_json(), indent=1, ensure_ascii=False) + "\n"
+            if not self._store.put_if_absent(self._relative(folder / relative), text.encode()):
                 manifest = _load(folder / relative)
-            else:
-                text = json.dumps(manifest.to_json(), indent=1, ensure_ascii=False)
-                write_atomically(folder / relative, text + "\n")
-            pointers = [self._pointer(manifest.ref, name) for name in ("current", "blocked")]
-            number = 1 + max((p["publication"] for p in pointers if p), default=0)
+            pointers = {name: self._store.pointer(self._relative(folder / name)) for name in ("current", "blocked")}
+            number = 1 + max((json.loads(p.content)["publication"] for p in pointers.values() if p), default=0)
             pointer = {"version": manifest.version, "manifest": relative, "publication": number}
-            write_atomically(folder / ("blocked" if manifest.blocked else "current"), json.dumps(pointer) + "\n")
+            name = "blocked" if manifest.blocked else "current"
+            self._store.swap(
+                self._relative(folder / name), (json.dumps(pointer) + "\n").encode(), expected=pointers[name]
+            )
             if not manifest.blocked:
                 (folder / "blocked").unlink(missing_ok=True)
         return manifest
 
+    def _relative(self, path: Path) -> str:
+        return path.relative_to(self.root).as_posix()
+
     @contextmanager
     def staging(self) -> Iterator[Path]:
         """Yield a temporary folder on the lake's filesystem; remove those that dead processes left."""
-        area = self.root / ".staging"
+        area, locks = self.root / ".staging", lake_locks()
         # A folder without a lock, or a lock without a folder, is left if a process dies between making the two.
         for name in {path.name.removesuffix(".lock") for path in area.glob("*")}:
             try:
-                with file_lock(area / f"{name}.lock", wait=False):
+                with locks.hold(area / f"{name}.lock", wait=False):
                     shutil.rmtree(area / name, ignore_errors=True)
                     (area / f"{name}.lock").unlink(missing_ok=True)
             except LockHeld:
                 continue
         folder = area / uuid.uuid4().hex
         # Lock before the folder exists: another process would remove a folder without a locked file.
-        with file_lock(area / f"{folder.name}.lock"):
+        with locks.hold(area / f"{folder.name}.lock"):
             folder.mkdir()
             try:
                 yield folder
@@ -262,10 +263,8 @@ class Lake:
         return self.root / ref.asset / f"{ref.set}={ref.key}"
 
     def _pointer(self, ref: Ref, name: str) -> dict[str, Any] | None:
-        try:
-            return json.loads((self._folder(ref) / name).read_text())
-        except FileNotFoundError:
-            return None
+        pointer = self._store.pointer(self._relative(self._folder(ref) / name))
+        return json.loads(pointer.content) if pointer else None
 
     def current(self, ref: Ref) -> Manifest | None:
         """Return the current version, also if a newer one is blocked; None if no version was ever good."""
@@ -397,21 +396,36 @@ class Lake:
         log: Callable[[str], None] | None = None,
         what: str | None = None,
         doing: str = "holding",
-    ) -> AbstractContextManager[None]:
-        """Hold `locks/<name>.lock` in a `with`; the kernel releases it when the process dies.
+    ) -> AbstractContextManager[Held]:
+        """Hold a lock of the lake in a `with`; it excludes every process that works in the lake, on every machine.
 
         Args:
-            log: reports a longer wait, in the words `what` and `doing` (see `file_lock`).
+            log: reports a longer wait, in the words `what` and `doing` (see `Locks.hold`).
 
         Raises:
             LockHeld: `wait` is false and another process holds it.
         """
-        return file_lock(self.lock_file(name), wait=wait, log=log, what=what, doing=doing)
+        return lake_locks().hold(self._lock_file(name), wait=wait, log=log, what=what, doing=doing)
+
+    def machine_lock(
+        self, name: str, *, log: Callable[[str], None] | None = None, what: str | None = None, doing: str = "using"
+    ) -> AbstractContextManager[Held]:
+        """Hold the lock on something that this machine has: its accelerator, its sandboxes."""
+        return machine_locks().hold(self.machine_lock_file(name), log=log, what=what, doing=doing)
+
+    def machine_lock_file(self, name: str) -> Path:
+        """Return the file of a machine lock, for a child process that takes it itself.
+
+        On a cluster it is on the machine's own disk: a shared folder may pass flock on to other machines.
+        """
+        if settings := cluster():
+            return local_folder(settings, self.root) / "locks" / f"{name}.lock"
+        return self._lock_file(name)
 
     @contextmanager
     def in_use(self, log: Callable[[str], None] | None = None) -> Iterator[None]:
         """Keep `alone` out while versions are made or copied; any number of processes may do so at once."""
-        with file_lock(self.lock_file(_WHOLE), shared=True, log=log, what="the lake", doing="changing"):
+        with lake_locks().hold(self._lock_file(_WHOLE), shared=True, log=log, what="the lake", doing="changing"):
             yield
 
     @contextmanager
@@ -421,12 +435,13 @@ class Lake:
         Raises:
             LakeBusy: a run or a backup is under way; the message names it.
         """
+        whole, locks = self._lock_file(_WHOLE), lake_locks()
         with ExitStack() as stack:
             try:
-                stack.enter_context(file_lock(self.lock_file(_WHOLE), wait=False))
+                stack.enter_context(locks.hold(whole, wait=False, what="the lake"))
                 held = self.held_locks()  # by an etpi of before `in_use`
             except LockHeld:
-                held = self.held_locks() or [holder_of(self.lock_file(_WHOLE))]
+                held = self.held_locks() or [locks.holder_of(whole)]
             if held:
                 remedy = "Nothing was changed. Wait until that has ended, or stop it."
                 raise LakeBusy(f"{self.root} is in use: {'; '.join(held)}. {remedy}")
@@ -434,11 +449,16 @@ class Lake:
 
     def held_locks(self) -> list[str]:
         """Return the locks that processes hold now, each with its holder; not that of `in_use` and `alone`."""
-        paths = sorted((self.root / "locks").glob("*.lock"))
-        return [f"{path.stem} is held by {holder_of(path)}" for path in paths if path.stem != _WHOLE and is_held(path)]
+        locks = lake_locks()
+        paths = [path for path in sorted((self.root / "locks").glob("*.lock")) if path.stem != _WHOLE]
+        return [f"{path.stem} is held by {locks.holder_of(path)}" for path in paths if locks.is_held(path)]
 
-    def lock_file(self, name: str) -> Path:
-        """Return the file of a lock, for a child process that takes the lock itself."""
+    def lock_files(self) -> list[Path]:
+        """Return the files of all locks that were ever taken, of the lake and of this machine."""
+        folders = {self.root / "locks", self.machine_lock_file("any").parent}
+        return sorted(path for folder in folders for path in folder.glob("*.lock"))
+
+    def _lock_file(self, name: str) -> Path:
         return self.root / "locks" / f"{name}.lock"
 
     def checkpoint_dir(self, content_hash: str) -> Path:

@@ -26,6 +26,7 @@ from etpi_resources.lake.lake import Lake, manifest_name, sha256_of
 from etpi_resources.lake.manifest import SCHEMA_VERSION, LakeError, NewerFormat, Ref
 from etpi_resources.lake.provenance import etpi_version
 from etpi_resources.lake.references import References
+from etpi_resources.process.locks import require_held
 
 Json = dict[str, Any]
 
@@ -203,13 +204,14 @@ def _move_pointers(lake: Lake, ref: Ref, renamed: Mapping[Path, Path]) -> None:
         pointer = json.loads((folder / name).read_bytes())
         if (target := renamed.get(folder / pointer["manifest"])) is not None:
             pointer["manifest"] = target.relative_to(folder).as_posix()
-            write_atomically(folder / name, json.dumps(pointer) + "\n")
+            write_atomically(folder / name, json.dumps(pointer) + "\n", check=require_held)
 
 
 def _remove_unnamed_files(lake: Lake) -> None:
     """Remove table files that no manifest names: those that were rewritten."""
     references = References(lake)
     named = {path for version in references.publications for path in references.files(version)}
+    require_held()
     for path in lake.root.glob("*/*/*=*/version=*/*.parquet"):
         if path not in named:
             path.unlink()

@@ -12,22 +12,27 @@ import glob
 import shutil
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
+from etpi_resources.cluster.settings import cluster
 from etpi_resources.lake.audit import DAMAGED
 from etpi_resources.lake.lake import Lake
 from etpi_resources.lake.manifest import NAME, LakeError, Ref
 from etpi_resources.lake.references import References, StoredTraining, Version, modified
 from etpi_resources.lake.usage import size_of
-from etpi_resources.process.locks import is_held
+from etpi_resources.process.locks import lake_locks, require_held
 
 REMOVED = ".removed"
 """The folder of the lake whose content is being deleted."""
 SPILL_AGE = timedelta(days=1)
 """Files of `scratch/duckdb` that are younger may belong to a query that holds no lock."""
+
+SEEN_EVERYWHERE = timedelta(minutes=10)
+"""On a cluster, nothing younger is garbage: a network file system may show a node the listing of a minute ago, with the
+files of a version and without the pointer that names it."""
 
 Reason = Literal[
     "partition", "report", "past version", "files of no version", "stored training", "checkpoint", "journal", "scratch",
@@ -95,6 +100,7 @@ def carry_out(lake: Lake, plan: Plan) -> None:
             continue  # deleted with the area
         target = folder / part.path.relative_to(lake.root)
         target.parent.mkdir(parents=True, exist_ok=True)
+        require_held()  # else a run may have started
         part.path.replace(target)
         _remove_empty(part.path.parent, lake.root)
     shutil.rmtree(area, ignore_errors=True)
@@ -255,6 +261,8 @@ def plan_garbage(lake: Lake, keep: Keep = Keep(), now: datetime | None = None) -
 
 class _Garbage:
     def __init__(self, lake: Lake, keep: Keep, now: datetime) -> None:
+        if cluster():
+            keep = replace(keep, older_than=max(keep.older_than, SEEN_EVERYWHERE))
         self.lake, self.keep, self.now = lake, keep, now
         self.references = References(lake)
         roots = self.references.roots()
@@ -312,7 +320,8 @@ class _Garbage:
         named = {path.parent for version in self.references.publications for path in self.references.files(version)}
         for path in sorted(self.lake.root.glob("*/*/*=*/version=*")):
             if NAME.fullmatch(path.parents[2].name) and path not in named:
-                self._add(path, "files of no version", path.relative_to(self.lake.root).as_posix())
+                at = modified(path) if cluster() else None
+                self._add(path, "files of no version", path.relative_to(self.lake.root).as_posix(), at)
 
     def _trainings(self) -> None:
         references = self.references
@@ -356,5 +365,5 @@ class _Garbage:
         for path in sorted((self.lake.root / REMOVED).glob("*")):
             self._add(path, "left-over", path.name)
         for path in sorted((self.lake.root / ".staging").glob("*")):
-            if path.is_dir() and not is_held(path.with_name(f"{path.name}.lock")):
+            if path.is_dir() and not lake_locks().is_held(path.with_name(f"{path.name}.lock")):
                 self._add(path, "left-over", f".staging/{path.name}")

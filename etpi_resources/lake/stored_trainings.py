@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from etpi_resources.lake.files import write_atomically
 from etpi_resources.lake.lake import Lake, folder_hash
+from etpi_resources.process.locks import require_held
 
 
 def train_once(
@@ -69,10 +71,7 @@ def _load(lake: Lake, key: str) -> dict[str, Any] | None:
 
 def _store(lake: Lake, key: str, report: Mapping[str, Any]) -> None:
     path = _path(lake, key)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps(report))
-    temporary.replace(path)
+    write_atomically(path, json.dumps(report), check=require_held)
 
 
 def _path(lake: Lake, key: str) -> Path:

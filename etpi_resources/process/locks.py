@@ -1,4 +1,12 @@
-"""File locks between processes, which the kernel frees when the holder dies."""
+"""Locks between processes: what a lock is, the waiting and the messages, and the implementation by flock.
+
+There are two scopes. *Lake* locks (partitions, publishing, trainings, journals, staging, the whole lake) exclude every
+process that works in the lake: `lake_locks` returns flock on one machine, and Postgres (`cluster.postgres_locks`) where
+`ETPI_CLUSTER` names a cluster. *Machine* locks (accelerator, sandboxes, server) exclude processes of one machine only:
+`machine_locks` is always flock, and `Lake.machine_lock_file` is on the machine's own disk.
+
+A lock is named by the path of a file, in which its holder writes who it is. Every kind of lock ends with its holder.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +14,20 @@ import fcntl
 import json
 import logging
 import os
+import socket
 import sys
+import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
+from typing import Self
 
+from etpi_resources.cluster.settings import cluster
 from etpi_resources.process.progress import acting_name
 
 POLL_SECONDS = 0.1
@@ -24,98 +39,249 @@ class LockHeld(RuntimeError):
     """Another process or thread holds the lock; the message names it."""
 
 
-@contextmanager
-def file_lock(
-    path: Path,
-    *,
-    wait: bool = True,
-    log: Callable[[str], None] | None = None,
-    what: str | None = None,
-    doing: str = "holding",
-    shared: bool = False,
-) -> Iterator[None]:
-    """Hold a lock on `path`, a file that is created if missing and names its holder.
+class LockLost(RuntimeError):
+    """A lock ended before its holder had finished, so another process may work on the same thing already."""
 
-    Every call opens the file itself, so two threads exclude each other as two processes do, and a thread that locks the
-    same path twice deadlocks. If a lock file was deleted meanwhile, the lock is taken on the new file.
-
-    Args:
-        wait: false: raise LockHeld at once if the lock is held.
-        log: called once, after a second of waiting, with a line that names the waiting and the holding process; by
-            default the module's logger.
-        what: what the lock protects, for that line ("the tiny base"); by default the file's name.
-        doing: what a holder does with it ("building").
-        shared: several may hold it at once, and none while another holds it alone. Such holders are not named.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    started, logged = time.monotonic(), False
-    while (descriptor := _try_lock(path, shared)) is None:
-        if not wait:
-            raise LockHeld(f"{path.stem} is held by {holder_of(path)}")
-        if not logged and time.monotonic() - started >= QUIET_SECONDS:
-            me = acting_name() or f"process {os.getpid()}"
-            (log or logging.getLogger(__name__).info)(
-                f"{me} waits for {what or path.stem} that {holder_of(path)} is {doing}"
-            )
-            logged = True
-        time.sleep(POLL_SECONDS)
-    try:
-        if shared:
-            yield
-            return
-        command = " ".join([os.path.basename(sys.argv[0]), *sys.argv[1:]])[:200]
-        since = datetime.now(UTC).isoformat(timespec="seconds")
-        os.ftruncate(descriptor, 0)
-        holder = {"pid": os.getpid(), "command": command, "since": since, "for": acting_name()}
-        os.write(descriptor, json.dumps(holder).encode())
-        yield
-    finally:
-        if not shared:
-            os.ftruncate(descriptor, 0)
-        os.close(descriptor)
+    @classmethod
+    def of(cls, held: Held) -> Self:
+        return cls(
+            f"the lock on {held.what} ended before this process had finished, so another may be at work on it: its "
+            "session with Postgres ended (a restart, an administrator, the network), or its lock file was removed. "
+            "Nothing was published; run the same command again"
+        )
 
 
-def is_held(path: Path) -> bool:
-    """Return whether a process holds the lock now, alone or shared; this neither takes nor creates it."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+class Held(ABC):
+    """A lock that this process took."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        self.path, self.what = path, what
+
+    @abstractmethod
+    def still_held(self) -> bool:
+        """Ask whether the lock is held now; false once it was lost."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Release the lock; nothing happens if it was lost."""
 
 
-def _try_lock(path: Path, shared: bool) -> int | None:
-    """Lock the file and return its descriptor; None if another holds the lock."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+class Locks(ABC):
+    """One kind of lock. A lock excludes threads as it does processes; a thread that takes one twice deadlocks."""
+
+    longest_poll = POLL_SECONDS
+    """The longest time between two attempts of a waiting process; it grows from POLL_SECONDS."""
+
+    @abstractmethod
+    def is_held(self, path: Path) -> bool:
+        """Return whether a process holds the lock now, alone or shared; this neither takes nor creates it."""
+
+    @abstractmethod
+    def try_lock(self, path: Path, what: str, shared: bool) -> Held | None:
+        """Take the lock if it is free; None if another holds it."""
+
+    def holder_of(self, path: Path) -> str:
+        """Return the holder of a lock, with its host: the experiment it works for, else the process."""
+        note = Note.of(path)
+        return note.holder if note else "another process"
+
+    @contextmanager
+    def hold(
+        self,
+        path: Path,
+        *,
+        wait: bool = True,
+        log: Callable[[str], None] | None = None,
+        what: str | None = None,
+        doing: str = "holding",
+        shared: bool = False,
+    ) -> Iterator[Held]:
+        """Hold the lock named by `path`, whose folder is created if missing.
+
+        Args:
+            wait: false: raise LockHeld at once if the lock is held.
+            log: called once, after a second of waiting, with a line that names the waiting and the holding process; by
+                default the module's logger.
+            what: what the lock protects, for that line ("the tiny base"); by default the file's name.
+            doing: what a holder does with it ("building").
+            shared: several may hold it at once, and none while another holds it alone. Such holders write no note.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        held = self._wait_for(path, wait, log, what or path.stem, doing, shared)
+        (mine := _of_this_thread()).append(held)
         try:
-            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
+            if not shared:
+                _write_note(path)
+            yield held
+        finally:
+            mine.remove(held)
+            if not shared and held.still_held():
+                _clear_note(path)
+            held.release()
+
+    def _wait_for(
+        self, path: Path, wait: bool, log: Callable[[str], None] | None, what: str, doing: str, shared: bool
+    ) -> Held:
+        started, logged, pause = time.monotonic(), False, POLL_SECONDS
+        while (held := self.try_lock(path, what, shared)) is None:
+            if not wait:
+                raise LockHeld(f"{path.stem} is held by {self.holder_of(path)}")
+            if not logged and time.monotonic() - started >= QUIET_SECONDS:
+                me = acting_name() or f"process {os.getpid()}"
+                (log or logging.getLogger(__name__).info)(
+                    f"{me} waits for {what} that {self.holder_of(path)} is {doing}"
+                )
+                logged = True
+            time.sleep(pause)
+            pause = min(pause * 1.2, self.longest_poll)
+        return held
+
+
+# --- the locks of a thread -------------------------------------------------------------------------------------------
+
+_threads = threading.local()
+
+
+def _of_this_thread() -> list[Held]:
+    if not hasattr(_threads, "held"):
+        _threads.held = []
+    return _threads.held
+
+
+def require_held() -> None:
+    """Ask for each lock that this thread took whether it is still held. Call it right before a change that others see.
+
+    Raises:
+        LockLost: one was lost; the message says which and what to do.
+    """
+    for held in _of_this_thread():
+        if not held.still_held():
+            raise LockLost.of(held)
+
+
+# --- who holds it ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a holder writes about itself into the lock's file. It serves messages only; a killed holder leaves it.
+
+    Attributes:
+        acting_for: the experiment or other partition that it works for.
+        host: "" in a file that an etpi of before 0.5 wrote.
+    """
+
+    pid: int
+    command: str
+    since: str
+    acting_for: str | None
+    host: str
+
+    @classmethod
+    def of(cls, path: Path) -> Self | None:
+        """Read a lock's file; None if it is missing or empty, as it is while nobody holds the lock alone."""
+        try:
+            note = json.loads(path.read_text())
+            return cls(int(note["pid"]), str(note["command"]), str(note["since"]), note["for"], note.get("host", ""))
+        except (OSError, ValueError, KeyError, TypeError):
             return None
-        if _is_same_file(path, descriptor):
-            return descriptor
-        os.close(descriptor)
+
+    @property
+    def holder(self) -> str:
+        who = self.acting_for or f"process {self.pid} ({self.command}, since {self.since})"
+        return f"{who} on {self.host}" if self.host else who
 
 
-def _is_same_file(path: Path, descriptor: int) -> bool:
-    """Return whether `path` still names the locked file."""
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
-    except FileNotFoundError:
+def _write_note(path: Path) -> None:
+    command = " ".join([os.path.basename(sys.argv[0]), *sys.argv[1:]])[:200]
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    note = {"pid": os.getpid(), "command": command, "since": since, "for": acting_name(), "host": socket.gethostname()}
+    with suppress(OSError):  # a lake that is read-only for a while loses no lock by it
+        path.write_text(json.dumps(note))
+
+
+def _clear_note(path: Path) -> None:
+    with suppress(OSError):  # the holder may have removed the file
+        os.close(os.open(path, os.O_WRONLY | os.O_TRUNC))
+
+
+# --- flock -----------------------------------------------------------------------------------------------------------
+
+
+class FileLocks(Locks):
+    """Locks by flock(2), which the kernel frees when the holder dies. They exclude processes of one machine.
+
+    Every lock opens its file itself, so two threads exclude each other as two processes do. If a lock file was deleted
+    meanwhile, the lock is taken on the new file, and its former holder has lost it.
+    """
+
+    def is_held(self, path: Path) -> bool:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
         return False
 
+    def try_lock(self, path: Path, what: str, shared: bool) -> Held | None:
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+                return None
+            held = _HeldFile(path, what, descriptor)
+            if held.still_held():
+                return held
+            held.release()
 
-def holder_of(path: Path) -> str:
-    """Return the holder of a lock: the experiment it works for, else the process."""
-    try:
-        holder = json.loads(path.read_text())
-        return holder["for"] or f"process {holder['pid']} ({holder['command']}, since {holder['since']})"
-    except (OSError, ValueError, KeyError):
-        return "another process"
+
+class _HeldFile(Held):
+    def __init__(self, path: Path, what: str, descriptor: int) -> None:
+        super().__init__(path, what)
+        self._descriptor = descriptor
+
+    def still_held(self) -> bool:
+        """Return whether the path still names the locked file."""
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(self._descriptor))
+        except FileNotFoundError:
+            return False
+
+    def release(self) -> None:
+        os.close(self._descriptor)
+
+
+# --- which locks -----------------------------------------------------------------------------------------------------
+
+
+def lake_locks() -> Locks:
+    """Return the locks that exclude every process of a lake: Postgres' on a cluster, else flock.
+
+    Raises:
+        ClusterError: the cluster's settings are wrong.
+    """
+    settings = cluster()
+    return machine_locks() if settings is None else _postgres_locks(settings.postgres, settings.lake, os.getpid())
+
+
+def machine_locks() -> Locks:
+    """Return the locks that exclude the processes of this machine."""
+    return _FILE_LOCKS
+
+
+_FILE_LOCKS = FileLocks()
+
+
+@lru_cache(maxsize=4)
+def _postgres_locks(url: str, lake: Path, process: int) -> Locks:
+    """Return the locks of this process; a forked child has a session of its own."""
+    from etpi_resources.cluster.postgres_locks import PostgresLocks
+
+    return PostgresLocks(url, lake)

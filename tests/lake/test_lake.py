@@ -25,27 +25,7 @@ from etpi_resources.lake.lake import BlockedInput, Lake, LakeError, MissingInput
 from etpi_resources.lake.parquet import SchemaMismatch
 from etpi_resources.lake.schemas import empty, from_rows
 from etpi_resources.process.locks import LockHeld
-
-PAIRS = Ref("tito_pairs", "experiment", "plan_first")
-
-
-def turns(count: int, start: int = 0) -> pa.Table:
-    return from_rows(
-        "turns",
-        [
-            {
-                "rollout_id": f"r{i // 4}", "agent_id": "agent1", "turn": i % 4, "output_ids": [i, i + 1],
-                "capture": "native", "suffix_ids": [7, i] if i % 3 else None, "logprobs": [-0.5, -1.25],
-                "content": f"turn {i}",
-            }
-            for i in range(start, start + count)
-        ],
-    )  # fmt: skip
-
-
-def publish(lake: Lake, ref: Ref = PAIRS, rows: int = 5, input_key: str = "k", **options):
-    options = {"inputs": {"raw_rollouts/s": "v1"}, "spec_hash": "h", **options}
-    return lake.publish(ref, {"turns": turns(rows)}, input_key=input_key, **options)
+from tests.support.publications import PAIRS, publish, turns
 
 
 def failed(message: str = "3 outputs hold a think id; run strip-think") -> CheckOutcome:

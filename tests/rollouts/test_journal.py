@@ -19,7 +19,7 @@ from etpi_assets.rollouts.collect import collect
 from etpi_assets.rollouts.journal import Journal, JournalError, to_line
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Task
-from etpi_assets.trajectories.records import AgentRecord, RolloutRecord, Turn
+from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import to_tables
 from etpi_assets.worlds.coop_tiny import CoopTiny
 from etpi_assets.worlds.coop_tiny.policy import CoopTinyPolicy, CoopTinySkill
@@ -27,18 +27,7 @@ from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes import SandboxUnavailable
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
-
-TASKS = [Task(f"t{i}", "suite", "repo", "train", "do it", {}, f"hash{i}") for i in range(4)]
-
-
-def made(task: Task, sample: int, spec_key: str = "spec", error: str | None = None) -> RolloutRecord:
-    turn = Turn(0, f"{task.task_id}/{sample}", [1, 2, sample], [3], capture="native")
-    return RolloutRecord(
-        rollout_id(task, sample, spec_key), "set", task.suite, task.task_id, task.repo,
-        [AgentRecord("agent1", "f1", "solo", "Submitted", [turn])],
-        task_hash=task.content_hash, sample=sample, error=error,
-    )  # fmt: skip
-
+from tests.support.finished import TASKS, made
 
 # --- the file ------------------------------------------------------------------------------------------------------
 
