@@ -186,7 +186,7 @@ def compare(script: str, what: str, place: Path, ways: tuple[str, str], *argumen
     Raises:
         AssertionError: the figures that must be the same are not.
     """
-    from etpi_resources.trainers.pipes import ENVIRONMENT
+    from etpi_resources.trainers.interpreter import ENVIRONMENT
 
     seen: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
     environment = {**ENVIRONMENT, **os.environ, "OMP_NUM_THREADS": "1"}

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from machine import machine
@@ -69,8 +70,8 @@ def pairs(count: int, folder: Path) -> None:
     def run(task: Task, sample: int):
         return run_rollout(RolloutJob(task, agent, identity, sample), runtime)
 
-    with Journal(folder, "bench") as journal:
-        collect(tasks, 1, run, journal, concurrency=2 * (os.cpu_count() or 1))
+    with Journal(folder, "bench") as journal, ThreadPoolExecutor(2 * (os.cpu_count() or 1)) as executor:
+        collect(tasks, 1, run, journal, executor=executor)
 
 
 def main() -> None:

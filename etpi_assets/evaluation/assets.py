@@ -96,7 +96,14 @@ def eval_rollouts(run: AssetRun) -> Produced:
             with serving.engine(checkpoints[evaluated]) as engine:
                 for condition in conditions(section, evaluated.role):
                     records += roll_out(
-                        evaluated, condition, engine, setting, journals, experiment=run.key, advance=progress.advance
+                        evaluated,
+                        condition,
+                        engine,
+                        setting,
+                        journals,
+                        experiment=run.key,
+                        advance=progress.advance,
+                        log=run.log,
                     )
     tables = to_tables(records, setting.chat.decode)
     expected = {(c.role, c.seed, x.decoding, x.sample_seed): len(setting.tasks) for c, x in plan}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pyarrow as pa
 
 from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
 from etpi_assets.rollouts.collect import MODEL_CONCURRENCY, collect
+from etpi_assets.rollouts.executors import rollout_executor
 from etpi_assets.rollouts.journal import Journal
 from etpi_assets.specs.experiment import Budget, Decoding, EvaluateSection
 from etpi_assets.specs.rollout_set import AgentSection
@@ -117,6 +119,7 @@ def roll_out(
     *,
     experiment: str,
     advance: Callable[[int], None] = lambda n: None,
+    log: Callable[[str], None] = print,
 ) -> Iterator[RolloutRecord]:
     """Yield one rollout per task, from the journal if it has it, relabelled for this experiment."""
     key = _key(evaluated, condition, engine, setting.template_kwargs)
@@ -132,13 +135,18 @@ def roll_out(
     )
 
     runtime = RolloutRuntime(setting.family, engine, setting.sandboxes, setting.chat, setting.template_kwargs)
-
-    def run(task: Task, sample: int) -> RolloutRecord:
-        return run_rollout(RolloutJob(task, condition.agent, identity, sample, condition.sample_seed), runtime)
-
+    run = partial(_roll_out, condition, identity, runtime)
     with Journal(journals, key, wait=True) as journal:  # another experiment may roll out the same checkpoint
-        for record in collect(setting.tasks, 1, run, journal, concurrency=MODEL_CONCURRENCY, advance=advance):
+        with rollout_executor(runtime, MODEL_CONCURRENCY, log) as executor:
+            records = collect(setting.tasks, 1, run, journal, executor=executor, advance=advance)
+        for record in records:
             yield _relabelled(record, evaluated, experiment)
+
+
+def _roll_out(
+    condition: EvaluationCondition, identity: Identity, runtime: RolloutRuntime, task: Task, sample: int
+) -> RolloutRecord:
+    return run_rollout(RolloutJob(task, condition.agent, identity, sample, condition.sample_seed), runtime)
 
 
 def every_condition_ran(rollouts: pa.Table, expected: Mapping[tuple[str, int | None, str, int], int]) -> CheckOutcome:

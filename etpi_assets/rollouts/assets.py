@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 
@@ -16,6 +17,7 @@ from etpi_assets.importers import find_units
 from etpi_assets.importers.bulk import ImportSource, import_in_bulk
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
 from etpi_assets.rollouts.collect import MODEL_CONCURRENCY, collect
+from etpi_assets.rollouts.executors import rollout_executor
 from etpi_assets.rollouts.journal import Journal
 from etpi_assets.rollouts.models import accelerated
 from etpi_assets.rollouts.plan_first import rollout as plan_first
@@ -111,18 +113,18 @@ def _collect_tables(
         Journal(journals / code, spec_key) as journal,
         run.progress("rolled out", len(tasks) * spec.k) as progress,
     ):
-        with same_weights(runtime.engine, runtime.chat, journal, run.log) as compare_if_due:
-
-            def roll_out_compared(task: Task, sample: int) -> RolloutRecord:
-                compare_if_due()
-                return roll_out(task, sample)
-
+        threads = run.resources.concurrency if scripted else MODEL_CONCURRENCY
+        with (
+            same_weights(runtime.engine, runtime.chat, journal, run.log) as compare_if_due,
+            rollout_executor(runtime, threads, run.log) as executor,
+        ):
             records = collect(
                 tasks,
                 spec.k,
-                roll_out_compared,
+                roll_out,
                 journal,
-                concurrency=run.resources.concurrency if scripted else MODEL_CONCURRENCY,
+                executor=executor,
+                check=compare_if_due,
                 advance=progress.advance,
             )
         digests: dict[str, str] = {}
@@ -136,7 +138,7 @@ def _collect_tables(
 def _rollout_function(
     run: AssetRun, spec: RolloutSetSpec, runtime: RolloutRuntime
 ) -> tuple[str, Callable[[Task, int], RolloutRecord]]:
-    """Return the journal's key, and the function (task, sample) -> rollout."""
+    """Return the journal's key, and the function (task, sample) -> rollout, which can be pickled."""
     assert spec.engine
     # `tasks` and `k` are left out, so that more tasks or samples keep the rollouts that exist.
     depends = {
@@ -157,17 +159,19 @@ def _rollout_function(
         seed=spec.seed,
         decoding=None if spec.engine.kind in SCRIPTED_KINDS else decoding_name(spec.agent.temperature),
     )
+    return spec_key, partial(_roll_out, spec, identity, runtime)
 
-    def roll_out(task: Task, sample: int) -> RolloutRecord:
-        job = RolloutJob(task, spec.agent, identity, sample, spec.seed)
-        if spec.templated:
-            return plan_first.run_plan_first(job, runtime, spec.templated)
-        record = run_rollout(job, runtime)
-        if spec.kind == "templated":
-            record.outcome = None  # the emulated family does not judge
-        return record
 
-    return spec_key, roll_out
+def _roll_out(
+    spec: RolloutSetSpec, identity: Identity, runtime: RolloutRuntime, task: Task, sample: int
+) -> RolloutRecord:
+    job = RolloutJob(task, spec.agent, identity, sample, spec.seed)
+    if spec.templated:
+        return plan_first.run_plan_first(job, runtime, spec.templated)
+    record = run_rollout(job, runtime)
+    if spec.kind == "templated":
+        record.outcome = None  # the emulated family does not judge
+    return record
 
 
 def _emulated_world(family: str) -> tuple[Family, SandboxFactory]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, as_completed
+from contextlib import suppress
+from functools import partial
 
 from etpi_assets.rollouts.journal import Journal
 from etpi_assets.tasks.family import Task
 from etpi_assets.trajectories.records import RolloutRecord
 
 Run = Callable[[Task, int], RolloutRecord]
-"""(task, sample) -> record, whose id is `agent.loop.rollout_id` with the journal's spec key."""
+"""(task, sample) -> record, whose id is `agent.loop.rollout_id` with the journal's spec key. It can be pickled, unless
+the executor runs it in this process."""
 
 MODEL_CONCURRENCY = 64
 """Concurrent rollouts of a model: enough requests to fill its batches."""
@@ -23,7 +25,8 @@ def collect(
     run: Run,
     journal: Journal,
     *,
-    concurrency: int,
+    executor: Executor,
+    check: Callable[[], None] = lambda: None,
     advance: Callable[[int], None] = lambda n: None,
 ) -> Iterator[RolloutRecord]:
     """Run `k` rollouts of every task, except those in the journal; then yield all from it, by task and sample.
@@ -32,33 +35,46 @@ def collect(
     example because no sandbox works) stops the collection: running rollouts finish and are kept, no others start.
 
     Args:
+        executor: where rollouts run, and how many at once (`executors.rollout_executor`). The caller closes it. Only
+            this process writes the journal.
+        check: called after each finished rollout; an exception of it stops the collection too.
         advance: called with the number of finished rollouts, first with those of the journal.
     """
     pairs = [(task, sample) for task in tasks for sample in range(k)]
     missing = [(task, sample) for task, sample in pairs if not journal.has(task, sample)]
     advance(len(pairs) - len(missing))
+    once = partial(run_with_retry, run)
+    unfinished = {executor.submit(once, task, sample) for task, sample in missing}
 
-    stop = threading.Event()
+    def cancel_others(finished: Future[RolloutRecord]) -> None:
+        """Run in the thread that failed, before it takes the next rollout."""
+        if not finished.cancelled() and finished.exception() is not None:
+            for future in tuple(unfinished):
+                future.cancel()
 
-    def run_one(task: Task, sample: int) -> None:
-        if stop.is_set():
-            return
-        try:
-            record = run(task, sample)
-            if record.error is not None:
-                record = run(task, sample)
-            journal.append(record)
-        except BaseException:
-            stop.set()
-            raise
+    def keep(future: Future[RolloutRecord]) -> None:
+        journal.append(future.result())
         advance(1)
 
-    with ThreadPoolExecutor(max(1, concurrency), thread_name_prefix="rollout") as pool:
-        futures = [pool.submit(run_one, task, sample) for task, sample in missing]
-        try:
-            wait(futures, return_when=FIRST_EXCEPTION)
-        finally:
-            stop.set()
-    for future in futures:
-        future.result()
+    for future in tuple(unfinished):
+        future.add_done_callback(cancel_others)
+    try:
+        for future in as_completed(unfinished):
+            if future.cancelled():
+                continue  # another one failed, and is among the next
+            unfinished.discard(future)  # its record can be freed
+            keep(future)
+            check()
+    except BaseException:
+        for future in tuple(unfinished):
+            if not future.cancel() and not future.cancelled():
+                with suppress(Exception):  # the first exception is the one to report
+                    keep(future)
+        raise
     return (journal.get(task, sample) for task, sample in pairs)
+
+
+def run_with_retry(run: Run, task: Task, sample: int) -> RolloutRecord:
+    """Run a rollout, and once more if it ends with an infrastructure error, which may pass."""
+    record = run(task, sample)
+    return record if record.error is None else run(task, sample)

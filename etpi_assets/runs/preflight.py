@@ -12,7 +12,7 @@ from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.specs.suite import SuiteSpec
 from etpi_assets.tasks.families import load_family
 from etpi_resources.sandboxes import HostFactory, SandboxUnavailable
-from etpi_resources.trainers.pipes import trainer_python
+from etpi_resources.trainers.interpreter import trainer_python
 from etpi_resources.trainers.trackers import TrackerMissing, require_trackers
 
 

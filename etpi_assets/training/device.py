@@ -9,7 +9,8 @@ from functools import cache
 
 from etpi_assets.resources import accelerators
 from etpi_resources.trainers.contracts import TrainingFigures
-from etpi_resources.trainers.pipes import ROOT, WorkerFailed, trainer_python
+from etpi_resources.trainers.interpreter import ROOT, trainer_python
+from etpi_resources.trainers.pipes import WorkerFailed
 from etpi_resources.trainers.workers import precision
 from etpi_resources.trainers.workers.precision import Dtype, Gpu, SpecDtype, training_dtype
 

@@ -29,9 +29,14 @@ INFRASTRUCTURE: Mapping[str, str] = {
     "etpi_assets.specs.presets": "values beneath a spec; the resolved spec is in the key",
     "etpi_assets.specs.paths": "expands paths; the files' fingerprint is in the key",
     "etpi_assets.planner": "decides what to run, not what comes out",
+    "etpi_assets.rollouts.executors": "where rollouts run; a test compares the records of threads and of nodes",
     "etpi_assets.training.curves": "plots for the asset's page, which no table holds",
+    "etpi_resources.cluster.call_worker": "runs calls; a test compares the records of threads and of nodes",
+    "etpi_resources.cluster.code": "compares nodes",
+    "etpi_resources.cluster.fan_out": "where calls run; a test compares the records of threads and of nodes",
     "etpi_resources.cluster.postgres_locks": "waits",
-    "etpi_resources.cluster.settings": "where a cluster's parts are, which changes no result",
+    "etpi_resources.cluster.session": "connects to Ray",
+    "etpi_resources.cluster.settings": "the settings of a cluster change no results",
     "etpi_resources.downloads.proxy": "hands recorded responses on as they came",
     "etpi_resources.downloads.recording": "keeps responses as they came",
     "etpi_resources.lake.catalog": "the DuckDB file is rebuilt every time",
@@ -192,6 +197,7 @@ CHOICES = (
                 "_open_engine",
                 "_collect_tables",
                 "_rollout_function",
+                "_roll_out",
             )
         ),
         _fixed(

@@ -93,6 +93,10 @@ class ChatFormat:
         by_length = sorted(self._control, key=len, reverse=True)
         self._split = re.compile("(" + ("|".join(map(re.escape, by_length)) or "(?!)") + ")")
 
+    def __reduce__(self) -> tuple[type[ChatFormat], tuple[str, PreTrainedTokenizerFast, str]]:
+        """Pickle as the constructor's arguments: a pickled tokenizer would parse control tokens in text."""
+        return ChatFormat, (self.name, self.tokenizer, self.template)
+
     @property
     def vocab_size(self) -> int:
         """The largest id plus one."""

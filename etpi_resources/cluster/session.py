@@ -1,32 +1,81 @@
-"""This process's connection to the cluster's Ray."""
+"""The connection of this process to the Ray cluster of `cluster.toml`, and the nodes that it shows."""
 
 from __future__ import annotations
 
-import logging
 import os
+from dataclasses import dataclass
+from typing import Any
 
-from etpi_resources.cluster.settings import CLUSTER_VARIABLE, ClusterError, cluster
+from etpi_resources.cluster.settings import ClusterError, cluster
+
+SANDBOXES = "etpi_sandbox"
+"""Ray resource of a node on which sandboxes work; its number is how many rollouts may run there at once."""
 
 
-def connect() -> None:
-    """Connect to Ray, once: to RAY_ADDRESS, which Ray sets in its jobs, or to the address in `cluster.toml`.
+@dataclass(frozen=True)
+class RayNode:
+    """A living node of the Ray cluster.
+
+    Attributes:
+        node_id: Ray's, in hex.
+        name: host name, address and the first digits of its id, for messages.
+        address: where other nodes reach it.
+        resources: everything that it offers, used or not, by Ray's name.
+    """
+
+    node_id: str
+    name: str
+    address: str
+    resources: dict[str, float]
+
+    def offers(self, resource: str) -> int:
+        """Return the whole number of a resource."""
+        return int(self.resources.get(resource, 0))
+
+
+def connect() -> Any:
+    """Connect this process to the cluster, unless it is, and return the module `ray`.
+
+    The address is RAY_ADDRESS, which Ray sets for its jobs, or that of `cluster.toml`. The connection ends with the
+    process. Workers run with the environment of their node.
 
     Raises:
-        ClusterError: no cluster is set, or its Ray cannot be reached from here.
+        ClusterError: no cluster is configured, `ray` is not installed, or no node of the cluster runs on this machine.
     """
+    try:
+        import ray
+    except ImportError:
+        raise ClusterError('Ray is not installed here; run `pip install "etpi[cluster]"`') from None
+    if ray.is_initialized():
+        return ray
     settings = cluster()
     if settings is None:
-        raise ClusterError(f"no cluster is set: {CLUSTER_VARIABLE} names no file")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    import ray
-
-    if ray.is_initialized():
-        return
+        raise ClusterError("ETPI_CLUSTER names no cluster.toml; `etpi init --cluster` writes one")
     address = os.environ.get("RAY_ADDRESS") or settings.ray
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+        ray.init(address=address, log_to_driver=False, logging_level="WARNING", configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ClusterError(
-            f"Ray at {address} cannot be reached from this node: {error}. Is a Ray node running here, started with "
-            f"`ray start --address={address}`?"
+            f"no connection to Ray at {address}: {error}. Steps run on nodes of the cluster: launch the job through "
+            "Dagster, or start Ray on this machine"
         ) from error
+    return ray
+
+
+def nodes() -> list[RayNode]:
+    """Return the living nodes, in order of their names. `connect` first."""
+    ray = connect()
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    return sorted(
+        (
+            RayNode(
+                node["NodeID"],
+                f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']}, {node['NodeID'][:6]})",
+                node["NodeManagerAddress"],
+                dict(node["Resources"]),
+            )
+            for node in alive
+        ),
+        key=lambda node: (node.name, node.node_id),
+    )

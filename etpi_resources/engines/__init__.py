@@ -120,6 +120,14 @@ class ServedModel:
     parent: str | None
 
 
+def is_portable(engine: Engine) -> bool:
+    """Return whether a pickled copy of the engine answers alike on another machine.
+
+    Such an engine has a true attribute `portable`. Its pickle names the variables of its keys and contains no keys.
+    """
+    return bool(getattr(engine, "portable", False))
+
+
 @runtime_checkable
 class ServerEngine(Engine, Protocol):
     """An engine behind a server with its own chat template and parsers, which may differ from those of training."""

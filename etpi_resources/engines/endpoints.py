@@ -118,6 +118,11 @@ class Endpoints:
         self._lock = threading.Lock()
         self._server_of_session: OrderedDict[str, _Server] = OrderedDict()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without the key, which a copy reads from its own environment, and without `exit_reason`: a copy in
+        another process does not watch the servers."""
+        return _open, (tuple(self.urls), self._key_env, self._timeout, self._attempts, self._backoff)
+
     @property
     def urls(self) -> list[str]:
         return [server.url for server in self._servers]
@@ -277,3 +282,7 @@ def _error_message(response: httpx.Response) -> str:
         error = answer.get("error", answer)
         return str(error.get("message", error) if isinstance(error, Mapping) else error)[:500]
     return response.text[:500]
+
+
+def _open(urls: Sequence[str], key_env: str | None, timeout: float, attempts: int, backoff: float) -> Endpoints:
+    return Endpoints(urls, key_env=key_env, timeout=timeout, attempts=attempts, backoff=backoff)

@@ -34,6 +34,8 @@ class OpenAIEngine:
         EngineUnavailable: the key is not set.
     """
 
+    portable = True
+
     def __init__(
         self,
         model: str,
@@ -48,12 +50,17 @@ class OpenAIEngine:
 
         self.name, self._url, self._key_env = model, url, key_env
         self._key = api_key(key_env)
+        self._timeout = timeout
         self._template_kwargs = dict(template_kwargs or {})
         self._attempts = attempts
         self._client = openai.OpenAI(
             api_key=self._key or "none", base_url=url, timeout=timeout, max_retries=attempts - 1
         )
         self._threads = ThreadPoolExecutor(CONCURRENCY, thread_name_prefix=f"openai {model}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without the key: a copy reads it from its own environment."""
+        return _open, (self.name, self._url, self._key_env, self._timeout, self._template_kwargs, self._attempts)
 
     def complete(self, requests: Sequence[Request]) -> list[Completion]:
         """Return one completion per request, in order, without ids.
@@ -136,3 +143,11 @@ class OpenAIEngine:
         """Return the error's text without the key, which some endpoints repeat."""
         text = f"{self._url}: {error}"[:1000]
         return text.replace(self._key, f"${self._key_env}") if self._key else text
+
+
+def _open(
+    model: str, url: str, key_env: str | None, timeout: float, template_kwargs: Mapping[str, Any], attempts: int
+) -> OpenAIEngine:
+    return OpenAIEngine(
+        model, url=url, key_env=key_env, timeout=timeout, template_kwargs=template_kwargs, attempts=attempts
+    )

@@ -34,6 +34,8 @@ class ScriptedEngine:
             policies. Special tokens and tokens of fewer than SHORTEST_SPLIT characters are never split.
     """
 
+    portable = True
+
     def __init__(
         self,
         policy: Policy,

@@ -50,6 +50,8 @@ class VllmEngine:
         EngineUnavailable: no server answers, or one does not list the model or has another vocabulary.
     """
 
+    portable = True
+
     def __init__(
         self,
         endpoints: Endpoints,
@@ -72,6 +74,12 @@ class VllmEngine:
         except BaseException:
             self.close()
             raise
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as a client of the same servers, which releases nothing."""
+        return _open, (
+            self._endpoints, self.name, self._chat, self._request, self._template_kwargs, self._settings,
+        )  # fmt: skip
 
     @property
     def urls(self) -> list[str]:
@@ -281,6 +289,25 @@ class VllmEngine:
                 )
         if len(errors) == len(self._endpoints.urls):
             raise EngineUnavailable(f"no vLLM server answers: {'; '.join(errors)}")
+
+
+def _open(
+    endpoints: Endpoints,
+    model: str,
+    chat: ChatFormat,
+    request: Literal["tokens", "chat"],
+    template_kwargs: Mapping[str, Any],
+    settings: Mapping[str, Any],
+) -> VllmEngine:
+    return VllmEngine(
+        endpoints,
+        model,
+        chat,
+        request=request,
+        template_kwargs=template_kwargs,
+        settings=settings,
+        release=endpoints.close,
+    )
 
 
 @contextmanager

@@ -83,6 +83,10 @@ class BubblewrapFactory:
 
     name = "bubblewrap"
 
+    def __reduce__(self) -> tuple[type[BubblewrapFactory], tuple[()]]:
+        """Pickle without the programs of this machine."""
+        return BubblewrapFactory, ()
+
     def create(
         self,
         files: Mapping[str, str],

@@ -102,6 +102,10 @@ class DockerFactory:
         self._engine: _Engine | None = None
         self._lock = threading.Lock()
 
+    def __reduce__(self) -> tuple[type[DockerFactory], tuple[()]]:
+        """Pickle without the connection of this machine."""
+        return DockerFactory, ()
+
     def create(
         self,
         files: Mapping[str, str],

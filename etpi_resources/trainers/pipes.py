@@ -7,54 +7,37 @@ succeeded) and the worker's own files; `trainers.contracts` has the models of bo
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from pydantic import BaseModel
 
 from etpi_resources.process.progress import NOT_ON_CONSOLE, Progress
 from etpi_resources.process.supervise import supervised
 from etpi_resources.trainers.contracts import StageProgress
+from etpi_resources.trainers.interpreter import worker_command, worker_environment
+from etpi_resources.trainers.over_nodes import RanksOverNodes, spans_nodes
 from etpi_resources.trainers.workers import ranks
 from etpi_resources.trainers.workers.reporting import CONFIG_FILE, PROGRESS_MARK, RESULT_FILE
 
-PYTHON_VARIABLE = "ETPI_TRAINER_PYTHON"
+if TYPE_CHECKING:
+    from etpi_resources.trainers.line_messages import LineMessages
+
 LAST_LINES = 20
 STAGE_LOG_SECONDS = 30.0
 """How often the logs (not the display) get a line of a worker's progress."""
-ROOT = Path(__file__).resolve().parents[2]
-
-ENVIRONMENT: Mapping[str, str] = {
-    # Idle threads sleep instead of spinning, because other processes want the cores.
-    "OMP_WAIT_POLICY": "PASSIVE",
-    # By default glibc returns large freed tensors to the kernel and faults them in again at the next step. Keeping them
-    # made eager attention over 8 x 896 tokens three times as fast.
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
-    "TOKENIZERS_PARALLELISM": "false",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "PYTHONUNBUFFERED": "1",
-}
-"""Defaults of every worker's environment; the launcher's own variables override them."""
 
 Result = TypeVar("Result", bound=BaseModel)
 
 
 class WorkerFailed(RuntimeError):
     """A worker ended without a result; the message holds its last lines and the path of its log."""
-
-
-def trainer_python() -> str:
-    """Return the interpreter that runs workers: $ETPI_TRAINER_PYTHON, or this one."""
-    return os.environ.get(PYTHON_VARIABLE) or sys.executable
 
 
 def run_worker(
@@ -78,68 +61,145 @@ def run_worker(
         config: what the worker reads from `config.json`.
         folder: where it works; created if missing, an earlier result in it is removed.
         result: the model of its `result.json`.
-        processes: how many processes train one sharded model (see `workers.ranks`); if one fails, all end.
+        processes: how many processes train one sharded model (see `workers.ranks`), on this node or, on a cluster
+            whose nodes have fewer accelerators, over several (`over_nodes`); if one fails, all end.
         context: Dagster's execution context; the worker's lines then reach the run's log through Pipes.
         echo: gets every line of `worker.log` where no Dagster logs them; None prints nothing.
         grace: seconds the worker has to end after this process was interrupted.
 
     Raises:
         WorkerFailed: it ended with an error, was killed, or left no result.
+        ClusterError: it needs several nodes, and the cluster cannot run it; the message says what is missing.
         FileNotFoundError: the interpreter does not exist.
         ValidationError: its result is no `result`.
     """
-    command = _command(module, folder, processes)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RESULT_FILE).unlink(missing_ok=True)
     (folder / CONFIG_FILE).write_text(config.model_dump_json(indent=1) + "\n")
-    environment = _environment()
-    last: deque[str] = deque(maxlen=LAST_LINES)
+    with ExitStack() as stack:
+        log = stack.enter_context((folder / "worker.log").open("w"))
+
+        def write(line: str) -> None:
+            log.write(line + "\n")
+            log.flush()
+            if echo is not None and context is None:
+                echo(line)
+
+        stages = stack.enter_context(_StageDisplay(_label(context, module)))
+        if spans_nodes(processes):
+            launched: _Launched = stack.enter_context(_over_nodes(module, folder, processes, context, grace, write))
+        else:
+            launched = stack.enter_context(_on_this_node(module, folder, processes, context, grace))
+        for line in _log_lines(launched.lines(), stages, context):
+            write(line)
+        if failure := launched.failure():
+            raise WorkerFailed(f"{module.rpartition('.')[2]} {failure}\nThe log is {folder / 'worker.log'}")
+        text = launched.result()
+    if text is None:
+        raise WorkerFailed(f"{module.rpartition('.')[2]} ended without a result. The log is {folder / 'worker.log'}")
+    return result.model_validate_json(text)
+
+
+class _Launched(Protocol):
+    """A running worker."""
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines that it writes, until it has ended."""
+        ...
+
+    def failure(self) -> str | None:
+        """Return how it failed, with its last lines, once it has ended; None if it did not."""
+        ...
+
+    def result(self) -> str | None:
+        """Return the text of the result that it left, if it did."""
+        ...
+
+
+@contextmanager
+def _on_this_node(module: str, folder: Path, processes: int, context: Any, grace: float) -> Iterator[_LocalWorker]:
+    """Start a worker of one or several processes here, under a supervisor."""
+    ranked = ["-m", ranks.MODULE, str(processes), module] if processes > 1 else ["-m", module]
+    command = worker_command(*ranked, str(folder))
+    environment = worker_environment()
     with ExitStack() as stack:
         if context is not None:
             environment.update(stack.enter_context(_pipes_session(context)))
-        log = stack.enter_context((folder / "worker.log").open("w"))
-        stages = stack.enter_context(_StageDisplay(_label(context, module)))
         process = subprocess.Popen(
             supervised(command, grace=grace),
             env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, errors="replace",
         )  # fmt: skip
         try:
-            for line in _log_lines(process, stages, context):
-                log.write(line + "\n")
-                log.flush()
-                last.append(line)
-                if echo is not None and context is None:
-                    echo(line)
-            status = process.wait()
+            yield _LocalWorker(process, folder)
         finally:
-            # An interrupt arrives in the loop above. The supervisor ends only after its whole process tree.
+            # An interrupt arrives while the lines are read. The supervisor ends only after its whole process tree.
             if process.poll() is None:
                 process.terminate()
                 process.wait()
-    if status != 0 or not (folder / RESULT_FILE).exists():
-        raise WorkerFailed(_failure(module, status, last, folder / "worker.log"))
-    return result.model_validate_json((folder / RESULT_FILE).read_bytes())
 
 
-def _command(module: str, folder: Path, processes: int) -> list[str]:
-    python = trainer_python()
-    if not Path(python).exists():
-        raise FileNotFoundError(f"{PYTHON_VARIABLE} names {python}, which does not exist")
-    launcher = ["-m", ranks.MODULE, str(processes), module] if processes > 1 else ["-m", module]
-    return [python, *launcher, str(folder)]
+class _LocalWorker:
+    """A worker that runs on this node."""
+
+    def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
+        self._process, self._folder = process, folder
+        self._last: deque[str] = deque(maxlen=LAST_LINES)
+
+    def lines(self) -> Iterator[str]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            text = line.rstrip("\n")
+            if not text.startswith(PROGRESS_MARK):
+                self._last.append(text)
+            yield text
+
+    def failure(self) -> str | None:
+        status = self._process.wait()
+        if status == 0 and (self._folder / RESULT_FILE).exists():
+            return None
+        return _failure(status, self._last)
+
+    def result(self) -> str | None:
+        return (self._folder / RESULT_FILE).read_text()
 
 
-def _environment() -> dict[str, str]:
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return {**ENVIRONMENT, **os.environ, "PYTHONPATH": path}
+@contextmanager
+def _over_nodes(
+    module: str, folder: Path, processes: int, context: Any, grace: float, log: Callable[[str], None]
+) -> Iterator[_Launched]:
+    """Start a worker's ranks on several nodes of the cluster."""
+
+    def say(line: str) -> None:
+        log(line)
+        if context is not None:
+            context.log.info(line)
+
+    with ExitStack() as stack:
+        messages, environment = None, {}
+        if context is not None:
+            messages, environment = stack.enter_context(_pipes_session_through_lines(context))
+        launched = stack.enter_context(
+            RanksOverNodes(module, folder, processes, environment=environment, grace=grace, log=say)
+        )
+        yield launched if messages is None else _WithoutMessages(launched, messages)
 
 
-def _log_lines(process: subprocess.Popen[str], stages: _StageDisplay, context: Any) -> Iterator[str]:
+class _WithoutMessages:
+    """A worker whose lines hold Pipes messages, which go to Dagster."""
+
+    def __init__(self, launched: _Launched, messages: LineMessages) -> None:
+        self._messages = messages
+        self._launched = launched
+        self.failure, self.result = launched.failure, launched.result
+
+    def lines(self) -> Iterator[str]:
+        return (line for line in self._launched.lines() if not self._messages.take(line))
+
+
+def _log_lines(lines: Iterator[str], stages: _StageDisplay, context: Any) -> Iterator[str]:
     """Yield the worker's lines for its log. Progress is displayed, and becomes a log line only now and then."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        text = line.rstrip("\n")
+    for text in lines:
         if not text.startswith(PROGRESS_MARK):
             yield text
             continue
@@ -205,8 +265,22 @@ def _pipes_session(context: Any) -> Iterator[Mapping[str, str]]:
             yield session.get_bootstrap_env_vars()
 
 
-def _failure(module: str, status: int, last: Sequence[str], log: Path) -> str:
-    name = module.rpartition(".")[2]
+@contextmanager
+def _pipes_session_through_lines(context: Any) -> Iterator[tuple[LineMessages, Mapping[str, str]]]:
+    """Open a Pipes session with a worker that shares no temporary files with this process: the context is in its
+    environment, its messages are lines of its output."""
+    import dagster as dg
+
+    from etpi_resources.trainers.line_messages import LineMessages
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.PreviewWarning)
+        messages = LineMessages()
+        with dg.open_pipes_session(context, dg.PipesEnvContextInjector(), messages) as session:
+            yield messages, session.get_bootstrap_env_vars()
+
+
+def _failure(status: int, last: Sequence[str]) -> str:
     if status == 0:
         how = "ended without a result"
     elif status > 128:
@@ -216,4 +290,4 @@ def _failure(module: str, status: int, last: Sequence[str], log: Path) -> str:
     else:
         how = f"failed with status {status}"
     lines = "\n".join(f"  {line}" for line in last) or "  (nothing)"
-    return f"{name} {how}. Last lines of {log}:\n{lines}"
+    return f"{how}. Last lines:\n{lines}"

@@ -37,3 +37,12 @@ def digest(folder: Path) -> dict[str, str]:
         p.relative_to(folder).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest()
         for p in sorted(folder.rglob("*")) if p.is_file()
     }  # fmt: skip
+
+
+def rank_of(pid: int) -> str | None:
+    """The RANK in a process's environment."""
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    return next((v.removeprefix(b"RANK=").decode() for v in variables if v.startswith(b"RANK=")), None)

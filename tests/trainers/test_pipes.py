@@ -16,7 +16,8 @@ import dagster as dg
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from etpi_resources.trainers.pipes import PYTHON_VARIABLE, WorkerFailed, run_worker
+from etpi_resources.trainers.interpreter import PYTHON_VARIABLE
+from etpi_resources.trainers.pipes import WorkerFailed, run_worker
 from etpi_resources.trainers.workers.reporting import PROGRESS_MARK
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -27,7 +27,7 @@ from etpi_resources.trainers.workers import sft_worker
 from etpi_resources.trainers.workers.plan import MicroBatch
 from etpi_resources.trainers.workers.sharding import batches_of_rank
 from tests.support.sequences import built, conversation, pairs_of
-from tests.support.sft import config_of, digest, in_process
+from tests.support.sft import config_of, digest, in_process, rank_of
 from tests.support.tiny_training import learnable, make_base, write
 
 torch.set_num_threads(1)
@@ -137,15 +137,6 @@ def test_two_processes_give_the_same_checkpoints_as_one(tmp_path, case):
     assert saved["differing"] == [] and saved["reload_difference"] < 1e-6
     assert saved["zero_adapters"] == [] if lora else saved["unchanged"] == []
     assert two["device"].startswith("2 x ")
-
-
-def rank_of(pid: int) -> str | None:
-    """The RANK in a process's environment."""
-    try:
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return None
-    return next((v.removeprefix(b"RANK=").decode() for v in variables if v.startswith(b"RANK=")), None)
 
 
 @pytest.mark.slow

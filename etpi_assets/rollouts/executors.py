@@ -1,0 +1,68 @@
+"""Where rollouts run: in threads of this process, or on the nodes of a cluster. Their records are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+from etpi_assets.agent.loop import RolloutRuntime
+from etpi_assets.specs.plugins import GROUPS, plugins_of
+from etpi_resources.cluster.settings import cluster
+from etpi_resources.engines import Engine, is_portable
+
+HOST_SANDBOXES = ("bubblewrap", "docker")
+"""Sandboxes with processes. The others are dictionaries in this process and gain nothing from a cluster."""
+
+Log = Callable[[str], None]
+
+
+@contextmanager
+def rollout_executor(runtime: RolloutRuntime, threads: int, log: Log) -> Iterator[Executor]:
+    """Open the executor of a collection: the nodes of the cluster if there is one and the engine can be used there,
+    otherwise this many threads.
+
+    An engine in this process (transformers) keeps its rollouts, sandboxes included, on this machine: its batches join
+    the requests of all rollouts, and a request for every turn over the network would be one more thing to fail.
+
+    Raises:
+        ClusterError: no node offers sandboxes, or there is no connection.
+    """
+    if cluster() is None or runtime.sandboxes.name not in HOST_SANDBOXES:
+        with ThreadPoolExecutor(max(1, threads), thread_name_prefix="rollout") as pool:
+            yield pool
+        return
+    from etpi_resources.cluster.fan_out import ClusterExecutor
+    from etpi_resources.cluster.session import nodes
+
+    reason = _stays(runtime.engine, [node.address for node in nodes()])
+    if reason:
+        log(f"rollouts run on this node alone: {reason}")
+        with ThreadPoolExecutor(max(1, threads), thread_name_prefix="rollout") as pool:
+            yield pool
+        return
+    with ClusterExecutor(plugins=_plugin_packages(), log=log) as executor:
+        places = executor.places
+        slots = ", ".join(f"{name} {number}" for name, number in places.items())
+        log(f"rollouts run on {len(places)} nodes, {sum(places.values())} at once: {slots}")
+        yield executor
+
+
+def _stays(engine: Engine, addresses: list[str]) -> str:
+    """Return why an engine cannot be used from nodes of these addresses; "" if it can."""
+    if not is_portable(engine):
+        return f"the engine {engine.name} computes in this process"
+    local = [url for url in getattr(engine, "urls", ()) if _is_loopback(urlsplit(url).hostname or "")]
+    if local and not all(map(_is_loopback, addresses)):
+        return f"{local[0]} is an address of this node alone; write the host's name in engine.urls to use every node"
+    return ""
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _plugin_packages() -> list[str]:
+    """Return the top-level packages of the installed plugins, whose code must be the same on every node."""
+    return sorted({point.module.split(".")[0] for kind in GROUPS for point in plugins_of(kind)})
