@@ -9,13 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from etpi_resources.cluster.session import SANDBOXES
 from etpi_resources.cluster.settings import Cluster, ClusterError
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
 
-SANDBOXES = "etpi_sandbox"
-"""Ray's resource that a node with working sandboxes offers: one for each sandbox that may run at once."""
 CPU = "CPU"
 _SHOWN = (CPU, "GPU", SANDBOXES)
 _SECONDS = 15.0
