@@ -16,7 +16,7 @@ import hashlib
 import os
 import tomllib
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
@@ -54,7 +54,7 @@ class Cluster(BaseModel):
         parts = urlsplit(url)
         if parts.scheme not in ("postgresql", "postgres", "postgresql+psycopg2") or not parts.path.strip("/"):
             raise ValueError("write it as postgresql://USER@HOST:PORT/DATABASE")
-        if parts.password is not None:
+        if parts.password is not None or "password" in parse_qs(parts.query):
             raise ValueError(
                 "no password: the URL stands in Dagster's settings and in Ray's list of jobs. Name a file with the "
                 "password in PGPASSFILE, or set PGPASSWORD, on every node"
