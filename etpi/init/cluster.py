@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from etpi_resources.cluster.instance import dagster_home, instance_yaml, require_postgres
-from etpi_resources.cluster.nodes import SANDBOXES, alive_nodes, described, job_client
+from etpi_resources.cluster.nodes import alive_nodes, described, job_client
+from etpi_resources.cluster.session import SANDBOXES
 from etpi_resources.cluster.settings import CLUSTER_VARIABLE, Cluster, ClusterError, read
 
 NAME = "cluster.toml"

@@ -47,6 +47,8 @@ OUTAGE_SECONDS = 600.0
 """How long Ray may be silent before its jobs count as lost."""
 _SLEEP_SECONDS, _HEALTH_SECONDS = 0.5, 2
 _LOG_LINES = 15
+_DAGSTERS_WORDS = "failed health check: "
+"""What Dagster writes before the reason of a step that `check_step_health` fails."""
 _MODULE = ("-m", "dagster")
 """After the interpreter: Dagster itself would write `dagster`, which the PATH of a node's Ray need not have."""
 
@@ -90,6 +92,8 @@ class _NodeExecutor(StepDelegatingExecutor):
     def log_failure_or_retry_event_after_error(
         self, step_context: Any, err_info: Any, known_state: Any
     ) -> DagsterEvent:
+        reason = err_info.message.partition(_DAGSTERS_WORDS)[2] or err_info.message
+        err_info = err_info._replace(message=reason)
         attempts = known_state.get_retry_state().get_attempt_count(step_context.step.key)
         if self._steps.is_lost(step_context.step.key) and attempts < LOST_NODES:
             return DagsterEvent.step_retry_event(step_context, StepRetryData(error=err_info, seconds_to_wait=0))
@@ -109,6 +113,7 @@ class _Step:
         ended_since: when its job was first seen to have ended.
         silent_since: since when Ray has not answered.
         told: the last message of the run's log about its waiting.
+        node: where it runs, once the run's log says so.
     """
 
     attempt: int
@@ -120,6 +125,7 @@ class _Step:
     ended_since: float | None = None
     silent_since: float | None = None
     told: str = ""
+    node: str = ""
 
 
 class _NodeSteps(StepHandler):
@@ -267,6 +273,10 @@ class _NodeSteps(StepHandler):
                 raise
             step.lost = True
             return f"Ray does not know job {step.submission} any more; was its head restarted?"
+        if job.driver_node_id and not step.node:
+            names = {node.id: node.name or node.address for node in alive_nodes(self._client)}
+            step.node = names.get(job.driver_node_id, job.driver_node_id)
+            self._tell(context, step, f"on node {step.node}")
         if not job.status.is_terminal():
             step.ended_since = None
             return ""

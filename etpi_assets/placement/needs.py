@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from etpi_assets.graph import GRAPH
 from etpi_assets.planner import Step
@@ -11,7 +12,8 @@ from etpi_assets.runs.preflight import sandbox_kind
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import AnySpec, Specs
 from etpi_assets.specs.rollout_set import RolloutSetSpec
-from etpi_resources.cluster.nodes import CPU, SANDBOXES, Node, described, offered_together, serves
+from etpi_resources.cluster.nodes import CPU, Node, described, offered_together, serves
+from etpi_resources.cluster.session import SANDBOXES
 
 WORKING, LIGHT = 1.0, 0.1
 """CPUs of a step that computes, and of one that reads a spec, writes a page or waits for others' work. None asks for
@@ -20,8 +22,8 @@ nothing: Ray starts a job that asks for nothing on the head, always."""
 OWN_SANDBOXES = 8.0
 """Most sandboxes that a step takes of its node's, where it runs them itself."""
 
-ROLLOUTS_FAN_OUT = True
-"""Whether a step that collects rollouts runs them in actors on all nodes with sandboxes and takes none itself."""
+SERVERS_ARE_ACTORS = False
+"""Whether the vLLM servers that etpi starts run as actors, which take accelerators of any node, not of the step's."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +32,12 @@ class Need:
 
     Attributes:
         own: what the step takes of the node it runs on.
-        others: what a node must offer that the step itself does not take, because an actor of it will.
+        others: what nodes must offer that the step itself does not take, because an actor of it will.
         together: what all nodes must offer together: a training over several nodes.
     """
 
     own: Mapping[str, float]
-    others: Mapping[str, float] = field(default_factory=dict)
+    others: tuple[Mapping[str, float], ...] = ()
     together: Mapping[str, float] = field(default_factory=dict)
 
     def missing(self, nodes: Sequence[Node], address: str) -> str | None:
@@ -46,8 +48,8 @@ class Need:
         """
         lacking = [
             f"a node with {_shown(asked)}"
-            for asked in (self.own, self.others)
-            if asked and not any(serves(node, asked) for node in nodes)
+            for asked in (self.own, *self.others)
+            if not any(serves(node, asked) for node in nodes)
         ]
         lacking += [
             f"{name} {amount:g} together"
@@ -56,7 +58,10 @@ class Need:
         ]
         if not lacking:
             return None
-        start = f"ray start --address={address} {_options({**self.own, **self.others, **self.together})}"
+        wanted = dict(self.own)
+        for asked in (*self.others, self.together):
+            wanted.update(asked)
+        start = f"ray start --address={address} {_options(wanted)}"
         return (
             f"the cluster lacks {' and '.join(lacking)}. Alive are: {described(nodes)}. Start a node that offers it "
             f"({start}), then run it again"
@@ -74,54 +79,64 @@ def need_of(asset: str, key: str, specs: Specs, nodes: Sequence[Node], accelerat
     if node.set == "all":
         return Need({CPU: LIGHT})
     spec = specs.get(node.set, key)
-    sandboxes = sandbox_kind(Step(asset, node.set, key, "ok"), specs) is not None
-    ranks = _accelerators(asset, spec)
-    if _fans_out(asset, spec):
-        served = {accelerator: _served_by(spec)} if _starts_server(spec) and ranks else {}
-        return Need({CPU: LIGHT}, {**({SANDBOXES: 1.0} if sandboxes else {}), **served})
-    own = {CPU: LIGHT if node.group in ("specs", "reports") else WORKING}
-    if sandboxes:
-        own[SANDBOXES] = max(1.0, min(OWN_SANDBOXES, _most(nodes, SANDBOXES)))
-    if ranks > 1 and ranks > _most(nodes, accelerator):
-        return Need(own, together={accelerator: ranks})
-    if ranks:
-        own[accelerator] = ranks
-    return Need(own)
+    own = {CPU: LIGHT if node.group in ("specs", "reports") or _fans_out(asset, spec) else WORKING}
+    others: list[Mapping[str, float]] = []
+    if _runs_sandboxes(asset, node.set, key, specs):
+        if _fans_out(asset, spec):
+            others.append({SANDBOXES: 1.0})
+        else:
+            own[SANDBOXES] = max(1.0, min(OWN_SANDBOXES, _most(nodes, SANDBOXES)))
+    taken, by_server = _accelerators(asset, spec)
+    if by_server and SERVERS_ARE_ACTORS:
+        others.append({accelerator: taken})
+    elif taken > max(1.0, _most(nodes, accelerator)) and asset == "sft_checkpoint":
+        return Need(own, tuple(others), {accelerator: taken})  # its ranks run on several nodes
+    elif taken:
+        own[accelerator] = taken
+    return Need(own, tuple(others))
 
 
-def _accelerators(asset: str, spec: AnySpec | None) -> float:
-    """Return the accelerators that the step uses, in its own process or through processes that it starts."""
+def _accelerators(asset: str, spec: AnySpec | None) -> tuple[float, bool]:
+    """Return how many accelerators the step uses, and whether a vLLM server that it starts uses them."""
+    by_server = asset in ("raw_rollouts", "serving_probe", "eval_rollouts") and _starts_server(spec)
     if isinstance(spec, RolloutSetSpec):
-        starts = asset == "raw_rollouts" and spec.kind == "live" and _starts_server(spec)
-        return _served_by(spec) if starts else 0.0
+        return (_of_server(spec.engine.options), True) if by_server and spec.engine else (0.0, False)
     if not isinstance(spec, ExperimentSpec) or spec.requires == "cpu" or GRAPH[asset].lock != "accelerator":
-        return 0.0
-    return float(spec.train.shards) if asset == "sft_checkpoint" else 1.0
+        return 0.0, False
+    if by_server:
+        return _of_server(spec.serving.options), True
+    return float(spec.train.shards) if asset == "sft_checkpoint" else 1.0, False
 
 
 def _starts_server(spec: AnySpec | None) -> bool:
-    """Return whether etpi starts a vLLM server for the step."""
+    """Return whether etpi starts a vLLM server for the spec's rollouts."""
     if isinstance(spec, RolloutSetSpec):
-        return spec.engine is not None and spec.engine.kind == "vllm" and not spec.engine.urls
+        engine = spec.engine
+        return spec.kind == "live" and engine is not None and engine.kind == "vllm" and not engine.urls
     return isinstance(spec, ExperimentSpec) and spec.serving.engine == "vllm"
 
 
-def _served_by(spec: AnySpec | None) -> float:
-    """Return the accelerators of one server."""
-    engine = (
-        spec.engine if isinstance(spec, RolloutSetSpec) else spec.serving if isinstance(spec, ExperimentSpec) else None
-    )
-    options = engine.options if engine is not None else {}
+def _of_server(options: Mapping[str, Any]) -> float:
+    """Return the accelerators of a server with these options of `vllm serve`."""
     return float(options.get("tensor-parallel-size", 1)) * float(options.get("pipeline-parallel-size", 1))
 
 
-def _fans_out(asset: str, spec: AnySpec | None) -> bool:
-    """Return whether the step only directs work that actors on other nodes do: `ROLLOUTS_FAN_OUT`."""
-    if not ROLLOUTS_FAN_OUT:
+def _runs_sandboxes(asset: str, set_name: str, key: str, specs: Specs) -> bool:
+    spec = specs.get(set_name, key)
+    if isinstance(spec, RolloutSetSpec) and spec.templated:
         return False
+    return sandbox_kind(Step(asset, set_name, key, "ok"), specs) is not None
+
+
+def _fans_out(asset: str, spec: AnySpec | None) -> bool:
+    """Return whether the step's rollouts run in actors on all nodes with sandboxes (`rollouts.executors`).
+
+    An engine in the step's own process, transformers, keeps them on its node.
+    """
     if asset == "raw_rollouts" and isinstance(spec, RolloutSetSpec):
-        return spec.kind == "live" and spec.engine is not None and spec.engine.kind != "transformers"
-    return asset in ("serving_probe", "eval_rollouts") and _starts_server(spec)
+        collects = spec.kind == "live" and not spec.templated
+        return collects and spec.engine is not None and spec.engine.kind != "transformers"
+    return asset == "eval_rollouts" and _starts_server(spec)
 
 
 def _most(nodes: Sequence[Node], name: str) -> float:

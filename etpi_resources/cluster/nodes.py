@@ -9,13 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from etpi_resources.cluster.session import SANDBOXES
 from etpi_resources.cluster.settings import Cluster, ClusterError
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
 
-SANDBOXES = "etpi_sandbox"
-"""Ray's resource that a node with working sandboxes offers: one for each sandbox that may run at once."""
 CPU = "CPU"
 _SHOWN = (CPU, "GPU", SANDBOXES)
 _SECONDS = 15.0
@@ -26,10 +25,12 @@ class Node:
     """A node that is alive.
 
     Attributes:
+        id: Ray's, in hex.
         total: what it offers, by Ray's names of resources.
         free: what nobody uses now, a few seconds ago at most; equal to `total` where Ray does not say.
     """
 
+    id: str
     name: str
     address: str
     is_head: bool
@@ -80,6 +81,7 @@ def alive_nodes(client: JobSubmissionClient) -> list[Node]:
         usage = {}
     nodes = [
         Node(
+            state["node_id"],
             state["node_name"],
             state["node_ip"],
             state["is_head_node"],

@@ -6,8 +6,8 @@ ray = "head:6379"                                # where Ray's nodes meet
 jobs = "http://head:8265"                        # where Ray takes jobs
 accelerator = "GPU"                              # Ray's resource that every rank of a training takes one of; a custom
                                                  # resource can stand in for it on nodes without GPUs
-local = "/var/tmp"                               # a folder on each node's own disk (this is the default)
 working_dir = "/home/me/etpi"                    # optional: code that every run takes along to the nodes
+local = "/var/tmp"                               # a folder on each node's own disk (this is the default)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import hashlib
 import os
 import tomllib
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
@@ -38,10 +38,10 @@ class Cluster(BaseModel):
     ray: str
     jobs: str
     accelerator: str = "GPU"
-    local: Path = Path("/var/tmp")
     working_dir: Path | None = None
+    local: Path = Path("/var/tmp")
 
-    @field_validator("lake", "working_dir")
+    @field_validator("lake", "working_dir", "local")
     @classmethod
     def _is_absolute(cls, folder: Path | None) -> Path | None:
         if folder is not None and not folder.is_absolute():
@@ -54,7 +54,7 @@ class Cluster(BaseModel):
         parts = urlsplit(url)
         if parts.scheme not in ("postgresql", "postgres", "postgresql+psycopg2") or not parts.path.strip("/"):
             raise ValueError("write it as postgresql://USER@HOST:PORT/DATABASE")
-        if parts.password is not None:
+        if parts.password is not None or "password" in parse_qs(parts.query):
             raise ValueError(
                 "no password: the URL stands in Dagster's settings and in Ray's list of jobs. Name a file with the "
                 "password in PGPASSFILE, or set PGPASSWORD, on every node"

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -40,15 +40,23 @@ class RayNodes:
         *,
         head: Mapping[str, float] | None = None,
         accelerator: str = "GPU",
+        postgres: str = "postgresql://nobody@127.0.0.1/none",
+        jobs: bool = False,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
+        """`jobs`: with a dashboard, which takes jobs; they run in the environment that their node was started in."""
         self._folder, self._ip, self._nodes = folder, address, dict[str, subprocess.Popen[bytes]]()
         self._port = free_port(address)
         self.address = f"{address}:{self._port}"
         self.settings = folder / "cluster.toml"
-        text = f'lake = "{lake}"\npostgres = "postgresql://nobody@127.0.0.1/none"\naccelerator = "{accelerator}"\n'
-        self.settings.write_text(f'{text}ray = "{self.address}"\njobs = "http://127.0.0.1:1"\n')
-        options = ["--head", f"--port={self._port}", "--include-dashboard=false", "--num-cpus=0", "--num-gpus=0"]
-        self._start("head", [*options, f"--resources={json.dumps(dict(head or {}))}"], address)
+        port = free_port(address) if jobs else 1
+        text = f'lake = "{lake}"\npostgres = "{postgres}"\naccelerator = "{accelerator}"\n'
+        self.settings.write_text(f'{text}ray = "{self.address}"\njobs = "http://{address}:{port}"\n')
+        options = ["--head", f"--port={self._port}", "--num-cpus=0", "--num-gpus=0", "--node-name=head"]
+        options += [f"--include-dashboard={str(jobs).lower()}"]
+        options += [f"--dashboard-host={address}", f"--dashboard-port={port}"] if jobs else []
+        named = [*options, f"--resources={json.dumps(dict(head or {}))}"]
+        self._start("head", named, address, environment=environment)
 
     def add(
         self,
@@ -64,12 +72,18 @@ class RayNodes:
     ) -> None:
         """Start a node that offers so many rollouts at once, and other resources; `address` is the head's if None."""
         offered = {**({"etpi_sandbox": slots} if slots else {}), **(resources or {})}
-        options = [f"--address={self.address}", f"--num-cpus={cpus}", f"--num-gpus={gpus}"]
+        options = [f"--address={self.address}", f"--num-cpus={cpus}", f"--num-gpus={gpus}", f"--node-name={name}"]
         self._start(name, [*options, f"--resources={json.dumps(offered)}"], address or self._ip, prefix, environment)
 
     def pids(self, name: str, command: str) -> list[int]:
         """Return the processes of a node whose command line contains a text, "raylet/raylet" or "ray::" for example."""
         return [pid for pid in descendants(self._nodes[name].pid) if command in command_line(pid)]
+
+    def end(self, name: str) -> None:
+        """Take a node away at once, as if its machine lost power: every process of it is killed."""
+        for pid in [*descendants(self._nodes[name].pid), self._nodes[name].pid]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def kill(self, name: str, command: str) -> None:
         for pid in self.pids(name, command):
