@@ -72,13 +72,17 @@ jobs = "{jobs}"   # where Ray takes jobs
 
 
 def _next_steps(file: Path, settings: Cluster, home: Path) -> str:
+    host, _, port = settings.ray.rpartition(":")
     return f"""\
+Whoever reaches Ray's ports runs code as its user: have it ask for a token, in a file that only its user reads.
+  ray get-auth-token --generate   # once; then copy ~/.ray/auth_token to every node
 On every node, before its Ray starts:
-  export {CLUSTER_VARIABLE}={file} PGPASSFILE=/path/to/.pgpass
-  head:    ray start --head --num-cpus=0
+  export {CLUSTER_VARIABLE}={file} PGPASSFILE=/path/to/.pgpass RAY_AUTH_MODE=token
+  head:    ray start --head --port={port} --node-ip-address={host} --dashboard-host={host} --num-cpus=2
   others:  ray start --address={settings.ray} --resources='{{"{SANDBOXES}": 16}}'   # sandboxes at once
 Where you launch runs, and for the web page:
-  export {CLUSTER_VARIABLE}={file} PGPASSFILE=/path/to/.pgpass DAGSTER_HOME={home}
+  export {CLUSTER_VARIABLE}={file} PGPASSFILE=/path/to/.pgpass RAY_AUTH_MODE=token DAGSTER_HOME={home}
+  etpi doctor --cluster   # proves every node before anything is run
   etpi run EXPERIMENT, or for one job:
   dagster job launch -m etpi_assets.definitions -j JOB --tags '{{"dagster/partition": "NAME"}}'
 """

@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.support.machines import SHARED, Machine, Machines
+import yaml
+
+from tests.support.machines import ROOT, SHARED, Machine, Machines
 
 CORES = {"head": 1.0, "worker1": 0.5, "worker2": 0.5}
 """Cores that each machine may use; Ray is told one CPU for each machine."""
@@ -95,18 +97,17 @@ class ClusterServices:
                 until(lambda log=log: b"Ray runtime started" in log.read_bytes(), 120, f"Ray runs on {name}: {log}")
 
     def _start_node(self, machine: Machine, offers: Sequence[str], environment: dict[str, str]) -> Path:
-        own = (
-            ["--head", "--port=6379", f"--dashboard-host={machine.address}"]
-            if machine.name == "head"
-            else ["--address=head:6379"]
-        )
+        command = compose_command("head" if machine.name == "head" else "worker")
         log = self.log(machine.name)
         log.unlink(missing_ok=True)
+        own = [
+            f"--resources='{json.dumps(RESOURCES.get(machine.name, {}))}'",
+            f"--object-store-memory={STORE}",
+            *offers,
+        ]
         machine.start(
-            "ray", "start", *own, f"--node-ip-address={machine.address}", "--num-cpus=1",
-            f"--resources={json.dumps(RESOURCES.get(machine.name, {}))}", f"--object-store-memory={STORE}",
-            "--disable-usage-stats", "--block", *offers, log=log, **{**self.environment(), **environment},
-        )  # fmt: skip
+            "bash", "-c", " ".join([command, *own]), log=log, **{**self.environment(), "CPUS": "1", **environment}
+        )
         return log
 
     def start(self) -> None:
@@ -129,6 +130,12 @@ class ClusterServices:
     @staticmethod
     def running(machine: Machine, pattern: str) -> list[str]:
         return [line for line in machine.processes().values() if pattern in line]
+
+
+def compose_command(service: str) -> str:
+    """Return the command of a service in deploy/compose.yaml, as its shell gets it."""
+    services = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"]
+    return services[service]["command"][0].replace("$$", "$")
 
 
 def until(condition: Callable[[], object], seconds: float, what: str) -> None:

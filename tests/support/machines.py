@@ -175,6 +175,7 @@ class Machines:
         self.bridge = f"etpi{self._number}br"
         self._namespaces: list[str] = []
         self.by_name: dict[str, Machine] = {}
+        self._guard = self._guarded(list(shares))
         try:
             _ip("link", "add", self.bridge, "type", "bridge")
             _ip("addr", "add", f"{self._address(1)}/24", "dev", self.bridge)
@@ -190,10 +191,24 @@ class Machines:
 
     def close(self) -> None:
         """End every machine and remove network and files."""
+        assert self._guard.stdin is not None
+        self._guard.stdin.write(b"closed\n")
+        self._guard.stdin.close()
         self.engine.close()
         for namespace in self._namespaces:
             subprocess.run(["ip", "netns", "del", namespace], capture_output=True)
         subprocess.run(["ip", "link", "del", self.bridge], capture_output=True)
+
+    def _guarded(self, names: list[str]) -> subprocess.Popen[bytes]:
+        """Start a process that removes everything if this one dies before `close`; containers would stay."""
+        podman = shlex.join([*self.engine.command(), "rm", "--all", "--force", "--time", "0"])
+        networks = "".join(f"ip netns del {self.bridge}-{name}; " for name in names)
+        clean = f"{podman}; {networks} ip link del {self.bridge}; rm -rf {self.folder}"
+        return subprocess.Popen(
+            ["bash", "-c", f'read -r word; [ "$word" = closed ] || {{ {clean}; }}'],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            env=self.engine.environment,
+        )  # fmt: skip
 
     def environment(self) -> dict[str, str]:
         """Return the environment of commands on every machine."""

@@ -1,0 +1,115 @@
+"""deploy/: nothing listens beyond its private network, no secret is in an environment, sandboxes are strict."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from etpi.cli import main
+from tests.support.cluster_services import compose_command
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+OWN = [name for name, service in COMPOSE["services"].items() if name != "postgres"]
+_SECRET = re.compile("PASSWORD$|TOKEN$|KEY$")
+
+
+def manifests(kind: str | None = None) -> list[dict]:
+    files = [path for path in (DEPLOY / "kubernetes").glob("*.yaml") if path.name != "dagster-values.yaml"]
+    documents = [document for path in files for document in yaml.safe_load_all(path.read_text())]
+    return [document for document in documents if kind is None or document.get("kind") == kind]
+
+
+def pods() -> list[tuple[str, dict]]:
+    """Return (name, specification) of every pod that the manifests describe."""
+    result = [
+        (m["metadata"]["name"], m["spec"]["template"]["spec"]) for m in manifests() if "template" in m.get("spec", {})
+    ]
+    for cluster in manifests("RayCluster"):
+        result.append(("head", cluster["spec"]["headGroupSpec"]["template"]["spec"]))
+        result += [(group["groupName"], group["template"]["spec"]) for group in cluster["spec"]["workerGroupSpecs"]]
+    return result
+
+
+def test_published_ports_are_on_loopback():
+    ports = [port for service in COMPOSE["services"].values() for port in service.get("ports", [])]
+    assert ports and all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_no_service_listens_on_all_interfaces():
+    text = (DEPLOY / "compose.yaml").read_text()
+    assert not re.search(r"0\.0\.0\.0|::|listen_addresses=\*", text)
+    for service in ("head", "worker", "web"):
+        assert "$(hostname -i)" in compose_command(service)
+    assert "listen_addresses=postgres" in COMPOSE["services"]["postgres"]["command"]
+    assert all(service.get("network_mode") is None for service in COMPOSE["services"].values())
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_services_are_an_ordinary_user_without_capabilities(name):
+    service = COMPOSE["services"][name]
+    assert service["cap_drop"] == ["ALL"] and "privileged" not in service and "cap_add" not in service
+    assert service["user"] == "1000:1000" and "no-new-privileges:true" in service["security_opt"]
+    loosened = {option for option in service["security_opt"] if option != "no-new-privileges:true"}
+    page = (ROOT / "docs" / "install.md").read_text()
+    assert all(option in page for option in loosened), "only what docs/install.md documents"
+    assert bool(loosened) == (name == "worker")
+
+
+def test_no_secret_is_in_an_environment():
+    for service in COMPOSE["services"].values():
+        assert not [name for name in service.get("environment", {}) if _SECRET.search(name)]
+    for settings in manifests("ConfigMap"):
+        assert not [name for name in settings["data"] if _SECRET.search(name)]
+    assert COMPOSE["services"]["worker"]["environment"]["RAY_AUTH_MODE"] == "token"
+    named = {m["metadata"]["name"]: m for m in manifests("ConfigMap")}
+    assert named["etpi"]["data"]["RAY_AUTH_MODE"] == "token"
+
+
+def test_every_pod_is_an_ordinary_user_without_capabilities():
+    assert {name for name, _ in pods()} == {"etpi-postgres", "etpi-settings", "head", "sandboxes", "gpus"}
+    for name, pod in pods():
+        assert pod["securityContext"]["runAsNonRoot"] and pod["automountServiceAccountToken"] is False, name
+        for container in pod["containers"]:
+            own = container["securityContext"]
+            assert own["capabilities"] == {"drop": ["ALL"]} and own["allowPrivilegeEscalation"] is False
+            loosened = own["seccompProfile"]["type"] != "RuntimeDefault" or "procMount" in own
+            assert loosened == (name in ("sandboxes", "gpus"))
+        assert pod.get("hostUsers", True) is not (name in ("sandboxes", "gpus"))
+
+
+def test_only_pods_of_the_namespace_are_reached_from_its_pods():
+    (policy,) = manifests("NetworkPolicy")
+    assert policy["spec"]["podSelector"] == {} and policy["spec"]["ingress"] == [{"from": [{"podSelector": {}}]}]
+    assert all(service["spec"].get("type", "ClusterIP") == "ClusterIP" for service in manifests("Service"))
+    values = yaml.safe_load((DEPLOY / "kubernetes" / "dagster-values.yaml").read_text())
+    assert values["dagsterWebserver"]["service"]["type"] == "ClusterIP"
+    assert values["runLauncher"]["config"]["customRunLauncher"]["class"] == "NodeRunLauncher"
+
+
+def test_secrets_are_written_once_for_their_owner_alone(tmp_path):
+    folder = tmp_path / "secrets"
+    for _ in range(2):
+        subprocess.run(["sh", DEPLOY / "secrets.sh", folder, "db"], check=True, capture_output=True)
+        content = {path.name: path.read_text() for path in folder.iterdir()}
+    assert set(content) == {Path(secret["file"]).name for secret in COMPOSE["secrets"].values()}
+    assert len({content["postgres_password"], content["etpi_password"], content["ray_token"]}) == 3
+    assert content["pgpass"].strip() == f"db:5432:etpi:etpi:{content['etpi_password']}"
+    assert len(content["ray_token"]) == 64
+    assert all(stat.S_IMODE(os.stat(path).st_mode) == 0o600 for path in folder.iterdir())
+
+
+def test_commands_that_init_prints_ask_for_a_token_and_name_an_address(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("ETPI_CLUSTER", raising=False)
+    main(["init", "--cluster", "--lake", str(tmp_path), "--postgres", "postgresql://etpi@127.0.0.1:1/etpi",
+          "--ray", "127.0.0.1:2", "--jobs", "http://127.0.0.1:3"])  # fmt: skip
+    printed = capsys.readouterr().out
+    assert "0.0.0.0" not in printed and printed.count("RAY_AUTH_MODE=token") == 2
+    assert "--node-ip-address=127.0.0.1 --dashboard-host=127.0.0.1" in printed
