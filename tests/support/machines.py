@@ -195,6 +195,9 @@ class Machines:
         self._guard.stdin.write(b"closed\n")
         self._guard.stdin.close()
         self.engine.close()
+        while os.path.ismount(overlay := self.folder / "root" / "overlay"):  # each podman may have mounted it again
+            subprocess.run(["umount", "--lazy", overlay], capture_output=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
         for namespace in self._namespaces:
             subprocess.run(["ip", "netns", "del", namespace], capture_output=True)
         subprocess.run(["ip", "link", "del", self.bridge], capture_output=True)
@@ -203,7 +206,8 @@ class Machines:
         """Start a process that removes everything if this one dies before `close`; containers would stay."""
         podman = shlex.join([*self.engine.command(), "rm", "--all", "--force", "--time", "0"])
         networks = "".join(f"ip netns del {self.bridge}-{name}; " for name in names)
-        clean = f"{podman}; {networks} ip link del {self.bridge}; rm -rf {self.folder}"
+        unmount = f"while umount --recursive --lazy {self.folder}/root/overlay; do :; done"
+        clean = f"{podman}; {networks} ip link del {self.bridge}; {unmount}; rm -rf {self.folder}"
         return subprocess.Popen(
             ["bash", "-c", f'read -r word; [ "$word" = closed ] || {{ {clean}; }}'],
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
