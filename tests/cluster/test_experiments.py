@@ -79,7 +79,7 @@ def test_experiment_is_the_same_row_for_row_as_on_one_machine(runs, collected, l
     assert lakes.differences(alone, lake) == []
     other = {name for name, version in lakes.hashes(alone).items() if lakes.hashes(lake).get(name) != version}
     print("other data versions:", sorted(other))
-    assert all(name.startswith(("raw_rollouts", "scored_rollouts", "report", "leaderboard")) for name in other)
+    assert all(name.startswith(("raw_rollouts", "experiment_report", "catalog")) for name in other)
 
 
 def _begun(runs, lake, name: str, least: int = 12) -> tuple[str, dict[str, str]]:

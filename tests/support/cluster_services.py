@@ -94,7 +94,7 @@ class ClusterServices:
         for group in ([m for m in chosen if m.name == "head"], [m for m in chosen if m.name != "head"]):
             logs = {machine.name: self._start_node(machine, offers, environment) for machine in group}
             for name, log in logs.items():
-                until(lambda log=log: b"Ray runtime started" in log.read_bytes(), 120, f"Ray runs on {name}: {log}")
+                until(lambda log=log: b"Ray runtime started" in log.read_bytes(), 300, f"Ray runs on {name}: {log}")
 
     def _start_node(self, machine: Machine, offers: Sequence[str], environment: dict[str, str]) -> Path:
         command = compose_command("head" if machine.name == "head" else "worker")
