@@ -220,7 +220,6 @@ class Machines:
             "HOME": str(HOME),
             "PATH": f"{Path(sys.prefix) / 'bin'}:/usr/lib/postgresql/15/bin:/usr/bin:/bin:/usr/sbin:/sbin",
             "LANG": "C.UTF-8",
-            "PYTHONPYCACHEPREFIX": "/tmp/compiled",
             "OMP_WAIT_POLICY": "PASSIVE",
             "TOKENIZERS_PARALLELISM": "false",
             "RAY_USAGE_STATS_ENABLED": "0",
