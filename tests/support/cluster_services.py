@@ -54,6 +54,7 @@ class ClusterServices:
             "ETPI_SPECS": str(SHARED / "specs"),
             "PGPASSWORD": self.password,
             "RAY_AUTH_MODE": "token",
+            "RAY_raylet_start_wait_time_s": "240",  # a busy machine
             "RAY_AUTH_TOKEN": self.token,
         }
 
