@@ -81,8 +81,8 @@ class ClusterServices:
 
     def stop_postgres(self) -> None:
         """End Postgres without a word to its clients, as a crash does."""
-        self.head.kill("postgres")
-        until(lambda: not self.running(self.head, "postgres"), 20, "Postgres has ended")
+        self.head.kill(f"postgres -D {DATABASE}")
+        until(lambda: not self.running(self.head, "postgres: "), 20, "Postgres has ended")
 
     def start_ray(self, *machines: Machine, offers: Sequence[str] = (), **environment: str) -> None:
         """Start Ray on the machines, by default on all, the head first, and wait until each has joined.
