@@ -36,13 +36,14 @@ def findings(survey: Survey) -> list[Finding]:
         remedy = "install the same code there, as on the others, and start its Ray again"
         result.append(Finding(name, "code", f"gave no report ({reason})", remedy))
     names = [report.name for report in survey.nodes]
+    writers = [report.name for report in survey.nodes if report.lake_error is None]
     most = _most(report.code for report in survey.nodes)
     expected = survey.code if any(report.code == survey.code for report in survey.nodes) else most
     versions = {field: _most(getattr(report, field) or "" for report in survey.nodes) for field in ("ray", "python")}
     servers = _most(report.postgres.server for report in survey.nodes if report.postgres)
     for report in survey.nodes:
         result += _code(report, expected)
-        result += _lake(report, names)
+        result += _lake(report, writers)
         result += one_machine(report)
         result += _clock(report)
         result += _postgres(report, servers)
@@ -91,14 +92,14 @@ def _code(report: NodeReport, expected: str) -> Iterator[Finding]:
         yield Finding(report.name, "code", what, remedy)
 
 
-def _lake(report: NodeReport, names: list[str]) -> Iterator[Finding]:
+def _lake(report: NodeReport, writers: list[str]) -> Iterator[Finding]:
     if report.lake_error:
         remedy = "mount the shared folder there, writable for Ray's user, at the path that `lake` in cluster.toml names"
         yield Finding(report.name, "lake", report.lake_error, remedy)
         return
     if report.name not in report.sees:
         yield Finding(report.name, "lake", "a file that it wrote is not there", "see the file system's log")
-    for other in names:
+    for other in writers:
         if other not in report.sees and other != report.name:
             what = f"it does not see the file that {other} wrote: it is another folder, or its cache is stale"
             yield Finding(report.name, "lake", what, "mount one folder on both nodes, with close-to-open consistency")

@@ -52,6 +52,14 @@ def test_a_sound_cluster_has_no_findings():
     assert len(lines) == 1 + len(NAMES) and "nfs4" in lines[1] and "FAULT" not in table(sound(), [])
 
 
+def test_a_node_that_cannot_write_is_the_fault_of_no_other_node():
+    survey = sound()
+    for place, report in enumerate(survey.nodes):
+        change = {"sees": ["head", "one"], "lake_error": "Read-only file system" if report.name == "two" else None}
+        survey.nodes[place] = report.model_copy(update=change)
+    assert faults(survey) == [("two", "lake")]
+
+
 @pytest.mark.parametrize(
     ("column", "change"),
     [
