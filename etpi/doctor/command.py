@@ -37,9 +37,9 @@ def doctor_of_cluster() -> int:
     if settings is None:
         raise ClusterError(f"{CLUSTER_VARIABLE} names no cluster.toml; `etpi init --cluster` writes one")
     result = _surveyed(settings)
-    found = findings(result)
-    print(table(result, found))
-    return _told(found, f"{len(result.nodes) + len(result.failed)} nodes")
+    problems = findings(result)
+    print(table(result, problems))
+    return _told(problems, f"{len(result.nodes) + len(result.failed)} nodes")
 
 
 def doctor_of_machine() -> int:
@@ -48,32 +48,34 @@ def doctor_of_machine() -> int:
     token = uuid.uuid4().hex[:12]
     examiner = Examiner(None, lake, socket.gethostname(), {}, token)
     report = NodeReport.model_validate(examiner.report())
-    found = list(one_machine(report))
+    problems = list(one_machine(report))
     if report.lake_error:
-        found.append(Finding(report.name, "lake", report.lake_error, "name a folder that can be written in ETPI_DATA"))
+        problems.append(
+            Finding(report.name, "lake", report.lake_error, "name a folder that can be written in ETPI_DATA")
+        )
     else:
-        found += _own_lock(examiner, lake, token, report)
+        problems += _own_lock(examiner, lake, token, report)
         examiner.tidy()
-    cells = [_cell(report, column, found) for column in ONE_MACHINE]
+    cells = [_cell(report, column, problems) for column in ONE_MACHINE]
     print(aligned([["machine", *ONE_MACHINE], [report.name, *cells]]))
-    return _told(found, "this machine")
+    return _told(problems, "this machine")
 
 
-def table(survey: Survey, found: Sequence[Finding]) -> str:
+def table(survey: Survey, problems: Sequence[Finding]) -> str:
     """Return the table of nodes."""
     rows = [["node", *COLUMNS]]
-    rows += [[report.name, *(_cell(report, column, found) for column in COLUMNS)] for report in survey.nodes]
+    rows += [[report.name, *(_cell(report, column, problems) for column in COLUMNS)] for report in survey.nodes]
     rows += [[name, "FAULT", *["?"] * (len(COLUMNS) - 1)] for name in survey.failed]
     return aligned(rows)
 
 
-def _told(found: Sequence[Finding], examined: str) -> int:
+def _told(problems: Sequence[Finding], examined: str) -> int:
     """Print findings with their remedies; return the exit status."""
-    faults = [finding for finding in found if finding.fault]
-    for finding in found:
+    faults = [finding for finding in problems if finding.fault]
+    for finding in problems:
         label = "FAULT" if finding.fault else "note"
         print(f"\n{label}  {finding.node}, {finding.column}: {finding.what}\n       {_indented(finding.remedy)}")
-    print(f"\n{examined}: {len(faults)} faults, {len(found) - len(faults)} notes")
+    print(f"\n{examined}: {len(faults)} faults, {len(problems) - len(faults)} notes")
     return 1 if faults else 0
 
 
@@ -81,9 +83,9 @@ def _indented(text: str) -> str:
     return text.replace("\n", "\n       ")
 
 
-def _cell(report: NodeReport, column: str, found: Sequence[Finding]) -> str:
-    own = [finding for finding in found if finding.node == report.name and finding.column == column]
-    if any(finding.fault for finding in own):
+def _cell(report: NodeReport, column: str, problems: Sequence[Finding]) -> str:
+    of_cell = [finding for finding in problems if finding.node == report.name and finding.column == column]
+    if any(finding.fault for finding in of_cell):
         return "FAULT"
     facts = {
         "code": report.code[:8],
@@ -94,7 +96,7 @@ def _cell(report: NodeReport, column: str, found: Sequence[Finding]) -> str:
         "postgres": str(report.postgres.version // 10_000) if report.postgres else "?",
         "ray": report.ray or "?",
     }
-    return facts.get(column, "ok") + (" (note)" if own else "")
+    return facts.get(column, "ok") + (" (note)" if of_cell else "")
 
 
 def _surveyed(settings: Cluster) -> Survey:

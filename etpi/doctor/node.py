@@ -159,10 +159,10 @@ class Examiner:
             return error
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            own = self._folder / f"{self.name}.node"
-            being_written = own.with_suffix(".new")
+            named = self._folder / f"{self.name}.node"
+            being_written = named.with_suffix(".new")
             being_written.write_text(self.name)
-            being_written.rename(own)
+            being_written.rename(named)
         except OSError as error:
             return f"{error.strerror}: {error.filename}"
         return None
@@ -176,15 +176,15 @@ class Examiner:
 
 def file_system(path: Path) -> str:
     """Return type and options of the file system of `path`, such as "nfs4 (rw,local_lock=none)"."""
-    found, best = "", -1
+    description, best = "", -1
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
         point, options = before.split()[4], before.split()[5]
         point = point.encode().decode("unicode_escape")
         if path.is_relative_to(point) and len(point) >= best:
             kind, _, super_options = after.split(maxsplit=2)
-            best, found = len(point), f"{kind} ({options},{super_options.split()[-1]})"
-    return found
+            best, description = len(point), f"{kind} ({options},{super_options.split()[-1]})"
+    return description
 
 
 def _not_writable(folder: Path) -> str | None:

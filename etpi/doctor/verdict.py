@@ -57,7 +57,7 @@ def findings(survey: Survey) -> list[Finding]:
         what = "Ray asks for no token: whoever reaches its ports runs any code as its user"
         result.append(Finding("all", "ray", what, remedy, fault=False))
     order = {name: place for place, name in enumerate([*names, *survey.failed, "all"])}
-    return sorted(result, key=lambda found: (order.get(found.node, 0), COLUMNS.index(found.column)))
+    return sorted(result, key=lambda finding: (order.get(finding.node, 0), COLUMNS.index(finding.column)))
 
 
 def one_machine(report: NodeReport) -> Iterator[Finding]:
@@ -135,9 +135,9 @@ def _postgres(report: NodeReport, server: str) -> Iterator[Finding]:
 
 def _ray(report: NodeReport, versions: Mapping[str, str]) -> Iterator[Finding]:
     for field, expected in versions.items():
-        own = getattr(report, field) or "none"
-        if own != expected:
-            what = f"{field.title()} {own}, the others {expected}"
+        installed = getattr(report, field) or "none"
+        if installed != expected:
+            what = f"{field.title()} {installed}, the others {expected}"
             yield Finding(report.name, "ray", what, "install the same versions on every node (constraints.txt)")
 
 
