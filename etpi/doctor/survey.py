@@ -72,8 +72,8 @@ def survey(settings: Cluster) -> Survey:
         examiners[node.name] = actor.remote(settings, settings.lake, node.name, _offered(node.resources), token)
     reports: dict[str, NodeReport] = {}
     failed: dict[str, str] = {}
-    asked = {name: actor.report.remote() for name, actor in examiners.items()}
-    for name, answer in asked.items():
+    pending = {name: actor.report.remote() for name, actor in examiners.items()}
+    for name, answer in pending.items():
         try:
             reports[name] = NodeReport.model_validate(ray.get(answer, timeout=SECONDS))
         except Exception as error:  # other code, a node that died: the report says which
@@ -98,14 +98,14 @@ def _pairs(ray: Any, examiners: dict[str, Any]) -> list[PairLock]:
     result: list[PairLock] = []
     for kind in KINDS:
         for holder, actor in examiners.items():
-            others = {name: other for name, other in examiners.items() if name != holder}
+            neighbours = {name: other for name, other in examiners.items() if name != holder}
             error = ray.get(actor.hold.remote(kind), timeout=SECONDS)
             if error is not None:
-                result += [PairLock(kind=kind, holder=holder, other=name, excluded=error) for name in others or [""]]
+                result += [PairLock(kind=kind, holder=holder, other=name, excluded=error) for name in neighbours or [""]]
                 continue
-            during = {name: ray.get(other.can_take.remote(kind), timeout=SECONDS) for name, other in others.items()}
+            during = {name: ray.get(other.can_take.remote(kind), timeout=SECONDS) for name, other in neighbours.items()}
             ray.get(actor.release.remote(), timeout=SECONDS)
-            after = {name: ray.get(other.can_take.remote(kind), timeout=SECONDS) for name, other in others.items()}
+            after = {name: ray.get(other.can_take.remote(kind), timeout=SECONDS) for name, other in neighbours.items()}
             result += [
                 PairLock(
                     kind=kind, holder=holder, other=name, freed=after[name],

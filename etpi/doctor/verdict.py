@@ -148,8 +148,8 @@ def _locks(survey: Survey) -> Iterator[Finding]:
             yield from _lake_lock(pair)
     silent = [pair for pair in survey.locks if pair.kind == "flock" and pair.excluded is not True]
     for holder in dict.fromkeys(pair.holder for pair in silent):
-        others = ", ".join(pair.other for pair in silent if pair.holder == holder)
-        what = f"flock on the lake's folder ({kinds[holder]}) does not keep {others} out, without an error"
+        neighbours = ", ".join(pair.other for pair in silent if pair.holder == holder)
+        what = f"flock on the lake's folder ({kinds[holder]}) does not keep {neighbours} out, without an error"
         remedy = "the locks of a cluster are Postgres', so this stops nothing; run no etpi without ETPI_CLUSTER there"
         yield Finding(holder, "locks", what, remedy, fault=False)
     for report in survey.nodes:
