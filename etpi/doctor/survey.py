@@ -101,7 +101,8 @@ def _pairs(ray: Any, examiners: dict[str, Any]) -> list[PairLock]:
             neighbours = {name: other for name, other in examiners.items() if name != holder}
             error = ray.get(actor.hold.remote(kind), timeout=SECONDS)
             if error is not None:
-                result += [PairLock(kind=kind, holder=holder, other=name, excluded=error) for name in neighbours or [""]]
+                names = neighbours or [""]
+                result += [PairLock(kind=kind, holder=holder, other=name, excluded=error) for name in names]
                 continue
             during = {name: ray.get(other.can_take.remote(kind), timeout=SECONDS) for name, other in neighbours.items()}
             ray.get(actor.release.remote(), timeout=SECONDS)
