@@ -97,7 +97,10 @@ class Site:
     def _instance(self) -> Any:
         import dagster as dg
 
-        return dg.DagsterInstance.from_config(self.environment["DAGSTER_HOME"])
+        with pytest.MonkeyPatch.context() as patch:  # tests begin without these
+            for name in ("ETPI_CLUSTER", "PGPASSFILE"):
+                patch.setenv(name, self.environment[name])
+            return dg.DagsterInstance.from_config(self.environment["DAGSTER_HOME"])
 
 
 @pytest.fixture(scope="module")
@@ -122,10 +125,7 @@ def site(postgres_server: PostgresServer) -> Iterator[Site]:
         **clean, **node_environment, "ETPI_CLUSTER": str(ray.settings), "ETPI_SPECS": str(specs),
         "DAGSTER_HOME": str(lake / ".dagster_home"),
     }  # fmt: skip
-    with closing(ray), pytest.MonkeyPatch.context() as patch:
-        for name in ("ETPI_CLUSTER", "PGPASSFILE", "ETPI_SPECS"):
-            patch.setenv(name, environment[name])
-        patch.delenv("ETPI_DATA", raising=False)
+    with closing(ray):
         for name, offered in (("a", {"slots": 2}), ("b", {"resources": {"etpi_stand_in": 1}}), ("c", {"slots": 2})):
             ray.add(name, cpus=2, address=ADDRESS, environment=node_environment, **offered)
         site = Site(ray, lake, environment)
