@@ -80,9 +80,7 @@ def run_experiments(names: Sequence[str], specs_folder: Path | None = None, cons
     return 1 if failed else 0
 
 
-def _launch_experiments(
-    names: Sequence[str], specs: Specs, specs_folder: Path | None, consent: Collection[str]
-) -> int:
+def _launch_experiments(names: Sequence[str], specs: Specs, specs_folder: Path | None, consent: Collection[str]) -> int:
     """Bring experiments up to date on the cluster; return 1 if any failed."""
     from etpi_assets.runs.console import showing
     from etpi_assets.runs.console_table import failures_table

@@ -25,6 +25,12 @@ FOLDERS_AND_PROGRAMS: Sequence[Variable] = (
         "`data`, `etpi.duckdb` and `.dagster_home` in the working folder",
         "etpi_resources.lake.lake, etpi_resources.lake.catalog, etpi.dagster_home",
     ),
+    Variable(
+        "ETPI_CLUSTER",
+        "The settings of several machines, `cluster.toml` (docs/cluster.md): lake, Postgres and Ray.",
+        "one machine, without Ray and Postgres",
+        "etpi_resources.cluster.settings",
+    ),
     Variable("ETPI_CATALOG", "File of the catalog.", "`etpi.duckdb` as above", "etpi_resources.lake.catalog"),
     Variable("DAGSTER_HOME", "Dagster's home.", "`.dagster_home` as above", "etpi.dagster_home"),
     Variable(

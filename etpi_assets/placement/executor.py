@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,8 @@ from etpi_assets.graph import GRAPH
 from etpi_assets.partitions import PARTITION_TAG
 from etpi_assets.placement.needs import LIGHT, Need, need_of
 from etpi_assets.specs.load import Specs, load_specs
-from etpi_resources.cluster.environment import inherited_working_dir, passed_on
+from etpi_resources.cluster.code import code_hash
+from etpi_resources.cluster.environment import CODE_VARIABLE, inherited_working_dir, passed_on
 from etpi_resources.cluster.nodes import CPU, Node, alive_nodes, described, job_client, serves
 from etpi_resources.cluster.settings import Cluster, ClusterError, cluster
 
@@ -85,7 +86,7 @@ class _NodeExecutor(StepDelegatingExecutor):
         )
         self._steps = steps
 
-    def execute(self, plan_context: Any, execution_plan: Any) -> Iterator[DagsterEvent]:
+    def execute(self, plan_context: Any, execution_plan: Any) -> Generator[DagsterEvent, None, None]:
         self._steps.planned = tuple(execution_plan.step_keys_to_execute)
         yield from super().execute(plan_context, execution_plan)
 
@@ -227,6 +228,7 @@ class _NodeSteps(StepHandler):
             "DAGSTER_RUN_STEP_KEY": key,
             **{variable["name"]: variable["value"] for variable in args.get_command_env()},
             **passed_on(),
+            CODE_VARIABLE: code_hash(),
         }
         self._client.submit_job(
             entrypoint=shlex.join([args.job_origin.executable_path, *_MODULE, "api", "execute_step"]),
@@ -314,8 +316,9 @@ class _NodeSteps(StepHandler):
 
 
 def _key(context: StepHandlerContext) -> str:
-    (key,) = context.execute_step_args.step_keys_to_execute or ()
-    return key
+    keys = context.execute_step_args.step_keys_to_execute
+    assert keys, "Dagster launches one step at a time"
+    return keys[0]
 
 
 def _attempt(context: StepHandlerContext, key: str) -> int:

@@ -126,8 +126,9 @@ def site(postgres_server: PostgresServer) -> Iterator[Site]:
         "DAGSTER_HOME": str(lake / ".dagster_home"),
     }  # fmt: skip
     with closing(ray):
-        for name, offered in (("a", {"slots": 2}), ("b", {"resources": {"etpi_stand_in": 1}}), ("c", {"slots": 2})):
-            ray.add(name, cpus=2, address=ADDRESS, environment=node_environment, **offered)
+        ray.add("a", cpus=2, slots=2, environment=node_environment)
+        ray.add("b", cpus=2, resources={"etpi_stand_in": 1}, environment=node_environment)
+        ray.add("c", cpus=2, slots=2, environment=node_environment)
         site = Site(ray, lake, environment)
         done = site.command("etpi", "init", "--cluster", "--force")
         assert done.returncode == 0, done.stderr
