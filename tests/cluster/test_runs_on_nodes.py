@@ -97,10 +97,7 @@ class Site:
     def _instance(self) -> Any:
         import dagster as dg
 
-        with pytest.MonkeyPatch.context() as patch:  # tests begin without these
-            for name in ("ETPI_CLUSTER", "PGPASSFILE"):
-                patch.setenv(name, self.environment[name])
-            return dg.DagsterInstance.from_config(self.environment["DAGSTER_HOME"])
+        return dg.DagsterInstance.from_config(self.environment["DAGSTER_HOME"])
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +132,12 @@ def site(postgres_server: PostgresServer) -> Iterator[Site]:
         with _page(site):
             yield site
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def environment_of_the_site(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ETPI_CLUSTER", "PGPASSFILE"):
+        monkeypatch.setenv(name, site.environment[name])
 
 
 def test_lost_node_has_its_step_run_again_on_another(site: Site) -> None:
