@@ -39,7 +39,7 @@ SHARDED = DATA_ALONE.replace('kind = "none"', 'kind = "tiny"').replace(
 )
 
 LAUNCH = """mutation($params: ExecutionParams!) { launchRun(executionParams: $params) {
-  __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message }
+  __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } ... on InvalidSubsetError { message }
   ... on RunConfigValidationInvalid { errors { message } } } }"""
 
 
@@ -61,7 +61,7 @@ class Site:
     def launched_from_page(self, job: str, partition: str, assets: list[str]) -> str:
         selector = {
             "repositoryLocationName": "etpi", "repositoryName": "__repository__", "jobName": job,
-            "assetSelection": [{"path": [asset]} for asset in assets], "assetCheckSelection": [],
+            "assetSelection": [{"path": [asset]} for asset in assets],
         }  # fmt: skip
         tags = [{"key": "dagster/partition", "value": partition}]
         params = {"selector": selector, "runConfigData": {}, "executionMetadata": {"tags": tags}}
