@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -28,7 +27,7 @@ from etpi_assets.planner import (
     remedy,
     upstream_refs,
 )
-from etpi_assets.resources import Resources, accelerators, require_hardware
+from etpi_assets.resources import Resources, require_hardware, side_by_side
 from etpi_assets.specs.load import AnySpec, Specs
 from etpi_assets.versioning.keys import PartitionCode, code_of
 from etpi_resources.lake import parquet
@@ -40,7 +39,7 @@ from etpi_resources.lake.schemas import empty
 from etpi_resources.lake.stored import Spooled, Stored
 from etpi_resources.process.locks import Held
 from etpi_resources.process.pool import ordered_map, workers_for
-from etpi_resources.process.progress import WORKER_VARIABLE, Progress
+from etpi_resources.process.progress import Progress
 
 Log = Callable[[str], None]
 Tables = Mapping[str, pa.Table]
@@ -374,20 +373,10 @@ def label(asset: str, key: str) -> str:
 
 
 def resource_lock(name: str, lake: Lake, log: Log) -> AbstractContextManager[Held]:
-    """Hold the lock on what a node needs for itself: "accelerator" or "sandboxes" of this machine, or the "reports" of
-    the lake."""
+    """Hold the lock of a node: a place at the machine's "accelerator" or "sandboxes", or the lake's "reports"."""
     if name in MACHINE_RESOURCES:
-        return lake.machine_lock(shared_lock(name), log=log, what=f"the {name}")
+        return lake.machine_lock(name, side_by_side(), log=log, what=f"the {name}")
     return lake.lock(name, log=log, what=f"the {name}", doing="using")
-
-
-def shared_lock(name: str) -> str:
-    """Return the lock for a machine resource.
-
-    Without an accelerator, each pool worker has its own cores, so it has its own lock.
-    """
-    worker = os.environ.get(WORKER_VARIABLE)
-    return f"{name}-{worker}" if worker and not accelerators() else name
 
 
 def require_inputs(node: Node, key: str, resources: Resources, but: Collection[str] = ()) -> None:

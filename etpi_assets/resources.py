@@ -20,13 +20,17 @@ if TYPE_CHECKING:
     from etpi_resources.chat.format import ChatFormat
     from etpi_resources.engines.serving import Checkpoint, Serving
 
-__all__ = ["EngineUnavailable", "HardwareMissing", "Resources", "require_hardware"]
+__all__ = ["EngineUnavailable", "HardwareMissing", "Resources", "require_hardware", "side_by_side"]
 
 CONCURRENCY = 2 * (os.cpu_count() or 1)
 """Rollouts wait for sandboxes half of the time, so two for each core keep the machine busy."""
 
 ACCELERATORS = ("nvidia[0-9]*", "kfd")
 """Patterns of the device files of an NVIDIA or AMD accelerator."""
+
+
+MOST_SIDE_BY_SIDE = 4
+"""A run needs about 1 GB for an interpreter, a base and a batch in training."""
 
 
 class HardwareMissing(RuntimeError):
@@ -86,6 +90,12 @@ class Resources:
 def accelerators() -> bool:
     """Return whether this machine has an accelerator, judged by device files alone, without importing torch."""
     return any(path for pattern in ACCELERATORS for path in Path("/dev").glob(pattern))
+
+
+def side_by_side() -> int:
+    """Return how many runs may compute at once on this machine, whoever started them: one if they share an accelerator,
+    else one for each core, at most MOST_SIDE_BY_SIDE."""
+    return 1 if accelerators() else max(1, min(os.cpu_count() or 1, MOST_SIDE_BY_SIDE))
 
 
 def require_hardware(spec: AnySpec | None, experiment: str) -> None:

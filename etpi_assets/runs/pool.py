@@ -26,25 +26,17 @@ from threading import Lock
 from typing import IO, Any, TextIO
 
 from etpi_assets.graph import GRAPH, JOBS
-from etpi_assets.resources import accelerators
+from etpi_assets.resources import side_by_side
 from etpi_assets.runs.runner import Runner
 from etpi_assets.specs.load import Specs, load_specs
 from etpi_resources.process.pool import WORKERS_VARIABLE
-from etpi_resources.process.progress import WORKER_VARIABLE, Activity, display, shown_on
+from etpi_resources.process.progress import Activity, display, shown_on
 from etpi_resources.process.supervise import supervised
-
-MAX_WORKERS = 4
-"""A worker needs about 1 GB for an interpreter, a base and a batch in training."""
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 EXPERIMENT_ASSETS = tuple(name for name in JOBS["run_experiment"][1] if GRAPH[name].set == "experiment")
 """The assets that a worker computes. The tables across experiments are computed once, after all workers."""
-
-
-def worker_count(experiments: int) -> int:
-    """Return the number of workers: one if they share an accelerator, else one per core, at most MAX_WORKERS."""
-    return 1 if accelerators() else max(1, min(experiments, os.cpu_count() or 1, MAX_WORKERS))
 
 
 def run_experiments_in_parallel(
@@ -61,14 +53,14 @@ def run_experiments_in_parallel(
     Raises:
         KeyboardInterrupt: this process received SIGINT or SIGTERM; the workers have ended.
     """
-    count = worker_count(len(names))
+    count = min(len(names), side_by_side())
     queue = ExperimentQueue({name: shared_inputs(name, specs) for name in names})
     workers: list[subprocess.Popen[str]] = []
     # SIGINT too: the handler that polars installs does not wake a thread that waits for a lock, and this one will wait.
     handlers = {number: signal.signal(number, signal.default_int_handler) for number in _STOP_SIGNALS}
     with ThreadPoolExecutor(count) as threads:
         try:
-            workers += (_start(number, count, specs_folder, consent) for number in range(count))
+            workers += (_start(count, specs_folder, consent) for _ in range(count))
             results = threads.map(lambda worker: _serve(worker, queue), workers)
             failures = {name: lines for result in results for name, lines in result.items()}
         except BaseException:
@@ -121,11 +113,11 @@ def shared_inputs(name: str, specs: Specs) -> set[str]:
     return keys | {f"base {specs.experiments[name].base.model_dump_json()}"}
 
 
-def _start(number: int, count: int, specs_folder: Path | None, consent: Collection[str]) -> subprocess.Popen[str]:
+def _start(count: int, specs_folder: Path | None, consent: Collection[str]) -> subprocess.Popen[str]:
     threads = str(max(1, (os.cpu_count() or 1) // count))
     return subprocess.Popen(
         supervised([sys.executable, "-m", "etpi_assets.runs.pool", str(specs_folder or ""), *sorted(consent)]),
-        env={"OMP_NUM_THREADS": threads, WORKERS_VARIABLE: threads, **os.environ, WORKER_VARIABLE: str(number)},
+        env={"OMP_NUM_THREADS": threads, WORKERS_VARIABLE: threads, **os.environ},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -19,13 +19,13 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Self
+from typing import Self, TypedDict, Unpack
 
 from etpi_resources.cluster.settings import cluster
 from etpi_resources.process.progress import acting_name
@@ -66,6 +66,16 @@ class Held(ABC):
         """Release the lock; nothing happens if it was lost."""
 
 
+class Options(TypedDict, total=False):
+    """The options of `Locks.hold_one_of`."""
+
+    wait: bool
+    log: Callable[[str], None] | None
+    what: str | None
+    doing: str
+    shared: bool
+
+
 class Locks(ABC):
     """One kind of lock. A lock excludes threads as it does processes; a thread that takes one twice deadlocks."""
 
@@ -85,10 +95,14 @@ class Locks(ABC):
         note = Note.of(path)
         return note.holder if note else "another process"
 
+    def hold(self, path: Path, **options: Unpack[Options]) -> AbstractContextManager[Held]:
+        """Hold the lock named by `path`, whose folder is created if missing; the options are those of `hold_one_of`."""
+        return self.hold_one_of([path], **options)
+
     @contextmanager
-    def hold(
+    def hold_one_of(
         self,
-        path: Path,
+        paths: Sequence[Path],
         *,
         wait: bool = True,
         log: Callable[[str], None] | None = None,
@@ -96,7 +110,7 @@ class Locks(ABC):
         doing: str = "holding",
         shared: bool = False,
     ) -> Iterator[Held]:
-        """Hold the lock named by `path`, whose folder is created if missing.
+        """Hold one of several locks, the first that is free: places for so many holders.
 
         Args:
             wait: false: raise LockHeld at once if the lock is held.
@@ -106,35 +120,42 @@ class Locks(ABC):
             doing: what a holder does with it ("building").
             shared: several may hold it at once, and none while another holds it alone. Such holders write no note.
         """
-        path.parent.mkdir(parents=True, exist_ok=True)
-        held = self._wait_for(path, wait, log, what or path.stem, doing, shared)
+        for path in paths:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        held = self._wait_for(paths, wait, log, what or paths[0].stem, doing, shared)
         (mine := _of_this_thread()).append(held)
         try:
             if not shared:
-                _write_note(path)
+                _write_note(held.path)
             yield held
         finally:
             mine.remove(held)
             if not shared and held.still_held():
-                _clear_note(path)
+                _clear_note(held.path)
             held.release()
 
     def _wait_for(
-        self, path: Path, wait: bool, log: Callable[[str], None] | None, what: str, doing: str, shared: bool
+        self, paths: Sequence[Path], wait: bool, log: Callable[[str], None] | None, what: str, doing: str, shared: bool
     ) -> Held:
         started, logged, pause = time.monotonic(), False, POLL_SECONDS
-        while (held := self.try_lock(path, what, shared)) is None:
+        while True:
+            for path in paths:
+                if held := self.try_lock(path, what, shared):
+                    return held
             if not wait:
-                raise LockHeld(f"{path.stem} is held by {self.holder_of(path)}")
+                raise LockHeld(f"{paths[0].stem} is held by {self._holders_of(paths)}")
             if not logged and time.monotonic() - started >= QUIET_SECONDS:
                 me = acting_name() or f"process {os.getpid()}"
-                (log or logging.getLogger(__name__).info)(
-                    f"{me} waits for {what} that {self.holder_of(path)} is {doing}"
+                line = (
+                    f"{me} waits for {what} that {self._holders_of(paths)} {'is' if len(paths) == 1 else 'are'} {doing}"
                 )
+                (log or logging.getLogger(__name__).info)(line)
                 logged = True
             time.sleep(pause)
             pause = min(pause * 1.2, self.longest_poll)
-        return held
+
+    def _holders_of(self, paths: Sequence[Path]) -> str:
+        return " and ".join(self.holder_of(path) for path in paths)
 
 
 # --- the locks of a thread -------------------------------------------------------------------------------------------

@@ -15,8 +15,6 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Protocol, Self, TextIO
 
-WORKER_VARIABLE = "ETPI_LANE"
-"""Environment variable with the number of this worker process, if several run experiments side by side."""
 NOT_ON_CONSOLE = "etpi_not_on_console"
 """Attribute of log records for Dagster's log only: the display shows the same fact in another form."""
 UPDATE_SECONDS = 0.5

@@ -8,16 +8,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 
 from etpi_assets import resources
-from etpi_assets.asset_run import shared_lock
+from etpi_assets.asset_run import resource_lock
 from etpi_assets.runs import pool
 from etpi_assets.specs.load import load_specs
 from etpi_resources.lake.lake import Lake, Ref
-from etpi_resources.process.progress import WORKER_VARIABLE
+from etpi_resources.process.progress import acting_for
 from etpi_resources.process.supervise import descendants
 from tests.support.graph import write_spec
 from tests.support.small_specs import DATA_ALONE, write_small_specs
@@ -106,7 +108,7 @@ def test_stopped_command_leaves_no_worker(folder, number, code):
         assert process.stderr
         _until(process.stderr, f"-- run_experiment of {names[0]}")
         below = descendants(process.pid)
-        assert {_worker_number(pid) for pid in below} >= {"0", "1"}
+        assert sum(map(_is_worker, below)) == 2
         process.send_signal(number)
         process.stderr.read()
         assert process.wait(60) == code
@@ -122,38 +124,45 @@ def test_worker_that_dies_fails_only_its_own_experiment(folder):
     with _started(folder, "one", "two", "three") as process:
         assert process.stderr
         _until(process.stderr, "-- run_experiment of one")
-        os.kill(next(pid for pid in descendants(process.pid) if _worker_number(pid) == "0"), signal.SIGKILL)
+        os.kill(next(filter(_is_worker, descendants(process.pid))), signal.SIGKILL)
         output = process.stderr.read()
         assert process.wait() == 1
     failed = [name for name in ("one", "two", "three") if f"etpi: failed: {name}.\n" in output]
     assert len(failed) == 1 and "the process that ran it was killed" in output, output
 
 
-def _worker_number(pid: int) -> str | None:
-    """The number of the pool worker with this pid; None for its supervisor and other processes."""
-    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    environment = dict(
-        pair.split(b"=", 1) for pair in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if b"=" in pair
-    )
-    return environment.get(b"ETPI_LANE", b"").decode() if words[1:3] == [b"-m", b"etpi_assets.runs.pool"] else None
+def _is_worker(pid: int) -> bool:
+    """Whether the process is a pool worker, and not its supervisor."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1:3] == [b"-m", b"etpi_assets.runs.pool"]
 
 
-def test_one_worker_shares_an_accelerator_else_one_a_core(monkeypatch):
+def test_runs_share_an_accelerator_one_by_one_else_one_for_each_core(monkeypatch):
     monkeypatch.setattr(resources, "ACCELERATORS", ("null",))
-    assert pool.worker_count(8) == 1
+    assert resources.side_by_side() == 1
     monkeypatch.setattr(resources, "ACCELERATORS", ())
-    monkeypatch.setattr(os, "cpu_count", lambda: 3)
-    assert [pool.worker_count(n) for n in (1, 2, 8)] == [1, 2, 3]
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    assert pool.worker_count(8) == pool.MAX_WORKERS
+    for cores, places in ((3, 3), (64, resources.MOST_SIDE_BY_SIDE)):
+        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        assert resources.side_by_side() == places
 
 
-@pytest.mark.parametrize(
-    ("worker", "shared", "lock"), [("1", (), "sandboxes-1"), ("0", ("null",), "sandboxes"), (None, (), "sandboxes")]
-)
-def test_workers_share_the_sandbox_lock_only_on_one_accelerator(monkeypatch, worker, shared, lock):
-    monkeypatch.setattr(resources, "ACCELERATORS", shared)
-    monkeypatch.delenv(WORKER_VARIABLE, raising=False)
-    if worker:
-        monkeypatch.setenv(WORKER_VARIABLE, worker)
-    assert shared_lock("sandboxes") == lock
+def test_runs_take_the_places_of_the_machine_and_the_next_one_waits(world, monkeypatch):
+    """Whoever starts them: the pool, `dg launch` and the web page take the same places."""
+    monkeypatch.setattr(resources, "ACCELERATORS", ())
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    lines, inside = [], Event()
+    with ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(resource_lock("sandboxes", world.lake, lines.append))
+
+        def enter() -> None:
+            with acting_for("third"), resource_lock("sandboxes", world.lake, lines.append):
+                inside.set()
+
+        thread = Thread(target=enter)
+        thread.start()
+        with resource_lock("accelerator", world.lake, lines.append):
+            assert not inside.wait(1.5), "two places, and neither is free"
+    thread.join()
+    assert inside.is_set() and len(lines) == 1
+    assert lines[0].startswith("third waits for the sandboxes that ") and lines[0].endswith(" are using")
+    assert lines[0].count(f"process {os.getpid()} ") == 2
