@@ -39,7 +39,8 @@ SHARDED = DATA_ALONE.replace('kind = "none"', 'kind = "tiny"').replace(
 )
 
 LAUNCH = """mutation($params: ExecutionParams!) { launchRun(executionParams: $params) {
-  __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } ... on InvalidSubsetError { message }
+  __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message }
+  ... on InvalidSubsetError { message }
   ... on RunConfigValidationInvalid { errors { message } } } }"""
 
 
