@@ -113,7 +113,7 @@ class _Step:
         lost: whether its node was lost.
         ended_since: when its job was first seen to have ended.
         silent_since: since when Ray has not answered.
-        told: the last message of the run's log about its waiting.
+        logged: the last message of the run's log about its waiting.
         node: where it runs, once the run's log says so.
     """
 
@@ -125,7 +125,7 @@ class _Step:
     lost: bool = False
     ended_since: float | None = None
     silent_since: float | None = None
-    told: str = ""
+    logged: str = ""
     node: str = ""
 
 
@@ -198,15 +198,15 @@ class _NodeSteps(StepHandler):
             else:
                 self._tell(context, step, f"its node was lost: {missing}. Waiting {RETURN_SECONDS:g} s for one")
             return
-        if not step.told and step.attempt == 0 and step.submissions == 0:
+        if not step.logged and step.attempt == 0 and step.submissions == 0:
             self._refuse_later_steps(context, step, nodes)
             if step.problem:
                 return
-        if not any(serves(node, need.own, now=True) for node in nodes):
-            asked = ", ".join(f"{name} {amount:g}" for name, amount in need.own.items())
-            self._tell(context, step, f"waiting for a node with {asked} free; alive are {described(nodes)}")
+        if not any(serves(node, need.step, now=True) for node in nodes):
+            wanted = ", ".join(f"{name} {amount:g}" for name, amount in need.step.items())
+            self._tell(context, step, f"waiting for a node with {wanted} free; alive are {described(nodes)}")
             return
-        step.submission = self._submit(context, key, need.own, step)
+        step.submission = self._submit(context, key, need.step, step)
         step.submissions += 1
         step.waits_since = None
 
@@ -219,10 +219,10 @@ class _NodeSteps(StepHandler):
                 step.problem = f"{self._label(context, later)}, a later step of this run: {missing}"
                 return
 
-    def _submit(self, context: StepHandlerContext, key: str, own: Mapping[str, float], step: _Step) -> str:
+    def _submit(self, context: StepHandlerContext, key: str, amounts: Mapping[str, float], step: _Step) -> str:
         run, args = context.dagster_run, context.execute_step_args
         submission = _submission(run.run_id, key, step.attempt, step.submissions)
-        custom = {name: amount for name, amount in own.items() if name not in (CPU, "GPU")}
+        custom = {name: amount for name, amount in amounts.items() if name not in (CPU, "GPU")}
         environment = {
             "DAGSTER_RUN_JOB_NAME": run.job_name,
             "DAGSTER_RUN_STEP_KEY": key,
@@ -235,8 +235,8 @@ class _NodeSteps(StepHandler):
             submission_id=submission,
             metadata={"dagster/job": run.job_name, "dagster/op": key, "dagster/run-id": run.run_id},
             runtime_env={"env_vars": environment, **inherited_working_dir()},
-            entrypoint_num_cpus=own.get(CPU, LIGHT),
-            entrypoint_num_gpus=own.get("GPU"),
+            entrypoint_num_cpus=amounts.get(CPU, LIGHT),
+            entrypoint_num_gpus=amounts.get("GPU"),
             entrypoint_resources=custom or None,
         )
         return submission
@@ -256,8 +256,8 @@ class _NodeSteps(StepHandler):
 
     def _tell(self, context: StepHandlerContext, step: _Step, message: str) -> None:
         """Write a line to the run's log, once."""
-        if message != step.told:
-            step.told = message
+        if message != step.logged:
+            step.logged = message
             DagsterEvent.engine_event(context.get_step_context(_key(context)), message, EngineEventData())
 
     # --- looking after submitted steps -----------------------------------------------------------------------------
