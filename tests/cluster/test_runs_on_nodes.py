@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.slow, NEEDS_RAY]
 ADDRESS = "127.0.0.2"  # Ray replaces 127.0.0.1 by the machine's own address
 SECONDS = 300.0
 ON_GPU = 'extends = "first"\nrequires = "gpu"\n'
-SHARDED = DATA_ALONE.replace('kind = "none"', 'kind = "tiny"').replace(
+SHARDED = 'requires = "gpu"' + DATA_ALONE.replace('kind = "none"', 'kind = "tiny"').replace(
     '[train]\nmethod = "none"', '[train]\nmethod = "full"\nshards = 4'
 )
 
