@@ -2,8 +2,8 @@
 
     python bench/side_by_side.py LAKE [--rounds 2]
 
-LAKE is the `data` folder of `make demo`; a copy of it is used. Two loads: `catalog`, a job of three steps, and `datasets`,
-the datasets of the demo's two experiments built again at once, without training. Arrangements:
+LAKE is the `data` folder of `make demo`; a copy of it is used. Two loads: `catalog`, a job of three steps, and
+`datasets`, the datasets of the demo's two experiments built again at once, without training. Arrangements:
 
     pool          a process of etpi's pool for each experiment, in which jobs run by the in-process executor
     multiprocess  the same processes, with Dagster's multiprocess executor: a process for each step
@@ -86,7 +86,8 @@ _STARTED: list[subprocess.Popen[bytes]] = []
 
 
 def _start(command: Sequence[str]) -> None:
-    _STARTED.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=(Path("log")).open("ab")))
+    with Path("log").open("ab") as log:
+        _STARTED.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log))
 
 
 def run_processes(kind: str, jobs: Sequence[tuple[str, str]]) -> None:
@@ -105,8 +106,9 @@ def forget_datasets(lake: Path) -> None:
 
 
 def measure(load: str, lake: Path, run: Callable[[Sequence[tuple[str, str]]], None]) -> tuple[float, float]:
-    """Return wall and CPU seconds; the CPU of launched runs is that of their server, so it counts only once waited for."""
-    forget_datasets(lake) if load == "datasets" else None
+    """Return wall seconds, and CPU seconds of the processes that were started here (a launcher's are not)."""
+    if load == "datasets":
+        forget_datasets(lake)
     _STARTED.clear()
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     run(LOADS[load])

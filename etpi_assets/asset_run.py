@@ -373,7 +373,7 @@ def label(asset: str, key: str) -> str:
 
 
 def resource_lock(name: str, lake: Lake, log: Log) -> AbstractContextManager[Held]:
-    """Hold the lock that a node names: a place at the machine's "accelerator" or "sandboxes", or the lake's "reports"."""
+    """Hold the lock of a node: a place at the machine's "accelerator" or "sandboxes", or the lake's "reports"."""
     if name in MACHINE_RESOURCES:
         return lake.machine_lock(name, side_by_side(), log=log, what=f"the {name}")
     return lake.lock(name, log=log, what=f"the {name}", doing="using")

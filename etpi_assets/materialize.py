@@ -34,6 +34,7 @@ from etpi_assets.specs.paths import PathError
 from etpi_assets.versioning.keys import asset_code
 from etpi_assets.webpage.metadata import of_version
 from etpi_resources.chat.format import TokenizerUnavailable
+from etpi_resources.cluster.environment import require_code_of_run
 from etpi_resources.cluster.settings import ClusterError
 from etpi_resources.lake.checks import BadData
 from etpi_resources.lake.lake import LakeError
@@ -113,6 +114,7 @@ def build_asset(recipe: AssetRecipe, specs: Specs) -> dg.AssetsDefinition:
         resources = getattr(context.resources, RESOURCE)
         before = _cpu_seconds()
         try:
+            require_code_of_run()
             key = _key(context, node, resources.specs)
             if node.set != "all":
                 known = context.assets_def.partitions_def.get_partition_keys()

@@ -61,7 +61,8 @@ def _checked(text: str, file: Path) -> Cluster:
 
 def _text(lake: str, postgres: str, ray: str, jobs: str) -> str:
     return f"""\
-# Written by `etpi init --cluster`; docs/cluster.md describes each line. After a change: etpi init --cluster --force
+# Written by `etpi init --cluster`; docs/cluster_settings.md describes it.
+# After a change: etpi init --cluster --force
 lake = "{lake}"   # at the same path on every node
 postgres = "{postgres}"   # no password here: PGPASSFILE or PGPASSWORD
 ray = "{ray}"   # where Ray's nodes meet

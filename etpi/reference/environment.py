@@ -25,6 +25,12 @@ FOLDERS_AND_PROGRAMS: Sequence[Variable] = (
         "`data`, `etpi.duckdb` and `.dagster_home` in the working folder",
         "etpi_resources.lake.lake, etpi_resources.lake.catalog, etpi.dagster_home",
     ),
+    Variable(
+        "ETPI_CLUSTER",
+        "The settings of several machines, `cluster.toml` (docs/cluster.md): lake, Postgres and Ray.",
+        "one machine, without Ray and Postgres",
+        "etpi_resources.cluster.settings",
+    ),
     Variable("ETPI_CATALOG", "File of the catalog.", "`etpi.duckdb` as above", "etpi_resources.lake.catalog"),
     Variable("DAGSTER_HOME", "Dagster's home.", "`.dagster_home` as above", "etpi.dagster_home"),
     Variable(
@@ -144,6 +150,12 @@ INPUTS: Sequence[Variable] = (
 
 READ_FROM_THE_SYSTEM: Sequence[Variable] = (
     Variable(
+        "PGPASSWORD",
+        "Password of a cluster's Postgres, or PGPASSFILE names a file with it; in the environment of every node's Ray.",
+        "unset",
+        "etpi_resources.cluster, libpq",
+    ),
+    Variable(
         "XDG_CACHE_HOME",
         "Cache folder of the user; in `etpi` below it are the code versions of all assets, which are computed again "
         "after any change of the code.",
@@ -213,6 +225,17 @@ SET_FOR_PROCESSES: Sequence[Variable] = (
         "its share of the cores",
         "etpi_assets.runs.pool, workers.ranks",
     ),
+    Variable(
+        "ETPI_RUN_CODE", "Hash of a run's code, which its steps on nodes must have.", "unset", "cluster.environment"
+    ),
+    Variable(
+        "RAY_ADDRESS",
+        "Address of a cluster's Ray, which Ray sets in its jobs.",
+        "`ray` of `cluster.toml`",
+        "etpi_resources.cluster.session, cluster.environment",
+    ),
+    Variable("RAY_JOB_CONFIG_JSON_ENV_VAR", "A Ray job's own settings: its code.", "unset", "cluster.environment"),
+    Variable("RAY_USAGE_STATS_ENABLED", "0: Ray sends no statistics.", "0", "etpi_resources.cluster.session"),
     Variable("ETPI_DOWNLOADS", "Settings of the proxy's process.", "unset", "etpi_resources.downloads.proxy"),
     Variable("GLOO_SOCKET_IFNAME", "Network interface on which a worker's processes meet.", "lo", "workers.ranks"),
 )

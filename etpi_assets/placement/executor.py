@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,8 @@ from etpi_assets.graph import GRAPH
 from etpi_assets.partitions import PARTITION_TAG
 from etpi_assets.placement.needs import LIGHT, Need, need_of
 from etpi_assets.specs.load import Specs, load_specs
-from etpi_resources.cluster.environment import inherited_working_dir, passed_on
+from etpi_resources.cluster.code import code_hash
+from etpi_resources.cluster.environment import CODE_VARIABLE, inherited_working_dir, passed_on
 from etpi_resources.cluster.nodes import CPU, Node, alive_nodes, described, job_client, serves
 from etpi_resources.cluster.settings import Cluster, ClusterError, cluster
 
@@ -85,7 +86,7 @@ class _NodeExecutor(StepDelegatingExecutor):
         )
         self._steps = steps
 
-    def execute(self, plan_context: Any, execution_plan: Any) -> Iterator[DagsterEvent]:
+    def execute(self, plan_context: Any, execution_plan: Any) -> Generator[DagsterEvent, None, None]:
         self._steps.planned = tuple(execution_plan.step_keys_to_execute)
         yield from super().execute(plan_context, execution_plan)
 
@@ -112,7 +113,7 @@ class _Step:
         lost: whether its node was lost.
         ended_since: when its job was first seen to have ended.
         silent_since: since when Ray has not answered.
-        told: the last message of the run's log about its waiting.
+        logged: the last message of the run's log about its waiting.
         node: where it runs, once the run's log says so.
     """
 
@@ -124,7 +125,7 @@ class _Step:
     lost: bool = False
     ended_since: float | None = None
     silent_since: float | None = None
-    told: str = ""
+    logged: str = ""
     node: str = ""
 
 
@@ -197,15 +198,15 @@ class _NodeSteps(StepHandler):
             else:
                 self._tell(context, step, f"its node was lost: {missing}. Waiting {RETURN_SECONDS:g} s for one")
             return
-        if not step.told and step.attempt == 0 and step.submissions == 0:
+        if not step.logged and step.attempt == 0 and step.submissions == 0:
             self._refuse_later_steps(context, step, nodes)
             if step.problem:
                 return
-        if not any(serves(node, need.own, now=True) for node in nodes):
-            asked = ", ".join(f"{name} {amount:g}" for name, amount in need.own.items())
-            self._tell(context, step, f"waiting for a node with {asked} free; alive are {described(nodes)}")
+        if not any(serves(node, need.step, now=True) for node in nodes):
+            wanted = ", ".join(f"{name} {amount:g}" for name, amount in need.step.items())
+            self._tell(context, step, f"waiting for a node with {wanted} free; alive are {described(nodes)}")
             return
-        step.submission = self._submit(context, key, need.own, step)
+        step.submission = self._submit(context, key, need.step, step)
         step.submissions += 1
         step.waits_since = None
 
@@ -218,23 +219,24 @@ class _NodeSteps(StepHandler):
                 step.problem = f"{self._label(context, later)}, a later step of this run: {missing}"
                 return
 
-    def _submit(self, context: StepHandlerContext, key: str, own: Mapping[str, float], step: _Step) -> str:
+    def _submit(self, context: StepHandlerContext, key: str, amounts: Mapping[str, float], step: _Step) -> str:
         run, args = context.dagster_run, context.execute_step_args
         submission = _submission(run.run_id, key, step.attempt, step.submissions)
-        custom = {name: amount for name, amount in own.items() if name not in (CPU, "GPU")}
+        custom = {name: amount for name, amount in amounts.items() if name not in (CPU, "GPU")}
         environment = {
             "DAGSTER_RUN_JOB_NAME": run.job_name,
             "DAGSTER_RUN_STEP_KEY": key,
             **{variable["name"]: variable["value"] for variable in args.get_command_env()},
             **passed_on(),
+            CODE_VARIABLE: code_hash(),
         }
         self._client.submit_job(
             entrypoint=shlex.join([args.job_origin.executable_path, *_MODULE, "api", "execute_step"]),
             submission_id=submission,
             metadata={"dagster/job": run.job_name, "dagster/op": key, "dagster/run-id": run.run_id},
             runtime_env={"env_vars": environment, **inherited_working_dir()},
-            entrypoint_num_cpus=own.get(CPU, LIGHT),
-            entrypoint_num_gpus=own.get("GPU"),
+            entrypoint_num_cpus=amounts.get(CPU, LIGHT),
+            entrypoint_num_gpus=amounts.get("GPU"),
             entrypoint_resources=custom or None,
         )
         return submission
@@ -254,8 +256,8 @@ class _NodeSteps(StepHandler):
 
     def _tell(self, context: StepHandlerContext, step: _Step, message: str) -> None:
         """Write a line to the run's log, once."""
-        if message != step.told:
-            step.told = message
+        if message != step.logged:
+            step.logged = message
             DagsterEvent.engine_event(context.get_step_context(_key(context)), message, EngineEventData())
 
     # --- looking after submitted steps -----------------------------------------------------------------------------
@@ -314,8 +316,9 @@ class _NodeSteps(StepHandler):
 
 
 def _key(context: StepHandlerContext) -> str:
-    (key,) = context.execute_step_args.step_keys_to_execute or ()
-    return key
+    keys = context.execute_step_args.step_keys_to_execute
+    assert keys, "Dagster launches one step at a time"
+    return keys[0]
 
 
 def _attempt(context: StepHandlerContext, key: str) -> int:

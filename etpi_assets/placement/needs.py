@@ -31,14 +31,14 @@ class Need:
     """What a step needs, by Ray's names of resources.
 
     Attributes:
-        own: what the step takes of the node it runs on.
-        others: what nodes must offer that the step itself does not take, because an actor of it will.
-        together: what all nodes must offer together: a training over several nodes.
+        step: what the step takes of the node it runs on.
+        actors: what nodes must offer that the step itself does not take, because actors of it will.
+        ranks: what all nodes must offer together: a training over several nodes.
     """
 
-    own: Mapping[str, float]
-    others: tuple[Mapping[str, float], ...] = ()
-    together: Mapping[str, float] = field(default_factory=dict)
+    step: Mapping[str, float]
+    actors: tuple[Mapping[str, float], ...] = ()
+    ranks: Mapping[str, float] = field(default_factory=dict)
 
     def missing(self, nodes: Sequence[Node], address: str) -> str | None:
         """Return what no node that is alive offers, what the nodes offer, and the remedy; None if nothing is missing.
@@ -47,20 +47,20 @@ class Need:
             address: where a further node joins.
         """
         lacking = [
-            f"a node with {_shown(asked)}"
-            for asked in (self.own, *self.others)
-            if not any(serves(node, asked) for node in nodes)
+            f"a node with {_shown(amounts)}"
+            for amounts in (self.step, *self.actors)
+            if not any(serves(node, amounts) for node in nodes)
         ]
         lacking += [
             f"{name} {amount:g} together"
-            for name, amount in self.together.items()
+            for name, amount in self.ranks.items()
             if offered_together(nodes, name) < amount
         ]
         if not lacking:
             return None
-        wanted = dict(self.own)
-        for asked in (*self.others, self.together):
-            wanted.update(asked)
+        wanted = dict(self.step)
+        for amounts in (*self.actors, self.ranks):
+            wanted.update(amounts)
         start = f"ray start --address={address} {_options(wanted)}"
         return (
             f"the cluster lacks {' and '.join(lacking)}. Alive are: {described(nodes)}. Start a node that offers it "
@@ -79,21 +79,21 @@ def need_of(asset: str, key: str, specs: Specs, nodes: Sequence[Node], accelerat
     if node.set == "all":
         return Need({CPU: LIGHT})
     spec = specs.get(node.set, key)
-    own = {CPU: LIGHT if node.group in ("specs", "reports") or _fans_out(asset, spec) else WORKING}
-    others: list[Mapping[str, float]] = []
+    step = {CPU: LIGHT if node.group in ("specs", "reports") or _fans_out(asset, spec) else WORKING}
+    actors: list[Mapping[str, float]] = []
     if _runs_sandboxes(asset, node.set, key, specs):
         if _fans_out(asset, spec):
-            others.append({SANDBOXES: 1.0})
+            actors.append({SANDBOXES: 1.0})
         else:
-            own[SANDBOXES] = max(1.0, min(OWN_SANDBOXES, _most(nodes, SANDBOXES)))
+            step[SANDBOXES] = max(1.0, min(OWN_SANDBOXES, _most(nodes, SANDBOXES)))
     taken, by_server = _accelerators(asset, spec)
     if by_server and SERVERS_ARE_ACTORS:
-        others.append({accelerator: taken})
+        actors.append({accelerator: taken})
     elif taken > max(1.0, _most(nodes, accelerator)) and asset == "sft_checkpoint":
-        return Need(own, tuple(others), {accelerator: taken})  # its ranks run on several nodes
+        return Need(step, tuple(actors), {accelerator: taken})  # its ranks run on several nodes
     elif taken:
-        own[accelerator] = taken
-    return Need(own, tuple(others))
+        step[accelerator] = taken
+    return Need(step, tuple(actors))
 
 
 def _accelerators(asset: str, spec: AnySpec | None) -> tuple[float, bool]:
@@ -144,13 +144,13 @@ def _most(nodes: Sequence[Node], name: str) -> float:
     return max((node.total.get(name, 0.0) for node in nodes), default=0.0)
 
 
-def _shown(asked: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {amount:g}" for name, amount in asked.items())
+def _shown(amounts: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {amount:g}" for name, amount in amounts.items())
 
 
-def _options(asked: Mapping[str, float]) -> str:
+def _options(amounts: Mapping[str, float]) -> str:
     """Return the options of `ray start` for a node that offers all that is asked."""
     known = {"CPU": "--num-cpus", "GPU": "--num-gpus"}
-    own = ", ".join(f'"{name}": {amount:g}' for name, amount in asked.items() if name not in known)
-    plain = [f"{option}={max(1, round(asked[name]))}" for name, option in known.items() if name in asked]
-    return " ".join([*plain, *([f"--resources='{{{own}}}'"] if own else [])])
+    custom = ", ".join(f'"{name}": {amount:g}' for name, amount in amounts.items() if name not in known)
+    plain = [f"{option}={max(1, round(amounts[name]))}" for name, option in known.items() if name in amounts]
+    return " ".join([*plain, *([f"--resources='{{{custom}}}'"] if custom else [])])

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 
-from etpi_resources.cluster.settings import CLUSTER_VARIABLE
+from etpi_resources.cluster.settings import CLUSTER_VARIABLE, ClusterError
 
 STOP_SECONDS = 60
 """Seconds between SIGTERM and SIGKILL for a job that is stopped: a run first stops its steps, a step its workers."""
@@ -24,6 +25,25 @@ _PASSED = (
     "RAY_AUTH_MODE",
     "RAY_AUTH_TOKEN_PATH",
 )
+
+
+CODE_VARIABLE = "ETPI_RUN_CODE"
+"""Environment variable of a step: the hash of the code of the run's own process."""
+
+
+def require_code_of_run() -> None:
+    """Raise ClusterError if this process is a step on a node with other code than the run's process has."""
+    expected = os.environ.get(CODE_VARIABLE)
+    if not expected:
+        return
+    from etpi_resources.cluster.code import code_hash
+
+    if (here := code_hash()) != expected:
+        raise ClusterError(
+            f"node {socket.gethostname()} has other code of etpi ({here}) than the process that walks this run "
+            f"({expected}): results of two codes would be mixed. Install the same version on every node, or have the "
+            "run take its code along (working_dir in cluster.toml)"
+        )
 
 
 def passed_on() -> dict[str, str]:

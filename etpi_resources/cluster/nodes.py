@@ -99,10 +99,10 @@ def described(nodes: Iterable[Node]) -> str:
     return ", ".join(map(str, nodes)) or "none"
 
 
-def serves(node: Node, asked: Mapping[str, float], *, now: bool = False) -> bool:
-    """Return whether the node offers all that is asked; `now`: whether that much of it is free."""
+def serves(node: Node, amounts: Mapping[str, float], *, now: bool = False) -> bool:
+    """Return whether the node offers these amounts; `now`: whether that much of it is free."""
     has = node.free if now else node.total
-    return all(has.get(name, 0.0) >= amount - 1e-6 for name, amount in asked.items())
+    return all(has.get(name, 0.0) >= amount - 1e-6 for name, amount in amounts.items())
 
 
 def offered_together(nodes: Sequence[Node], name: str) -> float:

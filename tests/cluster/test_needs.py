@@ -34,7 +34,7 @@ def specs(tmp_path_factory: pytest.TempPathFactory) -> Specs:
 
 
 def own(specs: Specs, asset: str, key: str) -> dict[str, float]:
-    return dict(need_of(asset, key, specs, NODES, "GPU").own)
+    return dict(need_of(asset, key, specs, NODES, "GPU").step)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def own(specs: Specs, asset: str, key: str) -> dict[str, float]:
 )
 def test_step_is_placed_where_its_needs_are_met(specs: Specs, asset: str, key: str, placed: str) -> None:
     need = need_of(asset, key, specs, NODES, "GPU")
-    assert [n.name for n in NODES if serves(n, need.own)] == placed.split()
+    assert [n.name for n in NODES if serves(n, need.step)] == placed.split()
     assert need.missing(NODES, "head:6379") is None
 
 
@@ -64,7 +64,7 @@ def test_no_step_asks_for_nothing_and_light_ones_ask_little(specs: Specs) -> Non
 def test_shards_are_taken_of_one_node_if_one_has_them_else_of_several(specs: Specs) -> None:
     assert own(specs, "sft_checkpoint", "sharded")["GPU"] == 2
     wide = need_of("sft_checkpoint", "wide", specs, NODES, "GPU")
-    assert "GPU" not in wide.own and wide.together == {"GPU": 3.0}
+    assert "GPU" not in wide.step and wide.ranks == {"GPU": 3.0}
     assert wide.missing(NODES, "head:6379")
     assert wide.missing([*NODES, node("more", CPU=1, GPU=1)], "head:6379") is None
 
@@ -80,10 +80,10 @@ def test_evaluation_on_a_gpu_needs_it_and_sandboxes_on_one_node(specs: Specs) ->
 
 def test_rollouts_need_a_node_with_sandboxes_though_the_step_takes_none(specs: Specs) -> None:
     need = need_of("raw_rollouts", "little_strong", specs, [HEAD, BOX], "GPU")
-    assert SANDBOXES not in need.own
+    assert SANDBOXES not in need.step
     assert SANDBOXES in str(need.missing([HEAD, BOX], "head:6379"))
 
 
 def test_resource_can_stand_in_for_gpus(specs: Specs) -> None:
     need = need_of("sft_checkpoint", "on_gpu", specs, [HEAD, node("box", CPU=1, stand_in=1)], "stand_in")
-    assert need.own["stand_in"] == 1 and "GPU" not in need.own
+    assert need.step["stand_in"] == 1 and "GPU" not in need.step

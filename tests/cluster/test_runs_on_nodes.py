@@ -34,12 +34,13 @@ pytestmark = [pytest.mark.slow, NEEDS_RAY]
 ADDRESS = "127.0.0.2"  # Ray replaces 127.0.0.1 by the machine's own address
 SECONDS = 300.0
 ON_GPU = 'extends = "first"\nrequires = "gpu"\n'
-SHARDED = DATA_ALONE.replace('kind = "none"', 'kind = "tiny"').replace(
+SHARDED = 'requires = "gpu"' + DATA_ALONE.replace('kind = "none"', 'kind = "tiny"').replace(
     '[train]\nmethod = "none"', '[train]\nmethod = "full"\nshards = 4'
 )
 
 LAUNCH = """mutation($params: ExecutionParams!) { launchRun(executionParams: $params) {
   __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message }
+  ... on InvalidSubsetError { message }
   ... on RunConfigValidationInvalid { errors { message } } } }"""
 
 
@@ -61,7 +62,7 @@ class Site:
     def launched_from_page(self, job: str, partition: str, assets: list[str]) -> str:
         selector = {
             "repositoryLocationName": "etpi", "repositoryName": "__repository__", "jobName": job,
-            "assetSelection": [{"path": [asset]} for asset in assets], "assetCheckSelection": [],
+            "assetSelection": [{"path": [asset]} for asset in assets],
         }  # fmt: skip
         tags = [{"key": "dagster/partition", "value": partition}]
         params = {"selector": selector, "runConfigData": {}, "executionMetadata": {"tags": tags}}
@@ -122,18 +123,22 @@ def site(postgres_server: PostgresServer) -> Iterator[Site]:
         **clean, **node_environment, "ETPI_CLUSTER": str(ray.settings), "ETPI_SPECS": str(specs),
         "DAGSTER_HOME": str(lake / ".dagster_home"),
     }  # fmt: skip
-    with closing(ray), pytest.MonkeyPatch.context() as patch:
-        for name in ("ETPI_CLUSTER", "PGPASSFILE", "ETPI_SPECS"):
-            patch.setenv(name, environment[name])
-        patch.delenv("ETPI_DATA", raising=False)
-        for name, offered in (("a", {"slots": 2}), ("b", {"resources": {"etpi_stand_in": 1}}), ("c", {"slots": 2})):
-            ray.add(name, cpus=2, address=ADDRESS, environment=node_environment, **offered)
+    with closing(ray):
+        ray.add("a", cpus=2, slots=2, environment=node_environment)
+        ray.add("b", cpus=2, resources={"etpi_stand_in": 1}, environment=node_environment)
+        ray.add("c", cpus=2, slots=2, environment=node_environment)
         site = Site(ray, lake, environment)
         done = site.command("etpi", "init", "--cluster", "--force")
         assert done.returncode == 0, done.stderr
         with _page(site):
             yield site
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def environment_of_the_site(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ETPI_CLUSTER", "PGPASSFILE"):
+        monkeypatch.setenv(name, site.environment[name])
 
 
 def test_lost_node_has_its_step_run_again_on_another(site: Site) -> None:

@@ -11,7 +11,8 @@ import yaml
 
 from etpi.cli import main
 from etpi_resources.cluster import instance
-from etpi_resources.cluster.environment import passed_on
+from etpi_resources.cluster.code import code_hash
+from etpi_resources.cluster.environment import CODE_VARIABLE, passed_on, require_code_of_run
 from etpi_resources.cluster.settings import ClusterError, cluster, read
 from etpi_resources.lake.lake import Lake, LakeError
 
@@ -72,6 +73,15 @@ def test_jobs_get_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGPASSFILE", "/root/.pgpass")
     assert passed_on()["PGPASSFILE"] == "/root/.pgpass"
     assert "hunter2" not in passed_on().values()
+
+
+def test_step_on_a_node_with_other_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_code_of_run()  # on one machine nobody names a code
+    monkeypatch.setenv(CODE_VARIABLE, code_hash())
+    require_code_of_run()
+    monkeypatch.setenv(CODE_VARIABLE, "0" * 16)
+    with pytest.raises(ClusterError, match="other code"):
+        require_code_of_run()
 
 
 def test_init_writes_both_files_and_says_what_does_not_answer(

@@ -16,6 +16,7 @@ import pytest
 
 from etpi_assets import resources
 from etpi_assets.asset_run import resource_lock
+from etpi_assets.runs import pool
 from etpi_assets.specs.load import load_specs
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.process.progress import acting_for
