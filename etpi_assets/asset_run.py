@@ -372,7 +372,7 @@ def label(asset: str, key: str) -> str:
     return asset if key == "all" else f"{asset} of {key}"
 
 
-def resource_lock(name: str, lake: Lake, log: Log) -> AbstractContextManager[Held]:
+def resource_lock(name: str, lake: Lake, log: Log) -> AbstractContextManager[Held | None]:
     """Hold the lock of a node: a place at the machine's "accelerator" or "sandboxes", or the lake's "reports"."""
     if name == "accelerator" and (devices := visible_devices()):
         return _devices_lock(devices, lake, log)
