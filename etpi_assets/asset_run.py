@@ -27,7 +27,7 @@ from etpi_assets.planner import (
     remedy,
     upstream_refs,
 )
-from etpi_assets.resources import Resources, require_hardware, side_by_side
+from etpi_assets.resources import Resources, require_hardware, side_by_side, visible_devices
 from etpi_assets.specs.load import AnySpec, Specs
 from etpi_assets.versioning.keys import PartitionCode, code_of
 from etpi_resources.lake import parquet
@@ -372,11 +372,23 @@ def label(asset: str, key: str) -> str:
     return asset if key == "all" else f"{asset} of {key}"
 
 
-def resource_lock(name: str, lake: Lake, log: Log) -> AbstractContextManager[Held]:
+def resource_lock(name: str, lake: Lake, log: Log) -> AbstractContextManager[Held | None]:
     """Hold the lock of a node: a place at the machine's "accelerator" or "sandboxes", or the lake's "reports"."""
+    if name == "accelerator" and (devices := visible_devices()):
+        return _devices_lock(devices, lake, log)
     if name in MACHINE_RESOURCES:
         return lake.machine_lock(name, side_by_side(), log=log, what=f"the {name}")
     return lake.lock(name, log=log, what=f"the {name}", doing="using")
+
+
+@contextmanager
+def _devices_lock(devices: Sequence[str], lake: Lake, log: Log) -> Iterator[None]:
+    """Hold some accelerators of the machine: against runs on the same ones, and against a run on all of them."""
+    with ExitStack() as stack:
+        stack.enter_context(lake.machine_lock("accelerator", log=log, what="the accelerator", shared=True))
+        for device in sorted(devices):  # in one order, so that no two runs wait for each other
+            stack.enter_context(lake.machine_lock(f"accelerator-{device}", log=log, what=f"accelerator {device}"))
+        yield
 
 
 def require_inputs(node: Node, key: str, resources: Resources, but: Collection[str] = ()) -> None:

@@ -98,6 +98,12 @@ def side_by_side() -> int:
     return 1 if accelerators() else max(1, min(os.cpu_count() or 1, MOST_SIDE_BY_SIDE))
 
 
+def visible_devices() -> list[str]:
+    """Return the accelerators that this process is restricted to, by Ray or a user; empty: it may use all."""
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", "") if accelerators() else ""
+    return [name.strip().replace("/", "-") for name in names.split(",") if name.strip()]
+
+
 def require_hardware(spec: AnySpec | None, experiment: str) -> None:
     """Raise HardwareMissing where the experiment's `requires` is not met. On a cluster, placement meets it."""
     if not isinstance(spec, ExperimentSpec) or spec.requires == "cpu" or cluster() is not None:

@@ -198,6 +198,12 @@ READ_FROM_THE_SYSTEM: Sequence[Variable] = (
         "`trackers/mlflow` in the lake; `etpi`",
         "etpi_resources.trainers.workers.tracking, mlflow",
     ),
+    Variable(
+        "CUDA_VISIBLE_DEVICES",
+        "The accelerators that a run locks, as Ray sets it; unset, it locks all of the machine.",
+        "unset",
+        "etpi_assets.resources",
+    ),
     Variable("TERM", "`dumb` turns the live display of a run off.", "the terminal's", "etpi_assets.runs.console"),
     Variable("PYTHONPATH", "Kept behind etpi's own folder for workers.", "empty", "etpi_resources.trainers.pipes, ..."),
     Variable(

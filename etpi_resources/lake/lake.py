@@ -408,7 +408,13 @@ class Lake:
         return lake_locks().hold(self._lock_file(name), wait=wait, log=log, what=what, doing=doing)
 
     def machine_lock(
-        self, name: str, places: int = 1, *, log: Callable[[str], None] | None = None, what: str | None = None
+        self,
+        name: str,
+        places: int = 1,
+        *,
+        log: Callable[[str], None] | None = None,
+        what: str | None = None,
+        shared: bool = False,
     ) -> AbstractContextManager[Held]:
         """Hold the lock on something that this machine has: its accelerator, its sandboxes.
 
@@ -416,7 +422,7 @@ class Lake:
             places: so many processes may use it at once.
         """
         paths = [self.machine_lock_file(f"{name}-{place}" if place else name) for place in range(places)]
-        return machine_locks().hold_one_of(paths, log=log, what=what, doing="using")
+        return machine_locks().hold_one_of(paths, log=log, what=what, doing="using", shared=shared)
 
     def machine_lock_file(self, name: str) -> Path:
         """Return the file of a machine lock, for a child process that takes it itself.

@@ -166,3 +166,27 @@ def test_runs_take_the_places_of_the_machine_and_the_next_one_waits(world, monke
     assert inside.is_set() and len(lines) == 1
     assert lines[0].startswith("third waits for the sandboxes that ") and lines[0].endswith(" are using")
     assert lines[0].count(f"process {os.getpid()} ") == 2
+
+
+def test_runs_on_different_accelerators_of_a_machine_do_not_wait_and_one_on_all_does(world, monkeypatch):
+    monkeypatch.setattr(resources, "ACCELERATORS", ("null",))
+
+    def waits_on(devices: str) -> bool:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
+        inside = Event()
+
+        def enter() -> None:
+            with resource_lock("accelerator", world.lake, lambda line: None):
+                inside.set()
+
+        thread = Thread(target=enter)
+        thread.start()
+        threads.append(thread)
+        return not inside.wait(0.5)
+
+    threads: list[Thread] = []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    with resource_lock("accelerator", world.lake, print):
+        assert [waits_on(devices) for devices in ("2,3", "1,2", "")] == [False, True, True]
+    for thread in threads:
+        thread.join()
