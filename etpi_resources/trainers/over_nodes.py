@@ -19,7 +19,9 @@ from typing import Any, Self
 
 from etpi_resources.cluster.session import connect, nodes
 from etpi_resources.cluster.settings import ClusterError, cluster
+from etpi_resources.trainers.interpreter import find_trainer_gpu
 from etpi_resources.trainers.node_launcher import GPU, NodeLauncher
+from etpi_resources.trainers.workers.precision import Gpu
 from etpi_resources.trainers.workers.ranks import FAILURE_MARK, RankFailure, root_cause
 
 POLL_SECONDS = 0.2
@@ -42,6 +44,27 @@ def spans_nodes(processes: int) -> bool:
         return False
     here = connect().get_runtime_context().get_node_id()
     return processes > next(node.offers(settings.accelerator) for node in nodes() if node.node_id == here)
+
+
+def find_gpu_of_ranks() -> Gpu | None:
+    """Return the GPU of the first node that offers accelerators to ranks; None if the accelerator is a stand-in.
+
+    Raises:
+        RuntimeError: the interpreter there failed.
+    """
+    settings = cluster()
+    if settings is None or settings.accelerator != GPU:
+        return None
+    ray = connect()
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    node = next((node for node in nodes() if node.offers(GPU)), None)
+    if node is None:
+        return None
+    # Without a reservation: the GPUs may be busy, and this only reads what they are.
+    here = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+    probe = ray.remote(find_trainer_gpu).options(num_cpus=0, scheduling_strategy=here)
+    return ray.get(probe.remote(hidden=True))
 
 
 @dataclass
