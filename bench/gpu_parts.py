@@ -451,7 +451,7 @@ def shards(size: Size, gpu: bool, folder: Path) -> Figures:
         random_model(size, gpu).save_pretrained(place / "base")
         save_tokenizer(place / "base")
         (place / CONFIG_FILE).write_text(worker_config(place, gpu, 10**6, count).model_dump_json())
-        if status := ranks.launch(count, sft_worker.MODULE, place):
+        if status := ranks.launch_here(count, sft_worker.MODULE, place):
             raise RuntimeError(f"{count} processes ended with status {status}")
         lines = SftWorkerResult.model_validate_json((place / RESULT_FILE).read_bytes()).log
         losses[count] = [line.loss for line in lines if line.loss is not None]

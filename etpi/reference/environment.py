@@ -126,6 +126,12 @@ FOLDERS_AND_PROGRAMS: Sequence[Variable] = (
         "8192",
         "etpi_assets.training.sft",
     ),
+    Variable(
+        "ETPI_STATE_SECONDS",
+        "Least seconds between two saved states that a killed fine-tuning continues from; 0 saves one after each step.",
+        "600",
+        "etpi_assets.training.sft",
+    ),
 )
 """Read by etpi itself."""
 

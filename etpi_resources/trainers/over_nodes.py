@@ -76,7 +76,7 @@ class _Node:
     bundles: list[int]
     first: int = 0
     actor: Any = None
-    others: list[Any] = field(default_factory=list)
+    reserving: list[Any] = field(default_factory=list)
     status: int | None = None
     lost: str | None = None
     failure: RankFailure | None = None
@@ -135,7 +135,7 @@ class RanksOverNodes:
         actors = [node.actor for node in self._nodes if node.actor is not None]
         if running := [node.actor for node in self._nodes if node.actor is not None and node.status is None]:
             ray.wait([actor.stop.remote() for actor in running], num_returns=len(running), timeout=self._grace + 5.0)
-        for actor in [*actors, *(other for node in self._nodes for other in node.others)]:
+        for actor in [*actors, *(other for node in self._nodes for other in node.reserving)]:
             ray.kill(actor)
         if self._group is not None:
             remove_placement_group(self._group)
@@ -217,7 +217,7 @@ class RanksOverNodes:
         for node in self._nodes:
             # Only the actor that a GPU was reserved for learns which it is, so each rank needs one.
             of_bundles = node.bundles if self._resource == GPU else node.bundles[:1]
-            node.actor, *node.others = [self._actor(bundle) for bundle in of_bundles]
+            node.actor, *node.reserving = [self._actor(bundle) for bundle in of_bundles]
         head = self._nodes[0]
         port = ray.get(head.actor.listen.remote(head.address))
         started = []
@@ -228,7 +228,7 @@ class RanksOverNodes:
             ]  # fmt: skip
             environment = dict(self._environment) if node is head else {}
             if self._resource == GPU:
-                devices = ray.get([actor.devices.remote() for actor in (node.actor, *node.others)])
+                devices = ray.get([actor.devices.remote() for actor in (node.actor, *node.reserving)])
                 environment["CUDA_VISIBLE_DEVICES"] = ",".join(device for ids in devices for device in ids)
             started.append(
                 node.actor.start.remote(self._module, str(self._folder), arguments, environment, self._grace)
@@ -263,11 +263,12 @@ class RanksOverNodes:
     def _take(self, answer: Any, pending: dict[Any, _Node]) -> Iterator[str]:
         """Yield the lines of one answer, and ask the node again if its launcher still runs."""
         import ray
+        from ray.exceptions import RayError
 
         node = pending.pop(answer)
         try:
             lines, status = ray.get(answer)
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             reason = str(error).strip().splitlines()
             node.lost = (
                 f"the node or Ray's process on it is gone ({type(error).__name__}: {reason[0] if reason else ''})"
