@@ -368,7 +368,7 @@ def group_trainer(size: Size, gpu: bool, folder: Path, way: str) -> Any:
     settings = GrpoSettings(
         tuning="lora", temperature=1.0, steps=STEPS, group_size=GROUP, device_batch=GROUP, accumulate=1, iterations=1,
         learning_rate=1e-6, schedule="constant", warmup_steps=0, weight_decay=0.0, optimizer="adamw_torch_fused",
-        max_grad_norm=1e9, loss="dapo", beta=0.0, clip_low=0.2, clip_high=0.28, scale_advantage=True,
+        max_grad_norm=1e9, repeatable=False, loss="dapo", beta=0.0, clip_low=0.2, clip_high=0.28, scale_advantage=True,
         mask_truncated=False, max_prompt_tokens=size.group_prompt, max_response_tokens=size.sample, save_steps=None,
         use_step=None, dtype="bf16" if gpu else "fp32", gradient_checkpointing=gpu, lora_rank=32, lora_alpha=16,
         lora_dropout=0.0, target_modules="all-linear",

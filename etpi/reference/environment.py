@@ -213,6 +213,7 @@ SET_FOR_PROCESSES: Sequence[Variable] = (
     Variable("ETPI_LANE", "Number of a process that runs experiments side by side.", "unset", "etpi_assets.runs.pool"),
     Variable("DAGSTER_PIPES_CONTEXT", "Dagster Pipes' channel to a worker.", "unset", "Dagster; workers.reporting"),
     Variable("RANK", "Rank of a worker's process in sharded training.", "0", "workers.reporting"),
+    Variable("LOCAL_WORLD_SIZE", "Number of a worker's processes on this node.", "WORLD_SIZE", "workers.sharding"),
     Variable("WORLD_SIZE", "Number of a worker's processes.", "1", "workers.sharding"),
     Variable(
         "OMP_NUM_THREADS",
