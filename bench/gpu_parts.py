@@ -368,7 +368,7 @@ def group_trainer(size: Size, gpu: bool, folder: Path, way: str) -> Any:
     settings = GrpoSettings(
         tuning="lora", temperature=1.0, steps=STEPS, group_size=GROUP, device_batch=GROUP, accumulate=1, iterations=1,
         learning_rate=1e-6, schedule="constant", warmup_steps=0, weight_decay=0.0, optimizer="adamw_torch_fused",
-        max_grad_norm=1e9, loss="dapo", beta=0.0, clip_low=0.2, clip_high=0.28, scale_advantage=True,
+        max_grad_norm=1e9, repeatable=False, loss="dapo", beta=0.0, clip_low=0.2, clip_high=0.28, scale_advantage=True,
         mask_truncated=False, max_prompt_tokens=size.group_prompt, max_response_tokens=size.sample, save_steps=None,
         use_step=None, dtype="bf16" if gpu else "fp32", gradient_checkpointing=gpu, lora_rank=32, lora_alpha=16,
         lora_dropout=0.0, target_modules="all-linear",
@@ -451,7 +451,7 @@ def shards(size: Size, gpu: bool, folder: Path) -> Figures:
         random_model(size, gpu).save_pretrained(place / "base")
         save_tokenizer(place / "base")
         (place / CONFIG_FILE).write_text(worker_config(place, gpu, 10**6, count).model_dump_json())
-        if status := ranks.launch(count, sft_worker.MODULE, place):
+        if status := ranks.launch_here(count, sft_worker.MODULE, place):
             raise RuntimeError(f"{count} processes ended with status {status}")
         lines = SftWorkerResult.model_validate_json((place / RESULT_FILE).read_bytes()).log
         losses[count] = [line.loss for line in lines if line.loss is not None]

@@ -132,6 +132,12 @@ FOLDERS_AND_PROGRAMS: Sequence[Variable] = (
         "8192",
         "etpi_assets.training.sft",
     ),
+    Variable(
+        "ETPI_STATE_SECONDS",
+        "Least seconds between two saved states that a killed fine-tuning continues from; 0 saves one after each step.",
+        "600",
+        "etpi_assets.training.sft",
+    ),
 )
 """Read by etpi itself."""
 
@@ -224,6 +230,7 @@ READ_FROM_THE_SYSTEM: Sequence[Variable] = (
 SET_FOR_PROCESSES: Sequence[Variable] = (
     Variable("DAGSTER_PIPES_CONTEXT", "Dagster Pipes' channel to a worker.", "unset", "Dagster; workers.reporting"),
     Variable("RANK", "Rank of a worker's process in sharded training.", "0", "workers.reporting"),
+    Variable("LOCAL_WORLD_SIZE", "Number of a worker's processes on this node.", "WORLD_SIZE", "workers.sharding"),
     Variable("WORLD_SIZE", "Number of a worker's processes.", "1", "workers.sharding"),
     Variable(
         "OMP_NUM_THREADS",

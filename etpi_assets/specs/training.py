@@ -167,6 +167,9 @@ class RLSection(ServerSection):
     before each round."""
     options: Annotated[dict[str, Any], Omitted({})] = Field(default_factory=dict)
     """Options of `vllm serve`, for `engine = "vllm"` alone."""
+    repeatable: Annotated[bool, Omitted(False)] = False
+    """Two runs with one seed on one machine are equal to the digit: rollouts ask in step, and a CPU computes in one
+    thread. For `engine = "transformers"`; its cost is in docs/rl.md."""
     method: Literal["none", "grpo"] = "none"
     """Whether to reinforce."""
     tuning: Literal["full", "lora"] = "full"
@@ -248,6 +251,8 @@ class RLSection(ServerSection):
             return self
         if not self.suite or not self.rewards:
             raise ValueError("rl.method needs `suite` and at least one entry of `rewards`")
+        if self.repeatable and self.engine != "transformers":
+            raise ValueError('rl.repeatable needs rl.engine = "transformers": a server decides its batches itself')
         if self.agent.top_p != 1.0 or self.agent.temperature <= 0:
             raise ValueError(
                 "rl.agent samples with top_p = 1 and a temperature above 0: a truncated distribution is not the one "

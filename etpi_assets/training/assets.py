@@ -91,7 +91,7 @@ def sft_checkpoint(run: AssetRun) -> Produced:
             seed=seed,
             chat_template=load_chat_format(spec.base.tokenizer, spec.base.chat_template).template,
             gpu=spec.requires == "gpu",
-            dtype=dtype_here(spec.train.dtype),
+            dtype=dtype_here(spec.train.dtype, spec.train.shards),
             code=run.kept_code,
             report_to=spec.train.report_to,
         )

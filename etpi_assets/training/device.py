@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from functools import cache
 
 from etpi_assets.resources import accelerators
+from etpi_resources.trainers import over_nodes
 from etpi_resources.trainers.contracts import TrainingFigures
-from etpi_resources.trainers.interpreter import ROOT, trainer_python
+from etpi_resources.trainers.interpreter import find_trainer_gpu
 from etpi_resources.trainers.pipes import WorkerFailed
-from etpi_resources.trainers.workers import precision
 from etpi_resources.trainers.workers.precision import Dtype, Gpu, SpecDtype, training_dtype
 
 
-def dtype_here(requested: SpecDtype) -> Dtype:
-    """Return the dtype that a training computes in on this machine if its spec requests `requested`."""
-    return training_dtype(requested, trainer_gpu())
+def dtype_here(requested: SpecDtype, processes: int = 1) -> Dtype:
+    """Return the dtype that a training in so many processes, started here, computes in if its spec requests
+    `requested`."""
+    return training_dtype(requested, trainer_gpu(processes))
 
 
 def confirm_dtype(report: TrainingFigures, expected: Dtype, label: str) -> None:
@@ -30,24 +28,15 @@ def confirm_dtype(report: TrainingFigures, expected: Dtype, label: str) -> None:
 
 
 @cache
-def trainer_gpu() -> Gpu | None:
+def trainer_gpu(processes: int = 1) -> Gpu | None:
     """Return the GPU that the workers' interpreter sees; its torch may differ from this interpreter's.
 
-    The workers' interpreter is started only if the machine has a device file of an accelerator.
+    The workers' interpreter is started only if the machine has a device file of an accelerator. Of a training that
+    spans nodes, the GPU is another node's.
 
     Raises:
         RuntimeError: the interpreter failed; the message holds its last line.
     """
-    if not accelerators():
-        return None
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
-    command = [trainer_python(), "-m", precision.MODULE]
-    probe = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if probe.returncode:
-        last = (probe.stderr.strip().splitlines() or ["no output"])[-1]
-        raise RuntimeError(
-            f"{' '.join(command)} failed with status {probe.returncode}: {last}. It checks whether torch sees a GPU; "
-            "repair that interpreter, or name another one in ETPI_TRAINER_PYTHON"
-        )
-    gpu = json.loads(probe.stdout.splitlines()[-1])
-    return gpu and Gpu(**gpu)
+    if over_nodes.spans_nodes(processes):
+        return over_nodes.find_gpu_of_ranks()
+    return find_trainer_gpu() if accelerators() else None

@@ -25,6 +25,7 @@ from etpi_assets.scoring.rewards.attempt import attempt_of
 from etpi_assets.scoring.rewards.functions import Score, score_attempt
 from etpi_assets.specs.training import RLSection
 from etpi_assets.tasks.family import Family, Task
+from etpi_assets.training.lock_step import map_in_step
 from etpi_assets.training.token_statistics import SUFFIX, read_statistics, write_statistics
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_resources.engines import Engine
@@ -120,8 +121,7 @@ class Rounds:
                     f"the trainer requested rows {rows[start : start + size]}, which are no group of {size}"
                 )
         requested = [(self.environment.tasks[row], step * size + place % size) for place, row in enumerate(rows)]
-        with ThreadPoolExecutor(min(len(requested), MODEL_CONCURRENCY), thread_name_prefix="rollout") as pool:
-            records = list(pool.map(lambda item: self._roll_out(item[0], item[1], engine), requested))
+        records = self._run_all(requested, engine)
         attempts = [attempt_of(record, task) for record, (task, _) in zip(records, requested, strict=True)]
         scores = [score_attempt(attempt, self.section.rewards) for attempt in attempts]
         rewards = [sum(score.weighted for score in of_rollout) for of_rollout in scores]
@@ -146,6 +146,17 @@ class Rounds:
             )  # fmt: skip
         self._write(step, rewarded, records)
         return samples
+
+    def _run_all(self, requested: Sequence[tuple[Task, int]], engine: Engine) -> list[RolloutRecord]:
+        """Return the records of (task, sample), in order."""
+
+        def run(item: tuple[Task, int], engine: Engine = engine) -> RolloutRecord:
+            return self._roll_out(*item, engine)
+
+        if self.section.repeatable:
+            return map_in_step(run, requested, engine, MODEL_CONCURRENCY)
+        with ThreadPoolExecutor(min(len(requested), MODEL_CONCURRENCY), thread_name_prefix="rollout") as pool:
+            return list(pool.map(run, requested))
 
     def _roll_out(self, task: Task, sample: int, engine: Engine) -> RolloutRecord:
         prompt = first_prompt(self.section, self.environment, task)

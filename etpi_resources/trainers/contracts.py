@@ -287,6 +287,7 @@ class GrpoSettings(LoraSettings):
     `temperature` is that of the section's agent."""
 
     tuning: Literal["full", "lora"]
+    repeatable: bool
     temperature: float
     group_size: int
     device_batch: int

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+from etpi_resources.trainers.workers import precision
+from etpi_resources.trainers.workers.precision import Gpu
 
 PYTHON_VARIABLE = "ETPI_TRAINER_PYTHON"
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,3 +50,27 @@ def worker_command(*arguments: str) -> list[str]:
     if not Path(python).exists():
         raise FileNotFoundError(f"{PYTHON_VARIABLE} names {python}, which does not exist")
     return [python, *arguments]
+
+
+def find_trainer_gpu(*, hidden: bool = False) -> Gpu | None:
+    """Return the GPU that the workers' interpreter sees on this node.
+
+    Args:
+        hidden: look at GPUs too that Ray hides from this process.
+
+    Raises:
+        RuntimeError: the interpreter failed; the message holds its last line.
+    """
+    command = worker_command("-m", precision.MODULE)
+    environment = worker_environment()
+    if hidden:
+        environment.pop("CUDA_VISIBLE_DEVICES", None)
+    probe = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if probe.returncode:
+        last = (probe.stderr.strip().splitlines() or ["no output"])[-1]
+        raise RuntimeError(
+            f"{' '.join(command)} failed with status {probe.returncode}: {last}. It checks whether torch sees a GPU; "
+            "repair that interpreter, or name another one in ETPI_TRAINER_PYTHON"
+        )
+    gpu = json.loads(probe.stdout.splitlines()[-1])
+    return gpu and Gpu(**gpu)

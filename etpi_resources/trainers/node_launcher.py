@@ -50,8 +50,8 @@ class NodeLauncher:
             ClusterError: this node has no such folder.
         """
         _await_file(Path(folder) / CONFIG_FILE)
-        own = worker_environment()
-        own.pop("OMP_NUM_THREADS", None)  # Ray sets it to the actor's CPUs
+        variables = worker_environment()
+        variables.pop("OMP_NUM_THREADS", None)  # Ray sets it to the actor's CPUs
         passed: tuple[int, ...] = ()
         if self._listener is not None:
             passed = (self._listener.fileno(),)
@@ -59,7 +59,7 @@ class NodeLauncher:
         count, *options = arguments
         command = worker_command("-m", ranks.MODULE, count, module, folder, *options)
         self._process = subprocess.Popen(
-            supervised(command, grace=grace), env={**own, **environment}, pass_fds=passed,
+            supervised(command, grace=grace), env={**variables, **environment}, pass_fds=passed,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
         )  # fmt: skip
         if self._listener is not None:

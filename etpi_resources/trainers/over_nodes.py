@@ -19,7 +19,9 @@ from typing import Any, Self
 
 from etpi_resources.cluster.session import connect, nodes
 from etpi_resources.cluster.settings import ClusterError, cluster
+from etpi_resources.trainers.interpreter import find_trainer_gpu
 from etpi_resources.trainers.node_launcher import GPU, NodeLauncher
+from etpi_resources.trainers.workers.precision import Gpu
 from etpi_resources.trainers.workers.ranks import FAILURE_MARK, RankFailure, root_cause
 
 POLL_SECONDS = 0.2
@@ -44,6 +46,27 @@ def spans_nodes(processes: int) -> bool:
     return processes > next(node.offers(settings.accelerator) for node in nodes() if node.node_id == here)
 
 
+def find_gpu_of_ranks() -> Gpu | None:
+    """Return the GPU of the first node that offers accelerators to ranks; None if the accelerator is a stand-in.
+
+    Raises:
+        RuntimeError: the interpreter there failed.
+    """
+    settings = cluster()
+    if settings is None or settings.accelerator != GPU:
+        return None
+    ray = connect()
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    node = next((node for node in nodes() if node.offers(GPU)), None)
+    if node is None:
+        return None
+    # Without a reservation: the GPUs may be busy, and this only reads what they are.
+    here = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+    probe = ray.remote(find_trainer_gpu).options(num_cpus=0, scheduling_strategy=here)
+    return ray.get(probe.remote(hidden=True))
+
+
 @dataclass
 class _Node:
     """One node of the training: its launcher's actor, its ranks, and what it said last."""
@@ -53,7 +76,7 @@ class _Node:
     bundles: list[int]
     first: int = 0
     actor: Any = None
-    others: list[Any] = field(default_factory=list)
+    reserving: list[Any] = field(default_factory=list)
     status: int | None = None
     lost: str | None = None
     failure: RankFailure | None = None
@@ -112,7 +135,7 @@ class RanksOverNodes:
         actors = [node.actor for node in self._nodes if node.actor is not None]
         if running := [node.actor for node in self._nodes if node.actor is not None and node.status is None]:
             ray.wait([actor.stop.remote() for actor in running], num_returns=len(running), timeout=self._grace + 5.0)
-        for actor in [*actors, *(other for node in self._nodes for other in node.others)]:
+        for actor in [*actors, *(other for node in self._nodes for other in node.reserving)]:
             ray.kill(actor)
         if self._group is not None:
             remove_placement_group(self._group)
@@ -194,7 +217,7 @@ class RanksOverNodes:
         for node in self._nodes:
             # Only the actor that a GPU was reserved for learns which it is, so each rank needs one.
             of_bundles = node.bundles if self._resource == GPU else node.bundles[:1]
-            node.actor, *node.others = [self._actor(bundle) for bundle in of_bundles]
+            node.actor, *node.reserving = [self._actor(bundle) for bundle in of_bundles]
         head = self._nodes[0]
         port = ray.get(head.actor.listen.remote(head.address))
         started = []
@@ -205,7 +228,7 @@ class RanksOverNodes:
             ]  # fmt: skip
             environment = dict(self._environment) if node is head else {}
             if self._resource == GPU:
-                devices = ray.get([actor.devices.remote() for actor in (node.actor, *node.others)])
+                devices = ray.get([actor.devices.remote() for actor in (node.actor, *node.reserving)])
                 environment["CUDA_VISIBLE_DEVICES"] = ",".join(device for ids in devices for device in ids)
             started.append(
                 node.actor.start.remote(self._module, str(self._folder), arguments, environment, self._grace)
@@ -240,11 +263,12 @@ class RanksOverNodes:
     def _take(self, answer: Any, pending: dict[Any, _Node]) -> Iterator[str]:
         """Yield the lines of one answer, and ask the node again if its launcher still runs."""
         import ray
+        from ray.exceptions import RayError
 
         node = pending.pop(answer)
         try:
             lines, status = ray.get(answer)
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             reason = str(error).strip().splitlines()
             node.lost = (
                 f"the node or Ray's process on it is gone ({type(error).__name__}: {reason[0] if reason else ''})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -41,6 +42,19 @@ def choose_compute(worker: Worker[Any], device: str, requested: SpecDtype) -> Co
     if warning := overruled(requested, used):
         worker.log(f"{worker.config.label}: {warning}")
     return Compute(gpu, used)
+
+
+def compute_alike(compute: Compute) -> None:
+    """Make this process compute the same digits every time it gets the same inputs.
+
+    On a CPU the number of threads decides the order of some sums, and it depends on what else runs: one thread. On a
+    GPU PyTorch takes deterministic kernels where it has them, and warns where it has not.
+    """
+    if compute.gpu:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    else:
+        torch.set_num_threads(1)
 
 
 def device_name(gpu: bool) -> str:

@@ -67,11 +67,13 @@ def run(worker: Worker[GrpoWorkerConfig]) -> GrpoWorkerResult:
 
     from etpi_resources.trainers.policy_link import connect
     from etpi_resources.trainers.workers import proof
-    from etpi_resources.trainers.workers.device import choose_compute, device_name, libraries
+    from etpi_resources.trainers.workers.device import choose_compute, compute_alike, device_name, libraries
 
     transformers_logging.disable_progress_bar()
     config, rl = worker.config, worker.config.rl
     compute = choose_compute(worker, config.device, rl.dtype)
+    if rl.repeatable:
+        compute_alike(compute)
     model = load(config, compute)
     device, used_libraries = device_name(compute.gpu), libraries()
     with connect(config.link) as link:

@@ -221,11 +221,19 @@ def launch(share: Share, module: str, folder: Path, *, report: bool) -> int:
     return failure.status if failure.status > 0 else 128 - failure.status
 
 
+def launch_here(processes: int, module: str, folder: Path) -> int:
+    """Run all ranks of a worker on this machine; return as `launch` does."""
+    listener = listen(LOOPBACK)
+    address, port = listener.getsockname()
+    share = Share(0, processes, processes, address, port, LOOPBACK, listener.detach())
+    return launch(share, module, folder, report=False)
+
+
 def _open_store(share: Share) -> Any:
     """Return the store that the ranks meet at, if it is this launcher's."""
     if share.listener is None:
         return None
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
     return TCPStore(share.address, share.port, is_master=True, wait_for_workers=False, master_listen_fd=share.listener)
 
@@ -264,15 +272,11 @@ def main() -> None:
     parser.add_argument("--listener", type=int, help="descriptor of the socket that listens there, if it is ours")
     options = parser.parse_args()
     if options.store is None:
-        own = listen(LOOPBACK)
-        address, port = own.getsockname()
-        listener = own.detach()
-    else:
-        address, _, port = options.store.rpartition(":")
-        listener = options.listener
+        sys.exit(launch_here(options.processes, options.module, options.folder))
+    address, _, port = options.store.rpartition(":")
     world = options.world or options.processes
-    share = Share(options.first, options.processes, world, address, int(port), options.here, listener)
-    sys.exit(launch(share, options.module, options.folder, report=options.store is not None))
+    share = Share(options.first, options.processes, world, address, int(port), options.here, options.listener)
+    sys.exit(launch(share, options.module, options.folder, report=True))
 
 
 if __name__ == "__main__":

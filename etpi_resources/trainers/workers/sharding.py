@@ -48,10 +48,11 @@ def load_sharded(
             f"train.shards = {shards} needs as many processes, and {started} started; start the worker through "
             "`run_worker(..., processes=train.shards)`"
         )
-    if gpu and torch.cuda.device_count() < shards:
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", str(shards)))
+    if gpu and torch.cuda.device_count() < here:
         raise RuntimeError(
-            f"train.shards = {shards} needs as many GPUs, and the torch of this interpreter sees "
-            f"{torch.cuda.device_count()}; lower train.shards"
+            f"train.shards = {shards} runs {here} ranks here, and the torch of this interpreter sees "
+            f"{torch.cuda.device_count()} GPUs; lower train.shards"
         )
     # The label head returns views, and nothing writes into them.
     warnings.filterwarnings("ignore", message=".*returned a view tensor", category=UserWarning)

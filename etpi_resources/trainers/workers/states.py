@@ -101,11 +101,12 @@ class States:
         return {"weights": weights, "optimizer": states}
 
     def _write_shards(self, folder: Path) -> None:
-        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.filesystem import FileSystemWriter
+        from torch.distributed.checkpoint.state_dict_saver import save
 
-        # Its writer flushes every file to disk (`sync_files`).
+        # The writer flushes every file to disk (`sync_files`).
         with _without_warnings():
-            dcp.save(self._shards(), storage_writer=dcp.FileSystemWriter(folder), no_dist=_alone(self._trainer))
+            save(self._shards(), storage_writer=FileSystemWriter(folder), no_dist=_alone(self._trainer))
 
     def _write_rank(self, folder: Path) -> None:
         """Write what differs between ranks: random generators, counts of the passes since the last log line."""
@@ -155,14 +156,15 @@ class States:
 
     def restore(self, folder: str) -> None:
         """Load weights, optimiser and learning rate. Trainer calls it when the optimiser exists."""
-        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.filesystem import FileSystemReader
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
+        from torch.distributed.checkpoint.state_dict_loader import load
 
         trainer = self._trainer
         model, optimizer = _model_and_optimizer(trainer)
         state = self._shards()
         with _without_warnings():
-            dcp.load(state, storage_reader=dcp.FileSystemReader(folder), no_dist=_alone(trainer))
+            load(state, storage_reader=FileSystemReader(folder), no_dist=_alone(trainer))
         options = StateDictOptions(ignore_frozen_params=True, strict=False)
         set_state_dict(
             model, optimizer, model_state_dict=state["weights"], optim_state_dict=state["optimizer"], options=options
