@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -175,31 +177,47 @@ class RowRanges:
 
     def __init__(self, name: str, paths: Sequence[Path], columns: Sequence[str]) -> None:
         self._wanted = schema_of(name, columns)
-        self._files: list[tuple[int, Path, pq.ParquetFile]] = []  # with the number of the file's first row
+        self._groups: list[_RowGroup] = []
         first = 0
         for path in paths:
             with _damage_named(path):
                 file = pq.ParquetFile(path, page_checksum_verification=True)
-            self._files.append((first, path, file))
-            first += file.metadata.num_rows
+            for number in range(file.num_row_groups):
+                rows = file.metadata.row_group(number).num_rows
+                self._groups.append(_RowGroup(path, file, number, first, first + rows))
+                first += rows
 
     def read(self, start: int, stop: int) -> pa.Table:
         """Return the rows [start, stop), counted over all files."""
-        parts = [self._wanted.empty_table()]
-        for first, path, file in self._files:
-            groups, begin, at = [], 0, first
-            for group in range(file.num_row_groups):
-                end = at + file.metadata.row_group(group).num_rows
-                if at < stop and end > start:
-                    begin = begin if groups else at
-                    groups.append(group)
-                at = end
-            if groups:
-                with _damage_named(path):
-                    rows = file.read_row_groups(groups, columns=_present(file, self._wanted))
-                low = max(0, start - begin)
-                parts.append(_typed(rows.slice(low, stop - begin - low), self._wanted, path))
-        return pa.concat_tables(parts)
+        groups = [group for group in self._groups if group.first < stop and group.stop > start]
+        return self._joined(
+            self._read(group).slice(max(0, start - group.first), stop - max(start, group.first)) for group in groups
+        )
+
+    def take(self, numbers: Sequence[int]) -> pa.Table:
+        """Return the rows with those numbers, which are in order."""
+        at = np.asarray(numbers, dtype=np.int64)
+        wanted = ((group, at[(at >= group.first) & (at < group.stop)] - group.first) for group in self._groups)
+        return self._joined(self._read(group).take(pa.array(rows)) for group, rows in wanted if len(rows))
+
+    def _joined(self, parts: Iterable[pa.Table]) -> pa.Table:
+        return pa.concat_tables([self._wanted.empty_table(), *parts])
+
+    def _read(self, group: _RowGroup) -> pa.Table:
+        with _damage_named(group.path):
+            rows = group.file.read_row_group(group.number, columns=_present(group.file, self._wanted))
+        return _typed(rows, self._wanted, group.path)
+
+
+@dataclass(frozen=True)
+class _RowGroup:
+    """A row group with the rows [first, stop) of a table."""
+
+    path: Path
+    file: pq.ParquetFile
+    number: int
+    first: int
+    stop: int
 
 
 @contextmanager
