@@ -43,7 +43,7 @@ from etpi_resources.process.progress import Progress
 
 Log = Callable[[str], None]
 Tables = Mapping[str, pa.Table]
-BlockFunction = Callable[[Tables], Tables]
+BlockFunction = Callable[[Any], Tables]
 
 
 class CodeChanged(LakeError):
@@ -156,7 +156,7 @@ class AssetRun:
         return self.folder / f"{table}.parquet"
 
     def parts_of(
-        self, blocks: Iterable[tuple[str, Tables]], recipe: Callable[[], BlockFunction], seconds: float
+        self, blocks: Iterable[tuple[str, Any]], recipe: Callable[[], BlockFunction], seconds: float
     ) -> Iterator[Tables]:
         """Yield the tables of each (name, block), in order, from all cores; a run that was killed has left those of the
         parts it finished.
@@ -353,7 +353,7 @@ class _KeptParts:
     parts: Parts
     recipe: Callable[[], BlockFunction]
 
-    def __call__(self) -> Callable[[tuple[str, Tables]], Tables]:
+    def __call__(self) -> Callable[[tuple[str, Any]], Tables]:
         function = self.recipe()
         return lambda named: self.parts.get(named[0], lambda: function(named[1]))
 

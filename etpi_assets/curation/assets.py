@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import chain
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,9 +15,11 @@ import pyarrow.compute as pc
 from etpi_assets.agent.tools import tool_schemas
 from etpi_assets.curation import gates, integrity, lengths, merge, select, upweight
 from etpi_assets.curation.captured import COLUMNS
+from etpi_assets.curation.dataset_blocks import DatasetRecipe
+from etpi_assets.curation.dataset_plan import plan
 from etpi_assets.curation.default_prompt import student_format, student_prompt
-from etpi_assets.curation.pair_blocks import PairRecipe, PairReferences, label_syntax, of_rollouts, spread
-from etpi_assets.curation.steering import SteeringNgrams
+from etpi_assets.curation.leaks import steering_leaks
+from etpi_assets.curation.pair_blocks import PairFigures, PairRecipe, label_syntax, of_rollouts, spread
 from etpi_assets.curation.student_form import StudentForm
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
 from etpi_assets.specs.check_names import DATASET, OVERRIDABLE, PAIRS, SELECTED
@@ -24,12 +29,15 @@ from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.table import read_tasks
 from etpi_assets.trajectories.blocks import blocks
+from etpi_assets.trajectories.checks import merged
 from etpi_resources.lake.checks import CheckOutcome
-from etpi_resources.lake.schemas import empty
-from etpi_resources.lake.stored import Stored, batches, columns_of, counts
+from etpi_resources.lake.parquet import RowRanges
+from etpi_resources.lake.stored import batches, counts, no_rows
 
 _SECONDS_PER_TURN = {"native": 1.5e-4, "retokenised": 2e-3}
 """What the pair of a turn takes one core, roughly."""
+_SECONDS_PER_ROW = 1.2e-4
+"""What a row of the data set takes one core, roughly."""
 _COMPARED_PROMPTS = 400
 """First-turn prompts of training and of evaluation that are compared; a median needs no more."""
 
@@ -86,11 +94,9 @@ def tito_pairs(run: AssetRun) -> Produced:
     spec: ExperimentSpec = run.spec
     tasks = {task.task_id: task for task in read_tasks(run.read("tasks", "tasks"))}
     selected = run.read("selected_trajectories", "selected", columns=["rollout_id", "rollout_set", "turns"])
-    dropped: list[pa.Table] = [empty("dropped")]
     section = _with_capture(run)
-    references = PairReferences()
-    syntax = label_syntax(spec)
-    with run.spool("pairs") as spool:
+    figures = PairFigures()
+    with run.spool("pairs") as pairs, run.spool("dropped") as dropped:
         for name in spec.rollout_sets:
             rollout_set: RolloutSetSpec = run.specs.get("rollout_set", name)  # pyright: ignore[reportAssignmentType]
             _require_same_vocabulary(name, rollout_set, spec, section)
@@ -101,45 +107,42 @@ def tito_pairs(run: AssetRun) -> Produced:
             blocks_of_set = enumerate(_blocks(run, name, frozenset(rollout_ids)))
             named = ((f"{name}-{number:06}", block) for number, block in blocks_of_set)
             for part in run.parts_of(named, recipe, turns * _SECONDS_PER_TURN[section.capture]):
-                references.add(part)
-                spool.add(part["pairs"])
-                dropped.append(part["dropped"])
-    return _pairs_produced(run, section, references, syntax.outcome(references.syntax), pa.concat_tables(dropped))
+                figures.add(part)
+                pairs.add(part["pairs"])
+                dropped.add(part["dropped"])
+    return _pairs_produced(run, section, figures)
 
 
 def _blocks(run: AssetRun, rollout_set: str, rollout_ids: frozenset[str]) -> Iterator[dict[str, pa.Table]]:
-    """Yield the tables that pairs are built from, a few of those rollouts at a time."""
+    """Yield the tables that pairs are built from, a few of those rollouts at a time; at least one block."""
     tables = {table: run.stored("raw_rollouts", table, key=rollout_set) for table in COLUMNS}
-    return (of_rollouts(block, rollout_ids) for block in blocks(tables, COLUMNS))
+    empty_block = {name: no_rows(table, COLUMNS[name]) for name, table in tables.items()}
+    return (of_rollouts(block, rollout_ids) for block in chain([empty_block], blocks(tables, COLUMNS)))
 
 
-def _pairs_produced(
-    run: AssetRun, section: PairsSection, references: PairReferences, syntax: CheckOutcome, dropped: pa.Table
-) -> Produced:
+def _pairs_produced(run: AssetRun, section: PairsSection, figures: PairFigures) -> Produced:
     spec: ExperimentSpec = run.spec
-    chat, pairs = student_format(spec), run.spooled("pairs")
-    steering = SteeringNgrams.build(sorted(references.steering), sorted(references.systems), chat)
+    chat, pairs, counted = student_format(spec), run.spooled("pairs"), figures.counted()
     checks = [
-        syntax,
-        integrity.pairs_reconcile(pa.concat_tables(references.turns), pairs, dropped),
-        integrity.capture_not_mixed(pairs, section),
-        integrity.history_as_captured(pairs, pa.concat_tables(references.captured), chat),
-        integrity.no_think_in_output(pairs, section, chat),
-        integrity.no_steering_leak(pairs, steering),
-        integrity.prompt_is_default_render(pairs, references.default_prompts, section, chat),
+        label_syntax(spec).outcome(figures.syntax),
+        integrity.pairs_reconcile_outcome(counted["reconcile"]),
+        integrity.capture_outcome(Counter(counted["captures"]), section),
+        integrity.history_outcome(counted["history"]),
+        integrity.think_outcome(counted["think"], section, chat),
+        integrity.steering_outcome(steering_leaks(pairs, figures, spec)),
+        integrity.default_render_outcome(counted["default_render"]),
     ]
-    narrow = columns_of(pairs, ["think_removed", "prefix_turn"])
     return Produced(
-        tables={"pairs": pairs, "dropped": dropped},
+        tables={"pairs": pairs, "dropped": run.spooled("dropped")},
         checks=_with_overrides(spec, checks),
         metadata={
             "capture": section.capture,
-            "dropped": dict(counts(dropped, "reason").most_common()),
-            "prompt_edits": dict(counts(pairs, "prompt_edit")),
-            "think_ids_removed": pc.sum(narrow["think_removed"]).as_py() or 0,  # pyright: ignore[reportAttributeAccessIssue]
-            "output_tokens": sum(len(batch.column(0).flatten()) for batch in batches(pairs, ["output_ids"])),
-            "chained": len(narrow) - narrow["prefix_turn"].null_count,
-            "conversations_rendered_per_prompt": references.rerendered,
+            "dropped": dict(Counter(counted["reconcile"]["reasons"]).most_common()),
+            "prompt_edits": counted["prompt_edits"],
+            "think_ids_removed": counted["think_removed"],
+            "output_tokens": counted["output_tokens"],
+            "chained": counted["chained"],
+            "conversations_rendered_per_prompt": counted["rerendered"],
         },
     )
 
@@ -187,80 +190,85 @@ def upweighted_dataset(run: AssetRun) -> Produced:
     chat = student_format(spec)
     shape = lengths.base_shape(spec.base, chat)
     limit = lengths.row_limit(spec.dataset, spec.base, shape)
-    weighed = upweight.weigh(pairs, spec.dataset, set(heldout["task_id"].to_pylist()), limit)
-    dropped = weighed["dropped"]
-    row_lengths = lengths.row_lengths(weighed["dataset_rows"], pairs)
-    most = lengths.merge_limit(spec.dataset, limit, int(row_lengths.max(initial=0)))
-    with run.spool("sequences") as spool:
-        rows = merge.merge(weighed["dataset_rows"], pairs, most, spool.add, merged=spec.dataset.merge)
-    sequences = run.spooled("sequences")
-    cost = lengths.costs(rows, row_lengths, sequences, shape, chat, limit)
+    rule = upweight.RowRule(spec.dataset, frozenset(heldout["task_id"].to_pylist()), limit)
+    planned = plan(pairs, rule)
+    most = lengths.merge_limit(spec.dataset, limit, planned.longest)
+    recipe = DatasetRecipe(pairs, rule, planned.validate, most)
+    named = ((f"{block.start:010}", block) for block in planned.blocks)
+    figures = _spooled(run, run.parts_of(named, recipe, len(pairs) * _SECONDS_PER_ROW))
+    tables = {name: run.spooled(name) for name in run.node.tables}
+    cost = lengths.costs(figures["lengths"], shape, chat, limit)
     run.log(f"{run.label}: {lengths.summary(cost)}")
-    savings = merge.merge_savings(rows, pairs, sequences)
-    loss_share = upweight.loss_share_by_turn(rows)
+    savings = merge.savings(figures["lengths"]["rows"], figures["sequence_tokens"])
     return Produced(
-        tables={"dataset_rows": rows, "sequences": sequences, "dropped": dropped},
-        checks=_with_overrides(spec, _dataset_checks(run, tasks, rows, sequences, dropped)),
+        tables=tables,
+        checks=_with_overrides(spec, _dataset_checks(run, tasks, figures)),
         metadata={
-            "rows": dict(counts(rows, "split")),
-            "dropped": dict(counts(dropped, "reason")),
-            "sequences": len(sequences),
-            "forking_sequences": merge.forking(sequences),
+            "rows": figures["splits"],
+            "dropped": figures["reconcile"]["reasons"],
+            "sequences": len(tables["sequences"]),
+            "forking_sequences": figures["forking"],
             "lengths": lengths.summary(cost),
             "memory_formula": lengths.FORMULA,
             "tokens_saved_by_merging": f"{savings['ratio']:.2f}x",
-            "loss_share_by_turn": {str(turn): round(share, 4) for turn, share in loss_share.items()},
-            "label_tokens": pc.sum(rows["output_tokens"]).as_py() or 0,  # pyright: ignore[reportAttributeAccessIssue]
+            "loss_share_by_turn": {str(turn): round(n, 4) for turn, n in upweight.shares(figures["loss"]).items()},
+            "label_tokens": figures["lengths"]["outputs"],
         },
         notes={"merging": savings, "lengths": cost},
     )
 
 
-def _dataset_checks(
-    run: AssetRun, tasks: pa.Table, rows: pa.Table, sequences: Stored, dropped: pa.Table
-) -> list[CheckOutcome]:
+def _spooled(run: AssetRun, parts: Iterable[Mapping[str, pa.Table]]) -> dict[str, Any]:
+    """Write the asset's tables of each part to the version's files; return the sum of the parts' figures."""
+    figures = []
+    with ExitStack() as stack:
+        spools = {name: stack.enter_context(run.spool(name)) for name in run.node.tables}
+        for part in parts:
+            for name, spool in spools.items():
+                spool.add(part[name])
+            figures += [json.loads(text) for text in part["figures"]["json"].to_pylist()]
+    return merged(figures)
+
+
+def _dataset_checks(run: AssetRun, tasks: pa.Table, figures: Mapping[str, Any]) -> list[CheckOutcome]:
     spec: ExperimentSpec = run.spec
-    pairs = run.stored("tito_pairs", "pairs")
-    selected = run.read("selected_trajectories", "selected")
-    agent_scores = run.read("scored_rollouts", "agent_scores")
+    selected = run.read("selected_trajectories", "selected", columns=["rollout_id", "task_id"])
+    agent_scores = run.read("scored_rollouts", "agent_scores", columns=gates.AGENT_COLUMNS)
     rollouts = run.read("raw_rollouts", "rollouts", columns=["rollout_id", "task_id", "source"])
-    scores = run.read("scored_rollouts", "scores")
+    scores = run.read("scored_rollouts", "scores", columns=gates.SCORE_COLUMNS)
     heldout = tasks.filter(pc.field("split") == "heldout")
     # A repository in both splits is split by time (`split_by_repo`); of it only the held-out tasks are kept out.
     shared = set(tasks.filter(pc.field("split") == "train")["repo"].to_pylist())
     heldout_repos = {*heldout["repo"].to_pylist()} - shared | {*spec.dataset.heldout_repos}
-    training, evaluation = _training_prompts(rows, pairs), _evaluation_prompts(run, tasks)
+    heldout_tasks = set(heldout["task_id"].to_pylist())
+    training, evaluation = _training_prompts(run, figures["first_turns"]), _evaluation_prompts(run, tasks)
     inputs = len(rollouts) + len(run.read("raw_rollouts", "quarantined", columns=["source"]))
-    lost = _lost_inputs(run, rollouts, scores, selected, rows, dropped)
+    lost_inputs = _lost_inputs(run, rollouts, scores, selected, figures["used"])
+    lost_turns = merged([gates.lost_figures(run.stored("tito_pairs", "dropped")), figures["lost"]])
+    rows = figures["reconcile"]["kept"]
     return [
-        integrity.dataset_reconciles(pairs, rows, dropped),
-        integrity.label_tokens(rows, pairs, sequences),
-        integrity.heldout_split(rows, heldout_repos, set(heldout["task_id"].to_pylist()), spec.dataset.val_by),
+        integrity.dataset_reconciles_outcome(figures["reconcile"], figures["splits"].get("train", 0)),
+        integrity.label_outcome(figures["labels"]),
+        integrity.heldout_outcome(figures["heldout"], heldout_repos, heldout_tasks, spec.dataset.val_by),
         gates.teacher_gate(rollouts, scores, agent_scores, spec.gates),
-        gates.turn_loss_share(rows, spec.gates),
-        gates.format_exposure(rows, pairs, spec.gates),
-        gates.role_balance(rows, pairs, spec.gates),
+        gates.loss_share_outcome(upweight.shares(figures["loss"]), spec.gates),
+        gates.exposure_outcome(figures["exposure"], spec.gates),
+        gates.role_outcome(figures["roles"], spec.gates),
         gates.plan_paths_in_task(selected, agent_scores, _with_entities(run, tasks), spec.gates),
         gates.prompt_length_ratio([len(p) for p in training], [len(p) for p in evaluation], spec.gates),
         gates.template_distance(training, evaluation, spec.gates),
         gates.generation_prompt(training, evaluation, student_format(spec)),
-        gates.skip_rate(inputs, lost, spec.gates),
-        gates.turns_lost(rows, run.read("tito_pairs", "dropped"), dropped, spec.gates),
+        gates.skip_rate(inputs, lost_inputs, spec.gates),
+        gates.lost_outcome(lost_turns, rows, figures["lengths"]["outputs"], spec.gates),
     ]
 
 
-def _training_prompts(rows: pa.Table, pairs: Stored) -> list[Sequence[int]]:
-    """Return first-turn inputs of the training rows, evenly spread over them."""
-    first_turns = rows.filter((pc.field("split") == "train") & (pc.field("turn") == 0))["pair_id"].to_pylist()
-    chosen = set(spread(first_turns, _COMPARED_PROMPTS))
-    columns = ["pair_id", "turn", "prefix_turn", "suffix_ids"]
-    parts = (batch.filter(batch["turn"].to_numpy() == 0) for batch in batches(pairs, columns))
-    return [
-        ids.values.to_numpy().tolist()
-        for part in parts
-        for name, prefix, ids in zip(part["pair_id"], part["prefix_turn"], part["suffix_ids"], strict=True)
-        if name.as_py() in chosen and not prefix.is_valid
-    ]
+def _training_prompts(run: AssetRun, first_turns: Sequence[int]) -> list[Sequence[int]]:
+    """Return first-turn inputs of training rows, evenly spread over them, given the numbers of their pairs."""
+    stored = run.stored("tito_pairs", "pairs")
+    pairs = RowRanges(stored.name, stored.paths, ["prefix_turn", "suffix_ids"])
+    chosen = pairs.take(spread(first_turns, _COMPARED_PROMPTS))
+    return chosen.filter(pc.field("prefix_turn").is_null())["suffix_ids"].to_pylist()
 
 
 def _evaluation_prompts(run: AssetRun, tasks: pa.Table) -> list[Sequence[int]]:
@@ -290,9 +298,13 @@ def _with_entities(run: AssetRun, tasks: pa.Table) -> pa.Table:
 
 
 def _lost_inputs(
-    run: AssetRun, rollouts: pa.Table, scores: pa.Table, selected: pa.Table, rows: pa.Table, dropped: pa.Table
+    run: AssetRun, rollouts: pa.Table, scores: pa.Table, selected: pa.Table, used: Sequence[str]
 ) -> dict[str, str]:
-    """Return name -> reason of every input that was lost before training, other than by selection."""
+    """Return name -> reason of every input that was lost before training, other than by selection.
+
+    Args:
+        used: the rollouts with rows, or with turns that are held out.
+    """
     lost = {
         row["source"]: f"quarantined: {row['reason']}"
         for row in run.read("raw_rollouts", "quarantined", columns=["source", "reason"]).to_pylist()
@@ -304,10 +316,9 @@ def _lost_inputs(
     for row in scores.to_pylist():
         if row["infrastructure_error"]:
             lost[names[row["rollout_id"]]] = f"infrastructure: {row['exit_status']}"
-    heldout = dropped.filter(pc.field("reason").isin(["heldout_repo", "heldout_task"]))
-    used = {name for table in (rows, heldout) for name in table["rollout_id"].unique().to_pylist()}
+    used_ids = set(used)
     for rollout_id in selected["rollout_id"].to_pylist():
-        if rollout_id not in used:
+        if rollout_id not in used_ids:
             lost[names[rollout_id]] = "no turn is left"
     return lost
 

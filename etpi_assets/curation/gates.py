@@ -23,16 +23,26 @@ from etpi_assets.curation.upweight import loss_share_by_turn
 from etpi_assets.scoring.intervals import decide, rate
 from etpi_assets.specs.experiment import GatesSection
 from etpi_assets.specs.plugins import near
+from etpi_assets.trajectories.checks import merged
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.lake.checks import CheckOutcome
-from etpi_resources.lake.stored import Rows, batches, columns_of, counts, dicts
+from etpi_resources.lake.stored import Rows, batches
 
 _SHOWN = 3
 _PAIR_RATES = ("plan_first", "plan_content", "solved", "plan_first_published", "plan_content_published")
 _AGENT_RATES = ("follow_through", "follow_own", "follow_edited", "follow_by_turn_5", "follow_through_published")
+AGENT_COLUMNS = ["rollout_id", *_AGENT_RATES, "plan_entities"]
+SCORE_COLUMNS = [
+    "rollout_id",
+    "infrastructure_error",
+    "exit_status",
+    "reward",
+    *(name for name in _PAIR_RATES if name != "solved"),
+]
+"""The columns that gates read of `agent_scores` and `scores`."""
 _NGRAM = 6
 _COMMON = 0.9
-_HELD_OUT = ("heldout_repo", "heldout_task")
+HELD_OUT = ("heldout_repo", "heldout_task")
 _REMEDIES = {
     "over_max_length": "raise dataset.max_length, as far as the base's context allows",
     "not_captured": "set pairs.capture to what the rollouts have",
@@ -114,7 +124,11 @@ def _value(row: Mapping[str, Any], metric: str) -> float | None:
 
 def turn_loss_share(rows: pa.Table, section: GatesSection) -> CheckOutcome:
     """Compare turn 0's share of the training loss with its floor; the many rows of later turns can bury turn 0."""
-    share = loss_share_by_turn(rows)
+    return loss_share_outcome(loss_share_by_turn(rows), section)
+
+
+def loss_share_outcome(share: Mapping[int, float], section: GatesSection) -> CheckOutcome:
+    """Judge the shares of `loss_share_by_turn`."""
     first = share.get(0, 0.0)
     floor = section.first_turn_loss_share
     figures = {f"turn_{t}": v for t, v in share.items()}
@@ -133,21 +147,37 @@ def turn_loss_share(rows: pa.Table, section: GatesSection) -> CheckOutcome:
     return CheckOutcome("turn_loss_share", passed, message, figures=figures)
 
 
-def format_exposure(rows: pa.Table, pairs: Rows, section: GatesSection) -> CheckOutcome:
+def format_exposure(rows: pa.Table, pairs: pa.Table, section: GatesSection) -> CheckOutcome:
     """Compare the tool calls trained on in one epoch, each with its row's weight and copies, with their floor."""
-    training = rows.filter(pc.field("split") == "train").select(["pair_id", "weight", "copies"])
-    with_format = training.join(columns_of(pairs, ["pair_id", "format_tokens"]), "pair_id")
-    calling = with_format.filter(pc.field("format_tokens") > 0)
-    exposure = sum(row["weight"] * row["copies"] for row in dicts(calling, ["weight", "copies"]))
-    floor = section.format_exposure
-    figures = {
-        "exposure": exposure,
-        "rows_with_call": len(calling),
+    return exposure_outcome(exposure_figures(rows, pairs), section)
+
+
+def exposure_figures(rows: pa.Table, pairs: pa.Table) -> dict[str, Any]:
+    """Count the training rows, those with a tool call (`exposure`: by weight and copies), and the calls' tokens."""
+    training = rows.filter(pc.field("split") == "train")
+    tokens = _of_rows(training, pairs, "format_tokens").fill_null(0).to_numpy()
+    weights = training["weight"].to_numpy() * training["copies"].to_numpy()
+    calling = tokens > 0
+    return {
+        "exposure": float(weights[calling].sum()),
+        "rows_with_call": int(calling.sum()),
         "rows": len(training),
-        "format_tokens": pc.sum(with_format["format_tokens"]).as_py() or 0,  # pyright: ignore[reportAttributeAccessIssue]
+        "format_tokens": int(tokens.sum()),
     }
+
+
+def _of_rows(rows: pa.Table, pairs: pa.Table, column: str) -> pa.ChunkedArray:
+    """Return a column of the pairs for each row; null where there is no such pair."""
+    at = pc.index_in(rows["pair_id"], value_set=pairs["pair_id"])  # pyright: ignore[reportAttributeAccessIssue]
+    return pairs[column].take(at)
+
+
+def exposure_outcome(figures: Mapping[str, Any], section: GatesSection) -> CheckOutcome:
+    """Judge the figures."""
+    exposure, calling, training, _ = (figures[n] for n in ("exposure", "rows_with_call", "rows", "format_tokens"))
+    floor = section.format_exposure
     message = (
-        f"{len(calling)} of {len(training)} training rows have a tool call, {exposure:.0f} by weight; "
+        f"{calling} of {training} training rows have a tool call, {exposure:.0f} by weight; "
         f"{_limit('floor', floor, 'd')}."
     )
     if floor is None:
@@ -161,16 +191,21 @@ def format_exposure(rows: pa.Table, pairs: Rows, section: GatesSection) -> Check
     return CheckOutcome("format_exposure", exposure >= floor, message, figures=figures)
 
 
-def role_balance(rows: pa.Table, pairs: Rows, section: GatesSection) -> CheckOutcome:
+def role_balance(rows: pa.Table, pairs: pa.Table, section: GatesSection) -> CheckOutcome:
     """Compare the rarer role's share of the training rows with its floor, if agents work in pairs."""
-    roles = {"pair_id": pa.string(), "role": pa.string()}
-    parts = [pa.schema(roles).empty_table()]
-    for batch in batches(pairs, ["pair_id", "metadata"]):
-        role = pa.array([json.loads(facts).get("role") for facts in batch["metadata"].to_pylist()], pa.string())
-        parts.append(pa.table([batch["pair_id"], role], list(roles)))
-    training = rows.filter(pc.field("split") == "train").select(["pair_id"])
-    rows_of = counts(training.join(pa.concat_tables(parts), "pair_id"), "role")
-    figures = {str(role): n for role, n in rows_of.items()}
+    return role_outcome(role_figures(rows, pairs), section)
+
+
+def role_figures(rows: pa.Table, pairs: pa.Table) -> dict[str, int]:
+    """Count the training rows of each role."""
+    training = rows.filter(pc.field("split") == "train")
+    metadata = _of_rows(training, pairs, "metadata").to_pylist()
+    return dict(Counter(str(json.loads(facts).get("role")) if facts else "None" for facts in metadata))
+
+
+def role_outcome(rows_of: Mapping[str, int], section: GatesSection) -> CheckOutcome:
+    """Judge the number of training rows of each role."""
+    figures = dict(rows_of)
     if set(rows_of) <= {"solo"}:
         return CheckOutcome.not_applicable("role_balance", "one agent acts alone, so there are no roles.", figures)
     pair_roles = {role: rows_of.get(role, 0) for role in ("proposer", "responder")}
@@ -333,18 +368,33 @@ def turns_lost(rows: pa.Table, from_pairs: pa.Table, from_rows: pa.Table, sectio
         rows: `dataset_rows`.
         from_pairs, from_rows: the tables `dropped` of `tito_pairs` and `upweighted_dataset`.
     """
-    lost = pa.concat_tables([from_pairs, from_rows])
-    lost = lost.filter(~pc.field("reason").isin(_HELD_OUT))
-    reasons = Counter(lost["reason"].to_pylist())
-    turns = len(rows) + len(lost)
-    lost_tokens, kept_tokens = (pc.sum(t["output_tokens"]).as_py() or 0 for t in (lost, rows))  # pyright: ignore[reportAttributeAccessIssue]
-    share = len(lost) / turns if turns else 1.0
-    tokens = lost_tokens + kept_tokens
+    lost = merged([lost_figures(from_pairs), lost_figures(from_rows)])
+    kept_tokens = pc.sum(rows["output_tokens"]).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
+    return lost_outcome(lost, len(rows), kept_tokens, section)
+
+
+def lost_figures(dropped: Rows) -> dict[str, Any]:
+    """Count the dropped turns that are not held out, by reason, and their output tokens."""
+    reasons: Counter[str] = Counter()
+    tokens = 0
+    for batch in batches(dropped, ["reason", "output_tokens"]):
+        lost = pa.Table.from_batches([batch]).filter(~pc.field("reason").isin(HELD_OUT))
+        reasons.update(lost["reason"].to_pylist())
+        tokens += pc.sum(lost["output_tokens"]).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
+    return {"reasons": dict(reasons), "tokens": tokens}
+
+
+def lost_outcome(counted: Mapping[str, Any], rows: int, kept_tokens: int, section: GatesSection) -> CheckOutcome:
+    """Judge the lost turns, given the rows and their output tokens."""
+    reasons, lost_tokens = Counter(counted["reasons"]), counted["tokens"]
+    lost = reasons.total()
+    turns, tokens = rows + lost, lost_tokens + kept_tokens
+    share = lost / turns if turns else 1.0
     token_share = lost_tokens / tokens if tokens else 1.0
     bound = section.turns_lost
     by_reason = ", ".join(f"{reason} {n}" for reason, n in reasons.most_common()) or "none"
     message = (
-        f"{len(lost)} of {turns} turns lost ({share:.2f}) and {lost_tokens} of {tokens} output tokens "
+        f"{lost} of {turns} turns lost ({share:.2f}) and {lost_tokens} of {tokens} output tokens "
         f"({token_share:.2f}), bound {bound:.2f}: {by_reason}."
     )
     passed = max(share, token_share) <= bound
@@ -353,5 +403,5 @@ def turns_lost(rows: pa.Table, from_pairs: pa.Table, from_rows: pa.Table, sectio
     elif not passed:
         remedy = _REMEDIES.get(reasons.most_common(1)[0][0], "see the tables `dropped` for each turn's reason")
         message += f" The student would train on the rest only: {remedy}, or raise gates.turns_lost."
-    figures = {"turns": turns, "turns_lost": len(lost), "tokens": tokens, "tokens_lost": lost_tokens, **reasons}
+    figures = {"turns": turns, "turns_lost": lost, "tokens": tokens, "tokens_lost": lost_tokens, **reasons}
     return CheckOutcome("turns_lost", passed, message, figures=figures)

@@ -1,6 +1,8 @@
 """Checks of pairs and data sets that a correct build always passes: ids, counts, labels, leaks.
 
-Checks whose floors and bounds a spec sets are in `gates`.
+Each check has figures that are computed per block of rollouts (`*_figures`, values of JSON), summed by `merged` of
+`trajectories.checks`, and judged by `*_outcome`; the function without a suffix does all of it for whole tables. Checks
+whose floors and bounds a spec sets are in `gates`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from etpi_assets.trajectories.tables import iter_prompts
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.labels import IGNORE_INDEX
 from etpi_resources.lake.checks import CheckOutcome
-from etpi_resources.lake.stored import Rows, batches, columns_of, counts
+from etpi_resources.lake.stored import batches, counts
 from etpi_resources.prefix_tree import PrefixTree
 from etpi_resources.token_ids import arrays, common_prefix
 
@@ -32,32 +34,57 @@ _SHOWN = 3
 _TEXT = 60
 """Characters shown of a prompt from the first difference on."""
 
+AgentKey = tuple[str, str]
 TurnKey = tuple[str, str, int]
 KEY = ["rollout_id", "agent_id", "turn"]
 
 
-def pairs_reconcile(turns: pa.Table, pairs: Rows, dropped: pa.Table) -> CheckOutcome:
+def pairs_reconcile(turns: pa.Table, pairs: pa.Table, dropped: pa.Table) -> CheckOutcome:
     """Check that pairs + dropped are the turns of the selected rollouts (`KEY` columns), each once, and that there are
     pairs."""
-    balance = f"{len(turns)} turns = {len(pairs)} pairs + {len(dropped)} dropped"
-    return _reconcile("pairs_reconcile", turns, columns_of(pairs, KEY), dropped, len(pairs), balance)
+    return pairs_reconcile_outcome(reconcile_figures(turns, pairs, dropped))
 
 
-def dataset_reconciles(pairs: Rows, rows: pa.Table, dropped: pa.Table) -> CheckOutcome:
+def pairs_reconcile_outcome(figures: Mapping[str, Any]) -> CheckOutcome:
+    """Judge the figures of turns, pairs and dropped turns."""
+    balance = f"{figures['offered']} turns = {figures['kept']} pairs + {figures['dropped']} dropped"
+    return _reconcile("pairs_reconcile", figures, figures["kept"], balance)
+
+
+def dataset_reconciles(pairs: pa.Table, rows: pa.Table, dropped: pa.Table) -> CheckOutcome:
     """Check that rows + dropped are the pairs, each once, and that there are training rows."""
-    balance = f"{len(pairs)} pairs = {len(rows)} rows + {len(dropped)} dropped"
-    training = counts(rows, "split")["train"]
-    return _reconcile("dataset_reconciles", columns_of(pairs, KEY), rows, dropped, training, balance)
+    figures = reconcile_figures(pairs, rows, dropped)
+    return dataset_reconciles_outcome(figures, counts(rows, "split")["train"])
 
 
-def _reconcile(
-    name: str, offered: pa.Table, kept: pa.Table, dropped: pa.Table, training: int, balance: str
-) -> CheckOutcome:
-    reasons = counts(dropped, "reason")
+def dataset_reconciles_outcome(figures: Mapping[str, Any], training: int) -> CheckOutcome:
+    """Judge the figures of pairs, rows and dropped pairs, given the number of training rows."""
+    balance = f"{figures['offered']} pairs = {figures['kept']} rows + {figures['dropped']} dropped"
+    return _reconcile("dataset_reconciles", figures, training, balance)
+
+
+def reconcile_figures(offered: pa.Table, kept: pa.Table, dropped: pa.Table) -> dict[str, Any]:
+    """Count the turns offered, kept and dropped, and those that are missing or duplicated."""
+    wrong = _unbalanced(offered, kept, dropped)
+    return {
+        "offered": len(offered),
+        "kept": len(kept),
+        "dropped": len(dropped),
+        "reasons": dict(counts(dropped, "reason")),
+        "wrong": len(wrong),
+        "first_wrong": wrong[:_SHOWN],
+    }
+
+
+def _reconcile(name: str, counted: Mapping[str, Any], training: int, balance: str) -> CheckOutcome:
+    reasons = Counter(counted["reasons"])
     message = balance + f" ({', '.join(f'{reason} {n}' for reason, n in reasons.most_common()) or 'none'})"
-    figures = {"offered": len(offered), "kept": training, "dropped": len(dropped), "reasons": dict(reasons)}
-    if wrong := _unbalanced(offered, kept, dropped):
-        message += f": {len(wrong)} are missing or duplicated, first {wrong[:_SHOWN]}; do not use this version"
+    figures = {
+        "offered": counted["offered"], "kept": training, "dropped": counted["dropped"], "reasons": dict(reasons)
+    }  # fmt: skip
+    if counted["wrong"]:
+        first = [tuple(key) for key in counted["first_wrong"][:_SHOWN]]
+        message += f": {counted['wrong']} are missing or duplicated, first {first}; do not use this version"
         return CheckOutcome(name, False, message, figures=figures)
     if not training:
         remedies = {
@@ -81,9 +108,13 @@ def _unbalanced(offered: pa.Table, *accounted: pa.Table) -> list[TurnKey]:
     return sorted(zip(*(wrong[column].to_pylist() for column in KEY), strict=True))
 
 
-def capture_not_mixed(pairs: Rows, section: PairsSection) -> CheckOutcome:
+def capture_not_mixed(pairs: pa.Table, section: PairsSection) -> CheckOutcome:
     """Check that every pair is of the capture that the spec asks for."""
-    captures = counts(pairs, "capture")
+    return capture_outcome(counts(pairs, "capture"), section)
+
+
+def capture_outcome(captures: Counter[str], section: PairsSection) -> CheckOutcome:
+    """Judge the number of pairs of each capture."""
     passed = set(captures) <= {section.capture}
     message = f"{captures[section.capture]} pairs, all {section.capture}."
     if not passed:
@@ -94,12 +125,17 @@ def capture_not_mixed(pairs: Rows, section: PairsSection) -> CheckOutcome:
     return CheckOutcome("capture_not_mixed", passed, message, figures=dict(captures))
 
 
-def history_as_captured(pairs: Rows, captured: pa.Table, chat: ChatFormat) -> CheckOutcome:
+def history_as_captured(pairs: pa.Table, captured: pa.Table, chat: ChatFormat) -> CheckOutcome:
     """Check that prompts re-tokenised from messages have the text of the captured prompts, both edited alike.
 
     Args:
         captured: pairs built from the captured ids of some of the same turns; the check passes if there are none.
     """
+    return history_outcome(history_figures(pairs, captured, chat))
+
+
+def history_figures(pairs: pa.Table, captured: pa.Table, chat: ChatFormat) -> dict[str, Any]:
+    """Count the prompts compared and those that differ, and describe the first."""
     captured_prompts = dict(iter_prompts(captured))
     compared, wrong, first = 0, 0, ""
     for key, ids in iter_prompts(pairs) if captured_prompts else ():
@@ -116,22 +152,33 @@ def history_as_captured(pairs: Rows, captured: pa.Table, chat: ChatFormat) -> Ch
                 f"{'/'.join(map(str, key))}: the model read {original[at : at + _TEXT]!r} where the data set has "
                 f"{rebuilt[at : at + _TEXT]!r}"
             )
-    figures: dict[str, object] = {"compared": compared, "pairs": len(pairs)}
+    return {"compared": compared, "pairs": len(pairs), "departing": wrong, "first": [first] if first else []}
+
+
+def history_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
+    """Judge the figures."""
+    compared, total, wrong = (counted[name] for name in ("compared", "pairs", "departing"))
+    figures: dict[str, object] = {"compared": compared, "pairs": total}
     if not compared:
-        message = f"Cannot be decided: none of {len(pairs)} pairs has captured ids to compare with."
+        message = f"Cannot be decided: none of {total} pairs has captured ids to compare with."
         return CheckOutcome("history_as_captured", True, message, figures=figures)
     figures["departing"] = wrong
-    message = f"{compared} of {len(pairs)} prompts were compared with the captured ones; all have the same text."
+    message = f"{compared} of {total} prompts were compared with the captured ones; all have the same text."
     if wrong:
         message = (
-            f"{wrong} of {compared} prompts are not what the model was given, first {first}. Only the captured ids "
-            'have a history that was compacted or edited during the rollout: set pairs.capture = "native".'
+            f"{wrong} of {compared} prompts are not what the model was given, first {counted['first'][0]}. Only the "
+            'captured ids have a history that was compacted or edited during the rollout: set pairs.capture = "native".'
         )
     return CheckOutcome("history_as_captured", not wrong, message, figures=figures)
 
 
-def no_think_in_output(pairs: Rows, section: PairsSection, chat: ChatFormat) -> CheckOutcome:
+def no_think_in_output(pairs: pa.Table, section: PairsSection, chat: ChatFormat) -> CheckOutcome:
     """Check that no output has a think id and no input ends in an open think block, if think is stripped."""
+    return think_outcome(think_figures(pairs, section, chat), section, chat)
+
+
+def think_figures(pairs: pa.Table, section: PairsSection, chat: ChatFormat) -> dict[str, Any]:
+    """Count the forms of the prompts' tails, outputs with a think id, and inputs that end in an open block."""
     tails: Counter[str] = Counter()
     thinking: list[str] = []
     opened: list[str] = []
@@ -146,26 +193,40 @@ def no_think_in_output(pairs: Rows, section: PairsSection, chat: ChatFormat) -> 
         may_open = np.flatnonzero(_with_any(batch["suffix_ids"], [chat.think_open_id]))
         suffixes = arrays(batch["suffix_ids"])
         opened += [names[at].as_py() for at in may_open.tolist() if chat.tail_form(suffixes[at].tolist()) == "open"]  # pyright: ignore[reportOptionalMemberAccess]
-    figures: dict[str, object] = {"tokenizer": chat.name, "prompt_tails": dict(tails)}
+    return {
+        "pairs": len(pairs), "tails": dict(tails), "thinking": len(thinking), "opened": len(opened),
+        "first_thinking": thinking[:_SHOWN], "first_opened": opened[:_SHOWN],
+    }  # fmt: skip
+
+
+def think_outcome(counted: Mapping[str, Any], section: PairsSection, chat: ChatFormat) -> CheckOutcome:
+    """Judge the figures."""
+    tails, thinking, opened = dict(counted["tails"]), counted["thinking"], counted["opened"]
+    figures: dict[str, object] = {"tokenizer": chat.name, "prompt_tails": tails}
     if not section.strip_think:
         return CheckOutcome(
             "no_think_in_output", True, "Think blocks are kept (pairs.strip_think = false).", figures=figures
         )
-    figures |= {"outputs_with_think": len(thinking), "open_prompts": len(opened)}
+    figures |= {"outputs_with_think": thinking, "open_prompts": opened}
     if not thinking and not opened:
-        message = f"No think id in {len(pairs)} outputs; prompt tails of {chat.name}: {dict(tails)}."
+        message = f"No think id in {counted['pairs']} outputs; prompt tails of {chat.name}: {tails}."
         return CheckOutcome("no_think_in_output", True, message, figures=figures)
     message = (
-        f"{len(thinking)} outputs contain a think id and {len(opened)} inputs end in an open think block, first "
-        f"{(thinking + opened)[:_SHOWN]}; prompt tails of {chat.name}: {dict(tails)}. The strip does not know this "
-        "tokenizer's form: look at one such turn token by token, correct curation/strip_think.py, or set "
-        "pairs.strip_think = false."
+        f"{thinking} outputs contain a think id and {opened} inputs end in an open think block, first "
+        f"{(counted['first_thinking'] + counted['first_opened'])[:_SHOWN]}; prompt tails of {chat.name}: {tails}. The "
+        "strip does not know this tokenizer's form: look at one such turn token by token, correct "
+        "curation/strip_think.py, or set pairs.strip_think = false."
     )
     return CheckOutcome("no_think_in_output", False, message, figures=figures)
 
 
-def no_steering_leak(pairs: Rows, steering: SteeringNgrams) -> CheckOutcome:
+def no_steering_leak(pairs: pa.Table, steering: SteeringNgrams) -> CheckOutcome:
     """Check that no n-gram of steering, of ids or of words, is in any input or output."""
+    return steering_outcome(steering_figures(pairs, steering))
+
+
+def steering_figures(pairs: pa.Table, steering: SteeringNgrams) -> dict[str, Any]:
+    """Count the pairs with an n-gram of steering, and describe the first; the table has whole agents."""
     leaks: list[tuple[str, str]] = []
     agent: tuple[str, str] | None = None
     ends: dict[int, np.ndarray] = {}
@@ -185,11 +246,18 @@ def no_steering_leak(pairs: Rows, steering: SteeringNgrams) -> CheckOutcome:
             ends[turn] = ids[-4 * NGRAM_IDS :].copy() if ngram is None else ids[:0]
             if ngram is not None:
                 leaks.append((name, ngram))
-    figures = {"pairs": len(pairs), "leaks": len(leaks)}
-    if not leaks:
-        return CheckOutcome("no_steering_leak", True, f"No n-gram of steering in {len(pairs)} pairs.", figures=figures)
+    return {"pairs": len(pairs), "leaks": len(leaks), "first": [list(leak) for leak in leaks[:1]]}
+
+
+def steering_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
+    """Judge the figures."""
+    figures = {name: counted[name] for name in ("pairs", "leaks")}
+    if not counted["leaks"]:
+        message = f"No n-gram of steering in {counted['pairs']} pairs."
+        return CheckOutcome("no_steering_leak", True, message, figures=figures)
+    pair, ngram = counted["first"][0]
     message = (
-        f"{len(leaks)} pairs contain steering, first {leaks[0][0]}: {leaks[0][1]!r}. The student would learn to follow "
+        f"{counted['leaks']} pairs contain steering, first {pair}: {ngram!r}. The student would learn to follow "
         "a prompt that it never gets. If it is in inputs, the rollout set's messages and its agent section disagree. "
         "If it is in outputs, the teacher quotes it: drop those rollouts, or change the steering text."
     )
@@ -197,7 +265,7 @@ def no_steering_leak(pairs: Rows, steering: SteeringNgrams) -> CheckOutcome:
 
 
 def prompt_is_default_render(
-    pairs: Rows, expected: Mapping[tuple[str, str], Sequence[int] | np.ndarray], section: PairsSection, chat: ChatFormat
+    pairs: pa.Table, expected: Mapping[AgentKey, Sequence[int] | np.ndarray], section: PairsSection, chat: ChatFormat
 ) -> CheckOutcome:
     """Check that every agent's first input is the prompt that serving renders, id for id.
 
@@ -207,6 +275,13 @@ def prompt_is_default_render(
         expected: (rollout_id, agent_id) -> ids of the default prompt, generation prompt included. Agents without an
             entry are not compared.
     """
+    return default_render_outcome(default_render_figures(pairs, expected, section, chat))
+
+
+def default_render_figures(
+    pairs: pa.Table, expected: Mapping[AgentKey, Sequence[int] | np.ndarray], section: PairsSection, chat: ChatFormat
+) -> dict[str, Any]:
+    """Count agents, those compared, and those whose prompt differs; the table has whole agents."""
     compared, wrong, agents = 0, [], set()
     for (rollout_id, agent_id, turn), prompt in iter_prompts(pairs):
         agent = rollout_id, agent_id
@@ -224,27 +299,36 @@ def prompt_is_default_render(
         same = common_prefix(wanted, prompt)
         if same < len(wanted) or (turn == 0 and len(prompt) > len(wanted)):
             wrong.append(f"{rollout_id}/{agent_id}/{turn} at position {same}")
-    figures = {"agents": len(agents), "compared": compared, "differ": len(wrong)}
+    return {"agents": len(agents), "compared": compared, "differ": len(wrong), "first": wrong[:_SHOWN]}
+
+
+def default_render_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
+    """Judge the figures."""
+    figures = {name: counted[name] for name in ("agents", "compared", "differ")}
+    agents, compared, wrong = figures.values()
     if wrong:
         message = (
-            f"{len(wrong)} of {compared} agents' prompts are not the default render, first {wrong[:_SHOWN]}: the "
+            f"{wrong} of {compared} agents' prompts are not the default render, first {counted['first'][:_SHOWN]}: the "
             "student would train on a prompt that serving never renders. Compare agent.prompt, agent.tools, "
             "base.tokenizer and base.chat_template with those of the rollouts."
         )
         return CheckOutcome("prompt_is_default_render", False, message, figures=figures)
-    message = f"{compared} of {len(agents)} agents' prompts compared with the default render, all equal."
+    message = f"{compared} of {agents} agents' prompts compared with the default render, all equal."
     if not compared:
-        message = (
-            f"Cannot be decided: for none of {len(agents)} agents is the default prompt known (imported rollouts)."
-        )
+        message = f"Cannot be decided: for none of {agents} agents is the default prompt known (imported rollouts)."
     return CheckOutcome("prompt_is_default_render", True, message, figures=figures)
 
 
-def label_tokens(rows: pa.Table, pairs: Rows, sequences: Rows) -> CheckOutcome:
+def label_tokens(rows: pa.Table, pairs: pa.Table, sequences: pa.Table) -> CheckOutcome:
     """Check that the labels of the sequences are the outputs of the rows, each after its own input, and that there are
-    labels.
+    labels."""
+    return label_outcome(label_figures(rows, pairs, sequences))
 
-    Rows are in the order of the pairs and sequences in the order of their first rows, so few sequences are in memory.
+
+def label_figures(rows: pa.Table, pairs: pa.Table, sequences: pa.Table) -> dict[str, Any]:
+    """Count the labels of rows and of sequences, with their weights, and the rows that are not at their span.
+
+    Rows are in the order of the pairs and sequences in the order of their first rows, so few sequences are unpacked.
     """
     wanted = pc.sum(rows["output_tokens"]).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
     expected_weight = 0.0
@@ -256,16 +340,24 @@ def label_tokens(rows: pa.Table, pairs: Rows, sequences: Rows) -> CheckOutcome:
         if prompt is None or output is None or not _is_in_place(row, reader.take(row["sequence_id"]), prompt, output):
             wrong.append(row["pair_id"])
     reader.read_rest()
-    figures = {
-        "label_tokens": reader.labelled, "row_tokens": wanted, "weighted_tokens": reader.weighted,
-        "sequences": len(sequences),
+    return {
+        "labels": reader.labelled, "weight": reader.weighted, "sequences": len(sequences),
+        "wanted": wanted, "wanted_weight": expected_weight, "rows": len(rows),
+        "misplaced": len(wrong), "first": wrong[:_SHOWN],
     }  # fmt: skip
-    passed = not wrong and reader.labelled == wanted > 0 and np.isclose(reader.weighted, expected_weight, rtol=1e-5)
-    message = f"{reader.labelled} label tokens in {len(sequences)} sequences, exactly the outputs of {len(rows)} rows."
+
+
+def label_outcome(counted: Mapping[str, Any]) -> CheckOutcome:
+    """Judge the figures."""
+    labels, weight, wanted, wanted_weight = (counted[n] for n in ("labels", "weight", "wanted", "wanted_weight"))
+    sequences, wrong = counted["sequences"], counted["misplaced"]
+    figures = {"label_tokens": labels, "row_tokens": wanted, "weighted_tokens": weight, "sequences": sequences}
+    passed = not wrong and labels == wanted > 0 and np.isclose(weight, wanted_weight, rtol=1e-5)
+    message = f"{labels} label tokens in {sequences} sequences, exactly the outputs of {counted['rows']} rows."
     if not passed:
         message = (
-            f"{reader.labelled} label tokens (weight {reader.weighted:.0f}) in the sequences, {wanted} (weight "
-            f"{expected_weight:.0f}) in the rows, {len(wrong)} rows not at their span, first {wrong[:_SHOWN]}: a "
+            f"{labels} label tokens (weight {weight:.0f}) in the sequences, {wanted} (weight {wanted_weight:.0f}) in "
+            f"the rows, {wrong} rows not at their span, first {counted['first'][:_SHOWN]}: a "
             "healthy loss would hide this. Materialize upweighted_dataset again; if it stays, the merge is broken."
         )
     return CheckOutcome("label_tokens", bool(passed), message, figures=figures)
@@ -292,7 +384,7 @@ class _OpenSequence:
 class _SequenceReader:
     """Reads sequences forwards, keeps each until all its rows were taken, and counts labels and their weights."""
 
-    def __init__(self, sequences: Rows) -> None:
+    def __init__(self, sequences: pa.Table) -> None:
         self._unread = _sequences(sequences)
         self._open: dict[str, _OpenSequence] = {}
         self._taken: Counter[str] = Counter()
@@ -325,7 +417,7 @@ class _SequenceReader:
         return True
 
 
-def _sequences(sequences: Rows) -> Iterator[dict[str, Any]]:
+def _sequences(sequences: pa.Table) -> Iterator[dict[str, Any]]:
     """Yield the rows of `sequences`, with lists as arrays."""
     lists = ["input_ids", "node_starts", "node_parents", "node_positions", "span_starts", "span_ends", "span_weights"]
     columns = ["sequence_id", "rows", *lists]
@@ -361,10 +453,29 @@ def heldout_split(
         heldout_repos, heldout_tasks: those of the evaluation, and those that the spec names.
         val_by: `dataset.val_by`; conversations of one repository may be in both splits.
     """
+    return heldout_outcome(heldout_figures(rows), heldout_repos, heldout_tasks, val_by)
+
+
+def heldout_figures(rows: pa.Table) -> dict[str, Any]:
+    """Return the (repository, split) and the tasks that the rows have."""
+    splits = rows.group_by(["repo", "split"]).aggregate([])
+    return {
+        "splits": [[row["repo"], row["split"]] for row in splits.to_pylist()],
+        "tasks": rows["task_id"].unique().to_pylist(),
+    }
+
+
+def heldout_outcome(
+    counted: Mapping[str, Any],
+    heldout_repos: Collection[str],
+    heldout_tasks: Collection[str],
+    val_by: Literal["repository", "conversation"],
+) -> CheckOutcome:
+    """Judge the figures."""
     splits_of: dict[str | None, set[str]] = {}
-    tasks = set(rows["task_id"].unique().to_pylist())
-    for row in rows.group_by(["repo", "split"]).aggregate([]).to_pylist():
-        splits_of.setdefault(row["repo"], set()).add(row["split"])
+    tasks = set(counted["tasks"])
+    for repo, split in counted["splits"]:
+        splits_of.setdefault(repo, set()).add(split)
     problems = []
     if leaked := sorted(repo for repo in splits_of if repo in set(heldout_repos)):
         problems.append(

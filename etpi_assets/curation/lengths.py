@@ -17,7 +17,6 @@ from etpi_assets.specs.training import BaseSection
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.checkpoints import hub_file
 from etpi_resources.lake.checks import BadData
-from etpi_resources.lake.stored import Rows, batches, columns_of
 
 STEPS = (2048, 4096, 8192, 16384, 32768)
 """Lengths, in tokens, above which rows are counted."""
@@ -102,29 +101,15 @@ def merge_limit(section: DatasetSection, limit: int | None, longest: int) -> int
     return min(limit or max(longest, MERGED), max(longest, MERGED))
 
 
-def row_lengths(rows: pa.Table, pairs: Rows) -> np.ndarray:
-    """Return the input and output tokens of each row together, (n,) int64."""
-    inputs = columns_of(pairs, ["pair_id", "input_tokens"])
-    at = pc.index_in(rows["pair_id"], value_set=inputs["pair_id"])  # pyright: ignore[reportAttributeAccessIssue]
-    return inputs["input_tokens"].take(at).to_numpy().astype(np.int64) + rows["output_tokens"].to_numpy()
+def length_figures(rows: pa.Table, pairs: pa.Table, sequences: pa.Table) -> dict[str, Any]:
+    """Return the lengths of a block's rows and of its longest sequence; `merged` of `trajectories.checks` adds them up.
 
-
-def costs(
-    rows: pa.Table, lengths: np.ndarray, sequences: Rows, shape: BaseShape, chat: ChatFormat, limit: int | None
-) -> Mapping[str, Any]:
-    """Return figures of the rows' lengths and of the longest sequence's memory.
-
-    Keys: limit, context, source; longest_row, and `over`: {length: {rows, tokens, output_tokens}} of the rows longer
-    than it; longest_sequence (as the trainer reads it), its activation_bytes (null if unknown), and the formula.
+    Keys: rows, outputs: tokens of all rows, and of their outputs; over: {length: {rows, tokens, output_tokens}} of the
+    rows longer than it; longest_row, longest_sequence: lists of one number, and of one [tokens, labels], a block.
     """
     outputs = rows["output_tokens"].to_numpy()
-    longest, labels = 0, 0
-    for batch in batches(sequences, ["input_ids", "span_starts", "span_ends"]):
-        tokens = pc.list_value_length(batch["input_ids"]).to_numpy()  # pyright: ignore[reportAttributeAccessIssue]
-        if tokens.max(initial=0) > longest:
-            at = int(tokens.argmax())
-            longest = int(tokens[at])
-            labels = sum(batch["span_ends"][at].as_py()) - sum(batch["span_starts"][at].as_py())
+    at = pc.index_in(rows["pair_id"], value_set=pairs["pair_id"])  # pyright: ignore[reportAttributeAccessIssue]
+    lengths = pairs["input_tokens"].take(at).to_numpy().astype(np.int64) + outputs
     over = {}
     for step in STEPS:
         beyond = lengths > step
@@ -134,11 +119,39 @@ def costs(
             "output_tokens": int(outputs[beyond].sum()),
         }
     return {
+        "rows": int(lengths.sum()),
+        "outputs": int(outputs.sum()),
+        "over": over,
+        "longest_row": [int(lengths.max(initial=0))],
+        "longest_sequence": [_longest(sequences)],
+    }
+
+
+def _longest(sequences: pa.Table) -> list[int]:
+    """Return the tokens and labels of the first of the longest sequences."""
+    tokens = pc.list_value_length(sequences["input_ids"]).to_numpy()  # pyright: ignore[reportAttributeAccessIssue]
+    if not len(tokens):
+        return [0, 0]
+    at = int(tokens.argmax())
+    return [int(tokens[at]), sum(sequences["span_ends"][at].as_py()) - sum(sequences["span_starts"][at].as_py())]
+
+
+def costs(figures: Mapping[str, Any], shape: BaseShape, chat: ChatFormat, limit: int | None) -> Mapping[str, Any]:
+    """Return figures of the rows' lengths and of the longest sequence's memory.
+
+    Keys: limit, context, source; longest_row, and `over`: {length: {rows, tokens, output_tokens}} of the rows longer
+    than it; longest_sequence (as the trainer reads it), its activation_bytes (null if unknown), and the formula.
+
+    Args:
+        figures: `length_figures` of all rows.
+    """
+    longest, labels = max(figures["longest_sequence"], key=lambda sequence: sequence[0], default=(0, 0))
+    return {
         "limit": limit,
         "context": shape.context,
         "source": shape.source,
-        "longest_row": int(lengths.max(initial=0)),
-        "over": over,
+        "longest_row": max(figures["longest_row"], default=0),
+        "over": figures["over"],
         "longest_sequence": longest,
         "activation_bytes": shape.activation_bytes(longest, labels, chat.vocab_size),
         "formula": FORMULA,

@@ -274,7 +274,13 @@ def merge_savings(rows: pa.Table, pairs: Rows, sequences: Rows) -> dict[str, flo
     inputs = lengths.filter(pc.is_in(lengths["pair_id"], value_set=rows["pair_id"]))  # pyright: ignore[reportAttributeAccessIssue]
     unmerged = sum((pc.sum(column).as_py() or 0) for column in (inputs["input_tokens"], rows["output_tokens"]))  # pyright: ignore[reportAttributeAccessIssue]
     merged = sum(len(batch.column(0).flatten()) for batch in batches(sequences, ["input_ids"]))
-    return {"row_tokens": unmerged, "sequence_tokens": merged, "ratio": unmerged / merged if merged else 1.0}
+    return savings(unmerged, merged)
+
+
+def savings(row_tokens: int, sequence_tokens: int) -> dict[str, float]:
+    """Return both, and their `ratio`."""
+    ratio = row_tokens / sequence_tokens if sequence_tokens else 1.0
+    return {"row_tokens": row_tokens, "sequence_tokens": sequence_tokens, "ratio": ratio}
 
 
 def forking(sequences: Rows) -> int:

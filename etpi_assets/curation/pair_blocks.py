@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,60 +21,47 @@ from etpi_assets.specs.experiment import ExperimentSpec, PairsSection
 from etpi_assets.specs.load import Specs
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.tasks.family import Task
+from etpi_assets.trajectories.checks import merged
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.lake.schemas import empty
+from etpi_resources.lake.stored import counts
 
 _COMPARED_ROLLOUTS = 100
 """Rollouts of a set whose re-tokenised prompts are compared with the captured ids."""
 
 
 @dataclass
-class PairReferences:
-    """References that the checks of pairs compare with, collected while the pairs are built.
+class PairFigures:
+    """What the checks of all pairs need, collected while the pairs are built a block at a time.
 
     Attributes:
-        turns: keys of the turns of the selected rollouts.
-        captured: for a few re-tokenised rollouts, the pairs that their captured ids give.
-        default_prompts: (rollout_id, agent_id) -> ids of the prompt that serving renders; equal ids are one array.
         syntax: what the labels' syntax shows.
         steering, systems: texts of the steering, and of the default system messages.
-        rerendered: conversations whose earlier messages the template rewrites.
+        rows: the number of pairs of each block.
     """
 
-    turns: list[pa.Table] = field(default_factory=lambda: [empty("turns").select(integrity.KEY)])
-    captured: list[pa.Table] = field(default_factory=lambda: [empty("pairs")])
-    default_prompts: dict[tuple[str, str], np.ndarray] = field(default_factory=dict)
     syntax: Findings = field(default_factory=Findings)
     steering: set[str] = field(default_factory=set)
     systems: set[str] = field(default_factory=set)
-    rerendered: int = 0
-    _prompts: dict[bytes, np.ndarray] = field(default_factory=dict)
+    rows: list[int] = field(default_factory=list)
+    _counted: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, part: Mapping[str, pa.Table]) -> None:
-        """Add the tables that `PairBuilder.build` returned for a block."""
-        self.turns.append(part["turns"])
-        self.captured.append(part["captured"])
-        prompts = part["default_prompts"]
-        for rollout_id, agent_id, ids in zip(*prompts.columns, strict=True):
-            array = ids.values.to_numpy()
-            shared = self._prompts.setdefault(array.tobytes(), array)
-            self.default_prompts[rollout_id.as_py(), agent_id.as_py()] = shared
-        (facts,) = part["facts"].to_pylist()
-        self.syntax.add_json(facts["syntax"])
-        self.steering.update(facts["steering"])
-        self.systems.update(facts["systems"])
-        self.rerendered += facts["rerendered"]
+        """Add the figures of the tables that `PairBuilder.build` returned for a block."""
+        (text,) = part["figures"]["json"].to_pylist()
+        figures = json.loads(text)
+        self.syntax.add_json(figures.pop("syntax"))
+        self.steering.update(figures.pop("steering"))
+        self.systems.update(figures.pop("systems"))
+        self.rows.append(len(part["pairs"]))
+        self._counted.append(figures)
+
+    def counted(self) -> dict[str, Any]:
+        """Return the sum of the other figures, see `PairBuilder.build`."""
+        return merged(self._counted)
 
 
-_DEFAULT_PROMPTS = pa.schema([("rollout_id", pa.string()), ("agent_id", pa.string()), ("ids", pa.list_(pa.int32()))])
-_FACTS = pa.schema(
-    [
-        ("syntax", pa.string()),
-        ("steering", pa.list_(pa.string())),
-        ("systems", pa.list_(pa.string())),
-        ("rerendered", pa.int64()),
-    ]
-)
+FIGURES = pa.schema([("json", pa.string())])
 
 
 @dataclass(frozen=True)
@@ -114,13 +102,12 @@ class PairBuilder:
         return cls(section, chat, spec.serving.template_kwargs, tools, compared, prompts, syntax)
 
     def build(self, block: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
-        """Return {"pairs", "dropped", "turns", "captured", "default_prompts", "facts"} of the rollouts of a block.
+        """Return {"pairs", "dropped", "figures"} of the rollouts of a block.
 
         The result depends on the block alone, so that a part which a killed run left is what this run would build.
         """
-        prompts: list[tuple[str, str, Sequence[int] | np.ndarray]] = []
-        steering: set[str] = set()
-        systems: set[str] = set()
+        expected: dict[integrity.AgentKey, Sequence[int] | np.ndarray] = {}
+        texts: dict[str, set[str]] = {"steering": set(), "systems": set()}
         rerendered = 0
 
         def noted(agents: Iterable[CapturedAgent]) -> Iterator[CapturedAgent]:
@@ -128,28 +115,39 @@ class PairBuilder:
             for agent in agents:
                 rerendered += not agent.appended
                 if agent.default is not None:
-                    prompts.append((agent.rollout_id, agent.agent_id, agent.default.ids))
-                    systems.update(m["content"] for m in agent.default.messages if m["role"] == "system")
-                    steering.update(self.default_prompts.steering(agent.facts["task_id"], agent.agent_id))
+                    expected[agent.rollout_id, agent.agent_id] = agent.default.ids
+                    texts["systems"].update(m["content"] for m in agent.default.messages if m["role"] == "system")
+                    texts["steering"].update(self.default_prompts.steering(agent.facts["task_id"], agent.agent_id))
                 yield agent
 
         default = self.default_prompts
         agents = captured_agents(block, self.section, self.chat, default, self.template_kwargs, self.tools)
         tables = make_pairs(self.syntax.collect(noted(agents)), self.section, self.chat)
         self.syntax.add(tables["pairs"], tables["dropped"])
-        columns = [list(column) for column in zip(*prompts, strict=True)] or [[], [], []]
-        facts = {
-            "syntax": self.syntax.take(),
-            "steering": sorted(steering),
-            "systems": sorted(systems),
+        figures = {
+            **self._checked(block, tables["pairs"], tables["dropped"], expected),
+            **_totals(tables["pairs"]),
             "rerendered": rerendered,
+            "syntax": self.syntax.take(),
+            **{name: sorted(of_block) for name, of_block in texts.items()},
         }
+        return {**tables, "figures": pa.table([[json.dumps(figures)]], schema=FIGURES)}
+
+    def _checked(
+        self,
+        block: Mapping[str, pa.Table],
+        pairs: pa.Table,
+        dropped: pa.Table,
+        expected: Mapping[integrity.AgentKey, Sequence[int] | np.ndarray],
+    ) -> dict[str, Any]:
+        """Return the figures of the checks by name."""
+        section, chat = self.section, self.chat
         return {
-            **tables,
-            "turns": block["turns"].select(integrity.KEY),
-            "captured": self._captured_pairs(block),
-            "default_prompts": pa.table(columns, schema=_DEFAULT_PROMPTS),
-            "facts": pa.Table.from_pylist([facts], schema=_FACTS),
+            "reconcile": integrity.reconcile_figures(block["turns"], pairs, dropped),
+            "captures": dict(counts(pairs, "capture")),
+            "history": integrity.history_figures(pairs, self._captured_pairs(block), chat),
+            "think": integrity.think_figures(pairs, section, chat),
+            "default_render": integrity.default_render_figures(pairs, expected, section, chat),
         }
 
     def _captured_pairs(self, block: Mapping[str, pa.Table]) -> pa.Table:
@@ -160,6 +158,16 @@ class PairBuilder:
         rollouts = of_rollouts(block, self.compared)
         agents = captured_agents(rollouts, native, self.chat, self.default_prompts, self.template_kwargs)
         return make_pairs(agents, native, self.chat)["pairs"]
+
+
+def _totals(pairs: pa.Table) -> dict[str, Any]:
+    """Return figures for the asset's page."""
+    return {
+        "prompt_edits": dict(counts(pairs, "prompt_edit")),
+        "think_removed": pc.sum(pairs["think_removed"]).as_py() or 0,  # pyright: ignore[reportAttributeAccessIssue]
+        "output_tokens": len(pc.list_flatten(pairs["output_ids"])),  # pyright: ignore[reportAttributeAccessIssue]
+        "chained": len(pairs) - pairs["prefix_turn"].null_count,
+    }
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,41 @@ import pyarrow.compute as pc
 
 from etpi_assets.specs.experiment import DatasetSection
 from etpi_assets.trajectories.tables import iter_turns
-from etpi_resources.lake.schemas import TableBuilder
-from etpi_resources.lake.stored import Rows, dicts
+from etpi_resources.lake.schemas import empty, from_columns
+from etpi_resources.lake.stored import Rows, batches
 
 _KEY = ("rollout_id", "agent_id", "turn")
 _READ = ["pair_id", *_KEY, "metadata"]
+COLUMNS = [*_READ, "prefix_turn", "suffix_ids", "output_ids"]
+"""The columns of pairs that `weigh` reads."""
+_FACTS = ("task_id", "repo", "teacher")
+
+
+@dataclass(frozen=True)
+class RowRule:
+    """Which pairs become rows.
+
+    Attributes:
+        heldout_tasks: tasks whose pairs are dropped, as those of `section.heldout_repos` are.
+        limit: a longer pair, in tokens, is dropped where `section.max_length` is "auto"; None: no limit.
+    """
+
+    section: DatasetSection
+    heldout_tasks: Collection[str] = ()
+    limit: int | None = None
+
+    def drop(self, facts: Mapping[str, Any], length: int) -> tuple[str, str] | None:
+        """Return (reason, detail) if the pair with that metadata and so many tokens must be dropped, else None."""
+        if facts.get("repo") in self.section.heldout_repos:
+            return "heldout_repo", f"dataset.heldout_repos names {facts['repo']}"
+        if facts.get("task_id") in self.heldout_tasks:
+            return "heldout_task", f"{facts['task_id']} is of the suite's held-out split"
+        automatic = self.section.max_length == "auto"
+        limit = self.limit if automatic else self.section.max_length
+        if isinstance(limit, int) and length > limit:
+            context = ", the base's context" if automatic else ""
+            return "over_max_length", f"{length} ids, dataset.max_length = {limit}{context}"
+        return None
 
 
 def weigh(
@@ -37,49 +68,87 @@ def weigh(
     Raises:
         ValueError: the factor of the duplicating form is not a whole number.
     """
+    tables = weigh_pairs(pairs, RowRule(section, heldout_tasks, limit))
+    rows = tables["dataset_rows"]
+    validate = validation_units(units_of(rows, section).unique().to_pylist(), section.val_fraction)
+    return {**tables, "dataset_rows": with_split(rows, section, validate)}
+
+
+def weigh_pairs(pairs: Rows, rule: RowRule) -> dict[str, pa.Table]:
+    """Return what `weigh` returns, without the split, which depends on all pairs of the data set."""
+    section = rule.section
     if section.upweight_form == "duplicate" and section.upweight_factor != int(section.upweight_factor):
         raise ValueError(
             f'dataset.upweight_factor = {section.upweight_factor:g} cannot be repeated; use upweight_form = "weight"'
         )
-    if section.max_length != "auto":
-        limit = section.max_length
-    rows: list[pa.Table] = []
-    dropped: list[pa.Table] = []
-    row_builder, dropped_builder = TableBuilder("dataset_rows", rows.append), TableBuilder("dropped", dropped.append)
-    for pair, (_, prompt, output) in zip(dicts(pairs, _READ), iter_turns(pairs), strict=True):
-        assert output is not None, "every pair has an output"
-        facts = json.loads(pair.pop("metadata"))
-        if drop := _drop_reason(facts, len(prompt) + len(output), limit, section, heldout_tasks):
-            key = {name: pair[name] for name in _KEY}
-            dropped_builder.add(
-                {"stage": "dataset", **key, "reason": drop[0], "detail": drop[1], "output_tokens": len(output)}
-            )
-            continue
-        factor = section.upweight_factor if pair["turn"] in section.upweight_turns else 1.0
-        duplicates = section.upweight_form == "duplicate"
-        weight, copies = (1.0, int(factor)) if duplicates else (float(factor), 1)
-        row_builder.add(
-            {
-                **pair,
-                "dataset_row_id": _row_id(pair["pair_id"], prompt, output, weight, copies),
-                **{name: facts.get(name) for name in ("task_id", "repo", "teacher")},
-                "weight": weight,
-                "copies": copies,
-                "output_tokens": len(output),
-            }
-        )
-    row_builder.flush()
-    dropped_builder.flush()
-    return {"dataset_rows": _split(pa.concat_tables(rows), section), "dropped": pa.concat_tables(dropped)}
+    rows, dropped = [empty("dataset_rows")], [empty("dropped")]
+    turns = iter_turns(pairs)
+    for batch in batches(pairs, _READ):
+        facts = [json.loads(text) for text in batch["metadata"].to_pylist()]
+        ids = [(prompt, _present(output)) for _, prompt, output in islice(turns, batch.num_rows)]
+        lengths = [len(prompt) + len(output) for prompt, output in ids]
+        drops = [rule.drop(*pair) for pair in zip(facts, lengths, strict=True)]
+        kept = [at for at, drop in enumerate(drops) if drop is None]
+        chosen = batch.take(pa.array(kept, pa.int64()))
+        rows.append(_rows(chosen, [facts[at] for at in kept], [ids[at] for at in kept], section))
+        if len(kept) < len(drops):
+            outputs = [len(output) for _, output in ids]
+            dropped.append(_dropped(batch, drops, outputs))
+    return {"dataset_rows": pa.concat_tables(rows), "dropped": pa.concat_tables(dropped)}
 
 
-def _split(rows: pa.Table, section: DatasetSection) -> pa.Table:
-    """Fill the column `split`."""
-    units = rows["repo"]
+def _present(output: np.ndarray | None) -> np.ndarray:
+    assert output is not None, "every pair has an output"
+    return output
+
+
+def _rows(
+    pairs: pa.RecordBatch,
+    facts: Sequence[Mapping[str, Any]],
+    ids: Sequence[tuple[np.ndarray, np.ndarray]],
+    section: DatasetSection,
+) -> pa.Table:
+    """Return `dataset_rows` of pairs with their metadata, inputs and outputs."""
+    upweighted = np.isin(pairs["turn"].to_numpy(), section.upweight_turns)
+    factors = np.where(upweighted, float(section.upweight_factor), 1.0)
+    if section.upweight_form == "duplicate":
+        weights, copies = np.ones(len(factors)), factors.astype(np.int32)
+    else:
+        weights, copies = factors, np.ones(len(factors), dtype=np.int32)
+    names = pairs["pair_id"].to_pylist()
+    each = zip(names, ids, weights.tolist(), copies.tolist(), strict=True)
+    columns: dict[str, Any] = {name: pairs[name] for name in ("pair_id", *_KEY)}
+    columns["dataset_row_id"] = [_row_id(name, prompt, output, w, n) for name, (prompt, output), w, n in each]
+    columns |= {name: [of_pair.get(name) for of_pair in facts] for name in _FACTS}
+    columns |= {"weight": weights, "copies": copies, "output_tokens": [len(output) for _, output in ids]}
+    return from_columns("dataset_rows", columns, len(names))
+
+
+def _dropped(pairs: pa.RecordBatch, drops: Sequence[tuple[str, str] | None], outputs: Sequence[int]) -> pa.Table:
+    """Return the table `dropped` of the pairs that have a (reason, detail)."""
+    out = [(at, *drop) for at, drop in enumerate(drops) if drop is not None]
+    chosen = pairs.take(pa.array([at for at, _, _ in out], pa.int64()))
+    columns = {
+        "stage": ["dataset"] * len(out),
+        **{name: chosen[name] for name in _KEY},
+        "reason": [reason for _, reason, _ in out],
+        "detail": [detail for _, _, detail in out],
+        "output_tokens": [outputs[at] for at, _, _ in out],
+    }
+    return from_columns("dropped", columns, len(out))
+
+
+def units_of(rows: pa.Table, section: DatasetSection) -> pa.ChunkedArray:
+    """Return what `section.val_by` splits by for each row: its repository or its conversation."""
     if section.val_by == "conversation":
-        units = pc.binary_join_element_wise(rows["rollout_id"], rows["agent_id"], "/")  # pyright: ignore[reportAttributeAccessIssue]
-    validate = validation_units(units.unique().to_pylist(), section.val_fraction)
-    is_val = pc.is_in(units, value_set=pa.array(sorted(validate, key=str), pa.string()))  # pyright: ignore[reportAttributeAccessIssue]
+        return pc.binary_join_element_wise(rows["rollout_id"], rows["agent_id"], "/")  # pyright: ignore[reportAttributeAccessIssue]
+    return rows["repo"]
+
+
+def with_split(rows: pa.Table, section: DatasetSection, validate: Collection[str | None]) -> pa.Table:
+    """Fill the column `split`: "val" for the rows of those units."""
+    values = pa.array(sorted(validate, key=str), pa.string())
+    is_val = pc.is_in(units_of(rows, section), value_set=values)  # pyright: ignore[reportAttributeAccessIssue]
     return rows.set_column(rows.schema.get_field_index("split"), "split", pc.if_else(is_val, "val", "train"))  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -95,25 +164,21 @@ def loss_share_by_turn(rows: pa.Table) -> dict[int, float]:
 
     `sql/reports/loss_share_by_turn.sql` computes the same for every experiment.
     """
-    weights: Counter[int] = Counter()
-    for row in dicts(rows, ["split", "turn", "weight", "copies", "output_tokens"]):
-        if row["split"] == "train":
-            weights[row["turn"]] += row["weight"] * row["copies"] * row["output_tokens"]
-    total = sum(weights.values())
-    return {turn: weight / total for turn, weight in sorted(weights.items())} if total else {}
+    return shares(loss_by_turn(rows))
 
 
-def _drop_reason(
-    facts: dict[str, Any], length: int, limit: int | None, section: DatasetSection, heldout_tasks: Collection[str]
-) -> tuple[str, str] | None:
-    if facts.get("repo") in section.heldout_repos:
-        return "heldout_repo", f"dataset.heldout_repos names {facts['repo']}"
-    if facts.get("task_id") in heldout_tasks:
-        return "heldout_task", f"{facts['task_id']} is of the suite's held-out split"
-    if limit is not None and length > limit:
-        auto = ", the base's context" if section.max_length == "auto" else ""
-        return "over_max_length", f"{length} ids, dataset.max_length = {limit}{auto}"
-    return None
+def loss_by_turn(rows: pa.Table) -> dict[str, float]:
+    """Return turn -> sum(weight x copies x output tokens) over the training rows. The keys are text, as in JSON."""
+    training = rows.filter(pc.field("split") == "train")
+    turns, at = np.unique(training["turn"].to_numpy(), return_inverse=True)
+    loss = training["weight"].to_numpy() * training["copies"].to_numpy() * training["output_tokens"].to_numpy()
+    return dict(zip(map(str, turns.tolist()), np.bincount(at, loss, len(turns)).tolist(), strict=True))
+
+
+def shares(loss: Mapping[str, float]) -> dict[int, float]:
+    """Return turn -> share of the loss, from `loss_by_turn`, in order of the turns."""
+    total = sum(loss.values())
+    return {turn: loss[str(turn)] / total for turn in sorted(map(int, loss))} if total else {}
 
 
 def _row_id(pair_id: str, prompt: np.ndarray, output: np.ndarray, weight: float, copies: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ from etpi_assets.scoring.structure import structure_of
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.table import read_tasks
 from etpi_assets.trajectories.blocks import blocks
-from etpi_resources.lake.schemas import empty
+from etpi_resources.lake.stored import columns_of
 
 _KEY = ("rollout_id", "agent_id", "turn")
 COLUMNS = {
@@ -34,6 +35,14 @@ TOOL_COLUMNS = ("observation",)
 """Further columns of turns, read if agents were offered tools."""
 
 
+_SHOWN_OF_SCORES = (
+    "rollout_id", "infrastructure_error", "verdict", "plan_first", "plan_content", "plan_first_reason",
+    "plan_content_reason",
+)  # fmt: skip
+_SHOWN_OF_AGENTS = ("rollout_id", "agent_id", "follow_through", "reason")
+"""The columns that the check and the asset's page show of all scores."""
+
+
 @etpi_asset("scored_rollouts", checks=("every_rollout_scored",))
 def scored_rollouts(run: AssetRun) -> Produced:
     tasks = run.read("tasks", "tasks")
@@ -46,30 +55,40 @@ def scored_rollouts(run: AssetRun) -> Produced:
     )
     more = (*(STRUCTURE_COLUMNS if options.structure else ()), *(TOOL_COLUMNS if options.tools else ()))
     columns = {**COLUMNS, "turns": (*COLUMNS["turns"], *more)}
-    parts: dict[str, list[pa.Table]] = {name: [empty(name)] for name in run.node.tables}
     stored = {name: run.stored("raw_rollouts", name) for name in COLUMNS}
     named = ((f"{number:06}", block) for number, block in enumerate(blocks(stored, columns)))
-    for part in run.parts_of(named, _BlockScorer(tasks, options), len(stored["turns"]) * _SECONDS_PER_TURN):
-        for name in parts:
-            parts[name].append(part[name])
-    scored = {name: pa.concat_tables(tables) for name, tables in parts.items()}
+    adhering = [0.0, 0]
+    with ExitStack() as stack:
+        spools = {name: stack.enter_context(run.spool(name)) for name in run.node.tables}
+        for part in run.parts_of(named, _BlockScorer(tasks, options), len(stored["turns"]) * _SECONDS_PER_TURN):
+            for name, spool in spools.items():
+                spool.add(part[name])
+            adheres = part["turn_scores"]["adheres"].drop_null()
+            adhering[0] += pc.sum(adheres).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
+            adhering[1] += len(adheres)
+    return _produced(run, f"{adhering[0]} of {adhering[1]}")
+
+
+def _produced(run: AssetRun, adherence: str) -> Produced:
+    tables = {name: run.spooled(name) for name in run.node.tables}
+    scores = columns_of(tables["scores"], _SHOWN_OF_SCORES)
+    agent_scores = columns_of(tables["agent_scores"], _SHOWN_OF_AGENTS)
+    counted = scores.filter(~pc.field("infrastructure_error"))
+    agents_counted = agent_scores.filter(pc.field("follow_through").is_valid())
     rollouts = run.read("raw_rollouts", "rollouts", columns=["rollout_id"])
     agents = run.read("raw_rollouts", "agents", columns=["rollout_id", "agent_id"])
-    scores = scored["scores"].to_pylist()
-    counted = [row for row in scores if not row["infrastructure_error"]]
-    agents_counted = [r for r in scored["agent_scores"].to_pylist() if r["follow_through"] is not None]
     return Produced(
-        tables=scored,
-        checks=(every_rollout_scored(rollouts, agents, scored["scores"], scored["agent_scores"]),),
+        tables=tables,
+        checks=(every_rollout_scored(rollouts, agents, scores, agent_scores),),
         metadata={
-            "verdicts": dict(Counter(row["verdict"] for row in scores)),
-            "plan_first": _share(row["plan_first"] for row in counted),
-            "plan_content": _share(row["plan_content"] for row in counted),
-            "adherence": _share(scored["turn_scores"]["adheres"].to_pylist()),
-            "follow_through": _share(row["follow_through"] for row in agents_counted),
-            "plan_first_reasons": _reasons(row["plan_first_reason"] for row in counted),
-            "plan_content_reasons": _reasons(row["plan_content_reason"] for row in counted),
-            "follow_through_reasons": _reasons(row["reason"] for row in agents_counted),
+            "verdicts": dict(Counter(scores["verdict"].to_pylist())),
+            "plan_first": _share(counted["plan_first"].to_pylist()),
+            "plan_content": _share(counted["plan_content"].to_pylist()),
+            "adherence": adherence,
+            "follow_through": _share(agents_counted["follow_through"].to_pylist()),
+            "plan_first_reasons": _reasons(counted["plan_first_reason"].to_pylist()),
+            "plan_content_reasons": _reasons(counted["plan_content_reason"].to_pylist()),
+            "follow_through_reasons": _reasons(agents_counted["reason"].to_pylist()),
         },
     )
 

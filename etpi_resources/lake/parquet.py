@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -170,15 +172,69 @@ def stream(name: str, paths: Sequence[Path], columns: Sequence[str] | None = Non
                 yield _typed(file.read_row_group(group, columns=present), wanted, path)
 
 
+class RowRanges:
+    """Reads ranges of a table's rows, as `read` does; opens each file once, and reads only the row groups it needs."""
+
+    def __init__(self, name: str, paths: Sequence[Path], columns: Sequence[str]) -> None:
+        self._wanted = schema_of(name, columns)
+        self._groups: list[_RowGroup] = []
+        first = 0
+        for path in paths:
+            with _damage_named(path):
+                file = pq.ParquetFile(path, page_checksum_verification=True)
+            for number in range(file.num_row_groups):
+                rows = file.metadata.row_group(number).num_rows
+                self._groups.append(_RowGroup(path, file, number, first, first + rows))
+                first += rows
+
+    def read(self, start: int, stop: int) -> pa.Table:
+        """Return the rows [start, stop), counted over all files."""
+        groups = [group for group in self._groups if group.first < stop and group.stop > start]
+        return self._joined(
+            self._read(group).slice(max(0, start - group.first), stop - max(start, group.first)) for group in groups
+        )
+
+    def take(self, numbers: Sequence[int]) -> pa.Table:
+        """Return the rows with those numbers, which are in order."""
+        at = np.asarray(numbers, dtype=np.int64)
+        wanted = ((group, at[(at >= group.first) & (at < group.stop)] - group.first) for group in self._groups)
+        return self._joined(self._read(group).take(pa.array(rows)) for group, rows in wanted if len(rows))
+
+    def _joined(self, parts: Iterable[pa.Table]) -> pa.Table:
+        return pa.concat_tables([self._wanted.empty_table(), *parts])
+
+    def _read(self, group: _RowGroup) -> pa.Table:
+        with _damage_named(group.path):
+            rows = group.file.read_row_group(group.number, columns=_present(group.file, self._wanted))
+        return _typed(rows, self._wanted, group.path)
+
+
+@dataclass(frozen=True)
+class _RowGroup:
+    """A row group with the rows [first, stop) of a table."""
+
+    path: Path
+    file: pq.ParquetFile
+    number: int
+    first: int
+    stop: int
+
+
 @contextmanager
 def opened(path: Path) -> Iterator[pq.ParquetFile]:
     """Open a file for reading with its checksums verified; its errors become `DamagedFile`.
 
     Files without checksums, from before etpi wrote them, are read without.
     """
+    with _damage_named(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
+        yield file
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    """Turn the errors of a file that cannot be read into `DamagedFile`."""
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            yield file
+        yield
     except FileNotFoundError:
         raise
     except (OSError, pa.ArrowInvalid) as error:

@@ -9,8 +9,9 @@ assistant turns from 0. Token ids are int32. Times are UTC. JSON columns hold a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -480,6 +481,26 @@ def from_rows(name: str, rows: list[dict]) -> pa.Table:
     # Column by column: Table.from_pylist takes three times as long.
     columns = [pa.array([row.get(field.name) for row in rows], field.type) for field in schema]
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+def from_columns(name: str, columns: Mapping[str, Any], rows: int) -> pa.Table:
+    """Return the named table from columns (Arrow or numpy arrays, or lists); a missing one is null.
+
+    Raises:
+        KeyError: the table has no such column.
+    """
+    schema = TABLES[name].schema
+    if unknown := sorted(columns.keys() - set(schema.names)):
+        raise KeyError(f"table {name}: unknown column(s) {unknown}; it has {schema.names}")
+    arrays = [
+        pa.nulls(rows, field.type) if field.name not in columns else _array(columns[field.name], field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _array(values: Any, kind: pa.DataType) -> Any:
+    return values.cast(kind) if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values, kind)
 
 
 class TableBuilder:

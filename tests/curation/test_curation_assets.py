@@ -104,7 +104,7 @@ def test_heldout_tasks_are_dropped_and_block_if_they_are_not(curation, monkeypat
     assert curation.failures("tested") == {}
     dropped = curation.lake.read(Ref("upweighted_dataset", "experiment", "tested"), "dropped")
     assert set(dropped["reason"].to_pylist()) == {"heldout_task"}
-    monkeypatch.setattr(upweight, "_drop_reason", lambda *facts: None)
+    monkeypatch.setattr(upweight.RowRule, "drop", lambda *facts: None)
     curation.experiment("leaked", "everything", more="[dataset]\nmax_length = 2000\n")
     failed = curation.failures("leaked")
     assert set(failed) == {"heldout_split"}

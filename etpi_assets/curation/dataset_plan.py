@@ -1,0 +1,119 @@
+"""Read once over all pairs before a data set is built: its longest row, its validation units, and its blocks.
+
+A block is a range of pairs that can be weighed and merged by itself, because no other block has samples of its tasks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow.compute as pc
+
+from etpi_assets.curation.merge import OPEN_TOKENS
+from etpi_assets.curation.upweight import RowRule, validation_units
+from etpi_resources.lake.stored import Rows, batches
+
+BLOCK_ROWS = 4096
+"""A block ends with the first agent after so many pairs that leaves no task open."""
+_COLUMNS = ["rollout_id", "agent_id", "metadata", "input_tokens", "output_ids"]
+
+
+@dataclass(frozen=True)
+class Block:
+    """The pairs [start, stop)."""
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class DatasetPlan:
+    """What the blocks of a data set share.
+
+    Attributes:
+        longest: tokens of the longest row.
+        validate: the repositories or conversations to validate on.
+    """
+
+    blocks: Sequence[Block]
+    longest: int
+    validate: frozenset[str | None]
+
+
+@dataclass
+class _Agent:
+    """The pairs of one agent: how many, their tokens if each is stored once, and what makes them rows of a group."""
+
+    rollout_id: str
+    agent_id: str
+    pairs: int = 0
+    longest: int = 0
+    outputs: int = 0
+    kept: bool = False
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """Task and agent; agents of one group may share a tree, see `merge`."""
+        return self.facts.get("task_id") or self.rollout_id, self.agent_id
+
+    @property
+    def tokens(self) -> int:
+        """About the size of the agent's tree: its longest row, which has most of the shorter ones, and all outputs."""
+        return self.longest + self.outputs
+
+
+def plan(pairs: Rows, rule: RowRule) -> DatasetPlan:
+    """Return the plan of the data set of all pairs."""
+    agents = list(_agents(pairs, rule))
+    kept = [agent for agent in agents if agent.kept]
+    by_conversation = rule.section.val_by == "conversation"
+    units = [f"{a.rollout_id}/{a.agent_id}" if by_conversation else a.facts.get("repo") for a in kept]
+    return DatasetPlan(
+        blocks=list(_blocks(agents, rule.section.merge)),
+        longest=max((agent.longest for agent in kept), default=0),
+        validate=frozenset(validation_units(units, rule.section.val_fraction)),
+    )
+
+
+def _agents(pairs: Rows, rule: RowRule) -> Iterator[_Agent]:
+    """Yield the agents in order; `longest` and `outputs` are of the pairs that become rows."""
+    agent: _Agent | None = None
+    for batch in batches(pairs, _COLUMNS):
+        outputs = pc.list_value_length(batch["output_ids"])  # pyright: ignore[reportAttributeAccessIssue]
+        columns = (*(batch[name] for name in _COLUMNS[:4]), outputs)
+        for rollout_id, agent_id, metadata, prompt, output in zip(*(c.to_pylist() for c in columns), strict=True):
+            if agent is None or (agent.rollout_id, agent.agent_id) != (rollout_id, agent_id):
+                if agent is not None:
+                    yield agent
+                agent = _Agent(rollout_id, agent_id)
+            agent.pairs += 1
+            facts = json.loads(metadata)
+            if rule.drop(facts, prompt + output) is None:
+                agent.kept, agent.facts = True, {name: facts.get(name) for name in ("task_id", "repo")}
+                agent.longest = max(agent.longest, prompt + output)
+                agent.outputs += output
+    if agent is not None:
+        yield agent
+
+
+def _blocks(agents: Sequence[_Agent], merged: bool) -> Iterator[Block]:
+    """Yield the blocks: the fewest agents with `BLOCK_ROWS` pairs after which no group goes on.
+
+    Where the samples of many tasks alternate, a block ends at `OPEN_TOKENS` tokens nevertheless. Samples further apart
+    get trees of their own.
+    """
+    last = {agent.group: at for at, agent in enumerate(agents)} if merged else {}
+    start = stop = tokens = reach = 0
+    for at, agent in enumerate(agents):
+        stop += agent.pairs
+        tokens += agent.tokens
+        reach = max(reach, last.get(agent.group, at))
+        if (stop - start >= BLOCK_ROWS and reach <= at) or tokens > OPEN_TOKENS:
+            yield Block(start, stop)
+            start, tokens = stop, 0
+    if stop > start or not agents:
+        yield Block(start, stop)
