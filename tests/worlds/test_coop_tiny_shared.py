@@ -209,7 +209,9 @@ def test_validation_accepts_the_suite_and_rejects_features_that_are_there_alread
         feature["module"]: FAMILY.reference(tasks[0], agent)[feature["module"]]
         for agent, feature in zip(role, payload["features"].values(), strict=True)
     }
-    (outcome,) = FAMILY.validate([dataclasses.replace(tasks[0], payload={**payload, "files": solved})], BubblewrapFactory())
+    (outcome,) = FAMILY.validate(
+        [dataclasses.replace(tasks[0], payload={**payload, "files": solved})], BubblewrapFactory()
+    )
     assert isinstance(outcome, RejectedInput) and outcome.reason == "null_passes"
 
 
