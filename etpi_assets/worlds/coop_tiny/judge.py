@@ -77,7 +77,8 @@ def validate(
 ) -> Iterator[RejectedInput | Task]:
     """Yield each task, in order, if its merged reference passes REFERENCE_RUNS times and no feature passes unchanged.
 
-    `solution` returns the files of the agent that implements a feature. Else a rejection: `no_reference`, `reference_conflict`, `reference_fails` or `null_passes`. Tasks share sandboxes.
+    `solution` returns the files of the agent that implements a feature. Else a rejection: `no_reference`,
+    `reference_conflict`, `reference_fails` or `null_passes`. Tasks share sandboxes.
     """
     batches = [tasks[at : at + BATCH] for at in range(0, len(tasks), BATCH)]
     with ThreadPoolExecutor(workers) as pool:

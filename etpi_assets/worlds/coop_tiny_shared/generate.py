@@ -6,9 +6,9 @@ The payload of a task (JSON):
     shared: the file that exports
     told: whether the instructions say that the partner edits the shared file too
     roles: [{agent_id, feature_id, partner, instruction}], in order
-    features: {feature_id: {function, module, path, wanted, operation, number, hidden}}, where `module` gets the function,
-        `path` is the shared file, through which the hidden tests call it, `wanted` is an expression, and `hidden` is
-        [[argument, value], ...], the hidden test cases
+    features: {feature_id: {function, module, path, wanted, operation, number, hidden}}, where `module` gets the
+        function, `path` is the shared file, through which the hidden tests call it, `wanted` is an expression, and
+        `hidden` is [[argument, value], ...], the hidden test cases
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The scripted policy of `coop_tiny_shared`; its skill sets how well it works.
 
-An agent that works alone adds its function and exports it. Two agents that plan divide the work: each adds its function,
-and the first agent exports both. It knows the partner's line only from the partner's message.
+An agent that works alone adds its function and exports it. Two agents that plan divide the work: each adds its
+function, and the first agent exports both. It knows the partner's line only from the partner's message.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ class InstructionFields:
 _TEMPLATES = (
     "Task: add $fn to $path: return $code\nExport: $shared$told\nPartner: $partner",
     "Add the function $fn to $path. It should return $code\nThen export it in $shared$told\nYour partner is $partner.",
-    "# New function $fn\n\nThe function $fn in $path should return $code\n\n$partner works here too. Export: $shared$told",
+    "# New function $fn\n\nThe function $fn in $path should return $code\n\n"
+    "$partner works here too. Export: $shared$told",
 )
 _TOLD = " ($partner exports there too)"
 
