@@ -261,7 +261,8 @@ class _AgentLoop:
             sandbox = stack.enter_context(self.runtime.sandboxes.create(files, needs.limits, needs.environment))
             agent = self._add_agent(index, role, sandbox)
             agent.start = files if needs.environment is None else _start_files(sandbox, needs)
-        self.mail = Mailbox([agent.agent_id for agent in self.agents])
+        agent_ids = [agent.agent_id for agent in self.agents]
+        self.mail = Mailbox(agent_ids, delivers=self.section.messages == "delivered")
 
     def run(self) -> None:
         """Play rounds until every agent has ended."""

@@ -6,9 +6,13 @@ from collections.abc import Sequence
 
 
 class Mailbox:
-    """One inbox per agent, messages in the order in which they were sent."""
+    """One inbox per agent, messages in the order in which they were sent.
 
-    def __init__(self, agent_ids: Sequence[str]) -> None:
+    With `delivers` false all inboxes stay empty, and a sender is told its recipients as usual.
+    """
+
+    def __init__(self, agent_ids: Sequence[str], *, delivers: bool = True) -> None:
+        self._delivers = delivers
         self._inboxes: dict[str, list[dict[str, str]]] = {agent_id: [] for agent_id in agent_ids}
 
     def send(self, sender: str, to: str | None, message: str) -> list[str]:
@@ -18,7 +22,7 @@ class Mailbox:
         """
         other_agents = [agent_id for agent_id in self._inboxes if agent_id != sender]
         recipients = other_agents if to is None else [agent_id for agent_id in other_agents if agent_id == to]
-        for agent_id in recipients:
+        for agent_id in recipients if self._delivers else ():
             self._inboxes[agent_id].append({"from": sender, "message": message})
         return recipients
 

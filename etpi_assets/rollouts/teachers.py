@@ -13,6 +13,7 @@ from etpi_assets.specs.rollout_set import ENGINE_KINDS, EngineSection
 from etpi_assets.tasks.family import Family
 from etpi_assets.worlds.arithmetic_tiny.policy import ArithmeticSkill, ArithmeticTinyPolicy
 from etpi_assets.worlds.coop_tiny.surveys import SurveyingPolicy, SurveyingSkill
+from etpi_assets.worlds.coop_tiny_shared.policy import CoopTinySharedPolicy, SharedSkill
 from etpi_assets.worlds.repo_fix_tiny.policy import RepoFixPolicy, RepoFixSkill
 from etpi_assets.worlds.running_sum.policy import RunningSumPolicy
 from etpi_assets.worlds.terminal_tiny.policy import TerminalSkill, TerminalTinyPolicy
@@ -27,6 +28,7 @@ SCRIPTED_KINDS = ("scripted", "reference", "null")
 
 POLICIES: Mapping[str, Callable[[Mapping[str, float], int], Policy]] = {
     "coop_tiny": lambda skill, seed: SurveyingPolicy(SurveyingSkill.of(skill), seed),
+    "coop_tiny_shared": lambda skill, seed: CoopTinySharedPolicy(SharedSkill.of(skill), seed),
     "repo_fix_tiny": lambda skill, seed: RepoFixPolicy(RepoFixSkill.of(skill), seed),
     "running_sum": lambda skill, seed: RunningSumPolicy(skill),
     "arithmetic_tiny": lambda skill, seed: ArithmeticTinyPolicy(ArithmeticSkill.of(skill), seed),

@@ -16,7 +16,7 @@ from etpi_resources.chat.grammars import SLOTS, ThinkGrammar
 class TinySection(Section):
     """The embedded base model, a Qwen3 architecture trained from scratch: its size, its corpus, its pretraining."""
 
-    world: Literal["arithmetic_tiny", "coop_tiny", "repo_fix_tiny"] = "coop_tiny"
+    world: Literal["arithmetic_tiny", "coop_tiny", "coop_tiny_shared", "repo_fix_tiny"] = "coop_tiny"
     """The embedded world whose conversations and exercises the model is pretrained on."""
     hidden: int = 128
     """Hidden size."""
@@ -176,6 +176,9 @@ class AgentSection(Section):
     tools: Annotated[tuple[Tool, ...], Omitted(())] = ()
     """Tools whose schemas the chat template gets; none: the prompt's text says how to act. `code_interpreter_published`
     is offered as `code_interpreter` too, and every call is a program of its own, as in verl's agents (docs/rl.md)."""
+    messages: Annotated[Literal["delivered", "suppressed"], Omitted("delivered")] = "delivered"
+    """Whether agents receive each other's messages; `suppressed`: they can send them, as before, and none arrives, an
+    ablation of what messages contribute."""
     history_think: Literal["keep", "strip"] = "keep"
     """Think blocks of earlier turns in later prompts: `keep` leaves the token ids as generated; `strip` removes them,
     so that the prompt forks from the last turn."""

@@ -19,6 +19,7 @@ from etpi_assets.specs.rollout_set import TinySection
 from etpi_assets.tiny_bases import shipped as shipped_bases
 from etpi_assets.worlds.arithmetic_tiny import conversations as arithmetic_tiny
 from etpi_assets.worlds.coop_tiny import conversations as coop_tiny
+from etpi_assets.worlds.coop_tiny_shared import conversations as coop_tiny_shared
 from etpi_assets.worlds.repo_fix_tiny import conversations as repo_fix_tiny
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.hashes import json_hash
@@ -33,7 +34,12 @@ from etpi_resources.trainers.pipes import run_worker
 WORKER = "etpi_resources.trainers.workers.base_worker"
 TRAINED = "base_learnt"
 RECIPE_UNCHANGED = "base_recipe_unchanged"
-WORLDS = {"arithmetic_tiny": arithmetic_tiny, "coop_tiny": coop_tiny, "repo_fix_tiny": repo_fix_tiny}
+WORLDS = {
+    "arithmetic_tiny": arithmetic_tiny,
+    "coop_tiny": coop_tiny,
+    "coop_tiny_shared": coop_tiny_shared,
+    "repo_fix_tiny": repo_fix_tiny,
+}
 """`base.tiny.world` -> its module with `conversations` and `exercises`."""
 
 LOSS_BOUND = 0.6

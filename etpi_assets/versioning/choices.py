@@ -375,7 +375,7 @@ def _templates(*names: str) -> list[str]:
 
 def _prompt_of_world(world: str) -> str:
     """Return the name of the prompt in the conversations that the world's tiny base is pretrained on."""
-    return "coop" if world == "coop_tiny" else world
+    return "coop" if world in ("coop_tiny", "coop_tiny_shared") else world
 
 
 def _frozen(**chosen: Iterable[str] | None) -> Selection:

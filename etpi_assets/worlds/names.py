@@ -44,6 +44,10 @@ class NameGenerator:
         """Sample one word of three syllables."""
         return self._sample(3)
 
+    def word(self) -> str:
+        """Sample one word of two syllables."""
+        return self._sample(2)
+
     def _sample(self, *syllables: int) -> str:
         while True:
             chosen = self._rng.sample(self._unused, k=sum(syllables))

@@ -18,8 +18,8 @@ def test_demo_shows_its_experiments_and_what_they_use(monkeypatch):
     monkeypatch.setenv("ETPI_SHIPPED", "demo")
     shown = shown_specs(load_specs(), _nothing)
     assert shown.keys("experiment") == sorted(DEMO_EXPERIMENTS)
-    assert shown.keys("rollout_set") == ["coop_tiny_strong", "coop_tiny_weak"]
-    assert shown.keys("suite") == ["coop_tiny"]
+    assert shown.keys("rollout_set") == ["coop_tiny_shared_strong", "coop_tiny_shared_weak"]
+    assert shown.keys("suite") == ["coop_tiny_shared"]
 
 
 def test_users_specs_invalid_ones_and_partitions_with_data_are_shown(monkeypatch, tmp_path):

@@ -6,7 +6,7 @@ The hidden tests run after the patches are taken. Edited tests, checks and start
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -69,18 +69,26 @@ def solution(task: Task, feature_id: str) -> dict[str, str]:
     return files
 
 
-def validate(tasks: Sequence[Task], sandboxes: SandboxFactory, workers: int = 2) -> Iterator[RejectedInput | Task]:
+def validate(
+    tasks: Sequence[Task],
+    sandboxes: SandboxFactory,
+    workers: int = 2,
+    solution: Callable[[Task, str], Mapping[str, str]] = solution,
+) -> Iterator[RejectedInput | Task]:
     """Yield each task, in order, if its merged reference passes REFERENCE_RUNS times and no feature passes unchanged.
 
-    Else a rejection: `no_reference`, `reference_conflict`, `reference_fails` or `null_passes`. Tasks share sandboxes.
+    `solution` returns the files of the agent that implements a feature. Else a rejection: `no_reference`,
+    `reference_conflict`, `reference_fails` or `null_passes`. Tasks share sandboxes.
     """
     batches = [tasks[at : at + BATCH] for at in range(0, len(tasks), BATCH)]
     with ThreadPoolExecutor(workers) as pool:
-        for outcomes in pool.map(lambda batch: _validate_batch(batch, sandboxes), batches):
+        for outcomes in pool.map(lambda batch: _validate_batch(batch, sandboxes, solution), batches):
             yield from outcomes
 
 
-def _validate_batch(tasks: Sequence[Task], sandboxes: SandboxFactory) -> list[RejectedInput | Task]:
+def _validate_batch(
+    tasks: Sequence[Task], sandboxes: SandboxFactory, solution: Callable[[Task, str], Mapping[str, str]]
+) -> list[RejectedInput | Task]:
     trees: dict[str, Mapping[str, str]] = {}
     jobs: dict[str, tuple[str, Mapping[str, Task]]] = {}
     rejections: dict[int, tuple[str, str]] = {}

@@ -1,0 +1,66 @@
+"""The family `coop_tiny_shared`: two agents add a function each, and both functions must be exported from one file.
+
+Each agent can do its feature alone, and then both append a line at the end of the shared file, which git cannot merge.
+Agents that agree who edits that file, and keep to it, avoid the conflict. `generate` builds tasks from `texts`; the
+judge is that of `coop_tiny`. It is a toy model: results on it describe the pipeline, not language models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from etpi_assets.tasks.commands import write_commands
+from etpi_assets.tasks.family import RejectedInput, Role, SandboxNeeds, Task, Verdict, with_defaults
+from etpi_assets.worlds.coop_tiny import judge as verdicts
+from etpi_assets.worlds.coop_tiny_shared.generate import divided_solution, entities, generate_tasks
+from etpi_resources.sandboxes import SandboxFactory
+
+PARAMS: Mapping[str, Any] = {"train": 1000, "heldout": 100, "sandbox": "bubblewrap"}
+"""A suite's params and their defaults: tasks of each split, and the kind of sandbox that validates the tasks."""
+
+
+class CoopTinyShared:
+    """The family `coop_tiny_shared`."""
+
+    invents_names = True
+
+    def sandbox(self, params: Mapping[str, Any]) -> str | None:
+        return str({**PARAMS, **params}["sandbox"])
+
+    def load(self, suite: str, seed: int, params: Mapping[str, Any]) -> Iterator[Task | RejectedInput]:
+        chosen = with_defaults(suite, "coop_tiny_shared", params, PARAMS)
+        for split in ("train", "heldout"):
+            yield from islice(generate_tasks(suite, seed, split), int(chosen[split]))
+
+    def roles(self, task: Task) -> Sequence[Role]:
+        return [
+            Role(role["agent_id"], role["feature_id"], role["instruction"], role["partner"])
+            for role in task.payload["roles"]
+        ]
+
+    def needs(self, task: Task) -> SandboxNeeds:
+        return SandboxNeeds()
+
+    def workspace(self, task: Task, role: Role) -> dict[str, str]:
+        return dict(task.payload["files"])
+
+    def judge(self, task: Task, final: Mapping[str, Mapping[str, str]], sandboxes: SandboxFactory) -> Verdict:
+        return verdicts.judge(task, final, sandboxes)
+
+    def reference(self, task: Task, role: Role) -> dict[str, str]:
+        """Return the files after this role's share of the divided reference solution."""
+        return divided_solution(task, role.feature_id)
+
+    def solve(self, task: Task, role: Role) -> Sequence[str]:
+        return write_commands(self.workspace(task, role), self.reference(task, role))
+
+    def entities(self, task: Task) -> Sequence[str]:
+        return entities(task.payload)
+
+    def validate(self, tasks: Sequence[Task], sandboxes: SandboxFactory) -> Iterator[RejectedInput | Task]:
+        return verdicts.validate(tasks, sandboxes, solution=divided_solution)
+
+
+FAMILY = CoopTinyShared()
