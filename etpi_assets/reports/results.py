@@ -44,15 +44,20 @@ _FINDINGS = """## Findings
 
 Each finding compares two conditions that differ in one thing (`etpi_assets/reports/findings.toml`).
 
-- *Supported*: the 95 % interval of the difference lies on the claimed side of 0, and no training seed contradicts it.
+- *Supported*: the 95 % interval of the difference lies on the claimed side of 0.
 - *Not supported*: the interval contains no difference large enough to matter (0.1 unless the file says otherwise), or
   lies on the other side of 0.
 - *Undecided at this n*: neither.
 
-Intervals are over tasks, not over training seeds: with few seeds, a difference between two runs can look like a
-difference between two methods. A `probe:` figure is a share of first turns on held-out prompts, averaged over the
-checkpoints of training; an `rl:` figure is a share of the attempts in the last fifth of reinforcement's steps. Where a
-finding compares what two stages of one experiment solve, the difference is paired by task.
+"Over tasks" is the interval for these trained models on other tasks; "over seeds and tasks" is the one for other
+trainings on other tasks. The second decides wherever both sides have two seeds or more, and it is at least as wide.
+With three seeds it is wide, because three trainings say little about how much trainings differ: t intervals with
+about four degrees of freedom (`etpi_assets/scoring/over_seeds.py`). With one seed only the first exists, and a
+difference between two runs can look like a difference between two methods. "Would want" is the design that shows the
+smallest difference that matters with probability 0.8, from the variance between seeds and tasks on this page
+(`scoring/power.py`). A `probe:` figure is a share of first turns on held-out prompts, averaged over the checkpoints
+of training; an `rl:` figure is a share of the attempts in the last fifth of reinforcement's steps. Where a finding
+compares what two stages of one experiment solve, the difference is paired by task.
 
 """
 
@@ -112,9 +117,12 @@ def _findings(lake: Lake, experiments: Mapping[str, str], stages: Stages) -> str
 
     chosen = [f for f in findings.declared() if {f.more.experiment, f.less.experiment} <= experiments.keys()]
     rows = [_finding(findings.judge(finding, read)) for finding in chosen]
-    return (
-        _FINDINGS + markdown_table(["finding", "more", "less", "figure", "difference", "verdict"], rows) if rows else ""
-    )
+    return _FINDINGS + markdown_table(_COLUMNS, rows) if rows else ""
+
+
+_COLUMNS = (
+    "finding", "more", "less", "figure", "difference, over tasks", "over seeds and tasks", "verdict", "would want",
+)  # fmt: skip
 
 
 def _how_soon(lake: Lake, experiments: Mapping[str, str]) -> str:
@@ -203,7 +211,9 @@ def _finding(verdict: FindingVerdict) -> list[str]:
         *(f"{side}: {_estimate(e)}" for side, e in ((finding.more, verdict.more), (finding.less, verdict.less))),
         finding.figure,
         f"{between.value:+.2f} [{between.ci_low:+.2f}, {between.ci_high:+.2f}]" if between else "–",
+        f"[{over.ci_low:+.2f}, {over.ci_high:+.2f}]" if (over := verdict.over_seeds) else "–",
         f"**{verdict.word}**",
+        verdict.wants() or "–",
     ]
 
 

@@ -181,7 +181,7 @@ def test_page_shows_the_findings_of_its_experiments(tmp_path):
     small_lake.put(lake, "eval_metrics", "plan_first_tiny", {"metrics": both})
     page = render(lake, specs, {"plan_first_tiny": "plan_first_tiny"}, complete=False)
     (line,) = [line for line in page.splitlines() if line.startswith("| A student plans first")]
-    assert "plan_first_tiny, sft, greedy: 0.96 [0.86, 0.99], n 48" in line and line.endswith("| **supported** |")
+    assert "plan_first_tiny, sft, greedy: 0.96 [0.86, 0.99], n 48" in line and line.endswith("| **supported** | – |")
     assert "plan_first_tiny_x12" not in page
 
 
