@@ -22,6 +22,7 @@ def serve(host: str, port: int) -> int:
     connect(path).close()
     if host not in LOOPBACK:
         print(f"etpi view: everybody who reaches {host} port {port} can read all transcripts", file=sys.stderr)
-    print(f"etpi view: {path} on http://{host}:{port}; stop it with Ctrl-C", file=sys.stderr)
+    address = f"[{host}]" if ":" in host else host
+    print(f"etpi view: {path} on http://{address}:{port}; stop it with Ctrl-C", file=sys.stderr)
     uvicorn.run(make_app(lake, path, host), host=host, port=port, log_level="warning")
     return 0

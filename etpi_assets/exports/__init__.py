@@ -39,13 +39,17 @@ def export(experiment: str, format: str, to: Path, resources: Resources) -> dict
         to: a folder that does not exist or is empty.
 
     Raises:
-        SpecError: the experiment or format is unknown, or `to` is not empty.
+        SpecError: the experiment or format is unknown, or `to` is not empty or inside the lake.
         LakeError: an exported asset is not built, or one of its checks failed.
         NotConverted: the checkpoints cannot be converted to GGUF.
     """
     exporter = export_named(format)
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise SpecError(f"{to} is not empty; an export needs a folder of its own: name another, or remove this one")
+    if to.resolve().is_relative_to(resources.lake.root):
+        raise SpecError(
+            f"{to} is inside the lake {resources.lake.root}, where versions are kept; name another"
+        )
     source = ExportSource(experiment, resources, exporter.assets)
     versions = source.versions()
     staging = to.with_name(f".{to.name}.{uuid.uuid4().hex[:8]}")

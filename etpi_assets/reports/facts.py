@@ -222,7 +222,8 @@ def percent(row: Mapping[str, Any]) -> str:
     """Format a metric with its interval and n: a rate in per cent, a mean as a plain number."""
     if row["interval"].startswith("mean"):
         return f"{row['value']:.1f} [{row['ci_low']:.1f}, {row['ci_high']:.1f}], n = {row['n']}"
-    return f"{row['value']:.1%} [{row['ci_low']:.1%}, {row['ci_high']:.1%}], n = {row['n']}"
+    value, low, high = (100 * row[name] for name in ("value", "ci_low", "ci_high"))
+    return f"{value:.1f} % [{low:.1f}, {high:.1f}], n = {row['n']}"
 
 
 def _seconds(value: float) -> str:

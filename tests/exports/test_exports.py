@@ -329,6 +329,8 @@ def test_unknown_formats_full_folders_and_missing_inputs_are_refused(
         export("clean", "verlsft", tmp_path / "a", resources)
     (tmp_path / "b").mkdir()
     (tmp_path / "b/x").touch()
+    with pytest.raises(SpecError, match="inside the lake"):
+        export("clean", "trl", resources.lake.root / "exports", resources)
     with pytest.raises(SpecError, match="not empty"):
         export("clean", "trl", tmp_path / "b", resources)
     curation.experiment("unbuilt")

@@ -334,7 +334,7 @@ def test_published_figures_stand_beside_the_published_reading_and_both_readings_
     for reading, headline in (("hardened", "plan_first"), ("published", "plan_first_published")):
         page, markdown = html.render(replace(experiment, reading=reading), tables, str)
         (beside,) = [line for line in markdown.splitlines() if line.startswith("| plan_first | 50.0 %")]
-        assert f"{100 * value:.1f}%" in beside
+        assert f"{100 * value:.1f} %" in beside
         first_row = next(line for line in markdown.splitlines() if line.startswith("| plan_first"))
         assert first_row.startswith(f"| {headline} |")
         assert "plan_first_published</td>" in page and "plan_first</td>" in page
@@ -402,7 +402,7 @@ def test_card_names_base_data_and_intervals(tables):
     assert f"| {SPEC.rollout_sets[0]} | cc-by-4.0 | imported rollouts |" in card
     assert card.startswith("---\nlicense: apache-2.0")
     assert "| Trained on | cpu, 2 threads; torch 2.13.0, trl 1.0 |" in card
-    assert "tiny `bbbbbbbbbbbbbbbb`" in card and "strong" in card and "| plan_first | sft | greedy | 100.0% [" in card
+    assert "tiny `bbbbbbbbbbbbbbbb`" in card and "strong" in card and "| plan_first | sft | greedy | 100.0 % [" in card
 
 
 def test_card_states_each_stage_and_the_batch_size(tables):
@@ -604,7 +604,7 @@ def test_assets_show_their_reports_as_markdown_metadata(tmp_path):
     assert page.count("<details><summary>collected") == page.count("<details><summary>trained") == 2, "two agents"
     assert "<td>templated</td>" in page and "the result is a data set of" in page
     card = shown["model_card"]["card"].value
-    assert "Not evaluated." in card and "held-out" not in card and "| plan_first | 100.0%" in card
+    assert "Not evaluated." in card and "held-out" not in card and "| plan_first | 100.0 %" in card
 
     # The same lake without the user's specs, as in a shell without ETPI_SPECS.
     (tmp_path / "none" / "experiments").mkdir(parents=True)

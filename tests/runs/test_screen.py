@@ -119,6 +119,7 @@ def test_ctrl_c_leaves_the_terminal_clean(folder):
     assert code == 130, shown
     _, _, ending = shown.rpartition(CURSOR_SHOWN)
     assert "etpi: stopped." in ending and "\x1b" not in ending and "Traceback" not in shown
+    assert "raw_rollouts of slow made in" not in shown, "it stopped in the middle of the work"
 
 
 def test_log_is_sparse_and_reports_waiting_and_failures_once(folder):
