@@ -17,6 +17,7 @@ import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,11 +25,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from etpi_assets.scoring.intervals import Estimate, difference, rate, wilson
 from etpi_assets.scoring.over_seeds import Spread, over_seeds_and_tasks
-from etpi_assets.scoring.power import MOST_SEEDS, designs
+from etpi_assets.scoring.power import designs
 
 UNDECIDED = "undecided at this n"
 DECLARED = Path(__file__).parent / "findings.toml"
 PROBE, REINFORCED = "probe:", "rl:"
+MOST_DOUBLINGS = 5
+"""How often the number of tasks is doubled in search of a design that decides a finding."""
 LATE = 0.2
 """The last share of reinforcement's steps, which its figures are computed over."""
 
@@ -97,9 +100,9 @@ class FindingVerdict:
         if self.spread is None:
             return "two seeds or more, to see how much seeds differ"
         tasks = max(2, self.between.clusters)
-        sizes = list(designs(self.spread, self.finding.least, (tasks, 2 * tasks, 4 * tasks)))
-        listed = [f"{size.seeds} seeds on {size.tasks} tasks" for size in sizes]
-        return " or ".join(listed) or f"more than {MOST_SEEDS} seeds"
+        sizes = designs(self.spread, self.finding.least, [tasks * 2**k for k in range(MOST_DOUBLINGS + 1)])
+        listed = [f"{size.seeds} seeds on {size.tasks} tasks" for size in islice(sizes, 2)]
+        return " or ".join(listed) or f"more than {tasks * 2**MOST_DOUBLINGS} tasks, and more seeds"
 
 
 def declared(path: Path = DECLARED) -> list[Finding]:
@@ -179,10 +182,12 @@ def _metric(name: str, side: ComparisonSide, rows: Rows) -> dict[int | None, Est
 def mean_over_checkpoints(name: str, side: ComparisonSide, rows: Rows) -> dict[int | None, Estimate]:
     """Average a probe's share on held-out prompts over the intermediate checkpoints, by seed and pooled under None.
 
-    All checkpoints and seeds answer the same prompts, so the effective size is the number of prompts.
+    "NAME@STEP" is the share at the checkpoint of that step alone. All checkpoints and seeds answer the same prompts, so
+    the effective size is the number of prompts.
     """
+    name, _, step = name.partition("@")
     of_probe = [r for r in rows if (r["probe"], r["prompt_set"], r["role"]) == (name, "heldout", side.role)]
-    intermediate = [row for row in of_probe if row["step"] is not None]
+    intermediate = [row for row in of_probe if row["step"] is not None and (not step or row["step"] == int(step))]
     seeds: set[int | None] = {row["seed"] for row in intermediate}
     estimates = {}
     for seed in [*seeds, *([None] if seeds else [])]:

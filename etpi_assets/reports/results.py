@@ -79,18 +79,28 @@ training conversation, and "first turn" is its share of the loss, weights includ
 """
 
 
-def render(lake: Lake, specs: Specs, experiments: Mapping[str, str], *, complete: bool = True) -> str:
-    """Render the page.
+def missing(lake: Lake, experiments: Mapping[str, str]) -> list[str]:
+    """Return the experiments without metrics, by their names on the page: not run yet, failed or blocked."""
+    return [shown for shown, name in experiments.items() if _current(lake, "eval_metrics", name) is None]
+
+
+def render(lake: Lake, specs: Specs, experiments: Mapping[str, str], *, complete: bool = True, cost: str = "") -> str:
+    """Render the page from what the lake has; experiments without metrics are listed.
 
     Args:
         experiments: name on the page -> name in the lake. A failed experiment is listed without metrics.
         complete: whether these are all experiments that findings compare; if not, the page's command names them.
+        cost: what running them took, as a sentence.
     """
     seeds = sorted({seed for name in experiments.values() for seed in specs.experiments[name].seeds})
     command = f'make results SEEDS="{" ".join(map(str, seeds))}"'
     if not complete:  # `make results` writes docs/results.md, which such a page must not replace
         command = " ".join(["etpi results", *experiments, *(f"--seed {seed}" for seed in seeds)])
     parts = [_HEAD.replace("{command}", command)]
+    if cost:
+        parts.append(f"{cost}\n")
+    if lacking := missing(lake, experiments):
+        parts.append(f"No metrics yet ({len(lacking)} of {len(experiments)} experiments): {', '.join(lacking)}.\n")
     stages = cache(partial(_stages, lake))
     parts += [
         _findings(lake, experiments, stages),
@@ -109,15 +119,33 @@ def render(lake: Lake, specs: Specs, experiments: Mapping[str, str], *, complete
 def _findings(lake: Lake, experiments: Mapping[str, str], stages: Stages) -> str:
     """Render the findings whose experiments are all on the page, with their verdicts."""
 
-    def read(experiment: str, table: str) -> Rows | None:
-        if table == "stages":
-            return stages(experiments[experiment])
-        manifest = _current(lake, _ASSET_OF[table], experiments[experiment])
-        return lake.read(manifest.ref, table).to_pylist() if manifest else None
-
+    read = reader(lake, experiments, stages)
     chosen = [f for f in findings.declared() if {f.more.experiment, f.less.experiment} <= experiments.keys()]
     rows = [_finding(findings.judge(finding, read)) for finding in chosen]
     return _FINDINGS + markdown_table(_COLUMNS, rows) if rows else ""
+
+
+def reader(lake: Lake, experiments: Mapping[str, str], stages: Stages | None = None) -> findings.Read:
+    """Return the function by which findings and sweeps read the lake.
+
+    Args:
+        experiments: name in the finding -> name in the lake.
+    """
+    staged = stages or cache(partial(_stages, lake))
+
+    def read(experiment: str, table: findings.Table) -> Rows | None:
+        if table == "stages":
+            return staged(experiments[experiment])
+        manifest = _current(lake, _ASSET_OF[table], experiments[experiment])
+        return lake.read(manifest.ref, table).to_pylist() if manifest else None
+
+    return read
+
+
+def first_turn_loss_share(lake: Lake, experiment: str) -> float | None:
+    """Return the first turn's share of an experiment's loss, weights included; None if it has no data set yet."""
+    dataset = _current(lake, "upweighted_dataset", experiment)
+    return None if dataset is None else loss_share_by_turn(lake.read(dataset.ref, "dataset_rows")).get(0, 0.0)
 
 
 _COLUMNS = (

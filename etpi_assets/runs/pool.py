@@ -17,7 +17,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
@@ -33,6 +33,8 @@ from etpi_resources.process.pool import WORKERS_VARIABLE
 from etpi_resources.process.progress import WORKER_VARIABLE, Activity, display, shown_on
 from etpi_resources.process.supervise import supervised
 
+Finished = Callable[[str, list[str]], None]
+_REPORTING = Lock()
 MAX_WORKERS = 4
 """A worker needs about 1 GB for an interpreter, a base and a batch in training."""
 
@@ -48,12 +50,17 @@ def worker_count(experiments: int) -> int:
 
 
 def run_experiments_in_parallel(
-    names: Sequence[str], specs: Specs, specs_folder: Path | None = None, consent: Collection[str] = ()
+    names: Sequence[str],
+    specs: Specs,
+    specs_folder: Path | None = None,
+    consent: Collection[str] = (),
+    finished: Finished = lambda name, failures: None,
 ) -> dict[str, list[str]]:
     """Run experiments in a pool of workers.
 
     Args:
         consent: as for `Runner`.
+        finished: called after each experiment with its failures, by one thread at a time.
 
     Returns:
         Experiment -> one line per failed step with the reason, in order; empty if it succeeded.
@@ -69,7 +76,7 @@ def run_experiments_in_parallel(
     with ThreadPoolExecutor(count) as threads:
         try:
             workers += (_start(number, count, specs_folder, consent) for number in range(count))
-            results = threads.map(lambda worker: _serve(worker, queue), workers)
+            results = threads.map(lambda worker: _serve(worker, queue, finished), workers)
             failures = {name: lines for result in results for name, lines in result.items()}
         except BaseException:
             for worker in workers:
@@ -132,7 +139,7 @@ def _start(number: int, count: int, specs_folder: Path | None, consent: Collecti
     )
 
 
-def _serve(worker: subprocess.Popen[str], queue: ExperimentQueue) -> dict[str, list[str]]:
+def _serve(worker: subprocess.Popen[str], queue: ExperimentQueue, finished: Finished) -> dict[str, list[str]]:
     """Give a worker experiments until the queue is empty; return the failures of each.
 
     If a worker dies, its current experiment fails.
@@ -146,6 +153,8 @@ def _serve(worker: subprocess.Popen[str], queue: ExperimentQueue) -> dict[str, l
             if (failures := _show_until_done(worker.stdout, source=str(worker.pid))) is None:
                 break
             results[name] = failures
+            with _REPORTING:
+                finished(name, failures)
     return results
 
 
