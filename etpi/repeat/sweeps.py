@@ -65,14 +65,12 @@ def run(
         seeds: fewer seeds than declared, for a trial; the page says so.
     """
     read = chosen(names)
-    if seeds:
-        read = {name: sweep.model_copy(update={"seeds": tuple(seeds)}) for name, sweep in read.items()}
     folder = Lake.open().scratch("sweep_specs")
-    for file, text in (item for sweep in read.values() for item in sweep.specs()):
+    for file, text in (item for sweep in read.values() for item in sweep.specs(seeds)):
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_text(text, encoding="utf-8")
     minutes = {
-        sweeps.repetition(name): sweep.minutes * len(sweep.seeds)
+        sweeps.repetition(name): sweep.minutes * len(seeds or sweep.seeds)
         for sweep in read.values()
         for name in sweep.experiments()
     }

@@ -119,14 +119,18 @@ class Sweep(_Declared):
         """Return every experiment, in order."""
         return list(dict.fromkeys(name for level in self.level for name in (level.more, level.less)))
 
-    def specs(self) -> Iterator[tuple[str, str]]:
-        """Yield (path below a folder of specs, TOML) of the sweep's own specs and of its repetitions over seeds."""
+    def specs(self, seeds: Sequence[int] = ()) -> Iterator[tuple[str, str]]:
+        """Yield (path below a folder of specs, TOML) of the sweep's own specs and of its repetitions over seeds.
+
+        Args:
+            seeds: other seeds than declared, for a trial.
+        """
         own = {"suite": self.suite, "rollout_set": self.rollout_set, "experiment": self.experiment}
         for noun, specs in own.items():
             for name, spec in specs.items():
                 yield f"{FOLDERS[noun]}/{name}.toml", to_toml(spec)
         for name in self.experiments():
-            repeated = {"extends": name, "seeds": list(self.seeds)}
+            repeated = {"extends": name, "seeds": list(seeds or self.seeds)}
             yield f"{FOLDERS['experiment']}/{repetition(name)}.toml", to_toml(repeated)
 
 
