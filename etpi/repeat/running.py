@@ -29,7 +29,7 @@ class Campaign:
         pages: writes all other pages from what the lake has; returns HTML for the progress page.
         minutes: experiment -> declared minutes, for the forecast before anything is recorded.
         failures: experiment -> lines of failed steps, of this call.
-        said: the last line of progress that was printed.
+        last_line: the last line of progress that was printed.
     """
 
     title: str
@@ -40,7 +40,7 @@ class Campaign:
     pages: Callable[[Forecast], str]
     minutes: Mapping[str, float] = field(default_factory=dict)
     failures: dict[str, list[str]] = field(default_factory=dict)
-    said: str = ""
+    last_line: str = ""
 
     def run(self, *, table_only: bool = False) -> int:
         """Run this call's share unless `table_only`, and write the pages in any case; return the exit code.
@@ -64,9 +64,9 @@ class Campaign:
         body = self.pages(state)
         mine = self.share.take(self.names)
         progress_page.write(self.page, self.title, state, self.failures, running=running, mine=mine, body=body)
-        if (line := state.line()) != self.said:
+        if (line := state.line()) != self.last_line:
             display().line(f"== {self.title}: {line}")
-            self.said = line
+            self.last_line = line
 
     def forecast(self) -> Forecast:
         """Return how far the whole list is."""
@@ -77,7 +77,10 @@ class Campaign:
     def _finished(self, name: str, failures: list[str]) -> None:
         if failures:
             self.failures[name] = failures
-        self.write(running=True)
+        try:
+            self.write(running=True)
+        except Exception as error:  # the last write raises it; a page must not end the other experiments' runs
+            display().line(f"WARNING: the pages of {self.title} were not written: {type(error).__name__}: {error}")
 
 
 def cost_sentence(state: Forecast) -> str:

@@ -87,10 +87,10 @@ def run(
         parts.append(f"{cost_sentence(state)}\n")
         for name, sweep in read.items():
             judged = _judged(lake, sweep)
-            picture, said = _plot(sweep, judged), sweeps.sentence(sweep, judged)
+            picture, conclusion = _plot(sweep, judged), sweeps.sentence(sweep, judged)
             (target / f"{name}.svg").write_text(picture, encoding="utf-8")
-            parts.append(_section(name, sweep, judged, said))
-            pictures.append(f"<h2>{escape(sweep.title)}</h2><p>{escape(said)}</p><figure>{picture}</figure>")
+            parts.append(_section(name, sweep, judged, conclusion))
+            pictures.append(f"<h2>{escape(sweep.title)}</h2><p>{escape(conclusion)}</p><figure>{picture}</figure>")
         (target / "sweeps.md").write_text("\n".join(parts), encoding="utf-8")
         return "".join(pictures)
 
@@ -126,7 +126,7 @@ def _plot(sweep: Sweep, judged: Sequence[Point]) -> str:
     )
 
 
-def _section(name: str, sweep: Sweep, judged: Sequence[Point], said: str) -> str:
+def _section(name: str, sweep: Sweep, judged: Sequence[Point], conclusion: str) -> str:
     rows = []
     for point in judged:
         verdict, over, tasks = point.verdict, point.verdict.over_seeds, point.verdict.between
@@ -147,6 +147,6 @@ def _section(name: str, sweep: Sweep, judged: Sequence[Point], said: str) -> str
         head, rows = head[1:], [row[1:] for row in rows]
     declared = "\n".join(f"- {line.strip()}" for line in list(sweeps.plan_lines(name, sweep))[1:])
     return (
-        f"## {sweep.title}\n\n**{said}**\n\n![{sweep.title}]({name}.svg)\n\n{markdown_table(head, rows)}\n"
+        f"## {sweep.title}\n\n**{conclusion}**\n\n![{sweep.title}]({name}.svg)\n\n{markdown_table(head, rows)}\n"
         f"Declared:\n\n{declared}\n" + (f"\n{' '.join(sweep.notes.split())}\n" if sweep.notes else "")
     )

@@ -98,7 +98,7 @@ def sentences(notes: Mapping[str, Any]) -> Iterator[str]:
     """Yield what reports and the console say of the manifest notes of an evaluation; nothing if it had no rule."""
     if stopped := notes.get("stop"):
         last = stopped["looks"][-1]
-        found = (
+        interval = (
             f"{last['value']:+.2f} [{last['ci_low']:+.2f}, {last['ci_high']:+.2f}]"
             if last["value"] is not None
             else "not measured"
@@ -106,7 +106,7 @@ def sentences(notes: Mapping[str, Any]) -> Iterator[str]:
         looks = len(stopped["looks"])
         yield (
             f"Stopped after {stopped['tasks']} of {stopped['budget']} tasks ({looks} look{'s'[: looks != 1]}): "
-            f"{stopped['reason']}; {stopped['metric']}, {stopped['what']}: {found}. "
+            f"{stopped['reason']}; {stopped['metric']}, {stopped['what']}: {interval}. "
             "Intervals of rates are confidence sequences, valid at such a stop."
         )
 

@@ -125,8 +125,8 @@ class Sweep(_Declared):
         Args:
             seeds: other seeds than declared, for a trial.
         """
-        own = {"suite": self.suite, "rollout_set": self.rollout_set, "experiment": self.experiment}
-        for noun, specs in own.items():
+        by_noun = {"suite": self.suite, "rollout_set": self.rollout_set, "experiment": self.experiment}
+        for noun, specs in by_noun.items():
             for name, spec in specs.items():
                 yield f"{FOLDERS[noun]}/{name}.toml", to_toml(spec)
         for name in self.experiments():
@@ -224,12 +224,12 @@ def sentence(sweep: Sweep, judged: Sequence[Point]) -> str:
     nothing helps or hurts and nothing is open, there is "no effect in this range".
     """
     series = list(dict.fromkeys(point.level.series for point in judged))
-    said: dict[str, list[str]] = {}
+    texts: dict[str, list[str]] = {}
     for name in series:
-        said.setdefault(_of_curve(sweep, [point for point in judged if point.level.series == name]), []).append(name)
-    if len(said) == 1:
-        return f"{sweep.setting}: {next(iter(said))}."
-    return f"{sweep.setting}: " + "; ".join(f"{', '.join(names)}: {text}" for text, names in said.items()) + "."
+        texts.setdefault(_of_curve(sweep, [point for point in judged if point.level.series == name]), []).append(name)
+    if len(texts) == 1:
+        return f"{sweep.setting}: {next(iter(texts))}."
+    return f"{sweep.setting}: " + "; ".join(f"{', '.join(names)}: {text}" for text, names in texts.items()) + "."
 
 
 def _of_curve(sweep: Sweep, judged: Sequence[Point]) -> str:

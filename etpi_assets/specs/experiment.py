@@ -336,7 +336,7 @@ class ExperimentSpec(Section):
     def _stop_scores_as_metrics_do(self) -> ExperimentSpec:
         if self.evaluate and self.evaluate.stop:
             stop = self.evaluate.stop.model_copy(update={"scoring": self.metrics.scoring})
-            self.__dict__["evaluate"] = self.evaluate.model_copy(update={"stop": stop})  # the model is frozen
+            object.__setattr__(self, "evaluate", self.evaluate.model_copy(update={"stop": stop}))  # it is frozen
         return self
 
     @model_validator(mode="before")

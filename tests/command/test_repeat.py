@@ -17,7 +17,7 @@ from etpi_assets.reports import findings
 from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.load import load_shipped
 from etpi_resources.lake.lake import Lake, Ref
-from tests.reports.test_findings import row
+from tests.support.findings import row
 from tests.support.small_lake import put
 
 

@@ -12,7 +12,7 @@ from etpi_assets.reports.sweeps import Sweep, points, sentence, to_toml
 from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.load import load_specs
 from etpi_resources.charts import dose_plot
-from tests.reports.test_findings import probe, row
+from tests.support.findings import probe, row
 
 SEEDS = (0, 1, 2)
 
