@@ -172,6 +172,9 @@ def _value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+WORDS = ("helps", "hurts", "nothing", "undecided", "not run")
+
+
 @dataclass(frozen=True)
 class Point:
     """A level with its measured x and its verdict."""
@@ -182,7 +185,7 @@ class Point:
 
     @property
     def word(self) -> str:
-        """Return what is seen at the level: helps, hurts, nothing, undecided or not run."""
+        """Return what is seen at the level: one of WORDS."""
         between = self.verdict.over_seeds or self.verdict.between
         if between is None:
             return "not run"
@@ -216,43 +219,52 @@ def points(sweep: Sweep, read: Read, measured: Mapping[str, float]) -> list[Poin
 
 
 def sentence(sweep: Sweep, judged: Sequence[Point]) -> str:
-    """Return what the sweep shows, by these rules for each curve.
+    """Return what the sweep shows, by these rules.
 
-    "helps" ("hurts") lists the levels whose interval lies above (below) 0, as a range of x where no other level lies in
-    between; "nothing is seen" lists those whose interval has no difference of `least` or more, with the largest limit
-    as the bound; the others are undecided, with the design that would decide the first of them, or not run. Where
-    nothing helps or hurts and nothing is open, there is "no effect in this range".
+    "helps" ("hurts") lists where the interval lies above (below) 0, for each curve as a range of x if no other level
+    lies in between. "Nothing is seen" where the interval has no difference of `least` or more, with the largest limit
+    as the bound; it is "elsewhere" if nothing is open, and "no effect in this range" if it is so at every level. The
+    other levels are undecided, with the design that would decide the first of them, or not run.
     """
-    series = list(dict.fromkeys(point.level.series for point in judged))
-    texts: dict[str, list[str]] = {}
-    for name in series:
-        texts.setdefault(_of_curve(sweep, [point for point in judged if point.level.series == name]), []).append(name)
-    if len(texts) == 1:
-        return f"{sweep.setting}: {next(iter(texts))}."
-    return f"{sweep.setting}: " + "; ".join(f"{', '.join(names)}: {text}" for text, names in texts.items()) + "."
-
-
-def _of_curve(sweep: Sweep, judged: Sequence[Point]) -> str:
-    words = {
-        word: [p for p in judged if p.word == word] for word in ("helps", "hurts", "nothing", "undecided", "not run")
-    }
-    if len(words["not run"]) == len(judged):
-        return "not run yet"
-    parts = [f"{word} {_range(sweep, words[word], judged)}" for word in ("helps", "hurts") if words[word]]
-    if none := words["nothing"]:
-        bound = max(
-            max(abs(e.ci_low), abs(e.ci_high)) for p in none if (e := p.verdict.over_seeds or p.verdict.between)
-        )
-        where = "elsewhere " if parts and len(none) + len(words["helps"]) + len(words["hurts"]) == len(judged) else ""
+    at = {word: [point for point in judged if point.word == word] for word in WORDS}
+    if len(at["not run"]) == len(judged):
+        return f"{sweep.setting}: not run yet."
+    none, undecided, absent = at["nothing"], at["undecided"], at["not run"]
+    parts = [f"{word} {_places(sweep, at[word], judged)}" for word in ("helps", "hurts") if at[word]]
+    if none:
+        bound = f"bound {max(_largest(point) for point in none):.2f}"
         if len(none) == len(judged):
-            return f"no effect in this range ({_range(sweep, none, judged)}), bound {bound:.2f}"
-        parts.append(f"{where}nothing is seen{'' if where else ' ' + _range(sweep, none, judged)} (bound {bound:.2f})")
-    if open_levels := words["undecided"]:
-        wants = next((text for p in open_levels if (text := p.verdict.wants())), "")
-        parts.append(f"undecided {_range(sweep, open_levels, judged)}" + (f" (would want {wants})" if wants else ""))
-    if words["not run"]:
-        parts.append(f"not run {_range(sweep, words['not run'], judged)}")
-    return "; ".join(parts)
+            parts.append(f"no effect in this range ({_places(sweep, none, judged)}), {bound}")
+        elif parts and not (undecided or absent):
+            parts.append(f"elsewhere nothing is seen ({bound})")
+        else:
+            parts.append(f"nothing is seen {_places(sweep, none, judged)} ({bound})")
+    if undecided:
+        wants = next((text for point in undecided if (text := point.verdict.wants())), "")
+        design = f" (would want {wants})" if wants else ""
+        parts.append(f"undecided {_places(sweep, undecided, judged)}{design}")
+    if absent:
+        parts.append(f"not run {_places(sweep, absent, judged)}")
+    return f"{sweep.setting}: {'; '.join(parts)}."
+
+
+def _largest(point: Point) -> float:
+    between = point.verdict.over_seeds or point.verdict.between
+    return max(abs(between.ci_low), abs(between.ci_high)) if between else 0.0
+
+
+def _places(sweep: Sweep, chosen: Sequence[Point], judged: Sequence[Point]) -> str:
+    """Return where the chosen levels lie on each curve; curves with the same range together."""
+    curves: dict[str, list[str]] = {}
+    for name in dict.fromkeys(point.level.series for point in judged):
+        on_curve = [point for point in chosen if point.level.series == name]
+        if on_curve:
+            where = _range(sweep, on_curve, [point for point in judged if point.level.series == name])
+            curves.setdefault(where, []).append(name)
+    every = len({point.level.series for point in judged})
+    return ", ".join(
+        where if len(names) == every else f"{where} ({', '.join(names)})" for where, names in curves.items()
+    )
 
 
 def _range(sweep: Sweep, chosen: Sequence[Point], judged: Sequence[Point]) -> str:

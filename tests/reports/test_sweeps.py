@@ -63,16 +63,18 @@ def test_wide_intervals_leave_a_level_undecided_with_the_design_that_would_decid
     assert text.startswith("The lever: undecided from 1 to 3 (would want ") and "seeds on" in text
 
 
-def test_curves_that_say_the_same_are_joined_and_others_are_apart():
+def test_curves_with_the_same_range_are_named_together():
     levels = [
         {"x": x, "more": f"with_{x}_{s}", "less": f"without_{x}_{s}", "series": s}
         for s in ("8 steps", "16 steps", "24 steps") for x in (1, 2)
     ]  # fmt: skip
     of = sweep(level=levels)
     text = said(of, (0.9, 0.5), (0.5, 0.5), (0.9, 0.5), (0.5, 0.5), (0.5, 0.5), (0.5, 0.5))
-    assert text.startswith("The lever: ") and text.count("helps at 1") == 1
-    assert "8 steps, 16 steps: helps at 1; elsewhere nothing is seen" in text
-    assert "24 steps: no effect in this range (from 1 to 2)" in text
+    assert text.startswith("The lever: helps at 1 (8 steps, 16 steps); elsewhere nothing is seen (bound 0.0")
+    partly = said(of, (0.9, 0.5), (0.9, 0.5), (0.9, 0.5), (0.5, 0.5), (0.5, 0.5), None)
+    assert "helps from 1 to 2 (8 steps), at 1 (16 steps); nothing is seen at 2 (16 steps), at 1 (24 steps)" in partly
+    assert partly.endswith("; not run at 2 (24 steps).")
+    assert "no effect in this range (from 1 to 2), bound" in said(of, *[(0.5, 0.5)] * 6)
 
 
 def test_seeds_that_disagree_decide_nothing_although_their_tasks_do():
