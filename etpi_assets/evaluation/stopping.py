@@ -84,7 +84,8 @@ def reason(stop: StopSection, looked: Look) -> str | None:
 def progress_line(stop: StopSection, looked: Look, budget: int, why: str | None) -> str:
     """Return the line that the run logs after a look."""
     interval = "not measured" if looked.ci_low is None else f"[{looked.ci_low:+.3f}, {looked.ci_high:+.3f}]"
-    return f"{looked.tasks} of {budget} tasks: {stop.metric} {interval}; " + (f"stop, {why}" if why else "going on")
+    next_step = f"stop, {why}" if why else "going on" if looked.tasks < budget else "stop, no task is left"
+    return f"{looked.tasks} of {budget} tasks: {stop.metric} {interval}; {next_step}"
 
 
 def conclude(stop: StopSection, looks: Sequence[Look], budget: int, why: str | None) -> Stopped:
