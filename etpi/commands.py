@@ -6,14 +6,14 @@ import json
 import os
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from etpi.dagster_home import prepare_dagster_home
 from etpi_assets.specs.folders import user_folders
-from etpi_assets.specs.load import SpecError, Specs, load_shipped, load_specs
+from etpi_assets.specs.load import SpecError, Specs, load_specs
 from etpi_assets.specs.shown import SHIPPED_VARIABLE
 from etpi_resources.cluster.settings import cluster
 
@@ -21,12 +21,19 @@ if TYPE_CHECKING:
     from etpi_assets.planner import Step
     from etpi_resources.lake.lake import Lake
 
-RESULT_SEEDS = (0, 1, 2)
 WORKSPACE = Path(__file__).with_name("workspace.yaml")
 
 
-def run_experiments(names: Sequence[str], specs_folder: Path | None = None, consent: Collection[str] = ()) -> int:
+def run_experiments(
+    names: Sequence[str],
+    specs_folder: Path | None = None,
+    consent: Collection[str] = (),
+    finished: Callable[[str, list[str]], None] = lambda name, failures: None,
+) -> int:
     """Bring experiments up to date with everything they depend on, several at once.
+
+    Args:
+        finished: called after each experiment with one line for each failed step.
 
     Returns:
         1 if any experiment failed, or if code changed since expensive results were made and `consent` ("rebuild",
@@ -69,8 +76,9 @@ def run_experiments(names: Sequence[str], specs_folder: Path | None = None, cons
         runner = Runner(specs, specs_folder, consent)
         if alone := len(names) == 1:
             failures = {names[0]: runner.bring_up_to_date(names[0])}
+            finished(names[0], failures[names[0]])
         else:
-            failures = run_experiments_in_parallel(names, specs, specs_folder, consent)
+            failures = run_experiments_in_parallel(names, specs, specs_folder, consent, finished)
         failed = {name: reasons for name, reasons in failures.items() if reasons}
         # The catalog then has the results of the experiments that succeeded.
         if (failed or not alone) and (reasons := runner.run("publish_catalog", None)):
@@ -325,30 +333,6 @@ def embedded(specs: Specs | None = None) -> list[str]:
         for name, spec in (specs or load_specs()).experiments.items()
         if spec.base.kind == "tiny" and spec.requires == "cpu" and not spec.variant
     ]
-
-
-def results(names: Sequence[str], seeds: Sequence[int], target: Path) -> int:
-    """Repeat shipped experiments (default: all that a finding compares) over training seeds; write a page of results.
-
-    The repetitions are experiments named `<name>_seeds`.
-    """
-    from etpi_assets.reports import findings
-    from etpi_assets.reports.results import render
-    from etpi_resources.lake.lake import Lake
-
-    specs, names = load_shipped(), names or findings.experiments()
-    for name in names:
-        specs.entry("experiment", name)
-    folder = Lake.open().scratch("results_specs")
-    (folder / "experiments").mkdir(exist_ok=True)
-    repeated = {name: f"{name}_seeds" for name in names}
-    for name, copy in repeated.items():
-        (folder / "experiments" / f"{copy}.toml").write_text(f'extends = "{name}"\nseeds = {list(seeds)}\n')
-    code = run_experiments(list(repeated.values()), folder)
-    complete = set(findings.experiments()) <= set(names)
-    target.write_text(render(Lake.open(), load_specs(folder), repeated, complete=complete), encoding="utf-8")
-    print(f"wrote {target}")
-    return code
 
 
 def build_pypi_bugs(folder: Path, per_package: int | None, seed: int) -> int:

@@ -231,7 +231,7 @@ _NODES = (
         ("metrics", "scores", "agent_scores", "turn_scores"),
         "Held-out metrics with n and 95 % intervals clustered by pair, next to the teacher's.",
         upstream=("eval_rollouts", "scored_rollouts", "tasks"),
-        sections=("metrics", "evaluate.agent.grammar", "evaluate.agent.tools"),
+        sections=("metrics", "evaluate.agent.grammar", "evaluate.agent.tools", "evaluate.stop"),
     ),
     Node(
         "experiment_report",

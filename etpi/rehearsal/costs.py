@@ -248,7 +248,8 @@ def _serving(spec: ExperimentSpec, shape: Shape) -> Iterator[Cost]:
     )
     conditions = len(evaluate.roles) * len(evaluate.decodings) * len(spec.seeds) + len(evaluate.budgets)
     agents = _agents(agent)
-    rollouts = None if evaluate.tasks is None else evaluate.tasks * conditions * agents
+    tasks = evaluate.stop.max_tasks if evaluate.stop else evaluate.tasks
+    rollouts = None if tasks is None else tasks * conditions * agents
     if rollouts is None:
         yield Cost("evaluation", f"{conditions} rollouts of each task", "all tasks of the suite")
         return
@@ -257,6 +258,6 @@ def _serving(spec: ExperimentSpec, shape: Shape) -> Iterator[Cost]:
     yield Cost(
         "evaluation",
         f"at most {tokens / 1e6:,.1f} M tokens, {hours:.1f} GPU hours",
-        f"{evaluate.tasks} tasks x {conditions} conditions x {agents} agents; {_DECODING}",
+        f"{tasks} tasks x {conditions} conditions x {agents} agents; {_DECODING}",
         hours,
     )

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etpi_assets.curation.gates import apply_overrides
-from etpi_assets.evaluation import metrics, probes
+from etpi_assets.evaluation import metrics, probes, stopping
 from etpi_assets.evaluation.probe_plan import (
     ExpectedServing,
     ProbePlan,
@@ -22,6 +22,7 @@ from etpi_assets.evaluation.probe_plan import (
 )
 from etpi_assets.evaluation.rollouts import (
     EvaluatedCheckpoint,
+    EvaluationCondition,
     EvaluationSetting,
     conditions,
     every_condition_ran,
@@ -35,10 +36,12 @@ from etpi_assets.scoring.behaviours import ScoringOptions, score
 from etpi_assets.scoring.checks import every_rollout_scored
 from etpi_assets.scoring.structure import structure_of
 from etpi_assets.specs.check_names import PROBES
-from etpi_assets.specs.experiment import EvaluateSection, ExperimentSpec, Threshold
+from etpi_assets.specs.experiment import EvaluateSection, ExperimentSpec, StopSection, Threshold
+from etpi_assets.specs.rollout_set import ScoringSection
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.table import read_tasks
 from etpi_assets.trajectories.checks import tasks_as_asked
+from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import to_tables
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.checkpoints import HUB, checkpoint_folder
@@ -85,11 +88,38 @@ def eval_rollouts(run: AssetRun) -> Produced:
         return Produced.not_applicable(run.node.name, NOTHING)
     section = spec.evaluate
     setting = _setting(run, spec, section)
-    plan = [(evaluated, condition) for evaluated in served for condition in conditions(section, evaluated.role)]
+    if section.stop is None:
+        records, stopped, tasks = _roll_out(run, spec, section, served, setting), None, len(setting.tasks)
+    else:
+        records, stopped = _roll_out_until(run, spec, section, section.stop, served, setting)
+        tasks = stopped.tasks
+    tables = to_tables(records, setting.chat.decode)
+    expected = {(c.role, c.seed, x.decoding, x.sample_seed): tasks for c, x in _plan_of(section, served)}
+    return Produced(
+        tables=tables,
+        checks=(
+            every_condition_ran(tables["rollouts"], expected),
+            infrastructure_held(tables["rollouts"]),
+            tasks_as_asked(section.tasks, tasks, section.split),
+        ),
+        metadata={"exits": dict(Counter(tables["agents"]["exit_status"].to_pylist()))},
+        notes={"stop": stopped.notes()} if stopped else {},
+        seeds=section.sample_seeds,
+    )
+
+
+def _roll_out(
+    run: AssetRun,
+    spec: ExperimentSpec,
+    section: EvaluateSection,
+    served: Sequence[EvaluatedCheckpoint],
+    setting: EvaluationSetting,
+) -> list[RolloutRecord]:
+    """Roll out every checkpoint under every condition on the tasks of a setting."""
     journals = run.lake.scratch(f"evaluations/{run.kept_code}")
     records = []
     with (
-        run.progress("held-out rollouts", len(plan) * len(setting.tasks)) as progress,
+        run.progress("held-out rollouts", len(_plan_of(section, served)) * len(setting.tasks)) as progress,
         _serving(run, spec) as (serving, checkpoints),
     ):
         for evaluated in served:
@@ -105,18 +135,41 @@ def eval_rollouts(run: AssetRun) -> Produced:
                         advance=progress.advance,
                         log=run.log,
                     )
-    tables = to_tables(records, setting.chat.decode)
-    expected = {(c.role, c.seed, x.decoding, x.sample_seed): len(setting.tasks) for c, x in plan}
-    return Produced(
-        tables=tables,
-        checks=(
-            every_condition_ran(tables["rollouts"], expected),
-            infrastructure_held(tables["rollouts"]),
-            tasks_as_asked(section.tasks, len(setting.tasks), section.split),
-        ),
-        metadata={"exits": dict(Counter(tables["agents"]["exit_status"].to_pylist()))},
-        seeds=section.sample_seeds,
-    )
+    return records
+
+
+def _roll_out_until(
+    run: AssetRun,
+    spec: ExperimentSpec,
+    section: EvaluateSection,
+    stop: StopSection,
+    served: Sequence[EvaluatedCheckpoint],
+    setting: EvaluationSetting,
+) -> tuple[list[RolloutRecord], stopping.Stopped]:
+    """Roll out batches of tasks until the rule of `evaluate.stop` ends it; finished batches come from the journals."""
+    records: list[RolloutRecord] = []
+    looks: list[stopping.Look] = []
+    tasks = run.read("tasks", "tasks", key=section.suite)
+    batches = stopping.batches(read_tasks(tasks, section.split), section, stop)
+    budget, done, why = sum(map(len, batches)), 0, None
+    options = _scoring(run, stop.scoring or spec.metrics.scoring, section)
+    for batch in batches:
+        records += _roll_out(run, spec, section, served, replace(setting, tasks=batch))
+        done += len(batch)
+        tables = to_tables(records, setting.chat.decode)
+        scored = score(tables["rollouts"], tables["agents"], tables["turns"], tasks, options, tables["messages"])
+        looks.append(stopping.look(stop, done, tables["rollouts"], scored))
+        why = stopping.reason(stop, looks[-1])
+        run.log(stopping.progress_line(stop, looks[-1], budget, why))
+        if why:
+            break
+    return records, stopping.conclude(stop, looks, budget, why)
+
+
+def _plan_of(
+    section: EvaluateSection, served: Sequence[EvaluatedCheckpoint]
+) -> list[tuple[EvaluatedCheckpoint, EvaluationCondition]]:
+    return [(evaluated, condition) for evaluated in served for condition in conditions(section, evaluated.role)]
 
 
 @etpi_asset("eval_metrics", checks=("every_rollout_scored", *THRESHOLDS))
@@ -125,20 +178,17 @@ def eval_metrics(run: AssetRun) -> Produced:
     tasks = run.read("tasks", "tasks")
     rollouts = run.read("eval_rollouts", "rollouts")
     agents = run.read("eval_rollouts", "agents")
-    options = ScoringOptions(
-        spec.metrics.scoring,
-        entities=_entities(run, tasks),
-        structure=structure_of(spec.metrics.scoring, spec.evaluate.agent) if spec.evaluate else None,
-        tools=bool(spec.evaluate and spec.evaluate.agent.tools),
-    )
+    options = _scoring(run, spec.metrics.scoring, spec.evaluate)
     turns, messages = run.read("eval_rollouts", "turns"), run.read("eval_rollouts", "messages")
     scored = score(rollouts, agents, turns, tasks, options, messages)
     teacher = metrics.teacher_of(
         run.read("scored_rollouts", "scores"), run.read("scored_rollouts", "agent_scores"), run.key
     )
-    table = pa.concat_tables(
-        [metrics.measure(rollouts, scored["scores"], scored["agent_scores"], experiment=run.key), teacher]
+    sequential = bool(spec.evaluate and spec.evaluate.stop)
+    student = metrics.measure(
+        rollouts, scored["scores"], scored["agent_scores"], experiment=run.key, sequential=sequential
     )
+    table = pa.concat_tables([student, teacher])
     report_metrics(run.lake, run.key, spec.train.report_to, table, run.log)
     return Produced(
         tables={"metrics": table, **scored},
@@ -147,6 +197,16 @@ def eval_metrics(run: AssetRun) -> Produced:
             *metrics.threshold_checks(table, spec.metrics, ("sft", "rl")),
         ),
         metadata={"rollouts": rollouts.num_rows},
+    )
+
+
+def _scoring(run: AssetRun, section: ScoringSection, evaluate: EvaluateSection | None) -> ScoringOptions:
+    """Return how the evaluation's rollouts are scored."""
+    return ScoringOptions(
+        section,
+        entities=_entities(run, run.read("tasks", "tasks")),
+        structure=structure_of(section, evaluate.agent) if evaluate else None,
+        tools=bool(evaluate and evaluate.agent.tools),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import dagster as dg
 import pyarrow as pa
 
+from etpi_assets.evaluation import stopping
 from etpi_assets.graph import GRAPH
 from etpi_assets.materialize import AssetRun, Produced, etpi_asset
 from etpi_assets.planner import accepted
@@ -49,6 +50,7 @@ def experiment_report(run: AssetRun) -> Produced:
         seeds=spec.seeds,
         published=figures(spec.published),
         rollout_sets=run.specs.rollout_sets,
+        stopped=_stopped(run),
         published_source=". ".join(str(spec.published[k]) for k in ("source", "date", "note") if k in spec.published),
     )
     tables = facts.ReportTables(
@@ -98,11 +100,17 @@ def model_card_asset(run: AssetRun) -> Produced:
         base=run.read("base_checkpoint", "checkpoints"),
         tasks=run.read("tasks", "tasks"),
         rollout_sets=run.specs.rollout_sets,
+        stopped=_stopped(run),
     )
     return Produced(
         tables={"reports": from_rows("reports", [_write(run, "README.md", "model_card", card)])},
         metadata={"card": _as_markdown(card)},
     )
+
+
+def _stopped(run: AssetRun) -> list[str]:
+    """Return the sentences about the rule that ended the evaluation; none if it had none."""
+    return [line for ref in run.refs("eval_rollouts") for line in stopping.sentences(run.lake.require(ref).notes)]
 
 
 @etpi_asset("leaderboard")

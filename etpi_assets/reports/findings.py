@@ -1,11 +1,14 @@
 """The findings of `findings.toml`: claims that compare two conditions, each judged by the measured figures.
 
 A verdict is one of
-- "supported": the interval of the difference lies on the claimed side of 0, and no training seed contradicts it;
+- "supported": the interval of the difference lies on the claimed side of 0;
 - "not supported": the interval contains no difference large enough to matter, or lies on the other side of 0;
 - "undecided at this n";
 - "not measured": an experiment has not run;
 - "not comparable": a side lacks the figure.
+
+The interval is the one over training seeds and tasks where both sides have two seeds or more (a base and a teacher have
+none and count as fixed), else the one over tasks: with one seed, nothing is known about seeds.
 """
 
 from __future__ import annotations
@@ -14,15 +17,21 @@ import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from etpi_assets.scoring.intervals import Estimate, difference, rate, wilson
+from etpi_assets.scoring.over_seeds import Spread, over_seeds_and_tasks
+from etpi_assets.scoring.power import designs
 
+UNDECIDED = "undecided at this n"
 DECLARED = Path(__file__).parent / "findings.toml"
 PROBE, REINFORCED = "probe:", "rl:"
+MOST_DOUBLINGS = 5
+"""How often the number of tasks is doubled in search of a design that decides a finding."""
 LATE = 0.2
 """The last share of reinforcement's steps, which its figures are computed over."""
 
@@ -68,13 +77,32 @@ class Finding(BaseModel):
 
 @dataclass(frozen=True)
 class FindingVerdict:
-    """A judged finding, with its two figures and their difference if they were measured."""
+    """A judged finding, with its two figures and their difference if they were measured.
+
+    Attributes:
+        between: the difference with its interval over tasks.
+        over_seeds: the difference with its interval over training seeds and tasks; None with one seed.
+        spread: the variance components behind it.
+    """
 
     finding: Finding
     word: str
     more: Estimate | None = None
     less: Estimate | None = None
     between: Estimate | None = None
+    over_seeds: Estimate | None = None
+    spread: Spread | None = None
+
+    def wants(self) -> str:
+        """Return the designs that would show the smallest difference that matters; "" unless undecided."""
+        if self.word != UNDECIDED or self.between is None:
+            return ""
+        if self.spread is None:
+            return "two seeds or more, to see how much seeds differ"
+        tasks = max(2, self.between.clusters)
+        sizes = designs(self.spread, self.finding.least, [tasks * 2**k for k in range(MOST_DOUBLINGS + 1)])
+        listed = [f"{size.seeds} seeds on {size.tasks} tasks" for size in islice(sizes, 2)]
+        return " or ".join(listed) or f"more than {tasks * 2**MOST_DOUBLINGS} tasks, and more seeds"
 
 
 def declared(path: Path = DECLARED) -> list[Finding]:
@@ -99,9 +127,15 @@ def judge(finding: Finding, read: Read) -> FindingVerdict:
     if more is None or less is None:
         return FindingVerdict(finding, "not comparable", more, less)
     between = _paired(finding, read) or difference(more, less)
-    shared = by_seed[0].keys() & by_seed[1].keys()
-    contrary = any(by_seed[0][seed].value < by_seed[1][seed].value for seed in shared)
-    return FindingVerdict(finding, _word(between, finding.least, contrary), more, less, between)
+    values = [[estimate.value for _, estimate in sorted(side.items(), key=_by_number)] for side in by_seed]
+    same_trainings = finding.more.experiment == finding.less.experiment and all(values)
+    wider = over_seeds_and_tasks(between, *values, paired=same_trainings)
+    over_seeds, spread = wider or (None, None)
+    return FindingVerdict(finding, _word(over_seeds or between, finding.least), more, less, between, over_seeds, spread)
+
+
+def _by_number(item: tuple[int | None, Estimate]) -> int:
+    return -1 if item[0] is None else item[0]
 
 
 def _figure(figure: str) -> tuple[Table, str, Callable[[str, ComparisonSide, Rows], dict[int | None, Estimate]]]:
@@ -127,12 +161,12 @@ def _paired(finding: Finding, read: Read) -> Estimate | None:
     return None
 
 
-def _word(between: Estimate, least: float, contrary: bool) -> str:
+def _word(between: Estimate, least: float) -> str:
     if between.ci_low > 0:
-        return "undecided at this n" if contrary else "supported"
+        return "supported"
     if between.ci_high < least:
         return "not supported"
-    return "undecided at this n"
+    return UNDECIDED
 
 
 def _metric(name: str, side: ComparisonSide, rows: Rows) -> dict[int | None, Estimate]:
@@ -148,10 +182,12 @@ def _metric(name: str, side: ComparisonSide, rows: Rows) -> dict[int | None, Est
 def mean_over_checkpoints(name: str, side: ComparisonSide, rows: Rows) -> dict[int | None, Estimate]:
     """Average a probe's share on held-out prompts over the intermediate checkpoints, by seed and pooled under None.
 
-    All checkpoints and seeds answer the same prompts, so the effective size is the number of prompts.
+    "NAME@STEP" is the share at the checkpoint of that step alone. All checkpoints and seeds answer the same prompts, so
+    the effective size is the number of prompts.
     """
+    name, _, step = name.partition("@")
     of_probe = [r for r in rows if (r["probe"], r["prompt_set"], r["role"]) == (name, "heldout", side.role)]
-    intermediate = [row for row in of_probe if row["step"] is not None]
+    intermediate = [row for row in of_probe if row["step"] is not None and (not step or row["step"] == int(step))]
     seeds: set[int | None] = {row["seed"] for row in intermediate}
     estimates = {}
     for seed in [*seeds, *([None] if seeds else [])]:

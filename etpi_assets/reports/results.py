@@ -44,15 +44,20 @@ _FINDINGS = """## Findings
 
 Each finding compares two conditions that differ in one thing (`etpi_assets/reports/findings.toml`).
 
-- *Supported*: the 95 % interval of the difference lies on the claimed side of 0, and no training seed contradicts it.
+- *Supported*: the 95 % interval of the difference lies on the claimed side of 0.
 - *Not supported*: the interval contains no difference large enough to matter (0.1 unless the file says otherwise), or
   lies on the other side of 0.
 - *Undecided at this n*: neither.
 
-Intervals are over tasks, not over training seeds: with few seeds, a difference between two runs can look like a
-difference between two methods. A `probe:` figure is a share of first turns on held-out prompts, averaged over the
-checkpoints of training; an `rl:` figure is a share of the attempts in the last fifth of reinforcement's steps. Where a
-finding compares what two stages of one experiment solve, the difference is paired by task.
+"Over tasks" is the interval for these trained models on other tasks; "over seeds and tasks" is the one for other
+trainings on other tasks. The second decides wherever both sides have two seeds or more, and it is at least as wide.
+With three seeds it is wide, because three trainings say little about how much trainings differ: t intervals with
+about four degrees of freedom (`etpi_assets/scoring/over_seeds.py`). With one seed only the first exists, and a
+difference between two runs can look like a difference between two methods. "Would want" is the design that shows the
+smallest difference that matters with probability 0.8, from the variance between seeds and tasks on this page
+(`scoring/power.py`). A `probe:` figure is a share of first turns on held-out prompts, averaged over the checkpoints
+of training; an `rl:` figure is a share of the attempts in the last fifth of reinforcement's steps. Where a finding
+compares what two stages of one experiment solve, the difference is paired by task.
 
 """
 
@@ -74,18 +79,28 @@ training conversation, and "first turn" is its share of the loss, weights includ
 """
 
 
-def render(lake: Lake, specs: Specs, experiments: Mapping[str, str], *, complete: bool = True) -> str:
-    """Render the page.
+def missing(lake: Lake, experiments: Mapping[str, str]) -> list[str]:
+    """Return the experiments without metrics, by their names on the page: not run yet, failed or blocked."""
+    return [shown for shown, name in experiments.items() if _current(lake, "eval_metrics", name) is None]
+
+
+def render(lake: Lake, specs: Specs, experiments: Mapping[str, str], *, complete: bool = True, cost: str = "") -> str:
+    """Render the page from what the lake has; experiments without metrics are listed.
 
     Args:
         experiments: name on the page -> name in the lake. A failed experiment is listed without metrics.
         complete: whether these are all experiments that findings compare; if not, the page's command names them.
+        cost: what running them took, as a sentence.
     """
     seeds = sorted({seed for name in experiments.values() for seed in specs.experiments[name].seeds})
     command = f'make results SEEDS="{" ".join(map(str, seeds))}"'
     if not complete:  # `make results` writes docs/results.md, which such a page must not replace
         command = " ".join(["etpi results", *experiments, *(f"--seed {seed}" for seed in seeds)])
     parts = [_HEAD.replace("{command}", command)]
+    if cost:
+        parts.append(f"{cost}\n")
+    if lacking := missing(lake, experiments):
+        parts.append(f"No metrics yet ({len(lacking)} of {len(experiments)} experiments): {', '.join(lacking)}.\n")
     stages = cache(partial(_stages, lake))
     parts += [
         _findings(lake, experiments, stages),
@@ -104,17 +119,38 @@ def render(lake: Lake, specs: Specs, experiments: Mapping[str, str], *, complete
 def _findings(lake: Lake, experiments: Mapping[str, str], stages: Stages) -> str:
     """Render the findings whose experiments are all on the page, with their verdicts."""
 
-    def read(experiment: str, table: str) -> Rows | None:
+    read = reader(lake, experiments, stages)
+    chosen = [f for f in findings.declared() if {f.more.experiment, f.less.experiment} <= experiments.keys()]
+    rows = [_finding(findings.judge(finding, read)) for finding in chosen]
+    return _FINDINGS + markdown_table(_COLUMNS, rows) if rows else ""
+
+
+def reader(lake: Lake, experiments: Mapping[str, str], stages: Stages | None = None) -> findings.Read:
+    """Return the function by which findings and sweeps read the lake.
+
+    Args:
+        experiments: name in the finding -> name in the lake.
+    """
+    staged = stages or cache(partial(_stages, lake))
+
+    def read(experiment: str, table: findings.Table) -> Rows | None:
         if table == "stages":
-            return stages(experiments[experiment])
+            return staged(experiments[experiment])
         manifest = _current(lake, _ASSET_OF[table], experiments[experiment])
         return lake.read(manifest.ref, table).to_pylist() if manifest else None
 
-    chosen = [f for f in findings.declared() if {f.more.experiment, f.less.experiment} <= experiments.keys()]
-    rows = [_finding(findings.judge(finding, read)) for finding in chosen]
-    return (
-        _FINDINGS + markdown_table(["finding", "more", "less", "figure", "difference", "verdict"], rows) if rows else ""
-    )
+    return read
+
+
+def first_turn_loss_share(lake: Lake, experiment: str) -> float | None:
+    """Return the first turn's share of an experiment's loss, weights included; None if it has no data set yet."""
+    dataset = _current(lake, "upweighted_dataset", experiment)
+    return None if dataset is None else loss_share_by_turn(lake.read(dataset.ref, "dataset_rows")).get(0, 0.0)
+
+
+_COLUMNS = (
+    "finding", "more", "less", "figure", "difference, over tasks", "over seeds and tasks", "verdict", "would want",
+)  # fmt: skip
 
 
 def _how_soon(lake: Lake, experiments: Mapping[str, str]) -> str:
@@ -203,7 +239,9 @@ def _finding(verdict: FindingVerdict) -> list[str]:
         *(f"{side}: {_estimate(e)}" for side, e in ((finding.more, verdict.more), (finding.less, verdict.less))),
         finding.figure,
         f"{between.value:+.2f} [{between.ci_low:+.2f}, {between.ci_high:+.2f}]" if between else "–",
+        f"[{over.ci_low:+.2f}, {over.ci_high:+.2f}]" if (over := verdict.over_seeds) else "–",
         f"**{verdict.word}**",
+        verdict.wants() or "–",
     ]
 
 

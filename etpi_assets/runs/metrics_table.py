@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+from etpi_assets.evaluation import stopping
 from etpi_assets.reports.changes import Change, between, changes
 from etpi_assets.runs.columns import GAP, WIDTH, aligned, figure
 from etpi_resources.lake.lake import Lake, Ref
@@ -47,12 +48,14 @@ class Results:
         rows: (role, decoding) -> metric -> row of the table `metrics`; a teacher's decoding is "".
         last: the last trained role that was evaluated; None if there is none.
         changes: (decoding, metric) -> the change from base to `last`.
+        stopped: how `evaluate.stop` ended the evaluation, as sentences; empty where it has no such rule.
     """
 
     missing: str = ""
     rows: Mapping[tuple[str, str], Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     last: str | None = None
     changes: Mapping[tuple[str, str], Change] = field(default_factory=dict)
+    stopped: Sequence[str] = ()
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -109,10 +112,14 @@ def read_results(lake: Lake, experiment: str) -> Results:
     order = list(_ROLES)
     rows = {pair: rows[pair] for pair in sorted(rows, key=lambda pair: (order.index(pair[0]), pair[1]))}
     last = next((role for role in ("rl", "sft") if any(role == measured for measured, _ in rows)), None)
-    return Results("", rows, last, _changes(lake, experiment, manifest.inputs, last))
+    evaluated = lake.current(Ref("eval_rollouts", "experiment", experiment))
+    stopped = tuple(stopping.sentences(evaluated.notes)) if evaluated else ()
+    return Results("", rows, last, _changes(lake, experiment, manifest.inputs, last, sequential=bool(stopped)), stopped)
 
 
-def _changes(lake: Lake, experiment: str, inputs: Mapping[str, str], last: str | None) -> dict[tuple[str, str], Change]:
+def _changes(
+    lake: Lake, experiment: str, inputs: Mapping[str, str], last: str | None, *, sequential: bool
+) -> dict[tuple[str, str], Change]:
     """Return the paired changes; empty if the rollouts that were measured are not the current ones."""
     rolled_out = Ref("eval_rollouts", "experiment", experiment)
     current = lake.current(rolled_out)
@@ -123,7 +130,7 @@ def _changes(lake: Lake, experiment: str, inputs: Mapping[str, str], last: str |
     )
     measured = Ref("eval_metrics", "experiment", experiment)
     scores, agent_scores = (lake.read(measured, table) for table in ("scores", "agent_scores"))
-    paired = between(changes(rollouts, scores, agent_scores, tuple(METRICS)), "base", last)
+    paired = between(changes(rollouts, scores, agent_scores, tuple(METRICS), sequential=sequential), "base", last)
     return {(change.decoding, change.metric): change for change in paired}
 
 
@@ -143,6 +150,10 @@ def _sections(results: Mapping[str, Results], roles: Sequence[str], with_interva
     parts, at = [lines[0]], 1
     for name, rows in sections.items():
         parts += [name, *lines[at : at + len(rows)], *_sentences(name, results[name], min(width, WIDTH))]
+        parts += [
+            textwrap.fill(f"{GAP}{line}", min(width, WIDTH), subsequent_indent=GAP * 2)
+            for line in results[name].stopped
+        ]
         at += len(rows)
     return "\n".join(parts)
 

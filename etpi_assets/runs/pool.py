@@ -17,7 +17,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
@@ -33,6 +33,8 @@ from etpi_resources.process.pool import WORKERS_VARIABLE
 from etpi_resources.process.progress import Activity, display, shown_on
 from etpi_resources.process.supervise import supervised
 
+Finished = Callable[[str, list[str]], None]
+_REPORTING = Lock()
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 EXPERIMENT_ASSETS = tuple(name for name in JOBS["run_experiment"][1] if GRAPH[name].set == "experiment")
@@ -40,12 +42,17 @@ EXPERIMENT_ASSETS = tuple(name for name in JOBS["run_experiment"][1] if GRAPH[na
 
 
 def run_experiments_in_parallel(
-    names: Sequence[str], specs: Specs, specs_folder: Path | None = None, consent: Collection[str] = ()
+    names: Sequence[str],
+    specs: Specs,
+    specs_folder: Path | None = None,
+    consent: Collection[str] = (),
+    finished: Finished = lambda name, failures: None,
 ) -> dict[str, list[str]]:
     """Run experiments in a pool of workers.
 
     Args:
         consent: as for `Runner`.
+        finished: called after each experiment with its failures, by one thread at a time.
 
     Returns:
         Experiment -> one line per failed step with the reason, in order; empty if it succeeded.
@@ -61,7 +68,7 @@ def run_experiments_in_parallel(
     with ThreadPoolExecutor(count) as threads:
         try:
             workers += (_start(count, specs_folder, consent) for _ in range(count))
-            results = threads.map(lambda worker: _serve(worker, queue), workers)
+            results = threads.map(lambda worker: _serve(worker, queue, finished), workers)
             failures = {name: lines for result in results for name, lines in result.items()}
         except BaseException:
             for worker in workers:
@@ -124,7 +131,7 @@ def _start(count: int, specs_folder: Path | None, consent: Collection[str]) -> s
     )
 
 
-def _serve(worker: subprocess.Popen[str], queue: ExperimentQueue) -> dict[str, list[str]]:
+def _serve(worker: subprocess.Popen[str], queue: ExperimentQueue, finished: Finished) -> dict[str, list[str]]:
     """Give a worker experiments until the queue is empty; return the failures of each.
 
     If a worker dies, its current experiment fails.
@@ -138,6 +145,8 @@ def _serve(worker: subprocess.Popen[str], queue: ExperimentQueue) -> dict[str, l
             if (failures := _show_until_done(worker.stdout, source=str(worker.pid))) is None:
                 break
             results[name] = failures
+            with _REPORTING:
+                finished(name, failures)
     return results
 
 

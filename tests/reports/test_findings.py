@@ -9,26 +9,15 @@ import pytest
 from etpi_assets.reports import findings
 from etpi_assets.reports.findings import Finding, judge
 from etpi_assets.reports.results import render
-from etpi_assets.scoring.intervals import Estimate, difference, rate, wilson
+from etpi_assets.scoring.intervals import Estimate, difference, rate
 from etpi_assets.specs.load import load_specs
 from etpi_resources.lake.lake import Lake
 from etpi_resources.lake.schemas import TABLES
 from tests.support import small_lake
+from tests.support.findings import probe, row
 
 SPECS = load_specs().experiments
 COLUMNS = {column.name for column in TABLES["rl_samples"].schema}
-
-
-def row(experiment: str, hits: int, n: int, seed: int | None = None, **more) -> dict:
-    low, high = wilson(hits, n)
-    figure = {"value": hits / n, "n": n, "ci_low": low, "ci_high": high, "interval": "wilson", "unit": "pair"}
-    of = {"experiment": experiment, "checkpoint_role": "sft", "decoding": "greedy", "metric": "plan_first"}
-    return {**of, **figure, "seed": seed, "excluded": 0, **more}
-
-
-def probe(step: int | None, seed: int, value: float, **more) -> dict:
-    of = {"role": "sft", "probe": "first_turn_message", "prompt_set": "heldout", "checkpoint_id": f"c{step}"}
-    return {**of, "step": step, "seed": seed, "value": value, "n": 20, "passed": True, "detail": "{}", **more}
 
 
 def finding(figure: str = "plan_first", **more) -> Finding:
@@ -181,7 +170,7 @@ def test_page_shows_the_findings_of_its_experiments(tmp_path):
     small_lake.put(lake, "eval_metrics", "plan_first_tiny", {"metrics": both})
     page = render(lake, specs, {"plan_first_tiny": "plan_first_tiny"}, complete=False)
     (line,) = [line for line in page.splitlines() if line.startswith("| A student plans first")]
-    assert "plan_first_tiny, sft, greedy: 0.96 [0.86, 0.99], n 48" in line and line.endswith("| **supported** |")
+    assert "plan_first_tiny, sft, greedy: 0.96 [0.86, 0.99], n 48" in line and line.endswith("| **supported** | – |")
     assert "plan_first_tiny_x12" not in page
 
 

@@ -250,6 +250,10 @@ PROGRAMS = {
     "etpi_assets.reports.findings": "rewrites the README's tables",
     "etpi_assets.reports.history": "rewrites the README's tables",
     "etpi_assets.reports.results": "rewrites the README's tables",
+    "etpi_assets.reports.sweeps": "etpi sweeps: reads results and writes a page",
+    "etpi_assets.scoring.over_seeds": "intervals of findings and sweeps, which no asset holds",
+    "etpi_assets.scoring.power": "power calculations of findings and sweeps",
+    "etpi_assets.scoring.student_t": "used by over_seeds and power",
     "etpi_assets.runs.repair": "etpi repair: sets damaged files aside and runs assets again",
     "etpi_resources.lake.audit": "etpi verify: compares the lake with its manifests",
     "etpi_assets.runs.runner": "make run: starts what the planner asks for",
@@ -268,6 +272,7 @@ PROGRAMS = {
 DATA = {
     "etpi_resources/downloads/requirements.txt": "make mitmproxy",
     "etpi_assets/reports/findings.toml": "the README's tables",
+    "etpi_assets/reports/declared_sweeps/": "declarations that etpi sweeps reads",
     "etpi_assets/tasks/pypi_bugs/packages.toml": "read by the suite's builder",
     "etpi_assets/tiny_bases/": "shipped checkpoints, which their content names",
     "sql/explain/": "etpi explain",
