@@ -70,9 +70,8 @@ def pairs(count: int, folder: Path) -> None:
     def run(task: Task, sample: int):
         return run_rollout(RolloutJob(task, agent, identity, sample), runtime)
 
-    with Journal(folder, "bench") as journal:
-        with ThreadPoolExecutor(2 * (os.cpu_count() or 1)) as executor:
-            collect(tasks, 1, run, journal, executor=executor)
+    with Journal(folder, "bench") as journal, ThreadPoolExecutor(2 * (os.cpu_count() or 1)) as executor:
+        collect(tasks, 1, run, journal, executor=executor)
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ lake = "/shared/lake"                            # the lake's folder, at the sam
 postgres = "postgresql://etpi@head:5432/etpi"    # no password: libpq reads PGPASSWORD or PGPASSFILE
 ray = "head:6379"                                # where Ray's nodes meet
 jobs = "http://head:8265"                        # where Ray takes jobs
+servers = 4                                      # optional: how many vLLM servers one step may start
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import tomllib
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError, field_validator
 
 CLUSTER_VARIABLE = "ETPI_CLUSTER"
 """Environment variable that names `cluster.toml`; unset: one machine, without Ray and Postgres."""
@@ -31,6 +32,8 @@ class Cluster(BaseModel):
     postgres: str
     ray: str
     jobs: str
+    accelerator: str = "GPU"
+    servers: PositiveInt | None = None
 
     @field_validator("lake")
     @classmethod
