@@ -176,11 +176,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("command", choices=["serve"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--served-model-name", required=True)
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--logprobs-mode", default="raw_logprobs")
     options, _ = parser.parse_known_args(arguments)
     processed = options.logprobs_mode == "processed_logprobs"
-    server = ThreadingHTTPServer(("127.0.0.1", options.port), _Handler)
+    server = ThreadingHTTPServer((options.host, options.port), _Handler)
     server.daemon_threads = True
     server.stand_in = StandIn(options.folder, options.served_model_name, processed=processed)  # pyright: ignore[reportAttributeAccessIssue]
     print(f"serving {options.folder} as {options.served_model_name} on port {options.port}", flush=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, as_completed
 from contextlib import suppress
 from functools import partial
+from threading import Event
 
 from etpi_assets.rollouts.journal import Journal
 from etpi_assets.tasks.family import Task
@@ -44,11 +45,13 @@ def collect(
     missing = [(task, sample) for task, sample in pairs if not journal.has(task, sample)]
     advance(len(pairs) - len(missing))
     once = partial(run_with_retry, run)
-    unfinished = {executor.submit(once, task, sample) for task, sample in missing}
+    unfinished: set[Future[RolloutRecord]] = set()
+    failed = Event()
 
     def cancel_others(finished: Future[RolloutRecord]) -> None:
         """Run in the thread that failed, before it takes the next rollout."""
         if not finished.cancelled() and finished.exception() is not None:
+            failed.set()
             for future in tuple(unfinished):
                 future.cancel()
 
@@ -56,8 +59,13 @@ def collect(
         journal.append(future.result())
         advance(1)
 
-    for future in tuple(unfinished):
+    for task, sample in missing:
+        future = executor.submit(once, task, sample)
+        unfinished.add(future)
         future.add_done_callback(cancel_others)
+        if failed.is_set():
+            future.cancel()
+            break
     try:
         for future in as_completed(unfinished):
             if future.cancelled():

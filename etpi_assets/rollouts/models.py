@@ -10,6 +10,7 @@ from etpi_assets.specs.rollout_set import TINY, EngineSection
 from etpi_assets.tiny_bases import recipe as tiny_base
 from etpi_assets.versioning.keys import tiny_base_code
 from etpi_resources.checkpoints import HUB, LAKE, pinned_folder
+from etpi_resources.cluster.settings import cluster
 from etpi_resources.engines import Engine
 from etpi_resources.lake.lake import Lake, LakeError
 
@@ -20,8 +21,11 @@ MODEL_KINDS = ("transformers", "vllm", "openai")
 
 
 def accelerated(section: EngineSection) -> bool:
-    """Return whether the engine computes on this machine and so needs its accelerator alone."""
-    return section.kind == "transformers" or (section.kind == "vllm" and not section.urls)
+    """Return whether the engine computes on this machine and so needs its accelerator alone.
+
+    The vLLM servers of a cluster hold the accelerators of their own nodes.
+    """
+    return section.kind == "transformers" or (section.kind == "vllm" and not section.urls and cluster() is None)
 
 
 def model_engine(section: EngineSection, chat: ChatFormat, lake: Lake) -> Engine:
@@ -65,16 +69,18 @@ def _chat_endpoint(section: EngineSection) -> Engine:
 def _local_vllm(section: EngineSection, chat: ChatFormat, lake: Lake, folder: Path, name: str) -> Engine:
     from etpi_resources.engines.endpoints import Endpoints
     from etpi_resources.engines.vllm import VllmEngine
-    from etpi_resources.engines.vllm_server import VllmServer
+    from etpi_resources.engines.vllm_server import start_servers
 
     log, lock = lake.scratch("servers") / f"{name}.log", lake.machine_lock_file("server")
-    server = VllmServer(folder, name, log=log, options=section.options, lock=lock)
+    servers = start_servers(folder, name, log=log, options=section.options, lock=lock)
     try:
-        endpoints = Endpoints([server.url], timeout=section.timeout, exit_reason=server.exit_reason)
+        endpoints = Endpoints(
+            servers.urls, key_env=servers.key_env, timeout=section.timeout, exit_reason=servers.exit_reason
+        )
 
         def release() -> None:
             endpoints.close()
-            server.close()
+            servers.close()
 
         return VllmEngine(
             endpoints,
@@ -86,7 +92,7 @@ def _local_vllm(section: EngineSection, chat: ChatFormat, lake: Lake, folder: Pa
             release=release,
         )
     except BaseException:
-        server.close()
+        servers.close()
         raise
 
 

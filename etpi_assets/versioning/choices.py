@@ -37,6 +37,7 @@ INFRASTRUCTURE: Mapping[str, str] = {
     "etpi_resources.cluster.postgres_locks": "waits",
     "etpi_resources.cluster.session": "connects to Ray",
     "etpi_resources.cluster.settings": "the settings of a cluster change no results",
+    "etpi_resources.cluster.vllm_servers": "where servers run; what a server serves is checked",
     "etpi_resources.downloads.proxy": "hands recorded responses on as they came",
     "etpi_resources.downloads.recording": "keeps responses as they came",
     "etpi_resources.lake.catalog": "the DuckDB file is rebuilt every time",

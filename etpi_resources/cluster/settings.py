@@ -8,6 +8,7 @@ accelerator = "GPU"                              # Ray's resource that every ran
                                                  # resource can stand in for it on nodes without GPUs
 working_dir = "/home/me/etpi"                    # optional: code that every run takes along to the nodes
 local = "/var/tmp"                               # a folder on each node's own disk (this is the default)
+servers = 4                                      # optional: how many vLLM servers one step may start
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import tomllib
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError, field_validator
 
 CLUSTER_VARIABLE = "ETPI_CLUSTER"
 """Environment variable that names `cluster.toml`; unset: one machine, without Ray and Postgres."""
@@ -40,6 +41,7 @@ class Cluster(BaseModel):
     accelerator: str = "GPU"
     working_dir: Path | None = None
     local: Path = Path("/var/tmp")
+    servers: PositiveInt | None = None
 
     @field_validator("lake", "working_dir", "local")
     @classmethod

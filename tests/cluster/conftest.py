@@ -1,13 +1,19 @@
-"""Three machines with Postgres and Ray, once for all tests of this folder. `make test-cluster` runs them."""
+"""The clusters of the tests in this folder, each started once: raylets on this machine, and three machines in containers."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from etpi.rehearsal.stages import write_stand_in
 from tests.support import machines
 from tests.support.cluster_services import CORES, ClusterServices
+from tests.support.ray_nodes import RayNodes, connected
 
 VARIABLE = "ETPI_TEST_CLUSTER"
 """Environment variable that asks for the tests of several machines, which take minutes."""
@@ -33,3 +39,26 @@ def services():
         yield result
     finally:
         started.close()
+
+
+@pytest.fixture(scope="session")
+def ray_nodes(tmp_path_factory) -> Iterator[RayNodes]:
+    pytest.importorskip("ray", reason='Ray is not installed: pip install "etpi[cluster]"')
+    folder = Path(tempfile.mkdtemp(prefix="etpi-", dir="/tmp"))  # sockets need a short path
+    program = write_stand_in(tmp_path_factory.mktemp("bin") / "vllm")
+    environment = {"ETPI_VLLM": str(program), "TEACHER_KEY": "the key of the node"}
+    cluster = RayNodes(folder, tmp_path_factory.mktemp("lake"))
+    try:
+        for name in ("one", "two"):
+            cluster.add(name, slots=2, gpus=1, environment=environment)
+        yield cluster
+    finally:
+        cluster.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def on_cluster(ray_nodes) -> Iterator[RayNodes]:
+    """The cluster, to which this process is connected."""
+    with connected(ray_nodes):
+        yield ray_nodes

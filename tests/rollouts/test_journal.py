@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from etpi_assets.trajectories.tables import to_tables
 from etpi_assets.worlds.coop_tiny import CoopTiny
 from etpi_assets.worlds.coop_tiny.policy import CoopTinyPolicy, CoopTinySkill
 from etpi_resources.chat.format import load_chat_format
+from etpi_resources.engines import EngineUnavailable
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes import SandboxUnavailable
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
@@ -110,6 +112,11 @@ def test_journal_admits_one_process(tmp_path):
 # --- collecting ----------------------------------------------------------------------------------------------------
 
 
+def collected(run, journal, k=1, concurrency=1, **more) -> list[RolloutRecord]:
+    with ThreadPoolExecutor(concurrency) as executor:
+        return list(collect(TASKS, k, run, journal, executor=executor, **more))
+
+
 def test_each_rollout_runs_once_and_results_are_in_order(tmp_path):
     ran: list[tuple[str, int]] = []
     done: list[int] = []
@@ -121,8 +128,8 @@ def test_each_rollout_runs_once_and_results_are_in_order(tmp_path):
 
     with Journal(tmp_path, "spec") as journal:
         journal.append(made(TASKS[2], 1))
-        records = list(collect(TASKS, 2, run, journal, concurrency=4, advance=done.append))
-        assert list(collect(TASKS, 2, run, journal, concurrency=4)) == records
+        records = collected(run, journal, 2, 4, advance=done.append)
+        assert collected(run, journal, 2, 4) == records
     wanted = [(task, sample) for task in TASKS for sample in range(2)]
     assert [r.rollout_id for r in records] == [rollout_id(task, sample, "spec") for task, sample in wanted]
     assert sorted(ran) == sorted((t.task_id, s) for t, s in wanted if (t.task_id, s) != ("t2", 1))
@@ -138,7 +145,7 @@ def test_infrastructure_error_is_retried_once_and_then_kept(tmp_path):
         return made(task, sample, error="boom" if broken else None)
 
     with Journal(tmp_path, "spec") as journal:
-        records = list(collect(TASKS, 1, run, journal, concurrency=1))
+        records = collected(run, journal)
     assert [r.error for r in records] == ["boom", None, None, None]
     assert [calls.count(f"t{i}") for i in range(4)] == [2, 2, 1, 1]
 
@@ -154,8 +161,25 @@ def test_unavailable_sandbox_stops_the_collection(tmp_path):
 
     with Journal(tmp_path, "spec") as journal:
         with pytest.raises(SandboxUnavailable, match="install it"):
-            collect(TASKS, 200, run, journal, concurrency=1)
+            collected(run, journal, 200)
         assert 200 <= len(journal) < 400 and len(started) == len(journal) + 1
+
+
+def test_other_weights_stop_the_collection_and_finished_rollouts_are_kept(tmp_path):
+    started: list[int] = []
+
+    def run(task, sample):
+        started.append(sample)
+        return made(task, sample)
+
+    def check():
+        if len(journal) == 3:
+            raise EngineUnavailable("other weights")
+
+    with Journal(tmp_path, "spec") as journal:
+        with pytest.raises(EngineUnavailable):
+            collected(run, journal, 200, check=check)
+        assert 3 <= len(journal) == len(started)
 
 
 def test_threads_do_not_tear_lines(tmp_path):
@@ -192,8 +216,8 @@ def collect_world(folder: Path, count: int = 10) -> list[RolloutRecord]:
             log.write(record.rollout_id + "\n")
         return record
 
-    with Journal(folder, "world") as journal:
-        return list(collect(tasks, K, run, journal, concurrency=4))
+    with Journal(folder, "world") as journal, ThreadPoolExecutor(4) as executor:
+        return list(collect(tasks, K, run, journal, executor=executor))
 
 
 def timeless(records: list[RolloutRecord]):

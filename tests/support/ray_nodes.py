@@ -19,6 +19,7 @@ import pytest
 from etpi_resources.process.supervise import descendants, supervised
 
 START_SECONDS = 60.0
+ROOT = Path(__file__).parents[2]
 MEMORY = 100_000_000
 NEEDS_RAY = pytest.mark.skipif(find_spec("ray") is None, reason='Ray is not installed: pip install "etpi[cluster]"')
 
@@ -112,7 +113,7 @@ class RayNodes:
         with log.open("wb") as file:
             self._nodes[name] = subprocess.Popen(
                 supervised(command, grace=3.0),
-                env={**clean, "RAY_USAGE_STATS_ENABLED": "0", **(environment or {})},
+                env={**clean, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(ROOT), **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,

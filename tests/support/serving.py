@@ -67,7 +67,8 @@ class RunningServerServing(VllmServing):
     server: Any = None
 
     def _serve(self, folder: Path, name: str) -> Any:
-        return SimpleNamespace(url=self.server.url, exit_reason=self.server.exit_reason, folder=folder, name=name)
+        served = self.server
+        return SimpleNamespace(urls=served.urls, key_env=None, exit_reason=served.exit_reason, folder=folder, name=name)
 
 
 def attach(monkeypatch: pytest.MonkeyPatch, server: VllmServer) -> None:
