@@ -209,7 +209,9 @@ def test_rollout_set_over_nodes_resumes_after_a_kill_and_equals_threads(on_clust
     step.wait()
     kept = len(finished())
     assert 5 <= kept < 2 * TASKS
-    wait_until(lambda: not any(on_cluster.pids(name, text) for name in ("one", "two") for text in ("CallWorker", "bwrap")))
+    wait_until(
+        lambda: not any(on_cluster.pids(name, text) for name in ("one", "two") for text in ("CallWorker", "bwrap"))
+    )
     log: list[str] = []
     assert not raw_rollouts.execute("little", resources, log=log.append).manifest.blocked
     assert any("rollouts run on 2 nodes, 4 at once" in line for line in log), log
