@@ -1,4 +1,4 @@
-"""The clusters of the tests in this folder, each started once: raylets on this machine, and three machines in containers."""
+"""The clusters of these tests, each started once: raylets on this machine, and three machines in containers."""
 
 from __future__ import annotations
 
