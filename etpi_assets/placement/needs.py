@@ -22,7 +22,7 @@ nothing: Ray starts a job that asks for nothing on the head, always."""
 OWN_SANDBOXES = 8.0
 """Most sandboxes that a step takes of its node's, where it runs them itself."""
 
-SERVERS_ARE_ACTORS = False
+SERVERS_ARE_ACTORS = True
 """Whether the vLLM servers that etpi starts run as actors, which take accelerators of any node, not of the step's."""
 
 

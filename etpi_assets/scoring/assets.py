@@ -57,7 +57,7 @@ def scored_rollouts(run: AssetRun) -> Produced:
     columns = {**COLUMNS, "turns": (*COLUMNS["turns"], *more)}
     stored = {name: run.stored("raw_rollouts", name) for name in COLUMNS}
     named = ((f"{number:06}", block) for number, block in enumerate(blocks(stored, columns)))
-    adhering = [0.0, 0]
+    adhering = [0, 0]  # of so many turns that can adhere
     with ExitStack() as stack:
         spools = {name: stack.enter_context(run.spool(name)) for name in run.node.tables}
         for part in run.parts_of(named, _BlockScorer(tasks, options), len(stored["turns"]) * _SECONDS_PER_TURN):

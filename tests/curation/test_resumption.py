@@ -1,4 +1,4 @@
-"""Scoring and pairs continue after the blocks that a killed run finished, with the result of an undisturbed run."""
+"""Scoring, pairs and data sets continue after the blocks of a killed run, with the result of an undisturbed one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from etpi_assets.curation import pair_blocks
+from etpi_assets.curation import dataset_plan, merge, pair_blocks
 from etpi_assets.scoring import assets as scoring
 from etpi_assets.trajectories import blocks
 from tests.support.curation import SUITE, CurationLake
@@ -18,6 +18,7 @@ STEPS = (
     ("scored_rollouts", "good"),
     ("selected_trajectories", "clean"),
     ("tito_pairs", "clean"),
+    ("upweighted_dataset", "clean"),
 )
 
 
@@ -27,20 +28,26 @@ class Counted:
     def __init__(self, function: Any) -> None:
         self._function, self.calls, self.interrupted_at = function, 0, 0
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
         self.calls += 1
         if self.calls == self.interrupted_at:
             raise KeyboardInterrupt
-        return self._function(*arguments)
+        return self._function(*arguments, **options)
 
 
 @pytest.mark.parametrize(
-    ("asset", "module", "name"), [("scored_rollouts", scoring, "score"), ("tito_pairs", pair_blocks, "make_pairs")]
+    ("asset", "module", "name"),
+    [
+        ("scored_rollouts", scoring, "score"),
+        ("tito_pairs", pair_blocks, "make_pairs"),
+        ("upweighted_dataset", merge, "merge"),
+    ],
 )
 def test_interrupted_asset_continues_with_the_next_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asset: str, module: Any, name: str
 ) -> None:
     monkeypatch.setattr(blocks, "_ROLLOUTS", 4)
+    monkeypatch.setattr(dataset_plan, "BLOCK_ROWS", 8)
     counted = Counted(getattr(module, name))
     monkeypatch.setattr(module, name, counted)
     whole = CurationLake(tmp_path / "whole")

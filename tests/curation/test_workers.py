@@ -1,4 +1,4 @@
-"""Scoring and pairs give the same versions from one process and from several."""
+"""Scoring, pairs and weighted data sets give the same versions from one process and from several."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from etpi_assets.curation import dataset_plan, leaks
 from etpi_assets.trajectories import blocks
 from etpi_resources.process import pool
 from tests.support.curation import CurationLake
@@ -15,8 +16,10 @@ STEPS = (
     ("scored_rollouts", "good"),
     ("selected_trajectories", "clean"),
     ("tito_pairs", "clean"),
+    ("upweighted_dataset", "clean"),
     ("selected_trajectories", "written_again"),
     ("tito_pairs", "written_again"),
+    ("upweighted_dataset", "written_again"),
 )
 
 
@@ -33,11 +36,14 @@ def test_versions_are_the_same_from_one_process_and_from_two(tmp_path: Path, mon
     start = pool._Workers._start
     monkeypatch.setattr(pool._Workers, "_start", lambda self: started.append(self) or start(self))
     monkeypatch.setattr(blocks, "_ROLLOUTS", 3)
+    monkeypatch.setattr(dataset_plan, "BLOCK_ROWS", 8)
+    monkeypatch.setattr(leaks, "_ROWS", 8)
     monkeypatch.setattr(pool, "START_SECONDS", 1e-9)  # as if there were a lot of work
     made = {}
     for workers, world in ((1, alone), (2, CurationLake(tmp_path / "shared"))):
         monkeypatch.setenv(pool.WORKERS_VARIABLE, str(workers))
         made[workers] = [world.make(*step).manifest for step in STEPS]
-        assert len(started) == (0 if workers == 1 else 6), "two each for scores, native pairs and re-tokenised pairs"
+        assert not any(manifest.blocked for manifest in made[workers])
+        assert len(started) == (0 if workers == 1 else 14), "two each for scores; for pairs, leaks and rows of both"
     assert [(m.version, m.checks) for m in made[2]] == [(m.version, m.checks) for m in made[1]]
     assert {m.tables["pairs"]["rows"] > 0 for m in made[2] if "pairs" in m.tables} == {True}

@@ -269,7 +269,7 @@ EDITS = (
     # curation
     Edit(f"{C}/strip_think.py", 'return bool(text) and not text.strip("\\r\\n")', 'return bool(text) and not text.strip("\\n")', "stripping of think blocks", {"tito_pairs": every}),
     Edit(f"{C}/steering.py", "NGRAM_WORDS = 6", "NGRAM_WORDS = 7", "traces of steering", {"tito_pairs": every}),
-    Edit(f"{C}/upweight.py", 'factor = section.upweight_factor if pair["turn"]', 'factor = 1 + section.upweight_factor if pair["turn"]', "weights", {"upweighted_dataset": every}),
+    Edit(f"{C}/upweight.py", "np.where(upweighted, float(section.upweight_factor)", "np.where(upweighted, 1 + float(section.upweight_factor)", "weights", {"upweighted_dataset": every}),
     Edit(f"{C}/merge.py", "if 2 * shared >= size and", "if shared >= size and", "merging of rows", {"upweighted_dataset": every}),
     Edit(f"{C}/gates.py", "_COMMON = 0.9", "_COMMON = 0.8", "the gate on templates", {"upweighted_dataset": every}),
     Edit(f"{C}/select.py", "if value is None or value < 1:", "if value is None or value < 0.5:", "selection", {"selected_trajectories": every}),
