@@ -35,7 +35,6 @@ from etpi_resources.process.supervise import supervised
 
 Finished = Callable[[str, list[str]], None]
 _REPORTING = Lock()
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 EXPERIMENT_ASSETS = tuple(name for name in JOBS["run_experiment"][1] if GRAPH[name].set == "experiment")
 """The assets that a worker computes. The tables across experiments are computed once, after all workers."""
@@ -63,8 +62,8 @@ def run_experiments_in_parallel(
     count = min(len(names), side_by_side())
     queue = ExperimentQueue({name: shared_inputs(name, specs) for name in names})
     workers: list[subprocess.Popen[str]] = []
-    # SIGINT too: the handler that polars installs does not wake a thread that waits for a lock, and this one will wait.
-    handlers = {number: signal.signal(number, signal.default_int_handler) for number in _STOP_SIGNALS}
+    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.siginterrupt(signal.SIGINT, True)  # polars' handler lets this thread wait on, until all work is done
     with ThreadPoolExecutor(count) as threads:
         try:
             workers += (_start(count, specs_folder, consent) for _ in range(count))
@@ -77,8 +76,7 @@ def run_experiments_in_parallel(
         finally:  # the thread pool waits for its threads, and they wait for their workers
             for worker in workers:
                 worker.wait()
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+            signal.signal(signal.SIGTERM, handler)
     return {name: failures.get(name, ["no process was left to run it"]) for name in names}
 
 
@@ -197,7 +195,7 @@ def main(arguments: Sequence[str]) -> int:
         except KeyboardInterrupt:
             return 130
         finally:  # a signal while the interpreter ends would only print a traceback
-            for number in _STOP_SIGNALS:
+            for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_IGN)
     return 0
 
