@@ -18,7 +18,6 @@ from etpi_resources.lake.files import sync
 from etpi_resources.lake.manifest import LakeError
 from etpi_resources.process.locks import require_held
 
-
 _NO_LINK = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 """What link(2) answers where a file system has no hard links: vfat and exFAT, CIFS, some FUSE file systems."""
 
@@ -28,8 +27,8 @@ class NoHardLinks(LakeError):
 
     def __init__(self, root: Path) -> None:
         super().__init__(
-            f"the file system of {root} has no hard links, which publishing needs; nothing was published. Put the lake on "
-            "one that has them, such as ext4, XFS, NFS, Lustre or CephFS (docs/lake.md names some that have none)"
+            f"the file system of {root} has no hard links, which publishing needs; nothing was published. Put the lake "
+            "on one that has them, such as ext4, XFS, NFS, Lustre or CephFS (docs/lake.md names some that have none)"
         )
 
 
