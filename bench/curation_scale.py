@@ -4,9 +4,9 @@
 
 FOLDER has recorded runs. Copies of them become the rollout sets of two lakes: one of a tenth of TURNS (default 10,000),
 one of TURNS; native: varied, with ids as if captured; retokenised: as recorded, without ids. One process per lake
-materializes the assets of the stage, with checks and publishing. It prints the CPU seconds (of worker processes too),
-the wall time and the peak memory of this process after each asset, the ratio of the CPU times (at most 11 wanted), and
-from the memory per turn the number of turns that fit into 4 GB.
+materializes the assets of the stage, with checks and publishing, and says on stderr when one is done. It prints the
+CPU seconds (of worker processes too), the wall time and the peak memory of this process after each asset, the ratio of
+the CPU times (at most 11 wanted), and from the memory per turn the number of turns that fit into 4 GB.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ def one(folder: Path) -> None:
         assert not outcome.manifest.blocked, [c for c in outcome.manifest.checks if not c["passed"]]
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         stages[asset] = (cpu_seconds() - began, peak, time.monotonic() - started)
+        print(f"{asset}: {stages[asset][0]:.1f} s of CPU, peak {peak:.0f} MB", file=sys.stderr, flush=True)
     print(json.dumps(stages))
 
 

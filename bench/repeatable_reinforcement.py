@@ -101,6 +101,7 @@ def reinforce(name: str, folder: Path, way: str, steps: int) -> dict[str, Any]:
     lake, specs = Lake(copy), load_specs(folder / "specs")
     spec = specs.experiments[f"{name}_student"]
     section = spec.rl.model_copy(update={"steps": steps, "repeatable": WAYS[way]})
+    assert section.suite  # RLSection requires it
     resources = Resources(lake=lake, specs_folder=folder / "specs")
     start = next(
         row

@@ -18,6 +18,19 @@ from etpi_resources.lake.files import sync
 from etpi_resources.lake.manifest import LakeError
 from etpi_resources.process.locks import require_held
 
+_NO_LINK = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+"""What link(2) answers where a file system has no hard links: vfat and exFAT, CIFS, some FUSE file systems."""
+
+
+class NoHardLinks(LakeError):
+    """The lake's file system has no hard links, so no file can be put without the risk of replacing another's."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(
+            f"the file system of {root} has no hard links, which publishing needs; nothing was published. Put the lake "
+            "on one that has them, such as ext4, XFS, NFS, Lustre or CephFS (docs/lake.md names some that have none)"
+        )
+
 
 class PointerMoved(LakeError):
     """Another process has moved the pointer since it was read; nothing was written."""
@@ -75,6 +88,10 @@ class FolderStore:
             os.link(staged, target)
         except FileExistsError:
             return False
+        except OSError as error:
+            if error.errno in _NO_LINK:
+                raise NoHardLinks(self._root) from error
+            raise
         finally:
             if isinstance(source, bytes):
                 staged.unlink()

@@ -189,7 +189,7 @@ class Note:
 
     Attributes:
         acting_for: the experiment or other partition that it works for.
-        host: "" in a file that an etpi of before 0.5 wrote.
+        host: "" in a file written before notes had a host.
     """
 
     pid: int

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
@@ -15,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from etpi_resources.lake import parquet
-from etpi_resources.lake.store import FolderStore, PointerMoved, Store
+from etpi_resources.lake.store import FolderStore, NoHardLinks, PointerMoved, Store
 from etpi_resources.process.locks import machine_locks
 from tests.support.publications import turns
 from tests.support.s3_store import BUCKET, S3Store, s3_server
@@ -49,6 +51,17 @@ def test_file_is_put_once_and_never_replaced(store, path, tmp_path):
     assert not store.put_if_absent(path, tmp_path / "file")
     assert store.put_if_absent(path + "-other", tmp_path / "file")
     assert [store.pointer(name).content for name in (path, path + "-other")] == [b"first", b"third"]
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
+def test_file_system_without_hard_links_is_refused_by_name(tmp_path, monkeypatch, number):
+    def no_link(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", no_link)
+    with pytest.raises(NoHardLinks, match=f"{tmp_path}.* has no hard links.*nothing was published"):
+        FolderStore(tmp_path).put_if_absent("part-0", b"rows")
+    assert not list(tmp_path.iterdir())
 
 
 def test_of_many_who_put_at_once_one_stores(store, path):

@@ -1,0 +1,136 @@
+"""Runs that different commands start share the machine's places and the locks of partitions; nothing is made twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import dagster as dg
+import pyarrow.compute as pc
+import pytest
+
+from etpi_assets import resources
+from etpi_assets.resources import Resources, side_by_side
+from etpi_assets.specs.assets import ASSETS as SPEC_ASSETS
+from etpi_resources.lake.lake import Lake, Ref
+from etpi_resources.process.locks import machine_locks
+from tests.support.curation import RECIPES
+from tests.support.graph import write_spec
+from tests.support.small_specs import DATA_ALONE, write_small_specs
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 240.0
+OTHER = 'extends = "little_strong"\nseed = 7\ntasks = 16\n'
+
+
+class Site:
+    """A folder with specs, a lake that has the suite alone, and a Dagster home."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.lake = folder, Lake(folder / "data")
+        self.home = folder / "home"
+        self.home.mkdir()
+        (self.home / "dagster.yaml").write_text((ROOT / "etpi" / "dagster.yaml").read_text())
+        write_small_specs(folder / "specs")
+        write_spec(folder / "specs", "rollout_sets", "little_other", OTHER)
+        write_spec(folder / "specs", "experiments", "second", DATA_ALONE.replace("little_strong", "little_other"))
+        made = Resources(lake=self.lake, specs_folder=folder / "specs")
+        for recipe in (*(recipe for recipe in SPEC_ASSETS if recipe.node.name == "suite_spec"), RECIPES["tasks"]):
+            recipe.execute("little", made, lambda line: None)
+
+    def start(self, *command: str) -> subprocess.Popen[bytes]:
+        places = {"ETPI_DATA": "data", "ETPI_SPECS": "specs", "ETPI_CATALOG": "etpi.duckdb", "DAGSTER_HOME": "home"}
+        environment = {**os.environ, **{name: str(self.folder / place) for name, place in places.items()}}
+        environment |= {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+        with (self.folder / "log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", *command], cwd=self.folder, env=environment, stdout=log, stderr=log
+            )
+
+    def launch(self, job: str, partition: str) -> subprocess.Popen[bytes]:
+        tags = json.dumps({"dagster/partition": partition})
+        return self.start("dagster", "job", "launch", "-m", "etpi_assets.definitions", "-j", job, "--tags", tags)
+
+    def waits(self, instance: dg.DagsterInstance, what: str) -> int:
+        """Return how many runs have said that they wait for something."""
+        entries = (entry for run in instance.get_runs() for entry in instance.all_logs(run.run_id))
+        return sum(f" waits for {what} that " in entry.user_message for entry in entries)
+
+
+def until(condition: Callable[[], object], what: str, site: Site) -> None:
+    end = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < end, f"{what}:\n{(site.folder / 'log').read_text()[-3000:]}"
+        time.sleep(0.2)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+@pytest.fixture
+def places(site: Site) -> Iterator[list[ExitStack]]:
+    """All places of the machine for sandboxes, taken; close one to free it."""
+    stacks = []
+    for place in range(side_by_side()):
+        stacks.append(ExitStack())
+        path = site.lake.machine_lock_file(f"sandboxes-{place}" if place else "sandboxes")
+        stacks[-1].enter_context(machine_locks().hold(path))
+    yield stacks
+    for stack in stacks:
+        stack.close()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(resources.accelerators(), reason="runs on an accelerator are one by one already")
+def test_runs_by_launch_and_by_command_take_turns_at_one_place_and_make_a_shared_set_once(
+    site: Site, places: list[ExitStack]
+) -> None:
+    with dg.DagsterInstance.from_config(str(site.home)) as instance:
+        launch = site.launch("collect_rollouts", "little_strong")
+        command = site.start("etpi", "run", "first", "second")
+        until(lambda: site.waits(instance, "the sandboxes") == 2, "two runs wait for a place", site)
+        until(lambda: site.waits(instance, "raw_rollouts of little_strong") == 1, "one waits for the other", site)
+
+        places[0].close()
+        until(lambda: launch.poll() is not None and command.poll() is not None, "the commands end", site)
+        assert (launch.returncode, command.returncode) == (0, 0), (site.folder / "log").read_text()[-3000:]
+        until(lambda: all(run.is_finished for run in instance.get_runs()), "the runs end", site)
+        assert {run.status for run in instance.get_runs()} == {dg.DagsterRunStatus.SUCCESS}
+        skipped = [_skipped(instance, run.run_id) for run in instance.get_runs(_of("little_strong"))]
+    assert sorted(skipped) == [False, True], "one run made the set and the other took it as it was"
+
+    spans = []
+    for name, rollouts in (("little_strong", 24), ("little_other", 16)):
+        ref = Ref("raw_rollouts", "rollout_set", name)
+        assert len(site.lake.history(ref)) == 1
+        rows = site.lake.read(ref, "rollouts")
+        assert len(rows) == len(rows["rollout_id"].unique()) == rollouts
+        journals = [*site.lake.scratch(f"rollouts/{name}").rglob("*.jsonl")]
+        assert sum(len(path.read_text().splitlines()) for path in journals) == rollouts
+        started = pc.min_max(rows["started_at"]).as_py()  # pyright: ignore[reportAttributeAccessIssue]
+        spans.append((started["min"], started["max"]))
+    (_, first_ended), (second_began, _) = sorted(spans)
+    assert first_ended < second_began, "with one place, one set is collected after the other"
+    for name in ("first", "second"):
+        assert len(site.lake.history(Ref("upweighted_dataset", "experiment", name))) == 1
+
+
+def _of(partition: str) -> dg.RunsFilter:
+    return dg.RunsFilter(tags={"dagster/partition": partition})
+
+
+def _skipped(instance: dg.DagsterInstance, run_id: str) -> bool:
+    """Return whether a run found its rollouts up to date."""
+    for entry in instance.all_logs(run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION):
+        materialization = entry.asset_materialization
+        if materialization and materialization.asset_key == dg.AssetKey("raw_rollouts"):
+            return bool(materialization.metadata["skipped"].value)
+    raise AssertionError(f"run {run_id} has no rollouts")
