@@ -436,7 +436,8 @@ class Lake:
     @contextmanager
     def in_use(self, log: Callable[[str], None] | None = None) -> Iterator[None]:
         """Keep `alone` out while versions are made or copied; any number of processes may do so at once."""
-        with lake_locks(self.root).hold(self._lock_file(_WHOLE), shared=True, log=log, what="the lake", doing="changing"):
+        locks = lake_locks(self.root)
+        with locks.hold(self._lock_file(_WHOLE), shared=True, log=log, what="the lake", doing="changing"):
             yield
 
     @contextmanager
