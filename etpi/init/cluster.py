@@ -10,9 +10,7 @@ import click
 from etpi_resources.cluster.instance import dagster_home, instance_yaml, require_postgres
 from etpi_resources.cluster.nodes import alive_nodes, described, job_client
 from etpi_resources.cluster.session import SANDBOXES
-from etpi_resources.cluster.settings import CLUSTER_VARIABLE, Cluster, ClusterError, read
-
-NAME = "cluster.toml"
+from etpi_resources.cluster.settings import CLUSTER_VARIABLE, SETTINGS_FILE, Cluster, ClusterError, read
 
 
 def write_cluster(
@@ -34,7 +32,7 @@ def write_cluster(
             raise click.UsageError(
                 "--cluster needs --lake FOLDER, --postgres postgresql://USER@HOST:PORT/DATABASE and --ray HOST:PORT"
             )
-        file = Path(lake) / NAME
+        file = Path(lake) / SETTINGS_FILE
         settings = _checked(_text(lake, postgres, ray, jobs or f"http://{ray.rpartition(':')[0]}:8265"), file)
     home = dagster_home(settings)
     if not force and (taken := [path for path in (file, home / "dagster.yaml") if path.exists()]):
@@ -51,7 +49,7 @@ def write_cluster(
 def _checked(text: str, file: Path) -> Cluster:
     """Return the settings in the text, checked as those of a file are."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    written = file.with_name(f".{NAME}.new")
+    written = file.with_name(f".{SETTINGS_FILE}.new")
     written.write_text(text, encoding="utf-8")
     try:
         return read(written)

@@ -23,6 +23,8 @@ from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError, field_
 
 CLUSTER_VARIABLE = "ETPI_CLUSTER"
 """Environment variable that names `cluster.toml`; unset: one machine, without Ray and Postgres."""
+SETTINGS_FILE = "cluster.toml"
+"""Name of the settings in the folder of the cluster's lake."""
 
 
 class ClusterError(RuntimeError):

@@ -238,7 +238,7 @@ class Lake:
     @contextmanager
     def staging(self) -> Iterator[Path]:
         """Yield a temporary folder on the lake's filesystem; remove those that dead processes left."""
-        area, locks = self.root / ".staging", lake_locks()
+        area, locks = self.root / ".staging", lake_locks(self.root)
         # A folder without a lock, or a lock without a folder, is left if a process dies between making the two.
         for name in {path.name.removesuffix(".lock") for path in area.glob("*")}:
             try:
@@ -405,7 +405,7 @@ class Lake:
         Raises:
             LockHeld: `wait` is false and another process holds it.
         """
-        return lake_locks().hold(self._lock_file(name), wait=wait, log=log, what=what, doing=doing)
+        return lake_locks(self.root).hold(self._lock_file(name), wait=wait, log=log, what=what, doing=doing)
 
     def machine_lock(
         self,
@@ -436,7 +436,8 @@ class Lake:
     @contextmanager
     def in_use(self, log: Callable[[str], None] | None = None) -> Iterator[None]:
         """Keep `alone` out while versions are made or copied; any number of processes may do so at once."""
-        with lake_locks().hold(self._lock_file(_WHOLE), shared=True, log=log, what="the lake", doing="changing"):
+        locks = lake_locks(self.root)
+        with locks.hold(self._lock_file(_WHOLE), shared=True, log=log, what="the lake", doing="changing"):
             yield
 
     @contextmanager
@@ -446,7 +447,7 @@ class Lake:
         Raises:
             LakeBusy: a run or a backup is under way; the message names it.
         """
-        whole, locks = self._lock_file(_WHOLE), lake_locks()
+        whole, locks = self._lock_file(_WHOLE), lake_locks(self.root)
         with ExitStack() as stack:
             try:
                 stack.enter_context(locks.hold(whole, wait=False, what="the lake"))
@@ -460,7 +461,7 @@ class Lake:
 
     def held_locks(self) -> list[str]:
         """Return the locks that processes hold now, each with its holder; not that of `in_use` and `alone`."""
-        locks = lake_locks()
+        locks = lake_locks(self.root)
         paths = [path for path in sorted((self.root / "locks").glob("*.lock")) if path.stem != _WHOLE]
         return [f"{path.stem} is held by {locks.holder_of(path)}" for path in paths if locks.is_held(path)]
 

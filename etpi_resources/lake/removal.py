@@ -365,5 +365,5 @@ class _Garbage:
         for path in sorted((self.lake.root / REMOVED).glob("*")):
             self._add(path, "left-over", path.name)
         for path in sorted((self.lake.root / ".staging").glob("*")):
-            if path.is_dir() and not lake_locks().is_held(path.with_name(f"{path.name}.lock")):
+            if path.is_dir() and not lake_locks(self.lake.root).is_held(path.with_name(f"{path.name}.lock")):
                 self._add(path, "left-over", f".staging/{path.name}")

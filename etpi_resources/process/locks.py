@@ -27,7 +27,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Self, TypedDict, Unpack
 
-from etpi_resources.cluster.settings import cluster
+from etpi_resources.cluster.settings import CLUSTER_VARIABLE, SETTINGS_FILE, ClusterError, cluster
 from etpi_resources.process.progress import acting_name
 
 POLL_SECONDS = 0.1
@@ -282,13 +282,23 @@ class _HeldFile(Held):
 # --- which locks -----------------------------------------------------------------------------------------------------
 
 
-def lake_locks() -> Locks:
+def lake_locks(root: Path | None = None) -> Locks:
     """Return the locks that exclude every process of a lake: Postgres' on a cluster, else flock.
 
+    Args:
+        root: the lake's folder, where it is known; without a cluster it must not be that of a cluster, whose other
+            processes do not see flock.
+
     Raises:
-        ClusterError: the cluster's settings are wrong.
+        ClusterError: the cluster's settings are wrong, or the lake belongs to a cluster that this process does not use.
     """
     settings = cluster()
+    if settings is None and root is not None and (named := root / SETTINGS_FILE).exists():
+        raise ClusterError(
+            f"the lake {root} belongs to a cluster ({named.name} is in it), and {CLUSTER_VARIABLE} is not set: this "
+            "process would take locks that no other node sees, and could publish what another node publishes. Run "
+            f"`export {CLUSTER_VARIABLE}={named}` first. If the lake belongs to no cluster any more, remove that file"
+        )
     return machine_locks() if settings is None else _postgres_locks(settings.postgres, settings.lake, os.getpid())
 
 

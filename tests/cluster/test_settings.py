@@ -66,6 +66,33 @@ def test_lake_of_the_cluster_is_opened_and_another_is_refused(tmp_path: Path, mo
         Lake.folder()
 
 
+def test_lake_of_a_cluster_is_not_changed_without_its_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such a process would take locks that no other node sees."""
+    lake = tmp_path / "lake"
+    lake.mkdir()
+    monkeypatch.delenv("ETPI_CLUSTER", raising=False)
+    monkeypatch.setenv("ETPI_DATA", str(lake))
+    with Lake.open().lock("free"):
+        pass
+    written(lake, lake=str(lake))
+    for change in (
+        lambda: Lake.open().lock("partition"),
+        Lake.open().in_use().__enter__,
+        Lake.open().alone().__enter__,
+    ):
+        with pytest.raises(ClusterError) as caught:
+            change()
+        assert f"export ETPI_CLUSTER={lake}/cluster.toml" in str(caught.value)
+    left = lake / ".staging" / "of_a_living_node"
+    left.mkdir(parents=True)
+    assert main(["gc", "--yes"]) == 1
+    told = capsys.readouterr().err
+    assert "ETPI_CLUSTER" in told and "Traceback" not in told
+    assert left.exists()
+
+
 def test_jobs_get_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray's list of jobs shows every variable that a job is given."""
     for name in ("PGPASSWORD", "RAY_AUTH_TOKEN", "OPENAI_API_KEY"):
