@@ -169,7 +169,8 @@ class AssetRun:
         """
         assert self.parts is not None, "only a run that computes has parts"
         named = ((name, (name, block)) for name, block in blocks)
-        return ordered_map(_KeptParts(self.parts, recipe), named, workers=workers_for(seconds))
+        kept = _KeptParts(self.parts, recipe)
+        return ordered_map(kept, named, workers=workers_for(seconds), reads=[self.parts.folder], log=self.log)
 
     @cached_property
     def code(self) -> PartitionCode:

@@ -32,7 +32,8 @@ def steering_leaks(pairs: Stored, figures: PairFigures, spec: ExperimentSpec) ->
         return {"pairs": len(pairs), "leaks": 0, "first": []}
     ranges = ((f"pairs {start} to {stop}", (start, stop)) for start, stop in _ranges(figures.rows))
     recipe = _LeakRecipe(pairs, spec, sorted(figures.steering), sorted(figures.systems))
-    return merged(ordered_map(recipe, ranges, workers=workers_for(len(pairs) * _SECONDS_PER_PAIR)))
+    workers = workers_for(len(pairs) * _SECONDS_PER_PAIR)
+    return merged(ordered_map(recipe, ranges, workers=workers, reads=pairs.paths))
 
 
 @dataclass(frozen=True)

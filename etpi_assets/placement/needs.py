@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from etpi_assets.graph import GRAPH
 from etpi_assets.planner import Step
@@ -14,6 +13,7 @@ from etpi_assets.specs.load import AnySpec, Specs
 from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_resources.cluster.nodes import CPU, Node, described, offered_together, serves
 from etpi_resources.cluster.session import SANDBOXES
+from etpi_resources.cluster.vllm_servers import accelerators_of
 
 WORKING, LIGHT = 1.0, 0.1
 """CPUs of a step that computes, and of one that reads a spec, writes a page or waits for others' work. None asks for
@@ -21,9 +21,6 @@ nothing: Ray starts a job that asks for nothing on the head, always."""
 
 OWN_SANDBOXES = 8.0
 """Most sandboxes that a step takes of its node's, where it runs them itself."""
-
-SERVERS_ARE_ACTORS = True
-"""Whether the vLLM servers that etpi starts run as actors, which take accelerators of any node, not of the step's."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,7 @@ def need_of(asset: str, key: str, specs: Specs, nodes: Sequence[Node], accelerat
         else:
             step[SANDBOXES] = max(1.0, min(OWN_SANDBOXES, _most(nodes, SANDBOXES)))
     taken, by_server = _accelerators(asset, spec)
-    if by_server and SERVERS_ARE_ACTORS:
+    if by_server:
         actors.append({accelerator: taken})
     elif taken > max(1.0, _most(nodes, accelerator)) and asset == "sft_checkpoint":
         return Need(step, tuple(actors), {accelerator: taken})  # its ranks run on several nodes
@@ -100,11 +97,11 @@ def _accelerators(asset: str, spec: AnySpec | None) -> tuple[float, bool]:
     """Return how many accelerators the step uses, and whether a vLLM server that it starts uses them."""
     by_server = asset in ("raw_rollouts", "serving_probe", "eval_rollouts") and _starts_server(spec)
     if isinstance(spec, RolloutSetSpec):
-        return (_of_server(spec.engine.options), True) if by_server and spec.engine else (0.0, False)
+        return (float(accelerators_of(spec.engine.options)), True) if by_server and spec.engine else (0.0, False)
     if not isinstance(spec, ExperimentSpec) or spec.requires == "cpu" or GRAPH[asset].lock != "accelerator":
         return 0.0, False
     if by_server:
-        return _of_server(spec.serving.options), True
+        return float(accelerators_of(spec.serving.options)), True
     return float(spec.train.shards) if asset == "sft_checkpoint" else 1.0, False
 
 
@@ -114,11 +111,6 @@ def _starts_server(spec: AnySpec | None) -> bool:
         engine = spec.engine
         return spec.kind == "live" and engine is not None and engine.kind == "vllm" and not engine.urls
     return isinstance(spec, ExperimentSpec) and spec.serving.engine == "vllm"
-
-
-def _of_server(options: Mapping[str, Any]) -> float:
-    """Return the accelerators of a server with these options of `vllm serve`."""
-    return float(options.get("tensor-parallel-size", 1)) * float(options.get("pipeline-parallel-size", 1))
 
 
 def _runs_sandboxes(asset: str, set_name: str, key: str, specs: Specs) -> bool:

@@ -192,7 +192,7 @@ def _import_set(run: AssetRun) -> Produced:
     source = ImportSource(spec.format, str(path), spec.options, run.key, spec.suite)
     with run.progress("read", len(find_units(spec.format, path))) as progress:
         imported = import_in_bulk(
-            source, run.lake.scratch(f"import/{run.key}"), hashes=hashes, advance=progress.advance
+            source, run.lake.scratch(f"import/{run.key}"), hashes=hashes, advance=progress.advance, log=run.log
         )
     figures = imported.figures
     quarantined = sum(figures["reasons"].values())

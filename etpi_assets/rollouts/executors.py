@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from etpi_assets.agent.loop import RolloutRuntime
-from etpi_assets.specs.plugins import GROUPS, plugins_of
 from etpi_resources.cluster.settings import cluster
-from etpi_resources.engines import Engine, is_portable
+from etpi_resources.engines import Engine, EngineUnavailable, is_portable
 
 HOST_SANDBOXES = ("bubblewrap", "docker")
 """Sandboxes with processes. The others are dictionaries in this process and gain nothing from a cluster."""
@@ -28,11 +27,13 @@ def rollout_executor(runtime: RolloutRuntime, threads: int, log: Log) -> Iterato
 
     Raises:
         ClusterError: no node offers sandboxes, or there is no connection.
+        EngineUnavailable: the caller's, with the reason why the engine's servers ended, if they did.
     """
     if cluster() is None or runtime.sandboxes.name not in HOST_SANDBOXES:
         with ThreadPoolExecutor(max(1, threads), thread_name_prefix="rollout") as pool:
             yield pool
         return
+    from etpi_resources.cluster.code import plugin_packages
     from etpi_resources.cluster.fan_out import ClusterExecutor
     from etpi_resources.cluster.session import nodes
 
@@ -42,11 +43,16 @@ def rollout_executor(runtime: RolloutRuntime, threads: int, log: Log) -> Iterato
         with ThreadPoolExecutor(max(1, threads), thread_name_prefix="rollout") as pool:
             yield pool
         return
-    with ClusterExecutor(plugins=_plugin_packages(), log=log) as executor:
+    with ClusterExecutor(plugins=plugin_packages(), log=log) as executor:
         places = executor.places
         slots = ", ".join(f"{name} {number}" for name, number in places.items())
         log(f"rollouts run on {len(places)} nodes, {sum(places.values())} at once: {slots}")
-        yield executor
+        try:
+            yield executor
+        except EngineUnavailable as error:  # a node sees that no server answers, and not why
+            if reason := getattr(runtime.engine, "exit_reason", lambda: None)():
+                raise EngineUnavailable(f"{reason}\nFinished rollouts are kept; run it again") from error
+            raise
 
 
 def _stays(engine: Engine, addresses: list[str]) -> str:
@@ -61,8 +67,3 @@ def _stays(engine: Engine, addresses: list[str]) -> str:
 
 def _is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
-
-
-def _plugin_packages() -> list[str]:
-    """Return the top-level packages of the installed plugins, whose code must be the same on every node."""
-    return sorted({point.module.split(".")[0] for kind in GROUPS for point in plugins_of(kind)})

@@ -31,6 +31,7 @@ INFRASTRUCTURE: Mapping[str, str] = {
     "etpi_assets.planner": "decides what to run, not what comes out",
     "etpi_assets.rollouts.executors": "where rollouts run; a test compares the records of threads and of nodes",
     "etpi_assets.training.curves": "plots for the asset's page, which no table holds",
+    "etpi_resources.cluster.blocks": "returns results as computed; a test compares nodes with one process",
     "etpi_resources.cluster.call_worker": "runs calls; a test compares the records of threads and of nodes",
     "etpi_resources.cluster.code": "compares nodes",
     "etpi_resources.cluster.fan_out": "where calls run; a test compares the records of threads and of nodes",

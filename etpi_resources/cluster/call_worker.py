@@ -16,11 +16,13 @@ from etpi_resources.cluster.code import code_hash
 
 @dataclass(frozen=True)
 class WorkerIdentity:
-    """What a worker says of itself before it gets work: its host, its process id, and the hash of its code."""
+    """What a worker says of itself before it gets work: its host, its process id, the hash of its code, and the paths
+    that it does not see of those that its work reads."""
 
     host: str
     pid: int
     code: str
+    unseen: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,9 @@ class CallWorker:
         self._functions: dict[str, Callable[..., Any]] = {}
         self._lock = threading.Lock()
 
-    def identify(self, plugins: Sequence[str]) -> WorkerIdentity:
-        return WorkerIdentity(platform.node(), os.getpid(), code_hash(*plugins))
+    def identify(self, plugins: Sequence[str], reads: Sequence[str]) -> WorkerIdentity:
+        unseen = tuple(path for path in reads if not os.path.exists(path))
+        return WorkerIdentity(platform.node(), os.getpid(), code_hash(*plugins), unseen)
 
     def call(self, function: Sequence[Any], arguments: bytes) -> bytes:
         """Return the pickled Outcome of one call.

@@ -8,11 +8,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from functools import cache
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
 PACKAGES = ("etpi", "etpi_assets", "etpi_resources")
 """Packages that every node must have alike."""
+
+PLUGIN_GROUPS = "etpi."
+"""The beginning of the names of all groups of entry points that plugins use (`specs.plugins`)."""
 
 _SQL_IN_WHEEL = "etpi_resources/sql/"
 _NO_CODE = (".pyc", ".pyi", ".swp", ".orig")
@@ -32,6 +36,12 @@ def code_hash(*plugins: str) -> str:
         content = hashlib.sha256(path.read_bytes()).hexdigest()
         digest.update(f"{name}\0{content}\n".encode())
     return digest.hexdigest()[:16]
+
+
+def plugin_packages() -> list[str]:
+    """Return the top-level packages of the installed plugins, whose code must be the same on every node."""
+    points = [point for point in entry_points() if point.group.startswith(PLUGIN_GROUPS)]
+    return sorted({name for name in (point.module.split(".")[0] for point in points) if find_spec(name)})
 
 
 def _files(packages: Sequence[str]) -> Iterator[tuple[str, Path]]:

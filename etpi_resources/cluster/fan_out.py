@@ -1,9 +1,9 @@
 """An executor whose calls run on the nodes of a Ray cluster, as many at once as the nodes offer slots.
 
-It has the interface of `concurrent.futures.Executor`, so code that takes a thread pool takes this. Each node runs one
-worker process for every CALLS_A_PROCESS slots, with a thread for each slot: a call (a rollout, say) mostly waits for
-child processes and servers. A worker is a Ray actor that holds its slots of the node's custom resource, so several
-steps share the nodes' slots. It holds no CPU: a step that computes on the node is placed by CPUs.
+It has the interface of `concurrent.futures.Executor`, so code that takes a thread pool takes this. A worker process is
+a Ray actor that takes its slots of a node's resource, so several steps share the nodes' slots; each slot is a thread.
+ROLLOUTS take `etpi_sandbox`, several to a process: a rollout mostly waits for child processes and servers. They hold no
+CPU, because a step that computes on the node is placed by CPUs. `blocks` takes a CPU for each process.
 
 A worker that dies takes its unfinished calls with it. They run again elsewhere; finished ones do not. A worker process
 has the environment of its node, so keys of services come from there and never travel.
@@ -11,6 +11,7 @@ has the environment of its node, so keys of services come from there and never t
 
 from __future__ import annotations
 
+import math
 import pickle
 import threading
 import time
@@ -23,13 +24,9 @@ from typing import Any
 
 from etpi_resources.cluster.call_worker import CallWorker, Outcome, WorkerIdentity
 from etpi_resources.cluster.code import code_hash
-from etpi_resources.cluster.session import SANDBOXES, RayNode, connect, nodes
+from etpi_resources.cluster.session import CPU, SANDBOXES, RayNode, connect, free_of, nodes
 from etpi_resources.cluster.settings import ClusterError
 
-CALLS_A_PROCESS = 8
-"""Slots of one worker process. A scripted rollout keeps its process busy for less than an eighth of its time."""
-TRIES = 4
-"""How many workers may die under one call before it counts as the cause."""
 STARTS = 3
 """How many workers of a node may fail to start before the node is refused."""
 SCAN_SECONDS = 2.0
@@ -51,6 +48,33 @@ class OtherCode(ClusterError):
     """A node runs other code than this run; the message names the node, both hashes and the remedy."""
 
 
+@dataclass(frozen=True)
+class WorkerKind:
+    """What the workers of an executor take, and when they start and end.
+
+    Attributes:
+        resource: Ray's; a call takes one of it.
+        calls: slots of one process. A scripted rollout keeps its process busy for less than an eighth of its time.
+        most: how many workers may run, all nodes together; None: as many as the nodes offer.
+        idle_only: start workers only where the resource is free now, and let calls wait as long as it is nowhere free;
+            else workers wait until other steps release it, and it is an error if no node offers it.
+        linger: seconds that a worker without calls is kept.
+        tries: how many workers may die under one call before it counts as the cause.
+        reads: files and folders that a node must see; one that does not is not used.
+    """
+
+    resource: str = SANDBOXES
+    calls: int = 8
+    most: int | None = None
+    idle_only: bool = False
+    linger: float = 0.0
+    tries: int = 4
+    reads: tuple[str, ...] = ()
+
+
+ROLLOUTS = WorkerKind()
+
+
 @dataclass
 class _Call:
     future: Future[Any]
@@ -68,6 +92,7 @@ class _Worker:
     slots: int
     starting: Any
     running: dict[Any, _Call] = field(default_factory=dict)
+    used: float = field(default_factory=time.monotonic)
 
     @property
     def free(self) -> int:
@@ -75,10 +100,9 @@ class _Worker:
 
 
 class ClusterExecutor(Executor):
-    """Runs calls on every node that offers `resource`. The functions and arguments are pickled, a function once.
+    """Runs calls on every node that offers the resource. The functions and arguments are pickled, a function once.
 
     Args:
-        resource: Ray's custom resource; a call takes one of it.
         plugins: packages besides etpi's whose code must be the same on every node.
         code: the hash that nodes must have; by default this process's.
         log: called from another thread with a line when nodes join, die, or are refused.
@@ -88,23 +112,24 @@ class ClusterExecutor(Executor):
     """
 
     def __init__(
-        self, *, resource: str = SANDBOXES, plugins: Sequence[str] = (), code: str | None = None, log: Log = print
+        self, kind: WorkerKind = ROLLOUTS, *, plugins: Sequence[str] = (), code: str | None = None, log: Log = print
     ) -> None:
         self._ray = connect()
-        self._resource, self._plugins, self._log = resource, tuple(plugins), log
+        self._kind, self._resource, self._plugins, self._log = kind, kind.resource, tuple(plugins), log
         self._code = code or code_hash(*plugins)
         self._queue: deque[_Call] = deque()
         self._workers: list[_Worker] = []
         self._starts: Counter[str] = Counter()
         self._refused: set[str] = set()
         self._functions: dict[int, tuple[Any, Any]] = {}
-        self._closing, self._waited = False, time.monotonic()
+        self._closing, self._ending, self._waited = False, False, time.monotonic()
         self._started, self._told = time.monotonic(), False
-        offering = [node for node in nodes() if node.offers(resource)]
-        if not offering:
+        offering = [node for node in nodes() if node.offers(self._resource)]
+        if not offering and not kind.idle_only:
             raise ClusterError(
-                f"no node of the Ray cluster offers {resource}: sandboxes work on none of the {len(nodes())} nodes. "
-                "Start a node on which they work (docs/cluster.md); `etpi doctor --cluster` says why the others do not"
+                f"no node of the Ray cluster offers {self._resource}, as none of the {len(nodes())} nodes says that it "
+                "has it or that it works there. Start a node that does (docs/cluster.md); `etpi doctor --cluster` says "
+                "why the others do not"
             )
         self._first = {node.node_id for node in offering}
         self._thread = threading.Thread(target=self._manage, name="cluster-executor", daemon=True)
@@ -114,6 +139,11 @@ class ClusterExecutor(Executor):
     def places(self) -> dict[str, int]:
         """Slots by node, of the nodes that offer the resource now."""
         return {node.name: node.offers(self._resource) for node in nodes() if node.offers(self._resource)}
+
+    @property
+    def ready(self) -> int:
+        """How many workers run."""
+        return sum(worker.starting is None for worker in tuple(self._workers))
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Queue `fn(*args)`; no keyword arguments.
@@ -140,12 +170,19 @@ class ClusterExecutor(Executor):
         if wait:
             self._thread.join()
 
+    def end(self) -> None:
+        """End the workers at once; calls under way get no result."""
+        self._ending = True
+        self.shutdown()
+
     # --- the thread that manages the workers -------------------------------------------------------------------------
 
     def _manage(self) -> None:
         scanned = 0.0
         try:
-            while not (self._closing and not self._queue and not self._under_way()):
+            while not self._ending and not (self._closing and not self._queue and not self._under_way()):
+                while self._queue and self._queue[0].future.cancelled():
+                    self._queue.popleft()
                 if self._queue and time.monotonic() - scanned >= SCAN_SECONDS:
                     self._use_nodes()
                     scanned = time.monotonic()
@@ -167,7 +204,7 @@ class ClusterExecutor(Executor):
         offering = [n for n in nodes() if n.offers(self._resource) and n.node_id not in self._refused]
         if offering or self._workers:
             self._waited = time.monotonic() if offering else self._waited
-        elif time.monotonic() - self._waited > NO_NODE_SECONDS:
+        elif time.monotonic() - self._waited > NO_NODE_SECONDS and not self._kind.idle_only:
             self._fail(
                 ClusterError(
                     f"no node has offered {self._resource} for {NO_NODE_SECONDS:.0f} s: all nodes with sandboxes are "
@@ -183,27 +220,42 @@ class ClusterExecutor(Executor):
         else:
             self._started, self._told = time.monotonic(), False
         wanted = len(self._queue) + self._under_way() - sum(worker.slots for worker in self._workers)
-        for number in range(max((_processes(node.offers(self._resource)) for node in offering), default=0)):
+        free = free_of(self._resource) if self._kind.idle_only else {node.node_id: math.inf for node in offering}
+        for worker in self._workers:
+            free[worker.node.node_id] = free.get(worker.node.node_id, 0) - (worker.starting is not None) * worker.slots
+        for number in range(max((self._processes(node) for node in offering), default=0)):
             for node in offering:
-                slots = _slots(node.offers(self._resource), number)
+                slots = self._slots(node, number)
                 existing = sum(worker.node.node_id == node.node_id for worker in self._workers)
-                if slots and wanted > 0 and existing <= number:
+                room = self._kind.most is None or len(self._workers) < self._kind.most
+                if slots and wanted > 0 and room and existing <= number and free.get(node.node_id, 0) >= slots:
                     self._start(node, slots)
                     wanted -= slots
+                    free[node.node_id] -= slots
+
+    def _processes(self, node: RayNode) -> int:
+        return -(-node.offers(self._resource) // self._kind.calls)
+
+    def _slots(self, node: RayNode, number: int) -> int:
+        """Return how many of a node's slots its worker of this number has; 0 if it has none of this number."""
+        processes, total = self._processes(node), node.offers(self._resource)
+        return total // processes + (number < total % processes) if number < processes else 0
 
     def _start(self, node: RayNode, slots: int) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+        amounts = (
+            {"num_cpus": slots} if self._resource == CPU else {"num_cpus": 0, "resources": {self._resource: slots}}
+        )
         options = self._ray.remote(
-            num_cpus=0,
-            resources={self._resource: slots},
+            **amounts,
             max_concurrency=slots + 1,
             max_restarts=0,
             max_task_retries=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
         )
         actor = options(CallWorker).remote()
-        self._workers.append(_Worker(actor, node, slots, actor.identify.remote(self._plugins)))
+        self._workers.append(_Worker(actor, node, slots, actor.identify.remote(self._plugins, self._kind.reads)))
 
     def _dispatch(self) -> None:
         """Give queued calls to the workers with most free slots."""
@@ -212,12 +264,14 @@ class ClusterExecutor(Executor):
             call = self._queue.popleft()
             if call.tries or call.future.set_running_or_notify_cancel():
                 call.tries += 1
+                worker.used = time.monotonic()
                 worker.running[worker.actor.call.remote([call.function], call.arguments)] = call
 
     def _release_idle(self) -> None:
         """End workers that have nothing to do, so that other steps get their slots."""
         if not self._queue:
-            for worker in [w for w in self._workers if not w.running]:
+            since = time.monotonic() - self._kind.linger
+            for worker in [w for w in self._workers if not w.running and w.used <= since]:
                 self._drop(worker)
 
     def _collect(self) -> bool:
@@ -248,6 +302,7 @@ class ClusterExecutor(Executor):
             self._admit(worker, value)
             return True
         call = worker.running.pop(reference)
+        worker.used = time.monotonic()
         self._finish(call, worker, value)
         return True
 
@@ -264,6 +319,10 @@ class ClusterExecutor(Executor):
         only not used."""
         self._starts[worker.node.node_id] = 0
         if identity.code == self._code:
+            if identity.unseen:
+                self._refused.add(worker.node.node_id)
+                self._drop(worker)
+                self._log(f"node {worker.node.name} does not see {identity.unseen[0]}, so it is not used")
             return
         error = OtherCode(
             f"node {worker.node.name} runs other code (hash {identity.code}) than this run ({self._code}). Install "
@@ -287,7 +346,7 @@ class ClusterExecutor(Executor):
             "elsewhere"
         )
         for call in reversed(calls):
-            if call.tries < TRIES:
+            if call.tries < self._kind.tries:
                 self._queue.appendleft(call)
                 continue
             call.future.set_exception(
@@ -326,16 +385,6 @@ class ClusterExecutor(Executor):
         for call in running:
             if not call.future.done():
                 call.future.set_exception(error)
-
-
-def _processes(slots: int) -> int:
-    return -(-slots // CALLS_A_PROCESS)
-
-
-def _slots(total: int, number: int) -> int:
-    """Return how many of a node's slots its worker of this number has; 0 if it has none of this number."""
-    processes = _processes(total)
-    return total // processes + (number < total % processes) if number < processes else 0
 
 
 def _first_line(error: BaseException) -> str:

@@ -9,13 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from etpi_resources.cluster.session import SANDBOXES
+from etpi_resources.cluster.session import CPU, SANDBOXES
 from etpi_resources.cluster.settings import Cluster, ClusterError
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
 
-CPU = "CPU"
 _SHOWN = (CPU, "GPU", SANDBOXES)
 _SECONDS = 15.0
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from etpi_resources.cluster.settings import ClusterError, cluster
 
+CPU = "CPU"
 SANDBOXES = "etpi_sandbox"
 """Ray resource of a node on which sandboxes work; its number is how many rollouts may run there at once."""
 
@@ -80,3 +81,10 @@ def nodes() -> list[RayNode]:
         ),
         key=lambda node: (node.name, node.node_id),
     )
+
+
+def free_of(resource: str) -> dict[str, float]:
+    """Return {node id: how much of a resource nobody uses there}, a moment ago. `connect` first."""
+    from ray._private.state import available_resources_per_node
+
+    return {node_id: amounts.get(resource, 0.0) for node_id, amounts in available_resources_per_node().items()}

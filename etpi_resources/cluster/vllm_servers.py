@@ -1,23 +1,24 @@
 """vLLM servers of one checkpoint on the nodes of a cluster: each is a Ray actor that holds its accelerators.
 
 The servers end with the step that started them, however it ends: Ray ends the actors, and each actor's supervisor ends
-the processes of its server. A server listens on its node's address, not on all interfaces. Set VLLM_API_KEY in the
-environment of every node so that it refuses requests without that key.
+the processes of its server. A server that dies is not started again: the others take its requests, and when none is
+left, `exit_reason` says on which node each ended and why. A server listens on its node's address, not on all
+interfaces. Set VLLM_API_KEY in the environment of every node so that it refuses requests without that key.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from etpi_resources.cluster.code import code_hash
 from etpi_resources.cluster.session import connect, nodes
-from etpi_resources.cluster.settings import ClusterError, cluster
+from etpi_resources.cluster.settings import Cluster, ClusterError, cluster, local_folder
 from etpi_resources.engines import EngineUnavailable
 from etpi_resources.secrets import read_secret
 
@@ -58,37 +59,47 @@ class ClusterServers:
         self.folder, self.name, self.urls = folder, name, list[str]()
         self.key_env = KEY_VARIABLE if read_secret(KEY_VARIABLE) else None
         self._say: Log = say or logging.getLogger(__name__).info
+        settings = cluster()
+        assert settings is not None
         self._ray = connect()
         self._actors: list[Any] = []
+        self._ended: dict[str, str] = {}  # URL -> why the server there ended
         try:
-            self._actors = self._place(accelerators_of(options))
-            files = _sizes(folder)
+            self._actors = self._place(settings, accelerators_of(options))
+            wanted = ServedFiles(str(folder), name, _sizes(folder), code_hash(), self.key_env is not None)
+            logs = [str(log.with_suffix(f".{number}.log")) for number in range(len(self._actors))]
             started = [
-                actor.start.remote(
-                    str(folder), name, str(log.with_suffix(f".{number}.log")), dict(options), files, code_hash()
-                )
-                for number, actor in enumerate(self._actors)
+                actor.start.remote(wanted, settings, file, dict(options))
+                for actor, file in zip(self._actors, logs, strict=True)
             ]
             self.urls = [self._url(reference) for reference in started]
         except BaseException:
             self.close()
             raise
-        self._say(f"{name} is served at {', '.join(self.urls)}")
+        open_to_all = "" if self.key_env else f", to everyone who reaches it: {KEY_VARIABLE} is not set"
+        self._say(f"{name} is served at {', '.join(self.urls)}{open_to_all}")
 
     def exit_reason(self) -> str | None:
-        """Return why none of the servers runs any more; None while one does."""
-        reasons = []
-        for actor, url in zip(self._actors, self.urls, strict=True):
-            try:
-                reason = self._ray.get(actor.exit_reason.remote(), timeout=ANSWER_SECONDS)
-            except self._ray.exceptions.GetTimeoutError:
-                return None
-            except self._ray.exceptions.RayError as error:
-                reason = f"the node of the server at {url} died ({type(error).__name__})"
+        """Return why none of the servers runs any more; None while one does, and then a line is logged for each that
+        has ended."""
+        answers = {url: actor.exit_reason.remote() for actor, url in zip(self._actors, self.urls, strict=True)}
+        runs = False
+        for url, answer in answers.items():
+            reason = self._ended.get(url) or self._reason(url, answer)
             if reason is None:
-                return None
-            reasons.append(reason)
-        return "\n".join(reasons) or "the servers were ended"
+                runs = True
+            elif url not in self._ended:
+                self._ended[url] = reason
+                self._say(reason)
+        return None if runs else "\n".join(self._ended.values()) or "the servers were ended"
+
+    def _reason(self, url: str, answer: Any) -> str | None:
+        try:
+            return self._ray.get(answer, timeout=ANSWER_SECONDS)
+        except self._ray.exceptions.GetTimeoutError:
+            return None
+        except self._ray.exceptions.RayError as error:
+            return f"the node of the vLLM server of {self.name} at {url} died ({type(error).__name__})"
 
     def close(self) -> None:
         """End the servers and wait until their processes are gone."""
@@ -100,10 +111,8 @@ class ClusterServers:
             with suppress(Exception):
                 self._ray.kill(actor)
 
-    def _place(self, each: int) -> list[Any]:
+    def _place(self, settings: Cluster, each: int) -> list[Any]:
         """Return the actors that got accelerators: at least one, for which it waits."""
-        settings = cluster()
-        assert settings is not None
         offered = {node.name: node.offers(settings.accelerator) for node in nodes()}
         fitting = sum(number // each for number in offered.values())
         if not fitting:
@@ -140,47 +149,79 @@ class ClusterServers:
         return answer
 
 
+@dataclass(frozen=True)
+class ServedFiles:
+    """What a node must see and run alike before it serves.
+
+    Attributes:
+        sizes: {file: bytes} of the checkpoint in `folder`.
+        code: the hash of the step's code.
+        has_key: whether the step sends VLLM_API_KEY.
+    """
+
+    folder: str
+    name: str
+    sizes: Mapping[str, int]
+    code: str
+    has_key: bool
+
+    def differs(self) -> ClusterError | EngineUnavailable | None:
+        """Return the error if this process differs; its message continues "node X "."""
+        from etpi_resources.engines.vllm_server import KEY_VARIABLE
+
+        if self.code != (here := code_hash()):
+            return ClusterError(
+                f"runs other code (hash {here}) than this run ({self.code}). Install the same version of etpi on "
+                "every node, restart Ray there, and run again"
+            )
+        if self.sizes != (seen := _sizes(Path(self.folder))):
+            files = sorted(file for file in self.sizes.keys() | seen.keys() if self.sizes.get(file) != seen.get(file))
+            return EngineUnavailable(
+                f"sees other files in {self.folder} than the step that wants them served ({files[0]}, and "
+                f"{len(files) - 1} more). The checkpoint must be in the shared folder: set HF_HOME to one there too"
+            )
+        if self.has_key != (read_secret(KEY_VARIABLE) is not None):
+            where = "the step's node alone" if self.has_key else "this node, and not on the step's"
+            return EngineUnavailable(
+                f"cannot serve: {KEY_VARIABLE} is set on {where}. Start Ray with the same key on every node, or without"
+            )
+        return None
+
+
 class ServerActor:
     """One server, in a process on its node; Ray makes an actor of it."""
 
     def __init__(self) -> None:
         self._server: VllmServer | None = None
+        self._node = ""
 
     def placed(self) -> None:
         """Answer as soon as the actor has its accelerators."""
 
-    def start(
-        self, folder: str, name: str, log: str, options: Mapping[str, Any], files: Mapping[str, int], code: str
-    ) -> str | Exception:
+    def start(self, wanted: ServedFiles, settings: Cluster, log: str, options: Mapping[str, Any]) -> str | Exception:
         """Start the server and return its URL, or the error that says why not."""
         import ray
 
         from etpi_resources.engines.vllm_server import VllmServer
 
-        node = f"node {os.uname().nodename} ({ray.util.get_node_ip_address()})"
-        if code != (here := code_hash()):
-            return ClusterError(
-                f"{node} runs other code (hash {here}) than this run ({code}). Install the same version of etpi on "
-                "every node, restart Ray there, and run again"
-            )
-        if (seen := _sizes(Path(folder))) != files:
-            differing = sorted(name for name in files.keys() | seen.keys() if files.get(name) != seen.get(name))
-            return EngineUnavailable(
-                f"{node} sees other files in {folder} than the step that wants them served ({differing[0]}, and "
-                f"{len(differing) - 1} more). The checkpoint must lie on the shared folder: set ETPI_DATA and HF_HOME "
-                "to it on every node"
-            )
+        address = ray.util.get_node_ip_address()
+        self._node = f"node {os.uname().nodename} ({address})"
+        if error := wanted.differs():
+            return type(error)(f"{self._node} {error}")
         try:
             self._server = VllmServer(
-                Path(folder), name, log=Path(log), options=options, lock=_lock_file(ray.get_gpu_ids()),
-                host=ray.util.get_node_ip_address(),
+                Path(wanted.folder), wanted.name, log=Path(log), options=options, host=address,
+                lock=_lock_file(settings, address, ray.get_gpu_ids()),
             )  # fmt: skip
         except EngineUnavailable as error:
-            return EngineUnavailable(f"{node}: {error}")
+            return EngineUnavailable(f"{self._node}: {error}")
         return self._server.url
 
     def exit_reason(self) -> str | None:
-        return "the server was ended" if self._server is None else self._server.exit_reason()
+        if self._server is None:
+            return "the server was ended"
+        reason = self._server.exit_reason()
+        return reason and f"{self._node}: {reason}"
 
     def close(self) -> None:
         server, self._server = self._server, None
@@ -205,8 +246,8 @@ def _sizes(folder: Path) -> dict[str, int]:
     return {p.relative_to(folder).as_posix(): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
 
 
-def _lock_file(accelerators: Sequence[Any]) -> Path | None:
+def _lock_file(settings: Cluster, address: str, accelerators: Sequence[Any]) -> Path | None:
     """Return the file that a server of these GPUs locks on its node, so that the next one, which Ray may start at once,
     waits until their memory is free; None for accelerators that Ray does not number."""
     ids = "-".join(map(str, accelerators))
-    return Path(tempfile.gettempdir()) / f"etpi-vllm-{os.getuid()}-{ids}.lock" if ids else None
+    return local_folder(settings, settings.lake) / f"vllm-{address}-{ids}.lock" if ids else None

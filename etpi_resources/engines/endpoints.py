@@ -114,7 +114,7 @@ class Endpoints:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
             trust_env=False,
         )
-        self._timeout, self._exit_reason, self._attempts, self._backoff = timeout, exit_reason, attempts, backoff
+        self._timeout, self.exit_reason, self._attempts, self._backoff = timeout, exit_reason, attempts, backoff
         self._lock = threading.Lock()
         self._server_of_session: OrderedDict[str, _Server] = OrderedDict()
 
@@ -218,7 +218,7 @@ class Endpoints:
         raise RuntimeError(text)
 
     def _connection_error(self, url: str, error: httpx.HTTPError) -> RuntimeError:
-        if reason := self._exit_reason():
+        if reason := self.exit_reason():
             return EngineUnavailable(reason)
         timed_out = isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout)
         what = f"no answer in {self._timeout:g} s" if timed_out else type(error).__name__

@@ -90,6 +90,11 @@ class VllmEngine:
         """The servers that have answered, so that rollouts may have come from them."""
         return self._endpoints.answered_urls
 
+    def exit_reason(self) -> str | None:
+        """Return why the servers that this process started for the engine ended; None while one runs, or if it started
+        none."""
+        return self._endpoints.exit_reason()
+
     def complete(self, requests: Sequence[Request]) -> list[Completion]:
         """Return one completion per request, in order.
 

@@ -20,11 +20,15 @@ from etpi_resources.lake.parquet import opened
 
 
 class Parts:
-    """The parts of one version; one process at a time uses them."""
+    """The parts of one version; one process at a time uses them.
+
+    Attributes:
+        folder: on the lake's disk, so every node of a cluster sees it.
+    """
 
     def __init__(self, folder: Path, input_key: str) -> None:
         """Take the partition's folder and the key of the version; parts of other keys are removed."""
-        self._folder, self._key = folder, input_key[:16]
+        self.folder, self._key = folder, input_key[:16]
         for path in folder.glob("*"):
             if path.name != self._key:
                 shutil.rmtree(path, ignore_errors=True)
@@ -34,7 +38,7 @@ class Parts:
 
         A part that cannot be read, after a power cut or on a bad disk, is computed again.
         """
-        part = self._folder / self._key / name
+        part = self.folder / self._key / name
         try:
             return {path.stem: _read(path) for path in part.iterdir()}
         except FileNotFoundError:
@@ -60,7 +64,7 @@ class Parts:
 
     def remove(self) -> None:
         """Remove all parts, because the version is published."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _read(path: Path) -> pa.Table:

@@ -1,8 +1,9 @@
 """Compute the blocks of a table in worker processes, in order and in bounded memory.
 
-`ordered_map` is the whole interface: another engine (Ray, say) takes its place by implementing it. A worker is a fresh
-interpreter, so threads, locks and torch of this process do not matter to it. It gets a recipe once, and then block
-after block. The workers run under the supervisor: they end with this process, however it ends.
+`ordered_map` is the whole interface. On one machine the workers are processes of it; where a cluster is configured they
+are on the idle CPUs of its nodes (`cluster.blocks`). A worker is a fresh interpreter, so threads, locks and torch of
+this process do not matter to it. It gets a recipe once, and then block after block. The workers run under the
+supervisor: they end with this process, however it ends.
 
 Protocol: frames of an 8-byte length and a pickle, on the worker's stdin and stdout. The first frame is the recipe; each
 later one is (name, block), and is answered by (True, result) or (False, error, traceback). All other output of a worker
@@ -21,13 +22,15 @@ import subprocess
 import sys
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from typing import IO, Any, Generic, TypeVar
 
 import pyarrow as pa
 
+from etpi_resources.cluster.settings import cluster
 from etpi_resources.process.supervise import supervised
 
 WORKERS_VARIABLE = "ETPI_WORKERS"
@@ -69,23 +72,36 @@ def worker_count() -> int:
 
 
 def workers_for(seconds: float) -> int:
-    """Return the number of worker processes for work that takes one core about so many seconds."""
-    return max(1, min(worker_count(), int(seconds / START_SECONDS)))
+    """Return the number of worker processes for work that takes one core about so many seconds.
+
+    It is one for every START_SECONDS of work, at most `worker_count`. On a cluster this node's cores are no bound: work
+    that is worth several workers goes to the idle CPUs of all nodes, less stays in this process.
+    """
+    most = sys.maxsize if cluster() and not os.environ.get(WORKERS_VARIABLE) else worker_count()
+    return max(1, min(most, int(seconds / START_SECONDS)))
 
 
 def ordered_map(
-    recipe: Recipe[Block, Result], blocks: Iterable[tuple[str, Block]], *, workers: int | None = None
+    recipe: Recipe[Block, Result],
+    blocks: Iterable[tuple[str, Block]],
+    *,
+    workers: int | None = None,
+    reads: Sequence[Path] = (),
+    log: Callable[[str], None] | None = None,
 ) -> Iterator[Result]:
-    """Yield the function's result for each (name, block), in their order, whatever the number of workers.
+    """Yield the function's result for each (name, block), in their order, whatever the number of workers and nodes.
 
     Blocks are read as workers need them: `BLOCKS_AHEAD` for each worker are in memory. Blocks, results and the recipe
     are pickled. Closing the iterator ends the workers.
 
     Args:
         workers: number of processes, by default `worker_count`; 1 computes in this process and pickles nothing.
+        reads: files and folders that the function uses; a node of the cluster that does not see them is not used.
+        log: takes a line when nodes of the cluster join, die or are not used.
 
     Raises:
-        WorkerDied: a worker was killed.
+        WorkerDied: a worker was killed. On a cluster, blocks of workers on other nodes are computed again instead.
+        ClusterError, WorkersDied: as `cluster.blocks.map_over_nodes`.
         Exception: whatever the function raises; its notes name the block and have the worker's traceback.
     """
     count = worker_count() if workers is None else workers
@@ -98,7 +114,12 @@ def ordered_map(
                 error.add_note(f"in block {name}")
                 raise
         return
-    with _Workers(recipe, count) as pool:
+    if cluster() is not None:
+        from etpi_resources.cluster.blocks import map_over_nodes
+
+        yield from map_over_nodes(recipe, blocks, count, reads=reads, log=log)
+        return
+    with LocalWorkers(recipe, count) as pool:
         waiting: deque[Future[Result]] = deque()
         for name, block in blocks:
             waiting.append(pool.submit(name, block))
@@ -108,17 +129,17 @@ def ordered_map(
             yield waiting.popleft().result()
 
 
-class _Workers(Generic[Block, Result]):
+class LocalWorkers(Generic[Block, Result]):
     """The processes, started as blocks arrive, and a thread for each that waits for its answers."""
 
     def __init__(self, recipe: Recipe[Block, Result], count: int) -> None:
-        self._recipe = _dumps(recipe)
+        self._recipe = dumps(recipe)
         self._count, self._processes = count, list[subprocess.Popen[bytes]]()
         self._prepared: set[int] = set()  # pids of those that have the recipe
         self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="etpi-pool")
 
-    def __enter__(self) -> _Workers[Block, Result]:
+    def __enter__(self) -> LocalWorkers[Block, Result]:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -157,14 +178,14 @@ class _Workers(Generic[Block, Result]):
                 if process.pid not in self._prepared:
                     self._prepared.add(process.pid)
                     _send(process.stdin, self._recipe)
-                _send(process.stdin, _dumps((name, block)))
+                _send(process.stdin, dumps((name, block)))
             answer = _receive(process.stdout)
         finally:
             self._idle.put(process)
         if answer is None:
             raise WorkerDied(
                 f"block {name}: the worker process {process.pid} was killed; the machine may have run out of memory. "
-                f"Run it again with fewer processes ({WORKERS_VARIABLE}=1 for none): finished blocks are kept"
+                f"Run it again with fewer processes ({WORKERS_VARIABLE}=1 for none)"
             )
         done, result, *trace = answer
         if done:
@@ -187,7 +208,7 @@ def work() -> None:
             try:
                 assert recipe is not None
                 compute = compute or recipe()
-                answer = _dumps((True, compute(request[1])))
+                answer = dumps((True, compute(request[1])))
             except Exception as error:
                 answer = _failure(error)
             _send(answers, answer)
@@ -200,10 +221,10 @@ def _failure(error: Exception) -> bytes:
     """Return the answer for an error; one that cannot be pickled becomes a RuntimeError with its text."""
     trace = traceback.format_exc()
     try:
-        answer = _dumps((False, error, trace))
+        answer = dumps((False, error, trace))
         pickle.loads(answer)
     except Exception:
-        answer = _dumps((False, RuntimeError(f"{type(error).__name__}: {error}"), trace))
+        answer = dumps((False, RuntimeError(f"{type(error).__name__}: {error}"), trace))
     return answer
 
 
@@ -223,10 +244,15 @@ def _table(data: Any) -> pa.Table:
     return pa.ipc.open_stream(pa.py_buffer(data)).read_all()
 
 
-def _dumps(value: Any) -> bytes:
+def dumps(value: Any) -> bytes:
+    """Pickle a block, a result or a recipe; `loads` returns it."""
     sink = io.BytesIO()
     _Pickler(sink, protocol=5).dump(value)
     return sink.getvalue()
+
+
+def loads(data: bytes) -> Any:
+    return pickle.loads(data)
 
 
 def _send(stream: IO[bytes], payload: bytes) -> None:

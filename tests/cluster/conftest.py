@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from etpi.rehearsal.stages import write_stand_in
-from tests.support import machines
+from etpi_resources.cluster.settings import CLUSTER_VARIABLE
+from tests.support import light_vllm, machines
 from tests.support.cluster_services import CORES, ClusterServices
 from tests.support.ray_nodes import RayNodes, connected
 
+VLLM_KEY = "the key of the servers"
 VARIABLE = "ETPI_TEST_CLUSTER"
 """Environment variable that asks for the tests of several machines, which take minutes."""
 
@@ -41,16 +46,26 @@ def services():
         started.close()
 
 
+def vllm_programs(folder: Path) -> Path:
+    """Write a program that takes the place of `vllm`: for a model with a file `light` one that only lists it."""
+    real, program = write_stand_in(folder / "stand_in"), folder / "vllm"
+    light = f"{shlex.quote(sys.executable)} {shlex.quote(light_vllm.__file__)}"
+    program.write_text(f'#!/bin/sh\n[ -e "$2/light" ] && exec {light} "$@"\nexec {shlex.quote(str(real))} "$@"\n')
+    program.chmod(0o755)
+    return program
+
+
 @pytest.fixture(scope="session")
 def ray_nodes(tmp_path_factory) -> Iterator[RayNodes]:
     pytest.importorskip("ray", reason='Ray is not installed: pip install "etpi[cluster]"')
     folder = Path(tempfile.mkdtemp(prefix="etpi-", dir="/tmp"))  # sockets need a short path
-    program = write_stand_in(tmp_path_factory.mktemp("bin") / "vllm")
-    environment = {"ETPI_VLLM": str(program), "TEACHER_KEY": "the key of the node"}
-    cluster = RayNodes(folder, tmp_path_factory.mktemp("lake"))
+    program = vllm_programs(tmp_path_factory.mktemp("bin"))
+    environment = {"ETPI_VLLM": str(program), "TEACHER_KEY": "the key of the node", "VLLM_API_KEY": VLLM_KEY}
+    cluster = RayNodes(folder, tmp_path_factory.mktemp("lake"), "127.0.0.2")
     try:
-        for name in ("one", "two"):
-            cluster.add(name, slots=2, gpus=1, environment=environment)
+        with ThreadPoolExecutor() as threads:
+            for name, address in (("one", "127.0.0.3"), ("two", "127.0.0.4")):
+                threads.submit(cluster.add, name, slots=2, gpus=1, address=address, environment=environment)
         yield cluster
     finally:
         cluster.close()
@@ -58,7 +73,13 @@ def ray_nodes(tmp_path_factory) -> Iterator[RayNodes]:
 
 
 @pytest.fixture(scope="module")
-def on_cluster(ray_nodes) -> Iterator[RayNodes]:
-    """The cluster, to which this process is connected."""
+def ray_connection(ray_nodes) -> Iterator[RayNodes]:
     with connected(ray_nodes):
         yield ray_nodes
+
+
+@pytest.fixture
+def on_cluster(ray_connection, monkeypatch) -> RayNodes:
+    """The cluster, to which this process is connected, as a step is."""
+    monkeypatch.setenv(CLUSTER_VARIABLE, str(ray_connection.settings))
+    return ray_connection

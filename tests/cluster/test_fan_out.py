@@ -17,9 +17,8 @@ from etpi_assets.resources import Resources
 from etpi_assets.rollouts.assets import raw_rollouts
 from etpi_assets.rollouts.executors import _stays
 from etpi_assets.tasks.assets import tasks
-from etpi_resources.cluster import fan_out
 from etpi_resources.cluster.code import code_hash
-from etpi_resources.cluster.fan_out import ClusterExecutor, OtherCode, WorkersDied
+from etpi_resources.cluster.fan_out import ClusterExecutor, OtherCode, WorkerKind, WorkersDied
 from etpi_resources.cluster.settings import ClusterError
 from etpi_resources.engines.endpoints import Endpoints
 from etpi_resources.engines.openai import OpenAIEngine
@@ -94,10 +93,9 @@ def test_calls_of_a_killed_node_run_again(on_cluster):
         assert len([future.result() for future in futures]) == 60
 
 
-def test_call_that_kills_its_workers_is_the_error(on_cluster, monkeypatch):
-    monkeypatch.setattr(fan_out, "TRIES", 2)
+def test_call_that_kills_its_workers_is_the_error(on_cluster):
     with (
-        ClusterExecutor(log=lambda line: None) as executor,
+        ClusterExecutor(WorkerKind(tries=2), log=lambda line: None) as executor,
         pytest.raises(WorkersDied, match="2 workers died under the same call, the last on node"),
     ):
         executor.submit(die, 1).result()
@@ -135,7 +133,7 @@ def test_hash_changes_with_any_file_of_a_package(tmp_path, monkeypatch):
 
 def test_cluster_without_sandboxes_is_an_error(on_cluster):
     with pytest.raises(ClusterError, match="no node of the Ray cluster offers etpi_nothing"):
-        ClusterExecutor(resource="etpi_nothing")
+        ClusterExecutor(WorkerKind(resource="etpi_nothing"))
 
 
 def test_keys_come_from_the_environment_of_the_node(on_cluster, monkeypatch):

@@ -33,8 +33,8 @@ def test_versions_are_the_same_from_one_process_and_from_two(tmp_path: Path, mon
     alone.make("raw_rollouts", "good")
     shutil.copytree(alone.folder, tmp_path / "shared")
     started: list[object] = []
-    start = pool._Workers._start
-    monkeypatch.setattr(pool._Workers, "_start", lambda self: started.append(self) or start(self))
+    start = pool.LocalWorkers._start
+    monkeypatch.setattr(pool.LocalWorkers, "_start", lambda self: started.append(self) or start(self))
     monkeypatch.setattr(blocks, "_ROLLOUTS", 3)
     monkeypatch.setattr(dataset_plan, "BLOCK_ROWS", 8)
     monkeypatch.setattr(leaks, "_ROWS", 8)

@@ -13,6 +13,8 @@ from etpi_assets.trajectories.checks import captures_outcome, counts_outcome, pr
 from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import TABLES, to_tables
 from etpi_resources.lake.parquet import write
+from etpi_resources.process import pool
+from etpi_resources.process.pool import WorkerDied
 from tests.support.recorded_runs import PAIR_OPTIONS, native_messages, pair_run, verdict
 from tests.support.rows import messages_row, write_lines
 
@@ -43,7 +45,7 @@ def runs(tmp_path: Path) -> Path:
 
 
 def test_workers_give_the_same_rows_as_one_process(runs: Path, tmp_path: Path) -> None:
-    alone, _ = read(runs, tmp_path / "alone", 0)
+    alone, _ = read(runs, tmp_path / "alone", 1)
     many, created = read(runs, tmp_path / "many", 2)
     for name in alone:
         assert many[name].equals(alone[name]), name
@@ -63,7 +65,7 @@ def test_workers_give_the_same_rows_as_one_process(runs: Path, tmp_path: Path) -
 
 
 def test_the_checks_of_parts_are_those_of_the_whole(runs: Path, tmp_path: Path) -> None:
-    _, created = read(runs, tmp_path / "spill", 0)
+    _, created = read(runs, tmp_path / "spill", 1)
     figures = created.figures
     assert prompts_outcome(figures["prompts"]).figures == {
         "prompts": 160,
@@ -85,7 +87,7 @@ def test_the_checks_of_parts_are_those_of_the_whole(runs: Path, tmp_path: Path) 
 def test_a_large_file_is_spilled_chunk_by_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "_CHUNK_TURNS", 10)
     path = write_lines(tmp_path / "rows" / "a.jsonl", [messages_row(), {"messages": []}] * 40)
-    tables, created = read(path.parent, tmp_path / "spill", 0, "auto")
+    tables, created = read(path.parent, tmp_path / "spill", 1, "auto")
     assert created.total == 80 and tables["turns"].num_rows == 80
     assert tables["turns"].column("turn").num_chunks == 8
     assert tables["quarantined"].column("row").to_pylist() == list(range(1, 80, 2))
@@ -93,10 +95,12 @@ def test_a_large_file_is_spilled_chunk_by_chunk(tmp_path: Path, monkeypatch: pyt
 
 
 def test_dead_worker_names_the_file_it_was_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_lines(tmp_path / "rows" / "a.jsonl", [messages_row()])
-    monkeypatch.setattr(bulk.sys, "executable", "/bin/false")
-    with pytest.raises(RuntimeError, match="a.jsonl"):
-        read(tmp_path / "rows", tmp_path / "spill", 1, "messages")
+    for name in "ab":
+        write_lines(tmp_path / "rows" / f"{name}.jsonl", [messages_row()])
+    monkeypatch.setattr(bulk, "_PART_UNITS", 1)
+    monkeypatch.setattr(pool.sys, "executable", "/bin/false")
+    with pytest.raises(WorkerDied, match=r"a\.jsonl"):
+        read(tmp_path / "rows", tmp_path / "spill", 2, "messages")
 
 
 def test_unknown_option_is_refused_before_reading(tmp_path: Path) -> None:

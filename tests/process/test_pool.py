@@ -101,7 +101,7 @@ def test_blocks_are_read_as_they_are_needed() -> None:
 
 def test_slice_of_a_table_is_sent_without_the_rest() -> None:
     table = pa.table({"turn": range(100_000), "name": ["x"] * 100_000})
-    assert len(pool._dumps(table.slice(7, 5))) < 2_000
+    assert len(pool.dumps(table.slice(7, 5))) < 2_000
     results = list(ordered_map(Rows(), [("a", table.slice(7, 5)), ("b", table.slice(0, 0))], workers=2))
     assert results[0].equals(table.slice(8, 4)) and results[1].num_rows == 0 and results[1].schema == table.schema
 
