@@ -52,7 +52,7 @@ def test_wrong_value_is_refused_with_file_and_key(tmp_path: Path, key: str, valu
 def test_storage_names_the_driver_and_no_password(tmp_path: Path) -> None:
     settings = read(written(tmp_path))
     text = yaml.safe_load(instance.instance_yaml(settings))
-    assert text["storage"]["postgres"]["postgres_url"] == "postgresql+psycopg2://etpi@head:5432/etpi"
+    assert text["storage"]["custom"]["config"]["postgres_url"] == "postgresql+psycopg2://etpi@head:5432/etpi"
     assert text["run_coordinator"]["class"] == "DefaultRunCoordinator"  # another would queue runs without a daemon
     assert text["compute_logs"]["config"]["base_dir"].startswith("/shared/lake/")
 
