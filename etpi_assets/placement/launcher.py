@@ -48,6 +48,11 @@ class NodeRunLauncher(RayRunLauncher):
     def client(self) -> JobSubmissionClient:
         return job_client(self._settings)
 
+    def check_run_worker_health(self, run: dg.DagsterRun) -> Any:
+        """Raise ClusterError where Ray cannot be asked: the daemon then asks again later, and resumes nothing."""
+        _ = self.client
+        return super().check_run_worker_health(run)
+
     def _launch_ray_job(self, submission_id: str, entrypoint: str, run: dg.DagsterRun) -> None:
         # The run reads the specs of the process that launches it: Ray starts it in another working folder.
         specs = os.pathsep.join(str(folder.path) for folder in user_folders())

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
-import click
 import sqlalchemy
 from dagster_postgres import (
     DagsterPostgresStorage,
@@ -33,13 +32,6 @@ from etpi_resources.cluster.postgres_locks import START_SECONDS, PostgresUnavail
 USER_SECONDS = 5.0
 """How long a process that a person waits for (a command, the web page) waits for Postgres."""
 _POLL_SECONDS = 0.5
-
-
-class StorageUnavailable(PostgresUnavailable, click.ClickException):
-    """Postgres does not answer. A command prints the message alone."""
-
-    def __init__(self, message: str) -> None:
-        click.ClickException.__init__(self, message)
 
 
 class _Patient:
@@ -84,7 +76,7 @@ class NodeStorage(DagsterPostgresStorage):
     """Runs, events and schedules in the Postgres of `cluster.toml`; `dagster.yaml` names this class and the URL.
 
     Raises:
-        StorageUnavailable: Postgres does not answer, or refuses the session.
+        PostgresUnavailable: Postgres does not answer, or refuses the session.
     """
 
     def __init__(self, postgres_url: str, inst_data: Any = None) -> None:
@@ -113,7 +105,7 @@ def _connection(engine: sqlalchemy.Engine, patience: float) -> Iterator[sqlalche
     """Open a connection, waiting while Postgres restarts.
 
     Raises:
-        StorageUnavailable: it does not answer for `patience` seconds, refuses, or ended in mid-statement.
+        PostgresUnavailable: it does not answer for `patience` seconds, refuses, or ended in mid-statement.
     """
     with _opened(engine, patience) as connection:
         try:
@@ -121,7 +113,7 @@ def _connection(engine: sqlalchemy.Engine, patience: float) -> Iterator[sqlalche
         except DBAPIError as error:
             if not error.connection_invalidated:
                 raise
-            raise StorageUnavailable(
+            raise PostgresUnavailable(
                 "Postgres, which keeps Dagster's runs and events, ended in the middle of a statement: "
                 f"{_reason(error, engine)}. Nothing published is lost; launch the run again"
             ) from None
@@ -135,7 +127,7 @@ def _opened(engine: sqlalchemy.Engine, patience: float) -> sqlalchemy.Connection
         except OperationalError as error:
             reason = _reason(error, engine)
             if time.monotonic() > deadline or is_refusal(reason):
-                raise StorageUnavailable(
+                raise PostgresUnavailable(
                     f"Postgres, which keeps Dagster's runs and events, cannot be opened: {reason}. Is it running "
                     "(`postgres` in cluster.toml), and does PGPASSFILE name a file with the password, or PGPASSWORD "
                     "hold it?"

@@ -19,14 +19,21 @@ import tomllib
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+import click
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError, field_validator
 
 CLUSTER_VARIABLE = "ETPI_CLUSTER"
 """Environment variable that names `cluster.toml`; unset: one machine, without Ray and Postgres."""
 
 
-class ClusterError(RuntimeError):
-    """The cluster cannot be used; the message says what is wrong and what to do."""
+class ClusterError(RuntimeError, click.ClickException):
+    """The cluster cannot be used; the message says what is wrong and what to do.
+
+    It is also a click error, so that `dagster job launch` prints the message without a traceback.
+    """
+
+    def __init__(self, message: str) -> None:
+        click.ClickException.__init__(self, message)
 
 
 class Cluster(BaseModel):

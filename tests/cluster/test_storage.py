@@ -15,8 +15,8 @@ import dagster as dg
 import sqlalchemy
 
 from etpi_assets.placement import storage as storage_module
-from etpi_assets.placement.storage import StorageUnavailable
 from etpi_resources.cluster import instance
+from etpi_resources.cluster.postgres_locks import PostgresUnavailable
 from etpi_resources.cluster.settings import read
 from tests.support.postgres import PASSWORD, PostgresServer, write_settings
 
@@ -75,13 +75,13 @@ def test_command_says_in_one_message_that_postgres_is_down(home: Path, postgres_
 def test_a_wrong_password_is_not_waited_for(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage_module, "USER_SECONDS", 600.0)
     monkeypatch.setenv("PGPASSWORD", "of somebody else")
-    with pytest.raises(StorageUnavailable, match="password authentication failed"):
+    with pytest.raises(PostgresUnavailable, match="password authentication failed"):
         opened(home)
 
 
 def test_end_of_postgres_in_mid_statement_is_one_message(home: Path) -> None:
     with opened(home) as walking:
         storage = walking.run_storage
-        with pytest.raises(StorageUnavailable, match="middle of a statement"), storage.connect() as connection:
+        with pytest.raises(PostgresUnavailable, match="middle of a statement"), storage.connect() as connection:
             connection.execute(sqlalchemy.text("SELECT pg_terminate_backend(pg_backend_pid())"))
         assert walking.get_runs() == []
