@@ -162,6 +162,13 @@ READ_FROM_THE_SYSTEM: Sequence[Variable] = (
         "etpi_resources.cluster, libpq",
     ),
     Variable(
+        "RAY_AUTH_MODE",
+        "`token`: Ray takes jobs from holders of its token alone, which RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH gives; "
+        "the same on every node and where runs are launched.",
+        "unset: whoever reaches Ray's ports can run code",
+        "etpi_resources.cluster.environment, etpi.doctor, Ray",
+    ),
+    Variable(
         "XDG_CACHE_HOME",
         "Cache folder of the user; in `etpi` below it are the code versions of all assets, which are computed again "
         "after any change of the code.",
@@ -250,6 +257,12 @@ SET_FOR_PROCESSES: Sequence[Variable] = (
     Variable("RAY_JOB_CONFIG_JSON_ENV_VAR", "A Ray job's own settings: its code.", "unset", "cluster.environment"),
     Variable("RAY_USAGE_STATS_ENABLED", "0: Ray sends no statistics.", "0", "etpi_resources.cluster.session"),
     Variable("ETPI_DOWNLOADS", "Settings of the proxy's process.", "unset", "etpi_resources.downloads.proxy"),
+    Variable(
+        "CUBLAS_WORKSPACE_CONFIG",
+        "Work space of cuBLAS, which reinforcement that repeats needs on a GPU.",
+        "`:4096:8` with `rl.repeatable`",
+        "workers.device",
+    ),
     Variable("GLOO_SOCKET_IFNAME", "Network interface on which a worker's processes meet.", "lo", "workers.ranks"),
 )
 """Set by etpi for processes that it starts; a value of yours wins where one is useful."""

@@ -75,6 +75,6 @@ def _failure(error: BaseException, trace: str) -> bytes:
 
 
 def _pickled(value: Any) -> bytes:
-    from ray import cloudpickle
+    from ray.cloudpickle.cloudpickle_fast import dumps
 
-    return cloudpickle.dumps(value)
+    return dumps(value)

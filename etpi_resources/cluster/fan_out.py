@@ -123,12 +123,12 @@ class ClusterExecutor(Executor):
         """
         if self._closing or kwargs:
             raise RuntimeError("the executor is closed" if self._closing else "calls on a cluster take no keywords")
-        from ray import cloudpickle
+        from ray.cloudpickle.cloudpickle_fast import dumps
 
         if id(fn) not in self._functions:  # the function is kept, so no other one gets its id
-            self._functions[id(fn)] = (fn, self._ray.put(cloudpickle.dumps(fn)))
+            self._functions[id(fn)] = (fn, self._ray.put(dumps(fn)))
         future: Future[Any] = Future()
-        self._queue.append(_Call(future, self._functions[id(fn)][1], cloudpickle.dumps(args)))
+        self._queue.append(_Call(future, self._functions[id(fn)][1], dumps(args)))
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -54,7 +55,7 @@ def connect() -> Any:
     address = os.environ.get("RAY_ADDRESS") or settings.ray
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="WARNING", configure_logging=False)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ClusterError(
             f"no connection to Ray at {address}: {error}. Steps run on nodes of the cluster: launch the job through "

@@ -219,7 +219,11 @@ PROGRAMS = {
     "etpi_assets.automation": "starts runs; computes nothing",
     "etpi_assets.backfills": "starts and refuses runs",
     "etpi_assets.frames": "the Python API, which reads the lake",
+    "etpi_assets.placement": "where the steps of a run run on a cluster",
     "etpi_assets.webpage": "what Dagster's page shows of a version",
+    "etpi_resources.cluster.environment": "what a run on a cluster passes to its nodes",
+    "etpi_resources.cluster.instance": "etpi init --cluster: Dagster's settings",
+    "etpi_resources.cluster.nodes": "names the nodes of a cluster and what they offer",
     "etpi_resources.lake.backup": "etpi backup, etpi restore: copies versions as they are",
     "etpi_resources.lake.files": "writes files, whatever is in them",
     "etpi_resources.lake.formats": "the format of a lake",
@@ -230,6 +234,7 @@ PROGRAMS = {
     "etpi_resources.lake.usage": "etpi du: counts bytes",
     "etpi_assets.runs.console": "commands for people",
     "etpi_assets.runs.columns": "columns of text for a terminal",
+    "etpi_assets.runs.launched": "launches runs on a cluster and follows them",
     "etpi_assets.runs.live_lines": "the progress that a terminal shows",
     "etpi_assets.runs.metrics_table": "the table that a run ends with",
     "etpi_assets.runs.console_table": "the list of commands",
@@ -265,6 +270,7 @@ PROGRAMS = {
     "etpi_resources.chat.table": "prints how templates render",
     "etpi_resources.gguf_converter": "used by an export",
     "etpi_resources.chat.tokenizers.tiny_bpe": "trained the tiny tokenizer once; tokenizer.json is its result",
+    "etpi_resources.trainers.line_messages": "brings a worker's report from another node",
     "etpi_resources.trainers.workers.ranks": "starts a worker's ranks, for the trainers' pipes",
 }
 """Modules that no asset runs, each with why that cannot hide a change; submodules included."""
@@ -342,7 +348,7 @@ def test_every_method_of_a_reached_class_is_called_by_name_or_known_to_be_unused
         for name in {name.partition(".")[0] for name in names} & (source.definitions.keys() if source else set()):
             if versions.CODE.by_method(f"{module}:{name}"):
                 unused |= {f"{name}.{m}" for m in versions.CODE.definition(f"{module}:{name}").methods} - names
-    fingerprints = {f"{name}.fingerprint" for name in ("_RemotePolicy", "HandedPolicy")}
+    fingerprints = {f"{name}.fingerprint" for name in ("_RemotePolicy", "HandedPolicy", "_InStep")}
     assert unused == {"Journal.digests", *fingerprints}, (
         "nothing names these methods: unused, or called by another package (then: codebase.CALLED_ELSEWHERE)"
     )
