@@ -17,7 +17,7 @@ from etpi_resources.process.supervise import supervised
 from tests.support import machines
 from tests.support.cluster_runs import EXPERIMENT, Runs, write_specs
 from tests.support.cluster_services import CORES, ClusterServices
-from tests.support.ray_nodes import RayNodes, connected
+from tests.support.ray_nodes import CONNECTED, RayNodes, connected
 
 VARIABLE = "ETPI_TEST_CLUSTER"
 """Environment variable that asks for the tests of several machines, which take minutes."""
@@ -29,6 +29,13 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "/tests/cluster/" in str(item.path) and "services" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.skip(reason="several machines: make test-cluster"))
+
+
+@pytest.fixture(autouse=True)
+def _cluster_of_the_module(_nothing_of_the_users, monkeypatch):
+    """Name the cluster again that the module is connected to: each test begins without one."""
+    for cluster in CONNECTED:
+        monkeypatch.setenv("ETPI_CLUSTER", str(cluster.settings))
 
 
 @pytest.fixture(scope="session")
@@ -86,9 +93,14 @@ def alone(services, tmp_path_factory) -> Iterator[Callable[[], Path]]:
 
 
 @pytest.fixture(scope="session")
-def collected(runs, alone) -> str:
-    """The suite and the rollout set of the experiment, by `dagster job launch`; the run that collected."""
+def prepared(runs) -> None:
+    """The suite, by `dagster job launch`."""
     runs.succeed(runs.by_command("prepare_suite", "little"))
+
+
+@pytest.fixture(scope="session")
+def collected(runs, alone, prepared) -> str:
+    """The rollout set of the experiment, by `dagster job launch`; the run that collected."""
     run = runs.by_command("collect_rollouts", "little_strong")
     runs.succeed(run)
     return run

@@ -8,7 +8,7 @@ from tests.support import lakes
 from tests.support.cluster_runs import EXPERIMENT
 from tests.support.cluster_services import until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # a fixture's time counts too
 
 
 def test_rollouts_run_on_both_workers(runs, collected):

@@ -19,7 +19,7 @@ from tests.support import lakes
 from tests.support.cluster_runs import MANY, Runs
 from tests.support.cluster_services import ClusterServices, until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # a fixture's time counts too
 BEGUN = 12
 """Rollouts in the journal before a fault comes."""
 
@@ -79,7 +79,7 @@ def _second(at: str) -> str:
 
 
 @pytest.fixture
-def collection(request, services, runs, collected, shared_lake) -> Collection:
+def collection(request, services, runs, prepared, shared_lake) -> Collection:
     """The set that the test's parameter names."""
     return Collection(services, runs, shared_lake, request.param)
 

@@ -20,8 +20,8 @@ EXPERIMENT = "trained"
 """A small experiment with a training, on the rollout set `little_strong`."""
 KILLS = ("worker", "head", "postgres", "readonly", "publish", "twice")
 """Cases that have a rollout set `many_CASE` each."""
-_MANY = 'extends = "coop_tiny_strong"\nsuite = "little"\ntasks = 24\nk = 6\n'
-MANY = 144
+_MANY = 'extends = "coop_tiny_strong"\nsuite = "little"\ntasks = 24\nk = 4\n'
+MANY = 96
 """Rollouts of each of these sets."""
 _TRAINED = """
 extends = "plan_first_tiny"
