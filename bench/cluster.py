@@ -79,7 +79,7 @@ def main() -> int:
     half = options.calls // 2
     for name in ("worker1", "worker2"):
         cluster_services.RESOURCES[name] = {"etpi_sandbox": half}
-    machines = Machines(cluster_services.CORES)
+    machines = Machines({"head": 1.0, "worker1": 0.5, "worker2": 0.5})
     try:
         services = cluster_services.ClusterServices(machines)
         services.start()

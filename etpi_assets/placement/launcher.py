@@ -48,13 +48,28 @@ class NodeRunLauncher(RayRunLauncher):
     def client(self) -> JobSubmissionClient:
         return job_client(self._settings)
 
+    def check_run_worker_health(self, run: dg.DagsterRun) -> Any:
+        """Raise ClusterError where Ray cannot be asked: the daemon then asks again later, and resumes nothing."""
+        _ = self.client
+        return super().check_run_worker_health(run)
+
     def _launch_ray_job(self, submission_id: str, entrypoint: str, run: dg.DagsterRun) -> None:
         # The run reads the specs of the process that launches it: Ray starts it in another working folder.
         specs = os.pathsep.join(str(folder.path) for folder in user_folders())
         code = {"working_dir": str(self._settings.working_dir)} if self._settings.working_dir else {}
         self.runtime_env = {"env_vars": {**passed_on(), **({VARIABLE: specs} if specs else {})}, **code}
+        entrypoint = _quoted(entrypoint)
         # Dagster writes `dagster`, which the PATH of a node's Ray need not have.
         origin = run.job_code_origin
         if origin is not None and entrypoint.startswith("dagster "):
             entrypoint = f"{shlex.quote(origin.executable_path)} -m {entrypoint}"
         super()._launch_ray_job(submission_id, entrypoint, run)
+
+
+def _quoted(entrypoint: str) -> str:
+    """Return a command of dagster-ray with its last word, JSON, quoted for a shell.
+
+    dagster-ray puts quotes around it, but leaves those in it, which the settings of an instance may have.
+    """
+    words, _, last = entrypoint.partition(" '{")
+    return f"{words} " + shlex.quote("{" + last[:-1]) if last else entrypoint

@@ -21,8 +21,11 @@ telemetry:
 
 # Runs and events. libpq reads the password from PGPASSFILE or PGPASSWORD; it never stands here.
 storage:
-  postgres:
-    postgres_url: {settings.storage_url}
+  custom:
+    module: etpi_assets.placement.storage
+    class: NodeStorage
+    config:
+      postgres_url: {settings.storage_url}
 
 # A launched run starts at once, without a daemon. Where a daemon always runs (`etpi ui`, deploy/), a limit on runs at
 # once is worth having, for a backfill over many experiments; without a daemon these runs would stay queued forever:

@@ -100,7 +100,7 @@ class PostgresLocks(Locks):
             except psycopg2.Error as error:
                 self._session.end()
                 if last:
-                    raise PostgresUnavailable(f"Postgres took no lock: {_without_password(error, self._url)}") from None
+                    raise PostgresUnavailable(f"Postgres took no lock: {without_password(error, self._url)}") from None
         raise AssertionError
 
 
@@ -208,8 +208,8 @@ def _connect(url: str) -> Any:
                 "the cluster's `postgres` is not a URL that Postgres reads: postgresql://USER@HOST:PORT/DATABASE"
             ) from None
         except psycopg2.OperationalError as error:
-            message = _without_password(error, url)
-            if time.monotonic() > deadline or _is_refusal(message):
+            message = without_password(error, url)
+            if time.monotonic() > deadline or is_refusal(message):
                 raise PostgresUnavailable(
                     f"no session with Postgres, which keeps the lake's locks: {message}. See `postgres` in the "
                     "cluster's settings; the password is in PGPASSWORD or the file that PGPASSFILE names"
@@ -217,13 +217,13 @@ def _connect(url: str) -> Any:
             time.sleep(0.5)
 
 
-def _is_refusal(message: str) -> bool:
+def is_refusal(message: str) -> bool:
     """Return whether Postgres answered that it will not serve this user or database; waiting does not help then."""
     passing = ("starting up", "shutting down", "recovery", "too many clients", "connection slots")
     return "no password supplied" in message or ("FATAL" in message and not any(text in message for text in passing))
 
 
-def _without_password(error: Exception, url: str) -> str:
+def without_password(error: Exception, url: str) -> str:
     """Return the message of an error on one line, without the URL's password."""
     text = " ".join(str(error).split())
     passwords = {os.environ.get("PGPASSWORD"), psycopg2.extensions.parse_dsn(url).get("password")}

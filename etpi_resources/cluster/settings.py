@@ -19,6 +19,7 @@ import tomllib
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+import click
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError, field_validator
 
 CLUSTER_VARIABLE = "ETPI_CLUSTER"
@@ -27,8 +28,14 @@ SETTINGS_FILE = "cluster.toml"
 """Name of the settings in the folder of the cluster's lake."""
 
 
-class ClusterError(RuntimeError):
-    """The cluster cannot be used; the message says what is wrong and what to do."""
+class ClusterError(RuntimeError, click.ClickException):
+    """The cluster cannot be used; the message says what is wrong and what to do.
+
+    It is also a click error, so that `dagster job launch` prints the message without a traceback.
+    """
+
+    def __init__(self, message: str) -> None:
+        click.ClickException.__init__(self, message)
 
 
 class Cluster(BaseModel):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,9 +16,11 @@ import pytest
 
 from etpi.rehearsal.stages import write_stand_in
 from etpi_resources.cluster.settings import CLUSTER_VARIABLE
+from etpi_resources.process.supervise import supervised
 from tests.support import light_vllm, machines
+from tests.support.cluster_runs import EXPERIMENT, Runs, write_specs
 from tests.support.cluster_services import CORES, ClusterServices
-from tests.support.ray_nodes import RayNodes, connected
+from tests.support.ray_nodes import CONNECTED, RayNodes, connected
 
 VLLM_KEY = "the key of the servers"
 VARIABLE = "ETPI_TEST_CLUSTER"
@@ -32,6 +35,13 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="several machines: make test-cluster"))
 
 
+@pytest.fixture(autouse=True)
+def _cluster_of_the_module(_nothing_of_the_users, monkeypatch):
+    """Name the cluster again that the module is connected to: each test begins without one."""
+    for cluster in CONNECTED:
+        monkeypatch.setenv("ETPI_CLUSTER", str(cluster.settings))
+
+
 @pytest.fixture(scope="session")
 def services():
     """Machines with Postgres and Ray; everything on them ends with the session."""
@@ -40,6 +50,7 @@ def services():
     started = machines.Machines(CORES)
     try:
         result = ClusterServices(started)
+        write_specs(started.shared / "specs")
         result.start()
         yield result
     finally:
@@ -53,6 +64,59 @@ def vllm_programs(folder: Path) -> Path:
     program.write_text(f'#!/bin/sh\n[ -e "$2/light" ] && exec {light} "$@"\nexec {shlex.quote(str(real))} "$@"\n')
     program.chmod(0o755)
     return program
+
+
+@pytest.fixture(scope="session")
+def runs(services) -> Runs:
+    """Launches runs on the machines, whose web page and daemon run."""
+    services.start_pages()
+    result = Runs(services)
+    result.await_web_page()
+    return result
+
+
+@pytest.fixture(scope="session")
+def shared_lake(services) -> Path:
+    return services.machines.shared / "lake"
+
+
+@pytest.fixture(scope="session")
+def alone(services, tmp_path_factory) -> Iterator[Callable[[], Path]]:
+    """A function that returns the lake of the same experiment on one machine; it starts with the fixture."""
+    folder = tmp_path_factory.mktemp("alone")
+    write_specs(folder / "specs")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("ETPI_", "DAGSTER_"))}
+    environment |= {"ETPI_DATA": str(folder / "lake"), "ETPI_SPECS": str(folder / "specs")}
+    with (folder / "log").open("wb") as log:
+        running = subprocess.Popen(
+            supervised([sys.executable, "-m", "etpi", "run", EXPERIMENT], grace=3.0), cwd=machines.ROOT,
+            env={**environment, "DAGSTER_HOME": str(folder / "home")}, stdout=log, stderr=log,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def finished() -> Path:
+        assert running.wait(timeout=500) == 0, (folder / "log").read_text()[-4000:]
+        return folder / "lake"
+
+    try:
+        yield finished
+    finally:
+        running.terminate()
+        running.wait()
+
+
+@pytest.fixture(scope="session")
+def prepared(runs) -> None:
+    """The suite, by `dagster job launch`."""
+    runs.succeed(runs.by_command("prepare_suite", "little"))
+
+
+@pytest.fixture(scope="session")
+def collected(runs, alone, prepared) -> str:
+    """The rollout set of the experiment, by `dagster job launch`; the run that collected."""
+    run = runs.by_command("collect_rollouts", "little_strong")
+    runs.succeed(run)
+    return run
 
 
 @pytest.fixture(scope="session")

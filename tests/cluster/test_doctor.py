@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.machines import HOME, ROOT, SHARED
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # a fixture's time counts too
 
 
 def _doctor(services):

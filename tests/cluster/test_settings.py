@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -52,7 +53,7 @@ def test_wrong_value_is_refused_with_file_and_key(tmp_path: Path, key: str, valu
 def test_storage_names_the_driver_and_no_password(tmp_path: Path) -> None:
     settings = read(written(tmp_path))
     text = yaml.safe_load(instance.instance_yaml(settings))
-    assert text["storage"]["postgres"]["postgres_url"] == "postgresql+psycopg2://etpi@head:5432/etpi"
+    assert text["storage"]["custom"]["config"]["postgres_url"] == "postgresql+psycopg2://etpi@head:5432/etpi"
     assert text["run_coordinator"]["class"] == "DefaultRunCoordinator"  # another would queue runs without a daemon
     assert text["compute_logs"]["config"]["base_dir"].startswith("/shared/lake/")
 
@@ -164,3 +165,13 @@ assert not [name for name in sys.modules if name.startswith("etpi_assets.placeme
         env={"PATH": "/usr/bin:/bin", "ETPI_DATA": str(tmp_path / "data"), "HOME": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_command_of_a_run_survives_the_shell_whatever_its_settings_quote() -> None:
+    pytest.importorskip("dagster_ray")
+    from etpi_assets.placement.launcher import _quoted
+
+    settings = '{"config_yaml": "postgres_url: \'postgresql://head\'", "name": "it\'s"}'
+    by_dagster_ray = f"dagster api execute_run '{settings}'"
+    assert shlex.split(_quoted(by_dagster_ray)) == ["dagster", "api", "execute_run", settings]
+    assert _quoted("dagster api execute_run") == "dagster api execute_run"

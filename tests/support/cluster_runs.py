@@ -5,11 +5,45 @@ from __future__ import annotations
 import json
 import re
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from tests.support.cluster_services import ClusterServices, until
+from tests.support.graph import write_spec
+from tests.support.small_specs import write_small_specs
+
+EXPERIMENT = "trained"
+"""A small experiment with a training, on the rollout set `little_strong`."""
+KILLS = ("worker", "head", "postgres", "readonly", "publish", "twice")
+"""Cases that have a rollout set `many_CASE` each."""
+_MANY = 'extends = "coop_tiny_strong"\nsuite = "little"\ntasks = 24\nk = 4\n'
+MANY = 96
+"""Rollouts of each of these sets."""
+_TRAINED = """
+extends = "plan_first_tiny"
+rollout_sets = ["little_strong"]
+evaluate = "none"
+[train]
+epochs = 3.0
+[gates]
+teacher = {}
+format_exposure = 0
+role_balance = 0.0
+plan_paths_in_task = 0.0
+"""
+
+
+def write_specs(folder: Path) -> None:
+    """Write the specs of the tests of several machines."""
+    write_small_specs(folder)
+    write_spec(folder, "experiments", EXPERIMENT, _TRAINED)
+    for name in KILLS:
+        write_spec(folder, "rollout_sets", f"many_{name}", _MANY)
+
 
 ENDED = ("SUCCESS", "FAILURE", "CANCELED")
 _LAUNCH = """
@@ -29,6 +63,7 @@ class Runs:
     """The runs of one cluster."""
 
     services: ClusterServices
+    _connection: Any = None
 
     def by_command(self, job: str, partition: str) -> str:
         """Launch a job by `dagster job launch` on the head; return the run's id."""
@@ -40,13 +75,8 @@ class Runs:
         found = re.search(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", done.stdout + done.stderr)
         return found[0] if found else self.latest()
 
-    def start_web_page(self) -> None:
-        head = self.services.head
-        head.start(
-            "dagster-webserver", "--host", head.address, "--port", "3000", "-m", "etpi_assets.definitions",
-            log=self.services.log("web"), **self.services.environment(),
-        )  # fmt: skip
-        until(self._answers, 180, "the web page answers")
+    def await_web_page(self) -> None:
+        until(self._answers, 240, "the web page answers")
 
     def _answers(self) -> bool:
         try:
@@ -54,10 +84,11 @@ class Runs:
         except OSError:
             return False
 
-    def by_web_page(self, job: str, partition: str) -> str:
-        """Launch a job as the web page does; return the run's id."""
+    def by_web_page(self, job: str, partition: str, *assets: str) -> str:
+        """Launch a job, or some of its assets, as the web page does; return the run's id."""
         selector = {
             "repositoryLocationName": "etpi_assets.definitions", "repositoryName": "__repository__", "jobName": job,
+            **({"assetSelection": [{"path": [asset]} for asset in assets]} if assets else {}),
         }  # fmt: skip
         tags = [{"key": "dagster/partition", "value": partition}]
         params = {"selector": selector, "runConfigData": {}, "executionMetadata": {"tags": tags}}
@@ -70,17 +101,40 @@ class Runs:
         request = urllib.request.Request(
             f"http://{self.services.head.address}:3000/graphql", body, {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            result = json.load(answer)
+        try:
+            with urllib.request.urlopen(request, timeout=120) as answer:
+                result = json.load(answer)
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"the web page answers {error}: {error.read()[:2000]!r}") from None
         assert "errors" not in result, result
         return result["data"]
 
-    def sql(self, query: str) -> list[list[str]]:
-        """Ask Dagster's database; rows of text."""
-        done = self.services.head.run(
-            "psql", "-h", "head", "-U", "etpi", "etpi", "-AtF", "\t", "-c", query, **self.services.environment()
-        )
-        return [line.split("\t") for line in done.stdout.splitlines() if line]
+    def sql(self, query: str) -> list[tuple[Any, ...]]:
+        """Ask Dagster's database, waiting while Postgres restarts."""
+        import psycopg2
+
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                return self._rows(query)
+            except psycopg2.OperationalError:
+                if time.monotonic() > deadline:
+                    raise
+                self._connection = None
+                time.sleep(0.3)
+
+    def _rows(self, query: str) -> list[tuple[Any, ...]]:
+        import psycopg2
+
+        if self._connection is None:
+            services = self.services
+            self._connection = psycopg2.connect(
+                host=services.head.address, user="etpi", dbname="etpi", password=services.password, connect_timeout=5
+            )
+            self._connection.autocommit = True
+        with self._connection.cursor() as cursor:
+            cursor.execute(query)
+            return cursor.fetchall()
 
     def latest(self) -> str:
         return self.sql("SELECT run_id FROM runs ORDER BY id DESC LIMIT 1")[0][0]
@@ -89,9 +143,12 @@ class Runs:
         rows = self.sql(f"SELECT status FROM runs WHERE run_id = '{run}'")
         return rows[0][0] if rows else "NONE"
 
+    def has_ended(self, run: str) -> bool:
+        return self.status(run) in ENDED
+
     def wait(self, run: str, seconds: float = 600) -> str:
         """Wait until a run has ended; return its status."""
-        until(lambda: self.status(run) in ENDED, seconds, f"run {run} ends")
+        until(lambda: self.has_ended(run), seconds, f"run {run} ends")
         return self.status(run)
 
     def succeed(self, run: str, seconds: float = 600) -> None:
@@ -106,6 +163,25 @@ class Runs:
             f"WHERE run_id = '{run}' AND coalesce(dagster_event_type, 'LOG') LIKE '{kinds}' ORDER BY id"
         )
         return [row[0] for row in self.sql(query)]
+
+    def failures(self, run: str) -> list[str]:
+        """Return the reasons of a run's failed steps, whole."""
+        query = (
+            "SELECT step_key, event::json->'dagster_event'->'event_specific_data'->'error'->>'message' "
+            f"FROM event_logs WHERE run_id = '{run}' AND dagster_event_type = 'STEP_FAILURE' ORDER BY id"
+        )
+        return [f"{step}: {message}" for step, message in self.sql(query)]
+
+    def nodes_of(self, run: str) -> dict[str, list[str]]:
+        """Return the nodes that each step of a run was on, in order."""
+        query = (
+            "SELECT step_key, event::json->'dagster_event'->>'message' FROM event_logs "
+            f"WHERE run_id = '{run}' AND event::json->'dagster_event'->>'message' LIKE 'on node %' ORDER BY id"
+        )
+        result: dict[str, list[str]] = {}
+        for step, message in self.sql(query):
+            result.setdefault(step, []).append(message.removeprefix("on node "))
+        return result
 
     def until_said(self, run: str, words: str, seconds: float = 240) -> None:
         """Wait until an event of the run contains `words`."""

@@ -14,10 +14,12 @@ from pathlib import Path
 
 import yaml
 
-from tests.support.machines import ROOT, SHARED, Machine, Machines
+from tests.support.machines import PORTS, ROOT, SHARED, Machine, Machines
 
-CORES = {"head": 1.0, "worker1": 0.5, "worker2": 0.5}
-"""Cores that each machine may use; Ray is told one CPU for each machine."""
+CORES = {"head": 2.0, "worker1": 1.0, "worker2": 1.0}
+"""Cores that each machine may use."""
+CPUS = {"head": 0, "worker1": 1, "worker2": 1}
+"""CPUs that each offers to Ray: steps run on the workers, runs on the head."""
 RESOURCES: dict[str, dict[str, float]] = {
     "head": {},
     "worker1": {"etpi_sandbox": 4},
@@ -28,6 +30,10 @@ STORE = 100_000_000
 """Bytes of Ray's object store on a machine."""
 DATABASE = "/work/postgres"
 LAKE = SHARED / "lake"
+_OF_RUNS = ("execute_step", "execute_run", "resume_run", "bwrap", "trainers", "ray::")
+"""Words in the command lines of a run's processes."""
+_RAYS = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
+"""Ray's own."""
 
 
 @dataclass
@@ -55,6 +61,8 @@ class ClusterServices:
             "PGPASSWORD": self.password,
             "RAY_AUTH_MODE": "token",
             "RAY_raylet_start_wait_time_s": "240",  # a busy machine
+            "RAY_health_check_period_ms": "1000",  # a dead node is noticed after 5 s instead of 15
+            "ETPI_STATE_SECONDS": "0",  # a killed training continues from its last step
             "RAY_AUTH_TOKEN": self.token,
         }
 
@@ -106,16 +114,36 @@ class ClusterServices:
             f"--object-store-memory={STORE}",
             *offers,
         ]
-        machine.start(
-            "bash", "-c", " ".join([command, *own]), log=log, **{**self.environment(), "CPUS": "1", **environment}
-        )
+        variables = {**self.environment(), "CPUS": str(CPUS[machine.name]), **environment}
+        machine.start("bash", "-c", " ".join([command, *own]), log=log, **variables)
         return log
 
     def start(self) -> None:
-        """Start everything."""
+        """Start Postgres and Ray."""
         self.create_database()
         self.write_settings()
         self.start_ray()
+
+    def start_pages(self) -> None:
+        """Start Dagster's daemon, which resumes runs, and its web page; neither is waited for."""
+        module = ("-m", "etpi_assets.definitions")
+        self.head.start("dagster-daemon", "run", *module, log=self.log("daemon"), **self.environment())
+        self.head.start(
+            "dagster-webserver", "--host", self.head.address, "--port", str(PORTS["web"]), *module,
+            log=self.log("web"), **self.environment(),
+        )  # fmt: skip
+
+    def await_no_orphans(self) -> None:
+        """Wait until nothing of a run is left on any machine; AssertionError if something is after a minute."""
+        until(lambda: not self._left(), 60, "no process of a run is left", self._left)
+
+    def _left(self) -> list[str]:
+        return [
+            f"{machine.name}: {line}"
+            for machine in self.machines.by_name.values()
+            for line in machine.processes().values()
+            if any(word in line for word in _OF_RUNS) and not any(word in line for word in _RAYS)
+        ]
 
     def log(self, name: str) -> Path:
         return self.machines.folder / "logs" / name
@@ -139,9 +167,9 @@ def compose_command(service: str) -> str:
     return services[service]["command"][0].replace("$$", "$")
 
 
-def until(condition: Callable[[], object], seconds: float, what: str) -> None:
+def until(condition: Callable[[], object], seconds: float, what: str, why: Callable[[], object] = str) -> None:
     """Wait until `condition` holds; AssertionError after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds:.0f} s in vain: {what}"
+        assert time.monotonic() < deadline, f"waited {seconds:.0f} s in vain: {what} {why()}"
         time.sleep(0.3)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.lake.parquet import read
+from etpi_resources.trainers.workers.states import COMPLETE_MARK
 
 _BENCH = Path(__file__).resolve().parents[2] / "bench"
 
@@ -51,6 +52,11 @@ def rollouts(lake: Path, set_name: str) -> dict[str, str]:
     ids = rows.column("rollout_id").to_pylist()
     assert len(ids) == len(set(ids)), "a rollout is there twice"
     return dict(zip(ids, map(str, rows.column("started_at").to_pylist()), strict=True))
+
+
+def training_states(lake: Path) -> list[Path]:
+    """Return the complete states of trainings that have not ended."""
+    return list((lake / "scratch" / "train").rglob(COMPLETE_MARK))
 
 
 def hashes(lake: Path) -> dict[str, str]:

@@ -28,6 +28,8 @@ SHARED = Path("/shared")
 """The shared folder, at this path on every machine."""
 HOME = Path("/work")
 """The user's home on a machine; only that machine sees it."""
+SHARES = 2730
+"""Of a machine, in units of which a session has 1024."""
 PORTS = {"postgres": 5432, "ray": 6379, "jobs": 8265, "web": 3000}
 
 _OPTIONS = (
@@ -148,6 +150,18 @@ class Machine:
         """Plug the machine's network cable in or out."""
         subprocess.run(["ip", "link", "set", self.network, "up" if connected else "down"], check=True)
 
+    def count_as(self, shares: int) -> None:
+        """Have the kernel give the machine so many shares of a busy CPU, and the folder of all machines as many for
+        each; otherwise all machines together get what one session of the testing machine gets."""
+        lines = Path(f"/proc/{self._first()}/cgroup").read_text().splitlines()
+        for line in lines:
+            _, controllers, path = line.split(":", 2)
+            if "cpu" in controllers.split(","):
+                for folder, number in ((path, shares), (os.path.dirname(path), 3 * shares)):
+                    file = Path(f"/sys/fs/cgroup/cpu{folder}/cpu.shares")
+                    if folder.strip("/") and file.exists():
+                        file.write_text(str(number))
+
     def _as_root(self, *words: str | Path) -> None:
         """Run a command as root among this machine's mounts."""
         command = ["nsenter", "--mount", "--pid", f"--target={self._first()}", *map(str, words)]
@@ -241,7 +255,9 @@ class Machines:
             *mounts, *settings, *_OPTIONS,
             "--rootfs", str(system), "/bin/bash", "-c", _FIRST_PROCESS,
         )  # fmt: skip
-        return Machine(name, self._address(place), network, container, self.engine)
+        machine = Machine(name, self._address(place), network, container, self.engine)
+        machine.count_as(SHARES)
+        return machine
 
     def _plug_in(self, name: str, place: int) -> str:
         """Create the machine's network namespace and its cable to the bridge; return the cable's end at the bridge."""

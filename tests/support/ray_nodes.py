@@ -22,6 +22,8 @@ START_SECONDS = 180.0
 ROOT = Path(__file__).parents[2]
 MEMORY = 100_000_000
 NEEDS_RAY = pytest.mark.skipif(find_spec("ray") is None, reason='Ray is not installed: pip install "etpi[cluster]"')
+CONNECTED: list[RayNodes] = []
+"""The cluster that this process is connected to."""
 
 
 class RayNodes:
@@ -132,9 +134,11 @@ def connected(cluster: RayNodes) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ETPI_CLUSTER", str(cluster.settings))
+        CONNECTED.append(cluster)
         try:
             yield
         finally:
+            CONNECTED.remove(cluster)
             ray.shutdown()
 
 
