@@ -77,7 +77,7 @@ class CoopTinySharedPolicy:
         rollout, _, agent_id = request.session.rpartition("/")
         observations = [m["content"] for m in request.messages if m["role"] == "user"][1:]
         payload = request.privileged["payload"]
-        chance = max(self.skill.plan_first, self.skill.plan_if_told if payload["told"] else 0.0)
+        chance = max(self.skill.plan_first, self.skill.plan_if_told if payload["tells_overlap"] else 0.0)
         plans = random.Random(f"{self.seed}/{rollout}").random() < chance
         rng = random.Random(f"{self.seed}/{rollout}/{agent_id}")
         turns = _Agent(self.skill, plans, rng, payload, agent_id).turns()
