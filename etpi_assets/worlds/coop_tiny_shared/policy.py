@@ -176,14 +176,10 @@ class _Agent:
         return self.rng.random() < getattr(self.skill, what)
 
 
-_OWNER_PLANS = (
-    "Plan: I'll take {fn} in {path} first, then I take {shared} for you too.",
-    "Here is the plan: I'll do {fn} in {path} first, I edit {shared} and you do not.",
-)
-_PLANS = (
-    "Plan: I'll take {fn} in {path} first, you take {shared}: {export}",
-    "Here is the plan: I'll do {fn} in {path} first, you edit {shared}: {export}",
-)
+# One wording each. At temperature 1 a student of a million parameters samples unlikely tokens most often in its plan, and
+# a choice between wordings would be nearly all that it has left to learn (docs/dividend.md).
+_OWNER_PLANS = ("Plan: I'll take {fn} in {path} first, then I take {shared} for you too.",)
+_PLANS = ("Plan: I'll take {fn} in {path} first, you take {shared}: {export}",)
 _REPORTS = ("I changed {path}.", "{fn} in {path} is done.", "I am done with {fn} in {path}.")
 _MALFORMED = (
     "I will run this now: {command}",
