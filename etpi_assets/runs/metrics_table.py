@@ -35,7 +35,6 @@ _STUDENTS = ("base", "sft", "rl")
 _DECODINGS = {
     "greedy": "always the most likely token",
     "t1": "sampled at temperature 1",
-    "t1_p95": "as t1, from the likeliest tokens, which together have probability 0.95",
 }
 
 

@@ -4,7 +4,7 @@ The payload of a task (JSON):
     files: {path: text}, the start files of both agents
     check: "", because there is no visible check
     shared: the file that exports
-    told: whether the instructions say that the partner edits the shared file too
+    tells_overlap: whether the instructions say that the partner edits the shared file too
     roles: [{agent_id, feature_id, partner, instruction}], in order
     features: {feature_id: {function, module, path, wanted, operation, number, hidden}}, where `module` gets the
         function, `path` is the shared file, through which the hidden tests call it, `wanted` is an expression, and
@@ -26,7 +26,7 @@ from etpi_resources.hashes import json_hash
 
 AGENTS = ("agent1", "agent2")
 FEATURES = ("f1", "f2")
-TOLD_SHARE = 0.5
+OVERLAP_TOLD_SHARE = 0.5
 """Share of tasks whose instructions say that the partner edits the shared file too."""
 
 
@@ -90,13 +90,13 @@ def _payload(layout: Layout, rng: random.Random, names: NameGenerator) -> dict[s
         key: _feature(names.word(), f"{module}.py", layout.shared, rng)
         for key, module in zip(FEATURES, rng.sample(modules, k=2), strict=True)
     }
-    told = rng.random() < TOLD_SHARE
+    tells_overlap = rng.random() < OVERLAP_TOLD_SHARE
     return {
         "files": files,
         "check": "",
         "shared": layout.shared,
-        "told": told,
-        "roles": [_role(index, features, told, rng) for index in range(len(AGENTS))],
+        "tells_overlap": tells_overlap,
+        "roles": [_role(index, features, tells_overlap, rng) for index in range(len(AGENTS))],
         "features": features,
     }
 
@@ -115,11 +115,13 @@ def _feature(function: str, module: str, shared: str, rng: random.Random) -> dic
     }
 
 
-def _role(index: int, features: Mapping[str, Mapping[str, Any]], told: bool, rng: random.Random) -> dict[str, Any]:
+def _role(
+    index: int, features: Mapping[str, Mapping[str, Any]], tells_overlap: bool, rng: random.Random
+) -> dict[str, Any]:
     key, partner = FEATURES[index], AGENTS[1 - index]
     feature = features[key]
     fields = InstructionFields(
-        feature["function"], feature["module"], feature["wanted"], feature["path"], partner, told
+        feature["function"], feature["module"], feature["wanted"], feature["path"], partner, tells_overlap
     )
     return {
         "agent_id": AGENTS[index],

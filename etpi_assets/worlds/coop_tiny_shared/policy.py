@@ -77,7 +77,7 @@ class CoopTinySharedPolicy:
         rollout, _, agent_id = request.session.rpartition("/")
         observations = [m["content"] for m in request.messages if m["role"] == "user"][1:]
         payload = request.privileged["payload"]
-        chance = max(self.skill.plan_first, self.skill.plan_if_told if payload["told"] else 0.0)
+        chance = max(self.skill.plan_first, self.skill.plan_if_told if payload["tells_overlap"] else 0.0)
         plans = random.Random(f"{self.seed}/{rollout}").random() < chance
         rng = random.Random(f"{self.seed}/{rollout}/{agent_id}")
         turns = _Agent(self.skill, plans, rng, payload, agent_id).turns()
@@ -176,14 +176,10 @@ class _Agent:
         return self.rng.random() < getattr(self.skill, what)
 
 
-_OWNER_PLANS = (
-    "Plan: I'll take {fn} in {path} first, then I take {shared} for you too.",
-    "Here is the plan: I'll do {fn} in {path} first, I edit {shared} and you do not.",
-)
-_PLANS = (
-    "Plan: I'll take {fn} in {path} first, you take {shared}: {export}",
-    "Here is the plan: I'll do {fn} in {path} first, you edit {shared}: {export}",
-)
+# One wording each. At temperature 1 a student of a million parameters samples unlikely tokens most often in its plan, and
+# a choice between wordings would be nearly all that it has left to learn (docs/dividend.md).
+_OWNER_PLANS = ("Plan: I'll take {fn} in {path} first, then I take {shared} for you too.",)
+_PLANS = ("Plan: I'll take {fn} in {path} first, you take {shared}: {export}",)
 _REPORTS = ("I changed {path}.", "{fn} in {path} is done.", "I am done with {fn} in {path}.")
 _MALFORMED = (
     "I will run this now: {command}",

@@ -13,28 +13,34 @@ from string import Template
 
 @dataclass(frozen=True)
 class InstructionFields:
-    """Fields of one agent's instruction. `code`: the expression the function returns. `told`: tell of the overlap."""
+    """Fields of one agent's instruction.
+
+    Attributes:
+        code: the expression that the function returns.
+        tells_overlap: the instruction says that the partner exports from the shared file too.
+    """
 
     function: str
     path: str
     code: str
     shared: str
     partner: str
-    told: bool
+    tells_overlap: bool
 
 
 _TEMPLATES = (
-    "Task: add $fn to $path: return $code\nExport: $shared$told\nPartner: $partner",
-    "Add the function $fn to $path. It should return $code\nThen export it in $shared$told\nYour partner is $partner.",
+    "Task: add $fn to $path: return $code\nExport: $shared$overlap\nPartner: $partner",
+    "Add the function $fn to $path. It should return $code\nThen export it in $shared$overlap\n"
+    "Your partner is $partner.",
     "# New function $fn\n\nThe function $fn in $path should return $code\n\n"
-    "$partner works here too. Export: $shared$told",
+    "$partner works here too. Export: $shared$overlap",
 )
-_TOLD = " ($partner exports there too)"
+_OVERLAP = " ($partner exports there too)"
 
 
 def write_text(fields: InstructionFields, rng: random.Random) -> str:
     """Write the instruction."""
-    template = rng.choice(_TEMPLATES).replace("$told", _TOLD if fields.told else "")
+    template = rng.choice(_TEMPLATES).replace("$overlap", _OVERLAP if fields.tells_overlap else "")
     return Template(template).substitute(
         fn=fields.function, path=fields.path, code=fields.code, shared=fields.shared, partner=fields.partner
     )
