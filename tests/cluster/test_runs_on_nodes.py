@@ -185,6 +185,7 @@ def test_step_that_no_node_can_serve_fails_before_anything_runs(site: Site) -> N
     assert not site.nodes_of(run, "experiment_spec")
 
 
+@pytest.mark.skipif(not os.environ.get("ETPI_TEST_CLUSTER"), reason="minutes: make test-cluster")
 def test_ctrl_c_stops_the_run_and_leaves_no_process(site: Site) -> None:
     specs = Path(site.environment["ETPI_SPECS"])
     write_spec(specs, "suites", "slow", 'extends = "coop_tiny"\n[params]\ntrain = 800\n')
@@ -213,6 +214,7 @@ def test_ctrl_c_stops_the_run_and_leaves_no_process(site: Site) -> None:
     assert Lake(site.lake).current(Ref("tasks", "suite", "slow")) is None
 
 
+@pytest.mark.skipif(not os.environ.get("ETPI_TEST_CLUSTER"), reason="minutes: make test-cluster")
 def test_run_stopped_from_the_page_in_the_middle_of_a_collection_leaves_no_process(site: Site) -> None:
     specs = Path(site.environment["ETPI_SPECS"])
     write_spec(specs, "rollout_sets", "many", 'extends = "coop_tiny_strong"\nsuite = "little"\ntasks = 24\nk = 12\n')
@@ -229,6 +231,7 @@ def test_run_stopped_from_the_page_in_the_middle_of_a_collection_leaves_no_proce
     assert site.ended(again) == "SUCCESS", site.told(again)
 
 
+@pytest.mark.skipif(not os.environ.get("ETPI_TEST_CLUSTER"), reason="minutes: make test-cluster")
 def test_code_that_a_run_takes_along_is_what_its_steps_and_rollouts_execute(site: Site) -> None:
     """The nodes have other code; `working_dir` ships the launching side's to the run, its steps and their workers."""
     code = site.lake.parent / "code"
