@@ -105,7 +105,7 @@ def _surveyed(settings: Cluster) -> Survey:
     # The head's Ray may have been started by path, without this environment on its PATH.
     python = shlex.quote(sys.executable)
     entrypoint = f"if [ -x {python} ]; then exec {python} -m etpi.doctor.survey; fi; exec python -m etpi.doctor.survey"
-    job = client.submit_job(entrypoint=entrypoint, runtime_env={"env_vars": passed_on()})
+    job = client.submit_job(entrypoint=entrypoint, runtime_env={"env_vars": passed_on(), **settings.code})
     deadline = time.monotonic() + SECONDS
     while (status := client.get_job_status(job)) in ("PENDING", "RUNNING"):
         if time.monotonic() > deadline:

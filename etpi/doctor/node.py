@@ -12,9 +12,11 @@ import uuid
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field
 
+from etpi.doctor.listeners import on_all_interfaces
 from etpi_resources.cluster.code import code_hash
 from etpi_resources.cluster.settings import Cluster
 from etpi_resources.process.locks import Locks, lake_locks, machine_locks
@@ -49,6 +51,7 @@ class NodeReport(BaseModel):
         postgres_error: why Postgres cannot be used there; None if it can.
         local_error: why the folder for a node's own files cannot be written; None if it can.
         free_gb: free space of the lake and of the node's own folder, GB.
+        listens: ports that are open on all interfaces of the machine, by program.
     """
 
     name: str
@@ -68,6 +71,7 @@ class NodeReport(BaseModel):
     postgres_error: str | None = None
     local_error: str | None = None
     free_gb: dict[str, float] = Field(default_factory=dict)
+    listens: dict[str, list[int]] = Field(default_factory=dict)
 
 
 class Examiner:
@@ -105,6 +109,7 @@ class Examiner:
             postgres_error=postgres_error,
             local_error=_not_writable(local) if local else None,
             free_gb={name: round(free, 1) for name, place in places.items() if (free := _free_gb(place)) is not None},
+            listens=on_all_interfaces(_port(self.settings)) if self.settings else {},
         ).model_dump()
 
     def clock(self) -> float:
@@ -240,6 +245,10 @@ def _postgres(settings: Cluster | None) -> tuple[Postgres | None, str | None]:
     except psycopg2.Error as error:
         return None, re.sub(r"(://[^:@/]*):[^@/]*@", r"\1:…@", str(error)).strip() or type(error).__name__
     return Postgres(version=number, server=server, superuser=superuser), None
+
+
+def _port(settings: Cluster) -> int:
+    return urlsplit(settings.postgres).port or 5432
 
 
 def _version(package: str) -> str | None:

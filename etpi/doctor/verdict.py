@@ -16,6 +16,20 @@ POSTGRES_OLDEST, POSTGRES_TESTED = 12, 15
 FREE_GB = 2.0
 COLUMNS = ("code", "lake", "locks", "sandboxes", "accelerators", "clock", "postgres", "ray")
 _LOCAL_FLOCK = ("local_lock=flock", "local_lock=all", "nolock", "localflock")
+_SERVERS = {
+    "Postgres": ("postgres",),
+    "the web page": ("dagster-webserver", "dagster_webserver", "etpi"),
+    "Ray": ("raylet", "gcs_server", "ray::", "dashboard/", "runtime_env", "_private/"),
+}
+"""What a program that listens on all interfaces belongs to, by parts of its name."""
+_LISTENING = {
+    "Postgres": "start it with listen_addresses set to its address in the private network",
+    "the web page": "start it with --host ADDRESS; whoever reaches it launches runs, and it asks for no password",
+    "Ray": (
+        "Ray has no option for these ports. Keep a network of its own for the nodes, or have a firewall admit only "
+        "them; a token (RAY_AUTH_MODE=token) keeps strangers from running code"
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -56,6 +70,7 @@ def findings(survey: Survey) -> list[Finding]:
         remedy = "RAY_AUTH_MODE=token and one token wherever Ray is started (docs/cluster.md, Security)"
         what = "Ray asks for no token: whoever reaches its ports runs any code as its user"
         result.append(Finding("all", "ray", what, remedy, fault=False))
+    result += _listeners(survey)
     order = {name: place for place, name in enumerate([*names, *survey.failed, "all"])}
     return sorted(result, key=lambda finding: (order.get(finding.node, 0), COLUMNS.index(finding.column)))
 
@@ -139,6 +154,22 @@ def _ray(report: NodeReport, versions: Mapping[str, str]) -> Iterator[Finding]:
         if installed != expected:
             what = f"{field.title()} {installed}, the others {expected}"
             yield Finding(report.name, "ray", what, "install the same versions on every node (constraints.txt)")
+
+
+def _listeners(survey: Survey) -> Iterator[Finding]:
+    """Yield a note for each kind of server that is open on all interfaces of a node."""
+    where: dict[str, dict[str, list[str]]] = {}
+    for report in survey.nodes:
+        for program, ports in report.listens.items():
+            known = next((kind for kind, words in _SERVERS.items() if any(word in program for word in words)), "")
+            if known:
+                where.setdefault(known, {}).setdefault(report.name, []).append(
+                    f"{program} {', '.join(map(str, ports))}"
+                )
+    for server, programs_of in where.items():
+        places = "; ".join(f"{name}: {', '.join(programs)}" for name, programs in programs_of.items())
+        column = "postgres" if server == "Postgres" else "ray"
+        yield Finding("all", column, f"{server} listens on all interfaces ({places})", _LISTENING[server], fault=False)
 
 
 def _locks(survey: Survey) -> Iterator[Finding]:

@@ -56,8 +56,7 @@ class NodeRunLauncher(RayRunLauncher):
     def _launch_ray_job(self, submission_id: str, entrypoint: str, run: dg.DagsterRun) -> None:
         # The run reads the specs of the process that launches it: Ray starts it in another working folder.
         specs = os.pathsep.join(str(folder.path) for folder in user_folders())
-        code = {"working_dir": str(self._settings.working_dir)} if self._settings.working_dir else {}
-        self.runtime_env = {"env_vars": {**passed_on(), **({VARIABLE: specs} if specs else {})}, **code}
+        self.runtime_env = {"env_vars": {**passed_on(), **({VARIABLE: specs} if specs else {})}, **self._settings.code}
         entrypoint = _quoted(entrypoint)
         # Dagster writes `dagster`, which the PATH of a node's Ray need not have.
         origin = run.job_code_origin

@@ -89,6 +89,7 @@ class LaunchedRuns:
                     failures.append(line)
         except KeyboardInterrupt:
             self._instance.run_launcher.terminate(run_id)
+            display().line(f"-- {name}: stopping run {run_id}")
             raise
         status = self._status(run_id)
         state = "done" if status is dg.DagsterRunStatus.SUCCESS else status.value
@@ -105,8 +106,11 @@ class LaunchedRuns:
         ]  # fmt: skip
         home = self._instance.root_directory
         environment = {**os.environ, "DAGSTER_HOME": home, VARIABLE: self._specs_variable}
-        # In its home, where no `.env` names another DAGSTER_HOME.
-        done = subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, check=False)
+        # In its home, where no `.env` names another DAGSTER_HOME; in a session of its own, because a Ctrl-C that ended
+        # it halfway would leave a run that nobody follows.
+        done = subprocess.run(
+            command, cwd=home, env=environment, capture_output=True, text=True, check=False, start_new_session=True
+        )
         if done.returncode:
             lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
             raise ClusterError(f"{job} cannot be launched: {lines[-1] if lines else 'no reason given'}")

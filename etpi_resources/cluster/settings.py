@@ -80,6 +80,11 @@ class Cluster(BaseModel):
         return url.rstrip("/")
 
     @property
+    def code(self) -> dict[str, str]:
+        """Ray's option `working_dir` for a job that takes code along; empty where the nodes have it."""
+        return {"working_dir": str(self.working_dir)} if self.working_dir else {}
+
+    @property
     def storage_url(self) -> str:
         """The database's URL for SQLAlchemy, which takes another driver than psycopg2 for `postgresql://`."""
         return "postgresql+psycopg2://" + self.postgres.partition("://")[2]

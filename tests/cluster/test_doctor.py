@@ -25,7 +25,9 @@ def _found(printed: str, label: str) -> set[tuple[str, str]]:
 def test_sound_machines_have_no_faults(services):
     done = _doctor(services)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "3 nodes: 0 faults, 0 notes" in done.stdout
+    assert "3 nodes: 0 faults, 1 notes" in done.stdout
+    assert _found(done.stdout, "note") == {("all", "ray")}, "Ray listens on all interfaces"
+    assert "gcs_server 6379" in done.stdout and "firewall" in done.stdout
     assert not (services.machines.shared / "lake" / ".doctor").exists()
 
 
@@ -34,7 +36,9 @@ def test_flock_that_is_each_nodes_own_is_found(services):
     with worker.own_flock(SHARED / "lake"):
         done = _doctor(services)
     assert done.returncode == 0, "the locks of a cluster are Postgres'"
-    assert _found(done.stdout, "note") == {("head", "locks"), ("worker1", "locks"), ("worker2", "locks")}
+    assert _found(done.stdout, "note") == {
+        ("all", "ray"), ("head", "locks"), ("worker1", "locks"), ("worker2", "locks"),
+    }  # fmt: skip
     assert "overlay" in done.stdout
 
 

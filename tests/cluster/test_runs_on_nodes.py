@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -27,7 +30,7 @@ from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.process.supervise import supervised
 from tests.support.graph import write_spec
 from tests.support.postgres import PASSWORD, PostgresServer
-from tests.support.ray_nodes import NEEDS_RAY, RayNodes, free_port
+from tests.support.ray_nodes import NEEDS_RAY, ROOT, RayNodes, command_line, free_port
 from tests.support.small_specs import DATA_ALONE, write_small_specs
 
 pytestmark = [pytest.mark.slow, NEEDS_RAY]
@@ -42,6 +45,10 @@ LAUNCH = """mutation($params: ExecutionParams!) { launchRun(executionParams: $pa
   __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message }
   ... on InvalidSubsetError { message }
   ... on RunConfigValidationInvalid { errors { message } } } }"""
+
+TERMINATE = """mutation($run: String!) { terminateRun(runId: $run) {
+  __typename ... on PythonError { message } ... on TerminateRunFailure { message } } }"""
+LEFT = ("execute_step", "execute_run", "bwrap", "call_worker", "ray::Worker")
 
 
 @dataclass
@@ -110,7 +117,7 @@ def site(postgres_server: PostgresServer) -> Iterator[Site]:
     passwords = folder / "pgpass"
     passwords.write_text(f"127.0.0.1:{postgres_server.port}:*:etpi:{PASSWORD}\n")
     passwords.chmod(0o600)
-    node_environment = {"PGPASSFILE": str(passwords)}
+    node_environment = {"PGPASSFILE": str(passwords), "RAY_raylet_start_wait_time_s": "150"}
     ray = RayNodes(
         folder / "ray", lake, ADDRESS, accelerator="etpi_stand_in", postgres=postgres_server.new_database(), jobs=True,
         environment=node_environment,
@@ -176,6 +183,91 @@ def test_step_that_no_node_can_serve_fails_before_anything_runs(site: Site) -> N
     assert "sft_checkpoint of sharded" in reason
     assert "etpi_stand_in 4" in reason and "b (CPU 2, etpi_stand_in 1)" in reason
     assert not site.nodes_of(run, "experiment_spec")
+
+
+@pytest.mark.skipif(not os.environ.get("ETPI_TEST_CLUSTER"), reason="minutes: make test-cluster")
+def test_ctrl_c_stops_the_run_and_leaves_no_process(site: Site) -> None:
+    specs = Path(site.environment["ETPI_SPECS"])
+    write_spec(specs, "suites", "slow", 'extends = "coop_tiny"\n[params]\ntrain = 800\n')
+    write_spec(
+        specs, "rollout_sets", "slow_strong", 'extends = "coop_tiny_strong"\nsuite = "slow"\ntasks = 24\nk = 1\n'
+    )
+    write_spec(specs, "experiments", "slow", DATA_ALONE.replace("little_strong", "slow_strong"))
+    printed = site.lake.parent / "ctrl-c.log"
+    with printed.open("wb") as log:
+        etpi = subprocess.Popen(
+            [sys.executable, "-m", "etpi", "run", "slow"], env=site.environment, cwd=site.lake.parent, stdout=log,
+            stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+    try:
+        waited(lambda: b"tasks: on node" in printed.read_bytes(), "no step began", printed.read_text)
+        os.killpg(etpi.pid, signal.SIGINT)  # as a terminal does
+        assert etpi.wait(timeout=120) == 130, printed.read_text()
+    finally:
+        if etpi.poll() is None:
+            os.killpg(etpi.pid, signal.SIGKILL)
+    told = printed.read_text()
+    run = re.search(r"prepare_suite of slow: run (\S+)", told)
+    assert run and "Traceback" not in told and f"stopping run {run[1]}" in told, told
+    assert site.ended(run[1]) == "CANCELED"
+    _no_process_is_left(site)
+    assert Lake(site.lake).current(Ref("tasks", "suite", "slow")) is None
+
+
+@pytest.mark.skipif(not os.environ.get("ETPI_TEST_CLUSTER"), reason="minutes: make test-cluster")
+def test_run_stopped_from_the_page_in_the_middle_of_a_collection_leaves_no_process(site: Site) -> None:
+    specs = Path(site.environment["ETPI_SPECS"])
+    write_spec(specs, "rollout_sets", "many", 'extends = "coop_tiny_strong"\nsuite = "little"\ntasks = 24\nk = 12\n')
+    prepared = site.launched_from_page("prepare_suite", "little", ["suite_spec", "tasks"])
+    assert site.ended(prepared) == "SUCCESS", site.told(prepared)
+    run = site.launched_from_page("collect_rollouts", "many", ["rollout_set_spec", "raw_rollouts"])
+    journals = waited(lambda: list(site.lake.rglob("journals/**/*.jsonl")), "no journal", lambda: site.told(run))
+    waited(lambda: sum(path.stat().st_size for path in journals), "no rollout ended", lambda: site.told(run))
+    answer = ask(site.page, TERMINATE, run=run)["terminateRun"]
+    assert answer["__typename"] == "TerminateRunSuccess", answer
+    assert site.ended(run) == "CANCELED"
+    _no_process_is_left(site)
+    again = site.launched_from_page("collect_rollouts", "many", ["rollout_set_spec", "raw_rollouts"])
+    assert site.ended(again) == "SUCCESS", site.told(again)
+
+
+@pytest.mark.skipif(not os.environ.get("ETPI_TEST_CLUSTER"), reason="minutes: make test-cluster")
+def test_code_that_a_run_takes_along_is_what_its_steps_and_rollouts_execute(site: Site) -> None:
+    """The nodes have other code; `working_dir` ships the launching side's to the run, its steps and their workers."""
+    code = site.lake.parent / "code"
+    for package in ("etpi", "etpi_assets", "etpi_resources", "sql"):
+        shutil.copytree(ROOT / package, code / package, ignore=shutil.ignore_patterns("__pycache__"))
+    with (code / "etpi_resources" / "hashes.py").open("a") as file:
+        file.write("# another line\n")
+    write_spec(
+        Path(site.environment["ETPI_SPECS"]), "rollout_sets", "few",
+        'extends = "coop_tiny_strong"\nsuite = "little"\ntasks = 4\nk = 1\n',
+    )  # fmt: skip
+    settings = site.ray.settings.read_text()
+    try:
+        site.ray.settings.write_text(f'{settings}working_dir = "{code}"\n')
+        for job, key in (("prepare_suite", "little"), ("collect_rollouts", "few")):
+            run = str(uuid.uuid4())
+            done = site.command(
+                "dagster", "job", "launch", "-m", "etpi_assets.definitions", "-j", job,
+                "--tags", json.dumps({"dagster/partition": key}), "--run-id", run,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+            assert site.ended(run) == "SUCCESS", site.told(run)
+        examined = site.command("etpi", "doctor", "--cluster")
+        assert ", code:" not in examined.stdout, examined.stdout + examined.stderr
+    finally:
+        site.ray.settings.write_text(settings)
+
+
+def _no_process_is_left(site: Site) -> None:
+    """Wait until no step, rollout or sandbox runs on a node."""
+
+    def left() -> list[str]:
+        pids = [pid for name in ("head", "a", "b", "c") for word in LEFT for pid in site.ray.pids(name, word)]
+        return [command_line(pid) for pid in pids]
+
+    waited(lambda: not left(), "processes are left", lambda: "\n".join(left()))
 
 
 def _jobs(site: Site) -> str:
