@@ -25,7 +25,7 @@ from etpi_assets.specs.experiment import GatesSection
 from etpi_assets.specs.plugins import near
 from etpi_assets.trajectories.checks import merged
 from etpi_resources.chat.format import ChatFormat
-from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.checks import CheckOutcome, listed
 from etpi_resources.lake.stored import Rows, batches
 
 _SHOWN = 3
@@ -211,7 +211,7 @@ def role_outcome(rows_of: Mapping[str, int], section: GatesSection) -> CheckOutc
     pair_roles = {role: rows_of.get(role, 0) for role in ("proposer", "responder")}
     share = min(pair_roles.values()) / max(1, sum(pair_roles.values()))
     floor = section.role_balance
-    message = f"Rows by role {pair_roles}: the rarer has {share:.2f}, {_limit('floor', floor, '.2f')}."
+    message = f"Rows by role: {listed(pair_roles)}; the rarer has {share:.2f}, {_limit('floor', floor, '.2f')}."
     if floor is None:
         return _unbounded("role_balance", "role_balance", message, figures)
     if share < floor:
@@ -392,7 +392,7 @@ def lost_outcome(counted: Mapping[str, Any], rows: int, kept_tokens: int, sectio
     share = lost / turns if turns else 1.0
     token_share = lost_tokens / tokens if tokens else 1.0
     bound = section.turns_lost
-    by_reason = ", ".join(f"{reason} {n}" for reason, n in reasons.most_common()) or "none"
+    by_reason = listed(dict(reasons.most_common()))
     message = (
         f"{lost} of {turns} turns lost ({share:.2f}) and {lost_tokens} of {tokens} output tokens "
         f"({token_share:.2f}), bound {bound:.2f}: {by_reason}."

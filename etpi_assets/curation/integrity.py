@@ -25,7 +25,7 @@ from etpi_assets.specs.experiment import PairsSection
 from etpi_assets.trajectories.tables import iter_prompts
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.labels import IGNORE_INDEX
-from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.checks import CheckOutcome, listed
 from etpi_resources.lake.stored import batches, counts
 from etpi_resources.prefix_tree import PrefixTree
 from etpi_resources.token_ids import arrays, common_prefix
@@ -78,7 +78,7 @@ def reconcile_figures(offered: pa.Table, kept: pa.Table, dropped: pa.Table) -> d
 
 def _reconcile(name: str, counted: Mapping[str, Any], training: int, balance: str) -> CheckOutcome:
     reasons = Counter(counted["reasons"])
-    message = balance + f" ({', '.join(f'{reason} {n}' for reason, n in reasons.most_common()) or 'none'})"
+    message = f"{balance} ({listed(dict(reasons.most_common()))})"
     figures = {
         "offered": counted["offered"], "kept": training, "dropped": counted["dropped"], "reasons": dict(reasons)
     }  # fmt: skip
@@ -119,8 +119,8 @@ def capture_outcome(captures: Counter[str], section: PairsSection) -> CheckOutco
     message = f"{captures[section.capture]} pairs, all {section.capture}."
     if not passed:
         message = (
-            f"Pairs of capture {dict(captures)}, the spec asks for {section.capture}: native and re-tokenised ids in "
-            "one data set train two spellings. Create an experiment for each, or set pairs.capture."
+            f"Pairs by capture: {listed(captures)}; the spec asks for {section.capture}: native and re-tokenised ids "
+            "in one data set train two spellings. Create an experiment for each, or set pairs.capture."
         )
     return CheckOutcome("capture_not_mixed", passed, message, figures=dict(captures))
 
@@ -209,13 +209,13 @@ def think_outcome(counted: Mapping[str, Any], section: PairsSection, chat: ChatF
         )
     figures |= {"outputs_with_think": thinking, "open_prompts": opened}
     if not thinking and not opened:
-        message = f"No think id in {counted['pairs']} outputs; prompt tails of {chat.name}: {tails}."
+        message = f"No think id in {counted['pairs']} outputs; prompt tails of {chat.name}: {listed(tails)}."
         return CheckOutcome("no_think_in_output", True, message, figures=figures)
     message = (
         f"{thinking} outputs contain a think id and {opened} inputs end in an open think block, first "
-        f"{(counted['first_thinking'] + counted['first_opened'])[:_SHOWN]}; prompt tails of {chat.name}: {tails}. The "
-        "strip does not know this tokenizer's form: look at one such turn token by token, correct "
-        "curation/strip_think.py, or set pairs.strip_think = false."
+        f"{(counted['first_thinking'] + counted['first_opened'])[:_SHOWN]}; prompt tails of {chat.name}: "
+        f"{listed(tails)}. The strip does not know this tokenizer's form: look at one such turn token by token, "
+        "correct curation/strip_think.py, or set pairs.strip_think = false."
     )
     return CheckOutcome("no_think_in_output", False, message, figures=figures)
 

@@ -252,19 +252,22 @@ def branches(sequence: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     too are context, without labels.
     """
     ids, labels, weights = expand(sequence)
-    spans = list(zip(*(sequence[f"span_{name}"] for name in ("starts", "ends", "weights")), strict=True))
+    starts, ends = (np.asarray(sequence[f"span_{name}"], dtype=np.int64) for name in ("starts", "ends"))
+    span_weights = np.asarray(sequence["span_weights"])
     for indices, repeated in PrefixTree.from_row(sequence).branches():
-        place = {int(index): at for at, index in enumerate(indices) if at >= repeated}
         # An output is one range of one branch, so a span is whole in the branch's new tokens or not there at all.
-        branch_spans = [(place[s], place[e - 1] + 1, w) for s, e, w in spans if s in place]
+        new = indices[repeated:]
+        at = np.searchsorted(new, starts)
+        inside = np.append(new, -1)[at] == starts
+        at = at[inside] + repeated
         is_new = np.arange(len(indices)) >= repeated
         yield {
             "input_ids": ids[indices],
             "labels": np.where(is_new, labels[indices], IGNORE_INDEX),
             "weights": np.where(is_new, weights[indices], 0).astype(np.float32),
-            "span_starts": [s for s, _, _ in branch_spans],
-            "span_ends": [e for _, e, _ in branch_spans],
-            "span_weights": [w for _, _, w in branch_spans],
+            "span_starts": at.tolist(),
+            "span_ends": (at + (ends - starts)[inside]).tolist(),
+            "span_weights": span_weights[inside].tolist(),
         }
 
 

@@ -27,7 +27,7 @@ from etpi_assets.trajectories.records import RolloutRecord
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.engines import Engine
 from etpi_resources.hashes import json_hash
-from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.checks import CheckOutcome, percent
 from etpi_resources.sandboxes import SandboxFactory
 
 _COLUMNS = ("checkpoint_id", "role", "seed", "step", "final", "path", "adapter_path", "adapter_hash", "parent_id")
@@ -175,8 +175,8 @@ def infrastructure_held(rollouts: pa.Table, bound: float = 0.05) -> CheckOutcome
     return CheckOutcome(
         name="infrastructure_held",
         passed=share <= bound,
-        message=f"{len(errors)} of {rollouts.num_rows} rollouts ended in an infrastructure error (bound {bound:.0%})"
-        + (f"; the first: {errors[0]}" if errors else ""),
+        message=f"{len(errors)} of {rollouts.num_rows} rollouts ended in an infrastructure error "
+        f"(bound {percent(bound)})" + (f"; the first: {errors[0]}" if errors else ""),
         figures={"errors": len(errors), "share": share},
     )
 

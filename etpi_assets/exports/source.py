@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,9 @@ from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 from etpi_assets.trajectories.tables import TABLES, from_tables, iter_prompts
 from etpi_resources.chat.format import ChatFormat, load_chat_format
 from etpi_resources.lake.lake import Lake, Manifest, Ref
+from etpi_resources.lake.parquet import schema_of
+from etpi_resources.lake.stored import Stored, batches
+from etpi_resources.token_ids import arrays
 
 DATASET = ("selected_trajectories", "tito_pairs", "upweighted_dataset")
 CHECKPOINTS = ("sft_checkpoint", "rl_checkpoint")
@@ -97,6 +101,10 @@ class ExportSource:
     def table(self, asset: str, table: str) -> pa.Table:
         return self.lake.read(self._ref(asset), table)
 
+    def stored(self, asset: str, table: str) -> Stored:
+        """Return the table of `table` for reading in pieces."""
+        return Stored(table, self.lake.files(self._ref(asset), table))
+
     def checkpoints(self) -> list[dict[str, Any]]:
         """Return the rows of `checkpoints`: those of fine-tuning, then those of reinforcement."""
         return [row for asset in CHECKPOINTS for row in self.table(asset, "checkpoints").to_pylist()]
@@ -128,13 +136,36 @@ class ExportSource:
                 yield StudentConversation(record, agent, next(iter(splits.values())), messages, trained, tools)
 
     def pairs(self) -> Iterator[tuple[Mapping[str, Any], np.ndarray, Mapping[str, Any]]]:
-        """Yield (row of `dataset_rows`, whole prompt ids (n,) int32, row of `pairs`), in the order of the pairs."""
-        rows = {row["pair_id"]: row for row in self.rows.to_pylist()}
-        pairs = self.table("tito_pairs", "pairs")
-        plain = pairs.drop_columns(["suffix_ids"]).to_pylist()
-        for pair, (_, prompt) in zip(plain, iter_prompts(pairs), strict=True):
-            if pair["pair_id"] in rows:
-                yield rows[pair["pair_id"]], prompt, pair
+        """Yield (row of `dataset_rows`, whole prompt ids (n,) int32, row of `pairs`), in the order of the pairs.
+
+        `output_ids` is an int32 array. A batch of pairs, and the columns of `dataset_rows`, are in memory.
+        """
+        rows = self.rows.combine_chunks()
+        place_of = {name: place for place, name in enumerate(rows["pair_id"].to_pylist())}
+        pairs = self.stored("tito_pairs", "pairs")
+        prompts = iter_prompts(pairs)
+        columns = [name for name in schema_of(pairs.name, None).names if name not in ("suffix_ids", "output_ids")]
+        for batch in batches(pairs, [*columns, "output_ids"]):
+            plain = batch.select(columns).to_pylist()
+            places = [place_of.get(pair["pair_id"]) for pair in plain]
+            kept = iter(rows.take([place for place in places if place is not None]).to_pylist())
+            of_batch = islice(prompts, len(plain))
+            outputs = arrays(batch["output_ids"])
+            for pair, place, output, (_, prompt) in zip(plain, places, outputs, of_batch, strict=True):
+                if place is not None:
+                    yield next(kept), prompt, {**pair, "output_ids": output}
+
+    def sequences(self, split: str) -> Iterator[dict[str, Any]]:
+        """Yield the rows of `sequences` of a split, lists as arrays; a batch of them is in memory."""
+        sequences = self.stored("upweighted_dataset", "sequences")
+        schema = schema_of(sequences.name, None)
+        listed = [field.name for field in schema if pa.types.is_list(field.type)]
+        plain = [name for name in schema.names if name not in listed]
+        for batch in batches(sequences, schema.names):
+            ids = [arrays(batch[name]) for name in listed]
+            for row, *lists in zip(batch.select(plain).to_pylist(), *ids, strict=True):
+                if row["split"] == split:
+                    yield {**row, **dict(zip(listed, lists, strict=True))}
 
     @cached_property
     def rows(self) -> pa.Table:

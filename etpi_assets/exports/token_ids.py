@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from etpi_assets.curation.merge import branches
 from etpi_assets.exports.format import Export, Written, write_splits
 from etpi_assets.exports.source import ExportSource
+from etpi_resources.lake.stored import batches
 
 IDS = pa.list_(pa.int32())
 SEQUENCES = pa.schema(
@@ -33,12 +34,11 @@ PAIRS = pa.schema([("input_ids", IDS), ("output_ids", IDS), ("metadata", _METADA
 
 def sequence_rows(source: ExportSource, split: str) -> Iterator[dict[str, Any]]:
     """Yield the merged sequences of a split, a row per branch; labels are -100 where there is no loss."""
-    sequences = source.table("upweighted_dataset", "sequences").filter(pc.field("split") == split)
-    for row in sequences.to_pylist():
+    for row in source.sequences(split):
         columns = {name: row[name] for name in SEQUENCES.names if name in row}
         for branch in branches(row):
-            ids, labels = branch["input_ids"].tolist(), branch["labels"].tolist()
-            yield {**columns, **branch, "input_ids": ids, "labels": labels, "capture": source.capture}
+            ids = {name: branch[name].astype(np.int32) for name in ("input_ids", "labels")}
+            yield {**columns, **branch, **ids, "capture": source.capture}
 
 
 def weights_note(source: ExportSource) -> tuple[str, ...]:
@@ -52,7 +52,8 @@ def weights_note(source: ExportSource) -> tuple[str, ...]:
 
 
 def _trl(source: ExportSource, folder: Path) -> Written:
-    longest = max((len(ids) for ids in source.table("upweighted_dataset", "sequences")["input_ids"]), default=0)
+    ids = batches(source.stored("upweighted_dataset", "sequences"), ["input_ids"])
+    longest = max((int(np.diff(batch["input_ids"].offsets.to_numpy()).max()) for batch in ids if len(batch)), default=0)
     truncation = f"the longest sequence has {longest} ids; SFTConfig's max_length of 1024 would truncate it silently"
     rows = write_splits(folder, SEQUENCES, lambda split: sequence_rows(source, split))
     return Written(rows, notes=(*weights_note(source), *([truncation] if longest > 1024 else [])))
@@ -65,7 +66,7 @@ def _tito(source: ExportSource, folder: Path) -> Written:
                 about = {name: row.get(name, pair.get(name)) for name in (*_TEXTS, *dict(_NUMBERS))}
                 about["role"] = _role(pair)
                 about["reward"] = source.rewards.get(row["rollout_id"])
-                yield {"input_ids": prompt.tolist(), "output_ids": list(pair["output_ids"]), "metadata": about}
+                yield {"input_ids": prompt, "output_ids": pair["output_ids"], "metadata": about}
 
     return Written(write_splits(folder, PAIRS, rows), notes=weights_note(source))
 

@@ -17,8 +17,10 @@ from etpi_assets.reports.findings import declared
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import Specs, load_specs
 from etpi_assets.specs.published import Published, figures
+from etpi_resources.lake.checks import percent
 
 METRICS = ("plan_first", "plan_content", "follow_through")
+
 
 _HEAD = """# Experiments of the plan-first report
 
@@ -87,7 +89,8 @@ def _teachers(chosen: Mapping[str, ExperimentSpec]) -> str:
             facts_of.setdefault(teacher["name"], {}).update(teacher)
             students.setdefault(teacher["name"], []).append(f"`{name}`")
     return "".join(
-        f"| {name} | {facts.get('rollouts', 'not given')} | {' | '.join(f'{facts[metric]:.1%}' for metric in METRICS)} "
+        f"| {name} | {facts.get('rollouts', 'not given')} "
+        f"| {' | '.join(percent(facts[metric], 1) for metric in METRICS)} "
         f"| {facts.get('reading', '')} | {', '.join(students[name])} |\n"
         for name, facts in facts_of.items()
     )
@@ -116,7 +119,7 @@ def _figure(figure: Published | None) -> str:
     if figure is None:
         return "not given"
     count = f" ({figure.hits}/{figure.n})" if figure.n else ""
-    return f"{figure.value:.0%}{count}"
+    return f"{percent(figure.value)}{count}"
 
 
 def _checks(published: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from etpi_assets.reports.markdown import figure, markdown_table
 from etpi_assets.scoring.intervals import Estimate
 from etpi_assets.specs.load import Specs
 from etpi_resources.lake.catalog import sql_folder
+from etpi_resources.lake.checks import percent
 from etpi_resources.lake.lake import Lake, Manifest, Ref
 from etpi_resources.lake.stored import dicts
 
@@ -189,7 +190,7 @@ def _first_turns(lake: Lake, name: str) -> tuple[str, str]:
         for row in dicts(rows, ["split", "rollout_id", "agent_id"])
         if row["split"] == "train"
     ]
-    return f"{len(agents) / len(set(agents)):.1f}", f"{loss_share_by_turn(rows).get(0, 0.0):.1%}"
+    return f"{len(agents) / len(set(agents)):.1f}", f"{percent(loss_share_by_turn(rows).get(0, 0.0), 1)}"
 
 
 def _task_by_task(specs: Specs, experiments: Mapping[str, str], stages: Stages) -> str:

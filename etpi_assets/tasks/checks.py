@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from etpi_assets.tasks.family import EXCLUDED, Family, RejectedInput, Task
-from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.checks import CheckOutcome, listed, percent
 
 NAMES = ("tasks_accounted", "tasks_valid", "split_by_repo", "heldout_names_unseen")
 
@@ -47,9 +47,12 @@ def _valid(tasks: Sequence[Task], rejected: Sequence[RejectedInput]) -> CheckOut
     faulty = [item for item in rejected if item.reason != EXCLUDED]
     share = len(faulty) / max(1, len(tasks) + len(faulty))
     reasons = dict(Counter(item.reason for item in rejected))
-    message = f"{len(rejected)} of {len(tasks) + len(rejected)} quarantined {reasons or ''}".rstrip() + "."
+    message = f"{len(rejected)} of {len(tasks) + len(rejected)} quarantined"
+    message += f": {listed(reasons)}." if reasons else "."
     if share > MAX_REJECTED:
-        message += f" More than {MAX_REJECTED:.0%}: the suite is broken, its sandbox, or its list of names is stale."
+        message += (
+            f" More than {percent(MAX_REJECTED)}: the suite is broken, its sandbox, or its list of names is stale."
+        )
         message += f" First: {faulty[0].source}: {faulty[0].detail}"
     figures = {"share": share, "bound": MAX_REJECTED, **reasons}
     return CheckOutcome("tasks_valid", share <= MAX_REJECTED, message, figures=figures)
@@ -93,7 +96,9 @@ def _heldout_names_unseen(tasks: Sequence[Task], family: Family) -> CheckOutcome
     share = len(unseen) / len(names[True]) if names[True] else 1.0
     message = f"{len(unseen)} of {len(names[True])} held-out paths and names occur in no training task."
     if share < MIN_UNSEEN:
-        message += f" Below {MIN_UNSEEN:.0%} held-out results measure memory. Seen: {sorted(names[True] - unseen)[:5]}"
+        message += (
+            f" Below {percent(MIN_UNSEEN)} held-out results measure memory. Seen: {sorted(names[True] - unseen)[:5]}"
+        )
     figures = {"share": share, "floor": MIN_UNSEEN, "heldout": len(names[True]), "train": len(names[False])}
     return CheckOutcome(
         "heldout_names_unseen", share >= MIN_UNSEEN, message, blocking=family.invents_names, figures=figures

@@ -12,7 +12,7 @@ import pyarrow as pa
 from etpi_assets.scoring.advantage import group_advantages
 from etpi_assets.specs.training import RLSection
 from etpi_assets.training.sft_checks import PROOFS, proofs
-from etpi_resources.lake.checks import CheckOutcome
+from etpi_resources.lake.checks import CheckOutcome, percent
 from etpi_resources.trainers.contracts import GrpoFigures
 from etpi_resources.trainers.policy_link import largest_gap
 
@@ -115,7 +115,8 @@ def _logprobs_agree(section: RLSection, reports: Mapping[int, GrpoFigures]) -> C
 def _groups_vary(section: RLSection, samples: list[dict[str, Any]]) -> CheckOutcome:
     groups = [[row["reward"] for row in group] for group in _groups(samples, section)]
     share = sum(max(group) == min(group) for group in groups) / max(1, len(groups))
-    message = f"{share:.0%} of {len(groups)} groups have equal rewards and so no advantage (bound {CONSTANT_SHARE:.0%})"
+    bound = percent(CONSTANT_SHARE)
+    message = f"{percent(share)} of {len(groups)} groups have equal rewards and so no advantage (bound {bound})"
     if share > CONSTANT_SHARE:
         message += "; use tasks that the start checkpoint solves sometimes, larger groups, or a finer reward"
     return CheckOutcome("groups_vary", share <= CONSTANT_SHARE, message, blocking=False, figures={"share": share})

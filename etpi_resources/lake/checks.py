@@ -14,6 +14,16 @@ class BadData(RuntimeError):
     """Data that cannot be processed; the message names the row and the remedy."""
 
 
+def listed(counts: Mapping[Any, Any]) -> str:
+    """Return counts as words of a message: "proposer 12, responder 11"; "none" if there are none."""
+    return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
+
+
+def percent(share: float, digits: int = 0) -> str:
+    """Return a share as a message and a report write it: "50 %"."""
+    return f"{100 * share:.{digits}f} %"
+
+
 @dataclass(frozen=True)
 class CheckOutcome:
     """One check's verdict.

@@ -196,7 +196,7 @@ def test_page_shows_how_soon_for_probed_intermediate_checkpoints(tmp_path):
         )
     shown = {"x12": name, "x1": "plan_first_tiny_x1", "plain": "plan_first_tiny"}
     page = render(lake, load_specs(), shown, complete=False)
-    assert "| x12 | 4.0 | 80.0% | first_turn_message | 20, – | 0.72, 0.72 | 1.00, 0.85 |" in page
+    assert "| x12 | 4.0 | 80.0 % | first_turn_message | 20, – | 0.72, 0.72 | 1.00, 0.85 |" in page
     assert page.count("| first_turn_message |") == 1, "the others have no probed intermediate checkpoints"
 
 

@@ -218,10 +218,10 @@ def test_history_page_has_a_row_per_teacher():
     cells = [line.removeprefix("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
     rows = {name: figures for name, *figures, _, _ in cells[1:]}
     assert rows == {
-        "Gemini 3 Pro, unprompted": ["2", "50.0%", "0.0%", "50.0%"],
-        "Gemini 3 Pro, prompted": ["23", "100.0%", "100.0%", "82.6%"],
-        "Qwen3-8B, prompted": ["not given", "100.0%", "100.0%", "13.0%"],
-        "Qwen3.5-27B, prompted": ["23", "95.7%", "95.7%", "95.7%"],
+        "Gemini 3 Pro, unprompted": ["2", "50.0 %", "0.0 %", "50.0 %"],
+        "Gemini 3 Pro, prompted": ["23", "100.0 %", "100.0 %", "82.6 %"],
+        "Qwen3-8B, prompted": ["not given", "100.0 %", "100.0 %", "13.0 %"],
+        "Qwen3.5-27B, prompted": ["23", "95.7 %", "95.7 %", "95.7 %"],
     }
 
 

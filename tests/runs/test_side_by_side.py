@@ -40,9 +40,9 @@ class Site:
         write_small_specs(folder / "specs")
         write_spec(folder / "specs", "rollout_sets", "little_other", OTHER)
         write_spec(folder / "specs", "experiments", "second", DATA_ALONE.replace("little_strong", "little_other"))
-        made = Resources(lake=self.lake, specs_folder=folder / "specs")
+        site_resources = Resources(lake=self.lake, specs_folder=folder / "specs")
         for recipe in (*(recipe for recipe in SPEC_ASSETS if recipe.node.name == "suite_spec"), RECIPES["tasks"]):
-            recipe.execute("little", made, lambda line: None)
+            recipe.execute("little", site_resources, lambda line: None)
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
         places = {"ETPI_DATA": "data", "ETPI_SPECS": "specs", "ETPI_CATALOG": "etpi.duckdb", "DAGSTER_HOME": "home"}

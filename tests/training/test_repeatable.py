@@ -129,7 +129,7 @@ def _spin() -> None:
         pass
 
 
-def stored(folder: Path, base: Path, **rl: str) -> dict[str, object]:
+def stored(folder: Path, base: Path, **rl: str) -> dict[str, list]:
     """Run a reinforcement; return everything of it that a difference between two runs is read from."""
     lake = prepared(folder, base, **rl)
     make(folder, lake, "rl_checkpoint")
@@ -154,6 +154,15 @@ def uneven(monkeypatch):
         return begin(self, *arguments)
 
     monkeypatch.setattr(Rounds, "_roll_out", late)
+
+
+@pytest.mark.usefixtures("uneven")
+def test_two_short_runs_are_equal_to_the_digit(tmp_path, base):
+    short = {"repeatable": "true", "steps": "2"}
+    first, second = (stored(tmp_path / name, base, **short) for name in ("first", "second"))
+    assert len(first["log"]) == 2 and len(first["samples"]) == 16
+    for name in first:
+        assert first[name] == second[name], name
 
 
 @pytest.mark.slow
