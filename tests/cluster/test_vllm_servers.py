@@ -79,9 +79,9 @@ def test_a_server_for_each_gpu_listens_on_its_nodes_address_and_asks_for_the_key
 def test_second_step_waits_until_the_first_ends(
     on_cluster: RayNodes, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vllm_servers, "PLACE_SECONDS", 1.0)
     said: list[str] = []
     with closing(serve(checkpoint)) as first:
+        monkeypatch.setattr(vllm_servers, "PLACE_SECONDS", 1.0)
         second: list[ClusterServers] = []
         step = threading.Thread(target=lambda: second.append(serve(checkpoint, said.append)))
         step.start()
