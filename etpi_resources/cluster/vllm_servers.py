@@ -99,7 +99,7 @@ class ClusterServers:
         except self._ray.exceptions.GetTimeoutError:
             return None
         except self._ray.exceptions.RayError as error:
-            return f"the node of the vLLM server of {self.name} at {url} died ({type(error).__name__})"
+            return f"the vLLM server of {self.name} at {url} ended with its node or its actor ({type(error).__name__})"
 
     def close(self) -> None:
         """End the servers and wait until their processes are gone."""

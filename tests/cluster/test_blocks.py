@@ -180,7 +180,9 @@ def test_versions_and_imports_over_nodes_are_those_of_one_process(
     for number in range(8):
         where = f"run_{number:02d}/coop/harbor_task/7/f1_f3"
         pair_run(tmp_path / "runs", where=where, messages=[native_messages()] * 2, verdict=verdict())
-    elsewhere: list[str] = []
+    windows: list[blocks._Window] = []
+    started = blocks._Window.__post_init__
+    monkeypatch.setattr(blocks._Window, "__post_init__", lambda self: windows.append(self) or started(self))
     monkeypatch.setattr(trajectory_blocks, "_ROLLOUTS", 3)
     monkeypatch.setattr(dataset_plan, "BLOCK_ROWS", 8)
     monkeypatch.setattr(leaks, "_ROWS", 8)
@@ -188,15 +190,15 @@ def test_versions_and_imports_over_nodes_are_those_of_one_process(
     monkeypatch.setattr(pool, "START_SECONDS", 1e-9)  # as if there were a lot of work
     # The workers of the nodes get every block, though the worker here would be faster.
     monkeypatch.setattr(blocks._Window, "_feed", lambda self: None)
-    monkeypatch.setattr("etpi_resources.cluster.blocks.logging.Logger.info", lambda self, line: elsewhere.append(line))
     made, imported = {}, {}
     for workers, lake in (("1", alone), ("3", spread)):
         monkeypatch.setenv(pool.WORKERS_VARIABLE, workers)
         made[workers] = [lake.make(*step).manifest for step in STEPS if step[1] in ("good", "clean")]
-        read = import_in_bulk(source(tmp_path / "runs"), tmp_path / f"spill{workers}", hashes={}, log=elsewhere.append)
+        read = import_in_bulk(source(tmp_path / "runs"), tmp_path / f"spill{workers}", hashes={})
         imported[workers] = {
             name: [row for batch in batches for row in batch.to_pylist()] for name, batches in read.tables.items()
         }
     assert [(m.version, m.checks) for m in made["3"]] == [(m.version, m.checks) for m in made["1"]]
     assert imported["3"] == imported["1"] and len(imported["1"]["rollouts"]) == 8
-    assert len(elsewhere) >= 2 and all(int(line.split()[0]) == int(line.split()[2]) > 0 for line in elsewhere)
+    assert len(windows) == 5, "scores, pairs, leaks, rows and import"
+    assert all(window.elsewhere == window.number > 0 for window in windows)

@@ -39,7 +39,8 @@ def servers_left(cluster: RayNodes) -> list[int]:
 
 def test_rollouts_on_nodes_ask_the_servers_on_nodes(on_cluster: RayNodes, models: Models, tmp_path: Path) -> None:
     resources = serving_lake(tmp_path, models, models.adapter)
-    rollout_set(tmp_path, "asked", f'kind = "vllm"\nmodel = "{models.base}"', AGENT, tasks=TASKS)
+    engine = f'kind = "vllm"\nmodel = "{models.base}"\nsha256 = "{folder_hash(models.base)}"'
+    rollout_set(tmp_path, "asked", engine, AGENT, tasks=TASKS)
     log: list[str] = []
     assert not raw_rollouts.execute("asked", resources, log=log.append).manifest.blocked
     assert any("rollouts run on 2 nodes, 4 at once" in line for line in log), log

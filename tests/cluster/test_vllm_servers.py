@@ -135,7 +135,7 @@ def test_servers_of_a_lost_node_end_and_the_reason_names_it(on_cluster: RayNodes
         assert [urlsplit(url).hostname for url in servers.urls] == ["127.0.0.5"]
         on_cluster.kill("box", "raylet/raylet")
         wait_until(servers.exit_reason, 60)
-        assert f"the node of the vLLM server of student at {servers.urls[0]} died" in (servers.exit_reason() or "")
+        assert f"the vLLM server of student at {servers.urls[0]} ended with its node" in (servers.exit_reason() or "")
         wait_until(lambda: not served_by(on_cluster, "box"), 30)
 
 
