@@ -17,8 +17,9 @@ import pytest
 from etpi_assets.resources import Resources
 from etpi_assets.rollouts.assets import raw_rollouts
 from etpi_assets.rollouts.executors import _stays, rollout_executor
+from etpi_assets.specs.plugins import GROUPS
 from etpi_assets.tasks.assets import tasks
-from etpi_resources.cluster.code import code_hash
+from etpi_resources.cluster.code import PLUGIN_GROUPS, code_hash
 from etpi_resources.cluster.fan_out import ClusterExecutor, OtherCode, WorkerKind, WorkersDied
 from etpi_resources.cluster.settings import ClusterError
 from etpi_resources.engines import EngineUnavailable
@@ -131,6 +132,7 @@ def test_hash_changes_with_any_file_of_a_package(tmp_path, monkeypatch):
     assert code_hash("plugged") == first, "it is computed once in a process"
     code_hash.cache_clear()
     assert code_hash("plugged") != first
+    assert all(group.startswith(PLUGIN_GROUPS) for group in GROUPS.values()), "code of every kind of plugin is compared"
 
 
 def test_cluster_without_sandboxes_is_an_error(on_cluster):
