@@ -75,7 +75,7 @@ def map_over_nodes(
                     yield window.first()
             while len(window):
                 yield window.first()
-            say(f"{window.elsewhere} blocks were computed by workers on idle CPUs, {window.number} in all")
+            say(f"{window.elsewhere} of {window.number} blocks were computed on idle CPUs of the nodes")
     finally:
         executor.end()
 

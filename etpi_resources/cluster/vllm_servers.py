@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PLACE_SECONDS = 20.0
 """How long a server may take to get its accelerators, once the first has them; the others are not started."""
-ANSWER_SECONDS = 10.0
+ANSWER_SECONDS, CLOSE_SECONDS = 10.0, 60.0
 
 _PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
 _SHORT = {"tp": _PARALLEL[0], "pp": _PARALLEL[1], "dp": _PARALLEL[2]}
@@ -99,14 +99,14 @@ class ClusterServers:
         except self._ray.exceptions.GetTimeoutError:
             return None
         except self._ray.exceptions.RayError as error:
-            return f"the node of the vLLM server of {self.name} at {url} died ({type(error).__name__})"
+            return f"the vLLM server of {self.name} at {url} ended with its node or its actor ({type(error).__name__})"
 
     def close(self) -> None:
         """End the servers and wait until their processes are gone."""
         actors, self._actors, self.urls = self._actors, [], []
-        endings = [actor.close.remote() for actor in actors]
-        with suppress(self._ray.exceptions.RayError):
-            self._ray.wait(endings, num_returns=len(endings), timeout=60.0) if endings else None
+        with suppress(Exception):  # the cluster may be gone, and they with it
+            endings = [actor.close.remote() for actor in actors]
+            self._ray.wait(endings, num_returns=len(endings), timeout=CLOSE_SECONDS) if endings else None
         for actor in actors:
             with suppress(Exception):
                 self._ray.kill(actor)

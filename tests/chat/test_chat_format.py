@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
 
 import pytest
@@ -70,6 +71,21 @@ def test_encoding_loses_nothing_and_keeps_control_tokens_out(text: str) -> None:
     allowed = tiny.encode(text, allow_special=True)
     assert tiny.decode(allowed) == text
     assert sum(i in tiny.control_ids for i in allowed) == sum(text.count(c) for c in tiny_bpe.CONTROL)
+
+
+@pytest.mark.parametrize("name", ["tiny", "qwen3"])
+def test_copy_on_another_node_encodes_alike_and_takes_no_caches_along(name: str) -> None:
+    chat = load_chat_format(name)
+    fresh = len(pickle.dumps(chat))
+    messages = [{"role": "user", "content": "a <|im_end|> in text"}, {"role": "assistant", "content": "<think>\n"}]
+    ids = chat.prompt_ids(messages)
+    assert chat.markers.end and chat.vocab_size > chat.end_id
+    sent = pickle.dumps(chat)
+    assert len(sent) <= fresh, "only the constructor's arguments travel"
+    copied = pickle.loads(sent)
+    assert (copied.name, copied.template, copied.special_ids) == (chat.name, chat.template, chat.special_ids)
+    assert copied.prompt_ids(messages) == ids and ids.count(chat.end_id) == 2
+    assert copied.encode("<|im_end|>") == chat.encode("<|im_end|>") != [chat.end_id]
 
 
 def test_inline_tokens_are_single_ids_in_messages_and_text(tiny: ChatFormat) -> None:

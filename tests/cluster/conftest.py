@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -120,16 +119,17 @@ def collected(runs, alone, prepared) -> str:
 
 
 @pytest.fixture(scope="session")
-def ray_nodes(tmp_path_factory) -> Iterator[RayNodes]:
+def ray_nodes(tmp_path_factory, postgres_server) -> Iterator[RayNodes]:
     pytest.importorskip("ray", reason='Ray is not installed: pip install "etpi[cluster]"')
     folder = Path(tempfile.mkdtemp(prefix="etpi-", dir="/tmp"))  # sockets need a short path
     program = vllm_programs(tmp_path_factory.mktemp("bin"))
-    environment = {"ETPI_VLLM": str(program), "TEACHER_KEY": "the key of the node", "VLLM_API_KEY": VLLM_KEY}
-    cluster = RayNodes(folder, tmp_path_factory.mktemp("lake"), "127.0.0.2")
+    keys = {"TEACHER_KEY": "the key of the node", "VLLM_API_KEY": VLLM_KEY}
+    environment = {"ETPI_VLLM": str(program), **keys, **postgres_server.environment}
+    database = postgres_server.new_database()
+    cluster = RayNodes(folder, tmp_path_factory.mktemp("lake"), "127.0.0.2", postgres=database)
     try:
-        with ThreadPoolExecutor() as threads:
-            for name, address in (("one", "127.0.0.3"), ("two", "127.0.0.4")):
-                threads.submit(cluster.add, name, slots=2, gpus=1, address=address, environment=environment)
+        for name, address in (("one", "127.0.0.3"), ("two", "127.0.0.4")):
+            cluster.add(name, slots=2, gpus=1, address=address, environment=environment)
         yield cluster
     finally:
         cluster.close()
@@ -143,7 +143,8 @@ def ray_connection(ray_nodes) -> Iterator[RayNodes]:
 
 
 @pytest.fixture
-def on_cluster(ray_connection, monkeypatch) -> RayNodes:
+def on_cluster(ray_connection, postgres_server, monkeypatch) -> RayNodes:
     """The cluster, to which this process is connected, as a step is."""
-    monkeypatch.setenv(CLUSTER_VARIABLE, str(ray_connection.settings))
+    for name, value in {CLUSTER_VARIABLE: str(ray_connection.settings), **postgres_server.environment}.items():
+        monkeypatch.setenv(name, value)
     return ray_connection

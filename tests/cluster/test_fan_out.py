@@ -10,16 +10,19 @@ import sys
 import time
 from concurrent.futures import wait
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from etpi_assets.resources import Resources
 from etpi_assets.rollouts.assets import raw_rollouts
-from etpi_assets.rollouts.executors import _stays
+from etpi_assets.rollouts.executors import _stays, rollout_executor
+from etpi_assets.specs.plugins import GROUPS
 from etpi_assets.tasks.assets import tasks
-from etpi_resources.cluster.code import code_hash
+from etpi_resources.cluster.code import PLUGIN_GROUPS, code_hash
 from etpi_resources.cluster.fan_out import ClusterExecutor, OtherCode, WorkerKind, WorkersDied
 from etpi_resources.cluster.settings import ClusterError
+from etpi_resources.engines import EngineUnavailable
 from etpi_resources.engines.endpoints import Endpoints
 from etpi_resources.engines.openai import OpenAIEngine
 from etpi_resources.lake.lake import Lake, Ref
@@ -129,6 +132,7 @@ def test_hash_changes_with_any_file_of_a_package(tmp_path, monkeypatch):
     assert code_hash("plugged") == first, "it is computed once in a process"
     code_hash.cache_clear()
     assert code_hash("plugged") != first
+    assert all(group.startswith(PLUGIN_GROUPS) for group in GROUPS.values()), "code of every kind of plugin is compared"
 
 
 def test_cluster_without_sandboxes_is_an_error(on_cluster):
@@ -158,6 +162,17 @@ def test_engine_in_this_process_or_at_its_loopback_stays():
     engine.portable = True  # type: ignore[misc]
     assert "127.0.0.1:8000 is an address of this node alone" in _stays(engine, ["10.0.0.1"])  # type: ignore[arg-type]
     assert _stays(engine, ["127.0.0.1"]) == ""  # type: ignore[arg-type]
+
+
+def test_failed_collection_says_why_the_engines_servers_ended(on_cluster):
+    engine = SimpleNamespace(name="m", portable=True, urls=(), exit_reason=lambda: "node a: the vLLM server was killed")
+    runtime = SimpleNamespace(engine=engine, sandboxes=SimpleNamespace(name="bubblewrap"))
+    refused = EngineUnavailable("http://127.0.0.3:1: ConnectError (6 tries)")
+    with (
+        pytest.raises(EngineUnavailable, match="node a: the vLLM server was killed\n.* run it again"),
+        rollout_executor(runtime, 1, lambda line: None),  # type: ignore[arg-type]
+    ):
+        raise refused
 
 
 # --- rollout sets ----------------------------------------------------------------------------------------------------

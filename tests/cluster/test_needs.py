@@ -10,6 +10,7 @@ from etpi_assets.placement.needs import need_of
 from etpi_assets.specs.load import Specs, load_specs
 from etpi_resources.cluster.nodes import Node, serves
 from etpi_resources.cluster.session import SANDBOXES
+from etpi_resources.cluster.vllm_servers import accelerators_of
 from tests.support.graph import write_spec
 from tests.support.small_specs import write_small_specs
 
@@ -82,6 +83,17 @@ def test_rollouts_need_a_node_with_sandboxes_though_the_step_takes_none(specs: S
     need = need_of("raw_rollouts", "little_strong", specs, [HEAD, BOX], "GPU")
     assert SANDBOXES not in need.step
     assert SANDBOXES in str(need.missing([HEAD, BOX], "head:6379"))
+
+
+def test_servers_are_placed_by_the_accelerators_that_one_takes(specs: Specs, tmp_path: Path) -> None:
+    folder = write_small_specs(tmp_path)
+    options = "[serving]\nengine = 'vllm'\n[serving.options]\ntensor-parallel-size = 2\ndata_parallel_size = 2\n"
+    write_spec(folder, "experiments", "served", f"{TRAINED}{options}")
+    for asset in ("serving_probe", "eval_rollouts"):
+        need = need_of(asset, "served", load_specs(folder), NODES, "GPU")
+        assert "GPU" not in need.step and {"GPU": 4.0} in need.actors
+        assert "GPU 4" in str(need.missing(NODES, "head:6379"))
+    assert accelerators_of({"tensor-parallel-size": 2, "--data-parallel-size": 2, "max-model-len": 4096}) == 4
 
 
 def test_resource_can_stand_in_for_gpus(specs: Specs) -> None:

@@ -8,9 +8,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -39,8 +40,11 @@ def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def serve(folder: Path, say: Callable[[str], None] = lambda line: None, **options: object) -> ClusterServers:
-    return ClusterServers(folder, "student", log=folder.parent / "logs" / "student.log", options=options, say=say)
+def serve(
+    folder: Path, say: Callable[[str], None] = lambda line: None, *, options: Mapping[str, Any] | None = None
+) -> ClusterServers:
+    log = folder.parent / "logs" / "student.log"
+    return ClusterServers(folder, "student", log=log, options=options or {}, say=say)
 
 
 def served_by(cluster: RayNodes, name: str) -> list[int]:
@@ -58,7 +62,7 @@ def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> None:
 def test_a_server_for_each_gpu_listens_on_its_nodes_address_and_asks_for_the_key(
     on_cluster: RayNodes, checkpoint: Path
 ) -> None:
-    with closing(serve(checkpoint, seed=7)) as servers:
+    with closing(serve(checkpoint, options={"seed": 7})) as servers:
         assert sorted(urlsplit(url).hostname or "" for url in servers.urls) == sorted(NODES.values())
         assert servers.key_env == "VLLM_API_KEY" and servers.exit_reason() is None
         for url in servers.urls:
@@ -79,9 +83,9 @@ def test_a_server_for_each_gpu_listens_on_its_nodes_address_and_asks_for_the_key
 def test_second_step_waits_until_the_first_ends(
     on_cluster: RayNodes, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vllm_servers, "PLACE_SECONDS", 1.0)
     said: list[str] = []
     with closing(serve(checkpoint)) as first:
+        monkeypatch.setattr(vllm_servers, "PLACE_SECONDS", 1.0)
         second: list[ClusterServers] = []
         step = threading.Thread(target=lambda: second.append(serve(checkpoint, said.append)))
         step.start()
@@ -131,11 +135,11 @@ def test_servers_of_a_lost_node_end_and_the_reason_names_it(on_cluster: RayNodes
     script.write_text(f'#!/bin/sh\nexec {sys.executable} {program} "$@"\n')
     script.chmod(0o755)
     on_cluster.add("box", gpus=2, address="127.0.0.5", environment={"ETPI_VLLM": str(script), "VLLM_API_KEY": VLLM_KEY})
-    with closing(serve(checkpoint, **{"tensor-parallel-size": 2})) as servers:
+    with closing(serve(checkpoint, options={"tensor-parallel-size": 2})) as servers:
         assert [urlsplit(url).hostname for url in servers.urls] == ["127.0.0.5"]
         on_cluster.kill("box", "raylet/raylet")
         wait_until(servers.exit_reason, 60)
-        assert f"the node of the vLLM server of student at {servers.urls[0]} died" in (servers.exit_reason() or "")
+        assert f"the vLLM server of student at {servers.urls[0]} ended with its node" in (servers.exit_reason() or "")
         wait_until(lambda: not served_by(on_cluster, "box"), 30)
 
 
@@ -147,7 +151,7 @@ def test_checkpoint_that_cannot_be_served_names_the_node_and_the_log(on_cluster:
 
 def test_more_gpus_than_any_node_has_is_an_error_at_once(on_cluster: RayNodes, checkpoint: Path) -> None:
     with pytest.raises(ClusterError, match="needs 8 GPU on one node, and the nodes offer: .* 1"):
-        serve(checkpoint, **{"tensor_parallel_size": 4, "data-parallel-size": 2})
+        serve(checkpoint, options={"tensor_parallel_size": 4, "data-parallel-size": 2})
 
 
 def test_node_with_other_code_files_or_key_serves_nothing(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,8 @@ import pytest
 from etpi_resources.process.supervise import descendants, supervised
 
 START_SECONDS = 180.0
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_memory_monitor_refresh_ms": "0"}
+"""Ray kills workers where a machine's memory is 95 % full, whoever uses it."""
 TIMED_OUT = "The current node timed out during startup"
 """What Ray says where a node needs more than 30 s, a constant: on a busy machine it is started again."""
 ROOT = Path(__file__).parents[2]
@@ -113,7 +115,7 @@ class RayNodes:
         if "--head" in options:
             command += [f"--temp-dir={self._folder}"]
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "ETPI_"))}
-        environment = {**clean, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(ROOT), **(environment or {})}
+        environment = {**clean, **QUIET, "PYTHONPATH": str(ROOT), **(environment or {})}
         for last in (False, False, True):
             if output := self._started(name, command, environment):
                 if last or TIMED_OUT not in output:
