@@ -154,13 +154,13 @@ class _Window(Generic[Block, Result]):
         for pending in self._blocks:
             if pending.future.done() and pending.deaths < DEATHS:
                 self._offer_again(pending)
-        given = sum(pending.here and not pending.future.done() for pending in self._blocks)
+        taken = sum(pending.here and not pending.future.done() for pending in self._blocks)
         for pending in self._blocks:
-            if given >= BLOCKS_AHEAD:
+            if taken >= BLOCKS_AHEAD:
                 return
             if not pending.here and pending.future.cancel():
                 pending.here, pending.future = True, self.here.submit(pending.name, pending.block)
-                given += 1
+                taken += 1
 
 
 class _Compute:

@@ -40,8 +40,9 @@ def code_hash(*plugins: str) -> str:
 
 def plugin_packages() -> list[str]:
     """Return the top-level packages of the installed plugins, whose code must be the same on every node."""
-    found = entry_points()
-    points = [point for group in found.groups if group.startswith(PLUGIN_GROUPS) for point in found.select(group=group)]
+    entries = entry_points()
+    groups = [group for group in entries.groups if group.startswith(PLUGIN_GROUPS)]
+    points = [point for group in groups for point in entries.select(group=group)]
     return sorted({name for name in (point.module.split(".")[0] for point in points) if find_spec(name)})
 
 
