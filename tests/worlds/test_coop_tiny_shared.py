@@ -167,8 +167,8 @@ def test_instruction_names_own_feature_and_never_the_partners():
             assert {own["function"], own["module"], task.payload["shared"]} <= {w.rstrip(".") for w in words}
             assert own["wanted"] in role.instruction
             assert not {other["function"], other["module"]} & {w.rstrip(".") for w in words}
-            assert ("exports there too" in role.instruction) is task.payload["tells_overlap"]
-    assert 0.3 < sum(task.payload["tells_overlap"] for task in heldout()) / PAIRS < 0.7
+            assert ("exports there too" in role.instruction) is task.payload["told"]
+    assert 0.3 < sum(task.payload["told"] for task in heldout()) / PAIRS < 0.7
 
 
 def test_unprompted_teacher_plans_where_the_task_tells_of_the_overlap():
@@ -178,7 +178,7 @@ def test_unprompted_teacher_plans_where_the_task_tells_of_the_overlap():
     plans: dict[bool, list[bool]] = {True: [], False: []}
     for task in itertools.islice(generate_tasks("s", 0, "train"), 80):
         first = roll(task, skill).agents[0].turns[0].actions
-        plans[task.payload["tells_overlap"]].append(bool(first) and first[0].kind == "send_message")
+        plans[task.payload["told"]].append(bool(first) and first[0].kind == "send_message")
     assert sum(plans[True]) / len(plans[True]) > 0.8 and sum(plans[False]) / len(plans[False]) < 0.2
 
 
