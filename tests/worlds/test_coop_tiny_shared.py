@@ -167,8 +167,8 @@ def test_instruction_names_own_feature_and_never_the_partners():
             assert {own["function"], own["module"], task.payload["shared"]} <= {w.rstrip(".") for w in words}
             assert own["wanted"] in role.instruction
             assert not {other["function"], other["module"]} & {w.rstrip(".") for w in words}
-            assert ("exports there too" in role.instruction) is task.payload["tells_overlap"]
-    assert 0.3 < sum(task.payload["tells_overlap"] for task in heldout()) / PAIRS < 0.7
+            assert ("exports there too" in role.instruction) is task.payload["told"]
+    assert 0.3 < sum(task.payload["told"] for task in heldout()) / PAIRS < 0.7
 
 
 def test_unprompted_teacher_plans_where_the_task_tells_of_the_overlap():
@@ -178,8 +178,23 @@ def test_unprompted_teacher_plans_where_the_task_tells_of_the_overlap():
     plans: dict[bool, list[bool]] = {True: [], False: []}
     for task in itertools.islice(generate_tasks("s", 0, "train"), 80):
         first = roll(task, skill).agents[0].turns[0].actions
-        plans[task.payload["tells_overlap"]].append(bool(first) and first[0].kind == "send_message")
+        plans[task.payload["told"]].append(bool(first) and first[0].kind == "send_message")
     assert sum(plans[True]) / len(plans[True]) > 0.8 and sum(plans[False]) / len(plans[False]) < 0.2
+
+
+@pytest.mark.parametrize(("reword", "wordings"), [(0.0, 1), (0.5, 2), (1.0, 2)])
+def test_plans_have_one_wording_unless_the_skill_rewords(reword: float, wordings: int):
+    skill = dataclasses.replace(PLANNED, reword=reword)
+    plans = [roll(task, skill).agents[0].turns[0].content for task in heldout()[:16]]
+    assert len({re.findall(r"Here is the plan|Plan: I'll take", plan)[0] for plan in plans}) == wordings
+
+
+def test_shipped_teachers_write_canonical_tokens_and_one_wording():
+    for name in ("strong", "unprompted", "weak"):
+        engine = load_shipped().rollout_sets[f"coop_tiny_shared_{name}"].engine
+        assert engine is not None and engine.noncanonical == 0.0
+        assert SharedSkill.of(engine.skill).reword == 0.0
+    assert BASE_HABITS.reword == 1.0
 
 
 def test_names_of_splits_and_of_the_base_corpus_are_apart():

@@ -4,7 +4,7 @@ The payload of a task (JSON):
     files: {path: text}, the start files of both agents
     check: "", because there is no visible check
     shared: the file that exports
-    tells_overlap: whether the instructions say that the partner edits the shared file too
+    told: whether the instructions say that the partner edits the shared file too
     roles: [{agent_id, feature_id, partner, instruction}], in order
     features: {feature_id: {function, module, path, wanted, operation, number, hidden}}, where `module` gets the
         function, `path` is the shared file, through which the hidden tests call it, `wanted` is an expression, and
@@ -95,7 +95,7 @@ def _payload(layout: Layout, rng: random.Random, names: NameGenerator) -> dict[s
         "files": files,
         "check": "",
         "shared": layout.shared,
-        "tells_overlap": tells_overlap,
+        "told": tells_overlap,
         "roles": [_role(index, features, tells_overlap, rng) for index in range(len(AGENTS))],
         "features": features,
     }

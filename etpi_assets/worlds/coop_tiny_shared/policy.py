@@ -34,6 +34,8 @@ class SharedSkill(PolicySkill):
         verbose_think: a turn starts with a think block.
         wrong_edit: the agent's function has another number or another operation.
         look_around: the agent reads the shared file first.
+        reword: an agent chooses between two wordings of its plan; else it uses the first. A student can copy such a
+            choice only as chance, which costs it sharpness at temperature 1 (docs/dividend.md).
         report: an agent that did not plan tells its partner what it added.
         markdown: a turn's command is in a fenced block instead of a tool call.
         malformed: a turn has no parsable command and is repeated.
@@ -46,6 +48,7 @@ class SharedSkill(PolicySkill):
     verbose_think: float = 0.5
     wrong_edit: float = 0.1
     look_around: float = 0.1
+    reword: float = 0.0
     report: float = 0.3
     markdown: float = 0.0
     malformed: float = 0.0
@@ -57,6 +60,7 @@ BASE_HABITS = SharedSkill(
     verbose_think=0.5,
     wrong_edit=0.02,
     look_around=0.3,
+    reword=1.0,
     report=0.3,
     markdown=0.1,
     malformed=0.02,
@@ -77,7 +81,7 @@ class CoopTinySharedPolicy:
         rollout, _, agent_id = request.session.rpartition("/")
         observations = [m["content"] for m in request.messages if m["role"] == "user"][1:]
         payload = request.privileged["payload"]
-        chance = max(self.skill.plan_first, self.skill.plan_if_told if payload["tells_overlap"] else 0.0)
+        chance = max(self.skill.plan_first, self.skill.plan_if_told if payload["told"] else 0.0)
         plans = random.Random(f"{self.seed}/{rollout}").random() < chance
         rng = random.Random(f"{self.seed}/{rollout}/{agent_id}")
         turns = _Agent(self.skill, plans, rng, payload, agent_id).turns()
@@ -118,7 +122,7 @@ class _Agent:
         follows, keeps = self._happens("follow_through"), self._happens("keep_division")
         owner, received = self.agent_id == AGENTS[0], None
         if self.plans:
-            observation = yield from self._message(_OWNER_PLANS if owner else _PLANS, _THINK_PLAN)
+            observation = yield from self._message(self._wordings(_OWNER_PLANS if owner else _PLANS), _THINK_PLAN)
             received = _EXPORT.search(observation) if "INBOX" in observation else None
         if self._happens("look_around"):
             yield from self._do(f"cat {self.shared}", _THINK_READ)
@@ -134,6 +138,10 @@ class _Agent:
                 yield from self._message(_REPORTS, _THINK_REPORT)
         while True:
             yield from self._do(SUBMIT, _THINK_SUBMIT)
+
+    def _wordings(self, texts: tuple[str, ...]) -> tuple[str, ...]:
+        reword = self.skill.reword
+        return texts if reword == 1 or (reword and self._happens("reword")) else texts[:1]
 
     def _add_function(self) -> str:
         formula = self._wrong_formula() if self._happens("wrong_edit") else self.wanted
@@ -176,10 +184,14 @@ class _Agent:
         return self.rng.random() < getattr(self.skill, what)
 
 
-# One wording each. At temperature 1 a student of a million parameters samples unlikely tokens most often in its plan, and
-# a choice between wordings would be nearly all that it has left to learn (docs/dividend.md).
-_OWNER_PLANS = ("Plan: I'll take {fn} in {path} first, then I take {shared} for you too.",)
-_PLANS = ("Plan: I'll take {fn} in {path} first, you take {shared}: {export}",)
+_OWNER_PLANS = (
+    "Plan: I'll take {fn} in {path} first, then I take {shared} for you too.",
+    "Here is the plan: I'll do {fn} in {path} first, I edit {shared} and you do not.",
+)
+_PLANS = (
+    "Plan: I'll take {fn} in {path} first, you take {shared}: {export}",
+    "Here is the plan: I'll do {fn} in {path} first, you edit {shared}: {export}",
+)
 _REPORTS = ("I changed {path}.", "{fn} in {path} is done.", "I am done with {fn} in {path}.")
 _MALFORMED = (
     "I will run this now: {command}",
