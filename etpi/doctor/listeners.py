@@ -19,7 +19,7 @@ def on_all_interfaces(postgres_port: int | None = None, root: Path = Path("/proc
         root: of the files of processes, for tests.
     """
     programs: dict[str, str] | None = None
-    found: dict[str, set[int]] = {}
+    ports: dict[str, set[int]] = {}
     for port, user, socket in _open_ports(root):
         if user == os.geteuid():
             programs = _programs(root) if programs is None else programs
@@ -28,8 +28,8 @@ def on_all_interfaces(postgres_port: int | None = None, root: Path = Path("/proc
             name = "postgres"
         else:
             continue
-        found.setdefault(name, set()).add(port)
-    return {name: sorted(ports) for name, ports in sorted(found.items())}
+        ports.setdefault(name, set()).add(port)
+    return {name: sorted(numbers) for name, numbers in sorted(ports.items())}
 
 
 def _open_ports(root: Path) -> Iterator[tuple[int, int, str]]:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 import sqlalchemy
+import sqlalchemy.event
 from dagster_postgres import (
     DagsterPostgresStorage,
     PostgresEventLogStorage,

@@ -17,17 +17,15 @@ import pytest
 
 from etpi_assets.curation import dataset_plan, leaks
 from etpi_assets.importers import bulk
-from etpi_assets.importers.bulk import import_in_bulk
+from etpi_assets.importers.bulk import ImportSource, import_in_bulk
 from etpi_assets.trajectories import blocks as trajectory_blocks
 from etpi_resources.cluster import blocks
 from etpi_resources.cluster.fan_out import ClusterExecutor, OtherCode, WorkersDied
 from etpi_resources.process import pool
 from etpi_resources.process.pool import BLOCKS_AHEAD, WorkerDied, ordered_map, workers_for
-from tests.curation.test_workers import STEPS
-from tests.importers.test_bulk_import import source
-from tests.support.curation import CurationLake
+from tests.support.curation import STEPS, CurationLake
 from tests.support.ray_nodes import RayNodes
-from tests.support.recorded_runs import native_messages, pair_run, verdict
+from tests.support.recorded_runs import PAIR_OPTIONS, native_messages, pair_run, verdict
 
 pytestmark = pytest.mark.slow
 WORKERS = 3
@@ -191,10 +189,11 @@ def test_versions_and_imports_over_nodes_are_those_of_one_process(
     # The workers of the nodes get every block, though the worker here would be faster.
     monkeypatch.setattr(blocks._Window, "_feed", lambda self: None)
     made, imported = {}, {}
+    runs = ImportSource("cooperbench", str(tmp_path / "runs"), PAIR_OPTIONS, "old", None)
     for workers, lake in (("1", alone), ("3", spread)):
         monkeypatch.setenv(pool.WORKERS_VARIABLE, workers)
         made[workers] = [lake.make(*step).manifest for step in STEPS if step[1] in ("good", "clean")]
-        read = import_in_bulk(source(tmp_path / "runs"), tmp_path / f"spill{workers}", hashes={})
+        read = import_in_bulk(runs, tmp_path / f"spill{workers}", hashes={})
         imported[workers] = {
             name: [row for batch in batches for row in batch.to_pylist()] for name, batches in read.tables.items()
         }

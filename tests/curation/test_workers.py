@@ -10,17 +10,7 @@ import pytest
 from etpi_assets.curation import dataset_plan, leaks
 from etpi_assets.trajectories import blocks
 from etpi_resources.process import pool
-from tests.support.curation import CurationLake
-
-STEPS = (
-    ("scored_rollouts", "good"),
-    ("selected_trajectories", "clean"),
-    ("tito_pairs", "clean"),
-    ("upweighted_dataset", "clean"),
-    ("selected_trajectories", "written_again"),
-    ("tito_pairs", "written_again"),
-    ("upweighted_dataset", "written_again"),
-)
+from tests.support.curation import STEPS, CurationLake
 
 
 def test_versions_are_the_same_from_one_process_and_from_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,12 @@ RECIPES = {recipe.node.name: recipe for stage in STAGES for recipe in stage.ASSE
 
 CURATION = ("selected_trajectories", "tito_pairs", "upweighted_dataset")
 
+STEPS = (
+    ("scored_rollouts", "good"),
+    *((asset, experiment) for experiment in ("clean", "written_again") for asset in CURATION),
+)
+"""The assets, with their partitions, in which workers share the work."""
+
 
 SUITE = 'title = "s"\nfamily = "coop_tiny"\n[params]\ntrain = 24\nheldout = 8\n'
 
