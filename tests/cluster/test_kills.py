@@ -45,14 +45,13 @@ class Collection:
 
     def begin(self) -> None:
         """Launch it, and wait until it is in its middle."""
-        before = set(lakes.journaled(self.lake))
         self.run = self.launch()
-        until(lambda: len(self.added(before)) >= BEGUN or self.runs.has_ended(self.run), 240, "rollouts of the set")
-        self.journal = self.added(before)
+        until(lambda: len(self.journaled()) >= BEGUN or self.runs.has_ended(self.run), 240, "rollouts of the set")
+        self.journal = self.journaled()
         assert BEGUN <= len(self.journal) < MANY, self.runs.messages(self.run)[-20:]
 
-    def added(self, before: set[str]) -> dict[str, str]:
-        return {key: at for key, at in lakes.journaled(self.lake).items() if key not in before}
+    def journaled(self) -> dict[str, str]:
+        return lakes.journaled(self.lake, f"many_{self.name}")
 
     def end(self) -> tuple[str, list[str]]:
         """Wait for the run's end, and launch it again if it failed; return how it ended, and why it failed."""
@@ -138,7 +137,7 @@ def test_step_killed_while_its_version_is_published(collection, services, runs, 
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     assert Lake(shared_lake).current(Ref("raw_rollouts", "rollout_set", "many_publish")) is None, "too late"
-    collection.journal = lakes.journaled(shared_lake) | (collection.journal or {})
+    collection.journal = collection.journaled()
     step.kill_everything()
     services.start_ray(step)
     assert collection.end()[0] == "SUCCESS"

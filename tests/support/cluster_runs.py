@@ -178,9 +178,10 @@ class Runs:
             "SELECT step_key, event::json->'dagster_event'->>'message' FROM event_logs "
             f"WHERE run_id = '{run}' AND event::json->'dagster_event'->>'message' LIKE 'on node %' ORDER BY id"
         )
+        names = {machine.address: name for name, machine in self.services.machines.by_name.items()}
         result: dict[str, list[str]] = {}
         for step, message in self.sql(query):
-            result.setdefault(step, []).append(message.removeprefix("on node "))
+            result.setdefault(step, []).append(names[message.removeprefix("on node ")])
         return result
 
     def until_said(self, run: str, words: str, seconds: float = 240) -> None:
