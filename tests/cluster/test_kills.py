@@ -136,7 +136,7 @@ def test_step_killed_while_its_version_is_published(collection, services, runs, 
         time.sleep(0.002)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
-    assert Lake(shared_lake).current(Ref("raw_rollouts", "rollout_set", "many_publish")) is None, "too late"
+    assert Lake(shared_lake).current(Ref("raw_rollouts", "rollout_set", f"many_{collection.name}")) is None, "too late"
     collection.journal = collection.journaled()
     step.kill_everything()
     services.start_ray(step)
@@ -154,7 +154,7 @@ def test_two_users_launch_the_same_at_once_and_it_is_made_once(collection, runs)
         user.join()
     for run in launched:
         runs.succeed(run)
-    made = [line for run in launched for line in runs.messages(run) if "raw_rollouts of many_twice made" in line]
+    made = [line for run in launched for line in runs.messages(run) if f"raw_rollouts of many_{collection.name} made" in line]
     assert len(launched) == 2 and len(made) == 1
     collection.require_whole()
 
