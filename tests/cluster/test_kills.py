@@ -105,7 +105,7 @@ def test_run_says_that_postgres_was_restarted_and_the_page_launches_the_next(col
     services.start_postgres()
     status, failures = collection.end()  # launches from the page that ran before
     assert (status, len(failures)) == ("FAILURE", 1)
-    assert "ended" in failures[0] and "nothing was published" in failures[0]
+    assert "ended" in failures[0] and "Nothing was published" in failures[0]
     collection.require_whole()
 
 
