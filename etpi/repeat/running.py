@@ -72,7 +72,9 @@ class Campaign:
         """Return how far the whole list is."""
         from etpi_assets.resources import side_by_side
 
-        return forecast(self.names, load_specs(self.folder), Lake.open(), min(len(self.names), side_by_side()), self.minutes)
+        return forecast(
+            self.names, load_specs(self.folder), Lake.open(), min(len(self.names), side_by_side()), self.minutes
+        )
 
     def _finished(self, name: str, failures: list[str]) -> None:
         if failures:

@@ -110,12 +110,12 @@ def test_run_says_that_postgres_was_restarted_and_the_page_launches_the_next(col
 
 
 @_of("readonly")
-def test_run_says_that_the_shared_folder_is_read_only(collection, services):
+def test_run_says_that_the_shared_folder_is_read_only(collection, services, runs):
     collection.begin()
     everywhere = list(services.machines.by_name.values())
     for machine in everywhere:
         machine.shared_is_writable(False)
-    time.sleep(8)
+    runs.wait(collection.run)  # at the latest where its version is published
     for machine in everywhere:
         machine.shared_is_writable(True)
     status, failures = collection.end()
@@ -154,7 +154,12 @@ def test_two_users_launch_the_same_at_once_and_it_is_made_once(collection, runs)
         user.join()
     for run in launched:
         runs.succeed(run)
-    made = [line for run in launched for line in runs.messages(run) if f"raw_rollouts of many_{collection.name} made" in line]
+    made = [
+        line
+        for run in launched
+        for line in runs.messages(run)
+        if f"raw_rollouts of many_{collection.name} made" in line
+    ]
     assert len(launched) == 2 and len(made) == 1
     collection.require_whole()
 
