@@ -18,7 +18,7 @@ import pytest
 
 from etpi_resources.process.supervise import descendants, supervised
 
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 ROOT = Path(__file__).parents[2]
 MEMORY = 100_000_000
 NEEDS_RAY = pytest.mark.skipif(find_spec("ray") is None, reason='Ray is not installed: pip install "etpi[cluster]"')
