@@ -165,9 +165,9 @@ class Runs:
         return [row[0] for row in self.sql(query)]
 
     def failures(self, run: str) -> list[str]:
-        """Return the reasons of a run's failed steps, whole."""
+        """Return the errors of a run's failed steps, whole, with their causes."""
         query = (
-            "SELECT step_key, event::json->'dagster_event'->'event_specific_data'->'error'->>'message' "
+            "SELECT step_key, event::json->'dagster_event'->'event_specific_data'->>'error' "
             f"FROM event_logs WHERE run_id = '{run}' AND dagster_event_type = 'STEP_FAILURE' ORDER BY id"
         )
         return [f"{step}: {message}" for step, message in self.sql(query)]
