@@ -25,6 +25,7 @@ from dagster_postgres import (
     PostgresScheduleStorage,
 )
 from dagster_postgres.utils import create_pg_engine, pg_url_from_config, set_pg_statement_timeout
+from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.pool import NullPool
 
@@ -50,7 +51,7 @@ class _Patient:
             self.postgres_url, isolation_level="AUTOCOMMIT", pool_size=1, pool_recycle=pool_recycle,
             max_overflow=max_overflow, pool_pre_ping=True,
         )  # fmt: skip
-        sqlalchemy.event.listen(
+        event.listen(
             self._engine, "connect", lambda connection, _: set_pg_statement_timeout(connection, statement_timeout)
         )
 

@@ -45,14 +45,13 @@ class Collection:
 
     def begin(self) -> None:
         """Launch it, and wait until it is in its middle."""
-        before = set(lakes.journaled(self.lake))
         self.run = self.launch()
-        until(lambda: len(self.added(before)) >= BEGUN or self.runs.has_ended(self.run), 240, "rollouts of the set")
-        self.journal = self.added(before)
+        until(lambda: len(self.journaled()) >= BEGUN or self.runs.has_ended(self.run), 240, "rollouts of the set")
+        self.journal = self.journaled()
         assert BEGUN <= len(self.journal) < MANY, self.runs.messages(self.run)[-20:]
 
-    def added(self, before: set[str]) -> dict[str, str]:
-        return {key: at for key, at in lakes.journaled(self.lake).items() if key not in before}
+    def journaled(self) -> dict[str, str]:
+        return lakes.journaled(self.lake, f"many_{self.name}")
 
     def end(self) -> tuple[str, list[str]]:
         """Wait for the run's end, and launch it again if it failed; return how it ended, and why it failed."""
@@ -106,17 +105,17 @@ def test_run_says_that_postgres_was_restarted_and_the_page_launches_the_next(col
     services.start_postgres()
     status, failures = collection.end()  # launches from the page that ran before
     assert (status, len(failures)) == ("FAILURE", 1)
-    assert "ended" in failures[0] and "nothing was published" in failures[0]
+    assert "ended" in failures[0] and "Nothing was published" in failures[0]
     collection.require_whole()
 
 
 @_of("readonly")
-def test_run_says_that_the_shared_folder_is_read_only(collection, services):
+def test_run_says_that_the_shared_folder_is_read_only(collection, services, runs):
     collection.begin()
     everywhere = list(services.machines.by_name.values())
     for machine in everywhere:
         machine.shared_is_writable(False)
-    time.sleep(8)
+    runs.wait(collection.run)  # at the latest where its version is published
     for machine in everywhere:
         machine.shared_is_writable(True)
     status, failures = collection.end()
@@ -137,8 +136,8 @@ def test_step_killed_while_its_version_is_published(collection, services, runs, 
         time.sleep(0.002)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
-    assert Lake(shared_lake).current(Ref("raw_rollouts", "rollout_set", "many_publish")) is None, "too late"
-    collection.journal = lakes.journaled(shared_lake) | (collection.journal or {})
+    assert Lake(shared_lake).current(Ref("raw_rollouts", "rollout_set", f"many_{collection.name}")) is None, "too late"
+    collection.journal = collection.journaled()
     step.kill_everything()
     services.start_ray(step)
     assert collection.end()[0] == "SUCCESS"
@@ -155,7 +154,12 @@ def test_two_users_launch_the_same_at_once_and_it_is_made_once(collection, runs)
         user.join()
     for run in launched:
         runs.succeed(run)
-    made = [line for run in launched for line in runs.messages(run) if "raw_rollouts of many_twice made" in line]
+    made = [
+        line
+        for run in launched
+        for line in runs.messages(run)
+        if f"raw_rollouts of many_{collection.name} made" in line
+    ]
     assert len(launched) == 2 and len(made) == 1
     collection.require_whole()
 

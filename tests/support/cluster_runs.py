@@ -165,9 +165,9 @@ class Runs:
         return [row[0] for row in self.sql(query)]
 
     def failures(self, run: str) -> list[str]:
-        """Return the reasons of a run's failed steps, whole."""
+        """Return the errors of a run's failed steps, whole, with their causes."""
         query = (
-            "SELECT step_key, event::json->'dagster_event'->'event_specific_data'->'error'->>'message' "
+            "SELECT step_key, event::json->'dagster_event'->'event_specific_data'->>'error' "
             f"FROM event_logs WHERE run_id = '{run}' AND dagster_event_type = 'STEP_FAILURE' ORDER BY id"
         )
         return [f"{step}: {message}" for step, message in self.sql(query)]
@@ -178,9 +178,10 @@ class Runs:
             "SELECT step_key, event::json->'dagster_event'->>'message' FROM event_logs "
             f"WHERE run_id = '{run}' AND event::json->'dagster_event'->>'message' LIKE 'on node %' ORDER BY id"
         )
+        names = {machine.address: name for name, machine in self.services.machines.by_name.items()}
         result: dict[str, list[str]] = {}
         for step, message in self.sql(query):
-            result.setdefault(step, []).append(message.removeprefix("on node "))
+            result.setdefault(step, []).append(names[message.removeprefix("on node ")])
         return result
 
     def until_said(self, run: str, words: str, seconds: float = 240) -> None:

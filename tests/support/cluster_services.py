@@ -30,7 +30,7 @@ STORE = 100_000_000
 """Bytes of Ray's object store on a machine."""
 DATABASE = "/work/postgres"
 LAKE = SHARED / "lake"
-_OF_RUNS = ("execute_step", "execute_run", "resume_run", "bwrap", "trainers", "ray::")
+_OF_RUNS = ("execute_step", "api execute_run", "api resume_run", "bwrap", "trainers", "ray::")
 """Words in the command lines of a run's processes."""
 _RAYS = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
 """Ray's own."""

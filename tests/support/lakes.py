@@ -32,10 +32,11 @@ def damages(lake: Path) -> list[str]:
     return [*_kill().faults(lake), *_kill().unfinished(lake)]
 
 
-def journaled(lake: Path) -> dict[str, str]:
-    """Return {rollout id: its start} of the journals; a last line that is being written is left out."""
+def journaled(lake: Path, set_name: str) -> dict[str, str]:
+    """Return {rollout id: its start} of a set's journals; a last line that is being written is left out. The same
+    attempts have the same ids in another set."""
     started = {}
-    for journal in (lake / "scratch").rglob("journal-*.jsonl"):
+    for journal in (lake / "scratch" / "rollouts" / set_name).rglob("journal-*.jsonl"):
         for line in journal.read_bytes().splitlines(keepends=True):
             if line.endswith(b"\n"):
                 row = json.loads(line)

@@ -129,8 +129,15 @@ class Machine:
             time.sleep(0.05)
 
     def shared_is_writable(self, writable: bool) -> None:
-        """Mount this machine's view of the shared folder writable or read-only."""
-        self._as_root("mount", "-o", f"remount,bind,{'rw' if writable else 'ro'}", SHARED)
+        """Cover this machine's shared folder with a read-only view of it, or take that away again.
+
+        Linux makes no mount read-only while a file on it is open for writing, so files that are open stay writable.
+        """
+        if writable:
+            self._as_root("umount", "--lazy", SHARED)
+        else:
+            self._as_root("mount", "--bind", SHARED, SHARED)
+            self._as_root("mount", "-o", "remount,bind,ro", SHARED)
 
     @contextmanager
     def own_flock(self, folder: Path) -> Iterator[None]:
