@@ -13,6 +13,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -150,7 +151,8 @@ class _NodeSteps(StepHandler):
         """Submit a step, or let it wait; a step that nobody can serve fails in the next `check_step_health`."""
         key = _key(step_handler_context)
         step = self._steps[key] = _Step(_attempt(step_handler_context, key), waits_since=time.monotonic())
-        self._try_to_submit(step_handler_context, step)
+        with suppress(OSError, RuntimeError):  # `check_step_health` tries again, and counts how long Ray is silent
+            self._try_to_submit(step_handler_context, step)
         yield DagsterEvent.step_worker_starting(
             step_handler_context.get_step_context(key),
             message=f"{key} is Ray job {step.submission}" if step.submission else f"{key} is not submitted yet",

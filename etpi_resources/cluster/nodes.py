@@ -49,11 +49,11 @@ def job_client(settings: Cluster) -> JobSubmissionClient:
         ClusterError: Ray's packages are missing, or its dashboard does not answer or refuses the request.
     """
     try:
-        from ray.job_submission import JobSubmissionClient
+        from etpi_resources.cluster.jobs import JobClient
     except ImportError as error:
         raise ClusterError(f"a cluster needs Ray ({error}): pip install 'etpi[cluster]'") from error
     try:
-        return JobSubmissionClient(settings.jobs)
+        return JobClient(settings.jobs)
     except Exception as error:  # requests' errors, Ray's AuthenticationError, RuntimeError for another status
         raise unreachable(settings, error) from error
 

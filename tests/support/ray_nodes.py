@@ -112,6 +112,8 @@ class RayNodes:
     ) -> None:
         command = [*prefix, sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *options]
         command += [f"--node-ip-address={address}", f"--object-store-memory={MEMORY}", "--disable-usage-stats"]
+        # By default the agents of all nodes of an address take one port; the head's must have one to start jobs.
+        command += [f"--dashboard-agent-listen-port={free_port(address)}"]
         if "--head" in options:
             command += [f"--temp-dir={self._folder}"]
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "ETPI_"))}

@@ -223,6 +223,7 @@ PROGRAMS = {
     "etpi_assets.webpage": "what Dagster's page shows of a version",
     "etpi_resources.cluster.environment": "what a run on a cluster passes to its nodes",
     "etpi_resources.cluster.instance": "etpi init --cluster: Dagster's settings",
+    "etpi_resources.cluster.jobs": "submits jobs to Ray",
     "etpi_resources.cluster.nodes": "names the nodes of a cluster and what they offer",
     "etpi_resources.lake.backup": "etpi backup, etpi restore: copies versions as they are",
     "etpi_resources.lake.files": "writes files, whatever is in them",
