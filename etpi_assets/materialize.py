@@ -37,6 +37,7 @@ from etpi_resources.chat.format import TokenizerUnavailable
 from etpi_resources.cluster.environment import require_code_of_run
 from etpi_resources.cluster.settings import ClusterError
 from etpi_resources.lake.checks import BadData
+from etpi_resources.lake.files import disk_errors
 from etpi_resources.lake.lake import LakeError
 from etpi_resources.lake.schemas import TABLES
 from etpi_resources.process.locks import LockLost
@@ -62,7 +63,6 @@ EXPECTED_FAILURES = (
     WorkerFailed,
     BadData,
     TokenizerUnavailable,
-    ClusterError,
 )
 """Errors whose message is complete; Dagster shows them without a traceback."""
 
@@ -122,7 +122,7 @@ def build_asset(recipe: AssetRecipe, specs: Specs) -> dg.AssetsDefinition:
             if node.group == "specs":
                 _require_inputs_of_run(recipe.node, key, _selected_assets(context), resources)
             display().show(Activity(label(node.name, key)))
-            with acting_for(key):
+            with disk_errors(), acting_for(key):
                 outcome = recipe.execute(key, resources, context.log.info, context, _consent(context))
         except EXPECTED_FAILURES as error:
             raise ExpectedFailure(f"{node.name}: {error}") from None

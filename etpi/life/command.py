@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from etpi.life.pages import plan_page, readable, usage_page
 from etpi_resources.lake import backup as backups
 from etpi_resources.lake import formats, migrations
 from etpi_resources.lake.audit import audit
+from etpi_resources.lake.files import disk_errors
 from etpi_resources.lake.lake import Lake, LakeError, Ref
 from etpi_resources.lake.references import References
 from etpi_resources.lake.removal import Keep, Plan, carry_out, plan_garbage, plan_partitions
@@ -43,22 +43,7 @@ def collect_garbage(*, keep_last: int, older_than: float, yes: bool) -> int:
     return _remove(lambda lake: plan_garbage(lake, keep), yes)
 
 
-_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
-
-
-@contextmanager
-def _disk_errors() -> Iterator[None]:
-    """Raise what a disk refuses (full, read-only, not permitted) as LakeError: the commands can be repeated."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _OF_THE_DISK:
-            raise
-        place = f"{error.filename}: " if error.filename else ""
-        raise LakeError(f"{place}{error.strerror or error}. Run the same command again when that is mended") from error
-
-
-@_disk_errors()
+@disk_errors()
 def _remove(make_plan: Callable[[Lake], Plan], yes: bool) -> int:
     lake = Lake.open()
     with lake.alone() if yes else nullcontext():
@@ -97,7 +82,7 @@ def _rebuild(lake: Lake) -> int:
     return code
 
 
-@_disk_errors()
+@disk_errors()
 def back_up(folder: Path, *, deep: bool, delete: bool, force: bool) -> int:
     """Copy the lake to a folder, and verify what was copied; 1 if the backup is damaged."""
     lake = Lake.open()
@@ -109,7 +94,7 @@ def back_up(folder: Path, *, deep: bool, delete: bool, force: bool) -> int:
     return _verified(Lake(folder), deep)
 
 
-@_disk_errors()
+@disk_errors()
 def restore(folder: Path, to: Path | None, *, overwrite: bool) -> int:
     """Copy a backup into a lake (default: the opened one), verify every file, and build its catalog."""
     lake = Lake(to) if to else Lake.open()
@@ -138,7 +123,7 @@ def _verified(lake: Lake, deep: bool) -> int:
     return 1 if result.damages else 0
 
 
-@_disk_errors()
+@disk_errors()
 def migrate(*, yes: bool) -> int:
     """Show what bringing the lake to this etpi's format changes, and with `yes` do it; always 0."""
     root = Lake.folder().resolve()

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 import sqlalchemy
-import sqlalchemy.event
 from dagster_postgres import (
     DagsterPostgresStorage,
     PostgresEventLogStorage,

@@ -1,11 +1,31 @@
-"""Files written so that a crash leaves the old content or the new one."""
+"""Files written so that a crash leaves the old content or the new one; and what a disk refuses, said in one line."""
 
 from __future__ import annotations
 
+import errno
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from etpi_resources.lake.manifest import LakeError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EIO)
+"""Of the disk only where the error names a file."""
+
+
+@contextmanager
+def disk_errors() -> Iterator[None]:
+    """Raise what a disk refuses (full, read-only, not permitted) as LakeError: what was begun can be repeated."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL and not (error.errno in _REFUSED and error.filename):
+            raise
+        place = f"{error.filename}: " if error.filename else ""
+        raise LakeError(f"{place}{error.strerror or error}. Run the same command again when that is mended") from error
 
 
 def sync(path: Path) -> None:

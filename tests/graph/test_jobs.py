@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -49,6 +50,19 @@ def _prepared(world, instance):
 def _materialized(result):
     events = [e for e in result.all_events if e.event_type_value == "ASSET_MATERIALIZATION"]
     return {e.asset_key.to_user_string(): e.materialization for e in events if e.asset_key}
+
+
+def test_what_the_disk_refuses_is_said_in_one_line(world, instance, monkeypatch):
+    def refuse(*_args, **_options):
+        raise OSError(errno.EROFS, "Read-only file system", "/shared/lake/.staging")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Lake, "publish", refuse)
+        result = _run(world, instance, "prepare_suite", "small")
+    (failure,) = [event.step_failure_data for event in result.all_events if event.is_step_failure]
+    assert "/shared/lake/.staging: Read-only file system. Run the same command again" in failure.error.message
+    assert failure.error.stack == []
+    assert _run(world, instance, "prepare_suite", "small").success
 
 
 def test_run_experiment_makes_everything_and_a_rerun_nothing(world, instance):
