@@ -169,6 +169,9 @@ class Targets:
     def _coop_tiny(self) -> Task:
         return self._tiny("coop_tiny")
 
+    def _coop_tiny_shared(self) -> Task:
+        return self._tiny("coop_tiny_shared")
+
     def _repo_fix_tiny(self) -> Task:
         return self._tiny("repo_fix_tiny")
 

@@ -11,8 +11,13 @@ from etpi_assets.graph import GRAPH
 from etpi_assets.materialize import build_asset
 from etpi_assets.specs.load import Specs, load_shipped
 
-KEYS = {"suite": "coop_tiny", "rollout_set": "coop_tiny_strong", "experiment": "plan_first_tiny", "all": None}
-SPECS = {("suite", "coop_tiny"), ("rollout_set", "coop_tiny_strong"), ("rollout_set", "coop_tiny_weak")}
+KEYS = {
+    "suite": "coop_tiny_shared",
+    "rollout_set": "coop_tiny_shared_strong",
+    "experiment": "plan_first_tiny",
+    "all": None,
+}
+SPECS = {(kind, KEYS[kind]) for kind in ("suite", "rollout_set")} | {("rollout_set", "coop_tiny_shared_weak")}
 
 
 def _definitions(experiments):
@@ -62,9 +67,9 @@ def test_switching_on_requests_nothing_and_a_new_experiment_gets_its_data_set(ti
 
 
 def test_new_rollouts_update_scores_data_and_metrics_and_start_no_training(ticks):
-    ticks.materialize("raw_rollouts", "coop_tiny_strong")
+    ticks.materialize("raw_rollouts", "coop_tiny_shared_strong")
     requested = ticks.tick()
-    assert {"scored_rollouts/coop_tiny_strong", "upweighted_dataset/plan_first_tiny"} <= requested
+    assert {"scored_rollouts/coop_tiny_shared_strong", "upweighted_dataset/plan_first_tiny"} <= requested
     assert {name.split("/")[0] for name in requested} <= set(AUTOMATED)
     assert ticks.tick() == set(), "a request is made once"
 

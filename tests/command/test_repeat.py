@@ -92,7 +92,7 @@ def test_default_is_every_experiment_that_a_finding_compares(lake, ran, tmp_path
 
 
 def test_forecast_takes_recorded_seconds_of_the_same_asset_and_counts_shared_steps_once(lake, tmp_path, monkeypatch):
-    specs, names = load_shipped(), ["plan_first_tiny", "plan_first_tiny_x1"]
+    specs, names = load_shipped(), ["plan_first_apart", "plan_first_tiny_x1"]
     put(lake, "sft_checkpoint", "elsewhere", {})
     ref = Ref("sft_checkpoint", "experiment", "elsewhere")
     current = Lake.current
@@ -103,10 +103,10 @@ def test_forecast_takes_recorded_seconds_of_the_same_asset_and_counts_shared_ste
     states = forecast(names, specs, lake, 2, {}).states
     assert [state.left for state in states] == [100.0, 100.0] and not any(state.spent for state in states)
     assert states[0].guessed > states[1].guessed, "suite and rollout set are needed once"
-    declared = forecast(names, specs, lake, 2, {"plan_first_tiny": 4.0})
+    declared = forecast(names, specs, lake, 2, {"plan_first_apart": 4.0})
     assert [state.left for state in declared.states] == [240.0, 100.0] and declared.seconds_left == 170.0
     assert declared.line().startswith("0 of 2 experiments finished; about 3 min left on ")
-    put(lake, "sft_checkpoint", "plan_first_tiny", {})
+    put(lake, "sft_checkpoint", "plan_first_apart", {})
     assert forecast(names, specs, lake, 2, {"plan_first_tiny_x1": 9.0}).states[1].left == 100.0, "a record comes first"
 
 

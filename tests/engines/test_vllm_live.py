@@ -34,7 +34,7 @@ from etpi_resources.engines.vllm import VllmEngine, loaded_adapter
 from etpi_resources.engines.vllm_server import VllmServer
 from etpi_resources.lake import catalog
 from etpi_resources.lake.lake import Lake, Ref, folder_hash
-from etpi_resources.process.locks import file_lock
+from etpi_resources.process.locks import machine_locks
 from tests.support.serving import (
     FAMILY,
     NEEDS_VLLM,
@@ -244,7 +244,7 @@ def test_killed_server_leaves_no_process_and_the_set_resumes(models, tmp_path):
         assert victim == "run" or "vLLM server" in stderr or "answers" in stderr, stderr
         _, alive = psutil.wait_procs(owned, timeout=60)
         assert not alive
-        with file_lock(lake.root / "locks" / "server.lock", wait=False), pytest.raises(httpx.ConnectError):
+        with machine_locks().hold(lake.root / "locks" / "server.lock", wait=False), pytest.raises(httpx.ConnectError):
             httpx.get(f"{url}/health", trust_env=False)
     resources = Resources(lake=lake, specs_folder=tmp_path / "specs")
     outcome = raw_rollouts.execute("live", resources, log=lambda line: None)

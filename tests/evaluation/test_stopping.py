@@ -27,7 +27,7 @@ from tests.support.graph import write_spec
 from tests.support.rollouts import planning_pair
 from tests.support.small_lake import put
 
-SPEC = """extends = "plan_first_tiny"
+SPEC = """extends = "plan_first_apart"
 [evaluate]
 suite = "small"
 tasks = 8

@@ -194,7 +194,7 @@ def test_dagster_job_launch_needs_no_daemon_and_names_missing_inputs(tmp_path):
         assert run.status == dg.DagsterRunStatus.FAILURE
         failures = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
         said = failures[0].get_dagster_event().step_failure_data.user_failure_data.description
-    assert "dg launch --job collect_rollouts --partition coop_tiny_strong" in said
+    assert "dg launch --job collect_rollouts --partition coop_tiny_shared_strong" in said
 
 
 def test_make_run_exits_with_1_where_a_step_fails(world, instance, monkeypatch, capsys):
@@ -222,11 +222,11 @@ def test_a_stopped_command_starts_no_further_job(tmp_path, number):
         said = []
         for line in process.stderr:
             said.append(line)
-            if "-- prepare_suite of coop_tiny" in line and "FAILED" not in line:
+            if "-- prepare_suite of coop_tiny_shared" in line and "FAILED" not in line:
                 time.sleep(3)
                 process.send_signal(number)
         assert process.wait(60) == 130
-    assert "-- prepare_suite of coop_tiny: " in [line for line in said if " -- " in line][-1]
+    assert "-- prepare_suite of coop_tiny_shared: " in [line for line in said if " -- " in line][-1]
     assert "stopped" in said[-1]
 
 

@@ -130,7 +130,9 @@ def test_log_is_sparse_and_reports_waiting_and_failures_once(folder):
     assert run.returncode == 1, said
     assert not re.search(r"[0-9a-f]{64}", said) and "\x1b" not in said
     assert "pipes" not in said.lower()
-    assert len(re.findall(r"untrained_\w+ waits for the tiny base that untrained_\w+ is training", said)) == 1, said
+    assert len(re.findall(r"untrained_\w+ waits for the tiny base that untrained_\w+ on \S+ is training", said)) == 1, (
+        said
+    )
     assert len(re.findall(r"base_checkpoint of \w+: step", said)) <= 8
     ending = said[said.index("etpi: failed: ") :]
     for name in ("untrained_one", "untrained_two"):

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from etpi_resources.chat.format import load_chat_format
-from etpi_resources.process.locks import file_lock
+from etpi_resources.process.locks import machine_locks
 from tests.support.models import make_base
 from tests.support.reinforcement import BY_VLLM, KILLED, LORA, judge, make, prepared, processes
 from tests.support.serving import NEEDS_VLLM
@@ -40,7 +40,7 @@ def test_a_run_that_is_killed_leaves_no_server_and_goes_on_from_its_checkpoint(t
     run.wait()
     _, alive = psutil.wait_procs(owned, timeout=60)
     assert not alive and not processes(lake, base)
-    with file_lock(lake.root / "locks" / "server.lock", wait=False):
+    with machine_locks().hold(lake.root / "locks" / "server.lock", wait=False):
         pass
     outcome = make(tmp_path, lake, "rl_checkpoint")
     assert not outcome.manifest.blocked, outcome.manifest.failures
