@@ -288,7 +288,14 @@ def differences(reference: Path, lake: Path) -> Iterator[str]:
             if (left is None) != (right is None):
                 yield f"{ref}: one of the lakes has no version"
             elif left is not None and right is not None and not left.equals(right):
-                yield f"{ref}: {table} has {right.num_rows} rows, {left.num_rows} undisturbed, and they differ"
+                yield (
+                    f"{ref}: {table} has {right.num_rows} rows, {left.num_rows} undisturbed, and they differ"
+                    f" in {', '.join(_columns_that_differ(left, right)) or 'their columns'}"
+                )
+
+
+def _columns_that_differ(left: pa.Table, right: pa.Table) -> list[str]:
+    return [name for name in left.column_names if name in right.column_names and left[name] != right[name]]
 
 
 def _comparable(lake: Lake, ref: Ref, table: str) -> pa.Table | None:

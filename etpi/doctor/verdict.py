@@ -18,7 +18,7 @@ COLUMNS = ("code", "lake", "locks", "sandboxes", "accelerators", "clock", "postg
 _LOCAL_FLOCK = ("local_lock=flock", "local_lock=all", "nolock", "localflock")
 _SERVERS = {
     "Postgres": ("postgres",),
-    "the web page": ("dagster-webserver", "dagster_webserver", "etpi"),
+    "the web page": ("dagster-webserver", "dagster_webserver", "bin/etpi"),
     "Ray": ("raylet", "gcs_server", "ray::", "dashboard/", "runtime_env", "_private/"),
 }
 """What a program that listens on all interfaces belongs to, by parts of its name."""

@@ -86,6 +86,7 @@ def alone(services, tmp_path_factory) -> Iterator[Callable[[], Path]]:
     write_specs(folder / "specs")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("ETPI_", "DAGSTER_"))}
     environment |= {"ETPI_DATA": str(folder / "lake"), "ETPI_SPECS": str(folder / "specs")}
+    environment["OMP_NUM_THREADS"] = "1"  # as a node that offers one CPU; a checkpoint's row names the threads
     with (folder / "log").open("wb") as log:
         running = subprocess.Popen(
             supervised([sys.executable, "-m", "etpi", "run", EXPERIMENT], grace=3.0), cwd=machines.ROOT,
