@@ -35,6 +35,7 @@ from etpi_assets.placement.needs import LIGHT, Need, need_of
 from etpi_assets.specs.load import Specs, load_specs
 from etpi_resources.cluster.code import code_hash
 from etpi_resources.cluster.environment import CODE_VARIABLE, inherited_working_dir, passed_on
+from etpi_resources.cluster.jobs import RUN_LABEL, STEP_LABEL
 from etpi_resources.cluster.nodes import CPU, Node, alive_nodes, described, job_client, serves
 from etpi_resources.cluster.settings import Cluster, ClusterError, cluster
 
@@ -235,7 +236,7 @@ class _NodeSteps(StepHandler):
         self._client.submit_job(
             entrypoint=shlex.join([args.job_origin.executable_path, *_MODULE, "api", "execute_step"]),
             submission_id=submission,
-            metadata={"dagster/job": run.job_name, "dagster/op": key, "dagster/run-id": run.run_id},
+            metadata={"dagster/job": run.job_name, STEP_LABEL: key, RUN_LABEL: run.run_id},
             runtime_env={"env_vars": environment, **inherited_working_dir()},
             entrypoint_num_cpus=amounts.get(CPU, LIGHT),
             entrypoint_num_gpus=amounts.get("GPU"),

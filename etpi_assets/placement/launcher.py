@@ -16,6 +16,7 @@ from dagster_ray import RayRunLauncher
 
 from etpi_assets.specs.folders import VARIABLE, user_folders
 from etpi_resources.cluster.environment import passed_on
+from etpi_resources.cluster.jobs import RUN_LABEL, STEP_LABEL
 from etpi_resources.cluster.nodes import job_client
 from etpi_resources.cluster.settings import CLUSTER_VARIABLE, ClusterError, cluster
 
@@ -52,6 +53,19 @@ class NodeRunLauncher(RayRunLauncher):
         """Raise ClusterError where Ray cannot be asked: the daemon then asks again later, and resumes nothing."""
         _ = self.client
         return super().check_run_worker_health(run)
+
+    def terminate(self, run_id: str) -> bool:
+        """Stop a run and the jobs of its steps; return whether the run was told.
+
+        An executor that is told to end leaves its steps alone where runs are resumed: it cannot tell a stop from the
+        loss of its node.
+        """
+        told = super().terminate(run_id)
+        for job in self.client.list_jobs():
+            labels = job.metadata or {}
+            if labels.get(RUN_LABEL) == run_id and STEP_LABEL in labels and not job.status.is_terminal():
+                self.client.stop_job(str(job.submission_id))
+        return told
 
     def _launch_ray_job(self, submission_id: str, entrypoint: str, run: dg.DagsterRun) -> None:
         # The run reads the specs of the process that launches it: Ray starts it in another working folder.

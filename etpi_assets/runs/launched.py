@@ -22,6 +22,7 @@ from etpi_assets.asset_run import CONSENT_TAG
 from etpi_assets.partitions import PARTITION_TAG
 from etpi_assets.planner import plan
 from etpi_assets.runs.runner import failure_line, input_jobs, opening
+from etpi_assets.runs.stopping import wake_on_sigint
 from etpi_assets.specs.folders import VARIABLE, user_folders
 from etpi_assets.specs.load import Specs
 from etpi_resources.cluster.settings import ClusterError
@@ -53,6 +54,7 @@ class LaunchedRuns:
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed; the runs have been stopped.
         """
+        wake_on_sigint()
         with ThreadPoolExecutor(len(names)) as threads:
             futures = {name: threads.submit(self.bring_up_to_date, name) for name in names}
             try:

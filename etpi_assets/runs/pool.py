@@ -28,6 +28,7 @@ from typing import IO, Any, TextIO
 from etpi_assets.graph import GRAPH, JOBS
 from etpi_assets.resources import side_by_side
 from etpi_assets.runs.runner import Runner
+from etpi_assets.runs.stopping import wake_on_sigint
 from etpi_assets.specs.load import Specs, load_specs
 from etpi_resources.process.pool import WORKERS_VARIABLE
 from etpi_resources.process.progress import Activity, display, shown_on
@@ -63,7 +64,7 @@ def run_experiments_in_parallel(
     queue = ExperimentQueue({name: shared_inputs(name, specs) for name in names})
     workers: list[subprocess.Popen[str]] = []
     handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    signal.siginterrupt(signal.SIGINT, True)  # polars' handler lets this thread wait on, until all work is done
+    wake_on_sigint()
     with ThreadPoolExecutor(count) as threads:
         try:
             workers += (_start(count, specs_folder, consent) for _ in range(count))

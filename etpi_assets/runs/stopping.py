@@ -33,3 +33,11 @@ class StopRequests:
         except BlockingIOError:
             return False
         return bool({signal.SIGINT, signal.SIGTERM}.intersection(caught))
+
+
+def wake_on_sigint() -> None:
+    """Let SIGINT wake the main thread while it waits for other threads.
+
+    With the handler that polars installs it would wait on, until all of their work is done.
+    """
+    signal.siginterrupt(signal.SIGINT, True)

@@ -11,6 +11,9 @@ START_SECONDS = 60.0
 """How long to wait for the head's agent, which starts jobs."""
 _NOT_YET = "No available agent to submit job"
 
+RUN_LABEL, STEP_LABEL = "dagster/run-id", "dagster/op"
+"""Keys of a job's metadata; a run's own job has no `STEP_LABEL`."""
+
 
 class JobClient(JobSubmissionClient):
     """Submits jobs to one cluster."""

@@ -16,7 +16,6 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -29,8 +28,9 @@ from etpi.commands import WORKSPACE
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.process.supervise import supervised
 from tests.support.graph import write_spec
+from tests.support.lakes import journaled
 from tests.support.postgres import PASSWORD, PostgresServer
-from tests.support.ray_nodes import NEEDS_RAY, ROOT, RayNodes, command_line, free_port
+from tests.support.ray_nodes import NEEDS_RAY, RayNodes, command_line, free_port
 from tests.support.small_specs import DATA_ALONE, write_small_specs
 
 pytestmark = [pytest.mark.slow, NEEDS_RAY]
@@ -91,7 +91,12 @@ class Site:
         return waited(status, f"run {run_id} did not end", lambda: self.told(run_id))
 
     def told(self, run_id: str) -> str:
-        return "\n".join(f"{entry.step_key}: {entry.message}" for entry in self.events(run_id))
+        return "\n".join(f"{entry.step_key}: {entry.message}" for entry in self.events(run_id)) + self._failures(run_id)
+
+    def _failures(self, run_id: str) -> str:
+        events = [entry.dagster_event for entry in self.events(run_id) if entry.dagster_event]
+        failed = [event for event in events if event.is_step_failure]
+        return "".join(f"\n{event.step_key}: {event.step_failure_data.error}" for event in failed)
 
     def nodes_of(self, run_id: str, step: str) -> list[str]:
         """Return the nodes that a step was on, in order."""
@@ -217,47 +222,18 @@ def test_ctrl_c_stops_the_run_and_leaves_no_process(site: Site) -> None:
 @pytest.mark.skipif(not os.environ.get("ETPI_TEST_CLUSTER"), reason="minutes: make test-cluster")
 def test_run_stopped_from_the_page_in_the_middle_of_a_collection_leaves_no_process(site: Site) -> None:
     specs = Path(site.environment["ETPI_SPECS"])
-    write_spec(specs, "rollout_sets", "many", 'extends = "coop_tiny_strong"\nsuite = "little"\ntasks = 24\nk = 12\n')
+    write_spec(specs, "rollout_sets", "many", 'extends = "coop_tiny_strong"\nsuite = "little"\ntasks = 24\nk = 24\n')
     prepared = site.launched_from_page("prepare_suite", "little", ["suite_spec", "tasks"])
     assert site.ended(prepared) == "SUCCESS", site.told(prepared)
     run = site.launched_from_page("collect_rollouts", "many", ["rollout_set_spec", "raw_rollouts"])
-    journals = waited(lambda: list(site.lake.rglob("journals/**/*.jsonl")), "no journal", lambda: site.told(run))
-    waited(lambda: sum(path.stat().st_size for path in journals), "no rollout ended", lambda: site.told(run))
+    waited(lambda: journaled(site.lake, "many"), "no rollout ended", lambda: site.told(run))
     answer = ask(site.page, TERMINATE, run=run)["terminateRun"]
     assert answer["__typename"] == "TerminateRunSuccess", answer
     assert site.ended(run) == "CANCELED"
     _no_process_is_left(site)
+    assert 0 < len(journaled(site.lake, "many")) < 24 * 24
     again = site.launched_from_page("collect_rollouts", "many", ["rollout_set_spec", "raw_rollouts"])
     assert site.ended(again) == "SUCCESS", site.told(again)
-
-
-@pytest.mark.skipif(not os.environ.get("ETPI_TEST_CLUSTER"), reason="minutes: make test-cluster")
-def test_code_that_a_run_takes_along_is_what_its_steps_and_rollouts_execute(site: Site) -> None:
-    """The nodes have other code; `working_dir` ships the launching side's to the run, its steps and their workers."""
-    code = site.lake.parent / "code"
-    for package in ("etpi", "etpi_assets", "etpi_resources", "sql"):
-        shutil.copytree(ROOT / package, code / package, ignore=shutil.ignore_patterns("__pycache__"))
-    with (code / "etpi_resources" / "hashes.py").open("a") as file:
-        file.write("# another line\n")
-    write_spec(
-        Path(site.environment["ETPI_SPECS"]), "rollout_sets", "few",
-        'extends = "coop_tiny_strong"\nsuite = "little"\ntasks = 4\nk = 1\n',
-    )  # fmt: skip
-    settings = site.ray.settings.read_text()
-    try:
-        site.ray.settings.write_text(f'{settings}working_dir = "{code}"\n')
-        for job, key in (("prepare_suite", "little"), ("collect_rollouts", "few")):
-            run = str(uuid.uuid4())
-            done = site.command(
-                "dagster", "job", "launch", "-m", "etpi_assets.definitions", "-j", job,
-                "--tags", json.dumps({"dagster/partition": key}), "--run-id", run,
-            )  # fmt: skip
-            assert done.returncode == 0, done.stderr
-            assert site.ended(run) == "SUCCESS", site.told(run)
-        examined = site.command("etpi", "doctor", "--cluster")
-        assert ", code:" not in examined.stdout, examined.stdout + examined.stderr
-    finally:
-        site.ray.settings.write_text(settings)
 
 
 def _no_process_is_left(site: Site) -> None:

@@ -18,7 +18,7 @@ from tests.support.small_specs import write_small_specs
 
 EXPERIMENT = "trained"
 """A small experiment with a training, on the rollout set `little_strong`."""
-KILLS = ("worker", "head", "postgres", "readonly", "publish", "twice")
+CASES = ("worker", "head", "postgres", "readonly", "publish", "twice", "shipped")
 """Cases that have a rollout set `many_CASE` each."""
 _MANY = 'extends = "coop_tiny_strong"\nsuite = "little"\ntasks = 24\nk = 4\n'
 MANY = 96
@@ -41,7 +41,7 @@ def write_specs(folder: Path) -> None:
     """Write the specs of the tests of several machines."""
     write_small_specs(folder)
     write_spec(folder, "experiments", EXPERIMENT, _TRAINED)
-    for name in KILLS:
+    for name in CASES:
         write_spec(folder, "rollout_sets", f"many_{name}", _MANY)
 
 
