@@ -236,7 +236,7 @@ def _step(
         return step("missing", f"after {_names(open_upstream, key)}" if open_upstream else "never made")
     change = compare(node, key, specs, inputs, code, manifest, lake)
     if change is None and not (blocked or open_upstream):
-        return step("ok", accepted(manifest))
+        return Step(node.name, node.set, key, "ok", accepted(manifest), seconds=manifest.seconds)
     if open_upstream and (change is None or change.state == "stale"):
         states = " or ".join(dict.fromkeys(_WORDS[s.state] for s in open_upstream))
         verb = "is" if len(open_upstream) == 1 else "are"

@@ -60,12 +60,12 @@ class NodeRunLauncher(RayRunLauncher):
         An executor that is told to end leaves its steps alone where runs are resumed: it cannot tell a stop from the
         loss of its node.
         """
-        told = super().terminate(run_id)
+        stopped = super().terminate(run_id)
         for job in self.client.list_jobs():
             labels = job.metadata or {}
             if labels.get(RUN_LABEL) == run_id and STEP_LABEL in labels and not job.status.is_terminal():
                 self.client.stop_job(str(job.submission_id))
-        return told
+        return stopped
 
     def _launch_ray_job(self, submission_id: str, entrypoint: str, run: dg.DagsterRun) -> None:
         # The run reads the specs of the process that launches it: Ray starts it in another working folder.

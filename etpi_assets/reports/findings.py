@@ -95,7 +95,11 @@ class FindingVerdict:
 
     def wants(self) -> str:
         """Return the designs that would show the smallest difference that matters; "" unless undecided."""
-        if self.word != UNDECIDED or self.between is None:
+        return self.designs() if self.word == UNDECIDED else ""
+
+    def designs(self) -> str:
+        """Return the designs that would show the smallest difference that matters; "" if nothing was measured."""
+        if self.between is None:
             return ""
         if self.spread is None:
             return "two seeds or more, to see how much seeds differ"

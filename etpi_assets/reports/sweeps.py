@@ -240,7 +240,7 @@ def sentence(sweep: Sweep, judged: Sequence[Point]) -> str:
         else:
             parts.append(f"nothing is seen {_places(sweep, none, judged)} ({bound})")
     if undecided:
-        wants = next((text for point in undecided if (text := point.verdict.wants())), "")
+        wants = next((text for point in undecided if (text := point.verdict.designs())), "")
         design = f" (would want {wants})" if wants else ""
         parts.append(f"undecided {_places(sweep, undecided, judged)}{design}")
     if absent:

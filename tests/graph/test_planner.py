@@ -126,7 +126,8 @@ def test_consent_refusal_names_changes_cost_and_commands(world, code):
 
 def test_assets_without_partitions_have_states(world):
     world.make_all()
-    assert {step.state for step in planner.across(world.resources().specs, world.lake)} == {"ok"}
+    steps = planner.across(world.resources().specs, world.lake)
+    assert {step.state for step in steps} == {"ok"} and all(step.seconds is not None for step in steps)
     world.make_all("second")
     write_spec(world.specs_folder, "experiments", "second", EXPERIMENT.replace('"e"', '"another title"'))
     states = {step.asset: step.state for step in planner.across(world.resources().specs, world.lake)}

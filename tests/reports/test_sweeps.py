@@ -63,6 +63,14 @@ def test_wide_intervals_leave_a_level_undecided_with_the_design_that_would_decid
     assert text.startswith("The lever: undecided from 1 to 3 (would want ") and "seeds on" in text
 
 
+def test_level_that_can_only_hurt_is_undecided_with_a_design_too():
+    of = sweep(level=[{"x": 1, "more": "a", "less": "b"}])
+    tables = rates(of, (0.45, 0.5), n=600)
+    (point,) = points(of, lambda experiment, table: tables.get(experiment), {})
+    assert (point.verdict.word, point.word) == ("not supported", "undecided")
+    assert "would want" in sentence(of, [point]) and "seeds on" in point.verdict.designs()
+
+
 def test_curves_with_the_same_range_are_named_together():
     levels = [
         {"x": x, "more": f"with_{x}_{s}", "less": f"without_{x}_{s}", "series": s}
