@@ -26,7 +26,7 @@ Generated from the lake by
 
 Do not edit. Each sweep was declared before it ran (`etpi_assets/reports/declared_sweeps`; `etpi sweeps --plan` prints
 the declarations with their power calculations). A point is the difference of two experiments that differ in one
-setting, with its 95 % interval over training seeds and tasks ([statistics](statistics.md)); the sentence follows from
+setting, with its 95 % interval over training seeds and tasks (`docs/statistics.md`); the sentence follows from
 the intervals by the rules of `etpi_assets/reports/sweeps.py`. "Would want" is the design that would decide a level.
 """
 
