@@ -217,8 +217,8 @@ def _step(
     current: Callable[[Ref], Manifest | None],
     steps: Mapping[tuple[str, str], Step],
 ) -> Step:
-    def step(state: State, reason: str = "") -> Step:
-        return Step(node.name, node.set, key, state, reason)
+    def step(state: State, reason: str = "", needs_consent: bool = False, seconds: float | None = None) -> Step:
+        return Step(node.name, node.set, key, state, reason, needs_consent, seconds)
 
     try:
         specs.get(node.set, key)
@@ -236,14 +236,14 @@ def _step(
         return step("missing", f"after {_names(open_upstream, key)}" if open_upstream else "never made")
     change = compare(node, key, specs, inputs, code, manifest, lake)
     if change is None and not (blocked or open_upstream):
-        return Step(node.name, node.set, key, "ok", accepted(manifest), seconds=manifest.seconds)
+        return step("ok", accepted(manifest), seconds=manifest.seconds)
     if open_upstream and (change is None or change.state == "stale"):
         states = " or ".join(dict.fromkeys(_WORDS[s.state] for s in open_upstream))
         verb = "is" if len(open_upstream) == 1 else "are"
         change = Change("waiting", f"{_names(open_upstream, key)} {verb} {states}")
     change = change or Change("stale", "its newest version is blocked")
     needs_consent = change.needs_consent(node, key, specs, code, manifest)
-    return Step(node.name, node.set, key, change.state, change.reason, needs_consent, manifest.seconds)
+    return step(change.state, change.reason, needs_consent, manifest.seconds)
 
 
 _WORDS = {"code": "made by other code", "waiting": "not up to date"} | {

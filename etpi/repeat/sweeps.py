@@ -138,7 +138,7 @@ def _section(name: str, sweep: Sweep, judged: Sequence[Point], conclusion: str) 
                 f"{tasks.value:+.2f} [{tasks.ci_low:+.2f}, {tasks.ci_high:+.2f}]" if tasks else "–",
                 f"[{over.ci_low:+.2f}, {over.ci_high:+.2f}]" if over else "–",
                 point.word,
-                (verdict.designs() if point.word == "undecided" else "") or "–",
+                point.wants() or "–",
             ]
         )
     head = ["curve", sweep.variable.label, "without → with", "difference, over tasks", "over seeds and tasks", "seen",

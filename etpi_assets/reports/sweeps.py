@@ -196,6 +196,13 @@ class Point:
         least = self.verdict.finding.least
         return "nothing" if between.ci_high < least and between.ci_low > -least else "undecided"
 
+    def wants(self) -> str:
+        """Return the designs that would decide the level; "" unless it is undecided.
+
+        The verdict's own word is one-sided: a level that can only hurt is "not supported" there, and undecided here.
+        """
+        return self.verdict.designs() if self.word == "undecided" else ""
+
 
 def points(sweep: Sweep, read: Read, measured: Mapping[str, float]) -> list[Point]:
     """Judge every level.
@@ -240,7 +247,7 @@ def sentence(sweep: Sweep, judged: Sequence[Point]) -> str:
         else:
             parts.append(f"nothing is seen {_places(sweep, none, judged)} ({bound})")
     if undecided:
-        wants = next((text for point in undecided if (text := point.verdict.designs())), "")
+        wants = next((text for point in undecided if (text := point.wants())), "")
         design = f" (would want {wants})" if wants else ""
         parts.append(f"undecided {_places(sweep, undecided, judged)}{design}")
     if absent:

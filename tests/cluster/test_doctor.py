@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.support.machines import HOME, ROOT, SHARED
+from tests.support.checkouts import copy_code
+from tests.support.machines import HOME, SHARED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # a fixture's time counts too
 
@@ -48,8 +48,7 @@ def planted(services, tmp_path):
     of the shared folder read-only; afterwards start it again as it was."""
     worker = services.workers[1]
     home = services.machines.folder / "homes" / worker.name
-    for package in ("etpi", "etpi_assets", "etpi_resources", "sql"):
-        shutil.copytree(ROOT / package, home / "code" / package, ignore=shutil.ignore_patterns("__pycache__"))
+    copy_code(home / "code")
     with (home / "code" / "etpi_resources" / "hashes.py").open("a") as file:
         file.write("# another line\n")
     (home / "programs").mkdir()

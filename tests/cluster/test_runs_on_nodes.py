@@ -91,12 +91,8 @@ class Site:
         return waited(status, f"run {run_id} did not end", lambda: self.told(run_id))
 
     def told(self, run_id: str) -> str:
-        return "\n".join(f"{entry.step_key}: {entry.message}" for entry in self.events(run_id)) + self._failures(run_id)
-
-    def _failures(self, run_id: str) -> str:
-        events = [entry.dagster_event for entry in self.events(run_id) if entry.dagster_event]
-        failed = [event for event in events if event.is_step_failure]
-        return "".join(f"\n{event.step_key}: {event.step_failure_data.error}" for event in failed)
+        lines = [f"{entry.step_key}: {entry.message}" for entry in self.events(run_id)]
+        return "\n".join([*lines, *(f"{step}: {error}" for step, error in self._errors(run_id).items())])
 
     def nodes_of(self, run_id: str, step: str) -> list[str]:
         """Return the nodes that a step was on, in order."""
@@ -104,8 +100,12 @@ class Site:
         return [word.removeprefix("on node ") for word in words if word.startswith("on node ")]
 
     def failure(self, run_id: str, step: str) -> str:
+        return self._errors(run_id)[step].message
+
+    def _errors(self, run_id: str) -> dict[str, Any]:
+        """Return the error of each failed step."""
         data = [e.dagster_event for e in self.events(run_id) if e.dagster_event and e.dagster_event.is_step_failure]
-        return next(event.step_failure_data.error.message for event in data if event.step_key == step)
+        return {event.step_key: event.step_failure_data.error for event in data}
 
     def _instance(self) -> Any:
         import dagster as dg

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
-from tests.support.machines import ROOT, SHARED
+from tests.support.checkouts import copy_code
+from tests.support.machines import SHARED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # a fixture's time counts too
 
@@ -15,8 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # a fixture's time c
 def shipped(services, shared_lake):
     """Have runs take along code that says something else in the log than that of the nodes."""
     code = services.machines.shared / "code"
-    for package in ("etpi", "etpi_assets", "etpi_resources", "sql"):
-        shutil.copytree(ROOT / package, code / package, ignore=shutil.ignore_patterns("__pycache__"))
+    copy_code(code)
     file = code / "etpi_assets" / "rollouts" / "executors.py"
     text = file.read_text()
     file.write_text(text.replace('"rollouts run on {len', '"shipped rollouts run on {len'))

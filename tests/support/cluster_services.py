@@ -14,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.support.machines import PORTS, ROOT, SHARED, Machine, Machines
+from tests.support.machines import HOME, PORTS, ROOT, SHARED, Machine, Machines
 
 CORES = {"head": 2.0, "worker1": 1.0, "worker2": 1.0}
 """Cores that each machine may use."""
@@ -28,7 +28,7 @@ RESOURCES: dict[str, dict[str, float]] = {
 """What each machine offers to Ray besides a CPU; `accelerator` stands in for a GPU."""
 STORE = 100_000_000
 """Bytes of Ray's object store on a machine."""
-DATABASE = "/work/postgres"
+DATABASE, PASSWORD_FILE = HOME / "postgres", HOME / "password"
 LAKE = SHARED / "lake"
 _OF_RUNS = ("execute_step", "api execute_run", "api resume_run", "bwrap", "trainers", "ray::")
 """Words in the command lines of a run's processes."""
@@ -69,9 +69,17 @@ class ClusterServices:
     def create_database(self) -> None:
         """Create the database cluster, with the role `etpi`, which owns the database `etpi` and nothing else."""
         head = self.head
-        head.run("bash", "-c", f"umask 077; echo {self.password} > /work/password")
+        head.run("bash", "-c", f"umask 077; echo {self.password} > {PASSWORD_FILE}")
         head.run(
-            "initdb", "-D", DATABASE, "-U", "postgres", "--auth=scram-sha-256", "--pwfile=/work/password", "-E", "UTF8"
+            "initdb",
+            "-D",
+            DATABASE,
+            "-U",
+            "postgres",
+            "--auth=scram-sha-256",
+            f"--pwfile={PASSWORD_FILE}",
+            "-E",
+            "UTF8",
         )
         network = f"{head.address.rsplit('.', 1)[0]}.0/24"
         head.run("bash", "-c", f"echo host etpi etpi {network} scram-sha-256 >> {DATABASE}/pg_hba.conf")

@@ -1,0 +1,16 @@
+"""A second checkout of etpi, for tests in which two codes meet."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from etpi_resources.cluster.code import PACKAGES
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def copy_code(folder: Path) -> None:
+    """Copy the packages and sql/ into a folder."""
+    for name in (*PACKAGES, "sql"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
