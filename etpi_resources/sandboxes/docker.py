@@ -7,7 +7,8 @@ workspace of bounded size. A task's own image is writable, because its workspace
 image names; its disk use is checked twice a second, and a command that exceeds the limit is ended.
 
 The guest exits when the connection with its stdin closes, and the engine then removes the container. So a process that
-dies leaves no containers; if an engine keeps one, the next start removes it (`docker_owner`).
+dies leaves no running containers. One that the engine was still creating, or keeps, is removed by the next process that
+connects (`docker_owner`).
 """
 
 from __future__ import annotations
