@@ -111,7 +111,7 @@ demo-all: setup  ## every experiment on the embedded worlds once, ablations exce
 results: setup  ## [EXPERIMENTS="a b"] [SEEDS="0 1 2"] [SHARE=1/3] [TABLE=1]: experiments repeated over training seeds, into docs/results.md
 	@$(ETPI) results $(EXPERIMENTS) $(foreach seed,$(SEEDS),--seed $(seed)) $(if $(SHARE),--share $(SHARE)) $(if $(TABLE),--table) --to docs/results.md
 
-sweeps: setup  ## [SWEEPS="a b"] [SHARE=1/3] [TABLE=1] [PLAN=1]: declared sweeps with plots, into docs/sweeps
+sweeps: setup  ## [SWEEPS="a b"] [SHARE=1/3] [TABLE=1] [PLAN=1]: declared sweeps, a page and a plot each, into docs/sweeps
 	@$(ETPI) sweeps $(SWEEPS) $(if $(SHARE),--share $(SHARE)) $(if $(TABLE),--table) $(if $(PLAN),--plan) --to docs/sweeps
 
 run: environment  ## EXPERIMENT=name [DRY_RUN=1]: bring an experiment up to date, with everything it depends on

@@ -463,7 +463,7 @@ def doctor(of_cluster: bool) -> int:
 @click.option("--seed", "seeds", type=int, multiple=True, help="a trial on these training seeds; may be repeated")
 @click.option(
     "--to", default="sweeps", show_default=True, type=click.Path(file_okay=False, path_type=Path),
-    help="the folder for sweeps.md and its plots",
+    help="the folder for a page and a plot of each sweep",
 )  # fmt: skip
 @_shares
 def sweeps(sweeps: tuple[str, ...], show_plan: bool, seeds: tuple[int, ...], to: Path, share: str, table: bool) -> int:

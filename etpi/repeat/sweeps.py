@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 
@@ -18,15 +19,9 @@ from etpi_assets.specs.load import SpecError, nearest
 from etpi_resources import charts
 from etpi_resources.lake.lake import Lake
 
-_HEAD = """# Sweeps
-
-Generated from the lake by
-
-    {command}
-
-Do not edit. Each sweep was declared before it ran (`etpi_assets/reports/declared_sweeps`; `etpi sweeps --plan` prints
-the declarations with their power calculations). A point is the difference of two experiments that differ in one
-setting, with its 95 % interval over training seeds and tasks (`docs/statistics.md`); the sentence follows from
+_FOOT = """Generated from the lake by `{command}`; do not edit. The sweep was declared before it ran (`etpi sweeps
+--plan` prints the declaration with its power calculation). A point is the difference of two experiments that differ
+in one setting, with its 95 % interval over training seeds and tasks (`docs/statistics.md`); the sentence follows from
 the intervals by the rules of `etpi_assets/reports/sweeps.py`. "Would want" is the design that would decide a level.
 """
 
@@ -59,7 +54,7 @@ def plan(names: Sequence[str]) -> int:
 def run(
     names: Sequence[str], target: Path, share: Share, *, table_only: bool = False, seeds: Sequence[int] = ()
 ) -> int:
-    """Run sweeps, by default all shipped ones, and write `target`/sweeps.md and `target`/NAME.svg.
+    """Run sweeps, by default all shipped ones, and write of each a page and a plot, `target`/NAME.md and NAME.svg.
 
     Args:
         seeds: fewer seeds than declared, for a trial; the page says so.
@@ -74,29 +69,22 @@ def run(
         for sweep in read.values()
         for name in sweep.experiments()
     }
-    command = " ".join(["etpi sweeps", *names, *(f"--seed {seed}" for seed in seeds), f"--to {target}"])
     target.mkdir(parents=True, exist_ok=True)
 
     def write(state: Forecast) -> str:
-        lake = Lake.open()
-        parts, pictures = [_HEAD.replace("{command}", command)], []
-        if seeds:
-            parts.append(
-                f"A trial on seeds {', '.join(map(str, seeds))}: fewer than declared, so nothing is concluded.\n"
-            )
-        parts.append(f"{cost_sentence(state)}\n")
+        lake, pictures = Lake.open(), []
         for name, sweep in read.items():
             judged = _judged(lake, sweep)
             picture, conclusion = _plot(sweep, judged), sweeps.sentence(sweep, judged)
             (target / f"{name}.svg").write_text(picture, encoding="utf-8")
-            parts.append(_section(name, sweep, judged, conclusion))
+            page = _page(name, sweep, judged, conclusion, cost=_cost(state, sweep), seeds=seeds)
+            (target / f"{name}.md").write_text(page, encoding="utf-8")
             pictures.append(f"<h2>{escape(sweep.title)}</h2><p>{escape(conclusion)}</p><figure>{picture}</figure>")
-        (target / "sweeps.md").write_text("\n".join(parts), encoding="utf-8")
         return "".join(pictures)
 
     progress = Lake.open().scratch("progress") / "sweeps.html"
     code = Campaign("Sweeps", list(minutes), folder, share, progress, write, minutes).run(table_only=table_only)
-    print(f"wrote {target / 'sweeps.md'}; the same with progress: {progress}")
+    print(f"wrote {', '.join(str(target / f'{name}.md') for name in read)}; the same with progress: {progress}")
     return code
 
 
@@ -126,7 +114,13 @@ def _plot(sweep: Sweep, judged: Sequence[Point]) -> str:
     )
 
 
-def _section(name: str, sweep: Sweep, judged: Sequence[Point], conclusion: str) -> str:
+def _cost(state: Forecast, sweep: Sweep) -> str:
+    """Return what the finished experiments of one sweep took."""
+    swept = {sweeps.repetition(name) for name in sweep.experiments()}
+    return cost_sentence(replace(state, states=tuple(each for each in state.states if each.name in swept)))
+
+
+def _page(name: str, sweep: Sweep, judged: Sequence[Point], conclusion: str, *, cost: str, seeds: Sequence[int]) -> str:
     rows = []
     for point in judged:
         verdict, over, tasks = point.verdict, point.verdict.over_seeds, point.verdict.between
@@ -145,8 +139,20 @@ def _section(name: str, sweep: Sweep, judged: Sequence[Point], conclusion: str) 
             "would want"]  # fmt: skip
     if not any(point.level.series for point in judged):
         head, rows = head[1:], [row[1:] for row in rows]
-    declared = "\n".join(f"- {line.strip()}" for line in list(sweeps.plan_lines(name, sweep))[1:])
-    return (
-        f"## {sweep.title}\n\n**{conclusion}**\n\n![{sweep.title}]({name}.svg)\n\n{markdown_table(head, rows)}\n"
-        f"Declared:\n\n{declared}\n" + (f"\n{' '.join(sweep.notes.split())}\n" if sweep.notes else "")
+    trial = (
+        f"A trial on seeds {', '.join(map(str, seeds))}: fewer than declared, so nothing is concluded." if seeds else ""
     )
+    declared = "\n".join(f"- {line.strip()}" for line in list(sweeps.plan_lines(name, sweep))[1:])
+    command = " ".join(["etpi sweeps", name, *(f"--seed {seed}" for seed in seeds)])
+    parts = [
+        f"# {sweep.title}",
+        trial,
+        f"**{conclusion}**",
+        f"![{sweep.title}]({name}.svg)",
+        markdown_table(head, rows).strip(),
+        f"Declared:\n\n{declared}",
+        " ".join(sweep.notes.split()),
+        cost,
+        _FOOT.replace("{command}", command),
+    ]
+    return "\n\n".join(part for part in parts if part)

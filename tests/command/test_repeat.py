@@ -138,8 +138,13 @@ def test_sweeps_write_specs_plots_and_a_page_that_says_a_trial_is_one(lake, ran,
     assert len(calls[0]) == 2 and all(name.endswith("_swept") for name in calls[0])
     spec = (lake.scratch("sweep_specs") / "experiments" / f"{calls[0][0]}.toml").read_text()
     assert "seeds = [7]" in spec
-    text = (to / "sweeps.md").read_text()
-    assert "A trial on seeds 7" in text and "![Filters on the teacher's rollouts" in text and "not run" in text
+    text = (to / "filter_strength.md").read_text()
+    assert (
+        text.startswith("# Filters on the teacher's rollouts")
+        and "![Filters on the teacher's rollouts" in text
+        and "not run" in text
+    )
+    assert "A trial on seeds 7" in text and "etpi sweeps filter_strength --seed 7" in text
     assert (to / "filter_strength.svg").read_text().startswith("<svg")
     assert "n = 3 seeds a side" in text, "the declaration stands, whatever the trial has"
 
