@@ -61,7 +61,8 @@ class Finding(BaseModel):
     """The claim that `figure` is higher in `more` than in `less`; `least` is the smallest difference that matters.
 
     `published`: the iterations of the plan-first report that it repeats, `less` their failure and `more` the repair.
-    `sweep`: one of several levels of a variable; judged only on a page that names its experiments.
+    `sweep`: a declared sweep answers how large the difference is and where; judged only on a page that names its
+    experiments.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
