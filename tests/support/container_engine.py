@@ -84,7 +84,7 @@ class PodmanService:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with_parent,
         )
         deadline = time.monotonic() + 20
         while not self.socket.exists():
@@ -203,5 +203,6 @@ def _copy(path: Path, root: Path) -> None:
         shutil.copy2(source, target)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """For `preexec_fn`: have the kernel kill the process when the thread that starts it ends."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)

@@ -192,13 +192,11 @@ class Machines:
         self.shared = self.folder / "shared"
         self.shared.mkdir()
         self.shared.chmod(0o777)
-        self._number = os.getpid() % 200 + 20
-        self.bridge = f"etpi{self._number}br"
+        self._number, self.bridge = _new_bridge()
         self._namespaces: list[str] = []
         self.by_name: dict[str, Machine] = {}
         self._guard = self._guarded(list(shares))
         try:
-            _ip("link", "add", self.bridge, "type", "bridge")
             _ip("addr", "add", f"{self._address(1)}/24", "dev", self.bridge)
             _ip("link", "set", self.bridge, "up")
             for place, (name, cores) in enumerate(shares.items(), start=2):
@@ -307,6 +305,17 @@ class Machines:
         for path in ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d"):
             subprocess.run(["cp", "-a", path, etc], check=True)
         return system
+
+
+def _new_bridge() -> tuple[int, str]:
+    """Create a bridge under a name that no other machines have, of this process or another; return number and name."""
+    for number in range(20, 255):
+        bridge = f"etpi{number}br"
+        made = subprocess.run(["ip", "link", "add", bridge, "type", "bridge"], capture_output=True, text=True)
+        if made.returncode == 0:
+            return number, bridge
+        assert "File exists" in made.stderr, made.stderr
+    raise AssertionError("no number is left for a bridge: ip link show type bridge")
 
 
 def _programs() -> list[Path]:

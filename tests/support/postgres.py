@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.support.container_engine import die_with_parent
+
 PASSWORD = "s3cret-of-the-tests"
 """The superuser's password, which no message may contain."""
 
@@ -84,6 +86,7 @@ class PostgresServer:
         self._process = subprocess.Popen(
             [self._bin / "postgres", "-D", str(self._folder / "data"), *options],
             stdout=subprocess.DEVNULL, stderr=(self._folder / "log").open("ab"), user=self._user, cwd="/",
+            preexec_fn=die_with_parent,
         )  # fmt: skip
         deadline = time.monotonic() + 30
         while True:
