@@ -17,6 +17,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from tests.support.container_engine import die_with_parent
 
 PASSWORD = "s3cret-of-the-tests"
 """The superuser's password, which no message may contain."""
+
+_starts = ThreadPoolExecutor(1)
+"""Postgres ends with the thread that started it; tests restart it in threads that end before them."""
 
 
 def binaries() -> Path | None:
@@ -83,11 +87,12 @@ class PostgresServer:
             "shared_buffers": "16MB", "max_connections": "60",
         }  # fmt: skip
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
-        self._process = subprocess.Popen(
+        self._process = _starts.submit(
+            subprocess.Popen,
             [self._bin / "postgres", "-D", str(self._folder / "data"), *options],
             stdout=subprocess.DEVNULL, stderr=(self._folder / "log").open("ab"), user=self._user, cwd="/",
             preexec_fn=die_with_parent,
-        )  # fmt: skip
+        ).result()  # fmt: skip
         deadline = time.monotonic() + 30
         while True:
             try:
