@@ -69,6 +69,10 @@ def run(
         for sweep in read.values()
         for name in sweep.experiments()
     }
+    typed = {Path(name).stem: name for name in names}
+    options = "".join(f" --seed {seed}" for seed in seeds)
+    few = ", ".join(map(str, seeds))
+    trial = f"A trial on seeds {few}: fewer than declared, so nothing is concluded." if seeds else ""
     target.mkdir(parents=True, exist_ok=True)
 
     def write(state: Forecast) -> str:
@@ -77,8 +81,17 @@ def run(
             judged = _judged(lake, sweep)
             picture, conclusion = _plot(sweep, judged), sweeps.sentence(sweep, judged)
             (target / f"{name}.svg").write_text(picture, encoding="utf-8")
-            page = _page(name, sweep, judged, conclusion, cost=_cost(state, sweep), seeds=seeds)
-            (target / f"{name}.md").write_text(page, encoding="utf-8")
+            parts = [
+                f"# {sweep.title}",
+                trial,
+                f"**{conclusion}**",
+                f"![{sweep.title}]({name}.svg)",
+                _table(sweep, judged),
+                _declaration(name, sweep),
+                _cost(state, sweep),
+                _FOOT.replace("{command}", f"etpi sweeps {typed.get(name, name)}{options}"),
+            ]
+            (target / f"{name}.md").write_text("\n\n".join(filter(None, parts)), encoding="utf-8")
             pictures.append(f"<h2>{escape(sweep.title)}</h2><p>{escape(conclusion)}</p><figure>{picture}</figure>")
         return "".join(pictures)
 
@@ -120,7 +133,12 @@ def _cost(state: Forecast, sweep: Sweep) -> str:
     return cost_sentence(replace(state, states=tuple(each for each in state.states if each.name in swept)))
 
 
-def _page(name: str, sweep: Sweep, judged: Sequence[Point], conclusion: str, *, cost: str, seeds: Sequence[int]) -> str:
+def _declaration(name: str, sweep: Sweep) -> str:
+    lines = "\n".join(f"- {line.strip()}" for line in list(sweeps.plan_lines(name, sweep))[1:])
+    return f"Declared:\n\n{lines}\n\n{' '.join(sweep.notes.split())}".strip()
+
+
+def _table(sweep: Sweep, judged: Sequence[Point]) -> str:
     rows = []
     for point in judged:
         verdict, over, tasks = point.verdict, point.verdict.over_seeds, point.verdict.between
@@ -139,20 +157,4 @@ def _page(name: str, sweep: Sweep, judged: Sequence[Point], conclusion: str, *, 
             "would want"]  # fmt: skip
     if not any(point.level.series for point in judged):
         head, rows = head[1:], [row[1:] for row in rows]
-    trial = (
-        f"A trial on seeds {', '.join(map(str, seeds))}: fewer than declared, so nothing is concluded." if seeds else ""
-    )
-    declared = "\n".join(f"- {line.strip()}" for line in list(sweeps.plan_lines(name, sweep))[1:])
-    command = " ".join(["etpi sweeps", name, *(f"--seed {seed}" for seed in seeds)])
-    parts = [
-        f"# {sweep.title}",
-        trial,
-        f"**{conclusion}**",
-        f"![{sweep.title}]({name}.svg)",
-        markdown_table(head, rows).strip(),
-        f"Declared:\n\n{declared}",
-        " ".join(sweep.notes.split()),
-        cost,
-        _FOOT.replace("{command}", command),
-    ]
-    return "\n\n".join(part for part in parts if part)
+    return markdown_table(head, rows).strip()

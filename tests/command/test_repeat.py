@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from etpi.repeat import progress_page, results, running, sweeps
 from etpi.repeat.forecast import Forecast, State, duration, forecast
 from etpi.repeat.share import Share
 from etpi_assets.reports import findings
+from etpi_assets.reports import sweeps as declared_sweeps
 from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.load import load_shipped
 from etpi_resources.lake.lake import Lake, Ref
@@ -139,14 +141,19 @@ def test_sweeps_write_specs_plots_and_a_page_that_says_a_trial_is_one(lake, ran,
     spec = (lake.scratch("sweep_specs") / "experiments" / f"{calls[0][0]}.toml").read_text()
     assert "seeds = [7]" in spec
     text = (to / "filter_strength.md").read_text()
-    assert (
-        text.startswith("# Filters on the teacher's rollouts")
-        and "![Filters on the teacher's rollouts" in text
-        and "not run" in text
-    )
+    assert text.startswith("# Filters on the teacher's rollouts") and "not run" in text
+    assert "![Filters on the teacher's rollouts" in text
     assert "A trial on seeds 7" in text and "etpi sweeps filter_strength --seed 7" in text
     assert (to / "filter_strength.svg").read_text().startswith("<svg")
     assert "n = 3 seeds a side" in text, "the declaration stands, whatever the trial has"
+
+
+def test_page_of_a_sweep_of_ones_own_names_its_file(lake, ran, tmp_path):
+    mine = tmp_path / "mine.toml"
+    shutil.copy(declared_sweeps.declared()["filter_strength"], mine)
+    result = CliRunner().invoke(cli.etpi, ["sweeps", str(mine), "--table", "--to", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert f"Generated from the lake by `etpi sweeps {mine}`" in (tmp_path / "mine.md").read_text()
 
 
 def test_plan_runs_nothing_and_unknown_sweeps_are_named(lake, ran):

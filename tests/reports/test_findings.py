@@ -232,6 +232,8 @@ def test_sweeps_are_compared_only_where_they_are_named(tmp_path):
     swept = [f for f in findings.declared() if f.sweep]
     shown = set(findings.experiments())
     assert swept and not any({f.more.experiment, f.less.experiment} <= shown for f in swept)
+    default = render(Lake(tmp_path), load_specs(), {name: name for name in shown})
+    assert not [f.claim for f in swept if f.claim in default]
     assert not any(f.published for f in swept), "docs/history.md points to findings that make results measures"
     names = {name: name for name in (swept[0].more.experiment, swept[0].less.experiment)}
     page = render(Lake(tmp_path), load_specs(), names, complete=False)

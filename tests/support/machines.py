@@ -311,10 +311,10 @@ def _new_bridge() -> tuple[int, str]:
     """Create a bridge under a name that no other machines have, of this process or another; return number and name."""
     for number in range(20, 255):
         bridge = f"etpi{number}br"
-        made = subprocess.run(["ip", "link", "add", bridge, "type", "bridge"], capture_output=True, text=True)
-        if made.returncode == 0:
+        creation = subprocess.run(["ip", "link", "add", bridge, "type", "bridge"], capture_output=True, text=True)
+        if creation.returncode == 0:
             return number, bridge
-        assert "File exists" in made.stderr, made.stderr
+        assert "File exists" in creation.stderr, creation.stderr
     raise AssertionError("no number is left for a bridge: ip link show type bridge")
 
 
