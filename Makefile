@@ -108,8 +108,8 @@ demo: setup  ## train and compare students of a strong and a weak teacher, from 
 demo-all: setup  ## every experiment on the embedded worlds once, ablations excepted
 	@$(ETPI) demo-all
 
-results: setup  ## [EXPERIMENTS="a b"] [SEEDS="0 1 2"] [SHARE=1/3] [TABLE=1]: experiments repeated over training seeds, into docs/results.md
-	@$(ETPI) results $(EXPERIMENTS) $(foreach seed,$(SEEDS),--seed $(seed)) $(if $(SHARE),--share $(SHARE)) $(if $(TABLE),--table) --to docs/results.md
+results: setup  ## [EXPERIMENTS="a b"] [SEEDS="0 1 2"] [SECOND_LOOK=1] [SHARE=1/3] [TABLE=1]: experiments repeated over training seeds, into docs/results.md
+	@$(ETPI) results $(EXPERIMENTS) $(foreach seed,$(SEEDS),--seed $(seed)) $(if $(SECOND_LOOK),--second-look) $(if $(SHARE),--share $(SHARE)) $(if $(TABLE),--table) --to docs/results.md
 
 sweeps: setup  ## [SWEEPS="a b"] [SHARE=1/3] [TABLE=1] [PLAN=1]: declared sweeps, a page and a plot each, into docs/sweeps
 	@$(ETPI) sweeps $(SWEEPS) $(if $(SHARE),--share $(SHARE)) $(if $(TABLE),--table) $(if $(PLAN),--plan) --to docs/sweeps

@@ -293,8 +293,11 @@ def export(experiment: str, format: str, to: Path, push: str | None, private: bo
 @click.option(
     "--to", default="results.md", show_default=True, type=click.Path(path_type=Path), help="the page to write"
 )
+@click.option("--second-look", is_flag=True, help="then repeat what is undecided over twice the seeds")
 @_shares
-def results(experiments: tuple[str, ...], seeds: tuple[int, ...], to: Path, share: str, table: bool) -> int:
+def results(
+    experiments: tuple[str, ...], seeds: tuple[int, ...], to: Path, second_look: bool, share: str, table: bool
+) -> int:
     """Repeat experiments over training seeds and write a page of results.
 
     Finished experiments are skipped, so a stopped call continues. The page has whatever the lake has; shares may run on
@@ -303,7 +306,9 @@ def results(experiments: tuple[str, ...], seeds: tuple[int, ...], to: Path, shar
     from etpi.repeat import results
     from etpi.repeat.share import Share
 
-    return results.results(experiments, seeds or results.SEEDS, to, Share.parse(share), table_only=table)
+    return results.results(
+        experiments, seeds or results.SEEDS, to, Share.parse(share), table_only=table, second_look=second_look
+    )
 
 
 @etpi.command("pypi-bugs")

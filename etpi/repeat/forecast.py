@@ -68,9 +68,10 @@ class Forecast:
 def forecast(names: Sequence[str], specs: Specs, lake: Lake, workers: int, minutes: Mapping[str, float]) -> Forecast:
     """Return how far experiments are.
 
-    An open step is expected to take what its partition took before; else the mean of the same asset in the list's other
-    experiments; else, for an experiment with declared `minutes` (name -> minutes) whose training has no such record,
-    these; else the mean of the asset in the whole lake.
+    A training step of an experiment without such a training takes no time. Another open step is expected to take what
+    its partition took before; else the mean of the same asset in the list's other experiments; else, for an experiment
+    with declared `minutes` (name -> minutes) whose training has no such record, these; else the mean of the asset in
+    the whole lake.
     """
     plans = {name: plan(name, specs, lake) for name in names}
     recorded: dict[str, list[float]] = {}
@@ -81,8 +82,17 @@ def forecast(names: Sequence[str], specs: Specs, lake: Lake, workers: int, minut
     needed = {step.asset for steps in plans.values() for step in open_steps(steps)}
     elsewhere = _recorded_elsewhere(lake, needed - recorded.keys())
     seen: set[tuple[str, str]] = set()
-    states = [_state(name, plans[name], recorded, elsewhere, seen, minutes.get(name)) for name in names]
+    idle = {(asset, name) for name in names for asset in _idle(specs, name)}
+    states = [_state(name, plans[name], recorded, elsewhere, seen, idle, minutes.get(name)) for name in names]
     return Forecast(tuple(states), workers)
+
+
+def _idle(specs: Specs, name: str) -> list[str]:
+    """Return the training assets that have nothing to do in an experiment."""
+    if (spec := specs.experiments.get(name)) is None:  # its steps are invalid, and say so
+        return []
+    assets = {"sft_checkpoint": spec.train.method, "rl_checkpoint": spec.rl.method, "rl_rewards": spec.rl.method}
+    return [asset for asset, method in assets.items() if method == "none"]
 
 
 def _recorded_elsewhere(lake: Lake, assets: Collection[str]) -> dict[str, list[float]]:
@@ -101,11 +111,13 @@ def _state(
     recorded: Mapping[str, Sequence[float]],
     elsewhere: Mapping[str, Sequence[float]],
     seen: set[tuple[str, str]],
+    idle: Collection[tuple[str, str]],
     minutes: float | None,
 ) -> State:
     waiting = open_steps(steps)
     fresh = [step for step in waiting if (step.asset, step.key) not in seen]
     seen.update((step.asset, step.key) for step in fresh)
+    fresh = [step for step in fresh if (step.asset, step.key) not in idle]
     known = {step: step.seconds or _mean(recorded.get(step.asset)) for step in fresh}
     untrained = any(step.asset == "sft_checkpoint" and known[step] is None for step in fresh)
     if minutes is not None and untrained:

@@ -9,13 +9,16 @@ A verdict is one of
 
 The interval is the one over training seeds and tasks where both sides have two seeds or more (a base and a teacher have
 none and count as fixed), else the one over tasks: with one seed, nothing is known about seeds.
+
+What three seeds leave undecided may be looked at a second time, with twice as many. Each look then has half of the
+error, so that both together err in 5 %.
 """
 
 from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -32,6 +35,8 @@ DECLARED = Path(__file__).parent / "findings.toml"
 PROBE, REINFORCED = "probe:", "rl:"
 MOST_DOUBLINGS = 5
 """How often the number of tasks is doubled in search of a design that decides a finding."""
+LOOKS = 2
+"""How often a finding may be looked at: a second time, with more seeds, where the first look leaves it undecided."""
 LATE = 0.2
 """The last share of reinforcement's steps, which its figures are computed over."""
 
@@ -120,8 +125,13 @@ def experiments() -> list[str]:
     return list(dict.fromkeys(side.experiment for f in declared() if not f.sweep for side in (f.more, f.less)))
 
 
-def judge(finding: Finding, read: Read) -> FindingVerdict:
-    """Judge a finding by the current versions of its experiments."""
+def among(names: Collection[str]) -> list[Finding]:
+    """Return the declared findings that compare only these experiments."""
+    return [finding for finding in declared() if {finding.more.experiment, finding.less.experiment} <= {*names}]
+
+
+def judge(finding: Finding, read: Read, looks: int = 1) -> FindingVerdict:
+    """Judge a finding by the current versions of its experiments, at one of `looks` looks (`over_seeds_and_tasks`)."""
     table, name, measured = _figure(finding.figure)
     sides = finding.more, finding.less
     tables = [read(side.experiment, table) for side in sides]
@@ -134,9 +144,20 @@ def judge(finding: Finding, read: Read) -> FindingVerdict:
     between = _paired(finding, read) or difference(more, less)
     values = [[estimate.value for _, estimate in sorted(side.items(), key=_by_number)] for side in by_seed]
     same_trainings = finding.more.experiment == finding.less.experiment and all(values)
-    wider = over_seeds_and_tasks(between, *values, paired=same_trainings)
+    wider = over_seeds_and_tasks(between, *values, paired=same_trainings, looks=looks)
     over_seeds, spread = wider or (None, None)
     return FindingVerdict(finding, _word(over_seeds or between, finding.least), more, less, between, over_seeds, spread)
+
+
+def undecided(names: Collection[str], read: Read) -> list[str]:
+    """Return the experiments of findings that the first look leaves undecided; more seeds could decide these.
+
+    Args:
+        names: the experiments that have been run.
+    """
+    verdicts = [judge(finding, read, LOOKS) for finding in among(names)]
+    left = [verdict.finding for verdict in verdicts if verdict.word == UNDECIDED and verdict.over_seeds]
+    return list(dict.fromkeys(side.experiment for finding in left for side in (finding.more, finding.less)))
 
 
 def _by_number(item: tuple[int | None, Estimate]) -> int:

@@ -45,7 +45,7 @@ _FINDINGS = """## Findings
 
 Each finding compares two conditions that differ in one thing (`etpi_assets/reports/findings.toml`).
 
-- *Supported*: the 95 % interval of the difference lies on the claimed side of 0.
+- *Supported*: the interval of the difference lies on the claimed side of 0.
 - *Not supported*: the interval contains no difference large enough to matter (0.1 unless the file says otherwise), or
   lies on the other side of 0.
 - *Undecided at this n*: neither.
@@ -54,8 +54,12 @@ Each finding compares two conditions that differ in one thing (`etpi_assets/repo
 trainings on other tasks. The second decides wherever both sides have two seeds or more, and it is at least as wide.
 With three seeds it is wide, because three trainings say little about how much trainings differ: t intervals with
 about four degrees of freedom (`etpi_assets/scoring/over_seeds.py`). With one seed only the first exists, and a
-difference between two runs can look like a difference between two methods. "Would want" is the design that shows the
-smallest difference that matters with probability 0.8, from the variance between seeds and tasks on this page
+difference between two runs can look like a difference between two methods.
+
+What the first look leaves undecided may be looked at a second time, with twice the seeds (`SECOND_LOOK=1`). So that
+both looks together err in 5 % at most, "over seeds and tasks" is a 97.5 % interval in each; "over tasks" is a 95 %
+interval. "Seeds" says which look a row is of. "Would want" is the design of a new run that shows the smallest
+difference that matters with probability 0.8, from the variance between seeds and tasks on this page
 (`scoring/power.py`). A `probe:` figure is a share of first turns on held-out prompts, averaged over the checkpoints
 of training; an `rl:` figure is a share of the attempts in the last fifth of reinforcement's steps. Where a finding
 compares what two stages of one experiment solve, the difference is paired by task.
@@ -85,44 +89,59 @@ def missing(lake: Lake, experiments: Mapping[str, str]) -> list[str]:
     return [shown for shown, name in experiments.items() if _current(lake, "eval_metrics", name) is None]
 
 
-def render(lake: Lake, specs: Specs, experiments: Mapping[str, str], *, complete: bool = True, cost: str = "") -> str:
+def render(
+    lake: Lake,
+    specs: Specs,
+    experiments: Mapping[str, str],
+    again: Mapping[str, str] | None = None,
+    *,
+    complete: bool = True,
+    cost: str = "",
+) -> str:
     """Render the page from what the lake has; experiments without metrics are listed.
 
     Args:
         experiments: name on the page -> name in the lake. A failed experiment is listed without metrics.
+        again: the same for the second look, with more seeds; an experiment that has it is shown with all its seeds.
         complete: whether these are all experiments that findings compare; if not, the page's command names them.
         cost: what running them took, as a sentence.
     """
+    again = {shown: name for shown, name in (again or {}).items() if _current(lake, "eval_metrics", name)}
     seeds = sorted({seed for name in experiments.values() for seed in specs.experiments[name].seeds})
-    command = f'make results SEEDS="{" ".join(map(str, seeds))}"'
+    command = f'make results SEEDS="{" ".join(map(str, seeds))}"' + (" SECOND_LOOK=1" if again else "")
     if not complete:  # `make results` writes docs/results.md, which such a page must not replace
-        command = " ".join(["etpi results", *experiments, *(f"--seed {seed}" for seed in seeds)])
+        second = ["--second-look"] if again else []
+        command = " ".join(["etpi results", *experiments, *(f"--seed {seed}" for seed in seeds), *second])
     parts = [_HEAD.replace("{command}", command)]
     if cost:
         parts.append(f"{cost}\n")
     if lacking := missing(lake, experiments):
         parts.append(f"No metrics yet ({len(lacking)} of {len(experiments)} experiments): {', '.join(lacking)}.\n")
     stages = cache(partial(_stages, lake))
+    shown_names = {**experiments, **again}
     parts += [
-        _findings(lake, experiments, stages),
-        _how_soon(lake, experiments),
-        _task_by_task(specs, experiments, stages),
+        _findings(lake, experiments, again, stages),
+        _how_soon(lake, shown_names),
+        _task_by_task(specs, shown_names, stages),
     ]
-    for shown, name in experiments.items():
+    for shown, name in shown_names.items():
         spec = specs.experiments[name]
         manifest = _current(lake, "eval_metrics", name)
         parts.append(f"## {shown}\n\n{spec.title}. Rollout sets: {', '.join(spec.rollout_sets)}.\n")
         parts.append(_metrics(lake, manifest) if manifest else "No metrics; `make status` says why.\n")
-    parts.append(_ceiling(lake, {name: shown for shown, name in experiments.items()}))
+    parts.append(_ceiling(lake, {name: shown for shown, name in shown_names.items()}))
     return "\n".join(parts)
 
 
-def _findings(lake: Lake, experiments: Mapping[str, str], stages: Stages) -> str:
-    """Render the findings whose experiments are all on the page, with their verdicts."""
-
-    read = reader(lake, experiments, stages)
-    chosen = [f for f in findings.declared() if {f.more.experiment, f.less.experiment} <= experiments.keys()]
-    rows = [_finding(findings.judge(finding, read)) for finding in chosen]
+def _findings(lake: Lake, experiments: Mapping[str, str], again: Mapping[str, str], stages: Stages) -> str:
+    """Render the findings whose experiments are all on the page, each with the verdict of its last look."""
+    first, second = reader(lake, experiments, stages), reader(lake, again, stages)
+    looked_at_again, rows = findings.among(again), []
+    for finding in findings.among(experiments):
+        verdict, note = findings.judge(finding, first, findings.LOOKS), ""
+        if verdict.word == findings.UNDECIDED and finding in looked_at_again:
+            verdict, note = findings.judge(finding, second, findings.LOOKS), ", second look"
+        rows.append(_finding(verdict, note))
     return _FINDINGS + markdown_table(_COLUMNS, rows) if rows else ""
 
 
@@ -150,7 +169,8 @@ def first_turn_loss_share(lake: Lake, experiment: str) -> float | None:
 
 
 _COLUMNS = (
-    "finding", "more", "less", "figure", "difference, over tasks", "over seeds and tasks", "verdict", "would want",
+    "finding", "more", "less", "figure", "difference, over tasks", "over seeds and tasks", "seeds", "verdict",
+    "would want",
 )  # fmt: skip
 
 
@@ -233,7 +253,7 @@ def _evaluated(table: pa.Table, experiment: str) -> pa.Table:
     return table
 
 
-def _finding(verdict: FindingVerdict) -> list[str]:
+def _finding(verdict: FindingVerdict, note: str) -> list[str]:
     finding, between = verdict.finding, verdict.between
     return [
         finding.claim,
@@ -241,6 +261,7 @@ def _finding(verdict: FindingVerdict) -> list[str]:
         finding.figure,
         f"{between.value:+.2f} [{between.ci_low:+.2f}, {between.ci_high:+.2f}]" if between else "–",
         f"[{over.ci_low:+.2f}, {over.ci_high:+.2f}]" if (over := verdict.over_seeds) else "–",
+        f"{verdict.spread.n_seeds}{note}" if verdict.spread else "–",
         f"**{verdict.word}**",
         verdict.wants() or "–",
     ]

@@ -16,6 +16,8 @@ from etpi_assets.scoring.intervals import Estimate, Z
 from etpi_assets.scoring.student_t import quantile
 
 METHOD = "seeds_and_tasks"
+ERROR = 0.05
+"""How often the truth lies outside of an interval, or of any of the intervals of several looks."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Spread:
 
 
 def over_seeds_and_tasks(
-    between: Estimate, more: Sequence[float], less: Sequence[float], *, paired: bool = False
+    between: Estimate, more: Sequence[float], less: Sequence[float], *, paired: bool = False, looks: int = 1
 ) -> tuple[Estimate, Spread] | None:
     """Widen the interval of a difference over tasks by the spread between seeds.
 
@@ -61,6 +63,8 @@ def over_seeds_and_tasks(
         between: more - less, a difference of rates, with its interval over tasks; `clusters` is the number of tasks.
         more, less: the value of every training seed of a side; empty for a condition without training, such as a base.
         paired: seeds correspond (two stages of the same trainings), so that a seed's difference is what varies.
+        looks: how often the question may be looked at, with more seeds each time. Every look has an equal share of the
+            error of 5 % (Bonferroni), whatever made one look again, so that all looks together err no more often.
 
     Returns:
         the estimate with its interval, and the spread; None if a side has one seed, which says nothing about seeds.
@@ -70,10 +74,10 @@ def over_seeds_and_tasks(
     sides = [[a - b for a, b in zip(more, less, strict=True)]] if paired else [side for side in (more, less) if side]
     seeds = [Component(variance(side) / len(side), len(side) - 1) for side in sides]
     tasks = max(2, between.clusters)
-    limits = []
+    limits, below = [], 1 - ERROR / 2 / looks
     for distance in (between.value - between.ci_low, between.ci_high - between.value):
         components = [*seeds, Component((distance / Z) ** 2, tasks - 1)]
-        limits.append(max(distance, quantile(0.975, _df(components)) * math.sqrt(sum(c.variance for c in components))))
+        limits.append(max(distance, quantile(below, _df(components)) * math.sqrt(sum(c.variance for c in components))))
     widest = max(between.value - between.ci_low, between.ci_high - between.value)
     n_seeds = min(len(side) for side in sides)
     estimate = Estimate(

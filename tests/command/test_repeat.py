@@ -42,11 +42,13 @@ def ran(monkeypatch, lake):
             if name == run.stops_at:
                 raise KeyboardInterrupt
             if name != run.fails:
-                put(lake, "eval_metrics", name, {"metrics": [row(name, 40, 48, seed) for seed in (None, 0, 1)]})
+                hits = run.hits.get(name, {None: 40, 0: 40, 1: 40})
+                base = row(name, 0, 48, checkpoint_role="base")
+                put(lake, "eval_metrics", name, {"metrics": [base, *(row(name, n, 48, s) for s, n in hits.items())]})
             finished(name, ["sft_checkpoint: it broke"] if name == run.fails else [])
         return int(run.fails in names)
 
-    run.fails, run.stops_at = "", ""
+    run.fails, run.stops_at, run.hits = "", "", {}
     monkeypatch.setattr(running, "run_experiments", run)
     return calls, run
 
@@ -72,6 +74,21 @@ def test_each_share_runs_its_experiments_and_the_page_lists_what_is_missing(lake
     assert results.results(names, (0, 1), page, Share(), table_only=True) == 0 and len(calls) == 2, "runs nothing"
     spec = (lake.scratch("results_specs") / "experiments" / "plan_first_tiny_seeds.toml").read_text()
     assert spec == 'extends = "plan_first_tiny"\nseeds = [0, 1]\n'
+
+
+def test_second_look_repeats_only_what_is_undecided_over_twice_the_seeds(lake, ran, tmp_path):
+    calls, run = ran
+    names, page = ["plan_first_tiny", "plan_first_tiny_weak"], tmp_path / "r.md"
+    run.hits["plan_first_tiny_seeds"] = {None: 24, 0: 4, 1: 44}  # against its base, whose share is 0
+    assert results.results(names, (0, 1), page, Share(), second_look=True) == 0
+    assert calls[1:] == [["plan_first_tiny_more_seeds"]]
+    spec = (lake.scratch("results_specs") / "experiments" / "plan_first_tiny_more_seeds.toml").read_text()
+    assert spec == 'extends = "plan_first_tiny"\nseeds = [0, 1, 2, 3]\n'
+    assert "2, second look" in page.read_text() and (lake.scratch("progress") / "second_look.html").exists()
+    assert results.results(names, (0, 1), page, Share()) == 0 and "second look" in page.read_text(), "the lake has it"
+    run.hits.clear()
+    assert results.results(names, (0, 1), page, Share(), second_look=True) == 0
+    assert len(calls) == 4 and "2, second look" not in page.read_text(), "now the first look decides"
 
 
 def test_stopped_and_failed_runs_leave_a_page_and_a_progress_page(lake, ran, tmp_path):
@@ -108,6 +125,8 @@ def test_forecast_takes_recorded_seconds_of_the_same_asset_and_counts_shared_ste
     declared = forecast(names, specs, lake, 2, {"plan_first_apart": 4.0})
     assert [state.left for state in declared.states] == [240.0, 100.0] and declared.seconds_left == 170.0
     assert declared.line().startswith("0 of 2 experiments finished; about 3 min left on ")
+    put(lake, "rl_checkpoint", "elsewhere", {})
+    assert [state.left for state in forecast(names, specs, lake, 2, {}).states] == [100.0, 100.0], "reinforces nothing"
     put(lake, "sft_checkpoint", "plan_first_apart", {})
     assert forecast(names, specs, lake, 2, {"plan_first_tiny_x1": 9.0}).states[1].left == 100.0, "a record comes first"
 

@@ -174,6 +174,33 @@ def test_page_shows_the_findings_of_its_experiments(tmp_path):
     assert "plan_first_tiny_x12" not in page
 
 
+def test_second_look_judges_only_what_the_first_left_undecided(tmp_path):
+    """Of three seeds one plans in half of the pairs; of six, all others in nearly all."""
+    lake, specs, claim = Lake(tmp_path), load_specs(), "| A student plans first without"
+    base = row("x", 0, 48, checkpoint_role="base")
+
+    def measured(*hits: int) -> dict[str, list[dict]]:
+        seeds = [row("x", n, 48, seed) for seed, n in enumerate(hits)]
+        return {"metrics": [base, row("x", sum(hits) // len(hits), 48), *seeds]}
+
+    three, six = "plan_first_tiny", "plan_first_tiny_x1"  # names of specs, which the page reads
+    first, again = {"plan_first_tiny": three}, {"plan_first_tiny": six}
+    small_lake.put(lake, "eval_metrics", three, measured(4, 46, 48))
+
+    def line(again: dict[str, str]) -> str:
+        page = render(lake, specs, first, again, complete=False)
+        return next(line for line in page.splitlines() if line.startswith(claim))
+
+    undecided = line({})
+    assert "| 3 | **undecided at this n** |" in undecided and line(again) == undecided, "the second has not run"
+    small_lake.put(lake, "eval_metrics", six, measured(4, 46, 48, 47, 48, 46))
+    assert "| 6, second look | **supported** | – |" in line(again)
+    page = render(lake, specs, first, again, complete=False)
+    assert "--second-look\n" in page and "by seed 0.08, 0.96, 1.00, 0.98, 1.00, 0.96" in page
+    small_lake.put(lake, "eval_metrics", three, measured(46, 46, 48))
+    assert "| 3 | **supported** |" in line(again), "what the first look decides stays as it is"
+
+
 def test_page_shows_how_soon_for_probed_intermediate_checkpoints(tmp_path):
     """Ten conversations of four turns; the first turn has as many tokens as the others, with weight 12."""
     lake, name = Lake(tmp_path), "plan_first_tiny_x12"

@@ -54,6 +54,24 @@ def test_few_seeds_that_differ_give_a_t_interval_with_their_degrees_of_freedom()
     )
 
 
+def test_two_looks_together_err_no_more_often_than_one_interval_may():
+    """Simulated trainings without a difference: three seeds, and six wherever the first three show none."""
+
+    def errors(looks: int) -> float:
+        random, wrong, rounds = np.random.default_rng(5), 0, 4000
+        for seeds in random.normal(0, 0.1, (rounds, 6)):
+            limits = []
+            for n in (3, 6):
+                value = seeds[:n].mean()
+                certain = Estimate(value, 10**6, 10**6, value - 1e-9, value + 1e-9, "known")
+                wider = over_seeds_and_tasks(certain, seeds[:n].tolist(), [], looks=looks)
+                limits.append(wider[0] if wider else certain)
+            wrong += any(of.ci_low > 0 or of.ci_high < 0 for of in limits)
+        return wrong / rounds
+
+    assert errors(2) <= 0.05 < 0.07 < errors(1)
+
+
 def test_one_seed_says_nothing_about_seeds():
     assert over_seeds_and_tasks(BETWEEN, [0.8], [0.5]) is None
     assert over_seeds_and_tasks(BETWEEN, [0.8, 0.9], [0.5]) is None
