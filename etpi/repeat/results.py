@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from etpi.repeat.forecast import Forecast
-from etpi.repeat.running import Campaign, cost_sentence
+from etpi.repeat.running import Campaign, cost_sentence, steps_sentence
 from etpi.repeat.share import Share
 from etpi_assets.reports import findings
 from etpi_assets.reports.results import reader, render
@@ -44,8 +44,8 @@ def results(
 
     def write(_: Forecast) -> str:
         second, cost = again(), cost_sentence(campaign.forecast())
-        if more := cost_sentence(campaign_of("Second look", second).forecast()):
-            cost = f"{cost}\n\nSecond look: {more}"
+        if more := steps_sentence(campaign_of("Second look", second).forecast()):
+            cost = f"{cost} {more}, for the second look."
         page = render(Lake.open(), load_specs(folder), repeated, second, complete=complete, cost=cost)
         target.write_text(page, encoding="utf-8")
         return ""

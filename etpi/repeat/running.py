@@ -85,11 +85,17 @@ class Campaign:
 
 
 def cost_sentence(state: Forecast) -> str:
-    """Return what the finished experiments of a list took."""
-    done = state.finished
-    if not done:
+    """Return what the finished experiments of a list took, and on which machine; "" if none has finished."""
+    if not (steps := steps_sentence(state)):
         return ""
+    return f"{steps}; this page was written on {cpu()}, which runs {state.workers} experiments at once."
+
+
+def steps_sentence(state: Forecast) -> str:
+    """Return what the finished experiments of a list took, without a full stop; "" if none has finished."""
+    if not (done := state.finished):
+        return ""
+    took = duration(state.spent)
     return (
-        f"The steps of {len(done)} of {len(state.states)} experiments took {duration(state.spent)} in all, suites and "
-        f"rollout sets apart; this page was written on {cpu()}, which runs {state.workers} experiments at once."
+        f"The steps of {len(done)} of {len(state.states)} experiments took {took} in all, suites and rollout sets apart"
     )
