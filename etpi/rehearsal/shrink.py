@@ -52,8 +52,8 @@ _BITSANDBYTES = ("8bit", "paged", "bnb")
 """Parts of names of optimisers that bitsandbytes implements."""
 
 _WORLD_TASKS = {"train": 24, "heldout": 24}
-"""The size of an embedded world. All repositories of `coop_tiny_shared` share four file names, which are too large a part
-(`heldout_names_unseen`) of the names of a few held-out tasks."""
+"""The size of an embedded world. All repositories of `coop_tiny_shared` share four file names, which are too large a
+part (`heldout_names_unseen`) of the names of a few held-out tasks."""
 
 
 @dataclass(frozen=True)
