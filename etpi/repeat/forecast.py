@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from etpi_assets.graph import GRAPH
 from etpi_assets.planner import Step, open_steps, plan
 from etpi_assets.specs.load import Specs
+from etpi_assets.versioning.choices import applies
 from etpi_resources.lake.lake import Lake, Ref
 
 _FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
@@ -68,7 +70,7 @@ class Forecast:
 def forecast(names: Sequence[str], specs: Specs, lake: Lake, workers: int, minutes: Mapping[str, float]) -> Forecast:
     """Return how far experiments are.
 
-    A training step of an experiment without such a training takes no time. Another open step is expected to take what
+    A step that computes nothing in its experiment takes no time. Another open step is expected to take what
     its partition took before; else the mean of the same asset in the list's other experiments; else, for an experiment
     with declared `minutes` (name -> minutes) whose training has no such record, these; else the mean of the asset in
     the whole lake.
@@ -82,17 +84,8 @@ def forecast(names: Sequence[str], specs: Specs, lake: Lake, workers: int, minut
     needed = {step.asset for steps in plans.values() for step in open_steps(steps)}
     elsewhere = _recorded_elsewhere(lake, needed - recorded.keys())
     seen: set[tuple[str, str]] = set()
-    idle = {(asset, name) for name in names for asset in _idle(specs, name)}
-    states = [_state(name, plans[name], recorded, elsewhere, seen, idle, minutes.get(name)) for name in names]
+    states = [_state(name, plans[name], specs, recorded, elsewhere, seen, minutes.get(name)) for name in names]
     return Forecast(tuple(states), workers)
-
-
-def _idle(specs: Specs, name: str) -> list[str]:
-    """Return the training assets that have nothing to do in an experiment."""
-    if (spec := specs.experiments.get(name)) is None:  # its steps are invalid, and say so
-        return []
-    assets = {"sft_checkpoint": spec.train.method, "rl_checkpoint": spec.rl.method, "rl_rewards": spec.rl.method}
-    return [asset for asset, method in assets.items() if method == "none"]
 
 
 def _recorded_elsewhere(lake: Lake, assets: Collection[str]) -> dict[str, list[float]]:
@@ -108,16 +101,16 @@ def _recorded_elsewhere(lake: Lake, assets: Collection[str]) -> dict[str, list[f
 def _state(
     name: str,
     steps: Sequence[Step],
+    specs: Specs,
     recorded: Mapping[str, Sequence[float]],
     elsewhere: Mapping[str, Sequence[float]],
     seen: set[tuple[str, str]],
-    idle: Collection[tuple[str, str]],
     minutes: float | None,
 ) -> State:
     waiting = open_steps(steps)
     fresh = [step for step in waiting if (step.asset, step.key) not in seen]
     seen.update((step.asset, step.key) for step in fresh)
-    fresh = [step for step in fresh if (step.asset, step.key) not in idle]
+    fresh = [step for step in fresh if step.state == "invalid" or applies(GRAPH[step.asset], step.key, specs)]
     known = {step: step.seconds or _mean(recorded.get(step.asset)) for step in fresh}
     untrained = any(step.asset == "sft_checkpoint" and known[step] is None for step in fresh)
     if minutes is not None and untrained:

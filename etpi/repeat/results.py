@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from etpi.repeat.forecast import Forecast
@@ -38,26 +38,31 @@ def results(
     complete = set(findings.experiments()) <= set(names)
     repeated = _write_specs(folder, names, seeds, "seeds")
 
-    def again() -> dict[str, str]:
-        undecided = findings.undecided(names, reader(Lake.open(), repeated))
-        return _write_specs(folder, undecided, [*seeds, *_following(seeds)], "more_seeds")
+    def undecided() -> dict[str, str]:
+        experiments = findings.undecided(names, reader(Lake.open(), repeated))
+        return _write_specs(folder, experiments, [*seeds, *_following(seeds)], "more_seeds")
 
-    def write(_: Forecast) -> str:
-        second, cost = again(), cost_sentence(campaign.forecast())
-        if more := steps_sentence(campaign_of("Second look", second).forecast()):
+    def campaign(title: str, experiments: Mapping[str, str], pages: Callable[[Forecast], str]) -> Campaign:
+        progress = Lake.open().scratch("progress") / f"{title.lower().replace(' ', '_')}.html"
+        return Campaign(title, list(experiments.values()), folder, share, progress, pages)
+
+    def at_first(state: Forecast) -> str:
+        again = undecided()
+        return write(again, state, campaign("Second look", again, at_first).forecast())
+
+    def write(again: Mapping[str, str], first: Forecast, second: Forecast) -> str:
+        cost = cost_sentence(first)
+        if more := steps_sentence(second):
             cost = f"{cost} {more}, for the second look."
-        page = render(Lake.open(), load_specs(folder), repeated, second, complete=complete, cost=cost)
+        page = render(Lake.open(), load_specs(folder), repeated, again, complete=complete, cost=cost)
         target.write_text(page, encoding="utf-8")
         return ""
 
-    def campaign_of(title: str, experiments: Mapping[str, str]) -> Campaign:
-        progress = Lake.open().scratch("progress") / f"{title.lower().replace(' ', '_')}.html"
-        return Campaign(title, list(experiments.values()), folder, share, progress, write)
-
-    campaign = campaign_of("Results", repeated)
-    code = campaign.run(table_only=table_only)
-    if second_look and not code and (second := again()):
-        code = campaign_of("Second look", second).run(table_only=table_only)
+    first = campaign("Results", repeated, at_first)
+    code = first.run(table_only=table_only)
+    if second_look and not code and (again := undecided()):
+        done = first.forecast()
+        code = campaign("Second look", again, lambda state: write(again, done, state)).run(table_only=table_only)
     print(f"wrote {target}")
     return code
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -122,7 +122,11 @@ def declared(path: Path = DECLARED) -> list[Finding]:
 
 def experiments() -> list[str]:
     """Return the experiments that the declared findings compare, sweeps apart, in their order."""
-    return list(dict.fromkeys(side.experiment for f in declared() if not f.sweep for side in (f.more, f.less)))
+    return _compared(finding for finding in declared() if not finding.sweep)
+
+
+def _compared(chosen: Iterable[Finding]) -> list[str]:
+    return list(dict.fromkeys(side.experiment for finding in chosen for side in (finding.more, finding.less)))
 
 
 def among(names: Collection[str]) -> list[Finding]:
@@ -156,8 +160,7 @@ def undecided(names: Collection[str], read: Read) -> list[str]:
         names: the experiments that have been run.
     """
     verdicts = [judge(finding, read, LOOKS) for finding in among(names)]
-    left = [verdict.finding for verdict in verdicts if verdict.word == UNDECIDED and verdict.over_seeds]
-    return list(dict.fromkeys(side.experiment for finding in left for side in (finding.more, finding.less)))
+    return _compared(verdict.finding for verdict in verdicts if verdict.word == UNDECIDED and verdict.over_seeds)
 
 
 def _by_number(item: tuple[int | None, Estimate]) -> int:
