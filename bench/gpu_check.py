@@ -9,6 +9,8 @@ Parts, each in a process of its own; one whose packages or GPUs are missing is s
 - trl: the same turns as one row each in TRL's SFTTrainer, so the same tokens are trained; the first losses must agree;
 - grpo: a GRPO update of a group packed as a tree, and the same as rows in TRL; the gradient norms must agree; then the
   policy's weights are merged and written as they are handed over;
+- repeat: two runs of reinforcement with rollouts by the in-process engine and PyTorch's deterministic operations: on a
+  CPU they must be equal to the digit, on a GPU it says what is;
 - hand_over: a vLLM server takes the weights of a policy and proves them by its log-probabilities;
 - shards: a model of at most eight layers trained in two processes, a GPU each, against one process.
 
@@ -53,7 +55,7 @@ def run_part(name: str, small: bool) -> Figures:
         with tempfile.TemporaryDirectory() as folder:
             return PARTS[name](SMALL if small else FULL, gpu, Path(folder))
     except ModuleNotFoundError as missing:
-        return {"skipped": f"no package {missing.name}"}
+        return {"skipped": f"no package {missing.name}" if missing.name else str(missing)}
     except Skipped as reason:
         return {"skipped": str(reason)}
 
@@ -71,7 +73,7 @@ def run_apart(name: str, small: bool, seconds: float) -> Figures:
     except subprocess.TimeoutExpired:
         return {"failed": f"it took more than {seconds:.0f} s"}
     if done.returncode:
-        return {"failed": "\n".join((done.stdout + done.stderr).strip().splitlines()[-5:])}
+        return {"failed": "\n".join((done.stdout + done.stderr).strip().splitlines()[-12:])}
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -99,6 +101,9 @@ def derived(parts: dict[str, Figures], precision: str) -> Figures:
         agree("gradient norms of tree and of rows", ran["grpo"]["tree_grad_norm"], ran["grpo"]["rows_grad_norm"])
         grpo_seconds = [ran["grpo"][f"{way}_seconds_a_step"] for way in ("rows", "tree")]
         figures["grpo_times_faster_than_trl"] = grpo_seconds[0] / grpo_seconds[1]
+    if "repeat" in ran and precision == "fp32":
+        differing = [name for name, same in ran["repeat"].items() if name.startswith("same_") and not same]
+        assert not differing, f"two runs are not equal: {', '.join(differing)}"
     if "shards" in ran:
         agree("losses of one and of two processes", ran["shards"]["loss_of_two"], ran["shards"]["loss"])
         seconds = [ran["shards"][f"seconds_a_step_{count}"] for count in (1, 2)]
@@ -129,21 +134,21 @@ def main() -> int:
         parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     print(machine(), flush=True)
     where, parts, deadline = device(), dict[str, Figures](), time.monotonic() + DEADLINE
+    conditions = {"machine": machine(), "device": where, "size": asdict(SMALL if options.small else FULL)}
     for name in options.parts or PARTS:
         began = time.monotonic()
         parts[name] = run_apart(name, options.small, min(SECONDS, deadline - began))
         print(f"{name} ({time.monotonic() - began:.0f} s): {_shown(parts[name])}", flush=True)
+        options.to.write_text(json.dumps({**conditions, "parts": parts}, indent=1) + "\n")
     failed = [name for name, figures in parts.items() if "failed" in figures]
     try:
         compared = derived(parts, "fp32" if where == "cpu" else "bf16")
     except AssertionError as error:
         compared, failed = {"failed": str(error)}, [*failed, "agreement"]
     print(f"compared: {_shown(compared)}")
-    if all("skipped" in figures for figures in parts.values()):
-        return 1
-    conditions = {"machine": machine(), "device": where, "size": asdict(SMALL if options.small else FULL)}
     options.to.write_text(json.dumps({**conditions, "parts": parts, "compared": compared}, indent=1) + "\n")
-    return 1 if failed else 0
+    nothing_ran = all("skipped" in figures for figures in parts.values())
+    return 1 if failed or nothing_ran else 0
 
 
 def _shown(figures: Figures) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -342,8 +343,90 @@ def grpo(size: Size, gpu: bool, folder: Path) -> Figures:
     return figures
 
 
-def group_trainer(size: Size, gpu: bool, folder: Path, way: str) -> Any:
-    """Return TRL's trainer of one group; `way`: "rows" as TRL has them, or "tree"."""
+def repeat(size: Size, gpu: bool, folder: Path) -> Figures:
+    """Return whether two runs with rollouts by the in-process engine are equal to the digit where PyTorch takes
+    deterministic operations, and what these cost."""
+    import torch
+
+    from etpi_resources.chat.format import load_chat_format
+
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.set_num_threads(1)
+    chat = load_chat_format("tiny")
+    size = replace(size, vocabulary=max(size.vocabulary, chat.vocab_size), sample=max(size.sample // 16, 16))
+    torch.use_deterministic_algorithms(True)
+    one, two = (_rolled_out_and_trained(size, gpu, folder / way, chat) for way in ("one", "two"))
+    torch.use_deterministic_algorithms(False)
+    without = _rolled_out_and_trained(size, gpu, folder / "without", chat)
+    equal = {f"same_{name}": one[name] == two[name] for name in ("ids", "logprobs", "grad_norms", "weights")}
+    tokens = GROUP * size.sample * STEPS
+    return {
+        **equal,
+        # The first run compiles, so the second is compared.
+        "training_seconds": two["training_seconds"],
+        "training_seconds_without": without["training_seconds"],
+        "sampled_tokens_a_second": tokens / two["sampling_seconds"],
+        "sampled_tokens_a_second_without": tokens / without["sampling_seconds"],
+        "largest_mean_gap": max(one["gaps"]),
+    }
+
+
+def _rolled_out_and_trained(size: Size, gpu: bool, folder: Path, chat: Any) -> Figures:
+    """Train a policy on samples of its own; return every digit of samples, gradient norms and the weights' hash."""
+    import hashlib
+
+    import torch
+
+    from etpi_resources.engines import Request, Sampler
+    from etpi_resources.engines.live import LiveEngine
+    from etpi_resources.trainers.policy_link import Sample
+
+    prompt = torch.randint(
+        3, size.vocabulary, (size.group_prompt,), generator=torch.Generator().manual_seed(0)
+    ).tolist()
+    figures: Figures = {"ids": [], "logprobs": [], "sampling_seconds": 0.0, "gaps": []}
+
+    def roll_out(step: int, rows: Any) -> list[Sample]:
+        sampler = Sampler(temperature=1.0, max_tokens=size.sample, seed=0)
+        requests = [Request(f"{step}/{i}", f"{step}/{i}", prompt, [], sampler) for i in range(len(rows))]
+        strict, began = torch.are_deterministic_algorithms_enabled(), time.perf_counter()
+        # On a GPU PyTorch refuses every cumulative sum, so also the engine's.
+        torch.use_deterministic_algorithms(strict, warn_only=True)
+        with engine.generating(step):
+            answers = engine.complete(requests)
+        torch.use_deterministic_algorithms(strict)
+        figures["sampling_seconds"] += time.perf_counter() - began
+        figures["ids"] += [answer.output_ids for answer in answers]
+        figures["logprobs"] += [answer.logprobs for answer in answers]
+        return [
+            Sample(prompt, a.output_ids or [], [1] * len(a.output_ids or []), a.logprobs or [], 0.0, (-1.0) ** i)
+            for i, a in enumerate(answers)
+        ]
+
+    trainer = group_trainer(size, gpu, folder, "tree", roll_out)
+    engine = LiveEngine(trainer.model.get_base_model(), "policy", chat)
+    began = time.perf_counter()
+    try:
+        trainer.train()
+    finally:
+        engine.close()
+    figures["training_seconds"] = time.perf_counter() - began - figures["sampling_seconds"]
+    figures["gaps"] = [total / tokens for total, _, tokens, _ in trainer.gaps]
+    figures["grad_norms"] = [line["grad_norm"] for line in trainer.state.log_history if "grad_norm" in line]
+    digest = hashlib.sha256()
+    for name, weights in sorted(trainer.model.named_parameters()):
+        if weights.requires_grad:
+            digest.update(name.encode() + weights.detach().float().cpu().numpy().tobytes())
+    figures["weights"] = digest.hexdigest()
+    return figures
+
+
+def group_trainer(size: Size, gpu: bool, folder: Path, way: str, roll_out: Any = None) -> Any:
+    """Return TRL's trainer of one group; `way`: "rows" as TRL has them, or "tree".
+
+    Args:
+        roll_out: what returns the samples of a step; by default the same random ones every time.
+    """
     import datasets
     import numpy as np
     import torch
@@ -377,7 +460,7 @@ def group_trainer(size: Size, gpu: bool, folder: Path, way: str) -> Any:
     torch.manual_seed(0)
     policy = get_peft_model(random_model(size, gpu, torch.bfloat16 if gpu else None), lora_config(settings))
     trainer: Any = PolicyTrainer(
-        lambda step, rows: samples,
+        roll_out or (lambda step, rows: samples),
         model=policy,
         args=trainer_arguments(settings, folder / "trl", 0, Compute(gpu=gpu, dtype="bf16" if gpu else "fp32")),
         train_dataset=datasets.Dataset.from_dict({"prompt": ["0"] * GROUP * STEPS}),
@@ -462,5 +545,6 @@ def shards(size: Size, gpu: bool, folder: Path) -> Figures:
 
 
 PARTS: dict[str, Callable[[Size, bool, Path], Figures]] = {
-    "matmul": matmul, "sft": sft, "liger": liger, "trl": trl, "grpo": grpo, "hand_over": hand_over, "shards": shards,
+    "matmul": matmul, "sft": sft, "liger": liger, "trl": trl, "grpo": grpo, "repeat": repeat,
+    "hand_over": hand_over, "shards": shards,
 }  # fmt: skip

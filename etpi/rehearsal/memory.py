@@ -102,7 +102,8 @@ class Training:
         """Return the bytes on each GPU by part.
 
         Activations: Korthikanti et al. 2022, 34 bytes a token, width and layer without the attention matrix; with
-        gradient checkpointing 2 bytes, and 34 of one layer.
+        gradient checkpointing 2 bytes, and 34 of one layer. Copies: autocast keeps float32 weights in bfloat16 for the
+        length of a pass; processes that share weights hold those of a layer at a time.
         """
         number, shards = self.trained(shape), self.shards
         # An adapter is whole on every GPU; what is frozen is divided.
@@ -111,6 +112,7 @@ class Training:
         layers = shape.layers * 2 + 34 if self.recomputed else shape.layers * 34
         return {
             "weights": weights,
+            "copies": 2 * number if self.full and shards == 1 else 0.0,
             "gradients": 4 * each,
             "optimiser": self.state_bytes * each,
             "activations": layers * self.length * shape.hidden,

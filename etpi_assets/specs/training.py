@@ -168,8 +168,8 @@ class RLSection(ServerSection):
     options: Annotated[dict[str, Any], Omitted({})] = Field(default_factory=dict)
     """Options of `vllm serve`, for `engine = "vllm"` alone."""
     repeatable: Annotated[bool, Omitted(False)] = False
-    """Two runs with one seed on one machine are equal to the digit: rollouts ask in step, and a CPU computes in one
-    thread. For `engine = "transformers"`; its cost is in docs/rl.md."""
+    """Two runs with one seed on one machine are equal to the digit: rollouts ask in step, and the trainer computes in
+    one thread of the CPU, also where there is a GPU. For `engine = "transformers"`; its cost is in docs/rl.md."""
     method: Literal["none", "grpo"] = "none"
     """Whether to reinforce."""
     tuning: Literal["full", "lora"] = "full"

@@ -13,7 +13,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5ForCausalLM
 
 from etpi_resources.labels import IGNORE_INDEX
 from etpi_resources.prefix_tree import PrefixTree
-from etpi_resources.trainers.workers import label_head
+from etpi_resources.trainers.workers import label_head, tree_attention
 from etpi_resources.trainers.workers.collate import BadSequences, collate, read_sequences
 from etpi_resources.trainers.workers.label_head import add_label_head
 from etpi_resources.trainers.workers.packing import pack
@@ -98,6 +98,19 @@ def test_separate_branches_have_the_gradient_of_the_rows(tmp_path):
     got = gradient_of(NET, apart, batches, apart.weights.sum())
     wanted = gradient(list(one_by_one(rows, pairs)), NET)
     assert (got - wanted).norm() / wanted.norm() <= 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_mask_that_a_gpu_knows_by_name_has_the_gradient_of_the_mask_in_memory(tmp_path, monkeypatch, dtype):
+    _, sequences, _ = built(pairs_of(*AGENTS["mixed"], *AGENTS["long branch"]))
+    stored = read(sequences, tmp_path)
+    batches = make_pass(stored.lengths().tolist(), 1024, np.random.default_rng(0), packed=True)
+    assert refuses_trees(NET) is None
+    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        in_memory = gradient_of(NET, stored, batches, 1.0)
+        monkeypatch.setattr(tree_attention, "_masked_by_name", lambda device: True)
+        by_name = gradient_of(NET, stored, batches, 1.0)
+    assert (in_memory - by_name).norm() / in_memory.norm() <= 50 * torch.finfo(dtype).eps
 
 
 def test_tiles_of_logits_change_neither_loss_nor_gradient(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
@@ -23,7 +24,7 @@ from etpi_resources.prefix_tree import PrefixTree
 
 ATTENTION = "prefix_tree"
 QUERIES = 512
-"""Most queries of one kernel call that needs a mask; bounds the mask's rows."""
+"""Most queries of one kernel call that needs a mask in memory, on a CPU; bounds the mask's rows."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,9 @@ def tree_attention(
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **named)
     if named.get("sliding_window") is not None:
         raise ValueError("one of its layers has a sliding window")
+    if torch.is_autocast_enabled(query.device.type):
+        # As autocast does for the kernels; the mask below that has a name passes it by.
+        query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
     groups = query.shape[1] // key.shape[1]
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     # Split once: the gradient of a split is one concatenation, the gradient of each slice a whole row of zeros.
@@ -90,6 +94,9 @@ def tree_attention(
         if not run.context:
             pieces.append(scaled_dot_product_attention(q, k, v, is_causal=True, **options))
             continue
+        if _masked_by_name(q.device):
+            pieces.append(scaled_dot_product_attention(q, k, v, causal_lower_right(q.shape[2], k.shape[2]), **options))
+            continue
         before = k.shape[2] - q.shape[2]
         for at in range(0, q.shape[2], QUERIES):
             part = q[:, :, at : at + QUERIES]
@@ -97,6 +104,12 @@ def tree_attention(
             mask = _lower_right(part.shape[2], seen, q.dtype, q.device)
             pieces.append(scaled_dot_product_attention(part, k[:, :, :seen], v[:, :, :seen], attn_mask=mask, **options))
     return torch.cat(pieces, dim=2).transpose(1, 2).contiguous(), None
+
+
+def _masked_by_name(device: torch.device) -> bool:
+    """Whether attention gets the name of its mask, which a GPU's kernels know, instead of a mask in memory, of which
+    they want an alignment that a view of a larger one lacks."""
+    return device.type == "cuda"
 
 
 def _joined(nodes: Sequence[torch.Tensor], which: Sequence[int]) -> torch.Tensor:
