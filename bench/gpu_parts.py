@@ -358,10 +358,11 @@ def repeat(size: Size, gpu: bool, folder: Path) -> Figures:
     one, two = (_rolled_out_and_trained(size, gpu, folder / way, chat) for way in ("one", "two"))
     torch.use_deterministic_algorithms(False)
     without = _rolled_out_and_trained(size, gpu, folder / "without", chat)
-    equal = {f"same_{name}": one[name] == two[name] for name in ("ids", "logprobs", "grad_norms", "weights")}
     tokens = GROUP * size.sample * STEPS
     return {
-        **equal,
+        # Where two runs part says which side of the loop does not repeat.
+        **{f"{name}_equal_until_step": _equal_until(one[name], two[name]) for name in ("samples", "grad_norms")},
+        "same_weights": one["weights"] == two["weights"],
         # The first run compiles, so the second is compared.
         "training_seconds": two["training_seconds"],
         "training_seconds_without": without["training_seconds"],
@@ -371,8 +372,13 @@ def repeat(size: Size, gpu: bool, folder: Path) -> Figures:
     }
 
 
+def _equal_until(one: list[Any], two: list[Any]) -> int:
+    """Return the step at which two runs differ for the first time; the number of steps if never."""
+    return next((step for step, (a, b) in enumerate(zip(one, two, strict=True)) if a != b), len(one))
+
+
 def _rolled_out_and_trained(size: Size, gpu: bool, folder: Path, chat: Any) -> Figures:
-    """Train a policy on samples of its own; return every digit of samples, gradient norms and the weights' hash."""
+    """Train a policy on samples of its own; return samples and gradient norms by step, and a hash of the weights."""
     import hashlib
 
     import torch
@@ -384,7 +390,7 @@ def _rolled_out_and_trained(size: Size, gpu: bool, folder: Path, chat: Any) -> F
     prompt = torch.randint(
         3, size.vocabulary, (size.group_prompt,), generator=torch.Generator().manual_seed(0)
     ).tolist()
-    figures: Figures = {"ids": [], "logprobs": [], "sampling_seconds": 0.0, "gaps": []}
+    figures: Figures = {"samples": [], "sampling_seconds": 0.0}
 
     def roll_out(step: int, rows: Any) -> list[Sample]:
         sampler = Sampler(temperature=1.0, max_tokens=size.sample, seed=0)
@@ -396,8 +402,7 @@ def _rolled_out_and_trained(size: Size, gpu: bool, folder: Path, chat: Any) -> F
             answers = engine.complete(requests)
         torch.use_deterministic_algorithms(strict)
         figures["sampling_seconds"] += time.perf_counter() - began
-        figures["ids"] += [answer.output_ids for answer in answers]
-        figures["logprobs"] += [answer.logprobs for answer in answers]
+        figures["samples"].append([(answer.output_ids, answer.logprobs) for answer in answers])
         return [
             Sample(prompt, a.output_ids or [], [1] * len(a.output_ids or []), a.logprobs or [], 0.0, (-1.0) ** i)
             for i, a in enumerate(answers)

@@ -56,7 +56,7 @@ def test_part_that_lacks_a_package_or_a_gpu_is_skipped_by_name(check, monkeypatc
 
 @pytest.mark.slow
 def test_small_check_runs_on_a_cpu_and_its_figures_agree(tmp_path):
-    parts = ["matmul", "sft", "trl", "grpo", "shards"]
+    parts = ["matmul", "sft", "trl", "grpo", "repeat", "shards"]
     command = [sys.executable, "bench/gpu_check.py", "--small", "--to", str(tmp_path / "figures.json"), *parts]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -65,4 +65,6 @@ def test_small_check_runs_on_a_cpu_and_its_figures_agree(tmp_path):
     assert {"sft_times_faster_than_trl", "grpo_times_faster_than_trl", "two_processes_times_faster_than_one"} <= set(
         written["compared"]
     )
+    repeat = written["parts"]["repeat"]
+    assert (repeat["samples_equal_until_step"], repeat["grad_norms_equal_until_step"]) == (3, 3)
     assert written["parts"]["grpo"]["written_gb"] * 1e9 > 4 * written["parts"]["sft"]["parameters"] * 0.9
