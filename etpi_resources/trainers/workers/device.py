@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -26,12 +27,12 @@ def choose_compute(worker: Worker[Any], device: str, requested: SpecDtype) -> Co
     """Return the device and dtype of a training; logs where the dtype is not the one that the spec names.
 
     Args:
-        device: "cuda" requires a GPU, "auto" uses one where there is one, "cpu" uses none.
+        device: "cuda" requires a GPU, "auto" uses one where there is one.
 
     Raises:
         RuntimeError: a GPU is required, and this interpreter's torch sees none.
     """
-    gpu = device != "cpu" and torch.cuda.is_available()
+    gpu = torch.cuda.is_available()
     if device == "cuda" and not gpu:
         raise RuntimeError(
             "the experiment requires a CUDA GPU, and the torch of this interpreter sees none "
@@ -43,12 +44,17 @@ def choose_compute(worker: Worker[Any], device: str, requested: SpecDtype) -> Co
     return Compute(gpu, used)
 
 
-def compute_alike() -> None:
-    """Make this process compute the same digits on a CPU every time it gets the same inputs.
+def compute_alike(compute: Compute) -> None:
+    """Make this process compute the same digits every time it gets the same inputs.
 
-    The number of threads decides the order of some sums, and it depends on what else runs: one thread.
+    On a CPU the number of threads decides the order of some sums, and it depends on what else runs: one thread. On a
+    GPU PyTorch takes deterministic kernels where it has them, and warns where it has not.
     """
-    torch.set_num_threads(1)
+    if compute.gpu:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    else:
+        torch.set_num_threads(1)
 
 
 def device_name(gpu: bool) -> str:
