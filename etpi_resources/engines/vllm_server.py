@@ -170,9 +170,9 @@ class VllmServer:
             try:
                 self._wait_until_ready()
                 return
-            except EngineUnavailable:
+            except EngineUnavailable as error:
                 self.close()
-                if last or "ddress already in use" not in self._log_tail():
+                if last or "ddress already in use" not in str(error):
                     raise
             except BaseException:  # an interrupt while it starts
                 self.close()
@@ -228,8 +228,12 @@ class VllmServer:
 
     def _check_identity(self, client: httpx.Client) -> None:
         """Check that the server on the port serves this folder."""
-        models = client.get(f"{self.url}/v1/models").json()["data"]
-        if not any(card["id"] == self.name and card["root"] == str(self.folder) for card in models):
+        try:
+            models = client.get(f"{self.url}/v1/models").json()["data"]
+            ours = any(card["id"] == self.name and card["root"] == str(self.folder) for card in models)
+        except (ValueError, LookupError, TypeError):  # no list of models: some program that took the port
+            ours = False
+        if not ours:
             raise EngineUnavailable(f"another server answers at {self.url}: Address already in use")
 
     def _log_tail(self) -> str:

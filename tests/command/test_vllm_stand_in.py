@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -12,11 +14,11 @@ from etpi_assets.agent.prompts import render_prompts
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.chat.grammars import ThinkGrammar
-from etpi_resources.engines import EngineUnavailable, Request, Sampler
+from etpi_resources.engines import EngineUnavailable, Request, Sampler, vllm_server
 from etpi_resources.engines.endpoints import Endpoints
 from etpi_resources.engines.transformers import TransformersEngine
 from etpi_resources.engines.vllm import VllmEngine, loaded_adapter, reload_weights
-from etpi_resources.engines.vllm_server import PROGRAM_VARIABLE, VllmServer
+from etpi_resources.engines.vllm_server import LOOPBACK, PROGRAM_VARIABLE, VllmServer
 from etpi_resources.lake.lake import folder_hash
 from etpi_resources.trainers.workers.checkpointing import attach_adapter
 from tests.support.serving import FAMILY, TASKS, Models, failed_probes, make_models, serving_lake, start
@@ -101,6 +103,30 @@ def test_handed_weights_change_its_log_probabilities(models, program, tmp_path):
     finally:
         engine.close()
         server.close()
+
+
+class _Page(BaseHTTPRequestHandler):
+    """Answers every request with a page, as a program that is no vLLM may."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"ok")
+
+
+def test_another_program_that_took_the_port_is_avoided(models, program, tmp_path, monkeypatch):
+    taken = ThreadingHTTPServer((LOOPBACK, 0), _Page)
+    threading.Thread(target=taken.serve_forever, daemon=True).start()
+    ports = iter([taken.server_address[1], vllm_server._free_port(LOOPBACK)])
+    monkeypatch.setattr(vllm_server, "_free_port", lambda host: next(ports))
+    try:
+        server = VllmServer(models.base, "policy", log=tmp_path / "log")
+        assert server.url != f"http://{LOOPBACK}:{taken.server_address[1]}"
+        server.close()
+    finally:
+        taken.shutdown()
+        taken.server_close()
 
 
 def test_grammar_is_refused_rather_than_ignored(server):
