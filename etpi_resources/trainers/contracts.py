@@ -111,7 +111,7 @@ class TunedModel(WorkerModel):
         label: heads the worker's log lines.
         base: folder of the start checkpoint. base_name: its name in an adapter's config.
         chat_template: written beside the trained weights; None keeps the tokenizer's own.
-        device: "cuda" requires a GPU, "auto" uses one where there is one.
+        device: "cuda" requires a GPU, "auto" uses one where there is one, "cpu" uses none.
         tracking: None reports to the lake alone.
     """
 
@@ -120,7 +120,7 @@ class TunedModel(WorkerModel):
     base_name: str
     seed: int
     chat_template: str | None
-    device: Literal["auto", "cuda"]
+    device: Literal["auto", "cuda", "cpu"]
     tracking: Tracking | None = None
 
 

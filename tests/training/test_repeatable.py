@@ -10,16 +10,22 @@ from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
 from pydantic import ValidationError
 
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import load_shipped
 from etpi_assets.specs.training import RLSection
+from etpi_assets.training.grpo import GrpoRequest, worker_config
 from etpi_assets.training.lock_step import map_in_step
 from etpi_assets.training.rounds import Rounds
 from etpi_resources.engines import Completion, Request, Sampler
+from etpi_resources.lake.lake import Lake
+from etpi_resources.trainers.workers.device import choose_compute
 from tests.support.reinforcement import make, prepared, rows
 from tests.support.tiny_training import make_speaking_base
 
@@ -105,8 +111,16 @@ def test_server_that_decides_its_batches_is_refused():
         RLSection.model_validate({**section, "engine": "vllm"})
 
 
-def test_required_gpu_is_refused():
+def test_repeatable_run_computes_on_a_cpu_and_a_required_gpu_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     spec = load_shipped().entry("experiment", "grpo_tcr_tiny").spec
+    environment: Any = SimpleNamespace(tasks=[], chat=SimpleNamespace(template="t"))
+    request = GrpoRequest(
+        "e", "base", tmp_path, section=spec.rl, seed=0, environment=environment, gpu=False, dtype="fp32", code="1"
+    )
+    config = worker_config(Lake(tmp_path), request, "link", None)
+    used = choose_compute(cast(Any, None), config.device, config.rl.dtype)
+    assert (used.gpu, used.dtype, config.rl.repeatable) == (False, "fp32", True)
     with pytest.raises(ValidationError, match="two runs on a GPU were not equal"):
         ExperimentSpec.model_validate({**spec.model_dump(), "requires": "gpu"})
 

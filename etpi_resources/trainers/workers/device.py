@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -27,12 +26,12 @@ def choose_compute(worker: Worker[Any], device: str, requested: SpecDtype) -> Co
     """Return the device and dtype of a training; logs where the dtype is not the one that the spec names.
 
     Args:
-        device: "cuda" requires a GPU, "auto" uses one where there is one.
+        device: "cuda" requires a GPU, "auto" uses one where there is one, "cpu" uses none.
 
     Raises:
         RuntimeError: a GPU is required, and this interpreter's torch sees none.
     """
-    gpu = torch.cuda.is_available()
+    gpu = device != "cpu" and torch.cuda.is_available()
     if device == "cuda" and not gpu:
         raise RuntimeError(
             "the experiment requires a CUDA GPU, and the torch of this interpreter sees none "
@@ -44,17 +43,12 @@ def choose_compute(worker: Worker[Any], device: str, requested: SpecDtype) -> Co
     return Compute(gpu, used)
 
 
-def compute_alike(compute: Compute) -> None:
-    """Make this process compute the same digits every time it gets the same inputs.
+def compute_alike() -> None:
+    """Make this process compute the same digits on a CPU every time it gets the same inputs.
 
-    On a CPU the number of threads decides the order of some sums, and it depends on what else runs: one thread. On a
-    GPU PyTorch takes deterministic kernels where it has them, and warns where it has not.
+    The number of threads decides the order of some sums, and it depends on what else runs: one thread.
     """
-    if compute.gpu:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
-    else:
-        torch.set_num_threads(1)
+    torch.set_num_threads(1)
 
 
 def device_name(gpu: bool) -> str:

@@ -67,14 +67,13 @@ def run(worker: Worker[GrpoWorkerConfig]) -> GrpoWorkerResult:
 
     from etpi_resources.trainers.policy_link import connect
     from etpi_resources.trainers.workers import proof
-    from etpi_resources.trainers.workers.device import Compute, choose_compute, compute_alike, device_name, libraries
+    from etpi_resources.trainers.workers.device import choose_compute, compute_alike, device_name, libraries
 
     transformers_logging.disable_progress_bar()
     config, rl = worker.config, worker.config.rl
-    # Two runs on a GPU were not equal, even with deterministic operations (bench/README.md).
-    compute = Compute(False, "fp32") if rl.repeatable else choose_compute(worker, config.device, rl.dtype)
+    compute = choose_compute(worker, config.device, rl.dtype)
     if rl.repeatable:
-        compute_alike(compute)
+        compute_alike()
     model = load(config, compute)
     device, used_libraries = device_name(compute.gpu), libraries()
     with connect(config.link) as link:
