@@ -5,12 +5,14 @@ Parts, each in a process of its own; one whose packages or GPUs are missing is s
 - matmul: the machine's rate of bfloat16 matrix products, which the others are shares of;
 - sft: full fine-tuning of a random model of Qwen3-4B's shape on conversations that fork at every turn, packed as trees;
   its peak memory beside the rehearsal's estimate;
+- layers: the same with norms, rotary positions and gated layers by Liger's kernels, which must agree;
 - liger: the same with the losses by Liger's kernel, which must agree;
-- trl: the same turns as one row each in TRL's SFTTrainer, so the same tokens are trained; the first losses must agree;
+- trl, trl_liger: the same turns as one row each in TRL's SFTTrainer, so the same tokens are trained, without and with
+  Liger's kernels; the first losses must agree;
 - grpo: a GRPO update of a group packed as a tree, and the same as rows in TRL; the gradient norms must agree; then the
   policy's weights are merged and written as they are handed over;
-- repeat: two runs of reinforcement with rollouts by the in-process engine and PyTorch's deterministic operations: on a
-  CPU they must be equal to the digit, on a GPU it says what is;
+- repeat: two runs of reinforcement with rollouts by the in-process engine, as with `rl.repeatable`; they must be equal
+  to the digit;
 - hand_over: a vLLM server takes the weights of a policy and proves them by its log-probabilities;
 - shards: a model of at most eight layers trained in two processes, a GPU each, against one process.
 
@@ -95,13 +97,21 @@ def derived(parts: dict[str, Figures], precision: str) -> Figures:
         agree("losses of Liger and of tiles", ran["liger"]["loss"], ran["sft"]["loss"])
         figures["liger_times_faster_than_tiles"] = ran["sft"]["seconds_a_step"] / ran["liger"]["seconds_a_step"]
         figures["liger_gib_less_than_tiles"] = ran["sft"]["peak_gib"] - ran["liger"]["peak_gib"]
+    if {"sft", "layers"} <= ran.keys():
+        agree("losses of fused layers and of PyTorch's", ran["layers"]["loss"], ran["sft"]["loss"])
+        figures["layers_times_faster_than_torch"] = ran["sft"]["seconds_a_step"] / ran["layers"]["seconds_a_step"]
+    if {"layers", "trl_liger"} <= ran.keys():
+        agree("losses of trees and of rows, by Liger", ran["layers"]["loss"], ran["trl_liger"]["loss"])
+        figures["layers_times_faster_than_trl_liger"] = (
+            ran["trl_liger"]["seconds_a_step"] / ran["layers"]["seconds_a_step"]
+        )
     if "sft" in ran and ran["sft"]["peak_gib"]:
         figures["memory_measured_for_estimated"] = ran["sft"]["peak_gib"] / ran["sft"]["estimated_gib"]
     if "grpo" in ran:
         agree("gradient norms of tree and of rows", ran["grpo"]["tree_grad_norm"], ran["grpo"]["rows_grad_norm"])
         grpo_seconds = [ran["grpo"][f"{way}_seconds_a_step"] for way in ("rows", "tree")]
         figures["grpo_times_faster_than_trl"] = grpo_seconds[0] / grpo_seconds[1]
-    if "repeat" in ran and precision == "fp32":
+    if "repeat" in ran:
         assert ran["repeat"]["same_weights"], f"two runs are not equal: {ran['repeat']}"
     if "shards" in ran:
         agree("losses of one and of two processes", ran["shards"]["loss_of_two"], ran["shards"]["loss"])

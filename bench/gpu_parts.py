@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -12,8 +13,8 @@ from typing import Any, Literal
 
 STEPS = 3
 """Steps of a training; the first warms up, the others count."""
-FREE = 0.8
-"""Share of a GPU's memory that a model is chosen for; TRL's logits of all positions need some of the rest."""
+FREE = 0.9
+"""Share of a GPU's memory that a model is chosen for."""
 _GIB = 1 << 30
 
 
@@ -62,7 +63,9 @@ SMALL = Size(
 GROUP = 8
 
 Figures = dict[str, Any]
-Kernel = Literal["tiles", "liger"]
+Kernels = Mapping[str, Literal["liger"]]
+"""Option of the train section -> what computes it, where that is not the default."""
+OWN: Kernels = {}
 
 
 class Skipped(Exception):
@@ -230,26 +233,40 @@ def matmul(size: Size, gpu: bool, folder: Path) -> Figures:
 
 def liger(size: Size, gpu: bool, folder: Path) -> Figures:
     """Return what `sft` does, with the losses by Liger's kernel."""
+    require_liger(gpu)
+    return sft(size, gpu, folder, {"loss_kernel": "liger"})
+
+
+def layers(size: Size, gpu: bool, folder: Path) -> Figures:
+    """Return what `sft` does, with norms, rotary positions and gated layers by Liger's kernels."""
+    require_liger(gpu)
+    return sft(size, gpu, folder, {"layer_kernels": "liger"})
+
+
+def require_liger(gpu: bool) -> None:
+    """Skip where Liger's kernels cannot run."""
     import_module("liger_kernel")
     if not gpu:
         raise Skipped("Liger needs a GPU")
-    return sft(size, gpu, folder, kernel="liger")
 
 
-def sft(size: Size, gpu: bool, folder: Path, kernel: Kernel = "tiles") -> Figures:
+def sft(size: Size, gpu: bool, folder: Path, kernels: Kernels = OWN) -> Figures:
     """Return the speed and memory of the worker's trainer on trees."""
+    from etpi_resources.cuda import avoid_cudnn_attention
     from etpi_resources.trainers.contracts import SftWorkerConfig
     from etpi_resources.trainers.workers import sft_worker
     from etpi_resources.trainers.workers.collate import read_sequences
     from etpi_resources.trainers.workers.device import Compute
+    from etpi_resources.trainers.workers.layer_kernels import fused_layers
     from etpi_resources.trainers.workers.reporting import CONFIG_FILE, Worker
 
+    avoid_cudnn_attention()
     size = fitting(size, gpu)
     write_sequences(size, folder / "sequences.parquet")
     save_tokenizer(folder / "base")
     stored = read_sequences([folder / "sequences.parquet"], "train", vocabulary=size.vocabulary, longest=32_768)
     longest = -(-int(stored.lengths().max()) // 64) * 64
-    config = worker_config(folder, gpu, micro_tokens=longest, kernel=kernel)
+    config = worker_config(folder, gpu, micro_tokens=longest, kernels=kernels)
     (folder / CONFIG_FILE).write_text(config.model_dump_json())
     model = random_model(size, gpu)
     layout = sft_worker.lay_out(stored, config, longest, model)
@@ -263,7 +280,8 @@ def sft(size: Size, gpu: bool, folder: Path, kernel: Kernel = "tiles") -> Figure
         window, trainer.window = trainer.window, type(trainer.window)()
         return window.loss()
 
-    figures = measured(trainer, gpu, "loss", loss)
+    with fused_layers(model) if "layer_kernels" in kernels else nullcontext():
+        figures = measured(trainer, gpu, "loss", loss)
     training, shape = training_of(size, gpu, longest)
     tokens = int(stored.lengths().sum())
     return {
@@ -278,23 +296,29 @@ def sft(size: Size, gpu: bool, folder: Path, kernel: Kernel = "tiles") -> Figure
     }
 
 
-def worker_config(folder: Path, gpu: bool, micro_tokens: int, shards: int = 1, kernel: Kernel = "tiles") -> Any:
+def worker_config(folder: Path, gpu: bool, micro_tokens: int, shards: int = 1, kernels: Kernels = OWN) -> Any:
     """Return the worker's config of a full fine-tuning, an epoch a step."""
     from etpi_resources.trainers.contracts import SftSettings, SftWorkerConfig
 
+    chosen: dict[str, Any] = {"loss_kernel": "tiles", "layer_kernels": "torch", **kernels}
     return SftWorkerConfig(
         label="check", base=str(folder / "base"), base_name="base", files=(str(folder / "sequences.parquet"),), seed=0,
         chat_template=None, device="auto", micro_tokens=micro_tokens, train=SftSettings(
             method="full", epochs=STEPS, max_steps=None, learning_rate=1e-6, schedule="constant", warmup_ratio=0.0,
             weight_decay=0.0, batch_tokens=10**9, batch_sequences=None, save_steps=None, use_epoch=None, use_step=None,
             dtype="bf16" if gpu else "fp32", gradient_checkpointing=gpu, optimizer="adamw_torch_fused",
-            loss_kernel=kernel, shards=shards, lora_rank=32, lora_alpha=16, lora_dropout=0.0,
-            target_modules="all-linear",
+            shards=shards, lora_rank=32, lora_alpha=16, lora_dropout=0.0, target_modules="all-linear", **chosen,
         ),
     )  # fmt: skip
 
 
-def trl(size: Size, gpu: bool, folder: Path) -> Figures:
+def trl_liger(size: Size, gpu: bool, folder: Path) -> Figures:
+    """Return what `trl` does, with Liger's kernels, for losses too."""
+    require_liger(gpu)
+    return trl(size, gpu, folder, liger=True)
+
+
+def trl(size: Size, gpu: bool, folder: Path, liger: bool = False) -> Figures:
     """Return the speed and memory of TRL's SFTTrainer on a row for each turn."""
     import datasets
     from transformers import AutoTokenizer
@@ -311,7 +335,7 @@ def trl(size: Size, gpu: bool, folder: Path) -> Figures:
             gradient_accumulation_steps=len(rows), learning_rate=1e-6, optim="adamw_torch_fused",
             lr_scheduler_type="constant", max_length=None, packing=False, completion_only_loss=False, bf16=gpu,
             use_cpu=not gpu, gradient_checkpointing=gpu, report_to="none", logging_steps=1, save_strategy="no",
-            disable_tqdm=True, dataset_kwargs={"skip_prepare_dataset": True},
+            disable_tqdm=True, use_liger_kernel=liger, dataset_kwargs={"skip_prepare_dataset": True},
         ),
         train_dataset=datasets.Dataset.from_list(rows),
         processing_class=AutoTokenizer.from_pretrained(folder / "base", local_files_only=True),
@@ -344,17 +368,16 @@ def grpo(size: Size, gpu: bool, folder: Path) -> Figures:
 
 
 def repeat(size: Size, gpu: bool, folder: Path) -> Figures:
-    """Return whether two runs with rollouts by the in-process engine are equal to the digit where PyTorch takes
-    deterministic operations, and what these cost."""
+    """Return whether two runs with rollouts by the in-process engine are equal to the digit where the worker computes
+    alike, and what a GPU's deterministic operations cost."""
     import torch
 
     from etpi_resources.chat.format import load_chat_format
+    from etpi_resources.trainers.workers.device import Compute, compute_alike
 
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    torch.set_num_threads(1)
     chat = load_chat_format("tiny")
     size = replace(size, vocabulary=max(size.vocabulary, chat.vocab_size), sample=max(size.sample // 16, 16))
-    torch.use_deterministic_algorithms(True)
+    compute_alike(Compute(gpu=gpu, dtype="bf16" if gpu else "fp32"))
     one, two = (_rolled_out_and_trained(size, gpu, folder / way, chat) for way in ("one", "two"))
     torch.use_deterministic_algorithms(False)
     without = _rolled_out_and_trained(size, gpu, folder / "without", chat)
@@ -379,8 +402,6 @@ def _equal_until(one: list[Any], two: list[Any]) -> int:
 
 def _rolled_out_and_trained(size: Size, gpu: bool, folder: Path, chat: Any) -> Figures:
     """Train a policy on samples of its own; return samples and gradient norms by step, and a hash of the weights."""
-    import hashlib
-
     import torch
 
     from etpi_resources.engines import Request, Sampler
@@ -395,12 +416,9 @@ def _rolled_out_and_trained(size: Size, gpu: bool, folder: Path, chat: Any) -> F
     def roll_out(step: int, rows: Any) -> list[Sample]:
         sampler = Sampler(temperature=1.0, max_tokens=size.sample, seed=0)
         requests = [Request(f"{step}/{i}", f"{step}/{i}", prompt, [], sampler) for i in range(len(rows))]
-        strict, began = torch.are_deterministic_algorithms_enabled(), time.perf_counter()
-        # On a GPU PyTorch refuses every cumulative sum, so also the engine's.
-        torch.use_deterministic_algorithms(strict, warn_only=True)
+        began = time.perf_counter()
         with engine.generating(step):
             answers = engine.complete(requests)
-        torch.use_deterministic_algorithms(strict)
         figures["sampling_seconds"] += time.perf_counter() - began
         figures["samples"].append([(answer.output_ids, answer.logprobs) for answer in answers])
         return [
@@ -438,6 +456,7 @@ def group_trainer(size: Size, gpu: bool, folder: Path, way: str, roll_out: Any =
     from peft import get_peft_model
     from transformers import AutoTokenizer
 
+    from etpi_resources.cuda import avoid_cudnn_attention
     from etpi_resources.trainers.contracts import GrpoSettings
     from etpi_resources.trainers.policy_link import Sample
     from etpi_resources.trainers.workers.adapters import lora_config
@@ -472,7 +491,9 @@ def group_trainer(size: Size, gpu: bool, folder: Path, way: str, roll_out: Any =
         processing_class=AutoTokenizer.from_pretrained(folder / "base", local_files_only=True),
     )
     assert trainer.no_trees is None, trainer.no_trees
-    if way == "rows":
+    if way == "tree":
+        avoid_cudnn_attention()
+    else:
         trainer.no_trees = "the baseline"
         trainer.model.get_base_model().set_attn_implementation("sdpa")
     return trainer
@@ -550,6 +571,6 @@ def shards(size: Size, gpu: bool, folder: Path) -> Figures:
 
 
 PARTS: dict[str, Callable[[Size, bool, Path], Figures]] = {
-    "matmul": matmul, "sft": sft, "liger": liger, "trl": trl, "grpo": grpo, "repeat": repeat,
-    "hand_over": hand_over, "shards": shards,
+    "matmul": matmul, "sft": sft, "layers": layers, "liger": liger, "trl": trl, "trl_liger": trl_liger, "grpo": grpo,
+    "repeat": repeat, "hand_over": hand_over, "shards": shards,
 }  # fmt: skip

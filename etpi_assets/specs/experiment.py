@@ -339,15 +339,6 @@ class ExperimentSpec(Section):
             object.__setattr__(self, "evaluate", self.evaluate.model_copy(update={"stop": stop}))  # it is frozen
         return self
 
-    @model_validator(mode="after")
-    def _repeats_on_a_cpu(self) -> ExperimentSpec:
-        if self.rl.repeatable and self.requires == "gpu":
-            raise ValueError(
-                'rl.repeatable computes on a CPU, because two runs on a GPU were not equal, and requires = "gpu" asks '
-                "for one: remove either"
-            )
-        return self
-
     @model_validator(mode="before")
     @classmethod
     def _lacking_base_is_explained(cls, values: Any) -> Any:

@@ -115,6 +115,9 @@ class TrainSection(Section):
     loss_kernel: Annotated[Literal["tiles", "liger"], Omitted("tiles")] = "tiles"
     """What computes the labels' losses without holding all logits: `tiles` of them, or `liger`, the fused kernel of
     Liger, on a GPU. The losses are the same up to rounding; a CPU always uses tiles."""
+    layer_kernels: Annotated[Literal["torch", "liger"], Omitted("torch")] = "torch"
+    """What computes norms, rotary positions and gated layers: PyTorch, or on a GPU the fused kernels of Liger, equal up
+    to rounding and faster. A CPU always uses PyTorch."""
     shards: Annotated[int, Omitted(1)] = Field(default=1, ge=1)
     """Processes on one machine, one GPU each (on a CPU without a GPU), that divide weights, gradients, optimiser
     states (FSDP2; of LoRA the frozen weights) and the sequences of each step."""
@@ -169,7 +172,7 @@ class RLSection(ServerSection):
     """Options of `vllm serve`, for `engine = "vllm"` alone."""
     repeatable: Annotated[bool, Omitted(False)] = False
     """Two runs with one seed on one machine are equal to the digit: rollouts ask in step, and the trainer computes in
-    one thread of the CPU, also where there is a GPU. For `engine = "transformers"`; its cost is in docs/rl.md."""
+    one thread, on a GPU by deterministic operations. For `engine = "transformers"`; its cost is in docs/rl.md."""
     method: Literal["none", "grpo"] = "none"
     """Whether to reinforce."""
     tuning: Literal["full", "lora"] = "full"

@@ -23,7 +23,6 @@ from etpi_assets.versioning.keys import tiny_base_code
 from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.lake import LakeError
 from etpi_resources.lake.schemas import from_rows
-from etpi_resources.trainers.workers.precision import training_dtype
 
 
 @etpi_asset("base_checkpoint", checks=(pointers.PINNED, base.TRAINED, base.RECIPE_UNCHANGED))
@@ -152,7 +151,7 @@ def rl_checkpoint(run: AssetRun) -> Produced:
             seed=seed,
             environment=environment,
             gpu=spec.requires == "gpu",
-            dtype=training_dtype(spec.rl.dtype, None) if spec.rl.repeatable else dtype_here(spec.rl.dtype),
+            dtype=dtype_here(spec.rl.dtype),
             code=run.kept_code,
             report_to=spec.train.report_to,
         )

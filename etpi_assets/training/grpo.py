@@ -71,7 +71,7 @@ class GrpoRequest:
         base_id, base_folder: the checkpoint that training starts from, and the folder of its files.
         section: the spec's. seed: of the tasks' order and of sampling.
         environment: tasks, judge, sandboxes, chat format.
-        gpu: whether a GPU is required; otherwise one is used where there is one, and never if it is to be repeatable.
+        gpu: whether a GPU is required; otherwise one is used where there is one.
         dtype: of the passes on this machine, where the section may say "auto".
         code: version of the code that rolls out, rewards and trains.
         report_to: trackers; no part of the key.
@@ -184,7 +184,7 @@ def worker_config(lake: Lake, request: GrpoRequest, link: str, resume: int | Non
         tasks=len(environment.tasks),
         seed=request.seed,
         chat_template=environment.chat.template,
-        device="cpu" if section.repeatable else "cuda" if request.gpu else "auto",
+        device="cuda" if request.gpu else "auto",
         resume=resume,
         resume_every=max(1, section.steps // RESUME_CHECKPOINTS),
         tracking=tracking_of(lake, request.report_to, f"{request.experiment}-seed{request.seed}-rl"),

@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, Cache
 from transformers.utils import logging as transformers_logging
 
 from etpi_resources.chat.format import ChatFormat
+from etpi_resources.cuda import avoid_cudnn_attention, cumulative_sums
 from etpi_resources.engines import Completion, FinishReason, Request, Sampler
 from etpi_resources.engines.model_caches import ModelCaches
 from etpi_resources.engines.slots import ATTENTION, RECURRENT, Slots, SlotView, layer_kinds
@@ -84,6 +85,7 @@ class TransformersEngine:
 
     def _start(self, model: Any, name: str, chat: ChatFormat) -> None:
         """Start the serving thread for a model, on the model's device."""
+        avoid_cudnn_attention()
         self.name, self._chat, self._model = name, chat, model
         self._dtype, self._device = model.dtype, model.device
         config = model.config.get_text_config()
@@ -360,11 +362,10 @@ def _sample(rows: Sequence[_BatchRow], logits: torch.Tensor) -> torch.Tensor:
     temperature = torch.tensor([row.request.sampler.temperature for row in rows], device=logits.device)
     top_p = torch.tensor([row.request.sampler.top_p for row in rows], device=logits.device)
     probabilities, order = torch.softmax(logits / temperature[:, None], -1).sort(-1, descending=True)
-    before = probabilities.cumsum(-1) - probabilities
-    probabilities = probabilities.masked_fill(before >= top_p[:, None], 0.0)
-    cumulative = probabilities.cumsum(-1)
+    cumulative = cumulative_sums(probabilities)
+    in_nucleus = (probabilities > 0) & (cumulative - probabilities < top_p[:, None])
+    last = in_nucleus.sum(-1, keepdim=True) - 1
     uniform = torch.stack([torch.rand(1, generator=row.generator) for row in rows]).to(logits.device)
-    rank = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
-    # Rounding may turn the largest uniform into the whole mass: clamp to the last id with a positive probability.
-    last = (probabilities > 0).sum(-1, keepdim=True) - 1
+    rank = torch.searchsorted(cumulative, uniform * cumulative.gather(1, last), right=True)
+    # Rounding may turn the largest uniform into the whole mass of the nucleus.
     return order.gather(1, torch.minimum(rank, last))[:, 0]

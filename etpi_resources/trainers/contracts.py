@@ -111,7 +111,7 @@ class TunedModel(WorkerModel):
         label: heads the worker's log lines.
         base: folder of the start checkpoint. base_name: its name in an adapter's config.
         chat_template: written beside the trained weights; None keeps the tokenizer's own.
-        device: "cuda" requires a GPU, "auto" uses one where there is one, "cpu" uses none.
+        device: "cuda" requires a GPU, "auto" uses one where there is one.
         tracking: None reports to the lake alone.
     """
 
@@ -120,7 +120,7 @@ class TunedModel(WorkerModel):
     base_name: str
     seed: int
     chat_template: str | None
-    device: Literal["auto", "cuda", "cpu"]
+    device: Literal["auto", "cuda"]
     tracking: Tracking | None = None
 
 
@@ -203,6 +203,7 @@ class SftSettings(LoraSettings):
     gradient_checkpointing: bool
     optimizer: str
     loss_kernel: Literal["tiles", "liger"]
+    layer_kernels: Literal["torch", "liger"]
     shards: int
 
 

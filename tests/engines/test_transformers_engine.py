@@ -162,6 +162,25 @@ def test_largest_uniform_samples_an_allowed_id(monkeypatch: pytest.MonkeyPatch):
     assert _sample([row], torch.tensor([[forbidden, 0.0, 1.0, forbidden]])).tolist() == [1]
 
 
+@pytest.mark.parametrize("top_p", [0.3, 0.9, 1.0])
+def test_samples_are_those_of_a_distribution_cut_to_its_nucleus(top_p: float):
+    logits = torch.randn(40, 500, generator=torch.Generator().manual_seed(0))
+    rows = [
+        _BatchRow(_request(str(i), [1], temperature=0.7, top_p=top_p), torch.Generator().manual_seed(i))
+        for i in range(len(logits))
+    ]
+    probabilities, order = torch.softmax(logits / 0.7, -1).sort(-1, descending=True)
+    cut = probabilities.masked_fill(probabilities.cumsum(-1) - probabilities >= top_p, 0.0).cumsum(-1)
+    uniform = torch.stack([torch.rand(1, generator=torch.Generator().manual_seed(i)) for i in range(len(logits))])
+    rank = (cut <= uniform * cut[:, -1:]).sum(-1)
+    assert len(set(rank.tolist())) > 3
+    assert _sample(rows, logits).tolist() == order[torch.arange(len(logits)), rank].tolist()
+
+
+def test_engine_leaves_attention_of_a_gpu_to_kernels_that_repeat(engine: TransformersEngine):
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def test_many_threads_with_more_conversations_than_slots_get_the_same_outputs(engine: TransformersEngine):
     expected = [c.output_ids for c in engine.complete([_request(f"t{i}", _ids(i, 10 + i)) for i in range(90)])]
     outputs: list = [None] * 90

@@ -108,7 +108,7 @@ def test_mask_that_a_gpu_knows_by_name_has_the_gradient_of_the_mask_in_memory(tm
     assert refuses_trees(NET) is None
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
         in_memory = gradient_of(NET, stored, batches, 1.0)
-        monkeypatch.setattr(tree_attention, "_masked_by_name", lambda device: True)
+        monkeypatch.setattr(tree_attention, "_on_gpu", lambda tensor: True)
         by_name = gradient_of(NET, stored, batches, 1.0)
     assert (in_memory - by_name).norm() / in_memory.norm() <= 50 * torch.finfo(dtype).eps
 

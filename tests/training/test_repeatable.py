@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
 import threading
 import time
@@ -10,22 +11,17 @@ from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 import torch
 from pydantic import ValidationError
 
-from etpi_assets.specs.experiment import ExperimentSpec
-from etpi_assets.specs.load import load_shipped
 from etpi_assets.specs.training import RLSection
-from etpi_assets.training.grpo import GrpoRequest, worker_config
 from etpi_assets.training.lock_step import map_in_step
 from etpi_assets.training.rounds import Rounds
+from etpi_resources.cuda import cumulative_sums
 from etpi_resources.engines import Completion, Request, Sampler
-from etpi_resources.lake.lake import Lake
-from etpi_resources.trainers.workers.device import choose_compute
+from etpi_resources.trainers.workers.device import Compute, compute_alike
 from tests.support.reinforcement import make, prepared, rows
 from tests.support.tiny_training import make_speaking_base
 
@@ -111,18 +107,42 @@ def test_server_that_decides_its_batches_is_refused():
         RLSection.model_validate({**section, "engine": "vllm"})
 
 
-def test_repeatable_run_computes_on_a_cpu_and_a_required_gpu_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    spec = load_shipped().entry("experiment", "grpo_tcr_tiny").spec
-    environment: Any = SimpleNamespace(tasks=[], chat=SimpleNamespace(template="t"))
-    request = GrpoRequest(
-        "e", "base", tmp_path, section=spec.rl, seed=0, environment=environment, gpu=False, dtype="fp32", code="1"
-    )
-    config = worker_config(Lake(tmp_path), request, "link", None)
-    used = choose_compute(cast(Any, None), config.device, config.rl.dtype)
-    assert (used.gpu, used.dtype, config.rl.repeatable) == (False, "fp32", True)
-    with pytest.raises(ValidationError, match="two runs on a GPU were not equal"):
-        ExperimentSpec.model_validate({**spec.model_dump(), "requires": "gpu"})
+def test_on_a_gpu_only_operations_that_repeat_are_computed(monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    threads = torch.get_num_threads()
+    try:
+        compute_alike(Compute(gpu=True, dtype="bf16"))
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.set_num_threads(threads)
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says it is on a GPU, whose cumulative sums do not repeat."""
+
+    @property
+    def is_cuda(self) -> bool:
+        return True
+
+    def cpu(self) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+    def cumsum(self, dim: int) -> torch.Tensor:
+        assert not torch.are_deterministic_algorithms_enabled(), "cumsum_cuda_kernel has no deterministic form"
+        return super().cumsum(dim)
+
+
+def test_cumulative_sums_that_must_repeat_are_a_cpu_s():
+    values = torch.rand(2, 9)
+    for strict in (False, True):
+        torch.use_deterministic_algorithms(strict)
+        try:
+            assert torch.equal(cumulative_sums(values.as_subclass(OnGpu)), values.cumsum(-1))
+        finally:
+            torch.use_deterministic_algorithms(False)
 
 
 # --- runs ------------------------------------------------------------------------------------------------------------

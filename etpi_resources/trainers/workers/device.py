@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from etpi_resources.cuda import avoid_cudnn_attention, repeat_to_the_digit
 from etpi_resources.trainers.workers.precision import Dtype, SpecDtype, find_gpu, overruled, training_dtype
 from etpi_resources.trainers.workers.reporting import Worker
 
@@ -26,12 +27,12 @@ def choose_compute(worker: Worker[Any], device: str, requested: SpecDtype) -> Co
     """Return the device and dtype of a training; logs where the dtype is not the one that the spec names.
 
     Args:
-        device: "cuda" requires a GPU, "auto" uses one where there is one, "cpu" uses none.
+        device: "cuda" requires a GPU, "auto" uses one where there is one.
 
     Raises:
         RuntimeError: a GPU is required, and this interpreter's torch sees none.
     """
-    gpu = device != "cpu" and torch.cuda.is_available()
+    gpu = torch.cuda.is_available()
     if device == "cuda" and not gpu:
         raise RuntimeError(
             "the experiment requires a CUDA GPU, and the torch of this interpreter sees none "
@@ -40,15 +41,19 @@ def choose_compute(worker: Worker[Any], device: str, requested: SpecDtype) -> Co
     used = training_dtype(requested, find_gpu() if gpu else None)
     if warning := overruled(requested, used):
         worker.log(f"{worker.config.label}: {warning}")
+    avoid_cudnn_attention()
     return Compute(gpu, used)
 
 
-def compute_alike() -> None:
-    """Make this process compute the same digits on a CPU every time it gets the same inputs.
+def compute_alike(compute: Compute) -> None:
+    """Make this process compute the same digits every time it gets the same inputs.
 
-    The number of threads decides the order of some sums, and it depends on what else runs: one thread.
+    On a CPU the number of threads decides the order of some sums, and it depends on what else runs: one thread. On a
+    GPU PyTorch takes deterministic operations, and an operation that has no such form ends the run.
     """
     torch.set_num_threads(1)
+    if compute.gpu:
+        repeat_to_the_digit()
 
 
 def device_name(gpu: bool) -> str:

@@ -73,7 +73,7 @@ def run(worker: Worker[GrpoWorkerConfig]) -> GrpoWorkerResult:
     config, rl = worker.config, worker.config.rl
     compute = choose_compute(worker, config.device, rl.dtype)
     if rl.repeatable:
-        compute_alike()
+        compute_alike(compute)
     model = load(config, compute)
     device, used_libraries = device_name(compute.gpu), libraries()
     with connect(config.link) as link:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -79,6 +80,7 @@ def run(worker: Worker[SftWorkerConfig]) -> SftWorkerResult | None:
 
     from etpi_resources.trainers.workers import proof
     from etpi_resources.trainers.workers.device import choose_compute, device_name, libraries
+    from etpi_resources.trainers.workers.layer_kernels import fused_layers
     from etpi_resources.trainers.workers.states import States
 
     transformers_logging.disable_progress_bar()
@@ -104,7 +106,9 @@ def run(worker: Worker[SftWorkerConfig]) -> SftWorkerResult | None:
     states = States(worker.folder, trainer, config.state_seconds)
     log = add_log(worker, trainer, saver, states, validation, micro_tokens)
     started = time.monotonic()
-    trainer.train(resume_from_checkpoint=continue_from(worker, states, saver, log))
+    fused = fused_layers(model) if uses_liger(worker, compute, "layer_kernels") else nullcontext()
+    with fused:
+        trainer.train(resume_from_checkpoint=continue_from(worker, states, saver, log))
     trained = time.monotonic()
     counted, gathered = first_pass(trainer, layout.sequences), gather(config, trainer)
     if gathered is None:
@@ -241,7 +245,7 @@ def build_trainer(
     from etpi_resources.trainers.workers.sharding import add_replicated_adapter
     from etpi_resources.trainers.workers.weighted_trainer import WeightedSFTTrainer
 
-    add_label_head(model, liger=uses_liger(worker, compute))
+    add_label_head(model, liger=uses_liger(worker, compute, "loss_kernel"))
     config, train = worker.config, worker.config.train
     lora = train.method == "lora"
     if lora and train.shards > 1:
@@ -273,20 +277,22 @@ def build_trainer(
     return trainer
 
 
-def uses_liger(worker: Worker[SftWorkerConfig], compute: Compute) -> bool:
-    """Return whether Liger's kernel computes the losses; logs where the spec asks for it and there is no GPU.
+def uses_liger(
+    worker: Worker[SftWorkerConfig], compute: Compute, option: Literal["loss_kernel", "layer_kernels"]
+) -> bool:
+    """Return whether Liger computes what `train.<option>` names; logs where the spec asks for it and there is no GPU.
 
     Raises:
         RuntimeError: it is not installed.
     """
-    if worker.config.train.loss_kernel != "liger":
+    if getattr(worker.config.train, option) != "liger":
         return False
     if not compute.gpu:
-        worker.log(f'{worker.config.label}: train.loss_kernel = "liger" needs a GPU; tiles give the same losses')
+        worker.log(f'{worker.config.label}: train.{option} = "liger" needs a GPU; a CPU computes the same without it')
         return False
     if find_spec("liger_kernel") is None:
         raise RuntimeError(
-            'train.loss_kernel = "liger" needs liger-kernel in the interpreter that trains: pip install "etpi[gpu]"'
+            f'train.{option} = "liger" needs liger-kernel in the interpreter that trains: pip install "etpi[gpu]"'
         )
     return True
 

@@ -81,11 +81,13 @@ def tree_attention(
     if torch.is_autocast_enabled(query.device.type):
         # As autocast does for the kernels; the mask below that has a name passes it by.
         query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
-    groups = query.shape[1] // key.shape[1]
-    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+    gpu = _on_gpu(query)
+    if not gpu:
+        groups = query.shape[1] // key.shape[1]
+        key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     # Split once: the gradient of a split is one concatenation, the gradient of each slice a whole row of zeros.
     queries, keys, values = (x.split(layout.sizes, dim=2) for x in (query, key, value))
-    options: dict[str, Any] = {"dropout_p": dropout, "scale": scaling}
+    options: dict[str, Any] = {"dropout_p": dropout, "scale": scaling, "enable_gqa": gpu}
     pieces = []
     for run in layout.runs:
         nodes = range(run.first, run.last)
@@ -94,7 +96,7 @@ def tree_attention(
         if not run.context:
             pieces.append(scaled_dot_product_attention(q, k, v, is_causal=True, **options))
             continue
-        if _masked_by_name(q.device):
+        if gpu:
             pieces.append(scaled_dot_product_attention(q, k, v, causal_lower_right(q.shape[2], k.shape[2]), **options))
             continue
         before = k.shape[2] - q.shape[2]
@@ -106,10 +108,13 @@ def tree_attention(
     return torch.cat(pieces, dim=2).transpose(1, 2).contiguous(), None
 
 
-def _masked_by_name(device: torch.device) -> bool:
-    """Whether attention gets the name of its mask, which a GPU's kernels know, instead of a mask in memory, of which
-    they want an alignment that a view of a larger one lacks."""
-    return device.type == "cuda"
+def _on_gpu(tensor: torch.Tensor) -> bool:
+    """Whether attention is computed by a GPU's kernels.
+
+    They know a mask by its name, and want of a mask in memory an alignment that a view of a larger one lacks. They
+    share a key head among query heads, which on a CPU is slower than a copy for each.
+    """
+    return tensor.is_cuda
 
 
 def _joined(nodes: Sequence[torch.Tensor], which: Sequence[int]) -> torch.Tensor:

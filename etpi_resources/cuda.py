@@ -1,0 +1,31 @@
+"""How PyTorch computes on a GPU, in engines and trainers alike."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+
+def avoid_cudnn_attention() -> None:
+    """Make this process compute attention on a GPU by PyTorch's own kernels instead of cuDNN's.
+
+    PyTorch prefers cuDNN's on Hopper GPUs. cuDNN builds a program for every shape, and a cache has another shape after
+    each token; and with a mask the same inputs do not always give the same digits (bench/README.md).
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def repeat_to_the_digit() -> None:
+    """Make this process get the same digits from the same inputs on a GPU; an operation that cannot raises
+    RuntimeError."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+
+
+def cumulative_sums(values: torch.Tensor) -> torch.Tensor:
+    """Return the cumulative sums of the last dimension; on the CPU where operations must repeat and `values` are on a
+    GPU, whose own do not."""
+    if values.is_cuda and torch.are_deterministic_algorithms_enabled():
+        return values.cpu().cumsum(-1).to(values.device)
+    return values.cumsum(-1)

@@ -1,0 +1,104 @@
+"""Liger's kernels give what the label head's tiles and PyTorch's layers give; a CPU uses neither."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from contextlib import nullcontext
+from types import ModuleType
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.integrations import liger as integration
+
+from etpi_resources.trainers.workers import sft_worker
+from etpi_resources.trainers.workers.device import Compute
+from etpi_resources.trainers.workers.label_head import add_label_head
+from etpi_resources.trainers.workers.layer_kernels import fused_layers
+from tests.support.sft import config_of, in_process, worker_in
+from tests.support.tiny_training import learnable, make_base, write
+
+INSTALLED = all(importlib.util.find_spec(name) for name in ("triton", "liger_kernel"))
+GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if GPU else "cpu")
+
+
+def net(**more: object) -> Qwen3ForCausalLM:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=97, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+        intermediate_size=48, tie_word_embeddings=True, **more,
+    )  # fmt: skip
+    return Qwen3ForCausalLM(config).to(DEVICE)
+
+
+@pytest.mark.skipif(
+    not (INSTALLED and (GPU or os.environ.get("TRITON_INTERPRET") == "1")),
+    reason="needs liger-kernel, Triton and a GPU or TRITON_INTERPRET=1",
+)
+def test_losses_hits_and_gradients_are_those_of_tiles():
+    ids, positions = torch.randint(3, 97, (2, 12), device=DEVICE), torch.tensor([1, 4, 5, 9], device=DEVICE)
+    labels, weights = torch.randint(3, 97, (2, 4), device=DEVICE), torch.rand(2, 4, device=DEVICE)
+    labels[0, 1] = -100
+    results = []
+    for liger in (False, True):
+        model = net()
+        add_label_head(model, liger=liger)
+        nll, hits = model(input_ids=ids, label_positions=positions, labels=labels)  # type: ignore[misc]
+        (nll * weights).sum().backward()
+        results.append((nll.detach(), hits, model.get_input_embeddings().weight.grad))
+    for tiles, fused in zip(*results, strict=True):
+        torch.testing.assert_close(fused, tiles, rtol=1e-5, atol=1e-6)
+
+
+def test_model_that_rescales_its_logits_is_refused():
+    with pytest.raises(ValueError, match="qwen3 rescales its logits.*train.loss_kernel"):
+        add_label_head(net(logit_scale=0.5), liger=True)
+
+
+@pytest.mark.skipif(not (INSTALLED and GPU), reason="needs liger-kernel and a GPU; Triton's interpreter is not enough")
+def test_fused_layers_give_the_logits_and_gradients_of_pytorch():
+    ids, results = torch.randint(3, 97, (2, 12), device=DEVICE), []
+    plain = net()
+    for model in (plain, fused := net()):
+        with fused_layers(model) if model is fused else nullcontext():
+            logits = model(input_ids=ids).logits
+            logits.square().sum().backward()
+        results.append((logits.detach(), *(weights.grad for weights in model.parameters())))
+    assert type(fused.model.norm).forward is not fused.model.norm.forward.__func__, "the norms are not Liger's"
+    for of_torch, of_liger in zip(*results, strict=True):
+        torch.testing.assert_close(of_liger, of_torch, rtol=1e-4, atol=1e-5)
+
+
+def test_module_of_the_model_is_its_own_again_after_fused_layers(monkeypatch):
+    qwen3 = sys.modules[Qwen3ForCausalLM.__module__]
+    own, patched = qwen3.Qwen3RMSNorm, ModuleType("liger_kernel.transformers.monkey_patch")
+    patched.MODEL_TYPE_TO_APPLY_LIGER_FN = {"qwen3": None}  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, patched.__name__, patched)
+    monkeypatch.setattr(integration, "apply_liger_kernel", lambda model, kernels: setattr(qwen3, "Qwen3RMSNorm", None))
+    with pytest.raises(RuntimeError, match="training broke"), fused_layers(net()):
+        assert qwen3.Qwen3RMSNorm is None
+        raise RuntimeError("training broke")
+    assert qwen3.Qwen3RMSNorm is own
+    patched.MODEL_TYPE_TO_APPLY_LIGER_FN.clear()
+    with pytest.raises(ValueError, match="no kernels for the layers of qwen3; remove train.layer_kernels"):
+        fused_layers(net()).__enter__()
+
+
+def test_cpu_trains_without_liger_and_says_so(tmp_path, capsys):
+    base, files = make_base(tmp_path / "base"), [write(learnable(2), tmp_path / "s.parquet")]
+    options = {"loss_kernel": "liger", "layer_kernels": "liger"}
+    plain, asked = (in_process(tmp_path / str(len(k)), config_of(base, files, **k)) for k in ({}, options))
+    assert [line.loss for line in asked.log] == [line.loss for line in plain.log]
+    said = capsys.readouterr().out
+    assert all(f'train.{option} = "liger" needs a GPU' in said for option in options)
+
+
+@pytest.mark.parametrize("option", ["loss_kernel", "layer_kernels"])
+def test_gpu_without_the_package_is_told_what_to_install(tmp_path, monkeypatch, option):
+    monkeypatch.setattr(sft_worker, "find_spec", lambda name: None)
+    config = config_of(tmp_path, [], **{option: "liger"})
+    with pytest.raises(RuntimeError, match=rf'train.{option} = "liger" needs.*pip install "etpi\[gpu\]"'):
+        sft_worker.uses_liger(worker_in(tmp_path / "run", config), Compute(gpu=True, dtype="bf16"), option)
