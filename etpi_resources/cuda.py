@@ -17,15 +17,20 @@ def avoid_cudnn_attention() -> None:
 
 
 def repeat_to_the_digit() -> None:
-    """Make this process get the same digits from the same inputs on a GPU; an operation that cannot raises
-    RuntimeError."""
+    """Make a GPU give this process the same digits for the same inputs.
+
+    An operation that cannot do so raises RuntimeError when it is called.
+    """
+    avoid_cudnn_attention()
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
 
 
 def cumulative_sums(values: torch.Tensor) -> torch.Tensor:
-    """Return the cumulative sums of the last dimension; on the CPU where operations must repeat and `values` are on a
-    GPU, whose own do not."""
+    """Return the cumulative sums of the last dimension.
+
+    A GPU's own do not repeat, so where operations must repeat a CPU computes them.
+    """
     if values.is_cuda and torch.are_deterministic_algorithms_enabled():
         return values.cpu().cumsum(-1).to(values.device)
     return values.cumsum(-1)

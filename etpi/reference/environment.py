@@ -261,7 +261,7 @@ SET_FOR_PROCESSES: Sequence[Variable] = (
         "CUBLAS_WORKSPACE_CONFIG",
         "Work space of cuBLAS, which reinforcement that repeats needs on a GPU.",
         "`:4096:8` with `rl.repeatable`",
-        "workers.device",
+        "etpi_resources.cuda",
     ),
     Variable("GLOO_SOCKET_IFNAME", "Network interface on which a worker's processes meet.", "lo", "workers.ranks"),
 )

@@ -116,8 +116,8 @@ class TrainSection(Section):
     """What computes the labels' losses without holding all logits: `tiles` of them, or `liger`, the fused kernel of
     Liger, on a GPU. The losses are the same up to rounding; a CPU always uses tiles."""
     layer_kernels: Annotated[Literal["torch", "liger"], Omitted("torch")] = "torch"
-    """What computes norms, rotary positions and gated layers: PyTorch, or on a GPU the fused kernels of Liger, equal up
-    to rounding and faster. A CPU always uses PyTorch."""
+    """Compute norms, rotary positions and gated layers by PyTorch, or on a GPU by Liger's fused kernels: equal up to
+    rounding, and faster. A CPU always uses PyTorch."""
     shards: Annotated[int, Omitted(1)] = Field(default=1, ge=1)
     """Processes on one machine, one GPU each (on a CPU without a GPU), that divide weights, gradients, optimiser
     states (FSDP2; of LoRA the frozen weights) and the sequences of each step."""

@@ -367,5 +367,5 @@ def _sample(rows: Sequence[_BatchRow], logits: torch.Tensor) -> torch.Tensor:
     last = in_nucleus.sum(-1, keepdim=True) - 1
     uniform = torch.stack([torch.rand(1, generator=row.generator) for row in rows]).to(logits.device)
     rank = torch.searchsorted(cumulative, uniform * cumulative.gather(1, last), right=True)
-    # Rounding may turn the largest uniform into the whole mass of the nucleus.
+    # Rounding may turn the largest uniform into the whole mass of the nucleus, whose rank is past its last id.
     return order.gather(1, torch.minimum(rank, last))[:, 0]

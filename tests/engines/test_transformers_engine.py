@@ -177,7 +177,9 @@ def test_samples_are_those_of_a_distribution_cut_to_its_nucleus(top_p: float):
     assert _sample(rows, logits).tolist() == order[torch.arange(len(logits)), rank].tolist()
 
 
-def test_engine_leaves_attention_of_a_gpu_to_kernels_that_repeat(engine: TransformersEngine):
+def test_engine_leaves_attention_of_a_gpu_to_kernels_that_repeat(folder: Path):
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    TransformersEngine(folder, "sft-0123456789ab", load_chat_format("tiny")).close()
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 

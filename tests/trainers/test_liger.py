@@ -7,16 +7,19 @@ import os
 import sys
 from contextlib import nullcontext
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.integrations import liger as integration
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from etpi_resources.trainers.workers import sft_worker
+from etpi_resources.trainers.workers import proof, sft_worker
 from etpi_resources.trainers.workers.device import Compute
 from etpi_resources.trainers.workers.label_head import add_label_head
 from etpi_resources.trainers.workers.layer_kernels import fused_layers
+from etpi_resources.trainers.workers.weighted_trainer import WeightedSFTTrainer
 from tests.support.sft import config_of, in_process, worker_in
 from tests.support.tiny_training import learnable, make_base, write
 
@@ -72,19 +75,53 @@ def test_fused_layers_give_the_logits_and_gradients_of_pytorch():
         torch.testing.assert_close(of_liger, of_torch, rtol=1e-4, atol=1e-5)
 
 
-def test_module_of_the_model_is_its_own_again_after_fused_layers(monkeypatch):
-    qwen3 = sys.modules[Qwen3ForCausalLM.__module__]
-    own, patched = qwen3.Qwen3RMSNorm, ModuleType("liger_kernel.transformers.monkey_patch")
-    patched.MODEL_TYPE_TO_APPLY_LIGER_FN = {"qwen3": None}  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, patched.__name__, patched)
-    monkeypatch.setattr(integration, "apply_liger_kernel", lambda model, kernels: setattr(qwen3, "Qwen3RMSNorm", None))
-    with pytest.raises(RuntimeError, match="training broke"), fused_layers(net()):
-        assert qwen3.Qwen3RMSNorm is None
+QWEN3 = sys.modules[Qwen3ForCausalLM.__module__]
+
+
+@pytest.fixture
+def kinds(monkeypatch) -> dict[str, None]:
+    """The kinds of model for which a Liger that replaces one class has kernels."""
+    patch: Any = ModuleType("liger_kernel.transformers.monkey_patch")
+    patch.MODEL_TYPE_TO_APPLY_LIGER_FN = {"qwen3": None}
+    monkeypatch.setitem(sys.modules, patch.__name__, patch)
+    monkeypatch.setattr(integration, "apply_liger_kernel", lambda model, kernels: setattr(QWEN3, "Qwen3RMSNorm", None))
+    return patch.MODEL_TYPE_TO_APPLY_LIGER_FN
+
+
+@pytest.mark.usefixtures("kinds")
+def test_modules_of_transformers_are_their_own_again_after_fused_layers():
+    model, before = net(), QWEN3.Qwen3RMSNorm
+    model.__class__ = type("FSDPQwen3", (Qwen3ForCausalLM,), {})  # as sharding does
+    with pytest.raises(RuntimeError, match="training broke"), fused_layers(model):
+        assert QWEN3.Qwen3RMSNorm is None
         raise RuntimeError("training broke")
-    assert qwen3.Qwen3RMSNorm is own
-    patched.MODEL_TYPE_TO_APPLY_LIGER_FN.clear()
+    assert QWEN3.Qwen3RMSNorm is before
+
+
+def test_kind_of_model_without_kernels_is_refused(kinds):
+    kinds.clear()
     with pytest.raises(ValueError, match="no kernels for the layers of qwen3; remove train.layer_kernels"):
         fused_layers(net()).__enter__()
+
+
+@pytest.mark.usefixtures("kinds")
+def test_layers_are_fused_while_a_worker_trains_and_not_when_it_reads_back(tmp_path, monkeypatch):
+    base, files, norms = make_base(tmp_path / "base"), [write(learnable(2), tmp_path / "s.parquet")], {}
+
+    def note_norms(owner: Any, name: str) -> None:
+        unnoted = getattr(owner, name)
+
+        def noting(*arguments: Any, **named: Any) -> Any:
+            norms[name] = QWEN3.Qwen3RMSNorm
+            return unnoted(*arguments, **named)
+
+        monkeypatch.setattr(owner, name, noting)
+
+    note_norms(WeightedSFTTrainer, "train")
+    note_norms(proof, "finish")
+    monkeypatch.setattr(sft_worker, "uses_liger", lambda worker, compute, option: option == "layer_kernels")
+    in_process(tmp_path / "run", config_of(base, files))
+    assert norms == {"train": None, "finish": Qwen3RMSNorm}
 
 
 def test_cpu_trains_without_liger_and_says_so(tmp_path, capsys):

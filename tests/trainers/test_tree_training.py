@@ -101,16 +101,16 @@ def test_separate_branches_have_the_gradient_of_the_rows(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_mask_that_a_gpu_knows_by_name_has_the_gradient_of_the_mask_in_memory(tmp_path, monkeypatch, dtype):
+def test_named_masks_and_shared_key_heads_have_the_gradient_of_masks_and_copies(tmp_path, monkeypatch, dtype):
     _, sequences, _ = built(pairs_of(*AGENTS["mixed"], *AGENTS["long branch"]))
     stored = read(sequences, tmp_path)
     batches = make_pass(stored.lengths().tolist(), 1024, np.random.default_rng(0), packed=True)
     assert refuses_trees(NET) is None
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-        in_memory = gradient_of(NET, stored, batches, 1.0)
+        of_a_cpu = gradient_of(NET, stored, batches, 1.0)
         monkeypatch.setattr(tree_attention, "_on_gpu", lambda tensor: True)
-        by_name = gradient_of(NET, stored, batches, 1.0)
-    assert (in_memory - by_name).norm() / in_memory.norm() <= 50 * torch.finfo(dtype).eps
+        of_a_gpu = gradient_of(NET, stored, batches, 1.0)
+    assert (of_a_cpu - of_a_gpu).norm() / of_a_cpu.norm() <= 50 * torch.finfo(dtype).eps
 
 
 def test_tiles_of_logits_change_neither_loss_nor_gradient(tmp_path, monkeypatch):

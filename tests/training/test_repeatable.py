@@ -108,13 +108,15 @@ def test_server_that_decides_its_batches_is_refused():
 
 
 def test_on_a_gpu_only_operations_that_repeat_are_computed(monkeypatch):
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is as before afterwards
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     threads = torch.get_num_threads()
+    torch.backends.cuda.enable_cudnn_sdp(True)
     try:
         compute_alike(Compute(gpu=True, dtype="bf16"))
         assert torch.are_deterministic_algorithms_enabled()
         assert not torch.is_deterministic_algorithms_warn_only_enabled()
-        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8" and not torch.backends.cuda.cudnn_sdp_enabled()
     finally:
         torch.use_deterministic_algorithms(False)
         torch.set_num_threads(threads)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from etpi_resources.cuda import avoid_cudnn_attention, repeat_to_the_digit
+from etpi_resources.cuda import repeat_to_the_digit
 from etpi_resources.trainers.workers.precision import Dtype, SpecDtype, find_gpu, overruled, training_dtype
 from etpi_resources.trainers.workers.reporting import Worker
 
@@ -41,7 +41,6 @@ def choose_compute(worker: Worker[Any], device: str, requested: SpecDtype) -> Co
     used = training_dtype(requested, find_gpu() if gpu else None)
     if warning := overruled(requested, used):
         worker.log(f"{worker.config.label}: {warning}")
-    avoid_cudnn_attention()
     return Compute(gpu, used)
 
 

@@ -78,6 +78,7 @@ def run(worker: Worker[SftWorkerConfig]) -> SftWorkerResult | None:
     tracking = tracking_arguments(worker)
     from transformers.utils import logging as transformers_logging
 
+    from etpi_resources.cuda import avoid_cudnn_attention
     from etpi_resources.trainers.workers import proof
     from etpi_resources.trainers.workers.device import choose_compute, device_name, libraries
     from etpi_resources.trainers.workers.layer_kernels import fused_layers
@@ -87,6 +88,8 @@ def run(worker: Worker[SftWorkerConfig]) -> SftWorkerResult | None:
     config = worker.config
     shards = config.train.shards
     compute = choose_compute(worker, config.device, config.train.dtype)
+    avoid_cudnn_attention()  # rows and branches have many lengths
+    fused = uses_liger(worker, compute, "layer_kernels")
     stored, validation = read_splits(config)
     model = load(config, compute)
     replicated = can_replicate(config.train, compute, model)
@@ -106,8 +109,7 @@ def run(worker: Worker[SftWorkerConfig]) -> SftWorkerResult | None:
     states = States(worker.folder, trainer, config.state_seconds)
     log = add_log(worker, trainer, saver, states, validation, micro_tokens)
     started = time.monotonic()
-    fused = fused_layers(model) if uses_liger(worker, compute, "layer_kernels") else nullcontext()
-    with fused:
+    with fused_layers(model) if fused else nullcontext():
         trainer.train(resume_from_checkpoint=continue_from(worker, states, saver, log))
     trained = time.monotonic()
     counted, gathered = first_pass(trainer, layout.sequences), gather(config, trainer)

@@ -82,12 +82,14 @@ def tree_attention(
         # As autocast does for the kernels; the mask below that has a name passes it by.
         query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
     gpu = _on_gpu(query)
-    if not gpu:
+    # Of a GPU's kernels only FlashAttention, for 16 bits, lets query heads share a key head; a CPU's is slower at it.
+    shared = gpu and query.dtype in (torch.bfloat16, torch.float16)
+    if not shared:
         groups = query.shape[1] // key.shape[1]
         key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     # Split once: the gradient of a split is one concatenation, the gradient of each slice a whole row of zeros.
     queries, keys, values = (x.split(layout.sizes, dim=2) for x in (query, key, value))
-    options: dict[str, Any] = {"dropout_p": dropout, "scale": scaling, "enable_gqa": gpu}
+    options: dict[str, Any] = {"dropout_p": dropout, "scale": scaling, "enable_gqa": shared}
     pieces = []
     for run in layout.runs:
         nodes = range(run.first, run.last)
@@ -96,7 +98,7 @@ def tree_attention(
         if not run.context:
             pieces.append(scaled_dot_product_attention(q, k, v, is_causal=True, **options))
             continue
-        if gpu:
+        if gpu:  # whose kernels know a mask by its name, and refuse one in memory that is a view of a larger one
             pieces.append(scaled_dot_product_attention(q, k, v, causal_lower_right(q.shape[2], k.shape[2]), **options))
             continue
         before = k.shape[2] - q.shape[2]
@@ -109,11 +111,6 @@ def tree_attention(
 
 
 def _on_gpu(tensor: torch.Tensor) -> bool:
-    """Whether attention is computed by a GPU's kernels.
-
-    They know a mask by its name, and want of a mask in memory an alignment that a view of a larger one lacks. They
-    share a key head among query heads, which on a CPU is slower than a copy for each.
-    """
     return tensor.is_cuda
 
 
