@@ -121,7 +121,7 @@ def _plot(sweep: Sweep, judged: Sequence[Point]) -> str:
         if between := _between(point):
             text = sweeps.shown(sweep.variable, point.x)
             curve.append((point.x, text, between.value, between.ci_low, between.ci_high))
-    figure = f"difference in {sweep.figure} ({sweep.role}, {sweep.decoding})"
+    figure = f"difference in {sweep.figure_in_words()}"
     return charts.dose_plot(
         sweep.title, list(curves.items()), sweep.variable.label, figure, sweep.least, sweep.variable.log
     )

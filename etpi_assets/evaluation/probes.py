@@ -19,6 +19,7 @@ from etpi_resources.chat.tool_forms import ToolForm
 from etpi_resources.engines import Completion, Engine, Request, Sampler, ServedModel, ServerEngine
 from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.lake import folder_hash
+from etpi_resources.trainers.policy_link import GAP_IN_HALF
 
 SERVER_PROBES = ("served_root", "content_visible", "calls_round_trip")
 """The probes that only run if the engine is a server."""
@@ -183,9 +184,19 @@ def calls_round_trip(
 
 
 def differs_from_base(trained: Sequence[Completion], base: Sequence[Completion], floor: float) -> ProbeResult:
-    """Test that greedy output on training prompts differs from the base's; it does not if an adapter never loaded."""
-    same = [str(i) for i, (a, b) in enumerate(zip(trained, base, strict=True)) if a.output_ids == b.output_ids]
+    """Test that greedy turns on training prompts differ from the base's in their ids or in their probabilities.
+
+    They differ in neither if an adapter never loaded. A policy may end where it says what the base says, but surer.
+    """
+    pairs = enumerate(zip(trained, base, strict=True))
+    same = [str(i) for i, (a, b) in pairs if a.output_ids == b.output_ids and _mean_gap(a, b) <= GAP_IN_HALF]
     return _share("differs_from_base", "train", len(trained), same, floor)
+
+
+def _mean_gap(one: Completion, other: Completion) -> float:
+    """Return the mean difference of two turns' log-probabilities, in nats a token; 0 if the engine returned none."""
+    gaps = [abs(a - b) for a, b in zip(one.logprobs or (), other.logprobs or (), strict=False)]
+    return sum(gaps) / max(1, len(gaps))
 
 
 def parses(

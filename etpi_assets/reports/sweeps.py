@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from etpi_assets.reports.findings import ComparisonSide, Finding, FindingVerdict, Read, judge
+from etpi_assets.reports.findings import REINFORCED, ComparisonSide, Finding, FindingVerdict, Read, judge
 from etpi_assets.scoring.power import POWER, Size, planned, power_of, seeds_needed
 from etpi_assets.specs.errors import SpecError
 from etpi_assets.specs.folders import FOLDERS
@@ -114,6 +114,12 @@ class Sweep(_Declared):
     def needed(self) -> Size | None:
         """Return the design of the power calculation."""
         return seeds_needed(planned(self.power.rate, self.power.seed_sd), self.power.difference, self.power.tasks)
+
+    def figure_in_words(self) -> str:
+        """Return the figure with its role and decoding; one of reinforcement's own attempts has none."""
+        if self.figure.startswith(REINFORCED):
+            return self.figure
+        return f"{self.figure} ({self.role}, {self.decoding})"
 
     def experiments(self) -> list[str]:
         """Return every experiment, in order."""
@@ -248,7 +254,7 @@ def sentence(sweep: Sweep, judged: Sequence[Point]) -> str:
             parts.append(f"nothing is seen {_places(sweep, none, judged)} ({bound})")
     if undecided:
         wants = next((text for point in undecided if (text := point.wants())), "")
-        design = f" (would want {wants})" if wants else ""
+        design = f" ({'the first ' if len(undecided) > 1 else ''}would want {wants})" if wants else ""
         parts.append(f"undecided {_places(sweep, undecided, judged)}{design}")
     if absent:
         parts.append(f"not run {_places(sweep, absent, judged)}")
@@ -302,7 +308,7 @@ def plan_lines(name: str, sweep: Sweep) -> Iterator[str]:
     source = " ".join(power.source.split())
     yield f"{name}: {sweep.title}"
     yield f"  question: {' '.join(sweep.question.split())}"
-    yield f"  compared: {sweep.setting}; figure {sweep.figure}, {sweep.role}, {sweep.decoding}"
+    yield f"  compared: {sweep.setting}; figure {sweep.figure_in_words()}"
     levels = ", ".join(dict.fromkeys(shown(sweep.variable, level.x) for level in sweep.level))
     yield f"  variable: {sweep.variable.label}; levels {levels}"
     yield f"  smallest difference that matters: {sweep.least:g}"

@@ -149,7 +149,8 @@ class ProbeSection(Section):
     min_parse: float = 0.8
     """Floor of the share of first turns with a readable action (first_turn_parses)."""
     min_differs: float = 0.5
-    """Floor of the share of greedy first turns that differ from the base's (differs_from_base)."""
+    """Floor of the share of greedy first turns that differ from the base's in ids or probabilities
+    (differs_from_base)."""
 
 
 class Decoding(Section):

@@ -72,6 +72,12 @@ def test_each_serving_fault_fails_only_its_own_probe(name: str, result: probes.P
     assert [probe for probe, passed in _verdicts(result).items() if not passed] == [name]
 
 
+@pytest.mark.parametrize(("logprob", "passed"), [(-0.05, False), (-1.5, True)])
+def test_policy_that_says_what_the_base_says_but_surer_differs(logprob: float, passed: bool):
+    trained, base = ([replace(turn, logprobs=[0.0, p]) for turn in _turns()] for p in (0.0, logprob))
+    assert probes.differs_from_base(trained, base, 0.5).passed is passed
+
+
 def test_server_probes_do_not_apply_to_an_engine_in_this_process():
     messages = {c.name: c.message for c in probes.verdicts([])}
     assert all("in this process" in messages[probe] for probe in probes.SERVER_PROBES)

@@ -60,7 +60,7 @@ def test_sentence_follows_from_the_intervals_of_the_levels(levels, words):
 
 def test_wide_intervals_leave_a_level_undecided_with_the_design_that_would_decide_it():
     text = said(sweep(), (0.6, 0.5), (0.5, 0.5), (0.5, 0.5), n=40)
-    assert text.startswith("The lever: undecided from 1 to 3 (would want ") and "seeds on" in text
+    assert text.startswith("The lever: undecided from 1 to 3 (the first would want ") and "seeds on" in text
 
 
 def test_level_that_can_only_hurt_is_undecided_with_a_design_too():
@@ -123,6 +123,11 @@ def test_plan_prints_n_from_the_power_calculation():
     lines = "\n".join(sweeps.plan_lines("name", sweep()))
     assert "n = 3 seeds a side; declared are 3 (power 0." in lines
     assert "6 experiments x 3 seeds, about 18 minutes" in lines
+
+
+def test_figure_of_reinforcement_s_own_attempts_has_no_decoding():
+    assert sweep(figure="rl:solved", role="rl").figure_in_words() == "rl:solved"
+    assert sweep(figure="solved").figure_in_words() == "solved (sft, greedy)"
 
 
 @pytest.mark.parametrize("name", sorted(sweeps.declared()))
