@@ -249,7 +249,6 @@ def skip_without_liger(gpu: bool) -> None:
 
 def sft(size: Size, gpu: bool, folder: Path, by_liger: Sequence[str] = ()) -> Figures:
     """Return the speed and memory of the worker's trainer on trees; `by_liger`: options of the train section."""
-    from etpi_resources.cuda import avoid_cudnn_attention
     from etpi_resources.trainers.contracts import SftWorkerConfig
     from etpi_resources.trainers.workers import sft_worker
     from etpi_resources.trainers.workers.collate import read_sequences
@@ -257,7 +256,6 @@ def sft(size: Size, gpu: bool, folder: Path, by_liger: Sequence[str] = ()) -> Fi
     from etpi_resources.trainers.workers.layer_kernels import fused_layers
     from etpi_resources.trainers.workers.reporting import CONFIG_FILE, Worker
 
-    avoid_cudnn_attention()
     size = fitting(size, gpu)
     write_sequences(size, folder / "sequences.parquet")
     save_tokenizer(folder / "base")

@@ -322,13 +322,12 @@ def _train(train: dict[str, Any], spec: ExperimentSpec, small: Rehearsal) -> dic
         "schedule": "constant",
         "warmup_ratio": 0.0,
     }
-    if not find_spec("liger_kernel"):
-        for option in ("loss_kernel", "layer_kernels"):
-            if train.get(option) == "liger":
-                small.need(
-                    "sft_checkpoint",
-                    f"liger-kernel, for train.{option} (pip install 'etpi[gpu]'); the same is computed without it here",
-                )
+    for option in ("loss_kernel", "layer_kernels"):
+        if train.get(option) == "liger" and not find_spec("liger_kernel"):
+            small.need(
+                "sft_checkpoint",
+                f"liger-kernel, for train.{option} (pip install 'etpi[gpu]'); the same is computed without it here",
+            )
     for name in missing_trackers(spec.train.report_to):
         small.need("sft_checkpoint", f"{name}, for train.report_to (pip install {name}); a rehearsal reports nothing")
     if train.get("use_epoch") is not None or train.get("use_step") is not None:

@@ -77,12 +77,10 @@ def test_replaced_parts_are_recorded_as_needs_of_their_asset(folder):
 
 def test_kernels_that_are_missing_are_needs(folder, tmp_path, monkeypatch):
     monkeypatch.setattr("etpi.rehearsal.shrink.find_spec", lambda name: None)
-    own = tmp_path / "own"
-    (own / "experiments").mkdir(parents=True)
-    (own / "experiments" / "fused.toml").write_text(
-        'extends = "etpi_phase1"\ntitle = "Fused"\n[train]\nlayer_kernels = "liger"\n'
-    )
-    needs = " ".join(need.text for need in shrink("fused", load_specs(own), folder, CPU).needs)
+    (tmp_path / "experiments").mkdir()
+    text = 'title = "t"\nextends = "etpi_phase1"\n[train]\nlayer_kernels = "liger"\n'
+    (tmp_path / "experiments" / "fused.toml").write_text(text)
+    needs = " ".join(need.text for need in shrink("fused", load_specs(tmp_path), folder, CPU).needs)
     assert "for train.loss_kernel" in needs and "for train.layer_kernels" in needs
 
 

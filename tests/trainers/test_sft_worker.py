@@ -265,6 +265,12 @@ def test_invalid_sequence_is_refused_by_name(tmp_path, row, words):
         read_sequences([file], "train", vocabulary=VOCABULARY, longest=512)
 
 
+def test_attention_of_many_lengths_is_not_left_to_cudnn(tmp_path, base):
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    in_process(tmp_path / "run", config_of(base, [write(learnable(2), tmp_path / "sequences.parquet")]))
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def test_missing_gpu_and_invalid_file_fail_with_a_remedy(tmp_path, base):
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")

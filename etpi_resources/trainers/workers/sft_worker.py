@@ -78,7 +78,6 @@ def run(worker: Worker[SftWorkerConfig]) -> SftWorkerResult | None:
     tracking = tracking_arguments(worker)
     from transformers.utils import logging as transformers_logging
 
-    from etpi_resources.cuda import avoid_cudnn_attention
     from etpi_resources.trainers.workers import proof
     from etpi_resources.trainers.workers.device import choose_compute, device_name, libraries
     from etpi_resources.trainers.workers.layer_kernels import fused_layers
@@ -88,7 +87,6 @@ def run(worker: Worker[SftWorkerConfig]) -> SftWorkerResult | None:
     config = worker.config
     shards = config.train.shards
     compute = choose_compute(worker, config.device, config.train.dtype)
-    avoid_cudnn_attention()  # rows and branches have many lengths
     fused = uses_liger(worker, compute, "layer_kernels")
     stored, validation = read_splits(config)
     model = load(config, compute)
@@ -242,11 +240,13 @@ def build_trainer(
     import datasets
     from transformers import AutoTokenizer
 
+    from etpi_resources.cuda import avoid_cudnn_attention
     from etpi_resources.trainers.workers.adapters import lora_config
     from etpi_resources.trainers.workers.label_head import add_label_head
     from etpi_resources.trainers.workers.sharding import add_replicated_adapter
     from etpi_resources.trainers.workers.weighted_trainer import WeightedSFTTrainer
 
+    avoid_cudnn_attention()  # rows and branches have many lengths
     add_label_head(model, liger=uses_liger(worker, compute, "loss_kernel"))
     config, train = worker.config, worker.config.train
     lora = train.method == "lora"
