@@ -40,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _expected_errors() -> tuple[type[Exception], ...]:
     """Return the errors whose message is all that a person needs."""
     from etpi_assets.resources import EngineUnavailable, HardwareMissing
+    from etpi_assets.runs import CodeServerError
     from etpi_assets.specs.load import SpecError
     from etpi_assets.specs.paths import PathError
     from etpi_resources.cluster.settings import ClusterError
@@ -51,7 +52,7 @@ def _expected_errors() -> tuple[type[Exception], ...]:
 
     return (
         SpecError, PathError, LakeError, NotConverted, SandboxUnavailable, EngineUnavailable, HardwareMissing,
-        TrackerMissing, ClusterError, LockLost,
+        TrackerMissing, ClusterError, LockLost, CodeServerError,
     )  # fmt: skip
 
 

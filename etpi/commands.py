@@ -43,6 +43,7 @@ def run_experiments(
         SpecError: an experiment does not exist, or a spec of its chain is invalid.
         SandboxUnavailable: the run needs sandboxes that cannot start on this machine; nothing was run.
         TrackerMissing: a tracker of `train.report_to` is not installed; nothing was run.
+        CodeServerError: Dagster cannot launch runs.
     """
     from etpi_assets.planner import across, consent_refusal, open_steps
     from etpi_assets.resources import Resources
@@ -65,38 +66,12 @@ def run_experiments(
 
     prepare_dagster_home()
     # Importing Dagster takes seconds; a mistyped name is refused before.
+    from etpi_assets.runs.client import Client
     from etpi_assets.runs.console import showing
     from etpi_assets.runs.console_table import failures_table
-    from etpi_assets.runs.pool import run_experiments_in_parallel
-    from etpi_assets.runs.runner import Runner
 
-    if cluster() is not None:
-        return _launch_experiments(names, specs, specs_folder, consent)
-    with showing():
-        runner = Runner(specs, specs_folder, consent)
-        if alone := len(names) == 1:
-            failures = {names[0]: runner.bring_up_to_date(names[0])}
-            finished(names[0], failures[names[0]])
-        else:
-            failures = run_experiments_in_parallel(names, specs, specs_folder, consent, finished)
-        failed = {name: reasons for name, reasons in failures.items() if reasons}
-        # The catalog then has the results of the experiments that succeeded.
-        if (failed or not alone) and (reasons := runner.run("publish_catalog", None)):
-            failed["publish_catalog"] = reasons
-    if failed:
-        print(failures_table(failed), file=sys.stderr)
-    return 1 if failed else 0
-
-
-def _launch_experiments(names: Sequence[str], specs: Specs, specs_folder: Path | None, consent: Collection[str]) -> int:
-    """Bring experiments up to date on the cluster; return 1 if any failed."""
-    from etpi_assets.runs.console import showing
-    from etpi_assets.runs.console_table import failures_table
-    from etpi_assets.runs.launched import LaunchedRuns
-
-    with showing():
-        runs = LaunchedRuns(specs, WORKSPACE, specs_folder, consent)
-        failed = {name: reasons for name, reasons in runs.bring_all_up_to_date(names).items() if reasons}
+    with showing(), Client(specs, specs_folder, consent, at_once=len(names)) as client:
+        failed = client.run_experiments(names, finished)
     if failed:
         print(failures_table(failed), file=sys.stderr)
     return 1 if failed else 0
@@ -312,13 +287,13 @@ def repair_lake(consent: Collection[str]) -> int:
         print(f"{lake.root}: nothing is damaged")
         return 0
     prepare_dagster_home()
+    from etpi_assets.runs.client import Client
     from etpi_assets.runs.console import showing
     from etpi_assets.runs.repair import repair
-    from etpi_assets.runs.runner import Runner
 
     specs = load_specs()
-    with showing():
-        repairs = repair(damages, specs, lake, Runner(specs, None, consent).run, consent)
+    with showing(), Client(specs, consent=consent) as client:
+        repairs = repair(damages, specs, lake, client.run, consent)
     for done in repairs:
         where, detail = f" ({done.ref})" if done.ref else "", f": {done.detail}" if done.detail else ""
         print(f"{done.damage.path.relative_to(lake.root)}{where}: {done.result}{detail}")

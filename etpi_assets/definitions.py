@@ -16,15 +16,15 @@ from etpi_assets.automation.conditions import automation_sensor, with_automation
 from etpi_assets.automation.import_folders import import_sensor
 from etpi_assets.automation.schedule import schedules
 from etpi_assets.curation import assets as curation
-from etpi_assets.dagster_private import place_in_timeline
 from etpi_assets.evaluation import assets as evaluation
+from etpi_assets.experiment_inputs import experiment_inputs
 from etpi_assets.graph import GRAPH
 from etpi_assets.jobs import build_jobs
 from etpi_assets.materialize import RESOURCE, build_asset
 from etpi_assets.reports import assets as reports
 from etpi_assets.resources import CONCURRENCY, Resources
 from etpi_assets.rollouts import assets as rollouts
-from etpi_assets.runs.console import console_logger
+from etpi_assets.runs.live_progress import send_progress
 from etpi_assets.scoring import assets as scoring
 from etpi_assets.specs import assets as specs_stage
 from etpi_assets.specs.load import Specs, load_specs
@@ -43,7 +43,8 @@ class EtpiResource(dg.ConfigurableResource):
     concurrency: int = Field(default=CONCURRENCY, description="Rollouts at once. It does not change results.")
 
     def create_resource(self, context: dg.InitResourceContext) -> Resources:
-        _place(context)
+        if context.run is not None:
+            send_progress(context.run.run_id)
         return Resources(lake=Lake.open(), concurrency=self.concurrency)
 
 
@@ -56,32 +57,18 @@ def executor() -> dg.ExecutorDefinition:
     return node_executor
 
 
-def resource_of(resources: Resources) -> dg.ResourceDefinition:
-    """Return the resource of runs in this process that use the given resources."""
-
-    def create(context: dg.InitResourceContext) -> Resources:
-        _place(context)
-        return resources
-
-    return dg.ResourceDefinition(create, description=EtpiResource.__doc__)
-
-
-def _place(context: dg.InitResourceContext) -> None:
-    if context.run is not None and context.instance is not None:
-        place_in_timeline(context.instance, context.run)
-
-
 def build_defs(specs: Specs | None = None, resource_overrides: Mapping[str, Any] | None = None) -> dg.Definitions:
     """Build the definitions for the given specs (default: the shipped specs and the user's)."""
     specs = specs or load_specs()
+    recipes = [recipe for stage in STAGES for recipe in stage.ASSETS]
+    assets = with_automation([build_asset(recipe, specs) for recipe in recipes])
     return dg.Definitions(
-        assets=with_automation([build_asset(recipe, specs) for stage in STAGES for recipe in stage.ASSETS]),
+        assets=[experiment_inputs(recipes, specs), *assets],
         jobs=build_jobs(specs),
         sensors=[automation_sensor(), import_sensor(), alert_sensor()],
         schedules=schedules(specs),
         resources={RESOURCE: EtpiResource(), **(resource_overrides or {})},
         executor=executor(),
-        loggers={"console": console_logger},
     )
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import resource
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import dagster as dg
@@ -22,11 +23,9 @@ from etpi_assets.asset_run import (
     label,
     require_inputs,
 )
-from etpi_assets.backfills import refuse_whole_set
 from etpi_assets.checks import check_info
-from etpi_assets.dagster_private import ExpectedFailure
 from etpi_assets.graph import GRAPH, JOBS, Node
-from etpi_assets.partitions import PARTITION_TAG, mapping, partition_sets
+from etpi_assets.partitions import PARTITION_TAG, mapping, partition_sets, refuse_whole_set
 from etpi_assets.planner import CONSENTS, Consent
 from etpi_assets.resources import EngineUnavailable, HardwareMissing, Resources, require_hardware
 from etpi_assets.specs.load import SpecError, Specs
@@ -41,7 +40,7 @@ from etpi_resources.lake.files import disk_errors
 from etpi_resources.lake.lake import LakeError
 from etpi_resources.lake.schemas import TABLES
 from etpi_resources.process.locks import LockLost
-from etpi_resources.process.progress import NOT_ON_CONSOLE, Activity, acting_for, display
+from etpi_resources.process.progress import Activity, acting_for, display
 from etpi_resources.sandboxes import SandboxUnavailable
 from etpi_resources.trainers.pipes import WorkerFailed
 
@@ -49,8 +48,10 @@ __all__ = ["AssetRun", "Produced", "build_asset", "etpi_asset"]
 
 OWNER = "team:etpi"
 RESOURCE = "etpi"
+EXPERIMENT_INPUTS = "experiment_inputs"
+"""The asset that comes before an experiment's spec (`experiment_inputs`)."""
 CONSOLE_SECONDS = 5.0
-"""The console has a line for an asset that took at least this long; the web page has one for each."""
+"""The log has a line for an asset that took at least this long, and an event for each."""
 EXPECTED_FAILURES = (
     LakeError,
     LockLost,
@@ -103,7 +104,7 @@ def build_asset(recipe: AssetRecipe, specs: Specs) -> dg.AssetsDefinition:
                 check,
                 asset=node.name,
                 description=info.description if (info := check_info(node.name, check)) else None,
-                blocking=True,
+                blocking=is_blocking(node.name, check),
                 partitions_def=partition_sets(specs).get(node.set),
             )
             for check in recipe.checks
@@ -112,87 +113,123 @@ def build_asset(recipe: AssetRecipe, specs: Specs) -> dg.AssetsDefinition:
     )
     def materialize(context):
         resources = getattr(context.resources, RESOURCE)
-        before = _cpu_seconds()
-        try:
-            require_code_of_run()
-            key = _key(context, node, resources.specs)
-            if node.set != "all":
-                known = context.assets_def.partitions_def.get_partition_keys()
-                refuse_whole_set(context.instance, context.run.tags, node.set, known)
+        with expected_failures(node.name):
+            key = partition_of(context, node.set, resources.specs)
             if node.group == "specs":
-                _require_inputs_of_run(recipe.node, key, _selected_assets(context), resources)
-            display().show(Activity(label(node.name, key)))
-            with disk_errors(), acting_for(key):
-                outcome = recipe.execute(key, resources, context.log.info, context, _consent(context))
-        except EXPECTED_FAILURES as error:
-            raise ExpectedFailure(f"{node.name}: {error}") from None
-        _log_outcome(context, node, key, outcome)
+                require_inputs_of_run(node, key, context.run, resources)
+        outcome, metadata = compute(recipe, key, context)
         yield dg.MaterializeResult(
             data_version=dg.DataVersion(outcome.manifest.version),
-            metadata={
-                **(_carried_over(context, node, outcome) if outcome.skipped else {}),
-                **of_version(node, outcome.manifest, resources.lake),
-                **outcome.metadata,
-                "skipped": outcome.skipped,
-                **({} if outcome.skipped else {"cpu_seconds": round(_cpu_seconds() - before, 3)}),
-            },
-            check_results=_check_results(recipe, key, outcome),
+            metadata=metadata,
+            check_results=check_results(recipe, key, outcome),
         )
-        if outcome.manifest.blocked:
-            # Dagster itself would fail the step with nothing but the check's name.
-            raise ExpectedFailure(_failure_message(node, key, outcome))
+        refuse_blocked(outcome)
 
     return materialize
+
+
+@contextmanager
+def expected_failures(asset: str) -> Iterator[None]:
+    """Have an error whose message is complete fail the step with that message, without a retry."""
+    try:
+        yield
+    except EXPECTED_FAILURES as error:
+        raise dg.Failure(f"{asset}: {error}", allow_retries=False) from None
+
+
+def compute(recipe: AssetRecipe, key: str, context: dg.AssetExecutionContext) -> tuple[Outcome, dict[str, Any]]:
+    """Bring a partition up to date; return its outcome and the metadata of its materialization.
+
+    Raises:
+        dg.Failure: it cannot be computed, for one of EXPECTED_FAILURES.
+    """
+    node, resources, before = recipe.node, getattr(context.resources, RESOURCE), _cpu_seconds()
+    with expected_failures(node.name), disk_errors(), acting_for(key):
+        display().show(Activity(label(node.name, key)))
+        outcome = recipe.execute(key, resources, context.log.info, context, consent_of(context.run))
+    _log_outcome(context, node, key, outcome)
+    return outcome, {
+        **(_carried_over(context, node, outcome) if outcome.skipped else {}),
+        **of_version(node, outcome.manifest, resources.lake),
+        **outcome.metadata,
+        "skipped": outcome.skipped,
+        **({} if outcome.skipped else {"cpu_seconds": round(_cpu_seconds() - before, 3)}),
+    }
+
+
+def refuse_blocked(outcome: Outcome) -> None:
+    """Fail the step if the version is blocked; Dagster itself would name the checks only."""
+    manifest = outcome.manifest
+    if manifest.blocked:
+        lines = [f"  {check['name']}: {check['message']}" for check in manifest.failures]
+        what = label(manifest.ref.asset, manifest.ref.key)
+        heading = f"{what}: blocked by failed checks; nothing downstream will read it."
+        raise dg.Failure("\n".join([heading, *lines]), allow_retries=False)
 
 
 # --- the partition ---------------------------------------------------------------------------------------------------
 
 
-def _key(context: dg.AssetExecutionContext, node: Node, specs: Specs) -> str:
-    """Return the partition key. `dagster job launch` does not validate it, so it may be missing or unknown.
+def partition_of(context: dg.AssetExecutionContext, set_name: str, specs: Specs) -> str:
+    """Return the partition key of a run. `dagster job launch` does not validate it, so it may be missing or unknown.
 
     Raises:
         SpecError: it is missing or unknown; the message lists the valid ones.
+        ClusterError: this node has other code than the process that walks the run.
+        dg.Failure: the run belongs to a backfill over every partition of the set.
     """
-    if node.set == "all":
+    require_code_of_run()
+    if set_name == "all":
         return "all"
     key = context.run.tags.get(PARTITION_TAG)
     if key is None:
-        names = ", ".join(specs.keys(node.set))
+        names = ", ".join(specs.keys(set_name))
         raise SpecError(
-            f"this run names no {node.set.replace('_', ' ')}: start it with --partition NAME (dg launch) or "
+            f"this run names no {set_name.replace('_', ' ')}: start it with --partition NAME (dg launch) or "
             f'--tags \'{{"{PARTITION_TAG}": "NAME"}}\' (dagster job launch). Valid names: {names}'
         )
-    specs.get(node.set, key)
+    specs.get(set_name, key)
+    if on_page := context.assets_def.partitions_def:
+        refuse_whole_set(context.instance, context.run.tags, set_name, on_page.get_partition_keys())
     return key
 
 
-def _consent(context: dg.AssetExecutionContext) -> frozenset[Consent]:
-    """Return the consent that the run's tags give."""
-    return frozenset(o for o in CONSENTS if context.run.tags.get(f"{CONSENT_TAG}{o}", "").lower() == "true")
+def consent_of(run: dg.DagsterRun) -> frozenset[Consent]:
+    """Return the consent that a run's tags give."""
+    return frozenset(o for o in CONSENTS if run.tags.get(f"{CONSENT_TAG}{o}", "").lower() == "true")
 
 
-def _selected_assets(context: dg.AssetExecutionContext) -> set[str]:
-    """Return the names of the assets in this run."""
-    selection = context.run.asset_selection
-    return {key.path[-1] for key in selection} if selection else set(JOBS[context.run.job_name][1])
+def _selected_assets(run: dg.DagsterRun) -> Collection[str]:
+    """Return the names of the assets in a run."""
+    selection = {key.path[-1] for key in run.asset_selection or ()} or run.resolved_op_selection
+    return selection or JOBS[run.job_name][1]
 
 
-def _require_inputs_of_run(node: Node, key: str, selected: set[str], resources: Resources) -> None:
+def require_inputs_of_run(node: Node, key: str, run: dg.DagsterRun, resources: Resources) -> None:
     """Fail in the first step, the spec asset, where a later step of the run would miss an input or hardware."""
-    nodes = [GRAPH[name] for name in GRAPH if name in selected and GRAPH[name].set == node.set]
-    if any(later.lock == "accelerator" for later in nodes):
-        require_hardware(resources.specs.get(node.set, key), key)
-    for later in nodes:
-        require_inputs(later, key, resources, but=selected)
+    selected = _selected_assets(run)
+    require_hardware_of_run(node.set, key, run, resources)
+    for name in GRAPH:
+        if name in selected and GRAPH[name].set == node.set:
+            require_inputs(GRAPH[name], key, resources, but=selected)
+
+
+def require_hardware_of_run(set_name: str, key: str, run: dg.DagsterRun, resources: Resources) -> None:
+    """Fail where a later step of the run would miss hardware."""
+    nodes = [GRAPH[name] for name in _selected_assets(run) if name in GRAPH]
+    if any(node.lock == "accelerator" and node.set == set_name for node in nodes):
+        require_hardware(resources.specs.get(set_name, key), key)
+
+
+def dependencies(node: Node) -> list[str]:
+    """Return the names of the assets upstream of a node in Dagster: its inputs and its spec; for the catalog, all."""
+    names = list(node.upstream) if node.tables else [name for name in GRAPH if name != node.name]
+    return names if node.set == "all" or node.group == "specs" else [*names, f"{node.set}_spec"]
 
 
 def _deps(node: Node, specs: Specs) -> list[dg.AssetDep]:
-    """Return the node's upstream assets and its spec asset; for the catalog, all other assets."""
-    names = list(node.upstream) if node.tables else [name for name in GRAPH if name != node.name]
-    if node.set != "all" and node.group != "specs":
-        names.append(f"{node.set}_spec")
-    return [dg.AssetDep(name, partition_mapping=mapping(node, GRAPH[name], specs)) for name in names]
+    deps = [dg.AssetDep(name, partition_mapping=mapping(node, GRAPH[name], specs)) for name in dependencies(node)]
+    return [*deps, dg.AssetDep(EXPERIMENT_INPUTS)] if node.name == "experiment_spec" else deps
 
 
 def _cpu_seconds() -> float:
@@ -237,7 +274,7 @@ def _carried_over(context: dg.AssetExecutionContext, node: Node, outcome: Outcom
     return {}
 
 
-def _check_results(recipe: AssetRecipe, key: str, outcome: Outcome) -> list[dg.AssetCheckResult]:
+def check_results(recipe: AssetRecipe, key: str, outcome: Outcome) -> list[dg.AssetCheckResult]:
     """Return a result for every declared check; a check that does not apply passes, with a note.
 
     A figure's label names the partition, because the page draws one plot for each label.
@@ -258,32 +295,22 @@ def _check_results(recipe: AssetRecipe, key: str, outcome: Outcome) -> list[dg.A
     return results
 
 
+def is_blocking(asset: str, check: str) -> bool:
+    """Return whether a check is declared to stop every consumer when it fails."""
+    info = check_info(asset, check)
+    return info is None or info.blocking
+
+
 def _plain(value: Any) -> Any:
     return value if isinstance(value, (str, int, float, bool, dict, list)) else json.dumps(value)
 
 
 def _log_outcome(context: dg.AssetExecutionContext, node: Node, key: str, outcome: Outcome) -> None:
+    """Log what took long and which checks warn; everything else is in the events of the materialization."""
     name, manifest = label(node.name, key), outcome.manifest
-    rows = ", ".join(f"{n} {table}" for table, n in manifest.rows.items() if n)
-    quiet = {NOT_ON_CONSOLE: True}  # the line that ends the job counts it
-    if outcome.skipped:
-        context.log.info(f"{name} unchanged: version {manifest.version}", extra=quiet)
-    elif reason := manifest.notes.get("not_applicable"):
-        context.log.info(f"{name} not applicable: {reason}", extra=quiet)
-    else:
-        of = f"; {rows or 'no rows'}" if node.tables else ""
-        extra = quiet if outcome.seconds < CONSOLE_SECONDS else None
-        context.log.info(f"{name} made in {outcome.seconds:.1f} s{of}", extra=extra)
+    if not outcome.skipped and outcome.seconds >= CONSOLE_SECONDS:
+        rows = ", ".join(f"{n} {table}" for table, n in manifest.rows.items() if n)
+        context.log.info(f"{name} made in {outcome.seconds:.1f} s" + (f"; {rows or 'no rows'}" if node.tables else ""))
     for check in manifest.checks:
         if not check["passed"] and not check["blocking"]:
             context.log.warning(f"{name}: {check['name']}: {check['message']}")
-    if without := [check["name"] for check in manifest.checks if not check.get("applicable", True)]:
-        context.log.info(
-            f"{name}: not applicable: {', '.join(without)} (see the view checks for the reasons)", extra=quiet
-        )
-
-
-def _failure_message(node: Node, key: str, outcome: Outcome) -> str:
-    lines = [f"  {check['name']}: {check['message']}" for check in outcome.manifest.failures]
-    of = "" if key == "all" else f" of {key}"
-    return f"{node.name}{of}: blocked by failed checks; nothing downstream will read it.\n" + "\n".join(lines)

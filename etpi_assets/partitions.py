@@ -13,6 +13,11 @@ from etpi_assets.specs.folders import SpecFolder
 from etpi_assets.specs.load import Specs, unknown_name
 
 PARTITION_TAG = "dagster/partition"
+BACKFILL_TAG = "dagster/backfill"
+WHOLE_SET_TAG = "etpi/every_partition"
+"""Run tag that allows a backfill over every partition of a set: "true"."""
+FEW_PARTITIONS = 4
+"""A set of at most so many partitions may be backfilled as a whole."""
 
 
 class UnknownPartition(dg.DagsterUnknownPartitionError, click.ClickException):
@@ -57,3 +62,29 @@ def mapping(node: Node, upstream: Node, specs: Specs) -> dg.PartitionMapping | N
             if name in known:
                 readers.setdefault(name, []).append(key)
     return dg.StaticPartitionMapping(readers)
+
+
+def refuse_whole_set(instance: dg.DagsterInstance, tags: Mapping[str, str], set_name: str, keys: Sequence[str]) -> None:
+    """Fail a run whose backfill covers every partition of a set that the page shows, unless a tag allows it.
+
+    "Materialize all" means every experiment, full-size ones included.
+
+    Args:
+        tags: the tags of the run.
+        keys: the partitions of the set.
+    """
+    backfill = instance.get_backfill(tags[BACKFILL_TAG]) if BACKFILL_TAG in tags else None
+    if backfill is None or len(keys) <= FEW_PARTITIONS or tags.get(WHOLE_SET_TAG, "").lower() == "true":
+        return
+    if data := backfill.asset_backfill_data:
+        subsets = data.target_subset.partitions_subsets_by_asset_key.values()
+        targets = {key for subset in subsets for key in subset.get_partition_keys()}
+    else:
+        targets = set(backfill.partition_names or ())
+    if set(keys) <= targets:
+        raise dg.Failure(
+            f"this backfill covers all {len(keys)} partitions of the set {set_name.replace('_', ' ')}. Cancel it, and "
+            "select partitions in the launch dialog, or start the job run_experiment, which computes what one "
+            f'experiment is missing. If all are meant, give the backfill the tag {WHOLE_SET_TAG}: "true".',
+            allow_retries=False,
+        )

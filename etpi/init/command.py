@@ -128,11 +128,11 @@ def _prove(suite: str) -> list[str]:
 
     prepare_dagster_home()
     # Importing Dagster takes seconds; a bad folder is refused before.
+    from etpi_assets.runs.client import Client
     from etpi_assets.runs.console import showing
-    from etpi_assets.runs.runner import Runner
 
-    with showing():
-        return Runner(load_specs()).run("prepare_suite", suite)
+    with showing(), Client(load_specs()) as client:
+        return client.run("prepare_suite", suite)
 
 
 def from_endpoint(url: str, suite: str, model: str | None, key_variable: str | None, answers: Answers) -> int:

@@ -25,9 +25,10 @@ FORMATS = ("hub", "atif")
 def main(name: str, target: Path, exports: Path) -> None:
     """Bring the experiment up to date; write {"failures": a line for each failed step, "exports": format -> error}."""
     prepare_dagster_home()
-    from etpi_assets.runs.runner import Runner
+    from etpi_assets.runs.client import Client
 
-    failures = Runner(load_specs(), None, CONSENTS).bring_up_to_date(name)
+    with Client(load_specs(), consent=CONSENTS) as client:
+        failures = [line for lines in client.run_experiments([name]).values() for line in lines]
     errors = {} if failures else {form: _exported(name, form, exports / form) for form in FORMATS}
     target.write_text(json.dumps({"failures": failures, "exports": errors}), encoding="utf-8")
 

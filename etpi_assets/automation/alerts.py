@@ -8,7 +8,7 @@ from typing import Any
 
 import dagster as dg
 
-from etpi_assets.dagster_private import ExpectedFailure
+from etpi_assets.jobs import failure_reason
 from etpi_assets.partitions import PARTITION_TAG
 
 SENSOR = "alert_on_failure"
@@ -32,10 +32,7 @@ def alert_sensor() -> dg.SensorDefinition:
         address = os.environ.get(ALERT_URL)
         if not address:
             return dg.SkipReason(f"{ALERT_URL} is not set")
-        errors = [
-            (event.step_key or "", event.step_failure_data.error.message if event.step_failure_data.error else "")
-            for event in context.get_step_failure_events()
-        ]
+        errors = [(event.step_key or "", failure_reason(event)) for event in context.get_step_failure_events()]
         post(address, message(context.dagster_run, errors, context.failure_event.message or ""))
         return None
 
@@ -70,7 +67,7 @@ def post(address: str, body: dict[str, Any]) -> None:
     """Post a JSON object.
 
     Raises:
-        ExpectedFailure: the address does not take it; the tick of the sensor shows the reason.
+        dg.Failure: the address does not take it; the tick of the sensor shows the reason.
     """
     from urllib.error import URLError
     from urllib.request import Request, urlopen
@@ -81,4 +78,5 @@ def post(address: str, body: dict[str, Any]) -> None:
             pass
     except (URLError, OSError, ValueError) as error:
         # The address may contain a secret, so the message does not repeat it.
-        raise ExpectedFailure(f"the alert for run {body['run_id']} was not taken by {ALERT_URL}: {error}") from None
+        reason = f"the alert for run {body['run_id']} was not taken by {ALERT_URL}: {error}"
+        raise dg.Failure(reason, allow_retries=False) from None

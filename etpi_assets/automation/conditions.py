@@ -8,6 +8,7 @@ from datetime import timedelta
 import dagster as dg
 
 from etpi_assets.graph import GRAPH
+from etpi_assets.materialize import EXPERIMENT_INPUTS
 
 SENSOR = "cheap_assets_follow_inputs"
 EXPENSIVE = frozenset(
@@ -37,7 +38,8 @@ def condition_of(name: str) -> dg.AutomationCondition | None:
         ).with_label("after new metrics")
     if GRAPH[name].set == "all":
         return eager.without(~dg.AutomationCondition.any_deps_missing()).with_label("after any experiment")
-    return eager
+    # A person or a schedule starts the computation of an experiment's inputs.
+    return eager.ignore(dg.AssetSelection.assets(EXPERIMENT_INPUTS)) if name == "experiment_spec" else eager
 
 
 def with_automation(assets: Sequence[dg.AssetsDefinition]) -> list[dg.AssetsDefinition]:

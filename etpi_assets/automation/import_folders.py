@@ -10,7 +10,6 @@ from typing import Any
 
 import dagster as dg
 
-from etpi_assets.dagster_private import ExpectedFailure
 from etpi_assets.specs.load import SpecError, Specs, load_specs
 from etpi_assets.specs.paths import PathError, expand, fingerprint
 
@@ -38,7 +37,7 @@ def import_sensor() -> dg.SensorDefinition:
         try:
             specs = load_specs()
         except SpecError as error:
-            raise ExpectedFailure(str(error)) from None
+            raise dg.Failure(str(error), allow_retries=False) from None
         folders = imported_folders(specs)
         if not folders:
             return dg.SkipReason("no rollout set imports a folder that exists")

@@ -12,7 +12,7 @@ from etpi_assets.specs.load import Specs
 
 SCHEDULE_CRON = "ETPI_SCHEDULE"
 SCHEDULE_EXPERIMENTS = "ETPI_SCHEDULE_EXPERIMENTS"
-NAME, JOB = "bring_experiments", "bring_experiment"
+NAME, JOB = "run_experiments", "run_experiment"
 
 
 def schedules(specs: Specs) -> list[dg.ScheduleDefinition]:

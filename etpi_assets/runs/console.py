@@ -1,12 +1,7 @@
-"""What a run prints: log lines, and on a terminal below them a live block with one line for each running process.
-
-Dagster's own log of a run, in its web page, has everything. Dagster uses a logger only where the run config names it,
-which `runner` does.
-"""
+"""What a run prints: log lines, and on a terminal below them a live block with one line for each running process."""
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import threading
@@ -16,18 +11,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TextIO
 
-import dagster as dg
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from etpi_assets.dagster_private import LOG_RECORD_METADATA_ATTR
 from etpi_assets.runs.live_lines import live_lines
-from etpi_resources.process.progress import NOT_ON_CONSOLE, Activity, LogDisplay, display, shown_on
+from etpi_resources.process.progress import Activity, LogDisplay, shown_on
 
 REFRESHES_A_SECOND = 4
-_DAGSTERS_OWN = ("[pipes]", "Dependencies for step ")
-"""How messages begin that Dagster writes without an event; the summary of a failed run says what did not run."""
 
 
 @contextmanager
@@ -118,51 +109,3 @@ def _captured(stream: TextIO, line: Callable[[str], None]) -> Iterator[None]:
         os.close(original)
         # A child that ends a moment later may still hold the other end of the pipe.
         reader.join(timeout=1.0)
-
-
-class _DisplayHandler(logging.Handler):
-    """Shows records on the display of this process."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        display().line(self.format(record))
-
-
-class _MessageFormatter(logging.Formatter):
-    """Formats the message alone; of a failed step its description, or an unexpected error with its traceback."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        meta = getattr(record, LOG_RECORD_METADATA_ATTR, {})
-        event = meta.get("dagster_event")
-        if event is None or not event.is_step_failure:
-            return str(meta.get("orig_message") or record.getMessage())
-        error, expected = event.step_failure_data.error, event.step_failure_data.user_failure_data
-        if error and error.cls_name == "DagsterExecutionInterruptedError":
-            return f"{event.step_key} was interrupted"
-        return f"FAILED: {expected.description if expected else f'{event.step_key}: {error}'}"
-
-
-class _AssetLines(logging.Filter):
-    """Passes lines that assets log, and failures; not Dagster's lines on every step and process."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if hasattr(record, NOT_ON_CONSOLE):
-            return False
-        meta = getattr(record, LOG_RECORD_METADATA_ATTR, {})
-        event = meta.get("dagster_event")
-        if event is None:
-            return not str(meta.get("orig_message") or record.getMessage()).startswith(_DAGSTERS_OWN)
-        return event.is_step_failure
-
-
-@dg.logger(
-    {"log_level": dg.Field(str, is_required=False, default_value="INFO", description="the threshold")},
-    description="One line for each asset.",
-)
-def console_logger(context: dg.InitLoggerContext) -> logging.Logger:
-    """Show the lines that assets log on the display of this process."""
-    handler = _DisplayHandler()
-    handler.setFormatter(_MessageFormatter())
-    handler.addFilter(_AssetLines())
-    logger = logging.Logger("etpi", context.logger_config["log_level"])
-    logger.addHandler(handler)
-    return logger

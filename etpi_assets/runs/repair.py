@@ -16,7 +16,7 @@ from etpi_resources.lake.manifest import Ref
 
 Result = Literal["same content", "other content", "failed", "not current", "no spec", "needs consent"]
 Run = Callable[[str, str | None, Sequence[str]], list[str]]
-"""Runs assets of a job for a partition key, as `Runner.run` does, and returns a line for each failure."""
+"""Runs assets of a job for a partition key, as `Client.run` does, and returns a line for each failure."""
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Protocol, Self, TextIO
 
-NOT_ON_CONSOLE = "etpi_not_on_console"
-"""Attribute of log records for Dagster's log only: the display shows the same fact in another form."""
+LOGGED_PROGRESS = "progress: "
+"""How messages of Dagster's log begin that a live display shows in another form."""
 UPDATE_SECONDS = 0.5
 """The shortest time between two updates of a stage on a display."""
 FIRST_LOG_SECONDS = 20.0
@@ -136,6 +136,12 @@ _acting_for: ContextVar[str | None] = ContextVar("acting_for", default=None)
 def display() -> Display:
     """Return the display of this process: plain lines on standard error, unless `shown_on` sets another."""
     return _display
+
+
+def set_display(new: Display) -> None:
+    """Use another display until the process ends."""
+    global _display
+    _display = new
 
 
 @contextmanager

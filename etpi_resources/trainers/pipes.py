@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from pydantic import BaseModel
 
-from etpi_resources.process.progress import NOT_ON_CONSOLE, Progress
+from etpi_resources.process.progress import LOGGED_PROGRESS, Progress
 from etpi_resources.process.supervise import supervised
 from etpi_resources.trainers.contracts import StageProgress
 from etpi_resources.trainers.interpreter import worker_command, worker_environment
@@ -207,7 +207,7 @@ def _log_lines(lines: Iterator[str], stages: _StageDisplay, context: Any) -> Ite
         if progress is None:
             continue
         if context is not None:
-            context.log.info(progress, extra={NOT_ON_CONSOLE: True})
+            context.log.info(f"{LOGGED_PROGRESS}{progress}")
         yield progress
 
 

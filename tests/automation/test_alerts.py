@@ -11,7 +11,6 @@ import dagster as dg
 import pytest
 
 from etpi_assets.automation.alerts import alert_sensor
-from etpi_assets.dagster_private import ExpectedFailure
 
 
 class _Receiver(BaseHTTPRequestHandler):
@@ -40,7 +39,7 @@ def receiver(monkeypatch):
 
 @dg.op
 def fail():
-    raise ExpectedFailure("sft_checkpoint: no GPU; run it elsewhere")
+    raise dg.Failure("sft_checkpoint: no GPU; run it elsewhere")
 
 
 @dg.job(partitions_def=dg.StaticPartitionsDefinition(["first"]))
@@ -75,7 +74,7 @@ def test_failed_run_is_posted_with_job_partition_step_and_reason(receiver, evalu
 
 def test_refused_alert_fails_the_tick_without_the_secret_of_the_address(receiver, evaluated):
     receiver.status = 403
-    with pytest.raises(ExpectedFailure, match="403") as raised:
+    with pytest.raises(dg.Failure, match="403") as raised:
         evaluated()
     assert "geheim" not in str(raised.value)
 
@@ -84,7 +83,7 @@ def test_unreachable_address_fails_the_tick(evaluated, monkeypatch):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         monkeypatch.setenv("ETPI_ALERT_URL", f"http://127.0.0.1:{unused.getsockname()[1]}/")
-    with pytest.raises(ExpectedFailure, match="was not taken by ETPI_ALERT_URL"):
+    with pytest.raises(dg.Failure, match="was not taken by ETPI_ALERT_URL"):
         evaluated()
 
 

@@ -27,7 +27,7 @@ def test_schedule_brings_each_named_experiment_and_is_off_at_first(scheduled):
     scheduled("0 3 * * 1", "plan_first_tiny, plan_first_tiny_weak")
     repository = build_defs(load_shipped()).get_repository_def()
     (schedule,) = repository.schedule_defs
-    assert (schedule.cron_schedule, schedule.job_name) == ("0 3 * * 1", "bring_experiment")
+    assert (schedule.cron_schedule, schedule.job_name) == ("0 3 * * 1", "run_experiment")
     assert schedule.default_status is dg.DefaultScheduleStatus.STOPPED
     monday = datetime(2026, 11, 23, 3, tzinfo=UTC)
     data = schedule.evaluate_tick(dg.build_schedule_context(scheduled_execution_time=monday, repository_def=repository))

@@ -5,26 +5,24 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
+import types
 from pathlib import Path
+from unittest import mock
 
 import dagster as dg
 import pytest
 
-from etpi import commands
 from etpi.dagster_home import SETTINGS
 from etpi_assets import resources
 from etpi_assets.graph import GRAPH, JOBS
-from etpi_assets.jobs import chain_backfill
-from etpi_assets.planner import plan
-from etpi_assets.runs import runner
-from etpi_assets.runs.stopping import StopRequests
+from etpi_assets.materialize import EXPERIMENT_INPUTS
+from etpi_assets.partitions import FEW_PARTITIONS
 from etpi_resources.lake.lake import Lake, Ref
-from tests.support.graph import EXPERIMENT, failures, write_spec
+from tests.support.graph import EXPERIMENT, SUITE, World, failures, write_spec
 
+EVALUATED = dg.DagsterEventType.ASSET_CHECK_EVALUATION
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -49,7 +47,7 @@ def _prepared(world, instance):
 
 def _materialized(result):
     events = [e for e in result.all_events if e.event_type_value == "ASSET_MATERIALIZATION"]
-    return {e.asset_key.to_user_string(): e.materialization for e in events if e.asset_key}
+    return {e.asset_key.to_user_string(): e.step_materialization_data.materialization for e in events if e.asset_key}
 
 
 def test_what_the_disk_refuses_is_said_in_one_line(world, instance, monkeypatch):
@@ -61,26 +59,71 @@ def test_what_the_disk_refuses_is_said_in_one_line(world, instance, monkeypatch)
         result = _run(world, instance, "prepare_suite", "small")
     (failure,) = [event.step_failure_data for event in result.all_events if event.is_step_failure]
     assert "/shared/lake/.staging: Read-only file system. Run the same command again" in failure.error.message
-    assert failure.error.stack == []
     assert _run(world, instance, "prepare_suite", "small").success
 
 
-def test_run_experiment_makes_everything_and_a_rerun_nothing(world, instance):
-    _prepared(world, instance)
+def test_run_experiment_makes_the_whole_chain_and_a_rerun_nothing(world, instance):
     first = _run(world, instance, "run_experiment", "first")
     assert first.success
     events = _materialized(first)
-    assert set(events) == set(JOBS["run_experiment"][1])
-    assert events["tito_pairs"].partition == "first" and events["leaderboard"].partition is None
+    assert set(events) == {*GRAPH, EXPERIMENT_INPUTS}
+    partitions = {name: events[name].partition for name in ("tasks", "scored_rollouts", "tito_pairs", "leaderboard")}
+    assert partitions == {"tasks": "small", "scored_rollouts": "few", "tito_pairs": "first", "leaderboard": None}
 
     created = len(world.made)
     again = _materialized(_run(world, instance, "run_experiment", "first"))
     assert [name for name, _ in world.made[created:]] == ["catalog"]
+    assert set(again) == {EXPERIMENT_INPUTS, *JOBS["run_experiment"][1]}, "finished inputs have no new events"
     for name, event in again.items():
         assert event.tags["dagster/data_version"] == events[name].tags["dagster/data_version"], name
         assert event.metadata["skipped"].value is (name != "catalog")
     current = world.lake.current(Ref("tito_pairs", "experiment", "first"))
     assert again["tito_pairs"].tags["dagster/data_version"] == current.version
+
+
+def test_inputs_are_logged_as_their_own_jobs_log_them(world, instance, tmp_path):
+    _run(world, instance, "run_experiment", "first")
+    other = World(tmp_path / "other")
+    with dg.DagsterInstance.ephemeral() as apart:
+        _prepared(other, apart)
+        for name, node in GRAPH.items():
+            if node.set not in ("suite", "rollout_set"):
+                continue
+            (here,), (there,) = (
+                i.fetch_materializations(dg.AssetKey(name), limit=5).records for i in (instance, apart)
+            )
+            tags, expected = here.asset_materialization.tags, there.asset_materialization.tags
+            assert _without_pointers(tags) == _without_pointers(expected), name
+            assert set(tags) == set(expected)
+            shown, wanted = here.asset_materialization.metadata, there.asset_materialization.metadata
+            assert set(shown) == set(wanted), name
+            assert {label for label in wanted if shown[label] != wanted[label]} <= {"seconds", "cpu_seconds"}
+            assert _evaluations(instance, name) == _evaluations(apart, name), name
+
+
+def _without_pointers(tags):
+    return {name: value for name, value in tags.items() if "event_pointer" not in name}
+
+
+def _evaluations(instance, asset):
+    logs = [e for run in instance.get_runs() for e in instance.all_logs(run.run_id)]
+    shown = [e.dagster_event.asset_check_evaluation_data for e in logs if e.dagster_event_type is EVALUATED]
+    return [
+        (e.check_name, e.passed, e.partition, e.blocking, e.severity, e.description, e.metadata)
+        for e in shown
+        if e.asset_key == dg.AssetKey(asset)
+    ]
+
+
+def test_run_from_dagsters_page_needs_consent_before_its_first_step(world, instance, code):
+    assert _run(world, instance, "run_experiment", "first").success
+    created = len(world.made)
+    code["sft_checkpoint"] = code["sft_checkpoint kept"] = "2"
+    (failure,) = failures(_run(world, instance, "run_experiment", "first"))
+    assert "sft_checkpoint of first" in failure and 'etpi/rebuild: "true"' in failure
+    assert len(world.made) == created
+    assert _run(world, instance, "run_experiment", "first", tags={"etpi/rebuild": "true"}).success
+    assert ("sft_checkpoint", "first") in world.made[created:]
 
 
 def test_an_assets_page_shows_rows_preview_inputs_and_keeps_its_plot_when_skipped(world, instance):
@@ -96,12 +139,20 @@ def test_an_assets_page_shows_rows_preview_inputs_and_keeps_its_plot_when_skippe
 
 
 def test_missing_upstream_fails_at_the_first_step_with_the_commands(world, instance):
-    result = _run(world, instance, "run_experiment", "first")
+    result = _run(world, instance, "build_dataset", "first")
     assert not result.success
     (said,) = failures(result)
     assert "dg launch --job prepare_suite --partition small" in said
     assert "make run EXPERIMENT=first" in said
-    assert world.made == [], "not even the base was built"
+    assert world.made == []
+
+
+def test_blocked_input_fails_the_run_before_the_experiment(world, instance):
+    world.failing.add("raw_rollouts")
+    result = _run(world, instance, "run_experiment", "first")
+    (failure,) = failures(result)
+    assert failure.startswith("raw_rollouts of few: blocked by failed checks") and "row 3 is unsound" in failure
+    assert [name for name, _ in world.made] == ["tasks", "raw_rollouts"]
 
 
 def test_missing_and_invalid_names_fail_at_once(world, instance):
@@ -139,26 +190,27 @@ def test_experiment_that_needs_a_gpu_fails_before_its_first_step(world, instance
     monkeypatch.setattr(resources, "ACCELERATORS", ())
     result = _run(world, instance, "run_experiment", "first")
     assert 'requires = "gpu"' in failures(result)[0]
-    assert [n for n, _ in world.made if GRAPH[n].set == "experiment"] == []
+    assert not [n for n, _ in world.made if GRAPH[n].set == "experiment"]
     assert _run(world, instance, "build_dataset", "first").success, "its dataset needs none"
 
 
-def test_bring_experiment_submits_exactly_what_is_not_there(world, instance):
-    _run(world, instance, "prepare_suite", "small")
-    # The job's op asks its repository for the asset graph, which a job run in a test has not; test_ui runs the job.
-    specs, lake = world.resources().specs, world.lake
-    graph = world.definitions().resolve_asset_graph()
-    instance.add_backfill(chain_backfill("first", plan("first", specs, lake), graph, instance))
-    (outcome,) = instance.get_backfills()
-    target = outcome.asset_backfill_data.target_subset
-    partitions = {
-        key.to_user_string(): set(subset.get_partition_keys())
-        for key, subset in target.partitions_subsets_by_asset_key.items()
-    }
-    assert "tasks" not in partitions
-    assert partitions["raw_rollouts"] == {"few"} and partitions["tito_pairs"] == {"first"}
-    across = {k.to_user_string() for k in target.non_partitioned_asset_keys}
-    assert across == set(JOBS["publish_catalog"][1])
+def test_backfill_over_every_partition_of_a_set_is_refused_unless_a_tag_allows_it(world, instance):
+    for number in range(FEW_PARTITIONS):
+        write_spec(world.specs_folder, "suites", f"more_{number}", SUITE)
+    job = world.definitions().resolve_job_def("prepare_suite")
+    suites = job.partitions_def.get_partition_keys()
+    assert len(suites) > FEW_PARTITIONS
+
+    def run(targets, **tags):
+        backfill = types.SimpleNamespace(asset_backfill_data=None, partition_names=targets)
+        with mock.patch.object(instance, "get_backfill", lambda _: backfill):
+            tags = {"dagster/backfill": "abc", **tags}
+            return job.execute_in_process(instance=instance, partition_key="small", tags=tags, raise_on_error=False)
+
+    (failure,) = failures(run(suites))
+    assert f"all {len(suites)} partitions of the set suite" in failure and "run_experiment" in failure
+    assert world.made == []
+    assert run(["small"]).success and run(suites, **{"etpi/every_partition": "true"}).success
 
 
 def _command(*words, home, cwd):
@@ -181,62 +233,3 @@ def test_dg_launch_without_a_name_exits_with_1(tmp_path):
     done = _command(*words, home=tmp_path, cwd=tmp_path)
     assert done.returncode == 1
     assert "this run names no experiment" in done.stderr + done.stdout
-
-
-def test_dagster_job_launch_needs_no_daemon_and_names_missing_inputs(tmp_path):
-    tags = '{"dagster/partition": "plan_first_tiny"}'
-    words = ("dagster", "job", "launch", "-m", "etpi_assets.definitions", "-j", "run_experiment", "--tags", tags)
-    assert _command(*words, home=tmp_path, cwd=tmp_path).returncode == 0, "it only submits"
-    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
-        end = time.monotonic() + 90
-        while not (run := instance.get_runs()[0]).is_finished and time.monotonic() < end:
-            time.sleep(0.5)
-        assert run.status == dg.DagsterRunStatus.FAILURE
-        failures = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
-        said = failures[0].get_dagster_event().step_failure_data.user_failure_data.description
-    assert "dg launch --job collect_rollouts --partition coop_tiny_shared_strong" in said
-
-
-def test_make_run_exits_with_1_where_a_step_fails(world, instance, monkeypatch, capsys):
-    monkeypatch.setattr(runner, "build_defs", lambda specs, overrides: world.definitions())
-    monkeypatch.setattr(dg.DagsterInstance, "get", staticmethod(lambda: instance))
-    monkeypatch.setattr(Lake, "open", classmethod(lambda cls: world.lake))
-    assert commands.run_experiments(["first"], world.specs_folder) == 0
-    assert "-- collect_rollouts of few: done" in capsys.readouterr().err
-    assert commands.run_experiments(["first"], world.specs_folder) == 0
-    said = capsys.readouterr().err
-    assert "nothing is missing or stale" in said and "collect_rollouts" not in said
-    world.failing.add("tito_pairs")
-    assert commands.run_experiments(["second"], world.specs_folder) == 1
-    assert "failed: second" in capsys.readouterr().err
-    with pytest.raises(Exception, match="Did you mean 'second'"):
-        commands.run_experiments(["secnod"], world.specs_folder)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_command_starts_no_further_job(tmp_path, number):
-    words = [sys.executable, "-m", "etpi", "run", "plan_first_tiny"]
-    environment = {**os.environ, "DAGSTER_HOME": str(tmp_path), "ETPI_DATA": str(tmp_path / "data")}
-    with subprocess.Popen(words, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr
-        said = []
-        for line in process.stderr:
-            said.append(line)
-            if "-- prepare_suite of coop_tiny_shared" in line and "FAILED" not in line:
-                time.sleep(3)
-                process.send_signal(number)
-        assert process.wait(60) == 130
-    assert "-- prepare_suite of coop_tiny_shared: " in [line for line in said if " -- " in line][-1]
-    assert "stopped" in said[-1]
-
-
-def test_signal_is_remembered_whatever_its_handler():
-    before = signal.signal(signal.SIGINT, lambda *_: None)
-    try:
-        with StopRequests() as asked:
-            assert not asked.any()
-            signal.raise_signal(signal.SIGINT)
-            assert asked.any() and not asked.any()
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert signal.set_wakeup_fd(-1) == -1

@@ -15,6 +15,7 @@ import dagster as dg
 import pyarrow as pa
 
 from etpi_assets.asset_run import AssetRecipe, AssetRun, Produced
+from etpi_assets.experiment_inputs import experiment_inputs
 from etpi_assets.graph import GRAPH
 from etpi_assets.jobs import build_jobs
 from etpi_assets.materialize import build_asset, etpi_asset
@@ -72,7 +73,10 @@ class World:
     def definitions(self) -> dg.Definitions:
         specs = self.resources().specs
         return dg.Definitions(
-            assets=[build_asset(recipe, specs) for recipe in self.recipes.values()],
+            assets=[
+                experiment_inputs(self.recipes.values(), specs),
+                *(build_asset(recipe, specs) for recipe in self.recipes.values()),
+            ],
             jobs=build_jobs(specs),
             resources={"etpi": self.resources()},
             executor=dg.in_process_executor,
