@@ -15,7 +15,7 @@ from etpi.dagster_home import prepare_dagster_home
 from etpi_assets.specs.folders import user_folders
 from etpi_assets.specs.load import SpecError, Specs, load_specs
 from etpi_assets.specs.shown import SHIPPED_VARIABLE
-from etpi_resources.cluster.settings import cluster
+from etpi_resources.backend import backend
 
 if TYPE_CHECKING:
     from etpi_assets.planner import Step
@@ -59,7 +59,7 @@ def run_experiments(
     if not open_steps([*steps, *across(specs, lake)]) and default_path(lake).exists():
         print(f"== {', '.join(names)}: nothing is missing or stale", file=sys.stderr)
         return 0
-    if cluster() is None:  # else placement names what no node offers
+    if backend() is None:  # else placement names what no node offers
         require_sandboxes(steps, specs, Resources(lake=lake).sandboxes)
         require_libraries(steps, specs)
 
@@ -70,7 +70,7 @@ def run_experiments(
     from etpi_assets.runs.pool import run_experiments_in_parallel
     from etpi_assets.runs.runner import Runner
 
-    if cluster() is not None:
+    if backend() is not None:
         return _launch_experiments(names, specs, specs_folder, consent)
     with showing():
         runner = Runner(specs, specs_folder, consent)

@@ -1,12 +1,10 @@
-"""Dagster's private names that etpi uses because no public name does the same; no other module imports `dagster._core`.
+"""Dagster's private names that etpi uses because no public name does the same; no other core module imports them.
 
 - `chain_backfill` (`backfills`) submits one backfill with different partitions for each asset. GraphQL offers this as
   `partitionsByAssets`; Python offers it only through these classes.
 - A console line (`runs.console`) needs the message and event that Dagster attaches to a log record.
 - A failure that a person can act on (`ExpectedFailure`) needs a message without a stack trace. Dagster shows the stack
   of every exception but one that came from another process.
-- An executor that starts each step elsewhere (`placement.executor`) plugs into the classes that Dagster's own executors
-  for Kubernetes and Docker use.
 - Dagster's timeline shows only runs that name their code location (`place_in_timeline`). Runs that a command executes
   in its own process (`etpi run`, `dg launch`) name none.
 
@@ -17,16 +15,7 @@ import dagster as dg
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 from dagster._core.definitions.selector import PartitionRangeSelector, PartitionsByAssetSelector, PartitionsSelector
 from dagster._core.errors import DagsterUserCodeProcessError
-from dagster._core.events import DagsterEvent, EngineEventData
 from dagster._core.execution.backfill import BULK_ACTION_TERMINAL_STATUSES, BulkActionStatus, PartitionBackfill
-from dagster._core.execution.plan.objects import StepRetryData
-from dagster._core.execution.retries import RetryMode
-from dagster._core.executor.step_delegating import (
-    CheckStepHealthResult,
-    StepDelegatingExecutor,
-    StepHandler,
-    StepHandlerContext,
-)
 from dagster._core.log_manager import LOG_RECORD_METADATA_ATTR
 from dagster._core.remote_origin import ManagedGrpcPythonEnvCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 from dagster._core.storage.tags import REPOSITORY_LABEL_TAG
@@ -38,19 +27,11 @@ __all__ = [
     "LOG_RECORD_METADATA_ATTR",
     "AssetGraph",
     "BulkActionStatus",
-    "CheckStepHealthResult",
-    "DagsterEvent",
-    "EngineEventData",
     "ExpectedFailure",
     "PartitionBackfill",
     "PartitionRangeSelector",
     "PartitionsByAssetSelector",
     "PartitionsSelector",
-    "RetryMode",
-    "StepDelegatingExecutor",
-    "StepHandler",
-    "StepHandlerContext",
-    "StepRetryData",
     "place_in_timeline",
 ]
 

@@ -31,7 +31,7 @@ from etpi_assets.specs.load import Specs, load_specs
 from etpi_assets.specs.shown import shown_specs
 from etpi_assets.tasks import assets as tasks
 from etpi_assets.training import assets as training
-from etpi_resources.cluster.settings import cluster
+from etpi_resources.backend import backend
 from etpi_resources.lake.lake import Lake
 
 STAGES = (specs_stage, tasks, rollouts, scoring, curation, training, evaluation, reports)
@@ -49,11 +49,8 @@ class EtpiResource(dg.ConfigurableResource):
 
 def executor() -> dg.ExecutorDefinition:
     """Return what runs the steps: this process, or on a cluster the nodes that offer what a step needs."""
-    if cluster() is None:
-        return dg.in_process_executor
-    from etpi_assets.placement.executor import node_executor  # needs the packages of `etpi[cluster]`
-
-    return node_executor
+    elsewhere = backend()
+    return elsewhere.step_executor() if elsewhere else dg.in_process_executor
 
 
 def resource_of(resources: Resources) -> dg.ResourceDefinition:

@@ -33,9 +33,8 @@ from etpi_assets.specs.load import SpecError, Specs
 from etpi_assets.specs.paths import PathError
 from etpi_assets.versioning.keys import asset_code
 from etpi_assets.webpage.metadata import of_version
+from etpi_resources.backend import BackendError, backend
 from etpi_resources.chat.format import TokenizerUnavailable
-from etpi_resources.cluster.environment import require_code_of_run
-from etpi_resources.cluster.settings import ClusterError
 from etpi_resources.lake.checks import BadData
 from etpi_resources.lake.files import disk_errors
 from etpi_resources.lake.lake import LakeError
@@ -54,7 +53,7 @@ CONSOLE_SECONDS = 5.0
 EXPECTED_FAILURES = (
     LakeError,
     LockLost,
-    ClusterError,
+    BackendError,
     SpecError,
     PathError,
     HardwareMissing,
@@ -114,7 +113,8 @@ def build_asset(recipe: AssetRecipe, specs: Specs) -> dg.AssetsDefinition:
         resources = getattr(context.resources, RESOURCE)
         before = _cpu_seconds()
         try:
-            require_code_of_run()
+            if elsewhere := backend():
+                elsewhere.require_same_code()
             key = _key(context, node, resources.specs)
             if node.set != "all":
                 known = context.assets_def.partitions_def.get_partition_keys()

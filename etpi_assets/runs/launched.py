@@ -25,7 +25,7 @@ from etpi_assets.runs.runner import failure_line, input_jobs, opening
 from etpi_assets.runs.stopping import wake_on_sigint
 from etpi_assets.specs.folders import VARIABLE, user_folders
 from etpi_assets.specs.load import Specs
-from etpi_resources.cluster.settings import ClusterError
+from etpi_resources.backend import BackendError
 from etpi_resources.lake.lake import Lake
 from etpi_resources.process.progress import display
 
@@ -76,7 +76,7 @@ class LaunchedRuns:
         """Launch a job and follow it to its end; return one line for each failed step.
 
         Raises:
-            ClusterError: Dagster cannot launch it.
+            BackendError: Dagster cannot launch it.
             KeyboardInterrupt: as `bring_all_up_to_date`.
         """
         run_id, start = str(uuid.uuid4()), time.monotonic()
@@ -115,7 +115,7 @@ class LaunchedRuns:
         )
         if done.returncode:
             lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
-            raise ClusterError(f"{job} cannot be launched: {lines[-1] if lines else 'no reason given'}")
+            raise BackendError(f"{job} cannot be launched: {lines[-1] if lines else 'no reason given'}")
 
     def _follow(self, run_id: str) -> Iterator[dg.EventLogEntry]:
         """Yield the entries of a run's log as they are written, until it has ended."""
@@ -133,7 +133,7 @@ class LaunchedRuns:
     def _status(self, run_id: str) -> dg.DagsterRunStatus:
         run = self._instance.get_run_by_id(run_id)
         if run is None:
-            raise ClusterError(f"run {run_id} was deleted while it was followed")
+            raise BackendError(f"run {run_id} was deleted while it was followed")
         return run.status
 
 

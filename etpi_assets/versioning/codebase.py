@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from etpi_assets.versioning.rewritten import REWRITTEN
 from etpi_assets.versioning.source import BODY, MAIN, Definition, Import, Source, digest_of, parse
 
 PACKAGES = ("etpi_assets", "etpi_resources")
@@ -335,9 +336,10 @@ class _Walk:
             self._visit(self._todo.pop())
         definitions: dict[str, dict[str, str]] = {}
         for target, digest in self._reached.items():
-            if digest:
-                module, _, name = target.partition(":")
-                definitions.setdefault(module, {})[name] = digest
+            recorded = REWRITTEN.get((target, digest), {target: digest}) if digest else {}
+            for definition, version in recorded.items():
+                module, _, name = definition.partition(":")
+                definitions.setdefault(module, {})[name] = version
         return CodeVersion(definitions)
 
     def _visit(self, target: Target) -> None:

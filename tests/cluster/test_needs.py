@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from etpi_assets.placement.needs import need_of
 from etpi_assets.specs.load import Specs, load_specs
-from etpi_resources.cluster.nodes import Node, serves
-from etpi_resources.cluster.session import SANDBOXES
-from etpi_resources.cluster.vllm_servers import accelerators_of
+from etpi_cluster.nodes import Node, serves
+from etpi_cluster.placement.needs import need_of
+from etpi_cluster.session import SANDBOXES
+from etpi_cluster.vllm_servers import accelerators_of
 from tests.support.graph import write_spec
 from tests.support.small_specs import write_small_specs
 

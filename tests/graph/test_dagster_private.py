@@ -66,7 +66,9 @@ def test_log_record_carries_message_and_event_where_the_console_reads_them() -> 
 
 def test_private_dagster_names_are_imported_in_only_one_module() -> None:
     private = re.compile(r"^\s*(?:from|import) dagster(?:_\w+)?\._", re.MULTILINE)
-    files = [path for top in ("etpi", "etpi_assets", "etpi_resources") for path in (ROOT / top).rglob("*.py")]
+    files = [
+        path for top in ("etpi", "etpi_assets", "etpi_cluster", "etpi_resources") for path in (ROOT / top).rglob("*.py")
+    ]
     assert {path.name for path in files if private.search(path.read_text())} == {Path(dagster_private.__file__).name}
 
 

@@ -10,7 +10,7 @@ import json
 import os
 import socket
 
-from etpi_resources.cluster.settings import CLUSTER_VARIABLE, ClusterError
+from etpi_resources.backend import CLUSTER_VARIABLE, BackendError
 
 STOP_SECONDS = 60
 """Seconds between SIGTERM and SIGKILL for a job that is stopped: a run first stops its steps, a step its workers."""
@@ -32,14 +32,14 @@ CODE_VARIABLE = "ETPI_RUN_CODE"
 
 
 def require_code_of_run() -> None:
-    """Raise ClusterError if this process is a step on a node with other code than the run's process has."""
+    """Raise BackendError if this process is a step on a node with other code than the run's process has."""
     expected = os.environ.get(CODE_VARIABLE)
     if not expected:
         return
-    from etpi_resources.cluster.code import code_hash
+    from etpi_cluster.code import code_hash
 
     if (here := code_hash()) != expected:
-        raise ClusterError(
+        raise BackendError(
             f"node {socket.gethostname()} has other code of etpi ({here}) than the process that walks this run "
             f"({expected}): results of two codes would be mixed. Install the same version on every node, or have the "
             "run take its code along (working_dir in cluster.toml)"

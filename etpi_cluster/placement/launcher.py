@@ -15,10 +15,10 @@ import dagster as dg
 from dagster_ray import RayRunLauncher
 
 from etpi_assets.specs.folders import VARIABLE, user_folders
-from etpi_resources.cluster.environment import passed_on
-from etpi_resources.cluster.jobs import RUN_LABEL, STEP_LABEL
-from etpi_resources.cluster.nodes import job_client
-from etpi_resources.cluster.settings import CLUSTER_VARIABLE, ClusterError, cluster
+from etpi_cluster.environment import passed_on
+from etpi_cluster.jobs import RUN_LABEL, STEP_LABEL
+from etpi_cluster.nodes import job_client
+from etpi_cluster.settings import cluster
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -29,11 +29,6 @@ class NodeRunLauncher(RayRunLauncher):
 
     def __init__(self, inst_data: Any = None) -> None:
         settings = cluster()
-        if settings is None:
-            raise ClusterError(
-                f"this Dagster home belongs to a cluster: export {CLUSTER_VARIABLE}=/path/to/cluster.toml, or name "
-                "another folder in DAGSTER_HOME"
-            )
         self._settings = settings
         super().__init__(address=settings.jobs, inst_data=inst_data)
 
@@ -50,7 +45,7 @@ class NodeRunLauncher(RayRunLauncher):
         return job_client(self._settings)
 
     def check_run_worker_health(self, run: dg.DagsterRun) -> Any:
-        """Raise ClusterError where Ray cannot be asked: the daemon then asks again later, and resumes nothing."""
+        """Raise BackendError where Ray cannot be asked: the daemon then asks again later, and resumes nothing."""
         _ = self.client
         return super().check_run_worker_health(run)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from etpi.doctor.command import table
-from etpi.doctor.node import NodeReport, Postgres
-from etpi.doctor.survey import KINDS, PairLock, Survey
-from etpi.doctor.verdict import findings
+from etpi.cli import main
+from etpi_cluster.doctor.command import table
+from etpi_cluster.doctor.node import NodeExaminer, NodeReport, Postgres
+from etpi_cluster.doctor.survey import KINDS, PairLock, Survey
+from etpi_cluster.doctor.verdict import findings
+from etpi_cluster.settings import Cluster
 
 NAMES = ("head", "one", "two")
 
@@ -131,3 +133,24 @@ def test_missing_token_and_superuser_are_notes():
     survey.token = False
     survey.nodes[1].postgres = Postgres(version=150004, server="started etpi", superuser=True)
     assert faults(survey) == [] and set(notes(survey)) == {("one", "postgres"), ("all", "ray")}
+
+
+def test_doctor_without_settings_says_what_writes_them(monkeypatch, capsys):
+    monkeypatch.delenv("ETPI_CLUSTER", raising=False)
+    assert main(["cluster", "doctor"]) == 1
+    assert "etpi cluster init" in capsys.readouterr().err
+
+
+def test_two_nodes_see_each_others_files_and_another_folder_shows_none(tmp_path):
+    def examiner_of(name: str, lake: str) -> NodeExaminer:
+        settings = Cluster(
+            lake=tmp_path / lake, postgres="postgresql://etpi@127.0.0.1:1/etpi", ray="127.0.0.1:2",
+            jobs="http://127.0.0.1:3", local=tmp_path / "local",
+        )  # fmt: skip
+        return NodeExaminer(settings, name, {}, "token")
+
+    one, two, elsewhere = examiner_of("one", "lake"), examiner_of("two", "lake"), examiner_of("three", "other")
+    for examiner in (one, two, elsewhere):
+        examiner.report()
+    assert one.seen() == two.seen() == ["one", "two"]
+    assert elsewhere.seen() == ["three"]

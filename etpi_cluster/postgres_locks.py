@@ -23,7 +23,7 @@ from typing import Any
 import psycopg2
 import psycopg2.extensions
 
-from etpi_resources.cluster.settings import ClusterError
+from etpi_resources.backend import BackendError
 from etpi_resources.process.locks import Held, Locks, Note
 
 KEEPALIVE_SECONDS = 25
@@ -44,7 +44,7 @@ ORDER BY a.backend_start
 """
 
 
-class PostgresUnavailable(ClusterError):
+class PostgresUnavailable(BackendError):
     """Postgres does not answer, or refuses the session."""
 
 

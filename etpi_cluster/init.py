@@ -1,4 +1,4 @@
-"""`etpi init --cluster`: writes `cluster.toml` and, derived from it, Dagster's settings, into the lake's folder."""
+"""`etpi cluster init`: writes `cluster.toml` and, derived from it, Dagster's settings, into the lake's folder."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from pathlib import Path
 
 import click
 
-from etpi_resources.cluster.instance import dagster_home, instance_yaml, require_postgres
-from etpi_resources.cluster.nodes import alive_nodes, described, job_client
-from etpi_resources.cluster.session import SANDBOXES
-from etpi_resources.cluster.settings import CLUSTER_VARIABLE, SETTINGS_FILE, Cluster, ClusterError, read
+from etpi_cluster.instance import dagster_home, instance_yaml, require_postgres
+from etpi_cluster.nodes import alive_nodes, described, job_client
+from etpi_cluster.session import SANDBOXES
+from etpi_cluster.settings import Cluster, read, require_packages
+from etpi_resources.backend import CLUSTER_VARIABLE, SETTINGS_FILE, BackendError
 
 
 def write_cluster(
@@ -21,8 +22,9 @@ def write_cluster(
     With `force` and without the other options, Dagster's settings are written again from the present `cluster.toml`.
 
     Raises:
-        ClusterError: a value is wrong, or files exist and `force` is not given; nothing was written.
+        BackendError: a value is wrong, or files exist and `force` is not given; nothing was written.
     """
+    require_packages()
     named = os.environ.get(CLUSTER_VARIABLE)
     again = bool(force and named and not (lake or postgres or ray or jobs))
     if again and named:
@@ -30,13 +32,13 @@ def write_cluster(
     else:
         if not (lake and postgres and ray):
             raise click.UsageError(
-                "--cluster needs --lake FOLDER, --postgres postgresql://USER@HOST:PORT/DATABASE and --ray HOST:PORT"
+                "it needs --lake FOLDER, --postgres postgresql://USER@HOST:PORT/DATABASE and --ray HOST:PORT"
             )
         file = Path(lake) / SETTINGS_FILE
         settings = _checked(_text(lake, postgres, ray, jobs or f"http://{ray.rpartition(':')[0]}:8265"), file)
     home = dagster_home(settings)
     if not force and (taken := [path for path in (file, home / "dagster.yaml") if path.exists()]):
-        raise ClusterError(f"{' and '.join(map(str, taken))} exist; --force replaces them. Nothing was written")
+        raise BackendError(f"{' and '.join(map(str, taken))} exist; --force replaces them. Nothing was written")
     home.mkdir(parents=True, exist_ok=True)
     if not again:  # ETPI_CLUSTER may name the file that is to be written
         file.write_text(_text(str(settings.lake), settings.postgres, settings.ray, settings.jobs), encoding="utf-8")
@@ -59,8 +61,8 @@ def _checked(text: str, file: Path) -> Cluster:
 
 def _text(lake: str, postgres: str, ray: str, jobs: str) -> str:
     return f"""\
-# Written by `etpi init --cluster`; docs/cluster_settings.md describes it.
-# After a change: etpi init --cluster --force
+# Written by `etpi cluster init`; docs/cluster_settings.md describes it.
+# After a change: etpi cluster init --force
 lake = "{lake}"   # at the same path on every node
 postgres = "{postgres}"   # no password here: PGPASSFILE or PGPASSWORD
 ray = "{ray}"   # where Ray's nodes meet
@@ -81,7 +83,7 @@ On every node, before its Ray starts:
   others:  ray start --address={settings.ray} --resources='{{"{SANDBOXES}": 16}}'   # sandboxes at once
 Where you launch runs, and for the web page:
   export {CLUSTER_VARIABLE}={file} PGPASSFILE=/path/to/.pgpass RAY_AUTH_MODE=token DAGSTER_HOME={home}
-  etpi doctor --cluster   # proves every node before anything is run
+  etpi cluster doctor   # proves every node before anything is run
   etpi run EXPERIMENT, or for one job:
   dagster job launch -m etpi_assets.definitions -j JOB --tags '{{"dagster/partition": "NAME"}}'
 """
@@ -93,12 +95,12 @@ def _answers(settings: Cluster) -> int:
     try:
         require_postgres(settings)
         click.echo(f"Postgres answers at {settings.postgres}")
-    except ClusterError as error:
+    except BackendError as error:
         failed = 1
         click.echo(str(error), err=True)
     try:
         click.echo(f"Ray answers at {settings.jobs}; alive: {described(alive_nodes(job_client(settings)))}")
-    except ClusterError as error:
+    except BackendError as error:
         failed = 1
         click.echo(str(error), err=True)
     return failed

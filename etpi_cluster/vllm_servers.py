@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from etpi_resources.cluster.code import code_hash
-from etpi_resources.cluster.session import connect, nodes
-from etpi_resources.cluster.settings import Cluster, ClusterError, cluster, local_folder
+from etpi_cluster.code import code_hash
+from etpi_cluster.session import connect, nodes
+from etpi_cluster.settings import Cluster, cluster, local_folder
+from etpi_resources.backend import BackendError
 from etpi_resources.engines import EngineUnavailable
 from etpi_resources.secrets import read_secret
 
@@ -47,7 +48,7 @@ class ClusterServers:
         urls: of the servers, one for each set of accelerators that was free, at most `servers` of `cluster.toml`.
 
     Raises:
-        ClusterError: no node has as many accelerators, or a node runs other code.
+        BackendError: no node has as many accelerators, or a node runs other code.
         EngineUnavailable: a server did not start, or a node does not see the checkpoint.
     """
 
@@ -60,7 +61,6 @@ class ClusterServers:
         self.key_env = KEY_VARIABLE if read_secret(KEY_VARIABLE) else None
         self._say: Log = say or logging.getLogger(__name__).info
         settings = cluster()
-        assert settings is not None
         self._ray = connect()
         self._actors: list[Any] = []
         self._ended: dict[str, str] = {}  # URL -> why the server there ended
@@ -117,7 +117,7 @@ class ClusterServers:
         fitting = sum(number // each for number in offered.values())
         if not fitting:
             most = ", ".join(f"{name} {number}" for name, number in offered.items())
-            raise ClusterError(
+            raise BackendError(
                 f"a vLLM server of {self.name} needs {each} {settings.accelerator} on one node, and the nodes offer: "
                 f"{most}. Start a node with as many, or lower tensor-parallel-size in the spec's options"
             )
@@ -165,12 +165,12 @@ class ServedFiles:
     code: str
     has_key: bool
 
-    def differs(self) -> ClusterError | EngineUnavailable | None:
+    def differs(self) -> BackendError | EngineUnavailable | None:
         """Return the error if this process differs; its message continues "node X "."""
         from etpi_resources.engines.vllm_server import KEY_VARIABLE
 
         if self.code != (here := code_hash()):
-            return ClusterError(
+            return BackendError(
                 f"runs other code (hash {here}) than this run ({self.code}). Install the same version of etpi on "
                 "every node, restart Ray there, and run again"
             )

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
-from etpi.doctor.node import NodeReport
-from etpi.doctor.survey import PairLock, Survey
-from etpi_resources.cluster.session import SANDBOXES
+from etpi.doctor.findings import Finding, little_space
+from etpi_cluster.doctor.node import NodeReport
+from etpi_cluster.doctor.survey import PairLock, Survey
+from etpi_cluster.session import SANDBOXES
 
 CLOCK_SECONDS = 2.0
 """Versions, journals and progress carry the times of the node that wrote them; a larger difference misleads."""
 POSTGRES_OLDEST, POSTGRES_TESTED = 12, 15
-FREE_GB = 2.0
 COLUMNS = ("code", "lake", "locks", "sandboxes", "accelerators", "clock", "postgres", "ray")
 _LOCAL_FLOCK = ("local_lock=flock", "local_lock=all", "nolock", "localflock")
 _SERVERS = {
@@ -32,17 +31,6 @@ _LISTENING = {
 }
 
 
-@dataclass(frozen=True)
-class Finding:
-    """Something about a node; a note if it is no fault."""
-
-    node: str
-    column: str
-    what: str
-    remedy: str
-    fault: bool = True
-
-
 def findings(survey: Survey) -> list[Finding]:
     """Return the faults and notes of a cluster, in order of nodes and columns."""
     result: list[Finding] = []
@@ -58,7 +46,8 @@ def findings(survey: Survey) -> list[Finding]:
     for report in survey.nodes:
         result += _code(report, expected)
         result += _lake(report, writers)
-        result += one_machine(report)
+        result += _offers(report)
+        result += little_space(report)
         result += _clock(report)
         result += _postgres(report, servers)
         result += _ray(report, versions)
@@ -75,11 +64,11 @@ def findings(survey: Survey) -> list[Finding]:
     return sorted(result, key=lambda finding: (order.get(finding.node, 0), COLUMNS.index(finding.column)))
 
 
-def one_machine(report: NodeReport) -> Iterator[Finding]:
-    """Yield what one machine's report alone shows: sandboxes, accelerators, space."""
+def _offers(report: NodeReport) -> Iterator[Finding]:
+    """Yield where a node offers what it does not have, or has what it does not offer."""
     offered = report.offers
-    if report.sandbox_error and (not offered or offered.get(SANDBOXES)):
-        what = f"it offers {offered[SANDBOXES]:g} {SANDBOXES}, and none starts" if offered else "no sandbox starts"
+    if report.sandbox_error and offered.get(SANDBOXES):
+        what = f"it offers {offered[SANDBOXES]:g} {SANDBOXES}, and none starts"
         yield Finding(report.name, "sandboxes", what, report.sandbox_error)
     elif report.sandbox_error:
         yield Finding(report.name, "sandboxes", "none starts; it offers none", report.sandbox_error, fault=False)
@@ -88,13 +77,9 @@ def one_machine(report: NodeReport) -> Iterator[Finding]:
         what = f"it offers GPU {gpus:g} and has {len(report.accelerators)} (/dev/nvidia*, /dev/kfd)"
         remedy = "start its Ray with --num-gpus equal to what it has, or give the container its devices"
         yield Finding(report.name, "accelerators", what, remedy)
-    elif offered and report.accelerators and gpus < len(report.accelerators):
+    elif report.accelerators and gpus < len(report.accelerators):
         what = f"it has {len(report.accelerators)} accelerators and offers GPU {gpus:g}"
         yield Finding(report.name, "accelerators", what, "start its Ray with --num-gpus", fault=False)
-    for place, free in report.free_gb.items():
-        if free < FREE_GB:
-            what = f"{free:g} GB are free in the folder of {'the lake' if place == 'lake' else 'its own files'}"
-            yield Finding(report.name, "lake", what, "free space there: etpi du, etpi gc", fault=False)
     if report.local_error:
         what = f"the folder for the node's own files cannot be written: {report.local_error}"
         yield Finding(report.name, "lake", what, "name another with `local` in cluster.toml")

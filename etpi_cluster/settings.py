@@ -16,26 +16,17 @@ from __future__ import annotations
 import hashlib
 import os
 import tomllib
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-import click
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError, field_validator
 
-CLUSTER_VARIABLE = "ETPI_CLUSTER"
-"""Environment variable that names `cluster.toml`; unset: one machine, without Ray and Postgres."""
-SETTINGS_FILE = "cluster.toml"
-"""Name of the settings in the folder of the cluster's lake."""
+from etpi_resources.backend import CLUSTER_VARIABLE, SETTINGS_FILE, BackendError
 
-
-class ClusterError(RuntimeError, click.ClickException):
-    """The cluster cannot be used; the message says what is wrong and what to do.
-
-    It is also a click error, so that `dagster job launch` prints the message without a traceback.
-    """
-
-    def __init__(self, message: str) -> None:
-        click.ClickException.__init__(self, message)
+PACKAGES = ("dagster_postgres", "dagster_ray", "psycopg2", "ray")
+"""Packages of the extra `cluster`."""
 
 
 class Cluster(BaseModel):
@@ -90,45 +81,59 @@ class Cluster(BaseModel):
         return "postgresql+psycopg2://" + self.postgres.partition("://")[2]
 
 
-def cluster() -> Cluster | None:
-    """Return the settings in the file that `ETPI_CLUSTER` names; None if it names none.
+def cluster() -> Cluster:
+    """Return the settings in the file that `ETPI_CLUSTER` names.
 
     Raises:
-        ClusterError: as `read`.
+        BackendError: it names none, a package is missing, or as `read`.
     """
     path = os.environ.get(CLUSTER_VARIABLE)
-    return read(Path(path)) if path else None
+    if not path:
+        raise BackendError(
+            f"a command or the Dagster home of a cluster is used, and {CLUSTER_VARIABLE} is not set: export "
+            f"{CLUSTER_VARIABLE}=/path/to/{SETTINGS_FILE} (`etpi cluster init` writes one), or name another folder in "
+            "DAGSTER_HOME"
+        )
+    require_packages()
+    return read(Path(path))
+
+
+@cache
+def require_packages() -> None:
+    """Raise BackendError if a package of `etpi[cluster]` is not installed."""
+    if missing := [name for name in PACKAGES if find_spec(name) is None]:
+        raise BackendError(f"a cluster needs the packages {', '.join(missing)}: pip install 'etpi[cluster]'")
 
 
 def read(path: Path) -> Cluster:
     """Return the settings in a file.
 
     Raises:
-        ClusterError: the file is missing or wrong; the message names file and key.
+        BackendError: the file is missing or wrong; the message names file and key.
     """
     try:
         return Cluster.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
-        raise ClusterError(
-            f"{CLUSTER_VARIABLE} names {path}, which does not exist; `etpi init --cluster` writes it"
+        raise BackendError(
+            f"{CLUSTER_VARIABLE} names {path}, which does not exist; `etpi cluster init` writes it"
         ) from None
     except (tomllib.TOMLDecodeError, OSError) as error:
-        raise ClusterError(f"{path}: {error}") from error
+        raise BackendError(f"{path}: {error}") from error
     except ValidationError as error:
         reasons = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise ClusterError(f"{path}: {reasons}") from error
+        raise BackendError(f"{path}: {reasons}") from error
 
 
 def local_folder(settings: Cluster, lake: Path) -> Path:
     """Return this user's folder for a lake on this node's own disk, created so that only the user can write to it.
 
     Raises:
-        ClusterError: another user made the folder, or it is a link.
+        BackendError: another user made the folder, or it is a link.
     """
     users = settings.local / f"etpi-{os.geteuid()}"
     users.mkdir(mode=0o700, parents=True, exist_ok=True)
     if users.is_symlink() or users.stat().st_uid != os.geteuid():
-        raise ClusterError(
+        raise BackendError(
             f"{users} belongs to another user or is a link, so it may lead anywhere; remove it, or name another folder "
             "as `local` in the cluster's settings"
         )

@@ -12,7 +12,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
-PACKAGES = ("etpi", "etpi_assets", "etpi_resources")
+PACKAGES = ("etpi", "etpi_assets", "etpi_cluster", "etpi_resources")
 """Packages that every node must have alike."""
 
 PLUGIN_GROUPS = "etpi."
@@ -43,7 +43,9 @@ def plugin_packages() -> list[str]:
     entries = entry_points()
     groups = [group for group in entries.groups if group.startswith(PLUGIN_GROUPS)]
     points = [point for group in groups for point in entries.select(group=group)]
-    return sorted({name for name in (point.module.split(".")[0] for point in points) if find_spec(name)})
+    return sorted(
+        name for name in {point.module.split(".")[0] for point in points}.difference(PACKAGES) if find_spec(name)
+    )
 
 
 def _files(packages: Sequence[str]) -> Iterator[tuple[str, Path]]:

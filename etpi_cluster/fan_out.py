@@ -22,10 +22,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from etpi_resources.cluster.call_worker import CallWorker, Outcome, WorkerIdentity
-from etpi_resources.cluster.code import code_hash
-from etpi_resources.cluster.session import CPU, SANDBOXES, RayNode, connect, free_of, nodes
-from etpi_resources.cluster.settings import ClusterError
+from etpi_cluster.call_worker import CallWorker, Outcome, WorkerIdentity
+from etpi_cluster.code import code_hash
+from etpi_cluster.session import CPU, SANDBOXES, RayNode, connect, free_of, nodes
+from etpi_resources.backend import BackendError
 
 STARTS = 3
 """How many workers of a node may fail to start before the node is refused."""
@@ -44,7 +44,7 @@ class WorkersDied(RuntimeError):
     """Workers died under a call again and again; the message names the call's last node and the remedy."""
 
 
-class OtherCode(ClusterError):
+class OtherCode(BackendError):
     """A node runs other code than this run; the message names the node, both hashes and the remedy."""
 
 
@@ -108,7 +108,7 @@ class ClusterExecutor(Executor):
         log: called from another thread with a line when nodes join, die, or are refused.
 
     Raises:
-        ClusterError: there is no connection, or no node offers the resource.
+        BackendError: there is no connection, or no node offers the resource.
     """
 
     def __init__(
@@ -126,9 +126,9 @@ class ClusterExecutor(Executor):
         self._started, self._told = time.monotonic(), False
         offering = [node for node in nodes() if node.offers(self._resource)]
         if not offering and not kind.idle_only:
-            raise ClusterError(
+            raise BackendError(
                 f"no node of the Ray cluster offers {self._resource}, as none of the {len(nodes())} nodes says that it "
-                "has it or that it works there. Start a node that does (docs/cluster.md); `etpi doctor --cluster` says "
+                "has it or that it works there. Start a node that does (docs/cluster.md); `etpi cluster doctor` says "
                 "why the others do not"
             )
         self._first = {node.node_id for node in offering}
@@ -206,7 +206,7 @@ class ClusterExecutor(Executor):
             self._waited = time.monotonic() if offering else self._waited
         elif time.monotonic() - self._waited > NO_NODE_SECONDS and not self._kind.idle_only:
             self._fail(
-                ClusterError(
+                BackendError(
                     f"no node has offered {self._resource} for {NO_NODE_SECONDS:.0f} s: all nodes with sandboxes are "
                     "gone. Finished rollouts are kept; start a node and run again"
                 )
@@ -339,7 +339,7 @@ class ClusterExecutor(Executor):
             self._starts[worker.node.node_id] += 1
             if self._starts[worker.node.node_id] >= STARTS and worker.node.node_id in {n.node_id for n in nodes()}:
                 reason = _first_line(error)
-                self._refuse(worker, ClusterError(f"node {worker.node.name}: no worker starts there: {reason}"))
+                self._refuse(worker, BackendError(f"node {worker.node.name}: no worker starts there: {reason}"))
             return
         self._log(
             f"node {worker.node.name}: a worker died ({_first_line(error)}); {len(calls)} unfinished calls run again "
@@ -357,7 +357,7 @@ class ClusterExecutor(Executor):
                 )
             )
 
-    def _refuse(self, worker: _Worker, error: ClusterError) -> None:
+    def _refuse(self, worker: _Worker, error: BackendError) -> None:
         self._drop(worker)
         if worker.node.node_id in self._refused:
             return

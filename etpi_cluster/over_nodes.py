@@ -11,16 +11,20 @@ so bring a second way to start, supervise, report and resume a training, and mor
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from etpi_resources.cluster.session import connect, nodes
-from etpi_resources.cluster.settings import ClusterError, cluster
+from etpi_cluster.line_messages import LineMessages
+from etpi_cluster.node_launcher import GPU, NodeLauncher
+from etpi_cluster.session import connect, nodes
+from etpi_resources.backend import BackendError
 from etpi_resources.trainers.interpreter import find_trainer_gpu
-from etpi_resources.trainers.node_launcher import GPU, NodeLauncher
+from etpi_resources.trainers.pipes import RunningWorker
 from etpi_resources.trainers.workers.precision import Gpu
 from etpi_resources.trainers.workers.ranks import FAILURE_MARK, RankFailure, root_cause
 
@@ -32,28 +36,25 @@ SILENT_SECONDS = 60.0
 WAIT_LOG_SECONDS = 30.0
 
 
-def spans_nodes(processes: int) -> bool:
-    """Return whether so many ranks need other nodes than this: a cluster is set, and this node offers fewer
-    accelerators.
+def spans_nodes(processes: int, accelerator: str) -> bool:
+    """Return whether `processes` ranks need other nodes than this, which offers fewer accelerators.
 
     Raises:
-        ClusterError: the cluster's Ray cannot be reached.
+        BackendError: the cluster's Ray cannot be reached.
     """
-    settings = cluster()
-    if settings is None or processes < 2:
+    if processes < 2:
         return False
     here = connect().get_runtime_context().get_node_id()
-    return processes > next(node.offers(settings.accelerator) for node in nodes() if node.node_id == here)
+    return processes > next(node.offers(accelerator) for node in nodes() if node.node_id == here)
 
 
-def find_gpu_of_ranks() -> Gpu | None:
+def find_gpu_of_ranks(accelerator: str) -> Gpu | None:
     """Return the GPU of the first node that offers accelerators to ranks; None if the accelerator is a stand-in.
 
     Raises:
         RuntimeError: the interpreter there failed.
     """
-    settings = cluster()
-    if settings is None or settings.accelerator != GPU:
+    if accelerator != GPU:
         return None
     ray = connect()
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -65,6 +66,60 @@ def find_gpu_of_ranks() -> Gpu | None:
     here = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
     probe = ray.remote(find_trainer_gpu).options(num_cpus=0, scheduling_strategy=here)
     return ray.get(probe.remote(hidden=True))
+
+
+@contextmanager
+def run_ranks(
+    module: str,
+    folder: Path,
+    processes: int,
+    accelerator: str,
+    *,
+    context: Any,
+    grace: float,
+    log: Callable[[str], None],
+) -> Iterator[RunningWorker]:
+    """Start a worker's ranks on several nodes; arguments as of `run_worker`."""
+
+    def say(line: str) -> None:
+        log(line)
+        if context is not None:
+            context.log.info(line)
+
+    if context is None:
+        with RanksOverNodes(module, folder, processes, accelerator, environment={}, grace=grace, log=say) as ranks:
+            yield ranks
+        return
+    with (
+        _pipes_session(context) as (messages, environment),
+        RanksOverNodes(module, folder, processes, accelerator, environment=environment, grace=grace, log=say) as ranks,
+    ):
+        yield _WithoutMessages(ranks, messages)
+
+
+@contextmanager
+def _pipes_session(context: Any) -> Iterator[tuple[LineMessages, Mapping[str, str]]]:
+    """Open a Pipes session with a worker that shares no temporary files with this process: the context is in its
+    environment, its messages are lines of its output."""
+    import dagster as dg
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.PreviewWarning)
+        messages = LineMessages()
+        with dg.open_pipes_session(context, dg.PipesEnvContextInjector(), messages) as session:
+            yield messages, session.get_bootstrap_env_vars()
+
+
+class _WithoutMessages:
+    """A worker whose lines hold Pipes messages, which go to Dagster."""
+
+    def __init__(self, launched: RunningWorker, messages: LineMessages) -> None:
+        self._messages = messages
+        self._launched = launched
+        self.failure, self.result = launched.failure, launched.result
+
+    def lines(self) -> Iterator[str]:
+        return (line for line in self._launched.lines() if not self._messages.take(line))
 
 
 @dataclass
@@ -94,6 +149,7 @@ class RanksOverNodes:
     Args:
         module, folder: as of `run_worker`; every node sees the folder at this path.
         processes: number of ranks.
+        accelerator: Ray's resource; each rank takes one.
         environment: more variables for the ranks.
         grace: seconds that the ranks have to end after an interrupt.
         log: gets lines about placing the ranks.
@@ -104,14 +160,13 @@ class RanksOverNodes:
         module: str,
         folder: Path,
         processes: int,
+        accelerator: str,
         *,
         environment: Mapping[str, str],
         grace: float,
         log: Callable[[str], None],
     ) -> None:
-        settings = cluster()
-        assert settings is not None
-        self._resource = settings.accelerator
+        self._resource = accelerator
         self._module, self._folder, self._processes = module, folder, processes
         self._environment, self._grace, self._log = environment, grace, log
         self._group: Any = None
@@ -181,7 +236,7 @@ class RanksOverNodes:
         """Reserve an accelerator per rank, on as few nodes as hold them.
 
         Raises:
-            ClusterError: all nodes together do not have as many.
+            BackendError: all nodes together do not have as many.
         """
         ray = connect()
         from ray.util import placement_group, placement_group_table
@@ -190,7 +245,7 @@ class RanksOverNodes:
         offers = {node.name: node.offers(self._resource) for node in alive.values()}
         if sum(offers.values()) < self._processes:
             listed = ", ".join(f"{name}: {count}" for name, count in offers.items())
-            raise ClusterError(
+            raise BackendError(
                 f"train.shards = {self._processes} needs as many of Ray's resource {self._resource!r}, and the nodes "
                 f"of the cluster have {sum(offers.values())} ({listed}); lower train.shards, or start a node that "
                 "offers more"

@@ -28,7 +28,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.pool import NullPool
 
-from etpi_resources.cluster.postgres_locks import START_SECONDS, PostgresUnavailable, is_refusal, without_password
+from etpi_cluster.postgres_locks import START_SECONDS, PostgresUnavailable, is_refusal, without_password
 
 USER_SECONDS = 5.0
 """How long a process that a person waits for (a command, the web page) waits for Postgres."""

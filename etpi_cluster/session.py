@@ -7,7 +7,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from etpi_resources.cluster.settings import ClusterError, cluster
+from etpi_cluster.settings import cluster
+from etpi_resources.backend import BackendError
 
 CPU = "CPU"
 SANDBOXES = "etpi_sandbox"
@@ -42,23 +43,19 @@ def connect() -> Any:
     process. Workers run with the environment of their node.
 
     Raises:
-        ClusterError: no cluster is configured, `ray` is not installed, or no node of the cluster runs on this machine.
+        BackendError: no cluster is configured, a package is missing, or no node of the cluster runs on this machine.
     """
-    try:
-        import ray
-    except ImportError:
-        raise ClusterError('Ray is not installed here; run `pip install "etpi[cluster]"`') from None
+    settings = cluster()
+    import ray
+
     if ray.is_initialized():
         return ray
-    settings = cluster()
-    if settings is None:
-        raise ClusterError("ETPI_CLUSTER names no cluster.toml; `etpi init --cluster` writes one")
     address = os.environ.get("RAY_ADDRESS") or settings.ray
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ClusterError(
+        raise BackendError(
             f"no connection to Ray at {address}: {error}. Steps run on nodes of the cluster: launch the job through "
             "Dagster, or start Ray on this machine"
         ) from error

@@ -19,9 +19,9 @@ from typing import Any, Generic
 
 import pyarrow as pa
 
-from etpi_resources.cluster.code import plugin_packages
-from etpi_resources.cluster.fan_out import ClusterExecutor, WorkerKind, WorkersDied
-from etpi_resources.cluster.session import CPU
+from etpi_cluster.code import plugin_packages
+from etpi_cluster.fan_out import ClusterExecutor, WorkerKind, WorkersDied
+from etpi_cluster.session import CPU
 from etpi_resources.process.pool import (
     BLOCKS_AHEAD,
     WORKERS_VARIABLE,
@@ -57,7 +57,7 @@ def map_over_nodes(
         workers: the most processes, this node's included.
 
     Raises:
-        ClusterError: there is no connection, or a node runs other code.
+        BackendError: there is no connection, or a node runs other code.
         WorkersDied: `DEATHS` workers died under one block.
         WorkerDied: the worker on this node was killed.
     """

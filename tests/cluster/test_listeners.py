@@ -6,10 +6,10 @@ import socket
 from contextlib import closing
 from pathlib import Path
 
-from etpi.doctor.listeners import on_all_interfaces
-from etpi.doctor.node import NodeReport
-from etpi.doctor.survey import Survey
-from etpi.doctor.verdict import findings
+from etpi_cluster.doctor.listeners import on_all_interfaces
+from etpi_cluster.doctor.node import NodeReport
+from etpi_cluster.doctor.survey import Survey
+from etpi_cluster.doctor.verdict import findings
 
 
 def test_a_port_on_all_interfaces_is_listed_with_its_program_and_one_on_loopback_is_not() -> None:
@@ -34,7 +34,7 @@ def test_table_of_the_kernel_is_read(tmp_path: Path) -> None:
 def test_each_server_that_is_open_to_all_is_a_note_with_its_remedy() -> None:
     open_to_all = {
         "gcs_server": [6379], "raylet": [40000], "postgres": [5432], "dagster_webserver": [3000],
-        "etpi.doctor.survey": [40001],  # the doctor itself, while it asks
+        "etpi_cluster.doctor.survey": [40001],  # the doctor itself, while it asks
     }  # fmt: skip
     report = NodeReport(name="head", offers={"etpi_sandbox": 1}, code="c", sees=["head"], listens=open_to_all)
     notes = [finding for finding in findings(Survey(code="c", nodes=[report])) if "interfaces" in finding.what]

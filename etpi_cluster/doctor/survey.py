@@ -1,20 +1,22 @@
 """Examine every node of a cluster and each pair of nodes.
 
-`python -m etpi.doctor.survey` is a Ray job on the cluster, so that the machine that asks need not be one of its nodes.
-The last line of its output is the survey.
+`python -m etpi_cluster.doctor.survey` is a Ray job on the cluster, so that the machine that asks need not be one of its
+nodes. The last line of its output is the survey.
 """
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from typing import Any
 
 from pydantic import BaseModel, Field
 
-from etpi.doctor.node import Examiner, NodeReport
-from etpi_resources.cluster.session import connect, nodes
-from etpi_resources.cluster.settings import Cluster, cluster
+from etpi_cluster.code import code_hash
+from etpi_cluster.doctor.node import NodeExaminer, NodeReport
+from etpi_cluster.session import connect, nodes
+from etpi_cluster.settings import Cluster, cluster
 
 MARK = "ETPI-DOCTOR "
 SECONDS = 120.0
@@ -56,11 +58,7 @@ class Survey(BaseModel):
 
 
 def survey(settings: Cluster) -> Survey:
-    """Examine all living nodes. Raises ClusterError if Ray cannot be reached from here."""
-    import os
-
-    from etpi_resources.cluster.code import code_hash
-
+    """Examine all living nodes. Raises BackendError if Ray cannot be reached from here."""
     ray = connect()
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -68,8 +66,8 @@ def survey(settings: Cluster) -> Survey:
     examiners: dict[str, Any] = {}
     for node in nodes():
         pinned = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
-        actor = ray.remote(Examiner).options(num_cpus=0, scheduling_strategy=pinned)
-        examiners[node.name] = actor.remote(settings, settings.lake, node.name, _offered(node.resources), token)
+        actor = ray.remote(NodeExaminer).options(num_cpus=0, scheduling_strategy=pinned)
+        examiners[node.name] = actor.remote(settings, node.name, _offered(node.resources), token)
     reports: dict[str, NodeReport] = {}
     failed: dict[str, str] = {}
     pending = {name: actor.report.remote() for name, actor in examiners.items()}
@@ -136,9 +134,7 @@ def _offered(resources: dict[str, float]) -> dict[str, float]:
 
 
 def main() -> None:
-    settings = cluster()
-    assert settings is not None
-    print(MARK + survey(settings).model_dump_json(), flush=True)
+    print(MARK + survey(cluster()).model_dump_json(), flush=True)
 
 
 if __name__ == "__main__":

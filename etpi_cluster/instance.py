@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from etpi_resources.cluster.settings import Cluster, ClusterError
+from etpi_cluster.settings import Cluster
+from etpi_resources.backend import BackendError
+
+STORAGE = "etpi_cluster.placement.storage"
 
 
 def dagster_home(settings: Cluster) -> Path:
@@ -15,14 +18,14 @@ def dagster_home(settings: Cluster) -> Path:
 def instance_yaml(settings: Cluster) -> str:
     """Return the text of `dagster.yaml`."""
     return f"""\
-# Written by `etpi init --cluster` from cluster.toml. After a change there: etpi init --cluster --force
+# Written by `etpi cluster init` from cluster.toml. After a change there: etpi cluster init --force
 telemetry:
   enabled: false
 
 # Runs and events. libpq reads the password from PGPASSFILE or PGPASSWORD; it never stands here.
 storage:
   custom:
-    module: etpi_assets.placement.storage
+    module: {STORAGE}
     class: NodeStorage
     config:
       postgres_url: {settings.storage_url}
@@ -37,7 +40,7 @@ run_coordinator:
   class: DefaultRunCoordinator
 
 run_launcher:
-  module: etpi_assets.placement.launcher
+  module: etpi_cluster.placement.launcher
   class: NodeRunLauncher
 
 # With a daemon, a run whose process was lost is resumed; its finished steps stay finished.
@@ -71,26 +74,24 @@ nux:
 """
 
 
-def require_current(settings: Cluster, written: str, file: Path) -> None:
-    """Raise ClusterError if `dagster.yaml` names another database than `cluster.toml`."""
-    if settings.storage_url not in written:
-        raise ClusterError(
-            f"{file} does not name the database {settings.postgres!r} of cluster.toml; write it again: "
-            "etpi init --cluster --force"
+def require_current(settings: Cluster, file: Path) -> None:
+    """Raise BackendError if a `dagster.yaml` names another database than `cluster.toml`, or an older etpi's classes."""
+    text = file.read_text(encoding="utf-8")
+    if settings.storage_url not in text or STORAGE not in text:
+        raise BackendError(
+            f"{file} does not name the storage {STORAGE} with the database {settings.postgres!r} of cluster.toml; "
+            "write it again: etpi cluster init --force"
         )
 
 
 def require_postgres(settings: Cluster) -> None:
-    """Raise ClusterError if the database cannot be opened, or its packages are missing."""
-    try:
-        import dagster_postgres  # noqa: F401
-        import psycopg2
-    except ImportError as error:
-        raise ClusterError(f"a cluster needs Postgres' packages ({error}): pip install 'etpi[cluster]'") from error
+    """Raise BackendError if the database cannot be opened."""
+    import psycopg2
+
     try:
         psycopg2.connect(settings.postgres, connect_timeout=10).close()
     except psycopg2.OperationalError as error:
-        raise ClusterError(
+        raise BackendError(
             f"Postgres at {settings.postgres!r} cannot be opened: {' '.join(str(error).split())}. Is it running, does "
             "the database exist, and does PGPASSFILE name a file with the password (host:port:database:user:password, "
             "readable by its owner alone), or PGPASSWORD hold it?"

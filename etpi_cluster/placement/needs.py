@@ -11,9 +11,9 @@ from etpi_assets.runs.preflight import sandbox_kind
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import AnySpec, Specs
 from etpi_assets.specs.rollout_set import RolloutSetSpec
-from etpi_resources.cluster.nodes import CPU, Node, described, offered_together, serves
-from etpi_resources.cluster.session import SANDBOXES
-from etpi_resources.cluster.vllm_servers import accelerators_of
+from etpi_cluster.nodes import CPU, Node, described, offered_together, serves
+from etpi_cluster.session import SANDBOXES
+from etpi_cluster.vllm_servers import accelerators_of
 
 WORKING, LIGHT = 1.0, 0.1
 """CPUs of a step that computes, and of one that reads a spec, writes a page or waits for others' work. None asks for

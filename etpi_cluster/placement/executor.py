@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from etpi_assets.dagster_private import (
+from etpi_assets.graph import GRAPH
+from etpi_assets.partitions import PARTITION_TAG
+from etpi_assets.specs.load import Specs, load_specs
+from etpi_cluster.code import code_hash
+from etpi_cluster.environment import CODE_VARIABLE, inherited_working_dir, passed_on
+from etpi_cluster.jobs import RUN_LABEL, STEP_LABEL
+from etpi_cluster.nodes import CPU, Node, alive_nodes, described, job_client, serves
+from etpi_cluster.placement.dagster_private import (
     CheckStepHealthResult,
     DagsterEvent,
     EngineEventData,
@@ -29,15 +36,8 @@ from etpi_assets.dagster_private import (
     StepHandlerContext,
     StepRetryData,
 )
-from etpi_assets.graph import GRAPH
-from etpi_assets.partitions import PARTITION_TAG
-from etpi_assets.placement.needs import LIGHT, Need, need_of
-from etpi_assets.specs.load import Specs, load_specs
-from etpi_resources.cluster.code import code_hash
-from etpi_resources.cluster.environment import CODE_VARIABLE, inherited_working_dir, passed_on
-from etpi_resources.cluster.jobs import RUN_LABEL, STEP_LABEL
-from etpi_resources.cluster.nodes import CPU, Node, alive_nodes, described, job_client, serves
-from etpi_resources.cluster.settings import Cluster, ClusterError, cluster
+from etpi_cluster.placement.needs import LIGHT, Need, need_of
+from etpi_cluster.settings import Cluster, cluster
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -68,8 +68,6 @@ _MODULE = ("-m", "dagster")
 def node_executor(_: dg.InitExecutorContext) -> dg.Executor:
     """Run each step as a Ray job on a node that offers what it needs."""
     settings = cluster()
-    if settings is None:
-        raise ClusterError("this executor needs a cluster, and ETPI_CLUSTER names no file")
     return _NodeExecutor(_NodeSteps(settings, job_client(settings), load_specs()))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from etpi_resources.cluster.code import code_hash
+from etpi_cluster.code import code_hash
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
-from etpi_resources.cluster.settings import ClusterError
+from etpi_resources.backend import BackendError
 from etpi_resources.process.supervise import supervised
 from etpi_resources.trainers.interpreter import worker_command, worker_environment
 from etpi_resources.trainers.workers import ranks
@@ -47,7 +47,7 @@ class NodeLauncher:
         """Start the launcher under a supervisor, which ends it when this actor ends, however it ends.
 
         Raises:
-            ClusterError: this node has no such folder.
+            BackendError: this node has no such folder.
         """
         _await_file(Path(folder) / CONFIG_FILE)
         variables = worker_environment()
@@ -97,7 +97,7 @@ def _await_file(path: Path) -> None:
     until = time.monotonic() + FOLDER_SECONDS
     while not path.exists():
         if time.monotonic() > until:
-            raise ClusterError(
+            raise BackendError(
                 f"{path} is not on node {socket.gethostname()}; every node needs the lake's folder at the same path"
             )
         time.sleep(0.5)

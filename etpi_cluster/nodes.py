@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from etpi_resources.cluster.session import CPU, SANDBOXES
-from etpi_resources.cluster.settings import Cluster, ClusterError
+from etpi_cluster.session import CPU, SANDBOXES
+from etpi_cluster.settings import Cluster
+from etpi_resources.backend import BackendError
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -46,21 +47,19 @@ def job_client(settings: Cluster) -> JobSubmissionClient:
     """Return a client of Ray's jobs.
 
     Raises:
-        ClusterError: Ray's packages are missing, or its dashboard does not answer or refuses the request.
+        BackendError: Ray's dashboard does not answer or refuses the request.
     """
-    try:
-        from etpi_resources.cluster.jobs import JobClient
-    except ImportError as error:
-        raise ClusterError(f"a cluster needs Ray ({error}): pip install 'etpi[cluster]'") from error
+    from etpi_cluster.jobs import JobClient
+
     try:
         return JobClient(settings.jobs)
     except Exception as error:  # requests' errors, Ray's AuthenticationError, RuntimeError for another status
         raise unreachable(settings, error) from error
 
 
-def unreachable(settings: Cluster, error: Exception) -> ClusterError:
+def unreachable(settings: Cluster, error: Exception) -> BackendError:
     """Return the error that says that Ray does not answer, and what to do."""
-    return ClusterError(
+    return BackendError(
         f"Ray does not answer at jobs = {settings.jobs!r} of cluster.toml ({type(error).__name__}: {error}). Start its "
         "head with a dashboard (ray start --head --dashboard-host=ADDRESS), or correct the address; where Ray asks for "
         "a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH here too"
