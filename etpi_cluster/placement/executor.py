@@ -36,7 +36,7 @@ from etpi_cluster.placement.dagster_private import (
     StepHandlerContext,
     StepRetryData,
 )
-from etpi_cluster.placement.needs import LIGHT, Need, need_of
+from etpi_cluster.placement.needs import EXPERIMENT_INPUTS, LIGHT, Need, need_of
 from etpi_cluster.settings import Cluster, cluster
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ class _NodeSteps(StepHandler):
         return submission
 
     def _need(self, context: StepHandlerContext, key: str, nodes: Sequence[Node]) -> Need:
-        if key not in GRAPH:  # a step of a job that is no asset, such as bring_experiment's
+        if key not in GRAPH and key != EXPERIMENT_INPUTS:  # a step of a job that is no asset
             return Need({CPU: LIGHT})
         partition = context.dagster_run.tags.get(PARTITION_TAG, "")
         try:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from etpi_assets.graph import GRAPH
-from etpi_assets.planner import Step
+from etpi_assets.planner import Step, open_steps, plan
 from etpi_assets.runs.preflight import sandbox_kind
 from etpi_assets.specs.experiment import ExperimentSpec
 from etpi_assets.specs.load import AnySpec, Specs
@@ -14,7 +15,10 @@ from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_cluster.nodes import CPU, Node, described, offered_together, serves
 from etpi_cluster.session import SANDBOXES
 from etpi_cluster.vllm_servers import accelerators_of
+from etpi_resources.lake.lake import Lake
 
+EXPERIMENT_INPUTS = "experiment_inputs"
+"""The step of an experiment's run that computes its suites and rollout sets."""
 WORKING, LIGHT = 1.0, 0.1
 """CPUs of a step that computes, and of one that reads a spec, writes a page or waits for others' work. None asks for
 nothing: Ray starts a job that asks for nothing on the head, always."""
@@ -72,6 +76,8 @@ def need_of(asset: str, key: str, specs: Specs, nodes: Sequence[Node], accelerat
         nodes: those that are alive; how much of a resource one of them offers decides how a step takes it.
         accelerator: Ray's resource for an accelerator (`Cluster.accelerator`).
     """
+    if asset == EXPERIMENT_INPUTS:
+        return _together(need_of(step.asset, step.key, specs, nodes, accelerator) for step in _inputs(key, specs))
     node = GRAPH[asset]
     if node.set == "all":
         return Need({CPU: LIGHT})
@@ -91,6 +97,21 @@ def need_of(asset: str, key: str, specs: Specs, nodes: Sequence[Node], accelerat
     elif taken:
         step[accelerator] = taken
     return Need(step, tuple(actors))
+
+
+@lru_cache(maxsize=8)
+def _inputs(experiment: str, specs: Specs) -> tuple[Step, ...]:
+    """Return the steps that bring the suites and rollout sets of an experiment up to date, when first asked."""
+    return tuple(step for step in open_steps(plan(experiment, specs, Lake.open())) if step.set != "experiment")
+
+
+def _together(needs: Iterable[Need]) -> Need:
+    """Return what one process needs that computes steps one after another."""
+    step, actors = {CPU: LIGHT}, dict[tuple[tuple[str, float], ...], Mapping[str, float]]()
+    for need in needs:
+        step |= {name: max(amount, step.get(name, 0.0)) for name, amount in need.step.items()}
+        actors |= {tuple(amounts.items()): amounts for amounts in need.actors}
+    return Need(step, tuple(actors.values()))
 
 
 def _accelerators(asset: str, spec: AnySpec | None) -> tuple[float, bool]:
