@@ -28,6 +28,7 @@ from etpi_assets.versioning import keys as versions
 from etpi_assets.versioning.choices import CHOICES, INFRASTRUCTURE, narrowing
 from etpi_assets.versioning.codebase import CALLED_ELSEWHERE, PACKAGES, ROOT, Codebase, normal_text
 from etpi_assets.versioning.keys import PartitionCode
+from etpi_assets.versioning.moved import Moves
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.lake.manifest import RunRecord
 from etpi_resources.lake.schemas import TABLES, empty, from_rows
@@ -85,7 +86,8 @@ def changed(copy, unchanged, specs, before) -> Changed:
         try:
             code = unchanged.with_changed(file)
             # A walk that reached nothing of the file has read nothing that the edit changes.
-            loaded = [p for p, was in before.items() if was.whole.definitions.keys() & {file, module}]
+            names = {*map(code.moves.original, (file, module))}
+            loaded = [p for p, was in before.items() if was.whole.definitions.keys() & names]
             now = {p: versions.code_of(GRAPH[p[0]], p[1], specs, code) for p in loaded}
         finally:
             path.write_text(text, "utf-8")
@@ -293,12 +295,11 @@ DATA = {
 
 @pytest.fixture(scope="module")
 def everything() -> dict[str, set[str]]:
-    """Module or data file -> the definitions that some asset reaches, whatever a spec selects."""
+    """Module or data file (today's name) -> the definitions that some asset reaches, whatever a spec selects."""
     result: dict[str, set[str]] = {}
+    code = Codebase(moves=Moves({}))
     for name in GRAPH:
-        for module, names in versions.CODE.reach(
-            [versions.asset_function(name, versions.CODE)], narrowing(versions.CODE, {})
-        ).definitions.items():
+        for module, names in code.reach([versions.asset_function(name, code)], narrowing(code, {})).definitions.items():
             result.setdefault(module, set()).update(names)
     return result
 
