@@ -22,11 +22,11 @@ from etpi_assets.graph import GRAPH
 from etpi_assets.jobs import build_jobs
 from etpi_assets.materialize import RESOURCE, build_asset
 from etpi_assets.reports import assets as reports
+from etpi_assets.resolved_specs import assets as specs_stage
 from etpi_assets.resources import CONCURRENCY, Resources
 from etpi_assets.rollouts import assets as rollouts
 from etpi_assets.runs.console import console_logger
 from etpi_assets.scoring import assets as scoring
-from etpi_assets.specs import assets as specs_stage
 from etpi_assets.specs.load import Specs, load_specs
 from etpi_assets.specs.shown import shown_specs
 from etpi_assets.tasks import assets as tasks

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from etpi_cluster.postgres_locks import PostgresLocks
     from etpi_cluster.vllm_servers import ClusterServers
     from etpi_resources.trainers.pipes import RunningWorker
-    from etpi_resources.trainers.workers.precision import Gpu
+    from etpi_resources.trainers.precision import Gpu
 
 Log = Callable[[str], None]
 

@@ -25,7 +25,7 @@ from etpi_cluster.session import connect, nodes
 from etpi_resources.backend import BackendError
 from etpi_resources.trainers.interpreter import find_trainer_gpu
 from etpi_resources.trainers.pipes import RunningWorker
-from etpi_resources.trainers.workers.precision import Gpu
+from etpi_resources.trainers.precision import Gpu
 from etpi_resources.trainers.workers.ranks import FAILURE_MARK, RankFailure, root_cause
 
 POLL_SECONDS = 0.2

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from etpi_resources.engines.vllm_server import Servers
     from etpi_resources.process.locks import Locks
     from etpi_resources.trainers.pipes import RunningWorker
-    from etpi_resources.trainers.workers.precision import Gpu
+    from etpi_resources.trainers.precision import Gpu
 
 GROUP = "etpi.backends"
 CLUSTER_VARIABLE = "ETPI_CLUSTER"

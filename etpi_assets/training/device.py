@@ -9,7 +9,7 @@ from etpi_resources.backend import backend
 from etpi_resources.trainers.contracts import TrainingFigures
 from etpi_resources.trainers.interpreter import find_trainer_gpu
 from etpi_resources.trainers.pipes import WorkerFailed
-from etpi_resources.trainers.workers.precision import Dtype, Gpu, SpecDtype, training_dtype
+from etpi_resources.trainers.precision import Dtype, Gpu, SpecDtype, training_dtype
 
 
 def dtype_here(requested: SpecDtype, processes: int = 1) -> Dtype:

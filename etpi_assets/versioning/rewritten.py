@@ -8,16 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
-    ("etpi_assets.rollouts.models:accelerated", "a5374253c3f99359"): {
-        "etpi_assets.rollouts.models:accelerated": "ea1dc08dfd6016da",
-    },
-    ("etpi_assets.training.device:trainer_gpu", "0468086a6dc96a1d"): {
+    ("etpi_assets.training.device:trainer_gpu", "f1b2fc7621b85f39"): {
         "etpi_assets.training.device:trainer_gpu": "0c372c2ae694967e",
         "etpi_resources.trainers.node_launcher:GPU": "eb0bbd2524cd93ab",
         "etpi_resources.trainers.over_nodes:find_gpu_of_ranks": "5832605ace58d471",
         "etpi_resources.trainers.over_nodes:spans_nodes": "7998bd0068d89f59",
     },
-    ("etpi_resources.engines.vllm_server:start_servers", "5f36c9f3f0f46c84"): {
+    ("etpi_resources.engines.vllm_server:start_servers", "ba6716429c7beb2a"): {
         "etpi_resources.engines.vllm_server:start_servers": "db2ff04664dc531b",
     },
 }

@@ -10,7 +10,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-MODULE = "etpi_resources.trainers.workers.precision"
+MODULE = "etpi_resources.trainers.precision"
 
 SpecDtype = Literal["auto", "bf16", "fp32"]
 Dtype = Literal["bf16", "fp32"]
