@@ -32,7 +32,7 @@ else
 environment: writable $(VENV)/ready
 
 # pip writes into the folder it builds, so a checkout that cannot be written is installed from a copy.
-SOURCES := $(shell find etpi etpi_assets etpi_resources/ sql -type f -not -name '*.pyc')
+SOURCES := $(shell find etpi etpi_assets etpi_cluster etpi_resources/ sql -type f -not -name '*.pyc')
 INSTALLED = '$(VENV)/source[dev]'
 endif
 
@@ -48,7 +48,7 @@ $(VENV)/ready: pyproject.toml constraints.txt $(SOURCES) | $(if $(WRITABLE),,wri
 	@[ -x $(BIN)/python ] || "$(PYTHON)" -m venv $(VENV)
 ifndef WRITABLE
 	@rm -rf $(VENV)/source && mkdir $(VENV)/source
-	@cp -R pyproject.toml README.md LICENSE etpi etpi_assets etpi_resources sql $(VENV)/source && chmod -R u+w $(VENV)/source
+	@cp -R pyproject.toml README.md LICENSE etpi etpi_assets etpi_cluster etpi_resources sql $(VENV)/source && chmod -R u+w $(VENV)/source
 endif
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt $(INSTALLED)
 	@touch $@

@@ -41,7 +41,7 @@ def drive(calls: int, turns: int, latency: float) -> None:
     """Run so many calls on all nodes and print the figures; on the head, as a driver of Ray."""
     from collections import Counter
 
-    from etpi_resources.cluster.fan_out import ClusterExecutor
+    from etpi_cluster.fan_out import ClusterExecutor
 
     with ClusterExecutor() as executor:
         places = executor.places

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import click
 
 from etpi.rehearsal import RATE
+
+PLUGINS = "etpi.commands"
+"""The group of entry points with the commands of plugins."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,7 +47,7 @@ def _expected_errors() -> tuple[type[Exception], ...]:
     from etpi_assets.runs import CodeServerError
     from etpi_assets.specs.load import SpecError
     from etpi_assets.specs.paths import PathError
-    from etpi_resources.cluster.settings import ClusterError
+    from etpi_resources.backend import BackendError
     from etpi_resources.gguf_converter import NotConverted
     from etpi_resources.lake.lake import LakeError
     from etpi_resources.process.locks import LockLost
@@ -52,7 +56,7 @@ def _expected_errors() -> tuple[type[Exception], ...]:
 
     return (
         SpecError, PathError, LakeError, NotConverted, SandboxUnavailable, EngineUnavailable, HardwareMissing,
-        TrackerMissing, ClusterError, LockLost, CodeServerError,
+        TrackerMissing, BackendError, LockLost, CodeServerError,
     )  # fmt: skip
 
 
@@ -74,7 +78,19 @@ def _shares(command: Callable[..., int]) -> Callable[..., int]:
     return share(table(command))
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class _WithPlugins(click.Group):
+    """A group that also has the commands of installed plugins: the entry points of the group `etpi.commands`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *entry_points(group=PLUGINS).names})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if command := super().get_command(ctx, cmd_name):
+            return command
+        return next((point.load() for point in entry_points(group=PLUGINS, name=cmd_name)), None)
+
+
+@click.group(cls=_WithPlugins, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="etpi")
 def etpi() -> None:
     """A data platform for post-training coding agents.
@@ -155,11 +171,6 @@ def rehearse(experiments: tuple[str, ...], rate: float) -> int:
 @click.option("--name", metavar="NAME", help="name of the new specs (default: from the data)")
 @click.option("--yes", is_flag=True, help="ask nothing; take defaults for options that are not given")
 @click.option("--force", is_flag=True, help="replace files that exist")
-@click.option("--cluster", is_flag=True, help="write the settings of several machines instead (docs/cluster.md)")
-@click.option("--lake", metavar="FOLDER", help="--cluster: the lake's folder, at the same path on every node")
-@click.option("--postgres", metavar="URL", help="--cluster: postgresql://USER@HOST:PORT/DATABASE, without a password")
-@click.option("--ray", metavar="HOST:PORT", help="--cluster: where Ray's nodes meet")
-@click.option("--jobs", metavar="URL", help="--cluster: Ray's dashboard (default: http://HOST:8265 of --ray)")
 def init(
     source: str | None,
     format: str,
@@ -172,22 +183,12 @@ def init(
     commits: int,
     split: str,
     checkouts: str | None,
-    cluster: bool,
-    lake: str | None,
-    postgres: str | None,
-    ray: str | None,
-    jobs: str | None,
     **options: Any,
 ) -> int:
     """Write specs into ./specs for your own recorded runs, a teacher behind an endpoint, or your own tasks.
 
-    docs/own_data.md and docs/own_tasks.md show it. With --cluster: write the settings of several machines, cluster.toml
-    and Dagster's, into the lake's folder; docs/cluster.md.
+    docs/own_data.md and docs/own_tasks.md show it.
     """
-    if cluster:
-        from etpi.init.cluster import write_cluster
-
-        return write_cluster(lake, postgres, ray, jobs, force=options["force"])
     from etpi.init import command
 
     answers = command.Answers(**options)
@@ -451,16 +452,14 @@ def view(port: int, host: str) -> int:
 
 
 @etpi.command()
-@click.option("--cluster", "of_cluster", is_flag=True, help="every node of the cluster that ETPI_CLUSTER names")
-def doctor(of_cluster: bool) -> int:
+def doctor() -> int:
     """Prove, before anything is run, that this machine has what steps need: lake, locks, sandboxes.
 
-    With --cluster, prove it of every node and each pair: same code, the same lake, locks that exclude other nodes,
-    sandboxes, accelerators, clocks, Postgres, Ray. Prints a remedy for each fault; exit status 1 if there is one.
+    Prints a remedy for each fault; exit status 1 if there is one.
     """
-    from etpi.doctor.command import doctor_of_cluster, doctor_of_machine
+    from etpi.doctor import command
 
-    return doctor_of_cluster() if of_cluster else doctor_of_machine()
+    return command.doctor()
 
 
 @etpi.command()

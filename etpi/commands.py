@@ -15,7 +15,7 @@ from etpi.dagster_home import prepare_dagster_home
 from etpi_assets.specs.folders import user_folders
 from etpi_assets.specs.load import SpecError, Specs, load_specs
 from etpi_assets.specs.shown import SHIPPED_VARIABLE
-from etpi_resources.cluster.settings import cluster
+from etpi_resources.backend import backend
 
 if TYPE_CHECKING:
     from etpi_assets.planner import Step
@@ -60,7 +60,7 @@ def run_experiments(
     if not open_steps([*steps, *across(specs, lake)]) and default_path(lake).exists():
         print(f"== {', '.join(names)}: nothing is missing or stale", file=sys.stderr)
         return 0
-    if cluster() is None:  # else placement names what no node offers
+    if backend() is None:  # else placement names what no node offers
         require_sandboxes(steps, specs, Resources(lake=lake).sandboxes)
         require_libraries(steps, specs)
 

@@ -16,23 +16,21 @@ def prepare_dagster_home() -> Path:
 
     Raises:
         LakeError: the folder cannot be written.
-        ClusterError: on a cluster, `dagster.yaml` belongs to another database, or the database cannot be opened.
+        BackendError: on a cluster, `dagster.yaml` belongs to another database, or the database cannot be opened.
     """
-    from etpi_resources.cluster.instance import instance_yaml, require_current, require_postgres
-    from etpi_resources.cluster.settings import cluster
+    from etpi_resources.backend import backend
     from etpi_resources.lake.lake import Lake, LakeError
 
-    named, settings = os.environ.get("DAGSTER_HOME"), cluster()
+    named, elsewhere = os.environ.get("DAGSTER_HOME"), backend()
     home = Path(named or (Lake.named_folder() or Path()) / ".dagster_home").resolve()
     file = home / SETTINGS.name
     try:
         home.mkdir(parents=True, exist_ok=True)
         if not file.exists():
-            text = SETTINGS.read_text(encoding="utf-8") if settings is None else instance_yaml(settings)
+            text = elsewhere.instance_yaml() if elsewhere else SETTINGS.read_text(encoding="utf-8")
             file.write_text(text, encoding="utf-8")
-        if settings is not None:
-            require_current(settings, file.read_text(encoding="utf-8"), file)
-            require_postgres(settings)
+        if elsewhere:
+            elsewhere.require_instance(file)
     except OSError as error:
         raise LakeError(
             f"Dagster's home {home} cannot be written ({error.strerror}). "

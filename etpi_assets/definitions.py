@@ -22,16 +22,16 @@ from etpi_assets.graph import GRAPH
 from etpi_assets.jobs import build_jobs
 from etpi_assets.materialize import RESOURCE, build_asset
 from etpi_assets.reports import assets as reports
+from etpi_assets.resolved_specs import assets as specs_stage
 from etpi_assets.resources import CONCURRENCY, Resources
 from etpi_assets.rollouts import assets as rollouts
 from etpi_assets.runs.live_progress import send_progress
 from etpi_assets.scoring import assets as scoring
-from etpi_assets.specs import assets as specs_stage
 from etpi_assets.specs.load import Specs, load_specs
 from etpi_assets.specs.shown import shown_specs
 from etpi_assets.tasks import assets as tasks
 from etpi_assets.training import assets as training
-from etpi_resources.cluster.settings import cluster
+from etpi_resources.backend import backend
 from etpi_resources.lake.lake import Lake
 
 STAGES = (specs_stage, tasks, rollouts, scoring, curation, training, evaluation, reports)
@@ -50,11 +50,8 @@ class EtpiResource(dg.ConfigurableResource):
 
 def executor() -> dg.ExecutorDefinition:
     """Return what runs the steps: this process, or on a cluster the nodes that offer what a step needs."""
-    if cluster() is None:
-        return dg.in_process_executor
-    from etpi_assets.placement.executor import node_executor  # needs the packages of `etpi[cluster]`
-
-    return node_executor
+    elsewhere = backend()
+    return elsewhere.step_executor() if elsewhere else dg.in_process_executor
 
 
 def build_defs(specs: Specs | None = None, resource_overrides: Mapping[str, Any] | None = None) -> dg.Definitions:

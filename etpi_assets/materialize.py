@@ -32,9 +32,8 @@ from etpi_assets.specs.load import SpecError, Specs
 from etpi_assets.specs.paths import PathError
 from etpi_assets.versioning.keys import asset_code
 from etpi_assets.webpage.metadata import of_version
+from etpi_resources.backend import BackendError, backend
 from etpi_resources.chat.format import TokenizerUnavailable
-from etpi_resources.cluster.environment import require_code_of_run
-from etpi_resources.cluster.settings import ClusterError
 from etpi_resources.lake.checks import BadData
 from etpi_resources.lake.files import disk_errors
 from etpi_resources.lake.lake import LakeError
@@ -55,7 +54,7 @@ CONSOLE_SECONDS = 5.0
 EXPECTED_FAILURES = (
     LakeError,
     LockLost,
-    ClusterError,
+    BackendError,
     SpecError,
     PathError,
     HardwareMissing,
@@ -178,7 +177,8 @@ def partition_of(context: dg.AssetExecutionContext, set_name: str, specs: Specs)
         ClusterError: this node has other code than the process that walks the run.
         dg.Failure: the run belongs to a backfill over every partition of the set.
     """
-    require_code_of_run()
+    if elsewhere := backend():
+        elsewhere.require_same_code()
     if set_name == "all":
         return "all"
     key = context.run.tags.get(PARTITION_TAG)

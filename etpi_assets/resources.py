@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from etpi_assets.specs.experiment import ExperimentSpec, ServingSection
 from etpi_assets.specs.load import AnySpec, Specs, load_specs
-from etpi_resources.cluster.settings import cluster
+from etpi_resources.backend import backend
 from etpi_resources.engines import EngineUnavailable
 from etpi_resources.lake.lake import Lake
 from etpi_resources.sandboxes import HostFactory, SandboxUnavailable
@@ -106,7 +106,7 @@ def visible_devices() -> list[str]:
 
 def require_hardware(spec: AnySpec | None, experiment: str) -> None:
     """Raise HardwareMissing where the experiment's `requires` is not met. On a cluster, placement meets it."""
-    if not isinstance(spec, ExperimentSpec) or spec.requires == "cpu" or cluster() is not None:
+    if not isinstance(spec, ExperimentSpec) or spec.requires == "cpu" or backend() is not None:
         return
     if not accelerators():
         raise HardwareMissing(

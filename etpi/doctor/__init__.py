@@ -1,5 +1,4 @@
-"""`etpi doctor`: prove, before anything is run, that a machine or every node of a cluster has what steps need.
+"""`etpi doctor`: prove, before anything is run, that this machine has what steps need.
 
-`node` examines one machine, `survey` every node of a cluster and each pair of nodes, `verdict` turns the reports
-into faults with remedies, `command` prints them.
+`machine` examines it, `findings` turns the report into faults with remedies and prints them, `command` is the command.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import click
 
@@ -26,7 +27,7 @@ apply to every target: `PYTHON`, the interpreter that the environment is built w
 def page(makefile: str) -> str:
     """Return the page; `makefile`: the text of the Makefile."""
     lines = [_HEAD]
-    for name, command in sorted(etpi.commands.items()):
+    for name, command in _commands(etpi, ""):
         lines += [*_command(name, command), ""]
     targets = re.findall(r"^([a-z-]+):.*?## (.+)$", makefile, re.MULTILINE)
     lines += [_MAKE, *table(["Target", "What it does"], [[f"`make {name}`", prose(text)] for name, text in targets])]
@@ -34,6 +35,17 @@ def page(makefile: str) -> str:
     steps = sorted(set((phony[1] if phony else "").replace("\\", " ").split()) - {name for name, _ in targets})
     lines += ["", f"Steps that other targets run: {', '.join(f'`{name}`' for name in steps)}."]
     return "\n".join(lines) + "\n"
+
+
+def _commands(group: click.Group, prefix: str) -> Iterator[tuple[str, click.Command]]:
+    """Yield (name, command) for each command of a group and of the groups in it."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from _commands(command, f"{prefix}{name} ")
+        elif command is not None:
+            yield f"{prefix}{name}", command
 
 
 def _command(name: str, command: click.Command) -> list[str]:

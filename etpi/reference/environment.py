@@ -29,7 +29,7 @@ FOLDERS_AND_PROGRAMS: Sequence[Variable] = (
         "ETPI_CLUSTER",
         "The settings of several machines, `cluster.toml` (docs/cluster.md): lake, Postgres and Ray.",
         "one machine, without Ray and Postgres",
-        "etpi_resources.cluster.settings",
+        "etpi_resources.backend",
     ),
     Variable("ETPI_CATALOG", "File of the catalog.", "`etpi.duckdb` as above", "etpi_resources.lake.catalog"),
     Variable("DAGSTER_HOME", "Dagster's home.", "`.dagster_home` as above", "etpi.dagster_home"),
@@ -159,14 +159,14 @@ READ_FROM_THE_SYSTEM: Sequence[Variable] = (
         "PGPASSWORD",
         "Password of a cluster's Postgres, or PGPASSFILE names a file with it; in the environment of every node's Ray.",
         "unset",
-        "etpi_resources.cluster, libpq",
+        "etpi_cluster.postgres_locks, libpq",
     ),
     Variable(
         "RAY_AUTH_MODE",
         "`token`: Ray takes jobs from holders of its token alone, which RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH gives; "
         "the same on every node and where runs are launched.",
         "unset: whoever reaches Ray's ports can run code",
-        "etpi_resources.cluster.environment, etpi.doctor, Ray",
+        "etpi_cluster.environment, etpi_cluster.doctor, Ray",
     ),
     Variable(
         "XDG_CACHE_HOME",
@@ -246,16 +246,19 @@ SET_FOR_PROCESSES: Sequence[Variable] = (
         "etpi_assets.runs.pool, workers.ranks",
     ),
     Variable(
-        "ETPI_RUN_CODE", "Hash of a run's code, which its steps on nodes must have.", "unset", "cluster.environment"
+        "ETPI_RUN_CODE",
+        "Hash of a run's code, which its steps on nodes must have.",
+        "unset",
+        "etpi_cluster.environment",
     ),
     Variable(
         "RAY_ADDRESS",
         "Address of a cluster's Ray, which Ray sets in its jobs.",
         "`ray` of `cluster.toml`",
-        "etpi_resources.cluster.session, cluster.environment",
+        "etpi_cluster.session, etpi_cluster.environment",
     ),
-    Variable("RAY_JOB_CONFIG_JSON_ENV_VAR", "A Ray job's own settings: its code.", "unset", "cluster.environment"),
-    Variable("RAY_USAGE_STATS_ENABLED", "0: Ray sends no statistics.", "0", "etpi_resources.cluster.session"),
+    Variable("RAY_JOB_CONFIG_JSON_ENV_VAR", "A Ray job's own settings: its code.", "unset", "etpi_cluster.environment"),
+    Variable("RAY_USAGE_STATS_ENABLED", "0: Ray sends no statistics.", "0", "etpi_cluster.session"),
     Variable("ETPI_DOWNLOADS", "Settings of the proxy's process.", "unset", "etpi_resources.downloads.proxy"),
     Variable(
         "CUBLAS_WORKSPACE_CONFIG",

@@ -21,8 +21,8 @@ from etpi_assets.specs.rollout_set import RolloutSetSpec
 from etpi_assets.specs.suite import SuiteSpec
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import Task
+from etpi_resources.backend import CLUSTER_VARIABLE
 from etpi_resources.chat.format import load_chat_format
-from etpi_resources.cluster.settings import CLUSTER_VARIABLE
 from etpi_resources.engines import EngineUnavailable
 from etpi_resources.engines.vllm_server import PROGRAM_VARIABLE, vllm_program
 from etpi_resources.lake.lake import Lake, LakeError, Ref

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from etpi_assets.frames.experiment import Dataset, Experiment, load
-from etpi_assets.frames.open_lake import OpenLake, open_lake
+from etpi_assets.frames.experiment import Dataset, Experiment
+from etpi_assets.frames.open_lake import OpenLake, load, open_lake
 
 __all__ = ["Dataset", "Experiment", "OpenLake", "load", "open_lake"]

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 import polars as pl
 
 from etpi_assets.frames.names import UnknownName
-from etpi_assets.frames.open_lake import OpenLake, open_lake
 from etpi_resources.lake.lake import LakeError
 
-
-def load(name: str, path: str | Path | None = None) -> Experiment:
-    """Return an experiment of the lake in `path` (see `open_lake`).
-
-    Raises:
-        LakeError: there is no lake, or no such experiment in it; the message has the nearest names.
-    """
-    return open_lake(path).experiment(name)
+if TYPE_CHECKING:
+    from etpi_assets.frames.open_lake import OpenLake
 
 
 @dataclass(frozen=True, repr=False)

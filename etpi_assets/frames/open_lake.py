@@ -6,18 +6,16 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import duckdb
 import polars as pl
 
+from etpi_assets.frames.experiment import Experiment
 from etpi_assets.frames.names import UnknownName
 from etpi_assets.frames.scan import ORIGINS, StoredTable, refuse_root
 from etpi_resources.lake import catalog, questions
 from etpi_resources.lake.lake import Lake, LakeError
-
-if TYPE_CHECKING:
-    from etpi_assets.frames.experiment import Experiment
 
 Keys = str | Sequence[str]
 
@@ -45,6 +43,15 @@ def open_lake(path: str | Path | None = None) -> OpenLake:
         why = "the path that was given"
     state = "it has no asset in it" if root.is_dir() else "there is no such folder"
     raise LakeError(f"no lake in {root} ({why}): {state}. Name its folder: etpi.open('/path/to/data').")
+
+
+def load(name: str, path: str | Path | None = None) -> Experiment:
+    """Return an experiment of the lake in `path` (see `open_lake`).
+
+    Raises:
+        LakeError: there is no lake, or no such experiment in it; the message has the nearest names.
+    """
+    return open_lake(path).experiment(name)
 
 
 class OpenLake:
@@ -198,8 +205,6 @@ class OpenLake:
 
     def experiment(self, name: str) -> Experiment:
         """Return an experiment's data; raises UnknownName."""
-        from etpi_assets.frames.experiment import Experiment
-
         self._require_keys("experiment", [name])
         return Experiment(self, name)
 

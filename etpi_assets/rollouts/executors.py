@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from etpi_assets.agent.loop import RolloutRuntime
-from etpi_resources.cluster.settings import cluster
+from etpi_resources.backend import backend
 from etpi_resources.engines import Engine, EngineUnavailable, is_portable
 
 HOST_SANDBOXES = ("bubblewrap", "docker")
@@ -26,27 +26,21 @@ def rollout_executor(runtime: RolloutRuntime, threads: int, log: Log) -> Iterato
     the requests of all rollouts, and a request for every turn over the network would be one more thing to fail.
 
     Raises:
-        ClusterError: no node offers sandboxes, or there is no connection.
+        BackendError: no node offers sandboxes, or there is no connection.
         EngineUnavailable: the caller's, with the reason why the engine's servers ended, if they did.
     """
-    if cluster() is None or runtime.sandboxes.name not in HOST_SANDBOXES:
+    elsewhere = backend()
+    if elsewhere is None or runtime.sandboxes.name not in HOST_SANDBOXES:
         with ThreadPoolExecutor(max(1, threads), thread_name_prefix="rollout") as pool:
             yield pool
         return
-    from etpi_resources.cluster.code import plugin_packages
-    from etpi_resources.cluster.fan_out import ClusterExecutor
-    from etpi_resources.cluster.session import nodes
-
-    reason = _stays(runtime.engine, [node.address for node in nodes()])
+    reason = _stays(runtime.engine, elsewhere.addresses())
     if reason:
         log(f"rollouts run on this node alone: {reason}")
         with ThreadPoolExecutor(max(1, threads), thread_name_prefix="rollout") as pool:
             yield pool
         return
-    with ClusterExecutor(plugins=plugin_packages(), log=log) as executor:
-        places = executor.places
-        slots = ", ".join(f"{name} {number}" for name, number in places.items())
-        log(f"rollouts run on {len(places)} nodes, {sum(places.values())} at once: {slots}")
+    with elsewhere.calls(log) as executor:
         try:
             yield executor
         except EngineUnavailable as error:  # a node sees that no server answers, and not why

@@ -9,8 +9,8 @@ from etpi_assets.specs.paths import expand
 from etpi_assets.specs.rollout_set import TINY, EngineSection
 from etpi_assets.tiny_bases import recipe as tiny_base
 from etpi_assets.versioning.keys import tiny_base_code
+from etpi_resources.backend import backend
 from etpi_resources.checkpoints import HUB, LAKE, pinned_folder
-from etpi_resources.cluster.settings import cluster
 from etpi_resources.engines import Engine
 from etpi_resources.lake.lake import Lake, LakeError
 
@@ -25,7 +25,7 @@ def accelerated(section: EngineSection) -> bool:
 
     The vLLM servers of a cluster hold the accelerators of their own nodes.
     """
-    return section.kind == "transformers" or (section.kind == "vllm" and not section.urls and cluster() is None)
+    return section.kind == "transformers" or (section.kind == "vllm" and not section.urls and backend() is None)
 
 
 def model_engine(section: EngineSection, chat: ChatFormat, lake: Lake) -> Engine:

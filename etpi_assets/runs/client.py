@@ -36,7 +36,7 @@ from etpi_assets.runs.live_progress import SOCKET_VARIABLE, received_progress
 from etpi_assets.specs.folders import VARIABLE, user_folders
 from etpi_assets.specs.load import Specs
 from etpi_assets.specs.shown import ALL, SHIPPED_VARIABLE
-from etpi_resources.cluster.settings import cluster
+from etpi_resources.backend import backend
 from etpi_resources.lake.lake import Lake
 from etpi_resources.process.pool import WORKERS_VARIABLE
 from etpi_resources.process.progress import LOGGED_PROGRESS, Activity, display
@@ -107,7 +107,7 @@ class Client:
         }
         self._stopped = threading.Event()
         self._runs: dict[str, _Followed] = {}
-        self._here = cluster() is None
+        self._here = backend() is None
         if self._here:
             self._at_once = max(1, min(at_once, side_by_side()))
         if self._here and self._at_once > 1:

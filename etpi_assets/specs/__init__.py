@@ -1,1 +1,1 @@
-"""Specs: suites, rollout sets and experiments as pydantic models, their TOML files, and the planner."""
+"""Specs: suites, rollout sets and experiments as pydantic models, and their TOML files."""

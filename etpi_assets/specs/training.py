@@ -10,7 +10,7 @@ from etpi_assets.specs.rollout_set import AgentSection, TinySection
 from etpi_assets.specs.section import Omitted, Operational, Section
 from etpi_assets.specs.server import ServerSection
 from etpi_resources.trainers.contracts import Tracker
-from etpi_resources.trainers.workers.precision import SpecDtype
+from etpi_resources.trainers.precision import SpecDtype
 
 SHARDED_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
 """PyTorch's own, which work on shards of tensors; those of bitsandbytes do not."""

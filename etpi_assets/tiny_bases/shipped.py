@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from etpi_assets.specs.rollout_set import TinySection
 from etpi_assets.versioning.keys import tiny_base_parts
 from etpi_resources.lake.lake import Lake, LakeError, sha256_of
-from etpi_resources.trainers.workers.precision import Dtype
+from etpi_resources.trainers.precision import Dtype
 
 if TYPE_CHECKING:
     from etpi_resources.chat.format import ChatFormat

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import cache
 
 from etpi_assets.resources import accelerators
-from etpi_resources.trainers import over_nodes
+from etpi_resources.backend import backend
 from etpi_resources.trainers.contracts import TrainingFigures
 from etpi_resources.trainers.interpreter import find_trainer_gpu
 from etpi_resources.trainers.pipes import WorkerFailed
-from etpi_resources.trainers.workers.precision import Dtype, Gpu, SpecDtype, training_dtype
+from etpi_resources.trainers.precision import Dtype, Gpu, SpecDtype, training_dtype
 
 
 def dtype_here(requested: SpecDtype, processes: int = 1) -> Dtype:
@@ -37,6 +37,6 @@ def trainer_gpu(processes: int = 1) -> Gpu | None:
     Raises:
         RuntimeError: the interpreter failed; the message holds its last line.
     """
-    if over_nodes.spans_nodes(processes):
-        return over_nodes.find_gpu_of_ranks()
+    if (elsewhere := backend()) and elsewhere.spans_nodes(processes):
+        return elsewhere.gpu_of_ranks()
     return find_trainer_gpu() if accelerators() else None

@@ -47,9 +47,9 @@ from etpi_resources.trainers.contracts import (
 )
 from etpi_resources.trainers.pipes import WorkerFailed, run_worker
 from etpi_resources.trainers.policy_link import PolicyServer
+from etpi_resources.trainers.precision import Dtype
 from etpi_resources.trainers.trackers import tracking_of
 from etpi_resources.trainers.workers.grpo_worker import last_complete_step
-from etpi_resources.trainers.workers.precision import Dtype
 
 WORKER = "etpi_resources.trainers.workers.grpo_worker"
 RESUME_CHECKPOINTS = 10

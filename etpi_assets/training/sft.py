@@ -23,8 +23,8 @@ from etpi_resources.lake import stored_trainings
 from etpi_resources.lake.lake import Lake
 from etpi_resources.trainers.contracts import SftSettings, SftWorkerConfig, SftWorkerResult, Tracker
 from etpi_resources.trainers.pipes import run_worker
+from etpi_resources.trainers.precision import Dtype
 from etpi_resources.trainers.trackers import tracking_of
-from etpi_resources.trainers.workers.precision import Dtype
 from etpi_resources.trainers.workers.states import last_complete_step
 
 WORKER = "etpi_resources.trainers.workers.sft_worker"

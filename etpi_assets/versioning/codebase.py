@@ -19,7 +19,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from etpi_assets.versioning.source import BODY, MAIN, Definition, Import, Source, digest_of, parse
+from etpi_assets.versioning.moved import Import, Moves
+from etpi_assets.versioning.rewritten import REWRITTEN
+from etpi_assets.versioning.source import BODY, MAIN, Definition, Source, digest_of, parse
 
 PACKAGES = ("etpi_assets", "etpi_resources")
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +54,8 @@ class CodeVersion:
     """The code that something depends on.
 
     Attributes:
-        definitions: {module or data file: {definition: digest}}; a data file has one, named "".
+        definitions: {module or data file: {definition: digest}}, by their earlier names (`moved`); a data file has one,
+            named "".
     """
 
     definitions: Mapping[str, Mapping[str, str]]
@@ -88,8 +91,8 @@ class Filter:
 class Codebase:
     """The sources of packages below a root folder. Each file is read once, when it is first reached."""
 
-    def __init__(self, root: Path = ROOT, packages: Sequence[str] = PACKAGES) -> None:
-        self.root, self.packages = root, tuple(packages)
+    def __init__(self, root: Path = ROOT, packages: Sequence[str] = PACKAGES, moves: Moves | None = None) -> None:
+        self.root, self.packages, self.moves = root, tuple(packages), moves or Moves()
         self._sources: dict[str, Source | None] = {}
         self._edges: dict[Target, set[Target]] = {}
         self._files: dict[str, str] = {}
@@ -99,7 +102,7 @@ class Codebase:
 
     def with_changed(self, file: str) -> Codebase:
         """Return a copy that reads one file (a path from the root) again and shares the other parsed files."""
-        other = Codebase(self.root, self.packages)
+        other = Codebase(self.root, self.packages, self.moves)
         other._paths, other._files = self._paths, {path: d for path, d in self._files.items() if path != file}
         if not file.endswith(".py"):
             other._sources, other._edges, other._methods = self._sources, self._edges, self._methods
@@ -130,7 +133,9 @@ class Codebase:
         """Return the parsed file of a first-party module; None for any other name."""
         if module not in self._sources:
             path = self.path(module)
-            self._sources[module] = path and parse(path.read_text("utf-8"), module, path.name == "__init__.py")
+            self._sources[module] = path and parse(
+                path.read_text("utf-8"), module, path.name == "__init__.py", self.moves
+            )
         return self._sources[module]
 
     @cached_property
@@ -335,9 +340,11 @@ class _Walk:
             self._visit(self._todo.pop())
         definitions: dict[str, dict[str, str]] = {}
         for target, digest in self._reached.items():
-            if digest:
-                module, _, name = target.partition(":")
-                definitions.setdefault(module, {})[name] = digest
+            original = self._code.moves.original(target)
+            recorded = REWRITTEN.get((original, digest), {original: digest}) if digest else {}
+            for definition, version in recorded.items():
+                module, _, name = definition.partition(":")
+                definitions.setdefault(module, {})[name] = version
         return CodeVersion(definitions)
 
     def _visit(self, target: Target) -> None:

@@ -127,9 +127,10 @@ def _used_by(point: Plugin) -> set[str]:
 
 
 def file_of(module: str) -> str:
-    """Return the path of a module from the project's root; names of data files and tables are returned unchanged."""
-    path = CODE.path(module)
-    return path.relative_to(CODE.root).as_posix() if path else module
+    """Return the path from the root of a module or data file that a code version names; tables stay as they are."""
+    today = CODE.moves.today(module)
+    path = CODE.path(today)
+    return path.relative_to(CODE.root).as_posix() if path else today
 
 
 def input_key(node: Node, spec_hash: str, inputs: Mapping[str, str], code: str) -> str:
@@ -148,7 +149,7 @@ def _code_of(
     node, root = GRAPH[asset], asset_function(asset, code)
     tables = {f"table {name}": {"columns": _columns(name)} for name in node.tables}
     if not computes:
-        module, _, name = root.partition(":")
+        module, _, name = code.moves.original(root).partition(":")
         only = CodeVersion({module: {name: code.definition(root).digest}, **tables})
         return PartitionCode(only, None)
     options: Selection = {kind: frozenset(names) for kind, names in selected}
@@ -175,7 +176,7 @@ def _selected_plugins(version: CodeVersion, options: Selection) -> list[Plugin]:
     """Return the plugins that are selected, of the kinds that the code looks up."""
     selected: list[Plugin | None] = []
     for choice in CHOICES:
-        places = [at.partition(":") for at in choice.at]
+        places = [CODE.moves.original(at).partition(":") for at in choice.at]
         if choice.kind in GROUPS and any(name in version.definitions.get(module, ()) for module, _, name in places):
             shipped = options_of(choice, CODE)
             names = sorted(options.get(choice.kind, plugin_names(choice.kind)))

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+
+from etpi_assets.versioning.moved import Import, Moves, Scope
 
 BODY = "<module>"
 """The name for top-level statements that define nothing; they run whenever the module is imported."""
@@ -22,24 +24,14 @@ ATTRIBUTES = frozenset(
 """Decorators under which a method still runs only if code names it."""
 
 
-@dataclass(frozen=True)
-class Import:
-    """The target of an imported name: a module, or `attribute` of the module."""
-
-    module: str
-    attribute: str | None = None
-
-    def __str__(self) -> str:
-        return f"{self.module}.{self.attribute}" if self.attribute else self.module
-
-
 @dataclass
 class Definition:
     """A top-level function, class or variable, or BODY or MAIN.
 
     Attributes:
         parts: its statements; for a `shell`, the parts of the class that are not methods.
-        imports: imported names of the module -> their targets.
+        scope: the names of its file.
+        home: its module, as code versions name it.
         bases: for a class, the dotted names of its base classes.
         annotations: for a class, the dotted names in its fields' annotations.
         methods: for a class, its methods by name.
@@ -49,8 +41,9 @@ class Definition:
         declares: the assets that it computes: NAME of its decorator `@etpi_asset("NAME")`.
     """
 
-    parts: Sequence[ast.AST] = ()
-    imports: Mapping[str, set[Import]] = field(default_factory=dict)
+    parts: Sequence[ast.AST]
+    scope: Scope
+    home: str
     bases: list[tuple[str, ...]] = field(default_factory=list)
     annotations: set[tuple[str, ...]] = field(default_factory=set)
     methods: dict[str, Definition] = field(default_factory=dict)
@@ -68,8 +61,8 @@ class Definition:
             return ""
         text: list[str] = []
         for part in self.parts:
-            write_normal_form(part, text.append)
-        bound = sorted({f"{name[0]}={target}" for name in self.names for target in self.imports.get(name[0], ())})
+            write_normal_form(part, text.append, self.scope)
+        bound = sorted(self.scope.bound({name[0] for name in self.names}, self.home))
         return digest_of("".join(text) + "\0" + "\0".join(bound))
 
     @cached_property
@@ -112,7 +105,7 @@ class Source:
     entries: dict[str, dict[str, tuple[str, ...]]] = field(default_factory=dict)
 
 
-def parse(text: str, module: str, is_package: bool) -> Source:
+def parse(text: str, module: str, is_package: bool, moves: Moves) -> Source:
     """Parse a module's source; its dotted name resolves relative imports. Raises SyntaxError."""
     tree = ast.parse(text)
     imports: dict[str, set[Import]] = {}
@@ -132,7 +125,8 @@ def parse(text: str, module: str, is_package: bool) -> Source:
         else:
             for name in _defined(node) or [BODY]:
                 statements.setdefault(name, []).append(node)
-    definitions = {name: _definition(nodes, imports) for name, nodes in statements.items()}
+    scope = Scope(module, frozenset(statements), imports, moves)
+    definitions = {name: _definition(nodes, scope, scope.original(name)[0]) for name, nodes in statements.items()}
     entries = {name: _entries(node) for node in tree.body for name in _defined(node)}
     return Source(definitions, imports, imported, {name: values for name, values in entries.items() if values})
 
@@ -140,8 +134,8 @@ def parse(text: str, module: str, is_package: bool) -> Source:
 # --- the normal form -------------------------------------------------------------------------------------------------
 
 
-def write_normal_form(node: object, write: Callable[[str], object]) -> None:
-    """Write the tree as text, without positions, docstrings and descriptions of spec fields.
+def write_normal_form(node: object, write: Callable[[str], object], scope: Scope) -> None:
+    """Write the tree as text, without positions, docstrings and descriptions of spec fields, with earlier names.
 
     Empty fields are left out too, because they differ between Python versions.
     """
@@ -155,17 +149,29 @@ def write_normal_form(node: object, write: Callable[[str], object]) -> None:
                 value = [statement for statement in value if not _is_docstring(statement)]
             if name == "keywords" and isinstance(node, ast.Call) and _named(node.func) == "Field":
                 value = [keyword for keyword in value if keyword.arg != "description"]
+            if isinstance(value, str):
+                value = _earlier(node, name, value, scope)
             write(f" {name}=")
-            write_normal_form(value, write)
+            write_normal_form(value, write, scope)
         write(")")
     elif isinstance(node, list):
         write("[")
         for item in node:
-            write_normal_form(item, write)
+            write_normal_form(item, write, scope)
             write(",")
         write("]")
     else:
         write(f"{type(node).__name__}:{node!r}")
+
+
+def _earlier(node: ast.AST, name: str, value: str, scope: Scope) -> str:
+    """Return the text of a syntax node's field with the earlier name of what it names."""
+    if isinstance(node, ast.Constant):
+        return scope.moves.original(value)
+    is_name = name == "id" or (
+        name == "name" and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    )
+    return scope.renamed(value) if is_name else value
 
 
 _WITHOUT_MEANING = frozenset(("ctx", "type_comment", "kind"))
@@ -182,8 +188,8 @@ def _statements(node: ast.AST) -> Iterator[ast.AST]:
             yield from _statements(child)
 
 
-def _definition(statements: Sequence[ast.stmt], imports: Mapping[str, set[Import]]) -> Definition:
-    definition = Definition(statements, imports)
+def _definition(statements: Sequence[ast.stmt], scope: Scope, home: str) -> Definition:
+    definition = Definition(statements, scope, home)
     for statement in statements:
         if isinstance(statement, ast.FunctionDef):
             definition.declares += _declared(statement)
@@ -199,15 +205,15 @@ def _definition(statements: Sequence[ast.stmt], imports: Mapping[str, set[Import
                         definition.hooks.add(node.name)
                 elif isinstance(node, ast.AnnAssign):
                     _collect(node.annotation, definition.annotations, set(), set())
-            definition.methods |= {name: _definition(parts, imports) for name, parts in methods.items()}
-            definition.shell = _shell(statement, imports)
+            definition.methods |= {name: _definition(parts, scope, home) for name, parts in methods.items()}
+            definition.shell = _shell(statement, scope, home)
     return definition
 
 
-def _shell(statement: ast.ClassDef, imports: Mapping[str, set[Import]]) -> Definition:
+def _shell(statement: ast.ClassDef, scope: Scope, home: str) -> Definition:
     """Return a class without its docstrings and without its methods, which have their own definitions."""
     rest = [node for node in statement.body if not (_is_function(node) or _is_docstring(node))]
-    return Definition([*statement.bases, *statement.keywords, *statement.decorator_list, *rest], imports)
+    return Definition([*statement.bases, *statement.keywords, *statement.decorator_list, *rest], scope, home)
 
 
 def digest_of(text: str) -> str:

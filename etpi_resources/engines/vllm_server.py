@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import httpx
 
-from etpi_resources.cluster.settings import cluster
+from etpi_resources.backend import backend
 from etpi_resources.engines import EngineUnavailable
 from etpi_resources.process.supervise import supervised
 from etpi_resources.secrets import read_secret
@@ -109,13 +109,11 @@ class Servers(Protocol):
 def start_servers(folder: Path, name: str, *, log: Path, options: Mapping[str, Any], lock: Path) -> Servers:
     """Serve a checkpoint: from one server on this machine, or on a cluster from one on each free set of accelerators.
 
-    Args, Raises: as VllmServer, which locks `lock`; and ClusterError if no node has the accelerators.
+    Args, Raises: as VllmServer, which locks `lock`; and BackendError if no node has the accelerators.
     """
-    if cluster() is None:
-        return VllmServer(folder, name, log=log, options=options, lock=lock)
-    from etpi_resources.cluster.vllm_servers import ClusterServers
-
-    return ClusterServers(folder, name, log=log, options=options)
+    if elsewhere := backend():
+        return elsewhere.serve(folder, name, log=log, options=options)
+    return VllmServer(folder, name, log=log, options=options, lock=lock)
 
 
 class VllmServer:

@@ -31,7 +31,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from etpi_resources.cluster.settings import CLUSTER_VARIABLE, cluster, local_folder
+from etpi_resources.backend import CLUSTER_VARIABLE, backend
 from etpi_resources.hashes import json_hash
 from etpi_resources.lake import formats, parquet
 from etpi_resources.lake.checks import CheckOutcome
@@ -95,14 +95,14 @@ class Lake:
             LakeError: both are set, and they differ.
         """
         named = os.environ.get("ETPI_DATA")
-        if (settings := cluster()) is None:
+        if (elsewhere := backend()) is None:
             return Path(named) if named else None
-        if named and Path(named).resolve() != settings.lake.resolve():
+        if named and Path(named).resolve() != elsewhere.lake.resolve():
             raise LakeError(
-                f"ETPI_DATA names {named}, and {os.environ[CLUSTER_VARIABLE]} the lake {settings.lake}: unset one of "
+                f"ETPI_DATA names {named}, and {os.environ[CLUSTER_VARIABLE]} the lake {elsewhere.lake}: unset one of "
                 f"them. Without {CLUSTER_VARIABLE}, everything runs on this machine"
             )
-        return settings.lake
+        return elsewhere.lake
 
     # --- publishing ------------------------------------------------------------------------------------------------
 
@@ -429,8 +429,8 @@ class Lake:
 
         On a cluster it is on the machine's own disk: a shared folder may pass flock on to other machines.
         """
-        if settings := cluster():
-            return local_folder(settings, self.root) / "locks" / f"{name}.lock"
+        if elsewhere := backend():
+            return elsewhere.local_folder(self.root) / "locks" / f"{name}.lock"
         return self._lock_file(name)
 
     @contextmanager

@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
-from etpi_resources.cluster.settings import cluster
+from etpi_resources.backend import backend
 from etpi_resources.lake.audit import DAMAGED
 from etpi_resources.lake.lake import Lake
 from etpi_resources.lake.manifest import NAME, LakeError, Ref
@@ -261,7 +261,7 @@ def plan_garbage(lake: Lake, keep: Keep = Keep(), now: datetime | None = None) -
 
 class _Garbage:
     def __init__(self, lake: Lake, keep: Keep, now: datetime) -> None:
-        if cluster():
+        if backend():
             keep = replace(keep, older_than=max(keep.older_than, SEEN_EVERYWHERE))
         self.lake, self.keep, self.now = lake, keep, now
         self.references = References(lake)
@@ -320,7 +320,7 @@ class _Garbage:
         named = {path.parent for version in self.references.publications for path in self.references.files(version)}
         for path in sorted(self.lake.root.glob("*/*/*=*/version=*")):
             if NAME.fullmatch(path.parents[2].name) and path not in named:
-                at = modified(path) if cluster() else None
+                at = modified(path) if backend() else None
                 self._add(path, "files of no version", path.relative_to(self.lake.root).as_posix(), at)
 
     def _trainings(self) -> None:

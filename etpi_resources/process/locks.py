@@ -1,8 +1,8 @@
 """Locks between processes: what a lock is, the waiting and the messages, and the implementation by flock.
 
 There are two scopes. *Lake* locks (partitions, publishing, trainings, journals, staging, the whole lake) exclude every
-process that works in the lake: `lake_locks` returns flock on one machine, and Postgres (`cluster.postgres_locks`) where
-`ETPI_CLUSTER` names a cluster. *Machine* locks (accelerator, sandboxes, server) exclude processes of one machine only:
+process that works in the lake: `lake_locks` returns flock on one machine, and those of the backend where
+`ETPI_CLUSTER` names one. *Machine* locks (accelerator, sandboxes, server) exclude processes of one machine only:
 `machine_locks` is always flock, and `Lake.machine_lock_file` is on the machine's own disk.
 
 A lock is named by the path of a file, in which its holder writes who it is. Every kind of lock ends with its holder.
@@ -23,11 +23,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import Self, TypedDict, Unpack
 
-from etpi_resources.cluster.settings import CLUSTER_VARIABLE, SETTINGS_FILE, ClusterError, cluster
+from etpi_resources.backend import CLUSTER_VARIABLE, SETTINGS_FILE, BackendError, backend
 from etpi_resources.process.progress import acting_name
 
 POLL_SECONDS = 0.1
@@ -290,16 +289,16 @@ def lake_locks(root: Path | None = None) -> Locks:
             processes do not see flock.
 
     Raises:
-        ClusterError: the cluster's settings are wrong, or the lake belongs to a cluster that this process does not use.
+        BackendError: the cluster's settings are wrong, or the lake belongs to a cluster that this process does not use.
     """
-    settings = cluster()
-    if settings is None and root is not None and (named := root / SETTINGS_FILE).exists():
-        raise ClusterError(
+    elsewhere = backend()
+    if elsewhere is None and root is not None and (named := root / SETTINGS_FILE).exists():
+        raise BackendError(
             f"the lake {root} belongs to a cluster ({named.name} is in it), and {CLUSTER_VARIABLE} is not set: this "
             "process would take locks that no other node sees, and could publish what another node publishes. Run "
             f"`export {CLUSTER_VARIABLE}={named}` first. If the lake belongs to no cluster any more, remove that file"
         )
-    return machine_locks() if settings is None else _postgres_locks(settings.postgres, settings.lake, os.getpid())
+    return elsewhere.locks() if elsewhere else machine_locks()
 
 
 def machine_locks() -> Locks:
@@ -308,11 +307,3 @@ def machine_locks() -> Locks:
 
 
 _FILE_LOCKS = FileLocks()
-
-
-@lru_cache(maxsize=4)
-def _postgres_locks(url: str, lake: Path, process: int) -> Locks:
-    """Return the locks of this process; a forked child has a session of its own."""
-    from etpi_resources.cluster.postgres_locks import PostgresLocks
-
-    return PostgresLocks(url, lake)

@@ -30,7 +30,7 @@ from typing import IO, Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from etpi_resources.cluster.settings import cluster
+from etpi_resources.backend import backend
 from etpi_resources.process.supervise import supervised
 
 WORKERS_VARIABLE = "ETPI_WORKERS"
@@ -77,7 +77,7 @@ def workers_for(seconds: float) -> int:
     It is one for every START_SECONDS of work, at most `worker_count`. On a cluster this node's cores are no bound: work
     that is worth several workers goes to the idle CPUs of all nodes, less stays in this process.
     """
-    most = sys.maxsize if cluster() and not os.environ.get(WORKERS_VARIABLE) else worker_count()
+    most = sys.maxsize if backend() and not os.environ.get(WORKERS_VARIABLE) else worker_count()
     return max(1, min(most, int(seconds / START_SECONDS)))
 
 
@@ -101,7 +101,7 @@ def ordered_map(
 
     Raises:
         WorkerDied: a worker was killed. On a cluster, blocks of workers on other nodes are computed again instead.
-        ClusterError, WorkersDied: as `cluster.blocks.map_over_nodes`.
+        BackendError: the machines of the cluster cannot be used.
         Exception: whatever the function raises; its notes name the block and have the worker's traceback.
     """
     count = worker_count() if workers is None else workers
@@ -114,10 +114,8 @@ def ordered_map(
                 error.add_note(f"in block {name}")
                 raise
         return
-    if cluster() is not None:
-        from etpi_resources.cluster.blocks import map_over_nodes
-
-        yield from map_over_nodes(recipe, blocks, count, reads=reads, log=log)
+    if elsewhere := backend():
+        yield from elsewhere.map_blocks(recipe, blocks, count, reads=reads, log=log)
         return
     with LocalWorkers(recipe, count) as pool:
         waiting: deque[Future[Result]] = deque()

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from etpi_resources.trainers.workers.precision import Dtype, SpecDtype
+from etpi_resources.trainers.precision import Dtype, SpecDtype
 
 
 class WorkerModel(BaseModel):

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from etpi_resources.trainers.workers import precision
-from etpi_resources.trainers.workers.precision import Gpu
+from etpi_resources.trainers import precision
+from etpi_resources.trainers.precision import Gpu
 
 PYTHON_VARIABLE = "ETPI_TRAINER_PYTHON"
 ROOT = Path(__file__).resolve().parents[2]

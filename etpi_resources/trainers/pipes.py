@@ -14,20 +14,17 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from pydantic import BaseModel
 
+from etpi_resources.backend import backend
 from etpi_resources.process.progress import LOGGED_PROGRESS, Progress
 from etpi_resources.process.supervise import supervised
 from etpi_resources.trainers.contracts import StageProgress
 from etpi_resources.trainers.interpreter import worker_command, worker_environment
-from etpi_resources.trainers.over_nodes import RanksOverNodes, spans_nodes
 from etpi_resources.trainers.workers import ranks
 from etpi_resources.trainers.workers.reporting import CONFIG_FILE, PROGRESS_MARK, RESULT_FILE
-
-if TYPE_CHECKING:
-    from etpi_resources.trainers.line_messages import LineMessages
 
 LAST_LINES = 20
 STAGE_LOG_SECONDS = 30.0
@@ -62,14 +59,14 @@ def run_worker(
         folder: where it works; created if missing, an earlier result in it is removed.
         result: the model of its `result.json`.
         processes: how many processes train one sharded model (see `workers.ranks`), on this node or, on a cluster
-            whose nodes have fewer accelerators, over several (`over_nodes`); if one fails, all end.
+            whose nodes have fewer accelerators, over several; if one fails, all end.
         context: Dagster's execution context; the worker's lines then reach the run's log through Pipes.
         echo: gets every line of `worker.log` where no Dagster logs them; None prints nothing.
         grace: seconds the worker has to end after this process was interrupted.
 
     Raises:
         WorkerFailed: it ended with an error, was killed, or left no result.
-        ClusterError: it needs several nodes, and the cluster cannot run it; the message says what is missing.
+        BackendError: it needs several nodes, and the cluster cannot run it; the message says what is missing.
         FileNotFoundError: the interpreter does not exist.
         ValidationError: its result is no `result`.
     """
@@ -86,10 +83,12 @@ def run_worker(
                 echo(line)
 
         stages = stack.enter_context(_StageDisplay(_label(context, module)))
-        if spans_nodes(processes):
-            launched: _Launched = stack.enter_context(_over_nodes(module, folder, processes, context, grace, write))
+        elsewhere = backend()
+        if elsewhere and elsewhere.spans_nodes(processes):
+            running = elsewhere.ranks(module, folder, processes, context=context, grace=grace, log=write)
         else:
-            launched = stack.enter_context(_on_this_node(module, folder, processes, context, grace))
+            running = _on_this_node(module, folder, processes, context, grace)
+        launched = stack.enter_context(running)
         for line in _log_lines(launched.lines(), stages, context):
             write(line)
         if failure := launched.failure():
@@ -100,7 +99,7 @@ def run_worker(
     return result.model_validate_json(text)
 
 
-class _Launched(Protocol):
+class RunningWorker(Protocol):
     """A running worker."""
 
     def lines(self) -> Iterator[str]:
@@ -117,7 +116,7 @@ class _Launched(Protocol):
 
 
 @contextmanager
-def _on_this_node(module: str, folder: Path, processes: int, context: Any, grace: float) -> Iterator[_LocalWorker]:
+def _on_this_node(module: str, folder: Path, processes: int, context: Any, grace: float) -> Iterator[RunningWorker]:
     """Start a worker of one or several processes here, under a supervisor."""
     ranked = ["-m", ranks.MODULE, str(processes), module] if processes > 1 else ["-m", module]
     command = worker_command(*ranked, str(folder))
@@ -162,39 +161,6 @@ class _LocalWorker:
 
     def result(self) -> str | None:
         return (self._folder / RESULT_FILE).read_text()
-
-
-@contextmanager
-def _over_nodes(
-    module: str, folder: Path, processes: int, context: Any, grace: float, log: Callable[[str], None]
-) -> Iterator[_Launched]:
-    """Start a worker's ranks on several nodes of the cluster."""
-
-    def say(line: str) -> None:
-        log(line)
-        if context is not None:
-            context.log.info(line)
-
-    with ExitStack() as stack:
-        messages, environment = None, {}
-        if context is not None:
-            messages, environment = stack.enter_context(_pipes_session_through_lines(context))
-        launched = stack.enter_context(
-            RanksOverNodes(module, folder, processes, environment=environment, grace=grace, log=say)
-        )
-        yield launched if messages is None else _WithoutMessages(launched, messages)
-
-
-class _WithoutMessages:
-    """A worker whose lines hold Pipes messages, which go to Dagster."""
-
-    def __init__(self, launched: _Launched, messages: LineMessages) -> None:
-        self._messages = messages
-        self._launched = launched
-        self.failure, self.result = launched.failure, launched.result
-
-    def lines(self) -> Iterator[str]:
-        return (line for line in self._launched.lines() if not self._messages.take(line))
 
 
 def _log_lines(lines: Iterator[str], stages: _StageDisplay, context: Any) -> Iterator[str]:
@@ -263,21 +229,6 @@ def _pipes_session(context: Any) -> Iterator[Mapping[str, str]]:
         reader = dg.PipesTempFileMessageReader()
         with dg.open_pipes_session(context, dg.PipesTempFileContextInjector(), reader) as session:
             yield session.get_bootstrap_env_vars()
-
-
-@contextmanager
-def _pipes_session_through_lines(context: Any) -> Iterator[tuple[LineMessages, Mapping[str, str]]]:
-    """Open a Pipes session with a worker that shares no temporary files with this process: the context is in its
-    environment, its messages are lines of its output."""
-    import dagster as dg
-
-    from etpi_resources.trainers.line_messages import LineMessages
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", dg.PreviewWarning)
-        messages = LineMessages()
-        with dg.open_pipes_session(context, dg.PipesEnvContextInjector(), messages) as session:
-            yield messages, session.get_bootstrap_env_vars()
 
 
 def _failure(status: int, last: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ from etpi_assets.trajectories.records import RolloutRecord
 from etpi_assets.trajectories.tables import to_tables
 from etpi_assets.worlds.arithmetic_tiny.conversations import ArithmeticSandbox, conversations, exercises
 from etpi_assets.worlds.arithmetic_tiny.policy import GIVEN_UP, ArithmeticSkill, ArithmeticTinyPolicy, answer, call
-from etpi_assets.worlds.emulated import UnknownCommand
+from etpi_assets.worlds.coop_tiny.emulated import UnknownCommand
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.lake.schemas import empty

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from etpi.rehearsal.stages import write_stand_in
-from etpi_resources.cluster.settings import CLUSTER_VARIABLE
+from etpi_resources.backend import CLUSTER_VARIABLE
 from etpi_resources.process.supervise import supervised
 from tests.support import light_vllm, machines
 from tests.support.cluster_runs import EXPERIMENT, Runs, write_specs

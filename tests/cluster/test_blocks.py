@@ -19,8 +19,8 @@ from etpi_assets.curation import dataset_plan, leaks
 from etpi_assets.importers import bulk
 from etpi_assets.importers.bulk import ImportSource, import_in_bulk
 from etpi_assets.trajectories import blocks as trajectory_blocks
-from etpi_resources.cluster import blocks
-from etpi_resources.cluster.fan_out import ClusterExecutor, OtherCode, WorkersDied
+from etpi_cluster import blocks
+from etpi_cluster.fan_out import ClusterExecutor, OtherCode, WorkersDied
 from etpi_resources.process import pool
 from etpi_resources.process.pool import BLOCKS_AHEAD, WorkerDied, ordered_map, workers_for
 from tests.support.curation import STEPS, CurationLake

@@ -1,4 +1,4 @@
-"""`etpi doctor --cluster` on three machines: none of its findings on sound ones, and every planted fault."""
+"""`etpi cluster doctor` on three machines: none of its findings on sound ones, and every planted fault."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # a fixture's time c
 
 
 def _doctor(services):
-    return services.head.run("etpi", "doctor", "--cluster", check=False, **services.environment())
+    return services.head.run("etpi", "cluster", "doctor", check=False, **services.environment())
 
 
 def _found(printed: str, label: str) -> set[tuple[str, str]]:
@@ -96,7 +96,7 @@ def test_a_stopped_postgres_is_found_on_every_node(services):
 
 
 def test_no_ray_is_one_clear_message(services):
-    done = services.head.run("etpi", "doctor", "--cluster", check=False, **{
+    done = services.head.run("etpi", "cluster", "doctor", check=False, **{
         **services.environment(), "RAY_AUTH_TOKEN": "0" * 64,
     })  # fmt: skip
     assert done.returncode == 1 and "RAY_AUTH_TOKEN" in done.stderr and "Traceback" not in done.stderr

@@ -19,9 +19,9 @@ from etpi_assets.rollouts.assets import raw_rollouts
 from etpi_assets.rollouts.executors import _stays, rollout_executor
 from etpi_assets.specs.plugins import GROUPS
 from etpi_assets.tasks.assets import tasks
-from etpi_resources.cluster.code import PLUGIN_GROUPS, code_hash
-from etpi_resources.cluster.fan_out import ClusterExecutor, OtherCode, WorkerKind, WorkersDied
-from etpi_resources.cluster.settings import ClusterError
+from etpi_cluster.code import PLUGIN_GROUPS, code_hash
+from etpi_cluster.fan_out import ClusterExecutor, OtherCode, WorkerKind, WorkersDied
+from etpi_resources.backend import BackendError
 from etpi_resources.engines import EngineUnavailable
 from etpi_resources.engines.endpoints import Endpoints
 from etpi_resources.engines.openai import OpenAIEngine
@@ -136,7 +136,7 @@ def test_hash_changes_with_any_file_of_a_package(tmp_path, monkeypatch):
 
 
 def test_cluster_without_sandboxes_is_an_error(on_cluster):
-    with pytest.raises(ClusterError, match="no node of the Ray cluster offers etpi_nothing"):
+    with pytest.raises(BackendError, match="no node of the Ray cluster offers etpi_nothing"):
         ClusterExecutor(WorkerKind(resource="etpi_nothing"))
 
 

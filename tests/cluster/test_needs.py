@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from etpi_assets.placement.needs import need_of
 from etpi_assets.specs.load import Specs, load_specs
-from etpi_resources.cluster.nodes import Node, serves
-from etpi_resources.cluster.session import SANDBOXES
-from etpi_resources.cluster.vllm_servers import accelerators_of
+from etpi_cluster.nodes import Node, serves
+from etpi_cluster.placement.needs import need_of
+from etpi_cluster.session import SANDBOXES
+from etpi_cluster.vllm_servers import accelerators_of
 from tests.support.graph import write_spec
 from tests.support.small_specs import write_small_specs
 
@@ -99,3 +99,16 @@ def test_servers_are_placed_by_the_accelerators_that_one_takes(specs: Specs, tmp
 def test_resource_can_stand_in_for_gpus(specs: Specs) -> None:
     need = need_of("sft_checkpoint", "on_gpu", specs, [HEAD, node("box", CPU=1, stand_in=1)], "stand_in")
     assert need.step["stand_in"] == 1 and "GPU" not in need.step
+
+
+def test_step_that_computes_an_experiments_inputs_needs_what_each_of_them_needs(
+    specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ETPI_DATA", str(tmp_path))
+    monkeypatch.delenv("ETPI_CLUSTER", raising=False)
+    need = need_of("experiment_inputs", "first", specs, NODES, "GPU")
+    tasks = need_of("tasks", "little", specs, NODES, "GPU")
+    assert tasks.step[SANDBOXES] and need.step == tasks.step, "rollouts need less of the step's own node"
+    assert {SANDBOXES: 1.0} in need.actors and len(need.actors) == 1
+    lacking = need_of("experiment_inputs", "first", specs, [HEAD, BOX], "GPU")
+    assert SANDBOXES in str(lacking.missing([HEAD, BOX], "head:6379"))

@@ -13,11 +13,11 @@ pytest.importorskip("ray")
 from dagster_shared.error import SerializableErrorInfo
 from ray.job_submission import JobStatus
 
-from etpi_assets.placement import executor as module
-from etpi_assets.placement.executor import _NodeExecutor, _NodeSteps
 from etpi_assets.specs.load import load_specs
-from etpi_resources.cluster.nodes import Node, alive_nodes
-from etpi_resources.cluster.settings import Cluster
+from etpi_cluster.nodes import Node, alive_nodes
+from etpi_cluster.placement import executor as module
+from etpi_cluster.placement.executor import _NodeExecutor, _NodeSteps
+from etpi_cluster.settings import Cluster
 
 SETTINGS = Cluster(lake=Path("/lake"), postgres="postgresql://etpi@head/etpi", ray="head:6379", jobs="http://head:8265")
 

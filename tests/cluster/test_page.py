@@ -22,7 +22,7 @@ def test_page_sets_up_both_machines_and_names_no_address():
     typed = blocks(PAGE)
     assert {block.machine for block in typed} == {"head", "worker"}
     text = "\n".join(block.commands for block in typed)
-    for command in ("initdb", "ray start --head", "ray start --address", "etpi doctor --cluster", "etpi run"):
+    for command in ("initdb", "ray start --head", "ray start --address", "etpi cluster doctor", "etpi run"):
         assert command in text
     assert "0.0.0.0" not in text and "RAY_AUTH_MODE=token" in text and "PGPASSFILE" in text
 

@@ -13,9 +13,10 @@ import pytest
 
 from etpi.life.command import collect_garbage, remove
 from etpi_assets.rollouts.journal import Journal, JournalError
-from etpi_resources.cluster import postgres_locks
-from etpi_resources.cluster.postgres_locks import KEEPALIVE_SECONDS, PostgresLocks, PostgresUnavailable
-from etpi_resources.cluster.settings import ClusterError, cluster
+from etpi_cluster import postgres_locks
+from etpi_cluster.postgres_locks import KEEPALIVE_SECONDS, PostgresLocks, PostgresUnavailable
+from etpi_cluster.settings import cluster
+from etpi_resources.backend import BackendError
 from etpi_resources.lake.audit import audit
 from etpi_resources.lake.lake import Lake, LakeBusy, Ref
 from etpi_resources.lake.removal import Keep, carry_out, plan_garbage
@@ -122,7 +123,7 @@ def test_refused_session_fails_at_once_and_shows_no_password(locks, tmp_path, ch
     started = time.monotonic()
     with pytest.raises(PostgresUnavailable, match=says) as failure:
         PostgresLocks(change(locks._url), tmp_path).is_held(tmp_path / "a.lock")
-    assert isinstance(failure.value, ClusterError) and time.monotonic() - started < 30
+    assert isinstance(failure.value, BackendError) and time.monotonic() - started < 30
     assert "wr0ng-pw" not in str(failure.value) and PASSWORD not in str(failure.value)
     assert failure.value.__cause__ is None and failure.value.__suppress_context__
 

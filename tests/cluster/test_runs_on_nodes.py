@@ -140,7 +140,7 @@ def site(postgres_server: PostgresServer) -> Iterator[Site]:
         ray.add("b", cpus=2, resources={"etpi_stand_in": 1}, environment=node_environment)
         ray.add("c", cpus=2, slots=2, environment=node_environment)
         site = Site(ray, lake, environment)
-        done = site.command("etpi", "init", "--cluster", "--force")
+        done = site.command("etpi", "cluster", "init", "--force")
         assert done.returncode == 0, done.stderr
         with _page(site):
             yield site
@@ -248,8 +248,8 @@ def _no_process_is_left(site: Site) -> None:
 
 def _jobs(site: Site) -> str:
     """Return all that Ray's list of jobs shows."""
-    from etpi_resources.cluster.nodes import job_client
-    from etpi_resources.cluster.settings import read
+    from etpi_cluster.nodes import job_client
+    from etpi_cluster.settings import read
 
     return "".join(map(str, job_client(read(site.ray.settings)).list_jobs()))
 

@@ -1,4 +1,4 @@
-"""`cluster.toml`, what `etpi init --cluster` writes, and that nothing of a cluster is touched without one."""
+"""`cluster.toml`, what `etpi cluster init` writes, and that nothing of a cluster is touched without one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import pytest
 import yaml
 
 from etpi.cli import main
-from etpi_resources.cluster import instance
-from etpi_resources.cluster.code import code_hash
-from etpi_resources.cluster.environment import CODE_VARIABLE, passed_on, require_code_of_run
-from etpi_resources.cluster.settings import ClusterError, cluster, read
+from etpi_cluster import instance
+from etpi_cluster.code import code_hash
+from etpi_cluster.environment import CODE_VARIABLE, passed_on, require_code_of_run
+from etpi_cluster.settings import read
+from etpi_resources.backend import BackendError
 from etpi_resources.lake.lake import Lake, LakeError
 
 SETTINGS = {
@@ -44,7 +45,7 @@ def written(folder: Path, **changed: str) -> Path:
 )
 def test_wrong_value_is_refused_with_file_and_key(tmp_path: Path, key: str, value: str) -> None:
     path = written(tmp_path, **{key: value})
-    with pytest.raises(ClusterError) as caught:
+    with pytest.raises(BackendError) as caught:
         read(path)
     assert str(path) in str(caught.value) and key in str(caught.value)
     assert "hunter2" not in str(caught.value)
@@ -83,7 +84,7 @@ def test_lake_of_a_cluster_is_not_changed_without_its_settings(
         Lake.open().in_use().__enter__,
         Lake.open().alone().__enter__,
     ):
-        with pytest.raises(ClusterError) as caught:
+        with pytest.raises(BackendError) as caught:
             change()
         assert f"export ETPI_CLUSTER={lake}/cluster.toml" in str(caught.value)
     left = lake / ".staging" / "of_a_living_node"
@@ -108,7 +109,7 @@ def test_step_on_a_node_with_other_code_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv(CODE_VARIABLE, code_hash())
     require_code_of_run()
     monkeypatch.setenv(CODE_VARIABLE, "0" * 16)
-    with pytest.raises(ClusterError, match="other code"):
+    with pytest.raises(BackendError, match="other code"):
         require_code_of_run()
 
 
@@ -118,7 +119,7 @@ def test_init_writes_both_files_and_says_what_does_not_answer(
     pytest.importorskip("ray")
     pytest.importorskip("dagster_postgres")
     monkeypatch.delenv("ETPI_CLUSTER", raising=False)
-    line = ["init", "--cluster", "--lake", str(tmp_path), "--postgres", "postgresql://etpi@127.0.0.1:1/etpi"]
+    line = ["cluster", "init", "--lake", str(tmp_path), "--postgres", "postgresql://etpi@127.0.0.1:1/etpi"]
     line += ["--ray", "127.0.0.1:2", "--jobs", "http://127.0.0.1:3"]
     assert main(line) == 1
     told = capsys.readouterr()
@@ -130,17 +131,22 @@ def test_init_writes_both_files_and_says_what_does_not_answer(
     assert "--force" in capsys.readouterr().err
 
 
-def test_instance_of_another_database_is_refused(tmp_path: Path) -> None:
+def test_instance_of_another_database_or_an_older_etpi_is_refused(tmp_path: Path) -> None:
     settings = read(written(tmp_path))
     other = read(written(tmp_path, postgres="postgresql://etpi@other/etpi"))
-    with pytest.raises(ClusterError, match="--force"):
-        instance.require_current(settings, instance.instance_yaml(other), tmp_path / "dagster.yaml")
+    file = tmp_path / "dagster.yaml"
+    file.write_text(instance.instance_yaml(settings))
+    instance.require_current(settings, file)
+    older = instance.instance_yaml(settings).replace("etpi_cluster.placement", "etpi_assets.placement")
+    for text in (instance.instance_yaml(other), older):
+        file.write_text(text)
+        with pytest.raises(BackendError, match="--force"):
+            instance.require_current(settings, file)
 
 
 def test_one_machine_imports_nothing_of_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Definitions, commands and a lake work where the packages of `etpi[cluster]` cannot be imported."""
     monkeypatch.delenv("ETPI_CLUSTER", raising=False)
-    assert cluster() is None
     program = """
 import sys
 class Blocker:
@@ -158,7 +164,7 @@ assert show_status(["plan_first_tiny"]) == 0
 result = defs.resolve_job_def("prepare_suite").execute_in_process(
     instance=dg.DagsterInstance.get(), partition_key="running_sum_tiny", asset_selection=[dg.AssetKey("suite_spec")])
 assert result.success
-assert not [name for name in sys.modules if name.startswith("etpi_assets.placement")]
+assert not [name for name in sys.modules if name.partition(".")[0] == "etpi_cluster"]
 """
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False,
@@ -169,7 +175,7 @@ assert not [name for name in sys.modules if name.startswith("etpi_assets.placeme
 
 def test_command_of_a_run_survives_the_shell_whatever_its_settings_quote() -> None:
     pytest.importorskip("dagster_ray")
-    from etpi_assets.placement.launcher import _quoted
+    from etpi_cluster.placement.launcher import _quoted
 
     settings = '{"config_yaml": "postgres_url: \'postgresql://head\'", "name": "it\'s"}'
     by_dagster_ray = f"dagster api execute_run '{settings}'"

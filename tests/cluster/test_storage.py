@@ -14,10 +14,10 @@ pytest.importorskip("dagster_postgres", reason='dagster-postgres is not installe
 import dagster as dg
 import sqlalchemy
 
-from etpi_assets.placement import storage as storage_module
-from etpi_resources.cluster import instance
-from etpi_resources.cluster.postgres_locks import PostgresUnavailable
-from etpi_resources.cluster.settings import read
+from etpi_cluster import instance
+from etpi_cluster.placement import storage as storage_module
+from etpi_cluster.postgres_locks import PostgresUnavailable
+from etpi_cluster.settings import read
 from tests.support.postgres import PASSWORD, PostgresServer, write_settings
 
 

@@ -22,10 +22,10 @@ from safetensors.torch import load_file
 
 pytest.importorskip("ray", reason='needs Ray: pip install "etpi[cluster]"')
 
-from etpi_resources.cluster.settings import ClusterError
+from etpi_cluster.over_nodes import spans_nodes
+from etpi_resources.backend import BackendError
 from etpi_resources.process.supervise import descendants
 from etpi_resources.trainers.contracts import SftWorkerResult
-from etpi_resources.trainers.over_nodes import spans_nodes
 from etpi_resources.trainers.pipes import WorkerFailed, run_worker
 from etpi_resources.trainers.workers import sft_worker
 from etpi_resources.trainers.workers.states import last_complete_step
@@ -93,9 +93,9 @@ def open_to_all(pids: list[int]) -> list[str]:
 
 
 def test_more_accelerators_than_all_nodes_have_are_refused_at_once(nodes, tiny, tmp_path):
-    assert spans_nodes(2) and not spans_nodes(1)
+    assert spans_nodes(2, "stand_in") and not spans_nodes(1, "stand_in")
     config = config_of(*tiny, **TRAIN, shards=3)
-    with pytest.raises(ClusterError, match="shards = 3 .*'stand_in'.* 2 .*127.0.0.2, .*: 1, .*127.0.0.3, .*: 1"):
+    with pytest.raises(BackendError, match="shards = 3 .*'stand_in'.* 2 .*127.0.0.2, .*: 1, .*127.0.0.3, .*: 1"):
         run_worker(sft_worker.MODULE, config, tmp_path / "run", SftWorkerResult, processes=3, echo=None)
 
 

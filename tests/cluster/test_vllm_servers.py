@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from etpi_resources.cluster import vllm_servers
-from etpi_resources.cluster.code import code_hash
-from etpi_resources.cluster.settings import ClusterError
-from etpi_resources.cluster.vllm_servers import ClusterServers, ServedFiles
+from etpi_cluster import vllm_servers
+from etpi_cluster.code import code_hash
+from etpi_cluster.vllm_servers import ClusterServers, ServedFiles
+from etpi_resources.backend import BackendError
 from etpi_resources.engines import EngineUnavailable
 from tests.cluster.conftest import VLLM_KEY
 from tests.support.ray_nodes import RayNodes
@@ -150,7 +150,7 @@ def test_checkpoint_that_cannot_be_served_names_the_node_and_the_log(on_cluster:
 
 
 def test_more_gpus_than_any_node_has_is_an_error_at_once(on_cluster: RayNodes, checkpoint: Path) -> None:
-    with pytest.raises(ClusterError, match="needs 8 GPU on one node, and the nodes offer: .* 1"):
+    with pytest.raises(BackendError, match="needs 8 GPU on one node, and the nodes offer: .* 1"):
         serve(checkpoint, options={"tensor_parallel_size": 4, "data-parallel-size": 2})
 
 
@@ -163,7 +163,7 @@ def test_node_with_other_code_files_or_key_serves_nothing(checkpoint: Path, monk
         ({"has_key": False}, "VLLM_API_KEY is set on this node, and not on the step's"),
     ):
         error = ServedFiles(**{**alike, **changed}).differs()
-        with pytest.raises((ClusterError, EngineUnavailable), match=message):
+        with pytest.raises((BackendError, EngineUnavailable), match=message):
             raise error  # type: ignore[misc]
     monkeypatch.delenv("VLLM_API_KEY")
     assert "set on the step's node alone" in str(ServedFiles(**alike).differs())

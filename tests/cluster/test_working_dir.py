@@ -31,5 +31,5 @@ def test_code_that_a_run_takes_along_is_what_its_steps_and_rollouts_execute(serv
     run = runs.by_command("collect_rollouts", "many_shipped")
     runs.succeed(run)
     assert any("shipped rollouts run on 2 nodes" in line for line in runs.messages(run))
-    examined = services.head.run("etpi", "doctor", "--cluster", check=False, **services.environment())
+    examined = services.head.run("etpi", "cluster", "doctor", check=False, **services.environment())
     assert ", code:" not in examined.stdout, examined.stdout + examined.stderr

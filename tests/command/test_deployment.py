@@ -175,7 +175,7 @@ def test_secrets_are_written_once_for_their_owner_alone(tmp_path):
 
 def test_commands_that_init_prints_ask_for_a_token_and_name_an_address(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("ETPI_CLUSTER", raising=False)
-    main(["init", "--cluster", "--lake", str(tmp_path), "--postgres", "postgresql://etpi@127.0.0.1:1/etpi",
+    main(["cluster", "init", "--lake", str(tmp_path), "--postgres", "postgresql://etpi@127.0.0.1:1/etpi",
           "--ray", "127.0.0.1:2", "--jobs", "http://127.0.0.1:3"])  # fmt: skip
     printed = capsys.readouterr().out
     assert "0.0.0.0" not in printed and printed.count("RAY_AUTH_MODE=token") == 2

@@ -15,7 +15,7 @@ from etpi_assets.checks import CHECKS
 from etpi_assets.definitions import STAGES
 from etpi_assets.specs.load import MODELS, inner_section
 
-PACKAGES = ("etpi", "etpi_assets", "etpi_resources")
+PACKAGES = ("etpi", "etpi_assets", "etpi_cluster", "etpi_resources")
 READ = re.compile(r"environ(?:b)?(?:\.get|\.setdefault|\.pop)?[\[(]\s*([\"']?)(\w+)\1")
 TESTED = re.compile(r"([\"']?)\b([A-Z_]+|container)\1 (?:not )?in (?:os\.)?environ(?:ment)?\b")
 DYNAMIC = {"variable", "match", "name"}

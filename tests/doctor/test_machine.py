@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from etpi.cli import main
-from etpi.doctor import node
-from etpi.doctor.command import doctor_of_machine
-from etpi.doctor.node import Examiner, NodeReport, file_system
+from etpi.doctor import machine
+from etpi.doctor.command import doctor
+from etpi.doctor.machine import Examiner, file_system
 from etpi_resources.sandboxes import SandboxUnavailable
 
 
@@ -30,15 +30,15 @@ def test_missing_sandboxes_are_a_fault_with_the_remedy(lake, monkeypatch, capsys
     def refuse(self):
         raise SandboxUnavailable("bubblewrap is not installed: apt-get install bubblewrap")
 
-    monkeypatch.setattr(node.BubblewrapFactory, "check", refuse)
-    assert doctor_of_machine() == 1
+    monkeypatch.setattr(machine.BubblewrapFactory, "check", refuse)
+    assert doctor() == 1
     printed = capsys.readouterr().out
     assert "FAULT" in printed and "apt-get install bubblewrap" in printed
 
 
 def test_a_lock_that_excludes_nobody_is_a_fault(lake, monkeypatch, capsys):
     monkeypatch.setattr(Examiner, "hold", lambda self, kind: None)  # as flock does where the file system ignores it
-    assert doctor_of_machine() == 1
+    assert doctor() == 1
     assert ", locks:" in capsys.readouterr().out
 
 
@@ -46,23 +46,8 @@ def test_a_lake_that_cannot_be_written_is_a_fault(tmp_path, monkeypatch, capsys)
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     monkeypatch.setenv("ETPI_DATA", str(blocked))
-    examined = Examiner(None, blocked, "here", {}, "token")
-    report = NodeReport.model_validate(examined.report())
+    report = Examiner(blocked, "here", "token").machine()
     assert report.lake_error and str(blocked) in report.lake_error
-
-
-def test_cluster_without_settings_says_what_writes_them(lake, capsys):
-    assert main(["doctor", "--cluster"]) == 1
-    assert "etpi init --cluster" in capsys.readouterr().err
-
-
-def test_two_nodes_see_each_others_files_and_another_folder_shows_none(tmp_path):
-    one, two = (Examiner(None, tmp_path / "lake", name, {}, "token") for name in ("one", "two"))
-    elsewhere = Examiner(None, tmp_path / "other", "three", {}, "token")
-    for examiner in (one, two, elsewhere):
-        examiner.report()
-    assert one.seen() == two.seen() == ["one", "two"]
-    assert elsewhere.seen() == ["three"]
 
 
 def test_the_file_system_of_a_folder_is_named_with_its_options():

@@ -1,16 +1,16 @@
-"""The private Dagster names in `dagster_private` have the form that etpi relies on."""
+"""The core uses Dagster by its public names alone; the cluster's private names are in one module."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from etpi_assets import dagster_private
-
 ROOT = Path(__file__).parents[2]
 
 
-def test_private_dagster_names_are_imported_in_only_one_module() -> None:
+def test_private_dagster_names_are_imported_only_by_the_clusters_executor() -> None:
     private = re.compile(r"^\s*(?:from|import) dagster(?:_\w+)?\._", re.MULTILINE)
-    files = [path for top in ("etpi", "etpi_assets", "etpi_resources") for path in (ROOT / top).rglob("*.py")]
-    assert {path.name for path in files if private.search(path.read_text())} == {Path(dagster_private.__file__).name}
+    packages = ("etpi", "etpi_assets", "etpi_cluster", "etpi_resources")
+    modules = [path for package in packages for path in (ROOT / package).rglob("*.py")]
+    names = {path.relative_to(ROOT).as_posix() for path in modules if private.search(path.read_text())}
+    assert names == {"etpi_cluster/placement/dagster_private.py"}

@@ -10,10 +10,10 @@ import pytest
 from etpi_assets.curation.assets import ASSETS as CURATION
 from etpi_assets.graph import GRAPH
 from etpi_assets.planner import CONSENTS, plan
+from etpi_assets.resolved_specs.assets import ASSETS as SPECS
 from etpi_assets.resources import Resources
 from etpi_assets.rollouts.assets import ASSETS as ROLLOUTS
 from etpi_assets.scoring.assets import ASSETS as SCORING
-from etpi_assets.specs.assets import ASSETS as SPECS
 from etpi_assets.specs.load import load_specs
 from etpi_assets.tasks.assets import ASSETS as TASKS
 from etpi_resources.lake import catalog

@@ -28,7 +28,7 @@ with lake_locks().hold(Path(sys.argv[2]), shared=sys.argv[3] == "shared"):
 """
 
 
-@pytest.fixture(params=["flock", "postgres"])
+@pytest.fixture(params=["flock", pytest.param("postgres", marks=pytest.mark.cluster)])
 def locks(request) -> Locks:
     """Each implementation, as a lake gets it."""
     if request.param == "postgres":

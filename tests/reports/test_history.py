@@ -21,11 +21,11 @@ from etpi_assets.evaluation.probes import prompt_parity
 from etpi_assets.graph import GRAPH
 from etpi_assets.planner import plan
 from etpi_assets.reports import facts, history, html
+from etpi_assets.resolved_specs import assets as spec_assets
 from etpi_assets.resources import Resources
 from etpi_assets.rollouts.plan_first.paths import FIXED, choose
 from etpi_assets.rollouts.plan_first.script import PlanFirstAgent, write_turns
 from etpi_assets.scoring.intervals import wilson
-from etpi_assets.specs import assets as spec_assets
 from etpi_assets.specs.check_names import OVERRIDABLE
 from etpi_assets.specs.load import load_specs
 from etpi_assets.specs.published import figures

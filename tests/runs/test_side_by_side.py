@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 import pytest
 
 from etpi_assets import resources
+from etpi_assets.resolved_specs.assets import ASSETS as SPEC_ASSETS
 from etpi_assets.resources import Resources, side_by_side
-from etpi_assets.specs.assets import ASSETS as SPEC_ASSETS
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.process.locks import machine_locks
 from tests.support.curation import RECIPES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from etpi_resources.cluster.code import PACKAGES
+from etpi_cluster.code import PACKAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -159,7 +159,7 @@ class ClusterServices:
     def write_settings(self) -> None:
         """Write cluster.toml and Dagster's settings as a user does. Ray need not run yet."""
         self.head.run(
-            "etpi", "init", "--cluster", "--lake", LAKE, "--postgres", "postgresql://etpi@head:5432/etpi",
+            "etpi", "cluster", "init", "--lake", LAKE, "--postgres", "postgresql://etpi@head:5432/etpi",
             "--ray", "head:6379", check=False, **self.environment(),
         )  # fmt: skip
         assert (self.machines.shared / "lake" / "cluster.toml").exists()

@@ -25,9 +25,9 @@ from etpi_assets.tasks.table import task_table
 from etpi_assets.trajectories.tables import to_tables
 from etpi_assets.worlds.coop_tiny import FAMILY
 from etpi_assets.worlds.coop_tiny.conversations import UnjudgedCoopTiny
+from etpi_assets.worlds.coop_tiny.emulated import EmulatedFactory
 from etpi_assets.worlds.coop_tiny.generate import generate_tasks
 from etpi_assets.worlds.coop_tiny.policy import CoopTinyPolicy, CoopTinySkill
-from etpi_assets.worlds.emulated import EmulatedFactory
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
 

@@ -20,8 +20,8 @@ from etpi_assets.graph import GRAPH
 from etpi_assets.jobs import build_jobs
 from etpi_assets.materialize import build_asset, etpi_asset
 from etpi_assets.planner import Consent
+from etpi_assets.resolved_specs import assets as specs_assets
 from etpi_assets.resources import Resources
-from etpi_assets.specs import assets as specs_assets
 from etpi_assets.specs.load import part
 from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.lake import Lake

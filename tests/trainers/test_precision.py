@@ -18,7 +18,7 @@ from etpi_resources.chat.format import load_chat_format
 from etpi_resources.lake.lake import Ref
 from etpi_resources.trainers.contracts import BaseWorkerResult, SftWorkerResult, TrainingFigures
 from etpi_resources.trainers.pipes import WorkerFailed, run_worker
-from etpi_resources.trainers.workers.precision import Gpu, overruled, training_dtype
+from etpi_resources.trainers.precision import Gpu, overruled, training_dtype
 from tests.support import reinforcement, tiny_training
 from tests.support.recording_worker import RECORDER
 from tests.support.sft import config_of

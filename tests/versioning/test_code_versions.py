@@ -28,6 +28,8 @@ from etpi_assets.versioning import keys as versions
 from etpi_assets.versioning.choices import CHOICES, INFRASTRUCTURE, narrowing
 from etpi_assets.versioning.codebase import CALLED_ELSEWHERE, PACKAGES, ROOT, Codebase, normal_text
 from etpi_assets.versioning.keys import PartitionCode
+from etpi_assets.versioning.moved import Moves
+from etpi_assets.versioning.rewritten import REWRITTEN
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.lake.manifest import RunRecord
 from etpi_resources.lake.schemas import TABLES, empty, from_rows
@@ -85,7 +87,8 @@ def changed(copy, unchanged, specs, before) -> Changed:
         try:
             code = unchanged.with_changed(file)
             # A walk that reached nothing of the file has read nothing that the edit changes.
-            loaded = [p for p, was in before.items() if was.whole.definitions.keys() & {file, module}]
+            names = {*map(code.moves.original, (file, module))}
+            loaded = [p for p, was in before.items() if was.whole.definitions.keys() & names]
             now = {p: versions.code_of(GRAPH[p[0]], p[1], specs, code) for p in loaded}
         finally:
             path.write_text(text, "utf-8")
@@ -219,12 +222,7 @@ PROGRAMS = {
     "etpi_assets.automation": "starts runs; computes nothing",
     "etpi_assets.backfills": "starts and refuses runs",
     "etpi_assets.frames": "the Python API, which reads the lake",
-    "etpi_assets.placement": "where the steps of a run run on a cluster",
     "etpi_assets.webpage": "what Dagster's page shows of a version",
-    "etpi_resources.cluster.environment": "what a run on a cluster passes to its nodes",
-    "etpi_resources.cluster.instance": "etpi init --cluster: Dagster's settings",
-    "etpi_resources.cluster.jobs": "submits jobs to Ray",
-    "etpi_resources.cluster.nodes": "names the nodes of a cluster and what they offer",
     "etpi_resources.lake.backup": "etpi backup, etpi restore: copies versions as they are",
     "etpi_resources.lake.files": "writes files, whatever is in them",
     "etpi_resources.lake.formats": "the format of a lake",
@@ -271,7 +269,6 @@ PROGRAMS = {
     "etpi_resources.chat.table": "prints how templates render",
     "etpi_resources.gguf_converter": "used by an export",
     "etpi_resources.chat.tokenizers.tiny_bpe": "trained the tiny tokenizer once; tokenizer.json is its result",
-    "etpi_resources.trainers.line_messages": "brings a worker's report from another node",
     "etpi_resources.trainers.workers.ranks": "starts a worker's ranks, for the trainers' pipes",
 }
 """Modules that no asset runs, each with why that cannot hide a change; submodules included."""
@@ -293,12 +290,11 @@ DATA = {
 
 @pytest.fixture(scope="module")
 def everything() -> dict[str, set[str]]:
-    """Module or data file -> the definitions that some asset reaches, whatever a spec selects."""
+    """Module or data file (today's name) -> the definitions that some asset reaches, whatever a spec selects."""
     result: dict[str, set[str]] = {}
+    code = Codebase(moves=Moves({}))
     for name in GRAPH:
-        for module, names in versions.CODE.reach(
-            [versions.asset_function(name, versions.CODE)], narrowing(versions.CODE, {})
-        ).definitions.items():
+        for module, names in code.reach([versions.asset_function(name, code)], narrowing(code, {})).definitions.items():
             result.setdefault(module, set()).update(names)
     return result
 
@@ -328,6 +324,13 @@ def test_every_data_file_is_reached_or_explained(everything):
 def test_infrastructure_names_modules_with_reasons():
     assert {m for m in INFRASTRUCTURE if versions.CODE.path(m) is None} == set()
     assert all(INFRASTRUCTURE.values())
+
+
+def test_rewritten_definitions_are_those_of_today():
+    names = {target: target.partition(":") for target, _ in REWRITTEN}
+    today = {target: f"{versions.CODE.moves.today(module)}:{name}" for target, (module, _, name) in names.items()}
+    digests = {(target, versions.CODE.definition(name).digest) for target, name in today.items()}
+    assert digests == REWRITTEN.keys(), "edited since: remove its row, or prove again that it returns the same"
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.kind)

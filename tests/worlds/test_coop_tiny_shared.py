@@ -18,13 +18,13 @@ from etpi_assets.specs.load import load_shipped
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import RejectedInput, Task
 from etpi_assets.trajectories.records import RolloutRecord
+from etpi_assets.worlds.coop_tiny.emulated import EmulatedFactory
 from etpi_assets.worlds.coop_tiny.judge import counted
 from etpi_assets.worlds.coop_tiny.merge import MergeConflict, merge_trees
 from etpi_assets.worlds.coop_tiny_shared import FAMILY
 from etpi_assets.worlds.coop_tiny_shared.conversations import DILIGENT, SUITE, SharedSandbox, UnjudgedCoopTinyShared
 from etpi_assets.worlds.coop_tiny_shared.generate import LAYOUTS, generate_tasks
 from etpi_assets.worlds.coop_tiny_shared.policy import BASE_HABITS, CoopTinySharedPolicy, SharedSkill
-from etpi_assets.worlds.emulated import EmulatedFactory
 from etpi_assets.worlds.names import is_heldout
 from etpi_assets.worlds.text_engine import TextEngine, UntokenizedChat
 from etpi_resources.sandboxes import SandboxFactory

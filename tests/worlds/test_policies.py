@@ -19,9 +19,9 @@ from etpi_assets.tasks.family import Task, Verdict
 from etpi_assets.trajectories.records import AgentRecord, RolloutRecord
 from etpi_assets.worlds.coop_tiny import FAMILY, CoopTiny
 from etpi_assets.worlds.coop_tiny.conversations import transcripts
+from etpi_assets.worlds.coop_tiny.emulated import EmulatedFactory, EmulatedSandbox, UnknownCommand
 from etpi_assets.worlds.coop_tiny.generate import generate_tasks
 from etpi_assets.worlds.coop_tiny.policy import BASE_HABITS, CoopTinyPolicy, CoopTinySkill
-from etpi_assets.worlds.emulated import EmulatedFactory, EmulatedSandbox, UnknownCommand
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes import SandboxFactory

@@ -16,7 +16,7 @@ from etpi_assets.tasks.checks import check_tasks
 from etpi_assets.tasks.families import load_family
 from etpi_assets.tasks.family import RejectedInput, Task
 from etpi_assets.trajectories.records import RolloutRecord
-from etpi_assets.worlds.emulated import EmulatedFactory
+from etpi_assets.worlds.coop_tiny.emulated import EmulatedFactory
 from etpi_assets.worlds.repo_fix_tiny import judge
 from etpi_assets.worlds.repo_fix_tiny.conversations import RepoFixSandbox, conversations, exercises
 from etpi_assets.worlds.repo_fix_tiny.generate import NOTES, generate_tasks

@@ -11,7 +11,7 @@ from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Task
 from etpi_assets.worlds.arithmetic_tiny import FAMILY
 from etpi_assets.worlds.arithmetic_tiny.policy import BASE_HABITS, ArithmeticSkill, ArithmeticTinyPolicy, answer
-from etpi_assets.worlds.emulated import EmulatedFactory, EmulatedSandbox, UnknownCommand
+from etpi_assets.worlds.coop_tiny.emulated import EmulatedFactory, EmulatedSandbox, UnknownCommand
 from etpi_assets.worlds.transcripts import transcripts as roll_out
 
 SUITE = "arithmetic_tiny_base"

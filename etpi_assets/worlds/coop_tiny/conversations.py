@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Task, Verdict
 from etpi_assets.worlds.coop_tiny import CoopTiny
+from etpi_assets.worlds.coop_tiny.emulated import EmulatedFactory
 from etpi_assets.worlds.coop_tiny.generate import generate_tasks
 from etpi_assets.worlds.coop_tiny.policy import BASE_HABITS, CoopTinyPolicy, CoopTinySkill
-from etpi_assets.worlds.emulated import EmulatedFactory
 from etpi_assets.worlds.transcripts import transcripts as roll_out
 from etpi_resources.sandboxes import SandboxFactory
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Task, Verdict
+from etpi_assets.worlds.coop_tiny.emulated import EmulatedFactory, EmulatedSandbox
 from etpi_assets.worlds.coop_tiny_shared import CoopTinyShared
 from etpi_assets.worlds.coop_tiny_shared.generate import generate_tasks
 from etpi_assets.worlds.coop_tiny_shared.policy import BASE_HABITS, CoopTinySharedPolicy, SharedSkill
-from etpi_assets.worlds.emulated import EmulatedFactory, EmulatedSandbox
 from etpi_assets.worlds.transcripts import transcripts as roll_out
 from etpi_resources.sandboxes import SandboxFactory
 

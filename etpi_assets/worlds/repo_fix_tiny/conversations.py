@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from etpi_assets.agent.actions import format_action
 from etpi_assets.specs.rollout_set import AgentSection
 from etpi_assets.tasks.family import Task, Verdict
-from etpi_assets.worlds.emulated import EmulatedFactory, EmulatedSandbox
+from etpi_assets.worlds.coop_tiny.emulated import EmulatedFactory, EmulatedSandbox
 from etpi_assets.worlds.repo_fix_tiny import RepoFixTiny
 from etpi_assets.worlds.repo_fix_tiny.generate import NOTES, generate_tasks
 from etpi_assets.worlds.repo_fix_tiny.policy import BASE_HABITS, HOPS, RepoFixPolicy, RepoFixSkill

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from etpi_resources.labels import IGNORE_INDEX
 from etpi_resources.trainers.contracts import BaseLogLine, BaseWorkerConfig, BaseWorkerResult
-from etpi_resources.trainers.workers.precision import training_dtype
+from etpi_resources.trainers.precision import training_dtype
 from etpi_resources.trainers.workers.reporting import Worker, open_worker
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from etpi_resources.cuda import repeat_to_the_digit
-from etpi_resources.trainers.workers.precision import Dtype, SpecDtype, find_gpu, overruled, training_dtype
+from etpi_resources.trainers.precision import Dtype, SpecDtype, find_gpu, overruled, training_dtype
 from etpi_resources.trainers.workers.reporting import Worker
 
 _LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate")

@@ -1,0 +1,24 @@
+"""Definitions that were rewritten and still return the same: code versions keep the digests from before.
+
+A row holds for exactly one text of a definition: any later edit changes its digest, and then counts as usual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+REWRITTEN: Mapping[tuple[str, str], Mapping[str, str]] = {
+    ("etpi_assets.training.device:trainer_gpu", "f1b2fc7621b85f39"): {
+        "etpi_assets.training.device:trainer_gpu": "0c372c2ae694967e",
+        "etpi_resources.trainers.node_launcher:GPU": "eb0bbd2524cd93ab",
+        "etpi_resources.trainers.over_nodes:find_gpu_of_ranks": "5832605ace58d471",
+        "etpi_resources.trainers.over_nodes:spans_nodes": "7998bd0068d89f59",
+    },
+    ("etpi_resources.engines.vllm_server:start_servers", "ba6716429c7beb2a"): {
+        "etpi_resources.engines.vllm_server:start_servers": "db2ff04664dc531b",
+    },
+}
+"""(definition, its digest today) -> {definition: digest} that code versions contain in its place.
+
+The rows are of the functions that ask for the backend (`etpi_resources.backend`).
+"""
