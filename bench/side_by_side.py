@@ -49,6 +49,7 @@ def job_of_many_processes() -> dg.JobDefinition:
 
 def run_in_process(job: str, key: str) -> bool:
     from etpi_assets.runs.runner import Runner
+
     from etpi_assets.specs.load import load_specs
 
     return not Runner(load_specs()).run(job, key or None)

@@ -1,21 +1,25 @@
-"""Materialize one asset partition without Dagster: check inputs, skip what is up to date, lock, compute, publish.
+"""Declare assets (`@asset`), and materialize one partition of them without Dagster.
 
-`materialize` turns the same into Dagster assets.
+`AssetRecipe.execute` checks its inputs, skips it if it is up to date, locks, computes and publishes. `materialize`
+turns recipes into Dagster assets.
 """
 
 from __future__ import annotations
 
+import inspect
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 
 import pyarrow as pa
 
-from etpi_assets.graph import GRAPH, Node
+from etpi_assets.checks import CHECKS
+from etpi_assets.graph import GRAPH, GraphError, Node, Set, nearest
 from etpi_assets.planner import (
     SPEC_CHANGED,
     Change,
@@ -28,14 +32,14 @@ from etpi_assets.planner import (
     upstream_refs,
 )
 from etpi_assets.resources import Resources, require_hardware, side_by_side, visible_devices
-from etpi_assets.specs.load import AnySpec, Specs
+from etpi_assets.specs.load import AnySpec, Specs, spec_keys
 from etpi_assets.versioning.keys import PartitionCode, code_of
 from etpi_resources.lake import parquet
 from etpi_resources.lake.checks import CheckOutcome
 from etpi_resources.lake.lake import Lake, LakeError, Manifest, MissingInput, Ref
 from etpi_resources.lake.manifest import RunRecord
 from etpi_resources.lake.parts import Parts
-from etpi_resources.lake.schemas import empty
+from etpi_resources.lake.schemas import TABLES, empty
 from etpi_resources.lake.stored import Spooled, Stored
 from etpi_resources.process.locks import Held
 from etpi_resources.process.pool import ordered_map, workers_for
@@ -57,6 +61,10 @@ CONSENT_TAG = "etpi/"
 """Prefix of the run tags that give consent: etpi/rebuild, etpi/recollect."""
 
 
+class Markdown(str):
+    """A text of `Produced.metadata` that the asset's page renders as markdown."""
+
+
 @dataclass
 class Produced:
     """The result of an asset function.
@@ -65,7 +73,7 @@ class Produced:
         tables: every table of the node, by name: a table, a spooled table (`AssetRun.spool`), or a stream of record
             batches.
         checks: the outcome of every check that the asset declares.
-        metadata: shown on the asset's page: plain values, or Dagster's MetadataValue.
+        metadata: shown on the asset's page: plain values, `Markdown` and paths.
         notes: recorded in the manifest (JSON).
         seeds: the seeds behind the result, recorded in the manifest.
     """
@@ -119,22 +127,22 @@ class AssetRun:
             LakeError: the graph does not name the asset as upstream, so its version would not be in the input key.
         """
         if asset not in self.node.upstream:
-            raise LakeError(
-                f"{self.node.name} reads {asset!r}, which etpi_assets/graph.py does not name upstream of it"
-            )
+            raise LakeError(f"{self.node.name} reads {asset!r}, which is no parameter of its function")
         return upstream_refs(self.node, self.key, self.specs, self.lake, asset)
 
     def read(self, asset: str, table: str, key: str | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """Read a table of an upstream asset: of the partition `key`, or of all that this partition reads, concatenated.
 
         Raises:
-            LakeError: as `refs` and `Lake.read`, or this partition does not read `key`.
+            LakeError: as `refs` and `Lake.read`, the asset has no such table, or this partition does not read `key`.
         """
         return parquet.read(table, self.stored(asset, table, key).paths, columns)
 
     def stored(self, asset: str, table: str, key: str | None = None) -> Stored:
         """Return the table of `read` for reading in pieces, because tables with a row per turn may exceed memory."""
         refs = self.refs(asset)
+        if table not in (known := GRAPH[asset].tables):
+            raise LakeError(f"{self.node.name} reads {table!r}, which is no table of {asset}{nearest(table, known)}")
         if key is not None:
             if key not in [ref.key for ref in refs]:
                 raise LakeError(
@@ -206,6 +214,26 @@ class AssetRun:
 
 
 @dataclass(frozen=True)
+class Input:
+    """An upstream asset of a run: the value of the parameter that has the asset's name."""
+
+    run: AssetRun
+    asset: str
+
+    def read(self, table: str, key: str | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+        """Read a table of the asset, as `AssetRun.read` does."""
+        return self.run.read(self.asset, table, key, columns)
+
+    def stored(self, table: str, key: str | None = None) -> Stored:
+        """Return a table of the asset for reading in pieces, as `AssetRun.stored` does."""
+        return self.run.stored(self.asset, table, key)
+
+    def refs(self) -> list[Ref]:
+        """Return the partitions of the asset that this partition reads, in spec order."""
+        return self.run.refs(self.asset)
+
+
+@dataclass(frozen=True)
 class Outcome:
     """The result of `AssetRecipe.execute`.
 
@@ -227,7 +255,8 @@ class AssetRecipe:
     """An asset without Dagster: its node, the function that computes it, and the names of its checks."""
 
     node: Node
-    function: Callable[[AssetRun], Produced]
+    function: Callable[..., Produced]
+    """Its parameters are the run and, by name, its inputs."""
     checks: tuple[str, ...] = ()
 
     def execute(
@@ -236,7 +265,7 @@ class AssetRecipe:
         resources: Resources,
         log: Log = print,
         context: Any = None,
-        consent: Set[Consent] = frozenset(),
+        consent: AbstractSet[Consent] = frozenset(),
     ) -> Outcome:
         """Bring the partition up to date.
 
@@ -255,7 +284,7 @@ class AssetRecipe:
         with run.lake.in_use(run.log):  # nothing is removed from the lake meanwhile
             return self._execute(run, key, resources, consent)
 
-    def _execute(self, run: AssetRun, key: str, resources: Resources, consent: Set[Consent]) -> Outcome:
+    def _execute(self, run: AssetRun, key: str, resources: Resources, consent: AbstractSet[Consent]) -> Outcome:
         start = time.monotonic()
         if self.node.lock == "accelerator":
             require_hardware(run.spec, key)
@@ -274,7 +303,7 @@ class AssetRecipe:
             if manifest := self._unchanged(run.lake, ref, input_key):
                 return Outcome(manifest, True, {}, time.monotonic() - start)
             run.parts = Parts(run.lake.scratch(f"parts/{self.node.name}-{key}"), input_key)
-            produced = self.function(run)
+            produced = self.function(run, **{name: Input(run, name) for name in self.node.upstream})
             self._verify(run, produced, inputs)
             manifest = run.lake.publish(
                 ref,
@@ -297,7 +326,7 @@ class AssetRecipe:
             run.parts.remove()
         return Outcome(manifest, False, produced.metadata, time.monotonic() - start)
 
-    def _require_consent(self, run: AssetRun, before: Manifest, change: Change, consent: Set[Consent]) -> None:
+    def _require_consent(self, run: AssetRun, before: Manifest, change: Change, consent: AbstractSet[Consent]) -> None:
         """Raise CodeChanged if an expensive result would be recomputed only because code changed, without consent."""
         option = consent_for(self.node.name)
         needed = change.needs_consent(self.node, run.key, run.specs, run.code, before)
@@ -357,6 +386,63 @@ class _KeptParts:
     def __call__(self) -> Callable[[tuple[str, Any]], Tables]:
         function = self.recipe()
         return lambda named: self.parts.get(named[0], lambda: function(named[1]))
+
+
+class _Options(TypedDict, total=False):
+    """The fields of a Node that most assets leave out."""
+
+    kept: tuple[str, ...]
+    lock: str
+    reads_path: bool
+    kinds: tuple[str, ...]
+
+
+def asset(
+    *,
+    set: Set,
+    group: str,
+    summary: str,
+    tables: tuple[str, ...] = (),
+    sections: tuple[str, ...] = (),
+    checks: tuple[str, ...] = (),
+    **options: Unpack[_Options],
+) -> Callable[[Callable[..., Produced]], AssetRecipe]:
+    """Declare the asset that a function computes: it has the function's name and reads the function's parameters.
+
+    The first parameter is the run, every other one is an `Input` named after an asset; their order is that of the input
+    key. `Node` describes the arguments. Each check needs an entry in `checks.CHECKS`.
+
+    Raises:
+        GraphError: a table, section or check is unknown, or the asset is declared already. The graph checks the inputs.
+    """
+
+    def declare(function: Callable[..., Produced]) -> AssetRecipe:
+        name, upstream = function.__name__, tuple(inspect.signature(function).parameters)[1:]
+        keys = spec_keys("experiment" if set == "all" else set)
+        unknown = [section for section in sections if keys.isdisjoint({section, f"{section.rpartition('.')[0]}.*"})]
+        _require_known(name, "table", tables, TABLES)
+        _require_known(name, f"key of a spec ({set})", unknown, keys)
+        _require_known(name, "check", checks, [info.name for info in CHECKS.get(name, ())])
+        node = Node(name, set, group, tables, summary, upstream, sections, **options)
+        GRAPH.declare(node)
+        _RECIPES[name] = AssetRecipe(node, function, checks)
+        return _RECIPES[name]
+
+    return declare
+
+
+_RECIPES: dict[str, AssetRecipe] = {}
+
+
+def recipes() -> dict[str, AssetRecipe]:
+    """Return the recipe of every asset by name, in topological order."""
+    return {name: _RECIPES[name] for name in GRAPH}
+
+
+def _require_known(asset: str, what: str, names: Iterable[str], known: Collection[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise GraphError(f"{asset} names the {what} {name!r}, which does not exist{nearest(name, known)}")
 
 
 def _cause(change: Change | None) -> str:

@@ -11,30 +11,21 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
+from etpi_assets.asset_run import recipes
 from etpi_assets.automation.alerts import alert_sensor
 from etpi_assets.automation.conditions import automation_sensor, with_automation
 from etpi_assets.automation.import_folders import import_sensor
 from etpi_assets.automation.schedule import schedules
-from etpi_assets.curation import assets as curation
-from etpi_assets.evaluation import assets as evaluation
 from etpi_assets.experiment_inputs import experiment_inputs
 from etpi_assets.graph import GRAPH
 from etpi_assets.jobs import build_jobs
 from etpi_assets.materialize import RESOURCE, build_asset
-from etpi_assets.reports import assets as reports
-from etpi_assets.resolved_specs import assets as specs_stage
 from etpi_assets.resources import CONCURRENCY, Resources
-from etpi_assets.rollouts import assets as rollouts
 from etpi_assets.runs.live_progress import send_progress
-from etpi_assets.scoring import assets as scoring
 from etpi_assets.specs.load import Specs, load_specs
 from etpi_assets.specs.shown import shown_specs
-from etpi_assets.tasks import assets as tasks
-from etpi_assets.training import assets as training
 from etpi_resources.backend import backend
 from etpi_resources.lake.lake import Lake
-
-STAGES = (specs_stage, tasks, rollouts, scoring, curation, training, evaluation, reports)
 
 
 class EtpiResource(dg.ConfigurableResource):
@@ -57,10 +48,9 @@ def executor() -> dg.ExecutorDefinition:
 def build_defs(specs: Specs | None = None, resource_overrides: Mapping[str, Any] | None = None) -> dg.Definitions:
     """Build the definitions for the given specs (default: the shipped specs and the user's)."""
     specs = specs or load_specs()
-    recipes = [recipe for stage in STAGES for recipe in stage.ASSETS]
-    assets = with_automation([build_asset(recipe, specs) for recipe in recipes])
+    assets = with_automation([build_asset(recipe, specs) for recipe in recipes().values()])
     return dg.Definitions(
-        assets=[experiment_inputs(recipes, specs), *assets],
+        assets=[experiment_inputs(recipes().values(), specs), *assets],
         jobs=build_jobs(specs),
         sensors=[automation_sensor(), import_sensor(), alert_sensor()],
         schedules=schedules(specs),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import resource
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,9 +17,8 @@ import dagster as dg
 from etpi_assets.asset_run import (
     CONSENT_TAG,
     AssetRecipe,
-    AssetRun,
+    Markdown,
     Outcome,
-    Produced,
     label,
     require_inputs,
 )
@@ -42,8 +41,6 @@ from etpi_resources.process.locks import LockLost
 from etpi_resources.process.progress import Activity, acting_for, display
 from etpi_resources.sandboxes import SandboxUnavailable
 from etpi_resources.trainers.pipes import WorkerFailed
-
-__all__ = ["AssetRun", "Produced", "build_asset", "etpi_asset"]
 
 OWNER = "team:etpi"
 RESOURCE = "etpi"
@@ -69,18 +66,6 @@ EXPECTED_FAILURES = (
 
 # With partitions, a check result is shown beside the partition it checked. Dagster warns that this is a preview.
 warnings.filterwarnings("ignore", message="Specifying a partitions_def on an AssetCheckSpec")
-
-
-def etpi_asset(name: str, checks: tuple[str, ...] = ()) -> Callable[[Callable[[AssetRun], Produced]], AssetRecipe]:
-    """Declare the function that computes the asset `name` of `graph.GRAPH`, and the names of the checks it reports.
-
-    Everything else (partitions, inputs, sections, code, lock, description) comes from the node.
-    """
-
-    def declare(function: Callable[[AssetRun], Produced]) -> AssetRecipe:
-        return AssetRecipe(GRAPH[name], function, checks)
-
-    return declare
 
 
 def build_asset(recipe: AssetRecipe, specs: Specs) -> dg.AssetsDefinition:
@@ -150,7 +135,7 @@ def compute(recipe: AssetRecipe, key: str, context: dg.AssetExecutionContext) ->
     return outcome, {
         **(_carried_over(context, node, outcome) if outcome.skipped else {}),
         **of_version(node, outcome.manifest, resources.lake),
-        **outcome.metadata,
+        **{name: _shown(value) for name, value in outcome.metadata.items()},
         "skipped": outcome.skipped,
         **({} if outcome.skipped else {"cpu_seconds": round(_cpu_seconds() - before, 3)}),
     }
@@ -303,6 +288,10 @@ def is_blocking(asset: str, check: str) -> bool:
 
 def _plain(value: Any) -> Any:
     return value if isinstance(value, (str, int, float, bool, dict, list)) else json.dumps(value)
+
+
+def _shown(value: Any) -> Any:
+    return dg.MetadataValue.md(value) if isinstance(value, Markdown) else value
 
 
 def _log_outcome(context: dg.AssetExecutionContext, node: Node, key: str, outcome: Outcome) -> None:

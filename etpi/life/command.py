@@ -66,12 +66,12 @@ def _remove(make_plan: Callable[[Lake], Plan], yes: bool) -> int:
 
 def _rebuild(lake: Lake) -> int:
     """Make the tables across experiments and the catalog again, where the lake has them; 1 if one fails."""
-    from etpi_assets.reports.assets import catalog_asset, leaderboard_asset, teacher_ceiling
+    from etpi_assets.reports.assets import catalog, leaderboard, teacher_ceiling
     from etpi_assets.resources import Resources
 
     code, resources = 0, Resources(lake=lake)
-    for recipe in (leaderboard_asset, teacher_ceiling, catalog_asset):
-        if recipe is not catalog_asset and lake.current(Ref(recipe.node.name, "all", "all")) is None:
+    for recipe in (leaderboard, teacher_ceiling, catalog):
+        if recipe is not catalog and lake.current(Ref(recipe.node.name, "all", "all")) is None:
             continue
         try:
             recipe.execute("all", resources, log=lambda line: None)

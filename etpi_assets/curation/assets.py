@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etpi_assets.agent.tools import tool_schemas
+from etpi_assets.asset_run import AssetRun, Input, Produced, asset
 from etpi_assets.curation import gates, integrity, lengths, merge, select, upweight
 from etpi_assets.curation.captured import COLUMNS
 from etpi_assets.curation.dataset_blocks import DatasetRecipe
@@ -21,7 +22,6 @@ from etpi_assets.curation.default_prompt import student_format, student_prompt
 from etpi_assets.curation.leaks import steering_leaks
 from etpi_assets.curation.pair_blocks import PairFigures, PairRecipe, label_syntax, of_rollouts, spread
 from etpi_assets.curation.student_form import StudentForm
-from etpi_assets.materialize import AssetRun, Produced, etpi_asset
 from etpi_assets.specs.check_names import DATASET, OVERRIDABLE, PAIRS, SELECTED
 from etpi_assets.specs.experiment import ExperimentSpec, PairsSection
 from etpi_assets.specs.load import SpecError
@@ -45,14 +45,22 @@ _COMPARED_PROMPTS = 400
 # --- selected_trajectories -------------------------------------------------------------------------------------------
 
 
-@etpi_asset("selected_trajectories", checks=SELECTED)
-def selected_trajectories(run: AssetRun) -> Produced:
+@asset(
+    set="experiment",
+    group="curation",
+    tables=("selected", "dropped"),
+    sections=("rollout_sets", "select", "base", "gates.override"),
+    checks=SELECTED,
+    summary="Rejection sampling: the rollouts that train the student, and the dropped ones with reasons.",
+)
+def selected_trajectories(run: AssetRun, scored_rollouts: Input, raw_rollouts: Input) -> Produced:
     spec: ExperimentSpec = run.spec
-    rollouts = run.read("raw_rollouts", "rollouts", columns=select.COLUMNS)
-    scores = run.read("scored_rollouts", "scores")
+    rollouts = raw_rollouts.read("rollouts", columns=select.COLUMNS)
+    scores = scored_rollouts.read("scores")
     uncounted = scores.filter(pc.field("output_tokens").is_null())["rollout_id"].to_pylist()
     section, rule = select.resolved(spec.select, rollouts, scores)
-    tables = select.select(rollouts, scores, section, _count_tokens(run, uncounted) if uncounted else None)
+    lengths_known = _count_tokens(run.spec, raw_rollouts, uncounted) if uncounted else None
+    tables = select.select(rollouts, scores, section, lengths_known)
     selected, dropped = tables["selected"], tables["dropped"]
     run.log(f"{run.label}: {rule.text}")
     reasons = Counter(dropped["reason"].to_pylist())
@@ -70,14 +78,14 @@ def selected_trajectories(run: AssetRun) -> Produced:
     )
 
 
-def _count_tokens(run: AssetRun, rollout_ids: Sequence[str]) -> dict[str, int]:
+def _count_tokens(spec: ExperimentSpec, raw_rollouts: Input, rollout_ids: Sequence[str]) -> dict[str, int]:
     """Return the output tokens of rollouts without ids, from their messages in the student's form and tokenizer."""
-    chat = student_format(run.spec)
+    chat = student_format(spec)
     student = StudentForm(chat)
     tokens = dict.fromkeys(rollout_ids, 0)
     columns = ["rollout_id", "role", "kind", "content", "tool_calls"]
     wanted = pc.field("rollout_id").isin(pa.array(list(tokens), pa.string())) & (pc.field("kind") == "action")
-    for batch in batches(run.stored("raw_rollouts", "messages"), columns):
+    for batch in batches(raw_rollouts.stored("messages"), columns):
         rows = pa.Table.from_batches([batch]).filter(wanted).to_pylist()
         calls = [json.loads(row["tool_calls"]) if row["tool_calls"] else None for row in rows]
         texts = [student.text(student.message(row["content"] or "", c)) for row, c in zip(rows, calls, strict=True)]
@@ -89,12 +97,19 @@ def _count_tokens(run: AssetRun, rollout_ids: Sequence[str]) -> dict[str, int]:
 # --- tito_pairs ------------------------------------------------------------------------------------------------------
 
 
-@etpi_asset("tito_pairs", checks=PAIRS)
-def tito_pairs(run: AssetRun) -> Produced:
+@asset(
+    set="experiment",
+    group="curation",
+    tables=("pairs", "dropped"),
+    sections=("pairs", "base", "serving.template_kwargs", "serving.options.tool-call-parser", "gates.override"),
+    checks=PAIRS,
+    summary="Token-in/token-out pairs, one per assistant turn: no steering, thoughts optionally, other ids unchanged.",
+)
+def tito_pairs(run: AssetRun, selected_trajectories: Input, raw_rollouts: Input, tasks: Input) -> Produced:
     spec: ExperimentSpec = run.spec
-    tasks = {task.task_id: task for task in read_tasks(run.read("tasks", "tasks"))}
-    selected = run.read("selected_trajectories", "selected", columns=["rollout_id", "rollout_set", "turns"])
-    section = _with_capture(run)
+    by_id = {task.task_id: task for task in read_tasks(tasks.read("tasks"))}
+    selected = selected_trajectories.read("selected", columns=["rollout_id", "rollout_set", "turns"])
+    section = _with_capture(run, raw_rollouts)
     figures = PairFigures()
     with run.spool("pairs") as pairs, run.spool("dropped") as dropped:
         for name in spec.rollout_sets:
@@ -102,9 +117,9 @@ def tito_pairs(run: AssetRun) -> Produced:
             _require_same_vocabulary(name, rollout_set, spec, section)
             chosen = selected.filter(pc.field("rollout_set") == name)
             rollout_ids = chosen["rollout_id"].to_pylist()
-            recipe = PairRecipe(run.specs, run.key, rollout_set, rollout_ids, tasks, section)
+            recipe = PairRecipe(run.specs, run.key, rollout_set, rollout_ids, by_id, section)
             turns = pc.sum(chosen["turns"]).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
-            blocks_of_set = enumerate(_blocks(run, name, frozenset(rollout_ids)))
+            blocks_of_set = enumerate(_blocks(raw_rollouts, name, frozenset(rollout_ids)))
             named = ((f"{name}-{number:06}", block) for number, block in blocks_of_set)
             for part in run.parts_of(named, recipe, turns * _SECONDS_PER_TURN[section.capture]):
                 figures.add(part)
@@ -113,9 +128,9 @@ def tito_pairs(run: AssetRun) -> Produced:
     return _pairs_produced(run, section, figures)
 
 
-def _blocks(run: AssetRun, rollout_set: str, rollout_ids: frozenset[str]) -> Iterator[dict[str, pa.Table]]:
+def _blocks(raw_rollouts: Input, rollout_set: str, rollout_ids: frozenset[str]) -> Iterator[dict[str, pa.Table]]:
     """Yield the tables that pairs are built from, a few of those rollouts at a time; at least one block."""
-    tables = {table: run.stored("raw_rollouts", table, key=rollout_set) for table in COLUMNS}
+    tables = {table: raw_rollouts.stored(table, key=rollout_set) for table in COLUMNS}
     empty_block = {name: no_rows(table, COLUMNS[name]) for name, table in tables.items()}
     return (of_rollouts(block, rollout_ids) for block in chain([empty_block], blocks(tables, COLUMNS)))
 
@@ -147,7 +162,7 @@ def _pairs_produced(run: AssetRun, section: PairsSection, figures: PairFigures) 
     )
 
 
-def _with_capture(run: AssetRun) -> PairsSection:
+def _with_capture(run: AssetRun, raw_rollouts: Input) -> PairsSection:
     """Return the spec's section with a capture: for "auto", native if all turns have ids of the student's tokenizer."""
     spec: ExperimentSpec = run.spec
     if spec.pairs.capture != "auto":
@@ -155,7 +170,7 @@ def _with_capture(run: AssetRun) -> PairsSection:
     native = not spec.pairs.tools
     for name in spec.rollout_sets:
         rollout_set: RolloutSetSpec = run.specs.get("rollout_set", name)  # pyright: ignore[reportAssignmentType]
-        captures = counts(run.stored("raw_rollouts", "turns", key=name), "capture")
+        captures = counts(raw_rollouts.stored("turns", key=name), "capture")
         native = native and set(captures) <= {"native"} and not _foreign(rollout_set, spec)
     capture = "native" if native else "retokenised"
     run.log(f'{run.label}: pairs.capture = "auto" is {capture} here')
@@ -182,11 +197,35 @@ def _require_same_vocabulary(
 # --- upweighted_dataset ----------------------------------------------------------------------------------------------
 
 
-@etpi_asset("upweighted_dataset", checks=DATASET)
-def upweighted_dataset(run: AssetRun) -> Produced:
+@asset(
+    set="experiment",
+    group="curation",
+    tables=("dataset_rows", "sequences", "dropped"),
+    sections=(
+        "dataset",
+        "gates",
+        "base",
+        "serving.template_kwargs",
+        "serving.untrained_kwargs",
+        "evaluate.suite",
+        "evaluate.split",
+        "evaluate.agent.prompt",
+        "evaluate.agent.tools",
+    ),
+    checks=DATASET,
+    summary="Weighted rows, split by repository and merged into the sequences that the trainer reads.",
+)
+def upweighted_dataset(
+    run: AssetRun,
+    tito_pairs: Input,
+    selected_trajectories: Input,
+    scored_rollouts: Input,
+    raw_rollouts: Input,
+    tasks: Input,
+) -> Produced:
     spec: ExperimentSpec = run.spec
-    pairs, tasks = run.stored("tito_pairs", "pairs"), run.read("tasks", "tasks")
-    heldout = tasks.filter(pc.field("split") == "heldout")
+    pairs, task_rows = tito_pairs.stored("pairs"), tasks.read("tasks")
+    heldout = task_rows.filter(pc.field("split") == "heldout")
     chat = student_format(spec)
     shape = lengths.base_shape(spec.base, chat)
     limit = lengths.row_limit(spec.dataset, spec.base, shape)
@@ -197,12 +236,13 @@ def upweighted_dataset(run: AssetRun) -> Produced:
     named = ((f"{block.start:010}", block) for block in planned.blocks)
     figures = _spooled(run, run.parts_of(named, recipe, len(pairs) * _SECONDS_PER_ROW))
     tables = {name: run.spooled(name) for name in run.node.tables}
+    checks = _dataset_checks(run, task_rows, figures, tito_pairs, selected_trajectories, scored_rollouts, raw_rollouts)
     cost = lengths.costs(figures["lengths"], shape, chat, limit)
     run.log(f"{run.label}: {lengths.summary(cost)}")
     savings = merge.savings(figures["lengths"]["rows"], figures["sequence_tokens"])
     return Produced(
         tables=tables,
-        checks=_with_overrides(spec, _dataset_checks(run, tasks, figures)),
+        checks=_with_overrides(spec, checks),
         metadata={
             "rows": figures["splits"],
             "dropped": figures["reconcile"]["reasons"],
@@ -230,21 +270,30 @@ def _spooled(run: AssetRun, parts: Iterable[Mapping[str, pa.Table]]) -> dict[str
     return merged(figures)
 
 
-def _dataset_checks(run: AssetRun, tasks: pa.Table, figures: Mapping[str, Any]) -> list[CheckOutcome]:
+def _dataset_checks(
+    run: AssetRun,
+    tasks: pa.Table,
+    figures: Mapping[str, Any],
+    tito_pairs: Input,
+    selected_trajectories: Input,
+    scored_rollouts: Input,
+    raw_rollouts: Input,
+) -> list[CheckOutcome]:
     spec: ExperimentSpec = run.spec
-    selected = run.read("selected_trajectories", "selected", columns=["rollout_id", "task_id"])
-    agent_scores = run.read("scored_rollouts", "agent_scores", columns=gates.AGENT_COLUMNS)
-    rollouts = run.read("raw_rollouts", "rollouts", columns=["rollout_id", "task_id", "source"])
-    scores = run.read("scored_rollouts", "scores", columns=gates.SCORE_COLUMNS)
+    selected = selected_trajectories.read("selected", columns=["rollout_id", "task_id"])
+    agent_scores = scored_rollouts.read("agent_scores", columns=gates.AGENT_COLUMNS)
+    rollouts = raw_rollouts.read("rollouts", columns=["rollout_id", "task_id", "source"])
+    scores = scored_rollouts.read("scores", columns=gates.SCORE_COLUMNS)
     heldout = tasks.filter(pc.field("split") == "heldout")
     # A repository in both splits is split by time (`split_by_repo`); of it only the held-out tasks are kept out.
     shared = set(tasks.filter(pc.field("split") == "train")["repo"].to_pylist())
     heldout_repos = {*heldout["repo"].to_pylist()} - shared | {*spec.dataset.heldout_repos}
     heldout_tasks = set(heldout["task_id"].to_pylist())
-    training, evaluation = _training_prompts(run, figures["first_turns"]), _evaluation_prompts(run, tasks)
-    inputs = len(rollouts) + len(run.read("raw_rollouts", "quarantined", columns=["source"]))
-    lost_inputs = _lost_inputs(run, rollouts, scores, selected, figures["used"])
-    lost_turns = merged([gates.lost_figures(run.stored("tito_pairs", "dropped")), figures["lost"]])
+    training, evaluation = _training_prompts(tito_pairs, figures["first_turns"]), _evaluation_prompts(run, tasks)
+    quarantined = raw_rollouts.read("quarantined", columns=["source", "reason"])
+    inputs = len(rollouts) + len(quarantined)
+    lost_inputs = _lost_inputs(quarantined, rollouts, scores, selected, figures["used"])
+    lost_turns = merged([gates.lost_figures(tito_pairs.stored("dropped")), figures["lost"]])
     rows = figures["reconcile"]["kept"]
     return [
         integrity.dataset_reconciles_outcome(figures["reconcile"], figures["splits"].get("train", 0)),
@@ -263,9 +312,9 @@ def _dataset_checks(run: AssetRun, tasks: pa.Table, figures: Mapping[str, Any]) 
     ]
 
 
-def _training_prompts(run: AssetRun, first_turns: Sequence[int]) -> list[Sequence[int]]:
+def _training_prompts(tito_pairs: Input, first_turns: Sequence[int]) -> list[Sequence[int]]:
     """Return first-turn inputs of training rows, evenly spread over them, given the numbers of their pairs."""
-    stored = run.stored("tito_pairs", "pairs")
+    stored = tito_pairs.stored("pairs")
     pairs = RowRanges(stored.name, stored.paths, ["prefix_turn", "suffix_ids"])
     chosen = pairs.take(spread(first_turns, _COMPARED_PROMPTS))
     return chosen.filter(pc.field("prefix_turn").is_null())["suffix_ids"].to_pylist()
@@ -298,17 +347,14 @@ def _with_entities(run: AssetRun, tasks: pa.Table) -> pa.Table:
 
 
 def _lost_inputs(
-    run: AssetRun, rollouts: pa.Table, scores: pa.Table, selected: pa.Table, used: Sequence[str]
+    quarantined: pa.Table, rollouts: pa.Table, scores: pa.Table, selected: pa.Table, used: Sequence[str]
 ) -> dict[str, str]:
     """Return name -> reason of every input that was lost before training, other than by selection.
 
     Args:
         used: the rollouts with rows, or with turns that are held out.
     """
-    lost = {
-        row["source"]: f"quarantined: {row['reason']}"
-        for row in run.read("raw_rollouts", "quarantined", columns=["source", "reason"]).to_pylist()
-    }
+    lost = {row["source"]: f"quarantined: {row['reason']}" for row in quarantined.to_pylist()}
     names = {
         row["rollout_id"]: row["source"] or f"{row['task_id']} ({row['rollout_id'][:8]})"
         for row in rollouts.to_pylist()
@@ -329,6 +375,3 @@ def _lost_inputs(
 def _with_overrides(spec: ExperimentSpec, outcomes: Sequence[CheckOutcome]) -> list[CheckOutcome]:
     gates.validate_overrides(spec.gates, OVERRIDABLE)
     return gates.apply_overrides(outcomes, spec.gates)
-
-
-ASSETS = [selected_trajectories, tito_pairs, upweighted_dataset]

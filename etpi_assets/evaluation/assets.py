@@ -11,6 +11,7 @@ from typing import Any, get_args
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from etpi_assets.asset_run import AssetRun, Input, Produced, asset
 from etpi_assets.curation.gates import apply_overrides
 from etpi_assets.evaluation import metrics, probes, stopping
 from etpi_assets.evaluation.probe_plan import (
@@ -31,7 +32,6 @@ from etpi_assets.evaluation.rollouts import (
     roll_out,
 )
 from etpi_assets.evaluation.tracked import report_metrics
-from etpi_assets.materialize import AssetRun, Produced, etpi_asset
 from etpi_assets.scoring.behaviours import ScoringOptions, score
 from etpi_assets.scoring.checks import every_rollout_scored
 from etpi_assets.scoring.structure import structure_of
@@ -52,13 +52,29 @@ THRESHOLDS = tuple(f"{rate}_threshold" for rate in get_args(Threshold))
 NOTHING = "the experiment trains or evaluates nothing"
 
 
-@etpi_asset("serving_probe", checks=PROBES)
-def serving_probe(run: AssetRun) -> Produced:
+@asset(
+    set="experiment",
+    group="serving",
+    tables=("probes",),
+    sections=("serving", "probe", "evaluate.suite", "evaluate.agent", "gates.override"),
+    lock="accelerator",
+    checks=PROBES,
+    summary="Checks of the served model: it differs from the base, reads its training prompts, and its turns parse.",
+)
+def serving_probe(
+    run: AssetRun,
+    base_checkpoint: Input,
+    sft_checkpoint: Input,
+    rl_checkpoint: Input,
+    upweighted_dataset: Input,
+    tito_pairs: Input,
+    tasks: Input,
+) -> Produced:
     spec: ExperimentSpec = run.spec
     if not any(c.role != "base" for c in _checkpoints(run)):
         return Produced.not_applicable(run.node.name, NOTHING)
     chat = load_chat_format(spec.base.tokenizer, spec.base.chat_template)
-    plan = _plan(run, spec, chat)
+    plan = _plan(run, spec, chat, upweighted_dataset, tito_pairs, tasks)
     if not plan.train and not plan.heldout:
         return Produced.not_applicable(run.node.name, "no first turn of the training data has a readable action")
     rows, base_turns = [], None
@@ -78,8 +94,28 @@ def serving_probe(run: AssetRun) -> Produced:
     return Produced(tables={"probes": table}, checks=checks, seeds=spec.seeds)
 
 
-@etpi_asset("eval_rollouts", checks=("every_condition_ran", "infrastructure_held", "tasks_as_asked"))
-def eval_rollouts(run: AssetRun) -> Produced:
+@asset(
+    set="experiment",
+    group="evaluation",
+    tables=("rollouts", "agents", "turns", "messages"),
+    sections=("evaluate", "serving"),
+    kept=(
+        "etpi_assets.evaluation.assets:_setting",
+        "etpi_assets.evaluation.assets:_serving",
+        "etpi_assets.evaluation.rollouts:roll_out",
+    ),
+    lock="accelerator",
+    checks=("every_condition_ran", "infrastructure_held", "tasks_as_asked"),
+    summary="Held-out rollouts of the base, the fine-tuned and the reinforced checkpoints.",
+)
+def eval_rollouts(
+    run: AssetRun,
+    serving_probe: Input,
+    base_checkpoint: Input,
+    sft_checkpoint: Input,
+    rl_checkpoint: Input,
+    tasks: Input,
+) -> Produced:
     spec: ExperimentSpec = run.spec
     if spec.evaluate is None:
         return Produced.not_applicable(run.node.name, NOTHING)
@@ -89,18 +125,18 @@ def eval_rollouts(run: AssetRun) -> Produced:
     section = spec.evaluate
     setting = _setting(run, spec, section)
     if section.stop is None:
-        records, stopped, tasks = _roll_out(run, spec, section, served, setting), None, len(setting.tasks)
+        records, stopped, count = _roll_out(run, spec, section, served, setting), None, len(setting.tasks)
     else:
-        records, stopped = _roll_out_until(run, spec, section, section.stop, served, setting)
-        tasks = stopped.tasks
+        records, stopped = _roll_out_until(run, tasks, spec, section, section.stop, served, setting)
+        count = stopped.tasks
     tables = to_tables(records, setting.chat.decode)
-    expected = {(c.role, c.seed, x.decoding, x.sample_seed): tasks for c, x in _plan_of(section, served)}
+    expected = {(c.role, c.seed, x.decoding, x.sample_seed): count for c, x in _plan_of(section, served)}
     return Produced(
         tables=tables,
         checks=(
             every_condition_ran(tables["rollouts"], expected),
             infrastructure_held(tables["rollouts"]),
-            tasks_as_asked(section.tasks, tasks, section.split),
+            tasks_as_asked(section.tasks, count, section.split),
         ),
         metadata={"exits": dict(Counter(tables["agents"]["exit_status"].to_pylist()))},
         notes={"stop": stopped.notes()} if stopped else {},
@@ -140,6 +176,7 @@ def _roll_out(
 
 def _roll_out_until(
     run: AssetRun,
+    tasks: Input,
     spec: ExperimentSpec,
     section: EvaluateSection,
     stop: StopSection,
@@ -149,15 +186,15 @@ def _roll_out_until(
     """Roll out batches of tasks until the rule of `evaluate.stop` ends it; finished batches come from the journals."""
     records: list[RolloutRecord] = []
     looks: list[stopping.Look] = []
-    tasks = run.read("tasks", "tasks", key=section.suite)
-    batches = stopping.batches(read_tasks(tasks, section.split), section, stop)
+    of_suite = tasks.read("tasks", key=section.suite)
+    batches = stopping.batches(read_tasks(of_suite, section.split), section, stop)
     budget, done, why = sum(map(len, batches)), 0, None
-    options = _scoring(run, stop.scoring or spec.metrics.scoring, section)
+    options = _scoring(run, tasks, stop.scoring or spec.metrics.scoring, section)
     for batch in batches:
         records += _roll_out(run, spec, section, served, replace(setting, tasks=batch))
         done += len(batch)
         tables = to_tables(records, setting.chat.decode)
-        scored = score(tables["rollouts"], tables["agents"], tables["turns"], tasks, options, tables["messages"])
+        scored = score(tables["rollouts"], tables["agents"], tables["turns"], of_suite, options, tables["messages"])
         looks.append(stopping.look(stop, done, tables["rollouts"], scored))
         why = stopping.reason(stop, looks[-1])
         run.log(stopping.progress_line(stop, looks[-1], budget, why))
@@ -172,18 +209,21 @@ def _plan_of(
     return [(evaluated, condition) for evaluated in served for condition in conditions(section, evaluated.role)]
 
 
-@etpi_asset("eval_metrics", checks=("every_rollout_scored", *THRESHOLDS))
-def eval_metrics(run: AssetRun) -> Produced:
+@asset(
+    set="experiment",
+    group="evaluation",
+    tables=("metrics", "scores", "agent_scores", "turn_scores"),
+    sections=("metrics", "evaluate.agent.grammar", "evaluate.agent.tools", "evaluate.stop"),
+    checks=("every_rollout_scored", *THRESHOLDS),
+    summary="Held-out metrics with n and 95 % intervals clustered by pair, next to the teacher's.",
+)
+def eval_metrics(run: AssetRun, eval_rollouts: Input, scored_rollouts: Input, tasks: Input) -> Produced:
     spec: ExperimentSpec = run.spec
-    tasks = run.read("tasks", "tasks")
-    rollouts = run.read("eval_rollouts", "rollouts")
-    agents = run.read("eval_rollouts", "agents")
-    options = _scoring(run, spec.metrics.scoring, spec.evaluate)
-    turns, messages = run.read("eval_rollouts", "turns"), run.read("eval_rollouts", "messages")
-    scored = score(rollouts, agents, turns, tasks, options, messages)
-    teacher = metrics.teacher_of(
-        run.read("scored_rollouts", "scores"), run.read("scored_rollouts", "agent_scores"), run.key
-    )
+    rollouts, agents = eval_rollouts.read("rollouts"), eval_rollouts.read("agents")
+    options = _scoring(run, tasks, spec.metrics.scoring, spec.evaluate)
+    turns, messages = eval_rollouts.read("turns"), eval_rollouts.read("messages")
+    scored = score(rollouts, agents, turns, tasks.read("tasks"), options, messages)
+    teacher = metrics.teacher_of(scored_rollouts.read("scores"), scored_rollouts.read("agent_scores"), run.key)
     sequential = bool(spec.evaluate and spec.evaluate.stop)
     student = metrics.measure(
         rollouts, scored["scores"], scored["agent_scores"], experiment=run.key, sequential=sequential
@@ -200,11 +240,11 @@ def eval_metrics(run: AssetRun) -> Produced:
     )
 
 
-def _scoring(run: AssetRun, section: ScoringSection, evaluate: EvaluateSection | None) -> ScoringOptions:
+def _scoring(run: AssetRun, tasks: Input, section: ScoringSection, evaluate: EvaluateSection | None) -> ScoringOptions:
     """Return how the evaluation's rollouts are scored."""
     return ScoringOptions(
         section,
-        entities=_entities(run, run.read("tasks", "tasks")),
+        entities=_entities(run, tasks),
         structure=structure_of(section, evaluate.agent) if evaluate else None,
         tools=bool(evaluate and evaluate.agent.tools),
     )
@@ -220,45 +260,39 @@ def _setting(run: AssetRun, spec: ExperimentSpec, section: EvaluateSection) -> E
     )
 
 
-def _plan(run: AssetRun, spec: ExperimentSpec, chat: ChatFormat) -> ProbePlan:
+def _plan(
+    run: AssetRun, spec: ExperimentSpec, chat: ChatFormat, upweighted_dataset: Input, tito_pairs: Input, tasks: Input
+) -> ProbePlan:
     """Return the prompts of the evaluated suite; training's own where no task of the training data is in the suite."""
-    of_suite = _suite_plan(run, spec, spec.evaluate, chat) if spec.evaluate else None
-    if of_suite and of_suite.train:
-        return of_suite
-    of_data = _data_plan(run, spec, chat)
+    rows = upweighted_dataset.read("dataset_rows", columns=["pair_id", "task_id", "agent_id", "turn"])
+    of_suite = None
+    if spec.evaluate:
+        renderer = PromptRenderer(
+            family=load_family(run.specs.suites[spec.evaluate.suite].family),
+            chat=chat,
+            agent=spec.evaluate.agent,
+            template_kwargs=spec.serving.served_kwargs(),
+        )
+        first = _first_pairs(tito_pairs, ["pair_id", "turn", "suffix_ids"])
+        prompt_ids = {row["pair_id"]: row["suffix_ids"] for row in first}
+        of_suite = ProbePlan.build(renderer, spec.probe, read_tasks(tasks.read("tasks")), rows.to_pylist(), prompt_ids)
+        if of_suite.train:
+            return of_suite
+    first = _first_pairs(tito_pairs, ["pair_id", "turn", "suffix_ids", "output_ids"])
+    trained = set(rows["pair_id"].to_pylist())
+    of_data = ProbePlan.of_data(chat, spec.probe, [row for row in first if row["pair_id"] in trained])
     return replace(of_suite, train=of_data.train, trained_ids=None) if of_suite else of_data
 
 
-def _suite_plan(run: AssetRun, spec: ExperimentSpec, section: EvaluateSection, chat: ChatFormat) -> ProbePlan:
-    renderer = PromptRenderer(
-        family=load_family(run.specs.suites[section.suite].family),
-        chat=chat,
-        agent=section.agent,
-        template_kwargs=spec.serving.served_kwargs(),
-    )
-    dataset_rows = run.read("upweighted_dataset", "dataset_rows", columns=["pair_id", "task_id", "agent_id", "turn"])
-    first = _first_pairs(run, ["pair_id", "turn", "suffix_ids"])
-    prompt_ids = {row["pair_id"]: row["suffix_ids"] for row in first}
-    tasks = read_tasks(run.read("tasks", "tasks"))
-    return ProbePlan.build(renderer, spec.probe, tasks, dataset_rows.to_pylist(), prompt_ids)
-
-
-def _data_plan(run: AssetRun, spec: ExperimentSpec, chat: ChatFormat) -> ProbePlan:
-    first = _first_pairs(run, ["pair_id", "turn", "suffix_ids", "output_ids"])
-    trained = set(run.read("upweighted_dataset", "dataset_rows", columns=["pair_id"])["pair_id"].to_pylist())
-    return ProbePlan.of_data(chat, spec.probe, [row for row in first if row["pair_id"] in trained])
-
-
-def _first_pairs(run: AssetRun, columns: list[str]) -> list[dict[str, Any]]:
+def _first_pairs(tito_pairs: Input, columns: list[str]) -> list[dict[str, Any]]:
     """Return the pairs of first turns, whose suffix is their whole prompt."""
-    pairs = run.read("tito_pairs", "pairs", columns=columns)
-    return pairs.filter(pc.field("turn") == 0).to_pylist()
+    return tito_pairs.read("pairs", columns=columns).filter(pc.field("turn") == 0).to_pylist()
 
 
-def _entities(run: AssetRun, tasks: pa.Table) -> dict[str, Sequence[str]]:
+def _entities(run: AssetRun, tasks: Input) -> dict[str, Sequence[str]]:
     """Return task id -> the files and functions the task names, as its family reads them."""
-    families = {ref.key: load_family(run.specs.suites[ref.key].family) for ref in run.refs("tasks")}
-    return {task.task_id: families[task.suite].entities(task) for task in read_tasks(tasks)}
+    families = {ref.key: load_family(run.specs.suites[ref.key].family) for ref in tasks.refs()}
+    return {task.task_id: families[task.suite].entities(task) for task in read_tasks(tasks.read("tasks"))}
 
 
 def _checkpoints(run: AssetRun) -> list[EvaluatedCheckpoint]:
@@ -293,6 +327,3 @@ def _serving(run: AssetRun, spec: ExperimentSpec) -> Iterator[tuple[Serving, Map
     }
     with closing(run.resources.serving(spec.serving, chat, list(checkpoints.values()))) as serving:
         yield serving, checkpoints
-
-
-ASSETS = [serving_probe, eval_rollouts, eval_metrics]

@@ -9,14 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import dagster as dg
 import pyarrow as pa
 
+from etpi_assets.asset_run import AssetRun, Input, Markdown, Produced, asset
 from etpi_assets.evaluation import stopping
 from etpi_assets.graph import GRAPH
-from etpi_assets.materialize import AssetRun, Produced, etpi_asset
 from etpi_assets.planner import accepted
-from etpi_assets.reports import facts, html, leaderboard, model_card
+from etpi_assets.reports import facts, html
+from etpi_assets.reports import leaderboard as boards
+from etpi_assets.reports import model_card as cards
 from etpi_assets.reports.iterations import iterations, iterations_board
 from etpi_assets.reports.prompts import Prompt, first_prompts
 from etpi_assets.reports.recorded import parsed, recorded_spec
@@ -26,15 +27,34 @@ from etpi_assets.specs.load import part
 from etpi_assets.specs.published import figures
 from etpi_resources import charts
 from etpi_resources.chat.format import load_chat_format
-from etpi_resources.lake import catalog
+from etpi_resources.lake import catalog as catalog_file
 from etpi_resources.lake.lake import Manifest, Ref
 from etpi_resources.lake.schemas import empty, from_rows
 
 Decode = Callable[[Sequence[int]], str]
 
 
-@etpi_asset("experiment_report")
-def experiment_report(run: AssetRun) -> Produced:
+@asset(
+    set="experiment",
+    group="reports",
+    tables=("reports",),
+    sections=("title", "notes", "published"),
+    kinds=("html", "markdown"),
+    summary="The experiment's report: one self-contained HTML page, and the same in markdown.",
+)
+def experiment_report(
+    run: AssetRun,
+    eval_metrics: Input,
+    eval_rollouts: Input,
+    sft_checkpoint: Input,
+    rl_checkpoint: Input,
+    serving_probe: Input,
+    upweighted_dataset: Input,
+    tito_pairs: Input,
+    selected_trajectories: Input,
+    raw_rollouts: Input,
+    tasks: Input,
+) -> Produced:
     spec, key = run.spec, run.key
     upstream = [ref for asset in run.node.upstream for ref in run.refs(asset)]
     manifests = {ref: run.lake.require(ref) for ref in upstream}
@@ -50,28 +70,28 @@ def experiment_report(run: AssetRun) -> Produced:
         seeds=spec.seeds,
         published=figures(spec.published),
         rollout_sets=run.specs.rollout_sets,
-        stopped=_stopped(run),
+        stopped=_stopped(run, eval_rollouts),
         published_source=". ".join(str(spec.published[k]) for k in ("source", "date", "note") if k in spec.published),
     )
     tables = facts.ReportTables(
-        metrics=run.read("eval_metrics", "metrics"),
-        rollouts=run.read("raw_rollouts", "rollouts", columns=["wall_seconds"]),
-        agents=run.read("raw_rollouts", "agents", columns=["output_tokens"]),
-        eval_rollouts=run.read("eval_rollouts", "rollouts"),
-        eval_agents=run.read("eval_rollouts", "agents"),
-        eval_turns=run.read("eval_rollouts", "turns", columns=["rollout_id", "agent_id", "turn", "actions"]),
-        eval_scores=run.read("eval_metrics", "scores"),
-        eval_agent_scores=run.read("eval_metrics", "agent_scores"),
-        selected=run.read("selected_trajectories", "selected"),
-        dropped=run.read("selected_trajectories", "dropped"),
-        pairs=run.read("tito_pairs", "pairs"),
-        dataset_rows=run.read("upweighted_dataset", "dataset_rows"),
-        sequences=run.read("upweighted_dataset", "sequences"),
-        checkpoints=_trained(run),
-        training_log=run.read("sft_checkpoint", "training_log"),
-        rl_log=run.read("rl_checkpoint", "training_log"),
-        probes=run.read("serving_probe", "probes"),
-        tasks=run.read("tasks", "tasks"),
+        metrics=eval_metrics.read("metrics"),
+        rollouts=raw_rollouts.read("rollouts", columns=["wall_seconds"]),
+        agents=raw_rollouts.read("agents", columns=["output_tokens"]),
+        eval_rollouts=eval_rollouts.read("rollouts"),
+        eval_agents=eval_rollouts.read("agents"),
+        eval_turns=eval_rollouts.read("turns", columns=["rollout_id", "agent_id", "turn", "actions"]),
+        eval_scores=eval_metrics.read("scores"),
+        eval_agent_scores=eval_metrics.read("agent_scores"),
+        selected=selected_trajectories.read("selected"),
+        dropped=selected_trajectories.read("dropped"),
+        pairs=tito_pairs.read("pairs"),
+        dataset_rows=upweighted_dataset.read("dataset_rows"),
+        sequences=upweighted_dataset.read("sequences"),
+        checkpoints=_trained(sft_checkpoint, rl_checkpoint),
+        training_log=sft_checkpoint.read("training_log"),
+        rl_log=rl_checkpoint.read("training_log"),
+        probes=serving_probe.read("probes"),
+        tasks=tasks.read("tasks"),
     )
     chat = load_chat_format(spec.base.tokenizer, spec.base.chat_template)
     experiment = replace(experiment, prompts=_prompts(run, tables, chat.decode))
@@ -80,65 +100,100 @@ def experiment_report(run: AssetRun) -> Produced:
     return Produced(
         tables={"reports": from_rows("reports", rows)},
         metadata={
-            "report": dg.MetadataValue.path(run.lake.root / rows[0]["path"]),
-            "summary": _as_markdown(markdown.split("## Checks")[0]),
+            "report": run.lake.root / rows[0]["path"],
+            "summary": Markdown(markdown.split("## Checks")[0]),
         },
     )
 
 
-@etpi_asset("model_card")
-def model_card_asset(run: AssetRun) -> Produced:
-    card = model_card.render(
+@asset(
+    set="experiment",
+    group="reports",
+    tables=("reports",),
+    sections=("title", "notes", "card", "train", "rl", "base"),
+    kinds=("markdown",),
+    summary="A model card in the format of the Hugging Face hub.",
+)
+def model_card(
+    run: AssetRun,
+    eval_metrics: Input,
+    eval_rollouts: Input,
+    sft_checkpoint: Input,
+    rl_checkpoint: Input,
+    upweighted_dataset: Input,
+    base_checkpoint: Input,
+    tasks: Input,
+) -> Produced:
+    card = cards.render(
         run.key,
         run.spec,
-        metrics=run.read("eval_metrics", "metrics"),
-        rollouts=run.read("eval_rollouts", "rollouts"),
-        scores=run.read("eval_metrics", "scores"),
-        agent_scores=run.read("eval_metrics", "agent_scores"),
-        checkpoints=_trained(run),
-        dataset_rows=run.read("upweighted_dataset", "dataset_rows"),
-        base=run.read("base_checkpoint", "checkpoints"),
-        tasks=run.read("tasks", "tasks"),
+        metrics=eval_metrics.read("metrics"),
+        rollouts=eval_rollouts.read("rollouts"),
+        scores=eval_metrics.read("scores"),
+        agent_scores=eval_metrics.read("agent_scores"),
+        checkpoints=_trained(sft_checkpoint, rl_checkpoint),
+        dataset_rows=upweighted_dataset.read("dataset_rows"),
+        base=base_checkpoint.read("checkpoints"),
+        tasks=tasks.read("tasks"),
         rollout_sets=run.specs.rollout_sets,
-        stopped=_stopped(run),
+        stopped=_stopped(run, eval_rollouts),
     )
     return Produced(
         tables={"reports": from_rows("reports", [_write(run, "README.md", "model_card", card)])},
-        metadata={"card": _as_markdown(card)},
+        metadata={"card": Markdown(card)},
     )
 
 
-def _stopped(run: AssetRun) -> list[str]:
+def _stopped(run: AssetRun, eval_rollouts: Input) -> list[str]:
     """Return the sentences about the rule that ended the evaluation; none if it had none."""
-    return [line for ref in run.refs("eval_rollouts") for line in stopping.sentences(run.lake.require(ref).notes)]
+    return [line for ref in eval_rollouts.refs() for line in stopping.sentences(run.lake.require(ref).notes)]
 
 
-@etpi_asset("leaderboard")
-def leaderboard_asset(run: AssetRun) -> Produced:
-    entries = _entries(run)
-    table = leaderboard.leaderboard(entries)
+@asset(
+    set="all",
+    group="reports",
+    tables=("leaderboard",),
+    sections=("title",),
+    lock="reports",
+    summary="The metrics of all experiments of the lake side by side.",
+)
+def leaderboard(run: AssetRun, eval_metrics: Input, experiment_spec: Input) -> Produced:
+    entries = _entries(run, eval_metrics)
+    table = boards.leaderboard(entries)
     metrics = {entry.experiment: entry.metrics for entry in entries}
-    specs = {**run.specs.experiments, **_evaluated_specs(run)}
+    specs = {**run.specs.experiments, **_evaluated_specs(run, eval_metrics)}
     suites = sorted({spec.evaluate.suite for name, spec in specs.items() if name in metrics and spec.evaluate})
-    boards = {suite: iterations(suite, specs, metrics) for suite in suites}
+    on_suite = {suite: iterations(suite, specs, metrics) for suite in suites}
     return Produced(
         tables={"leaderboard": table},
         metadata={
-            "board": _as_markdown(leaderboard.board(table)),
+            "board": Markdown(boards.board(table)),
             **{
-                f"experiments on {suite}": _as_markdown(iterations_board(rows, leaderboard.PAGE_CHARACTERS))
-                for suite, rows in boards.items()
+                f"experiments on {suite}": Markdown(iterations_board(rows, boards.PAGE_CHARACTERS))
+                for suite, rows in on_suite.items()
                 if rows
             },
         },
     )
 
 
-@etpi_asset("teacher_ceiling")
-def teacher_ceiling(run: AssetRun) -> Produced:
-    entries = _entries(run)
-    teachers = {name: _teacher_data(run, name, spec) for name, spec in _evaluated_specs(run).items()}
-    table = leaderboard.teacher_ceiling(entries, {name: data for name, data in teachers.items() if data})
+@asset(
+    set="all",
+    group="reports",
+    tables=("teacher_ceiling",),
+    sections=("title", "rollout_sets", "select"),
+    lock="reports",
+    summary="The teacher's metrics next to the student's: a student is bounded by its teacher.",
+)
+def teacher_ceiling(
+    run: AssetRun, eval_metrics: Input, scored_rollouts: Input, selected_trajectories: Input, experiment_spec: Input
+) -> Produced:
+    entries = _entries(run, eval_metrics)
+    teachers = {
+        name: _teacher_data(scored_rollouts, selected_trajectories, name, spec)
+        for name, spec in _evaluated_specs(run, eval_metrics).items()
+    }
+    table = boards.teacher_ceiling(entries, {name: data for name, data in teachers.items() if data})
     points = [
         (
             r["experiment"],
@@ -154,18 +209,25 @@ def teacher_ceiling(run: AssetRun) -> Produced:
     plot = charts.as_image(charts.teacher_plot("Follow-through", points), "follow-through of teacher and student")
     return Produced(
         tables={"teacher_ceiling": table},
-        metadata={"plot": _as_markdown(plot), "board": _as_markdown(leaderboard.ceiling_board(table))},
+        metadata={"plot": Markdown(plot), "board": Markdown(boards.ceiling_board(table))},
     )
 
 
-@etpi_asset("catalog", checks=catalog.check_names())
-def catalog_asset(run: AssetRun) -> Produced:
-    path = catalog.build(run.lake, GRAPH.values(), vocabularies=_vocabularies(run))
+@asset(
+    set="all",
+    group="reports",
+    lock="reports",
+    kinds=("duckdb",),
+    checks=catalog_file.check_names(),
+    summary="The DuckDB file, with a view of every current table. It is rebuilt each time from the whole lake.",
+)
+def catalog(run: AssetRun) -> Produced:
+    path = catalog_file.build(run.lake, GRAPH.values(), vocabularies=_vocabularies(run))
     return Produced(
         tables={},
-        checks=catalog.verify(path),
+        checks=catalog_file.verify(path),
         metadata={
-            "file": dg.MetadataValue.path(path),
+            "file": path,
             "ask": f"duckdb -readonly {path} < sql/reports/failed_checks.sql",
         },
     )
@@ -194,11 +256,6 @@ def _version(manifest: Manifest) -> str:
     """Format a data version, with a note if a person has accepted a code change since."""
     note = accepted(manifest)
     return f"{manifest.version} ({note})" if note else manifest.version
-
-
-def _as_markdown(markdown: str) -> dg.MarkdownMetadataValue:
-    """Mark a text as markdown, so that Dagster's web page renders it."""
-    return dg.MetadataValue.md(markdown)
 
 
 _HAVE_IDS = (("raw_rollouts", "rollout_set"), ("upweighted_dataset", "experiment"), ("eval_rollouts", "experiment"))
@@ -233,38 +290,36 @@ def _not_applicable(manifest: Manifest | None) -> bool:
     return manifest is None or "not_applicable" in manifest.notes
 
 
-def _entries(run: AssetRun) -> list[leaderboard.EvaluatedExperiment]:
+def _entries(run: AssetRun, eval_metrics: Input) -> list[boards.EvaluatedExperiment]:
     """Return every evaluated experiment of the lake, whether or not its spec is loaded."""
-    specs = [recorded_spec("experiment", ref.key, run.specs, run.lake) for ref in run.refs("eval_metrics")]
+    specs = [recorded_spec("experiment", ref.key, run.specs, run.lake) for ref in eval_metrics.refs()]
     return [
-        leaderboard.EvaluatedExperiment(
-            spec.name, spec.title, run.read("eval_metrics", "metrics", spec.name), spec.state
-        )
+        boards.EvaluatedExperiment(spec.name, spec.title, eval_metrics.read("metrics", spec.name), spec.state)
         for spec in specs
     ]
 
 
-def _evaluated_specs(run: AssetRun) -> dict[str, ExperimentSpec]:
+def _evaluated_specs(run: AssetRun, eval_metrics: Input) -> dict[str, ExperimentSpec]:
     """Return the specs of the evaluated experiments of the lake, without those that this version cannot parse."""
-    specs = [recorded_spec("experiment", ref.key, run.specs, run.lake) for ref in run.refs("eval_metrics")]
+    specs = [recorded_spec("experiment", ref.key, run.specs, run.lake) for ref in eval_metrics.refs()]
     models = {spec.name: parsed("experiment", spec) for spec in specs}
     return {name: model for name, model in models.items() if isinstance(model, ExperimentSpec)}
 
 
-def _teacher_data(run: AssetRun, experiment: str, spec: ExperimentSpec) -> leaderboard.TeacherData | None:
+def _teacher_data(
+    scored_rollouts: Input, selected_trajectories: Input, experiment: str, spec: ExperimentSpec
+) -> boards.TeacherData | None:
     """Return what the experiment's student was trained on; None if the lake no longer has all of it."""
-    scored = {ref.key for ref in run.refs("scored_rollouts")}
-    if experiment not in {ref.key for ref in run.refs("selected_trajectories")} or not scored.issuperset(
-        spec.rollout_sets
-    ):
+    scored = {ref.key for ref in scored_rollouts.refs()}
+    if experiment not in {ref.key for ref in selected_trajectories.refs()} or not scored.issuperset(spec.rollout_sets):
         return None
-    selected = run.read("selected_trajectories", "selected", experiment)
+    selected = selected_trajectories.read("selected", experiment)
     filtered = {name.removesuffix("_published") for name in spec.select.require}
     if any("reward >=" in rule for rule in selected["rule"].unique().to_pylist()):
         # Solving a task requires touching its files, so a filter on the reward also filters follow_through.
         filtered |= {"solved", "follow_through"}
-    scores = [run.read("scored_rollouts", "scores", name) for name in spec.rollout_sets]
-    return leaderboard.TeacherData(
+    scores = [scored_rollouts.read("scores", name) for name in spec.rollout_sets]
+    return boards.TeacherData(
         scores=pa.concat_tables([empty("scores"), *scores]),
         selected=frozenset(selected["rollout_id"].to_pylist()),
         teachers=sorted({teacher or "unknown" for teacher in selected["teacher"].to_pylist()}),
@@ -272,9 +327,9 @@ def _teacher_data(run: AssetRun, experiment: str, spec: ExperimentSpec) -> leade
     )
 
 
-def _trained(run: AssetRun) -> pa.Table:
+def _trained(sft_checkpoint: Input, rl_checkpoint: Input) -> pa.Table:
     """Read the fine-tuned checkpoints, then the reinforced ones."""
-    return pa.concat_tables([run.read(asset, "checkpoints") for asset in ("sft_checkpoint", "rl_checkpoint")])
+    return pa.concat_tables([sft_checkpoint.read("checkpoints"), rl_checkpoint.read("checkpoints")])
 
 
 def _write(run: AssetRun, name: str, kind: str, text: str) -> dict:
@@ -293,6 +348,3 @@ def _write(run: AssetRun, name: str, kind: str, text: str) -> dict:
         "sha256": hashlib.sha256(data).hexdigest(),
         "bytes": len(data),
     }
-
-
-ASSETS = [experiment_report, model_card_asset, leaderboard_asset, teacher_ceiling, catalog_asset]

@@ -5,21 +5,42 @@ from __future__ import annotations
 import hashlib
 import json
 
-from etpi_assets.materialize import AssetRun, Produced, etpi_asset
+from etpi_assets.asset_run import AssetRun, Produced, asset
 from etpi_resources.lake.schemas import from_rows
 
 
-@etpi_asset("suite_spec")
+@asset(
+    set="suite",
+    group="specs",
+    tables=("specs",),
+    sections=("*",),
+    kinds=("toml",),
+    summary="A suite's resolved spec.",
+)
 def suite_spec(run: AssetRun) -> Produced:
     return _spec(run)
 
 
-@etpi_asset("rollout_set_spec")
+@asset(
+    set="rollout_set",
+    group="specs",
+    tables=("specs",),
+    sections=("*",),
+    kinds=("toml",),
+    summary="A rollout set's resolved spec.",
+)
 def rollout_set_spec(run: AssetRun) -> Produced:
     return _spec(run)
 
 
-@etpi_asset("experiment_spec")
+@asset(
+    set="experiment",
+    group="specs",
+    tables=("specs",),
+    sections=("*",),
+    kinds=("toml",),
+    summary="An experiment's resolved spec.",
+)
 def experiment_spec(run: AssetRun) -> Produced:
     return _spec(run)
 
@@ -37,6 +58,3 @@ def _spec(run: AssetRun) -> Produced:
         tables={"specs": from_rows("specs", [row])},
         metadata={"spec": run.spec.model_dump(mode="json"), "file": str(run.specs.entry(run.node.set, run.key).file)},
     )
-
-
-ASSETS = [suite_spec, rollout_set_spec, experiment_spec]

@@ -12,10 +12,9 @@ from functools import partial
 import pyarrow as pa
 
 from etpi_assets.agent.loop import Identity, RolloutJob, RolloutRuntime, run_rollout
-from etpi_assets.asset_run import resource_lock
+from etpi_assets.asset_run import AssetRun, Input, Produced, asset, resource_lock
 from etpi_assets.importers import find_units
 from etpi_assets.importers.bulk import ImportSource, import_in_bulk
-from etpi_assets.materialize import AssetRun, Produced, etpi_asset
 from etpi_assets.rollouts.collect import MODEL_CONCURRENCY, collect
 from etpi_assets.rollouts.executors import rollout_executor
 from etpi_assets.rollouts.journal import Journal
@@ -51,8 +50,36 @@ from etpi_resources.sandboxes import SandboxFactory
 CHECKS = ("prompts_reconstruct", "native_ids_present", "counts_reconcile", "tasks_as_asked")
 
 
-@etpi_asset("raw_rollouts", checks=CHECKS)
-def raw_rollouts(run: AssetRun) -> Produced:
+@asset(
+    set="rollout_set",
+    group="rollouts",
+    tables=("rollouts", "agents", "turns", "messages", "quarantined"),
+    sections=(
+        "kind",
+        "suite",
+        "split",
+        "tasks",
+        "k",
+        "seed",
+        "sandbox",
+        "engine",
+        "agent",
+        "templated",
+        "format",
+        "path",
+        "options",
+    ),
+    kept=(
+        "etpi_assets.rollouts.assets:_family_and_sandboxes",
+        "etpi_assets.rollouts.assets:_open_engine",
+        "etpi_assets.rollouts.assets:_rollout_function",
+    ),
+    lock="sandboxes",
+    reads_path=True,
+    checks=CHECKS,
+    summary="Rollouts exactly as captured: prompts and outputs as token ids, every message, and quarantined rollouts.",
+)
+def raw_rollouts(run: AssetRun, tasks: Input) -> Produced:
     return _import_set(run) if run.spec.kind == "imported" else _roll_out_set(run)
 
 
@@ -253,6 +280,3 @@ def _result(
         },
         seeds=(spec.seed,),
     )
-
-
-ASSETS = [raw_rollouts]

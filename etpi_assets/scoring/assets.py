@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etpi_assets.materialize import AssetRun, Produced, etpi_asset
+from etpi_assets.asset_run import AssetRun, Input, Produced, asset
 from etpi_assets.scoring.behaviours import ScoringOptions, score
 from etpi_assets.scoring.checks import every_rollout_scored
 from etpi_assets.scoring.structure import structure_of
@@ -43,40 +43,47 @@ _SHOWN_OF_AGENTS = ("rollout_id", "agent_id", "follow_through", "reason")
 """The columns that the check and the asset's page show of all scores."""
 
 
-@etpi_asset("scored_rollouts", checks=("every_rollout_scored",))
-def scored_rollouts(run: AssetRun) -> Produced:
-    tasks = run.read("tasks", "tasks")
+@asset(
+    set="rollout_set",
+    group="rollouts",
+    tables=("scores", "agent_scores", "turn_scores"),
+    sections=("scoring", "agent.grammar", "agent.tools"),
+    checks=("every_rollout_scored",),
+    summary="The verifier's reward, the exit status and the three behaviours of every rollout.",
+)
+def scored_rollouts(run: AssetRun, raw_rollouts: Input, tasks: Input) -> Produced:
+    task_rows = tasks.read("tasks")
     family = load_family(run.specs.suites[run.spec.suite].family) if run.spec.suite else None
     options = ScoringOptions(
         run.spec.scoring,
-        entities={task.task_id: family.entities(task) for task in read_tasks(tasks)} if family else {},
+        entities={task.task_id: family.entities(task) for task in read_tasks(task_rows)} if family else {},
         structure=structure_of(run.spec.scoring, run.spec.agent),
         tools=bool(run.spec.agent.tools),
     )
     more = (*(STRUCTURE_COLUMNS if options.structure else ()), *(TOOL_COLUMNS if options.tools else ()))
     columns = {**COLUMNS, "turns": (*COLUMNS["turns"], *more)}
-    stored = {name: run.stored("raw_rollouts", name) for name in COLUMNS}
+    stored = {name: raw_rollouts.stored(name) for name in COLUMNS}
     named = ((f"{number:06}", block) for number, block in enumerate(blocks(stored, columns)))
     adhering = [0, 0]  # of so many turns that can adhere
     with ExitStack() as stack:
         spools = {name: stack.enter_context(run.spool(name)) for name in run.node.tables}
-        for part in run.parts_of(named, _BlockScorer(tasks, options), len(stored["turns"]) * _SECONDS_PER_TURN):
+        for part in run.parts_of(named, _BlockScorer(task_rows, options), len(stored["turns"]) * _SECONDS_PER_TURN):
             for name, spool in spools.items():
                 spool.add(part[name])
             adheres = part["turn_scores"]["adheres"].drop_null()
             adhering[0] += pc.sum(adheres).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
             adhering[1] += len(adheres)
-    return _produced(run, f"{adhering[0]} of {adhering[1]}")
+    return _produced(run, raw_rollouts, f"{adhering[0]} of {adhering[1]}")
 
 
-def _produced(run: AssetRun, adherence: str) -> Produced:
+def _produced(run: AssetRun, raw_rollouts: Input, adherence: str) -> Produced:
     tables = {name: run.spooled(name) for name in run.node.tables}
     scores = columns_of(tables["scores"], _SHOWN_OF_SCORES)
     agent_scores = columns_of(tables["agent_scores"], _SHOWN_OF_AGENTS)
     counted = scores.filter(~pc.field("infrastructure_error"))
     agents_counted = agent_scores.filter(pc.field("follow_through").is_valid())
-    rollouts = run.read("raw_rollouts", "rollouts", columns=["rollout_id"])
-    agents = run.read("raw_rollouts", "agents", columns=["rollout_id", "agent_id"])
+    rollouts = raw_rollouts.read("rollouts", columns=["rollout_id"])
+    agents = raw_rollouts.read("agents", columns=["rollout_id", "agent_id"])
     return Produced(
         tables=tables,
         checks=(every_rollout_scored(rollouts, agents, scores, agent_scores),),
@@ -120,6 +127,3 @@ def _reasons(reasons: Iterable[str | None]) -> dict[str, int]:
     parts = [part for reason in reasons if reason for part in reason.split("; ")]
     stripped = [part.partition(": ")[2] if part.startswith("agent") else part.partition(":")[0] for part in parts]
     return dict(Counter(stripped).most_common(8))
-
-
-ASSETS = [scored_rollouts]

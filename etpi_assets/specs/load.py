@@ -353,6 +353,14 @@ def inner_section(annotation: Any) -> type[BaseModel] | None:
     return next((inner for arg in typing.get_args(annotation) if (inner := inner_section(arg))), None)
 
 
+def spec_keys(set: str) -> frozenset[str]:
+    """Return the dotted keys that specs of a set may have; "options.*" stands for every key below a dictionary."""
+    keys = {path for path, _ in _paths(MODELS[set])}
+    fields = {path: _section(MODELS[set], path.split(".")[:-1]).model_fields[path.split(".")[-1]] for path in keys}
+    free = {f"{path}.*" for path, field in fields.items() if typing.get_origin(field.annotation) is dict}
+    return frozenset(keys | free | {"*"})
+
+
 def _paths(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
     for name, field in model.model_fields.items():
         yield f"{prefix}{name}", name

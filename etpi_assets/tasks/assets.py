@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from etpi_assets.materialize import AssetRun, Produced, etpi_asset
+from etpi_assets.asset_run import AssetRun, Produced, asset
 from etpi_assets.tasks import downloads
 from etpi_assets.tasks.checks import NAMES, check_tasks
 from etpi_assets.tasks.families import load_family
@@ -14,7 +14,15 @@ from etpi_assets.tasks.table import rejected_table, task_table
 from etpi_resources.hashes import json_hash
 
 
-@etpi_asset("tasks", checks=NAMES)
+@asset(
+    set="suite",
+    group="sources",
+    tables=("tasks", "quarantined"),
+    sections=("family", "seed", "params"),
+    reads_path=True,
+    checks=NAMES,
+    summary="The suite's tasks, each validated: the reference solution passes three times and the null solution fails.",
+)
 def tasks(run: AssetRun) -> Produced:
     family = load_family(run.spec.family)
     items = list(family.load(run.key, run.spec.seed, run.spec.params))
@@ -53,6 +61,3 @@ def _unproven(task: Task, rejection: RejectedInput) -> Task:
     reason = f"{rejection.reason}: {rejection.detail}"
     digest = json_hash([task.content_hash, WHY_UNPROVEN])
     return replace(task, payload={**task.payload, WHY_UNPROVEN: reason}, content_hash=digest)
-
-
-ASSETS = [tasks]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import dagster as dg
-
-from etpi_assets.materialize import AssetRun, Produced, etpi_asset
+from etpi_assets.asset_run import AssetRun, Input, Markdown, Produced, asset
 from etpi_assets.scoring.rewards import rescore
 from etpi_assets.scoring.rewards.functions import check_terms, version_of
 from etpi_assets.specs.experiment import ExperimentSpec
@@ -25,7 +23,17 @@ from etpi_resources.lake.lake import LakeError
 from etpi_resources.lake.schemas import from_rows
 
 
-@etpi_asset("base_checkpoint", checks=(pointers.PINNED, base.TRAINED, base.RECIPE_UNCHANGED))
+@asset(
+    set="experiment",
+    group="sources",
+    tables=("checkpoints",),
+    sections=("base",),
+    kept=("etpi_assets.tiny_bases.recipe:corpus_rows", "etpi_resources.trainers.workers.base_worker:!"),
+    lock="accelerator",
+    kinds=("safetensors",),
+    checks=(pointers.PINNED, base.TRAINED, base.RECIPE_UNCHANGED),
+    summary="The model that training starts from: a pinned hub revision, a local path with its hash, or a tiny base.",
+)
 def base_checkpoint(run: AssetRun) -> Produced:
     section = run.spec.base
     if section.kind == "none":
@@ -61,16 +69,26 @@ def _tiny_base(run: AssetRun, row: dict[str, Any]) -> Produced:
     return Produced(
         tables={"checkpoints": from_rows("checkpoints", [row])},
         checks=(pinned, base.check_trained(report), base.recipe_unchanged(section.tiny, chat)),
-        metadata={"loss": dg.MetadataValue.md(loss_plot(curve)), "parameters": report["parameters"]},
+        metadata={"loss": Markdown(loss_plot(curve)), "parameters": report["parameters"]},
     )
 
 
-@etpi_asset("sft_checkpoint", checks=sft_checks.CHECKS)
-def sft_checkpoint(run: AssetRun) -> Produced:
+@asset(
+    set="experiment",
+    group="training",
+    tables=("checkpoints", "training_log"),
+    sections=("train", "seeds", "requires", "base"),
+    kept=("etpi_assets.training.sft:worker_config", "etpi_resources.trainers.workers.sft_worker:!"),
+    lock="accelerator",
+    kinds=("trl", "safetensors"),
+    checks=sft_checks.CHECKS,
+    summary="Supervised fine-tuning through TRL in its own process; one adapter and one merged checkpoint per seed.",
+)
+def sft_checkpoint(run: AssetRun, base_checkpoint: Input, upweighted_dataset: Input) -> Produced:
     spec: ExperimentSpec = run.spec
     if spec.train.method == "none":
         return Produced.not_applicable(run.node.name, 'nothing is fine-tuned: train.method = "none"')
-    bases = run.read("base_checkpoint", "checkpoints").to_pylist()
+    bases = base_checkpoint.read("checkpoints").to_pylist()
     if not bases:
         raise LakeError(
             f'{run.key} has no base to train from: base.kind = "none". Name one, or set train.method = "none" for an '
@@ -78,7 +96,7 @@ def sft_checkpoint(run: AssetRun) -> Produced:
         )
     from etpi_resources.chat.format import load_chat_format
 
-    dataset = run.lake.require(run.refs("upweighted_dataset")[0])
+    dataset = run.lake.require(upweighted_dataset.refs()[0])
     files = run.lake.files_of(dataset, "sequences")
     hashes = [entry["sha256"] for entry in dataset.tables["sequences"]["files"]]
     requests = {
@@ -107,7 +125,7 @@ def sft_checkpoint(run: AssetRun) -> Produced:
     return Produced(
         tables={"checkpoints": from_rows("checkpoints", rows), "training_log": from_rows("training_log", log)},
         checks=sft_checks.checks(reports, split),
-        metadata={"loss": dg.MetadataValue.md(loss_plot(log)), **_figures(reports)},
+        metadata={"loss": Markdown(loss_plot(log)), **_figures(reports)},
         notes={"keys": {str(seed): request.key for seed, request in requests.items()}},
         seeds=spec.seeds,
     )
@@ -134,13 +152,28 @@ def _figures(reports: dict[int, SftReport]) -> dict[str, Any]:
     }
 
 
-@etpi_asset("rl_checkpoint", checks=grpo_checks.CHECKS)
-def rl_checkpoint(run: AssetRun) -> Produced:
+@asset(
+    set="experiment",
+    group="training",
+    tables=("checkpoints", "training_log", "rollouts", "agents", "turns", "messages", "rl_samples", "rewards"),
+    sections=("rl", "seeds", "requires", "base", "serving.template_kwargs"),
+    kept=(
+        "etpi_assets.training.assets:_environment",
+        "etpi_assets.training.rounds:Rounds",
+        "etpi_assets.training.grpo:worker_config",
+        "etpi_resources.trainers.workers.grpo_worker:!",
+    ),
+    lock="accelerator",
+    kinds=("trl", "safetensors"),
+    checks=grpo_checks.CHECKS,
+    summary="Group-relative policy optimisation (GRPO) from the fine-tuned checkpoint; its rollouts are recorded too.",
+)
+def rl_checkpoint(run: AssetRun, base_checkpoint: Input, sft_checkpoint: Input, tasks: Input) -> Produced:
     spec: ExperimentSpec = run.spec
     if spec.rl.method == "none":
         return Produced.not_applicable(run.node.name, 'nothing is reinforced: rl.method = "none"')
     check_terms(spec.rl.rewards)
-    starts = _start_checkpoints(run)
+    starts = _start_checkpoints(run, base_checkpoint, sft_checkpoint)
     environment = _environment(run, spec)
     requests = {
         seed: grpo.GrpoRequest(
@@ -172,7 +205,7 @@ def rl_checkpoint(run: AssetRun) -> Produced:
         tables=tables,
         checks=grpo_checks.checks(spec.rl, reports, tables, len(environment.tasks), environment.left_out),
         metadata={
-            "rates": dg.MetadataValue.md(rollout_shares_plot(log)),
+            "rates": Markdown(rollout_shares_plot(log)),
             **{f"seed {seed}": grpo.figures(report) for seed, report in reports.items()},
             "rewards": {term.function: version_of(term.function) for term in spec.rl.rewards},
         },
@@ -199,10 +232,10 @@ def _environment(run: AssetRun, spec: ExperimentSpec) -> RLEnvironment:
     return with_prompts_that_fit(spec.rl, environment)
 
 
-def _start_checkpoints(run: AssetRun) -> dict[int, dict[str, Any]]:
+def _start_checkpoints(run: AssetRun, base_checkpoint: Input, sft_checkpoint: Input) -> dict[int, dict[str, Any]]:
     """Return each seed's start checkpoint: its fine-tuned one, or the base if nothing was fine-tuned."""
-    tuned = [row for row in run.read("sft_checkpoint", "checkpoints").to_pylist() if row["final"]]
-    bases = run.read("base_checkpoint", "checkpoints").to_pylist()
+    tuned = [row for row in sft_checkpoint.read("checkpoints").to_pylist() if row["final"]]
+    bases = base_checkpoint.read("checkpoints").to_pylist()
     if not tuned and not bases:
         raise LakeError(
             f'{run.key} has nothing to reinforce: base.kind = "none". Name a base, or set rl.method = "none"'
@@ -210,22 +243,26 @@ def _start_checkpoints(run: AssetRun) -> dict[int, dict[str, Any]]:
     return {seed: next((row for row in tuned if row["seed"] == seed), *bases) for seed in run.spec.seeds}
 
 
-@etpi_asset("rl_rewards", checks=("rewards_as_applied",))
-def rl_rewards(run: AssetRun) -> Produced:
+@asset(
+    set="experiment",
+    group="training",
+    tables=("rewards",),
+    sections=("rl.rewards",),
+    checks=("rewards_as_applied",),
+    summary="Rewards of the recorded GRPO rollouts under the current reward functions; nothing is rolled out again.",
+)
+def rl_rewards(run: AssetRun, rl_checkpoint: Input, tasks: Input) -> Produced:
     spec: ExperimentSpec = run.spec
     names = ("rollouts", "agents", "turns", "messages")
-    tables = {name: run.read("rl_checkpoint", name) for name in names}
+    tables = {name: rl_checkpoint.read(name) for name in names}
     if not tables["rollouts"].num_rows:
         return Produced.not_applicable(run.node.name, "nothing was reinforced")
-    tasks = {task.task_id: task for task in read_tasks(run.read("tasks", "tasks", key=spec.rl.suite))}
-    applied = run.read("rl_checkpoint", "rewards")
-    samples = run.read("rl_checkpoint", "rl_samples", columns=("rollout_id", "seed", "step"))
-    rescored = rescore.rescore_rollouts(from_tables(tables), tasks, samples, spec.rl.rewards)
+    by_id = {task.task_id: task for task in read_tasks(tasks.read("tasks", key=spec.rl.suite))}
+    applied = rl_checkpoint.read("rewards")
+    samples = rl_checkpoint.read("rl_samples", columns=("rollout_id", "seed", "step"))
+    rescored = rescore.rescore_rollouts(from_tables(tables), by_id, samples, spec.rl.rewards)
     return Produced(
         tables={"rewards": rescored},
         checks=(rescore.rewards_as_applied(applied, rescored),),
         metadata={"rewards": {term.function: version_of(term.function) for term in spec.rl.rewards}},
     )
-
-
-ASSETS = [base_checkpoint, sft_checkpoint, rl_checkpoint, rl_rewards]

@@ -185,14 +185,14 @@ def _selected_plugins(version: CodeVersion, options: Selection) -> list[Plugin]:
 
 
 def asset_function(asset: str, code: Codebase) -> str:
-    """Return the function that computes an asset, declared with `etpi_asset`, as "module:name".
+    """Return the function that computes an asset, as "module:name".
 
     Raises:
         LookupError: there is none.
     """
     functions = _asset_functions(code)
     if asset not in functions:
-        raise LookupError(f"no function of etpi_assets/*/assets.py is declared as @etpi_asset({asset!r})")
+        raise LookupError(f"no function of etpi_assets/*/assets.py is an @asset named {asset!r}")
     return functions[asset]
 
 
@@ -201,8 +201,7 @@ def _asset_functions(code: Codebase) -> dict[str, str]:
     functions = {}
     for module in code.modules:
         if module.startswith(f"{PACKAGES[0]}.") and module.endswith(".assets") and (source := code.source(module)):
-            for name, definition in source.definitions.items():
-                functions |= dict.fromkeys(definition.declares, f"{module}:{name}")
+            functions |= {name: f"{module}:{name}" for name, d in source.definitions.items() if d.declares}
     return functions
 
 

@@ -18,10 +18,13 @@ table has no rows for them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 MOVED: Mapping[str, str] = {
+    "etpi_assets.asset_run:AssetRun": "etpi_assets.materialize:AssetRun",
+    "etpi_assets.asset_run:Produced": "etpi_assets.materialize:Produced",
+    "etpi_assets.asset_run:asset": "etpi_assets.materialize:etpi_asset",
     "etpi_assets.resolved_specs.assets": "etpi_assets.specs.assets",
     "etpi_assets.worlds.coop_tiny.emulated": "etpi_assets.worlds.emulated",
     "etpi_resources.backend:backend": "etpi_resources.cluster.settings:cluster",
@@ -103,6 +106,10 @@ class Scope:
         """Return a definition's (module, name) in code versions."""
         module, _, definition = self.moves.original(f"{self.module}:{name}").partition(":")
         return module, definition
+
+    def without(self, imported: str) -> Scope:
+        """Return the scope without an imported name."""
+        return replace(self, imports={name: targets for name, targets in self.imports.items() if name != imported})
 
     def bound(self, names: Iterable[str], home: str) -> set[str]:
         """Return "name=target" for the names that a definition of the module `home` gets from other modules."""

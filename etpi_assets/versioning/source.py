@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -38,7 +39,8 @@ class Definition:
         shell: for a class, the class without its methods.
         hooks: for a class, the methods that may run although no code names them: `__dunder__` methods, and methods with
             a decorator outside ATTRIBUTES.
-        declares: the assets that it computes: NAME of its decorator `@etpi_asset("NAME")`.
+        declares: whether it computes the asset of its name: its decorator is `@asset`.
+        inputs: its parameters that are assets; the asset's own function may have the same name.
     """
 
     parts: Sequence[ast.AST]
@@ -49,7 +51,8 @@ class Definition:
     methods: dict[str, Definition] = field(default_factory=dict)
     shell: Definition | None = None
     hooks: set[str] = field(default_factory=set)
-    declares: list[str] = field(default_factory=list)
+    declares: bool = False
+    inputs: set[str] = field(default_factory=set)
 
     @cached_property
     def digest(self) -> str:
@@ -70,7 +73,7 @@ class Definition:
         names, attributes, texts = set[tuple[str, ...]](), set[str](), set[str]()
         for part in self.parts:
             _collect(part, names, attributes, texts)
-        return names, attributes, texts
+        return {name for name in names if name[0] not in self.inputs}, attributes, texts
 
     @property
     def names(self) -> set[tuple[str, ...]]:
@@ -189,10 +192,12 @@ def _statements(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _definition(statements: Sequence[ast.stmt], scope: Scope, home: str) -> Definition:
-    definition = Definition(statements, scope, home)
+    declares = any(_declares(decorator) for s in statements for decorator in getattr(s, "decorator_list", ()))
+    if not declares:
+        scope = scope.without("asset")  # where it is no decorator, it is a local variable
+    definition = Definition([_as_hashed(s) for s in statements], scope, home, declares=declares)
+    definition.inputs |= {name for statement in statements for name in _inputs(statement)}
     for statement in statements:
-        if isinstance(statement, ast.FunctionDef):
-            definition.declares += _declared(statement)
         if isinstance(statement, ast.ClassDef):
             definition.bases += [
                 _dotted(base.value if isinstance(base, ast.Subscript) else base) for base in statement.bases
@@ -293,9 +298,33 @@ def _entries(node: ast.stmt) -> dict[str, tuple[str, ...]]:
     return {str(k.value): name for k, v in pairs if isinstance(k, ast.Constant) and (name := _dotted(v))}
 
 
-def _declared(function: ast.FunctionDef) -> list[str]:
-    calls = [d for d in function.decorator_list if isinstance(d, ast.Call) and _named(d.func) == "etpi_asset"]
-    return [str(argument.value) for call in calls for argument in call.args[:1] if isinstance(argument, ast.Constant)]
+def _as_hashed(statement: ast.stmt) -> ast.stmt:
+    """Return the function of an asset with nothing of its declaration but its name and its checks.
+
+    The other arguments of `@asset` and the inputs are in the input key itself, or decide what runs and when.
+    """
+    if not isinstance(statement, ast.FunctionDef) or not any(map(_declares, statement.decorator_list)):
+        return statement
+    decorators: list[ast.expr] = [
+        ast.Call(d.func, [ast.Constant(statement.name)], [k for k in d.keywords if k.arg == "checks"])
+        if isinstance(d, ast.Call) and _declares(d)
+        else d
+        for d in statement.decorator_list
+    ]
+    hashed, hashed.args = copy(statement), copy(statement.args)
+    hashed.decorator_list = decorators
+    hashed.args.args = [a for a in statement.args.args if a.arg not in _inputs(statement)]
+    return hashed
+
+
+def _declares(decorator: ast.AST) -> bool:
+    return isinstance(decorator, ast.Call) and _dotted(decorator.func) == ("asset",)
+
+
+def _inputs(node: ast.AST) -> set[str]:
+    """Return the parameters of a function that are assets."""
+    arguments = node.args.args if isinstance(node, ast.FunctionDef) else []
+    return {a.arg for a in arguments if isinstance(a.annotation, ast.Name) and a.annotation.id == "Input"}
 
 
 def _named(node: ast.AST) -> str:

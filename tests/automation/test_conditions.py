@@ -5,8 +5,8 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 
+from etpi_assets.asset_run import recipes
 from etpi_assets.automation.conditions import AUTOMATED, EXPENSIVE, automation_sensor, with_automation
-from etpi_assets.definitions import STAGES
 from etpi_assets.graph import GRAPH
 from etpi_assets.materialize import build_asset
 from etpi_assets.specs.load import Specs, load_shipped
@@ -23,7 +23,7 @@ SPECS = {(kind, KEYS[kind]) for kind in ("suite", "rollout_set")} | {("rollout_s
 def _definitions(experiments):
     known = SPECS | {("experiment", name) for name in experiments}
     specs = Specs(entry for entry in load_shipped().entries() if (entry.set, entry.name) in known)
-    assets = [build_asset(recipe, specs) for stage in STAGES for recipe in stage.ASSETS]
+    assets = [build_asset(recipe, specs) for recipe in recipes().values()]
     return dg.Definitions(assets=with_automation(assets), resources={"etpi": dg.ResourceDefinition.none_resource()})
 
 

@@ -11,8 +11,8 @@ from pydantic import BaseModel
 
 from etpi.reference import environment, specs
 from etpi.reference.pages import COMMAND, REFERENCE, ROOT
+from etpi_assets.asset_run import recipes
 from etpi_assets.checks import CHECKS
-from etpi_assets.definitions import STAGES
 from etpi_assets.specs.load import MODELS, inner_section
 
 PACKAGES = ("etpi", "etpi_assets", "etpi_cluster", "etpi_resources")
@@ -59,7 +59,7 @@ def _fields() -> Iterator[tuple[type[BaseModel], str, object]]:
 
 
 def test_every_declared_check_is_described_in_order():
-    declared = {recipe.node.name: recipe.checks for stage in STAGES for recipe in stage.ASSETS if recipe.checks}
+    declared = {recipe.node.name: recipe.checks for recipe in recipes().values() if recipe.checks}
     assert {asset: tuple(info.name for info in infos) for asset, infos in CHECKS.items()} == declared
 
 

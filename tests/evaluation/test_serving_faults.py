@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from etpi_assets.asset_run import Outcome
-from etpi_assets.definitions import STAGES
+from etpi_assets.asset_run import Outcome, recipes
 from etpi_assets.evaluation import assets as evaluation
 from etpi_assets.resources import Resources
 from etpi_assets.specs.experiment import ServingSection
@@ -26,7 +25,7 @@ from tests.support.graph import write_spec
 
 pytestmark = pytest.mark.slow
 
-RECIPES = {recipe.node.name: recipe for stage in STAGES for recipe in stage.ASSETS}
+RECIPES = recipes()
 SUITE = 'title = "s"\nfamily = "coop_tiny"\n[params]\ntrain = 96\nheldout = 4\nregisters = ["terse"]\n'
 SET = """title = "t"
 kind = "templated"

@@ -235,7 +235,7 @@ def test_reverted_spec_restores_the_earlier_version(world):
 
 def test_blocked_version_stops_consumers_until_a_good_one(world):
     world.failing.add("upweighted_dataset")
-    for name in CHAIN[: CHAIN.index("upweighted_dataset") + 1]:
+    for name in CHAIN[: CHAIN.index("sft_checkpoint")]:
         world.make(name, {"suite": "small", "rollout_set": "few", "experiment": "first"}[GRAPH[name].set])
     step = _states(world)["upweighted_dataset"]
     assert (step.state, step.reason) == ("blocked", "sound: row 3 is unsound; mend it")

@@ -7,15 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from etpi_assets.curation.assets import ASSETS as CURATION
+from etpi_assets.asset_run import recipes
 from etpi_assets.graph import GRAPH
 from etpi_assets.planner import CONSENTS, plan
-from etpi_assets.resolved_specs.assets import ASSETS as SPECS
 from etpi_assets.resources import Resources
-from etpi_assets.rollouts.assets import ASSETS as ROLLOUTS
-from etpi_assets.scoring.assets import ASSETS as SCORING
 from etpi_assets.specs.load import load_specs
-from etpi_assets.tasks.assets import ASSETS as TASKS
 from etpi_resources.lake import catalog
 from etpi_resources.lake.audit import audit
 from etpi_resources.lake.backup import back_up, restore
@@ -27,7 +23,10 @@ from etpi_resources.lake.usage import usage
 LAKES = Path(__file__).parents[1] / "fixtures" / "lakes"
 ARCHIVES = sorted(LAKES.glob("*.tar.xz"))
 KEYS = {"suite": "release_suite", "rollout_set": "release_set", "experiment": "release_experiment"}
-CHAIN = {recipe.node.name: recipe for recipe in (*SPECS, *TASKS, *ROLLOUTS, *SCORING, *CURATION)}
+GROUPS = ("specs", "sources", "rollouts", "curation")
+CHAIN = {
+    name: recipe for name, recipe in recipes().items() if recipe.node.group in GROUPS and name != "base_checkpoint"
+}
 
 
 @pytest.fixture(scope="module", params=ARCHIVES, ids=lambda path: path.name.removesuffix(".tar.xz"))

@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etpi_assets.agent.actions import read_actions
+from etpi_assets.asset_run import recipes
 from etpi_assets.curation import gates
 from etpi_assets.curation.upweight import loss_share_by_turn
 from etpi_assets.evaluation.probes import prompt_parity
 from etpi_assets.graph import GRAPH
 from etpi_assets.planner import plan
 from etpi_assets.reports import facts, history, html
-from etpi_assets.resolved_specs import assets as spec_assets
 from etpi_assets.resources import Resources
 from etpi_assets.rollouts.plan_first.paths import FIXED, choose
 from etpi_assets.rollouts.plan_first.script import PlanFirstAgent, write_turns
@@ -249,10 +249,8 @@ def test_published_figures_equal_their_counts():
 
 
 def test_answered_by_names_checks_of_the_graph():
-    from etpi_assets.curation import assets as curation
-    from etpi_assets.evaluation import assets as evaluation
-
-    known = {name for stage in (curation, evaluation) for recipe in stage.ASSETS for name in recipe.checks}
+    groups = ("curation", "serving", "evaluation")
+    known = {name for recipe in recipes().values() if recipe.node.group in groups for name in recipe.checks}
     named = {answer for name in (*TEMPLATED, *RETOKENISED, *NATIVE) for answer in spec(name).published["answered_by"]}
     assert named <= known, sorted(named - known)
 
@@ -457,8 +455,7 @@ def test_a_pool_of_stale_names_is_refused_name_by_name(curation):
 def test_leaderboard_has_published_figures_with_intervals_from_their_counts(tmp_path):
     lake = Lake(tmp_path / "lake")
     for name in ("tito_native_v4c", "tito_native_v1", "plan_first_tiny"):
-        recipe = next(recipe for recipe in spec_assets.ASSETS if recipe.node.name == "experiment_spec")
-        recipe.execute(name, Resources(lake=lake), lambda line: None)
+        recipes()["experiment_spec"].execute(name, Resources(lake=lake), lambda line: None)
     with duckdb.connect(str(catalog.build(lake, GRAPH.values())), read_only=True) as connection:
         rows = connection.sql("FROM leaderboard ORDER BY metric").fetchall()
         columns = [column[0] for column in connection.sql("FROM leaderboard").description]

@@ -15,8 +15,8 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 
+from etpi_assets.asset_run import recipes as all_recipes
 from etpi_assets.curation.upweight import loss_share_by_turn
-from etpi_assets.definitions import STAGES
 from etpi_assets.evaluation.metrics import measure
 from etpi_assets.graph import GRAPH
 from etpi_assets.reports import facts, html, leaderboard, model_card
@@ -590,7 +590,7 @@ def test_assets_show_their_reports_as_markdown_metadata(tmp_path):
     ):  # fmt: skip
         write_spec(tmp_path / "specs", kind, name, text)
     resources = Resources(lake=Lake(tmp_path / "lake"), specs_folder=tmp_path / "specs")
-    recipes = {recipe.node.name: recipe for stage in STAGES for recipe in stage.ASSETS}
+    recipes = all_recipes()
     shown = {}
     for asset, node in GRAPH.items():
         key = {"suite": "small", "rollout_set": "planned", "experiment": "few", "all": "all"}[node.set]

@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 import pytest
 
 from etpi_assets import resources
-from etpi_assets.resolved_specs.assets import ASSETS as SPEC_ASSETS
 from etpi_assets.resources import Resources, side_by_side
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.process.locks import machine_locks
@@ -41,7 +40,7 @@ class Site:
         write_spec(folder / "specs", "rollout_sets", "little_other", OTHER)
         write_spec(folder / "specs", "experiments", "second", DATA_ALONE.replace("little_strong", "little_other"))
         site_resources = Resources(lake=self.lake, specs_folder=folder / "specs")
-        for recipe in (*(recipe for recipe in SPEC_ASSETS if recipe.node.name == "suite_spec"), RECIPES["tasks"]):
+        for recipe in (RECIPES["suite_spec"], RECIPES["tasks"]):
             recipe.execute("little", site_resources, lambda line: None)
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:

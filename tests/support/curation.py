@@ -5,18 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Self
 
-from etpi_assets.asset_run import Outcome
-from etpi_assets.curation import assets as curation
-from etpi_assets.evaluation import assets as evaluation
+from etpi_assets.asset_run import Outcome, recipes
 from etpi_assets.resources import Resources
-from etpi_assets.rollouts import assets as rollouts
-from etpi_assets.scoring import assets as scoring
-from etpi_assets.tasks import assets as tasks
-from etpi_assets.training import assets as training
 from etpi_resources.lake.lake import Lake
 
-STAGES = (tasks, rollouts, scoring, curation, training, evaluation)
-RECIPES = {recipe.node.name: recipe for stage in STAGES for recipe in stage.ASSETS}
+RECIPES = recipes()
 
 CURATION = ("selected_trajectories", "tito_pairs", "upweighted_dataset")
 

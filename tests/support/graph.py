@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 import dagster as dg
 import pyarrow as pa
 
-from etpi_assets.asset_run import AssetRecipe, AssetRun, Produced
+from etpi_assets.asset_run import AssetRecipe, AssetRun, Input, Produced, recipes
 from etpi_assets.experiment_inputs import experiment_inputs
 from etpi_assets.graph import GRAPH
 from etpi_assets.jobs import build_jobs
-from etpi_assets.materialize import build_asset, etpi_asset
+from etpi_assets.materialize import build_asset
 from etpi_assets.planner import Consent
-from etpi_assets.resolved_specs import assets as specs_assets
 from etpi_assets.resources import Resources
 from etpi_assets.specs.load import part
 from etpi_resources.lake.checks import CheckOutcome
@@ -63,7 +62,7 @@ class World:
         self.made: list[tuple[str, str]] = []
         self.failing: set[str] = set()
         self.changed: set[str] = set()
-        own = {recipe.node.name: recipe for recipe in specs_assets.ASSETS}
+        own = {name: recipe for name, recipe in recipes().items() if GRAPH[name].group == "specs"}
         self.recipes: dict[str, AssetRecipe] = {name: own.get(name) or self._recipe(name) for name in GRAPH}
 
     def resources(self) -> Resources:
@@ -99,22 +98,23 @@ class World:
         return [pair for pair in self.made[before:] if not pair[0].endswith("_spec")]
 
     def _recipe(self, name: str) -> AssetRecipe:
-        @etpi_asset(name, checks=("sound",))
-        def function(run: AssetRun) -> Produced:
+        def function(run: AssetRun, **inputs: Input) -> Produced:
             self.made.append((name, run.key))
             return Produced(
-                tables={t: _one_row(t, _digest(run, name) + "x" * (name in self.changed)) for t in run.node.tables},
+                tables={
+                    t: _one_row(t, _digest(run, name, inputs) + "x" * (name in self.changed)) for t in run.node.tables
+                },
                 checks=[CheckOutcome("sound", name not in self.failing, "row 3 is unsound; mend it", True, {"row": 3})],
                 metadata={"plot": "a plot"},
             )
 
-        return function
+        return AssetRecipe(GRAPH[name], function, ("sound",))
 
 
-def _digest(run: AssetRun, name: str) -> str:
+def _digest(run: AssetRun, name: str, inputs: Mapping[str, Input]) -> str:
     spec = run.spec.model_dump(mode="json") if run.spec else {}
     sections = {section: part(spec, section) for section in run.node.sections}
-    read = [run.read(asset, table).to_pylist() for asset in run.node.upstream for table in GRAPH[asset].tables]
+    read = [each.read(table).to_pylist() for asset, each in inputs.items() for table in GRAPH[asset].tables]
     return hashlib.sha256(json.dumps([name, sections, read], default=str).encode()).hexdigest()[:12]
 
 

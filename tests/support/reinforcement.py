@@ -8,15 +8,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+from etpi_assets.asset_run import recipes
 from etpi_assets.resources import Resources
 from etpi_assets.tasks.table import task_table
-from etpi_assets.training import assets
 from etpi_assets.worlds.terminal_tiny.generate import generate_tasks
 from etpi_resources.lake.lake import Lake, Ref, folder_hash
 from etpi_resources.lake.schemas import empty, from_rows
 from tests.support.graph import EXPERIMENT, ROLLOUT_SET, SUITE, write_spec
 
-RECIPES = {recipe.node.name: recipe for recipe in assets.ASSETS}
+RECIPES = recipes()
 
 
 RL = {

@@ -12,12 +12,12 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from etpi_assets.asset_run import Outcome
+from etpi_assets.asset_run import Outcome, recipes
 from etpi_assets.materialize import RESOURCE, build_asset
 from etpi_assets.resources import Resources
 from etpi_assets.specs.server import ServerSection
 from etpi_assets.specs.training import BaseSection, RLSection, TrainSection
-from etpi_assets.training import assets, pointers, sft, sft_checks
+from etpi_assets.training import pointers, sft, sft_checks
 from etpi_assets.training.checkpoints import SftReport
 from etpi_assets.training.curves import loss_plot
 from etpi_resources.lake.lake import BlockedInput, Lake, LakeError, Ref, folder_hash
@@ -28,7 +28,7 @@ from tests.support.faults_page import stopped
 from tests.support.graph import ROLLOUT_SET, SUITE, write_spec
 from tests.support.tiny_training import learnable, make_base
 
-RECIPES = {recipe.node.name: recipe for recipe in assets.ASSETS}
+RECIPES = recipes()
 DATASET = Ref("upweighted_dataset", "experiment", "first")
 TINY_FORMAT = 'tokenizer = "tiny"\nchat_template = "tiny"'
 TRAIN = {

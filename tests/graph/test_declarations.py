@@ -1,0 +1,155 @@
+"""Declarations of assets: faults of edges, tables, sections and checks are found when the graph loads."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from etpi_assets import asset_run
+from etpi_assets.asset_run import AssetRun, Input, Produced, asset
+from etpi_assets.graph import GRAPH, STAGES, Graph, GraphError
+from etpi_resources.lake.lake import LakeError
+from tests.support.graph import World
+
+
+@pytest.fixture
+def graph(monkeypatch) -> Graph:
+    """An empty graph, which `@asset` fills."""
+    graph = Graph()
+    monkeypatch.setattr(asset_run, "GRAPH", graph)
+    return graph
+
+
+def _suite_asset(function, **changed: Any):
+    return asset(**{"set": "suite", "group": "sources", "summary": "A test.", "tables": ("tasks",), **changed})(
+        function
+    )
+
+
+def tasks(run: AssetRun) -> Produced:
+    raise NotImplementedError
+
+
+def raw_rollouts(run: AssetRun, tasks: Input) -> Produced:
+    raise NotImplementedError
+
+
+def test_parameters_are_the_edges_in_their_order(graph):
+    def scored_rollouts(run: AssetRun, raw_rollouts: Input, tasks: Input) -> Produced:
+        raise NotImplementedError
+
+    _suite_asset(scored_rollouts)
+    _suite_asset(raw_rollouts)
+    assert _suite_asset(tasks).node is graph["tasks"]
+    assert list(graph) == ["tasks", "raw_rollouts", "scored_rollouts"]
+    assert graph["scored_rollouts"].upstream == ("raw_rollouts", "tasks")
+
+
+@pytest.mark.parametrize(
+    ("changed", "fault", "right"),
+    [
+        ({"tables": ("task",)}, "table 'task'", "'tasks'"),
+        ({"sections": ("famly",)}, "'famly'", "'family'"),
+        ({"sections": ("path.x",)}, "'path.x'", "'"),
+        ({"checks": ("tasks_acounted",)}, "check 'tasks_acounted'", "'tasks_accounted'"),
+        ({"set": "experiment", "sections": ("evaluate.suit",)}, "'evaluate.suit'", "'evaluate.suite'"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest_right_one(graph, changed, fault, right):
+    with pytest.raises(GraphError) as error:
+        _suite_asset(tasks, **changed)
+    assert all(part in str(error.value) for part in ("tasks ", fault, right)), error.value
+
+
+def test_keys_below_a_dictionary_of_a_spec_are_free(graph):
+    _suite_asset(tasks, sections=("params.anything",))
+
+
+def test_an_unknown_input_is_refused_with_the_nearest_right_one(graph):
+    def raw_rollouts(run: AssetRun, task: Input) -> Produced:
+        raise NotImplementedError
+
+    _suite_asset(tasks)
+    _suite_asset(raw_rollouts)
+    with pytest.raises(GraphError, match=r"raw_rollouts .*'task'.*'tasks'"):
+        list(graph)
+
+
+def test_assets_in_a_circle_are_refused(graph):
+    def tasks(run: AssetRun, raw_rollouts: Input) -> Produced:
+        raise NotImplementedError
+
+    _suite_asset(tasks)
+    _suite_asset(raw_rollouts)
+    with pytest.raises(GraphError, match=r"tasks reads raw_rollouts; raw_rollouts reads tasks"):
+        list(graph)
+
+
+def test_an_asset_declared_twice_is_refused(graph):
+    _suite_asset(tasks)
+    with pytest.raises(GraphError, match="tasks is declared twice"):
+        _suite_asset(tasks)
+
+
+def test_an_edge_from_an_experiment_back_to_a_suite_is_refused(graph):
+    _suite_asset(tasks, set="experiment")
+    _suite_asset(raw_rollouts)
+    with pytest.raises(GraphError, match=r"raw_rollouts.*one per suite.*tasks.*one per experiment"):
+        list(graph)
+
+
+def test_an_input_has_no_other_tables_than_its_asset(tmp_path):
+    world = World(tmp_path)
+    for name, key in (
+        ("suite_spec", "small"),
+        ("tasks", "small"),
+        ("rollout_set_spec", "few"),
+        ("raw_rollouts", "few"),
+    ):
+        world.make(name, key)
+    run = AssetRun(GRAPH["scored_rollouts"], "few", world.resources())
+    assert Input(run, "raw_rollouts").read("turns").num_rows == 1
+    with pytest.raises(LakeError, match=r"scored_rollouts .*'turn'.*raw_rollouts.*'turns'"):
+        Input(run, "raw_rollouts").read("turn")
+
+
+def test_every_table_that_a_stage_reads_is_declared():
+    """The parameters of type Input are named after their assets, in helpers too, so the calls can be checked here."""
+    calls = [call for stage in STAGES for call in _reads(import_module(f"etpi_assets.{stage}.assets"))]
+    assert len(calls) > 50
+    wrong = [(where, a, t) for where, a, t in calls if a not in GRAPH or (t and t not in GRAPH[a].tables)]
+    assert wrong == []
+
+
+def _reads(module) -> list[tuple[str, str, str | None]]:
+    """(function, asset, table) of every `INPUT.read("table")` or `stored`, and `run.read("asset", "table")`."""
+    calls = []
+    for function in [n for n in ast.parse(inspect.getsource(module)).body if isinstance(n, ast.FunctionDef)]:
+        inputs = {
+            a.arg for a in function.args.args if isinstance(a.annotation, ast.Name) and a.annotation.id == "Input"
+        }
+        calls += [(function.name, name, None) for name in inputs]
+        for call in [n for n in ast.walk(function) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]:
+            on, names = call.func.value, [a.value for a in call.args if isinstance(a, ast.Constant)]
+            if not isinstance(on, ast.Name) or call.func.attr not in ("read", "stored"):
+                continue
+            if on.id in inputs and names:
+                calls.append((function.name, on.id, names[0]))
+            elif on.id == "run" and len(names) == 2:
+                calls.append((function.name, *names))
+    return calls
+
+
+def test_the_graph_loads_without_torch_and_without_dagster():
+    code = (
+        "import sys; from etpi_assets.graph import GRAPH; assert len(GRAPH) > 15; "
+        "print([m for m in ('torch', 'transformers', 'trl', 'dagster') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
