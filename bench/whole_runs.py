@@ -1,4 +1,4 @@
-"""Measure `make demo`, its second run, `make demo-all`, `make test` and `make test-all` in a fresh clone, stage by stage.
+"""Measure `make demo`, its second run, `make demo-all`, `make test` and `make test-all` in a fresh clone, by stage.
 
     python bench/whole_runs.py demo [demo-all] [test] [test-all] [--emulate-avx2] [--keep FOLDER]
 
