@@ -49,6 +49,7 @@ def experiment(rehearsal: Rehearsal) -> ExperimentSpec:
     return spec
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED.experiments)
 def test_every_shipped_experiment_has_small_specs_that_load(name, folder):
     spec, small = SHIPPED.experiments[name], shrink(name, SHIPPED, folder, CPU)
