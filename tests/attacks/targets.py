@@ -21,11 +21,9 @@ from etpi_assets.tasks.pypi_bugs.build import test_command
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
-from tests.support.repositories import FILES, HIDDEN, Repository, solved
+from tests.support.repositories import FILES, HIDDEN, OFFLINE, Repository, solved
 
 SMALL = {"memory_gib": 0.5, "disk_gib": 0.0625, "test_seconds": 30, "sandbox": "bubblewrap"}
-OFFLINE = {"grading": {"network": "none"}}
-"""Of families whose grading may download, which needs mitmproxy."""
 
 
 @dataclass(frozen=True)
