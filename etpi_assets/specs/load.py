@@ -183,8 +183,8 @@ def _read_set(set_name: str, folders: Sequence[Path]) -> Iterator[Entry]:
     """Read one set of specs. Subfolders group files; a spec's name is its file's, once in all folders."""
     files = _files(set_name, [*folders, SHIPPED])
     for name in sorted(files):
-        own = not files[name][0].is_relative_to(SHIPPED)
-        yield _read(set_name, name, files) if own else _shipped(set_name)[name]
+        is_shipped = files[name][0].is_relative_to(SHIPPED)
+        yield _shipped(set_name)[name] if is_shipped else _read(set_name, name, files)
 
 
 @cache
