@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help setup environment writable bubblewrap vllm vllm-cpu mitmproxy consumers demo demo-all results sweeps run rehearse status export \
-  pypi-bugs tiny-bases ui view docs test test-slow test-cluster lint bench gpu-check clean
+  pypi-bugs tiny-bases ui view docs test test-all test-long lint types style bench gpu-check clean
 
 # The first interpreter that runs: a pyenv shim can be on PATH and refuse.
 SUPPORTED := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
@@ -145,21 +145,29 @@ view: environment  ## pages of transcripts, tokens and data sets on http://local
 docs: environment  ## rewrite the pages that are generated from the code: docs/reference, formats.md, chat_formats.md
 	@$(BIN)/python -m etpi.reference
 
-test: setup lint consumers mitmproxy  ## lint, types, SQL lint, tests
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+PYTEST = $(BIN)/python -m pytest --numprocesses 2
 
-test-slow: setup  ## 100 kills in every stage, 30 minutes of failing servers, every experiment rehearsed; continues where it was stopped
+test: setup lint  ## lint and the tests that catch what matters (8 minutes)
+	@$(PYTEST) --dist loadfile -m quick --hypothesis-profile quick
+
+test-all: setup consumers mitmproxy  ## every other test but those of test-long, and properties with more examples (45 minutes)
+	@$(PYTEST) --dist loadgroup --no-loadscope-reorder -m "not long and (not quick or hypothesis)"
+
+test-long: setup consumers mitmproxy  ## commands of docs pages, three machines, vLLM, 100 kills, 30 minutes of failing servers, rehearsals (hours)
+	@ETPI_TEST_CLUSTER=1 $(BIN)/python -m pytest -m long
 	@$(BIN)/python bench/kill.py 100 --folder .slow
 	@$(BIN)/python bench/soak.py --minutes 30
 	@$(BIN)/python bench/rehearsals.py --folder .slow
 
-test-cluster: setup  ## three machines in podman containers with Ray and Postgres (needs root, podman, runc and Postgres from apt)
-	@ETPI_TEST_CLUSTER=1 $(BIN)/python -m pytest tests/cluster
-
 lint: environment  ## ruff, pyright, layers of imports, sqlfluff
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync types style
+
+types:
+	@$(BIN)/pyright
+
+style:
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet . || { echo "run: $(BIN)/ruff format"; exit 1; }
-	@$(BIN)/pyright
 	@$(BIN)/lint-imports
 	@$(BIN)/sqlfluff lint sql
 

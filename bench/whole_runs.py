@@ -1,12 +1,12 @@
-"""Measure `make demo`, its second run, `make demo-all` and `make test` in a fresh clone, stage by stage.
+"""Measure `make demo`, its second run, `make demo-all`, `make test` and `make test-all` in a fresh clone, by stage.
 
-    python bench/whole_runs.py demo [demo-all] [test] [--emulate-avx2] [--keep FOLDER]
+    python bench/whole_runs.py demo [demo-all] [test] [test-all] [--emulate-avx2] [--keep FOLDER]
 
 The script clones the checkout's last commit into a temporary folder (or FOLDER/clone, which stays), installs it with
 `make setup`, and runs each command there with its own .venv, data and Dagster home. For runs it prints the wall and CPU
 seconds of every asset partition, slowest first, from Dagster's event log, and for trainings also the worker's report.
-CPU seconds are those of a run's own process and of every process it waited for. For `make test` it prints the slowest
-test files.
+CPU seconds are those of a run's own process and of every process it waited for. For tests it prints the slowest
+files.
 
 `--emulate-avx2` sets ATEN_CPU_CAPABILITY and ONEDNN_MAX_CPU_ISA, so that a newer CPU computes much like one with AVX2.
 """
@@ -30,7 +30,7 @@ import dagster as dg
 from machine import machine
 
 ROOT = Path(__file__).resolve().parent.parent
-RUNS = {"demo": ("demo", "demo"), "demo-all": ("demo-all",), "test": ("lint", "consumers", "test")}
+RUNS = {"demo": ("demo", "demo"), "demo-all": ("demo-all",), "test": ("test",), "test-all": ("test-all",)}
 """Targets of make, in the order in which they run."""
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 SLOWEST_FILES = 25
@@ -68,7 +68,7 @@ def main() -> None:
                 began = time.time()
                 make(clone, target)
                 show_stages(clone, began)
-            if command == "test":
+            if command.startswith("test"):
                 show_test_files(clone)
 
 
@@ -79,7 +79,7 @@ def make(clone: Path, target: str) -> None:
         SystemExit: it failed; the message ends with the last lines of its output.
     """
     environment = {name: value for name, value in os.environ.items() if name not in OWN_VARIABLES}
-    if target == "test":
+    if target.startswith("test"):
         environment["PYTEST_ADDOPTS"] = f"--junitxml={_junit(clone)}"
     log = clone.parent / f"{target}.log"
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()

@@ -1,7 +1,11 @@
-"""What every test shares: nothing of the user's own environment or data."""
+"""What every test shares: nothing of the user's own environment or data, and the marks that say what a test costs."""
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
+import hypothesis
 import pytest
 import torch
 
@@ -11,11 +15,76 @@ from etpi_assets.runs import acceptance as changes
 from etpi_assets.runs import explain
 from etpi_assets.versioning.codebase import CodeVersion
 from etpi_assets.versioning.keys import PartitionCode
+from etpi_resources.downloads.proxy import ProxyUnavailable, mitmdump_program
 from etpi_resources.sandboxes import SandboxFactory
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 from etpi_resources.sandboxes.docker import DockerFactory
 from tests.support import container_engine, postgres
 from tests.support.graph import World
+from tests.support.students import CONSUMERS, OF_CONSUMERS
+
+hypothesis.settings.register_profile("quick", max_examples=20, deadline=None)
+hypothesis.settings.register_profile("full", deadline=None)
+hypothesis.settings.load_profile("full")
+
+COSTLY = {"slow", "attack", "browser", "cluster", "consumers", "docker", "mitmproxy", "long"}
+"""Marks of tests that `make test` leaves out; all others are marked `quick`."""
+MARK_OF_FIXTURE = {
+    "_engine_process": "docker",
+    "chromium": "browser",
+    "browser": "browser",
+    "consumers": "consumers",
+    "mitmproxy": "mitmproxy",
+    "postgres_server": "cluster",
+    "services": "long",
+}
+MARK_OF_FOLDER = {"cluster": "cluster"}
+ONE_PROCESS = ("cluster", "docker")
+"""Marks whose tests share a server of the session; one process starts it, and starts with it."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test with what it needs, name the process it runs in, and start with the largest groups.
+
+    A file's tests run in one process, because they share its fixtures; attacks share nothing and come last, so that
+    they fill whichever process is free.
+    """
+    for item in items:
+        for name in _needs(item):
+            item.add_marker(name)
+        marks = {mark.name for mark in item.iter_markers()}
+        if not marks & COSTLY:
+            item.add_marker("quick")
+        if "attack" not in marks:
+            shared = next((mark for mark in ONE_PROCESS if mark in marks), item.path.stem)
+            item.add_marker(pytest.mark.xdist_group(shared))
+    items.sort(key=_turn)
+
+
+def _needs(item: pytest.Item) -> set[str]:
+    """Return the marks that follow from a test's folder, fixtures and parameters."""
+    call = getattr(item, "callspec", None)
+    values = [value for value in call.params.values() if isinstance(value, str)] if call else []
+    names = {MARK_OF_FOLDER.get(item.path.parent.name)} | {MARK_OF_FIXTURE.get(name) for name in _fixtures(item)}
+    if call and call.params.get("factory") == "docker":
+        names.add("docker")
+    if OF_CONSUMERS.intersection(values):
+        names.add("consumers")
+    if item.get_closest_marker("vllm"):
+        names.add("long")
+    return {name for name in names if name}
+
+
+def _fixtures(item: pytest.Item) -> list[str]:
+    return getattr(item, "fixturenames", [])
+
+
+def _turn(item: pytest.Item) -> int:
+    """Return where a test's group stands in the order."""
+    marks = {mark.name for mark in item.iter_markers()}
+    first = [mark in marks for mark in ONE_PROCESS]
+    return first.index(True) if any(first) else len(first) + ("attack" in marks)
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +154,31 @@ def factory(request) -> SandboxFactory:
         request.getfixturevalue("engine")
         return DockerFactory()
     return BubblewrapFactory()
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The browser's program."""
+    if not (program := shutil.which("chromium")):
+        pytest.skip("needs chromium (.ci/run installs it)")
+    return program
+
+
+@pytest.fixture(scope="session")
+def consumers() -> Path:
+    """The folder of programs that read what etpi writes, which `make consumers` installs."""
+    if not (CONSUMERS / "ready").exists():
+        pytest.skip("`make consumers` installs the packages that read exports")
+    return CONSUMERS
+
+
+@pytest.fixture(scope="session")
+def mitmproxy() -> Path:
+    """mitmproxy's program, which `make mitmproxy` installs."""
+    try:
+        return mitmdump_program()
+    except ProxyUnavailable as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

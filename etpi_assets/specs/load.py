@@ -13,6 +13,7 @@ import tomllib
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +159,7 @@ def load_shipped() -> Specs:
 
 
 def _load(paths: Sequence[Path], folders: Sequence[SpecFolder]) -> Specs:
-    entries = {(e.set, e.name): e for set_name in FOLDERS for e in _read_set(set_name, [*paths, SHIPPED])}
+    entries = {(e.set, e.name): e for set_name in FOLDERS for e in _read_set(set_name, paths)}
     return Specs((_with_known_references(entry, entries, folders) for entry in entries.values()), folders)
 
 
@@ -180,24 +181,41 @@ def nearest(key: str, valid: Sequence[str]) -> str:
 
 def _read_set(set_name: str, folders: Sequence[Path]) -> Iterator[Entry]:
     """Read one set of specs. Subfolders group files; a spec's name is its file's, once in all folders."""
+    files = _files(set_name, [*folders, SHIPPED])
+    for name in sorted(files):
+        is_shipped = files[name][0].is_relative_to(SHIPPED)
+        yield _shipped(set_name)[name] if is_shipped else _read(set_name, name, files)
+
+
+@cache
+def _shipped(set_name: str) -> dict[str, Entry]:
+    """Return the shipped specs of a set; no file of the user's changes them, so a process reads them once."""
+    files = _files(set_name, [SHIPPED])
+    return {name: _read(set_name, name, files) for name in files}
+
+
+def _files(set_name: str, folders: Sequence[Path]) -> dict[str, list[Path]]:
     files: dict[str, list[Path]] = {}
     for folder in folders:
         for path in sorted((folder / FOLDERS[set_name]).rglob("*.toml")):
             files.setdefault(path.stem, []).append(path)
-    for name in sorted(files):
-        file = files[name][0]
-        try:
-            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{,99}", name):
-                raise SpecError(
-                    f"{file}: a spec's name has letters, digits, '_', '-' and '.' only, at most 100; rename the file"
-                )
-            model = MODELS[set_name]
-            document = _resolve(name, files, model, ())
-            if model is ExperimentSpec:
-                document = _over_preset(document, file)
-            yield Entry(set_name, name, file, _validate(set_name, document, file))
-        except SpecError as error:
-            yield Entry(set_name, name, file, None, error)
+    return files
+
+
+def _read(set_name: str, name: str, files: Mapping[str, Sequence[Path]]) -> Entry:
+    file = files[name][0]
+    try:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{,99}", name):
+            raise SpecError(
+                f"{file}: a spec's name has letters, digits, '_', '-' and '.' only, at most 100; rename the file"
+            )
+        model = MODELS[set_name]
+        document = _resolve(name, files, model, ())
+        if model is ExperimentSpec:
+            document = _over_preset(document, file)
+        return Entry(set_name, name, file, _validate(set_name, document, file))
+    except SpecError as error:
+        return Entry(set_name, name, file, None, error)
 
 
 def _resolve(

@@ -21,7 +21,7 @@ from etpi_assets.tasks.pypi_bugs.build import test_command
 from etpi_resources.chat.format import load_chat_format
 from etpi_resources.engines.scripted import ScriptedEngine
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
-from tests.support.repositories import FILES, HIDDEN, Repository, solved
+from tests.support.repositories import FILES, HIDDEN, OFFLINE, Repository, solved
 
 SMALL = {"memory_gib": 0.5, "disk_gib": 0.0625, "test_seconds": 30, "sandbox": "bubblewrap"}
 
@@ -121,7 +121,7 @@ class Targets:
 
     def _cooperbench(self) -> Task:
         checkouts = self.repository.checkouts("moor_task/task7")
-        return self._only("cooperbench", path=str(self.repository.cooperbench()), checkouts=str(checkouts))
+        return self._only("cooperbench", path=str(self.repository.cooperbench()), checkouts=str(checkouts), **OFFLINE)
 
     def _harbor(self) -> Task:
         from tests.support.harbor import make_folder
@@ -134,7 +134,7 @@ class Targets:
         repo = root / "checkouts" / "lines" / "repo"
         repo.mkdir(parents=True)
         (repo / "start.txt").write_text("start\n")
-        return self._only("harbor", path=str(root / "tasks"), checkouts=str(root / "checkouts"))
+        return self._only("harbor", path=str(root / "tasks"), checkouts=str(root / "checkouts"), **OFFLINE)
 
     def _answers(self) -> Task:
         truth = {"inputs": ["1 2\n", "5 6\n"], "outputs": ["3\n", "11\n"]}

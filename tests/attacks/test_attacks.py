@@ -21,8 +21,14 @@ TARGETS = Targets(Path(FOLDER.name))
 ATTACKS = attacks(TARGETS)
 
 
+FIRST = {attack.family: attack for attack in reversed(ATTACKS) if not attack.excluded and attack.overlays != [{}]}
+"""The attack on each family that `make test` tries."""
+
+
 def _parameter(attack: Attack):
-    marks = [pytest.mark.xfail(strict=True, reason=attack.excluded)] if attack.excluded else []
+    marks = [] if attack is FIRST[attack.family] else [pytest.mark.attack]
+    if attack.excluded:
+        marks.append(pytest.mark.xfail(strict=True, reason=attack.excluded))
     return pytest.param(attack, id=attack.key, marks=marks)
 
 

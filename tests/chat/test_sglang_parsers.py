@@ -6,6 +6,7 @@ import importlib
 import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock
@@ -17,9 +18,7 @@ from hypothesis import strategies as st
 from etpi_resources.chat.format import ChatFormat
 from etpi_resources.chat.tool_forms import FORMS, Call
 from tests.support.own_runs import TOOLS
-from tests.support.students import CONSUMERS, FAMILIES, byte_tokenizer
-
-pytestmark = pytest.mark.skipif(not (CONSUMERS / "sglang").is_dir(), reason="make consumers installs SGLang")
+from tests.support.students import FAMILIES, byte_tokenizer
 
 DETECTORS = {
     "qwen3": "hermes:Hermes", "qwen3_6": "qwen3_coder:Qwen3Coder", "llama3_1": "llama32:Llama32",
@@ -46,14 +45,14 @@ class _Absent(ModuleType):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def sglang() -> Iterator[None]:
+def sglang(consumers: Path) -> Iterator[None]:
     """Let SGLang be imported in this module alone."""
     before = set(sys.modules)
-    sys.path.append(str(CONSUMERS))
+    sys.path.append(str(consumers))
     absent = [name for name in NOT_HERE if name not in sys.modules]
     sys.modules.update({name: _Absent(name) for name in absent})
     yield
-    sys.path.remove(str(CONSUMERS))
+    sys.path.remove(str(consumers))
     for name in set(sys.modules) - before:
         if name in absent or name.split(".")[0] == "sglang":
             del sys.modules[name]

@@ -29,6 +29,7 @@ def init(url: str, *words: str) -> int:
     return cli.main(["init", "--endpoint", url, "--suite", "little", "--yes", "--name", "mine", *words])
 
 
+@pytest.mark.slow
 def test_rollouts_are_collected_with_the_written_specs(cwd, monkeypatch):
     tasks = [task for task in CoopTiny().load("little", 0, SIZES) if isinstance(task, Task)]
     skill = CoopTinySkill(plan_first=1.0, wrong_edit=0.0, notice=1.0)

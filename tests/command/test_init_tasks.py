@@ -23,6 +23,7 @@ from etpi_resources.lake.lake import Lake, Ref
 from tests.support.harbor import make_folder
 from tests.support.repositories import Repository
 
+pytestmark = pytest.mark.slow
 PAGE = (Path(__file__).parents[2] / "docs/own_tasks.md").read_text(encoding="utf-8")
 KNOT = "\n\ndef knot{n}(length):\n    return length + {n}\n"
 KNOT_TEST = "\n\ndef test_knot{n}():\n    assert rope.knot{n}(1) == 1 + {n}\n"

@@ -177,6 +177,7 @@ class _Index(BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.slow
 def test_make_asks_the_package_index_that_the_environment_names(tmp_path: Path):
     checkout = _checkout(tmp_path / "checkout")
     server = HTTPServer(("127.0.0.1", 0), _Index)

@@ -19,6 +19,7 @@ from etpi_resources.lake.lake import Lake, Ref
 from tests.support.models import make_base
 from tests.support.own_runs import ANSWER, TOOLS, recorded_run, write_runs
 
+pytestmark = pytest.mark.slow
 PAGE = (Path(__file__).parents[2] / "docs/own_data.md").read_text(encoding="utf-8")
 COMMIT = "0123456789" * 4
 STUDENT = "student"

@@ -48,7 +48,7 @@ def verdicts(record: dict[str, Any]) -> dict[str, str]:
     return {stage["asset"]: stage["verdict"] for stage in record["stages"]}
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.long
 def test_reinforcement_with_tools_is_rehearsed_to_its_card(home):
     status, page, record = rehearse(home, "grpo_tcr_4b")
     assert status == 0, page
@@ -58,7 +58,7 @@ def test_reinforcement_with_tools_is_rehearsed_to_its_card(home):
     assert "cannot be judged at this size: format_exposure" in page
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.long
 def test_live_teacher_is_rehearsed_with_its_grammar(home):
     status, page, record = rehearse(home, "etpi_phase1")
     assert status == 0, page
@@ -67,7 +67,7 @@ def test_live_teacher_is_rehearsed_with_its_grammar(home):
     assert rollouts["needs"] == ["a GPU that serves hub:Qwen/Qwen3.6-27B@6a9e13bd6fc8f0983b9b99948120bc37f49c13e9"]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_fault_of_a_spec_is_found_before_training(home):
     status, page, record = rehearse(home, "faulty")
     assert status == 1 and "The real run would stop at upweighted_dataset of faulty." in page

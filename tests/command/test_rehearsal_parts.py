@@ -49,6 +49,7 @@ def experiment(rehearsal: Rehearsal) -> ExperimentSpec:
     return spec
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED.experiments)
 def test_every_shipped_experiment_has_small_specs_that_load(name, folder):
     spec, small = SHIPPED.experiments[name], shrink(name, SHIPPED, folder, CPU)
@@ -122,6 +123,7 @@ def test_unknown_architecture_is_refused():
     assert students.architecture("x", {"model_type": "qwen3_5_text"}) == "qwen3_5"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["cooperbench", "r2e", "swe_bench", "harbor", "answers"])
 def test_stand_ins_are_valid_tasks_of_their_family(family, tmp_path):
     # Commands run as another user, who cannot enter the folders of pytest.

@@ -18,7 +18,6 @@ from etpi_resources.downloads.proxy import (
     MOST_IDLE,
     DownloadProxy,
     ProxyUnavailable,
-    mitmdump_program,
     shared_log,
     shared_proxy,
     through_proxy,
@@ -27,6 +26,7 @@ from etpi_resources.downloads.recording import Recording
 from etpi_resources.sandboxes import Environment, Limits
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 
+pytestmark = pytest.mark.usefixtures("mitmproxy")
 WHEEL = bytes(range(256)) * 400
 
 
@@ -63,14 +63,6 @@ class Index(BaseHTTPRequestHandler):
 
     def log_message(self, *arguments: object) -> None:
         pass
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _mitmproxy() -> None:
-    try:
-        mitmdump_program()
-    except ProxyUnavailable as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture

@@ -20,11 +20,9 @@ from etpi_assets.resources import Resources
 from etpi_resources.chat.format import load_chat_format
 from tests.support.curation import CurationLake
 from tests.support.rollouts import planning_pair, rollout
+from tests.support.students import CONSUMERS
 
-CONSUMERS = Path(__file__).parents[2] / ".consumers"
-pytestmark = pytest.mark.skipif(
-    not (CONSUMERS / "ready").exists(), reason="`make consumers` installs the packages that read exports"
-)
+pytestmark = pytest.mark.usefixtures("consumers")
 
 VERL_SFT = """
 from omegaconf import OmegaConf

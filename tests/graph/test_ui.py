@@ -114,7 +114,7 @@ class Page:
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
+def page(tmp_path_factory, chromium):
     folder = tmp_path_factory.mktemp("page")
     specs = folder / "specs"
     write_spec(

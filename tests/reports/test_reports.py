@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -258,11 +257,7 @@ def test_stopped_evaluation_is_said_with_the_report_and_has_wider_intervals(tabl
     assert changed, "the paired changes have the intervals that are valid at a stop"
 
 
-CHROMIUM = shutil.which("chromium")
-
-
-@pytest.mark.skipif(not CHROMIUM, reason="needs chromium (.ci/run installs it)")
-def test_nothing_is_cut_between_800_and_1600_pixels(tables, tmp_path):
+def test_nothing_is_cut_between_800_and_1600_pixels(tables, tmp_path, chromium):
     """Neither the page nor a table is wider than the window, with long names and a column for every role."""
     long = "a_repository_with_a_long_name/" * 4
     rows = [{**row, "decoding": "greedy@a-long-budget", "task_id": row["task_id"] + long}
@@ -282,7 +277,7 @@ def test_nothing_is_cut_between_800_and_1600_pixels(tables, tmp_path):
     )
     (tmp_path / "report.html").write_text(page.replace("</body>", measure_it + "</body>"))
     for width in (800, 1300, 1600):
-        command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900"]
+        command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900"]
         command += ["--hide-scrollbars", "--dump-dom", f"file://{tmp_path}/report.html"]
         shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
         assert f"<title>cut 0 of {width}</title>" in shown, re.findall("<title>.*</title>", shown)

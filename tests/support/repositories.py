@@ -45,6 +45,10 @@ def solved(*features: str) -> dict[str, str]:
     return files
 
 
+OFFLINE = {"grading": {"network": "none"}}
+"""Params of a suite whose family's grading may download, which needs mitmproxy."""
+
+
 class Repository:
     """A folder that everybody can enter, with the repository, its interpreter and the data sets about it."""
 

@@ -97,6 +97,9 @@ FAMILIES = {
     ),
 }
 
+OF_CONSUMERS = {name for name in FAMILIES if name.startswith("mistral")}
+"""Families whose template a package of `make consumers` writes."""
+
 
 def byte_tokenizer(family: Family) -> Any:
     """Return a tokenizer of one id per byte, with the family's control tokens and template."""

@@ -11,7 +11,7 @@ import pytest
 
 from etpi_assets.tasks import cooperbench, cooperbench_verdict, downloads, harbor
 from etpi_assets.tasks.family import RejectedInput, Task
-from etpi_resources.downloads.proxy import INDEX_HOSTS, DownloadProxy, ProxyUnavailable, mitmdump_program, through_proxy
+from etpi_resources.downloads.proxy import INDEX_HOSTS, DownloadProxy, through_proxy
 from etpi_resources.sandboxes import Environment, Limits, SandboxUnavailable
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 from tests.support.container_engine import IMAGE
@@ -22,11 +22,10 @@ SMALL = {"memory_gib": 2, "disk_gib": 0.5, "test_seconds": 240}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _index() -> None:
+def _index(mitmproxy) -> None:
     try:
-        mitmdump_program()
         socket.getaddrinfo("pypi.org", 443)
-    except (ProxyUnavailable, OSError) as error:
+    except OSError as error:
         pytest.skip(f"the package index is not to be had: {error}")
 
 

@@ -24,6 +24,7 @@ from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.sandboxes import SandboxFactory
 from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 from tests.support.harbor import make_folder
+from tests.support.repositories import OFFLINE
 
 FAMILY = load_family("harbor")
 
@@ -43,7 +44,7 @@ def load(root: Path, factory: SandboxFactory | None = None, **params: Any) -> li
         repo.mkdir(parents=True, exist_ok=True)
         (repo / "start.txt").write_text(file.read_text())
     kind = factory.name if factory else "bubblewrap"
-    params = {"path": str(root / "tasks"), "sandbox": kind, "checkouts": str(checkouts), **params}
+    params = {"path": str(root / "tasks"), "sandbox": kind, "checkouts": str(checkouts), **OFFLINE, **params}
     return list(FAMILY.load("bench", 0, params))
 
 
@@ -166,6 +167,7 @@ def test_task_that_cannot_be_proven_is_quarantined_or_run_without_a_verdict(root
         specs, lake = tmp_path / str(keep), Lake(tmp_path / f"lake{keep}")
         (specs / "suites").mkdir(parents=True)
         lines = [f"{name} = {json.dumps(value)}" for name, value in {**params, "keep_unproven": keep}.items()]
+        lines.append('grading = {network = "none"}')
         (specs / "suites" / "own.toml").write_text('title = "x"\nfamily = "harbor"\n[params]\n' + "\n".join(lines))
         manifest = tasks.execute("own", Resources(lake=lake, specs_folder=specs)).manifest
         assert manifest.rows == rows and manifest.blocked is not keep

@@ -24,7 +24,7 @@ from etpi_resources.sandboxes.bubblewrap import BubblewrapFactory
 from etpi_resources.sandboxes.docker import DockerFactory
 from etpi_resources.sandboxes.docker_images import Images
 from tests.support.container_engine import IMAGE
-from tests.support.repositories import FILES, Repository, solved
+from tests.support.repositories import FILES, OFFLINE, Repository, solved
 
 SMALL = {"memory_gib": 0.5, "disk_gib": 0.0625, "test_seconds": 60}
 
@@ -76,7 +76,7 @@ def bench(repository: Repository, factory: SandboxFactory, root: Path) -> dict[s
             if not (folder / part.name).exists():
                 (folder / part.name).symlink_to(part) if part.is_file() else _link(part, folder / part.name)
     checkouts = repository.checkouts("moor_task/task7")
-    return {"path": str(root), "sandbox": factory.name, "checkouts": str(checkouts), "images": "build"}
+    return {"path": str(root), "sandbox": factory.name, "checkouts": str(checkouts), "images": "build", **OFFLINE}
 
 
 def _link(source: Path, target: Path) -> None:
@@ -309,7 +309,7 @@ def test_reference_and_null_engines_run_any_suite(repository, factory, testbed, 
     agent = "max_steps = 4\nmax_tokens = 4000\nmax_model_len = 16000\n"
     for family, params in suites.items():
         suite = f"own_{family}"
-        lines = [f"{key} = {json.dumps(value)}" for key, value in {**SMALL, **params}.items()]
+        lines = [f"{key} = {_toml(value)}" for key, value in {**SMALL, **params}.items()]
         text = f'title = "x"\nfamily = "{family}"\n[params]\n' + "\n".join(lines)
         _made(folder / "suites").joinpath(f"{suite}.toml").write_text(text)
         prompt = "coop" if family == "cooperbench" else "solo"
@@ -333,6 +333,13 @@ def test_reference_and_null_engines_run_any_suite(repository, factory, testbed, 
             assert (row["error"], row["exit_status"], verdict["reward"]) == (None, "Submitted", reward), (suite, row)
         agents = resources.lake.read(Ref("raw_rollouts", "rollout_set", f"{suite}_reference"), "agents").to_pylist()
         assert all("+    return n * 2" in agent["patch"] for agent in agents if agent["feature_id"] in ("1", "issue"))
+
+
+def _toml(value: Any) -> str:
+    """Return a value as TOML writes it, also a table of texts."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + "}"
+    return json.dumps(value)
 
 
 def _made(folder: Path) -> Path:

@@ -21,7 +21,6 @@ from etpi_resources.trainers.workers.reporting import CONFIG_FILE, Worker
 from tests.support.sft import config_of, digest, in_process, worker_in
 from tests.support.tiny_training import TEMPLATE, VOCABULARY, learnable, make_base, naive_sums, sequence, write
 
-pytestmark = pytest.mark.slow
 # Models this small are faster on one thread, and threads that wait for cores would time the machine, not the code.
 torch.set_num_threads(1)
 

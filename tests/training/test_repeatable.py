@@ -200,6 +200,7 @@ def uneven(monkeypatch):
     monkeypatch.setattr(Rounds, "_roll_out", late)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("uneven")
 def test_two_short_runs_are_equal_to_the_digit(tmp_path, base):
     short = {"repeatable": "true", "steps": "2"}

@@ -98,6 +98,7 @@ def as_template_takes(chat: ChatFormat, messages: list[dict[str, Any]]) -> list[
     return taken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", SIX)
 def test_trained_checkpoint_acts_as_its_data_when_served(family: str, tmp_path: Path) -> None:
     run = recorded_run(0, 1)

@@ -159,7 +159,6 @@ def test_an_adapter_is_published_beside_the_merged_model(training):
     assert folder_hash(training.lake.root / row["adapter_path"]) == row["adapter_hash"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_training_without_effect_is_blocked(training, method):
     training.experiment(method=f'"{method}"', learning_rate="0.0", max_steps="2")
@@ -187,7 +186,6 @@ collate.collate = masked
 """
 
 
-@pytest.mark.slow
 def test_trainer_that_ignores_labels_is_blocked_though_its_loss_falls(training, monkeypatch):
     (training.folder / "sitecustomize.py").write_text(IGNORES_LABELS)
     monkeypatch.setenv("PYTHONPATH", str(training.folder), prepend=os.pathsep)

@@ -97,6 +97,7 @@ def changed(copy, unchanged, specs, before) -> Changed:
     return partitions
 
 
+@pytest.mark.slow
 def test_no_edit_leaves_the_version_of_a_result_that_it_changes(changed, specs, before, capsys):
     missed, over, reported, right = [], [], 0, 0
     for edit in EDITS:
