@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,15 +87,13 @@ class ClusterBackend:
 
         return find_gpu_of_ranks(self._settings.accelerator)
 
-    @contextmanager
     def ranks(
         self, module: str, folder: Path, processes: int, *, context: Any, grace: float, log: Log
-    ) -> Iterator[RunningWorker]:
+    ) -> AbstractContextManager[RunningWorker]:
         from etpi_cluster.over_nodes import run_ranks
 
         accelerator = self._settings.accelerator
-        with run_ranks(module, folder, processes, accelerator, context=context, grace=grace, log=log) as running:
-            yield running
+        return run_ranks(module, folder, processes, accelerator, context=context, grace=grace, log=log)
 
     def step_executor(self) -> dg.ExecutorDefinition:
         from etpi_cluster.placement.executor import node_executor

@@ -80,16 +80,15 @@ def run_ranks(
     log: Callable[[str], None],
 ) -> Iterator[RunningWorker]:
     """Start a worker's ranks on several nodes; arguments as of `run_worker`."""
+    if context is None:
+        with RanksOverNodes(module, folder, processes, accelerator, environment={}, grace=grace, log=log) as ranks:
+            yield ranks
+        return
 
     def say(line: str) -> None:
         log(line)
-        if context is not None:
-            context.log.info(line)
+        context.log.info(line)
 
-    if context is None:
-        with RanksOverNodes(module, folder, processes, accelerator, environment={}, grace=grace, log=say) as ranks:
-            yield ranks
-        return
     with (
         _pipes_session(context) as (messages, environment),
         RanksOverNodes(module, folder, processes, accelerator, environment=environment, grace=grace, log=say) as ranks,
