@@ -245,7 +245,7 @@ class _NodeSteps(StepHandler):
         return submission
 
     def _need(self, context: StepHandlerContext, key: str, nodes: Sequence[Node]) -> Need:
-        if key not in GRAPH:  # a step of a job that is no asset, such as bring_experiment's
+        if key not in GRAPH:  # experiment_inputs
             return Need({CPU: LIGHT})
         partition = context.dagster_run.tags.get(PARTITION_TAG, "")
         try:

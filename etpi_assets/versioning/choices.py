@@ -22,7 +22,6 @@ INFRASTRUCTURE: Mapping[str, str] = {
     "etpi_assets.asset_run": "locks, the skip rule and publishing; the bytes of a published table are pinned by a test",
     "etpi_assets.materialize": "how an asset looks in Dagster",
     "etpi_assets.resources": "hands out sandboxes and servers, which count by what the spec selects",
-    "etpi_assets.dagster_private": "names of Dagster for jobs and the console",
     "etpi_assets.graph": "edges and spec sections are in the key themselves",
     "etpi_assets.versioning.keys": "computes the key",
     "etpi_assets.specs.load": "reads specs; the resolved spec is in the key",
