@@ -37,6 +37,7 @@ import psutil
 import pyarrow as pa
 from machine import machine
 
+from etpi_assets.asset_run import label
 from etpi_assets.graph import GRAPH
 from etpi_resources.engines.endpoints import EngineUnavailable
 from etpi_resources.engines.vllm_server import vllm_program
@@ -110,15 +111,8 @@ class Attempt:
     seconds: float = 0.0
 
 
-EVERY_LINE = (
-    "import sys; from etpi.cli import main; from etpi_assets import materialize; "
-    "materialize.CONSOLE_SECONDS = 0.0; sys.exit(main())"
-)
-"""The console command with a line for every asset, however short it took: kills are timed by these lines."""
-
-
 class Run:
-    """A running `etpi run EXPERIMENT` on a lake; reads the assets it finishes from its output."""
+    """A running `etpi run EXPERIMENT`; reads from the lake which assets are finished."""
 
     def __init__(self, folder: Path, lake: Path, experiment: str) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("ETPI_", "DAGSTER_"))}
@@ -131,25 +125,29 @@ class Run:
         self._ended = False
         self.start = time.monotonic()
         self._process = subprocess.Popen(
-            [sys.executable, "-c", EVERY_LINE, "run", experiment],
+            [sys.executable, "-m", "etpi", "run", experiment],
             cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, start_new_session=True,
         )  # fmt: skip
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        self._threads = [
+            threading.Thread(target=work, daemon=True) for work in (self._read, lambda: self._watch(Lake(lake)))
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
+        self.lines += (line.rstrip() for line in self._process.stdout)
+
+    def _watch(self, lake: Lake) -> None:
+        while not self._ended:
+            self._ended = self._process.poll() is not None
+            labels = [label(ref.asset, ref.key) for asset in GRAPH for ref in lake.refs(asset)]
+            known = {name for name, _ in self.finished}
             with self._news:
-                self.lines.append(line.rstrip())
-                if " made in " in line:
-                    label = line.split(" ", 1)[1].partition(" made in ")[0]
-                    self.finished.append((label, time.monotonic() - self.start))
+                self.finished += [(name, time.monotonic() - self.start) for name in labels if name not in known]
                 self._news.notify_all()
-        with self._news:
-            self._ended = True
-            self._news.notify_all()
+            time.sleep(0.1)
 
     def wait_for(self, label: str) -> bool:
         """Wait until that asset is finished; return False if the run ended before."""
@@ -170,7 +168,8 @@ class Run:
     def wait(self) -> int:
         """Wait for its end and return its exit status."""
         status = self._process.wait()
-        self._reader.join(GRACE)
+        for thread in self._threads:
+            thread.join(GRACE)
         return status
 
 

@@ -55,7 +55,7 @@ FOLDERS_AND_PROGRAMS: Sequence[Variable] = (
     ),
     Variable(
         "ETPI_SCHEDULE",
-        "Cron expression of the schedule `bring_experiments`, in UTC.",
+        "Cron expression of the schedule `run_experiments`, in UTC.",
         "no schedule",
         "etpi_assets.automation.schedule",
     ),
@@ -243,7 +243,13 @@ SET_FOR_PROCESSES: Sequence[Variable] = (
         "OMP_NUM_THREADS",
         "Threads of each process that shares the cores with others.",
         "its share of the cores",
-        "etpi_assets.runs.pool, workers.ranks",
+        "etpi_assets.runs.client, workers.ranks",
+    ),
+    Variable(
+        "ETPI_PROGRESS",
+        "Socket on which a client receives the progress of its runs.",
+        "unset",
+        "etpi_assets.runs.live_progress",
     ),
     Variable(
         "ETPI_RUN_CODE",

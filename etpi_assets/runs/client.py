@@ -132,6 +132,8 @@ class Client:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        if not self._runs:
+            self._server.kill()
         self._stack.close()
 
     def run_experiments(
@@ -202,7 +204,7 @@ class Client:
                 self._take(entry, run)
         finally:
             display().show(None, run_id)
-            del self._runs[run_id]
+        del self._runs[run_id]
         status = self._dagster_run(run_id).status
         state = "done" if status is dg.DagsterRunStatus.SUCCESS else "FAILED"
         counted = f"; assets: {', '.join(f'{n} {what}' for what, n in run.counts.items())}" if run.counts else ""

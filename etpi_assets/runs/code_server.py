@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import dagster as dg
 
 from etpi_assets.runs import CodeServerError
-from etpi_resources.process.supervise import supervised
+from etpi_resources.process.supervise import descendants, supervised
 
 LOCATION, MODULE = "etpi", "etpi_assets.definitions"
 """The code location's name, as in `etpi/workspace.yaml`, and its module."""
-GRACE_SECONDS = 20.0
+GRACE_SECONDS = 10.0
 """How long runs have to end in order when this process is killed."""
 _START_SECONDS = 300.0
 _POLL_SECONDS = 0.1
@@ -38,6 +39,13 @@ class CodeServer:
     def ended(self) -> bool:
         """Whether it has ended, and with it every run that it launched on this machine."""
         return self._process.poll() is not None
+
+    def kill(self) -> None:
+        """End it at once: in order, it would wait for seconds. No run may need it any more."""
+        for pid in descendants(self._process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait()
 
     def launch(self, job: str, run_id: str, tags: Mapping[str, str], assets: Sequence[str] | None = None) -> None:
         """Have the instance's run launcher start a run of a job, or of the named ones of its assets.

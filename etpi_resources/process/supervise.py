@@ -194,8 +194,8 @@ def _run(command: Sequence[str], parent: int, grace: float, lock: str | None) ->
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != inner_pid:
             return 128 + signal.SIGTERM
-        # Python ignores these two signals, and an exec would inherit that.
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        # An exec inherits what is ignored: the first two by Python, the others by a command in a shell's background.
+        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (*_STOP_SIGNALS, signal.SIGCHLD))
         os.execvp(command[0], list(command))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import dagster as dg
 
+from etpi_assets.checks import CHECKS
 from etpi_assets.graph import GRAPH, JOBS
 from etpi_assets.specs.load import load_specs
 from etpi_assets.versioning.keys import asset_code
@@ -65,6 +66,14 @@ def test_dagster_has_the_graph_of_the_snapshot():
     if not SNAPSHOT.exists():
         SNAPSHOT.write_text(json.dumps(outcome, indent=1) + "\n")
     assert outcome == json.loads(SNAPSHOT.read_text())
+
+
+def test_checks_block_in_dagster_as_declared():
+    graph = _definitions().resolve_asset_graph()
+    declared = {(asset, info.name): info.blocking for asset, infos in CHECKS.items() for info in infos}
+    specs = [graph.get_check_spec(key) for name in GRAPH for key in graph.get(dg.AssetKey(name)).check_keys]
+    assert {(spec.asset_key.to_user_string(), spec.name): spec.blocking for spec in specs} == declared
+    assert not all(declared.values())
 
 
 def test_every_asset_page_has_a_description():

@@ -1,4 +1,4 @@
-"""The web page, as a person uses it: bring an experiment, materialize it, look at an asset.
+"""The web page, as a person uses it: run an experiment, look at an asset.
 
 A headless Chromium drives `etpi ui` over the real definitions, with specs of a user: a small suite, a scripted
 teacher, and an experiment that trains nothing, so that what is tested is the page and the daemon.
@@ -161,7 +161,6 @@ def page(tmp_path_factory, chromium):
 
 
 _RUNS = "{ runsOrError(limit: 20) { ... on Runs { results { runId jobName status } } } }"
-_BACKFILLS = "{ partitionBackfillsOrError { ... on PartitionBackfills { results { id title status } } } }"
 _REPOSITORY = 'repositoryLocationName: "etpi", repositoryName: "__repository__"'
 _SENSORS = f"""{{ sensorsOrError(repositorySelector: {{ {_REPOSITORY} }}) {{
   ... on Sensors {{ results {{ name sensorState {{ status }} }} }}
@@ -173,38 +172,31 @@ _DRY_RUN = f"""mutation {{ sensorDryRun(
 }} }}"""
 _PARTITIONS = """{ assetNodeOrError(assetKey: {path: ["tito_pairs"]}) { ... on AssetNode { partitionKeys } } }"""
 _EVENTS = """{ assetOrError(assetKey: {path: ["%s"]}) { ... on Asset {
-  assetMaterializations(limit: 1, partitions: ["page"]) {
-    metadataEntries { label ... on BoolMetadataEntry { boolValue } }
-  }
+  assetMaterializations(limit: 1, partitions: ["%s"]) { runId }
 } } }"""
 
 
-def test_bring_experiment_makes_the_whole_chain(page):
-    page.open("/locations/etpi/jobs/bring_experiment/playground")
-    page.choose("page", (By.CSS_SELECTOR, "input[placeholder='Partition']"))
-    page.button("Launch Run")
+def test_run_experiment_from_its_job_page_makes_the_whole_chain(page):
+    page.open("/locations/etpi/jobs/run_experiment")
+    page.button("Materialize all")
+    page.choose("page", (By.XPATH, "//*[contains(text(), 'Select a partition')]"))
+    page.browser.find_element(By.TAG_NAME, "body").send_keys(Keys.ESCAPE)
+    page.button("Launch 1 run")
 
     def finished() -> Any:
-        result = page.query(_BACKFILLS)["partitionBackfillsOrError"]["results"]
-        return result if result and result[0]["status"] not in ("REQUESTED", "COMPLETING") else None
+        new = page.query(_RUNS)["runsOrError"]["results"]
+        return new[0] if new and new[0]["status"] in ("SUCCESS", "FAILURE", "CANCELED") else None
 
-    (backfill,) = _wait("backfill", finished, 480)
-    assert (backfill["title"], backfill["status"]) == ("bring page", "COMPLETED_SUCCESS")
-
-    def waited() -> Any:
-        runs = page.query(_RUNS)["runsOrError"]["results"]
-        return runs if all(run["status"] in ("SUCCESS", "FAILURE") for run in runs) else None
-
-    runs = _wait("the run that waits for the backfill", waited, 60)
-    assert {run["status"] for run in runs} == {"SUCCESS"}
-    (waiting,) = [run["runId"] for run in runs if run["jobName"] == "bring_experiment"]
-    page.open(f"/runs/{waiting}")
-    page.shows(f"/runs/b/{backfill['id']}")
+    run = _wait("run", finished, 480)
+    assert run["status"] == "SUCCESS"
+    for asset, partition in (("tasks", "page_suite"), ("scored_rollouts", "page_set"), ("tito_pairs", "page")):
+        events = page.query(_EVENTS % (asset, partition))["assetOrError"]["assetMaterializations"]
+        assert events[0]["runId"] == run["runId"], asset
 
 
 def test_runs_are_in_the_timeline_and_automation_is_off(page):
     page.open("/overview/timeline")
-    page.shows("bring_experiment")
+    page.shows("run_experiment")
     page.open("/automation")
     for name in ("alert_on_failure", "cheap_assets_follow_inputs", "import_new_files"):
         page.shows(name)
@@ -217,25 +209,6 @@ def test_runs_are_in_the_timeline_and_automation_is_off(page):
 def test_page_offers_the_demo_and_the_users_own_experiments(page):
     keys = page.query(_PARTITIONS)["assetNodeOrError"]["partitionKeys"]
     assert keys == ["page", "plan_first_tiny", "plan_first_tiny_weak"]
-
-
-def test_run_experiment_from_its_job_page(page):
-    before = {run["runId"] for run in page.query(_RUNS)["runsOrError"]["results"]}
-    page.open("/locations/etpi/jobs/run_experiment")
-    page.button("Materialize all")
-    page.choose("page", (By.XPATH, "//*[contains(text(), 'Select a partition')]"))
-    page.browser.find_element(By.TAG_NAME, "body").send_keys(Keys.ESCAPE)
-    page.button("Launch 1 run")
-
-    def finished() -> Any:
-        new = [run for run in page.query(_RUNS)["runsOrError"]["results"] if run["runId"] not in before]
-        return new[0] if new and new[0]["status"] in ("SUCCESS", "FAILURE", "CANCELED") else None
-
-    run = _wait("run", finished, 120)
-    assert run["status"] == "SUCCESS"
-    asset = page.query(_EVENTS % "tito_pairs")["assetOrError"]
-    entries = {e["label"]: e for e in asset["assetMaterializations"][0]["metadataEntries"]}
-    assert entries["skipped"]["boolValue"] is True, "bring_experiment had made it"
 
 
 def test_asset_page_shows_its_tables(page):

@@ -9,8 +9,10 @@ import pytest
 
 from etpi_assets.planner import Step
 from etpi_assets.reports.results import render
+from etpi_assets.runs.client import _Followed
 from etpi_assets.runs.console_table import ending, failures_table, states_table
-from etpi_assets.runs.live_lines import ChainDisplay, live_lines
+from etpi_assets.runs.live_lines import live_lines
+from etpi_assets.runs.live_progress import _SentProgress, received_progress
 from etpi_assets.specs.load import load_specs
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.lake.schemas import from_rows
@@ -103,15 +105,23 @@ def test_live_lines_have_experiment_step_asset_share_and_time_left_in_columns():
 
 
 def test_position_in_the_chain_counts_what_need_not_run_and_only_grows():
-    recorded = _RecordingDisplay()
     chain = [f"{asset} of {key}" for key in ("a", "b", "e") for asset in ("one", "two")]
-    display = ChainDisplay(recorded, "e", chain, skipped=["one of a", "two of a"])
-    for label in ("one of b", "catalog", "two of e", "one of b", "one of e"):
-        display.show(Activity(label))
-    display.show(None)
-    shown = [(activity.step, activity.steps) if activity else None for activity in recorded.shown]
-    assert shown == [(3, 6), (0, 0), (4, 6), (3, 6), (5, 6), None]
-    assert all(activity.run == "e" for activity in recorded.shown if activity)
+    followed = _Followed("e", frozenset(chain), {"one of a", "two of a"})
+    labels = ("one of b", "catalog", "two of e", "one of b", "one of e")
+    placed = [followed.placed(Activity(label)) for label in labels]
+    assert [(activity.step, activity.steps) for activity in placed] == [(3, 6), (0, 0), (4, 6), (4, 6), (5, 6)]
+    assert {activity.run for activity in placed} == {"e"}
+
+
+def test_progress_reaches_the_client_and_is_lost_without_one(tmp_path, monkeypatch):
+    received, activity = [], Activity("raw_rollouts of few", "rolled out", 3, 24, 1.5, "note")
+    path = tmp_path / "socket"
+    sender = _SentProgress(str(path), "run")
+    sender.show(activity)
+    with received_progress(path, lambda *message: received.append(message)):
+        sender.show(activity)
+        sender.show(None)
+    assert received == [("run", activity), ("run", None)]
 
 
 def _lake(folder) -> Lake:

@@ -10,15 +10,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Event, Thread
 
 import dagster as dg
 import pyarrow.compute as pc
 import pytest
 
 from etpi_assets import resources
+from etpi_assets.asset_run import resource_lock
 from etpi_assets.resources import Resources, side_by_side
 from etpi_resources.lake.lake import Lake, Ref
 from etpi_resources.process.locks import machine_locks
+from etpi_resources.process.progress import acting_for
 from tests.support.curation import RECIPES
 from tests.support.graph import write_spec
 from tests.support.small_specs import DATA_ALONE, write_small_specs
@@ -133,3 +136,59 @@ def _skipped(instance: dg.DagsterInstance, run_id: str) -> bool:
         if materialization and materialization.asset_key == dg.AssetKey("raw_rollouts"):
             return bool(materialization.metadata["skipped"].value)
     raise AssertionError(f"run {run_id} has no rollouts")
+
+
+def test_runs_share_an_accelerator_one_by_one_else_one_for_each_core(monkeypatch):
+    monkeypatch.setattr(resources, "ACCELERATORS", ("null",))
+    assert resources.side_by_side() == 1
+    monkeypatch.setattr(resources, "ACCELERATORS", ())
+    for cores, places in ((3, 3), (64, resources.MOST_SIDE_BY_SIDE)):
+        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        assert resources.side_by_side() == places
+
+
+def test_runs_take_the_places_of_the_machine_and_the_next_one_waits(world, monkeypatch):
+    """Whoever starts them: `etpi run`, `dg launch` and the web page take the same places."""
+    monkeypatch.setattr(resources, "ACCELERATORS", ())
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    lines, inside = [], Event()
+    with ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(resource_lock("sandboxes", world.lake, lines.append))
+
+        def enter() -> None:
+            with acting_for("third"), resource_lock("sandboxes", world.lake, lines.append):
+                inside.set()
+
+        thread = Thread(target=enter)
+        thread.start()
+        with resource_lock("accelerator", world.lake, lines.append):
+            assert not inside.wait(1.5), "two places, and neither is free"
+    thread.join()
+    assert inside.is_set() and len(lines) == 1
+    assert lines[0].startswith("third waits for the sandboxes that ") and lines[0].endswith(" are using")
+    assert lines[0].count(f"process {os.getpid()} ") == 2
+
+
+def test_runs_on_different_accelerators_of_a_machine_do_not_wait_and_one_on_all_does(world, monkeypatch):
+    monkeypatch.setattr(resources, "ACCELERATORS", ("null",))
+
+    def waits_on(devices: str) -> bool:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
+        inside = Event()
+
+        def enter() -> None:
+            with resource_lock("accelerator", world.lake, lambda line: None):
+                inside.set()
+
+        thread = Thread(target=enter)
+        thread.start()
+        threads.append(thread)
+        return not inside.wait(0.5)
+
+    threads: list[Thread] = []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    with resource_lock("accelerator", world.lake, print):
+        assert [waits_on(devices) for devices in ("2,3", "1,2", "")] == [False, True, True]
+    for thread in threads:
+        thread.join()
