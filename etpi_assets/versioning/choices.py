@@ -1,9 +1,8 @@
 """The code that a spec selects among alternatives (`CHOICES`), and the code that changes no result (`INFRASTRUCTURE`).
 
-`codebase` follows references and `keys` computes the code versions. Most options are read off the packages that hold them.
-Every other row, and every row of `INFRASTRUCTURE`, names the test that fails if its claim is wrong.
-`tests/versioning/test_code_versions.py` checks that these tests exist, that some option selects every alternative, and that
-every file of the project is reached by an asset or listed here.
+`codebase` follows references and `keys` computes the code versions. Most options are read off the packages that hold
+them. All other rows name the test that fails if their claim is wrong. `tests/versioning/test_code_versions.py` checks
+that these tests exist, that some option selects every alternative, and that every file is reached or listed here.
 """
 
 from __future__ import annotations
