@@ -436,7 +436,7 @@ _RECIPES: dict[str, AssetRecipe] = {}
 
 def recipes() -> dict[str, AssetRecipe]:
     """Return the recipe of every asset by name, in topological order."""
-    return {name: _RECIPES[name] for name in GRAPH}
+    return {name: _RECIPES[name] for name in GRAPH.load()}
 
 
 def _require_known(asset: str, what: str, names: Iterable[str], known: Collection[str]) -> None:

@@ -7,11 +7,17 @@ mappings are all derived from these declarations.
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib import import_module
-from typing import Literal, get_args
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from etpi_resources.process.stored_values import stored_by_files
+
+ROOT = Path(__file__).resolve().parents[1]
 
 Set = Literal["suite", "rollout_set", "experiment", "all"]
 
@@ -59,7 +65,10 @@ class GraphError(Exception):
 
 
 class Graph(Mapping[str, Node]):
-    """The assets by name, in topological order. On first use it imports the stages, whose functions declare them.
+    """The assets by name, in topological order.
+
+    `load` imports the stages, whose functions declare them. That takes a second of CPU time, and commands need only the
+    nodes, so these are stored until a source file changes.
 
     Raises:
         GraphError: on first use, if a declaration is wrong.
@@ -73,10 +82,9 @@ class Graph(Mapping[str, Node]):
         if node.name in self._declared:
             raise GraphError(f"the asset {node.name} is declared twice")
         self._declared[node.name] = node
-        self.__dict__.pop("_nodes", None)
 
-    @cached_property
-    def _nodes(self) -> dict[str, Node]:
+    def load(self) -> dict[str, Node]:
+        """Import the stages and return the nodes by name, in topological order."""
         for stage in self._stages:
             import_module(f"etpi_assets.{stage}.assets")
         for node in self._declared.values():
@@ -89,6 +97,16 @@ class Graph(Mapping[str, Node]):
                 raise GraphError(f"assets read each other in a circle: {'; '.join(edges)}")
             nodes[ready.name] = waiting.pop(ready.name)
         return nodes
+
+    @cached_property
+    def _nodes(self) -> dict[str, Node]:
+        if not self._stages:
+            return self.load()
+        folders = [ROOT / "etpi_assets", ROOT / "etpi_resources"]
+        stored = stored_by_files(
+            "graph", folders, lambda: {n.name: json.dumps(asdict(n)) for n in self.load().values()}
+        )
+        return {name: _node(json.loads(text)) for name, text in stored.items()}
 
     def _check_inputs(self, node: Node) -> None:
         order = get_args(Set)
@@ -108,6 +126,11 @@ class Graph(Mapping[str, Node]):
 
     def __len__(self) -> int:
         return len(self._nodes)
+
+
+def _node(fields: Mapping[str, Any]) -> Node:
+    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
+    return Node(**values)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -170,10 +170,10 @@ READ_FROM_THE_SYSTEM: Sequence[Variable] = (
     ),
     Variable(
         "XDG_CACHE_HOME",
-        "Cache folder of the user; in `etpi` below it are the code versions of all assets, which are computed again "
+        "Cache folder of the user; in `etpi` below it are the assets and their code versions, which are computed again "
         "after any change of the code.",
         "`~/.cache`",
-        "etpi_assets.versioning.stored",
+        "etpi_resources.process.stored_values",
     ),
     Variable(
         "SSL_CERT_FILE",

@@ -1,8 +1,8 @@
 """The code that a spec selects among alternatives (`CHOICES`), and the code that changes no result (`INFRASTRUCTURE`).
 
-`codebase` follows references and `keys` computes the code versions. `tests/versioning/test_code_versions.py` compares
-these tables with the code: some option selects every alternative, and every file of the project is reached by an asset
-or listed here.
+`codebase` follows references and `keys` computes the code versions. Most options are read off the packages that hold
+them. All other rows name the test that fails if their claim is wrong. `tests/versioning/test_code_versions.py` checks
+that these tests exist, that some option selects every alternative, and that every file is reached or listed here.
 """
 
 from __future__ import annotations
@@ -18,42 +18,68 @@ from etpi_assets.specs.rollout_set import TINY, RolloutSetSpec, TinySection
 from etpi_assets.specs.suite import SuiteSpec
 from etpi_assets.versioning.codebase import Codebase, Filter, Target
 
-INFRASTRUCTURE: Mapping[str, str] = {
-    "etpi_assets.asset_run": "locks, the skip rule and publishing; the bytes of a published table are pinned by a test",
-    "etpi_assets.materialize": "how an asset looks in Dagster",
-    "etpi_assets.resources": "hands out sandboxes and servers, which count by what the spec selects",
-    "etpi_assets.graph": "edges and spec sections are in the key themselves",
-    "etpi_assets.versioning.keys": "computes the key",
-    "etpi_assets.specs.load": "reads specs; the resolved spec is in the key",
-    "etpi_assets.specs.presets": "values beneath a spec; the resolved spec is in the key",
-    "etpi_assets.specs.paths": "expands paths; the files' fingerprint is in the key",
-    "etpi_assets.planner": "decides what to run, not what comes out",
-    "etpi_assets.rollouts.executors": "where rollouts run; a test compares the records of threads and of nodes",
-    "etpi_assets.training.curves": "plots for the asset's page, which no table holds",
-    "etpi_resources.backend": "where work runs; tests/cluster compares its results with those of one process",
-    "etpi_resources.downloads.proxy": "hands recorded responses on as they came",
-    "etpi_resources.downloads.recording": "keeps responses as they came",
-    "etpi_resources.lake.catalog": "the DuckDB file is rebuilt every time",
-    "etpi_resources.lake.checks": "the form of a check's outcome in the manifest",
-    "etpi_resources.lake.stored_trainings": "stores and loads trainings by their own key",
-    "etpi_resources.lake.lake": "writes versions; the bytes of a published table are pinned by a test",
-    "etpi_resources.lake.ledger": "reads manifests for the catalog",
-    "etpi_resources.process.locks": "waits",
-    "etpi_resources.lake.manifest": "the form of a manifest",
-    "etpi_resources.lake.parquet": "writes tables; their bytes are pinned by a test",
-    "etpi_resources.process.progress": "prints",
-    "etpi_resources.lake.provenance": "records the environment in the manifest",
-    "etpi_resources.lake.schemas": "the columns of the asset's own tables are in the key themselves",
-    "etpi_resources.lake.store": "puts files and swaps pointers as they come",
-    "etpi_resources.lake.stored": "reads and spools tables; their bytes are pinned by a test",
-    "etpi_resources.lake.parts": "returns tables as computed; a test compares a resumed asset with an undisturbed one",
-    "etpi_resources.process.pool": "returns results as computed; a test compares the tables of one worker and of two",
-    "etpi_resources.process.supervise": "ends processes with their parent",
-    "etpi_resources.trainers.pipes": "starts a worker and reads its report",
-    "etpi_resources.trainers.workers.device": "names the device and the libraries in the report",
-    "etpi_resources.trainers.workers.reporting": "hands a worker its configuration and takes its report",
+_CODE_VERSIONS = "tests/versioning/test_code_versions.py"
+_EDITS = f"{_CODE_VERSIONS}::test_no_edit_leaves_the_version_of_a_result_that_it_changes"
+_PLANNER = "tests/graph/test_planner.py"
+
+INFRASTRUCTURE: Mapping[str, tuple[str, str]] = {
+    "etpi_assets.asset_run": (
+        "locks, the skip rule and publishing",
+        f"{_CODE_VERSIONS}::test_published_bytes_are_the_same_as_ever",
+    ),
+    "etpi_assets.graph": (
+        "edges and spec sections are in the key themselves",
+        f"{_PLANNER}::test_staleness_propagates_through_the_chain",
+    ),
+    "etpi_assets.planner": ("decides what runs", f"{_PLANNER}::test_unchanged_result_upstream_stales_nothing"),
+    "etpi_assets.resources": ("hands out the sandboxes and servers that the spec selects", _EDITS),
+    "etpi_assets.rollouts.executors": (
+        "where rollouts run",
+        "tests/cluster/test_fan_out.py::test_rollout_set_over_nodes_resumes_after_a_kill_and_equals_threads",
+    ),
+    "etpi_assets.specs.load": (
+        "reads specs; the resolved spec is in the key",
+        f"{_CODE_VERSIONS}::test_defaults_of_a_spec_make_stale_what_reads_them",
+    ),
+    "etpi_assets.specs.paths": (
+        "expands paths; the files' fingerprint is in the key",
+        f"{_PLANNER}::test_files_that_a_spec_names_are_inputs",
+    ),
+    "etpi_assets.training.curves": (
+        "plots for the asset's page",
+        f"{_PLANNER}::test_metadata_of_the_page_are_in_no_version",
+    ),
+    "etpi_assets.versioning.keys": ("computes the key", _EDITS),
+    "etpi_resources.backend": (
+        "where work runs",
+        "tests/cluster/test_fan_out.py::test_rollout_set_over_nodes_resumes_after_a_kill_and_equals_threads",
+    ),
+    "etpi_resources.downloads": (
+        "hands recorded responses on as they came",
+        "tests/downloads/test_proxy.py::test_what_was_fetched_once_is_answered_without_the_index",
+    ),
+    "etpi_resources.lake": (
+        "stores and reads tables as they are",
+        f"{_CODE_VERSIONS}::test_published_bytes_are_the_same_as_ever",
+    ),
+    "etpi_resources.process": (
+        "affects timing only",
+        "tests/process/test_pool.py::test_results_come_in_order_whatever_the_number_of_workers",
+    ),
+    "etpi_resources.trainers.pipes": (
+        "starts a worker and reads its report",
+        "tests/trainers/test_pipes.py::test_result_and_lines_come_back_and_stay_in_the_folder",
+    ),
+    "etpi_resources.trainers.workers.device": (
+        "names the device and the libraries in the report, and has the device repeat",
+        "tests/training/test_repeatable.py::test_two_short_runs_are_equal_to_the_digit",
+    ),
+    "etpi_resources.trainers.workers.reporting": (
+        "hands a worker its configuration and takes its report",
+        "tests/trainers/test_pipes.py::test_result_and_lines_come_back_and_stay_in_the_folder",
+    ),
 }
-"""Modules that code versions do not include, each with the reason why an edit cannot change a table's content."""
+"""Modules and packages that code versions leave out: (why an edit cannot change a table's content, the test of it)."""
 
 Selection = Mapping[str, frozenset[str]]
 """The options that a partition's spec selects, by kind of choice. A missing kind selects every option."""
@@ -67,11 +93,13 @@ class Choice:
         kind: the entry of a Selection that decides.
         at: the definitions whose references are narrowed, or the end of a dotted name, such as "resources.sandboxes".
         options: option -> targets; a target that ends in ":" is everything in that module.
+        test: the test that an edit of a selected option is noticed.
     """
 
     kind: str
     at: tuple[str, ...]
     options: Callable[[Codebase], Mapping[str, tuple[Target, ...]]]
+    test: str = _EDITS
 
     def narrow(self, targets: set[Target], code: Codebase, selection: Selection) -> set[Target]:
         """Return `targets` without those of unselected options, and with those of selected options."""
@@ -138,14 +166,6 @@ def _prompts(code: Codebase) -> Mapping[str, tuple[Target, ...]]:
     return {name: tuple(paths) for name, paths in options.items()}
 
 
-def _shipped_bases(code: Codebase) -> Mapping[str, tuple[Target, ...]]:
-    """Return the recipes of the shipped tiny bases by world; a recipe contains the hash of its weights."""
-    home = "etpi_assets/tiny_bases/"
-    recipes = [path for path in code.data if path.startswith(home) and path.endswith("/recipe.json")]
-    worlds = {path.removeprefix(home).rpartition("/")[0].rpartition("-")[0] for path in recipes}
-    return {world: tuple(p for p in recipes if p.startswith(f"{home}{world}-")) for world in worlds}
-
-
 def _rewards(code: Codebase) -> Mapping[str, tuple[Target, ...]]:
     """Return the function of each name in the registry of reward functions."""
     source = code.source(_REWARDS)
@@ -167,7 +187,6 @@ CHOICES = (
     Choice("policy", (f"{_ROLLOUTS}.teachers:POLICIES",), _modules_of_worlds("policy")),
     Choice("format", ("etpi_assets.importers:_MODULES",), _modules_below("etpi_assets.importers", "FORMAT")),
     Choice("world", ("etpi_assets.tiny_bases.recipe:WORLDS",), _modules_of_worlds("conversations")),
-    Choice("world", ("etpi_assets.tiny_bases.shipped:shipped",), _shipped_bases),
     Choice("reward", (f"{_REWARDS}:FUNCTIONS",), _rewards),
     Choice(
         "base",
@@ -189,8 +208,6 @@ CHOICES = (
                 "_roll_out_set",
                 "_family_and_sandboxes",
                 "_open_engine",
-                "_collect_tables",
-                "_rollout_function",
                 "_roll_out",
             )
         ),
@@ -231,6 +248,7 @@ CHOICES = (
         "serving",
         ("resources.serving",),
         _fixed(transformers=(f"{_ENGINES}.serving:TransformersServing",), vllm=(f"{_ENGINES}.serving:VllmServing",)),
+        f"{_CODE_VERSIONS}::test_a_choice_loses_nothing_and_its_places_exist",
     ),
     Choice(
         "template",
@@ -250,6 +268,7 @@ CHOICES = (
                 "etpi_assets.evaluation.stopping:",
             )
         ),
+        "tests/evaluation/test_stopping.py::test_only_experiments_with_a_rule_depend_on_its_code_and_on_scoring",
     ),
     Choice(
         "generator",
@@ -275,7 +294,18 @@ def narrowing(code: Codebase, selection: Selection) -> Filter:
         for at in choice.at
         if ":" not in at
     }
-    return Filter(INFRASTRUCTURE, edges, dotted)
+    return Filter(infrastructure(code), edges, dotted)
+
+
+@cache
+def infrastructure(code: Codebase) -> frozenset[str]:
+    """Return the modules that code versions leave out."""
+    return frozenset(module for module in code.modules if is_infrastructure(module))
+
+
+def is_infrastructure(module: str) -> bool:
+    """Return whether code versions leave a module out."""
+    return any(module == name or module.startswith(f"{name}.") for name in INFRASTRUCTURE)
 
 
 # --- selections of specs ---------------------------------------------------------------------------------------------

@@ -15,9 +15,9 @@ from etpi_assets.specs.plugins import GROUPS, Plugin, plugin, plugin_names, plug
 from etpi_assets.specs.rollout_set import TinySection
 from etpi_assets.versioning.choices import (
     CHOICES,
-    INFRASTRUCTURE,
     Selection,
     applies,
+    is_infrastructure,
     narrowing,
     options_of,
     selection,
@@ -25,8 +25,8 @@ from etpi_assets.versioning.choices import (
 )
 from etpi_assets.versioning.codebase import PACKAGES, Codebase, CodeVersion
 from etpi_assets.versioning.source import digest_of
-from etpi_assets.versioning.stored import stored_by_files
 from etpi_resources.lake.schemas import TABLES
+from etpi_resources.process.stored_values import stored_by_files
 
 CODE = Codebase()
 """The sources of the running code."""
@@ -122,7 +122,7 @@ def _used_by(point: Plugin) -> set[str]:
     """Return the targets of etpi's own code that the modules of a plugin import."""
     sources = [_codebase_of(point).source(module) for module in plugin_code(point).definitions]
     imports = [i for source in sources if source for names in source.imports.values() for i in names]
-    ours = [i for i in imports if i.module.split(".")[0] in PACKAGES and i.module not in INFRASTRUCTURE]
+    ours = [i for i in imports if i.module.split(".")[0] in PACKAGES and not is_infrastructure(i.module)]
     return {f"{i.module}:{i.attribute or '*'}" for i in ours}
 
 

@@ -23,6 +23,7 @@ def graph(monkeypatch) -> Graph:
     """An empty graph, which `@asset` fills."""
     graph = Graph()
     monkeypatch.setattr(asset_run, "GRAPH", graph)
+    monkeypatch.setattr(asset_run, "_RECIPES", {})
     return graph
 
 
@@ -146,9 +147,13 @@ def _reads(module) -> list[tuple[str, str, str | None]]:
     return calls
 
 
+def test_stored_nodes_are_those_that_the_stages_declare():
+    assert list(dict(GRAPH).items()) == list(GRAPH.load().items())
+
+
 def test_the_graph_loads_without_torch_and_without_dagster():
     code = (
-        "import sys; from etpi_assets.graph import GRAPH; assert len(GRAPH) > 15; "
+        "import sys; from etpi_assets.graph import GRAPH; assert len(GRAPH.load()) > 15; "
         "print([m for m in ('torch', 'transformers', 'trl', 'dagster') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

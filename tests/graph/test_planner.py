@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -219,6 +220,22 @@ def test_lake_of_an_older_etpi_is_recognised_and_can_be_accepted(world):
     accepted = accept_all("first", resources.specs, resources.lake, by="Ada", because="the upgrade")
     assert {step.asset for step in accepted} >= {"raw_rollouts", "sft_checkpoint"}
     assert _not_ok(world) == {}
+
+
+def test_metadata_of_the_page_are_in_no_version(world, code):
+    for name, key in (("suite_spec", "small"), ("tasks", "small"), ("rollout_set_spec", "few")):
+        world.make(name, key)
+    recipe = world.recipes["raw_rollouts"]
+    first = recipe.execute("few", world.resources(), log=lambda line: None)
+
+    def with_another_plot(run, **inputs):
+        produced = recipe.function(run, **inputs)
+        return replace(produced, metadata={"plot": "another plot"})
+
+    code["raw_rollouts"] = "2"
+    other = replace(recipe, function=with_another_plot).execute("few", world.resources(), log=lambda line: None)
+    assert (other.skipped, other.metadata) == (False, {"plot": "another plot"})
+    assert other.manifest.version == first.manifest.version
 
 
 def test_reverted_spec_restores_the_earlier_version(world):

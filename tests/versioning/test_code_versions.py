@@ -25,7 +25,7 @@ from etpi_assets import planner
 from etpi_assets.graph import GRAPH
 from etpi_assets.specs.load import Specs, load_specs
 from etpi_assets.versioning import keys as versions
-from etpi_assets.versioning.choices import CHOICES, INFRASTRUCTURE, narrowing
+from etpi_assets.versioning.choices import CHOICES, INFRASTRUCTURE, infrastructure, narrowing
 from etpi_assets.versioning.codebase import CALLED_ELSEWHERE, PACKAGES, ROOT, Codebase, normal_text
 from etpi_assets.versioning.keys import PartitionCode
 from etpi_assets.versioning.moved import Moves
@@ -221,18 +221,9 @@ PROGRAMS = {
     "etpi_assets.runs.acceptance": "etpi accept: records a judgement",
     "etpi_assets.versioning": "computes versions",
     "etpi_assets.automation": "starts runs; computes nothing",
-    "etpi_assets.dagster_private": "names of Dagster for the executor of a cluster",
     "etpi_assets.experiment_inputs": "runs the assets of suites and rollout sets",
     "etpi_assets.frames": "the Python API, which reads the lake",
     "etpi_assets.webpage": "what Dagster's page shows of a version",
-    "etpi_resources.lake.backup": "etpi backup, etpi restore: copies versions as they are",
-    "etpi_resources.lake.files": "writes files, whatever is in them",
-    "etpi_resources.lake.formats": "the format of a lake",
-    "etpi_resources.lake.migrations": "etpi migrate: a version's rows stay as they are",
-    "etpi_resources.lake.questions": "etpi sql and the Python API",
-    "etpi_resources.lake.references": "what uses what in a lake",
-    "etpi_resources.lake.removal": "etpi rm, etpi gc: removes versions",
-    "etpi_resources.lake.usage": "etpi du: counts bytes",
     "etpi_assets.runs.console": "commands for people",
     "etpi_assets.runs.columns": "columns of text for a terminal",
     "etpi_assets.runs.client": "submits runs and follows them",
@@ -250,8 +241,6 @@ PROGRAMS = {
     "etpi_assets.tasks.judged_rows": "a family for plugins, reached where a spec selects one",
     "etpi_assets.runs.preflight": "checks before a run",
     "etpi_assets.tiny_bases.rebuild": "rebuilds the shipped tiny bases, a command",
-    "etpi_resources.downloads.addon": "runs in mitmproxy's process, which hands responses on as they came",
-    "etpi_resources.downloads.forward": "runs in a sandbox, which it connects with the proxy",
     "etpi_assets.jobs": "groups assets for Dagster",
     "etpi_assets.partitions": "names partitions for Dagster",
     "etpi_assets.reports.findings": "rewrites the README's tables",
@@ -262,7 +251,8 @@ PROGRAMS = {
     "etpi_assets.scoring.power": "power calculations of findings and sweeps",
     "etpi_assets.scoring.student_t": "used by over_seeds and power",
     "etpi_assets.runs.repair": "etpi repair: sets damaged files aside and runs assets again",
-    "etpi_resources.lake.audit": "etpi verify: compares the lake with its manifests",
+    "etpi_assets.runs.runner": "make run: starts what the planner asks for",
+    "etpi_assets.runs.stopping": "ends a run in order",
     "etpi_assets.specs": "models of specs count through the resolved spec, their methods where they are called",
     "etpi_assets.tasks.pypi_bugs.build": "builds the suite's files once; their fingerprint is in the key",
     "etpi_assets.tasks.pypi_bugs.mutations": "part of that builder",
@@ -313,7 +303,7 @@ def test_every_module_is_reached_or_explained(everything):
         for m in versions.CODE.modules
         if (s := versions.CODE.source(m)) and not any(d.digest for d in s.definitions.values())
     }
-    left = set(versions.CODE.modules) - everything.keys() - empty - INFRASTRUCTURE.keys()
+    left = set(versions.CODE.modules) - everything.keys() - empty - infrastructure(versions.CODE)
     assert {m for m in left if not _explained(m, PROGRAMS)} == set(), "unreached; see etpi_assets/versioning"
     assert {name for name in PROGRAMS if not any(_explained(m, [name]) for m in left)} == set(), "these are reached now"
 
@@ -324,7 +314,14 @@ def test_every_data_file_is_reached_or_explained(everything):
 
 def test_infrastructure_names_modules_with_reasons():
     assert {m for m in INFRASTRUCTURE if versions.CODE.path(m) is None} == set()
-    assert all(INFRASTRUCTURE.values())
+    assert all(reason for reason, _ in INFRASTRUCTURE.values())
+
+
+def test_every_claim_of_the_tables_has_its_test():
+    named = {test for _, test in INFRASTRUCTURE.values()} | {choice.test for choice in CHOICES}
+    split = [(test, *test.split("::")) for test in sorted(named)]
+    missing = [test for test, file, name in split if f"def {name}(" not in (ROOT / file).read_text("utf-8")]
+    assert missing == []
 
 
 def test_rewritten_definitions_are_those_of_today():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from etpi_assets.versioning.stored import stored_by_files
+from etpi_resources.process.stored_values import stored_by_files
 
 
 @pytest.fixture
