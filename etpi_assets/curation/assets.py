@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etpi_assets.agent.tools import tool_schemas
-from etpi_assets.curation import gates, integrity, lengths, merge, select, upweight
+from etpi_assets.curation import duplicates, gates, integrity, lengths, merge, select, upweight
 from etpi_assets.curation.captured import COLUMNS
 from etpi_assets.curation.dataset_blocks import DatasetRecipe
 from etpi_assets.curation.dataset_plan import plan
@@ -52,7 +52,9 @@ def selected_trajectories(run: AssetRun) -> Produced:
     scores = run.read("scored_rollouts", "scores")
     uncounted = scores.filter(pc.field("output_tokens").is_null())["rollout_id"].to_pylist()
     section, rule = select.resolved(spec.select, rollouts, scores)
-    tables = select.select(rollouts, scores, section, _count_tokens(run, uncounted) if uncounted else None)
+    tokens = _count_tokens(run, uncounted) if uncounted else {}
+    equal = duplicates.digests(rollouts, scores, tokens, lambda table: run.stored("raw_rollouts", table))
+    tables = select.select(rollouts, scores, section, tokens, equal)
     selected, dropped = tables["selected"], tables["dropped"]
     run.log(f"{run.label}: {rule.text}")
     reasons = Counter(dropped["reason"].to_pylist())
@@ -64,6 +66,7 @@ def selected_trajectories(run: AssetRun) -> Produced:
             "offered": len(selected) + len(dropped),
             "reward": rule.text,
             "dropped": dict(reasons.most_common()),
+            "duplicates": len(equal) - len(set(equal.values())),
             "repos": dict(Counter(selected["repo"].to_pylist())),
             "output_tokens": sum(selected["output_tokens"].to_pylist()),
         },
